@@ -1,0 +1,51 @@
+# Thin front door: every target is a few lines over CMake and scripts/. `make` alone explains itself.
+#
+# ARGS="..." is handed to the program behind a target: make test ARGS=--quick, make bench ARGS=--help.
+PREFIX ?= /usr/local
+BUILD  := build/release
+ARGS   ?=
+
+.PHONY: help demo test bench build install format lint clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'flashsampling: exact sampling fused into the LM-head matmul'
+	@echo
+	@echo '  make demo      install what is needed, build, draw tokens from an LM head of 151,936 tokens, explain'
+	@echo '  make test      install what is needed, run every test that can run here   (ARGS=--quick, ARGS=--help)'
+	@echo '  make bench     time the library on this machine                           (ARGS=--help)'
+	@echo '  make build     only build, into $(BUILD)'
+	@echo '  make install   install header, libraries, pkg-config and CMake packages, flashsample  (PREFIX=$(PREFIX))'
+	@echo '  make format    format the C sources'
+	@echo '  make lint      clang-format, clang-tidy, cppcheck, shellcheck; changes nothing'
+	@echo '  make clean     delete build/'
+
+build:
+	@scripts/install-deps.sh build
+	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release --log-level=WARNING
+	@cmake --build $(BUILD) --target flashsampling flashsampling_static flashsample
+
+demo: build
+	@$(BUILD)/bin/flashsample demo $(ARGS)
+
+test:
+	@scripts/install-deps.sh test
+	@python3 scripts/test.py $(ARGS)
+
+bench: build
+	@$(BUILD)/bin/flashsample bench $(ARGS)
+
+# Honours DESTDIR.
+install: build
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+format:
+	@scripts/install-deps.sh lint
+	@scripts/lint.sh --fix
+
+lint:
+	@scripts/install-deps.sh lint
+	@scripts/lint.sh
+
+clean:
+	rm -rf build

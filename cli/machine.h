@@ -1,0 +1,41 @@
+/* machine.h - what the machine can do, and what it does the usual way: the two things a fused draw is compared with. */
+#ifndef FS_CLI_MACHINE_H
+#define FS_CLI_MACHINE_H
+
+#include <stdint.h>
+
+/* The fastest this machine was seen to read memory. */
+typedef struct ceiling {
+    double bytes_per_s;
+    int streams;   /* per thread: 1, 2 or 4, whichever was fastest */
+    int64_t bytes; /* read per pass */
+} ceiling;
+
+/* Reads the buffers [count], `bytes` each, one after the other, several times over, on `threads` threads. Buffers in turn keep
+ * a cache from answering; one buffer measures what repeated calls on one W can get. Takes about `seconds`. */
+ceiling measure_reading(const void *const *buffers, int count, int64_t bytes, int threads, double seconds);
+
+/* Algorithm 1 of the paper, the usual way: logits = H W^T stored in float, softmax, prefix sum, search. */
+typedef struct usual {
+    int64_t V, D, B;
+    const uint16_t *w; /* [V, D] bf16 */
+    const uint16_t *h; /* [B, D] bf16 */
+    int threads;
+    float *hf;       /* [B, D16] H as float, rows padded with zeros to a multiple of 16 */
+    int64_t ld;      /* V rounded up to a multiple of 4 */
+    float *logits;   /* [B, ld], then their exponentials */
+    float *part_max; /* [B, USUAL_PARTS] */
+    double *part_sum; /* [B, USUAL_PARTS] */
+    uint64_t seed;
+    int32_t *tokens; /* [B] */
+} usual;
+
+#define USUAL_PARTS 16 /* per row, so that a single row still uses every thread */
+
+/* Allocates hf, logits, part_* and tokens for up to B rows. */
+void usual_prepare(usual *u);
+/* The two steps, each on all threads: the matmul, then the sampler over the stored logits. */
+void usual_matmul(usual *u);
+void usual_sample(usual *u);
+
+#endif

@@ -1,0 +1,121 @@
+"""Where arrays become pointers: numpy arrays, anything with an array interface, or a bare address.
+
+Large arrays (weights, hidden states, logits) are used as they lie and never copied. Small ones (a value per slot,
+lists) are converted to the type the library reads.
+"""
+import numbers
+
+TYPESTR = {"f32": "<f4", "f16": "<f2", "bf16": "<u2", "i32": "<i4", "i64": "<i8", "u32": "<u4", "u64": "<u8"}
+
+
+def numpy():
+    """numpy, when it is needed first: importing this package does not take it."""
+    import numpy as np
+
+    return np
+
+
+class Pointer:
+    """Memory by its address, for arrays without an interface Python knows (a torch tensor: its data_ptr() and shape).
+
+    dtype is "f32", "f16", "bf16", "i32", ...; stride is the bytes from one row to the next, 0 = packed. The caller
+    keeps the memory alive and vouches for the shape.
+    """
+
+    def __init__(self, address, shape, dtype, stride=0):
+        if dtype not in TYPESTR:
+            raise ValueError("dtype %r: expected one of %s" % (dtype, ", ".join(TYPESTR)))
+        self.address, self.shape, self.dtype, self.stride = int(address), tuple(shape), dtype, int(stride)
+        self.keep = None
+
+
+def is_scalar(value):
+    return isinstance(value, numbers.Number) or getattr(value, "shape", None) == ()
+
+
+def as_pointer(value, what, dtype=None):
+    """A Pointer to the array as it lies. Rows may have a stride; elements of a row must be neighbours."""
+    if isinstance(value, Pointer):
+        return value
+    interface = getattr(value, "__array_interface__", None) or getattr(value, "__cuda_array_interface__", None)
+    if interface is None:
+        value = numpy().asarray(value)
+        interface = value.__array_interface__
+    typestr, shape, strides = interface["typestr"], interface["shape"], interface.get("strides")
+    known = {t: d for d, t in TYPESTR.items() if d != "bf16"}
+    found = "bf16" if typestr == "<u2" and dtype == "bf16" else known.get(typestr)
+    if found is None or (dtype is not None and found != dtype):
+        raise TypeError("%s: array of type %s, expected %s" % (what, typestr, dtype or "f32, f16, or uint16 as bf16"))
+    stride = 0
+    if strides is not None:
+        item = int(typestr[2:])
+        if strides[-1] != item and shape[-1] > 1:
+            raise ValueError("%s: neighbours of a row are %d bytes apart, expected %d" % (what, strides[-1], item))
+        if len(shape) == 2 and shape[0] > 1:
+            stride = strides[0]
+            if stride <= 0:
+                raise ValueError("%s: rows are %d bytes apart, expected a positive number" % (what, stride))
+    pointer = Pointer(interface["data"][0] or 0, shape, found, stride)
+    pointer.keep = value
+    return pointer
+
+
+def converted(value, dtype, what, shape):
+    """A Pointer to a packed array of this dtype and shape; -1 in the shape is any length."""
+    if not isinstance(value, Pointer) and getattr(value, "__cuda_array_interface__", None) is None:
+        value = numpy().ascontiguousarray(value, dtype=TYPESTR[dtype])
+    pointer = as_pointer(value, what, dtype)
+    if len(pointer.shape) != len(shape) or any(s not in (-1, n) for n, s in zip(pointer.shape, shape)):
+        wanted = ", ".join("any" if s == -1 else str(s) for s in shape)
+        raise ValueError("%s: shape %s, expected [%s]" % (what, list(pointer.shape), wanted))
+    return pointer
+
+
+def ragged(value, rows, dtypes, what):
+    """Pointers to (offset [rows + 1], column, column ...) of lists with one entry per row.
+
+    Given as that tuple already, or as a sequence with, per row, a dictionary {token: value} or a list of entries.
+    """
+    np = numpy()
+    if isinstance(value, tuple):
+        offset, columns = value[0], list(value[1:])
+    else:
+        lists = [list(row.items()) if isinstance(row, dict) else list(row) for row in value]
+        offset = np.cumsum([0] + [len(row) for row in lists])
+        entries = [entry if isinstance(entry, tuple) else (entry,) for row in lists for entry in row]
+        columns = [[entry[i] for entry in entries] for i in range(len(dtypes))]
+    if len(columns) != len(dtypes):
+        raise ValueError("%s: %d columns, expected %d" % (what, len(columns), len(dtypes)))
+    pointers = [converted(offset, "i64", what + " offsets", [rows + 1])]
+    pointers += [converted(c, d, what, [-1]) for c, d in zip(columns, dtypes)]
+    steps = pointers[0].keep
+    if steps is not None and isinstance(steps, np.ndarray):
+        length = min(p.shape[0] for p in pointers[1:])
+        if np.any(np.diff(steps) < 0) or steps[0] < 0 or steps[-1] > length:
+            raise ValueError("%s: offsets must rise from 0 or more to at most %d" % (what, length))
+    return pointers
+
+
+def to_bf16(values):
+    """float32 -> bfloat16 bits as uint16, rounded to nearest even; NaN stays NaN."""
+    np = numpy()
+    values = np.asarray(values, dtype=np.float32)
+    bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
+    rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def from_bf16(bits):
+    """bfloat16 bits as uint16 -> float32, exactly."""
+    np = numpy()
+    wide = np.asarray(bits, dtype=np.uint16).astype(np.uint32) << 16
+    return np.ascontiguousarray(wide).view(np.float32).reshape(wide.shape)
+
+
+def pack_bits(flags):
+    """Booleans [..., vocabulary] -> uint32 words [..., ceil(vocabulary / 32)], bit id % 32 of word id / 32."""
+    np = numpy()
+    flags = np.asarray(flags, dtype=bool)
+    missing = -flags.shape[-1] % 32
+    flags = np.concatenate([flags, np.zeros(flags.shape[:-1] + (missing,), bool)], axis=-1)
+    return np.ascontiguousarray(np.packbits(flags, axis=-1, bitorder="little")).view("<u4")

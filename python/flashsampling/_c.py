@@ -1,0 +1,244 @@
+"""The C side: structures that mirror flashsampling.h member by member, and the library itself."""
+import ctypes
+import enum
+import os
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64
+from ctypes import c_void_p
+
+VERSION = (0, 1)  # of the header mirrored here; before 1.0 another minor version is another interface
+
+STATUS_OK = 0
+DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "i32": 8, "i64": 9}
+BACKENDS = {"auto": 0, "cpu": 1, "cuda": 2, "reference": 3}
+KINDS = {"weights": 0, "logits": 1}
+MODES = {"sample": 0, "without_replacement": 1, "group_parallel": 2, "group_online": 3, "score": 4}
+NOISES = {"exact": 0, "fast": 1}
+LOGITS = {"raw": 0, "processed": 1, "cut": 2}
+HEAD_CONSTANT = 1
+
+
+class Flag(enum.IntFlag):
+    """batch.flags."""
+
+    KEEP_TIES = 1 << 0
+    JOINT_TOP_P = 1 << 1
+    EXACT_RANK = 1 << 2
+
+
+class Row(enum.IntFlag):
+    """Bits of Result.status; see FS_ROW_... in the header."""
+
+    OK = 0
+    SKIPPED = 1 << 0
+    EMPTY = 1 << 1
+    BAD_SLOT = 1 << 2
+    BAD_TEMPERATURE = 1 << 3
+    BAD_TOP_P = 1 << 4
+    BAD_MIN_P = 1 << 5
+    BAD_PENALTY = 1 << 6
+    BAD_TOKEN = 1 << 7
+    INCOMPLETE = 1 << 8
+    NO_TOKEN = 0x1FF
+    NAN = 1 << 16
+    INF = 1 << 17
+    FALLBACK = 1 << 18
+    RANK_BOUND = 1 << 19
+    SHORT = 1 << 20
+
+
+class HeadStruct(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("kind", c_int32),
+        ("dtype", c_int32),
+        ("data", c_void_p),
+        ("rows", c_int64),
+        ("dim", c_int64),
+        ("stride", c_int64),
+        ("first_token", c_int64),
+        ("vocab", c_int64),
+        ("bias", c_void_p),
+        ("round", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("post_scale", c_float),
+        ("flags", c_uint32),
+        ("reserved", c_int32),
+    ]
+
+
+class SlotValues(ctypes.Structure):
+    _fields_ = [
+        ("temperature", c_float),
+        ("top_k", c_int32),
+        ("top_p", c_float),
+        ("min_p", c_float),
+        ("seed", c_uint64),
+        ("stream", c_uint32),
+        ("repetition", c_float),
+        ("frequency", c_float),
+        ("presence", c_float),
+    ]
+
+
+class BatchStruct(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("rows", c_int64),
+        ("hidden", c_void_p),
+        ("hidden_dtype", c_int32),
+        ("mode", c_int32),
+        ("hidden_stride", c_int64),
+        ("samples", c_int32),
+        ("noise", c_int32),
+        ("flags", c_uint32),
+        ("fallback_token", c_int32),
+        ("group_size", c_int64),
+        ("slot", c_void_p),
+        ("slots", c_int64),
+        ("position", c_void_p),
+        ("position_all", c_uint64),
+        ("all", SlotValues),
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("seed", c_void_p),
+        ("stream", c_void_p),
+        ("repetition", c_void_p),
+        ("frequency", c_void_p),
+        ("presence", c_void_p),
+        ("allow", c_void_p),
+        ("allow_stride", c_int64),
+        ("allow_index", c_void_p),
+        ("edit_offset", c_void_p),
+        ("edit_token", c_void_p),
+        ("edit_bias", c_void_p),
+        ("seen", c_void_p),
+        ("seen_stride", c_int64),
+        ("counts", c_void_p),
+        ("counts_stride", c_int64),
+        ("count_offset", c_void_p),
+        ("count_token", c_void_p),
+        ("count_value", c_void_p),
+        ("given", c_void_p),
+        ("watch_offset", c_void_p),
+        ("watch_token", c_void_p),
+        ("list_capacity", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class ResultStruct(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("tokens", c_void_p),
+        ("tokens_dtype", c_int32),
+        ("logits", c_int32),
+        ("status", c_void_p),
+        ("score", c_void_p),
+        ("max_logit", c_void_p),
+        ("log_z", c_void_p),
+        ("logit", c_void_p),
+        ("logprob", c_void_p),
+        ("rank", c_void_p),
+        ("top_count", c_int32),
+        ("reserved", c_int32),
+        ("top_token", c_void_p),
+        ("top_logit", c_void_p),
+        ("top_logprob", c_void_p),
+        ("watch_logit", c_void_p),
+        ("watch_logprob", c_void_p),
+        ("fallback_rows", c_int64),
+        ("work_bytes", c_int64),
+        ("wire_bytes", c_int64),
+    ]
+
+
+TaskFunction = CFUNCTYPE(None, c_void_p, c_int32)
+ParallelFor = CFUNCTYPE(None, c_void_p, c_int32, TaskFunction, c_void_p)
+LogFunction = CFUNCTYPE(None, c_void_p, c_char_p)
+AllocFunction = CFUNCTYPE(c_void_p, c_void_p, c_size_t, c_size_t)
+FreeFunction = CFUNCTYPE(None, c_void_p, c_void_p)
+
+
+class OptionsStruct(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("backend", c_int32),
+        ("device", c_int32),
+        ("threads", c_int32),
+        ("block", c_int32),
+        ("parallel_for", ParallelFor),
+        ("parallel_user", c_void_p),
+        ("log", LogFunction),
+        ("log_user", c_void_p),
+        ("alloc", AllocFunction),
+        ("free", FreeFunction),
+        ("alloc_user", c_void_p),
+        ("work", c_void_p),
+        ("work_bytes", c_size_t),
+        ("fallback_bytes", c_size_t),
+        ("stream", c_void_p),
+    ]
+
+
+_call = [c_void_p, POINTER(HeadStruct), POINTER(BatchStruct), POINTER(ResultStruct)]
+_PROTOTYPES = {
+    "fs_version": (c_uint32, []),
+    "fs_version_text": (c_char_p, []),
+    "fs_noise_id": (c_uint32, []),
+    "fs_status_text": (c_char_p, [c_int32]),
+    "fs_context_create": (c_int32, [POINTER(OptionsStruct), POINTER(c_void_p)]),
+    "fs_context_destroy": (None, [c_void_p]),
+    "fs_error_text": (c_char_p, [c_void_p]),
+    "fs_context_text": (c_char_p, [c_void_p]),
+    "fs_context_set_stream": (c_int32, [c_void_p, c_void_p]),
+    "fs_sample": (c_int32, _call),
+    "fs_work_size": (c_int32, _call + [POINTER(c_size_t)]),
+    "fs_partial_size": (c_int32, _call + [POINTER(c_size_t)]),
+    "fs_partial": (c_int32, _call + [c_void_p, c_size_t]),
+    "fs_merge": (c_int32, _call[:3] + [POINTER(c_void_p), c_int32, POINTER(ResultStruct)]),
+    "fs_accept": (c_int32, [c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
+    "fs_noise_gumbel": (c_double, [c_uint64, c_uint64, c_uint32, c_uint32, c_uint32]),
+    "fs_seed_spread": (c_uint64, [c_uint64, c_uint64]),
+}
+
+_library = None
+
+
+def _load():
+    """The forced library or none; otherwise the one beside the package, the repository's build, the system's."""
+    forced = os.environ.get("FLASHSAMPLING_LIBRARY")
+    if forced:
+        return ctypes.CDLL(forced)
+    here = os.path.dirname(os.path.abspath(__file__))
+    build = os.path.join(here, "..", "..", "build")
+    for folder in (here, os.path.join(build, "release", "lib"), os.path.join(build, "lib"), build):
+        path = os.path.join(folder, "libflashsampling.so")
+        if os.path.exists(path):
+            return ctypes.CDLL(path)
+    try:
+        return ctypes.CDLL("libflashsampling.so.%d.%d" % VERSION)
+    except OSError:
+        raise ImportError(
+            "libflashsampling.so was not found: build it (make), install it, or name it in FLASHSAMPLING_LIBRARY"
+        ) from None
+
+
+def library():
+    """The loaded library, with its prototypes set."""
+    global _library
+    if _library is None:
+        lib = _load()
+        for name, (result, arguments) in _PROTOTYPES.items():
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+        version = lib.fs_version()
+        if (version >> 16, version >> 8 & 0xFF) != VERSION:
+            raise ImportError(
+                "libflashsampling is version %s, this package was written for %d.%d"
+                % ((lib.fs_version_text().decode(),) + VERSION)
+            )
+        _library = lib
+    return _library

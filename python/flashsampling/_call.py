@@ -1,0 +1,231 @@
+"""What goes into a call and what comes out: Head, Batch, Result. Each keeps the arrays it points to alive."""
+import ctypes
+
+from . import _c
+from ._arrays import TYPESTR, Pointer, as_pointer, converted, is_scalar, numpy, ragged
+
+_SLOT_DTYPES = {
+    "temperature": "f32",
+    "top_k": "i32",
+    "top_p": "f32",
+    "min_p": "f32",
+    "seed": "u64",
+    "stream": "u32",
+    "repetition": "f32",
+    "frequency": "f32",
+    "presence": "f32",
+}
+
+
+def choice(table, value, what):
+    """The number of a name; numbers pass, the library judges them."""
+    if isinstance(value, str):
+        if value not in table:
+            raise ValueError("%s %r: expected one of %s" % (what, value, ", ".join(table)))
+        return table[value]
+    return int(value)
+
+
+def matrix(value, what, dtype):
+    pointer = as_pointer(value, what, dtype)
+    if len(pointer.shape) != 2:
+        raise ValueError("%s: shape %s, expected two dimensions" % (what, list(pointer.shape)))
+    return pointer
+
+
+class Head:
+    """What the logits come from: weights [V, D], or stored logits [B, V] in their place.
+
+    Arrays are float32, float16, or uint16 with dtype="bf16", and are used as they lie. bias is [V]; first_token and
+    vocab place a shard in the vocabulary; round ("bf16", "f16") rounds logits as engines that store them do.
+    """
+
+    def __init__(self, weights=None, logits=None, *, dtype=None, bias=None, first_token=0, vocab=0, round="f32",
+                 scale=1.0, softcap=0.0, post_scale=1.0, constant=False):
+        if (weights is None) == (logits is None):
+            raise ValueError("a head has either weights or logits")
+        self.kind = "weights" if logits is None else "logits"
+        self.data = matrix(weights if logits is None else logits, self.kind, dtype)
+        self.rows = self.data.shape[0] if self.kind == "weights" else self.data.shape[1]
+        self.bias = None if bias is None else converted(bias, "f32", "bias", [self.rows])
+        c = self.struct = _c.HeadStruct(size=ctypes.sizeof(_c.HeadStruct))
+        c.kind, c.dtype, c.data = _c.KINDS[self.kind], _c.DTYPES[self.data.dtype], self.data.address
+        c.rows, c.stride = self.rows, self.data.stride
+        c.dim = self.data.shape[1] if self.kind == "weights" else 0
+        c.first_token, c.vocab = first_token, vocab
+        c.bias = self.bias.address if self.bias else None
+        c.round = choice(_c.DTYPES, round, "round")
+        c.scale, c.softcap, c.post_scale = scale, softcap, post_scale
+        c.flags = _c.HEAD_CONSTANT if constant else 0
+
+    @property
+    def vocab(self):
+        """Size of the whole vocabulary."""
+        return self.struct.vocab or self.struct.first_token + self.rows
+
+
+class Batch:
+    """What is drawn. The rules are keywords, named as in the C structure:
+
+    temperature, top_k, top_p, min_p, seed, stream, repetition, frequency, presence
+        a number for all, or an array with one value per slot. A scalar seed is spread over the slots.
+    samples, mode, noise, flags (or keep_ties, joint_top_p, exact_rank), fallback_token, group_size, list_capacity
+    slot [B], slots, position (a number or [B])
+    allow [masks, words] uint32, allow_index [B]; seen [S, words] uint32; counts [S, vocabulary] int32
+    edits, count_list, watch
+        per row (count_list: per slot) a dictionary {token: value}, a list of (token, value) or, for watch, of tokens;
+        or the tuple of arrays (offset, token, value)
+    given [B, samples]
+    """
+
+    def __init__(self, head, hidden=None, *, hidden_dtype=None, samples=1, mode="sample", noise="exact", flags=0,
+                 keep_ties=False, joint_top_p=False, exact_rank=False, fallback_token=-1, group_size=0,
+                 list_capacity=0, slot=None, slots=None, position=None, allow=None, allow_index=None, edits=None,
+                 seen=None, counts=None, count_list=None, given=None, watch=None, **values):
+        unknown = set(values) - set(_SLOT_DTYPES)
+        if unknown:
+            raise TypeError("unknown rule: %s" % ", ".join(sorted(unknown)))
+        self._keep = []
+        c = self.struct = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct))
+        c.mode, c.noise = choice(_c.MODES, mode, "mode"), choice(_c.NOISES, noise, "noise")
+        c.samples, c.fallback_token, c.group_size, c.list_capacity = samples, fallback_token, group_size, list_capacity
+        c.flags = flags | (_c.Flag.KEEP_TIES * bool(keep_ties)) | (_c.Flag.JOINT_TOP_P * bool(joint_top_p))
+        c.flags |= _c.Flag.EXACT_RANK * bool(exact_rank)
+        self.samples = samples
+        self._set_hidden(head, hidden, hidden_dtype)
+        self._set_slots(slot, slots, position, values, [seen, counts], count_list)
+        self._set_masks(head, allow, allow_index, seen, counts)
+        self.watched = 0
+        for names, lists, rows, dtypes in (
+            (("edit_offset", "edit_token", "edit_bias"), edits, self.rows, ("i32", "f32")),
+            (("count_offset", "count_token", "count_value"), count_list, self.slots, ("i32", "i32")),
+            (("watch_offset", "watch_token"), watch, self.rows, ("i32",)),
+        ):
+            if lists is not None:
+                pointers = ragged(lists, rows, dtypes, names[0].split("_")[0])
+                for name, pointer in zip(names, pointers):
+                    self._point(name, pointer)
+                if names[0] == "watch_offset":
+                    self.watched = pointers[1].shape[0]
+        if given is not None:
+            self._point("given", converted(given, "i32", "given", [self.rows, samples]))
+
+    def _point(self, name, pointer):
+        setattr(self.struct, name, pointer.address)
+        self._keep.append(pointer)
+
+    def _set_hidden(self, head, hidden, dtype):
+        c = self.struct
+        if head.kind == "logits":
+            if hidden is not None:
+                raise ValueError("hidden: a head of stored logits takes no hidden states")
+            self.rows = head.data.shape[0]
+        else:
+            if hidden is None:
+                raise ValueError("hidden: a head of weights needs hidden states [B, %d]" % head.data.shape[1])
+            if dtype is None and str(getattr(hidden, "dtype", "")) == "uint16":
+                dtype = "bf16"
+            pointer = matrix(hidden, "hidden", dtype)
+            if pointer.shape[1] != head.data.shape[1]:
+                raise ValueError("hidden: %d columns, the head has %d" % (pointer.shape[1], head.data.shape[1]))
+            self._point("hidden", pointer)
+            c.hidden_dtype, c.hidden_stride = _c.DTYPES[pointer.dtype], pointer.stride
+            self.rows = pointer.shape[0]
+        c.rows = self.rows
+
+    def _set_slots(self, slot, slots, position, values, matrices, count_list):
+        c = self.struct
+        arrays = {name: value for name, value in values.items() if value is not None and not is_scalar(value)}
+        if slots is None:
+            lengths = [len(a.shape) and a.shape[0] if hasattr(a, "shape") else len(a) for a in arrays.values()]
+            lengths += [m.shape[0] for m in matrices if m is not None]
+            if isinstance(count_list, tuple):
+                lengths.append(len(count_list[0]) - 1)
+            elif count_list is not None:
+                lengths.append(len(count_list))
+            slots = lengths[0] if lengths else self.rows
+        self.slots = c.slots = slots
+        c.all.temperature = c.all.top_p = c.all.repetition = 1.0
+        for name, value in values.items():
+            if name in arrays:
+                self._point(name, converted(value, _SLOT_DTYPES[name], name, [slots]))
+            elif value is not None:
+                setattr(c.all, name, float(value) if _SLOT_DTYPES[name] == "f32" else int(value))
+        if slot is not None:
+            self._point("slot", converted(slot, "i32", "slot", [self.rows]))
+        if position is not None and is_scalar(position):
+            c.position_all = int(position)
+        elif position is not None:
+            self._point("position", converted(position, "u64", "position", [self.rows]))
+
+    def _set_masks(self, head, allow, allow_index, seen, counts):
+        words = (head.vocab + 31) // 32
+        for name, value, dtype, columns, rows in (
+            ("allow", allow, "u32", words, self.rows if allow_index is None else 0),
+            ("seen", seen, "u32", words, self.slots),
+            ("counts", counts, "i32", head.vocab, self.slots),
+        ):
+            if value is None:
+                continue
+            pointer = matrix(value, name, dtype)
+            if pointer.shape[0] < rows or pointer.shape[1] < columns:
+                found = list(pointer.shape)
+                raise ValueError("%s: shape %s, expected at least [%d, %d]" % (name, found, rows, columns))
+            self._point(name, pointer)
+            packed = pointer.shape[1] * 4
+            setattr(self.struct, name + "_stride", pointer.stride or packed)
+        if allow_index is not None:
+            self._point("allow_index", converted(allow_index, "i32", "allow_index", [self.rows]))
+
+
+_SAMPLE_FIELDS = {"score": "f32", "logit": "f32", "logprob": "f32", "rank": "i32"}
+_ROW_FIELDS = {"status": "u32", "max_logit": "f32", "log_z": "f32"}
+_TOP_FIELDS = {"top_token": "i32", "top_logit": "f32", "top_logprob": "f32"}
+_WATCH_FIELDS = {"watch_logit": "f32", "watch_logprob": "f32"}
+
+
+class Result:
+    """What a call wrote: arrays named as in the C structure, None where not asked for.
+
+    tokens [B, n], status [B] (see Row), score, logit, logprob, rank [B, n], max_logit, log_z [B], top_token, top_logit,
+    top_logprob [B, N], watch_logit, watch_logprob [entries]; and the numbers fallback_rows, work_bytes, wire_bytes.
+    `logits` says what they speak of: "raw", "processed" or "cut". Fields may be set to a Pointer before the call.
+    """
+
+    OUTPUTS = tuple(_SAMPLE_FIELDS) + tuple(_ROW_FIELDS)[1:]
+
+    def __init__(self, batch, outputs=(), *, top=0, logits="raw", tokens="i32"):
+        np = numpy()
+        outputs = self.OUTPUTS if outputs == "all" else tuple(outputs)
+        unknown = set(outputs) - set(self.OUTPUTS)
+        if unknown:
+            raise ValueError("outputs: %s: expected some of %s" % (", ".join(sorted(unknown)), ", ".join(self.OUTPUTS)))
+        self.logits, self.tokens_dtype, self.top_count = logits, tokens, top
+        self.tokens = np.empty((batch.rows, batch.samples), TYPESTR[tokens])
+        self.fallback_rows = self.work_bytes = self.wire_bytes = 0
+        for fields, shape, wanted in (
+            (_SAMPLE_FIELDS, (batch.rows, batch.samples), outputs),
+            (_ROW_FIELDS, (batch.rows,), ("status",) + outputs),
+            (_TOP_FIELDS, (batch.rows, top), tuple(_TOP_FIELDS) if top else ()),
+            (_WATCH_FIELDS, (batch.watched,), tuple(_WATCH_FIELDS) if batch.watched else ()),
+        ):
+            for name, dtype in fields.items():
+                setattr(self, name, np.empty(shape, TYPESTR[dtype]) if name in wanted else None)
+
+    def arrays(self):
+        """The arrays there are, by name."""
+        names = ("tokens", *_SAMPLE_FIELDS, *_ROW_FIELDS, *_TOP_FIELDS, *_WATCH_FIELDS)
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def struct(self):
+        c = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct))
+        c.tokens_dtype = choice(_c.DTYPES, self.tokens_dtype, "tokens")
+        c.logits, c.top_count = choice(_c.LOGITS, self.logits, "logits"), self.top_count
+        for name, array in self.arrays().items():
+            setattr(c, name, array.address if isinstance(array, Pointer) else array.ctypes.data)
+        return c
+
+    def take(self, c):
+        """The numbers the call wrote into the structure."""
+        self.fallback_rows, self.work_bytes, self.wire_bytes = c.fallback_rows, c.work_bytes, c.wire_bytes
+        return self

@@ -1,0 +1,173 @@
+"""Context: where calls are made; and the functions that need none."""
+import ctypes
+from ctypes import byref
+
+from . import _c
+from ._arrays import as_pointer, converted, numpy
+from ._call import Batch, Result, choice
+
+
+class Error(RuntimeError):
+    """A call failed. `status` is its negative number, `name` the status in a word, `text` what exactly was wrong."""
+
+    def __init__(self, status, text):
+        self.status, self.text = status, text
+        self.name = _c.library().fs_status_text(status).decode()
+        super().__init__("%s: %s" % (self.name, text))
+
+
+def _check(status, context=None):
+    if status != _c.STATUS_OK:
+        raise Error(status, _c.library().fs_error_text(context).decode(errors="replace"))
+
+
+class Context:
+    """One backend with its threads and work memory. Serves one call at a time; use one per thread.
+
+    backend is "auto", "cpu", "cuda" or "reference"; threads 0 = every core. log(line) hears what was chosen and why.
+    parallel_for(count, task) runs task(i) for i in range(count) on the caller's threads. work is the number of bytes to
+    set aside once; calls then never allocate (work_size tells how many).
+    """
+
+    def __init__(self, backend="auto", *, device=0, threads=0, block=0, log=None, parallel_for=None, work=0,
+                 fallback_bytes=None, stream=None):
+        self._context = None
+        self._library = _c.library()
+        o = _c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct))
+        o.backend = choice(_c.BACKENDS, backend, "backend")
+        o.device, o.threads, o.block, o.stream = device, threads, block, stream
+        o.fallback_bytes = fallback_bytes if fallback_bytes is not None else 0 if work else 64 << 20
+        if log:
+            o.log = _c.LogFunction(lambda user, line: log(line.decode(errors="replace")))
+        if parallel_for:
+            o.parallel_for = _c.ParallelFor(lambda user, count, task, arg: parallel_for(count, lambda i: task(arg, i)))
+        if work:
+            memory = numpy().empty(work + 64, "u1")
+            o.work = memory.ctypes.data + -memory.ctypes.data % 64
+            o.work_bytes = work
+            self._work = memory
+        self._options = o  # keeps the callbacks alive
+        out = ctypes.c_void_p()
+        _check(self._library.fs_context_create(byref(o), byref(out)))
+        self._context = out
+
+    def close(self):
+        """Frees the context; further calls fail."""
+        if self._context:
+            self._library.fs_context_destroy(self._context)
+            self._context = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        if getattr(self, "_context", None):
+            self.close()
+
+    def __repr__(self):
+        return "<flashsampling.Context %s>" % self.text
+
+    def _handle(self):
+        if not self._context:
+            raise ValueError("the context is closed")
+        return self._context
+
+    def _run(self, function, head, batch, *rest):
+        handle = self._handle()
+        _check(function(handle, byref(head.struct), byref(batch.struct), *rest), handle)
+
+    @property
+    def text(self):
+        """One line: backend, instruction set, threads."""
+        return self._library.fs_context_text(self._handle()).decode() if self._context else "closed"
+
+    def set_stream(self, stream):
+        """CUDA: the stream (an address) of the calls that follow."""
+        _check(self._library.fs_context_set_stream(self._handle(), stream), self._context)
+
+    @staticmethod
+    def _arguments(head, hidden, out, outputs, top, logits, tokens, rules):
+        if isinstance(hidden, Batch):
+            if rules:
+                raise TypeError("a Batch has its rules already: %s" % ", ".join(rules))
+            batch = hidden
+        else:
+            batch = Batch(head, hidden, **rules)
+        return batch, out if out is not None else Result(batch, outputs, top=top, logits=logits, tokens=tokens)
+
+    def sample(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
+        """Draws every row and returns a Result.
+
+        hidden is [B, D] (None for stored logits), or a Batch. outputs names what is wanted besides tokens and status
+        (Result.OUTPUTS, or "all"), top is how many of the best tokens, logits which logits they all speak of. The rules
+        are those of Batch. out is a Result to write into.
+        """
+        batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
+        c = result.struct()
+        self._run(self._library.fs_sample, head, batch, byref(c))
+        return result.take(c)
+
+    def _size(self, function, head, hidden, out, outputs, top, logits, tokens, rules):
+        batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
+        bytes_, c = ctypes.c_size_t(), result.struct()
+        self._run(function, head, batch, byref(c), byref(bytes_))
+        return bytes_.value
+
+    def work_size(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
+        """Bytes of work memory `sample` with these arguments takes."""
+        return self._size(self._library.fs_work_size, head, hidden, out, outputs, top, logits, tokens, rules)
+
+    def partial_size(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
+        """Bytes of one part; the same on every shard."""
+        return self._size(self._library.fs_partial_size, head, hidden, out, outputs, top, logits, tokens, rules)
+
+    def partial(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
+        """This shard's summary as an array of bytes, for merge. The arguments say what will be asked of merge."""
+        batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
+        part = numpy().empty(self.partial_size(head, batch, out=result), "u1")
+        c = result.struct()
+        self._run(self._library.fs_partial, head, batch, byref(c), part.ctypes.data, part.size)
+        return part
+
+    def merge(self, parts, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
+        """The Result of all parts together, one per shard. The other arguments are those the parts were made with."""
+        batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
+        arrays = [numpy().frombuffer(part, "u1") for part in parts]
+        pointers = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
+        c = result.struct()
+        self._run(self._library.fs_merge, head, batch, pointers, len(arrays), byref(c))
+        return result.take(c)
+
+
+def accept(draft, target):
+    """How many leading tokens of draft [S, k] equal those of target [S, k + 1], per sequence."""
+    np = numpy()
+    draft = np.ascontiguousarray(draft, "<i4")
+    target = converted(target, "i32", "target", [draft.shape[0], draft.shape[1] + 1])
+    accepted = np.empty(draft.shape[0], "<i4")
+    _check(_c.library().fs_accept(draft.shape[0], draft.shape[1], as_pointer(draft, "draft").address, target.address,
+                                  accepted.ctypes.data))
+    return accepted
+
+
+def noise_gumbel(seed, position, sample, stream, token):
+    """The Gumbel value of one token in one draw."""
+    return _c.library().fs_noise_gumbel(seed, position, sample, stream, token)
+
+
+def seed_spread(seed, slot):
+    """The seed slot `slot` draws with where the scalar `seed` was given."""
+    return _c.library().fs_seed_spread(seed, slot)
+
+
+def version():
+    """The library's version as text."""
+    return _c.library().fs_version_text().decode()
+
+
+def noise_id():
+    """Which noise mapping the library draws with; bit 31 = draft."""
+    return _c.library().fs_noise_id()

@@ -1,0 +1,447 @@
+#!/usr/bin/env python3
+"""Builds and runs every test, in legs, and ends with one line: `N passed, N failed, N skipped`.
+
+    scripts/test.py                 all legs, what `make test` does
+    scripts/test.py --quick         the legs release and checks
+    scripts/test.py --leg asan      one leg; may be given several times
+    scripts/test.py --only PATTERN  only programs, Python files and checks whose name contains PATTERN
+    scripts/test.py --list          the legs, what they run, and stop
+
+A C test runs in every leg unless its head comment names its legs, on a line like
+
+     * legs: release asan
+
+A test that wants to be shorter where everything is slow (sanitizers, emulation) asks whether FS_TEST_QUICK is set.
+A skipped cmocka case gives its reason by printing `skip: why` before skip(); callers and checks skip with exit code 77,
+the last line they print being the reason. Only the standard library is used here: this file must run before anything
+is installed.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import platform
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from outcomes import read_exit, read_junit, read_tap
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}.get(platform.machine())
+
+LEGS = {
+    "release": "optimised build with warnings as errors: C tests, callers, Python tests",
+    "asan": "address, leak and undefined-behaviour sanitizers: C tests, callers",
+    "tsan": "thread sanitizer: C tests, callers",
+    "isa": "every instruction set this machine runs, forced by FLASHSAMPLING_ISA: C tests",
+    "cross": f"the other architecture ({OTHER}) under qemu-user: C tests, callers",
+    "valgrind": "memcheck on the release build: C tests",
+    "checks": "tests/checks: layering, exported symbols, flags, header, install, README",
+}
+
+# Seconds until a program is killed. Slow legs get three times as much.
+TIMEOUT = {"test": 300, "caller": 120, "pytest": 900, "check": 400, "build": 900}
+SLOW = {"asan", "tsan", "cross", "valgrind"}
+HEARTBEAT = 15  # seconds between lines about what still runs
+
+
+class Results:
+    """What happened, over all legs."""
+
+    def __init__(self):
+        self.passed, self.failed, self.skipped = 0, [], []
+
+    def add(self, leg, cases):
+        for name, how, text in cases:
+            if how == "passed":
+                self.passed += 1
+            elif how == "failed":
+                self.failed.append((f"{leg}: {name}", text))
+            else:
+                self.skipped.append((f"{leg}: {name}", text))
+
+
+class Job:
+    """One program to run and how to read its outcome as (case, passed | failed | skipped, text)."""
+
+    def __init__(self, name, command, read, timeout, env=None, log=None):
+        self.name, self.command, self.read, self.timeout = name, [str(c) for c in command], read, timeout
+        self.env, self.log = env or {}, log
+        self.start = None
+
+    def run(self):
+        self.start = time.monotonic()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log, "wb") as log:
+            code = call(self.command, log, self.timeout, self.env)
+        self.seconds = time.monotonic() - self.start
+        self.output = self.log.read_text(errors="replace")
+        if code is None:
+            return [(self.name, "failed", f"killed after {self.timeout} s")]
+        return self.read(self.name, code, self.output)
+
+
+LIVE = set()  # process groups to end when we are interrupted
+
+
+def call(command, log, timeout, env):
+    """Runs a command in its own process group. Returns its exit code, or None if it had to be killed."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT,
+                               env={**os.environ, **env}, start_new_session=True)
+    LIVE.add(process.pid)
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
+    finally:
+        LIVE.discard(process.pid)
+
+
+# ----------------------------------------------------------------------------------------------------- running ----
+
+
+def say(text=""):
+    print(text, flush=True)
+
+
+def tail(text, lines=60):
+    rows = text.rstrip().splitlines()
+    dropped = [f"... {len(rows) - lines} lines above"] if len(rows) > lines else []
+    return "\n".join("      | " + row for row in dropped + rows[-lines:])
+
+
+class Heartbeat:
+    """Says every few seconds what is still running."""
+
+    def __init__(self, what):
+        self.what, self.stop = what, threading.Event()
+
+    def __enter__(self):
+        threading.Thread(target=self.loop, daemon=True).start()
+
+    def __exit__(self, *_):
+        self.stop.set()
+
+    def loop(self):
+        while not self.stop.wait(HEARTBEAT):
+            if text := self.what():
+                say(f"  ...   {text}")
+
+
+class Runner:
+    def __init__(self, jobs, only):
+        self.jobs, self.only, self.results = jobs, only, Results()
+        self.built = {}  # folder -> whether it built in this run
+
+    def skip(self, leg, what, why):
+        say(f"  skip  {what}: {why}")
+        self.results.add(leg, [(what, "skipped", why)])
+
+    def build(self, leg, folder, options):
+        """Configures and builds, once in a run; a build that fails is one failed test."""
+        if folder not in self.built:
+            self.built[folder] = self.build_now(leg, folder, options)
+        return self.built[folder]
+
+    def build_now(self, leg, folder, options):
+        folder.mkdir(parents=True, exist_ok=True)
+        log_path = folder / "build.log"
+        configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", "-DFS_WERROR=ON", "-DFS_TESTS=ON", *options]
+        compile_ = ["cmake", "--build", str(folder), "-j", str(self.jobs)]
+        start = time.monotonic()
+
+        def last_line():
+            rows = log_path.read_text(errors="replace").splitlines()
+            return f"building, {time.monotonic() - start:.0f} s: {rows[-1]}" if rows else ""
+
+        with Heartbeat(last_line), open(log_path, "wb") as log:
+            code = call(configure, log, TIMEOUT["build"], {})
+            if code == 0:
+                code = call(compile_, log, TIMEOUT["build"], {})
+        if code == 0:
+            say(f"  ok    build  {time.monotonic() - start:.1f} s")
+            return True
+        say(f"  FAIL  build\n{tail(log_path.read_text(errors='replace'), 60)}")
+        self.results.add(leg, [("build", "failed", "does not build; its tests did not run")])
+        return False
+
+    def run(self, leg, jobs):
+        """Runs jobs, a few at a time, and prints a line for each as it ends."""
+        jobs = [job for job in jobs if not self.only or self.only in job.name]
+        running = set()
+
+        def one(job):
+            running.add(job)
+            try:
+                return job, job.run()
+            finally:
+                running.discard(job)
+
+        def what():
+            return ", ".join(f"{j.name} ({time.monotonic() - j.start:.0f} s)" for j in list(running) if j.start)
+
+        with Heartbeat(what), concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            for future in concurrent.futures.as_completed([pool.submit(one, job) for job in jobs]):
+                job, cases = future.result()
+                self.results.add(leg, cases)
+                self.report(job, cases)
+
+    def report(self, job, cases):
+        bad = [(name, text) for name, how, text in cases if how == "failed"]
+        skips = [(name, text) for name, how, text in cases if how == "skipped"]
+        mark = "FAIL" if bad else "skip" if len(skips) == len(cases) and cases else "ok  "
+        parts = [f"{len(cases)} case{'s' * (len(cases) != 1)}"]
+        parts += [f"{len(bad)} failed"] * bool(bad) + [f"{len(skips)} skipped"] * bool(skips)
+        say(f"  {mark}  {job.name:<40} {', '.join(parts)}, {job.seconds:.1f} s")
+        if bad:
+            for name, text in bad:
+                say(f"      failed: {name}{': ' if text else ''}{text}")
+            say(tail(job.output))
+        else:
+            for line in job.output.splitlines():
+                if line.startswith("note: "):
+                    say(f"      {line}")
+
+
+# -------------------------------------------------------------------------------------------------------- legs ----
+
+
+def manifest(folder):
+    rows = [line.split(" ") for line in (folder / "tests.txt").read_text().splitlines()]
+    return [(kind, name, path, source) for kind, name, path, source in rows]
+
+
+def find(folder, kind):
+    return next((Path(path) for k, _, path, _ in manifest(folder) if k == kind), None)
+
+
+def legs_of(source):
+    """The legs a C test asks for in its head comment, or None for all."""
+    with open(source, errors="replace") as file:
+        for _, line in zip(range(40), file):
+            if match := re.match(r"\s*(?:/\*|\*|//)?\s*legs: *([a-z ]+)", line):
+                return match[1].split()
+    return None
+
+
+def wants(source, leg):
+    legs = legs_of(source)
+    return legs is None or leg in legs
+
+
+def c_jobs(leg, folder, wrapper=(), env=None, kinds=("test", "caller", "compiled"), suffix=""):
+    """The C programs of a build folder that run in this leg."""
+    slow = leg in SLOW
+    env = {"CMOCKA_MESSAGE_OUTPUT": "TAP", **({"FS_TEST_QUICK": "1"} if slow else {}), **(env or {})}
+    jobs = []
+    for kind, name, path, source in manifest(folder):
+        if kind not in kinds or not wants(source, leg):
+            continue
+        log = folder / "logs" / f"{leg}-{name}{suffix.replace(' ', '-')}.log"
+        if kind == "compiled":
+            jobs.append(Job(name, ["true"], read_exit, 10, log=log))
+        else:
+            reader = read_tap if kind == "test" else read_exit
+            timeout = TIMEOUT[kind] * (3 if slow else 1)
+            jobs.append(Job(name + suffix, [*wrapper, path], reader, timeout, env, log))
+    return jobs
+
+
+def python_jobs(runner, folder):
+    files = sorted((ROOT / "tests" / "py").glob("test_*.py"))
+    if not files:
+        return []
+    picked = subprocess.run([ROOT / "scripts" / "pick-python.sh"], capture_output=True, text=True)
+    if picked.returncode != 0:
+        for file in files:
+            runner.skip("release", f"py/{file.stem}", "no Python with numpy, scipy and pytest was found")
+        return []
+    env = {
+        "PYTHONPATH": str(ROOT / "python"), "PYTHONDONTWRITEBYTECODE": "1", "FLASHSAMPLING_LIBRARY": str(find(folder, "library")),
+        "FLASHSAMPLE": str(find(folder, "cli") or ""), "FS_BUILD": str(folder),
+        # One thread per process for numpy: the jobs already fill the machine.
+        "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
+    }
+    jobs = []
+    for file in files:
+        report = folder / "logs" / f"py-{file.stem}.xml"
+        report.unlink(missing_ok=True)
+        command = [picked.stdout.strip(), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", file]
+        jobs.append(Job(f"py/{file.stem}", command, read_junit(report), TIMEOUT["pytest"], env,
+                        folder / "logs" / f"py-{file.stem}.log"))
+    return jobs
+
+
+RELEASE = ["-DCMAKE_BUILD_TYPE=Release"]
+
+
+def leg_release(runner):
+    folder = BUILD / "release"
+    if runner.build("release", folder, RELEASE):
+        # Freed and fresh memory is filled with a pattern, so that reading it shows.
+        runner.run("release", python_jobs(runner, folder) + c_jobs("release", folder, env={"MALLOC_PERTURB_": "165"}))
+
+
+def sanitizer_works(folder, flag, wrapper, env):
+    """A program with nothing wrong must pass: kernels and containers exist on which a sanitizer cannot start."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source, program = folder / "probe.c", folder / "probe"
+    source.write_text("int main(void) { return 0; }\n")
+    for command in (["gcc", f"-fsanitize={flag}", str(source), "-o", str(program)], [*wrapper, str(program)]):
+        with open(folder / "probe.log", "wb") as log:
+            if call(command, log, 60, env) != 0:
+                return False
+    return True
+
+
+def leg_asan(runner):
+    folder = BUILD / "asan"
+    env = {"ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1",
+           "UBSAN_OPTIONS": "print_stacktrace=1"}
+    if not sanitizer_works(folder, "address,undefined", (), env):
+        env["ASAN_OPTIONS"] = env["ASAN_OPTIONS"].replace("detect_leaks=1", "detect_leaks=0")
+        if not sanitizer_works(folder, "address,undefined", (), env):
+            return runner.skip("asan", "leg", "gcc's address sanitizer does not run an empty program here")
+        runner.skip("asan", "leaks", "the leak sanitizer cannot run here (it needs ptrace)")
+    if runner.build("asan", folder, ["-DCMAKE_BUILD_TYPE=Debug", "-DFS_SANITIZE=address,undefined"]):
+        runner.run("asan", c_jobs("asan", folder, env=env))
+
+
+def leg_tsan(runner):
+    folder = BUILD / "tsan"
+    env = {"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"}
+    # gcc 12's runtime does not know the address-space randomisation of newer kernels; setarch -R turns it off.
+    for wrapper in ((), ("setarch", platform.machine(), "-R")):
+        if sanitizer_works(folder, "thread", wrapper, env):
+            break
+    else:
+        return runner.skip("tsan", "leg", "gcc's thread sanitizer does not run an empty program here")
+    if runner.build("tsan", folder, ["-DCMAKE_BUILD_TYPE=Debug", "-DFS_SANITIZE=thread"]):
+        runner.run("tsan", c_jobs("tsan", folder, wrapper, env))
+
+
+def isa_names(cli, wrapper=()):
+    """What `flashsample info --isa-list` prints: the rows of the dispatch table that run here, one name a line."""
+    if cli is None:
+        return None
+    answer = subprocess.run([*wrapper, cli, "info", "--isa-list"], capture_output=True, text=True, timeout=60)
+    names = answer.stdout.split()
+    return names if answer.returncode == 0 and names else None
+
+
+def leg_isa(runner):
+    folder = BUILD / "release"
+    if not runner.build("isa", folder, RELEASE):
+        return None
+    names = isa_names(find(folder, "cli"))
+    if not names:
+        return runner.skip("isa", "leg", "`flashsample info --isa-list` names no instruction set")
+    for name in names:
+        runner.run("isa", c_jobs("isa", folder, env={"FLASHSAMPLING_ISA": name}, kinds=("test",), suffix=f" [{name}]"))
+    return None
+
+
+def leg_cross(runner):
+    if OTHER is None:
+        return runner.skip("cross", "leg", f"no other architecture is known for {platform.machine()}")
+    compiler = f"{OTHER}-linux-gnu-gcc"
+    qemu = shutil.which(f"qemu-{OTHER}") or shutil.which(f"qemu-{OTHER}-static")
+    if shutil.which(compiler) is None:
+        return runner.skip("cross", "leg", f"{compiler} is not installed")
+    if qemu is None:
+        return runner.skip("cross", "leg", f"qemu-{OTHER} is not installed")
+    folder = BUILD / "cross"
+    wrapper = (qemu, "-cpu", "max", "-L", f"/usr/{OTHER}-linux-gnu")
+    toolchain = f"-DCMAKE_TOOLCHAIN_FILE={ROOT}/cmake/toolchains/{OTHER}-linux-gnu.cmake"
+    if not runner.build("cross", folder, [*RELEASE, toolchain, "-DFS_CMOCKA=bundled"]):
+        return None
+    runner.run("cross", c_jobs("cross", folder, wrapper))
+    # The first name is what was chosen above; the others are forced.
+    for name in (isa_names(find(folder, "cli"), wrapper) or [])[1:]:
+        jobs = [job for job in c_jobs("cross", folder, wrapper, {"FLASHSAMPLING_ISA": name}, ("test",), f" [{name}]")]
+        runner.run("cross", jobs)
+    return None
+
+
+def leg_valgrind(runner):
+    folder = BUILD / "release"
+    if shutil.which("valgrind") is None:
+        return runner.skip("valgrind", "leg", "valgrind is not installed")
+    if runner.build("valgrind", folder, RELEASE):
+        wrapper = ("valgrind", "-q", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite")
+        runner.run("valgrind", c_jobs("valgrind", folder, wrapper, kinds=("test",)))
+    return None
+
+
+def leg_checks(runner):
+    folder = BUILD / "release"
+    if not runner.build("checks", folder, RELEASE):
+        return
+    env = {"FS_BUILD": str(folder), "FS_NO_INSTALL": "1"}
+    jobs = []
+    for file in sorted((ROOT / "tests" / "checks").iterdir()):
+        if file.suffix in (".py", ".sh"):
+            start = [sys.executable] if file.suffix == ".py" else ["sh"]
+            jobs.append(Job(file.stem, [*start, file], read_exit, TIMEOUT["check"], env,
+                            folder / "logs" / f"check-{file.stem}.log"))
+    runner.run("checks", jobs)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="only the legs release and checks")
+    parser.add_argument("--leg", action="append", choices=LEGS, help="only this leg (repeatable)")
+    parser.add_argument("--only", metavar="PATTERN", help="only programs whose name contains PATTERN")
+    parser.add_argument("--list", action="store_true", help="list the legs and stop")
+    parser.add_argument("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="programs at a time")
+    options = parser.parse_args()
+    if options.list:
+        for leg, text in LEGS.items():
+            say(f"{leg:<10} {text}")
+        return 0
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash under test leaves no file behind
+    legs = options.leg or (["release", "checks"] if options.quick else list(LEGS))
+    runner = Runner(max(1, options.jobs), options.only)
+    start = time.monotonic()
+    for number, leg in enumerate(legs, 1):
+        say(f"== [{number}/{len(legs)}] {leg}: {LEGS[leg]}")
+        leg_start = time.monotonic()
+        globals()[f"leg_{leg}"](runner)
+        say(f"  leg {leg}: {time.monotonic() - leg_start:.0f} s\n")
+        if runner.built.get(BUILD / "release") is False:
+            say("the release build fails: the other legs are not run\n")
+            break
+
+    results = runner.results
+    if results.skipped:
+        say("skipped:")
+        for name, text in results.skipped:
+            say(f"  {name}: {text}")
+    if results.failed:
+        say("failed:")
+        for name, text in results.failed:
+            say(f"  {name}{': ' if text else ''}{text}")
+    say(f"{time.monotonic() - start:.0f} s in all; logs are in build/*/logs")
+    say(f"{results.passed} passed, {len(results.failed)} failed, {len(results.skipped)} skipped")
+    return 1 if results.failed or not results.passed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        for group in list(LIVE):
+            os.killpg(group, signal.SIGKILL)
+        say("\ninterrupted")
+        os._exit(130)

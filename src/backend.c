@@ -1,0 +1,60 @@
+/* backend.c - where a backend is chosen: one table, one loop, best first. */
+#include "backend.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const struct {
+    int32_t kind;
+    const char *name;
+    const fs_backend *backend; /* NULL: not in this build */
+    int automatic;
+} table[] = {
+    {FS_BACKEND_CUDA, "cuda", NULL, 0},
+    {FS_BACKEND_CPU, "cpu", &fs_backend_cpu, 1},
+    {FS_BACKEND_REFERENCE, "reference", &fs_backend_reference, 0},
+};
+
+const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status) {
+    const char *forced = getenv("FLASHSAMPLING_BACKEND");
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        int wanted = options->backend == table[i].kind || (options->backend == FS_BACKEND_AUTO && table[i].automatic);
+        if (forced) wanted = strcmp(forced, table[i].name) == 0;
+        if (!wanted) continue;
+        if (table[i].backend) return table[i].backend;
+        *status = fs_fail(NULL, FS_ERR_UNSUPPORTED, "the %s backend is not in this build", table[i].name);
+        return NULL;
+    }
+    if (forced)
+        *status = fs_fail(NULL, FS_ERR_ENVIRONMENT, "FLASHSAMPLING_BACKEND=%s is unknown; known are cuda, cpu, reference",
+                          forced);
+    else *status = fs_fail(NULL, FS_ERR_ARGUMENT, "options.backend is %d, not one of FS_BACKEND_... (0 to 3)", options->backend);
+    return NULL;
+}
+
+void *fs_context_alloc(fs_context *context, size_t bytes, const char *what) {
+    const fs_options *o = &context->options;
+    size_t rounded = (bytes + 63) / 64 * 64;
+    if (rounded == 0) rounded = 64;
+    void *memory = o->alloc ? o->alloc(o->alloc_user, 64, rounded) : aligned_alloc(64, rounded);
+    if (!memory) fs_fail(context, FS_ERR_MEMORY, "cannot allocate %zu bytes for %s", rounded, what);
+    return memory;
+}
+
+void fs_context_free(fs_context *context, void *memory) {
+    const fs_options *o = &context->options;
+    if (!memory) return;
+    if (o->free) o->free(o->alloc_user, memory);
+    else free(memory);
+}
+
+void fs_context_log(fs_context *context, const char *format, ...) {
+    char line[256];
+    va_list args;
+    if (!context->options.log) return;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    context->options.log(context->options.log_user, line);
+}

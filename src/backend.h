@@ -1,0 +1,46 @@
+/* backend.h - where a backend is chosen, and what a backend is: a struct of a few functions. Arguments have been checked
+ * by api.c when they get here, as far as a host can check them. */
+#ifndef FS_BACKEND_H
+#define FS_BACKEND_H
+
+#include "error.h"
+
+typedef struct fs_backend {
+    const char *name;
+    int host_arrays; /* arrays of a batch can be read, and so checked, on the host */
+    /* Allocates context->state and writes context->text. */
+    fs_status (*open)(fs_context *context);
+    void (*close)(fs_context *context);
+    fs_status (*sample)(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
+    /* Each of the following may be NULL: not supported by this backend. */
+    fs_status (*work_size)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                           size_t *bytes);
+    fs_status (*partial_size)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                              size_t *bytes);
+    fs_status (*partial)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                         void *part, size_t bytes);
+    fs_status (*merge)(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
+                       int32_t count, fs_result *result);
+} fs_backend;
+
+struct fs_context {
+    const fs_backend *backend;
+    void *state;
+    fs_options options;
+    char text[160];
+    char error[FS_ERROR_CHARS];
+};
+
+/* The backend for these options and the environment; NULL with a text in *why if there is none. */
+const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status);
+
+/* The context's allocator. fs_context_alloc fails with FS_ERR_MEMORY and a text that says for what. */
+void *fs_context_alloc(fs_context *context, size_t bytes, const char *what);
+void fs_context_free(fs_context *context, void *memory);
+/* One line to the log callback, if there is one. */
+void fs_context_log(fs_context *context, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+extern const fs_backend fs_backend_cpu;
+extern const fs_backend fs_backend_reference;
+
+#endif

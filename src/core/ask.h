@@ -1,0 +1,51 @@
+/* ask.h - one call: what it was given, what it needs of each row (fs_ask), and which tokens each row watches. */
+#ifndef FS_CORE_ASK_H
+#define FS_CORE_ASK_H
+
+#include "summary.h"
+
+/* Entries a list keeps for cuts whose width is not known beforehand (top-p, min-p), and the most it ever keeps: a row that
+ * needs more is rare and takes the second pass. */
+#define FS_LIST_DEFAULT 1024
+#define FS_LIST_MOST 4096
+/* Ranks up to here are exact without a second pass. */
+#define FS_RANK_DEPTH 256
+
+typedef struct fs_call {
+    const fs_head *head;
+    const fs_batch *batch;
+    const fs_result *result;
+    const fs_rules *rules; /* [B] */
+    int64_t vocab;         /* real vocabulary size */
+    fs_ask ask;
+} fs_call;
+
+FS_CORE int64_t head_vocab(const fs_head *head) {
+    return head->vocab ? head->vocab : head->first_token + head->rows;
+}
+
+/* Row b watches the given tokens of score mode, then its watch list. */
+FS_CORE int64_t watch_given(const fs_batch *batch) {
+    return batch->mode == FS_MODE_SCORE ? batch->samples : 0;
+}
+
+FS_CORE int64_t watch_count(const fs_batch *batch, int64_t b) {
+    int64_t listed = batch->watch_offset ? batch->watch_offset[b + 1] - batch->watch_offset[b] : 0;
+    return watch_given(batch) + listed;
+}
+
+/* How many tokens the rows before b watch. */
+FS_CORE int64_t watch_before(const fs_batch *batch, int64_t b) {
+    int64_t listed = batch->watch_offset ? batch->watch_offset[b] - batch->watch_offset[0] : 0;
+    return watch_given(batch) * b + listed;
+}
+
+FS_CORE int32_t watch_token(const fs_batch *batch, int64_t b, int64_t i) {
+    int64_t given = watch_given(batch);
+    return i < given ? batch->given[b * given + i] : batch->watch_token[batch->watch_offset[b] + i - given];
+}
+
+/* Reads the per-slot arrays of every row, so only where they are host memory. */
+fs_ask fs_ask_of(const fs_head *head, const fs_batch *batch, const fs_result *result);
+
+#endif

@@ -1,0 +1,87 @@
+/* cut.h - min-p, then top-k, then top-p, on a row's candidate list: which prefix of the total order survives.
+ *
+ * The cut is exact when it is proven, i.e. when no token outside the list could belong to it
+ * (docs/exactness.md). The mass before a token is summed in double from the largest token down, an order that is the same for
+ * every split of the vocabulary. */
+#ifndef FS_CORE_CUT_H
+#define FS_CORE_CUT_H
+
+#include "list.h"
+#include "mass.h"
+#include "rules.h"
+
+typedef struct fs_cut {
+    int32_t proven;    /* the survivors are exactly the first `survivors` entries */
+    int32_t survivors; /* entries known to survive, proven or not */
+    uint64_t last;     /* order key of the last of them */
+    double log_z;      /* log of the survivors' mass */
+} fs_cut;
+
+/* exp(l) in units of 2^unit. */
+FS_CORE double cut_term(float l, int32_t unit) {
+    fs_exp e = exp_split(l);
+    int32_t shift = e.exponent - unit;
+    return shift < -1000 ? 0.0 : ldexp((double)e.fraction, shift);
+}
+
+/* Whether the list is complete at and above this key (with all its ties, if those are to be kept). */
+FS_CORE int cut_certified(const fs_list *list, uint64_t key, int ties) {
+    return ties ? key >> 32 > list->bound >> 32 || list->bound == FS_KEY_NONE : key > list->bound;
+}
+
+/* The list must have been heapified and hold at least one entry; mass is that of the whole row (top-p alone needs it). */
+FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, const fs_mass *mass) {
+    const int ties = (flags & FS_KEEP_TIES) != 0, joint = (flags & FS_JOINT_TOP_P) != 0;
+    const float inverse = rules->inverse_temperature;
+    const uint64_t first = list->key[list_at(list, 0)];
+    const double floor_l = (double)(order_key_logit(first) * inverse) + rules->log_min_p;
+    const int32_t unit = exp_split(order_key_logit(first) * inverse).exponent;
+    const double whole = mass_is_empty(mass) ? 0.0 : ldexp(mass_scaled(mass), 24 * (mass->top - 2) - unit);
+    const int narrowed = (rules->top_k > 0 || rules->log_min_p > -INFINITY) && !joint;
+
+    fs_cut cut = {0, 0, FS_KEY_NONE, 0.0};
+    double before = 0.0;
+    /* Top-p against the whole row stops this walk; against what is left of it, a second one. */
+    double stop = rules->top_p < 1.0f && !narrowed ? (double)rules->top_p * whole : INFINITY;
+    int32_t i = 0;
+    uint64_t key = first;
+    for (; i < list->count; i++) {
+        key = list->key[list_at(list, i)];
+        int tie = ties && i > 0 && key >> 32 == cut.last >> 32;
+        if (!cut_certified(list, key, ties)) break;
+        if (i > 0 && !tie) {
+            cut.proven = (rules->top_k > 0 && i >= rules->top_k) || before >= stop;
+            if (cut.proven) break;
+        }
+        if ((double)(order_key_logit(key) * inverse) < floor_l) {
+            cut.proven = 1;
+            break;
+        }
+        before += cut_term(order_key_logit(key) * inverse, unit);
+        cut.last = key;
+    }
+    cut.survivors = i;
+    if (!cut.proven) {
+        /* Nothing below the walk can survive if it is complete, or if even the bound is out. */
+        int bound_out = list->bound != FS_KEY_NONE && (double)(order_key_logit(list->bound) * inverse) < floor_l;
+        int enough = !ties && ((rules->top_k > 0 && i >= rules->top_k) || (i > 0 && before >= stop));
+        cut.proven = (i == list->count && list->bound == FS_KEY_NONE) || bound_out || enough;
+    }
+    if (rules->top_p < 1.0f && narrowed) {
+        /* Where the walk is not proven the mass is a lower bound, and what it keeps survives all the same. */
+        double limit = (double)rules->top_p * before;
+        before = 0.0;
+        for (i = 0; i < cut.survivors; i++) {
+            key = list->key[list_at(list, i)];
+            int tie = ties && i > 0 && key >> 32 == cut.last >> 32;
+            if (i > 0 && before >= limit && !tie) break;
+            before += cut_term(order_key_logit(key) * inverse, unit);
+            cut.last = key;
+        }
+        cut.survivors = i;
+    }
+    cut.log_z = cut.survivors ? log(before) + unit * 0.69314718055994530942 : -INFINITY;
+    return cut;
+}
+
+#endif

@@ -1,0 +1,270 @@
+#include "finish.h"
+
+#include "cut.h"
+#include "race.h"
+
+/* One row on its way to the results. */
+typedef struct fs_row {
+    const fs_call *call;
+    const fs_rules *rules;
+    fs_summary *summary;
+    int64_t b;
+    uint32_t status;
+    int has_cut, open; /* open: something asked is not proven */
+    fs_cut cut;
+    double log_z; /* of the kind of logits the result speaks of */
+} fs_row;
+
+static void put_token(const fs_result *result, int64_t at, int64_t token) {
+    if (!result->tokens) return;
+    if (result->tokens_dtype == FS_I64) ((int64_t *)result->tokens)[at] = token;
+    else ((int32_t *)result->tokens)[at] = (int32_t)token;
+}
+
+/* The logit of the kind asked, of a token with these x and y. */
+static float logit_of(const fs_row *row, float x, float y) {
+    return row->call->result->logits == FS_LOGITS_RAW ? x : y * row->rules->inverse_temperature;
+}
+
+/* The list that is ordered by that logit. */
+static fs_list *list_of(const fs_row *row) {
+    const fs_call *call = row->call;
+    return call->result->logits == FS_LOGITS_RAW && call->ask.edited ? &row->summary->raw_list : &row->summary->list;
+}
+
+static int survives(const fs_row *row, float y, uint32_t token) {
+    return !row->has_cut || (row->cut.survivors > 0 && order_key(y, token) >= row->cut.last);
+}
+
+static double logprob_of(const fs_row *row, float logit, float y, uint32_t token) {
+    if (row->call->result->logits == FS_LOGITS_CUT && !survives(row, y, token)) return -INFINITY;
+    return (double)logit - row->log_z;
+}
+
+/* Every slot of a row without a token. */
+static void write_absent(const fs_row *row) {
+    const fs_result *r = row->call->result;
+    const fs_batch *batch = row->call->batch;
+    const int64_t b = row->b, n = batch->samples;
+    for (int64_t i = b * n; i < (b + 1) * n; i++) {
+        put_token(r, i, batch->fallback_token);
+        if (r->score) r->score[i] = NAN;
+        if (r->logit) r->logit[i] = NAN;
+        if (r->logprob) r->logprob[i] = NAN;
+        if (r->rank) r->rank[i] = -1;
+    }
+    if (r->max_logit) r->max_logit[b] = NAN;
+    if (r->log_z) r->log_z[b] = NAN;
+    for (int64_t i = b * r->top_count; i < (b + 1) * r->top_count; i++) {
+        if (r->top_token) r->top_token[i] = -1;
+        if (r->top_logit) r->top_logit[i] = NAN;
+        if (r->top_logprob) r->top_logprob[i] = NAN;
+    }
+    if (batch->watch_offset)
+        for (int64_t i = batch->watch_offset[b]; i < batch->watch_offset[b + 1]; i++) {
+            if (r->watch_logit) r->watch_logit[i] = NAN;
+            if (r->watch_logprob) r->watch_logprob[i] = NAN;
+        }
+    if (r->status) r->status[b] = row->status;
+}
+
+/* Finds what the cuts leave. The token alone may not need the proof: see draw(). */
+static void cut_row(fs_row *row) {
+    const fs_result *r = row->call->result;
+    fs_list *list = &row->summary->list;
+    if (row->call->ask.keep) list_heapify(list);
+    if (row->call->ask.keep_raw) list_heapify(&row->summary->raw_list);
+    row->has_cut = rules_cut(row->rules) && row->summary->max_y * row->rules->inverse_temperature < INFINITY;
+    if (!row->has_cut) return;
+    if (list->count) row->cut = cut_list(list, row->rules, row->call->batch->flags, &row->summary->mass);
+    int looks_at_cut = r->log_z || r->logprob || r->rank || r->top_token || r->top_logit || r->top_logprob || r->watch_logprob;
+    if (!row->cut.proven && r->logits == FS_LOGITS_CUT && looks_at_cut) row->open = 1;
+}
+
+/* Races the survivors again, one sample or (without replacement) all: only they are left, so noise is drawn for them alone. */
+static void race_survivors(const fs_row *row, uint32_t sample, fs_winner *winner, int32_t n) {
+    const fs_rules *rules = row->rules;
+    fs_list *list = &row->summary->list;
+    fs_noise noise = noise_row(rules->seed, rules->position, sample, rules->stream);
+    for (int32_t i = 0; i < n; i++) winner[i].key = FS_KEY_NONE;
+    for (int32_t i = 0; i < row->cut.survivors; i++) {
+        int32_t at = list_at(list, i);
+        uint32_t token = order_key_token(list->key[at]);
+        float y = order_key_logit(list->key[at]);
+        double score = race_score(rules, row->call->batch->noise, noise, token, y);
+        fs_winner offer = {score_key(score, token), list->raw ? list->raw[at] : y, y};
+        winners_insert(winner, n, offer);
+    }
+}
+
+/* A race over the whole vocabulary was run in the pass. Its winner, if it survives the cut, is the winner of the survivors:
+ * so only rows whose winner was cut off race again, and only they need a proven cut. */
+static void draw(fs_row *row, fs_winner *scratch) {
+    fs_winner *winner = row->summary->winner;
+    const int32_t n = row->call->ask.samples;
+    if (!row->has_cut || n == 0) return;
+    if (row->call->ask.ordered) {
+        int32_t kept = 0;
+        for (int32_t i = 0; i < n; i++)
+            if (winner[i].key && survives(row, winner[i].y, score_key_token(winner[i].key))) scratch[kept++] = winner[i];
+        if (kept < n && winner[n - 1].key) {
+            if (!row->cut.proven) row->open = 1;
+            else race_survivors(row, 0, scratch, n), kept = n;
+        }
+        for (int32_t i = 0; i < n; i++) {
+            winner[i] = scratch[i];
+            if (i >= kept) winner[i].key = FS_KEY_NONE;
+        }
+        return;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        if (survives(row, winner[i].y, score_key_token(winner[i].key))) continue;
+        if (!row->cut.proven) row->open = 1;
+        else race_survivors(row, (uint32_t)i, &winner[i], 1);
+    }
+}
+
+/* 1 + number of strictly larger logits: exact if nothing that large was left out of the list. */
+static int32_t rank_of(fs_row *row, float x, float y) {
+    const int32_t kind = row->call->result->logits;
+    const int among_survivors = kind == FS_LOGITS_CUT && row->has_cut;
+    fs_list *list = list_of(row);
+    uint32_t ordered = ordered_float(kind == FS_LOGITS_RAW ? x : y);
+    int32_t larger = 0;
+    if (among_survivors) {
+        for (int32_t i = 0; i < row->cut.survivors; i++) larger += (uint32_t)(list->key[list_at(list, i)] >> 32) > ordered;
+        return larger + 1;
+    }
+    for (int32_t i = 0; i < list->count; i++) larger += (uint32_t)(list->key[i] >> 32) > ordered;
+    if ((uint32_t)(list->bound >> 32) > ordered) {
+        row->status |= FS_ROW_RANK_BOUND;
+        if (row->call->batch->flags & FS_EXACT_RANK) row->open = 1;
+    }
+    return larger + 1;
+}
+
+static void write_sample(fs_row *row, int64_t i, int64_t token, float x, float y, double score) {
+    const fs_result *r = row->call->result;
+    const int64_t at = row->b * row->call->batch->samples + i;
+    float logit = logit_of(row, x, y);
+    put_token(r, at, token);
+    if (r->score) r->score[at] = (float)(score);
+    if (r->logit) r->logit[at] = logit;
+    if (r->logprob) r->logprob[at] = (float)(logprob_of(row, logit, y, (uint32_t)token));
+    if (r->rank) r->rank[at] = rank_of(row, x, y);
+}
+
+static void write_no_sample(fs_row *row, int64_t i) {
+    const fs_result *r = row->call->result;
+    const int64_t at = row->b * row->call->batch->samples + i;
+    put_token(r, at, row->call->batch->fallback_token);
+    if (r->score) r->score[at] = NAN;
+    if (r->logit) r->logit[at] = NAN;
+    if (r->logprob) r->logprob[at] = NAN;
+    if (r->rank) r->rank[at] = -1;
+    row->status |= FS_ROW_SHORT;
+}
+
+static void write_samples(fs_row *row) {
+    const fs_summary *s = row->summary;
+    if (row->call->batch->mode == FS_MODE_SCORE) {
+        for (int64_t i = 0; i < row->call->batch->samples; i++)
+            write_sample(row, i, watch_token(row->call->batch, row->b, i), s->watch[i].x, s->watch[i].y, NAN);
+        return;
+    }
+    for (int64_t i = 0; i < row->call->ask.samples; i++) {
+        const fs_winner *w = &s->winner[i];
+        if (w->key == FS_KEY_NONE) write_no_sample(row, i);
+        else write_sample(row, i, score_key_token(w->key), w->x, w->y, score_key_value(w->key));
+    }
+}
+
+static void write_top(fs_row *row) {
+    const fs_result *r = row->call->result;
+    if (!r->top_token && !r->top_logit && !r->top_logprob) return;
+    fs_list *list = list_of(row);
+    int32_t there = list->count;
+    if (r->logits == FS_LOGITS_CUT && row->has_cut && row->cut.survivors < there) there = row->cut.survivors;
+    for (int32_t i = 0; i < r->top_count; i++) {
+        int64_t at = row->b * r->top_count + i;
+        uint64_t key = i < there ? list->key[list_at(list, i)] : FS_KEY_NONE;
+        if (i < there && key <= list->bound) row->open = 1;
+        float logit = NAN;
+        if (key) logit = logit_of(row, order_key_logit(key), order_key_logit(key));
+        if (r->top_token) r->top_token[at] = key ? (int32_t)order_key_token(key) : -1;
+        if (r->top_logit) r->top_logit[at] = logit;
+        if (r->top_logprob) r->top_logprob[at] = key ? (float)((double)logit - row->log_z) : NAN;
+    }
+    if (there < r->top_count && there == list->count && list->bound) row->open = 1;
+}
+
+static void write_watch(const fs_row *row) {
+    const fs_result *r = row->call->result;
+    const fs_batch *batch = row->call->batch;
+    if (!batch->watch_offset) return;
+    const int64_t given = watch_given(batch), count = watch_count(batch, row->b);
+    for (int64_t i = given; i < count; i++) {
+        const fs_watch *w = &row->summary->watch[i];
+        int64_t at = batch->watch_offset[row->b] + i - given;
+        float logit = w->y == w->y ? logit_of(row, w->x, w->y) : NAN;
+        uint32_t token = (uint32_t)watch_token(batch, row->b, i);
+        if (r->watch_logit) r->watch_logit[at] = logit;
+        if (r->watch_logprob) r->watch_logprob[at] = (float)(logprob_of(row, logit, w->y, token));
+    }
+}
+
+static int given_tokens_exist(const fs_call *call, int64_t b) {
+    for (int64_t i = 0; i < watch_given(call->batch); i++) {
+        int32_t token = watch_token(call->batch, b, i);
+        if (token < 0 || token >= call->vocab) return 0;
+    }
+    return 1;
+}
+
+static double log_z_of(const fs_row *row) {
+    const fs_summary *s = row->summary;
+    if (row->call->result->logits == FS_LOGITS_RAW) return s->max_x < INFINITY ? mass_log(&s->raw_mass) : INFINITY;
+    if (!(s->max_y * row->rules->inverse_temperature < INFINITY)) return INFINITY;
+    if (row->call->result->logits == FS_LOGITS_CUT && row->has_cut) return row->cut.log_z;
+    return mass_log(&s->mass);
+}
+
+int fs_finish_row(const fs_call *call, int64_t b, fs_summary *summary, uint32_t extra, int final, fs_winner *scratch) {
+    const fs_result *r = call->result;
+    fs_row row;
+    memset(&row, 0, sizeof row);
+    row.call = call;
+    row.rules = &call->rules[b];
+    row.summary = summary;
+    row.b = b;
+    row.status = row.rules->status | extra;
+    if (rules_drop_row(row.rules)) {
+        write_absent(&row);
+        return 1;
+    }
+    row.status |= summary->flags;
+    if (!given_tokens_exist(call, b)) row.status |= FS_ROW_BAD_TOKEN;
+    if (!(summary->max_y > -INFINITY)) row.status |= FS_ROW_EMPTY;
+    if (row.status & FS_ROW_NO_TOKEN) {
+        write_absent(&row);
+        return 1;
+    }
+    cut_row(&row);
+    draw(&row, scratch);
+    row.log_z = log_z_of(&row);
+    if (!row.open) {
+        write_samples(&row);
+        write_top(&row);
+        write_watch(&row);
+        if (r->max_logit) r->max_logit[b] = logit_of(&row, summary->max_x, summary->max_y);
+        if (r->log_z) r->log_z[b] = (float)(row.log_z);
+    }
+    if (row.open) {
+        if (!final) return 0;
+        row.status |= FS_ROW_INCOMPLETE;
+        write_absent(&row);
+        return 1;
+    }
+    if (r->status) r->status[b] = row.status;
+    return 1;
+}

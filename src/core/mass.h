@@ -1,0 +1,141 @@
+/* mass.h - sums of exp(l) that do not depend on the order of addition, so that log Z and every mass cut are
+ * bit for bit the same for any blocks, threads and shards.
+ *
+ * Tokens are summed in granules of 16 aligned ids: inside a granule in one fixed order in float against a power of two,
+ * between granules as integers. A mass is the top three limbs of a number in base 2^24:
+ *
+ *     value = limb[0] * 2^(24 top) + limb[1] * 2^(24 (top - 1)) + limb[2] * 2^(24 (top - 2))
+ *
+ * A granule's sum is a float, 24 bits, and lands in at most two limbs. Limbs are 64 bits wide and never carry, so addition
+ * is exact; what falls below the third limb is dropped whole, limb by limb, which is the same whatever came first. Dropped
+ * terms are below 2^-48 of the largest each, 2^-28 of the sum for 2^20 granules.
+ *
+ * No fused multiply-add is used (the build forbids contraction): the result is the same on every CPU. */
+#ifndef FS_CORE_MASS_H
+#define FS_CORE_MASS_H
+
+#include "core.h"
+
+#include <math.h>
+
+#define FS_GRANULE 16
+#define FS_MASS_EMPTY (-32768) /* `top` of no mass at all; fits 16 bits on the wire */
+
+typedef struct fs_mass {
+    int32_t top;
+    uint64_t limb[3];
+} fs_mass;
+
+/* exp(l) = fraction * 2^exponent with the fraction in [0.70, 1.42]. */
+typedef struct fs_exp {
+    float fraction;
+    int32_t exponent;
+} fs_exp;
+
+/* |exponent| < 2^19 keeps every top in 16 bits. Logits beyond +-363,000 saturate here (only here: draws and cuts by
+ * rank do not look at masses). */
+#define FS_EXP_LIMIT 363000.0f
+
+/* e^r on |r| <= ln2/2 by its Taylor polynomial to r^7: relative error below 1e-7 with float rounding. The reduction
+ * splits ln 2 in 4 + 8 + 24 bits so that the first two products are exact up to |l| = 45,000. */
+FS_CORE fs_exp exp_split(float l) {
+    l = l > FS_EXP_LIMIT ? FS_EXP_LIMIT : l;
+    l = l < -FS_EXP_LIMIT ? -FS_EXP_LIMIT : l;
+    /* Adding 1.5 * 2^23 rounds to an integer held in the low mantissa bits. */
+    float shifted = l * 1.44269504f + 12582912.0f;
+    float n = shifted - 12582912.0f;
+    float r = ((l - n * 0.6875f) - n * 0.005645751953125f) - n * 1.42860682e-06f;
+    float p = 1.98412698e-04f;
+    p = p * r + 1.38888889e-03f;
+    p = p * r + 8.33333333e-03f;
+    p = p * r + 4.16666667e-02f;
+    p = p * r + 1.66666667e-01f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    fs_exp e = {p, (int32_t)(float_bits(shifted) - 0x4B400000u)};
+    return e;
+}
+
+/* The fraction scaled by 2^shift, shift <= 0; below 2^-60 nothing of it would be left in a sum. */
+FS_CORE float exp_scaled(float fraction, int32_t shift) {
+    uint32_t bits = float_bits(fraction) + ((uint32_t)shift << 23);
+    return shift < -60 ? 0.0f : bits_float(bits);
+}
+
+FS_CORE fs_mass mass_empty(void) {
+    fs_mass m = {FS_MASS_EMPTY, {0, 0, 0}};
+    return m;
+}
+
+FS_CORE int mass_is_empty(const fs_mass *m) {
+    return m->top == FS_MASS_EMPTY;
+}
+
+/* Makes `top` the top limb of m; top must not be below m->top. */
+FS_CORE void mass_raise(fs_mass *m, int32_t top) {
+    while (m->top < top) {
+        if (m->top < top - 3) m->top = top - 3, m->limb[0] = m->limb[1] = m->limb[2] = 0;
+        m->limb[2] = m->limb[1];
+        m->limb[1] = m->limb[0];
+        m->limb[0] = 0;
+        m->top++;
+    }
+}
+
+/* Adds sum * 2^exponent, sum a float in [2^-60, 2^24). */
+FS_CORE void mass_add(fs_mass *m, float sum, int32_t exponent) {
+    if (!(sum > 0.0f)) return;
+    uint32_t bits = float_bits(sum);
+    int32_t low = exponent + (int32_t)(bits >> 23) - 150; /* weight of the mantissa's last bit */
+    uint64_t mantissa = (bits & 0x7FFFFFu) | 0x800000u;
+    int32_t limb = (low + 24 * 32768) / 24 - 32768; /* floor(low / 24) */
+    uint64_t wide = mantissa << (low - 24 * limb);
+    uint64_t high = wide >> 24, rest = wide & 0xFFFFFF;
+    /* The top limb is the highest with a bit set, else equal masses could have two tops. */
+    int32_t top = high ? limb + 1 : limb;
+    if (top > m->top) mass_raise(m, top);
+    int32_t at = m->top - limb - 1;
+    if (high && at < 3) m->limb[at] += high;
+    if (at + 1 < 3) m->limb[at + 1] += rest;
+}
+
+/* The one merge of masses: exact, commutative, associative. */
+FS_CORE void mass_merge(fs_mass *into, const fs_mass *from) {
+    if (mass_is_empty(from)) return;
+    if (from->top > into->top) mass_raise(into, from->top);
+    int32_t shift = into->top - from->top;
+    for (int32_t i = 0; i + shift < 3; i++) into->limb[i + shift] += from->limb[i];
+}
+
+/* The mass in units of 2^(24 (m->top - 2)). */
+FS_CORE double mass_scaled(const fs_mass *m) {
+    return ((double)m->limb[0] * 16777216.0 + (double)m->limb[1]) * 16777216.0 + (double)m->limb[2];
+}
+
+/* log of the mass; -inf when there is none. */
+FS_CORE double mass_log(const fs_mass *m) {
+    if (mass_is_empty(m)) return -INFINITY;
+    return log(mass_scaled(m)) + 24.0 * (m->top - 2) * 0.69314718055994530942;
+}
+
+/* Sum of exp over one granule in the fixed order: i and i + 8 first, then 4, 2, 1 apart, which is what a SIMD register, a
+ * pair of accumulator fragments and a butterfly over lanes all give. l[16]; absent ids are -inf. */
+FS_CORE void mass_add_granule(fs_mass *m, const float *l) {
+    float fraction[FS_GRANULE];
+    int32_t exponent[FS_GRANULE];
+    int32_t most = INT32_MIN;
+    for (int i = 0; i < FS_GRANULE; i++) {
+        fs_exp e = exp_split(l[i]);
+        fraction[i] = l[i] > -INFINITY ? e.fraction : 0.0f;
+        exponent[i] = e.exponent;
+        most = exponent[i] > most ? exponent[i] : most;
+    }
+    float t[FS_GRANULE];
+    for (int i = 0; i < FS_GRANULE; i++) t[i] = fraction[i] > 0.0f ? exp_scaled(fraction[i], exponent[i] - most) : 0.0f;
+    for (int half = FS_GRANULE / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) t[i] += t[i + half];
+    mass_add(m, t[0], most);
+}
+
+#endif

@@ -1,0 +1,74 @@
+/* summary.h - everything that crosses a boundary between blocks, threads, CTAs or ranks, and the one way to merge it. */
+#ifndef FS_CORE_SUMMARY_H
+#define FS_CORE_SUMMARY_H
+
+#include "key.h"
+#include "list.h"
+#include "mass.h"
+#include "rules.h"
+
+/* What a call needs of each row, decided once from (head, batch, result). Rows that need less leave the rest empty. */
+typedef struct fs_ask {
+    int32_t samples;     /* n winners per row; 0 in score mode */
+    int32_t ordered;     /* without replacement: the n winners are the n largest keys */
+    int32_t mass;        /* mass of exp(l) */
+    int32_t raw_mass;    /* mass of exp(x) */
+    int32_t winner_logit; /* the drawn token's x and y */
+    int32_t max;         /* largest x and y (always kept; on the wire only if asked) */
+    int32_t edited;      /* y may differ from x */
+    int32_t keep;        /* entries the list by y must be able to prove; 0: no list */
+    int32_t keep_raw;    /* likewise the list by x, which only edited rows need */
+    int32_t raw_column;  /* the list by y carries x */
+    int64_t watched;     /* watched tokens of all rows together, given ones included */
+} fs_ask;
+
+/* One sample's best so far. x and y are those of the key's token. */
+typedef struct fs_winner {
+    uint64_t key;
+    float x, y;
+} fs_winner;
+
+/* Logits of a watched token; NaN until its shard has seen it. */
+typedef struct fs_watch {
+    float x, y;
+} fs_watch;
+
+typedef struct fs_summary {
+    uint32_t flags; /* FS_ROW_NAN, FS_ROW_INF */
+    float max_x, max_y;
+    fs_mass mass, raw_mass;
+    fs_winner *winner; /* [samples] */
+    fs_list list;      /* by y */
+    fs_list raw_list;  /* by x */
+    fs_watch *watch;   /* [watched tokens of this row] */
+} fs_summary;
+
+/* Offers a scored token to winners kept as the n largest keys, descending. */
+FS_CORE void winners_insert(fs_winner *winner, int32_t n, fs_winner offer) {
+    int32_t i = n;
+    if (offer.key <= winner[n - 1].key) return;
+    while (i > 0 && winner[i - 1].key < offer.key) {
+        if (i < n) winner[i] = winner[i - 1];
+        i--;
+    }
+    winner[i] = offer;
+}
+
+/* The one merge. Associative, and commutative for tokens and masses; `from` is not changed. */
+FS_CORE void summary_merge(const fs_ask *ask, fs_summary *into, const fs_summary *from, int64_t watched) {
+    into->flags |= from->flags;
+    if (from->max_x > into->max_x) into->max_x = from->max_x;
+    if (from->max_y > into->max_y) into->max_y = from->max_y;
+    mass_merge(&into->mass, &from->mass);
+    mass_merge(&into->raw_mass, &from->raw_mass);
+    for (int32_t i = 0; i < ask->samples; i++) {
+        if (ask->ordered) winners_insert(into->winner, ask->samples, from->winner[i]);
+        else if (from->winner[i].key > into->winner[i].key) into->winner[i] = from->winner[i];
+    }
+    if (ask->keep) list_merge(&into->list, &from->list);
+    if (ask->keep_raw) list_merge(&into->raw_list, &from->raw_list);
+    for (int64_t i = 0; i < watched; i++)
+        if (from->watch[i].y == from->watch[i].y) into->watch[i] = from->watch[i];
+}
+
+#endif

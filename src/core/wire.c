@@ -1,0 +1,178 @@
+#include "wire.h"
+
+#define FS_WIRE_MAGIC 0x31505346u /* "FSP1" */
+#define FS_WIRE_HEADER 16
+#define FS_WIRE_MASS 20
+
+static int has_max(const fs_ask *ask) {
+    return ask->max || ask->samples == 0; /* without a winner, max y alone tells an empty row */
+}
+
+static size_t list_bytes(int32_t keep, int raw) {
+    return keep ? 12 + (size_t)keep * (raw ? 12 : 8) : 0;
+}
+
+static size_t row_bytes(const fs_ask *ask) {
+    size_t winner = 8 + (ask->winner_logit ? (ask->edited ? 8u : 4u) : 0u);
+    size_t bytes = (size_t)ask->samples * winner;
+    bytes += (size_t)(ask->mass != 0) * FS_WIRE_MASS + (size_t)(ask->raw_mass != 0) * FS_WIRE_MASS;
+    if (has_max(ask)) bytes += ask->edited ? 8 : 4;
+    return bytes + list_bytes(ask->keep, ask->raw_column) + list_bytes(ask->keep_raw, 0);
+}
+
+static size_t bitmap_bytes(const fs_call *call) {
+    return (size_t)((call->batch->rows + 63) / 64) * 8;
+}
+
+size_t fs_wire_size(const fs_call *call) {
+    return FS_WIRE_HEADER + bitmap_bytes(call) + (size_t)call->batch->rows * row_bytes(&call->ask) +
+           (size_t)call->ask.watched * sizeof(fs_watch);
+}
+
+static size_t row_start(const fs_call *call, int64_t b) {
+    return FS_WIRE_HEADER + bitmap_bytes(call) + (size_t)b * row_bytes(&call->ask) +
+           (size_t)watch_before(call->batch, b) * sizeof(fs_watch);
+}
+
+/* FNV-1a, word by word. */
+static uint64_t mix(uint64_t hash, uint64_t word) {
+    return (hash ^ word) * 0x100000001B3u;
+}
+
+uint64_t fs_wire_hash(const fs_call *call) {
+    const fs_batch *batch = call->batch;
+    const fs_ask *ask = &call->ask;
+    uint64_t h = 0xCBF29CE484222325u;
+    const int64_t words[] = {FS_NOISE_ID, batch->rows, call->vocab, batch->mode, batch->noise, batch->flags,
+                             call->result->logits, ask->samples, ask->mass, ask->raw_mass, ask->winner_logit, ask->max,
+                             ask->edited, ask->keep, ask->keep_raw, ask->raw_column, ask->watched};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) h = mix(h, (uint64_t)words[i]);
+    for (int64_t b = 0; b < batch->rows; b++) {
+        const fs_rules *rules = &call->rules[b];
+        h = mix(mix(mix(h, rules->seed), rules->position), rules->stream);
+        h = mix(mix(h, rules->status), float_bits(rules->inverse_temperature) | (uint64_t)rules->greedy << 32);
+        h = mix(mix(h, (uint64_t)rules->top_k << 32 | float_bits(rules->top_p)), double_bits(rules->log_min_p));
+        h = mix(mix(h, float_bits(rules->repetition)), (uint64_t)float_bits(rules->frequency) << 32 | float_bits(rules->presence));
+    }
+    return h;
+}
+
+void fs_wire_header(const fs_call *call, void *part) {
+    uint32_t words[2] = {FS_WIRE_MAGIC, (uint32_t)row_bytes(&call->ask)};
+    uint64_t hash = fs_wire_hash(call);
+    memcpy(part, words, sizeof words);
+    memcpy((char *)part + 8, &hash, sizeof hash);
+    memset((char *)part + FS_WIRE_HEADER, 0, bitmap_bytes(call));
+}
+
+int fs_wire_check(const fs_call *call, const void *part, const char **why) {
+    uint32_t words[2];
+    uint64_t hash;
+    memcpy(words, part, sizeof words);
+    memcpy(&hash, (const char *)part + 8, sizeof hash);
+    *why = "it is not a summary of this library's version";
+    if (words[0] != FS_WIRE_MAGIC) return 0;
+    *why = "its rows have another size: batch and result must be the same on every rank";
+    if (words[1] != (uint32_t)row_bytes(&call->ask)) return 0;
+    *why = "it was made with another batch, seed, position, rule or vocabulary size";
+    return hash == fs_wire_hash(call);
+}
+
+/* A cursor over bytes; every field goes through one of these two. */
+static char *put(char *at, const void *field, size_t bytes) {
+    memcpy(at, field, bytes);
+    return at + bytes;
+}
+
+static const char *get(const char *at, void *field, size_t bytes) {
+    memcpy(field, at, bytes);
+    return at + bytes;
+}
+
+static char *put_mass(char *at, const fs_mass *mass) {
+    int16_t top = (int16_t)mass->top;
+    at = put(at, &top, 2);
+    for (int i = 0; i < 3; i++) {
+        uint32_t low = (uint32_t)mass->limb[i];
+        uint16_t high = (uint16_t)(mass->limb[i] >> 32);
+        at = put(put(at, &low, 4), &high, 2);
+    }
+    return at;
+}
+
+static const char *get_mass(const char *at, fs_mass *mass) {
+    int16_t top;
+    at = get(at, &top, 2);
+    mass->top = top;
+    for (int i = 0; i < 3; i++) {
+        uint32_t low;
+        uint16_t high;
+        at = get(get(at, &low, 4), &high, 2);
+        mass->limb[i] = (uint64_t)high << 32 | low;
+    }
+    return at;
+}
+
+static char *put_list(char *at, const fs_list *list, int32_t keep, int raw) {
+    if (!keep) return at;
+    char *start = at;
+    at = put(put(at, &list->count, 4), &list->bound, 8);
+    put(at, list->key, (size_t)list->count * 8);
+    if (raw) put(at + (size_t)keep * 8, list->raw, (size_t)list->count * 4);
+    return start + list_bytes(keep, raw);
+}
+
+static const char *get_list(const char *at, fs_list *list, int32_t keep, int raw) {
+    if (!keep) return at;
+    const char *start = at;
+    at = get(get(at, &list->count, 4), &list->bound, 8);
+    /* Parts are bytes from elsewhere: a count is believed only within its limits. */
+    if (list->count < 0 || list->count > keep) list->count = 0, list->bound = UINT64_MAX;
+    get(at, list->key, (size_t)list->count * 8);
+    if (raw) get(at + (size_t)keep * 8, list->raw, (size_t)list->count * 4);
+    return start + list_bytes(keep, raw);
+}
+
+void fs_wire_put(const fs_call *call, int64_t b, const fs_summary *s, void *part) {
+    const fs_ask *ask = &call->ask;
+    char *at = (char *)part + row_start(call, b);
+    if (s->flags & FS_ROW_NAN) ((char *)part)[FS_WIRE_HEADER + b / 8] |= (char)(1 << b % 8);
+    for (int32_t i = 0; i < ask->samples; i++) {
+        at = put(at, &s->winner[i].key, 8);
+        if (ask->winner_logit) at = put(at, &s->winner[i].y, 4);
+        if (ask->winner_logit && ask->edited) at = put(at, &s->winner[i].x, 4);
+    }
+    if (ask->mass) at = put_mass(at, &s->mass);
+    if (ask->raw_mass) at = put_mass(at, &s->raw_mass);
+    if (has_max(ask)) at = put(at, &s->max_y, 4);
+    if (has_max(ask) && ask->edited) at = put(at, &s->max_x, 4);
+    at = put_list(at, &s->list, ask->keep, ask->raw_column);
+    at = put_list(at, &s->raw_list, ask->keep_raw, 0);
+    put(at, s->watch, (size_t)watch_count(call->batch, b) * sizeof *s->watch);
+}
+
+void fs_wire_get(const fs_call *call, int64_t b, const void *part, fs_summary *s) {
+    const fs_ask *ask = &call->ask;
+    const char *at = (const char *)part + row_start(call, b);
+    s->flags = ((const char *)part)[FS_WIRE_HEADER + b / 8] >> b % 8 & 1 ? (uint32_t)FS_ROW_NAN : 0u;
+    s->mass = s->raw_mass = mass_empty();
+    s->max_x = s->max_y = -INFINITY;
+    for (int32_t i = 0; i < ask->samples; i++) {
+        at = get(at, &s->winner[i].key, 8);
+        s->winner[i].y = s->winner[i].x = 0.0f;
+        if (ask->winner_logit) at = get(at, &s->winner[i].y, 4);
+        s->winner[i].x = s->winner[i].y;
+        if (ask->winner_logit && ask->edited) at = get(at, &s->winner[i].x, 4);
+        if (s->winner[i].key) s->max_y = 0.0f; /* some token is there; how large it was nobody asked */
+        if (s->winner[i].key && score_key_value(s->winner[i].key) == INFINITY) s->flags |= FS_ROW_INF, s->max_y = INFINITY;
+    }
+    if (ask->mass) at = get_mass(at, &s->mass);
+    if (ask->raw_mass) at = get_mass(at, &s->raw_mass);
+    if (has_max(ask)) at = get(at, &s->max_y, 4);
+    s->max_x = s->max_y;
+    if (has_max(ask) && ask->edited) at = get(at, &s->max_x, 4);
+    at = get_list(at, &s->list, ask->keep, ask->raw_column);
+    at = get_list(at, &s->raw_list, ask->keep_raw, 0);
+    s->list.popped = s->raw_list.popped = 0;
+    get(at, s->watch, (size_t)watch_count(call->batch, b) * sizeof *s->watch);
+}

@@ -1,0 +1,26 @@
+/* wire.h - a summary as bytes: what fs_partial writes and fs_merge reads. docs/noise.md and the public header describe it.
+ *
+ *   part    header 16 | one bit per row (NaN seen), in 64-bit words | B rows of equal size
+ *   header  u32 magic, u32 bytes per row, u64 hash of what the call was asked
+ *   row     samples x (u64 key [, f32 y [, f32 x]]) | mass 20 | raw mass 20 | max y [, max x] | lists | watched tokens
+ * A mass is three limbs of 48 bits and a top of 16: 2^24 summands of 24 bits fit. */
+#ifndef FS_CORE_WIRE_H
+#define FS_CORE_WIRE_H
+
+#include "ask.h"
+
+/* Bytes of a part, and of row b in it. All rows are equally long but for their watched tokens, which come last. */
+size_t fs_wire_size(const fs_call *call);
+
+/* Hash of everything two ranks must agree on. */
+uint64_t fs_wire_hash(const fs_call *call);
+
+void fs_wire_header(const fs_call *call, void *part);
+/* 0: not a part of this call; *why says what differs. */
+int fs_wire_check(const fs_call *call, const void *part, const char **why);
+
+void fs_wire_put(const fs_call *call, int64_t b, const fs_summary *summary, void *part);
+/* Lists of `summary` must have room for ask.keep and ask.keep_raw entries. */
+void fs_wire_get(const fs_call *call, int64_t b, const void *part, fs_summary *summary);
+
+#endif

@@ -1,0 +1,359 @@
+/* cpu_backend.c - the CPU backend: opens a context's threads and memory, and runs calls as one pass over W (and, for rows whose
+ * lists did not prove their cut, a second one over those rows). */
+#include "cpu_pass.h"
+#include "cpu_threads.h"
+
+#include "core/finish.h"
+#include "core/wire.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ------------------------------------------------------------------------------------------------- open, close ---- */
+
+static fs_status cpu_open(fs_context *context) {
+    const fs_options *options = &context->options;
+    char names[128];
+    const char *forced = getenv("FLASHSAMPLING_ISA");
+    const fs_isa *isa = fs_isa_choose(forced, names, sizeof names);
+    if (!isa)
+        return fs_fail(context, FS_ERR_ENVIRONMENT, "FLASHSAMPLING_ISA=%s is unknown or does not run here; these do: %s",
+                       forced, names);
+    fs_cpu *cpu = fs_context_alloc(context, sizeof *cpu, "the CPU backend");
+    if (!cpu) return FS_ERR_MEMORY;
+    memset(cpu, 0, sizeof *cpu);
+    cpu->isa = isa;
+    cpu->tasks = options->threads ? options->threads : fs_threads_available();
+    cpu->parallel_for = options->parallel_for;
+    cpu->parallel_user = options->parallel_user;
+    if (!cpu->parallel_for) {
+        cpu->threads = fs_threads_start(context, cpu->tasks);
+        if (!cpu->threads) {
+            fs_context_free(context, cpu);
+            return FS_ERR_MEMORY;
+        }
+        cpu->parallel_for = fs_threads_run;
+        cpu->parallel_user = cpu->threads;
+    }
+    cpu->work.memory = options->work;
+    cpu->work.size = options->work ? options->work_bytes : 0;
+    context->state = cpu;
+    snprintf(context->text, sizeof context->text, "cpu: %s kernel (%s), %d %s", isa->name,
+             forced ? "forced by FLASHSAMPLING_ISA" : "best of this CPU", cpu->tasks,
+             cpu->threads ? "threads" : "tasks on the caller's threads");
+    return FS_OK;
+}
+
+static void cpu_close(fs_context *context) {
+    fs_cpu *cpu = context->state;
+    if (!cpu) return;
+    fs_threads_stop(context, cpu->threads);
+    if (!context->options.work) fs_context_free(context, cpu->work.memory);
+    fs_context_free(context, cpu);
+    context->state = NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------- job ---- */
+
+/* One call, laid out in the work memory: the rows' rules, then the pass. */
+typedef struct fs_job {
+    fs_call call;
+    fs_pass pass;
+    fs_rules *rules;  /* [B] */
+    int32_t *row;     /* [B] rows that take part */
+    uint8_t *written; /* [rows that take part] the row's results are there */
+    uint32_t extra;   /* status bits of the rows being finished */
+    int32_t final;    /* write rows that are not proven as incomplete */
+    int32_t grouped;  /* the pass is one of the group modes */
+} fs_job;
+
+/* A part of fs_partial is one group whatever the mode, so it is not grouped. */
+static fs_job job_of(const fs_head *head, const fs_batch *batch, const fs_result *result, int part) {
+    fs_job job;
+    memset(&job, 0, sizeof job);
+    job.call.head = head;
+    job.call.batch = batch;
+    job.call.result = result;
+    job.call.vocab = head_vocab(head);
+    job.call.ask = fs_ask_of(head, batch, result);
+    job.grouped = !part && (batch->mode == FS_MODE_GROUP_PARALLEL || batch->mode == FS_MODE_GROUP_ONLINE);
+    return job;
+}
+
+/* Logits of all rows together stay within a quarter of a usual L2; a shorter block costs calls, a longer one cache. */
+static int32_t choose_block(const fs_options *options, int64_t rows) {
+    if (options->block) return (options->block + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK * FS_NOISE_BLOCK;
+    int64_t block = 65536 / (rows ? rows : 1) / FS_NOISE_BLOCK * FS_NOISE_BLOCK;
+    if (block > 1024) block = 1024;
+    return block < FS_NOISE_BLOCK ? FS_NOISE_BLOCK : (int32_t)block;
+}
+
+static int64_t count_groups(const fs_call *call) {
+    const int64_t size = call->batch->group_size, first = call->head->first_token;
+    int64_t end = first + call->head->rows;
+    if (end > call->vocab) end = call->vocab;
+    return end > first ? (end + size - 1) / size - first / size : 0;
+}
+
+static void job_start_pass(fs_job *job, fs_context *context, const int32_t *row, int32_t rows) {
+    fs_pass *pass = &job->pass;
+    memset(pass, 0, sizeof *pass);
+    pass->cpu = context->state;
+    pass->call = &job->call;
+    pass->row = row;
+    pass->rows = rows;
+    pass->block = choose_block(&context->options, job->call.batch->rows);
+    if (job->grouped) pass->groups = count_groups(&job->call);
+}
+
+/* The job in this arena, or its size if the arena only counts: then every row is taken to take part. */
+static int job_layout(fs_job *job, fs_context *context, fs_arena *arena) {
+    const fs_batch *batch = job->call.batch;
+    const size_t rows = (size_t)batch->rows;
+    job->rules = arena_take(arena, rows, sizeof *job->rules);
+    job->row = arena_take(arena, rows, sizeof *job->row);
+    job->written = arena_take(arena, rows, sizeof *job->written);
+    int32_t active = (int32_t)batch->rows;
+    if (arena_fits(arena)) {
+        active = 0;
+        for (int64_t b = 0; b < batch->rows; b++) {
+            job->rules[b] = rules_of_row(batch, job->call.vocab, b);
+            if (!rules_drop_row(&job->rules[b])) job->row[active++] = (int32_t)b;
+        }
+    }
+    job->call.rules = job->rules;
+    job_start_pass(job, context, job->row, active);
+    return fs_pass_layout(&job->pass, arena);
+}
+
+static size_t job_size(const fs_job *job, fs_context *context) {
+    fs_job copy = *job;
+    fs_arena count = {NULL, 0, 0};
+    job_layout(&copy, context, &count);
+    return count.used;
+}
+
+/* Makes the work memory large enough and lays the job out in it. */
+static fs_status job_take_memory(fs_job *job, fs_context *context) {
+    fs_cpu *cpu = context->state;
+    size_t bytes = job_size(job, context);
+    if (bytes > cpu->work.size && context->options.work)
+        return fs_fail(context, FS_ERR_MEMORY, "work memory of %zu bytes is too small: this call takes %zu (fs_work_size)",
+                       cpu->work.size, bytes);
+    if (bytes > cpu->work.size) {
+        fs_context_free(context, cpu->work.memory);
+        cpu->work.size = 0;
+        cpu->work.memory = fs_context_alloc(context, bytes, "work memory");
+        if (!cpu->work.memory) return FS_ERR_MEMORY;
+        cpu->work.size = bytes;
+    }
+    cpu->work.used = 0;
+    if (!job_layout(job, context, &cpu->work))
+        return fs_fail(context, FS_ERR_INTERNAL, "layout of %zu bytes did not fit what was counted, %zu", cpu->work.used, bytes);
+    return FS_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------- sample ---- */
+
+static void finish_task(void *arg, int32_t task) {
+    fs_job *job = arg;
+    const fs_pass *pass = &job->pass;
+    fs_winner *spare = pass->spare + (int64_t)task * job->call.batch->samples;
+    for (int32_t a = task; a < pass->rows; a += pass->cpu->tasks)
+        job->written[a] = (uint8_t)fs_finish_row(&job->call, pass->row[a], &pass->summary[a], job->extra, job->final, spare);
+}
+
+static void job_run(fs_job *job) {
+    const fs_cpu *cpu = job->pass.cpu;
+    fs_pass_prepare(&job->pass);
+    fs_pass_run(&job->pass);
+    cpu->parallel_for(cpu->parallel_user, cpu->tasks, finish_task, job);
+}
+
+static void finish_dropped(const fs_job *job) {
+    for (int64_t b = 0; b < job->call.batch->rows; b++)
+        if (rules_drop_row(&job->rules[b])) fs_finish_row(&job->call, b, NULL, 0, 1, NULL);
+}
+
+/* The second pass for rows [rows] whose lists were too short: the same pass with lists that hold the whole vocabulary, as many
+ * rows at a time as the budget allows. Its memory is what the caller's leaves, or is allocated for the occasion. */
+static fs_status second_pass(fs_job *job, fs_context *context, int32_t *row, int32_t rows, size_t *most_bytes) {
+    fs_cpu *cpu = context->state;
+    const int own = context->options.work == NULL;
+    size_t left = own ? context->options.fallback_bytes : cpu->work.size - cpu->work.used;
+    for (int32_t done = 0; done < rows;) {
+        int32_t now = rows - done;
+        fs_arena arena = {NULL, 0, 0};
+        for (;; now /= 2) {
+            job_start_pass(job, context, row + done, now);
+            job->pass.whole = 1;
+            arena.used = 0;
+            fs_pass_layout(&job->pass, &arena);
+            if (arena.used <= left || now == 1) break;
+        }
+        arena.size = arena.used;
+        if (arena.used <= left) {
+            arena.memory = own ? fs_context_alloc(context, arena.size, "the second pass") : cpu->work.memory + cpu->work.used;
+            if (!arena.memory) return FS_ERR_MEMORY;
+            *most_bytes = arena.size > *most_bytes ? arena.size : *most_bytes;
+            arena.used = 0;
+            fs_pass_layout(&job->pass, &arena);
+            job->extra = FS_ROW_FALLBACK;
+            job->final = 1;
+            job_run(job);
+            if (own) fs_context_free(context, arena.memory);
+        } else {
+            fs_summary none;
+            memset(&none, 0, sizeof none);
+            fs_finish_row(&job->call, row[done], &none, FS_ROW_INCOMPLETE, 1, NULL);
+            fs_context_log(context, "row %d needs a second pass of %zu bytes, but only %zu are allowed: incomplete",
+                           row[done], arena.size, left);
+        }
+        done += now;
+    }
+    return FS_OK;
+}
+
+static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+    fs_job job = job_of(head, batch, result, 0);
+    FS_TRY(job_take_memory(&job, context));
+    finish_dropped(&job);
+    job_run(&job);
+
+    int32_t again = 0;
+    for (int32_t a = 0; a < job.pass.rows; a++)
+        if (!job.written[a]) job.row[again++] = job.row[a];
+    size_t extra_bytes = 0;
+    if (again) FS_TRY(second_pass(&job, context, job.row, again, &extra_bytes));
+    result->fallback_rows = again;
+    result->work_bytes = (int64_t)(((fs_cpu *)context->state)->work.used + extra_bytes);
+    result->wire_bytes = 0;
+    return FS_OK;
+}
+
+static fs_status cpu_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                               size_t *bytes) {
+    fs_job job = job_of(head, batch, result, 0);
+    *bytes = job_size(&job, context);
+    return FS_OK;
+}
+
+/* -------------------------------------------------------------------------------------------- partial, merge ---- */
+
+static fs_status cpu_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                                  size_t *bytes) {
+    (void)context;
+    fs_job job = job_of(head, batch, result, 1);
+    *bytes = fs_wire_size(&job.call);
+    return FS_OK;
+}
+
+static fs_status cpu_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                             void *part, size_t bytes) {
+    fs_job job = job_of(head, batch, result, 1);
+    FS_REQUIRE(context, bytes >= fs_wire_size(&job.call), "part has %zu bytes, needs %zu (fs_partial_size)", bytes,
+               fs_wire_size(&job.call));
+    FS_TRY(job_take_memory(&job, context));
+    fs_pass_prepare(&job.pass);
+    fs_pass_run(&job.pass);
+    memset(part, 0, bytes);
+    fs_wire_header(&job.call, part);
+    for (int32_t a = 0; a < job.pass.rows; a++) {
+        fs_summary *summary = &job.pass.summary[a];
+        list_compact(&summary->list);
+        list_compact(&summary->raw_list);
+        fs_wire_put(&job.call, job.row[a], summary, part);
+    }
+    return FS_OK;
+}
+
+/* A row of a merge: the parts' summaries come one after the other into `from` and from there into `into`. */
+typedef struct fs_merging {
+    fs_rules *rules;
+    fs_summary into, from;
+    fs_group *group;  /* [count] */
+    fs_winner *spare; /* [samples] */
+} fs_merging;
+
+static void layout_merge_list(fs_arena *arena, int32_t keep, int raw, int32_t parts, fs_list *list) {
+    memset(list, 0, sizeof *list);
+    list->capacity = keep * parts;
+    list->keep = list->capacity;
+    list->key = arena_take(arena, (size_t)list->capacity, sizeof *list->key);
+    if (raw) list->raw = arena_take(arena, (size_t)list->capacity, sizeof *list->raw);
+}
+
+static void layout_merge(const fs_call *call, fs_arena *arena, int32_t count, int64_t watches, fs_merging *m) {
+    const fs_ask *ask = &call->ask;
+    fs_summary *summary[2] = {&m->into, &m->from};
+    memset(m, 0, sizeof *m);
+    m->rules = arena_take(arena, (size_t)call->batch->rows, sizeof *m->rules);
+    m->group = arena_take(arena, (size_t)count, sizeof *m->group);
+    m->spare = arena_take(arena, (size_t)call->batch->samples, sizeof *m->spare);
+    for (int i = 0; i < 2; i++) {
+        summary[i]->winner = arena_take(arena, (size_t)ask->samples, sizeof(fs_winner));
+        summary[i]->watch = arena_take(arena, (size_t)watches, sizeof(fs_watch));
+        layout_merge_list(arena, ask->keep, ask->raw_column, i == 0 ? count : 1, &summary[i]->list);
+        layout_merge_list(arena, ask->keep_raw, 0, i == 0 ? count : 1, &summary[i]->raw_list);
+    }
+}
+
+static void merge_row(const fs_call *call, const void *const *parts, int32_t count, fs_merging *m, int64_t b) {
+    const fs_rules *rules = &call->rules[b];
+    const int64_t watches = watch_count(call->batch, b);
+    for (int32_t i = 0; i < count; i++) {
+        fs_summary *to = i == 0 ? &m->into : &m->from;
+        fs_wire_get(call, b, parts[i], to);
+        if (call->ask.samples) m->group[i].winner = to->winner[0];
+        m->group[i].mass = to->mass;
+        if (i > 0) summary_merge(&call->ask, &m->into, &m->from, watches);
+    }
+    if (call->batch->mode == FS_MODE_GROUP_PARALLEL && !rules->greedy)
+        m->into.winner[0] = group_choose_parallel(m->group, count, 1, 0,
+                                                  noise_row(rules->seed, rules->position, 0, rules->stream), FS_DOMAIN_MERGE);
+}
+
+static fs_status cpu_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
+                           int32_t count, fs_result *result) {
+    fs_job job = job_of(head, batch, result, 1);
+    fs_call *call = &job.call;
+    fs_merging m;
+    int64_t watches = 0;
+    for (int64_t b = 0; b < batch->rows; b++)
+        if (watch_count(batch, b) > watches) watches = watch_count(batch, b);
+    fs_arena arena = {NULL, 0, 0};
+    layout_merge(call, &arena, count, watches, &m);
+    arena.size = arena.used;
+    arena.used = 0;
+    arena.memory = fs_context_alloc(context, arena.size, "the merge");
+    if (!arena.memory) return FS_ERR_MEMORY;
+    layout_merge(call, &arena, count, watches, &m);
+    for (int64_t b = 0; b < batch->rows; b++) m.rules[b] = rules_of_row(batch, call->vocab, b);
+    call->rules = m.rules;
+
+    fs_status status = FS_OK;
+    for (int32_t i = 0; i < count && status == FS_OK; i++) {
+        const char *why;
+        if (!fs_wire_check(call, parts[i], &why)) status = fs_fail(context, FS_ERR_PEER, "part %d of %d: %s", i, count, why);
+    }
+    for (int64_t b = 0; b < batch->rows && status == FS_OK; b++) {
+        merge_row(call, parts, count, &m, b);
+        fs_finish_row(call, b, &m.into, 0, 1, m.spare);
+    }
+    fs_context_free(context, arena.memory);
+    if (status != FS_OK) return status;
+    result->fallback_rows = 0;
+    result->work_bytes = (int64_t)arena.size;
+    result->wire_bytes = (int64_t)fs_wire_size(call);
+    return FS_OK;
+}
+
+const fs_backend fs_backend_cpu = {.name = "cpu",
+                                   .host_arrays = 1,
+                                   .open = cpu_open,
+                                   .close = cpu_close,
+                                   .sample = cpu_sample,
+                                   .work_size = cpu_work_size,
+                                   .partial_size = cpu_partial_size,
+                                   .partial = cpu_partial,
+                                   .merge = cpu_merge};

@@ -1,0 +1,265 @@
+#include "cpu_pass.h"
+
+#include <stdlib.h>
+
+/* ---------------------------------------------------------------------------------------------------- layout ---- */
+
+static int64_t edit_count(const fs_batch *batch, int64_t b) {
+    return batch->edit_offset ? batch->edit_offset[b + 1] - batch->edit_offset[b] : 0;
+}
+
+static int64_t sparse_counts(const fs_batch *batch, int32_t slot) {
+    return batch->count_offset && slot >= 0 ? batch->count_offset[slot + 1] - batch->count_offset[slot] : 0;
+}
+
+/* Row a of the pass; a pass that is only counted has no rows yet. */
+static int64_t row_of(const fs_pass *pass, size_t a) {
+    return pass->row ? pass->row[a] : (int64_t)a;
+}
+
+static int32_t slot_of(const fs_call *call, int64_t b) {
+    return call->rules ? call->rules[b].slot : rules_of_row(call->batch, call->vocab, b).slot;
+}
+
+static int64_t range_end(const fs_call *call) {
+    int64_t end = call->head->first_token + call->head->rows;
+    return end < call->vocab ? end : call->vocab;
+}
+
+/* Ids of task i: whole noise blocks (or whole groups), as even as they go. */
+static fs_block task_range(const fs_pass *pass, int32_t i) {
+    const int64_t first = pass->call->head->first_token, end = range_end(pass->call);
+    const int64_t unit = pass->groups ? pass->call->batch->group_size : FS_NOISE_BLOCK;
+    const int64_t low = first / unit, units = end > first ? (end + unit - 1) / unit - low : 0;
+    int64_t from = (low + units * i / pass->cpu->tasks) * unit;
+    int64_t to = (low + units * (i + 1) / pass->cpu->tasks) * unit;
+    if (from < first) from = first;
+    if (to > end) to = end;
+    fs_block range = {from, to > from ? to - from : 0};
+    return range;
+}
+
+/* A list of task i: twice what it keeps, so that compaction is rare, but never more than there are tokens. Task 0's list takes
+ * the merged entries of all. */
+static void layout_list(const fs_pass *pass, fs_arena *arena, int32_t task, int32_t keep, int with_raw, fs_list *list) {
+    int64_t tokens = task_range(pass, task).n;
+    int64_t all = range_end(pass->call) - pass->call->head->first_token;
+    if (task == 0) tokens = all > 0 ? all : 0;
+    int64_t capacity = pass->whole || 2 * (int64_t)keep > tokens ? tokens : 2 * (int64_t)keep;
+    if (keep == 0) capacity = 0;
+    uint64_t *key = arena_take(arena, (size_t)capacity, sizeof *key);
+    float *raw = with_raw ? arena_take(arena, (size_t)capacity, sizeof *raw) : NULL;
+    if (!list) return;
+    memset(list, 0, sizeof *list);
+    list->key = key;
+    list->raw = raw;
+    list->capacity = (int32_t)capacity;
+    list->keep = capacity < keep || pass->whole ? (int32_t)capacity : keep;
+}
+
+int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
+    const fs_call *call = pass->call;
+    const fs_batch *batch = call->batch;
+    const fs_ask *ask = &call->ask;
+    const size_t rows = (size_t)pass->rows, tasks = (size_t)pass->cpu->tasks;
+    const size_t columns = (size_t)pass->block + 2 * FS_GRANULE;
+    const int weights = call->head->kind == FS_HEAD_WEIGHTS;
+
+    pass->hidden_ld = weights ? (call->head->dim + FS_LANES - 1) / FS_LANES * FS_LANES : 0;
+    pass->hidden = arena_take(arena, rows * (size_t)pass->hidden_ld, sizeof(float));
+    pass->lane = arena_take(arena, rows, sizeof *pass->lane);
+    pass->summary = arena_take(arena, tasks * rows, sizeof *pass->summary);
+    pass->group = arena_take(arena, (size_t)pass->groups * rows, sizeof *pass->group);
+    pass->logits = arena_take(arena, tasks * rows * columns, sizeof(float));
+    pass->scratch = arena_take(arena, tasks, sizeof *pass->scratch);
+    pass->spare = arena_take(arena, tasks * (size_t)batch->samples, sizeof *pass->spare);
+    for (size_t t = 0; t < tasks; t++) {
+        float *y = arena_take(arena, columns, sizeof *y);
+        int32_t *count = arena_take(arena, columns, sizeof *count);
+        float *granule = arena_take(arena, columns / FS_GRANULE + 1, sizeof *granule);
+        fs_scratch scratch = {y, count, granule};
+        if (arena_fits(arena)) pass->scratch[t] = scratch;
+    }
+    for (size_t a = 0; a < rows; a++) {
+        const int64_t b = row_of(pass, a);
+        fs_lane lane;
+        memset(&lane, 0, sizeof lane);
+        lane.b = b;
+        lane.edits = edit_count(batch, b);
+        lane.counts = sparse_counts(batch, slot_of(call, b));
+        lane.watches = watch_count(batch, b);
+        lane.noise = arena_take(arena, (size_t)ask->samples, sizeof *lane.noise);
+        lane.edit = arena_take(arena, (size_t)lane.edits, sizeof *lane.edit);
+        lane.count = arena_take(arena, (size_t)lane.counts, sizeof *lane.count);
+        lane.watch = arena_take(arena, (size_t)lane.watches, sizeof *lane.watch);
+        if (arena_fits(arena)) pass->lane[a] = lane;
+        for (size_t t = 0; t < tasks; t++) {
+            fs_summary *summary = arena_fits(arena) ? &pass->summary[t * rows + a] : NULL;
+            fs_winner *winner = arena_take(arena, (size_t)ask->samples, sizeof *winner);
+            fs_watch *watch = arena_take(arena, (size_t)lane.watches, sizeof *watch);
+            if (summary) {
+                memset(summary, 0, sizeof *summary);
+                summary->winner = winner;
+                summary->watch = watch;
+            }
+            layout_list(pass, arena, (int32_t)t, ask->keep, ask->raw_column, summary ? &summary->list : NULL);
+            layout_list(pass, arena, (int32_t)t, ask->keep_raw, 0, summary ? &summary->raw_list : NULL);
+        }
+    }
+    return arena_fits(arena);
+}
+
+/* --------------------------------------------------------------------------------------------------- prepare ---- */
+
+static int compare_u64(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* (token << 32 | entry) ascending: entries of one token stay in the caller's order, so sums do not depend on the sort. Tokens
+ * out of range sort beyond every block. */
+static void sort_sparse(const int32_t *token, int64_t from, int64_t n, uint64_t *sorted) {
+    for (int64_t i = 0; i < n; i++) sorted[i] = (uint64_t)(uint32_t)token[from + i] << 32 | (uint64_t)(from + i);
+    if (n) qsort(sorted, (size_t)n, sizeof *sorted, compare_u64);
+}
+
+static void prepare_lane(const fs_pass *pass, fs_lane *lane) {
+    const fs_batch *batch = pass->call->batch;
+    const fs_rules *rules = &pass->call->rules[lane->b];
+    for (int32_t i = 0; i < pass->call->ask.samples; i++)
+        lane->noise[i] = noise_row(rules->seed, rules->position, (uint32_t)i, rules->stream);
+    if (lane->edits) sort_sparse(batch->edit_token, batch->edit_offset[lane->b], lane->edits, lane->edit);
+    if (lane->counts) sort_sparse(batch->count_token, batch->count_offset[rules->slot], lane->counts, lane->count);
+    for (int64_t i = 0; i < lane->watches; i++)
+        lane->watch[i] = (uint64_t)(uint32_t)watch_token(batch, lane->b, i) << 32 | (uint64_t)i;
+    if (lane->watches) qsort(lane->watch, (size_t)lane->watches, sizeof *lane->watch, compare_u64);
+}
+
+static void empty_summary(const fs_call *call, fs_summary *s, int64_t watches) {
+    s->flags = 0;
+    s->max_x = s->max_y = -INFINITY;
+    s->mass = s->raw_mass = mass_empty();
+    memset(s->winner, 0, (size_t)call->ask.samples * sizeof *s->winner);
+    for (int64_t i = 0; i < watches; i++) s->watch[i].x = s->watch[i].y = NAN;
+    s->list.count = s->list.popped = s->raw_list.count = s->raw_list.popped = 0;
+    s->list.bound = s->raw_list.bound = FS_KEY_NONE;
+}
+
+static int64_t dtype_bytes(int32_t dtype) {
+    return dtype == FS_F32 ? 4 : 2;
+}
+
+static void prepare_task(void *arg, int32_t task) {
+    fs_pass *pass = arg;
+    const fs_head *head = pass->call->head;
+    const fs_batch *batch = pass->call->batch;
+    for (int32_t a = task; a < pass->rows; a += pass->cpu->tasks) {
+        fs_lane *lane = &pass->lane[a];
+        prepare_lane(pass, lane);
+        for (int32_t t = 0; t < pass->cpu->tasks; t++)
+            empty_summary(pass->call, &pass->summary[(int64_t)t * pass->rows + a], lane->watches);
+        if (head->kind != FS_HEAD_WEIGHTS) continue;
+        int64_t stride = batch->hidden_stride ? batch->hidden_stride : head->dim * dtype_bytes(batch->hidden_dtype);
+        float *h = pass->hidden + a * pass->hidden_ld;
+        pass->cpu->isa->scan->load[batch->hidden_dtype]((const char *)batch->hidden + lane->b * stride, head->dim, h);
+        for (int64_t d = head->dim; d < pass->hidden_ld; d++) h[d] = 0.0f;
+    }
+}
+
+void fs_pass_prepare(fs_pass *pass) {
+    pass->cpu->parallel_for(pass->cpu->parallel_user, pass->cpu->tasks, prepare_task, pass);
+}
+
+/* ------------------------------------------------------------------------------------------------------- run ---- */
+
+/* load, dot: the block's logits of every row, each at its lead in its line of `logits`. */
+static void compute_block(const fs_pass *pass, fs_block block, float *logits, int64_t columns) {
+    const fs_head *head = pass->call->head;
+    const fs_isa *isa = pass->cpu->isa;
+    const int64_t local = block.first - head->first_token, bytes = dtype_bytes(head->dtype);
+    float *out = logits + block_lead(block);
+    if (head->kind == FS_HEAD_WEIGHTS) {
+        int64_t stride = head->stride ? head->stride : head->dim * bytes;
+        isa->tile[head->dtype]((const char *)head->data + local * stride, stride, (int32_t)block.n, pass->hidden,
+                               pass->hidden_ld, pass->rows, head->dim, out, columns);
+        return;
+    }
+    int64_t stride = head->stride ? head->stride : head->rows * bytes;
+    for (int32_t a = 0; a < pass->rows; a++)
+        isa->scan->load[head->dtype]((const char *)head->data + pass->lane[a].b * stride + local * bytes, block.n,
+                                     out + a * columns);
+}
+
+static void absorb_range(const fs_pass *pass, fs_block range, int32_t task) {
+    const int64_t columns = pass->block + 2 * FS_GRANULE;
+    float *logits = pass->logits + (int64_t)task * pass->rows * columns;
+    fs_summary *summary = pass->summary + (int64_t)task * pass->rows;
+    const int64_t end = range.first + range.n;
+    for (int64_t first = range.first; first < end;) {
+        int64_t next = (first / pass->block + 1) * pass->block;
+        fs_block block = {first, (next < end ? next : end) - first};
+        compute_block(pass, block, logits, columns);
+        for (int32_t a = 0; a < pass->rows; a++)
+            fs_rows_absorb(pass->call, pass->cpu->isa, &pass->lane[a], &pass->scratch[task], block,
+                           logits + a * columns, &summary[a]);
+        first = next;
+    }
+}
+
+/* Group modes: a group is absorbed like a range of its own, and its mass and winner are set aside. */
+static void absorb_groups(const fs_pass *pass, fs_block range, int32_t task) {
+    const int64_t size = pass->call->batch->group_size, end = range.first + range.n;
+    const int64_t first_group = pass->call->head->first_token / size;
+    fs_summary *summary = pass->summary + (int64_t)task * pass->rows;
+    for (int64_t first = range.first; first < end;) {
+        int64_t next = (first / size + 1) * size;
+        fs_block block = {first, (next < end ? next : end) - first};
+        fs_group *group = pass->group + (first / size - first_group) * pass->rows;
+        absorb_range(pass, block, task);
+        for (int32_t a = 0; a < pass->rows; a++) {
+            group[a].mass = summary[a].mass;
+            group[a].winner = summary[a].winner[0];
+            summary[a].mass = mass_empty();
+            summary[a].winner[0].key = FS_KEY_NONE;
+        }
+        first = next;
+    }
+}
+
+/* Chooses the group of a row; the row's mass is the sum of theirs. */
+static void choose_group(const fs_pass *pass, int32_t a) {
+    const fs_batch *batch = pass->call->batch;
+    const int64_t first = pass->call->head->first_token / batch->group_size;
+    const fs_group *group = pass->group + a;
+    const fs_noise noise = pass->lane[a].noise[0];
+    fs_summary *summary = &pass->summary[a];
+    for (int64_t k = 0; k < pass->groups; k++) mass_merge(&summary->mass, &group[k * pass->rows].mass);
+    if (pass->call->rules[pass->lane[a].b].greedy)
+        summary->winner[0] = group_choose_greedy(group, pass->groups, pass->rows);
+    else if (batch->mode == FS_MODE_GROUP_PARALLEL)
+        summary->winner[0] = group_choose_parallel(group, pass->groups, pass->rows, first, noise, FS_DOMAIN_GROUP);
+    else summary->winner[0] = group_choose_online(group, pass->groups, pass->rows, first, noise);
+}
+
+static void run_task(void *arg, int32_t task) {
+    const fs_pass *pass = arg;
+    fs_block range = task_range(pass, task);
+    if (range.n == 0) return;
+    if (pass->groups) absorb_groups(pass, range, task);
+    else absorb_range(pass, range, task);
+}
+
+static void merge_task(void *arg, int32_t task) {
+    const fs_pass *pass = arg;
+    for (int32_t a = task; a < pass->rows; a += pass->cpu->tasks) {
+        for (int32_t t = 1; t < pass->cpu->tasks; t++)
+            summary_merge(&pass->call->ask, &pass->summary[a], &pass->summary[(int64_t)t * pass->rows + a],
+                          pass->lane[a].watches);
+        if (pass->groups) choose_group(pass, a);
+    }
+}
+
+void fs_pass_run(fs_pass *pass) {
+    pass->cpu->parallel_for(pass->cpu->parallel_user, pass->cpu->tasks, run_task, pass);
+    pass->cpu->parallel_for(pass->cpu->parallel_user, pass->cpu->tasks, merge_task, pass);
+}

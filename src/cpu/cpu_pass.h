@@ -1,0 +1,49 @@
+/* cpu_pass.h - one pass over W for a set of rows: tasks take ranges of the vocabulary, blocks of logits live in cache, and each
+ * (task, row) has one running summary. */
+#ifndef FS_CPU_PASS_H
+#define FS_CPU_PASS_H
+
+#include "cpu_rows.h"
+
+#include "backend.h"
+#include "core/group.h"
+#include "cpu_arena.h"
+
+/* The state of a context of this backend. */
+typedef struct fs_cpu {
+    const fs_isa *isa;
+    int32_t tasks;
+    fs_parallel_for parallel_for;
+    void *parallel_user;
+    struct fs_threads *threads; /* our own pool, or NULL */
+    fs_arena work; /* the context's or the caller's memory */
+} fs_cpu;
+
+typedef struct fs_pass {
+    const fs_cpu *cpu;
+    const fs_call *call;
+    const int32_t *row; /* [rows] the rows of the batch that take part */
+    int32_t rows;
+    int32_t whole;      /* lists hold everything: the second pass */
+    int32_t block;      /* tokens per block, a multiple of FS_NOISE_BLOCK */
+    int64_t groups;     /* group modes: number of groups, else 0 */
+    int64_t hidden_ld;
+    float *hidden;        /* [rows, hidden_ld], zero padded */
+    fs_lane *lane;        /* [rows] */
+    fs_summary *summary;  /* [tasks, rows] */
+    fs_group *group;      /* [groups, rows] */
+    float *logits;        /* [tasks, rows, block + 2 FS_GRANULE] */
+    fs_scratch *scratch;  /* [tasks] */
+    fs_winner *spare;     /* [tasks, samples] for fs_finish_row */
+} fs_pass;
+
+/* Takes the pass's arrays from the arena (or only counts them, see cpu_arena.h). Returns 0 if they do not fit. */
+int fs_pass_layout(fs_pass *pass, fs_arena *arena);
+
+/* Fills what every block needs: hidden states, noise names, sorted lists; and empties the summaries. */
+void fs_pass_prepare(fs_pass *pass);
+
+/* Runs the pass. Afterwards summary[0 .. rows-1] holds the merged rows. */
+void fs_pass_run(fs_pass *pass);
+
+#endif

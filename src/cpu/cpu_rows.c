@@ -1,0 +1,220 @@
+#include "cpu_rows.h"
+
+#include "core/halves.h"
+#include "core/race.h"
+
+/* ------------------------------------------------------------------------------------------------- transform ---- */
+
+/* Dot product -> raw logit: bias, rounding, scales, soft-cap. x is the block's first logit. */
+static void transform_head(const fs_head *head, fs_block block, float *x) {
+    const int64_t n = block.n;
+    if (head->bias) {
+        const float *bias = head->bias + (block.first - head->first_token);
+        for (int64_t i = 0; i < n; i++) x[i] += bias[i];
+    }
+    if (head->round == FS_BF16)
+        for (int64_t i = 0; i < n; i++) x[i] = round_bf16(x[i]);
+    if (head->round == FS_F16)
+        for (int64_t i = 0; i < n; i++) x[i] = round_f16(x[i]);
+    if (head->scale != 1.0f)
+        for (int64_t i = 0; i < n; i++) x[i] *= head->scale;
+    if (head->softcap > 0.0f)
+        for (int64_t i = 0; i < n; i++) x[i] = head->softcap * tanhf(x[i] / head->softcap);
+    if (head->post_scale != 1.0f)
+        for (int64_t i = 0; i < n; i++) x[i] *= head->post_scale;
+}
+
+static int bit_of(const uint32_t *words, int64_t id) {
+    return (int)(words[id >> 5] >> (id & 31) & 1);
+}
+
+/* The bits of row `index` of a packed or strided bitmask; NULL if there is no mask. */
+static const uint32_t *mask_row(const uint32_t *mask, int64_t stride, int64_t index, int64_t vocab) {
+    if (!mask || index < 0) return NULL;
+    int64_t bytes = stride ? stride : (vocab + 31) / 32 * 4;
+    return (const uint32_t *)(const void *)((const char *)mask + index * bytes);
+}
+
+static void transform_mask(const fs_call *call, int64_t b, fs_block block, float *x) {
+    const fs_batch *batch = call->batch;
+    int64_t index = batch->allow_index ? batch->allow_index[b] : b;
+    const uint32_t *allow = mask_row(batch->allow, batch->allow_stride, index, call->vocab);
+    if (!allow) return;
+    for (int64_t i = 0; i < block.n; i++)
+        if (!bit_of(allow, block.first + i)) x[i] = -INFINITY;
+}
+
+/* First entry of an ascending (token << 32 | entry) array at or after this token. */
+static int64_t sparse_from(const uint64_t *sorted, int64_t n, int64_t token) {
+    int64_t low = 0, high = n;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (sorted[middle] < (uint64_t)token << 32) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+#define FS_SPARSE_EACH(i, sorted, length, block)                                                                       \
+    for (int64_t i = sparse_from(sorted, length, (block).first);                                                       \
+         i < (length) && (int64_t)((sorted)[i] >> 32) < (block).first + (block).n; i++)
+
+static void transform_penalties(const fs_call *call, const fs_lane *lane, const fs_rules *rules, int32_t *counts,
+                                fs_block block, float *y) {
+    const fs_batch *batch = call->batch;
+    const uint32_t *seen = mask_row(batch->seen, batch->seen_stride, rules->slot, call->vocab);
+    if (batch->counts) {
+        int64_t bytes = batch->counts_stride ? batch->counts_stride : call->vocab * 4;
+        const char *row = (const char *)batch->counts + rules->slot * bytes;
+        memcpy(counts, row + block.first * 4, (size_t)block.n * 4);
+    } else {
+        memset(counts, 0, (size_t)block.n * sizeof *counts);
+        FS_SPARSE_EACH(i, lane->count, lane->counts, block)
+            counts[(int64_t)(lane->count[i] >> 32) - block.first] += batch->count_value[(uint32_t)lane->count[i]];
+    }
+    for (int64_t i = 0; i < block.n; i++) {
+        int was_seen = seen && bit_of(seen, block.first + i);
+        if (was_seen || counts[i]) y[i] = rules_penalised(rules, y[i], was_seen, counts[i]);
+    }
+}
+
+static void transform_edits(const fs_call *call, const fs_lane *lane, fs_block block, float *y) {
+    FS_SPARSE_EACH(i, lane->edit, lane->edits, block)
+        y[(int64_t)(lane->edit[i] >> 32) - block.first] += call->batch->edit_bias[(uint32_t)lane->edit[i]];
+}
+
+/* ----------------------------------------------------------------------------------------------------- noise ---- */
+
+/* One draw's race through one block. */
+typedef struct fs_race {
+    const fs_rules *rules;
+    fs_noise noise;
+    fs_winner *winner; /* [n], descending */
+    int32_t n;         /* 1, or all samples without replacement */
+    double floor;      /* no token with l at or below this can win without a mark */
+} fs_race;
+
+static void race_set_floor(fs_race *race) {
+    uint64_t last = race->winner[race->n - 1].key;
+    /* The slack covers the last bits of log on any library; a lower floor is slower, never wrong. */
+    double reach = race->rules->greedy ? 0.0 : FS_NOISE_G + 1e-6;
+    race->floor = last ? score_key_value(last) - reach : -INFINITY;
+}
+
+static void race_offer(fs_race *race, uint32_t token, float x, float y, int marked) {
+    double score = (double)y;
+    if (!race->rules->greedy)
+        score = (double)(y * race->rules->inverse_temperature) + noise_gumbel_marked(race->noise, token, marked);
+    fs_winner offer = {score_key(score, token), x, y};
+    if (offer.key <= race->winner[race->n - 1].key) return;
+    winners_insert(race->winner, race->n, offer);
+    race_set_floor(race);
+}
+
+/* The sparse race: marked tokens, then those whose logit alone is in reach of the best score so far. x, y, granule start at id
+ * `base`, a multiple of FS_GRANULE; span places. */
+static void race_exact(fs_race *race, const float *x, const float *y, const float *granule, float most, int64_t base,
+                       int64_t span) {
+    const float inverse = race->rules->inverse_temperature;
+    race_set_floor(race);
+    if (race->winner[race->n - 1].key == FS_KEY_NONE || most == INFINITY) {
+        /* A first real score, so that the race below is sparse from its start; and the lowest id of +inf. */
+        int64_t i = 0;
+        while (y[i] != most) i++;
+        uint32_t token = (uint32_t)(base + i);
+        int marked = !race->rules->greedy &&
+                     noise_is_marked(noise_marks(race->noise, token / FS_NOISE_BLOCK), token);
+        if (race->n == 1) race_offer(race, token, x[i], y[i], marked);
+    }
+    for (int64_t block = base / FS_NOISE_BLOCK; block * FS_NOISE_BLOCK < base + span; block++) {
+        const int64_t start = block * FS_NOISE_BLOCK;
+        fs_marks marks = {{0, 0}};
+        if (!race->rules->greedy) marks = noise_marks(race->noise, (uint32_t)block);
+        for (int word = 0; word < 2; word++)
+            for (uint64_t bits = marks.bit[word]; bits; bits &= bits - 1) {
+                int64_t i = start + 64 * word + __builtin_ctzll(bits) - base;
+                if (i >= 0 && i < span && y[i] > -INFINITY) race_offer(race, (uint32_t)(base + i), x[i], y[i], 1);
+            }
+        int64_t from = start > base ? start - base : 0;
+        int64_t to = start + FS_NOISE_BLOCK - base < span ? start + FS_NOISE_BLOCK - base : span;
+        for (int64_t g = from / FS_GRANULE; g < to / FS_GRANULE; g++) {
+            if (!((double)(granule[g] * inverse) > race->floor)) continue;
+            for (int64_t i = g * FS_GRANULE; i < (g + 1) * FS_GRANULE; i++)
+                if ((double)(y[i] * inverse) > race->floor && !noise_is_marked(marks, (uint32_t)(base + i)))
+                    race_offer(race, (uint32_t)(base + i), x[i], y[i], 0);
+        }
+    }
+}
+
+/* Fast-math noise has no marks: every token is evaluated. */
+static void race_fast(fs_race *race, const float *x, const float *y, int64_t base, int64_t span) {
+    for (int64_t i = 0; i < span; i++) {
+        if (!(y[i] > -INFINITY)) continue;
+        uint32_t token = (uint32_t)(base + i);
+        fs_winner offer = {score_key(race_score(race->rules, FS_NOISE_FAST, race->noise, token, y[i]), token), x[i], y[i]};
+        winners_insert(race->winner, race->n, offer);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- reduce ---- */
+
+/* Offers tokens to a list ordered by `logit`; granules below the bound are passed over. */
+static void offer_list(fs_list *list, const float *logit, const float *granule, const float *x, int64_t base,
+                       int64_t span) {
+    for (int64_t g = 0; g < span / FS_GRANULE; g++) {
+        if (granule && ordered_float(granule[g]) < (uint32_t)(list->bound >> 32)) continue;
+        for (int64_t i = g * FS_GRANULE; i < (g + 1) * FS_GRANULE; i++)
+            if (logit[i] > -INFINITY) list_offer(list, order_key(logit[i], (uint32_t)(base + i)), x[i]);
+    }
+}
+
+void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
+                    fs_block block, float *x, fs_summary *summary) {
+    const fs_ask *ask = &call->ask;
+    const fs_batch *batch = call->batch;
+    const fs_rules *rules = &call->rules[lane->b];
+    const int64_t lead = block_lead(block), span = block_span(block), base = block.first - lead;
+
+    transform_head(call->head, block, x + lead);
+    for (int64_t i = 0; i < lead; i++) x[i] = -INFINITY;
+    for (int64_t i = lead + block.n; i < span; i++) x[i] = -INFINITY;
+    transform_mask(call, lane->b, block, x + lead);
+    summary->flags |= isa->scan->clean(x, span);
+
+    float *y = x;
+    const int penalised = rules_penalise(rules) && (batch->seen || batch->counts || batch->count_offset);
+    const int edited = lane->edits || penalised;
+    if (edited) {
+        y = scratch->y;
+        memcpy(y, x, (size_t)span * sizeof *y);
+        transform_edits(call, lane, block, y + lead);
+        if (penalised) transform_penalties(call, lane, rules, scratch->count, block, y + lead);
+        summary->flags |= isa->scan->clean(y, span);
+    }
+    FS_SPARSE_EACH(i, lane->watch, lane->watches, block) {
+        int64_t at = (int64_t)(lane->watch[i] >> 32) - base;
+        fs_watch seen = {x[at], y[at]};
+        summary->watch[(uint32_t)lane->watch[i]] = seen;
+    }
+
+    if (edited) {
+        float most_x = isa->scan->granule_max(x, span, scratch->granule);
+        if (most_x > summary->max_x) summary->max_x = most_x;
+    }
+    float most = isa->scan->granule_max(y, span, scratch->granule);
+    if (most > summary->max_y) summary->max_y = most;
+    if (!edited && most > summary->max_x) summary->max_x = most;
+    if (ask->raw_mass) isa->scan->add_mass(x, span, 1.0f, &summary->raw_mass);
+    if (ask->keep_raw) offer_list(&summary->raw_list, x, NULL, x, base, span);
+    if (!(most > -INFINITY)) return;
+    if (most * rules->inverse_temperature == INFINITY) summary->flags |= FS_ROW_INF;
+
+    if (ask->mass) isa->scan->add_mass(y, span, rules->inverse_temperature, &summary->mass);
+    if (ask->keep) offer_list(&summary->list, y, scratch->granule, x, base, span);
+    const int32_t draws = ask->ordered && ask->samples ? 1 : ask->samples;
+    for (int32_t i = 0; i < draws; i++) {
+        fs_race race = {rules, lane->noise[i], &summary->winner[i], ask->ordered ? ask->samples : 1, 0.0};
+        if (batch->noise == FS_NOISE_FAST && !rules->greedy) race_fast(&race, x, y, base, span);
+        else race_exact(&race, x, y, scratch->granule, most, base, span);
+    }
+}

@@ -1,0 +1,48 @@
+/* cpu_rows.h - one row meets one block of logits: transform, noise, reduce. */
+#ifndef FS_CPU_ROWS_H
+#define FS_CPU_ROWS_H
+
+#include "cpu_isa.h"
+
+#include "core/ask.h"
+
+/* What one active row brings to every block. */
+typedef struct fs_lane {
+    int64_t b;       /* row of the batch */
+    fs_noise *noise; /* [samples] */
+    uint64_t *edit;  /* [edits] (token << 32 | entry), ascending */
+    int64_t edits;
+    uint64_t *count; /* [counts] likewise, of the slot's sparse counts */
+    int64_t counts;
+    uint64_t *watch; /* [watches] (token << 32 | place in the row's watched tokens), ascending */
+    int64_t watches;
+} fs_lane;
+
+/* Scratch of one task; everything is one block long. */
+typedef struct fs_scratch {
+    float *y;
+    int32_t *count;
+    float *granule; /* maxima of granules */
+} fs_scratch;
+
+/* A block: ids [first, first + n), at most one block long. Logits lie at x[first % FS_GRANULE ...], so that granules are aligned
+ * to global ids; the places around them up to whole granules are scratch. No id is at or above the vocabulary. */
+typedef struct fs_block {
+    int64_t first;
+    int64_t n;
+} fs_block;
+
+FS_CORE int64_t block_lead(fs_block block) {
+    return block.first % FS_GRANULE;
+}
+
+/* Places of x that whole granules cover. */
+FS_CORE int64_t block_span(fs_block block) {
+    return (block_lead(block) + block.n + FS_GRANULE - 1) / FS_GRANULE * FS_GRANULE;
+}
+
+/* Absorbs one block of a row's dot products (or stored logits) into its summary. x [block_span] is overwritten. */
+void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
+                    fs_block block, float *x, fs_summary *summary);
+
+#endif

@@ -1,0 +1,2 @@
+#define FS_ISA avx2
+#include "cpu_scan.h"

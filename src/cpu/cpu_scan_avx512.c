@@ -1,0 +1,2 @@
+#define FS_ISA avx512
+#include "cpu_scan.h"

@@ -1,0 +1,2 @@
+#define FS_ISA scalar
+#include "cpu_scan.h"

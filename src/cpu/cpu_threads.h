@@ -1,0 +1,19 @@
+/* cpu_threads.h - the context's own threads, with the same interface as a caller's fs_parallel_for. */
+#ifndef FS_CPU_THREADS_H
+#define FS_CPU_THREADS_H
+
+#include "backend.h"
+
+typedef struct fs_threads fs_threads;
+
+/* Starts threads - 1 workers; the caller of fs_threads_run is the last thread. NULL (with the context's text) on failure. */
+fs_threads *fs_threads_start(fs_context *context, int32_t threads);
+void fs_threads_stop(fs_context *context, fs_threads *pool);
+
+/* An fs_parallel_for; user is the pool. */
+void fs_threads_run(void *user, int32_t count, void (*task)(void *arg, int32_t i), void *arg);
+
+/* Cores this process may run on. */
+int32_t fs_threads_available(void);
+
+#endif

@@ -1,0 +1,54 @@
+/* ref.h - the truth: plain loops over stored logits, no tiles, no tricks. The oracle of every test.
+ *
+ *   ref_logits.c  one row's values and the life of its logits: x, y, l
+ *   ref_draw.c    the cut and the draw
+ *   ref_result.c  what the caller gets to see
+ *   ref_backend.c the loop over rows
+ *
+ * Nothing here shares code with the other backends but the noise and the keys, which are part of what a draw means. */
+#ifndef FS_REF_REF_H
+#define FS_REF_REF_H
+
+#include "../backend.h"
+
+/* One row. Arrays are indexed by the head's row v, whose id is first + v. */
+typedef struct ref_row {
+    int64_t b;      /* row of the batch */
+    int64_t size;   /* V */
+    int64_t first;  /* id of v = 0 */
+    int64_t vocab;  /* ids at or above it are padding */
+    int64_t slot;
+    uint64_t position;
+    fs_slot_values values; /* of the row's slot; the seed is the one to draw with */
+    uint32_t status;
+
+    float *x;         /* [V] raw */
+    float *y;         /* [V] orders tokens */
+    float *l;         /* [V] processed */
+    int64_t *count;   /* [V] how often the slot has produced a token */
+    uint64_t *order;  /* [live] order keys of the tokens with l > -inf, sorted, best first */
+    uint64_t *scratch; /* [V] keys to be sorted for one purpose */
+    int64_t live;
+    int64_t kept;     /* the cut leaves order[0 .. kept) */
+
+    int64_t *token;   /* [n] drawn or given; fallback_token where there is none */
+    double *score;    /* [n] */
+} ref_row;
+
+/* Reads the row's slot, position and values; sets the status bits of bad ones. */
+void ref_row_values(ref_row *row, const fs_batch *batch);
+/* Fills x, y, l, order and live. */
+void ref_row_logits(ref_row *row, const fs_head *head, const fs_batch *batch);
+/* Sets kept. */
+void ref_row_cut(ref_row *row, const fs_batch *batch);
+/* Fills token and score. */
+void ref_row_draw(ref_row *row, const fs_batch *batch);
+/* Writes everything the caller asked for. */
+void ref_row_result(ref_row *row, const fs_batch *batch, fs_result *result);
+
+/* Sorts keys, largest first. */
+void ref_sort_keys(uint64_t *keys, int64_t count);
+/* log of the sum of exp(l[v]); -inf for none, +inf where one is +inf. */
+double ref_log_sum(const float *l, int64_t count);
+
+#endif

@@ -1,0 +1,85 @@
+/* ref_backend.c - the reference backend: one row after the other, all of a row's logits stored. */
+#include "ref.h"
+
+#include <stdio.h>
+
+/* The next array of `count` elements in base, or only its bytes where there is no memory yet. */
+static void *cut_off(char *base, size_t *used, int64_t count, size_t bytes) {
+    void *at = base ? base + *used : NULL;
+    *used += ((size_t)count * bytes + 63) / 64 * 64;
+    return at;
+}
+
+/* Lays the row's arrays out in `base` (NULL: only counts) and returns their bytes. */
+static size_t place_arrays(ref_row *row, char *base, int64_t size, int64_t samples) {
+    size_t used = 0;
+    row->x = cut_off(base, &used, size, sizeof *row->x);
+    row->y = cut_off(base, &used, size, sizeof *row->y);
+    row->l = cut_off(base, &used, size, sizeof *row->l);
+    row->count = cut_off(base, &used, size, sizeof *row->count);
+    row->order = cut_off(base, &used, size, sizeof *row->order);
+    row->scratch = cut_off(base, &used, size, sizeof *row->scratch);
+    row->token = cut_off(base, &used, samples, sizeof *row->token);
+    row->score = cut_off(base, &used, samples, sizeof *row->score);
+    return used;
+}
+
+static fs_status open_reference(fs_context *context) {
+    snprintf(context->text, sizeof context->text, "reference: plain loops in double over stored logits");
+    return FS_OK;
+}
+
+static void close_reference(fs_context *context) {
+    (void)context;
+}
+
+static fs_status work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                           size_t *bytes) {
+    (void)context, (void)result;
+    ref_row row;
+    *bytes = place_arrays(&row, NULL, head->rows, batch->samples);
+    return FS_OK;
+}
+
+static fs_status sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+    ref_row row;
+    size_t bytes = place_arrays(&row, NULL, head->rows, batch->samples);
+    void *own = NULL, *work = context->options.work;
+    if (work) {
+        if (bytes > context->options.work_bytes)
+            return fs_fail(context, FS_ERR_MEMORY, "work memory: the call takes %zu bytes, options.work_bytes is %zu",
+                           bytes, context->options.work_bytes);
+    } else {
+        own = work = fs_context_alloc(context, bytes, "the reference backend's row");
+        if (!work) return FS_ERR_MEMORY;
+    }
+    place_arrays(&row, work, head->rows, batch->samples);
+    row.size = head->rows;
+    row.first = head->first_token;
+    row.vocab = head->vocab ? head->vocab : head->first_token + head->rows;
+
+    for (row.b = 0; row.b < batch->rows; row.b++) {
+        ref_row_values(&row, batch);
+        row.live = row.kept = 0;
+        if (!row.status) ref_row_logits(&row, head, batch);
+        if (!(row.status & FS_ROW_NO_TOKEN)) {
+            ref_row_cut(&row, batch);
+            ref_row_draw(&row, batch);
+        }
+        ref_row_result(&row, batch, result);
+    }
+    if (own) fs_context_free(context, own);
+    result->fallback_rows = 0;
+    result->work_bytes = (int64_t)bytes;
+    result->wire_bytes = 0;
+    return FS_OK;
+}
+
+const fs_backend fs_backend_reference = {
+    .name = "reference",
+    .host_arrays = 1,
+    .open = open_reference,
+    .close = close_reference,
+    .sample = sample,
+    .work_size = work_size,
+};

@@ -1,0 +1,225 @@
+/* ref_logits.c - the life of a logit, line by line as the public header's top comment tells it. */
+#include "ref.h"
+
+#include "../core/key.h"
+#include "../core/noise.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* ---------------------------------------------------------------------------------------------------- numbers ---- */
+
+static float f16_value(uint16_t h) {
+    int exponent = h >> 10 & 31;
+    int mantissa = h & 1023;
+    double value;
+    if (exponent == 31) value = mantissa ? (double)NAN : (double)INFINITY;
+    else if (exponent == 0) value = ldexp(mantissa, -24);
+    else value = ldexp(mantissa + 1024, exponent - 25);
+    return (float)(h >> 15 ? -value : value);
+}
+
+/* Element i of an array of any stored dtype. */
+static float load(const void *data, int32_t dtype, int64_t i) {
+    if (dtype == FS_F32) return ((const float *)data)[i];
+    uint16_t h = ((const uint16_t *)data)[i];
+    return dtype == FS_BF16 ? bits_float((uint32_t)h << 16) : f16_value(h);
+}
+
+/* x rounded to nearest even with `digits` binary digits, no digit below 2^lowest. */
+static float round_digits(float x, int digits, int lowest, double largest) {
+    if (!isfinite(x) || x == 0.0f) return x;
+    int exponent;
+    frexp((double)x, &exponent);
+    int last = exponent - digits > lowest ? exponent - digits : lowest;
+    double rounded = ldexp(rint(ldexp((double)x, -last)), last);
+    return fabs(rounded) > largest ? copysignf(INFINITY, x) : (float)rounded;
+}
+
+static float round_to(float x, int32_t dtype) {
+    if (dtype == FS_BF16) return round_digits(x, 8, -133, ldexp(255.0, 120));
+    if (dtype == FS_F16) return round_digits(x, 11, -24, 65504.0);
+    return x;
+}
+
+static int64_t dtype_bytes(int32_t dtype) {
+    return dtype == FS_F32 ? 4 : 2;
+}
+
+static const void *row_of(const void *data, int64_t stride, int64_t packed, int64_t row) {
+    return (const char *)data + row * (stride ? stride : packed);
+}
+
+static int bit_of(const uint32_t *words, int64_t id) {
+    return (int)(words[id / 32] >> (id % 32) & 1);
+}
+
+static int compare_keys(const void *a, const void *b) {
+    uint64_t ka = *(const uint64_t *)a, kb = *(const uint64_t *)b;
+    return (ka < kb) - (ka > kb);
+}
+
+void ref_sort_keys(uint64_t *keys, int64_t count) {
+    qsort(keys, (size_t)count, sizeof *keys, compare_keys);
+}
+
+double ref_log_sum(const float *l, int64_t count) {
+    float most = -INFINITY;
+    double sum = 0.0;
+    for (int64_t v = 0; v < count; v++) most = l[v] > most ? l[v] : most;
+    if (isinf(most)) return (double)most;
+    for (int64_t v = 0; v < count; v++) sum += exp((double)l[v] - (double)most);
+    return (double)most + log(sum);
+}
+
+/* ----------------------------------------------------------------------------------------------------- values ---- */
+
+static uint32_t check_values(const fs_slot_values *values) {
+    uint32_t bad = 0;
+    float t = values->temperature;
+    if (!(t >= 0.0f) || isinf(t) || (t > 0.0f && isinf(1.0f / t))) bad |= FS_ROW_BAD_TEMPERATURE;
+    if (!(values->top_p >= 0.0f)) bad |= FS_ROW_BAD_TOP_P;
+    if (!(values->min_p >= 0.0f && values->min_p <= 1.0f)) bad |= FS_ROW_BAD_MIN_P;
+    if (!(values->repetition > 0.0f) || isinf(values->repetition)) bad |= FS_ROW_BAD_PENALTY;
+    if (!isfinite(values->frequency) || !isfinite(values->presence)) bad |= FS_ROW_BAD_PENALTY;
+    return bad;
+}
+
+void ref_row_values(ref_row *row, const fs_batch *batch) {
+    int64_t slots = batch->slots ? batch->slots : batch->rows;
+    int64_t s = batch->slot ? batch->slot[row->b] : row->b;
+    row->slot = s;
+    row->position = batch->position ? batch->position[row->b] : batch->position_all;
+    row->values = batch->all;
+    row->status = 0;
+    if (s == -1) row->status = FS_ROW_SKIPPED;
+    else if (s < -1 || s >= slots) row->status = FS_ROW_BAD_SLOT;
+    if (row->status) return;
+
+    fs_slot_values *values = &row->values;
+    if (batch->temperature) values->temperature = batch->temperature[s];
+    if (batch->top_k) values->top_k = batch->top_k[s];
+    if (batch->top_p) values->top_p = batch->top_p[s];
+    if (batch->min_p) values->min_p = batch->min_p[s];
+    if (batch->stream) values->stream = batch->stream[s];
+    if (batch->repetition) values->repetition = batch->repetition[s];
+    if (batch->frequency) values->frequency = batch->frequency[s];
+    if (batch->presence) values->presence = batch->presence[s];
+    values->seed = batch->seed ? batch->seed[s] : noise_spread_seed(batch->all.seed, (uint64_t)s);
+    row->status = check_values(values);
+}
+
+/* ----------------------------------------------------------------------------------------------------- logits ---- */
+
+static float dot(const fs_head *head, const fs_batch *batch, int64_t b, int64_t v) {
+    const void *h = row_of(batch->hidden, batch->hidden_stride, head->dim * dtype_bytes(batch->hidden_dtype), b);
+    const void *w = row_of(head->data, head->stride, head->dim * dtype_bytes(head->dtype), v);
+    double sum = 0.0;
+    for (int64_t d = 0; d < head->dim; d++)
+        sum += (double)load(h, batch->hidden_dtype, d) * (double)load(w, head->dtype, d);
+    return (float)sum;
+}
+
+static float stored(const fs_head *head, int64_t b, int64_t v) {
+    return load(row_of(head->data, head->stride, head->rows * dtype_bytes(head->dtype), b), head->dtype, v);
+}
+
+/* x, without the mask. */
+static float raw_logit(const fs_head *head, const fs_batch *batch, int64_t b, int64_t v) {
+    float x = head->kind == FS_HEAD_LOGITS ? stored(head, b, v) : dot(head, batch, b, v);
+    if (head->bias) x += head->bias[v];
+    x = round_to(x, head->round);
+    x *= head->scale;
+    if (head->softcap != 0.0f) x = head->softcap * tanhf(x / head->softcap);
+    return x * head->post_scale;
+}
+
+/* The row's bitmask, NULL = every token is allowed. */
+static const uint32_t *allow_mask(const ref_row *row, const fs_batch *batch) {
+    if (!batch->allow) return NULL;
+    int64_t mask = batch->allow_index ? batch->allow_index[row->b] : row->b;
+    if (mask < 0) return NULL;
+    return row_of(batch->allow, batch->allow_stride, (row->vocab + 31) / 32 * 4, mask);
+}
+
+/* Several edits of one token add up in the order they are listed. -inf is final: neither a masked nor a banned token
+ * comes back through a +inf, and no NaN is made of the two. */
+static void apply_edits(ref_row *row, const fs_batch *batch) {
+    if (!batch->edit_offset) return;
+    for (int64_t i = batch->edit_offset[row->b]; i < batch->edit_offset[row->b + 1]; i++) {
+        int64_t v = batch->edit_token[i] - row->first;
+        if (v < 0 || v >= row->size || row->y[v] == -INFINITY) continue;
+        float bias = batch->edit_bias[i];
+        row->y[v] = bias == -INFINITY ? -INFINITY : row->y[v] + bias;
+    }
+}
+
+static void gather_counts(ref_row *row, const fs_batch *batch) {
+    const int32_t *dense = NULL;
+    if (batch->counts) dense = row_of(batch->counts, batch->counts_stride, row->vocab * 4, row->slot);
+    for (int64_t v = 0; v < row->size; v++) {
+        int64_t id = row->first + v;
+        row->count[v] = dense && id < row->vocab ? dense[id] : 0;
+    }
+    if (!batch->count_offset) return;
+    for (int64_t i = batch->count_offset[row->slot]; i < batch->count_offset[row->slot + 1]; i++) {
+        int64_t v = batch->count_token[i] - row->first;
+        if (v >= 0 && v < row->size) row->count[v] += batch->count_value[i];
+    }
+}
+
+static void apply_penalties(ref_row *row, const fs_batch *batch) {
+    const fs_slot_values *values = &row->values;
+    const uint32_t *seen = NULL;
+    if (batch->seen) seen = row_of(batch->seen, batch->seen_stride, (row->vocab + 31) / 32 * 4, row->slot);
+    gather_counts(row, batch);
+    for (int64_t v = 0; v < row->size; v++) {
+        int64_t id = row->first + v, count = row->count[v];
+        float y = row->y[v];
+        if (y == -INFINITY) continue;
+        if (count > 0 || (seen && bit_of(seen, id))) y = y > 0.0f ? y / values->repetition : y * values->repetition;
+        y -= values->frequency * (float)count;
+        if (count > 0) y -= values->presence;
+        row->y[v] = y;
+    }
+}
+
+/* NaN never wins: it becomes -inf and the row says so. */
+static float drop_nan(ref_row *row, float value) {
+    if (!isnan(value)) return value;
+    row->status |= FS_ROW_NAN;
+    return -INFINITY;
+}
+
+static void check_given(ref_row *row, const fs_batch *batch) {
+    if (batch->mode != FS_MODE_SCORE) return;
+    for (int32_t i = 0; i < batch->samples; i++) {
+        int64_t token = batch->given[row->b * batch->samples + i];
+        if (token < 0 || token >= row->vocab) row->status |= FS_ROW_BAD_TOKEN;
+    }
+}
+
+void ref_row_logits(ref_row *row, const fs_head *head, const fs_batch *batch) {
+    const uint32_t *allow = allow_mask(row, batch);
+    for (int64_t v = 0; v < row->size; v++) {
+        int64_t id = row->first + v;
+        int absent = id >= row->vocab || (allow && !bit_of(allow, id));
+        row->x[v] = absent ? -INFINITY : drop_nan(row, raw_logit(head, batch, row->b, v));
+        row->y[v] = row->x[v];
+    }
+    apply_edits(row, batch);
+    apply_penalties(row, batch);
+
+    float t = row->values.temperature;
+    float inverse = t > 0.0f ? 1.0f / t : 1.0f;
+    row->live = 0;
+    for (int64_t v = 0; v < row->size; v++) {
+        row->y[v] = drop_nan(row, row->y[v]);
+        row->l[v] = row->y[v] * inverse;
+        if (row->x[v] == INFINITY || row->l[v] == INFINITY) row->status |= FS_ROW_INF;
+        if (row->l[v] > -INFINITY) row->order[row->live++] = order_key(row->y[v], (uint32_t)(row->first + v));
+    }
+    if (row->live == 0) row->status |= FS_ROW_EMPTY;
+    check_given(row, batch);
+    ref_sort_keys(row->order, row->live);
+}

@@ -1,0 +1,32 @@
+# The public header alone compiles without a warning, twice included, as C11 and newer and as C++11 and newer.
+set -eu
+root=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+printf '#include <flashsampling.h>\n#include <flashsampling.h>\nint f(void);\nint f(void) { return (int)fs_batch_default().size; }\n' >"$work/user.c"
+cp "$work/user.c" "$work/user.cpp"
+strict="-Wall -Wextra -pedantic -Wshadow -Wconversion -Wundef -Werror -fsyntax-only -I$root/include"
+
+count=0
+try() { # try compiler standard file flags...
+    compiler=$1 standard=$2 file=$3
+    shift 3
+    # shellcheck disable=SC2086 # the words are flags
+    "$compiler" -std="$standard" $strict "$@" "$file"
+    count=$((count + 1))
+}
+
+for compiler in gcc clang; do
+    command -v "$compiler" >/dev/null 2>&1 || continue
+    for standard in c11 c17 c2x gnu11; do
+        try "$compiler" "$standard" "$work/user.c" -Wstrict-prototypes
+    done
+done
+for compiler in g++ clang++; do
+    command -v "$compiler" >/dev/null 2>&1 || continue
+    for standard in c++11 c++17 c++20; do
+        try "$compiler" "$standard" "$work/user.cpp"
+    done
+done
+echo "$count ways"
+command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || echo "note: no C++ compiler is here; only C was tried"

@@ -1,0 +1,51 @@
+"""Who may include whom. core includes only core; a backend includes core, error.h and backend.h, never another backend.
+
+The arrows of ARCHITECTURE.md, one row each; a folder without a row may include nothing of ours.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = {"core", "error.h", "backend.h", "flashsampling.h"}
+ALLOWED = {
+    "src/core": {"core", "flashsampling.h"},
+    "src/ref": SHARED | {"ref"},
+    "src/cpu": SHARED | {"cpu"},
+    "src/cuda": SHARED | {"cuda"},
+    "src/dist": SHARED | {"dist"},
+    "src/io": {"io"},
+    "src": SHARED,
+    "include": set(),
+    "tests/callers": {"flashsampling.h"},
+    "examples": {"flashsampling.h"},
+}
+
+bad = []
+count = 0
+for folder, allowed in ALLOWED.items():
+    for file in sorted((ROOT / folder).glob("*")):
+        if file.suffix not in (".c", ".h", ".cu", ".cuh"):
+            continue
+        count += 1
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            match = re.match(r'\s*#\s*include\s*(?:"([^"]+)"|<(flashsampling\.h)>)', line)
+            if not match:
+                continue
+            name = match[1] or match[2]
+            # What is meant: relative to the file first, as the compiler does, then to src/ and include/.
+            places = [(file.parent / name).resolve(), ROOT / "src" / name, ROOT / "include" / name]
+            place = next((p for p in places if p.exists()), None)
+            if place is None:
+                bad.append(f"{file.relative_to(ROOT)}:{number}: {name} is not a file of ours")
+                continue
+            inside = place.relative_to(ROOT).parts  # ("src", "core", "key.h"), ("include", "flashsampling.h")
+            layer = inside[1] if inside[0] in ("src", "include") else "/".join(inside[:-1])
+            if layer not in allowed:
+                bad.append(f"{file.relative_to(ROOT)}:{number}: {folder} may not include {'/'.join(inside)}")
+
+for line in bad:
+    print(line)
+print(f"{count} files")
+sys.exit(1 if bad else 0)
