@@ -27,14 +27,16 @@ static inline lanes load_f32(const char *p) {
     return x;
 }
 
+/* An instruction set that widens halves itself defines FS_HAS_LOAD and these two. */
+static inline lanes load_bf16(const char *p);
+static inline lanes load_f16(const char *p);
+#ifndef FS_HAS_LOAD
 static inline lanes load_bf16(const char *p) {
     lanes_u16 h;
     memcpy(&h, p, sizeof h);
     return (lanes)(__builtin_convertvector(h, lanes_u32) << 16);
 }
 
-static inline lanes load_f16(const char *p);
-#ifndef FS_HAS_LOAD_F16
 /* Shifts the 5-bit exponent into place and lets a multiplication by 2^112 rebias it, subnormals included. */
 static inline lanes load_f16(const char *p) {
     lanes_u16 h;
@@ -47,12 +49,13 @@ static inline lanes load_f16(const char *p) {
 }
 #endif
 
-static inline float add_lanes(const lanes *x) {
-    float t[FS_LANES];
-    memcpy(t, x, sizeof t);
-    for (int half = FS_LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) t[i] += t[i + half];
-    return t[0];
+/* Lanes 8, 4, 2, 1 apart. */
+static inline float add_lanes(const lanes *sum) {
+    lanes x = *sum;
+    x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return x[0] + x[1];
 }
 
 /* T tokens x R rows. `load` and `bytes` are constants after inlining, so each use is its own unrolled kernel. */

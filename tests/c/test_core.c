@@ -1,0 +1,274 @@
+/* The parts a draw is made of, each against its definition. */
+#include "support.h"
+
+#include "core/cut.h"
+#include "core/halves.h"
+#include "core/noise.h"
+#include "core/summary.h"
+#include "core/wire.h"
+
+static void key_orders_scores_then_lower_tokens(void **state) {
+    (void)state;
+    const double score[] = {-INFINITY, -1e300, -3.5, -0.0, 1e-300, 2.0, 2.5, 1e300, INFINITY};
+    for (size_t i = 0; i + 1 < sizeof score / sizeof score[0]; i++)
+        assert_true(score_key(score[i], 0) < score_key(score[i + 1], 0xFFFFFE));
+    assert_true(score_key(2.0, 7) > score_key(2.0, 8));
+    assert_true(score_key(-INFINITY, 0xFFFFFE) > FS_KEY_NONE);
+    assert_int_equal(score_key(0.0, 3), score_key(-0.0, 3));
+    assert_int_equal(score_key_token(score_key(-17.25, 151935)), 151935);
+}
+
+static void key_value_never_exceeds_the_score(void **state) {
+    (void)state;
+    rng r = random_from(1);
+    for (int i = 0; i < 100000; i++) {
+        double score = random_normal(&r) * ldexp(1.0, (int)random_below(&r, 40) - 20);
+        double value = score_key_value(score_key(score, (uint32_t)random_below(&r, 1 << 24)));
+        assert_true(value <= score && score - value <= fabs(score) * ldexp(1.0, -27));
+    }
+}
+
+static void order_key_round_trips_and_ties_go_to_lower_token(void **state) {
+    (void)state;
+    rng r = random_from(2);
+    for (int i = 0; i < 100000; i++) {
+        float a = (float)random_normal(&r), b = (float)random_normal(&r);
+        uint32_t token = (uint32_t)random_below(&r, 1 << 24);
+        assert_true(order_key_logit(order_key(a, token)) == a);
+        assert_int_equal(order_key_token(order_key(a, token)), token);
+        assert_int_equal(order_key(a, 5) > order_key(b, 4), a > b);
+    }
+    assert_true(order_key(1.0f, 3) > order_key(1.0f, 4));
+    assert_int_equal(order_key(0.0f, 3), order_key(-0.0f, 3));
+}
+
+static void halves_round_to_nearest_even(void **state) {
+    (void)state;
+    rng r = random_from(3);
+    for (int i = 0; i < 200000; i++) {
+        float x = (float)(random_normal(&r) * ldexp(1.0, (int)random_below(&r, 45) - 30));
+        uint32_t bf = (uint32_t)bf16_of(x) << 16;
+        float expected;
+        memcpy(&expected, &bf, 4);
+        assert_true(round_bf16(x) == expected);
+        uint16_t h = f16_of(x);
+        double magnitude = (h & 0x7C00) ? ldexp(1024 + (h & 0x3FF), (h >> 10 & 31) - 25) : ldexp(h & 0x3FF, -24);
+        if ((h & 0x7C00) == 0x7C00) magnitude = INFINITY;
+        assert_true((double)fabsf(round_f16(x)) == magnitude);
+        assert_true(signbit(round_f16(x)) == signbit(x) || magnitude == 0.0);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- masses ---- */
+
+static void exp_split_is_accurate(void **state) {
+    (void)state;
+    double worst = 0.0;
+    for (int i = -400000; i <= 400000; i++) {
+        float l = (float)i * 1e-4f * 1.1f;
+        fs_exp e = exp_split(l);
+        double relative = fabs(ldexp((double)e.fraction, e.exponent) / exp((double)l) - 1.0);
+        if (relative > worst) worst = relative;
+        assert_true(e.fraction > 0.70f && e.fraction < 1.42f);
+    }
+    assert_true(worst < 2.5e-7);
+    /* Far out, where exp overflows a double, the reduction still holds: compare with long double. */
+    for (int i = 1; i < 400; i++) {
+        float l = (float)i * 100.0f + 0.37f;
+        fs_exp e = exp_split(l);
+        long double log_e = logl((long double)e.fraction) + (long double)e.exponent * 0.693147180559945309417232121458L;
+        assert_true(fabsl(log_e - (long double)l) < 5e-7L);
+    }
+}
+
+static void fill(rng *r, float *l, int64_t n, double scale) {
+    for (int64_t i = 0; i < n; i++) l[i] = random_below(r, 20) ? (float)(scale * random_normal(r)) : -INFINITY;
+}
+
+static void mass_of(const float *l, int64_t granules, fs_mass *mass) {
+    for (int64_t g = 0; g < granules; g++) mass_add_granule(mass, l + g * FS_GRANULE);
+}
+
+static void mass_does_not_depend_on_order_or_split(void **state) {
+    (void)state;
+    rng r = random_from(4);
+    enum { GRANULES = 200 };
+    static float l[GRANULES * FS_GRANULE];
+    for (int round = 0; round < 300; round++) {
+        /* Wide scales make tops rise while adding and low limbs fall out. */
+        fill(&r, l, GRANULES * FS_GRANULE, round % 3 ? 5.0 : 40.0 * (1 + round % 7));
+        fs_mass whole = mass_empty();
+        mass_of(l, GRANULES, &whole);
+        fs_mass part[7];
+        for (int i = 0; i < 7; i++) part[i] = mass_empty();
+        for (int64_t g = 0; g < GRANULES; g++) {
+            int64_t at = (g * 77 + round) % GRANULES; /* 77 and 200 are coprime: every granule once, shuffled */
+            mass_add_granule(&part[random_below(&r, 7)], l + at * FS_GRANULE);
+        }
+        fs_mass merged = mass_empty();
+        for (int i = 0; i < 7; i++) mass_merge(&merged, &part[(i * 3 + round) % 7]);
+        assert_memory_equal(&whole.limb, &merged.limb, sizeof whole.limb);
+        assert_int_equal(whole.top, merged.top);
+    }
+}
+
+static void mass_agrees_with_double(void **state) {
+    (void)state;
+    rng r = random_from(5);
+    enum { GRANULES = 1000 };
+    static float l[GRANULES * FS_GRANULE];
+    for (int round = 0; round < 50; round++) {
+        fill(&r, l, GRANULES * FS_GRANULE, 0.1 * (round + 1));
+        fs_mass mass = mass_empty();
+        mass_of(l, GRANULES, &mass);
+        double sum = 0.0;
+        for (int64_t i = 0; i < GRANULES * FS_GRANULE; i++) sum += exp((double)l[i]);
+        assert_true(fabs(mass_log(&mass) - log(sum)) < 1e-7);
+    }
+    fs_mass none = mass_empty();
+    float empty[FS_GRANULE];
+    for (int i = 0; i < FS_GRANULE; i++) empty[i] = -INFINITY;
+    mass_add_granule(&none, empty);
+    assert_true(mass_is_empty(&none) && mass_log(&none) == -INFINITY);
+}
+
+static void mass_survives_extreme_logits(void **state) {
+    (void)state;
+    float l[FS_GRANULE];
+    for (int i = 0; i < FS_GRANULE; i++) l[i] = -INFINITY;
+    const float value[] = {-300000.0f, -40000.0f, 40000.0f, 300000.0f};
+    fs_mass mass = mass_empty();
+    for (int i = 0; i < 4; i++) {
+        l[3] = value[i];
+        mass_add_granule(&mass, l);
+        assert_true(fabs(mass_log(&mass) - (double)value[i]) < 1e-6 * fabs((double)value[i]));
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------- lists ---- */
+
+static int descending(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x < y) - (x > y);
+}
+
+static void list_is_complete_above_its_bound(void **state) {
+    (void)state;
+    rng r = random_from(6);
+    static uint64_t all[4000], key[600];
+    for (int round = 0; round < 300; round++) {
+        int32_t n = 1 + (int32_t)random_below(&r, 4000), keep = 1 + (int32_t)random_below(&r, 250);
+        fs_list list = {key, NULL, 0, 0, keep, keep + 1 + (int32_t)random_below(&r, 300), FS_KEY_NONE};
+        for (int32_t i = 0; i < n; i++) {
+            float logit = (float)(int)(random_normal(&r) * (round % 2 ? 3.0 : 1000.0));
+            all[i] = order_key(logit, (uint32_t)i);
+            list_offer(&list, all[i], 0.0f);
+        }
+        qsort(all, (size_t)n, sizeof *all, descending);
+        int32_t complete = 0;
+        list_heapify(&list);
+        for (int32_t i = 0; i < list.count; i++) {
+            uint64_t got = list.key[list_at(&list, i)];
+            if (got > list.bound) {
+                assert_int_equal(got, all[i]);
+                complete++;
+            }
+        }
+        assert_true(complete >= (keep < n ? keep : n));
+        if (complete < n) assert_true(list.bound >= all[complete]);
+    }
+}
+
+static void list_keeps_raw_logits_beside_their_keys(void **state) {
+    (void)state;
+    rng r = random_from(7);
+    static uint64_t key[100];
+    static float raw[100];
+    fs_list list = {key, raw, 0, 0, 40, 100, FS_KEY_NONE};
+    for (uint32_t i = 0; i < 3000; i++) list_offer(&list, order_key((float)random_normal(&r), i), (float)i * 0.5f);
+    list_heapify(&list);
+    for (int32_t i = 0; i < list.count; i++) {
+        int32_t at = list_at(&list, i);
+        assert_true(list.raw[at] == (float)order_key_token(list.key[at]) * 0.5f);
+    }
+}
+
+/* A row of tied logits, cut by top-k with ties kept, from a list too short to hold them all: the proof must be refused. */
+static void cut_refuses_a_proof_when_a_tie_may_be_missing(void **state) {
+    (void)state;
+    uint64_t key[8];
+    fs_rules rules;
+    memset(&rules, 0, sizeof rules);
+    rules.inverse_temperature = 1.0f;
+    rules.top_p = 1.0f;
+    rules.log_min_p = -INFINITY;
+    rules.top_k = 4;
+    fs_mass none = mass_empty();
+    for (int ties = 0; ties < 2; ties++) {
+        fs_list list = {key, NULL, 0, 0, 6, 8, FS_KEY_NONE};
+        for (uint32_t i = 0; i < 100; i++) list_offer(&list, order_key(1.0f, i), 0.0f);
+        list_heapify(&list);
+        fs_cut cut = cut_list(&list, &rules, ties ? FS_KEEP_TIES : 0, &none);
+        assert_int_equal(cut.proven, !ties);
+        if (!ties) assert_int_equal(cut.survivors, 4);
+    }
+}
+
+static void winners_stay_the_largest_in_order(void **state) {
+    (void)state;
+    rng r = random_from(8);
+    for (int round = 0; round < 500; round++) {
+        fs_winner winner[9];
+        uint64_t all[64];
+        int32_t n = 1 + (int32_t)random_below(&r, 9), count = 1 + (int32_t)random_below(&r, 64);
+        memset(winner, 0, sizeof winner);
+        for (int32_t i = 0; i < count; i++) {
+            fs_winner offer = {all[i] = random_next(&r) >> 1 | 1, 0.0f, 0.0f};
+            winners_insert(winner, n, offer);
+        }
+        qsort(all, (size_t)count, sizeof *all, descending);
+        for (int32_t i = 0; i < n; i++) assert_int_equal(winner[i].key, i < count ? all[i] : FS_KEY_NONE);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------- noise ---- */
+
+static void marks_are_subsets_of_every_size(void **state) {
+    (void)state;
+    fs_noise noise = noise_row(1, 2, 3, 4);
+    for (int count = 0; count <= 128; count++) {
+        fs_marks marks = noise_subset(noise, 5, count, 0x123456789ABCDEFu);
+        assert_int_equal(__builtin_popcountll(marks.bit[0]) + __builtin_popcountll(marks.bit[1]), count);
+    }
+}
+
+static void unmarked_noise_stays_below_its_ceiling(void **state) {
+    (void)state;
+    assert_true(fabs(FS_NOISE_C + log1p(-FS_NOISE_Q)) < 1e-17);
+    assert_true(fabs(FS_NOISE_G + log(FS_NOISE_C)) < 1e-14);
+    for (uint32_t i = 0; i < 200000; i++) {
+        fs_noise noise = noise_row(9, i, 0, 0);
+        assert_true(noise_gumbel_marked(noise, i, 0) <= FS_NOISE_G + 1e-12);
+        assert_true(noise_gumbel_marked(noise, i, 1) >= FS_NOISE_G - 1e-12);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(key_orders_scores_then_lower_tokens),
+        cmocka_unit_test(key_value_never_exceeds_the_score),
+        cmocka_unit_test(order_key_round_trips_and_ties_go_to_lower_token),
+        cmocka_unit_test(halves_round_to_nearest_even),
+        cmocka_unit_test(exp_split_is_accurate),
+        cmocka_unit_test(mass_does_not_depend_on_order_or_split),
+        cmocka_unit_test(mass_agrees_with_double),
+        cmocka_unit_test(mass_survives_extreme_logits),
+        cmocka_unit_test(list_is_complete_above_its_bound),
+        cmocka_unit_test(list_keeps_raw_logits_beside_their_keys),
+        cmocka_unit_test(cut_refuses_a_proof_when_a_tie_may_be_missing),
+        cmocka_unit_test(winners_stay_the_largest_in_order),
+        cmocka_unit_test(marks_are_subsets_of_every_size),
+        cmocka_unit_test(unmarked_noise_stays_below_its_ceiling),
+    };
+    return cmocka_run_group_tests_name("core", tests, NULL, NULL);
+}
