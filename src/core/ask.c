@@ -41,6 +41,7 @@ fs_ask fs_ask_of(const fs_head *head, const fs_batch *batch, const fs_result *re
     int32_t depth = result->top_token || result->top_logit || result->top_logprob ? result->top_count : 0;
     if (result->rank) depth = largest(depth, FS_RANK_DEPTH);
     if (depth) depth = largest(depth, batch->list_capacity);
+    ask.rank_depth = depth;
     if (raw && ask.edited) ask.keep_raw = depth;
     else ask.keep = largest(ask.keep, depth);
     ask.raw_column = raw && ask.edited && ask.keep && ask.winner_logit;

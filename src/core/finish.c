@@ -124,7 +124,8 @@ static void draw(fs_row *row, fs_winner *scratch) {
     }
 }
 
-/* 1 + number of strictly larger logits: exact if nothing that large was left out of the list. */
+/* 1 + number of strictly larger logits: exact up to the depth every list proves, or (on request) if nothing that large was left
+ * out of the list. */
 static int32_t rank_of(fs_row *row, float x, float y) {
     const int32_t kind = row->call->result->logits;
     const int among_survivors = kind == FS_LOGITS_CUT && row->has_cut;
@@ -136,9 +137,12 @@ static int32_t rank_of(fs_row *row, float x, float y) {
         return larger + 1;
     }
     for (int32_t i = 0; i < list->count; i++) larger += (uint32_t)(list->key[i] >> 32) > ordered;
-    if ((uint32_t)(list->bound >> 32) > ordered) {
+    if (row->call->batch->flags & FS_EXACT_RANK) {
+        if ((uint32_t)(list->bound >> 32) > ordered) row->open = 1;
+    } else if (larger >= row->call->ask.rank_depth) {
+        /* The list may know more, but how much depends on what other rows asked of it. */
+        larger = row->call->ask.rank_depth;
         row->status |= FS_ROW_RANK_BOUND;
-        if (row->call->batch->flags & FS_EXACT_RANK) row->open = 1;
     }
     return larger + 1;
 }

@@ -19,6 +19,7 @@ typedef struct fs_ask {
     int32_t keep;        /* entries the list by y must be able to prove; 0: no list */
     int32_t keep_raw;    /* likewise the list by x, which only edited rows need */
     int32_t raw_column;  /* the list by y carries x */
+    int32_t rank_depth;  /* ranks up to here are exact in one pass */
     int64_t watched;     /* watched tokens of all rows together, given ones included */
 } fs_ask;
 

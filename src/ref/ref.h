@@ -13,26 +13,26 @@
 
 /* One row. Arrays are indexed by the head's row v, whose id is first + v. */
 typedef struct ref_row {
-    int64_t b;      /* row of the batch */
-    int64_t size;   /* V */
-    int64_t first;  /* id of v = 0 */
-    int64_t vocab;  /* ids at or above it are padding */
+    int64_t b;     /* row of the batch */
+    int64_t size;  /* V */
+    int64_t first; /* id of v = 0 */
+    int64_t vocab; /* ids at or above it are padding */
     int64_t slot;
     uint64_t position;
     fs_slot_values values; /* of the row's slot; the seed is the one to draw with */
     uint32_t status;
 
-    float *x;         /* [V] raw */
-    float *y;         /* [V] orders tokens */
-    float *l;         /* [V] processed */
-    int64_t *count;   /* [V] how often the slot has produced a token */
-    uint64_t *order;  /* [live] order keys of the tokens with l > -inf, sorted, best first */
+    float *x;          /* [V] raw */
+    float *y;          /* [V] orders tokens */
+    float *l;          /* [V] processed */
+    int64_t *count;    /* [V] how often the slot has produced a token */
+    uint64_t *order;   /* [live] order keys of the tokens with l > -inf, sorted, best first */
     uint64_t *scratch; /* [V] keys to be sorted for one purpose */
     int64_t live;
-    int64_t kept;     /* the cut leaves order[0 .. kept) */
+    int64_t kept; /* the cut leaves order[0 .. kept) */
 
-    int64_t *token;   /* [n] drawn or given; fallback_token where there is none */
-    double *score;    /* [n] */
+    int64_t *token; /* [n] drawn or given; fallback_token where there is none */
+    double *score;  /* [n] */
 } ref_row;
 
 /* Reads the row's slot, position and values; sets the status bits of bad ones. */

@@ -167,9 +167,17 @@ static void take_given(ref_row *row, const fs_batch *batch) {
 
 void ref_row_draw(ref_row *row, const fs_batch *batch) {
     switch (batch->mode) {
-    case FS_MODE_SAMPLE: draw_samples(row, batch); break;
-    case FS_MODE_WITHOUT_REPLACEMENT: draw_without_replacement(row, batch); break;
-    case FS_MODE_SCORE: take_given(row, batch); break;
-    default: draw_groups(row, batch); break;
+    case FS_MODE_SAMPLE:
+        draw_samples(row, batch);
+        break;
+    case FS_MODE_WITHOUT_REPLACEMENT:
+        draw_without_replacement(row, batch);
+        break;
+    case FS_MODE_SCORE:
+        take_given(row, batch);
+        break;
+    default:
+        draw_groups(row, batch);
+        break;
     }
 }

@@ -1,0 +1,252 @@
+/* Memory: every allocation may fail, nothing leaks, the caller's memory is enough when it is as large as promised, and temporary
+ * memory does not grow with B x V. */
+#include "support.h"
+
+/* An allocator that counts what is live and fails on one chosen request. */
+typedef struct counter {
+    int64_t requests, fail_at, live_blocks;
+    size_t live, most;
+    struct {
+        void *memory;
+        size_t bytes;
+    } block[64];
+} counter;
+
+static void *counted_alloc(void *user, size_t alignment, size_t bytes) {
+    counter *c = user;
+    if (++c->requests == c->fail_at) return NULL;
+    void *memory = aligned_alloc(alignment, bytes);
+    for (int i = 0; i < 64; i++)
+        if (!c->block[i].memory) {
+            c->block[i].memory = memory, c->block[i].bytes = bytes;
+            c->live += bytes, c->live_blocks++;
+            if (c->live > c->most) c->most = c->live;
+            return memory;
+        }
+    fail_msg("more than 64 live blocks");
+    return NULL;
+}
+
+static void counted_free(void *user, void *memory) {
+    counter *c = user;
+    for (int i = 0; i < 64; i++)
+        if (c->block[i].memory == memory) {
+            c->block[i].memory = NULL;
+            c->live -= c->block[i].bytes, c->live_blocks--;
+            free(memory);
+            return;
+        }
+    fail_msg("freed memory that was never allocated");
+}
+
+static fs_options counted_options(counter *c, int32_t backend) {
+    memset(c, 0, sizeof *c);
+    fs_options options = fs_options_default();
+    options.backend = backend;
+    options.threads = 2;
+    options.alloc = counted_alloc, options.free = counted_free, options.alloc_user = c;
+    return options;
+}
+
+/* A small call with lists, edits and watches. Three of its rows are one large tie, which top-k with ties kept can prove only in a
+ * second pass. */
+typedef struct small {
+    float logits[6 * 700];
+    int64_t offset[7];
+    int32_t token[6], tokens[6 * 2];
+    float bias[6], logprob[6 * 2], top_logprob[6 * 10], watch[6];
+    fs_head head;
+    fs_batch batch;
+    fs_result result;
+} small;
+
+static void make_small(small *s) {
+    memset(s, 0, sizeof *s);
+    rng r = random_from(1);
+    for (int i = 0; i < 6 * 700; i++) s->logits[i] = i < 3 * 700 ? 0.0f : (float)random_normal(&r);
+    for (int b = 0; b <= 6; b++) s->offset[b] = b;
+    for (int b = 0; b < 6; b++) s->token[b] = b * 50;
+    s->head = fs_head_default();
+    s->head.kind = FS_HEAD_LOGITS, s->head.data = s->logits, s->head.rows = 700;
+    s->batch = fs_batch_default();
+    s->batch.rows = 6, s->batch.samples = 2, s->batch.flags = FS_KEEP_TIES, s->batch.all.top_k = 5, s->batch.list_capacity = 1;
+    s->batch.edit_offset = s->offset, s->batch.edit_token = s->token, s->batch.edit_bias = s->bias;
+    s->batch.watch_offset = s->offset, s->batch.watch_token = s->token;
+    s->result = fs_result_default();
+    s->result.tokens = s->tokens, s->result.logits = FS_LOGITS_CUT, s->result.logprob = s->logprob;
+    s->result.top_count = 10, s->result.top_logprob = s->top_logprob, s->result.watch_logprob = s->watch;
+}
+
+/* One life of a context: sample, partial, merge. */
+static fs_status live(const fs_options *options, small *s, int sharded) {
+    fs_context *context = NULL;
+    fs_status status = fs_context_create(options, &context);
+    if (status == FS_OK) status = fs_sample(context, &s->head, &s->batch, &s->result);
+    if (status == FS_OK && sharded) {
+        size_t bytes = 0;
+        status = fs_partial_size(context, &s->head, &s->batch, &s->result, &bytes);
+        void *part = malloc(bytes + 1);
+        const void *parts[1] = {part};
+        if (status == FS_OK) status = fs_partial(context, &s->head, &s->batch, &s->result, part, bytes);
+        if (status == FS_OK) status = fs_merge(context, &s->head, &s->batch, parts, 1, &s->result);
+        free(part);
+    }
+    if (status != FS_OK) assert_true(strlen(fs_error_text(context)) > 0);
+    fs_context_destroy(context);
+    return status;
+}
+
+static void every_allocation_may_fail(void **state) {
+    (void)state;
+    static small s;
+    const int32_t backends[] = {FS_BACKEND_CPU, FS_BACKEND_REFERENCE};
+    for (int i = 0; i < 2; i++) {
+        counter c;
+        make_small(&s);
+        fs_options options = counted_options(&c, backends[i]);
+        assert_int_equal(live(&options, &s, i == 0), FS_OK);
+        if (i == 0) assert_true(s.result.work_bytes > 0);
+        assert_int_equal(c.live_blocks, 0);
+        int64_t requests = c.requests;
+        assert_true(requests >= 2);
+        for (int64_t fail = 1; fail <= requests; fail++) {
+            options = counted_options(&c, backends[i]);
+            c.fail_at = fail;
+            assert_int_equal(live(&options, &s, i == 0), FS_ERR_MEMORY);
+            assert_int_equal(c.live_blocks, 0);
+        }
+    }
+}
+
+static void a_failed_call_leaves_the_context_usable(void **state) {
+    (void)state;
+    static small s;
+    counter c;
+    make_small(&s);
+    fs_options options = counted_options(&c, FS_BACKEND_CPU);
+    fs_context *context = NULL;
+    assert_int_equal(fs_context_create(&options, &context), FS_OK);
+    c.fail_at = c.requests + 1;
+    assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_ERR_MEMORY);
+    assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_OK);
+    fs_context_destroy(context);
+    assert_int_equal(c.live_blocks, 0);
+}
+
+static void nothing_is_allocated_after_the_first_call(void **state) {
+    (void)state;
+    static small s;
+    counter c;
+    make_small(&s);
+    s.batch.list_capacity = 700; /* no second pass */
+    fs_options options = counted_options(&c, FS_BACKEND_CPU);
+    fs_context *context = NULL;
+    assert_int_equal(fs_context_create(&options, &context), FS_OK);
+    assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_OK);
+    int64_t requests = c.requests;
+    for (int i = 0; i < 5; i++) assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_OK);
+    assert_int_equal(c.requests, requests);
+    fs_context_destroy(context);
+}
+
+static void callers_memory_of_the_asked_size_is_enough(void **state) {
+    (void)state;
+    static small s;
+    make_small(&s);
+    fs_context *asking = open_context(FS_BACKEND_CPU, 2, 0);
+    size_t bytes = 0;
+    assert_int_equal(fs_work_size(asking, &s.head, &s.batch, &s.result, &bytes), FS_OK);
+    assert_int_equal(fs_sample(asking, &s.head, &s.batch, &s.result), FS_OK);
+    int32_t expected[12];
+    memcpy(expected, s.tokens, sizeof expected);
+    fs_context_destroy(asking);
+
+    /* Exactly enough: no allocation; the rows that need a second pass have no memory for it and say so. */
+    counter c;
+    char *work = aligned_alloc(64, bytes + (4 << 20));
+    assert_non_null(work);
+    memset(work, 0xAB, bytes + (4 << 20));
+    fs_options options = counted_options(&c, FS_BACKEND_CPU);
+    options.work = work, options.work_bytes = bytes;
+    uint32_t status[6];
+    s.result.status = status;
+    fs_context *context = NULL;
+    assert_int_equal(fs_context_create(&options, &context), FS_OK);
+    int64_t requests = c.requests;
+    assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_OK);
+    assert_int_equal(c.requests, requests);
+    assert_true(s.result.fallback_rows > 0);
+    int incomplete = 0;
+    for (int b = 0; b < 6; b++) {
+        incomplete += (status[b] & FS_ROW_INCOMPLETE) != 0;
+        assert_int_equal(s.tokens[b * 2], status[b] & FS_ROW_INCOMPLETE ? -1 : expected[b * 2]);
+    }
+    assert_int_equal(incomplete, s.result.fallback_rows);
+    for (size_t i = bytes; i < bytes + (4 << 20); i++) assert_int_equal(work[i], (char)0xAB);
+    fs_context_destroy(context);
+
+    /* One byte less is refused; some more is used for the second pass. */
+    options.work_bytes = bytes - 1;
+    assert_int_equal(fs_context_create(&options, &context), FS_OK);
+    assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_ERR_MEMORY);
+    assert_non_null(strstr(fs_error_text(context), "too small"));
+    fs_context_destroy(context);
+    options.work_bytes = bytes + (4 << 20);
+    assert_int_equal(fs_context_create(&options, &context), FS_OK);
+    assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_OK);
+    assert_memory_equal(s.tokens, expected, sizeof expected);
+    fs_context_destroy(context);
+    free(work);
+}
+
+/* B = 64 over 151,936 tokens: stored logits would be 37 MiB of floats. D is small so that the test is quick; the hidden states of
+ * a real D = 1024 are counted through fs_work_size. */
+static void temporary_memory_stays_under_four_mebibytes(void **state) {
+    (void)state;
+    enum { B = 64, V = 151936, D = 8 };
+    uint16_t *weights = calloc((size_t)V * D, 2);
+    float *hidden = calloc(B * D, 4);
+    assert_true(weights && hidden);
+    rng r = random_from(3);
+    for (int64_t i = 0; i < (int64_t)V * D; i++) weights[i] = bf16_of((float)random_normal(&r));
+    for (int i = 0; i < B * D; i++) hidden[i] = (float)random_normal(&r) * 2.0f;
+    int32_t tokens[B];
+    float logprob[B];
+    for (int rule = 0; rule < 5; rule++) {
+        counter c;
+        fs_options options = counted_options(&c, FS_BACKEND_CPU);
+        fs_context *context = NULL;
+        assert_int_equal(fs_context_create(&options, &context), FS_OK);
+        fs_head head = fs_head_default();
+        head.data = weights, head.dtype = FS_BF16, head.rows = V, head.dim = D;
+        fs_batch batch = fs_batch_default();
+        batch.rows = B, batch.hidden = hidden;
+        if (rule == 1) batch.all.top_k = 50;
+        if (rule == 2) batch.all.top_p = 0.9f;
+        if (rule == 3) batch.all.min_p = 0.05f;
+        if (rule == 4) batch.all.top_k = 1000, batch.all.top_p = 0.95f;
+        fs_result result = fs_result_default();
+        result.tokens = tokens, result.logprob = logprob;
+        assert_int_equal(fs_sample(context, &head, &batch, &result), FS_OK);
+        if (result.fallback_rows == 0) assert_true(c.most < (size_t)4 << 20);
+        else assert_true(rule == 2 || rule == 3); /* wide rows: reported, and within the budget of the options */
+        head.dim = 1024;
+        size_t bytes = 0;
+        assert_int_equal(fs_work_size(context, &head, &batch, &result, &bytes), FS_OK);
+        assert_true(bytes < (size_t)4 << 20);
+        fs_context_destroy(context);
+        assert_int_equal(c.live_blocks, 0);
+    }
+    free(weights), free(hidden);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(a_failed_call_leaves_the_context_usable),
+        cmocka_unit_test(nothing_is_allocated_after_the_first_call),
+        cmocka_unit_test(callers_memory_of_the_asked_size_is_enough),
+        cmocka_unit_test(temporary_memory_stays_under_four_mebibytes),
+    };
+    return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
+}

@@ -1,0 +1,93 @@
+/* Threads: contexts share nothing mutable, a pool runs every task once, and odd numbers of threads work. */
+#include "support.h"
+
+#include "cpu/cpu_threads.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { V = 3001, B = 5 };
+static float logits[B * V];
+
+static void draw(fs_context *context, uint64_t position, int32_t *tokens) {
+    fs_head head = fs_head_default();
+    head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = V;
+    fs_batch batch = fs_batch_default();
+    batch.rows = B, batch.position_all = position, batch.all.top_p = 0.9137f;
+    fs_result result = fs_result_default();
+    result.tokens = tokens;
+    if (fs_sample(context, &head, &batch, &result) != FS_OK) tokens[0] = -99;
+}
+
+/* What one thread draws with a context of its own. */
+typedef struct work {
+    int32_t threads;
+    int32_t tokens[20][B];
+} work;
+
+static void *draw_many(void *arg) {
+    work *w = arg;
+    fs_options options = fs_options_default();
+    options.threads = w->threads;
+    fs_context *context = NULL;
+    if (fs_context_create(&options, &context) != FS_OK) return NULL;
+    for (int i = 0; i < 20; i++) draw(context, (uint64_t)i, w->tokens[i]);
+    fs_context_destroy(context);
+    return NULL;
+}
+
+static void contexts_in_many_threads_draw_the_same(void **state) {
+    (void)state;
+    rng r = random_from(2);
+    for (int i = 0; i < B * V; i++) logits[i] = (float)random_normal(&r);
+    static work w[6];
+    pthread_t thread[6];
+    memset(w, 0, sizeof w);
+    for (int i = 0; i < 6; i++) {
+        w[i].threads = 1 + i % 3;
+        assert_int_equal(pthread_create(&thread[i], NULL, draw_many, &w[i]), 0);
+    }
+    for (int i = 0; i < 6; i++) pthread_join(thread[i], NULL);
+    assert_true(w[0].tokens[0][0] >= 0);
+    for (int i = 1; i < 6; i++) assert_memory_equal(w[0].tokens, w[i].tokens, sizeof w[i].tokens);
+}
+
+static void count_up(void *arg, int32_t i) {
+    atomic_fetch_add(&((atomic_int *)arg)[i], 1);
+}
+
+static void a_pool_runs_every_task_once(void **state) {
+    (void)state;
+    fs_context *context = open_context(FS_BACKEND_CPU, 1, 0);
+    for (int32_t threads = 1; threads <= 5; threads++) {
+        fs_threads *pool = fs_threads_start(context, threads);
+        assert_non_null(pool);
+        for (int32_t count = 0; count < 40; count++) {
+            atomic_int ran[40];
+            for (int i = 0; i < 40; i++) atomic_init(&ran[i], 0);
+            fs_threads_run(pool, count, count_up, ran);
+            for (int i = 0; i < 40; i++) assert_int_equal(atomic_load(&ran[i]), i < count);
+        }
+        fs_threads_stop(context, pool);
+    }
+    fs_context_destroy(context);
+}
+
+static void failures_without_a_context_are_told_per_thread(void **state) {
+    (void)state;
+    fs_options options = fs_options_default();
+    options.threads = -5;
+    fs_context *context = NULL;
+    assert_int_equal(fs_context_create(&options, &context), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(NULL), "-5"));
+    assert_null(context);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(contexts_in_many_threads_draw_the_same),
+        cmocka_unit_test(a_pool_runs_every_task_once),
+        cmocka_unit_test(failures_without_a_context_are_told_per_thread),
+    };
+    return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
+}
