@@ -1,0 +1,273 @@
+/* Bad input gets an error that names the value and the limit; nothing is written, nothing dies. */
+#define _POSIX_C_SOURCE 200809L /* setenv */
+#include "support.h"
+
+typedef struct fixture {
+    float weights[40 * 4], hidden[2 * 4];
+    int32_t tokens[2];
+    int64_t offset[3];
+    int32_t list[2];
+    float bias[2];
+    fs_context *context;
+    fs_head head;
+    fs_batch batch;
+    fs_result result;
+} fixture;
+
+static void make(fixture *f) {
+    memset(f, 0, sizeof *f);
+    f->context = open_context(FS_BACKEND_CPU, 1, 0);
+    f->head = fs_head_default();
+    f->head.data = f->weights, f->head.rows = 40, f->head.dim = 4;
+    f->batch = fs_batch_default();
+    f->batch.rows = 2, f->batch.hidden = f->hidden;
+    f->result = fs_result_default();
+    f->result.tokens = f->tokens;
+    f->tokens[0] = f->tokens[1] = 12345;
+    f->offset[1] = 1, f->offset[2] = 2;
+}
+
+/* Samples; expects this failure and both words in its text. */
+static void refused(fixture *f, fs_status expected, const char *word, const char *other) {
+    fs_status status = fs_sample(f->context, &f->head, &f->batch, &f->result);
+    if (status != expected) fail_msg("got %s, expected %s, for %s", fs_status_text(status), fs_status_text(expected), word);
+    const char *text = fs_error_text(f->context);
+    if (!strstr(text, word) || !strstr(text, other)) fail_msg("'%s' names neither '%s' nor '%s'", text, word, other);
+    assert_int_equal(f->tokens[0], 12345);
+    fs_context_destroy(f->context);
+}
+
+#define REFUSED(change, word, other)                                                                                   \
+    do {                                                                                                               \
+        fixture f;                                                                                                     \
+        make(&f);                                                                                                      \
+        change;                                                                                                        \
+        refused(&f, FS_ERR_ARGUMENT, word, other);                                                                     \
+    } while (0)
+
+static void a_bad_head_is_named(void **state) {
+    (void)state;
+    REFUSED(f.head.kind = 7, "head.kind", "7");
+    REFUSED(f.head.dtype = 5, "head.dtype", "5");
+    REFUSED(f.head.rows = -1, "head.rows", "-1");
+    REFUSED(f.head.rows = 1 << 24, "head.rows", "16777215");
+    REFUSED(f.head.dim = 0, "head.dim", "0");
+    REFUSED(f.head.stride = 12, "head.stride", "16");
+    REFUSED(f.head.stride = 17, "head.stride", "17");
+    REFUSED(f.head.data = NULL, "head.data", "NULL");
+    REFUSED(f.head.data = (const char *)f.weights + 1, "head.data", "aligned");
+    REFUSED(f.head.first_token = -3, "head.first_token", "-3");
+    REFUSED(f.head.first_token = (1 << 24) - 40, "head.first_token", "16777216");
+    REFUSED(f.head.vocab = -1, "head.vocab", "-1");
+    REFUSED(f.head.softcap = -1.0f, "head.softcap", "-1");
+    REFUSED(f.head.scale = NAN, "head.scale", "nan");
+    REFUSED(f.head.round = 9, "head.round", "9");
+    REFUSED(f.head.flags = 8, "head.flags", "0x8");
+    REFUSED(f.head.size = 3, "head.size", "fs_head_default");
+}
+
+static void a_bad_batch_is_named(void **state) {
+    (void)state;
+    REFUSED(f.batch.rows = -2, "batch.rows", "-2");
+    REFUSED(f.batch.hidden = NULL, "batch.hidden", "NULL");
+    REFUSED(f.batch.hidden_dtype = 8, "batch.hidden_dtype", "8");
+    REFUSED(f.batch.hidden_stride = 8, "batch.hidden_stride", "16");
+    REFUSED(f.batch.mode = 5, "batch.mode", "5");
+    REFUSED(f.batch.samples = 0, "batch.samples", "1024");
+    REFUSED(f.batch.samples = 1025, "batch.samples", "1025");
+    REFUSED(f.batch.noise = 2, "batch.noise", "2");
+    REFUSED(f.batch.flags = 64, "batch.flags", "0x40");
+    REFUSED(f.batch.slots = -1, "batch.slots", "-1");
+    REFUSED(f.batch.mode = FS_MODE_SCORE, "batch.given", "score");
+    REFUSED(f.batch.mode = FS_MODE_GROUP_ONLINE, "batch.group_size", "0");
+    REFUSED((f.batch.mode = FS_MODE_GROUP_PARALLEL, f.batch.group_size = 8, f.batch.samples = 2), "batch.samples", "2");
+    REFUSED((f.batch.mode = FS_MODE_GROUP_PARALLEL, f.batch.group_size = 8, f.batch.all.top_k = 3), "top_k", "3");
+    REFUSED(f.batch.allow_stride = 4, "batch.allow_stride", "8");
+    REFUSED(f.batch.seen_stride = 9, "batch.seen_stride", "9");
+    REFUSED(f.batch.counts_stride = 4, "batch.counts_stride", "160");
+    REFUSED((f.batch.counts = f.list, f.batch.count_offset = f.offset), "batch.counts", "both");
+    REFUSED(f.batch.list_capacity = -1, "batch.list_capacity", "-1");
+    REFUSED(f.batch.size = 8, "batch.size", "8");
+}
+
+static void a_bad_list_is_named(void **state) {
+    (void)state;
+    REFUSED((f.batch.edit_offset = f.offset, f.batch.edit_bias = f.bias), "batch.edit_token", "NULL");
+    REFUSED((f.batch.edit_offset = f.offset, f.batch.edit_token = f.list), "batch.edit_bias", "NULL");
+    REFUSED((f.batch.edit_offset = f.offset, f.batch.edit_token = f.list, f.list[1] = 40), "batch.edit_token[1]", "39");
+    REFUSED((f.batch.edit_offset = f.offset, f.batch.edit_token = f.list, f.list[0] = -7), "batch.edit_token[0]", "-7");
+    REFUSED((f.batch.edit_offset = f.offset, f.offset[0] = -1), "batch.edit_offset[0]", "-1");
+    REFUSED((f.batch.watch_offset = f.offset, f.offset[1] = 9), "batch.watch_offset[2]", "ascend");
+    REFUSED((f.batch.count_offset = f.offset, f.batch.count_token = f.list), "batch.count_value", "NULL");
+}
+
+static void a_bad_result_is_named(void **state) {
+    (void)state;
+    REFUSED(f.result.tokens = NULL, "result.tokens", "score");
+    REFUSED(f.result.tokens_dtype = FS_F32, "result.tokens_dtype", "0");
+    REFUSED(f.result.logits = 3, "result.logits", "3");
+    REFUSED(f.result.top_count = 1025, "result.top_count", "1024");
+    REFUSED(f.result.watch_logit = f.bias, "result.watch_logit", "watch_offset");
+    REFUSED(f.result.size = 16, "result.size", "16");
+}
+
+static void what_is_not_there_yet_says_so(void **state) {
+    (void)state;
+    fixture f;
+    make(&f);
+    f.head.dtype = 16;
+    refused(&f, FS_ERR_UNSUPPORTED, "head.dtype", "quantised");
+    fs_options options = fs_options_default();
+    options.backend = FS_BACKEND_CUDA;
+    fs_context *context = NULL;
+    fs_status status = fs_context_create(&options, &context);
+    assert_true(status == FS_OK || status == FS_ERR_UNSUPPORTED || status == FS_ERR_DEVICE);
+    if (status != FS_OK) assert_non_null(strstr(fs_error_text(NULL), "cuda"));
+    fs_context_destroy(context);
+    make(&f);
+    assert_int_equal(fs_context_set_stream(f.context, NULL), FS_ERR_UNSUPPORTED);
+    fs_context_destroy(f.context);
+}
+
+/* A caller compiled against a later header may bring longer structs, as long as what we do not know is zero. */
+static void later_structs_are_read_as_far_as_they_are_known(void **state) {
+    (void)state;
+    fixture f;
+    make(&f);
+    struct {
+        fs_batch batch;
+        int64_t later;
+    } longer;
+    memset(&longer, 0, sizeof longer);
+    longer.batch = f.batch;
+    longer.batch.size = sizeof longer;
+    assert_int_equal(fs_sample(f.context, &f.head, &longer.batch, &f.result), FS_OK);
+    longer.later = 1;
+    assert_int_equal(fs_sample(f.context, &f.head, &longer.batch, &f.result), FS_ERR_UNSUPPORTED);
+    assert_non_null(strstr(fs_error_text(f.context), "batch.size"));
+    fs_context_destroy(f.context);
+}
+
+static void null_arguments_are_refused(void **state) {
+    (void)state;
+    fixture f;
+    make(&f);
+    size_t bytes;
+    int32_t accepted;
+    assert_int_equal(fs_sample(NULL, &f.head, &f.batch, &f.result), FS_ERR_ARGUMENT);
+    assert_int_equal(fs_sample(f.context, NULL, &f.batch, &f.result), FS_ERR_ARGUMENT);
+    assert_int_equal(fs_sample(f.context, &f.head, NULL, &f.result), FS_ERR_ARGUMENT);
+    assert_int_equal(fs_sample(f.context, &f.head, &f.batch, NULL), FS_ERR_ARGUMENT);
+    assert_int_equal(fs_context_create(NULL, NULL), FS_ERR_ARGUMENT);
+    assert_int_equal(fs_work_size(f.context, &f.head, &f.batch, &f.result, NULL), FS_ERR_ARGUMENT);
+    assert_int_equal(fs_partial_size(f.context, &f.head, &f.batch, &f.result, NULL), FS_ERR_ARGUMENT);
+    assert_int_equal(fs_partial(f.context, &f.head, &f.batch, &f.result, NULL, 0), FS_ERR_ARGUMENT);
+    assert_int_equal(fs_merge(f.context, &f.head, &f.batch, NULL, 1, &f.result), FS_ERR_ARGUMENT);
+    assert_int_equal(fs_accept(1, 1, NULL, NULL, &accepted), FS_ERR_ARGUMENT);
+    assert_int_equal(fs_accept(-1, 1, NULL, NULL, &accepted), FS_ERR_ARGUMENT);
+    assert_int_equal(fs_partial_size(f.context, &f.head, &f.batch, &f.result, &bytes), FS_OK);
+    char part[256];
+    assert_true(bytes < sizeof part);
+    assert_int_equal(fs_partial(f.context, &f.head, &f.batch, &f.result, part, bytes - 1), FS_ERR_ARGUMENT);
+    fs_context_destroy(NULL);
+    assert_string_equal(fs_context_text(NULL), "");
+    fs_context_destroy(f.context);
+}
+
+static void bad_options_are_named(void **state) {
+    (void)state;
+    fs_context *context;
+    fs_options options = fs_options_default();
+    options.backend = 9;
+    assert_int_equal(fs_context_create(&options, &context), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(NULL), "9"));
+    options = fs_options_default();
+    options.block = -1;
+    assert_int_equal(fs_context_create(&options, &context), FS_ERR_ARGUMENT);
+    options = fs_options_default();
+    options.work = (void *)1;
+    assert_int_equal(fs_context_create(&options, &context), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(NULL), "aligned"));
+    assert_null(context);
+}
+
+static void a_forced_choice_that_cannot_run_is_an_error(void **state) {
+    (void)state;
+    fs_context *context;
+    const char *isa = getenv("FLASHSAMPLING_ISA");
+    char kept[64] = "";
+    if (isa) snprintf(kept, sizeof kept, "%s", isa);
+    assert_int_equal(setenv("FLASHSAMPLING_ISA", "z80", 1), 0);
+    assert_int_equal(fs_context_create(NULL, &context), FS_ERR_ENVIRONMENT);
+    assert_non_null(strstr(fs_error_text(NULL), "z80"));
+    assert_non_null(strstr(fs_error_text(NULL), "scalar"));
+    unsetenv("FLASHSAMPLING_ISA");
+    if (isa) setenv("FLASHSAMPLING_ISA", kept, 1);
+    setenv("FLASHSAMPLING_BACKEND", "abacus", 1);
+    assert_int_equal(fs_context_create(NULL, &context), FS_ERR_ENVIRONMENT);
+    assert_non_null(strstr(fs_error_text(NULL), "abacus"));
+    unsetenv("FLASHSAMPLING_BACKEND");
+}
+
+/* A part is bytes from elsewhere: other calls' parts and damaged ones are refused, none is trusted with its counts. */
+static void parts_of_other_calls_are_refused(void **state) {
+    (void)state;
+    fixture f;
+    make(&f);
+    f.batch.all.top_k = 3;
+    size_t bytes;
+    char part[512], damaged[512];
+    const void *parts[2] = {part, damaged};
+    assert_int_equal(fs_partial_size(f.context, &f.head, &f.batch, &f.result, &bytes), FS_OK);
+    assert_true(bytes <= sizeof part);
+    assert_int_equal(fs_partial(f.context, &f.head, &f.batch, &f.result, part, bytes), FS_OK);
+    fs_batch other = f.batch;
+    other.all.seed = 99;
+    assert_int_equal(fs_merge(f.context, &f.head, &other, parts, 1, &f.result), FS_ERR_PEER);
+    assert_non_null(strstr(fs_error_text(f.context), "seed"));
+    rng r = random_from(4);
+    for (int i = 0; i < 20000; i++) {
+        memcpy(damaged, part, sizeof damaged);
+        for (uint64_t n = random_below(&r, 6); n > 0; n--) damaged[random_below(&r, bytes)] = (char)random_next(&r);
+        fs_status status = fs_merge(f.context, &f.head, &f.batch, parts, 2, &f.result);
+        assert_true(status == FS_OK || status == FS_ERR_PEER);
+    }
+    fs_context_destroy(f.context);
+}
+
+static void an_empty_batch_is_nothing_to_do(void **state) {
+    (void)state;
+    fixture f;
+    make(&f);
+    f.batch.rows = 0;
+    f.batch.hidden = NULL;
+    f.result.tokens = NULL;
+    assert_int_equal(fs_sample(f.context, &f.head, &f.batch, &f.result), FS_OK);
+    fs_context_destroy(f.context);
+}
+
+static void statuses_have_texts(void **state) {
+    (void)state;
+    for (fs_status s = FS_OK; s >= FS_ERR_INTERNAL; s--) assert_string_not_equal(fs_status_text(s), "unknown status");
+    assert_string_equal(fs_status_text(1), "unknown status");
+    assert_int_equal(fs_version(), FS_VERSION_MAJOR << 16 | FS_VERSION_MINOR << 8 | FS_VERSION_PATCH);
+    assert_non_null(strchr(fs_version_text(), '.'));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_bad_head_is_named),
+        cmocka_unit_test(a_bad_batch_is_named),
+        cmocka_unit_test(a_bad_list_is_named),
+        cmocka_unit_test(a_bad_result_is_named),
+        cmocka_unit_test(what_is_not_there_yet_says_so),
+        cmocka_unit_test(later_structs_are_read_as_far_as_they_are_known),
+        cmocka_unit_test(null_arguments_are_refused),
+        cmocka_unit_test(bad_options_are_named),
+        cmocka_unit_test(a_forced_choice_that_cannot_run_is_an_error),
+        cmocka_unit_test(parts_of_other_calls_are_refused),
+        cmocka_unit_test(an_empty_batch_is_nothing_to_do),
+        cmocka_unit_test(statuses_have_texts),
+    };
+    return cmocka_run_group_tests_name("errors", tests, NULL, NULL);
+}
