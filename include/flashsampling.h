@@ -15,7 +15,8 @@
  *   y = x + edits; repetition penalty; frequency and presence penalties            -> y orders tokens
  *   l = y * (1 / temperature), or y itself for a greedy row                        -> l is the PROCESSED logit
  *   min-p, then top-k, then top-p on what is left; a token is drawn from softmax(l) over the survivors (the CUT)
- * The total order of tokens is (y descending, id ascending). All arithmetic on x, y, l is in float.
+ * The total order of tokens is (y descending, id ascending). All arithmetic on x, y, l is in float; -inf is final: what a mask, a
+ * ban or an overflow has made -inf is absent, whatever is added later. Masses are accurate to 1e-6 for |l| up to 45,000.
  *
  * Memory: every pointer belongs to the caller and is read or written only during the call (CPU) or until the stream
  * has run the call (CUDA). On the CPU all arrays are host memory; on CUDA they are device memory (mapped host memory
@@ -77,8 +78,8 @@ enum {
     FS_ROW_BAD_TOKEN = 1u << 7,       /* score mode: the given token is negative, or not below the vocabulary size */
     FS_ROW_INCOMPLETE = 1u << 8,      /* merge or budget: the lists do not prove the cut; nothing is drawn */
     FS_ROW_NO_TOKEN = 0x1ff,          /* mask of the bits above */
-    FS_ROW_NAN = 1u << 16,            /* a logit was NaN; it was treated as -inf */
-    FS_ROW_INF = 1u << 17,            /* a logit was +inf: the lowest such id wins, log Z is +inf */
+    FS_ROW_NAN = 1u << 16,            /* a logit that no mask removed was NaN; it was treated as -inf */
+    FS_ROW_INF = 1u << 17,            /* an x or l was +inf: the lowest such id wins, log Z is +inf, logprobs NaN */
     FS_ROW_FALLBACK = 1u << 18,       /* the row needed a second pass over W (exact all the same) */
     FS_ROW_RANK_BOUND = 1u << 19,     /* result.rank is a lower bound */
     FS_ROW_SHORT = 1u << 20           /* without replacement: fewer tokens than samples; the rest are fallback_token */
@@ -197,7 +198,7 @@ typedef struct fs_batch {
     int64_t allow_stride;       /* bytes from one mask to the next; 0 = packed */
     const int32_t *allow_index; /* [B]: which mask row b uses, -1 = none; NULL = mask b */
 
-    /* Edits of row b: entries edit_offset[b] .. edit_offset[b+1]; several of one token add up. */
+    /* Edits of row b: entries edit_offset[b] .. edit_offset[b+1]; several of one token add up, in their order. */
     const int64_t *edit_offset; /* [B + 1] or NULL = none */
     const int32_t *edit_token;
     const float *edit_bias; /* added to x; -inf bans the token */
@@ -213,7 +214,7 @@ typedef struct fs_batch {
     const int32_t *count_value;
 
     /* Score mode. */
-    const int32_t *given; /* [B, n] */
+    const int32_t *given; /* [B, n]; one bad token makes its row FS_ROW_BAD_TOKEN */
 
     /* Tokens whose logits are wanted, per row: entries watch_offset[b] .. watch_offset[b+1]. */
     const int64_t *watch_offset; /* [B + 1] or NULL */
@@ -240,12 +241,12 @@ typedef struct fs_result {
     int32_t tokens_dtype; /* FS_I32 (default) or FS_I64 */
     int32_t logits;      /* FS_LOGITS_...: what the fields below refer to */
     uint32_t *status;    /* [B] FS_ROW_... bits */
-    float *score;        /* [B, n] winning l + noise (y for greedy rows) */
+    float *score;        /* [B, n] the token's own l + noise (y for greedy rows); NaN in score mode */
     float *max_logit;    /* [B] */
     float *log_z;        /* [B] log of the sum of exp over the whole row */
     float *logit;        /* [B, n] of the drawn or given token */
     float *logprob;      /* [B, n] logit - log_z */
-    int32_t *rank;       /* [B, n] 1 + number of strictly larger logits */
+    int32_t *rank;       /* [B, n] 1 + number of strictly larger logits (of survivors, for FS_LOGITS_CUT) */
     int32_t top_count;   /* N: 0 .. 1024 */
     int32_t reserved;
     int32_t *top_token;  /* [B, N] in the total order; -1 where the row has fewer tokens */

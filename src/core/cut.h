@@ -39,10 +39,12 @@ FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, co
     const double whole = mass_is_empty(mass) ? 0.0 : ldexp(mass_scaled(mass), 24 * (mass->top - 2) - unit);
     const int narrowed = (rules->top_k > 0 || rules->log_min_p > -INFINITY) && !joint;
 
+    /* All of the mass is at +inf: one token (and its ties) is the nucleus. */
+    const float top_p = order_key_logit(first) * inverse == INFINITY ? 0.0f : rules->top_p;
     fs_cut cut = {0, 0, FS_KEY_NONE, 0.0};
     double before = 0.0;
     /* Top-p against the whole row stops this walk; against what is left of it, a second one. */
-    double stop = rules->top_p < 1.0f && !narrowed ? (double)rules->top_p * whole : INFINITY;
+    double stop = rules->top_p < 1.0f && !narrowed ? (double)top_p * whole : INFINITY;
     int32_t i = 0;
     uint64_t key = first;
     for (; i < list->count; i++) {
@@ -69,7 +71,7 @@ FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, co
     }
     if (rules->top_p < 1.0f && narrowed) {
         /* Where the walk is not proven the mass is a lower bound, and what it keeps survives all the same. */
-        double limit = (double)rules->top_p * before;
+        double limit = (double)top_p * before;
         before = 0.0;
         for (i = 0; i < cut.survivors; i++) {
             key = list->key[list_at(list, i)];

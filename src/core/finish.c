@@ -37,6 +37,7 @@ static int survives(const fs_row *row, float y, uint32_t token) {
 }
 
 static double logprob_of(const fs_row *row, float logit, float y, uint32_t token) {
+    if (row->log_z == INFINITY) return NAN;
     if (row->call->result->logits == FS_LOGITS_CUT && !survives(row, y, token)) return -INFINITY;
     return (double)logit - row->log_z;
 }
@@ -74,7 +75,7 @@ static void cut_row(fs_row *row) {
     fs_list *list = &row->summary->list;
     if (row->call->ask.keep) list_heapify(list);
     if (row->call->ask.keep_raw) list_heapify(&row->summary->raw_list);
-    row->has_cut = rules_cut(row->rules) && row->summary->max_y * row->rules->inverse_temperature < INFINITY;
+    row->has_cut = rules_cut(row->rules);
     if (!row->has_cut) return;
     if (list->count) row->cut = cut_list(list, row->rules, row->call->batch->flags, &row->summary->mass);
     int looks_at_cut = r->log_z || r->logprob || r->rank || r->top_token || r->top_logit || r->top_logprob || r->watch_logprob;
@@ -152,10 +153,10 @@ static void write_sample(fs_row *row, int64_t i, int64_t token, float x, float y
     const int64_t at = row->b * row->call->batch->samples + i;
     float logit = logit_of(row, x, y);
     put_token(r, at, token);
-    if (r->score) r->score[at] = (float)(score);
+    if (r->score) r->score[at] = (float)score;
     if (r->logit) r->logit[at] = logit;
-    if (r->logprob) r->logprob[at] = (float)(logprob_of(row, logit, y, (uint32_t)token));
-    if (r->rank) r->rank[at] = rank_of(row, x, y);
+    if (r->logprob) r->logprob[at] = (float)logprob_of(row, logit, y, (uint32_t)token);
+    if (r->rank) r->rank[at] = y != y ? -1 : rank_of(row, x, y);
 }
 
 static void write_no_sample(fs_row *row, int64_t i) {
@@ -197,7 +198,7 @@ static void write_top(fs_row *row) {
         if (key) logit = logit_of(row, order_key_logit(key), order_key_logit(key));
         if (r->top_token) r->top_token[at] = key ? (int32_t)order_key_token(key) : -1;
         if (r->top_logit) r->top_logit[at] = logit;
-        if (r->top_logprob) r->top_logprob[at] = key ? (float)((double)logit - row->log_z) : NAN;
+        if (r->top_logprob) r->top_logprob[at] = key && row->log_z < INFINITY ? (float)((double)logit - row->log_z) : NAN;
     }
     if (there < r->top_count && there == list->count && list->bound) row->open = 1;
 }
@@ -213,7 +214,7 @@ static void write_watch(const fs_row *row) {
         float logit = w->y == w->y ? logit_of(row, w->x, w->y) : NAN;
         uint32_t token = (uint32_t)watch_token(batch, row->b, i);
         if (r->watch_logit) r->watch_logit[at] = logit;
-        if (r->watch_logprob) r->watch_logprob[at] = (float)(logprob_of(row, logit, w->y, token));
+        if (r->watch_logprob) r->watch_logprob[at] = (float)logprob_of(row, logit, w->y, token);
     }
 }
 
@@ -261,7 +262,7 @@ int fs_finish_row(const fs_call *call, int64_t b, fs_summary *summary, uint32_t 
         write_top(&row);
         write_watch(&row);
         if (r->max_logit) r->max_logit[b] = logit_of(&row, summary->max_x, summary->max_y);
-        if (r->log_z) r->log_z[b] = (float)(row.log_z);
+        if (r->log_z) r->log_z[b] = (float)row.log_z;
     }
     if (row.open) {
         if (!final) return 0;

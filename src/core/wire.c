@@ -171,6 +171,7 @@ void fs_wire_get(const fs_call *call, int64_t b, const void *part, fs_summary *s
     if (has_max(ask)) at = get(at, &s->max_y, 4);
     s->max_x = s->max_y;
     if (has_max(ask) && ask->edited) at = get(at, &s->max_x, 4);
+    if (s->max_x == INFINITY || s->max_y == INFINITY) s->flags |= FS_ROW_INF;
     at = get_list(at, &s->list, ask->keep, ask->raw_column);
     at = get_list(at, &s->raw_list, ask->keep_raw, 0);
     s->list.popped = s->raw_list.popped = 0;

@@ -79,8 +79,12 @@ static void transform_penalties(const fs_call *call, const fs_lane *lane, const 
 }
 
 static void transform_edits(const fs_call *call, const fs_lane *lane, fs_block block, float *y) {
-    FS_SPARSE_EACH(i, lane->edit, lane->edits, block)
-        y[(int64_t)(lane->edit[i] >> 32) - block.first] += call->batch->edit_bias[(uint32_t)lane->edit[i]];
+    FS_SPARSE_EACH(i, lane->edit, lane->edits, block) {
+        float bias = call->batch->edit_bias[(uint32_t)lane->edit[i]];
+        float *at = &y[(int64_t)(lane->edit[i] >> 32) - block.first];
+        /* -inf is final: a ban of a +inf logit is a ban, not a NaN. */
+        if (*at > -INFINITY) *at = bias == -INFINITY ? bias : *at + bias;
+    }
 }
 
 /* ----------------------------------------------------------------------------------------------------- noise ---- */

@@ -31,7 +31,7 @@ typedef struct ref_row {
     int64_t live;
     int64_t kept; /* the cut leaves order[0 .. kept) */
 
-    int64_t *token; /* [n] drawn or given; fallback_token where there is none */
+    int64_t *token; /* [n] drawn or given; fewer than n without replacement from a small support */
     double *score;  /* [n] */
 } ref_row;
 

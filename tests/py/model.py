@@ -13,7 +13,8 @@ NAN, INF, SHORT = 1 << 16, 1 << 17, 1 << 20
 NO_TOKEN = 0x1FF
 
 f32 = np.float32
-DEFAULTS = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, stream=0, repetition=1.0, frequency=0.0, presence=0.0)
+DEFAULTS = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, stream=0, repetition=1.0, frequency=0.0,
+                presence=0.0)
 
 
 # ------------------------------------------------------------------------------------------------------ logits ----
@@ -183,7 +184,8 @@ def draw(rules, values, position, y, l, ids, keep):
             _, s = scores_of(sample)
             among = np.flatnonzero(keep)
             i = among[ranking(s[among], ids[among])[0]]
-            chosen.append(i), won.append(s[i])
+            chosen.append(i)
+            won.append(s[i])
     elif mode == "without_replacement":
         _, s = scores_of(0)
         among = np.flatnonzero(keep)

@@ -1,7 +1,7 @@
 """The noise and the keys in pure Python, written from the text of the specification and from nothing else.
 
-Integers are Python's, so nothing can overflow or be rounded; logs are math's. `philox` also takes numpy arrays of uint64
-in place of counter words, which is what makes the model of a whole row affordable.
+Integers are Python's, so nothing can overflow or be rounded; logs are math's. `philox` also takes numpy arrays of
+uint64 in place of counter words, which is what makes the model of a whole row affordable.
 """
 import math
 import struct

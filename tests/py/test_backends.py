@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flashsampling as fs
-from cases import HOW, Case, assert_same, pick, random_case, random_rules, stored_as, strided
+from cases import HOW, Case, assert_same, pick, random_case, stored_as, strided
 
 BACKENDS = os.environ.get("FLASHSAMPLING_TEST_BACKENDS", "cpu").split(",")
 INF = float("inf")
@@ -102,10 +102,11 @@ def test_wide_cuts_of_a_large_vocabulary(backend, reference, logits):
     rng = np.random.default_rng(4)
     x = rng.normal(0, 1, (8, 40000)).astype(np.float32)
     x[4:] = np.round(x[4:] * 8) / 8
-    for rules in (dict(top_p=0.9511), dict(top_p=0.99137, temperature=2.0), dict(top_k=1000), dict(top_k=5000, top_p=0.7771),
-                  dict(min_p=0.0013), dict(top_k=50, keep_ties=True), dict(top_p=0.5123, keep_ties=True),
+    for rules in (dict(top_p=0.9511), dict(top_p=0.99137, temperature=2.0), dict(top_k=1000), dict(min_p=0.0013),
+                  dict(top_k=5000, top_p=0.7771), dict(top_k=50, keep_ties=True), dict(top_p=0.5123, keep_ties=True),
                   dict(top_k=3000, top_p=0.5123, joint_top_p=True)):
-        check(backend, reference, Case(dict(logits=x), seed=7, samples=3, top=1024, logits=logits, exact_rank=True, **rules))
+        check(backend, reference, Case(dict(logits=x), seed=7, samples=3, top=1024, logits=logits, exact_rank=True,
+                                       **rules))
 
 
 def test_rows_of_every_kind_in_one_call(backend, reference):
@@ -196,9 +197,8 @@ def test_the_callers_memory_changes_no_bit(name, wide_case):
 def test_a_row_alone_is_the_row_in_its_batch(backend, wide_case):
     together = wide_case.run(backend)
     for b in range(7):
-        rules = {name: value for name, value in wide_case.rules.items()}
         alone = Case(wide_case.head, wide_case.hidden[b : b + 1], top=20, logits="processed",
-                     slot=np.array([b], np.int32), slots=7, **rules).run(backend)
+                     slot=np.array([b], np.int32), slots=7, **wide_case.rules).run(backend)
         for name, array in alone.arrays().items():
             if name != "status":
                 assert array.tobytes() == together.arrays()[name][b : b + 1].tobytes(), name
@@ -301,9 +301,8 @@ def test_merged_groups_draw_from_the_softmax(backend):
 def test_lists_too_short_to_prove_a_cut_say_so(backend, reference):
     skip_without_parts(backend)
     rng = np.random.default_rng(9)
-    rules = random_rules(rng, 4, 0, 20000, "sample")
-    rules = dict(seed=1, samples=8, top_p=0.99137, temperature=3.0, list_capacity=16)
-    case = Case(gaussian(rng, 4, 20000), logits="cut", **rules)
+    case = Case(gaussian(rng, 4, 20000), logits="cut", seed=1, samples=8, top_p=0.99137, temperature=3.0,
+                list_capacity=16)
     result, whole = merged(backend, case, [7000, 13000]), case.run(reference)
     for b in range(4):
         if result.status[b] & fs.Row.INCOMPLETE:

@@ -1,0 +1,141 @@
+/* cuda_ptx.cuh - the PTX instructions the tile kernels use, one wrapper each. Addresses are 32-bit shared-memory addresses. */
+#ifndef FS_CUDA_PTX_CUH
+#define FS_CUDA_PTX_CUH
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#define FS_DEVICE static __device__ __forceinline__
+
+FS_DEVICE uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* --------------------------------------------------------------------------------------------------- barriers ---- */
+
+FS_DEVICE void barrier_init(uint32_t barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+/* Makes initialised barriers visible to the copy engine and to the other CTAs of the cluster. */
+FS_DEVICE void barrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;");
+}
+
+FS_DEVICE void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Arrives at the same barrier of another CTA of the cluster. Without .release: the form with it fences every stage and nearly
+ * doubled the main loop (H200, 2026-11). */
+FS_DEVICE void barrier_arrive_at(uint32_t barrier, uint32_t cta) {
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(cta)
+                 : "memory");
+}
+
+/* Arrives and announces how many bytes the copy engine will bring. */
+FS_DEVICE void barrier_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+FS_DEVICE bool barrier_test(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
+FS_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile("{\n.reg .pred p;\nagain%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra done%=;\nbra again%=;\ndone%=:\n}" ::"r"(barrier), "r"(parity)
+                 : "memory");
+}
+
+FS_DEVICE void named_barrier(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+FS_DEVICE void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+FS_DEVICE uint32_t cluster_rank() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* ------------------------------------------------------------------------------------------------- copy engine ---- */
+
+/* A box of a two-dimensional tensor at column x, row y into shared memory; parts outside the tensor are zeros and count in full. */
+FS_DEVICE void copy_box(uint32_t to, const CUtensorMap *map, uint32_t barrier, int32_t x, int32_t y) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+                     to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y)
+                 : "memory");
+}
+
+/* The same box to the same place of every CTA in `mask`, each CTA's own barrier told. */
+FS_DEVICE void copy_box_to_all(uint32_t to, const CUtensorMap *map, uint32_t barrier, int32_t x, int32_t y, uint16_t mask) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
+                 "%4}], [%2], %5;" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(mask)
+                 : "memory");
+}
+
+/* ------------------------------------------------------------------------------------------------ tensor cores ---- */
+
+/* A K-major tile with 128-byte rows, SWIZZLE_128B: 8 rows are one 1024-byte atom. The base is 1024-byte aligned; a step of 16 in K
+ * is 32 bytes more. */
+FS_DEVICE uint64_t matrix_descriptor(uint32_t address) {
+    return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)1 << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
+}
+
+FS_DEVICE void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+FS_DEVICE void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int LEFT>
+FS_DEVICE void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+template <int REGISTERS>
+FS_DEVICE void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS>
+FS_DEVICE void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+/* ------------------------------------------------------------------------------------------------------- other ---- */
+
+/* Larger of two, NaN if either is: so a NaN logit is noticed by the same instruction that finds large ones. */
+FS_DEVICE float max_or_nan(float a, float b) {
+    float m;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+    return m;
+}
+
+/* Waits until the launches ahead on the stream have ended (nothing to wait for without programmatic launch). */
+FS_DEVICE void wait_for_earlier_launches() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+FS_DEVICE uint64_t load_relaxed(const uint64_t *p) {
+    uint64_t x;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");
+    return x;
+}
+
+#endif

@@ -1,0 +1,257 @@
+"""The Python binding: structures as C lays them out, arrays as they lie, errors with their texts."""
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import flashsampling as fs
+from flashsampling import _c
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+X = np.array([[0.0, 3.0, 1.0, 2.0], [5.0, 1.0, 0.0, 2.0]], np.float32)
+
+
+@pytest.fixture
+def context():
+    return fs.Context("reference")
+
+
+# ------------------------------------------------------------------------------------------------------------ C ----
+
+STRUCTS = {
+    "fs_head": _c.HeadStruct,
+    "fs_slot_values": _c.SlotValues,
+    "fs_batch": _c.BatchStruct,
+    "fs_result": _c.ResultStruct,
+    "fs_options": _c.OptionsStruct,
+}
+
+
+def test_structures_are_laid_out_as_in_C(tmp_path):
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if not compiler:
+        pytest.skip("no C compiler")
+    lines = ['#include "flashsampling.h"', "#include <stddef.h>", "#include <stdio.h>", "int main(void) {"]
+    for name, struct in STRUCTS.items():
+        lines.append('printf("%s %%zu\\n", sizeof(%s));' % (name, name))
+        for field, _ in struct._fields_:
+            place = "offsetof(%s, %s), sizeof(((%s *)0)->%s)" % (name, field, name, field)
+            lines.append('printf("%s.%s %%zu %%zu\\n", %s);' % (name, field, place))
+    lines += ["return 0;", "}"]
+    source, program = tmp_path / "layout.c", tmp_path / "layout"
+    source.write_text("\n".join(lines))
+    subprocess.run([compiler, "-I", os.path.join(ROOT, "include"), source, "-o", program], check=True)
+    expected = []
+    for name, struct in STRUCTS.items():
+        expected.append("%s %d" % (name, ctypes.sizeof(struct)))
+        for field, _ in struct._fields_:
+            place = getattr(struct, field)
+            expected.append("%s.%s %d %d" % (name, field, place.offset, place.size))
+    assert subprocess.check_output([program], text=True).splitlines() == expected
+
+
+def test_constants_are_those_of_the_header():
+    text = open(os.path.join(ROOT, "include", "flashsampling.h")).read()
+    shifts = dict((bit.name, bit.value.bit_length() - 1) for bit in _c.Row if bit.name not in ("OK", "NO_TOKEN"))
+    for name, shift in shifts.items():
+        assert "FS_ROW_%s = 1u << %d," % (name, shift) in text or "FS_ROW_%s = 1u << %d " % (name, shift) in text
+    for bit in _c.Flag:
+        assert "FS_%s = 1u << %d" % (bit.name, bit.value.bit_length() - 1) in text
+    for prefix, table in (("FS_", _c.DTYPES), ("FS_MODE_", _c.MODES), ("FS_NOISE_", _c.NOISES), ("FS_HEAD_", _c.KINDS),
+                          ("FS_LOGITS_", _c.LOGITS), ("FS_BACKEND_", _c.BACKENDS)):
+        for name, value in table.items():
+            assert "%s%s = %d" % (prefix, name.upper(), value) in text
+    assert "#define FS_VERSION_MAJOR %d" % _c.VERSION[0] in text
+    assert "#define FS_VERSION_MINOR %d" % _c.VERSION[1] in text
+
+
+def test_every_exported_function_is_bound():
+    text = open(os.path.join(ROOT, "include", "flashsampling.h")).read()
+    declared = {line.split("(")[0].split()[-1].lstrip("*") for line in text.splitlines() if line.startswith("FS_API ")}
+    assert declared == set(_c._PROTOTYPES)
+
+
+# -------------------------------------------------------------------------------------------------------- arrays ----
+
+
+def test_bf16_rounds_to_nearest_even():
+    values = np.array([1.0, 1 + 2.0**-8, 1 + 3 * 2.0**-8, -3.4e38, np.inf, 2.0**-140], np.float32)
+    assert fs.to_bf16(values).tolist() == [0x3F80, 0x3F80, 0x3F82, 0xFF80, 0x7F80, 0x0000]
+    assert np.isnan(fs.from_bf16(fs.to_bf16(np.float32([np.nan])))).all()
+    every = np.arange(65536, dtype=np.uint16)
+    number = ~np.isnan(fs.from_bf16(every))
+    assert (fs.to_bf16(fs.from_bf16(every))[number] == every[number]).all()
+
+
+def test_bits_are_packed_low_bit_first():
+    flags = np.zeros((2, 70), bool)
+    flags[0, [0, 33, 69]] = True
+    assert fs.pack_bits(flags).tolist() == [[1, 2, 32], [0, 0, 0]]
+
+
+def test_pointers_and_arrays_give_the_same(context):
+    plain = context.sample(fs.Head(logits=X), seed=1, outputs="all")
+    raw = context.sample(fs.Head(logits=fs.Pointer(X.ctypes.data, X.shape, "f32")), seed=1, outputs="all")
+    wide = np.zeros((2, 9), np.float32)
+    wide[:, :4] = X
+    strided = context.sample(fs.Head(logits=wide[:, :4]), seed=1, outputs="all")
+    for name, array in plain.arrays().items():
+        assert array.tobytes() == raw.arrays()[name].tobytes() == strided.arrays()[name].tobytes()
+
+
+def test_lists_and_tuples_of_arrays_give_the_same(context):
+    head = fs.Head(logits=X)
+    lists = context.sample(head, temperature=0.0, edits=[{0: 9.0, 1: 1.0}, [(3, 8.0)]], watch=[[0, 1], [3]])
+    arrays = context.sample(head, temperature=0.0, edits=([0, 2, 3], [0, 1, 3], [9.0, 1.0, 8.0]),
+                            watch=([0, 2, 3], [0, 1, 3]))
+    assert lists.tokens.tolist() == arrays.tokens.tolist() == [[0], [3]]
+    assert lists.watch_logit.tolist() == arrays.watch_logit.tolist() == [0.0, 3.0, 2.0]
+
+
+def test_results_are_what_was_asked_for(context):
+    result = context.sample(fs.Head(logits=X), outputs=["logprob"], tokens="i64")
+    assert set(result.arrays()) == {"tokens", "status", "logprob"} and result.tokens.dtype == np.int64
+    assert result.work_bytes > 0 and result.fallback_rows == 0 and result.wire_bytes == 0
+
+
+@pytest.mark.parametrize("call, error, text", [
+    (lambda c: fs.Head(), ValueError, "either weights or logits"),
+    (lambda c: fs.Head(logits=X.astype("f8")), TypeError, "logits: array of type <f8"),
+    (lambda c: fs.Head(logits=X.astype("u2")), TypeError, "uint16 as bf16"),
+    (lambda c: fs.Head(logits=X[0]), ValueError, r"logits: shape \[4\], expected two dimensions"),
+    (lambda c: fs.Head(logits=X[:, ::2]), ValueError, "8 bytes apart, expected 4"),
+    (lambda c: fs.Head(logits=X[::-1]), ValueError, "rows are -16 bytes apart"),
+    (lambda c: fs.Head(logits=np.broadcast_to(X[0], (2, 4))), ValueError, "rows are 0 bytes apart"),
+    (lambda c: fs.Head(X, bias=[1.0]), ValueError, r"bias: shape \[1\], expected \[2\]"),
+    (lambda c: fs.Head(X, round="f64"), ValueError, "round 'f64': expected one of f32"),
+    (lambda c: c.sample(fs.Head(X)), ValueError, "needs hidden states"),
+    (lambda c: c.sample(fs.Head(X), X[:, :3].copy()), ValueError, "hidden: 3 columns, the head has 4"),
+    (lambda c: c.sample(fs.Head(logits=X), X), ValueError, "takes no hidden states"),
+    (lambda c: c.sample(fs.Head(logits=X), temprature=1), TypeError, "unknown rule: temprature"),
+    (lambda c: c.sample(fs.Head(logits=X), temperature=[1.0], slots=2), ValueError, r"temperature: shape \[1\]"),
+    (lambda c: c.sample(fs.Head(logits=X), mode="beam"), ValueError, "mode 'beam': expected one of sample"),
+    (lambda c: c.sample(fs.Head(logits=X), allow=np.zeros((1, 1), "u4")), ValueError, r"expected at least \[2, 1\]"),
+    (lambda c: c.sample(fs.Head(logits=X), edits=([0, 5, 6], [1], [1.0])), ValueError, "edit: offsets must rise"),
+    (lambda c: c.sample(fs.Head(logits=X), outputs=["logits"]), ValueError, "outputs: logits: expected some of"),
+])
+def test_mistakes_are_caught_in_python(context, call, error, text):
+    with pytest.raises(error, match=text):
+        call(context)
+
+
+# -------------------------------------------------------------------------------------------------------- errors ----
+
+
+@pytest.mark.parametrize("rules, name, text", [
+    (dict(samples=0), "argument", r"batch.samples is 0, must be 1 to 1024"),
+    (dict(mode=9), "argument", r"batch.mode is 9"),
+    (dict(noise=7), "argument", r"batch.noise is 7"),
+    (dict(flags=64), "argument", r"batch.flags is 0x40"),
+    (dict(mode="group_parallel"), "argument", r"batch.group_size is 0, must be 1 to"),
+    (dict(mode="group_online", group_size=2, top_k=2), "argument", r"top_k 2.*group modes take no cuts"),
+    (dict(mode="score"), "argument", r"batch.given is NULL"),
+    (dict(edits=[[(4, 1.0)], []]), "argument", r"batch.edit_token\[0\] is 4, must be 0 to 3"),
+    (dict(watch=[[], [-1]]), "argument", r"batch.watch_token\[0\] is -1"),
+    (dict(top=2000), "argument", r"result.top_count is 2000, must be 0 to 1024"),
+    (dict(logits=5), "argument", r"result.logits is 5"),
+    (dict(list_capacity=-1), "argument", r"batch.list_capacity is -1"),
+])
+def test_errors_name_the_value_and_the_limit(context, rules, name, text):
+    with pytest.raises(fs.Error, match=text) as error:
+        context.sample(fs.Head(logits=X), **rules)
+    assert error.value.name == name and error.value.status < 0 and str(error.value).startswith(name + ": ")
+
+
+@pytest.mark.parametrize("head, text", [
+    (dict(softcap=-1.0), "head.softcap is -1"),
+    (dict(scale=float("inf")), "head.scale is inf"),
+    (dict(first_token=-1), "head.first_token is -1"),
+    (dict(first_token=2**24), "head.first_token is 16777216"),
+    (dict(vocab=2**24), "head.vocab is 16777216"),
+])
+def test_errors_of_the_head(context, head, text):
+    with pytest.raises(fs.Error, match=text):
+        context.sample(fs.Head(logits=X, **head))
+
+
+def test_errors_of_the_context():
+    with pytest.raises(fs.Error, match="options.threads is -1"):
+        fs.Context(threads=-1)
+    with pytest.raises(fs.Error, match="options.backend is 77"):
+        fs.Context(77)
+    with pytest.raises(ValueError, match="backend 'gpu': expected one of auto"):
+        fs.Context("gpu")
+    with pytest.raises(fs.Error, match="reference backend") as error:
+        fs.Context("reference").partial(fs.Head(logits=X))
+    assert error.value.name == "unsupported"
+
+
+def test_a_failed_call_writes_nothing_and_leaves_the_context_usable(context):
+    head = fs.Head(logits=X)
+    batch = fs.Batch(head, samples=2)
+    out = fs.Result(batch)
+    out.tokens[:] = 77
+    batch.struct.samples = 5000
+    with pytest.raises(fs.Error, match="5000"):
+        context.sample(head, batch, out=out)
+    assert (out.tokens == 77).all()
+    batch.struct.samples = 2
+    assert (context.sample(head, batch, out=out).tokens != 77).all()
+
+
+def test_a_closed_context_says_so(context):
+    with context:
+        pass
+    with pytest.raises(ValueError, match="closed"):
+        context.sample(fs.Head(logits=X))
+
+
+def test_the_log_hears_what_was_chosen():
+    lines = []
+    context = fs.Context("reference", log=lines.append)
+    assert lines and "reference" in lines[0] and context.text in repr(context)
+
+
+def test_work_memory_of_the_caller(context):
+    head = fs.Head(logits=X)
+    size = context.work_size(head, seed=1)
+    lent = fs.Context("reference", work=size).sample(head, seed=1)
+    assert lent.tokens.tolist() == context.sample(head, seed=1).tokens.tolist()
+    with pytest.raises(fs.Error, match="work_bytes is 64") as error:
+        fs.Context("reference", work=64).sample(head, seed=1)
+    assert error.value.name == "memory"
+
+
+def test_accept_counts_leading_matches():
+    draft = [[1, 2, 3], [1, 2, 3], [-1, 2, 3], [9, 2, 3]]
+    target = [[1, 2, 3, 4], [1, 5, 3, 4], [-1, 2, 3, 4], [1, 2, 3, 4]]
+    assert fs.accept(draft, target).tolist() == [3, 1, 0, 0]
+    with pytest.raises(ValueError, match="target"):
+        fs.accept(draft, draft)
+
+
+# ------------------------------------------------------------------------------------------------------- library ----
+
+
+def python(code, **env):
+    path = os.pathsep.join([os.path.join(ROOT, "python"), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path, **env}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+
+
+def test_import_takes_neither_numpy_nor_the_library():
+    code = "import sys, flashsampling; assert 'numpy' not in sys.modules"
+    assert python(code, FLASHSAMPLING_LIBRARY="/nowhere.so").returncode == 0
+
+
+def test_a_forced_library_is_used_or_fails():
+    run = python("import flashsampling; flashsampling.version()", FLASHSAMPLING_LIBRARY="/nowhere.so")
+    assert run.returncode != 0 and "/nowhere.so" in run.stderr
+
+
+def test_versions():
+    assert fs.version().startswith("%d.%d." % _c.VERSION) and fs.noise_id() & 0x7FFFFFFF
