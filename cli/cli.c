@@ -1,6 +1,7 @@
 /* cli.c - see cli.h. */
 #define _GNU_SOURCE /* sched_getaffinity, CPU_COUNT, _SC_LEVEL3_CACHE_SIZE */
 #include "cli.h"
+#include "print.h"
 
 #include <sched.h>
 #include <stdarg.h>
@@ -18,6 +19,7 @@ void set_command(const char *name) {
 
 void die(int code, const char *format, ...) {
     va_list list;
+    progress_end();
     fflush(stdout); /* so that the message comes after what was printed before it */
     fprintf(stderr, "flashsample%s%s: ", *command ? " " : "", command);
     va_start(list, format);
@@ -56,6 +58,9 @@ void keep_memory(void *memory) {
 void *take_memory(int64_t count, size_t size, const char *what) {
     if (count < 0 || (uint64_t)count > (SIZE_MAX >> 1) / size) die(END_RUNTIME, "no memory for %s: too large", what);
     size_t bytes = ((size_t)count * size + 64) / 64 * 64;
+    /* An overcommitting system would grant it and kill us when it is touched. */
+    if (memory_bytes() > 0 && bytes > (size_t)memory_bytes())
+        die(END_RUNTIME, "no memory for %s: %zu bytes, the machine has %lld", what, bytes, (long long)memory_bytes());
     void *memory = aligned_alloc(64, bytes);
     if (!memory) die(END_RUNTIME, "no memory for %s (%zu bytes)", what, bytes);
     memset(memory, 0, bytes);

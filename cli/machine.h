@@ -11,8 +11,8 @@ typedef struct ceiling {
     int64_t bytes; /* read per pass */
 } ceiling;
 
-/* Reads the buffers [count], `bytes` each, one after the other, several times over, on `threads` threads. Buffers in turn keep
- * a cache from answering; one buffer measures what repeated calls on one W can get. Takes about `seconds`. */
+/* Reads the buffers [count], `bytes` each, one after the other, several times over, on `threads` threads. Buffers in
+ * turn keep a cache from answering; one buffer measures what repeated calls on one W can get. Takes about `seconds`. */
 ceiling measure_reading(const void *const *buffers, int count, int64_t bytes, int threads, double seconds);
 
 /* Algorithm 1 of the paper, the usual way: logits = H W^T stored in float, softmax, prefix sum, search. */
@@ -21,10 +21,10 @@ typedef struct usual {
     const uint16_t *w; /* [V, D] bf16 */
     const uint16_t *h; /* [B, D] bf16 */
     int threads;
-    float *hf;       /* [B, D16] H as float, rows padded with zeros to a multiple of 16 */
-    int64_t ld;      /* V rounded up to a multiple of 4 */
-    float *logits;   /* [B, ld], then their exponentials */
-    float *part_max; /* [B, USUAL_PARTS] */
+    float *hf;        /* [B, D16] H as float, rows padded with zeros to a multiple of 16 */
+    int64_t ld;       /* V rounded up to a multiple of 4 */
+    float *logits;    /* [B, ld], then their exponentials */
+    float *part_max;  /* [B, USUAL_PARTS] */
     double *part_sum; /* [B, USUAL_PARTS] */
     uint64_t seed;
     int32_t *tokens; /* [B] */

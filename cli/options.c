@@ -119,7 +119,10 @@ static void print_option(const opt *o) {
 }
 
 static void print_help(const command *c, const opt *table, int count) {
-    printf("usage: flashsample %s %s\n\n", c->name, c->usage);
+    char usage[256];
+    snprintf(usage, sizeof usage, "usage: flashsample %s %s", c->name, c->usage);
+    print_words(usage, strlen(usage), 4, 0);
+    putchar('\n');
     print_wrapped(c->about, 0);
     for (int i = 0; i < count; i++) {
         if (table[i].kind == OPT_SECTION) printf("\n%s\n", table[i].name);

@@ -30,34 +30,44 @@ typedef struct command {
     const char *details; /* paragraphs below, or NULL */
 } command;
 
-#define OPT_HEAD(text) {OPT_SECTION, text, NULL, NULL, NULL, 0, 0, NULL}
-#define OPT_FLAG_TO(name, help, to) {OPT_FLAG, name, NULL, help, to, 0, 0, NULL}
-#define OPT_TEXT_TO(name, arg, help, to) {OPT_TEXT, name, arg, help, to, 0, 0, NULL}
-#define OPT_INT_TO(name, arg, help, to, low, high) {OPT_INT, name, arg, help, to, low, high, NULL}
-#define OPT_REAL_TO(name, arg, help, to, low, high) {OPT_REAL, name, arg, help, to, low, high, NULL}
-#define OPT_CHOICE_TO(name, help, to, choices) {OPT_CHOICE, name, "NAME", help, to, 0, 0, choices}
+#define OPT_HEAD(text)                                                                                                 \
+    { OPT_SECTION, text, NULL, NULL, NULL, 0, 0, NULL }
+#define OPT_FLAG_TO(name, help, to)                                                                                    \
+    { OPT_FLAG, name, NULL, help, to, 0, 0, NULL }
+#define OPT_TEXT_TO(name, arg, help, to)                                                                               \
+    { OPT_TEXT, name, arg, help, to, 0, 0, NULL }
+#define OPT_INT_TO(name, arg, help, to, low, high)                                                                     \
+    { OPT_INT, name, arg, help, to, low, high, NULL }
+#define OPT_REAL_TO(name, arg, help, to, low, high)                                                                    \
+    { OPT_REAL, name, arg, help, to, low, high, NULL }
+#define OPT_CHOICE_TO(name, help, to, choices)                                                                         \
+    { OPT_CHOICE, name, "NAME", help, to, 0, 0, choices }
 
 /* The options of a context, for the end of a table. `a` is a context_args. */
 #define CONTEXT_OPTIONS(a)                                                                                             \
     OPT_HEAD("Machine"),                                                                                               \
-        OPT_INT_TO("threads", "N", "CPU threads; 0 = every core this process may run on (default)", &(a).threads, 0, 4096), \
-        OPT_INT_TO("block", "N", "tokens per block, never changes a token; 0 = chosen (default)", &(a).block, 0, 1 << 24), \
+        OPT_INT_TO("threads", "N", "CPU threads; 0 = every core this process may run on (default)", &(a).threads, 0,   \
+                   4096),                                                                                              \
+        OPT_INT_TO("block", "N", "tokens per block, never changes a token; 0 = chosen (default)", &(a).block, 0,       \
+                   1 << 20),                                                                                           \
         OPT_CHOICE_TO("backend", "where the call runs; reference = plain loops in double, slow (default auto)",        \
                       &(a).backend, backend_names),                                                                    \
-        OPT_INT_TO("device", "N", "CUDA device (default 0)", &(a).device, 0, 1023),                                     \
-        OPT_INT_TO("fallback-mib", "N", "most MiB a second pass for wide rows may take (default 64)",                   \
+        OPT_INT_TO("device", "N", "CUDA device (default 0)", &(a).device, 0, 1023),                                    \
+        OPT_INT_TO("fallback-mib", "N", "most MiB a second pass for wide rows may take (default 64)",                  \
                    &(a).fallback_mib, 0, 1 << 20),                                                                     \
         OPT_FLAG_TO("verbose", "what the library chose and why, on stderr", &(a).verbose)
 
 /* Parses argv [argc] (without the command's name) by the table [count]. Ends the program for --help (0), for an unknown
  * option, a value out of range or a stray argument (2). */
 void parse_options(const command *c, const opt *table, int count, int argc, char **argv);
-#define PARSE_OPTIONS(c, table, argc, argv) parse_options(c, table, (int)(sizeof(table) / sizeof((table)[0])), argc, argv)
+#define PARSE_OPTIONS(c, table, argc, argv)                                                                            \
+    parse_options(c, table, (int)(sizeof(table) / sizeof((table)[0])), argc, argv)
 
 /* The member of `words` (NULL-terminated) nearest to `word`, or NULL if none is near. */
 const char *nearest(const char *word, const char *const *words);
 
-/* Prints text to stdout, wrapped to 100 columns, every line indented. Lines that start with a space are kept as they are. */
+/* Prints text to stdout, wrapped to 100 columns, every line indented. Lines that start with a space are kept as they
+ * are. */
 void print_wrapped(const char *text, int indent);
 
 /* A whole text as a number ("1e6" is an integer); 0 if it is none. */

@@ -1,4 +1,5 @@
-/* parallel.h - the command line's own threads, for what is not the library's job: making W, reading memory, the usual way. */
+/* parallel.h - the command line's own threads, for what is not the library's job: making W, reading memory, the usual
+ * way. */
 #ifndef FS_CLI_PARALLEL_H
 #define FS_CLI_PARALLEL_H
 

@@ -101,7 +101,12 @@ const char *text_bytes(double bytes) {
         u++;
     }
     char *text = next_buffer();
-    snprintf(text, 40, u == 0 ? "%.0f %s" : bytes < 10.0 ? "%.2f %s" : bytes < 100.0 ? "%.1f %s" : "%.0f %s", bytes, unit[u]);
+    snprintf(text, 40,
+             u == 0          ? "%.0f %s"
+             : bytes < 10.0  ? "%.2f %s"
+             : bytes < 100.0 ? "%.1f %s"
+                             : "%.0f %s",
+             bytes, unit[u]);
     return text;
 }
 
@@ -127,6 +132,10 @@ const char *text_count(double count) {
     return text;
 }
 
+const char *text_cache(int64_t bytes) {
+    return bytes > 0 ? text_bytes((double)bytes) : "unknown size";
+}
+
 const char *text_real(double value) {
     char *text = next_buffer();
     if (isnan(value)) return "nan"; /* without the sign printf gives it */
@@ -140,11 +149,12 @@ static int json_depth, json_filled[64];
 
 static void json_key(const char *key) {
     if (json_depth > 0) {
-        if (json_filled[json_depth]) putchar(',');
+        int first = !json_filled[json_depth];
         json_filled[json_depth] = 1;
+        if (!first) putchar(',');
         /* One line per entry of the outer two levels; rows of numbers stay on one line. */
         if (json_depth <= 2) printf("\n%*s", 2 * json_depth, "");
-        else if (json_filled[json_depth]) putchar(' ');
+        else if (!first) putchar(' ');
     }
     if (key) printf("\"%s\": ", key);
 }
@@ -201,7 +211,7 @@ void json_text(const char *key, const char *value) {
 static struct {
     char what[64];
     double total, began, shown;
-    int off, tty, active;
+    int off, tty, active, lines;
 } progress;
 
 void progress_off(void) {
@@ -217,23 +227,32 @@ void progress_start(const char *what, double total) {
     fflush(stdout); /* both streams may be the same file */
     progress_label(what);
     progress.active = 1;
+    progress.lines = 0;
     progress.total = total > 0 ? total : 1;
     progress.began = progress.shown = now();
     const char *term = getenv("TERM");
     progress.tty = isatty(2) && !(term && strcmp(term, "dumb") == 0);
-    if (!progress.tty) fprintf(stderr, "%s ...\n", what);
-    else progress_at(0);
+    if (progress.tty) progress_at(0);
+}
+
+static const char *whole_seconds(double seconds) {
+    char *text = next_buffer();
+    if (seconds < 100.0) snprintf(text, 40, "%.0f s", seconds);
+    else snprintf(text, 40, "%.0f min", seconds / 60.0);
+    return text;
 }
 
 void progress_at(double done) {
     if (!progress.active) return;
     double time = now(), share = fmin(1.0, done / progress.total);
-    double pause = progress.tty ? 0.1 : 5.0;
+    /* Lines start after a second: what takes less needs none. */
+    double pause = progress.tty ? 0.1 : progress.lines ? 5.0 : 1.0;
     if (!(progress.tty && done == 0) && time - progress.shown < pause) return;
     progress.shown = time;
+    progress.lines++;
     double left = share > 0.01 ? (time - progress.began) * (1.0 - share) / share : -1.0;
     char rest[48] = "";
-    if (left >= 0) snprintf(rest, sizeof rest, ", %s left", left < 1.0 ? "less than 1 s" : text_seconds(floor(left)));
+    if (left >= 0) snprintf(rest, sizeof rest, ", %s left", left < 1.0 ? "less than 1 s" : whole_seconds(left));
     if (!progress.tty) {
         fprintf(stderr, "%s ... %.0f %%%s\n", progress.what, 100 * share, rest);
         return;

@@ -17,6 +17,7 @@ void table_print(const table *t);
 const char *text_bytes(double bytes);     /* "311.2 MB" */
 const char *text_count(double count);     /* "1,234,567" */
 const char *text_seconds(double seconds); /* "12.3 ms" */
+const char *text_cache(int64_t bytes);    /* "315 MB", or "unknown size" for 0 */
 const char *text_real(double value);      /* four significant digits; "-inf", "nan" */
 
 /* ---- JSON on stdout. key is NULL inside an array. Numbers that are not finite are the texts "nan", "inf", "-inf". */
@@ -28,7 +29,8 @@ void json_real(const char *key, double value);
 void json_text(const char *key, const char *value);
 void json_bool(const char *key, int value);
 
-/* ---- progress on stderr: a bar with the time left on a terminal, otherwise a plain line every few seconds. */
+/* ---- progress on stderr: a bar with the time left on a terminal, otherwise a plain line after a second and then
+ * every few. */
 void progress_start(const char *what, double total);
 void progress_at(double done);
 /* Another text beside the bar. */

@@ -19,8 +19,8 @@ static double gamma_series(double a, double x) {
     return gamma_front(a, x) * sum;
 }
 
-/* Q(a, x) = front / (x+1-a - 1(1-a)/(x+3-a - 2(2-a)/(x+5-a - ...))), evaluated forwards by the recurrence for the ratios of
- * successive numerators and denominators; converges fast for x > a + 1. */
+/* Q(a, x) = front / (x+1-a - 1(1-a)/(x+3-a - 2(2-a)/(x+5-a - ...))), evaluated forwards by the recurrence for the
+ * ratios of successive numerators and denominators; converges fast for x > a + 1. */
 static double gamma_fraction(double a, double x) {
     double b = x + 1.0 - a, up = 1e300, down = 1.0 / b, value = down;
     for (int i = 1; i < 100000; i++) {
@@ -35,7 +35,7 @@ static double gamma_fraction(double a, double x) {
 }
 
 double gamma_q(double a, double x) {
-    if (!(a > 0.0) || !(x >= 0.0) || isinf(a)) return NAN;
+    if (!(a > 0.0) || !(x >= 0.0) || isinf(a)) return (double)NAN;
     if (x == 0.0) return 1.0;
     if (isinf(x)) return 0.0;
     return x < a + 1.0 ? 1.0 - gamma_series(a, x) : gamma_fraction(a, x);
@@ -63,7 +63,7 @@ static double binomial_tail(int64_t from, int64_t step, int64_t n, double p) {
 }
 
 double binomial_p(int64_t seen, int64_t n, double p) {
-    if (seen < 0 || seen > n || !(p >= 0.0) || p > 1.0) return NAN;
+    if (seen < 0 || seen > n || !(p >= 0.0) || p > 1.0) return (double)NAN;
     if (p == 0.0) return seen == 0 ? 1.0 : 0.0;
     if (p == 1.0) return seen == n ? 1.0 : 0.0;
     double one_sided = (double)seen < (double)n * p ? binomial_tail(seen, -1, n, p) : binomial_tail(seen, 1, n, p);
@@ -120,7 +120,7 @@ static void fit_statistic(fit *f, bin *bins, int64_t k, double least) {
 }
 
 fit fit_counts(const int64_t *count, const double *probability, int64_t k, double least) {
-    fit f = {.p = NAN};
+    fit f = {.p = (double)NAN};
     bin *bins = malloc((size_t)(k > 0 ? k : 1) * sizeof *bins);
     if (!bins) return f;
     for (int64_t i = 0; i < k; i++) f.n += count[i];

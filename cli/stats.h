@@ -24,8 +24,8 @@ typedef struct fit {
     int64_t outside;  /* draws with probability 0: any is an error */
 } fit;
 
-/* Fits count [k] to probability [k] (sum 1). Bins with fewer than `least` expected draws are pooled from the rarest up until
- * the pool has as many; the chi-squared tail is trusted from about 20. */
+/* Fits count [k] to probability [k] (sum 1). Bins with fewer than `least` expected draws are pooled from the rarest up
+ * until the pool has as many; the chi-squared tail is trusted from about 20. */
 fit fit_counts(const int64_t *count, const double *probability, int64_t k, double least);
 
 /* Any deviation with total variation t moves the statistic by at least 4 n t^2 (Cauchy-Schwarz), its deviation is

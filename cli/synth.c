@@ -1,16 +1,17 @@
 /* synth.c - language-like synthetic weights.
  *
- * What a sampler meets in a language model: frequencies fall like Zipf's law, frequent tokens have low ids (a BPE vocabulary is
- * roughly sorted by frequency), and a context raises some tokens far above their frequency, sharply or broadly. So
+ * What a sampler meets in a language model: frequencies fall like Zipf's law, frequent tokens have low ids (a BPE
+ * vocabulary is roughly sorted by frequency), and a context raises some tokens far above their frequency, sharply or
+ * broadly. So
  *
  *   W[v] = z(v) e + t[topic(v)] + noise      z(v) = -log(1 + v/32), shifted by a constant
  *   H[b] = c_b e + beta_b t[topic_b] + own direction
  *
- * where e and the 256 t are fixed sign vectors of length 1 (nearly orthogonal) and ids below 64, the function words, have no
- * topic. The logit is c_b z(v) + beta_b [same topic] + noise of deviation 1 to 1.6: Zipf with an exponent c_b of 1.6 to 2.5, a
- * topic of V/256 tokens raised by 7 to 12. Measured over 64 rows, V = 151,936, D = 1024, bf16, temperature 1: a top-p 0.95
- * nucleus of 3 to 1,679 tokens, a quarter of the rows below 37, half below 84; 27 % of the mass lies on ids below 128, 84 %
- * below 1024.
+ * where e and the 256 t are fixed sign vectors of length 1 (nearly orthogonal) and ids below 64, the function words,
+ * have no topic. The logit is c_b z(v) + beta_b [same topic] + noise of deviation 1 to 1.6: Zipf with an exponent c_b
+ * of 1.6 to 2.5, a topic of V/256 tokens raised by 7 to 12. Measured over 64 rows, V = 151,936, D = 1024, bf16,
+ * temperature 1: a top-p 0.95 nucleus of 3 to 1,679 tokens, a quarter of the rows below 37, half below 84; 27 % of the
+ * mass lies on ids below 128, 84 % below 1024.
  */
 #include "synth.h"
 #include "cli.h"
@@ -22,9 +23,9 @@
 
 #define TOPICS 256
 #define FUNCTION_WORDS 64
-#define NOISE 0.115      /* length of a row's noise: times |h|, 10 to 14, the deviation of its logits */
-#define OWN 6.0          /* length of a context's own direction */
-#define GAIN 8.0f        /* H is this much larger and W smaller, towards the sizes of trained models */
+#define NOISE 0.115 /* length of a row's noise: times |h|, 10 to 14, the deviation of its logits */
+#define OWN 6.0     /* length of a context's own direction */
+#define GAIN 8.0f   /* H is this much larger and W smaller, towards the sizes of trained models */
 
 const char *const dtype_names[] = {"f32", "f16", "bf16", NULL};
 

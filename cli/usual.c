@@ -1,6 +1,6 @@
-/* usual.c - the usual way to draw a token, for comparison: a matmul that stores its logits, then a sampler that reads them
- * back (Algorithm 1 of the paper). Plain loops, but no straw man: the matmul has 4 x 4 register tiles of the widest vectors
- * this CPU has, and every step runs on all threads. It is not a tuned BLAS.
+/* usual.c - the usual way to draw a token, for comparison: a matmul that stores its logits, then a sampler that reads
+ * them back (Algorithm 1 of the paper). Plain loops, but no straw man: the matmul has 4 x 4 register tiles of the
+ * widest vectors this CPU has, and every step runs on all threads. It is not a tuned BLAS.
  *
  *   W [V, D] --4 rows widened to float in L1--> 4 x 4 tiles with H --> logits [B, V] --> max --> exp, sums --> search
  */
@@ -40,7 +40,8 @@ INLINE float add_lanes(const lanes *x) {
     return total;
 }
 
-/* out[r * ld + t] = dot of row r of h with row t of w, both [.., D16] floats. T, R and fused are constants after inlining. */
+/* out[r * ld + t] = dot of row r of h with row t of w, both [.., D16] floats. T, R and fused are constants after
+ * inlining. */
 INLINE void dot_tile(int T, int R, int fused, const float *w, const float *h, int64_t D16, float *out, int64_t ld) {
     lanes sum[4][4] = {{{0}}};
     for (int64_t d = 0; d < D16; d += LANES) {
@@ -59,8 +60,8 @@ INLINE void dot_tile(int T, int R, int fused, const float *w, const float *h, in
         for (int r = 0; r < R; r++) out[r * ld + t] = add_lanes(&sum[t][r]);
 }
 
-/* The same for four rows of W as they lie and one row of H: there is nothing to reuse, so nothing is put aside. It waits for
- * memory, so that its products are not fused costs nothing. */
+/* The same for four rows of W as they lie and one row of H: there is nothing to reuse, so nothing is put aside. It
+ * waits for memory, so that its products are not fused costs nothing. */
 INLINE void dot_direct(const uint16_t *const *row, const float *h, int64_t D, float *out) {
     lanes sum[4] = {{0}};
     int64_t whole = D / LANES * LANES;
@@ -175,7 +176,8 @@ static void max_task(void *argument, int i) {
 INLINE float exp_negative(float x) {
     float t = (x < -87.0f ? -87.0f : x) * 1.44269504f;
     float n = (float)(int32_t)(t - 0.5f), f = (t - n) * 0.69314718f;
-    float p = 1.0f + f * (1.0f + f * (0.5f + f * (0.16666667f + f * (0.041666668f + f * (0.008333334f + f * 0.0013888889f)))));
+    float p = 1.0f +
+              f * (1.0f + f * (0.5f + f * (0.16666667f + f * (0.041666668f + f * (0.008333334f + f * 0.0013888889f)))));
     return p * float_of_bits((uint32_t)((int32_t)n + 127) << 23);
 }
 

@@ -2,8 +2,8 @@
  *
  *   "\x93NUMPY"  major  minor  | header length, 2 bytes (version 1) or 4 | header, a Python dictionary | elements
  *
- * and the dictionary {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), } may have its keys in any order. The parser
- * below knows exactly that grammar and no other Python.
+ * and the dictionary {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), } may have its keys in any order. The
+ * parser below knows exactly that grammar and no other Python.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "npy.h"
@@ -49,7 +49,8 @@ void npy_describe(const npy_array *array, char *text, size_t size) {
     char shape[NPY_MAX_RANK * 24] = "";
     size_t used = 0;
     for (int i = 0; i < array->rank; i++)
-        used += (size_t)snprintf(shape + used, sizeof shape - used, "%s%lld", i ? ", " : "", (long long)array->shape[i]);
+        used +=
+            (size_t)snprintf(shape + used, sizeof shape - used, "%s%lld", i ? ", " : "", (long long)array->shape[i]);
     snprintf(text, size, "[%s] %s", shape, npy_type_name(array->type));
 }
 
@@ -140,8 +141,8 @@ static int take_shape(cursor *c, npy_array *array, char *error) {
     return 0;
 }
 
-/* count and bytes from shape, refusing what does not fit: a product that wraps is how a small file gets a big read. A zero
- * anywhere makes the array empty, but the other entries must still be sane. */
+/* count and bytes from shape, refusing what does not fit: a product that wraps is how a small file gets a big read. A
+ * zero anywhere makes the array empty, but the other entries must still be sane. */
 static int set_size(npy_array *array, char *error) {
     int64_t limit = INT64_MAX / 2 / (int64_t)npy_type_size(array->type);
     int64_t product = 1, count = 1;
@@ -164,7 +165,8 @@ int npy_parse_header(const char *header, size_t size, npy_array *array, char *er
     if (!take(&c, "{")) return fail(error, "the header is not a dictionary");
     while (!take(&c, "}")) {
         char key[32];
-        if (!take_string(&c, key, sizeof key) || !take(&c, ":")) return fail(error, "the header is not a dictionary of strings");
+        if (!take_string(&c, key, sizeof key) || !take(&c, ":"))
+            return fail(error, "the header is not a dictionary of strings");
         int bit = strcmp(key, "descr") == 0           ? DESCR
                   : strcmp(key, "fortran_order") == 0 ? ORDER
                   : strcmp(key, "shape") == 0         ? SHAPE
@@ -172,7 +174,7 @@ int npy_parse_header(const char *header, size_t size, npy_array *array, char *er
         if (!bit) return fail(error, "unknown header key '%s'", key);
         if (seen & bit) return fail(error, "header key '%s' occurs twice", key);
         seen |= bit;
-        int rc = bit == DESCR ? take_descr(&c, array, error)
+        int rc = bit == DESCR   ? take_descr(&c, array, error)
                  : bit == ORDER ? take_order(&c, error)
                                 : take_shape(&c, array, error);
         if (rc) return rc;
@@ -181,7 +183,8 @@ int npy_parse_header(const char *header, size_t size, npy_array *array, char *er
             break;
         }
     }
-    if (seen != (DESCR | ORDER | SHAPE)) return fail(error, "the header lacks one of 'descr', 'fortran_order', 'shape'");
+    if (seen != (DESCR | ORDER | SHAPE))
+        return fail(error, "the header lacks one of 'descr', 'fortran_order', 'shape'");
     skip_space(&c);
     if (c.at != c.end) return fail(error, "the header has text after its dictionary");
     return set_size(array, error);
@@ -192,14 +195,17 @@ int npy_parse_header(const char *header, size_t size, npy_array *array, char *er
 /* Reads magic, version and dictionary. */
 static int read_header(FILE *file, npy_array *array, char *error) {
     unsigned char head[12];
-    if (fread(head, 1, 8, file) != 8 || memcmp(head, "\x93NUMPY", 6) != 0) return fail(error, "not a .npy file");
+    size_t got = fread(head, 1, 8, file);
+    if (ferror(file)) return fail(error, "%s", strerror(errno)); /* a directory opens and fails here */
+    if (got != 8 || memcmp(head, "\x93NUMPY", 6) != 0) return fail(error, "not a .npy file");
     int major = head[6];
     if (major < 1 || major > 3) return fail(error, "format version %d is not supported (1 to 3 are)", major);
     size_t width = major == 1 ? 2 : 4;
     if (fread(head + 8, 1, width, file) != width) return fail(error, "the file ends inside its header");
     uint32_t length = (uint32_t)head[8] | (uint32_t)head[9] << 8;
     if (width == 4) length |= (uint32_t)head[10] << 16 | (uint32_t)head[11] << 24;
-    if (length > NPY_MAX_HEADER) return fail(error, "a header of %u bytes (at most %d are read)", length, NPY_MAX_HEADER);
+    if (length > NPY_MAX_HEADER)
+        return fail(error, "a header of %u bytes (at most %d are read)", length, NPY_MAX_HEADER);
     char *text = malloc(length + 1);
     if (!text) return fail(error, "no memory for a header of %u bytes", length);
     int rc = fread(text, 1, length, file) == length ? npy_parse_header(text, length, array, error)
@@ -252,7 +258,8 @@ static int write_header(FILE *file, const npy_array *array) {
     size_t n = (size_t)snprintf(text, sizeof text, "{'descr': '%c%s', 'fortran_order': False, 'shape': (%s), }", order,
                                 npy_type_name(array->type), shape);
     size_t padded = (10 + n + 1 + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT - 10;
-    unsigned char head[10] = {0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (unsigned char)(padded & 255), (unsigned char)(padded >> 8)};
+    unsigned char head[10] = {
+        0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (unsigned char)(padded & 255), (unsigned char)(padded >> 8)};
     memset(text + n, ' ', padded - n);
     text[padded - 1] = '\n';
     return fwrite(head, 1, 10, file) == 10 && fwrite(text, 1, padded, file) == padded;

@@ -1,7 +1,7 @@
 /* npy.h - NumPy's .npy files, read and written: what the command line and the tests exchange arrays in.
  *
- * Read: format versions 1, 2 and 3, little-endian, C order, at most 4 dimensions, the element types below. Everything else is
- * refused with a text. A file is untrusted: every length in it is checked against the file before it is used.
+ * Read: format versions 1, 2 and 3, little-endian, C order, at most 4 dimensions, the element types below. Everything
+ * else is refused with a text. A file is untrusted: every length in it is checked against the file before it is used.
  */
 #ifndef FS_IO_NPY_H
 #define FS_IO_NPY_H
@@ -16,19 +16,19 @@
 #define NPY_MAX_HEADER 65535
 
 typedef enum {
-    NPY_F32,  /* <f4 */
-    NPY_F64,  /* <f8 */
-    NPY_F16,  /* <f2 */
+    NPY_F32,    /* <f4 */
+    NPY_F64,    /* <f8 */
+    NPY_F16,    /* <f2 */
     NPY_BITS16, /* |V2: 16 bits without a meaning; how ml_dtypes' bfloat16 is saved */
-    NPY_BOOL, /* |b1 */
-    NPY_I8,   /* |i1 */
-    NPY_U8,   /* |u1 */
-    NPY_I16,  /* <i2 */
-    NPY_U16,  /* <u2 */
-    NPY_I32,  /* <i4 */
-    NPY_U32,  /* <u4 */
-    NPY_I64,  /* <i8 */
-    NPY_U64   /* <u8 */
+    NPY_BOOL,   /* |b1 */
+    NPY_I8,     /* |i1 */
+    NPY_U8,     /* |u1 */
+    NPY_I16,    /* <i2 */
+    NPY_U16,    /* <u2 */
+    NPY_I32,    /* <i4 */
+    NPY_U32,    /* <u4 */
+    NPY_I64,    /* <i8 */
+    NPY_U64     /* <u8 */
 } npy_type;
 
 typedef struct npy_array {
@@ -47,11 +47,12 @@ const char *npy_type_name(npy_type type);
 /* "[151936, 1024] f2", for messages; into text [size]. */
 void npy_describe(const npy_array *array, char *text, size_t size);
 
-/* Parses the text of a header (the dictionary, `size` bytes, not terminated) into type, shape, count and bytes; data is NULL.
- * Returns 0, or -1 with a reason in error [NPY_ERROR_CHARS]. */
+/* Parses the text of a header (the dictionary, `size` bytes, not terminated) into type, shape, count and bytes; data
+ * is NULL. Returns 0, or -1 with a reason in error [NPY_ERROR_CHARS]. */
 int npy_parse_header(const char *header, size_t size, npy_array *array, char *error);
 
-/* Reads a whole file. Returns 0, or -1 with a text in error [NPY_ERROR_CHARS] that names the file; then array->data is NULL. */
+/* Reads a whole file. Returns 0, or -1 with a text in error [NPY_ERROR_CHARS] that names the file; then array->data is
+ * NULL. */
 int npy_read(const char *path, npy_array *array, char *error);
 
 /* Writes a file of version 1. Returns 0, or -1 with a text in error [NPY_ERROR_CHARS]. */

@@ -170,7 +170,8 @@ static void hostile_shapes_are_refused(void **state) {
     (void)state;
     assert_header_refused("{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904,)}", "no number");
     assert_header_refused("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999999,)}", "no number");
-    assert_header_refused("{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296)}", "more elements");
+    assert_header_refused("{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296)}",
+                          "more elements");
     /* 2^31 * 2^31 * 4 wraps to nothing in 64 bits after the third factor; with a zero it must not slip through. */
     assert_header_refused("{'descr': '<f8', 'fortran_order': False, 'shape': (2147483648, 2147483648, 4, 0)}",
                           "more elements");
@@ -211,7 +212,8 @@ static void malformed_dictionaries_are_refused(void **state) {
     assert_header_refused("[]", "not a dictionary");
 }
 
-/* Every prefix and every single-byte change of a good header either parses or fails with a text; sanitizer builds watch. */
+/* Every prefix and every single-byte change of a good header either parses or fails with a text; sanitizer builds
+ * watch. */
 static void no_mutation_of_a_header_misbehaves(void **state) {
     (void)state;
     static const char good[] = "{'descr': '<f4', 'fortran_order': False, 'shape': (12, 34), }      \n";
@@ -239,7 +241,8 @@ static void no_mutation_of_a_header_misbehaves(void **state) {
 static void a_write_that_fails_says_so(void **state) {
     (void)state;
     char error[NPY_ERROR_CHARS], x[8192] = {0};
-    npy_array array = {.type = NPY_U8, .rank = 1, .shape = {sizeof x, 1, 1, 1}, .count = sizeof x, .bytes = sizeof x, .data = x};
+    npy_array array = {
+        .type = NPY_U8, .rank = 1, .shape = {sizeof x, 1, 1, 1}, .count = sizeof x, .bytes = sizeof x, .data = x};
     assert_int_equal(npy_write("/no/such/folder/a.npy", &array, error), -1);
     assert_non_null(strstr(error, "/no/such/folder/a.npy"));
     if (access("/dev/full", W_OK) == 0) {

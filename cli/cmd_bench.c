@@ -1,0 +1,240 @@
+/* cmd_bench.c - `flashsample bench`: the fused call, checked, then timed against the machine's read bandwidth. */
+#include "arrays.h"
+#include "machine.h"
+#include "measure.h"
+#include "options.h"
+#include "print.h"
+
+#include <math.h>
+#include <stdio.h>
+
+static const command about = {
+    .name = "bench",
+    .usage = "[options]",
+    .about =
+        "Times the fused call on synthetic language-like weights. Before anything is timed, the tokens of two rows are "
+        "recomputed from the definition in double precision. Calls take copies of W in turn, as many as outgrow the "
+        "last-level cache twice, so that W comes from memory.",
+    .details =
+        "'of reading' is W's bytes per second in the fastest call against the fastest plain read of the same memory "
+        "(1, 2 or 4 "
+        "streams per thread, measured between the calls). Above about B = 4 a CPU computes longer than it reads.\n"
+        "\n"
+        "Examples\n"
+        "  flashsample bench --batch 1,16,64\n"
+        "  flashsample bench --vocab 32000 --dim 4096 --dtype f16 --top-p 0.9 --json\n",
+};
+
+typedef struct bench_args {
+    const char *batch;
+    int64_t vocab, dim, copies, samples, seed, top_k;
+    double seconds, temperature, top_p, min_p;
+    int dtype, logprobs, json, quiet;
+    context_args context;
+} bench_args;
+
+static bench_args parse(int argc, char **argv) {
+    bench_args a = {.batch = "1,4,16,64",
+                    .vocab = 151936,
+                    .dim = 1024,
+                    .samples = 1,
+                    .seed = 1,
+                    .seconds = 2,
+                    .temperature = 1,
+                    .top_p = 1,
+                    .dtype = FS_BF16,
+                    .context = context_args_default()};
+    const opt options[] = {
+        OPT_HEAD("Shape"),
+        OPT_TEXT_TO("batch", "LIST", "rows per call (default 1,4,16,64)", &a.batch),
+        OPT_INT_TO("vocab", "V", "rows of W (default 151936, Qwen3's)", &a.vocab, 1, (1 << 24) - 1),
+        OPT_INT_TO("dim", "D", "hidden size (default 1024, Qwen3-0.6B's)", &a.dim, 1, 16384),
+        OPT_CHOICE_TO("dtype", "of W and H (default bf16)", &a.dtype, dtype_names),
+        OPT_HEAD("Rule"),
+        OPT_REAL_TO("temperature", "X", "0 = greedy (default 1)", &a.temperature, 0, 1e6),
+        OPT_INT_TO("top-k", "N", "0 = off (default)", &a.top_k, 0, 1 << 24),
+        OPT_REAL_TO("top-p", "X", "1 = off (default)", &a.top_p, 0, 1),
+        OPT_REAL_TO("min-p", "X", "0 = off (default)", &a.min_p, 0, 1),
+        OPT_INT_TO("samples", "N", "per row (default 1)", &a.samples, 1, 1024),
+        OPT_FLAG_TO("logprobs", "ask for log Z and logprobs as well", &a.logprobs),
+        OPT_HEAD("Timing"),
+        OPT_REAL_TO("seconds", "X", "spent per batch size, at least 5 calls (default 2)", &a.seconds, 0, 3600),
+        OPT_INT_TO("copies", "N", "of W, taken in turn; 0 = chosen, 1 = W may stay in the cache (default 0)", &a.copies,
+                   0, 16),
+        OPT_INT_TO("seed", "N", "of weights and draws (default 1)", &a.seed, 0, 9.2e18),
+        OPT_FLAG_TO("json", "one JSON object on stdout", &a.json),
+        OPT_FLAG_TO("quiet", "no progress", &a.quiet),
+        CONTEXT_OPTIONS(a.context),
+    };
+    PARSE_OPTIONS(&about, options, argc, argv);
+    return a;
+}
+
+typedef struct bench_row {
+    int64_t B;
+    times times;
+    int64_t work_bytes, fallback_rows;
+} bench_row;
+
+/* A call's arguments with room for its results. */
+typedef struct bench_call {
+    fs_batch batch;
+    fs_result result;
+} bench_call;
+
+static bench_call make_call(const bench_args *a, const workload *w, int64_t B) {
+    bench_call c = {fs_batch_default(), fs_result_default()};
+    c.batch.rows = B;
+    c.batch.hidden = w->h;
+    c.batch.hidden_dtype = w->s.dtype;
+    c.batch.samples = (int32_t)a->samples;
+    c.batch.all.temperature = (float)a->temperature;
+    c.batch.all.top_k = (int32_t)a->top_k;
+    c.batch.all.top_p = (float)a->top_p;
+    c.batch.all.min_p = (float)a->min_p;
+    c.batch.all.seed = (uint64_t)a->seed;
+    c.result.tokens = take_memory(B * a->samples, sizeof(int32_t), "tokens");
+    if (a->logprobs) {
+        c.result.log_z = take_memory(B, sizeof(float), "log Z");
+        c.result.logprob = take_memory(B * a->samples, sizeof(float), "logprobs");
+    }
+    return c;
+}
+
+/* Ends the program if the first or the last row's token is not what the definition says. */
+static void verify_call(fs_context *context, const workload *w, bench_call *c) {
+    fs_head head = workload_head(w, 0);
+    const int32_t *tokens = c->result.tokens;
+    check(context, fs_sample(context, &head, &c->batch, &c->result));
+    int64_t rows[2] = {0, c->batch.rows - 1};
+    for (int i = 0; i < (c->batch.rows > 1 ? 2 : 1); i++) {
+        int32_t token = tokens[rows[i] * c->batch.samples];
+        if (!row_is_right(w, &c->batch, rows[i], token))
+            die(END_REJECTED, "B = %lld, row %lld: token %d is not the one the definition gives; nothing was timed",
+                (long long)c->batch.rows, (long long)rows[i], token);
+    }
+}
+
+static void time_calls(fs_context *context, const bench_args *a, const workload *w, bench_call *c, bench_row *row,
+                       ceiling *best, int threads) {
+    double end = now() + a->seconds;
+    for (int turn = 0; row->times.count < 5 || now() < end; turn++) {
+        fs_head head = workload_head(w, turn);
+        double begin = now();
+        check(context, fs_sample(context, &head, &c->batch, &c->result));
+        times_add(&row->times, now() - begin);
+        c->batch.position_all++;
+        if (turn % 8 == 0) {
+            ceiling again = measure_reading(w->w, w->copies, w->w_bytes, threads, 0);
+            if (again.bytes_per_s > best->bytes_per_s) *best = again;
+        }
+        if (row->times.count >= 4096) break;
+    }
+    row->work_bytes = c->result.work_bytes;
+    row->fallback_rows = c->result.fallback_rows;
+}
+
+/* ---------------------------------------------------------------------------------------------------- output ---- */
+
+static double flops(const workload *w, const bench_row *r) {
+    return 2.0 * (double)r->B * (double)w->s.V * (double)w->s.D / times_min(&r->times);
+}
+
+static void print_text(const bench_args *a, const workload *w, const bench_row *rows, int count, ceiling c,
+                       const char *context) {
+    printf("%s; %s\nV = %s, D = %lld, %s: W is %s, %d cop%s in turn; last-level cache %s\n", context, cpu_name(),
+           text_count((double)w->s.V), (long long)w->s.D, dtype_names[w->s.dtype], text_bytes((double)w->w_bytes),
+           w->copies, w->copies == 1 ? "y" : "ies", text_cache(cache_bytes()));
+    printf("T = %g, top-k %lld, top-p %g, min-p %g, %lld sample%s%s; reading %.1f GB/s (%d streams per thread)\n\n",
+           a->temperature, (long long)a->top_k, a->top_p, a->min_p, (long long)a->samples, a->samples == 1 ? "" : "s",
+           a->logprobs ? ", log Z and logprobs" : "", c.bytes_per_s * 1e-9, c.streams);
+    table *t = table_new("rows|calls|min|median|tokens/s|GB/s|of reading|GFLOP/s|temporary|second passes");
+    for (int i = 0; i < count; i++) {
+        const bench_row *r = &rows[i];
+        double least = times_min(&r->times), rate = (double)w->w_bytes / least;
+        table_cell(t, "%lld", (long long)r->B);
+        table_cell(t, "%d", r->times.count);
+        table_cell(t, "%s", text_seconds(least));
+        table_cell(t, "%s", text_seconds(times_median(&r->times)));
+        table_cell(t, "%s", text_count((double)(r->B * a->samples) / times_median(&r->times)));
+        table_cell(t, "%.1f", rate * 1e-9);
+        table_cell(t, "%.0f %%", 100.0 * rate / c.bytes_per_s);
+        table_cell(t, "%.0f", flops(w, r) * 1e-9);
+        table_cell(t, "%s", text_bytes((double)r->work_bytes));
+        table_cell(t, "%lld", (long long)r->fallback_rows);
+    }
+    table_print(t);
+}
+
+static void print_json(const bench_args *a, const workload *w, const bench_row *rows, int count, ceiling c,
+                       const char *context) {
+    json_open(NULL, '{');
+    json_text("version", fs_version_text());
+    json_text("context", context);
+    json_text("cpu", cpu_name());
+    json_int("vocab", w->s.V);
+    json_int("dim", w->s.D);
+    json_text("dtype", dtype_names[w->s.dtype]);
+    json_int("w_bytes", w->w_bytes);
+    json_int("copies", w->copies);
+    json_int("cache_bytes", cache_bytes());
+    json_real("read_bytes_per_s", c.bytes_per_s);
+    json_real("temperature", a->temperature);
+    json_int("top_k", a->top_k);
+    json_real("top_p", a->top_p);
+    json_real("min_p", a->min_p);
+    json_int("samples", a->samples);
+    json_bool("logprobs", a->logprobs);
+    json_open("results", '[');
+    for (int i = 0; i < count; i++) {
+        double least = times_min(&rows[i].times), median = times_median(&rows[i].times);
+        json_open(NULL, '{');
+        json_int("rows", rows[i].B);
+        json_int("calls", rows[i].times.count);
+        json_real("min_s", least);
+        json_real("median_s", median);
+        json_real("tokens_per_s", (double)(rows[i].B * a->samples) / median);
+        json_real("bytes_per_s", (double)w->w_bytes / least);
+        json_real("of_reading", (double)w->w_bytes / least / c.bytes_per_s);
+        json_real("flops", flops(w, &rows[i]));
+        json_int("work_bytes", rows[i].work_bytes);
+        json_int("fallback_rows", rows[i].fallback_rows);
+        json_close('}');
+    }
+    json_close(']');
+    json_close('}');
+}
+
+int cmd_bench(int argc, char **argv) {
+    bench_args a = parse(argc, argv);
+    if (a.quiet) progress_off();
+    column list = read_column("batch", a.batch, COLUMN_I32);
+    const int32_t *batch = list.data;
+    int64_t most = 0;
+    for (int64_t i = 0; i < list.count; i++) {
+        if (batch[i] < 1 || batch[i] > 65536) die(END_USAGE, "--batch %d: must lie in 1 .. 65536", batch[i]);
+        if (batch[i] > most) most = batch[i];
+    }
+    int threads = a.context.threads ? (int)a.context.threads : cores();
+    synth s = {a.vocab, a.dim, most, a.dtype, (uint64_t)a.seed};
+    int64_t w_bytes = s.V * s.D * dtype_bytes(s.dtype);
+    fs_context *context = open_context(&a.context);
+    workload w = make_workload(&s, a.copies ? (int)a.copies : copies_for(w_bytes), threads);
+    bench_row *rows = take_memory(list.count, sizeof *rows, "results");
+    progress_start("bench", (double)list.count);
+    ceiling best = measure_reading(w.w, w.copies, w.w_bytes, threads, 0.5);
+    for (int64_t i = 0; i < list.count; i++) {
+        char label[32];
+        snprintf(label, sizeof label, "bench, B = %d", batch[i]);
+        progress_label(label);
+        bench_call c = make_call(&a, &w, batch[i]);
+        rows[i].B = batch[i];
+        verify_call(context, &w, &c);
+        time_calls(context, &a, &w, &c, &rows[i], &best, threads);
+        progress_at((double)i + 1);
+    }
+    progress_end();
+    if (a.json) print_json(&a, &w, rows, (int)list.count, best, fs_context_text(context));
+    else print_text(&a, &w, rows, (int)list.count, best, fs_context_text(context));
+    return END_OK;
+}

@@ -1,0 +1,133 @@
+/* cmd_info.c - `flashsample info`: what this build is and what this machine can run. */
+#define _POSIX_C_SOURCE 200809L /* setenv */
+#include "options.h"
+#include "print.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Every kernel family there is or will be; the library says which of them it has and this CPU runs. */
+static const char *const isa_names[] = {"amx",      "avx512bf16", "avx512", "avx2",   "svebf16", "sve",
+                                        "neonbf16", "neonf16",    "neon",   "scalar", NULL};
+
+/* CPU features the kernels use, as Linux names them in /proc/cpuinfo. */
+static const char *const features[] = {"avx2",     "fma",   "f16c",    "avx512f", "avx512bw", "avx512_bf16", "amx_tile",
+                                       "amx_bf16", "asimd", "asimdhp", "bf16",    "sve",      NULL};
+
+static const command about = {
+    .name = "info",
+    .usage = "[options]",
+    .about =
+        "Prints the version, the noise mapping, the backend a call would use and the instruction sets that run here.",
+    .details = NULL,
+};
+
+/* Whether the library runs with this instruction set: it refuses what it does not have. */
+static int runs_isa(const char *name) {
+    fs_options o = fs_options_default();
+    o.backend = FS_BACKEND_CPU;
+    o.threads = 1;
+    fs_context *context;
+    setenv("FLASHSAMPLING_ISA", name, 1);
+    int good = fs_context_create(&o, &context) == FS_OK;
+    if (good) fs_context_destroy(context);
+    return good;
+}
+
+/* The runnable names, best first; the environment is as before when this returns. */
+static int list_isas(const char **found) {
+    const char *forced = getenv("FLASHSAMPLING_ISA");
+    char *kept = forced ? strdup(forced) : NULL;
+    int n = 0;
+    for (int i = 0; isa_names[i]; i++)
+        if (runs_isa(isa_names[i])) found[n++] = isa_names[i];
+    if (kept) setenv("FLASHSAMPLING_ISA", kept, 1);
+    else unsetenv("FLASHSAMPLING_ISA");
+    free(kept);
+    return n;
+}
+
+/* Appends the features the kernel reports for the first CPU. */
+static void list_features(char *text, size_t size) {
+    static char line[16384];
+    size_t used = 0;
+    text[0] = 0;
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    if (!file) return;
+    while (fgets(line, sizeof line, file)) {
+        if (strncmp(line, "flags", 5) != 0 && strncmp(line, "Features", 8) != 0) continue;
+        for (char *word = strtok(strchr(line, ':'), ": \t\n"); word; word = strtok(NULL, " \n"))
+            for (int i = 0; features[i]; i++)
+                if (strcmp(word, features[i]) == 0 && used < size)
+                    used += (size_t)snprintf(text + used, size - used, "%s%s", used ? " " : "", word);
+        break;
+    }
+    fclose(file);
+}
+
+/* Asks the library which backend a plain call gets; the text of the failure if it gets none. */
+static void backend_text(const context_args *args, char *text, size_t size) {
+    fs_options o = fs_options_default();
+    o.backend = args->backend;
+    o.threads = (int32_t)args->threads;
+    fs_context *context;
+    if (fs_context_create(&o, &context) != FS_OK) {
+        snprintf(text, size, "none: %s", fs_error_text(NULL));
+        return;
+    }
+    snprintf(text, size, "%s", fs_context_text(context));
+    fs_context_destroy(context);
+}
+
+static void print_json(const char *backend, const char **isas, int isa_count, const char *cpu_features) {
+    json_open(NULL, '{');
+    json_text("version", fs_version_text());
+    json_uint("noise_id", fs_noise_id());
+    json_bool("noise_draft", (int)(fs_noise_id() >> 31));
+    json_text("backend", backend);
+    json_open("isas", '[');
+    for (int i = 0; i < isa_count; i++) json_text(NULL, isas[i]);
+    json_close(']');
+    json_text("cpu", cpu_name());
+    json_text("features", cpu_features);
+    json_int("cores", cores());
+    json_int("cache_bytes", cache_bytes());
+    json_int("memory_bytes", memory_bytes());
+    json_close('}');
+}
+
+static void print_text(const char *backend, const char **isas, int isa_count, const char *cpu_features) {
+    printf("version      %s\n", fs_version_text());
+    printf("noise id     %u%s\n", fs_noise_id() & 0x7fffffffu,
+           fs_noise_id() >> 31 ? " (draft: tokens of a seed may still change)" : "");
+    printf("backend      %s\n", backend);
+    printf("kernels      ");
+    for (int i = 0; i < isa_count; i++) printf("%s%s", isas[i], i + 1 < isa_count ? " " : "");
+    printf("\nCPU          %s, %d cores for this process\n", cpu_name(), cores());
+    printf("features     %s\n", cpu_features);
+    printf("cache        %s last level\n", text_cache(cache_bytes()));
+    printf("memory       %s\n", text_bytes((double)memory_bytes()));
+}
+
+int cmd_info(int argc, char **argv) {
+    context_args context = context_args_default();
+    int isa_list = 0, json = 0;
+    const opt options[] = {
+        OPT_HEAD("Options"),
+        OPT_FLAG_TO("isa-list", "only the names FLASHSAMPLING_ISA takes here, one per line, best first", &isa_list),
+        OPT_FLAG_TO("json", "one JSON object on stdout", &json),
+        CONTEXT_OPTIONS(context),
+    };
+    PARSE_OPTIONS(&about, options, argc, argv);
+    const char *isas[sizeof isa_names / sizeof isa_names[0]];
+    int count = list_isas(isas);
+    char backend[640], cpu_features[512];
+    backend_text(&context, backend, sizeof backend);
+    list_features(cpu_features, sizeof cpu_features);
+    if (isa_list)
+        for (int i = 0; i < count; i++) printf("%s\n", isas[i]);
+    else if (json) print_json(backend, isas, count, cpu_features);
+    else print_text(backend, isas, count, cpu_features);
+    return END_OK;
+}

@@ -1,0 +1,214 @@
+/* cmd_sample.c - `flashsample sample`: one call, printed. */
+#include "arrays.h"
+#include "print.h"
+#include "sample.h"
+#include "shards.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---------------------------------------------------------------------------------------------------- status ---- */
+
+static const struct {
+    uint32_t bit;
+    const char *name;
+} status_names[] = {
+    {FS_ROW_SKIPPED, "skipped"},
+    {FS_ROW_EMPTY, "empty"},
+    {FS_ROW_BAD_SLOT, "bad slot"},
+    {FS_ROW_BAD_TEMPERATURE, "bad temperature"},
+    {FS_ROW_BAD_TOP_P, "bad top-p"},
+    {FS_ROW_BAD_MIN_P, "bad min-p"},
+    {FS_ROW_BAD_PENALTY, "bad penalty"},
+    {FS_ROW_BAD_TOKEN, "bad token"},
+    {FS_ROW_INCOMPLETE, "incomplete"},
+    {FS_ROW_NAN, "nan"},
+    {FS_ROW_INF, "inf"},
+    {FS_ROW_FALLBACK, "second pass"},
+    {FS_ROW_RANK_BOUND, "rank is a bound"},
+    {FS_ROW_SHORT, "short"},
+};
+#define STATUS_NAMES (sizeof status_names / sizeof status_names[0])
+
+static void status_words(uint32_t status, char *text, size_t size) {
+    size_t used = 0;
+    text[0] = 0;
+    for (size_t i = 0; i < STATUS_NAMES && used < size; i++)
+        if (status & status_names[i].bit)
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", status_names[i].name);
+    if (!used) snprintf(text, size, "ok");
+}
+
+static int64_t token_at(const fs_result *r, int64_t i) {
+    return r->tokens_dtype == FS_I64 ? ((const int64_t *)r->tokens)[i] : ((const int32_t *)r->tokens)[i];
+}
+
+/* The token of sample i: drawn, or given in score mode. */
+static int64_t shown_token(const sample_call *c, int64_t i) {
+    return c->batch.mode == FS_MODE_SCORE ? c->batch.given[i] : token_at(&c->result, i);
+}
+
+/* ------------------------------------------------------------------------------------------------------ text ---- */
+
+static void print_tokens(const sample_call *c) {
+    const fs_result *r = &c->result;
+    int n = c->batch.samples;
+    table *t = table_new(!r->logit  ? "row|sample|token|score|<status"
+                         : r->score ? "row|sample|token|score|logit|logprob|rank|max|log Z|<status"
+                                    : "row|sample|token|logit|logprob|rank|max|log Z|<status");
+    for (int64_t b = 0; b < c->batch.rows; b++) {
+        char status[256];
+        status_words(r->status[b], status, sizeof status);
+        for (int s = 0; s < n; s++) {
+            int64_t i = b * n + s;
+            table_cell(t, "%lld", (long long)b);
+            table_cell(t, "%d", s);
+            table_cell(t, "%lld", (long long)shown_token(c, i));
+            if (r->score) table_cell(t, "%s", text_real((double)r->score[i]));
+            if (r->logit) {
+                table_cell(t, "%s", text_real((double)r->logit[i]));
+                table_cell(t, "%s", text_real((double)r->logprob[i]));
+                table_cell(t, "%s%d", r->status[b] & FS_ROW_RANK_BOUND ? ">=" : "", r->rank[i]);
+                table_cell(t, "%s", text_real((double)r->max_logit[b]));
+                table_cell(t, "%s", text_real((double)r->log_z[b]));
+            }
+            table_cell(t, "%s", status);
+        }
+    }
+    table_print(t);
+}
+
+static void print_top(const sample_call *c) {
+    const fs_result *r = &c->result;
+    if (!r->top_count) return;
+    table *t = table_new("row|place|token|logit|logprob");
+    for (int64_t b = 0; b < c->batch.rows; b++) {
+        for (int k = 0; k < r->top_count; k++) {
+            int64_t i = b * r->top_count + k;
+            if (r->top_token[i] < 0) continue;
+            table_cell(t, "%lld", (long long)b);
+            table_cell(t, "%d", k + 1);
+            table_cell(t, "%d", r->top_token[i]);
+            table_cell(t, "%s", text_real((double)r->top_logit[i]));
+            table_cell(t, "%s", text_real((double)r->top_logprob[i]));
+        }
+    }
+    printf("\nlargest logits\n");
+    table_print(t);
+}
+
+static void print_watch(const sample_call *c) {
+    if (!c->batch.watch_offset) return;
+    table *t = table_new("row|token|logit|logprob");
+    for (int64_t b = 0; b < c->batch.rows; b++) {
+        for (int64_t i = c->batch.watch_offset[b]; i < c->batch.watch_offset[b + 1]; i++) {
+            table_cell(t, "%lld", (long long)b);
+            table_cell(t, "%d", c->batch.watch_token[i]);
+            table_cell(t, "%s", text_real((double)c->result.watch_logit[i]));
+            table_cell(t, "%s", text_real((double)c->result.watch_logprob[i]));
+        }
+    }
+    printf("\nwatched tokens\n");
+    table_print(t);
+}
+
+void print_call(const sample_args *args, const sample_call *c, const char *context_text, double seconds) {
+    print_tokens(c);
+    print_top(c);
+    print_watch(c);
+    if (args->quiet) return;
+    printf("\n%lld rows in %s, %s of temporary memory, %lld second passes; %s\n", (long long)c->batch.rows,
+           text_seconds(seconds), text_bytes((double)c->result.work_bytes), (long long)c->result.fallback_rows,
+           context_text);
+}
+
+/* ------------------------------------------------------------------------------------------------------ JSON ---- */
+
+static void json_floats(const char *key, const float *x, int64_t n) {
+    if (!x) return;
+    json_open(key, '[');
+    for (int64_t i = 0; i < n; i++) json_real(NULL, (double)x[i]);
+    json_close(']');
+}
+
+static void json_ints(const char *key, const int32_t *x, int64_t n) {
+    if (!x) return;
+    json_open(key, '[');
+    for (int64_t i = 0; i < n; i++) json_int(NULL, x[i]);
+    json_close(']');
+}
+
+#define AT(array, i) ((array) ? (array) + (i) : NULL)
+
+static void json_row(const sample_call *c, int64_t b) {
+    const fs_result *r = &c->result;
+    int n = c->batch.samples;
+    int64_t N = r->top_count, i = b * n;
+    json_open(NULL, '{');
+    json_open("tokens", '[');
+    for (int s = 0; s < n; s++) json_int(NULL, shown_token(c, i + s));
+    json_close(']');
+    json_int("status", r->status[b]);
+    char words[256];
+    status_words(r->status[b], words, sizeof words);
+    json_text("status_text", words);
+    json_floats("score", AT(r->score, i), n);
+    json_floats("logit", AT(r->logit, i), n);
+    json_floats("logprob", AT(r->logprob, i), n);
+    json_ints("rank", AT(r->rank, i), n);
+    if (r->max_logit) json_real("max_logit", (double)r->max_logit[b]);
+    if (r->log_z) json_real("log_z", (double)r->log_z[b]);
+    json_ints("top_token", AT(r->top_token, b * N), N);
+    json_floats("top_logit", AT(r->top_logit, b * N), N);
+    json_floats("top_logprob", AT(r->top_logprob, b * N), N);
+    if (c->batch.watch_offset) {
+        int64_t first = c->batch.watch_offset[b], count = c->batch.watch_offset[b + 1] - first;
+        json_ints("watch_token", AT(c->batch.watch_token, first), count);
+        json_floats("watch_logit", AT(r->watch_logit, first), count);
+        json_floats("watch_logprob", AT(r->watch_logprob, first), count);
+    }
+    json_close('}');
+}
+
+void print_call_json(const sample_args *args, const sample_call *c, const char *context_text, double seconds) {
+    json_open(NULL, '{');
+    json_text("version", fs_version_text());
+    json_text("context", context_text);
+    json_int("noise_id", fs_noise_id());
+    json_int("vocab", c->head.vocab);
+    json_int("shards", args->shards);
+    json_real("seconds", seconds);
+    json_int("work_bytes", c->result.work_bytes);
+    json_int("fallback_rows", c->result.fallback_rows);
+    json_open("rows", '[');
+    for (int64_t b = 0; b < c->batch.rows; b++) json_row(c, b);
+    json_close(']');
+    json_close('}');
+}
+
+/* ----------------------------------------------------------------------------------------------------------- */
+
+static void write_tokens(const sample_args *args, const sample_call *c) {
+    const fs_result *r = &c->result;
+    char error[NPY_ERROR_CHARS];
+    npy_array a = {.type = args->i64 ? NPY_I64 : NPY_I32, .rank = 2, .shape = {c->batch.rows, c->batch.samples, 1, 1}};
+    a.count = c->batch.rows * c->batch.samples;
+    a.bytes = (size_t)a.count * npy_type_size(a.type);
+    a.data = r->tokens;
+    if (npy_write(args->out, &a, error) != 0) die(END_RUNTIME, "--out %s", error);
+}
+
+int cmd_sample(int argc, char **argv) {
+    sample_args args = parse_sample(argc, argv);
+    if (args.quiet) progress_off();
+    sample_call c = build_call(&args);
+    fs_context *context = open_context(&args.context);
+    double begin = now();
+    if (args.shards > 1) sample_in_shards(context, &c.head, &c.batch, &c.result, (int)args.shards);
+    else check(context, fs_sample(context, &c.head, &c.batch, &c.result));
+    double seconds = now() - begin;
+    if (args.out) write_tokens(&args, &c);
+    if (args.json) print_call_json(&args, &c, fs_context_text(context), seconds);
+    else print_call(&args, &c, fs_context_text(context), seconds);
+    return END_OK;
+}

@@ -1,0 +1,62 @@
+/* main.c - flashsample: which command, and the help that names them all. */
+#include "cli.h"
+#include "options.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name, *about;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+    {"demo", "draw from an LM head of Qwen3-0.6B's shape and see what it costs", cmd_demo},
+    {"sample", "draw tokens from .npy files or synthetic weights, every rule and result", cmd_sample},
+    {"verify", "test on this machine that every rule draws from the right distribution", cmd_verify},
+    {"bench", "time the fused call against the machine's read bandwidth", cmd_bench},
+    {"info", "versions, backend and instruction sets", cmd_info},
+};
+#define COMMANDS ((int)(sizeof commands / sizeof commands[0]))
+
+static int help(void) {
+    printf("usage: flashsample COMMAND [options]\n\n"
+           "Draws the next token of a language model exactly, fused into the LM-head matmul: one pass over W,\n"
+           "no stored logits.\n\n");
+    for (int i = 0; i < COMMANDS; i++) printf("  %-8s %s\n", commands[i].name, commands[i].about);
+    printf("\n  flashsample COMMAND --help   the options of a command\n"
+           "  flashsample --version        version and noise id\n\n"
+           "Environment: FLASHSAMPLING_BACKEND=cpu|cuda|reference and FLASHSAMPLING_ISA=NAME force a backend and\n"
+           "an instruction set (info --isa-list names those that run here); what does not exist is an error.\n\n"
+           "Exit codes: 0 done; 1 verification rejected; 2 wrong usage or a value out of range; 3 a file, memory\n"
+           "or device failed.\n");
+    return END_OK;
+}
+
+static int version(void) {
+    printf("flashsample %s (noise id %#x%s)\n", fs_version_text(), fs_noise_id() & 0x7fffffffu,
+           fs_noise_id() >> 31 ? ", draft" : "");
+    return END_OK;
+}
+
+int main(int argc, char **argv) {
+    const char *names[COMMANDS + 1];
+    if (argc < 2) {
+        fprintf(stderr, "flashsample: a command is missing; flashsample --help lists them\n");
+        return END_USAGE;
+    }
+    const char *word = argv[1];
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) return help();
+    if (strcmp(word, "--version") == 0) return version();
+    for (int i = 0; i < COMMANDS; i++) {
+        names[i] = commands[i].name;
+        if (strcmp(word, commands[i].name) != 0) continue;
+        set_command(word);
+        int code = commands[i].run(argc - 2, argv + 2);
+        /* Output that could not be written must not look like success. */
+        if (fflush(stdout) != 0 || ferror(stdout)) die(END_RUNTIME, "writing to stdout failed");
+        return code;
+    }
+    names[COMMANDS] = NULL;
+    const char *near = nearest(word, names);
+    if (near) die(END_USAGE, "unknown command \"%s\"; did you mean %s?", word, near);
+    die(END_USAGE, "unknown command \"%s\"; flashsample --help lists them", word);
+}

@@ -1,0 +1,45 @@
+/* sample.h - the parts of `flashsample sample`: what was asked for, the call, what is printed. */
+#ifndef FS_CLI_SAMPLE_H
+#define FS_CLI_SAMPLE_H
+
+#include "cli.h"
+
+/* The options as they were given; texts are NULL where they were not. */
+typedef struct sample_args {
+    const char *head, *hidden, *logits, *synthetic;
+    int bf16, dtype;
+    int64_t first_token, vocab;
+    const char *bias;
+    int round;
+    double scale, softcap, post_scale;
+
+    const char *temperature, *top_k, *top_p, *min_p;
+    const char *seed, *position, *stream, *slot;
+    const char *repetition, *frequency, *presence;
+    const char *allow, *allow_index, *edits, *seen, *counts, *count_list;
+    const char *given, *watch;
+    int mode, noise, keep_ties, joint_top_p, exact_rank;
+    int64_t samples, fallback_token, group_size, list_capacity;
+
+    int logprobs; /* 0 = none, else 1 + FS_LOGITS_... */
+    int64_t top, shards;
+    int i64, json, quiet;
+    const char *out;
+    context_args context;
+} sample_args;
+
+/* The call those options mean. */
+typedef struct sample_call {
+    fs_head head;
+    fs_batch batch;
+    fs_result result;
+    int64_t watch_count;
+} sample_call;
+
+sample_args parse_sample(int argc, char **argv);
+/* Reads the files and fills head, batch and result; every array has its room. */
+sample_call build_call(const sample_args *args);
+void print_call(const sample_args *args, const sample_call *call, const char *context_text, double seconds);
+void print_call_json(const sample_args *args, const sample_call *call, const char *context_text, double seconds);
+
+#endif

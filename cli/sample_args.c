@@ -1,0 +1,117 @@
+/* sample_args.c - the options of `flashsample sample` and its help. */
+#include "options.h"
+#include "sample.h"
+#include "synth.h"
+
+#include <math.h>
+
+static const char *const mode_names[] = {"sample", "without-replacement", "group-parallel", "group-online", "score",
+                                         NULL};
+static const char *const noise_names[] = {"exact", "fast", NULL};
+static const char *const logprob_names[] = {"none", "raw", "processed", "cut", NULL};
+
+static const command about = {
+    .name = "sample",
+    .usage = "(--head W.npy --hidden H.npy | --logits L.npy | --synthetic V,D,B[,SEED]) [options]",
+    .about =
+        "Draws tokens from softmax(transform(H W^T)) in one pass over W, or from stored logits, and prints them. Every "
+        "parameter of the C header is an option.",
+    .details =
+        "VALUES is one number for all rows, a list 0.7,1.0,0 with one entry per slot, or @file.npy with as many "
+        "elements. "
+        "Without --slot, row b is slot b.\n"
+        "Files: .npy, little-endian, C order. W, H and logits are f4 or f2; bf16 is V2 (as ml_dtypes saves it) or u2 "
+        "with "
+        "--bf16. Masks are bool or u1 [ROWS, V], nonzero = set, or u4 words [ROWS, ceil(V/32)], bit (id % 32) of word "
+        "(id / 32); one row serves all.\n"
+        "\n"
+        "Examples\n"
+        "  flashsample sample --synthetic 151936,1024,4 --temperature 0.8 --top-p 0.95 --logprobs raw --top 5\n"
+        "  flashsample sample --head W.npy --bf16 --hidden H.npy --seed 7 --position @positions.npy --json\n"
+        "  flashsample sample --logits L.npy --edits 11:-2.5,3/42:ban --mode without-replacement --samples 4\n",
+};
+
+static sample_args defaults(void) {
+    sample_args a = {.dtype = FS_BF16, .scale = 1, .post_scale = 1, .samples = 1, .fallback_token = -1, .shards = 1};
+    a.context = context_args_default();
+    return a;
+}
+
+sample_args parse_sample(int argc, char **argv) {
+    sample_args a = defaults();
+    const double all = (double)INFINITY;
+    const opt options[] = {
+        OPT_HEAD("Where the logits come from"),
+        OPT_TEXT_TO("head", "FILE", "W [V, D], used as it lies", &a.head),
+        OPT_TEXT_TO("hidden", "FILE", "H [B, D], with --head", &a.hidden),
+        OPT_TEXT_TO("logits", "FILE", "stored logits [B, V] in place of head and hidden states", &a.logits),
+        OPT_TEXT_TO("synthetic", "V,D,B[,SEED]", "language-like weights and hidden states made on the spot",
+                    &a.synthetic),
+        OPT_CHOICE_TO("dtype", "of synthetic weights (default bf16)", &a.dtype, dtype_names),
+        OPT_FLAG_TO("bf16", "u2 files of head, hidden states and logits hold bf16", &a.bf16),
+        OPT_TEXT_TO("bias", "FILE", "added to the logits, [V]", &a.bias),
+        OPT_CHOICE_TO("round", "round logits as engines that store them do; f32 = keep (default)", &a.round,
+                      dtype_names),
+        OPT_REAL_TO("scale", "X", "of the logits, before the soft-cap (default 1)", &a.scale, -all, all),
+        OPT_REAL_TO("softcap", "X", "x = softcap * tanh(x / softcap); 0 = none (default)", &a.softcap, -all, all),
+        OPT_REAL_TO("post-scale", "X", "of the logits, after the soft-cap (default 1)", &a.post_scale, -all, all),
+        OPT_INT_TO("first-token", "N", "global id of row 0, for a shard (default 0)", &a.first_token, 0, 1 << 24),
+        OPT_INT_TO("vocab", "N", "real vocabulary size; ids from it on are padding (default: all rows)", &a.vocab, 0,
+                   1 << 24),
+
+        OPT_HEAD("Rules, each VALUES"),
+        OPT_TEXT_TO("temperature", "VALUES", "0 = greedy (default 1)", &a.temperature),
+        OPT_TEXT_TO("top-k", "VALUES", "0 = off (default)", &a.top_k),
+        OPT_TEXT_TO("top-p", "VALUES", "1 = off (default)", &a.top_p),
+        OPT_TEXT_TO("min-p", "VALUES", "0 = off (default)", &a.min_p),
+        OPT_TEXT_TO("repetition", "VALUES", "penalty of seen tokens, 1 = off (default)", &a.repetition),
+        OPT_TEXT_TO("frequency", "VALUES", "penalty times count, 0 = off (default)", &a.frequency),
+        OPT_TEXT_TO("presence", "VALUES", "penalty where count > 0, 0 = off (default)", &a.presence),
+        OPT_FLAG_TO("keep-ties", "top-k and top-p keep every token that ties with the last kept one", &a.keep_ties),
+        OPT_FLAG_TO("joint-top-p", "top-p counts mass against the whole distribution", &a.joint_top_p),
+
+        OPT_HEAD("Which noise: the token is a function of these"),
+        OPT_TEXT_TO("seed", "VALUES", "one number is spread over slots, a list is used as it is (default 0)", &a.seed),
+        OPT_TEXT_TO("position", "VALUES", "of each row in its sequence (default 0)", &a.position),
+        OPT_TEXT_TO("stream", "VALUES", "an extra word, for two draws at one position (default 0)", &a.stream),
+        OPT_CHOICE_TO("noise", "exact, or the paper's fast-math noise, biased in the tail (default exact)", &a.noise,
+                      noise_names),
+
+        OPT_HEAD("What is drawn"),
+        OPT_CHOICE_TO("mode", "(default sample)", &a.mode, mode_names),
+        OPT_INT_TO("samples", "N", "per row, 1 .. 1024 (default 1)", &a.samples, 1, 1024),
+        OPT_TEXT_TO("given", "VALUES", "score mode: the tokens [B, N]", &a.given),
+        OPT_INT_TO("group-size", "N", "group modes: ids per group", &a.group_size, 0, 1 << 24),
+        OPT_TEXT_TO("slot", "VALUES", "which slot each row is, -1 = skip the row", &a.slot),
+        OPT_TEXT_TO("allow", "FILE", "mask of allowed tokens", &a.allow),
+        OPT_TEXT_TO("allow-index", "VALUES", "which mask each row uses, -1 = none", &a.allow_index),
+        OPT_TEXT_TO("edits", "LIST", "[ROW/]TOKEN:BIAS,... added to logits; ban as BIAS bans the token", &a.edits),
+        OPT_TEXT_TO("seen", "FILE", "mask of seen tokens per slot, for --repetition", &a.seen),
+        OPT_TEXT_TO("counts", "FILE", "integers [S, V]: how often each slot produced each token", &a.counts),
+        OPT_TEXT_TO("count-list", "LIST", "the same as [SLOT/]TOKEN:COUNT,...", &a.count_list),
+        OPT_INT_TO("fallback-token", "N", "printed where a row has no token (default -1)", &a.fallback_token,
+                   -2147483648.0, 2147483647.0),
+        OPT_INT_TO("list-capacity", "N", "entries of a candidate list; 0 = chosen (default)", &a.list_capacity, 0,
+                   1 << 24),
+
+        OPT_HEAD("What is told"),
+        OPT_CHOICE_TO("logprobs", "logit, logprob, rank, max and log Z of these logits (default none)", &a.logprobs,
+                      logprob_names),
+        OPT_INT_TO("top", "N", "the N largest logits of each row, up to 1024 (default 0)", &a.top, 0, 1024),
+        OPT_TEXT_TO("watch", "LIST", "[ROW/]TOKEN,...: logits of these tokens", &a.watch),
+        OPT_FLAG_TO("exact-rank", "pay a second pass rather than print a lower bound of the rank", &a.exact_rank),
+        OPT_FLAG_TO("json", "one JSON object on stdout", &a.json),
+        OPT_TEXT_TO("out", "FILE", "write the tokens [B, N] as .npy as well", &a.out),
+        OPT_FLAG_TO("i64", "tokens as 64-bit integers in --out", &a.i64),
+        OPT_FLAG_TO("quiet", "no progress", &a.quiet),
+
+        OPT_HEAD("Shards"),
+        OPT_INT_TO("shards", "N",
+                   "make N partial calls on slices of the vocabulary and merge them: the same tokens, or with --mode "
+                   "group-parallel the paper's B.4 (default 1: one call)",
+                   &a.shards, 1, 256),
+        CONTEXT_OPTIONS(a.context),
+    };
+    PARSE_OPTIONS(&about, options, argc, argv);
+    return a;
+}

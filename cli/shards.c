@@ -1,0 +1,42 @@
+/* shards.c - see shards.h. */
+#include "shards.h"
+#include "cli.h"
+#include "synth.h"
+
+#include <stdlib.h>
+
+/* Rows [begin, end) of the head: rows of W, or columns of stored logits. */
+static fs_head slice(const fs_head *head, int64_t begin, int64_t end) {
+    fs_head h = *head;
+    int64_t element = dtype_bytes(head->dtype);
+    int is_logits = head->kind == FS_HEAD_LOGITS;
+    h.stride = head->stride ? head->stride : element * (is_logits ? head->rows : head->dim);
+    h.data = (const char *)head->data + begin * (is_logits ? element : h.stride);
+    h.rows = end - begin;
+    h.first_token = head->first_token + begin;
+    h.vocab = head->vocab ? head->vocab : head->first_token + head->rows;
+    if (head->bias) h.bias = head->bias + begin;
+    return h;
+}
+
+void sample_in_shards(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result, int shards) {
+    void **parts = calloc((size_t)shards, sizeof *parts);
+    if (!parts) die(END_RUNTIME, "no memory for %d parts", shards);
+    fs_head h = *head;
+    int count = 0;
+    for (int i = 0; i < shards; i++) {
+        int64_t begin = head->rows * i / shards / 16 * 16;
+        int64_t end = i + 1 == shards ? head->rows : head->rows * (i + 1) / shards / 16 * 16;
+        if (begin == end) continue; /* more shards than granules */
+        h = slice(head, begin, end);
+        size_t bytes;
+        check(context, fs_partial_size(context, &h, batch, result, &bytes));
+        parts[count] = malloc(bytes ? bytes : 1);
+        if (!parts[count]) die(END_RUNTIME, "no memory for a part of %zu bytes", bytes);
+        check(context, fs_partial(context, &h, batch, result, parts[count], bytes));
+        count++;
+    }
+    check(context, fs_merge(context, &h, batch, (const void *const *)parts, count, result));
+    for (int i = 0; i < count; i++) free(parts[i]);
+    free(parts);
+}

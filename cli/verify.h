@@ -1,0 +1,58 @@
+/* verify.h - the tests of `flashsample verify`: a table of rules, each drawn on a scene and counted. */
+#ifndef FS_CLI_VERIFY_H
+#define FS_CLI_VERIFY_H
+
+#include "flashsampling.h"
+#include "stats.h"
+
+typedef enum {
+    COUNT_TOKENS,    /* every token drawn */
+    COUNT_SAMPLES,   /* pairs (sample 0, sample 1) of a row */
+    COUNT_POSITIONS, /* pairs (position 2k, position 2k+1) of a seed */
+    COUNT_ROWS,      /* pairs (row 2k, row 2k+1) of a call with one scalar seed */
+    COUNT_TAIL       /* whether the token is not the head */
+} count_kind;
+
+typedef enum { LEG_STORED = 1, LEG_FUSED = 2, LEG_BOTH = 3 } leg_kind;
+
+typedef struct verify_rule {
+    const char *name;
+    const char *note; /* the parameters, for a person */
+    int legs;
+    count_kind count;
+    int reported; /* shown, not judged */
+    int mode;     /* FS_MODE_... */
+    int noise;    /* FS_NOISE_... */
+    float temperature, top_p, min_p, softcap;
+    int top_k, joint, masked, edited, penalised;
+    int shards; /* 0 = one call */
+    int scarce; /* draw this many times less: a draw is dear */
+} verify_rule;
+
+extern const verify_rule verify_rules[];
+extern const int verify_rule_count;
+
+typedef struct outcome {
+    fit fit;
+    int same_tokens; /* shards: equal to one call, token by token; 1 where that is not asked */
+} outcome;
+
+/* Mistakes to draw with, to see that they are caught. */
+typedef enum { PLANT_NOTHING, PLANT_TEMPERATURE, PLANT_OFF_BY_ONE, PLANT_REPEAT } plant_kind;
+
+typedef struct verify_run {
+    int64_t draws;
+    uint64_t seed;
+    uint32_t stream; /* names the noise, so that no two tests share any */
+    plant_kind plant;
+    void (*tick)(int64_t draws); /* called after every few draws */
+} verify_run;
+
+/* Makes the scenes, once. */
+void verify_prepare(void);
+/* Draws one rule on one leg. */
+outcome verify_draw(fs_context *context, const verify_rule *rule, leg_kind leg, const verify_run *run);
+/* Draws it makes when asked for `draws`. */
+int64_t verify_draws(const verify_rule *rule, int64_t draws);
+
+#endif
