@@ -8,7 +8,7 @@ add_library(fs_flags INTERFACE)
 target_compile_options(fs_flags INTERFACE -ffp-contract=off -fno-math-errno -fno-trapping-math)
 
 set(warnings -Wall -Wextra -Wshadow -Wundef -Wvla -Wpointer-arith -Wwrite-strings -Wcast-qual -Wformat=2
-    -Wstrict-prototypes -Wold-style-definition)
+    $<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes> $<$<COMPILE_LANGUAGE:C>:-Wold-style-definition>)
 add_library(fs_warnings INTERFACE)
 target_compile_options(fs_warnings INTERFACE ${warnings} $<$<BOOL:${FS_WERROR}>:-Werror>)
 

@@ -25,7 +25,8 @@ tidy() {
 # constStatement: cppcheck 2.10 takes an index inside a compound literal for a statement without effect.
 check() {
     cppcheck --std=c11 --enable=warning,portability,performance --error-exitcode=1 --inline-suppr --quiet -j "$jobs" \
-        --suppress=missingIncludeSystem --suppress=constStatement --suppress=unmatchedSuppression -Iinclude -Isrc -Icli src cli
+        --suppress=missingIncludeSystem --suppress=constStatement \
+        --suppress=unmatchedSuppression --library=scripts/cppcheck.cfg -Iinclude -Isrc -Icli src cli
 }
 
 status=0
@@ -36,5 +37,5 @@ tidy || status=1
 echo "== cppcheck"
 check || status=1
 echo "== shellcheck"
-shellcheck .ci/run scripts/*.sh tests/checks/*.sh || status=1
+sh tests/checks/shellcheck.sh || status=1
 exit $status

@@ -1,5 +1,5 @@
-"""How scripts/test.py reads what a program did: a list of (case, passed | failed | skipped, text) from its exit code and
-output. Python gives a negative exit code for a signal."""
+"""How scripts/test.py reads what a program did: a list of (case, passed | failed | skipped, text) from its exit code
+and output. Python gives a negative exit code for a signal."""
 
 import re
 import signal
@@ -18,10 +18,10 @@ def read_tap(name, code, output):
     for line in output.splitlines():
         if match := re.match(r"1\.\.(\d+)$", line):
             planned += int(match[1])
-        elif match := re.match(r"(?:not )?ok \d+ # SKIP (\S+)", line):
+        elif match := re.match(r"(?:not )?ok \d+ # SKIP (.+)", line):
             cases.append((f"{name}: {match[1]}", "skipped", reason))
             reason = "no reason given"
-        elif match := re.match(r"(not )?ok \d+ - (\S+)", line):
+        elif match := re.match(r"(not )?ok \d+ - (.+)", line):
             cases.append((f"{name}: {match[2]}", "failed" if match[1] else "passed", ""))
         elif match := re.match(r"#?\s*skip: *(.*)", line):
             reason = match[1]

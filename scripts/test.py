@@ -7,11 +7,8 @@
     scripts/test.py --only PATTERN  only programs, Python files and checks whose name contains PATTERN
     scripts/test.py --list          the legs, what they run, and stop
 
-A C test runs in every leg unless its head comment names its legs, on a line like
-
-     * legs: release asan
-
-A test that wants to be shorter where everything is slow (sanitizers, emulation) asks whether FS_TEST_QUICK is set.
+A C test is found by its name, tests/c/test_*.c, and runs in every leg but valgrind unless a table below says otherwise.
+FLASHSAMPLING_TEST_SCALE tells long tests how much of themselves to do where everything is slow (sanitizers, emulation).
 A skipped cmocka case gives its reason by printing `skip: why` before skip(); callers and checks skip with exit code 77,
 the last line they print being the reason. Only the standard library is used here: this file must run before anything
 is installed.
@@ -43,13 +40,19 @@ LEGS = {
     "tsan": "thread sanitizer: C tests, callers",
     "isa": "every instruction set this machine runs, forced by FLASHSAMPLING_ISA: C tests",
     "cross": f"the other architecture ({OTHER}) under qemu-user: C tests, callers",
-    "valgrind": "memcheck on the release build: C tests",
+    "valgrind": "memcheck on the release build: the quick C tests",
     "checks": "tests/checks: layering, exported symbols, flags, header, install, README",
 }
 
-# Seconds until a program is killed. Slow legs get three times as much.
-TIMEOUT = {"test": 300, "caller": 120, "pytest": 900, "check": 400, "build": 900}
-SLOW = {"asan", "tsan", "cross", "valgrind"}
+# Seconds until a program is killed.
+TIMEOUT = {"test": 400, "caller": 120, "pytest": 900, "check": 400, "build": 900}
+# How much of a long test a leg does, so that each leg takes about as long as the first.
+SCALE = {"release": 1, "asan": 0.2, "tsan": 0.1, "isa": 0.3, "cross": 0.1, "valgrind": 0.02}
+# These judge the law of the draws; the other legs ask for the same bits, which test_agree and test_invariance compare.
+RELEASE_ONLY = ("test_power", "test_statistics")
+# Memcheck is 50 times slower than the machine. These reach all of the library; only undefined values are its business,
+# the rest is the sanitizers'.
+VALGRIND = ("test_agree", "test_errors", "test_threads", "test_npy", "test_vectors")
 HEARTBEAT = 15  # seconds between lines about what still runs
 
 
@@ -156,7 +159,7 @@ class Runner:
     def build_now(self, leg, folder, options):
         folder.mkdir(parents=True, exist_ok=True)
         log_path = folder / "build.log"
-        configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", "-DFS_WERROR=ON", "-DFS_TESTS=ON", *options]
+        configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", "-DFS_WERROR=ON", "-DFS_TESTS=ON"]
         compile_ = ["cmake", "--build", str(folder), "-j", str(self.jobs)]
         start = time.monotonic()
 
@@ -165,7 +168,7 @@ class Runner:
             return f"building, {time.monotonic() - start:.0f} s: {rows[-1]}" if rows else ""
 
         with Heartbeat(last_line), open(log_path, "wb") as log:
-            code = call(configure, log, TIMEOUT["build"], {})
+            code = call([*configure, *options], log, TIMEOUT["build"], {})
             if code == 0:
                 code = call(compile_, log, TIMEOUT["build"], {})
         if code == 0:
@@ -217,43 +220,35 @@ class Runner:
 
 
 def manifest(folder):
-    rows = [line.split(" ") for line in (folder / "tests.txt").read_text().splitlines()]
-    return [(kind, name, path, source) for kind, name, path, source in rows]
+    """(kind, name, program) of everything tests/CMakeLists.txt has listed."""
+    return [line.split("\t") for line in (folder / "tests.txt").read_text().splitlines()]
 
 
 def find(folder, kind):
-    return next((Path(path) for k, _, path, _ in manifest(folder) if k == kind), None)
+    return next((Path(path) for k, _, path in manifest(folder) if k == kind), None)
 
 
-def legs_of(source):
-    """The legs a C test asks for in its head comment, or None for all."""
-    with open(source, errors="replace") as file:
-        for _, line in zip(range(40), file):
-            if match := re.match(r"\s*(?:/\*|\*|//)?\s*legs: *([a-z ]+)", line):
-                return match[1].split()
-    return None
+def wants(name, leg):
+    if leg == "valgrind":
+        return name in VALGRIND
+    return leg == "release" or name not in RELEASE_ONLY
 
 
-def wants(source, leg):
-    legs = legs_of(source)
-    return legs is None or leg in legs
-
-
-def c_jobs(leg, folder, wrapper=(), env=None, kinds=("test", "caller", "compiled"), suffix=""):
+def c_jobs(leg, folder, wrapper=(), env=None, kinds=("test", "caller", "compiled", "skipped"), suffix=""):
     """The C programs of a build folder that run in this leg."""
-    slow = leg in SLOW
-    env = {"CMOCKA_MESSAGE_OUTPUT": "TAP", **({"FS_TEST_QUICK": "1"} if slow else {}), **(env or {})}
+    env = {"CMOCKA_MESSAGE_OUTPUT": "TAP", "FLASHSAMPLING_TEST_SCALE": str(SCALE[leg]), **(env or {})}
     jobs = []
-    for kind, name, path, source in manifest(folder):
-        if kind not in kinds or not wants(source, leg):
+    for kind, name, path in manifest(folder):
+        if kind not in kinds or not wants(name, leg):
             continue
         log = folder / "logs" / f"{leg}-{name}{suffix.replace(' ', '-')}.log"
         if kind == "compiled":
             jobs.append(Job(name, ["true"], read_exit, 10, log=log))
+        elif kind == "skipped":
+            jobs.append(Job(name, ["sh", "-c", f"echo {path}; exit 77"], read_exit, 10, log=log))
         else:
             reader = read_tap if kind == "test" else read_exit
-            timeout = TIMEOUT[kind] * (3 if slow else 1)
-            jobs.append(Job(name + suffix, [*wrapper, path], reader, timeout, env, log))
+            jobs.append(Job(name + suffix, [*wrapper, path], reader, TIMEOUT[kind], env, log))
     return jobs
 
 
@@ -267,8 +262,8 @@ def python_jobs(runner, folder):
             runner.skip("release", f"py/{file.stem}", "no Python with numpy, scipy and pytest was found")
         return []
     env = {
-        "PYTHONPATH": str(ROOT / "python"), "PYTHONDONTWRITEBYTECODE": "1", "FLASHSAMPLING_LIBRARY": str(find(folder, "library")),
-        "FLASHSAMPLE": str(find(folder, "cli") or ""), "FS_BUILD": str(folder),
+        "FLASHSAMPLING_LIBRARY": str(find(folder, "library")), "FLASHSAMPLE": str(find(folder, "cli") or ""),
+        "FS_BUILD": str(folder), "PYTHONPATH": str(ROOT / "python"), "PYTHONDONTWRITEBYTECODE": "1",
         # One thread per process for numpy: the jobs already fill the machine.
         "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
     }
@@ -289,7 +284,9 @@ def leg_release(runner):
     folder = BUILD / "release"
     if runner.build("release", folder, RELEASE):
         # Freed and fresh memory is filled with a pattern, so that reading it shows.
-        runner.run("release", python_jobs(runner, folder) + c_jobs("release", folder, env={"MALLOC_PERTURB_": "165"}))
+        jobs = python_jobs(runner, folder) + c_jobs("release", folder, env={"MALLOC_PERTURB_": "165"})
+        # The longest first, so that none is left to run alone.
+        runner.run("release", sorted(jobs, key=lambda job: job.name not in RELEASE_ONLY))
 
 
 def sanitizer_works(folder, flag, wrapper, env):
@@ -306,8 +303,8 @@ def sanitizer_works(folder, flag, wrapper, env):
 
 def leg_asan(runner):
     folder = BUILD / "asan"
-    env = {"ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1",
-           "UBSAN_OPTIONS": "print_stacktrace=1"}
+    asan = "detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1"
+    env = {"ASAN_OPTIONS": asan, "UBSAN_OPTIONS": "print_stacktrace=1"}
     if not sanitizer_works(folder, "address,undefined", (), env):
         env["ASAN_OPTIONS"] = env["ASAN_OPTIONS"].replace("detect_leaks=1", "detect_leaks=0")
         if not sanitizer_works(folder, "address,undefined", (), env):
@@ -368,8 +365,7 @@ def leg_cross(runner):
     runner.run("cross", c_jobs("cross", folder, wrapper))
     # The first name is what was chosen above; the others are forced.
     for name in (isa_names(find(folder, "cli"), wrapper) or [])[1:]:
-        jobs = [job for job in c_jobs("cross", folder, wrapper, {"FLASHSAMPLING_ISA": name}, ("test",), f" [{name}]")]
-        runner.run("cross", jobs)
+        runner.run("cross", c_jobs("cross", folder, wrapper, {"FLASHSAMPLING_ISA": name}, ("test",), f" [{name}]"))
     return None
 
 

@@ -104,8 +104,9 @@ const char *fs_context_text(const fs_context *context) {
 
 fs_status fs_context_set_stream(fs_context *context, void *stream) {
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
-    (void)stream;
-    return fs_fail(context, FS_ERR_UNSUPPORTED, "the %s backend has no streams", context->backend->name);
+    if (!context->backend->set_stream)
+        return fs_fail(context, FS_ERR_UNSUPPORTED, "the %s backend has no streams", context->backend->name);
+    return context->backend->set_stream(context, stream);
 }
 
 /* ------------------------------------------------------------------------------------------------------ head ---- */

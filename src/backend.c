@@ -11,7 +11,11 @@ static const struct {
     const fs_backend *backend; /* NULL: not in this build */
     int automatic;
 } table[] = {
+#if defined(FS_WITH_CUDA)
+    {FS_BACKEND_CUDA, "cuda", &fs_backend_cuda, 0},
+#else
     {FS_BACKEND_CUDA, "cuda", NULL, 0},
+#endif
     {FS_BACKEND_CPU, "cpu", &fs_backend_cpu, 1},
     {FS_BACKEND_REFERENCE, "reference", &fs_backend_reference, 0},
 };

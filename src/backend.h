@@ -13,6 +13,7 @@ typedef struct fs_backend {
     void (*close)(fs_context *context);
     fs_status (*sample)(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
     /* Each of the following may be NULL: not supported by this backend. */
+    fs_status (*set_stream)(fs_context *context, void *stream);
     fs_status (*work_size)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                            size_t *bytes);
     fs_status (*partial_size)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
@@ -41,6 +42,7 @@ void fs_context_free(fs_context *context, void *memory);
 void fs_context_log(fs_context *context, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 extern const fs_backend fs_backend_cpu;
+extern const fs_backend fs_backend_cuda; /* where FS_WITH_CUDA is defined */
 extern const fs_backend fs_backend_reference;
 
 #endif

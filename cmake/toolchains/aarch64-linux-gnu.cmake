@@ -2,6 +2,13 @@
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
+# Optional, and never the machine's own: without it there is no C++.
+find_program(cross_cxx aarch64-linux-gnu-g++)
+if(cross_cxx)
+    set(CMAKE_CXX_COMPILER ${cross_cxx})
+else()
+    set(CMAKE_CXX_COMPILER NOTFOUND)
+endif()
 set(CMAKE_CROSSCOMPILING_EMULATOR "qemu-aarch64;-cpu;max;-L;/usr/aarch64-linux-gnu")
 set(CMAKE_FIND_ROOT_PATH /usr/aarch64-linux-gnu)
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)

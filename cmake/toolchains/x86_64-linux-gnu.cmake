@@ -2,6 +2,13 @@
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR x86_64)
 set(CMAKE_C_COMPILER x86_64-linux-gnu-gcc)
+# Optional, and never the machine's own: without it there is no C++.
+find_program(cross_cxx x86_64-linux-gnu-g++)
+if(cross_cxx)
+    set(CMAKE_CXX_COMPILER ${cross_cxx})
+else()
+    set(CMAKE_CXX_COMPILER NOTFOUND)
+endif()
 set(CMAKE_CROSSCOMPILING_EMULATOR "qemu-x86_64;-cpu;max;-L;/usr/x86_64-linux-gnu")
 set(CMAKE_FIND_ROOT_PATH /usr/x86_64-linux-gnu)
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)

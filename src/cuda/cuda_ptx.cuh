@@ -40,11 +40,12 @@ FS_DEVICE void barrier_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-FS_DEVICE bool barrier_test(uint32_t barrier, uint32_t parity) {
+/* Waits for the phase, but not much longer than this many nanoseconds; true if it is over. */
+FS_DEVICE bool barrier_wait_for(uint32_t barrier, uint32_t parity, uint32_t nanoseconds) {
     uint32_t done;
-    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\nselp.u32 %0, 1, 0, p;\n}"
                  : "=r"(done)
-                 : "r"(barrier), "r"(parity)
+                 : "r"(barrier), "r"(parity), "r"(nanoseconds)
                  : "memory");
     return done != 0;
 }
@@ -61,6 +62,12 @@ FS_DEVICE void named_barrier(int id, int threads) {
 
 FS_DEVICE void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+FS_DEVICE uint64_t nanoseconds() {
+    uint64_t t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
 }
 
 FS_DEVICE uint32_t cluster_rank() {
@@ -130,6 +137,12 @@ FS_DEVICE float max_or_nan(float a, float b) {
 /* Waits until the launches ahead on the stream have ended (nothing to wait for without programmatic launch). */
 FS_DEVICE void wait_for_earlier_launches() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+FS_DEVICE uint32_t load_relaxed(const uint32_t *p) {
+    uint32_t x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
 }
 
 FS_DEVICE uint64_t load_relaxed(const uint64_t *p) {

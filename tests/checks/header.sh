@@ -5,14 +5,14 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 printf '#include <flashsampling.h>\n#include <flashsampling.h>\nint f(void);\nint f(void) { return (int)fs_batch_default().size; }\n' >"$work/user.c"
 cp "$work/user.c" "$work/user.cpp"
-strict="-Wall -Wextra -pedantic -Wshadow -Wconversion -Wundef -Werror -fsyntax-only -I$root/include"
+strict="-Wall -Wextra -pedantic -Wshadow -Wconversion -Wundef -Werror -fsyntax-only"
 
 count=0
 try() { # try compiler standard file flags...
     compiler=$1 standard=$2 file=$3
     shift 3
     # shellcheck disable=SC2086 # the words are flags
-    "$compiler" -std="$standard" $strict "$@" "$file"
+    "$compiler" -std="$standard" $strict -I"$root/include" "$@" "$file"
     count=$((count + 1))
 }
 

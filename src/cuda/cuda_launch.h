@@ -1,0 +1,28 @@
+/* cuda_launch.h - the kernels as the host sees them. */
+#ifndef FS_CUDA_LAUNCH_H
+#define FS_CUDA_LAUNCH_H
+
+#include "cuda_call.h"
+#include "cuda_plan.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Tensor maps of one launch: boxes of 128 and of 16 rows of W, and of the rows of H one CTA fetches. 64 columns each. */
+typedef struct fs_cuda_maps {
+    CUtensorMap w_tile, w_box, h;
+} fs_cuda_maps;
+
+const fs_cuda_shape *fs_cuda_sm90_shapes(int32_t *count);
+/* Once per device, before the first launch; may allocate. */
+cudaError_t fs_cuda_sm90_open(int32_t *clusters_of_two);
+cudaError_t fs_cuda_sm90_launch(const fs_cuda_plan *plan, const fs_cuda_maps *maps, const fs_cuda_args *args, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,37 @@
+# The examples build by their own Makefile against an installed library and run; README.md shows the first of them word
+# for word.
+set -eu
+root=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# shellcheck disable=SC2016 # the backquotes are those of a fence
+sed -n '/^```c run$/,/^```$/p' "$root/README.md" | sed '1d;$d' >"$work/readme.c"
+diff "$root/examples/minimal.c" "$work/readme.c" || {
+    echo "README.md does not show examples/minimal.c as it is"
+    exit 1
+}
+
+cmake --install "$FS_BUILD" --prefix "$work/prefix" >"$work/install.log" || {
+    cat "$work/install.log"
+    exit 1
+}
+LD_LIBRARY_PATH=$(dirname "$(find "$work/prefix" -name libflashsampling.so)")
+PKG_CONFIG_PATH=$LD_LIBRARY_PATH/pkgconfig
+export LD_LIBRARY_PATH PKG_CONFIG_PATH
+
+if command -v pkg-config >/dev/null 2>&1; then
+    cp -r "$root/examples" "$work/examples"
+    make -s -C "$work/examples" clean all CFLAGS="-O2 -Wall -Wextra -Werror"
+    "$work/examples/minimal" >"$work/minimal.txt"
+    test "$(wc -l <"$work/minimal.txt")" -eq 3
+    "$work/examples/bigram" "$root/LICENSE" 0.7 1 >"$work/one.txt"
+    "$work/examples/bigram" "$root/LICENSE" 0.7 1 >"$work/two.txt"
+    cmp "$work/one.txt" "$work/two.txt"
+    if "$work/examples/bigram" "$root/LICENSE" -1 >/dev/null 2>&1; then
+        echo "bigram took a temperature of -1"
+        exit 1
+    fi
+else
+    echo "note: pkg-config is not here; examples/Makefile was not tried"
+fi
