@@ -5,7 +5,10 @@ PREFIX ?= /usr/local
 BUILD  := build/release
 ARGS   ?=
 
-.PHONY: help demo test bench build install format lint clean
+CUDA   := build/cuda
+PYTHON ?= python3
+
+.PHONY: help demo test bench build install format lint clean cuda test-gpu bench-gpu
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +17,9 @@ help:
 	@echo '  make demo      install what is needed, build, draw tokens from an LM head of 151,936 tokens, explain'
 	@echo '  make test      install what is needed, run every test that can run here   (ARGS=--quick, ARGS=--help)'
 	@echo '  make bench     time the library on this machine                           (ARGS=--help)'
+	@echo '  make cuda      build with the CUDA backend, into $(CUDA); needs nvcc, no GPU'
+	@echo '  make test-gpu  the tests that need a GPU (H100 or H200), torch and pytest'
+	@echo '  make bench-gpu time the CUDA backend beside cuBLAS and the read ceiling   (ARGS=--help)'
 	@echo '  make build     only build, into $(BUILD)'
 	@echo '  make install   install header, libraries, pkg-config and CMake packages, flashsample  (PREFIX=$(PREFIX))'
 	@echo '  make format    format the C sources'
@@ -34,6 +40,17 @@ test:
 
 bench: build
 	@$(BUILD)/bin/flashsample bench $(ARGS)
+
+cuda:
+	@command -v nvcc >/dev/null || { echo 'make cuda: nvcc is not on the PATH; install the CUDA toolkit, 13.0 or later' >&2; exit 1; }
+	@cmake -S . -B $(CUDA) -G Ninja -DCMAKE_BUILD_TYPE=Release -DFS_CUDA=ON -DFS_TESTS=OFF --log-level=WARNING
+	@cmake --build $(CUDA)
+
+test-gpu: cuda
+	@FLASHSAMPLING_LIBRARY=$(CUDA)/lib/libflashsampling.so PYTHONPATH=python $(PYTHON) -m pytest -q tests/gpu $(ARGS)
+
+bench-gpu: cuda
+	@FLASHSAMPLING_LIBRARY=$(CUDA)/lib/libflashsampling.so PYTHONPATH=python $(PYTHON) bench/gpu.py $(ARGS)
 
 # Honours DESTDIR.
 install: build

@@ -137,13 +137,13 @@ enum {
 };
 
 enum {
-    FS_NOISE_EXACT = 0, /* total variation error below 1e-6 */
+    FS_NOISE_EXACT = 0, /* total variation error below 1e-6 for |l| up to 2,000 (1.5e-8 up to 32) */
     FS_NOISE_FAST = 1   /* the paper's appendix C: 32-bit uniform and two logs in float; biased in the tail */
 };
 
 enum {
     FS_KEEP_TIES = 1u << 0,   /* top-k and top-p keep every token whose y equals the last kept one */
-    FS_JOINT_TOP_P = 1u << 1, /* top-p counts mass against the whole distribution instead of what min-p and top-k left */
+    FS_JOINT_TOP_P = 1u << 1, /* top-p counts mass against the whole row, not against what min-p and top-k left */
     FS_EXACT_RANK = 1u << 2   /* pay a second pass rather than return a lower bound of the rank */
 };
 
@@ -164,22 +164,22 @@ typedef struct fs_slot_values {
  * sample index, and of nothing else: not of B, the row's place, its neighbours, threads, blocks or ranks. */
 typedef struct fs_batch {
     size_t size;
-    int64_t rows;         /* B; 0 is valid and does nothing */
-    const void *hidden;   /* [B, D]; ignored for stored logits */
-    int32_t hidden_dtype; /* FS_F32, FS_F16 or FS_BF16 */
-    int32_t mode;         /* FS_MODE_... */
-    int64_t hidden_stride; /* bytes from one row to the next; 0 = packed */
-    int32_t samples;      /* n: 1 .. 1024; default 1 */
-    int32_t noise;        /* FS_NOISE_... */
-    uint32_t flags;       /* FS_KEEP_TIES | ... */
+    int64_t rows;           /* B; 0 is valid and does nothing */
+    const void *hidden;     /* [B, D]; ignored for stored logits */
+    int32_t hidden_dtype;   /* FS_F32, FS_F16 or FS_BF16 */
+    int32_t mode;           /* FS_MODE_... */
+    int64_t hidden_stride;  /* bytes from one row to the next; 0 = packed */
+    int32_t samples;        /* n: 1 .. 1024; default 1 */
+    int32_t noise;          /* FS_NOISE_... */
+    uint32_t flags;         /* FS_KEEP_TIES | ... */
     int32_t fallback_token; /* written where a row has no token; default -1 */
-    int64_t group_size;   /* group modes: ids [k * group_size, (k+1) * group_size) form group k */
+    int64_t group_size;     /* group modes: ids [k * group_size, (k+1) * group_size) form group k */
 
     /* Which slot a row is, and where it is in its sequence. */
     const int32_t *slot;      /* [B], -1 = skip the row; NULL = row b is slot b */
     int64_t slots;            /* S, the length of per-slot arrays; 0 = B */
     const uint64_t *position; /* [B] or NULL = position_all */
-    uint64_t position_all;
+    uint64_t position_all;    /* advance it (or position) with every token: equal positions draw with equal noise */
 
     /* Per slot, each [S] or NULL = the value of `all`. */
     fs_slot_values all;
@@ -237,22 +237,22 @@ enum {
 /* Where results go. Each pointer may be NULL, then it costs nothing, but tokens may be NULL only in score mode. */
 typedef struct fs_result {
     size_t size;
-    void *tokens;        /* [B, n] of tokens_dtype */
+    void *tokens;         /* [B, n] of tokens_dtype */
     int32_t tokens_dtype; /* FS_I32 (default) or FS_I64 */
-    int32_t logits;      /* FS_LOGITS_...: what the fields below refer to */
-    uint32_t *status;    /* [B] FS_ROW_... bits */
-    float *score;        /* [B, n] the token's own l + noise (y for greedy rows); NaN in score mode */
-    float *max_logit;    /* [B] */
-    float *log_z;        /* [B] log of the sum of exp over the whole row */
-    float *logit;        /* [B, n] of the drawn or given token */
-    float *logprob;      /* [B, n] logit - log_z */
-    int32_t *rank;       /* [B, n] 1 + number of strictly larger logits (of survivors, for FS_LOGITS_CUT) */
-    int32_t top_count;   /* N: 0 .. 1024 */
+    int32_t logits;       /* FS_LOGITS_...: what the fields below refer to */
+    uint32_t *status;     /* [B] FS_ROW_... bits */
+    float *score;         /* [B, n] the token's own l + noise (y for greedy rows); NaN in score mode */
+    float *max_logit;     /* [B] */
+    float *log_z;         /* [B] log of the sum of exp over the whole row */
+    float *logit;         /* [B, n] of the drawn or given token */
+    float *logprob;       /* [B, n] logit - log_z */
+    int32_t *rank;        /* [B, n] 1 + number of strictly larger logits (of survivors, for FS_LOGITS_CUT) */
+    int32_t top_count;    /* N: 0 .. 1024 */
     int32_t reserved;
-    int32_t *top_token;  /* [B, N] in the total order; -1 where the row has fewer tokens */
-    float *top_logit;    /* [B, N] */
-    float *top_logprob;  /* [B, N] */
-    float *watch_logit;  /* [entries of watch_token] */
+    int32_t *top_token;   /* [B, N] in the total order; -1 where the row has fewer tokens */
+    float *top_logit;     /* [B, N] */
+    float *top_logprob;   /* [B, N] */
+    float *watch_logit;   /* [entries of watch_token] */
     float *watch_logprob; /* likewise */
 
     /* Written by the call, host side (CUDA: what is known without synchronising). */
@@ -282,10 +282,10 @@ typedef void (*fs_free)(void *user, void *memory);
 
 typedef struct fs_options {
     size_t size;
-    int32_t backend;  /* FS_BACKEND_...; the environment variable FLASHSAMPLING_BACKEND overrides it */
-    int32_t device;   /* CUDA device ordinal */
-    int32_t threads;  /* CPU: 0 = every core this process may run on */
-    int32_t block;    /* CPU: tokens per block, rounded up to a multiple of 128; 0 = chosen. Never changes a token */
+    int32_t backend; /* FS_BACKEND_...; the environment variable FLASHSAMPLING_BACKEND overrides it */
+    int32_t device;  /* CUDA device ordinal */
+    int32_t threads; /* CPU: 0 = every core this process may run on */
+    int32_t block;   /* CPU: tokens per block, rounded up to a multiple of 128; 0 = chosen. Never changes a token */
     fs_parallel_for parallel_for; /* CPU: the caller's threads instead of ours; `threads` is then the number of tasks */
     void *parallel_user;
     fs_log log;
@@ -293,10 +293,13 @@ typedef struct fs_options {
     fs_alloc alloc; /* for every allocation of the context; NULL = the C library's */
     fs_free free;
     void *alloc_user;
-    void *work; /* caller's work memory, 64-byte aligned; then calls never allocate. NULL = the context's own */
+    void *
+        work; /* caller's work memory, as in fs_context_set_work; then calls never allocate. NULL = the context's own */
     size_t work_bytes;
-    size_t fallback_bytes; /* most memory the second pass of wide rows may take; default 64 MiB, 0 with work memory */
-    void *stream;          /* CUDA: the stream calls go to (a cudaStream_t); never the default stream by accident */
+    size_t
+        fallback_bytes; /* most memory the second pass of wide rows may allocate; default 64 MiB. With the caller's work memory
+                            * the second pass takes what the call has left of it */
+    void *stream; /* CUDA: the stream calls go to (a cudaStream_t); never the default stream by accident */
 } fs_options;
 
 /* Version of the library at run time, (major << 16) | (minor << 8) | patch, and as text. */
@@ -322,6 +325,10 @@ FS_API const char *fs_error_text(const fs_context *context);
 /* One line about the context: backend, instruction set, threads. Valid as long as the context. */
 FS_API const char *fs_context_text(const fs_context *context);
 
+/* Gives the context the caller's work memory (64-byte aligned, not shared with another context in use), or takes it back with NULL.
+ * The memory must be there for every call that follows. Sizes: fs_work_size. */
+FS_API fs_status fs_context_set_work(fs_context *context, void *memory, size_t bytes);
+
 /* CUDA: sets the stream (a cudaStream_t) of the calls that follow. CPU: FS_ERR_UNSUPPORTED. */
 FS_API fs_status fs_context_set_stream(fs_context *context, void *stream);
 
@@ -331,20 +338,20 @@ FS_API fs_status fs_context_set_stream(fs_context *context, void *stream);
  * and returns; no allocation after the first call of a shape, no synchronisation, capturable in a graph. */
 FS_API fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
 
-/* Bytes of work memory fs_sample or fs_partial with these arguments takes, for options.work. Reads the shapes and, on the
- * CPU, the per-slot arrays; nothing is computed. */
+/* Bytes of work memory fs_sample or fs_partial with these arguments takes, for fs_context_set_work. Nothing is computed. On the CPU
+ * it depends on the rules in the arrays: ask with the widest top_k, the most samples and rows that will come. */
 FS_API fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                               size_t *bytes);
 
 /* --- shards: partial here, the caller's own transport, merge there. Every rank makes the same call on its shard of W
  * and gets the same bytes-per-part, sends its part to whoever wants the result, and that one merges.
  *
- * A part is a header of 16 bytes, a bit per row, and per row 8 bytes per sample, 20 for each log Z, 8 per entry of a candidate
+ * A part is a header of 16 bytes, two bits per row, and per row 8 bytes per sample, 20 for each log Z, 8 per entry of a candidate
  * list: what the batch and the result ask for decides which are there. Byte order is the machine's. */
 
 /* Bytes of one part for this batch and what this result asks for; the same on every rank. */
-FS_API fs_status fs_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                                 size_t *bytes);
+FS_API fs_status fs_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch,
+                                 const fs_result *result, size_t *bytes);
 
 /* Runs the pass over this shard and writes its summary to part [bytes]. `result` only says what will be asked of merge;
  * nothing is written to its arrays. */
@@ -354,17 +361,19 @@ FS_API fs_status fs_partial(fs_context *context, const fs_head *head, const fs_b
 /* Merges `count` parts ([count] pointers) and writes the result. The largest key wins, so the token is the same for any number
  * and order of parts. With batch.mode FS_MODE_GROUP_PARALLEL (in fs_partial too) each part is one group instead, chosen by
  * its log-mass: the paper's B.4, exact in law, parts in rank order. Parts made with other arguments or by another version are
- * refused with FS_ERR_PEER. Rows whose lists do not prove their cut come back FS_ROW_INCOMPLETE: repeat them with a larger
- * batch.list_capacity. The head is the caller's own shard; only its vocabulary size is looked at. */
+ * refused with FS_ERR_PEER. Rows whose lists do not prove their cut come back FS_ROW_INCOMPLETE: repeat the call (partial
+ * too) with a larger batch.list_capacity. The head is the caller's own shard; only its vocabulary size is looked at. */
 FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                           int32_t count, fs_result *result);
 
 /* --- speculative decoding with shared noise: draft and target draw with the same (seed, position, stream), and the output
- * is bit for bit the one without a draft. Sample the target on all k+1 rows of a sequence, then count. */
+ * is bit for bit the one without a draft. Sample the target on all k+1 rows of a sequence, then count. Rows of one sequence share its
+ * seed: give `seed` as an array, or `slot` so that they are one slot (a scalar seed alone is spread over rows). */
 
 /* accepted[s] = how many leading tokens of draft [s, k] equal the target's tokens [s, k+1]; sequence s then continues with
  * target[s, accepted[s]]. A negative token never matches. Host arrays; needs no context. */
-FS_API fs_status fs_accept(int64_t sequences, int64_t k, const int32_t *draft, const int32_t *target, int32_t *accepted);
+FS_API fs_status fs_accept(int64_t sequences, int64_t k, const int32_t *draft, const int32_t *target,
+                           int32_t *accepted);
 
 /* --- the noise itself, for tests and for other implementations: the Gumbel value of one token, in double. */
 FS_API double fs_noise_gumbel(uint64_t seed, uint64_t position, uint32_t sample, uint32_t stream, uint32_t token);

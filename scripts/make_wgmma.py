@@ -15,6 +15,7 @@ HEAD = """\
 
 #include <cstdint>
 
+/* clang-format off */
 template <int N, int TYPE>
 struct fs_wgmma;
 """
@@ -42,7 +43,7 @@ def main() -> None:
     for number, name in ((2, "bf16"), (1, "f16")):
         for n in WIDTHS:
             print(wrapper(n, number, name), end="")
-    print("\n#endif")
+    print("\n/* clang-format on */\n#endif")
 
 
 if __name__ == "__main__":

@@ -35,14 +35,15 @@ uint64_t fs_seed_spread(uint64_t seed, uint64_t slot) {
 }
 
 /* Copies a caller's struct into ours. A caller compiled against a later header may have more members; those must be zero. */
-static fs_status copy_struct(fs_context *context, const char *name, const void *from, size_t size, void *to, size_t ours) {
-    FS_REQUIRE(context, size >= ours, "%s.size is %zu, must be at least %zu: start from fs_%s_default()", name, size, ours,
-               name);
+static fs_status copy_struct(fs_context *context, const char *name, const void *from, size_t size, void *to,
+                             size_t ours) {
+    FS_REQUIRE(context, size >= ours, "%s.size is %zu, must be at least %zu: start from fs_%s_default()", name, size,
+               ours, name);
     for (size_t i = ours; i < size; i++)
         if (((const char *)from)[i])
             return fs_fail(context, FS_ERR_UNSUPPORTED,
-                           "%s.size is %zu and byte %zu is set: a member this version (%s, %zu bytes) does not know", name,
-                           size, i, fs_version_text(), ours);
+                           "%s.size is %zu and byte %zu is set: a member this version (%s, %zu bytes) does not know",
+                           name, size, i, fs_version_text(), ours);
     memcpy(to, from, ours);
     return FS_OK;
 }
@@ -109,6 +110,15 @@ fs_status fs_context_set_stream(fs_context *context, void *stream) {
     return context->backend->set_stream(context, stream);
 }
 
+fs_status fs_context_set_work(fs_context *context, void *memory, size_t bytes) {
+    FS_REQUIRE(NULL, context != NULL, "context is NULL");
+    FS_REQUIRE(context, (uintptr_t)memory % 64 == 0, "memory is %p, must be 64-byte aligned", memory);
+    FS_REQUIRE(context, memory || bytes == 0, "bytes is %zu but memory is NULL", bytes);
+    if (!context->backend->set_work)
+        return fs_fail(context, FS_ERR_UNSUPPORTED, "the %s backend takes no work memory", context->backend->name);
+    return context->backend->set_work(context, memory, bytes);
+}
+
 /* ------------------------------------------------------------------------------------------------------ head ---- */
 
 static int is_float_type(int32_t dtype) {
@@ -122,10 +132,13 @@ static int64_t bytes_of(int32_t dtype) {
 static fs_status check_head(fs_context *context, const fs_head *h) {
     FS_REQUIRE(context, h->kind == FS_HEAD_WEIGHTS || h->kind == FS_HEAD_LOGITS,
                "head.kind is %d, must be FS_HEAD_WEIGHTS (0) or FS_HEAD_LOGITS (1)", h->kind);
-    if (h->dtype >= 16) return fs_fail(context, FS_ERR_UNSUPPORTED, "head.dtype is %d: quantised heads are not supported yet", h->dtype);
-    FS_REQUIRE(context, is_float_type(h->dtype), "head.dtype is %d, must be FS_F32 (0), FS_F16 (1) or FS_BF16 (2)", h->dtype);
-    FS_REQUIRE(context, h->rows >= 0 && h->rows < FS_TOKEN_LIMIT, "head.rows is %lld, must be 0 to %lld", (long long)h->rows,
-               (long long)FS_TOKEN_LIMIT - 1);
+    if (h->dtype >= 16)
+        return fs_fail(context, FS_ERR_UNSUPPORTED, "head.dtype is %d: quantised heads are not supported yet",
+                       h->dtype);
+    FS_REQUIRE(context, is_float_type(h->dtype), "head.dtype is %d, must be FS_F32 (0), FS_F16 (1) or FS_BF16 (2)",
+               h->dtype);
+    FS_REQUIRE(context, h->rows >= 0 && h->rows < FS_TOKEN_LIMIT, "head.rows is %lld, must be 0 to %lld",
+               (long long)h->rows, (long long)FS_TOKEN_LIMIT - 1);
     FS_REQUIRE(context, h->first_token >= 0 && h->first_token + h->rows < FS_TOKEN_LIMIT,
                "head.first_token is %lld: first_token + rows must be below %lld", (long long)h->first_token,
                (long long)FS_TOKEN_LIMIT);
@@ -141,12 +154,14 @@ static fs_status check_head(fs_context *context, const fs_head *h) {
     FS_REQUIRE(context, h->rows == 0 || h->data, "head.data is NULL");
     FS_REQUIRE(context, (uintptr_t)h->data % (size_t)bytes == 0, "head.data is %p, must be %lld-byte aligned", h->data,
                (long long)bytes);
-    FS_REQUIRE(context, is_float_type(h->round), "head.round is %d, must be FS_F32 (0), FS_F16 (1) or FS_BF16 (2)", h->round);
+    FS_REQUIRE(context, is_float_type(h->round), "head.round is %d, must be FS_F32 (0), FS_F16 (1) or FS_BF16 (2)",
+               h->round);
     FS_REQUIRE(context, fabsf(h->scale) < INFINITY && fabsf(h->post_scale) < INFINITY,
                "head.scale is %g and head.post_scale is %g, must be finite", (double)h->scale, (double)h->post_scale);
-    FS_REQUIRE(context, h->softcap >= 0.0f && h->softcap < INFINITY, "head.softcap is %g, must be 0 (none) or positive and finite",
-               (double)h->softcap);
-    FS_REQUIRE(context, (h->flags & ~FS_HEAD_CONSTANT) == 0, "head.flags is 0x%x, known is FS_HEAD_CONSTANT (1)", h->flags);
+    FS_REQUIRE(context, h->softcap >= 0.0f && h->softcap < INFINITY,
+               "head.softcap is %g, must be 0 (none) or positive and finite", (double)h->softcap);
+    FS_REQUIRE(context, (h->flags & ~FS_HEAD_CONSTANT) == 0, "head.flags is 0x%x, known is FS_HEAD_CONSTANT (1)",
+               h->flags);
     return FS_OK;
 }
 
@@ -175,38 +190,40 @@ static fs_status check_host_arrays(fs_context *context, const fs_batch *b, int64
     }
     if (b->count_offset) {
         FS_TRY(check_sparse(context, "count", b->count_offset, b->count_token, slots, vocab));
-        FS_REQUIRE(context, b->count_offset[slots] == b->count_offset[0] || b->count_value, "batch.count_value is NULL");
+        FS_REQUIRE(context, b->count_offset[slots] == b->count_offset[0] || b->count_value,
+                   "batch.count_value is NULL");
     }
     if (b->watch_offset) FS_TRY(check_sparse(context, "watch", b->watch_offset, b->watch_token, b->rows, vocab));
     if (b->mode != FS_MODE_GROUP_PARALLEL && b->mode != FS_MODE_GROUP_ONLINE) return FS_OK;
     for (int64_t i = 0; i < b->rows; i++) {
         fs_rules rules = rules_of_row(b, vocab, i);
-        FS_REQUIRE(context, !rules_cut(&rules),
-                   "row %lld has top_k %d, top_p %g or min_p: group modes take no cuts", (long long)i, rules.top_k,
-                   (double)rules.top_p);
+        FS_REQUIRE(context, !rules_cut(&rules), "row %lld has top_k %d, top_p %g or min_p: group modes take no cuts",
+                   (long long)i, rules.top_k, (double)rules.top_p);
     }
     return FS_OK;
 }
 
 static fs_status check_batch(fs_context *context, const fs_head *h, const fs_batch *b) {
     const int64_t vocab = head_vocab(h), words = (vocab + 31) / 32 * 4;
-    FS_REQUIRE(context, b->rows >= 0 && b->rows <= FS_ROWS_MOST, "batch.rows is %lld, must be 0 to %lld", (long long)b->rows,
-               (long long)FS_ROWS_MOST);
-    FS_REQUIRE(context, b->mode >= FS_MODE_SAMPLE && b->mode <= FS_MODE_SCORE, "batch.mode is %d, must be 0 to %d", b->mode,
-               FS_MODE_SCORE);
-    FS_REQUIRE(context, b->samples >= 1 && b->samples <= FS_SAMPLES_MOST, "batch.samples is %d, must be 1 to %d", b->samples,
-               FS_SAMPLES_MOST);
-    FS_REQUIRE(context, b->noise == FS_NOISE_EXACT || b->noise == FS_NOISE_FAST, "batch.noise is %d, must be 0 or 1", b->noise);
+    FS_REQUIRE(context, b->rows >= 0 && b->rows <= FS_ROWS_MOST, "batch.rows is %lld, must be 0 to %lld",
+               (long long)b->rows, (long long)FS_ROWS_MOST);
+    FS_REQUIRE(context, b->mode >= FS_MODE_SAMPLE && b->mode <= FS_MODE_SCORE, "batch.mode is %d, must be 0 to %d",
+               b->mode, FS_MODE_SCORE);
+    FS_REQUIRE(context, b->samples >= 1 && b->samples <= FS_SAMPLES_MOST, "batch.samples is %d, must be 1 to %d",
+               b->samples, FS_SAMPLES_MOST);
+    FS_REQUIRE(context, b->noise == FS_NOISE_EXACT || b->noise == FS_NOISE_FAST, "batch.noise is %d, must be 0 or 1",
+               b->noise);
     FS_REQUIRE(context, (b->flags & ~(uint32_t)(FS_KEEP_TIES | FS_JOINT_TOP_P | FS_EXACT_RANK)) == 0,
                "batch.flags is 0x%x, known bits are 0x7", b->flags);
     if (h->kind == FS_HEAD_WEIGHTS) {
-        FS_REQUIRE(context, is_float_type(b->hidden_dtype), "batch.hidden_dtype is %d, must be FS_F32 (0), FS_F16 (1) or FS_BF16 (2)",
-                   b->hidden_dtype);
+        FS_REQUIRE(context, is_float_type(b->hidden_dtype),
+                   "batch.hidden_dtype is %d, must be FS_F32 (0), FS_F16 (1) or FS_BF16 (2)", b->hidden_dtype);
         const int64_t bytes = bytes_of(b->hidden_dtype);
         FS_REQUIRE(context, b->rows == 0 || b->hidden, "batch.hidden is NULL");
-        FS_REQUIRE(context, (uintptr_t)b->hidden % (size_t)bytes == 0, "batch.hidden is %p, must be %lld-byte aligned", b->hidden,
-                   (long long)bytes);
-        FS_REQUIRE(context, b->hidden_stride == 0 || (b->hidden_stride >= h->dim * bytes && b->hidden_stride % bytes == 0),
+        FS_REQUIRE(context, (uintptr_t)b->hidden % (size_t)bytes == 0, "batch.hidden is %p, must be %lld-byte aligned",
+                   b->hidden, (long long)bytes);
+        FS_REQUIRE(context,
+                   b->hidden_stride == 0 || (b->hidden_stride >= h->dim * bytes && b->hidden_stride % bytes == 0),
                    "batch.hidden_stride is %lld bytes, must be 0 or a multiple of %lld and at least %lld",
                    (long long)b->hidden_stride, (long long)bytes, (long long)(h->dim * bytes));
     }
@@ -215,21 +232,21 @@ static fs_status check_batch(fs_context *context, const fs_head *h, const fs_bat
     FS_REQUIRE(context, !grouped || (b->group_size >= 1 && b->group_size < FS_TOKEN_LIMIT),
                "batch.group_size is %lld, must be 1 to %lld in group modes", (long long)b->group_size,
                (long long)FS_TOKEN_LIMIT - 1);
-    FS_REQUIRE(context, b->slots >= 0 && b->slots <= INT32_MAX, "batch.slots is %lld, must be 0 (rows) to %d", (long long)b->slots,
-               INT32_MAX);
+    FS_REQUIRE(context, b->slots >= 0 && b->slots <= INT32_MAX, "batch.slots is %lld, must be 0 (rows) to %d",
+               (long long)b->slots, INT32_MAX);
     FS_REQUIRE(context, b->allow_stride == 0 || (b->allow_stride >= words && b->allow_stride % 4 == 0),
-               "batch.allow_stride is %lld bytes, must be 0 or a multiple of 4 and at least %lld", (long long)b->allow_stride,
-               (long long)words);
+               "batch.allow_stride is %lld bytes, must be 0 or a multiple of 4 and at least %lld",
+               (long long)b->allow_stride, (long long)words);
     FS_REQUIRE(context, b->seen_stride == 0 || (b->seen_stride >= words && b->seen_stride % 4 == 0),
-               "batch.seen_stride is %lld bytes, must be 0 or a multiple of 4 and at least %lld", (long long)b->seen_stride,
-               (long long)words);
+               "batch.seen_stride is %lld bytes, must be 0 or a multiple of 4 and at least %lld",
+               (long long)b->seen_stride, (long long)words);
     FS_REQUIRE(context, b->counts_stride == 0 || (b->counts_stride >= vocab * 4 && b->counts_stride % 4 == 0),
-               "batch.counts_stride is %lld bytes, must be 0 or a multiple of 4 and at least %lld", (long long)b->counts_stride,
-               (long long)vocab * 4);
+               "batch.counts_stride is %lld bytes, must be 0 or a multiple of 4 and at least %lld",
+               (long long)b->counts_stride, (long long)vocab * 4);
     FS_REQUIRE(context, !b->counts || !b->count_offset, "batch.counts and batch.count_offset are both given; take one");
     FS_REQUIRE(context, b->mode != FS_MODE_SCORE || b->given || b->rows == 0, "batch.given is NULL in score mode");
-    FS_REQUIRE(context, b->list_capacity >= 0 && b->list_capacity < FS_TOKEN_LIMIT, "batch.list_capacity is %d, must be 0 to %lld",
-               b->list_capacity, (long long)FS_TOKEN_LIMIT - 1);
+    FS_REQUIRE(context, b->list_capacity >= 0 && b->list_capacity < FS_TOKEN_LIMIT,
+               "batch.list_capacity is %d, must be 0 to %lld", b->list_capacity, (long long)FS_TOKEN_LIMIT - 1);
     return context->backend->host_arrays ? check_host_arrays(context, b, vocab) : FS_OK;
 }
 
@@ -238,11 +255,13 @@ static fs_status check_batch(fs_context *context, const fs_head *h, const fs_bat
 static fs_status check_result(fs_context *context, const fs_batch *b, const fs_result *r) {
     FS_REQUIRE(context, r->tokens_dtype == FS_I32 || r->tokens_dtype == FS_I64,
                "result.tokens_dtype is %d, must be FS_I32 (8) or FS_I64 (9)", r->tokens_dtype);
-    FS_REQUIRE(context, r->logits >= FS_LOGITS_RAW && r->logits <= FS_LOGITS_CUT, "result.logits is %d, must be 0 to 2", r->logits);
-    FS_REQUIRE(context, r->top_count >= 0 && r->top_count <= FS_TOP_MOST, "result.top_count is %d, must be 0 to %d", r->top_count,
-               FS_TOP_MOST);
+    FS_REQUIRE(context, r->logits >= FS_LOGITS_RAW && r->logits <= FS_LOGITS_CUT, "result.logits is %d, must be 0 to 2",
+               r->logits);
+    FS_REQUIRE(context, r->top_count >= 0 && r->top_count <= FS_TOP_MOST, "result.top_count is %d, must be 0 to %d",
+               r->top_count, FS_TOP_MOST);
     int watch = r->watch_logit || r->watch_logprob;
-    FS_REQUIRE(context, !watch || b->watch_offset, "result.watch_logit or watch_logprob is given, but batch.watch_offset is NULL");
+    FS_REQUIRE(context, !watch || b->watch_offset,
+               "result.watch_logit or watch_logprob is given, but batch.watch_offset is NULL");
     return FS_OK;
 }
 
@@ -277,7 +296,8 @@ static void copy_counters(const fs_result *from, fs_result *to) {
 
 #define FS_SUPPORTED(context, function)                                                                                \
     if (!(context)->backend->function)                                                                                 \
-    return fs_fail(context, FS_ERR_UNSUPPORTED, "fs_" #function " is not supported by the %s backend", (context)->backend->name)
+    return fs_fail(context, FS_ERR_UNSUPPORTED, "fs_" #function " is not supported by the %s backend",                 \
+                   (context)->backend->name)
 
 fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
     fs_arguments a;
@@ -302,7 +322,8 @@ fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch 
 /* Shards may use every mode but the online one: its groups are chosen in order over the whole vocabulary. */
 static fs_status check_shard_mode(fs_context *context, const fs_batch *batch) {
     if (batch->mode == FS_MODE_GROUP_ONLINE)
-        return fs_fail(context, FS_ERR_UNSUPPORTED, "batch.mode FS_MODE_GROUP_ONLINE has no partial form; use FS_MODE_GROUP_PARALLEL");
+        return fs_fail(context, FS_ERR_UNSUPPORTED,
+                       "batch.mode FS_MODE_GROUP_ONLINE has no partial form; use FS_MODE_GROUP_PARALLEL");
     return FS_OK;
 }
 
@@ -317,8 +338,8 @@ fs_status fs_partial_size(fs_context *context, const fs_head *head, const fs_bat
     return context->backend->partial_size(context, &a.head, &a.batch, &a.result, bytes);
 }
 
-fs_status fs_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result, void *part,
-                     size_t bytes) {
+fs_status fs_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                     void *part, size_t bytes) {
     fs_arguments a;
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
     FS_REQUIRE(context, part != NULL, "part is NULL");
@@ -328,8 +349,8 @@ fs_status fs_partial(fs_context *context, const fs_head *head, const fs_batch *b
     return context->backend->partial(context, &a.head, &a.batch, &a.result, part, bytes);
 }
 
-fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts, int32_t count,
-                   fs_result *result) {
+fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
+                   int32_t count, fs_result *result) {
     fs_arguments a;
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
     FS_TRY(check(context, head, batch, result, &a));

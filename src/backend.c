@@ -31,9 +31,11 @@ const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status
         return NULL;
     }
     if (forced)
-        *status = fs_fail(NULL, FS_ERR_ENVIRONMENT, "FLASHSAMPLING_BACKEND=%s is unknown; known are cuda, cpu, reference",
-                          forced);
-    else *status = fs_fail(NULL, FS_ERR_ARGUMENT, "options.backend is %d, not one of FS_BACKEND_... (0 to 3)", options->backend);
+        *status = fs_fail(NULL, FS_ERR_ENVIRONMENT,
+                          "FLASHSAMPLING_BACKEND=%s is unknown; known are cuda, cpu, reference", forced);
+    else
+        *status = fs_fail(NULL, FS_ERR_ARGUMENT, "options.backend is %d, not one of FS_BACKEND_... (0 to 3)",
+                          options->backend);
     return NULL;
 }
 

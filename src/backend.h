@@ -14,6 +14,7 @@ typedef struct fs_backend {
     fs_status (*sample)(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
     /* Each of the following may be NULL: not supported by this backend. */
     fs_status (*set_stream)(fs_context *context, void *stream);
+    fs_status (*set_work)(fs_context *context, void *memory, size_t bytes);
     fs_status (*work_size)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                            size_t *bytes);
     fs_status (*partial_size)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,

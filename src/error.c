@@ -8,7 +8,8 @@
 /* Failures without a context, such as creating one. */
 static _Thread_local char thread_error[FS_ERROR_CHARS];
 
-fs_status fs_fail(fs_context *context, fs_status status, const char *format, ...) {
+/* The parentheses keep the analyzer's macro away. */
+fs_status(fs_fail)(fs_context *context, fs_status status, const char *format, ...) {
     va_list args;
     va_start(args, format);
     vsnprintf(context ? context->error : thread_error, FS_ERROR_CHARS, format, args);
@@ -22,15 +23,25 @@ const char *fs_error_text(const fs_context *context) {
 
 const char *fs_status_text(fs_status status) {
     switch (status) {
-    case FS_OK: return "ok";
-    case FS_ERR_ARGUMENT: return "argument";
-    case FS_ERR_UNSUPPORTED: return "unsupported";
-    case FS_ERR_MEMORY: return "memory";
-    case FS_ERR_DEVICE: return "device";
-    case FS_ERR_PEER: return "peer";
-    case FS_ERR_STATE: return "state";
-    case FS_ERR_ENVIRONMENT: return "environment";
-    case FS_ERR_INTERNAL: return "internal";
-    default: return "unknown status";
+    case FS_OK:
+        return "ok";
+    case FS_ERR_ARGUMENT:
+        return "argument";
+    case FS_ERR_UNSUPPORTED:
+        return "unsupported";
+    case FS_ERR_MEMORY:
+        return "memory";
+    case FS_ERR_DEVICE:
+        return "device";
+    case FS_ERR_PEER:
+        return "peer";
+    case FS_ERR_STATE:
+        return "state";
+    case FS_ERR_ENVIRONMENT:
+        return "environment";
+    case FS_ERR_INTERNAL:
+        return "internal";
+    default:
+        return "unknown status";
     }
 }

@@ -1,11 +1,14 @@
-"""Where arrays become pointers: numpy arrays, anything with an array interface, or a bare address.
+"""Where arrays become pointers: numpy arrays, torch tensors, anything with an array interface, or a bare address.
 
 Large arrays (weights, hidden states, logits) are used as they lie and never copied. Small ones (a value per slot,
-lists) are converted to the type the library reads.
+lists) are converted to the type the library reads. What lies in device memory is never copied, whatever its size.
 """
 import numbers
 
 TYPESTR = {"f32": "<f4", "f16": "<f2", "bf16": "<u2", "i32": "<i4", "i64": "<i8", "u32": "<u4", "u64": "<u8"}
+TENSORS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32", "int64": "i64", "uint32": "u32",
+           "uint64": "u64"}  # torch's names
+UNSIGNED = {"u32": "i32", "u64": "i64"}  # few operations of torch know its unsigned types: signed ones stand for them
 
 
 def numpy():
@@ -16,27 +19,65 @@ def numpy():
 
 
 class Pointer:
-    """Memory by its address, for arrays without an interface Python knows (a torch tensor: its data_ptr() and shape).
+    """Memory by its address, for arrays without an interface Python knows.
 
-    dtype is "f32", "f16", "bf16", "i32", ...; stride is the bytes from one row to the next, 0 = packed. The caller
-    keeps the memory alive and vouches for the shape.
+    dtype is "f32", "f16", "bf16", "i32", ...; stride is the bytes from one row to the next, 0 = packed; device says
+    whether it is device memory, None = not told and not checked. The caller keeps the memory alive and vouches for the
+    shape.
     """
 
-    def __init__(self, address, shape, dtype, stride=0):
+    def __init__(self, address, shape, dtype, stride=0, device=None):
         if dtype not in TYPESTR:
             raise ValueError("dtype %r: expected one of %s" % (dtype, ", ".join(TYPESTR)))
         self.address, self.shape, self.dtype, self.stride = int(address), tuple(shape), dtype, int(stride)
-        self.keep = None
+        self.device, self.keep = device, None
 
 
 def is_scalar(value):
     return isinstance(value, numbers.Number) or getattr(value, "shape", None) == ()
 
 
+def is_tensor(value):
+    """A torch tensor, known without importing torch. Its own array interface lacks bfloat16."""
+    return hasattr(value, "data_ptr") and hasattr(value, "is_cuda")
+
+
+def on_device(value):
+    """Whether an array lies in device memory."""
+    return value.is_cuda if is_tensor(value) else hasattr(value, "__cuda_array_interface__")
+
+
+def row_stride(shape, strides, item, what):
+    """Bytes from one row to the next; 0 = there is but one."""
+    if strides[-1] != item and shape[-1] > 1:
+        raise ValueError("%s: neighbours of a row are %d bytes apart, expected %d" % (what, strides[-1], item))
+    if len(shape) != 2 or shape[0] <= 1:
+        return 0
+    if strides[0] <= 0:
+        raise ValueError("%s: rows are %d bytes apart, expected a positive number" % (what, strides[0]))
+    return strides[0]
+
+
+def tensor_pointer(value, what, dtype):
+    """as_pointer for torch tensors."""
+    name, item = str(value.dtype).split(".")[-1], value.element_size()
+    found = TENSORS.get(name)
+    if found is not None and found == UNSIGNED.get(dtype):
+        found = dtype
+    if found is None or (dtype is not None and found != dtype):
+        raise TypeError("%s: tensor of type %s, expected %s" % (what, name, dtype or "float32, float16 or bfloat16"))
+    stride = row_stride(value.shape, [s * item for s in value.stride()], item, what) if value.dim() else 0
+    pointer = Pointer(value.data_ptr(), value.shape, found, stride, value.is_cuda)
+    pointer.keep = value
+    return pointer
+
+
 def as_pointer(value, what, dtype=None):
     """A Pointer to the array as it lies. Rows may have a stride; elements of a row must be neighbours."""
     if isinstance(value, Pointer):
         return value
+    if is_tensor(value):
+        return tensor_pointer(value, what, dtype)
     interface = getattr(value, "__array_interface__", None) or getattr(value, "__cuda_array_interface__", None)
     if interface is None:
         value = numpy().asarray(value)
@@ -46,23 +87,15 @@ def as_pointer(value, what, dtype=None):
     found = "bf16" if typestr == "<u2" and dtype == "bf16" else known.get(typestr)
     if found is None or (dtype is not None and found != dtype):
         raise TypeError("%s: array of type %s, expected %s" % (what, typestr, dtype or "f32, f16, or uint16 as bf16"))
-    stride = 0
-    if strides is not None:
-        item = int(typestr[2:])
-        if strides[-1] != item and shape[-1] > 1:
-            raise ValueError("%s: neighbours of a row are %d bytes apart, expected %d" % (what, strides[-1], item))
-        if len(shape) == 2 and shape[0] > 1:
-            stride = strides[0]
-            if stride <= 0:
-                raise ValueError("%s: rows are %d bytes apart, expected a positive number" % (what, stride))
-    pointer = Pointer(interface["data"][0] or 0, shape, found, stride)
+    stride = 0 if strides is None else row_stride(shape, strides, int(typestr[2:]), what)
+    pointer = Pointer(interface["data"][0] or 0, shape, found, stride, on_device(value))
     pointer.keep = value
     return pointer
 
 
 def converted(value, dtype, what, shape):
     """A Pointer to a packed array of this dtype and shape; -1 in the shape is any length."""
-    if not isinstance(value, Pointer) and getattr(value, "__cuda_array_interface__", None) is None:
+    if not isinstance(value, Pointer) and not on_device(value):
         value = numpy().ascontiguousarray(value, dtype=TYPESTR[dtype])
     pointer = as_pointer(value, what, dtype)
     if len(pointer.shape) != len(shape) or any(s not in (-1, n) for n, s in zip(pointer.shape, shape)):

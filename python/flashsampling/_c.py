@@ -194,6 +194,7 @@ _PROTOTYPES = {
     "fs_error_text": (c_char_p, [c_void_p]),
     "fs_context_text": (c_char_p, [c_void_p]),
     "fs_context_set_stream": (c_int32, [c_void_p, c_void_p]),
+    "fs_context_set_work": (c_int32, [c_void_p, c_void_p, c_size_t]),
     "fs_sample": (c_int32, _call),
     "fs_work_size": (c_int32, _call + [POINTER(c_size_t)]),
     "fs_partial_size": (c_int32, _call + [POINTER(c_size_t)]),

@@ -2,7 +2,7 @@
 import ctypes
 
 from . import _c
-from ._arrays import TYPESTR, Pointer, as_pointer, converted, is_scalar, numpy, ragged
+from ._arrays import TYPESTR, as_pointer, converted, is_scalar, numpy, ragged
 
 _SLOT_DTYPES = {
     "temperature": "f32",
@@ -33,11 +33,20 @@ def matrix(value, what, dtype):
     return pointer
 
 
+def same_memory(device, pointer, what):
+    """Refuses what the backend cannot reach: it would fail far from here, or read elsewhere."""
+    if device is not None and pointer.device is not None and device != pointer.device:
+        names = ("host", "device")
+        raise ValueError("%s: in %s memory, the head in %s memory" % (what, names[pointer.device], names[device]))
+
+
 class Head:
     """What the logits come from: weights [V, D], or stored logits [B, V] in their place.
 
-    Arrays are float32, float16, or uint16 with dtype="bf16", and are used as they lie. bias is [V]; first_token and
-    vocab place a shard in the vocabulary; round ("bf16", "f16") rounds logits as engines that store them do.
+    Arrays are float32, float16, bfloat16 of torch, or uint16 with dtype="bf16", and are used as they lie. For the cuda
+    backend they are torch tensors on its device, and so is every array of the batch and the result. bias is [V];
+    first_token and vocab place a shard in the vocabulary; round ("bf16", "f16") rounds logits as engines that store
+    them do.
     """
 
     def __init__(self, weights=None, logits=None, *, dtype=None, bias=None, first_token=0, vocab=0, round="f32",
@@ -48,6 +57,8 @@ class Head:
         self.data = matrix(weights if logits is None else logits, self.kind, dtype)
         self.rows = self.data.shape[0] if self.kind == "weights" else self.data.shape[1]
         self.bias = None if bias is None else converted(bias, "f32", "bias", [self.rows])
+        if self.bias:
+            same_memory(self.data.device, self.bias, "bias")
         c = self.struct = _c.HeadStruct(size=ctypes.sizeof(_c.HeadStruct))
         c.kind, c.dtype, c.data = _c.KINDS[self.kind], _c.DTYPES[self.data.dtype], self.data.address
         c.rows, c.stride = self.rows, self.data.stride
@@ -85,7 +96,7 @@ class Batch:
         unknown = set(values) - set(_SLOT_DTYPES)
         if unknown:
             raise TypeError("unknown rule: %s" % ", ".join(sorted(unknown)))
-        self._keep = []
+        self._keep, self.device = [], head.data.device
         c = self.struct = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct))
         c.mode, c.noise = choice(_c.MODES, mode, "mode"), choice(_c.NOISES, noise, "noise")
         c.samples, c.fallback_token, c.group_size, c.list_capacity = samples, fallback_token, group_size, list_capacity
@@ -111,6 +122,7 @@ class Batch:
             self._point("given", converted(given, "i32", "given", [self.rows, samples]))
 
     def _point(self, name, pointer):
+        same_memory(self.device, pointer, name)
         setattr(self.struct, name, pointer.address)
         self._keep.append(pointer)
 
@@ -190,27 +202,59 @@ class Result:
     tokens [B, n], status [B] (see Row), score, logit, logprob, rank [B, n], max_logit, log_z [B], top_token, top_logit,
     top_logprob [B, N], watch_logit, watch_logprob [entries]; and the numbers fallback_rows, work_bytes, wire_bytes.
     `logits` says what they speak of: "raw", "processed" or "cut". Fields may be set to a Pointer before the call.
+    Result.into(batch, arrays) writes into the caller's arrays instead, and is the only way on the cuda backend.
     """
 
     OUTPUTS = tuple(_SAMPLE_FIELDS) + tuple(_ROW_FIELDS)[1:]
 
     def __init__(self, batch, outputs=(), *, top=0, logits="raw", tokens="i32"):
-        np = numpy()
         outputs = self.OUTPUTS if outputs == "all" else tuple(outputs)
         unknown = set(outputs) - set(self.OUTPUTS)
         if unknown:
             raise ValueError("outputs: %s: expected some of %s" % (", ".join(sorted(unknown)), ", ".join(self.OUTPUTS)))
+        if batch.device:
+            raise ValueError("out: the head is in device memory; give the arrays to write to, {\"tokens\": ...}")
+        wanted = ("tokens", "status") + outputs + tuple(_TOP_FIELDS) * bool(top)
+        wanted += tuple(_WATCH_FIELDS) * bool(batch.watched)
+        fields = self._fields(batch, top, tokens)
+        arrays = {name: numpy().empty(fields[name][1], TYPESTR[fields[name][0]]) for name in wanted}
+        self._set(arrays, top, logits, tokens)
+
+    @classmethod
+    def into(cls, batch, arrays, *, logits="raw"):
+        """A Result of the caller's packed arrays, by name; what is not among them is not asked for. With one sample
+        per row [B] does for [B, 1]."""
+        tokens = as_pointer(arrays["tokens"], "tokens").dtype if "tokens" in arrays else "i32"
+        top = next((arrays[name].shape[-1] for name in _TOP_FIELDS if name in arrays), 0)
+        fields = cls._fields(batch, top, tokens)
+        for name, array in arrays.items():
+            if name not in fields:
+                raise ValueError("out: %s: expected some of %s" % (name, ", ".join(fields)))
+            dtype, shape = fields[name]
+            pointer = as_pointer(array, name, dtype)
+            same_memory(batch.device, pointer, name)
+            if pointer.shape != shape and not (batch.samples == 1 and pointer.shape + (1,) == shape):
+                raise ValueError("%s: shape %s, expected %s" % (name, list(pointer.shape), list(shape)))
+            if pointer.stride not in (0, pointer.shape[-1] * int(TYPESTR[dtype][2:])):
+                raise ValueError("%s: rows are %d bytes apart, expected a packed array" % (name, pointer.stride))
+        result = cls.__new__(cls)
+        result._set(arrays, top, logits, tokens)
+        return result
+
+    @staticmethod
+    def _fields(batch, top, tokens):
+        """Every field's dtype and shape."""
+        fields = {"tokens": (tokens, (batch.rows, batch.samples))}
+        for table, shape in ((_SAMPLE_FIELDS, (batch.rows, batch.samples)), (_ROW_FIELDS, (batch.rows,)),
+                             (_TOP_FIELDS, (batch.rows, top)), (_WATCH_FIELDS, (batch.watched,))):
+            fields.update((name, (dtype, shape)) for name, dtype in table.items())
+        return fields
+
+    def _set(self, arrays, top, logits, tokens):
         self.logits, self.tokens_dtype, self.top_count = logits, tokens, top
-        self.tokens = np.empty((batch.rows, batch.samples), TYPESTR[tokens])
         self.fallback_rows = self.work_bytes = self.wire_bytes = 0
-        for fields, shape, wanted in (
-            (_SAMPLE_FIELDS, (batch.rows, batch.samples), outputs),
-            (_ROW_FIELDS, (batch.rows,), ("status",) + outputs),
-            (_TOP_FIELDS, (batch.rows, top), tuple(_TOP_FIELDS) if top else ()),
-            (_WATCH_FIELDS, (batch.watched,), tuple(_WATCH_FIELDS) if batch.watched else ()),
-        ):
-            for name, dtype in fields.items():
-                setattr(self, name, np.empty(shape, TYPESTR[dtype]) if name in wanted else None)
+        for name in ("tokens", *_SAMPLE_FIELDS, *_ROW_FIELDS, *_TOP_FIELDS, *_WATCH_FIELDS):
+            setattr(self, name, arrays.get(name))
 
     def arrays(self):
         """The arrays there are, by name."""
@@ -222,7 +266,7 @@ class Result:
         c.tokens_dtype = choice(_c.DTYPES, self.tokens_dtype, "tokens")
         c.logits, c.top_count = choice(_c.LOGITS, self.logits, "logits"), self.top_count
         for name, array in self.arrays().items():
-            setattr(c, name, array.address if isinstance(array, Pointer) else array.ctypes.data)
+            setattr(c, name, as_pointer(array, name).address)
         return c
 
     def take(self, c):

@@ -26,7 +26,9 @@ class Context:
 
     backend is "auto", "cpu", "cuda" or "reference"; threads 0 = every core. log(line) hears what was chosen and why.
     parallel_for(count, task) runs task(i) for i in range(count) on the caller's threads. work is the number of bytes to
-    set aside once; calls then never allocate (work_size tells how many).
+    set aside once; calls then never allocate (work_size tells how many). On "cuda" device is its number and stream the
+    address of the stream (torch: stream.cuda_stream); calls return when they are queued there, and the arrays must live
+    until they have run.
     """
 
     def __init__(self, backend="auto", *, device=0, threads=0, block=0, log=None, parallel_for=None, work=0,
@@ -41,15 +43,12 @@ class Context:
             o.log = _c.LogFunction(lambda user, line: log(line.decode(errors="replace")))
         if parallel_for:
             o.parallel_for = _c.ParallelFor(lambda user, count, task, arg: parallel_for(count, lambda i: task(arg, i)))
-        if work:
-            memory = numpy().empty(work + 64, "u1")
-            o.work = memory.ctypes.data + -memory.ctypes.data % 64
-            o.work_bytes = work
-            self._work = memory
         self._options = o  # keeps the callbacks alive
         out = ctypes.c_void_p()
         _check(self._library.fs_context_create(byref(o), byref(out)))
         self._context = out
+        if work:
+            self.set_work(work)
 
     def close(self):
         """Frees the context; further calls fail."""
@@ -77,6 +76,8 @@ class Context:
 
     def _run(self, function, head, batch, *rest):
         handle = self._handle()
+        if head.data.device is not None and head.data.device != self.text.startswith("cuda"):
+            raise ValueError("the head is in %s memory: %s" % ("device" if head.data.device else "host", self.text))
         _check(function(handle, byref(head.struct), byref(batch.struct), *rest), handle)
 
     @property
@@ -88,6 +89,13 @@ class Context:
         """CUDA: the stream (an address) of the calls that follow."""
         _check(self._library.fs_context_set_stream(self._handle(), stream), self._context)
 
+    def set_work(self, size):
+        """Sets aside `size` bytes once, so that calls never allocate (work_size tells how many); 0 gives them back."""
+        memory = numpy().empty(size + 64, "u1") if size else None
+        address = memory.ctypes.data + -memory.ctypes.data % 64 if size else None
+        _check(self._library.fs_context_set_work(self._handle(), address, size), self._context)
+        self._work = memory
+
     @staticmethod
     def _arguments(head, hidden, out, outputs, top, logits, tokens, rules):
         if isinstance(hidden, Batch):
@@ -96,6 +104,8 @@ class Context:
             batch = hidden
         else:
             batch = Batch(head, hidden, **rules)
+        if isinstance(out, dict):
+            return batch, Result.into(batch, out, logits=logits)
         return batch, out if out is not None else Result(batch, outputs, top=top, logits=logits, tokens=tokens)
 
     def sample(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
@@ -103,7 +113,8 @@ class Context:
 
         hidden is [B, D] (None for stored logits), or a Batch. outputs names what is wanted besides tokens and status
         (Result.OUTPUTS, or "all"), top is how many of the best tokens, logits which logits they all speak of. The rules
-        are those of Batch. out is a Result to write into.
+        are those of Batch. out is what to write into: a Result, or a dictionary of the caller's arrays by name, which
+        then says what is wanted.
         """
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         c = result.struct()

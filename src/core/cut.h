@@ -46,9 +46,8 @@ FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, co
     /* Top-p against the whole row stops this walk; against what is left of it, a second one. */
     double stop = rules->top_p < 1.0f && !narrowed ? (double)top_p * whole : INFINITY;
     int32_t i = 0;
-    uint64_t key = first;
     for (; i < list->count; i++) {
-        key = list->key[list_at(list, i)];
+        const uint64_t key = list->key[list_at(list, i)];
         int tie = ties && i > 0 && key >> 32 == cut.last >> 32;
         if (!cut_certified(list, key, ties)) break;
         if (i > 0 && !tie) {
@@ -74,7 +73,7 @@ FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, co
         double limit = (double)top_p * before;
         before = 0.0;
         for (i = 0; i < cut.survivors; i++) {
-            key = list->key[list_at(list, i)];
+            const uint64_t key = list->key[list_at(list, i)];
             int tie = ties && i > 0 && key >> 32 == cut.last >> 32;
             if (i > 0 && before >= limit && !tie) break;
             before += cut_term(order_key_logit(key) * inverse, unit);

@@ -78,7 +78,8 @@ static void cut_row(fs_row *row) {
     row->has_cut = rules_cut(row->rules);
     if (!row->has_cut) return;
     if (list->count) row->cut = cut_list(list, row->rules, row->call->batch->flags, &row->summary->mass);
-    int looks_at_cut = r->log_z || r->logprob || r->rank || r->top_token || r->top_logit || r->top_logprob || r->watch_logprob;
+    int looks_at_cut = r->log_z || r->logprob || r->rank || r->top_token || r->top_logit || r->top_logprob ||
+                       r->watch_logprob;
     if (!row->cut.proven && r->logits == FS_LOGITS_CUT && looks_at_cut) row->open = 1;
 }
 
@@ -107,7 +108,8 @@ static void draw(fs_row *row, fs_winner *scratch) {
     if (row->call->ask.ordered) {
         int32_t kept = 0;
         for (int32_t i = 0; i < n; i++)
-            if (winner[i].key && survives(row, winner[i].y, score_key_token(winner[i].key))) scratch[kept++] = winner[i];
+            if (winner[i].key && survives(row, winner[i].y, score_key_token(winner[i].key)))
+                scratch[kept++] = winner[i];
         if (kept < n && winner[n - 1].key) {
             if (!row->cut.proven) row->open = 1;
             else race_survivors(row, 0, scratch, n), kept = n;
@@ -134,7 +136,8 @@ static int32_t rank_of(fs_row *row, float x, float y) {
     uint32_t ordered = ordered_float(kind == FS_LOGITS_RAW ? x : y);
     int32_t larger = 0;
     if (among_survivors) {
-        for (int32_t i = 0; i < row->cut.survivors; i++) larger += (uint32_t)(list->key[list_at(list, i)] >> 32) > ordered;
+        for (int32_t i = 0; i < row->cut.survivors; i++)
+            larger += (uint32_t)(list->key[list_at(list, i)] >> 32) > ordered;
         return larger + 1;
     }
     for (int32_t i = 0; i < list->count; i++) larger += (uint32_t)(list->key[i] >> 32) > ordered;
@@ -198,7 +201,8 @@ static void write_top(fs_row *row) {
         if (key) logit = logit_of(row, order_key_logit(key), order_key_logit(key));
         if (r->top_token) r->top_token[at] = key ? (int32_t)order_key_token(key) : -1;
         if (r->top_logit) r->top_logit[at] = logit;
-        if (r->top_logprob) r->top_logprob[at] = key && row->log_z < INFINITY ? (float)((double)logit - row->log_z) : NAN;
+        if (r->top_logprob)
+            r->top_logprob[at] = key && row->log_z < INFINITY ? (float)((double)logit - row->log_z) : NAN;
     }
     if (there < r->top_count && there == list->count && list->bound) row->open = 1;
 }

@@ -10,12 +10,16 @@ typedef struct fs_group {
     fs_winner winner;
 } fs_group;
 
-/* Greedy rows have no distribution to factor: the largest key wins. */
-FS_CORE fs_winner group_choose_greedy(const fs_group *group, int64_t count, int64_t stride) {
+/* Greedy rows have no distribution to factor, nor have rows with a logit of +inf: the largest key wins. */
+FS_CORE fs_winner group_choose_largest(const fs_group *group, int64_t count, int64_t stride) {
     fs_winner best = {FS_KEY_NONE, 0.0f, 0.0f};
     for (int64_t k = 0; k < count; k++)
         if (group[k * stride].winner.key > best.key) best = group[k * stride].winner;
     return best;
+}
+
+FS_CORE int group_is_a_law(const fs_rules *rules, uint32_t flags) {
+    return !rules->greedy && !(flags & FS_ROW_INF);
 }
 
 /* B.2 and, over ranks, B.4: argmax of L_k plus a Gumbel value of the group's own. Groups first .. first + count - 1, `stride`

@@ -1,17 +1,18 @@
 /* noise.h - where noise is made: the Gumbel value of a token is a pure function of
  * (seed, position, sample, stream, global token id) and of nothing else. docs/noise.md is the specification.
  *
- *   (seed, position, sample, stream) --Philox--> name of a draw --Philox--> marks of a block of 128 ids
+ *   (seed, position, sample, stream) --Philox--> name of a draw --Philox--> marks of a block of 128 ids, each with a prefix
  *                                                             \--Philox--> extension of one id
  *
  * Every token has an Exp(1) variable E and the noise g = -log E: small E, large noise. Only tokens with E below
  * c = -log1p(-q) can have noise above G = -log c, so which tokens those are is drawn for a whole block at once: the
  * number of marks is Binomial(128, q), their places a uniform subset, which together is an independent Bernoulli(q) mark
- * per token. Given its mark a token's E is drawn from its own extension word, when somebody asks:
- *   marked    E = -log1p(-q w)        (E conditioned on E < c)
+ * per token. Given its mark a token's E is a function of w, uniform in (0, 1), 52 bits, centred:
+ *   marked    E = -log1p(-q w)        (E conditioned on E < c); the first 16 bits of w come with the mark
  *   unmarked  E = c - log1p(-w)       (memorylessness: E conditioned on E >= c)
- * with w uniform in (0, 1), 52 bits, centred. The E are exactly independent Exp(1) up to that grid and to 2^-64 in the
- * Binomial table, and a race evaluates only marked tokens and those with l > best - G: one Philox call per 128 tokens.
+ * The rest of w is the token's own extension word, drawn when somebody asks. The E are exactly independent Exp(1) up to that grid
+ * and to 2^-64 in the Binomial table. A race evaluates only marked tokens whose prefix lets them win and tokens with
+ * l > best - G: one Philox call per 128 tokens, and hardly another.
  */
 #ifndef FS_CORE_NOISE_H
 #define FS_CORE_NOISE_H
@@ -21,20 +22,20 @@
 #include <math.h>
 
 /* The identifier of this mapping. Bit 31: draft, may change until the GPU epilogue has been measured. */
-#define FS_NOISE_ID 0x80000001u
+#define FS_NOISE_ID 0x80000002u
 
 /* Tokens per block of marks, and q = 2^-8: 0.5 marks per block. A smaller q means fewer marked tokens to evaluate but a
  * lower G, so more tokens pass by their logit. */
 #define FS_NOISE_BLOCK 128
 #define FS_NOISE_Q (1.0 / 256.0)
 #define FS_NOISE_C 0.003913899321136329 /* -log1p(-q) */
-#define FS_NOISE_G 5.543221133094242     /* -log(C): no unmarked token has more noise than this */
+#define FS_NOISE_G 5.543221133094242    /* -log(C): no unmarked token has more noise than this */
 
 /* The second level's key; any constant would do. ASCII of "FlashSam". */
 #define FS_NOISE_KEY0 0x73616C46u
 #define FS_NOISE_KEY1 0x6D615368u
 
-/* What a second-level call is for. Bits 8 and up count refills of marks. */
+/* What a second-level call is for. Bits 8 and up count the calls for the marks of one block. */
 enum {
     FS_DOMAIN_MARK = 1,
     FS_DOMAIN_EXTENSION = 2,
@@ -49,10 +50,17 @@ typedef struct fs_noise {
     uint32_t r0, r1, r2;
 } fs_noise;
 
-/* Which tokens of a block are marked: bit i % 64 of word i / 64. */
-typedef struct fs_marks {
-    uint64_t bit[2];
-} fs_marks;
+/* A walk over the marks of one block, in the order they are drawn. */
+typedef struct fs_walk {
+    fs_noise noise;
+    uint32_t block;
+    int32_t left;      /* marks still to come */
+    uint32_t item;     /* (place, prefix) pairs drawn so far */
+    fs_words words;    /* the call the next pair comes from */
+    uint64_t taken[2]; /* places so far: bit i % 64 of word i / 64 */
+    uint32_t token;    /* the mark noise_next found: its id */
+    uint32_t prefix;   /* and the first 16 bits of its w */
+} fs_walk;
 
 FS_CORE fs_noise noise_row(uint64_t seed, uint64_t position, uint32_t sample, uint32_t stream) {
     fs_words r = philox4x32((uint32_t)seed, (uint32_t)(seed >> 32), (uint32_t)position, (uint32_t)(position >> 32),
@@ -64,8 +72,8 @@ FS_CORE fs_noise noise_row(uint64_t seed, uint64_t position, uint32_t sample, ui
 /* The seed of slot `slot` where the caller gave one scalar for all. The third counter word is no sample index, so
  * this never repeats a call of noise_row. */
 FS_CORE uint64_t noise_spread_seed(uint64_t seed, uint64_t slot) {
-    fs_words r = philox4x32((uint32_t)seed, (uint32_t)(seed >> 32), (uint32_t)slot, (uint32_t)(slot >> 32),
-                            0x53505244u, 0xFFFFFFFFu);
+    fs_words r = philox4x32((uint32_t)seed, (uint32_t)(seed >> 32), (uint32_t)slot, (uint32_t)(slot >> 32), 0x53505244u,
+                            0xFFFFFFFFu);
     return r.w[0] | (uint64_t)r.w[1] << 32;
 }
 
@@ -73,70 +81,94 @@ FS_CORE fs_words noise_words(fs_noise noise, uint32_t index, uint32_t domain) {
     return philox4x32(FS_NOISE_KEY0, FS_NOISE_KEY1, index, noise.r0, noise.r1, noise.r2 ^ domain);
 }
 
-/* Uniform in (0, 1): 52 bits and a half, so that both ends are equally far and every step is exact in double. */
-FS_CORE double noise_unit(fs_words r) {
-    uint64_t bits = (r.w[0] | (uint64_t)r.w[1] << 32) >> 12;
+/* Uniform in (0, 1) from 52 bits: centred, so that both ends are equally far, and exact in double. */
+FS_CORE double noise_centre(uint64_t bits) {
     return ((double)bits + 0.5) * (1.0 / 4503599627370496.0);
 }
 
+FS_CORE double noise_unit(fs_words r) {
+    return noise_centre((r.w[0] | (uint64_t)r.w[1] << 32) >> 12);
+}
+
+/* ----------------------------------------------------------------------------------------------------- marks ---- */
+
 /* How many of 128 tokens are marked: thresholds are floor(2^64 P(Binomial(128, 2^-8) <= i)), recomputed by a test. */
-FS_CORE int noise_mark_count(uint64_t u) {
+FS_CORE int32_t noise_mark_count(uint64_t u) {
     if (u < 0x9B1EB169609B1795u) return 0;
     const uint64_t cdf[15] = {0xE8FBE753FB838BD4u, 0xFC5FA9F64F43F512u, 0xFF9139746F2163C5u, 0xFFF56A69899FA9CFu,
                               0xFFFF28E62B38B1A0u, 0xFFFFF16FAFADE7F6u, 0xFFFFFF24780D1D71u, 0xFFFFFFF49682328Fu,
                               0xFFFFFFFF784F6E39u, 0xFFFFFFFFFA50798Bu, 0xFFFFFFFFFFC88870u, 0xFFFFFFFFFFFE1089u,
                               0xFFFFFFFFFFFFF014u, 0xFFFFFFFFFFFFFF86u, 0xFFFFFFFFFFFFFFFCu};
-    int count = 1;
+    int32_t count = 1;
     while (count < 16 && u >= cdf[count - 1]) count++;
     return count;
 }
 
-/* A uniform subset of `count` of 128 places: 7 bits a place, a place that is already taken is drawn again. `bits` are the
- * first nine places; more come from refill calls. */
-FS_CORE fs_marks noise_subset(fs_noise noise, uint32_t block, int count, uint64_t bits) {
-    fs_marks marks = {{0, 0}};
-    int left = 9;
-    uint32_t refill = 0;
-    while (count > 0) {
-        if (left == 0) {
-            refill++;
-            fs_words r = noise_words(noise, block, FS_DOMAIN_MARK | refill << 8);
-            bits = r.w[0] | (uint64_t)r.w[1] << 32;
-            left = 9;
-        }
-        uint64_t bit = (uint64_t)1 << (bits & 63);
-        int word = (int)(bits >> 6 & 1);
-        if (!(marks.bit[word] & bit)) {
-            marks.bit[word] |= bit;
-            count--;
-        }
-        bits >>= 7;
-        left--;
+FS_CORE fs_words noise_mark_words(fs_noise noise, uint32_t block, uint32_t call) {
+    return noise_words(noise, block, FS_DOMAIN_MARK | call << 8);
+}
+
+/* Starts a walk that finds `count` marks; words is call 0. Apart from noise_walk so that tests can ask for any count. */
+FS_CORE fs_walk noise_walk_of(fs_noise noise, uint32_t block, int32_t count, fs_words words) {
+    fs_walk walk = {noise, block, count, 0, words, {0, 0}, 0, 0};
+    return walk;
+}
+
+/* Starts a walk over the marks of ids [128 * block, 128 * block + 128). The number of marks takes 64 bits: word 0 of call 0 above word
+ * 0 of call 1. Compared with the thresholds' upper halves, the first alone nearly always decides. */
+FS_CORE fs_walk noise_walk(fs_noise noise, uint32_t block) {
+    fs_words words = noise_mark_words(noise, block, 0);
+    const uint32_t u = words.w[0];
+    int32_t count = (u > 0x9B1EB169u) + (u > 0xE8FBE753u) + (u > 0xFC5FA9F6u) + (u > 0xFF913974u) + (u > 0xFFF56A69u);
+    const int open = u == 0x9B1EB169u || u == 0xE8FBE753u || u == 0xFC5FA9F6u || u == 0xFF913974u || u >= 0xFFF56A69u;
+    if (open) count = noise_mark_count((uint64_t)u << 32 | noise_mark_words(noise, block, 1).w[0]);
+    return noise_walk_of(noise, block, count, words);
+}
+
+/* The next mark into walk->token and walk->prefix; 0 if there is none. A call holds four pairs: 7 bits of word 1 and a half of words
+ * 2 and 3 each. A pair whose place is taken is passed over. */
+FS_CORE int noise_next(fs_walk *walk) {
+    if (walk->left == 0) return 0;
+    for (;;) {
+        const uint32_t i = walk->item & 3;
+        if (i == 0 && walk->item > 0) walk->words = noise_mark_words(walk->noise, walk->block, walk->item >> 2);
+        walk->item++;
+        const uint32_t place = walk->words.w[1] >> (7 * i) & 127;
+        const uint64_t bit = (uint64_t)1 << (place & 63);
+        if ((place < 64 ? walk->taken[0] : walk->taken[1]) & bit) continue;
+        walk->taken[0] |= place < 64 ? bit : 0;
+        walk->taken[1] |= place < 64 ? 0 : bit;
+        walk->left--;
+        walk->token = walk->block * FS_NOISE_BLOCK + place;
+        walk->prefix = (i < 2 ? walk->words.w[2] : walk->words.w[3]) >> (16 * (i & 1)) & 0xFFFF;
+        return 1;
     }
-    return marks;
 }
 
-/* The marks of ids [128 * block, 128 * block + 128). */
-FS_CORE fs_marks noise_marks(fs_noise noise, uint32_t block) {
-    fs_words r = noise_words(noise, block, FS_DOMAIN_MARK);
-    int count = noise_mark_count(r.w[0] | (uint64_t)r.w[1] << 32);
-    return noise_subset(noise, block, count, r.w[2] | (uint64_t)r.w[3] << 32);
-}
+/* -------------------------------------------------------------------------------------------------- the value ---- */
 
-FS_CORE int noise_is_marked(fs_marks marks, uint32_t token) {
-    return (int)(marks.bit[token >> 6 & 1] >> (token & 63) & 1);
-}
-
-/* The Gumbel value of a token whose mark is known. */
-FS_CORE double noise_gumbel_marked(fs_noise noise, uint32_t token, int marked) {
+FS_CORE double noise_gumbel_unmarked(fs_noise noise, uint32_t token) {
     double w = noise_unit(noise_words(noise, token, FS_DOMAIN_EXTENSION));
-    double e = marked ? -log1p(-FS_NOISE_Q * w) : FS_NOISE_C - log1p(-w);
-    return -log(e);
+    return -log(FS_NOISE_C - log1p(-w));
+}
+
+FS_CORE double noise_gumbel_marked(fs_noise noise, uint32_t token, uint32_t prefix) {
+    fs_words r = noise_words(noise, token, FS_DOMAIN_EXTENSION);
+    double w = noise_centre((uint64_t)prefix << 36 | (r.w[0] | (uint64_t)r.w[1] << 32) >> 28);
+    return -log(-log1p(-FS_NOISE_Q * w));
+}
+
+/* No marked token with this prefix has more noise than this: E >= q w, and w >= prefix 2^-16, or 2^-53. */
+FS_CORE float noise_ceiling(uint32_t prefix) {
+    float w = prefix ? (float)prefix * (1.0f / 65536.0f) : 1.1102230246251565e-16f;
+    return -logf((float)FS_NOISE_Q * w) + 1e-5f;
 }
 
 FS_CORE double noise_gumbel(fs_noise noise, uint32_t token) {
-    fs_marks marks = noise_marks(noise, token / FS_NOISE_BLOCK);
-    return noise_gumbel_marked(noise, token, noise_is_marked(marks, token));
+    fs_walk walk = noise_walk(noise, token / FS_NOISE_BLOCK);
+    while (noise_next(&walk))
+        if (walk.token == token) return noise_gumbel_marked(noise, token, walk.prefix);
+    return noise_gumbel_unmarked(noise, token);
 }
 
 /* Uniform and Gumbel values for groups, the online merge and the merge of ranks: dense, one call each. */

@@ -9,18 +9,18 @@
 
 /* What a call needs of each row, decided once from (head, batch, result). Rows that need less leave the rest empty. */
 typedef struct fs_ask {
-    int32_t samples;     /* n winners per row; 0 in score mode */
-    int32_t ordered;     /* without replacement: the n winners are the n largest keys */
-    int32_t mass;        /* mass of exp(l) */
-    int32_t raw_mass;    /* mass of exp(x) */
+    int32_t samples;      /* n winners per row; 0 in score mode */
+    int32_t ordered;      /* without replacement: the n winners are the n largest keys */
+    int32_t mass;         /* mass of exp(l) */
+    int32_t raw_mass;     /* mass of exp(x) */
     int32_t winner_logit; /* the drawn token's x and y */
-    int32_t max;         /* largest x and y (always kept; on the wire only if asked) */
-    int32_t edited;      /* y may differ from x */
-    int32_t keep;        /* entries the list by y must be able to prove; 0: no list */
-    int32_t keep_raw;    /* likewise the list by x, which only edited rows need */
-    int32_t raw_column;  /* the list by y carries x */
-    int32_t rank_depth;  /* ranks up to here are exact in one pass */
-    int64_t watched;     /* watched tokens of all rows together, given ones included */
+    int32_t max;          /* largest x and y (always kept; on the wire only if asked) */
+    int32_t edited;       /* y may differ from x */
+    int32_t keep;         /* entries the list by y must be able to prove; 0: no list */
+    int32_t keep_raw;     /* likewise the list by x, which only edited rows need */
+    int32_t raw_column;   /* the list by y carries x */
+    int32_t rank_depth;   /* ranks up to here are exact in one pass */
+    int64_t watched;      /* watched tokens of all rows together, given ones included */
 } fs_ask;
 
 /* One sample's best so far. x and y are those of the key's token. */

@@ -20,8 +20,9 @@ static size_t row_bytes(const fs_ask *ask) {
     return bytes + list_bytes(ask->keep, ask->raw_column) + list_bytes(ask->keep_raw, 0);
 }
 
+/* Two bits per row: a NaN was seen, an x is +inf. A key tells of +inf scores, but not of a +inf that was banned. */
 static size_t bitmap_bytes(const fs_call *call) {
-    return (size_t)((call->batch->rows + 63) / 64) * 8;
+    return (size_t)((call->batch->rows + 31) / 32) * 8;
 }
 
 size_t fs_wire_size(const fs_call *call) {
@@ -43,16 +44,18 @@ uint64_t fs_wire_hash(const fs_call *call) {
     const fs_batch *batch = call->batch;
     const fs_ask *ask = &call->ask;
     uint64_t h = 0xCBF29CE484222325u;
-    const int64_t words[] = {FS_NOISE_ID, batch->rows, call->vocab, batch->mode, batch->noise, batch->flags,
-                             call->result->logits, ask->samples, ask->mass, ask->raw_mass, ask->winner_logit, ask->max,
-                             ask->edited, ask->keep, ask->keep_raw, ask->raw_column, ask->watched};
+    const int64_t words[] = {
+        FS_NOISE_ID,          batch->rows,  call->vocab,   batch->mode,     batch->noise,      batch->flags,
+        call->result->logits, ask->samples, ask->mass,     ask->raw_mass,   ask->winner_logit, ask->max,
+        ask->edited,          ask->keep,    ask->keep_raw, ask->raw_column, ask->watched};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) h = mix(h, (uint64_t)words[i]);
     for (int64_t b = 0; b < batch->rows; b++) {
         const fs_rules *rules = &call->rules[b];
         h = mix(mix(mix(h, rules->seed), rules->position), rules->stream);
         h = mix(mix(h, rules->status), float_bits(rules->inverse_temperature) | (uint64_t)rules->greedy << 32);
         h = mix(mix(h, (uint64_t)rules->top_k << 32 | float_bits(rules->top_p)), double_bits(rules->log_min_p));
-        h = mix(mix(h, float_bits(rules->repetition)), (uint64_t)float_bits(rules->frequency) << 32 | float_bits(rules->presence));
+        h = mix(mix(h, float_bits(rules->repetition)),
+                (uint64_t)float_bits(rules->frequency) << 32 | float_bits(rules->presence));
     }
     return h;
 }
@@ -136,7 +139,8 @@ static const char *get_list(const char *at, fs_list *list, int32_t keep, int raw
 void fs_wire_put(const fs_call *call, int64_t b, const fs_summary *s, void *part) {
     const fs_ask *ask = &call->ask;
     char *at = (char *)part + row_start(call, b);
-    if (s->flags & FS_ROW_NAN) ((char *)part)[FS_WIRE_HEADER + b / 8] |= (char)(1 << b % 8);
+    const int bits = ((s->flags & FS_ROW_NAN) != 0) | (s->max_x == INFINITY) << 1;
+    ((char *)part)[FS_WIRE_HEADER + b / 4] |= (char)(bits << 2 * (b % 4));
     for (int32_t i = 0; i < ask->samples; i++) {
         at = put(at, &s->winner[i].key, 8);
         if (ask->winner_logit) at = put(at, &s->winner[i].y, 4);
@@ -154,7 +158,8 @@ void fs_wire_put(const fs_call *call, int64_t b, const fs_summary *s, void *part
 void fs_wire_get(const fs_call *call, int64_t b, const void *part, fs_summary *s) {
     const fs_ask *ask = &call->ask;
     const char *at = (const char *)part + row_start(call, b);
-    s->flags = ((const char *)part)[FS_WIRE_HEADER + b / 8] >> b % 8 & 1 ? (uint32_t)FS_ROW_NAN : 0u;
+    const int bits = ((const char *)part)[FS_WIRE_HEADER + b / 4] >> 2 * (b % 4) & 3;
+    s->flags = bits & 1 ? (uint32_t)FS_ROW_NAN : 0u;
     s->mass = s->raw_mass = mass_empty();
     s->max_x = s->max_y = -INFINITY;
     for (int32_t i = 0; i < ask->samples; i++) {
@@ -163,14 +168,17 @@ void fs_wire_get(const fs_call *call, int64_t b, const void *part, fs_summary *s
         if (ask->winner_logit) at = get(at, &s->winner[i].y, 4);
         s->winner[i].x = s->winner[i].y;
         if (ask->winner_logit && ask->edited) at = get(at, &s->winner[i].x, 4);
-        if (s->winner[i].key) s->max_y = 0.0f; /* some token is there; how large it was nobody asked */
-        if (s->winner[i].key && score_key_value(s->winner[i].key) == INFINITY) s->flags |= FS_ROW_INF, s->max_y = INFINITY;
+        /* Some token is there; how large it was nobody asked, but for +inf. */
+        if (s->winner[i].key == FS_KEY_NONE) continue;
+        if (score_key_value(s->winner[i].key) == INFINITY) s->max_y = INFINITY;
+        else if (s->max_y == -INFINITY) s->max_y = 0.0f;
     }
     if (ask->mass) at = get_mass(at, &s->mass);
     if (ask->raw_mass) at = get_mass(at, &s->raw_mass);
     if (has_max(ask)) at = get(at, &s->max_y, 4);
     s->max_x = s->max_y;
     if (has_max(ask) && ask->edited) at = get(at, &s->max_x, 4);
+    if (bits & 2) s->max_x = INFINITY;
     if (s->max_x == INFINITY || s->max_y == INFINITY) s->flags |= FS_ROW_INF;
     at = get_list(at, &s->list, ask->keep, ask->raw_column);
     at = get_list(at, &s->raw_list, ask->keep_raw, 0);

@@ -12,7 +12,7 @@
 typedef struct fs_arena {
     char *memory; /* FS_ALIGNMENT aligned, or NULL: count */
     size_t size;
-    size_t used;   /* may pass size: then the arena is too small by that much */
+    size_t used; /* may pass size: then the arena is too small by that much */
 } fs_arena;
 
 static inline void *arena_take(fs_arena *arena, size_t count, size_t bytes) {

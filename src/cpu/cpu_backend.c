@@ -17,8 +17,8 @@ static fs_status cpu_open(fs_context *context) {
     const char *forced = getenv("FLASHSAMPLING_ISA");
     const fs_isa *isa = fs_isa_choose(forced, names, sizeof names);
     if (!isa)
-        return fs_fail(context, FS_ERR_ENVIRONMENT, "FLASHSAMPLING_ISA=%s is unknown or does not run here; these do: %s",
-                       forced, names);
+        return fs_fail(context, FS_ERR_ENVIRONMENT,
+                       "FLASHSAMPLING_ISA=%s is unknown or does not run here; these do: %s", forced, names);
     fs_cpu *cpu = fs_context_alloc(context, sizeof *cpu, "the CPU backend");
     if (!cpu) return FS_ERR_MEMORY;
     memset(cpu, 0, sizeof *cpu);
@@ -41,6 +41,16 @@ static fs_status cpu_open(fs_context *context) {
     snprintf(context->text, sizeof context->text, "cpu: %s kernel (%s), %d %s", isa->name,
              forced ? "forced by FLASHSAMPLING_ISA" : "best of this CPU", cpu->tasks,
              cpu->threads ? "threads" : "tasks on the caller's threads");
+    return FS_OK;
+}
+
+static fs_status cpu_set_work(fs_context *context, void *memory, size_t bytes) {
+    fs_cpu *cpu = context->state;
+    if (!context->options.work) fs_context_free(context, cpu->work.memory);
+    context->options.work = memory;
+    context->options.work_bytes = bytes;
+    fs_arena work = {memory, bytes, 0};
+    cpu->work = work;
     return FS_OK;
 }
 
@@ -133,13 +143,14 @@ static size_t job_size(const fs_job *job, fs_context *context) {
     return count.used;
 }
 
-/* Makes the work memory large enough and lays the job out in it. */
-static fs_status job_take_memory(fs_job *job, fs_context *context) {
+/* Makes the work memory this large, all of it free. */
+static fs_status reserve(fs_context *context, size_t bytes) {
     fs_cpu *cpu = context->state;
-    size_t bytes = job_size(job, context);
+    cpu->work.used = 0;
     if (bytes > cpu->work.size && context->options.work)
-        return fs_fail(context, FS_ERR_MEMORY, "work memory of %zu bytes is too small: this call takes %zu (fs_work_size)",
-                       cpu->work.size, bytes);
+        return fs_fail(context, FS_ERR_MEMORY,
+                       "work memory of %zu bytes is too small: this call takes %zu (fs_work_size)", cpu->work.size,
+                       bytes);
     if (bytes > cpu->work.size) {
         fs_context_free(context, cpu->work.memory);
         cpu->work.size = 0;
@@ -147,9 +158,16 @@ static fs_status job_take_memory(fs_job *job, fs_context *context) {
         if (!cpu->work.memory) return FS_ERR_MEMORY;
         cpu->work.size = bytes;
     }
-    cpu->work.used = 0;
+    return FS_OK;
+}
+
+static fs_status job_take_memory(fs_job *job, fs_context *context) {
+    fs_cpu *cpu = context->state;
+    size_t bytes = job_size(job, context);
+    FS_TRY(reserve(context, bytes));
     if (!job_layout(job, context, &cpu->work))
-        return fs_fail(context, FS_ERR_INTERNAL, "layout of %zu bytes did not fit what was counted, %zu", cpu->work.used, bytes);
+        return fs_fail(context, FS_ERR_INTERNAL, "layout of %zu bytes did not fit what was counted, %zu",
+                       cpu->work.used, bytes);
     return FS_OK;
 }
 
@@ -160,7 +178,8 @@ static void finish_task(void *arg, int32_t task) {
     const fs_pass *pass = &job->pass;
     fs_winner *spare = pass->spare + (int64_t)task * job->call.batch->samples;
     for (int32_t a = task; a < pass->rows; a += pass->cpu->tasks)
-        job->written[a] = (uint8_t)fs_finish_row(&job->call, pass->row[a], &pass->summary[a], job->extra, job->final, spare);
+        job->written[a] =
+            (uint8_t)fs_finish_row(&job->call, pass->row[a], &pass->summary[a], job->extra, job->final, spare);
 }
 
 static void job_run(fs_job *job) {
@@ -193,7 +212,8 @@ static fs_status second_pass(fs_job *job, fs_context *context, int32_t *row, int
         }
         arena.size = arena.used;
         if (arena.used <= left) {
-            arena.memory = own ? fs_context_alloc(context, arena.size, "the second pass") : cpu->work.memory + cpu->work.used;
+            arena.memory = own ? fs_context_alloc(context, arena.size, "the second pass")
+                               : cpu->work.memory + cpu->work.used;
             if (!arena.memory) return FS_ERR_MEMORY;
             *most_bytes = arena.size > *most_bytes ? arena.size : *most_bytes;
             arena.used = 0;
@@ -240,8 +260,8 @@ static fs_status cpu_work_size(fs_context *context, const fs_head *head, const f
 
 /* -------------------------------------------------------------------------------------------- partial, merge ---- */
 
-static fs_status cpu_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                                  size_t *bytes) {
+static fs_status cpu_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch,
+                                  const fs_result *result, size_t *bytes) {
     (void)context;
     fs_job job = job_of(head, batch, result, 1);
     *bytes = fs_wire_size(&job.call);
@@ -308,9 +328,9 @@ static void merge_row(const fs_call *call, const void *const *parts, int32_t cou
         m->group[i].mass = to->mass;
         if (i > 0) summary_merge(&call->ask, &m->into, &m->from, watches);
     }
-    if (call->batch->mode == FS_MODE_GROUP_PARALLEL && !rules->greedy)
-        m->into.winner[0] = group_choose_parallel(m->group, count, 1, 0,
-                                                  noise_row(rules->seed, rules->position, 0, rules->stream), FS_DOMAIN_MERGE);
+    if (call->batch->mode == FS_MODE_GROUP_PARALLEL && group_is_a_law(rules, m->into.flags))
+        m->into.winner[0] = group_choose_parallel(
+            m->group, count, 1, 0, noise_row(rules->seed, rules->position, 0, rules->stream), FS_DOMAIN_MERGE);
 }
 
 static fs_status cpu_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
@@ -321,12 +341,10 @@ static fs_status cpu_merge(fs_context *context, const fs_head *head, const fs_ba
     int64_t watches = 0;
     for (int64_t b = 0; b < batch->rows; b++)
         if (watch_count(batch, b) > watches) watches = watch_count(batch, b);
-    fs_arena arena = {NULL, 0, 0};
-    layout_merge(call, &arena, count, watches, &m);
-    arena.size = arena.used;
-    arena.used = 0;
-    arena.memory = fs_context_alloc(context, arena.size, "the merge");
-    if (!arena.memory) return FS_ERR_MEMORY;
+    fs_arena size = {NULL, 0, 0};
+    layout_merge(call, &size, count, watches, &m);
+    FS_TRY(reserve(context, size.used));
+    fs_arena arena = ((fs_cpu *)context->state)->work;
     layout_merge(call, &arena, count, watches, &m);
     for (int64_t b = 0; b < batch->rows; b++) m.rules[b] = rules_of_row(batch, call->vocab, b);
     call->rules = m.rules;
@@ -334,16 +352,16 @@ static fs_status cpu_merge(fs_context *context, const fs_head *head, const fs_ba
     fs_status status = FS_OK;
     for (int32_t i = 0; i < count && status == FS_OK; i++) {
         const char *why;
-        if (!fs_wire_check(call, parts[i], &why)) status = fs_fail(context, FS_ERR_PEER, "part %d of %d: %s", i, count, why);
+        if (!fs_wire_check(call, parts[i], &why))
+            status = fs_fail(context, FS_ERR_PEER, "part %d of %d: %s", i, count, why);
     }
     for (int64_t b = 0; b < batch->rows && status == FS_OK; b++) {
         merge_row(call, parts, count, &m, b);
         fs_finish_row(call, b, &m.into, 0, 1, m.spare);
     }
-    fs_context_free(context, arena.memory);
     if (status != FS_OK) return status;
     result->fallback_rows = 0;
-    result->work_bytes = (int64_t)arena.size;
+    result->work_bytes = (int64_t)size.used;
     result->wire_bytes = (int64_t)fs_wire_size(call);
     return FS_OK;
 }
@@ -353,6 +371,7 @@ const fs_backend fs_backend_cpu = {.name = "cpu",
                                    .open = cpu_open,
                                    .close = cpu_close,
                                    .sample = cpu_sample,
+                                   .set_work = cpu_set_work,
                                    .work_size = cpu_work_size,
                                    .partial_size = cpu_partial_size,
                                    .partial = cpu_partial,

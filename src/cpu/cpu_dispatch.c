@@ -4,9 +4,9 @@
 #include <stdio.h>
 
 #if defined(__x86_64__)
-/* The compiler's check includes the operating system's (XCR0). */
+/* The compiler's check includes the operating system's (XCR0). Every CPU with AVX2 has F16C, which clang 14 cannot ask for. */
 static int has_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
 static int has_avx512(void) {
@@ -20,7 +20,7 @@ static int always(void) {
 }
 
 #define FS_ISA_ROW(name, runs_here)                                                                                    \
-    { #name, runs_here, {fs_tile_f32__##name, fs_tile_f16__##name, fs_tile_bf16__##name}, &fs_scan_##name }
+    { #name, runs_here, {fs_tile_f32__##name, fs_tile_f16__##name, fs_tile_bf16__##name }, &fs_scan_##name }
 
 static const fs_isa table[] = {
 #if defined(__x86_64__)

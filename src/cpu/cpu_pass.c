@@ -234,8 +234,8 @@ static void choose_group(const fs_pass *pass, int32_t a) {
     const fs_noise noise = pass->lane[a].noise[0];
     fs_summary *summary = &pass->summary[a];
     for (int64_t k = 0; k < pass->groups; k++) mass_merge(&summary->mass, &group[k * pass->rows].mass);
-    if (pass->call->rules[pass->lane[a].b].greedy)
-        summary->winner[0] = group_choose_greedy(group, pass->groups, pass->rows);
+    if (!group_is_a_law(&pass->call->rules[pass->lane[a].b], summary->flags))
+        summary->winner[0] = group_choose_largest(group, pass->groups, pass->rows);
     else if (batch->mode == FS_MODE_GROUP_PARALLEL)
         summary->winner[0] = group_choose_parallel(group, pass->groups, pass->rows, first, noise, FS_DOMAIN_GROUP);
     else summary->winner[0] = group_choose_online(group, pass->groups, pass->rows, first, noise);

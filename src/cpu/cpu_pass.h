@@ -16,7 +16,7 @@ typedef struct fs_cpu {
     fs_parallel_for parallel_for;
     void *parallel_user;
     struct fs_threads *threads; /* our own pool, or NULL */
-    fs_arena work; /* the context's or the caller's memory */
+    fs_arena work;              /* the context's or the caller's memory */
 } fs_cpu;
 
 typedef struct fs_pass {
@@ -24,17 +24,17 @@ typedef struct fs_pass {
     const fs_call *call;
     const int32_t *row; /* [rows] the rows of the batch that take part */
     int32_t rows;
-    int32_t whole;      /* lists hold everything: the second pass */
-    int32_t block;      /* tokens per block, a multiple of FS_NOISE_BLOCK */
-    int64_t groups;     /* group modes: number of groups, else 0 */
+    int32_t whole;  /* lists hold everything: the second pass */
+    int32_t block;  /* tokens per block, a multiple of FS_NOISE_BLOCK */
+    int64_t groups; /* group modes: number of groups, else 0 */
     int64_t hidden_ld;
-    float *hidden;        /* [rows, hidden_ld], zero padded */
-    fs_lane *lane;        /* [rows] */
-    fs_summary *summary;  /* [tasks, rows] */
-    fs_group *group;      /* [groups, rows] */
-    float *logits;        /* [tasks, rows, block + 2 FS_GRANULE] */
-    fs_scratch *scratch;  /* [tasks] */
-    fs_winner *spare;     /* [tasks, samples] for fs_finish_row */
+    float *hidden;       /* [rows, hidden_ld], zero padded */
+    fs_lane *lane;       /* [rows] */
+    fs_summary *summary; /* [tasks, rows] */
+    fs_group *group;     /* [groups, rows] */
+    float *logits;       /* [tasks, rows, block + 2 FS_GRANULE] */
+    fs_scratch *scratch; /* [tasks] */
+    fs_winner *spare;    /* [tasks, samples] for fs_finish_row */
 } fs_pass;
 
 /* Takes the pass's arrays from the arena (or only counts them, see cpu_arena.h). Returns 0 if they do not fit. */

@@ -3,6 +3,8 @@
 #include "core/halves.h"
 #include "core/race.h"
 
+#include <float.h>
+
 /* ------------------------------------------------------------------------------------------------- transform ---- */
 
 /* Dot product -> raw logit: bias, rounding, scales, soft-cap. x is the block's first logit. */
@@ -70,7 +72,7 @@ static void transform_penalties(const fs_call *call, const fs_lane *lane, const 
     } else {
         memset(counts, 0, (size_t)block.n * sizeof *counts);
         FS_SPARSE_EACH(i, lane->count, lane->counts, block)
-            counts[(int64_t)(lane->count[i] >> 32) - block.first] += batch->count_value[(uint32_t)lane->count[i]];
+        counts[(int64_t)(lane->count[i] >> 32) - block.first] += batch->count_value[(uint32_t)lane->count[i]];
     }
     for (int64_t i = 0; i < block.n; i++) {
         int was_seen = seen && bit_of(seen, block.first + i);
@@ -100,52 +102,66 @@ typedef struct fs_race {
 
 static void race_set_floor(fs_race *race) {
     uint64_t last = race->winner[race->n - 1].key;
-    /* The slack covers the last bits of log on any library; a lower floor is slower, never wrong. */
+    race->floor = -INFINITY;
+    if (last == FS_KEY_NONE) return;
+    /* Slack covers the last bits of log on any library and of this subtraction; a lower floor is slower, never wrong. Below +inf, so
+     * that another +inf with a lower id still gets in. */
+    double score = fmin(score_key_value(last), DBL_MAX);
     double reach = race->rules->greedy ? 0.0 : FS_NOISE_G + 1e-6;
-    race->floor = last ? score_key_value(last) - reach : -INFINITY;
+    race->floor = score - reach - fabs(score) * 0x1p-50;
 }
 
-static void race_offer(fs_race *race, uint32_t token, float x, float y, int marked) {
-    double score = (double)y;
-    if (!race->rules->greedy)
-        score = (double)(y * race->rules->inverse_temperature) + noise_gumbel_marked(race->noise, token, marked);
-    fs_winner offer = {score_key(score, token), x, y};
+static void race_offer(fs_race *race, uint32_t token, float x, float y, double noise) {
+    fs_winner offer = {score_key((double)(y * race->rules->inverse_temperature) + noise, token), x, y};
     if (offer.key <= race->winner[race->n - 1].key) return;
     winners_insert(race->winner, race->n, offer);
     race_set_floor(race);
 }
 
+/* The tokens of one noise block whose mark lets them win; returns all its marks, in places relative to the block. */
+static void race_marked(fs_race *race, const float *x, const float *y, int64_t base, int64_t span, int64_t block,
+                        uint64_t marks[2]) {
+    const float inverse = race->rules->inverse_temperature;
+    fs_walk walk = noise_walk(race->noise, (uint32_t)block);
+    while (noise_next(&walk)) {
+        int64_t i = (int64_t)walk.token - base;
+        if (i < 0 || i >= span || !(y[i] > -INFINITY)) continue;
+        /* The floor is G below the score to beat. */
+        if ((double)(y[i] * inverse) + ((double)noise_ceiling(walk.prefix) - FS_NOISE_G) <= race->floor) continue;
+        race_offer(race, walk.token, x[i], y[i], noise_gumbel_marked(race->noise, walk.token, walk.prefix));
+    }
+    marks[0] = walk.taken[0];
+    marks[1] = walk.taken[1];
+}
+
 /* The sparse race: marked tokens, then those whose logit alone is in reach of the best score so far. x, y, granule start at id
- * `base`, a multiple of FS_GRANULE; span places. */
+ * `base`, a multiple of FS_GRANULE; span places. Greedy rows are a race without noise or marks. */
 static void race_exact(fs_race *race, const float *x, const float *y, const float *granule, float most, int64_t base,
                        int64_t span) {
     const float inverse = race->rules->inverse_temperature;
+    const int greedy = race->rules->greedy;
     race_set_floor(race);
-    if (race->winner[race->n - 1].key == FS_KEY_NONE || most == INFINITY) {
+    if (race->n == 1 && (race->winner[0].key == FS_KEY_NONE || most == INFINITY)) {
         /* A first real score, so that the race below is sparse from its start; and the lowest id of +inf. */
         int64_t i = 0;
         while (y[i] != most) i++;
         uint32_t token = (uint32_t)(base + i);
-        int marked = !race->rules->greedy &&
-                     noise_is_marked(noise_marks(race->noise, token / FS_NOISE_BLOCK), token);
-        if (race->n == 1) race_offer(race, token, x[i], y[i], marked);
+        race_offer(race, token, x[i], y[i], greedy ? 0.0 : noise_gumbel(race->noise, token));
     }
     for (int64_t block = base / FS_NOISE_BLOCK; block * FS_NOISE_BLOCK < base + span; block++) {
         const int64_t start = block * FS_NOISE_BLOCK;
-        fs_marks marks = {{0, 0}};
-        if (!race->rules->greedy) marks = noise_marks(race->noise, (uint32_t)block);
-        for (int word = 0; word < 2; word++)
-            for (uint64_t bits = marks.bit[word]; bits; bits &= bits - 1) {
-                int64_t i = start + 64 * word + __builtin_ctzll(bits) - base;
-                if (i >= 0 && i < span && y[i] > -INFINITY) race_offer(race, (uint32_t)(base + i), x[i], y[i], 1);
-            }
+        uint64_t marks[2] = {0, 0};
+        if (!greedy) race_marked(race, x, y, base, span, block, marks);
         int64_t from = start > base ? start - base : 0;
         int64_t to = start + FS_NOISE_BLOCK - base < span ? start + FS_NOISE_BLOCK - base : span;
         for (int64_t g = from / FS_GRANULE; g < to / FS_GRANULE; g++) {
             if (!((double)(granule[g] * inverse) > race->floor)) continue;
-            for (int64_t i = g * FS_GRANULE; i < (g + 1) * FS_GRANULE; i++)
-                if ((double)(y[i] * inverse) > race->floor && !noise_is_marked(marks, (uint32_t)(base + i)))
-                    race_offer(race, (uint32_t)(base + i), x[i], y[i], 0);
+            for (int64_t i = g * FS_GRANULE; i < (g + 1) * FS_GRANULE; i++) {
+                if (!((double)(y[i] * inverse) > race->floor)) continue;
+                uint32_t token = (uint32_t)(base + i);
+                if (marks[token >> 6 & 1] >> (token & 63) & 1) continue;
+                race_offer(race, token, x[i], y[i], greedy ? 0.0 : noise_gumbel_unmarked(race->noise, token));
+            }
         }
     }
 }
@@ -155,7 +171,8 @@ static void race_fast(fs_race *race, const float *x, const float *y, int64_t bas
     for (int64_t i = 0; i < span; i++) {
         if (!(y[i] > -INFINITY)) continue;
         uint32_t token = (uint32_t)(base + i);
-        fs_winner offer = {score_key(race_score(race->rules, FS_NOISE_FAST, race->noise, token, y[i]), token), x[i], y[i]};
+        fs_winner offer = {score_key(race_score(race->rules, FS_NOISE_FAST, race->noise, token, y[i]), token), x[i],
+                           y[i]};
         winners_insert(race->winner, race->n, offer);
     }
 }

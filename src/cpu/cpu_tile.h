@@ -60,8 +60,8 @@ static inline float add_lanes(const lanes *sum) {
 
 /* T tokens x R rows. `load` and `bytes` are constants after inlining, so each use is its own unrolled kernel. */
 static inline __attribute__((always_inline)) void dot_tile(lanes (*load)(const char *), int bytes, int T, int R,
-                                                          const char *w, int64_t stride, const float *h, int64_t h_ld,
-                                                          int64_t dim, float *out, int64_t out_ld) {
+                                                           const char *w, int64_t stride, const float *h, int64_t h_ld,
+                                                           int64_t dim, float *out, int64_t out_ld) {
     lanes sum[4][4];
     for (int t = 0; t < T; t++)
         for (int r = 0; r < R; r++) sum[t][r] = (lanes){0};
@@ -92,8 +92,8 @@ static inline __attribute__((always_inline)) void dot_tile(lanes (*load)(const c
 /* Tokens in groups of FS_TILE_TOKENS; for each, rows in groups of FS_TILE_ROWS, then one by one (there four tokens at a time,
  * whose four streams are what reads memory fastest). */
 static inline __attribute__((always_inline)) void tile_all(lanes (*load)(const char *), int bytes, const char *w,
-                                                          int64_t stride, int32_t tokens, const float *h, int64_t h_ld,
-                                                          int32_t rows, int64_t dim, float *out, int64_t out_ld) {
+                                                           int64_t stride, int32_t tokens, const float *h, int64_t h_ld,
+                                                           int32_t rows, int64_t dim, float *out, int64_t out_ld) {
     int32_t wide = rows - rows % FS_TILE_ROWS;
     int32_t t = 0;
     for (; t + FS_TILE_TOKENS <= tokens; t += FS_TILE_TOKENS)
@@ -112,7 +112,7 @@ static inline __attribute__((always_inline)) void tile_all(lanes (*load)(const c
 }
 
 #define FS_DEFINE_TILE(type, bytes)                                                                                    \
-    void FS_JOIN(fs_tile_, type, FS_ISA)(const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld,   \
+    void FS_JOIN(fs_tile_, type, FS_ISA)(const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld,  \
                                          int32_t rows, int64_t dim, float *out, int64_t out_ld) {                      \
         tile_all(load_##type, bytes, (const char *)w, stride, tokens, h, h_ld, rows, dim, out, out_ld);                \
     }

@@ -8,10 +8,10 @@
 
 #include <stdio.h>
 
-typedef CUresult (*encode_tiled)(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *base, const cuuint64_t *size,
-                                 const cuuint64_t *stride, const cuuint32_t *box, const cuuint32_t *step,
-                                 CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
-                                 CUtensorMapFloatOOBfill fill);
+typedef CUresult (*encode_tiled)(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *base,
+                                 const cuuint64_t *size, const cuuint64_t *stride, const cuuint32_t *box,
+                                 const cuuint32_t *step, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                 CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill);
 
 typedef struct fs_cuda {
     fs_cuda_device device;
@@ -29,7 +29,7 @@ typedef struct fs_cuda {
     do {                                                                                                               \
         cudaError_t fs_cuda_error = (call);                                                                            \
         if (fs_cuda_error != cudaSuccess)                                                                              \
-            return fs_fail(context, FS_ERR_DEVICE, "cuda: %s in %s", cudaGetErrorString(fs_cuda_error), #call);         \
+            return fs_fail(context, FS_ERR_DEVICE, "cuda: %s in %s", cudaGetErrorString(fs_cuda_error), #call);        \
     } while (0)
 
 /* ------------------------------------------------------------------------------------------------- open, close ---- */
@@ -38,20 +38,23 @@ static fs_status open_device(fs_context *context, fs_cuda *cuda) {
     int devices = 0;
     FS_CUDA_TRY(context, cudaGetDeviceCount(&devices));
     cuda->ordinal = context->options.device;
-    FS_REQUIRE(context, cuda->ordinal >= 0 && cuda->ordinal < devices, "options.device is %d, this machine has cuda devices 0 to %d",
-               cuda->ordinal, devices - 1);
+    FS_REQUIRE(context, cuda->ordinal >= 0 && cuda->ordinal < devices,
+               "options.device is %d, this machine has cuda devices 0 to %d", cuda->ordinal, devices - 1);
     FS_CUDA_TRY(context, cudaSetDevice(cuda->ordinal));
     FS_CUDA_TRY(context, cudaDeviceGetAttribute(&cuda->device.major, cudaDevAttrComputeCapabilityMajor, cuda->ordinal));
     FS_CUDA_TRY(context, cudaDeviceGetAttribute(&cuda->device.minor, cudaDevAttrComputeCapabilityMinor, cuda->ordinal));
-    FS_CUDA_TRY(context, cudaDeviceGetAttribute(&cuda->device.processors, cudaDevAttrMultiProcessorCount, cuda->ordinal));
+    FS_CUDA_TRY(context,
+                cudaDeviceGetAttribute(&cuda->device.processors, cudaDevAttrMultiProcessorCount, cuda->ordinal));
     if (cuda->device.major != 9)
-        return fs_fail(context, FS_ERR_UNSUPPORTED, "cuda: compute capability %d.%d has no kernel in this build; 9.0 has",
-                       cuda->device.major, cuda->device.minor);
+        return fs_fail(context, FS_ERR_UNSUPPORTED,
+                       "cuda: compute capability %d.%d has no kernel in this build; 9.0 has", cuda->device.major,
+                       cuda->device.minor);
     FS_CUDA_TRY(context, fs_cuda_sm90_open(&cuda->device.clusters_of_two));
     cuda->shapes = fs_cuda_sm90_shapes(&cuda->shape_count);
     enum cudaDriverEntryPointQueryResult found;
     void *entry = NULL;
-    FS_CUDA_TRY(context, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found));
+    FS_CUDA_TRY(context,
+                cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found));
     if (found != cudaDriverEntryPointSuccess || !entry)
         return fs_fail(context, FS_ERR_DEVICE, "cuda: the driver has no cuTensorMapEncodeTiled");
     memcpy(&cuda->encode, &entry, sizeof entry);
@@ -84,8 +87,8 @@ static fs_status cuda_open(fs_context *context) {
         context->state = NULL;
         return status;
     }
-    snprintf(context->text, sizeof context->text, "cuda: device %d, compute capability %d.%d, %d processors", cuda->ordinal,
-             cuda->device.major, cuda->device.minor, cuda->device.processors);
+    snprintf(context->text, sizeof context->text, "cuda: device %d, compute capability %d.%d, %d processors",
+             cuda->ordinal, cuda->device.major, cuda->device.minor, cuda->device.processors);
     return FS_OK;
 }
 
@@ -108,12 +111,14 @@ static fs_status check_supported(fs_context *context, const fs_head *h, const fs
     FS_CUDA_LACKS(context, b->mode != FS_MODE_SAMPLE, "a batch.mode other than FS_MODE_SAMPLE");
     FS_CUDA_LACKS(context, b->samples != 1, "batch.samples above 1");
     FS_CUDA_LACKS(context, b->noise != FS_NOISE_EXACT, "FS_NOISE_FAST");
-    FS_CUDA_LACKS(context, b->top_k || b->top_p || b->min_p || all->top_k > 0 || all->top_p < 1.0f || all->min_p > 0.0f, "a cut");
+    FS_CUDA_LACKS(context, b->top_k || b->top_p || b->min_p || all->top_k > 0 || all->top_p < 1.0f || all->min_p > 0.0f,
+                  "a cut");
     FS_CUDA_LACKS(context, b->allow, "batch.allow");
     FS_CUDA_LACKS(context, b->edit_offset, "batch.edit_offset");
     FS_CUDA_LACKS(context, b->seen || b->counts || b->count_offset, "a penalty");
     FS_CUDA_LACKS(context, b->watch_offset, "batch.watch_offset");
-    FS_CUDA_LACKS(context, r->max_logit || r->log_z || r->logprob || r->rank, "result.max_logit, log_z, logprob or rank");
+    FS_CUDA_LACKS(context, r->max_logit || r->log_z || r->logprob || r->rank,
+                  "result.max_logit, log_z, logprob or rank");
     FS_CUDA_LACKS(context, r->top_token || r->top_logit || r->top_logprob, "result.top_...");
     return FS_OK;
 }
@@ -121,8 +126,8 @@ static fs_status check_supported(fs_context *context, const fs_head *h, const fs
 /* ---------------------------------------------------------------------------------------------------- sample ---- */
 
 /* A map of [rows, dim] 16-bit elements in boxes of 64 columns. L2 promotion and eviction hints cost bandwidth on the H200: none. */
-static fs_status encode(fs_context *context, CUtensorMap *map, int32_t dtype, const void *data, int64_t rows, int64_t dim,
-                        int64_t stride, uint32_t box_rows) {
+static fs_status encode(fs_context *context, CUtensorMap *map, int32_t dtype, const void *data, int64_t rows,
+                        int64_t dim, int64_t stride, uint32_t box_rows) {
     const fs_cuda *cuda = context->state;
     cuuint64_t size[2] = {(cuuint64_t)dim, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)stride};
     cuuint32_t box[2] = {64, box_rows}, step[2] = {1, 1};
@@ -130,9 +135,11 @@ static fs_status encode(fs_context *context, CUtensorMap *map, int32_t dtype, co
     void *base;
     memcpy(&base, &data, sizeof base); /* the interface is not const, the memory is only read */
     CUresult result = cuda->encode(map, type, 2, base, size, strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
-        return fs_fail(context, FS_ERR_DEVICE, "cuda: cuTensorMapEncodeTiled gave %d for [%lld, %lld], stride %lld, box of %u rows",
+        return fs_fail(context, FS_ERR_DEVICE,
+                       "cuda: cuTensorMapEncodeTiled gave %d for [%lld, %lld], stride %lld, box of %u rows",
                        (int)result, (long long)rows, (long long)dim, (long long)stride, box_rows);
     return FS_OK;
 }
@@ -154,6 +161,7 @@ static fs_status launch(fs_context *context, fs_cuda_args *args) {
     FS_TRY(encode(context, &maps.h, head->dtype, batch->hidden, batch->rows, head->dim, h_stride,
                   (uint32_t)(plan.shape->rows / plan.shape->cluster)));
     args->k_steps = plan.k_steps;
+    args->patience = plan.patience;
     FS_CUDA_TRY(context, fs_cuda_sm90_launch(&plan, &maps, args, cuda->stream));
     return FS_OK;
 }

@@ -13,9 +13,9 @@
 
 /* What all CTAs know of a row. Scores are ordered floats rounded down: real scores, or below one. */
 typedef struct fs_cuda_line { /* 128 bytes: every CTA hits every row at once after its first tile */
-    unsigned long long key; /* largest score key so far; 0: none */
-    uint32_t hint;          /* a score the row is known to reach; 0: none */
-    uint32_t flags;         /* FS_ROW_NAN, FS_ROW_INF */
+    unsigned long long key;   /* largest score key so far; 0: none */
+    uint32_t hint;            /* a score the row is known to reach; 0: none */
+    uint32_t flags;           /* FS_ROW_NAN, FS_ROW_INF */
     uint32_t unused[28];
 } fs_cuda_line;
 
@@ -33,6 +33,7 @@ typedef struct fs_cuda_args {
     int64_t vocab;
     int32_t first_row, rows; /* rows of the batch this launch draws */
     int32_t k_steps;         /* stages of K that cover D */
+    int32_t patience;        /* nanoseconds to wait for other CTAs' first scores */
     fs_cuda_work *work;
 } fs_cuda_args;
 

@@ -29,14 +29,14 @@ typedef struct fs_judged_row {
 } fs_judged_row;
 
 /* Shared memory of consumers and judges, for N rows. */
-template <int N>
-struct fs_court {
-    float threshold[N];  /* a logit at or below this cannot win */
-    float reach[N];      /* first tile: the largest noise */
-    uint32_t best[N];    /* ordered float, rounded down, of the best score known here; 0: none */
-    uint32_t crest[N];   /* first tile: its largest logit, ordered, 25 bits, and 127 - its place */
+template <int N> struct fs_court {
+    float threshold[N]; /* a logit at or below this cannot win */
+    float reach[N];     /* first tile: the largest noise */
+    uint32_t best[N];   /* ordered float, rounded down, of the best score known here; 0: none */
+    uint32_t crest[N];  /* first tile: its largest logit, ordered, 25 bits, and 127 - its place */
     fs_judged_row row[N];
-    float4 stash[8][2][32];             /* per consumer warp and lane: eight of its accumulators, for code that cannot index registers */
+    float4 stash[8][2]
+                [32]; /* per consumer warp and lane: eight of its accumulators, for code that cannot index registers */
     unsigned long long queue[FS_QUEUE]; /* low word the logit, high word 1 + (token << 8 | row) ; 0: free */
     uint32_t tail;                      /* slots given out */
     uint32_t head[FS_JUDGES];           /* first chunk of 32 slots this judge has not finished */
@@ -73,17 +73,9 @@ FS_DEVICE void court_open(fs_court<N> *court, const fs_cuda_args &args, int32_t 
 
 /* ------------------------------------------------------------------------------------------------- consumers ---- */
 
-/* Queues the lanes' logits that pass. All 32 lanes call it. */
-template <int N>
-FS_DEVICE void court_push(fs_court<N> *court, bool pass, float x, int32_t token, int32_t row) {
-    const uint32_t lanes = __ballot_sync(~0u, pass);
-    if (!lanes) return;
-    const int32_t lane = threadIdx.x & 31, first = __ffs(lanes) - 1;
-    uint32_t slot = 0;
-    if (lane == first) slot = atomicAdd(&court->tail, __popc(lanes));
-    slot = __shfl_sync(~0u, slot, first) + __popc(lanes & ((1u << lane) - 1));
-    if (!pass) return;
-    const uint32_t chunk = slot / 32;
+/* Queues one logit. Lanes call it on their own: there are few, and seldom two at once. */
+template <int N> FS_DEVICE void court_push(fs_court<N> *court, float x, int32_t token, int32_t row) {
+    const uint32_t slot = atomicAdd(&court->tail, 1u), chunk = slot / 32;
     /* The slot's last use must have been judged. */
     while (chunk - *(volatile uint32_t *)&court->head[chunk % FS_JUDGES] >= FS_QUEUE / 32) {
     }
@@ -93,19 +85,33 @@ FS_DEVICE void court_push(fs_court<N> *court, bool pass, float x, int32_t token,
 
 /* ---------------------------------------------------------------------------------------------------- judges ---- */
 
-/* The noise of a token in float, from below: within 1e-3 where it matters, and never above. */
-FS_DEVICE float noise_from_below(fs_noise noise, uint32_t token, int marked) {
-    const fs_words r = noise_words(noise, token, FS_DOMAIN_EXTENSION);
-    const float w = __fmaf_ru(__uint2float_ru(r.w[1]), 0x1p-32f, 0x1p-32f); /* w from above: E from above */
-    const float e = marked ? -log1pf(-(float)FS_NOISE_Q * w) : (float)FS_NOISE_C - log1pf(-fminf(w, 1.0f));
+/* The noise of a token in float, from below: within 1e-3 where it matters, and never above. prefix < 0: unmarked. */
+static __device__ __noinline__ float noise_from_below(fs_noise noise, uint32_t token, int32_t prefix) {
+    float e;
+    if (prefix >= 0)
+        e = -log1pf(-(float)FS_NOISE_Q * ((float)(prefix + 1) * 0x1p-16f)); /* w from above: E from above */
+    else {
+        const uint32_t upper = noise_words(noise, token, FS_DOMAIN_EXTENSION).w[1];
+        e = (float)FS_NOISE_C - log1pf(-fminf(__fmaf_ru(__uint2float_ru(upper), 0x1p-32f, 0x1p-32f), 1.0f));
+    }
     return -logf(e) - 2e-4f;
 }
 
-/* One survivor: a score in float first, in double only if it may be the row's best. Out of line: it is large and rare. With
+/* The prefix of a token's mark, or -1. */
+FS_DEVICE int32_t mark_of(fs_noise noise, uint32_t token) {
+    fs_walk walk = noise_walk(noise, token / FS_NOISE_BLOCK);
+    int32_t prefix = -1;
+    while (noise_next(&walk))
+        if (walk.token == token) prefix = (int32_t)walk.prefix;
+    return prefix;
+}
+
+/* One survivor: bounds in float first, its score in double only if it may be the row's best. Out of line: it is large and rare. With
  * `rehearse` everything is computed and nothing kept: cold instructions come from L2 at some hundred cycles a line, so the judges
  * run through them once while they have nothing else to do. */
 template <int N>
-static __device__ __noinline__ void judge_one(fs_court<N> *court, fs_cuda_work *work, float x, uint32_t id, bool rehearse) {
+static __device__ __noinline__ void judge_one(fs_court<N> *court, fs_cuda_work *work, float x, uint32_t id,
+                                              bool rehearse) {
     const int32_t b = (int32_t)(id & 255);
     const uint32_t token = id >> 8;
     const fs_judged_row row = court->row[b];
@@ -118,11 +124,14 @@ static __device__ __noinline__ void judge_one(fs_court<N> *court, fs_cuda_work *
     const float best = known ? float_of_ordered(known) : -INFINITY;
     double score = (double)x;
     if (!row.greedy) {
-        const int marked = noise_is_marked(noise_marks(row.noise, token / FS_NOISE_BLOCK), token);
+        const int32_t prefix = mark_of(row.noise, token);
         /* The tile's threshold allowed for its largest noise; this token's own may be out of reach. */
-        if (!marked && l < best - (float)FS_NOISE_G - 1e-3f) return;
-        if (l + noise_from_below(row.noise, token, marked) < best - 2e-2f) return;
-        score = (double)l + noise_gumbel_marked(row.noise, token, marked);
+        const float ceiling = prefix < 0 ? (float)FS_NOISE_G + 1e-5f : noise_ceiling((uint32_t)prefix);
+        if (l + ceiling < best - 1e-3f) return;
+        /* Unmarked noise is anything below that: a look in float spares most of them the double. Its error is below 1e-2 there. */
+        if (prefix < 0 && l + noise_from_below(row.noise, token, prefix) < best - 2e-2f && !rehearse) return;
+        score = (double)l + (prefix < 0 ? noise_gumbel_unmarked(row.noise, token)
+                                        : noise_gumbel_marked(row.noise, token, (uint32_t)prefix));
     }
     const uint32_t mine = ordered_float(__double2float_rd(score));
     if (rehearse) {
@@ -137,8 +146,7 @@ static __device__ __noinline__ void judge_one(fs_court<N> *court, fs_cuda_work *
 }
 
 /* Judges what is in the queue for this judge; returns when there is nothing more. */
-template <int N>
-FS_DEVICE void judge_queue(fs_court<N> *court, fs_cuda_work *work, fs_docket *docket) {
+template <int N> FS_DEVICE void judge_queue(fs_court<N> *court, fs_cuda_work *work, fs_docket *docket) {
     const uint32_t lane = threadIdx.x & 31;
     for (;;) {
         uint32_t tail = 0;
@@ -166,27 +174,19 @@ FS_DEVICE void judge_queue(fs_court<N> *court, fs_cuda_work *work, fs_docket *do
     }
 }
 
-/* The largest noise any id in [first, first + count) has in this row, or more: a bound that needs no logarithm of high accuracy. */
+/* The largest noise any id in [first, first + count) has in this row, or a little more. The smallest prefix decides. */
 FS_DEVICE float judge_reach(const fs_judged_row &row, int32_t first, int32_t count) {
-    float least = (float)FS_NOISE_C; /* of the exponential variables E; unmarked ones are not below C */
+    uint32_t least = 65536;
     for (int32_t block = first / FS_NOISE_BLOCK; block * FS_NOISE_BLOCK < first + count; block++) {
-        const fs_marks marks = noise_marks(row.noise, block);
-        for (int32_t word = 0; word < 2; word++)
-            for (uint64_t bits = marks.bit[word]; bits; bits &= bits - 1) {
-                const int32_t id = block * FS_NOISE_BLOCK + word * 64 + __ffsll((long long)bits) - 1;
-                if (id < first || id >= first + count) continue;
-                /* E >= q w, and w is not below its upper 32 bits, nor below 2^-53. */
-                const uint32_t upper = noise_words(row.noise, id, FS_DOMAIN_EXTENSION).w[1];
-                const float w = upper ? __uint2float_rd(upper) * 0x1p-32f : 0x1p-53f;
-                least = fminf(least, (float)FS_NOISE_Q * w);
-            }
+        fs_walk walk = noise_walk(row.noise, (uint32_t)block);
+        while (noise_next(&walk))
+            if ((int32_t)walk.token >= first && (int32_t)walk.token < first + count) least = min(least, walk.prefix);
     }
-    return -logf(least) + 1e-4f;
+    return least < 65536 ? fmaxf(noise_ceiling(least), (float)FS_NOISE_G + 1e-4f) : (float)FS_NOISE_G + 1e-4f;
 }
 
 /* Takes over what other CTAs know of row b, and makes its threshold for a tile whose largest noise is `reach`. */
-template <int N>
-static __device__ __noinline__ void set_threshold(fs_court<N> *court, const fs_cuda_work *work, int32_t b, float reach) {
+template <int N> FS_DEVICE void set_threshold(fs_court<N> *court, const fs_cuda_work *work, int32_t b, float reach) {
     const uint32_t hint = load_relaxed(&work->line[b].hint);
     const uint32_t known = max(atomicMax(&court->best[b], hint), hint);
     float threshold = -INFINITY;
@@ -201,7 +201,7 @@ static __device__ __noinline__ void set_threshold(fs_court<N> *court, const fs_c
 
 /* First tile: the largest logit of row b is a token; its score from below is the row's first hint. */
 template <int N>
-static __device__ __noinline__ void seed_row(fs_court<N> *court, fs_cuda_work *work, int32_t b, int32_t first, bool rehearse) {
+FS_DEVICE void seed_row(fs_court<N> *court, fs_cuda_work *work, int32_t b, int32_t first, bool rehearse) {
     const fs_judged_row row = court->row[b];
     const uint32_t crest = rehearse ? 0x80000000u : court->crest[b];
     if (!crest) return;
@@ -210,7 +210,7 @@ static __device__ __noinline__ void seed_row(fs_court<N> *court, fs_cuda_work *w
     score -= 1e-6f * fabsf(score);
     if (!row.greedy) {
         const uint32_t token = first + 127 - (crest & 127);
-        score += noise_from_below(row.noise, token, noise_is_marked(noise_marks(row.noise, token / FS_NOISE_BLOCK), token));
+        score += noise_from_below(row.noise, token, mark_of(row.noise, token));
     }
     if (!(score > -INFINITY) || rehearse) return;
     atomicMax(&court->best[b], ordered_float(score));
@@ -219,33 +219,32 @@ static __device__ __noinline__ void seed_row(fs_court<N> *court, fs_cuda_work *w
 
 /* ---------------------------------------------------------------------------------------------------- finish ---- */
 
-/* The last CTA writes the results and leaves the work memory zero. */
+/* The results of row b, and its line of the work memory back to zero. */
 template <int N>
-FS_DEVICE void court_close(const fs_court<N> *court, const fs_cuda_args &args, int32_t thread, int32_t threads) {
-    const fs_result &result = args.result;
-    for (int32_t b = thread; b < args.rows; b += threads) {
-        fs_cuda_line *line = &args.work->line[b];
-        const fs_judged_row &row = court->row[b];
-        const uint64_t key = __ldcg(&line->key);
-        uint32_t status = row.status | __ldcg(&line->flags);
-        if (!key && !(status & FS_ROW_NO_TOKEN)) status |= FS_ROW_EMPTY;
-        const bool drawn = !(status & FS_ROW_NO_TOKEN);
-        const int64_t at = args.first_row + b;
-        const int32_t token = drawn ? (int32_t)score_key_token(key) : args.batch.fallback_token;
-        if (result.tokens_dtype == FS_I64) ((int64_t *)result.tokens)[at] = token;
-        else ((int32_t *)result.tokens)[at] = token;
-        if (result.status) result.status[at] = status;
-        const double score = drawn ? score_key_value(key) : (double)NAN;
-        if (result.score) result.score[at] = (float)score;
-        if (result.logit) {
-            /* The key holds l + noise to 2^-24 or better, and the noise is known: what is left is l. */
-            const double l = drawn && !row.greedy ? score - noise_gumbel(row.noise, (uint32_t)token) : score;
-            result.logit[at] = (float)(result.logits == FS_LOGITS_RAW ? l * (double)row.temperature : l);
-        }
-        line->key = 0;
-        line->hint = line->flags = 0;
+static __device__ __noinline__ void close_row(const fs_court<N> *court, const fs_cuda_args *args, int32_t b,
+                                              bool rehearse) {
+    const fs_result &result = args->result;
+    fs_cuda_line *line = &args->work->line[b];
+    const fs_judged_row &row = court->row[b];
+    const uint64_t key = __ldcg(&line->key);
+    uint32_t status = row.status | __ldcg(&line->flags);
+    if (!key && !(status & FS_ROW_NO_TOKEN)) status |= FS_ROW_EMPTY;
+    const bool drawn = !(status & FS_ROW_NO_TOKEN);
+    const int64_t at = args->first_row + b;
+    const int32_t token = drawn ? (int32_t)score_key_token(key) : args->batch.fallback_token;
+    const double score = drawn ? score_key_value(key) : (double)NAN;
+    if (rehearse) return;
+    if (result.tokens_dtype == FS_I64) ((int64_t *)result.tokens)[at] = token;
+    else ((int32_t *)result.tokens)[at] = token;
+    if (result.status) result.status[at] = status;
+    if (result.score) result.score[at] = (float)score;
+    if (result.logit) {
+        /* The key holds l + noise to 2^-24 or better, and the noise is known: what is left is l. */
+        const double l = drawn && !row.greedy ? score - noise_gumbel(row.noise, (uint32_t)token) : score;
+        result.logit[at] = (float)(result.logits == FS_LOGITS_RAW ? l * (double)row.temperature : l);
     }
-    if (thread == 0) args.work->done = args.work->seeded = 0;
+    line->key = 0;
+    line->hint = line->flags = 0;
 }
 
 #endif

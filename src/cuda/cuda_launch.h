@@ -20,7 +20,8 @@ typedef struct fs_cuda_maps {
 const fs_cuda_shape *fs_cuda_sm90_shapes(int32_t *count);
 /* Once per device, before the first launch; may allocate. */
 cudaError_t fs_cuda_sm90_open(int32_t *clusters_of_two);
-cudaError_t fs_cuda_sm90_launch(const fs_cuda_plan *plan, const fs_cuda_maps *maps, const fs_cuda_args *args, cudaStream_t stream);
+cudaError_t fs_cuda_sm90_launch(const fs_cuda_plan *plan, const fs_cuda_maps *maps, const fs_cuda_args *args,
+                                cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -31,7 +31,8 @@ FS_DEVICE void barrier_arrive(uint32_t barrier) {
  * doubled the main loop (H200, 2026-11). */
 FS_DEVICE void barrier_arrive_at(uint32_t barrier, uint32_t cta) {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(cta)
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
+                 "r"(cta)
                  : "memory");
 }
 
@@ -52,7 +53,8 @@ FS_DEVICE bool barrier_wait_for(uint32_t barrier, uint32_t parity, uint32_t nano
 
 FS_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
     asm volatile("{\n.reg .pred p;\nagain%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 "@p bra done%=;\nbra again%=;\ndone%=:\n}" ::"r"(barrier), "r"(parity)
+                 "@p bra done%=;\nbra again%=;\ndone%=:\n}" ::"r"(barrier),
+                 "r"(parity)
                  : "memory");
 }
 
@@ -80,15 +82,17 @@ FS_DEVICE uint32_t cluster_rank() {
 
 /* A box of a two-dimensional tensor at column x, row y into shared memory; parts outside the tensor are zeros and count in full. */
 FS_DEVICE void copy_box(uint32_t to, const CUtensorMap *map, uint32_t barrier, int32_t x, int32_t y) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
-                     to),
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+                 "%4}], [%2];" ::"r"(to),
                  "l"(map), "r"(barrier), "r"(x), "r"(y)
                  : "memory");
 }
 
 /* The same box to the same place of every CTA in `mask`, each CTA's own barrier told. */
-FS_DEVICE void copy_box_to_all(uint32_t to, const CUtensorMap *map, uint32_t barrier, int32_t x, int32_t y, uint16_t mask) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
+FS_DEVICE void copy_box_to_all(uint32_t to, const CUtensorMap *map, uint32_t barrier, int32_t x, int32_t y,
+                               uint16_t mask) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, "
                  "%4}], [%2], %5;" ::"r"(to),
                  "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(mask)
                  : "memory");
@@ -110,18 +114,15 @@ FS_DEVICE void wgmma_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-template <int LEFT>
-FS_DEVICE void wgmma_wait() {
+template <int LEFT> FS_DEVICE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-template <int REGISTERS>
-FS_DEVICE void take_registers() {
+template <int REGISTERS> FS_DEVICE void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-template <int REGISTERS>
-FS_DEVICE void give_registers() {
+template <int REGISTERS> FS_DEVICE void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 

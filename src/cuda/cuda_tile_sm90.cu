@@ -25,14 +25,13 @@
 namespace {
 
 constexpr int THREADS = 384;
-constexpr int CONSUMERS = 8;  /* warps */
-constexpr int ATOM = 64;      /* K elements in 128 bytes, the width of a swizzled row */
-constexpr int TURN = 5; /* slices of 128 in K a pair of tiles starts after its predecessor */
-constexpr int BOX = 16;       /* rows of the smallest box of W: pieces at the ends of a CTA's range */
+constexpr int CONSUMERS = 8; /* warps */
+constexpr int ATOM = 64;     /* K elements in 128 bytes, the width of a swizzled row */
+constexpr int TURN = 5;      /* slices of 128 in K a pair of tiles starts after its predecessor */
+constexpr int BOX = 16;      /* rows of the smaller box of W, for tiles at the ends of a shard */
 
 /* One instantiation: N rows, CLUSTER CTAs that share H, STAGES of ATOMS * 64 in K, INFLIGHT wgmma groups left open. */
-template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN>
-struct shape {
+template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN> struct shape {
     static constexpr int N = ROWS, CLUSTER = CTAS, STAGES = DEPTH, ATOMS = K_ATOMS, INFLIGHT = OPEN;
     /* Groups of a thread's accumulators (see stash), and how many are in one. */
     static constexpr int GROUPS = N > 8 ? N / 16 : 1, PER_GROUP = N > 8 ? 8 : 4;
@@ -40,7 +39,7 @@ struct shape {
     static constexpr int H_START = STAGES * W_BYTES;
     static constexpr int COURT_START = H_START + STAGES * H_BYTES;
     static constexpr int BARRIER_START = (COURT_START + (int)sizeof(fs_court<N>) + 15) / 16 * 16;
-    static constexpr int BYTES = BARRIER_START + (2 * STAGES + 2) * 8;
+    static constexpr int BYTES = BARRIER_START + (2 * STAGES + 4) * 8;
     static_assert(BYTES <= 232448, "a block of sm_90 has 227 KB of shared memory");
 };
 
@@ -50,38 +49,37 @@ struct piece {
     int32_t first, count, pair;
 };
 
-/* Piece i of this CTA. Alone, CTAs take even shares in units of 16 ids, cut at tiles; in clusters, whole pairs of tiles, whose two
- * halves are the two CTAs'. */
-template <int CLUSTER>
-FS_DEVICE piece piece_at(const fs_cuda_args &args, int32_t i) {
+/* Piece i of this CTA: whole tiles, in clusters whole pairs of tiles whose halves are the two CTAs'. Uneven shares cost nothing while
+ * memory is the limit: who is done early leaves the others its bandwidth. Cutting tiles to even them out cost 3 %: a short piece
+ * has too few bytes in flight. */
+template <int CLUSTER> FS_DEVICE piece piece_at(const fs_cuda_args &args, int32_t i) {
+    constexpr int32_t SPAN = CLUSTER * FS_CUDA_TILE;
     const int32_t low = (int32_t)args.head.first_token;
     const int32_t high = (int32_t)min(args.head.first_token + args.head.rows, args.vocab);
+    const int64_t base = low / SPAN, spans = (high + SPAN - 1) / SPAN - base;
+    const int64_t cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
+    const int64_t span = base + spans * cluster / clusters + i;
     piece p = {0, -1, 0};
-    if constexpr (CLUSTER == 1) {
-        const int64_t base = low / BOX, units = (high + BOX - 1) / BOX - base;
-        const int32_t from = max(low, (int32_t)(base + units * blockIdx.x / gridDim.x) * BOX);
-        const int32_t to = min(high, (int32_t)(base + units * (blockIdx.x + 1) / gridDim.x) * BOX);
-        p.first = i == 0 ? from : (from / FS_CUDA_TILE + i) * FS_CUDA_TILE;
-        if (p.first >= to) return p;
-        p.count = min((p.first / FS_CUDA_TILE + 1) * FS_CUDA_TILE, to) - p.first;
-        p.pair = p.first / (2 * FS_CUDA_TILE);
-    } else {
-        const int64_t base = low / (2 * FS_CUDA_TILE), pairs = (high + 2 * FS_CUDA_TILE - 1) / (2 * FS_CUDA_TILE) - base;
-        const int64_t cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
-        p.pair = (int32_t)(base + pairs * cluster / clusters) + i;
-        if (p.pair >= base + pairs * (cluster + 1) / clusters) return p;
-        const int32_t start = p.pair * 2 * FS_CUDA_TILE + (int32_t)cluster_rank() * FS_CUDA_TILE;
-        p.first = max(low, start);
-        p.count = max(0, min(high, start + FS_CUDA_TILE) - p.first);
-    }
+    if (span >= base + spans * (cluster + 1) / clusters) return p;
+    const int32_t start = (int32_t)span * SPAN + (CLUSTER > 1 ? (int32_t)cluster_rank() * FS_CUDA_TILE : 0);
+    p.first = max(low, start);
+    p.count = max(0, min(high, start + FS_CUDA_TILE) - p.first);
+    p.pair = start / (2 * FS_CUDA_TILE);
     return p;
 }
+
+/* Barriers between consumers and judges. Once: `opened`, the rows are in shared memory; `crested`, the first tile's largest logits
+ * are. Once per tile: `ready`, its thresholds are set; `used`, the consumers are done with them. */
+struct rounds {
+    uint32_t opened, crested, ready, used;
+};
 
 /* -------------------------------------------------------------------------------------------------- producer ---- */
 
 /* load: fills the ring, piece by piece, K slice by K slice. One thread. */
 template <class S>
-FS_DEVICE void produce(const fs_cuda_maps &maps, const fs_cuda_args &args, char *shared, uint32_t full, uint32_t empty) {
+FS_DEVICE void produce(const fs_cuda_maps &maps, const fs_cuda_args &args, char *shared, uint32_t full,
+                       uint32_t empty) {
     const uint32_t w0 = shared_address(shared), h0 = w0 + S::H_START;
     const uint32_t rank = S::CLUSTER > 1 ? cluster_rank() : 0;
     int32_t stage = 0;
@@ -118,30 +116,49 @@ FS_DEVICE void produce(const fs_cuda_maps &maps, const fs_cuda_args &args, char 
 
 /* ---------------------------------------------------------------------------------------------------- judges ---- */
 
-/* One round per tile: `ready` says its thresholds are set (for the first tile, its reaches), `used` that the consumers are done
- * with them. Survivors are judged while waiting: consumers may be held up by a full queue. */
-template <class S>
-FS_DEVICE void judge(const fs_cuda_args &args, fs_court<S::N> *court, uint32_t ready, uint32_t used) {
+/* First tile: a first score for every row, shared by all CTAs, before any survivor is queued: alone, a CTA would let tens of tokens
+ * per row through, together two or three. Waits for the others up to what the ring covers; a CTA that is late or not resident is
+ * only a looser threshold. */
+template <class S> FS_DEVICE void seed(const fs_cuda_args &args, fs_court<S::N> *court, int32_t first, bool rehearse) {
+    const int32_t thread = threadIdx.x - 32;
+    fs_cuda_work *work = args.work;
+    for (int32_t b = thread; b < args.rows; b += FS_JUDGES * 32) seed_row(court, work, b, first, rehearse);
+    if (args.patience == 0 || rehearse) return;
+    __threadfence(); /* hints before the count */
+    named_barrier(1, FS_JUDGES * 32);
+    if (thread == 0) {
+        atomicAdd(&work->seeded, 1u);
+        const uint64_t start = nanoseconds();
+        while (load_relaxed(&work->seeded) < gridDim.x && nanoseconds() - start < (uint64_t)args.patience) {
+        }
+    }
+    named_barrier(1, FS_JUDGES * 32);
+}
+
+/* Thresholds tile by tile. Survivors are judged while waiting: consumers may be held up by a full queue. */
+template <class S> FS_DEVICE void judge(const fs_cuda_args &args, fs_court<S::N> *court, const rounds &turn) {
     const int32_t judge = threadIdx.x / 32 - 1, lane = threadIdx.x & 31;
     fs_docket docket = {(uint32_t)judge, 0};
     for (int32_t i = 0;; i++) {
         const piece p = piece_at<S::CLUSTER>(args, i);
         if (p.count < 0) break;
-        for (int32_t b = judge * 32 + lane; b < args.rows; b += FS_JUDGES * 32) {
-            const fs_judged_row row = court->row[b];
-            if (row.status & FS_ROW_NO_TOKEN) continue;
-            const float reach = row.greedy ? 0.0f : judge_reach(row, p.first, p.count);
-            if (i == 0) court->reach[b] = reach;
-            else set_threshold(court, args.work, b, reach);
-        }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(ready);
+        for (int32_t b = judge * 32 + lane; b < args.rows; b += FS_JUDGES * 32)
+            court->reach[b] = court->row[b].greedy ? 0.0f : judge_reach(court->row[b], p.first, p.count);
         if (i == 0) {
             judge_one(court, args.work, 0.0f, (uint32_t)p.first << 8 | lane % args.rows, true);
-            seed_row(court, args.work, lane % args.rows, p.first, true);
+            close_row(court, &args, lane % args.rows, true);
         }
+        for (bool rehearse = i == 0;; rehearse = false) {
+            if (i == 0 && !rehearse) barrier_wait(turn.crested, 0);
+            if (i == 0) seed<S>(args, court, p.first, rehearse);
+            for (int32_t b = judge * 32 + lane; b < args.rows; b += FS_JUDGES * 32)
+                if (!(court->row[b].status & FS_ROW_NO_TOKEN)) set_threshold(court, args.work, b, court->reach[b]);
+            if (!rehearse) break;
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(turn.ready);
         /* One lane decides: the others' clocks may run out a moment earlier or later. */
-        while (!__shfl_sync(~0u, barrier_wait_for(used, i & 1, 1000), 0)) judge_queue(court, args.work, &docket);
+        while (!__shfl_sync(~0u, barrier_wait_for(turn.used, i & 1, 1000), 0)) judge_queue(court, args.work, &docket);
         judge_queue(court, args.work, &docket);
     }
     __threadfence(); /* keys before the count of finished CTAs */
@@ -156,22 +173,19 @@ struct ring {
 };
 
 /* Gives a stage back to every producer that fills it. One arrival per warp and CTA. */
-template <class S>
-FS_DEVICE void release(const ring &r, int32_t stage) {
+template <class S> FS_DEVICE void release(const ring &r, int32_t stage) {
     const int32_t lane = threadIdx.x & 31;
     if constexpr (S::CLUSTER == 1) {
         if (lane == 0) barrier_arrive(r.empty + 8 * stage);
     } else if (lane < S::CLUSTER) barrier_arrive_at(r.empty + 8 * stage, lane);
 }
 
-template <class S>
-FS_DEVICE void advance(ring *r) {
+template <class S> FS_DEVICE void advance(ring *r) {
     if (++r->stage == S::STAGES) r->stage = 0, r->parity ^= 1;
 }
 
 /* A warpgroup without tokens in a piece still takes part in the ring. */
-template <class S>
-FS_DEVICE void pass_stages(ring *r, int32_t k_steps) {
+template <class S> FS_DEVICE void pass_stages(ring *r, int32_t k_steps) {
     for (int32_t step = 0; step < k_steps; step++) {
         barrier_wait(r->full + 8 * r->stage, r->parity);
         release<S>(*r, r->stage);
@@ -191,9 +205,10 @@ FS_DEVICE void dot(float (&d)[S::N / 2], ring *r, int32_t k_steps, uint32_t w, u
         for (int atom = 0; atom < S::ATOMS; atom++)
 #pragma unroll
             for (int k16 = 0; k16 < ATOM / 16; k16++)
-                fs_wgmma<S::N, TYPE>::run(d, matrix_descriptor(w + r->stage * S::W_BYTES + atom * FS_CUDA_TILE * 128 + k16 * 32),
-                                          matrix_descriptor(h + r->stage * S::H_BYTES + atom * S::N * 128 + k16 * 32),
-                                          (step | atom | k16) != 0);
+                fs_wgmma<S::N, TYPE>::run(
+                    d, matrix_descriptor(w + r->stage * S::W_BYTES + atom * FS_CUDA_TILE * 128 + k16 * 32),
+                    matrix_descriptor(h + r->stage * S::H_BYTES + atom * S::N * 128 + k16 * 32),
+                    (step | atom | k16) != 0);
         wgmma_commit();
         wgmma_wait<S::INFLIGHT>();
         if (S::INFLIGHT == 0) release<S>(*r, r->stage);
@@ -219,7 +234,8 @@ FS_DEVICE void transform(float (&d)[S::N / 2], const fs_head &head, bool shaped,
     const bool out0 = t >= p.count, out1 = t + 8 >= p.count;
     if (shaped) {
         const int64_t row = p.first - head.first_token + t;
-        const float bias0 = head.bias && !out0 ? head.bias[row] : 0.0f, bias1 = head.bias && !out1 ? head.bias[row + 8] : 0.0f;
+        const float bias0 = head.bias && !out0 ? head.bias[row] : 0.0f,
+                    bias1 = head.bias && !out1 ? head.bias[row + 8] : 0.0f;
 #pragma unroll
         for (int i = 0; i < S::N / 2; i++) {
             float x = d[i];
@@ -241,64 +257,101 @@ FS_DEVICE void transform(float (&d)[S::N / 2], const fs_head &head, bool shaped,
 /* A group is two blocks of eight rows: eight accumulators of a thread. Registers cannot be indexed, so rare code gets a group through
  * shared memory and is a real loop: unrolled, it would be tens of kilobytes that are never in the instruction cache when they are
  * needed (H200: 32 us per tile at N = 256). */
-template <class S>
-FS_DEVICE void stash(const float (&d)[S::N / 2], float4 (&to)[2][32], int32_t group) {
+template <class S, int G> FS_DEVICE void stash_group(const float (&d)[S::N / 2], float4 (&to)[2][32]) {
     const int32_t lane = threadIdx.x & 31;
-#pragma unroll
-    for (int g = 0; g < S::GROUPS; g++)
-        if (g == group) {
-            to[0][lane] = make_float4(d[8 * g], d[8 * g + 1], d[8 * g + 2], d[8 * g + 3]);
-            if constexpr (S::N > 8) to[1][lane] = make_float4(d[8 * g + 4], d[8 * g + 5], d[8 * g + 6], d[8 * g + 7]);
-        }
+    if constexpr (G < S::GROUPS) to[0][lane] = make_float4(d[8 * G], d[8 * G + 1], d[8 * G + 2], d[8 * G + 3]);
+    if constexpr (G < S::GROUPS && S::N > 8)
+        to[1][lane] = make_float4(d[8 * G + 4], d[8 * G + 5], d[8 * G + 6], d[8 * G + 7]);
+}
+
+template <class S> FS_DEVICE void stash(const float (&d)[S::N / 2], float4 (&to)[2][32], int32_t group) {
+    switch (group) { /* a jump, where a chain of conditions would step through every group */
+    case 0:
+        stash_group<S, 0>(d, to);
+        break;
+    case 1:
+        stash_group<S, 1>(d, to);
+        break;
+    case 2:
+        stash_group<S, 2>(d, to);
+        break;
+    case 3:
+        stash_group<S, 3>(d, to);
+        break;
+    case 4:
+        stash_group<S, 4>(d, to);
+        break;
+    case 5:
+        stash_group<S, 5>(d, to);
+        break;
+    case 6:
+        stash_group<S, 6>(d, to);
+        break;
+    case 7:
+        stash_group<S, 7>(d, to);
+        break;
+    case 8:
+        stash_group<S, 8>(d, to);
+        break;
+    case 9:
+        stash_group<S, 9>(d, to);
+        break;
+    case 10:
+        stash_group<S, 10>(d, to);
+        break;
+    case 11:
+        stash_group<S, 11>(d, to);
+        break;
+    case 12:
+        stash_group<S, 12>(d, to);
+        break;
+    case 13:
+        stash_group<S, 13>(d, to);
+        break;
+    case 14:
+        stash_group<S, 14>(d, to);
+        break;
+    default:
+        stash_group<S, 15>(d, to);
+        break;
+    }
+}
+
+/* The larger of two keys, one kept by each half of the lanes `apart` apart: halves the keys a lane holds. */
+FS_DEVICE uint32_t keep_larger(uint32_t mine, uint32_t theirs, int32_t apart) {
+    const bool upper = threadIdx.x & apart;
+    const uint32_t sent = __shfl_xor_sync(~0u, upper ? mine : theirs, apart);
+    return max(upper ? theirs : mine, sent);
 }
 
 /* The largest logit of each row in this warp's 16 tokens and where it is, into court->crest. */
 template <class S>
 FS_DEVICE void find_crest(const float (&d)[S::N / 2], fs_court<S::N> *court, int32_t rows, int32_t t) {
     const int32_t warp = threadIdx.x / 32 - 4, lane = threadIdx.x & 31;
+    auto key = [&](float low, float high) {
+        const uint32_t a = low > -INFINITY ? (ordered_float(low) & ~127u) | (127 - t) : 0;
+        const uint32_t b = high > -INFINITY ? (ordered_float(high) & ~127u) | (119 - t) : 0;
+        return max(a, b);
+    };
 #pragma unroll 1
     for (int g = 0; g < S::GROUPS; g++) {
         stash<S>(d, court->stash[warp], g);
-#pragma unroll 1
-        for (int e = 0; e < S::PER_GROUP; e += e % 4 ? 3 : 1) { /* 0, 1, 4, 5: a token and the one 8 further are e and e + 2 */
-            const float *x = &court->stash[warp][e / 4][lane].x + e % 4;
-            const float low = x[0], high = x[2];
-            uint32_t m = low > -INFINITY ? (ordered_float(low) & ~127u) | (127 - t) : 0;
-            if (high > -INFINITY) m = max(m, (ordered_float(high) & ~127u) | (127 - t - 8));
-            for (int apart = 4; apart < 32; apart *= 2) m = max(m, __shfl_xor_sync(~0u, m, apart));
-            const int32_t b = 16 * g + 8 * (e / 4) + 2 * (lane & 3) + e % 4;
-            if (lane < 4 && b < rows && m) atomicMax(&court->crest[b], m);
-        }
+        const float4 x = court->stash[warp][0][lane];
+        const float4 y = S::N > 8 ? court->stash[warp][1][lane]
+                                  : make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+        /* Four rows a lane, over the eight lanes that share them: 16 apart two are left, 8 apart one, 4 apart its maximum. */
+        const uint32_t m0 = keep_larger(key(x.x, x.z), key(y.x, y.z), 16),
+                       m1 = keep_larger(key(x.y, x.w), key(y.y, y.w), 16);
+        uint32_t m = keep_larger(m0, m1, 8);
+        m = max(m, __shfl_xor_sync(~0u, m, 4));
+        const int32_t b = 16 * g + (lane & 16 ? 8 : 0) + 2 * (lane & 3) + (lane & 8 ? 1 : 0);
+        if (!(lane & 4) && b < rows && m) atomicMax(&court->crest[b], m);
     }
-}
-
-/* First tile: a first score for every row, shared by all CTAs, before any survivor is queued: alone, a CTA would let tens of tokens
- * per row through, together two or three. Waits for the others up to what the ring covers; a CTA that is late or not resident is
- * only a looser threshold. */
-template <class S>
-FS_DEVICE void seed(const fs_cuda_args &args, fs_court<S::N> *court, int32_t first) {
-    const int32_t thread = threadIdx.x - 128;
-    fs_cuda_work *work = args.work;
-    named_barrier(2, CONSUMERS * 32);
-    const bool drawn = thread < args.rows && !(court->row[thread].status & FS_ROW_NO_TOKEN);
-    if (drawn) seed_row(court, work, thread, first, false);
-    __threadfence(); /* hints before the count */
-    named_barrier(2, CONSUMERS * 32);
-    if (thread == 0) {
-        atomicAdd(&work->seeded, 1u);
-        const uint64_t start = nanoseconds();
-        while (load_relaxed(&work->seeded) < gridDim.x && nanoseconds() - start < 3000) {
-        }
-    }
-    named_barrier(2, CONSUMERS * 32);
-    if (drawn) set_threshold(court, work, thread, court->reach[thread]);
-    named_barrier(2, CONSUMERS * 32);
 }
 
 /* reduce: compares every logit with its row's threshold and queues those above. The hot path is one max per logit, a subtraction and a
- * max per two, a vote per eight, and no branch. */
-template <class S>
-FS_DEVICE void reduce(const float (&d)[S::N / 2], fs_court<S::N> *court, const piece &p, int32_t t) {
+ * max per two, and no branch. */
+template <class S> FS_DEVICE void reduce(const float (&d)[S::N / 2], fs_court<S::N> *court, const piece &p, int32_t t) {
     const int32_t warp = threadIdx.x / 32 - 4, lane = threadIdx.x & 31, column = 2 * (lane & 3);
     uint32_t hot = 0;
 #pragma unroll
@@ -311,25 +364,34 @@ FS_DEVICE void reduce(const float (&d)[S::N / 2], fs_court<S::N> *court, const p
             above = max_or_nan(above, max_or_nan(d[4 * j], d[4 * j + 2]) - threshold.x);
             above = max_or_nan(above, max_or_nan(d[4 * j + 1], d[4 * j + 3]) - threshold.y);
         }
-        if (__any_sync(~0u, !(above <= 0.0f))) hot |= 1u << g;
+        if (!(above <= 0.0f)) hot |= 1u << g;
     }
+    /* Every lane goes through its own hot groups; most warps have none. */
 #pragma unroll 1
     for (; hot; hot &= hot - 1) {
         const int32_t g = __ffs(hot) - 1;
         stash<S>(d, court->stash[warp], g);
-#pragma unroll 1
+        uint32_t above = 0;
+#pragma unroll
         for (int e = 0; e < S::PER_GROUP; e++) {
-            const float x = (&court->stash[warp][e / 4][lane].x)[e % 4];
-            const int32_t b = 16 * g + 8 * (e / 4) + column + (e & 1);
+            const float x = ((const float *)&court->stash[warp][e / 4][lane])[e % 4];
+            const float threshold = court->threshold[16 * g + 8 * (e / 4) + column + (e & 1)];
             /* A NaN passes and is flagged, but not in the columns past the batch, whose threshold is +inf. */
-            const float threshold = court->threshold[b];
-            court_push(court, x > threshold || (x != x && threshold < INFINITY), x, p.first + t + (e & 2 ? 8 : 0), b);
+            if (x > threshold || (x != x && threshold < INFINITY)) above |= 1u << e;
+        }
+        /* All lanes push at once, each its next one. */
+#pragma unroll 1
+        for (; above; above &= above - 1) {
+            const int32_t e = __ffs(above) - 1;
+            court_push(court, ((const float *)&court->stash[warp][e / 4][lane])[e % 4], p.first + t + (e & 2 ? 8 : 0),
+                       16 * g + 8 * (e / 4) + column + (e & 1));
         }
     }
 }
 
 template <class S, int TYPE>
-FS_DEVICE void consume(const fs_cuda_args &args, fs_court<S::N> *court, char *shared, bool shaped, ring r, uint32_t ready, uint32_t used) {
+FS_DEVICE void consume(const fs_cuda_args &args, fs_court<S::N> *court, char *shared, bool shaped, ring r,
+                       const rounds &turn) {
     const int32_t warp = threadIdx.x / 32 - 4, lane = threadIdx.x & 31, group = warp / 4;
     const int32_t t = warp * 16 + lane / 4; /* this thread's first token in a tile */
     const uint32_t w = shared_address(shared) + group * 64 * 128, h = shared_address(shared) + S::H_START;
@@ -342,14 +404,16 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_court<S::N> *court, char *sh
             dot<S, TYPE>(d, &r, args.k_steps, w, h);
             transform<S>(d, args.head, shaped, p, t);
         } else pass_stages<S>(&r, args.k_steps);
-        barrier_wait(ready, i & 1);
         if (i == 0) {
+            barrier_wait(turn.opened, 0);
             if (mine) find_crest<S>(d, court, args.rows, t);
-            seed<S>(args, court, p.first);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(turn.crested);
         }
+        barrier_wait(turn.ready, i & 1);
         if (mine) reduce<S>(d, court, p, t);
         __syncwarp();
-        if (lane == 0) barrier_arrive(used);
+        if (lane == 0) barrier_arrive(turn.used);
     }
 }
 
@@ -361,14 +425,17 @@ __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) char shared[];
     fs_court<S::N> *court = (fs_court<S::N> *)(shared + S::COURT_START);
     const uint32_t full = shared_address(shared + S::BARRIER_START), empty = full + 8 * S::STAGES;
-    const uint32_t ready = empty + 8 * S::STAGES, used = ready + 8;
+    const rounds turn = {empty + 8 * S::STAGES, empty + 8 * S::STAGES + 8, empty + 8 * S::STAGES + 16,
+                         empty + 8 * S::STAGES + 24};
     if (threadIdx.x == 0) {
         for (int s = 0; s < S::STAGES; s++) {
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, CONSUMERS * S::CLUSTER);
         }
-        barrier_init(ready, FS_JUDGES);
-        barrier_init(used, CONSUMERS);
+        barrier_init(turn.opened, FS_JUDGES);
+        barrier_init(turn.crested, CONSUMERS);
+        barrier_init(turn.ready, FS_JUDGES);
+        barrier_init(turn.used, CONSUMERS);
         barrier_init_fence();
     }
     __syncthreads();
@@ -382,11 +449,12 @@ __global__ void __launch_bounds__(THREADS, 1)
             /* Who the rows are is not needed before the first tile is there. */
             court_open(court, args, threadIdx.x - 32, FS_JUDGES * 32);
             named_barrier(1, FS_JUDGES * 32);
-            judge<S>(args, court, ready, used);
+            if (threadIdx.x % 32 == 0) barrier_arrive(turn.opened);
+            judge<S>(args, court, turn);
         }
     } else {
         take_registers<200>();
-        consume<S, TYPE>(args, court, shared, shaped != 0, ring{full, empty, 0, 0}, ready, used);
+        consume<S, TYPE>(args, court, shared, shaped != 0, ring{full, empty, 0, 0}, turn);
     }
     __syncthreads();
     if constexpr (S::CLUSTER > 1) cluster_barrier(); /* no exit while the other CTA may still send here */
@@ -397,7 +465,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (court->last) {
         __threadfence(); /* the count before the keys it counts */
-        court_close(court, args, threadIdx.x, THREADS);
+        for (int32_t b = threadIdx.x; b < args.rows; b += THREADS) close_row(court, &args, b, false);
+        if (threadIdx.x == 0) args.work->done = args.work->seeded = 0;
     }
 }
 
@@ -405,13 +474,11 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 typedef void (*kernel)(const fs_cuda_maps, const fs_cuda_args, int32_t);
 
-template <class S>
-constexpr fs_cuda_shape row_of() {
+template <class S> constexpr fs_cuda_shape row_of() {
     return {S::N, S::CLUSTER, S::STAGES, S::ATOMS * ATOM, S::BYTES};
 }
 
-template <class S>
-kernel kernel_of(int32_t dtype) {
+template <class S> kernel kernel_of(int32_t dtype) {
     return dtype == FS_BF16 ? fused<S, FS_BF16> : fused<S, FS_F16>;
 }
 
@@ -430,19 +497,29 @@ const fs_cuda_shape shapes[] = {row_of<s8>(),  row_of<s16>(),  row_of<s32>(),  r
 
 kernel choose(int32_t n, int32_t dtype) {
     switch (n) {
-    case 8: return kernel_of<s8>(dtype);
-    case 16: return kernel_of<s16>(dtype);
-    case 32: return kernel_of<s32>(dtype);
-    case 64: return kernel_of<s64>(dtype);
-    case 96: return kernel_of<s96>(dtype);
-    case 128: return kernel_of<s128>(dtype);
-    case 192: return kernel_of<s192>(dtype);
-    case 256: return kernel_of<s256>(dtype);
-    default: return nullptr;
+    case 8:
+        return kernel_of<s8>(dtype);
+    case 16:
+        return kernel_of<s16>(dtype);
+    case 32:
+        return kernel_of<s32>(dtype);
+    case 64:
+        return kernel_of<s64>(dtype);
+    case 96:
+        return kernel_of<s96>(dtype);
+    case 128:
+        return kernel_of<s128>(dtype);
+    case 192:
+        return kernel_of<s192>(dtype);
+    case 256:
+        return kernel_of<s256>(dtype);
+    default:
+        return nullptr;
     }
 }
 
-void configure(cudaLaunchConfig_t *config, cudaLaunchAttribute *attribute, const fs_cuda_shape *s, int32_t grid, cudaStream_t stream) {
+void configure(cudaLaunchConfig_t *config, cudaLaunchAttribute *attribute, const fs_cuda_shape *s, int32_t grid,
+               cudaStream_t stream) {
     config->gridDim = dim3((unsigned)grid);
     config->blockDim = dim3(THREADS);
     config->dynamicSmemBytes = (size_t)s->shared_bytes;
@@ -481,7 +558,8 @@ extern "C" cudaError_t fs_cuda_sm90_open(int32_t *clusters_of_two) {
 extern "C" cudaError_t fs_cuda_sm90_launch(const fs_cuda_plan *plan, const fs_cuda_maps *maps, const fs_cuda_args *args,
                                            cudaStream_t stream) {
     const fs_head &head = args->head;
-    int32_t shaped = head.bias || head.round != FS_F32 || head.scale != 1.0f || head.softcap > 0.0f || head.post_scale != 1.0f;
+    int32_t shaped = head.bias || head.round != FS_F32 || head.scale != 1.0f || head.softcap > 0.0f ||
+                     head.post_scale != 1.0f;
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute;
     configure(&config, &attribute, plan->shape, plan->grid, stream);

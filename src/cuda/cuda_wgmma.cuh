@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+/* clang-format off */
 template <int N, int TYPE>
 struct fs_wgmma;
 
@@ -188,4 +189,5 @@ struct fs_wgmma<256, 1> {
     }
 };
 
+/* clang-format on */
 #endif

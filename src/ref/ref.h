@@ -36,19 +36,19 @@ typedef struct ref_row {
 } ref_row;
 
 /* Reads the row's slot, position and values; sets the status bits of bad ones. */
-void ref_row_values(ref_row *row, const fs_batch *batch);
+void fs_ref_row_values(ref_row *row, const fs_batch *batch);
 /* Fills x, y, l, order and live. */
-void ref_row_logits(ref_row *row, const fs_head *head, const fs_batch *batch);
+void fs_ref_row_logits(ref_row *row, const fs_head *head, const fs_batch *batch);
 /* Sets kept. */
-void ref_row_cut(ref_row *row, const fs_batch *batch);
+void fs_ref_row_cut(ref_row *row, const fs_batch *batch);
 /* Fills token and score. */
-void ref_row_draw(ref_row *row, const fs_batch *batch);
+void fs_ref_row_draw(ref_row *row, const fs_batch *batch);
 /* Writes everything the caller asked for. */
-void ref_row_result(ref_row *row, const fs_batch *batch, fs_result *result);
+void fs_ref_row_result(ref_row *row, const fs_batch *batch, fs_result *result);
 
 /* Sorts keys, largest first. */
-void ref_sort_keys(uint64_t *keys, int64_t count);
+void fs_ref_sort_keys(uint64_t *keys, int64_t count);
 /* log of the sum of exp(l[v]); -inf for none, +inf where one is +inf. */
-double ref_log_sum(const float *l, int64_t count);
+double fs_ref_log_sum(const float *l, int64_t count);
 
 #endif

@@ -33,6 +33,13 @@ static void close_reference(fs_context *context) {
     (void)context;
 }
 
+/* The context has no memory of its own between calls, so there is nothing to free. */
+static fs_status set_work(fs_context *context, void *memory, size_t bytes) {
+    context->options.work = memory;
+    context->options.work_bytes = bytes;
+    return FS_OK;
+}
+
 static fs_status work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                            size_t *bytes) {
     (void)context, (void)result;
@@ -47,8 +54,9 @@ static fs_status sample(fs_context *context, const fs_head *head, const fs_batch
     void *own = NULL, *work = context->options.work;
     if (work) {
         if (bytes > context->options.work_bytes)
-            return fs_fail(context, FS_ERR_MEMORY, "work memory: the call takes %zu bytes, options.work_bytes is %zu",
-                           bytes, context->options.work_bytes);
+            return fs_fail(context, FS_ERR_MEMORY,
+                           "work memory of %zu bytes is too small: this call takes %zu (fs_work_size)",
+                           context->options.work_bytes, bytes);
     } else {
         own = work = fs_context_alloc(context, bytes, "the reference backend's row");
         if (!work) return FS_ERR_MEMORY;
@@ -59,14 +67,14 @@ static fs_status sample(fs_context *context, const fs_head *head, const fs_batch
     row.vocab = head->vocab ? head->vocab : head->first_token + head->rows;
 
     for (row.b = 0; row.b < batch->rows; row.b++) {
-        ref_row_values(&row, batch);
+        fs_ref_row_values(&row, batch);
         row.live = row.kept = 0;
-        if (!row.status) ref_row_logits(&row, head, batch);
+        if (!row.status) fs_ref_row_logits(&row, head, batch);
         if (!(row.status & FS_ROW_NO_TOKEN)) {
-            ref_row_cut(&row, batch);
-            ref_row_draw(&row, batch);
+            fs_ref_row_cut(&row, batch);
+            fs_ref_row_draw(&row, batch);
         }
-        ref_row_result(&row, batch, result);
+        fs_ref_row_result(&row, batch, result);
     }
     if (own) fs_context_free(context, own);
     result->fallback_rows = 0;
@@ -81,5 +89,6 @@ const fs_backend fs_backend_reference = {
     .open = open_reference,
     .close = close_reference,
     .sample = sample,
+    .set_work = set_work,
     .work_size = work_size,
 };

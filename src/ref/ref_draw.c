@@ -50,7 +50,7 @@ static int64_t cut_top_p(const ref_row *row, int64_t kept, float p, uint32_t fla
     return with_ties(row, prefix, kept, flags);
 }
 
-void ref_row_cut(ref_row *row, const fs_batch *batch) {
+void fs_ref_row_cut(ref_row *row, const fs_batch *batch) {
     const fs_slot_values *values = &row->values;
     int64_t kept = cut_min_p(row, values->min_p);
     if (values->top_k > 0 && values->top_k < kept) kept = with_ties(row, values->top_k, kept, batch->flags);
@@ -102,7 +102,7 @@ static void draw_without_replacement(ref_row *row, const fs_batch *batch) {
         uint32_t token = order_key_token(row->order[i]);
         row->scratch[i] = score_key(score_of(row, batch, noise, token), token);
     }
-    ref_sort_keys(row->scratch, row->kept);
+    fs_ref_sort_keys(row->scratch, row->kept);
     if (row->kept < batch->samples) row->status |= FS_ROW_SHORT;
     for (int32_t i = 0; i < batch->samples && i < row->kept; i++) take(row, batch, noise, i, row->scratch[i]);
 }
@@ -111,7 +111,7 @@ static void draw_without_replacement(ref_row *row, const fs_batch *batch) {
 static double group_log_mass(const ref_row *row, int64_t from, int64_t to) {
     int64_t v0 = from > row->first ? from - row->first : 0;
     int64_t v1 = to - row->first < row->size ? to - row->first : row->size;
-    return v0 < v1 ? ref_log_sum(row->l + v0, v1 - v0) : -HUGE_VAL;
+    return v0 < v1 ? fs_ref_log_sum(row->l + v0, v1 - v0) : -HUGE_VAL;
 }
 
 /* The paper's B.2: each group offers its own winner, and a second race, over the groups' log-masses, picks one. */
@@ -165,7 +165,7 @@ static void take_given(ref_row *row, const fs_batch *batch) {
     for (int32_t i = 0; i < batch->samples; i++) row->token[i] = batch->given[row->b * batch->samples + i];
 }
 
-void ref_row_draw(ref_row *row, const fs_batch *batch) {
+void fs_ref_row_draw(ref_row *row, const fs_batch *batch) {
     switch (batch->mode) {
     case FS_MODE_SAMPLE:
         draw_samples(row, batch);

@@ -59,11 +59,11 @@ static int compare_keys(const void *a, const void *b) {
     return (ka < kb) - (ka > kb);
 }
 
-void ref_sort_keys(uint64_t *keys, int64_t count) {
+void fs_ref_sort_keys(uint64_t *keys, int64_t count) {
     qsort(keys, (size_t)count, sizeof *keys, compare_keys);
 }
 
-double ref_log_sum(const float *l, int64_t count) {
+double fs_ref_log_sum(const float *l, int64_t count) {
     float most = -INFINITY;
     double sum = 0.0;
     for (int64_t v = 0; v < count; v++) most = l[v] > most ? l[v] : most;
@@ -85,7 +85,7 @@ static uint32_t check_values(const fs_slot_values *values) {
     return bad;
 }
 
-void ref_row_values(ref_row *row, const fs_batch *batch) {
+void fs_ref_row_values(ref_row *row, const fs_batch *batch) {
     int64_t slots = batch->slots ? batch->slots : batch->rows;
     int64_t s = batch->slot ? batch->slot[row->b] : row->b;
     row->slot = s;
@@ -199,7 +199,7 @@ static void check_given(ref_row *row, const fs_batch *batch) {
     }
 }
 
-void ref_row_logits(ref_row *row, const fs_head *head, const fs_batch *batch) {
+void fs_ref_row_logits(ref_row *row, const fs_head *head, const fs_batch *batch) {
     const uint32_t *allow = allow_mask(row, batch);
     for (int64_t v = 0; v < row->size; v++) {
         int64_t id = row->first + v;
@@ -221,5 +221,5 @@ void ref_row_logits(ref_row *row, const fs_head *head, const fs_batch *batch) {
     }
     if (row->live == 0) row->status |= FS_ROW_EMPTY;
     check_given(row, batch);
-    ref_sort_keys(row->order, row->live);
+    fs_ref_sort_keys(row->order, row->live);
 }

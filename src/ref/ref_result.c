@@ -31,9 +31,9 @@ static view view_of(ref_row *row, int32_t kind) {
         w.count = 0;
         for (int64_t v = 0; v < row->size; v++)
             if (row->x[v] > -INFINITY) row->scratch[w.count++] = order_key(row->x[v], (uint32_t)(row->first + v));
-        ref_sort_keys(row->scratch, w.count);
+        fs_ref_sort_keys(row->scratch, w.count);
         w.best = row->scratch;
-        w.log_z = ref_log_sum(row->x, row->size);
+        w.log_z = fs_ref_log_sum(row->x, row->size);
     } else {
         if (w.cut) w.count = row->kept;
         w.log_z = log_sum_of(row, w.best, w.count);
@@ -121,7 +121,7 @@ static void put_watch(const ref_row *row, const fs_batch *batch, fs_result *resu
     }
 }
 
-void ref_row_result(ref_row *row, const fs_batch *batch, fs_result *result) {
+void fs_ref_row_result(ref_row *row, const fs_batch *batch, fs_result *result) {
     view kind, *w = NULL;
     if (!(row->status & FS_ROW_NO_TOKEN)) {
         kind = view_of(row, result->logits);

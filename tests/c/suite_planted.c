@@ -16,6 +16,11 @@ typedef struct part {
     double log_mass;
 } part;
 
+/* Which of 128 places are marked. */
+typedef struct marks {
+    uint64_t bit[2];
+} marks;
+
 typedef struct field {
     const planted *self;
     const draws *d;
@@ -23,7 +28,7 @@ typedef struct field {
     float late; /* what a score is multiplied by after the noise; 1 unless planted */
     part *part;
     int64_t parts;
-    fs_marks *marks; /* one race's */
+    marks *marks; /* one race's, by block */
 } field;
 
 /* ------------------------------------------------------------------------------------------------------ noise ---- */
@@ -38,9 +43,21 @@ static fs_noise name_of(const planted *self, const draws *d, int64_t b, int32_t 
     return noise_row(seed, position, (uint32_t)sample, stream);
 }
 
-static double exponential(fs_noise noise, uint32_t token, int marked) {
-    double w = noise_unit(noise_words(noise, token, FS_DOMAIN_EXTENSION));
-    return marked ? -log1p(-FS_NOISE_Q * w) : FS_NOISE_C - log1p(-w);
+#define UNMARKED (-1)
+
+/* The prefix that comes with the token's mark. */
+static int32_t prefix_of(fs_noise noise, uint32_t token) {
+    fs_walk walk = noise_walk(noise, token / FS_NOISE_BLOCK);
+    while (noise_next(&walk))
+        if (walk.token == token) return (int32_t)walk.prefix;
+    return UNMARKED;
+}
+
+static double exponential(fs_noise noise, uint32_t token, int32_t prefix) {
+    fs_words r = noise_words(noise, token, FS_DOMAIN_EXTENSION);
+    if (prefix == UNMARKED) return FS_NOISE_C - log1p(-noise_unit(r));
+    uint64_t rest = (r.w[0] | (uint64_t)r.w[1] << 32) >> 28;
+    return -log1p(-FS_NOISE_Q * noise_centre((uint64_t)prefix << 36 | rest));
 }
 
 /* u = exp(-E) is uniform; the planted maps lose what lies between 1 and the next number of their grid. */
@@ -73,11 +90,11 @@ typedef struct race {
     double best;      /* its score before `late` */
 } race;
 
-static void offer(race *r, int64_t id, int marked) {
+static void offer(race *r, int64_t id, int32_t prefix) {
     const double l = (double)r->f->l[id];
     if (!(l > -INFINITY)) return;
     if (r->f->self->error == PLANTED_DROPPED_BLOCK && id / FS_NOISE_BLOCK == 1) return;
-    double e = exponential(r->noise, (uint32_t)(id - r->p->shift), marked);
+    double e = exponential(r->noise, (uint32_t)(id - r->p->shift), prefix);
     if (r->threshold > -INFINITY && -expm1(-e) > exp(l - r->threshold)) return;
     double s = l + gumbel(r->f->self, e);
     uint64_t key = score_key(s * (double)r->f->late, (uint32_t)id);
@@ -89,20 +106,21 @@ static void offer(race *r, int64_t id, int marked) {
 static void scan(race *r) {
     const part *p = r->p;
     const int64_t first = (p->from - p->shift) / FS_NOISE_BLOCK, last = (p->to - p->shift - 1) / FS_NOISE_BLOCK;
-    fs_marks *marks = r->f->marks;
+    marks *marked = r->f->marks;
     for (int64_t block = first; block <= last; block++) {
-        marks[block - first] = noise_marks(r->noise, (uint32_t)block);
-        for (int word = 0; word < 2; word++)
-            for (uint64_t bits = marks[block - first].bit[word]; bits; bits &= bits - 1) {
-                int64_t id = block * FS_NOISE_BLOCK + 64 * word + __builtin_ctzll(bits) + p->shift;
-                if (id >= p->from && id < p->to) offer(r, id, 1);
-            }
+        fs_walk walk = noise_walk(r->noise, (uint32_t)block);
+        while (noise_next(&walk)) {
+            int64_t id = (int64_t)walk.token + p->shift;
+            if (id >= p->from && id < p->to) offer(r, id, (int32_t)walk.prefix);
+        }
+        memcpy(marked[block - first].bit, walk.taken, sizeof walk.taken);
     }
     for (int64_t i = 0; i < p->live; i++) {
         int64_t id = order_key_token(p->order[i]), token = id - p->shift;
         double reach = r->best > r->threshold ? r->best : r->threshold;
         if ((double)r->f->l[id] <= reach - FS_NOISE_G - 1e-3) break;
-        if (!noise_is_marked(marks[token / FS_NOISE_BLOCK - first], (uint32_t)token)) offer(r, id, 0);
+        uint64_t bits = marked[token / FS_NOISE_BLOCK - first].bit[token / 64 % 2];
+        if (!(bits >> token % 64 & 1)) offer(r, id, UNMARKED);
     }
 }
 
@@ -119,7 +137,7 @@ static void scan_guessed(race *r) {
     r->threshold = -INFINITY;
     if (r->key == FS_KEY_NONE) {
         int64_t id = order_key_token(r->p->order[0]), token = id - r->p->shift;
-        offer(r, id, noise_is_marked(noise_marks(r->noise, (uint32_t)(token / FS_NOISE_BLOCK)), (uint32_t)token));
+        offer(r, id, prefix_of(r->noise, (uint32_t)token));
     }
 }
 
@@ -179,7 +197,7 @@ static uint64_t next_key(field *f, fs_noise noise, uint64_t below) {
         for (int64_t i = 0; i < f->part[k].live; i++) {
             race r = {f, &f->part[k], noise, -INFINITY, FS_KEY_NONE, -INFINITY};
             int64_t id = order_key_token(r.p->order[i]), token = id - r.p->shift;
-            offer(&r, id, noise_is_marked(noise_marks(noise, (uint32_t)(token / FS_NOISE_BLOCK)), (uint32_t)token));
+            offer(&r, id, prefix_of(noise, (uint32_t)token));
             if (r.key > best && r.key < below) best = r.key;
         }
     return best;

@@ -237,9 +237,40 @@ static void marks_are_subsets_of_every_size(void **state) {
     (void)state;
     fs_noise noise = noise_row(1, 2, 3, 4);
     for (int count = 0; count <= 128; count++) {
-        fs_marks marks = noise_subset(noise, 5, count, 0x123456789ABCDEFu);
-        assert_int_equal(__builtin_popcountll(marks.bit[0]) + __builtin_popcountll(marks.bit[1]), count);
+        fs_walk walk = noise_walk_of(noise, 5, count, noise_mark_words(noise, 5, 0));
+        char marked[FS_NOISE_BLOCK] = {0};
+        for (int i = 0; i < count; i++) {
+            assert_int_equal(noise_next(&walk), 1);
+            assert_true(walk.token >= 5 * FS_NOISE_BLOCK && walk.token < 6 * FS_NOISE_BLOCK && walk.prefix < 65536);
+            char *mark = &marked[walk.token % FS_NOISE_BLOCK];
+            assert_int_equal(*mark, 0);
+            *mark = 1;
+        }
+        assert_int_equal(noise_next(&walk), 0);
+        for (int i = 0; i < FS_NOISE_BLOCK; i++) assert_int_equal(walk.taken[i / 64] >> (i % 64) & 1, marked[i]);
     }
+}
+
+static void assert_count_of_64_bits(fs_noise noise, uint32_t block) {
+    uint64_t upper = noise_mark_words(noise, block, 0).w[0], lower = noise_mark_words(noise, block, 1).w[0];
+    assert_int_equal(noise_walk(noise, block).left, noise_mark_count(upper << 32 | lower));
+}
+
+/* The lower word of its count decides in one block of 2^28. These are such blocks: the upper word is that of a
+ * threshold. */
+static void the_number_of_marks_takes_two_words(void **state) {
+    (void)state;
+    static const uint32_t open[][3] = {/* position, block, marks */
+                                       {4692, 129294, 1}, {9184, 118822, 0},  {14603, 71527, 6}, {18120, 67919, 3},
+                                       {25072, 17633, 5}, {12096, 97391, 10}, {42334, 115971, 9}};
+    for (size_t i = 0; i < sizeof open / sizeof open[0]; i++) {
+        fs_noise noise = noise_row(0, open[i][0], 0, 0);
+        uint64_t low = (uint64_t)noise_mark_words(noise, open[i][1], 0).w[0] << 32;
+        assert_true(noise_mark_count(low) != noise_mark_count(low | UINT32_MAX));
+        assert_int_equal(noise_walk(noise, open[i][1]).left, open[i][2]);
+        assert_count_of_64_bits(noise, open[i][1]);
+    }
+    for (uint32_t i = 0; i < 200000; i++) assert_count_of_64_bits(noise_row(10, i / 1000, 0, 0), i % 1000);
 }
 
 static void unmarked_noise_stays_below_its_ceiling(void **state) {
@@ -248,8 +279,39 @@ static void unmarked_noise_stays_below_its_ceiling(void **state) {
     assert_true(fabs(FS_NOISE_G + log(FS_NOISE_C)) < 1e-14);
     for (uint32_t i = 0; i < 200000; i++) {
         fs_noise noise = noise_row(9, i, 0, 0);
-        assert_true(noise_gumbel_marked(noise, i, 0) <= FS_NOISE_G + 1e-12);
-        assert_true(noise_gumbel_marked(noise, i, 1) >= FS_NOISE_G - 1e-12);
+        assert_true(noise_gumbel_unmarked(noise, i) <= FS_NOISE_G + 1e-12);
+        assert_true(noise_gumbel_marked(noise, i, i & 0xFFFF) >= FS_NOISE_G - 1e-12);
+        assert_true(noise_gumbel_marked(noise, i, 0xFFFF) >= FS_NOISE_G - 1e-12);
+    }
+}
+
+/* The most a prefix can have is the noise of its least w, 36 bits of zeros and a half. Races pass over tokens on the
+ * strength of it. */
+static void marked_noise_stays_below_the_ceiling_of_its_prefix(void **state) {
+    (void)state;
+    for (uint32_t prefix = 0; prefix < 65536; prefix++) {
+        double ceiling = (double)noise_ceiling(prefix);
+        double most = -log(-log1p(-FS_NOISE_Q * noise_centre((uint64_t)prefix << 36)));
+        assert_true(ceiling >= most);
+        assert_true(ceiling <= most + 1e-4 + (prefix ? 0.002 : 0.0)); /* E is q w (1 + q w / 2) */
+        for (uint32_t i = 0; i < 4; i++)
+            assert_true(noise_gumbel_marked(noise_row(11, prefix, i, 0), 128 * i + (prefix & 127), prefix) <= ceiling);
+    }
+}
+
+/* A token has the noise that its block's walk says. */
+static void noise_of_a_token_is_that_of_its_walk(void **state) {
+    (void)state;
+    for (uint32_t block = 0; block < 500; block++) {
+        fs_noise noise = noise_row(12, block, 0, 0);
+        double expected[FS_NOISE_BLOCK];
+        for (uint32_t i = 0; i < FS_NOISE_BLOCK; i++)
+            expected[i] = noise_gumbel_unmarked(noise, block * FS_NOISE_BLOCK + i);
+        fs_walk walk = noise_walk(noise, block);
+        while (noise_next(&walk))
+            expected[walk.token % FS_NOISE_BLOCK] = noise_gumbel_marked(noise, walk.token, walk.prefix);
+        for (uint32_t i = 0; i < FS_NOISE_BLOCK; i++)
+            assert_true(noise_gumbel(noise, block * FS_NOISE_BLOCK + i) == expected[i]);
     }
 }
 
@@ -268,7 +330,10 @@ int main(void) {
         cmocka_unit_test(cut_refuses_a_proof_when_a_tie_may_be_missing),
         cmocka_unit_test(winners_stay_the_largest_in_order),
         cmocka_unit_test(marks_are_subsets_of_every_size),
+        cmocka_unit_test(the_number_of_marks_takes_two_words),
         cmocka_unit_test(unmarked_noise_stays_below_its_ceiling),
+        cmocka_unit_test(marked_noise_stays_below_the_ceiling_of_its_prefix),
+        cmocka_unit_test(noise_of_a_token_is_that_of_its_walk),
     };
     return cmocka_run_group_tests_name("core", tests, NULL, NULL);
 }

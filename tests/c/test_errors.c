@@ -30,7 +30,8 @@ static void make(fixture *f) {
 /* Samples; expects this failure and both words in its text. */
 static void refused(fixture *f, fs_status expected, const char *word, const char *other) {
     fs_status status = fs_sample(f->context, &f->head, &f->batch, &f->result);
-    if (status != expected) fail_msg("got %s, expected %s, for %s", fs_status_text(status), fs_status_text(expected), word);
+    if (status != expected)
+        fail_msg("got %s, expected %s, for %s", fs_status_text(status), fs_status_text(expected), word);
     const char *text = fs_error_text(f->context);
     if (!strstr(text, word) || !strstr(text, other)) fail_msg("'%s' names neither '%s' nor '%s'", text, word, other);
     assert_int_equal(f->tokens[0], 12345);
@@ -174,6 +175,26 @@ static void null_arguments_are_refused(void **state) {
     fs_context_destroy(f.context);
 }
 
+static void bad_work_memory_is_named(void **state) {
+    (void)state;
+    _Alignas(64) static char memory[128];
+    fixture f;
+    make(&f);
+    assert_int_equal(fs_context_set_work(NULL, memory, 64), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(NULL), "context"));
+    assert_int_equal(fs_context_set_work(f.context, memory + 32, 64), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(f.context), "aligned"));
+    assert_int_equal(fs_context_set_work(f.context, NULL, 64), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(f.context), "64"));
+    assert_non_null(strstr(fs_error_text(f.context), "NULL"));
+    /* What was refused has changed nothing. */
+    assert_int_equal(fs_sample(f.context, &f.head, &f.batch, &f.result), FS_OK);
+    /* Memory of no bytes is memory that is too small, not none. */
+    f.tokens[0] = 12345;
+    assert_int_equal(fs_context_set_work(f.context, memory, 0), FS_OK);
+    refused(&f, FS_ERR_MEMORY, "work memory of 0 bytes", "fs_work_size");
+}
+
 static void bad_options_are_named(void **state) {
     (void)state;
     fs_context *context;
@@ -263,6 +284,7 @@ int main(void) {
         cmocka_unit_test(what_is_not_there_yet_says_so),
         cmocka_unit_test(later_structs_are_read_as_far_as_they_are_known),
         cmocka_unit_test(null_arguments_are_refused),
+        cmocka_unit_test(bad_work_memory_is_named),
         cmocka_unit_test(bad_options_are_named),
         cmocka_unit_test(a_forced_choice_that_cannot_run_is_an_error),
         cmocka_unit_test(parts_of_other_calls_are_refused),

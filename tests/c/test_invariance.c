@@ -50,7 +50,8 @@ static world *make_world(void) {
     w->head.data = w->weights, w->head.dtype = FS_BF16, w->head.rows = VOCAB, w->head.dim = DIM;
     w->batch = fs_batch_default();
     w->batch.rows = ROWS, w->batch.hidden = w->hidden, w->batch.samples = SAMPLES;
-    w->batch.temperature = w->temperature, w->batch.top_k = w->top_k, w->batch.top_p = w->top_p, w->batch.min_p = w->min_p;
+    w->batch.temperature = w->temperature, w->batch.top_k = w->top_k, w->batch.top_p = w->top_p,
+    w->batch.min_p = w->min_p;
     w->batch.repetition = w->repetition, w->batch.seed = w->seed, w->batch.position = w->position;
     w->batch.allow = &w->allow[0][0], w->batch.seen = &w->seen[0][0];
     return w;
@@ -181,8 +182,12 @@ static void same_for_any_shards(void **state) {
     w->batch.list_capacity = VOCAB;
     fs_context *context = open_context(FS_BACKEND_CPU, 2, 0);
     results whole, merged;
-    const int64_t splits[][9] = {{0, VOCAB},          {0, 16, VOCAB},           {0, 2496, 2496, VOCAB},
-                                 {0, 1024, 4096, VOCAB}, {0, 16, 32, 48, 4992, VOCAB}, {0, 0, 800, 1600, 2400, 3200, VOCAB, VOCAB}};
+    const int64_t splits[][9] = {{0, VOCAB},
+                                 {0, 16, VOCAB},
+                                 {0, 2496, 2496, VOCAB},
+                                 {0, 1024, 4096, VOCAB},
+                                 {0, 16, 32, 48, 4992, VOCAB},
+                                 {0, 0, 800, 1600, 2400, 3200, VOCAB, VOCAB}};
     const int32_t shards[] = {1, 2, 3, 3, 5, 7};
     fs_result r = ask_everything(&whole, FS_LOGITS_CUT);
     must(context, fs_sample(context, &w->head, &w->batch, &r));

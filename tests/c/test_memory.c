@@ -69,7 +69,8 @@ static void make_small(small *s) {
     s->head = fs_head_default();
     s->head.kind = FS_HEAD_LOGITS, s->head.data = s->logits, s->head.rows = 700;
     s->batch = fs_batch_default();
-    s->batch.rows = 6, s->batch.samples = 2, s->batch.flags = FS_KEEP_TIES, s->batch.all.top_k = 5, s->batch.list_capacity = 1;
+    s->batch.rows = 6, s->batch.samples = 2, s->batch.flags = FS_KEEP_TIES, s->batch.all.top_k = 5,
+    s->batch.list_capacity = 1;
     s->batch.edit_offset = s->offset, s->batch.edit_token = s->token, s->batch.edit_bias = s->bias;
     s->batch.watch_offset = s->offset, s->batch.watch_token = s->token;
     s->result = fs_result_default();
@@ -199,6 +200,65 @@ static void callers_memory_of_the_asked_size_is_enough(void **state) {
     free(work);
 }
 
+/* Memory may be lent and taken back between calls; what the context had of its own is freed. The memory of the caller
+ * is never freed, nor written beyond its end. */
+static void memory_may_be_lent_later_and_taken_back(void **state) {
+    (void)state;
+    static small s;
+    const int32_t backends[] = {FS_BACKEND_CPU, FS_BACKEND_REFERENCE};
+    enum { MORE = 4 << 20 }; /* for the second pass, and a margin */
+    for (int i = 0; i < 2; i++) {
+        counter c;
+        int32_t expected[12];
+        size_t bytes = 0;
+        fs_context *context = NULL;
+        make_small(&s);
+        fs_options options = counted_options(&c, backends[i]);
+        assert_int_equal(fs_context_create(&options, &context), FS_OK);
+        const int64_t blocks = c.live_blocks;
+        assert_int_equal(fs_work_size(context, &s.head, &s.batch, &s.result, &bytes), FS_OK);
+        assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_OK);
+        memcpy(expected, s.tokens, sizeof expected);
+
+        /* Lent twice, in two places: the context's own memory goes with the first, nothing is allocated from then on. */
+        char *work = aligned_alloc(64, 2 * (bytes + MORE));
+        assert_non_null(work);
+        assert_true(bytes % 64 == 0);
+        int64_t requests = 0;
+        for (int place = 0; place < 2; place++) {
+            char *lent = work + (size_t)place * (bytes + MORE);
+            memset(work, 0xAB, 2 * (bytes + MORE));
+            assert_int_equal(fs_context_set_work(context, lent, bytes + MORE / 2), FS_OK);
+            assert_int_equal(c.live_blocks, blocks);
+            requests = c.requests;
+            assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_OK);
+            assert_memory_equal(s.tokens, expected, sizeof expected);
+            assert_int_equal(c.requests, requests);
+            for (char *at = work; at < work + 2 * (bytes + MORE); at += 61)
+                if (at < lent || at >= lent + bytes + MORE / 2) assert_int_equal(*at, (char)0xAB);
+        }
+
+        /* Too little is refused, and the context goes on with what it gets next. */
+        assert_int_equal(fs_context_set_work(context, work, bytes - 64), FS_OK);
+        assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_ERR_MEMORY);
+        assert_non_null(strstr(fs_error_text(context), "too small"));
+        assert_int_equal(c.requests, requests);
+
+        /* Taken back: the context allocates again, and frees what it allocated. */
+        assert_int_equal(fs_context_set_work(context, NULL, 0), FS_OK);
+        memset(work, 0xCD, 2 * (bytes + MORE));
+        assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_OK);
+        assert_memory_equal(s.tokens, expected, sizeof expected);
+        assert_true(c.requests > requests);
+        for (char *at = work; at < work + 2 * (bytes + MORE); at += 61) assert_int_equal(*at, (char)0xCD);
+        assert_int_equal(fs_context_set_work(context, NULL, 0), FS_OK);
+        assert_int_equal(fs_context_set_work(context, work, bytes), FS_OK);
+        fs_context_destroy(context);
+        assert_int_equal(c.live_blocks, 0);
+        free(work);
+    }
+}
+
 /* B = 64 over 151,936 tokens: stored logits would be 37 MiB of floats. D is small so that the test is quick; the hidden states of
  * a real D = 1024 are counted through fs_work_size. */
 static void temporary_memory_stays_under_four_mebibytes(void **state) {
@@ -246,6 +306,7 @@ int main(void) {
         cmocka_unit_test(a_failed_call_leaves_the_context_usable),
         cmocka_unit_test(nothing_is_allocated_after_the_first_call),
         cmocka_unit_test(callers_memory_of_the_asked_size_is_enough),
+        cmocka_unit_test(memory_may_be_lent_later_and_taken_back),
         cmocka_unit_test(temporary_memory_stays_under_four_mebibytes),
     };
     return cmocka_run_group_tests_name("memory", tests, NULL, NULL);

@@ -99,15 +99,29 @@ static int pair_index(int i, int k) {
 
 typedef struct tally {
     int64_t size[17], place[128], pair[8128];
+    int64_t prefix[4096];        /* lower 12 bits */
+    int64_t upper[128 * 16];     /* place, upper 4 bits of the prefix */
+    int64_t lower[128 * 16];     /* place, lower 4 bits of the prefix */
+    int64_t neighbours[16 * 16]; /* upper 4 bits of the first and of the second prefix */
 } tally;
 
-static void tally_block(fs_marks marks, tally *t) {
-    int at[128], count = 0;
-    for (int i = 0; i < 128; i++)
-        if (noise_is_marked(marks, (uint32_t)i)) at[count++] = i;
-    t->size[count < 16 ? count : 16]++;
-    for (int i = 0; i < count; i++) t->place[at[i]]++;
-    if (count == 2) t->pair[pair_index(at[0], at[1])]++;
+static void tally_block(fs_walk walk, tally *t) {
+    int at[16];
+    uint32_t prefix[16];
+    int count = 0;
+    while (noise_next(&walk)) {
+        at[count] = (int)(walk.token % FS_NOISE_BLOCK);
+        prefix[count++] = walk.prefix;
+    }
+    t->size[count]++;
+    for (int i = 0; i < count; i++) {
+        t->place[at[i]]++;
+        t->prefix[prefix[i] & 4095]++;
+        t->upper[at[i] * 16 + (int)(prefix[i] >> 12)]++;
+        t->lower[at[i] * 16 + (int)(prefix[i] & 15)]++;
+    }
+    if (count == 2) t->pair[at[0] < at[1] ? pair_index(at[0], at[1]) : pair_index(at[1], at[0])]++;
+    if (count >= 2) t->neighbours[(prefix[0] >> 12) * 16 + (prefix[1] >> 12)]++;
 }
 
 /* Places are marked independently with probability q each: their standardised counts have a chi-squared sum. */
@@ -118,38 +132,59 @@ static void judge_places(judge *j, const int64_t *place, int64_t blocks) {
     judge_chi_squared(j, "places", blocks / 2, 128, sum, 128.0);
 }
 
+/* All of these are equally likely. */
+static void judge_even(judge *j, const char *what, const int64_t *count, int bins) {
+    double *law = new_array(bins, sizeof *law);
+    for (int i = 0; i < bins; i++) law[i] = 1.0 / bins;
+    judge_counts(j, what, count, law, bins);
+    free(law);
+}
+
 static void marks_are_independent_coin_tosses(void **state) {
     (void)state;
     static tally t;
     const int64_t n = size(2000000);
-    double law[17], pairs[8128];
+    double law[17];
     judge j = judge_of("marks");
     for (int64_t i = 0; i < n; i++)
-        tally_block(noise_marks(noise_row(3, (uint64_t)(i >> 8), 0, 0), (uint32_t)(i & 255)), &t);
+        tally_block(noise_walk(noise_row(3, (uint64_t)(i >> 8), 0, 0), (uint32_t)(i & 255)), &t);
     for (int i = 0; i < 17; i++) law[i] = binomial_of_marks(i);
-    for (int i = 0; i < 8128; i++) pairs[i] = 1.0 / 8128.0;
     judge_counts(&j, "how many in a block", t.size, law, 17);
     judge_places(&j, t.place, n);
-    judge_counts(&j, "where two are", t.pair, pairs, 8128);
+    judge_even(&j, "where two are", t.pair, 8128);
+    judge_even(&j, "prefixes, lower bits", t.prefix, 4096);
+    judge_even(&j, "place and upper prefix", t.upper, 128 * 16);
+    judge_even(&j, "place and lower prefix", t.lower, 128 * 16);
+    judge_even(&j, "prefixes of two", t.neighbours, 16 * 16);
     conclude(&j);
 }
 
-/* Marks of a block are hardly ever more than nine; a subset of sixteen needs refills and draws places again. A
- * place's count is Binomial(n, 1/8) and two places have the correlation -1/127. */
+/* Marks of a block are hardly ever more than four; a walk to sixteen needs more calls and passes over places that are
+ * taken. A place's count is Binomial(n, 1/8) and two places have the correlation -1/127. */
 static void large_subsets_are_uniform(void **state) {
     (void)state;
+    static int64_t last[128 * 16], prefix[16 * 16], calls[16 * 16];
     const int64_t n = size(200000);
     int64_t place[128] = {0};
-    rng r = random_from(16);
     judge j = judge_of("subsets of sixteen");
     for (int64_t i = 0; i < n; i++) {
-        fs_marks marks = noise_subset(noise_row(4, (uint64_t)i, 0, 0), 9, 16, random_next(&r));
-        assert_int_equal(__builtin_popcountll(marks.bit[0]) + __builtin_popcountll(marks.bit[1]), 16);
-        for (int k = 0; k < 128; k++) place[k] += noise_is_marked(marks, (uint32_t)k);
+        fs_noise noise = noise_row(4, (uint64_t)i, 0, 0);
+        fs_walk walk = noise_walk_of(noise, 9, 16, noise_mark_words(noise, 9, 0));
+        uint32_t first = 0;
+        for (int k = 0; noise_next(&walk); k++) {
+            place[walk.token % FS_NOISE_BLOCK]++;
+            prefix[k * 16 + (int)(walk.prefix >> 12)]++;
+            if (k == 0) first = walk.prefix >> 12;
+            if (k == 4) calls[first * 16 + (walk.prefix >> 12)]++; /* the same half of the next call */
+        }
+        last[walk.token % FS_NOISE_BLOCK * 16 + (walk.prefix >> 12)]++;
     }
     double sum = 0.0, mean = (double)n / 8.0;
     for (int k = 0; k < 128; k++) sum += ((double)place[k] - mean) * ((double)place[k] - mean) / (mean * 7.0 / 8.0);
     judge_chi_squared(&j, "places", 16 * n, 128, sum * 127.0 / 128.0, 127.0);
+    judge_even(&j, "place and prefix of the last", last, 128 * 16);
+    judge_even(&j, "prefixes of two calls", calls, 16 * 16);
+    for (int k = 0; k < 16; k += 5) judge_even(&j, "prefix of one of them", prefix + k * 16, 16);
     conclude(&j);
 }
 
@@ -187,15 +222,27 @@ static void marked_noise_reaches_far_down(void **state) {
     enum { OCTAVES = 24 };
     const int64_t n = size(2000000);
     int64_t count[OCTAVES] = {0};
-    double law[OCTAVES];
+    static int64_t middle[256];
+    double law[OCTAVES], *w = new_array(n, sizeof *w);
     judge j = judge_of("marked noise");
-    for (int64_t i = 0; i < n; i++) {
-        double e = exp(-noise_gumbel_marked(noise_row(5, (uint64_t)i, 0, 0), 77, 1));
-        int octave = -8 - (int)floor(log2(-expm1(-e))) - 1;
-        count[octave < OCTAVES - 1 ? octave : OCTAVES - 1]++;
+    int64_t i = 0;
+    for (uint32_t block = 0; i < n; block++) {
+        fs_noise noise = noise_row(5, block, 0, 0);
+        fs_walk walk = noise_walk(noise, block % 2000);
+        while (i < n && noise_next(&walk)) {
+            double v = -expm1(-exp(-noise_gumbel_marked(noise, walk.token, walk.prefix)));
+            int octave = -8 - (int)floor(log2(v)) - 1;
+            count[octave < OCTAVES - 1 ? octave : OCTAVES - 1]++;
+            w[i++] = v / FS_NOISE_Q;
+            /* Four bits from the prefix and four from the extension, where they meet. */
+            middle[(int)fmod(v / FS_NOISE_Q * 1048576.0, 256.0)]++;
+        }
     }
-    for (int i = 0; i < OCTAVES; i++) law[i] = ldexp(1.0, -i - (i < OCTAVES - 1));
+    for (int k = 0; k < OCTAVES; k++) law[k] = ldexp(1.0, -k - (k < OCTAVES - 1));
     judge_counts(&j, "octaves below 2^-8", count, law, OCTAVES);
+    judge_uniform(&j, "values of w", w, n);
+    judge_even(&j, "bits 13 to 20 of w", middle, 256);
+    free(w);
     conclude(&j);
 }
 

@@ -134,11 +134,12 @@ def token_noise(noise, ids, fast):
         inner = -np.log(u.astype(np.float64)).astype(f32)
         return -np.log(inner.astype(np.float64)).astype(f32)
     w = nm.unit(nm.words(noise, ids, nm.EXTENSION))
-    marked = np.zeros(len(ids), bool)
+    e = -np.log1p(-1 / 256) - np.log1p(-w)
     for block in np.unique(ids // np.uint64(128)):
-        places = nm.marks(noise, int(block))
-        marked |= (ids // np.uint64(128) == block) & np.isin(ids % np.uint64(128), list(places))
-    return -np.log(np.where(marked, -np.log1p(-w / 256), -np.log1p(-1 / 256) - np.log1p(-w)))
+        for place, prefix in nm.marks(noise, int(block)).items():
+            token = 128 * int(block) + place
+            e[ids == token] = -np.log1p(-nm.marked_unit(nm.words(noise, token, nm.EXTENSION), prefix) / 256)
+    return -np.log(e)
 
 
 def ranking(scores, ids):

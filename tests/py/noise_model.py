@@ -3,6 +3,7 @@
 Integers are Python's, so nothing can overflow or be rounded; logs are math's. `philox` also takes numpy arrays of
 uint64 in place of counter words, which is what makes the model of a whole row affordable.
 """
+import itertools
 import math
 import struct
 from fractions import Fraction
@@ -48,9 +49,13 @@ def words(noise, index, domain):
     return philox((index, noise[0], noise[1], noise[2] ^ domain), KEY)
 
 
-def unit(r):
+def centre(bits):
     """52 bits, centred between the grid's points."""
-    return ((joined(r[0], r[1]) >> 12) + 0.5) * 2.0**-52
+    return (bits + 0.5) * 2.0**-52
+
+
+def unit(r):
+    return centre(joined(r[0], r[1]) >> 12)
 
 
 def binomial_cdf():
@@ -69,29 +74,46 @@ def mark_count(u):
     return sum(u >= limit for limit in CDF)
 
 
-def subset(noise, block, count, bits):
-    """The places of `count` marks. Places come nine to a 64-bit word, the low bits first."""
-    places, refill = set(), 0
-    while True:
-        for i in range(9):
-            if len(places) == count:
-                return places
-            places.add(bits >> 7 * i & 127)
-        refill += 1
-        r = words(noise, block, MARK | refill << 8)
-        bits = joined(r[0], r[1])
+def mark_words(noise, block, call):
+    return words(noise, block, MARK | call << 8)
+
+
+def mark_pairs(noise, block):
+    """All (place, prefix) pairs of a block, four to a call, without end: places are the low 28 bits of word 1."""
+    for call in itertools.count():
+        _, places, *prefixes = mark_words(noise, block, call)
+        prefixes = joined(*prefixes)
+        for i in range(4):
+            yield places >> 7 * i & 127, prefixes >> 16 * i & 0xFFFF
+
+
+def walk(noise, block, count):
+    """The first `count` marks {place: prefix}, in the order they are drawn; the first pair of a place is the one that
+    counts."""
+    marked = {}
+    pairs = mark_pairs(noise, block)
+    while len(marked) < count:
+        marked.setdefault(*next(pairs))
+    return marked
 
 
 def marks(noise, block):
-    r = words(noise, block, MARK)
-    return subset(noise, block, mark_count(joined(r[0], r[1])), joined(r[2], r[3]))
+    """{place: prefix} of a block. The number of marks takes 64 bits, of two calls."""
+    upper, lower = (mark_words(noise, block, call)[0] for call in (0, 1))
+    return walk(noise, block, mark_count(joined(lower, upper)))
+
+
+def marked_unit(r, prefix):
+    """The prefix, then the upper 36 bits of the extension."""
+    return centre(prefix << 36 | joined(r[0], r[1]) >> 28)
 
 
 def gumbel(noise, token):
-    w = unit(words(noise, token, EXTENSION))
-    if token % BLOCK in marks(noise, token // BLOCK):
-        return -math.log(-math.log1p(-w / 256))
-    return -math.log(-math.log1p(-1 / 256) - math.log1p(-w))
+    r = words(noise, token, EXTENSION)
+    prefix = marks(noise, token // BLOCK).get(token % BLOCK)
+    if prefix is not None:
+        return -math.log(-math.log1p(-marked_unit(r, prefix) / 256))
+    return -math.log(-math.log1p(-1 / 256) - math.log1p(-unit(r)))
 
 
 def gumbel_of(noise, index, domain):

@@ -221,9 +221,13 @@ def test_work_memory_of_the_caller(context):
     size = context.work_size(head, seed=1)
     lent = fs.Context("reference", work=size).sample(head, seed=1)
     assert lent.tokens.tolist() == context.sample(head, seed=1).tokens.tolist()
-    with pytest.raises(fs.Error, match="work_bytes is 64") as error:
-        fs.Context("reference", work=64).sample(head, seed=1)
+    small = fs.Context("reference", work=64)
+    with pytest.raises(fs.Error, match=r"work memory of 64 bytes is too small: this call takes %d" % size) as error:
+        small.sample(head, seed=1)
     assert error.value.name == "memory"
+    for later in (size, 0):
+        small.set_work(later)
+        assert small.sample(head, seed=1).tokens.tolist() == lent.tokens.tolist()
 
 
 def test_accept_counts_leading_matches():

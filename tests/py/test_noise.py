@@ -38,6 +38,17 @@ def test_the_library_has_the_models_noise():
         assert fs.seed_spread(seed, slot) == nm.spread_seed(seed, slot)
 
 
+def test_marks_are_as_many_as_their_64_bits_say_and_all_are_used():
+    for position, block in ((4692, 129294), (9184, 118822), (12096, 97391), (0, 0)):
+        noise = nm.row(0, position, 0, 0)
+        upper, lower = (nm.mark_words(noise, block, call)[0] for call in (0, 1))
+        marks = nm.marks(noise, block)
+        assert len(marks) == sum(upper << 32 | lower >= limit for limit in nm.CDF)
+        for place, prefix in marks.items():
+            v = -np.expm1(-np.exp(-fs.noise_gumbel(0, position, 0, 0, 128 * block + place)))  # w / 256
+            assert int(v * 2**24) == prefix
+
+
 def test_noise_of_tokens_is_gumbel_and_marks_cut_it_where_they_should():
     noise = nm.row(1, 2, 3, 4)
     g = model.token_noise(noise, np.arange(200_000), fast=False)

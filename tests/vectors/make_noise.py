@@ -23,8 +23,8 @@ HEAD = """\
 #   row        seed position sample stream -> r0 r1 r2
 #   spread     seed slot -> seed
 #   count      u -> marks of a block
-#   subset     draw block count bits -> marked places    (bit 0..63, bit 64..127); `draw` is seed position sample stream
-#   marks      draw block -> marked places
+#   walk       draw block count -> (place prefix)[count] if it had this many; `draw` is seed position sample stream
+#   marks      draw block -> (place prefix)[marks of the block], in the order they are drawn
 #   gumbel     draw token -> noise
 #   group      draw index domain -> noise
 #   unit       draw index domain -> uniform
@@ -47,6 +47,7 @@ DRAWS = [
     (M64, M64, nm.MASK32, nm.MASK32),
     (0x0123456789ABCDEF, 0xFEDCBA9876543210, 7, 3),
 ]
+TWO_WORDS = [(4692, 129294), (9184, 118822), (14603, 71527), (25072, 17633), (12096, 97391), (42334, 115971)]
 TOKENS = [0, 1, 63, 64, 127, 128, 129, 50256, 151935, 262143, 2**24 - 2]
 
 
@@ -58,9 +59,8 @@ def real(x):
     return f"{nm.double_bits(x):016x}", f"{x:.17g}"
 
 
-def places(marked):
-    bits = sum(1 << i for i in marked)
-    return f"{bits & M64:016x}", f"{bits >> 64:016x}"
+def pairs(marked):
+    return (word for place, prefix in marked.items() for word in (f"{place:02x}", f"{prefix:04x}"))
 
 
 def rows():
@@ -74,25 +74,28 @@ def mark_lines():
     # Both sides of every threshold of the table.
     for u in sorted({0, M64} | {limit + side for limit in nm.CDF for side in (-1, 0)}):
         line("count", [u], [f"{nm.mark_count(u):x}"])
-    # Many marks, so that places repeat and refills happen; blocks drawn this way never have them.
+    # Many marks, so that places repeat and more calls are needed; blocks hardly ever have more than four.
     for draw in DRAWS[:1] + DRAWS[-1:]:
-        for count, bits in [(0, 0), (1, 127), (2, 0), (9, 0x7FFFFFFFFFFFFFFF), (16, 0x0123456789ABCDEF), (128, 0)]:
-            line("subset", (*draw, 5, count, bits), places(nm.subset(nm.row(*draw), 5, count, bits)))
+        for count in (0, 1, 2, 4, 5, 8, 9, 16, 128):
+            line("walk", (*draw, 5, count), pairs(nm.walk(nm.row(*draw), 5, count)))
     # For every draw, the first blocks with 0, 1, 2, ... marks among the first 2,000.
     for draw in DRAWS:
         noise, first = nm.row(*draw), {}
         for block in range(2000):
             first.setdefault(len(nm.marks(noise, block)), block)
         for count in sorted(first):
-            line("marks", (*draw, first[count]), places(nm.marks(noise, first[count])))
-        line("marks", (*draw, 131071), places(nm.marks(noise, 131071)))
+            line("marks", (*draw, first[count]), pairs(nm.marks(noise, first[count])))
+        line("marks", (*draw, 131071), pairs(nm.marks(noise, 131071)))
+    # Blocks, one in 2^28, whose count hangs on its lower 32 bits. Their marks are 1, 0, 6, 5, 10 and 9.
+    for position, block in TWO_WORDS:
+        line("marks", (0, position, 0, 0, block), pairs(nm.marks(nm.row(0, position, 0, 0), block)))
 
 
 def value_lines():
     for draw in DRAWS:
         noise = nm.row(*draw)
-        marked = [block * 128 + min(nm.marks(noise, block)) for block in range(64) if nm.marks(noise, block)]
-        for token in TOKENS + marked[:5]:
+        marked = [block * 128 + place for block in range(64) for place in nm.marks(noise, block)]
+        for token in TOKENS + marked[:8]:
             line("gumbel", (*draw, token), real(nm.gumbel(noise, token)))
         for index in (0, 1, 1187, 2**20):
             line("group", (*draw, index, nm.GROUP), real(nm.gumbel_of(noise, index, nm.GROUP)))
