@@ -257,64 +257,14 @@ FS_DEVICE void transform(float (&d)[S::N / 2], const fs_head &head, bool shaped,
 /* A group is two blocks of eight rows: eight accumulators of a thread. Registers cannot be indexed, so rare code gets a group through
  * shared memory and is a real loop: unrolled, it would be tens of kilobytes that are never in the instruction cache when they are
  * needed (H200: 32 us per tile at N = 256). */
-template <class S, int G> FS_DEVICE void stash_group(const float (&d)[S::N / 2], float4 (&to)[2][32]) {
-    const int32_t lane = threadIdx.x & 31;
-    if constexpr (G < S::GROUPS) to[0][lane] = make_float4(d[8 * G], d[8 * G + 1], d[8 * G + 2], d[8 * G + 3]);
-    if constexpr (G < S::GROUPS && S::N > 8)
-        to[1][lane] = make_float4(d[8 * G + 4], d[8 * G + 5], d[8 * G + 6], d[8 * G + 7]);
-}
-
 template <class S> FS_DEVICE void stash(const float (&d)[S::N / 2], float4 (&to)[2][32], int32_t group) {
-    switch (group) { /* a jump, where a chain of conditions would step through every group */
-    case 0:
-        stash_group<S, 0>(d, to);
-        break;
-    case 1:
-        stash_group<S, 1>(d, to);
-        break;
-    case 2:
-        stash_group<S, 2>(d, to);
-        break;
-    case 3:
-        stash_group<S, 3>(d, to);
-        break;
-    case 4:
-        stash_group<S, 4>(d, to);
-        break;
-    case 5:
-        stash_group<S, 5>(d, to);
-        break;
-    case 6:
-        stash_group<S, 6>(d, to);
-        break;
-    case 7:
-        stash_group<S, 7>(d, to);
-        break;
-    case 8:
-        stash_group<S, 8>(d, to);
-        break;
-    case 9:
-        stash_group<S, 9>(d, to);
-        break;
-    case 10:
-        stash_group<S, 10>(d, to);
-        break;
-    case 11:
-        stash_group<S, 11>(d, to);
-        break;
-    case 12:
-        stash_group<S, 12>(d, to);
-        break;
-    case 13:
-        stash_group<S, 13>(d, to);
-        break;
-    case 14:
-        stash_group<S, 14>(d, to);
-        break;
-    default:
-        stash_group<S, 15>(d, to);
-        break;
-    }
+    const int32_t lane = threadIdx.x & 31;
+#pragma unroll
+    for (int g = 0; g < S::GROUPS; g++)
+        if (g == group) {
+            to[0][lane] = make_float4(d[8 * g], d[8 * g + 1], d[8 * g + 2], d[8 * g + 3]);
+            if constexpr (S::N > 8) to[1][lane] = make_float4(d[8 * g + 4], d[8 * g + 5], d[8 * g + 6], d[8 * g + 7]);
+        }
 }
 
 /* The larger of two keys, one kept by each half of the lanes `apart` apart: halves the keys a lane holds. */

@@ -1,7 +1,7 @@
-"""Inputs on the device, outputs between sentinels, and the oracle: dot products of torch in float64, drawn by the CPU backend.
+"""Inputs on the device, outputs between sentinels, and the oracle: dot products of torch in float64, drawn by the CPU.
 
-Weights and hidden states lie on a grid by default, so that their dot products are exact in float in any order: tokens must then
-be equal, without a tolerance. Values off the grid are for the tests that name a bound on a near tie.
+Weights and hidden states lie on a grid by default, so that their dot products are exact in float in any order: tokens
+must then be equal, without a tolerance. Values off the grid are for the tests that name a bound on a near tie.
 """
 import functools
 
@@ -65,11 +65,12 @@ class Outputs:
     BAND = 64
 
     def __init__(self, rows, tokens=torch.int32):
-        types = {"tokens": tokens, "status": torch.int32, "score": torch.float32, "logit": torch.float32}
+        floats = ("score", "logit")
+        types = {"tokens": tokens, "status": torch.int32, "score": torch.int32, "logit": torch.int32}
         size = rows + 2 * self.BAND
-        self.whole = {name: torch.full((size,), SENTINEL, device="cuda", dtype=torch.int64 if t == torch.int64 else torch.int32)
-                      for name, t in types.items()}
-        self.rows = {name: a[self.BAND : self.BAND + rows].view(types[name]) for name, a in self.whole.items()}
+        self.whole = {name: torch.full((size,), SENTINEL, device="cuda", dtype=t) for name, t in types.items()}
+        self.rows = {name: a[self.BAND : self.BAND + rows] for name, a in self.whole.items()}
+        self.rows.update((name, self.rows[name].view(torch.float32)) for name in floats)
 
     def untouched(self):
         return all((a == SENTINEL).all().item() for a in self.whole.values())
@@ -111,8 +112,8 @@ def one_bit(tokens, vocab):
 
 
 def check(W, H, asked, head=None, near=0.0, tokens=torch.int32, logits="raw"):
-    """Draws on the device and compares with the oracle: tokens, status, and score and logit of the device's own token. With
-    `near`, rows may differ whose best two scores are nearer than that."""
+    """Draws on the device and compares with the oracle: tokens, status, and score and logit of the device's own token.
+    With `near`, rows may differ whose best two scores are nearer than that."""
     got = on_host(draw(W, H, asked, head, tokens, logits))
     oracle = fs.Head(logits=dots(W, H).float().cpu().numpy(), **on_host(head or {}))
     asked = dict(on_host(asked), outputs=("score", "logit"), logits=logits)

@@ -1,4 +1,4 @@
-"""The CUDA backend against the CPU backend and torch: every width of tile, every tail, every rule it has, and its law."""
+"""The CUDA backend against the CPU backend and torch: every width of tile, every tail, every rule it has, its law."""
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -13,8 +13,7 @@ try:
 except (ImportError, OSError, fs.Error) as error:
     pytest.skip("no library with a cuda backend for this device: %s" % error, allow_module_level=True)
 
-from draws import (BF16, F16, GPU, NEAR, STREAM, Outputs, check, dots, draw, hidden, on_host, rules, same_bits, select,
-                   weights)
+from draws import BF16, F16, GPU, NEAR, STREAM, Outputs, check, dots, draw, hidden, rules, same_bits, select, weights
 
 ROWS = (1, 2, 3, 8, 17, 32, 48, 64, 96, 128, 160, 192, 256, 300, 512)
 UNSUPPORTED = -2
@@ -55,8 +54,9 @@ def test_tokens_are_the_argmax_of_scores_in_float64(B):
     tokens = draw(W, H, asked)["tokens"].long()
     seeds, positions = [s % 2**64 for s in asked["seed"].tolist()], asked["position"].tolist()
     noise = [[fs.noise_gumbel(s, p, 0, 0, v) for v in range(V)] for s, p in zip(seeds, positions)]
+    noise = torch.tensor(noise, device="cuda", dtype=torch.float64)
     T, x = asked["temperature"].double()[:, None], dots(W, H)
-    scores = torch.where(T > 0, x / torch.where(T > 0, T, 1.0) + torch.tensor(noise, device="cuda", dtype=torch.float64), x)
+    scores = torch.where(T > 0, x / T + noise, x)
     gap = scores.max(1).values - scores.gather(1, tokens[:, None])[:, 0]
     assert gap.max() <= NEAR and (gap > 0).sum() <= 1, gap.max()
 
@@ -119,14 +119,15 @@ def test_rows_share_slots_skip_and_name_bad_ones():
 
 
 def test_bad_temperatures_are_their_own_rows_matter():
-    T = torch.tensor([1.0, -1.0, float("nan"), float("inf"), 1e-39, 0.0, -0.0, 1e30, 0.5], device="cuda")
+    T = torch.tensor([1.0, -1.0, float("nan"), float("inf"), 1e-39, 0.0, -0.0, 3.0, 0.5], device="cuda")
     got = check(weights(10007, 128), hidden(9, 128), dict(temperature=T, seed=5, position=8))
     assert got["status"].tolist() == [0] + [fs.Row.BAD_TEMPERATURE] * 4 + [0] * 4
 
 
 @pytest.mark.parametrize("B", [1, 64, 300])
 def test_scalars_are_spread_over_rows(B):
-    got = check(weights(20011, 64), hidden(1, 64).expand(B, 64).contiguous(), dict(temperature=1.5, seed=42, position=3))
+    H = hidden(1, 64).expand(B, 64).contiguous()
+    got = check(weights(20011, 64), H, dict(temperature=1.5, seed=42, position=3))
     assert B == 1 or len(set(got["tokens"].tolist())) > B // 4
 
 
@@ -206,7 +207,9 @@ def test_shards_together_are_the_whole(edges, B):
     W, H, asked = weights(40007, 512, grid=False), hidden(B, 512, grid=False), rules(B)
     bias = torch.linspace(-1, 1, 40007, device="cuda")
     whole = draw(W, H, asked, dict(bias=bias))
-    parts = [draw(W[a:b], H, asked, dict(first_token=a, vocab=40007, bias=bias[a:b])) for a, b in zip(edges, edges[1:])]
+    parts = []
+    for a, b in zip(edges, edges[1:]):
+        parts.append(draw(W[a:b], H, asked, dict(first_token=a, vocab=40007, bias=bias[a:b])))
     winner = torch.stack([p["score"] for p in parts]).argmax(0)[None]
     for name in whole:
         best = torch.stack([p[name] for p in parts]).gather(0, winner)[0]
@@ -279,7 +282,7 @@ REQUESTS = {
     "two types": dict(hidden=H0.half()),
     "weights off 16 bytes": dict(head=lambda: fs.Head(misaligned(W0))),
     "hidden states off 16 bytes": dict(hidden=misaligned(H0)),
-    "rows of weights off 16 bytes": dict(head=lambda: fs.Head(torch.zeros(1000, 68, device="cuda", dtype=BF16)[:, :64])),
+    "rows of weights off 16 bytes": dict(head=lambda: fs.Head(torch.cat([W0, W0[:, :4]], 1)[:, :64])),
     "without replacement": dict(mode="without_replacement"),
     "groups": dict(mode="group_parallel", group_size=128),
     "groups online": dict(mode="group_online", group_size=128),
@@ -352,12 +355,13 @@ def test_host_memory_never_reaches_the_device_nor_the_reverse(call):
 
 @pytest.mark.parametrize("what", ["position", "seed"])
 def test_draws_follow_the_softmax(what):
-    """2,097,152 draws of one distribution over 4096 tokens, chi-squared; false alarm once in a million. An error of 1.5 % in every
-    probability, half of them up and half down, is seen."""
+    """2,097,152 draws of one distribution over 4096 tokens, chi-squared; false alarm once in a million. An error of 2 %
+    in every probability, up in one half and down in the other, is seen."""
     stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
     V, D, B, calls = 4096, 64, 512, 4096
     W, H = weights(V, D, grid=False), hidden(1, D, grid=False).expand(B, D).contiguous()
-    asked = dict(temperature=1.0, seed=torch.full((B,), 77, device="cuda"), position=torch.zeros(B, device="cuda").long())
+    start = torch.zeros(B, device="cuda", dtype=torch.int64)
+    asked = dict(temperature=1.0, seed=start + 77, position=start + 5)
     asked[what].add_(torch.arange(B, device="cuda"))
     head, tokens = fs.Head(W), torch.empty(B, device="cuda", dtype=torch.int64)
     batch = fs.Batch(head, H, **asked)
@@ -372,7 +376,7 @@ def test_draws_follow_the_softmax(what):
     seen = np.append(seen[~rare], seen[rare].sum())
     expected = np.append(expected[~rare], expected[rare].sum())
     if expected[-1] < 10:
-        seen, expected = seen[:-1], expected[:-1] / expected[:-1].sum() * seen[:-1].sum()
+        seen, expected = seen[:-1], expected[:-1]
     p = stats.chisquare(seen, expected * (seen.sum() / expected.sum())).pvalue
     print("%d cells, p = %.3g" % (len(seen), p))
     assert p > 1e-6
