@@ -5,7 +5,7 @@ An instruction with N/2 accumulators takes all of them as operands, and inline a
 generated. Run it after a change: scripts/make_wgmma.py > src/cuda/cuda_wgmma.cuh
 """
 
-WIDTHS = [8, 16, 32, 64, 96, 128, 160, 192, 256]
+WIDTHS = [8, 16, 32, 48, 64, 96, 128, 160, 192, 256]
 
 HEAD = """\
 /* cuda_wgmma.cuh - d += a b for 64 tokens x N rows x 16 of K, both operands in shared memory, K-major, 128-byte swizzle.

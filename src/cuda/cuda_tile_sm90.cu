@@ -436,14 +436,16 @@ template <class S> kernel kernel_of(int32_t dtype) {
 using s8 = shape<8, 1, 5, 2, 0>;
 using s16 = shape<16, 1, 5, 2, 0>;
 using s32 = shape<32, 1, 5, 2, 0>;
+using s48 = shape<48, 1, 4, 2, 0>;
 using s64 = shape<64, 1, 4, 2, 0>;
 using s96 = shape<96, 2, 3, 2, 0>;
 using s128 = shape<128, 2, 3, 2, 0>;
+using s160 = shape<160, 2, 5, 1, 1>;
 using s192 = shape<192, 2, 5, 1, 1>;
 using s256 = shape<256, 2, 4, 1, 1>;
 
-const fs_cuda_shape shapes[] = {row_of<s8>(),  row_of<s16>(),  row_of<s32>(),  row_of<s64>(),
-                                row_of<s96>(), row_of<s128>(), row_of<s192>(), row_of<s256>()};
+const fs_cuda_shape shapes[] = {row_of<s8>(),  row_of<s16>(),  row_of<s32>(),  row_of<s48>(),  row_of<s64>(),
+                                row_of<s96>(), row_of<s128>(), row_of<s160>(), row_of<s192>(), row_of<s256>()};
 
 kernel choose(int32_t n, int32_t dtype) {
     switch (n) {
@@ -453,12 +455,16 @@ kernel choose(int32_t n, int32_t dtype) {
         return kernel_of<s16>(dtype);
     case 32:
         return kernel_of<s32>(dtype);
+    case 48:
+        return kernel_of<s48>(dtype);
     case 64:
         return kernel_of<s64>(dtype);
     case 96:
         return kernel_of<s96>(dtype);
     case 128:
         return kernel_of<s128>(dtype);
+    case 160:
+        return kernel_of<s160>(dtype);
     case 192:
         return kernel_of<s192>(dtype);
     case 256:
