@@ -13,8 +13,10 @@
  * One K order for every pair: lane i of FS_LANES accumulates the products d = i mod FS_LANES in ascending d, then lanes are
  * added 8, 4, 2, 1 apart. So a logit does not depend on the tile it was computed in. */
 #define FS_LANES 16
-typedef void (*fs_tile)(const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld, int32_t rows,
-                        int64_t dim, float *out, int64_t out_ld);
+#define FS_TILE_ARGUMENTS                                                                                              \
+    const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld, int32_t rows, int64_t dim,            \
+        float *out, int64_t out_ld
+typedef void (*fs_tile)(FS_TILE_ARGUMENTS);
 
 /* Scans over n logits in cache. These use no fused multiply-add: their results are the same for every instruction set. */
 typedef struct fs_scan {
@@ -39,24 +41,15 @@ typedef struct fs_isa {
  * not run here; *names then lists the rows that do. */
 const fs_isa *fs_isa_choose(const char *forced, char *names, size_t names_size);
 
-extern const fs_scan fs_scan_scalar, fs_scan_avx2, fs_scan_avx512;
-void fs_tile_f32__scalar(const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld, int32_t rows,
-                         int64_t dim, float *out, int64_t out_ld);
-void fs_tile_f16__scalar(const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld, int32_t rows,
-                         int64_t dim, float *out, int64_t out_ld);
-void fs_tile_bf16__scalar(const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld, int32_t rows,
-                          int64_t dim, float *out, int64_t out_ld);
-void fs_tile_f32__avx2(const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld, int32_t rows,
-                       int64_t dim, float *out, int64_t out_ld);
-void fs_tile_f16__avx2(const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld, int32_t rows,
-                       int64_t dim, float *out, int64_t out_ld);
-void fs_tile_bf16__avx2(const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld, int32_t rows,
-                        int64_t dim, float *out, int64_t out_ld);
-void fs_tile_f32__avx512(const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld, int32_t rows,
-                         int64_t dim, float *out, int64_t out_ld);
-void fs_tile_f16__avx512(const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld, int32_t rows,
-                         int64_t dim, float *out, int64_t out_ld);
-void fs_tile_bf16__avx512(const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld, int32_t rows,
-                          int64_t dim, float *out, int64_t out_ld);
+/* What the files cpu_tile_<isa>.c and cpu_scan_<isa>.c define. */
+#define FS_DECLARE_ISA(isa)                                                                                            \
+    extern const fs_scan fs_scan_##isa;                                                                                \
+    void fs_tile_f32__##isa(FS_TILE_ARGUMENTS);                                                                        \
+    void fs_tile_f16__##isa(FS_TILE_ARGUMENTS);                                                                        \
+    void fs_tile_bf16__##isa(FS_TILE_ARGUMENTS)
+
+FS_DECLARE_ISA(scalar);
+FS_DECLARE_ISA(avx2);
+FS_DECLARE_ISA(avx512);
 
 #endif

@@ -112,8 +112,7 @@ static inline __attribute__((always_inline)) void tile_all(lanes (*load)(const c
 }
 
 #define FS_DEFINE_TILE(type, bytes)                                                                                    \
-    void FS_JOIN(fs_tile_, type, FS_ISA)(const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld,  \
-                                         int32_t rows, int64_t dim, float *out, int64_t out_ld) {                      \
+    void FS_JOIN(fs_tile_, type, FS_ISA)(FS_TILE_ARGUMENTS) {                                                          \
         tile_all(load_##type, bytes, (const char *)w, stride, tokens, h, h_ld, rows, dim, out, out_ld);                \
     }
 

@@ -374,3 +374,11 @@ def test_demo_on_a_small_head():
     out, _ = run("demo", "--vocab", 5003, "--dim", 100, "--seconds", 0, "--draws", 20000)
     for said in ("What is drawn", "the same token", "What it costs", "GB/s", "Is it exact?", "follow the distribution"):
         assert said in out
+
+
+def test_top_p_on_the_demo_head_needs_one_pass():
+    """64 rows of a language-like head, T = 1, p = 0.95: no row may read W twice, and memory stays below 4 MiB."""
+    for position in range(3):
+        answer = sample("--synthetic", "151936,1024,64,1", "--top-p", 0.95, "--position", position)
+        assert answer["fallback_rows"] == 0
+        assert answer["work_bytes"] < 4 << 20
