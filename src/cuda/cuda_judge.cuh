@@ -5,9 +5,9 @@
  *   compare with threshold[row]   <------------   threshold = best score of the row - largest noise of the tile's ids
  *   survivors -> queue            ------------>   exact score in double, best of the row, RED.MAX to global memory
  *
- * The compare is one max per logit: which ids of a block have large noise is known beforehand (core/noise.h: marks), so the largest
- * noise a (row, block) can bring is one number, made by about 1.5 Philox calls per 128 logits and off the consumers' path.
- * A threshold from an older best is lower: slower, never wrong. */
+ * The compare is one max per logit: which ids of a block have large noise is known beforehand (core/noise.h: marks and their
+ * prefixes), so the largest noise a (row, block) can bring is one number, made by one Philox call per 128 logits off the consumers'
+ * path. A threshold from an older best is lower: slower, never wrong. */
 #ifndef FS_CUDA_JUDGE_CUH
 #define FS_CUDA_JUDGE_CUH
 
@@ -35,8 +35,8 @@ template <int N> struct fs_court {
     uint32_t best[N];   /* ordered float, rounded down, of the best score known here; 0: none */
     uint32_t crest[N];  /* first tile: its largest logit, ordered, 25 bits, and 127 - its place */
     fs_judged_row row[N];
-    float4 stash[8][2]
-                [32]; /* per consumer warp and lane: eight of its accumulators, for code that cannot index registers */
+    /* Per consumer warp and lane: eight of its accumulators, for code that cannot index registers. */
+    float4 stash[8][2][32];
     unsigned long long queue[FS_QUEUE]; /* low word the logit, high word 1 + (token << 8 | row) ; 0: free */
     uint32_t tail;                      /* slots given out */
     uint32_t head[FS_JUDGES];           /* first chunk of 32 slots this judge has not finished */
