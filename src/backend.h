@@ -33,7 +33,7 @@ struct fs_context {
     char error[FS_ERROR_CHARS];
 };
 
-/* The backend for these options and the environment; NULL with a text in *why if there is none. */
+/* The backend for these options and the environment; NULL, with *status and this thread's text set, if there is none. */
 const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status);
 
 /* The context's allocator. fs_context_alloc fails with FS_ERR_MEMORY and a text that says for what. */

@@ -44,6 +44,9 @@ fs_ask fs_ask_of(const fs_head *head, const fs_batch *batch, const fs_result *re
     ask.rank_depth = depth;
     if (raw && ask.edited) ask.keep_raw = depth;
     else ask.keep = largest(ask.keep, depth);
+    /* No list needs more than there are tokens. */
+    if (ask.keep > head_vocab(head)) ask.keep = (int32_t)head_vocab(head);
+    if (ask.keep_raw > head_vocab(head)) ask.keep_raw = (int32_t)head_vocab(head);
     ask.raw_column = raw && ask.edited && ask.keep && ask.winner_logit;
     ask.watched = watch_before(batch, batch->rows);
     return ask;

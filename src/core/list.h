@@ -64,6 +64,8 @@ FS_CORE void list_offer(fs_list *list, uint64_t key, float raw) {
     if (key <= list->bound) return;
     if (list->count == list->capacity) {
         list_compact(list);
+        if (key > list->bound && list->count == list->capacity)
+            list->bound = key; /* keep is capacity: no room to make */
         if (key <= list->bound) return;
     }
     list->key[list->count] = key;

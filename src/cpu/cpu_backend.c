@@ -338,7 +338,9 @@ static fs_status cpu_merge(fs_context *context, const fs_head *head, const fs_ba
     fs_job job = job_of(head, batch, result, 1);
     fs_call *call = &job.call;
     fs_merging m;
-    int64_t watches = 0;
+    int64_t watches = 0, most = call->ask.keep > call->ask.keep_raw ? call->ask.keep : call->ask.keep_raw;
+    FS_REQUIRE(context, most * count <= INT32_MAX,
+               "%d parts with lists of %lld entries; together they must stay below 2^31", count, (long long)most);
     for (int64_t b = 0; b < batch->rows; b++)
         if (watch_count(batch, b) > watches) watches = watch_count(batch, b);
     fs_arena size = {NULL, 0, 0};

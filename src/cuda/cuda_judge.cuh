@@ -31,7 +31,7 @@ typedef struct fs_judged_row {
 /* Shared memory of consumers and judges, for N rows. */
 template <int N> struct fs_court {
     float threshold[N]; /* a logit at or below this cannot win */
-    float reach[N];     /* first tile: the largest noise */
+    float reach[N];     /* the tile's largest noise */
     uint32_t best[N];   /* ordered float, rounded down, of the best score known here; 0: none */
     uint32_t crest[N];  /* first tile: its largest logit, ordered, 25 bits, and 127 - its place */
     fs_judged_row row[N];

@@ -66,12 +66,6 @@ FS_DEVICE void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-FS_DEVICE uint64_t nanoseconds() {
-    uint64_t t;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    return t;
-}
-
 FS_DEVICE uint32_t cluster_rank() {
     uint32_t rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -140,15 +134,15 @@ FS_DEVICE void wait_for_earlier_launches() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+FS_DEVICE uint64_t nanoseconds() {
+    uint64_t t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+}
+
 FS_DEVICE uint32_t load_relaxed(const uint32_t *p) {
     uint32_t x;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
-    return x;
-}
-
-FS_DEVICE uint64_t load_relaxed(const uint64_t *p) {
-    uint64_t x;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");
     return x;
 }
 

@@ -18,6 +18,7 @@
  * memory channels), and accumulates in one instruction shape per 16 of K. So a logit does not depend on the batch or the shard. */
 #include "cuda_judge.cuh"
 #include "cuda_launch.h"
+#include "cuda_piece.cuh"
 #include "cuda_wgmma.cuh"
 
 #include "core/halves.h"
@@ -42,31 +43,6 @@ template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN> struct shape {
     static constexpr int BYTES = BARRIER_START + (2 * STAGES + 4) * 8;
     static_assert(BYTES <= 232448, "a block of sm_90 has 227 KB of shared memory");
 };
-
-/* Tokens [first, first + count) of the vocabulary, inside one tile. count 0: another CTA of the cluster has work, this one only
- * passes H on; -1: no more pieces. */
-struct piece {
-    int32_t first, count, pair;
-};
-
-/* Piece i of this CTA: whole tiles, in clusters whole pairs of tiles whose halves are the two CTAs'. Uneven shares cost nothing while
- * memory is the limit: who is done early leaves the others its bandwidth. Cutting tiles to even them out cost 3 %: a short piece
- * has too few bytes in flight. */
-template <int CLUSTER> FS_DEVICE piece piece_at(const fs_cuda_args &args, int32_t i) {
-    constexpr int32_t SPAN = CLUSTER * FS_CUDA_TILE;
-    const int32_t low = (int32_t)args.head.first_token;
-    const int32_t high = (int32_t)min(args.head.first_token + args.head.rows, args.vocab);
-    const int64_t base = low / SPAN, spans = (high + SPAN - 1) / SPAN - base;
-    const int64_t cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
-    const int64_t span = base + spans * cluster / clusters + i;
-    piece p = {0, -1, 0};
-    if (span >= base + spans * (cluster + 1) / clusters) return p;
-    const int32_t start = (int32_t)span * SPAN + (CLUSTER > 1 ? (int32_t)cluster_rank() * FS_CUDA_TILE : 0);
-    p.first = max(low, start);
-    p.count = max(0, min(high, start + FS_CUDA_TILE) - p.first);
-    p.pair = start / (2 * FS_CUDA_TILE);
-    return p;
-}
 
 /* Barriers between consumers and judges. Once: `opened`, the rows are in shared memory; `crested`, the first tile's largest logits
  * are. Once per tile: `ready`, its thresholds are set; `used`, the consumers are done with them. */

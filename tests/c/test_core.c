@@ -179,6 +179,17 @@ static void list_is_complete_above_its_bound(void **state) {
     }
 }
 
+/* A list that may keep all it can hold takes no more, and its bound says what it turned away. */
+static void list_without_spare_room_stays_inside(void **state) {
+    (void)state;
+    uint64_t key[6] = {0, 0, 0, 0, 0, 12345};
+    fs_list list = {key, NULL, 0, 0, 5, 5, FS_KEY_NONE};
+    for (uint32_t i = 0; i < 40; i++) list_offer(&list, order_key((float)(i * 7 % 40), i), 0.0f);
+    assert_int_equal(list.count, 5);
+    assert_int_equal(key[5], 12345);
+    assert_true(list.bound >= order_key(39.0f, 17)); /* the largest came late: nothing may be claimed above it */
+}
+
 static void list_keeps_raw_logits_beside_their_keys(void **state) {
     (void)state;
     rng r = random_from(7);
@@ -326,6 +337,7 @@ int main(void) {
         cmocka_unit_test(mass_agrees_with_double),
         cmocka_unit_test(mass_survives_extreme_logits),
         cmocka_unit_test(list_is_complete_above_its_bound),
+        cmocka_unit_test(list_without_spare_room_stays_inside),
         cmocka_unit_test(list_keeps_raw_logits_beside_their_keys),
         cmocka_unit_test(cut_refuses_a_proof_when_a_tie_may_be_missing),
         cmocka_unit_test(winners_stay_the_largest_in_order),

@@ -256,6 +256,22 @@ static void parts_of_other_calls_are_refused(void **state) {
     fs_context_destroy(f.context);
 }
 
+/* Lists of many parts together must fit an index; the check comes before any memory. */
+static void too_many_entries_to_merge_are_refused(void **state) {
+    (void)state;
+    fixture f;
+    make(&f);
+    static char part[64];
+    static const void *parts[65536];
+    for (int i = 0; i < 65536; i++) parts[i] = part;
+    f.head.vocab = 1 << 20;
+    f.batch.all.top_p = 0.5f;
+    f.batch.list_capacity = 1 << 20;
+    assert_int_equal(fs_merge(f.context, &f.head, &f.batch, parts, 65536, &f.result), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(f.context), "1048576"));
+    fs_context_destroy(f.context);
+}
+
 static void an_empty_batch_is_nothing_to_do(void **state) {
     (void)state;
     fixture f;
@@ -288,6 +304,7 @@ int main(void) {
         cmocka_unit_test(bad_options_are_named),
         cmocka_unit_test(a_forced_choice_that_cannot_run_is_an_error),
         cmocka_unit_test(parts_of_other_calls_are_refused),
+        cmocka_unit_test(too_many_entries_to_merge_are_refused),
         cmocka_unit_test(an_empty_batch_is_nothing_to_do),
         cmocka_unit_test(statuses_have_texts),
     };

@@ -1,0 +1,34 @@
+/* cuda_piece.cuh - which tokens a CTA takes, tile by tile. Producer, judges and consumers each walk the same pieces. */
+#ifndef FS_CUDA_PIECE_CUH
+#define FS_CUDA_PIECE_CUH
+
+#include "cuda_call.h"
+#include "cuda_ptx.cuh"
+
+/* Tokens [first, first + count) of the vocabulary, inside one tile. count 0: another CTA of the cluster has work, this one only
+ * passes H on; -1: no more pieces. */
+struct piece {
+    int32_t first, count;
+    int32_t pair; /* of tiles; its place in K is where both start */
+};
+
+/* Piece i of this CTA: whole tiles, in clusters whole pairs of tiles whose halves are the two CTAs'. Uneven shares cost nothing while
+ * memory is the limit: who is done early leaves the others its bandwidth. Cutting tiles to even them out cost 4 to 5 %: a short
+ * piece has too few bytes in flight (docs/findings/whole-tiles.md). */
+template <int CLUSTER> FS_DEVICE piece piece_at(const fs_cuda_args &args, int32_t i) {
+    constexpr int32_t SPAN = CLUSTER * FS_CUDA_TILE;
+    const int32_t low = (int32_t)args.head.first_token;
+    const int32_t high = (int32_t)min(args.head.first_token + args.head.rows, args.vocab);
+    const int64_t base = low / SPAN, spans = (high + SPAN - 1) / SPAN - base;
+    const int64_t cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
+    const int64_t span = base + spans * cluster / clusters + i;
+    piece p = {0, -1, 0};
+    if (span >= base + spans * (cluster + 1) / clusters) return p;
+    const int32_t start = (int32_t)span * SPAN + (CLUSTER > 1 ? (int32_t)cluster_rank() * FS_CUDA_TILE : 0);
+    p.first = max(low, start);
+    p.count = max(0, min(high, start + FS_CUDA_TILE) - p.first);
+    p.pair = start / (2 * FS_CUDA_TILE);
+    return p;
+}
+
+#endif
