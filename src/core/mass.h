@@ -95,9 +95,9 @@ FS_CORE void mass_add(fs_mass *m, float sum, int32_t exponent) {
     /* The top limb is the highest with a bit set, else equal masses could have two tops. */
     int32_t top = high ? limb + 1 : limb;
     if (top > m->top) mass_raise(m, top);
-    int32_t at = m->top - limb - 1;
-    if (high && at < 3) m->limb[at] += high;
-    if (at + 1 < 3) m->limb[at + 1] += rest;
+    /* No index that is not a constant: a GPU keeps the limbs in registers. */
+    const int32_t at = m->top - limb - 1;
+    for (int32_t i = 0; i < 3; i++) m->limb[i] += (i == at ? high : 0) + (i == at + 1 ? rest : 0);
 }
 
 /* The one merge of masses: exact, commutative, associative. */

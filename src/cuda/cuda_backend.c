@@ -7,20 +7,25 @@
 #include "core/ask.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 typedef CUresult (*encode_tiled)(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *base,
                                  const cuuint64_t *size, const cuuint64_t *stride, const cuuint32_t *box,
                                  const cuuint32_t *step, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                                  CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill);
 
+#define FS_CUDA_FAMILIES 1
+
 typedef struct fs_cuda {
     fs_cuda_device device;
     int32_t ordinal;
     cudaStream_t stream;
     fs_cuda_work *work; /* device memory */
+    fs_group *parts;    /* device memory, of the largest call so far that needed them */
+    size_t parts_bytes;
     encode_tiled encode;
-    const fs_cuda_shape *shapes;
-    int32_t shape_count;
+    fs_cuda_family family[FS_CUDA_FAMILIES];
+    const char *forced;        /* the environment's choice of a tile, or NULL */
     const fs_cuda_shape *told; /* the last choice that went to the log */
 } fs_cuda;
 
@@ -34,23 +39,40 @@ typedef struct fs_cuda {
 
 /* ------------------------------------------------------------------------------------------------- open, close ---- */
 
-static fs_status open_device(fs_context *context, fs_cuda *cuda) {
-    int devices = 0;
-    FS_CUDA_TRY(context, cudaGetDeviceCount(&devices));
-    cuda->ordinal = context->options.device;
-    FS_REQUIRE(context, cuda->ordinal >= 0 && cuda->ordinal < devices,
-               "options.device is %d, this machine has cuda devices 0 to %d", cuda->ordinal, devices - 1);
-    FS_CUDA_TRY(context, cudaSetDevice(cuda->ordinal));
-    FS_CUDA_TRY(context, cudaDeviceGetAttribute(&cuda->device.major, cudaDevAttrComputeCapabilityMajor, cuda->ordinal));
-    FS_CUDA_TRY(context, cudaDeviceGetAttribute(&cuda->device.minor, cudaDevAttrComputeCapabilityMinor, cuda->ordinal));
-    FS_CUDA_TRY(context,
-                cudaDeviceGetAttribute(&cuda->device.processors, cudaDevAttrMultiProcessorCount, cuda->ordinal));
+/* The device of a call is current inside it and not after: the caller's own choice stays. */
+static fs_status enter_device(fs_context *context, int *before) {
+    const fs_cuda *cuda = context->state;
+    FS_CUDA_TRY(context, cudaGetDevice(before));
+    if (*before != cuda->ordinal) FS_CUDA_TRY(context, cudaSetDevice(cuda->ordinal));
+    return FS_OK;
+}
+
+static void leave_device(const fs_cuda *cuda, int before) {
+    if (before != cuda->ordinal) cudaSetDevice(before);
+}
+
+static fs_status read_device(fs_context *context, fs_cuda *cuda) {
+    const struct {
+        int32_t *value;
+        enum cudaDeviceAttr what;
+    } wanted[] = {{&cuda->device.major, cudaDevAttrComputeCapabilityMajor},
+                  {&cuda->device.minor, cudaDevAttrComputeCapabilityMinor},
+                  {&cuda->device.processors, cudaDevAttrMultiProcessorCount},
+                  {&cuda->device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin}};
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
+        FS_CUDA_TRY(context, cudaDeviceGetAttribute(wanted[i].value, wanted[i].what, cuda->ordinal));
+    return FS_OK;
+}
+
+static fs_status open_families(fs_context *context, fs_cuda *cuda) {
+    fs_cuda_family *f = cuda->family;
+    f[0] = (fs_cuda_family){"sm90", 9, 1, 0, NULL};
+    f[0].shapes = fs_cuda_sm90_shapes(&f[0].count);
     if (cuda->device.major != 9)
         return fs_fail(context, FS_ERR_UNSUPPORTED,
                        "cuda: compute capability %d.%d has no kernel in this build; 9.0 has", cuda->device.major,
                        cuda->device.minor);
     FS_CUDA_TRY(context, fs_cuda_sm90_open(&cuda->device.clusters_of_two));
-    cuda->shapes = fs_cuda_sm90_shapes(&cuda->shape_count);
     enum cudaDriverEntryPointQueryResult found;
     void *entry = NULL;
     FS_CUDA_TRY(context,
@@ -58,6 +80,22 @@ static fs_status open_device(fs_context *context, fs_cuda *cuda) {
     if (found != cudaDriverEntryPointSuccess || !entry)
         return fs_fail(context, FS_ERR_DEVICE, "cuda: the driver has no cuTensorMapEncodeTiled");
     memcpy(&cuda->encode, &entry, sizeof entry);
+    return FS_OK;
+}
+
+/* Whether the forced tile, if any, is one of ours; a plan for a small call tells. */
+static fs_status check_forced(fs_context *context, const fs_cuda *cuda) {
+    fs_head head = fs_head_default();
+    fs_batch batch = fs_batch_default();
+    fs_cuda_plan plan;
+    head.rows = 128, head.dim = 64;
+    if (cuda->forced &&
+        !fs_cuda_plan_launch(&cuda->device, cuda->family, FS_CUDA_FAMILIES, cuda->forced, &head, &batch, 1, &plan))
+        return fs_fail(context, FS_ERR_ENVIRONMENT, "cuda: %s", plan.text);
+    return FS_OK;
+}
+
+static fs_status open_work(fs_context *context, fs_cuda *cuda) {
     FS_CUDA_TRY(context, cudaMalloc((void **)&cuda->work, sizeof *cuda->work));
     FS_CUDA_TRY(context, cudaMemset(cuda->work, 0, sizeof *cuda->work));
     FS_CUDA_TRY(context, cudaDeviceSynchronize());
@@ -66,12 +104,31 @@ static fs_status open_device(fs_context *context, fs_cuda *cuda) {
 
 static void cuda_close(fs_context *context) {
     fs_cuda *cuda = context->state;
+    int before;
     if (!cuda) return;
-    cudaSetDevice(cuda->ordinal);
-    cudaStreamSynchronize(cuda->stream);
-    cudaFree(cuda->work);
+    if (enter_device(context, &before) == FS_OK) {
+        if (cuda->work) cudaStreamSynchronize(cuda->stream);
+        cudaFree(cuda->parts);
+        cudaFree(cuda->work);
+        leave_device(cuda, before);
+    }
     fs_context_free(context, cuda);
     context->state = NULL;
+}
+
+static fs_status open_device(fs_context *context, fs_cuda *cuda) {
+    int devices = 0, before;
+    FS_CUDA_TRY(context, cudaGetDeviceCount(&devices));
+    cuda->ordinal = context->options.device;
+    FS_REQUIRE(context, cuda->ordinal >= 0 && cuda->ordinal < devices,
+               "options.device is %d, this machine has cuda devices 0 to %d", cuda->ordinal, devices - 1);
+    FS_TRY(read_device(context, cuda));
+    FS_TRY(enter_device(context, &before));
+    fs_status status = open_families(context, cuda);
+    if (status == FS_OK) status = check_forced(context, cuda);
+    if (status == FS_OK) status = open_work(context, cuda);
+    leave_device(cuda, before);
+    return status;
 }
 
 static fs_status cuda_open(fs_context *context) {
@@ -80,15 +137,15 @@ static fs_status cuda_open(fs_context *context) {
     memset(cuda, 0, sizeof *cuda);
     context->state = cuda;
     cuda->stream = context->options.stream;
+    cuda->forced = getenv("FLASHSAMPLING_CUDA_TILE");
     fs_status status = open_device(context, cuda);
     if (status != FS_OK) {
-        cudaFree(cuda->work);
-        fs_context_free(context, cuda);
-        context->state = NULL;
+        cuda_close(context);
         return status;
     }
-    snprintf(context->text, sizeof context->text, "cuda: device %d, compute capability %d.%d, %d processors",
-             cuda->ordinal, cuda->device.major, cuda->device.minor, cuda->device.processors);
+    snprintf(context->text, sizeof context->text, "cuda: device %d, compute capability %d.%d, %d processors%s%s",
+             cuda->ordinal, cuda->device.major, cuda->device.minor, cuda->device.processors,
+             cuda->forced ? ", tile " : "", cuda->forced ? cuda->forced : "");
     return FS_OK;
 }
 
@@ -108,7 +165,16 @@ static fs_status check_supported(fs_context *context, const fs_head *h, const fs
     FS_CUDA_LACKS(context, h->dtype == FS_F32, "head.dtype FS_F32");
     FS_CUDA_LACKS(context, b->hidden_dtype != h->dtype, "a batch.hidden_dtype other than head.dtype");
     FS_CUDA_LACKS(context, !fs_cuda_plan_aligned(h, b), "data that is not 16-byte aligned in base and rows");
-    FS_CUDA_LACKS(context, b->mode != FS_MODE_SAMPLE, "a batch.mode other than FS_MODE_SAMPLE");
+    FS_CUDA_LACKS(context, b->mode != FS_MODE_SAMPLE && !fs_cuda_plan_grouped(b),
+                  "a batch.mode other than FS_MODE_SAMPLE and the group modes");
+    if (fs_cuda_plan_grouped(b)) {
+        if (b->group_size % FS_CUDA_TILE)
+            return fs_fail(context, FS_ERR_UNSUPPORTED,
+                           "batch.group_size is %lld; the cuda backend takes multiples of %d", (long long)b->group_size,
+                           FS_CUDA_TILE);
+        FS_CUDA_LACKS(context, (r->log_z || r->logprob) && r->logits == FS_LOGITS_RAW,
+                      "log Z of raw logits together with a group mode");
+    }
     FS_CUDA_LACKS(context, b->samples != 1, "batch.samples above 1");
     FS_CUDA_LACKS(context, b->noise != FS_NOISE_EXACT, "FS_NOISE_FAST");
     FS_CUDA_LACKS(context, b->top_k || b->top_p || b->min_p || all->top_k > 0 || all->top_p < 1.0f || all->min_p > 0.0f,
@@ -117,8 +183,7 @@ static fs_status check_supported(fs_context *context, const fs_head *h, const fs
     FS_CUDA_LACKS(context, b->edit_offset, "batch.edit_offset");
     FS_CUDA_LACKS(context, b->seen || b->counts || b->count_offset, "a penalty");
     FS_CUDA_LACKS(context, b->watch_offset, "batch.watch_offset");
-    FS_CUDA_LACKS(context, r->max_logit || r->log_z || r->logprob || r->rank,
-                  "result.max_logit, log_z, logprob or rank");
+    FS_CUDA_LACKS(context, r->rank, "result.rank");
     FS_CUDA_LACKS(context, r->top_token || r->top_logit || r->top_logprob, "result.top_...");
     return FS_OK;
 }
@@ -144,25 +209,81 @@ static fs_status encode(fs_context *context, CUtensorMap *map, int32_t dtype, co
     return FS_OK;
 }
 
-static fs_status launch(fs_context *context, fs_cuda_args *args) {
+/* What the call asks of each row beyond its token. */
+static uint32_t want_of(const fs_batch *batch, const fs_result *result) {
+    uint32_t want = 0;
+    if (fs_cuda_plan_grouped(batch)) want |= FS_CUDA_GROUPS | FS_CUDA_MASS;
+    else if (result->log_z || result->logprob)
+        want |= result->logits == FS_LOGITS_RAW ? FS_CUDA_RAW_MASS : FS_CUDA_MASS;
+    if (result->max_logit) want |= FS_CUDA_PEAK;
+    return want;
+}
+
+/* Parts for a launch, zeroed. Allocates where no call before needed as many, so not while a graph is being captured. */
+static fs_status reserve_parts(fs_context *context, size_t bytes) {
     fs_cuda *cuda = context->state;
+    if (bytes <= cuda->parts_bytes) return FS_OK;
+    enum cudaStreamCaptureStatus capturing;
+    FS_CUDA_TRY(context, cudaStreamIsCapturing(cuda->stream, &capturing));
+    if (capturing != cudaStreamCaptureStatusNone)
+        return fs_fail(context, FS_ERR_STATE,
+                       "cuda: this call needs %zu bytes more than those before it, which cannot be allocated while the "
+                       "stream is being captured; make the call once before",
+                       bytes - cuda->parts_bytes);
+    FS_CUDA_TRY(context, cudaStreamSynchronize(cuda->stream));
+    FS_CUDA_TRY(context, cudaFree(cuda->parts));
+    cuda->parts = NULL;
+    cuda->parts_bytes = 0;
+    if (cudaMalloc((void **)&cuda->parts, bytes) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return fs_fail(context, FS_ERR_MEMORY, "cuda: no %zu bytes of device memory for the parts of this call", bytes);
+    }
+    FS_CUDA_TRY(context, cudaMemsetAsync(cuda->parts, 0, bytes, cuda->stream));
+    cuda->parts_bytes = bytes;
+    return FS_OK;
+}
+
+static fs_status launch_sm90(fs_context *context, const fs_cuda_plan *plan, const fs_cuda_args *args, int32_t shaped) {
+    const fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;
     const fs_batch *batch = &args->batch;
-    fs_cuda_plan plan;
-    if (!fs_cuda_plan_launch(&cuda->device, cuda->shapes, cuda->shape_count, head, args->rows, &plan))
-        return fs_fail(context, FS_ERR_UNSUPPORTED, "cuda: %s", plan.text);
-    if (cuda->told != plan.shape) fs_context_log(context, "%s", plan.text);
-    cuda->told = plan.shape;
     const int64_t w_stride = head->stride ? head->stride : head->dim * 2;
     const int64_t h_stride = batch->hidden_stride ? batch->hidden_stride : head->dim * 2;
     fs_cuda_maps maps;
     FS_TRY(encode(context, &maps.w_tile, head->dtype, head->data, head->rows, head->dim, w_stride, FS_CUDA_TILE));
     FS_TRY(encode(context, &maps.w_box, head->dtype, head->data, head->rows, head->dim, w_stride, 16));
     FS_TRY(encode(context, &maps.h, head->dtype, batch->hidden, batch->rows, head->dim, h_stride,
-                  (uint32_t)(plan.shape->rows / plan.shape->cluster)));
+                  (uint32_t)(plan->shape->rows / plan->shape->cluster)));
+    FS_CUDA_TRY(context, fs_cuda_sm90_launch(plan, &maps, args, shaped, cuda->stream));
+    return FS_OK;
+}
+
+/* One launch, over the first rows that are left; takes them off. */
+static fs_status launch(fs_context *context, fs_cuda_args *args, int64_t *work_bytes) {
+    fs_cuda *cuda = context->state;
+    const fs_head *head = &args->head;
+    const int32_t shaped = head->bias || head->round != FS_F32 || head->scale != 1.0f || head->softcap > 0.0f ||
+                           head->post_scale != 1.0f;
+    fs_cuda_plan plan;
+    if (!fs_cuda_plan_launch(&cuda->device, cuda->family, FS_CUDA_FAMILIES, cuda->forced, head, &args->batch,
+                             args->batch.rows - args->first_row, &plan))
+        return fs_fail(context, FS_ERR_UNSUPPORTED, "cuda: %s", plan.text);
+    if (cuda->told != plan.shape) fs_context_log(context, "%s", plan.text);
+    cuda->told = plan.shape;
+    args->rows = plan.rows;
     args->k_steps = plan.k_steps;
     args->patience = plan.patience;
-    FS_CUDA_TRY(context, fs_cuda_sm90_launch(&plan, &maps, args, cuda->stream));
+    if (args->want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS)) {
+        size_t bytes = (size_t)plan.rows * (size_t)plan.groups * (size_t)plan.slots * sizeof(fs_group);
+        FS_TRY(reserve_parts(context, bytes));
+        args->parts =
+            (fs_cuda_parts){cuda->parts, plan.groups, plan.slots,
+                            (int32_t)(args->want & FS_CUDA_GROUPS ? args->batch.group_size / FS_CUDA_TILE : 0)};
+        if ((int64_t)bytes > *work_bytes) *work_bytes = (int64_t)bytes;
+    }
+    FS_TRY(launch_sm90(context, &plan, args, shaped));
+    if (args->want) FS_CUDA_TRY(context, fs_cuda_finish_launch(args, cuda->stream));
+    args->first_row += plan.rows;
     return FS_OK;
 }
 
@@ -171,7 +292,9 @@ static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_
     FS_TRY(check_supported(context, head, batch, result));
     if (batch->rows == 0) return FS_OK;
     FS_REQUIRE(context, head->rows > 0, "head.rows is 0: the cuda backend takes no empty shard");
-    FS_CUDA_TRY(context, cudaSetDevice(cuda->ordinal));
+    int before;
+    int64_t parts_bytes = 0;
+    FS_TRY(enter_device(context, &before));
     fs_cuda_args args;
     memset(&args, 0, sizeof args);
     args.head = *head;
@@ -179,13 +302,13 @@ static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_
     args.result = *result;
     args.vocab = head_vocab(head);
     args.work = cuda->work;
-    for (int64_t first = 0; first < batch->rows; first += FS_CUDA_ROWS) {
-        args.first_row = (int32_t)first;
-        args.rows = (int32_t)(batch->rows - first < FS_CUDA_ROWS ? batch->rows - first : FS_CUDA_ROWS);
-        FS_TRY(launch(context, &args));
-    }
+    args.want = want_of(batch, result);
+    fs_status status = FS_OK;
+    while (status == FS_OK && args.first_row < batch->rows) status = launch(context, &args, &parts_bytes);
+    leave_device(cuda, before);
+    FS_TRY(status);
     result->fallback_rows = result->wire_bytes = 0;
-    result->work_bytes = sizeof *cuda->work;
+    result->work_bytes = (int64_t)sizeof *cuda->work + parts_bytes;
     return FS_OK;
 }
 

@@ -2,22 +2,26 @@
 #ifndef FS_CUDA_CALL_H
 #define FS_CUDA_CALL_H
 
-#include "core/key.h"
+#include "core/group.h"
 
 #include "flashsampling.h"
 
 /* Rows one launch takes; larger batches are split, and W is read once per 256 rows. */
 #define FS_CUDA_ROWS 256
-/* Tokens per tile: two warpgroups of 64. Also the block of the noise's marks. */
+/* Tokens per tile: eight warps of 16. Also the block of the noise's marks. */
 #define FS_CUDA_TILE 128
 
 /* What all CTAs know of a row. Scores are ordered floats rounded down: real scores, or below one. */
 typedef struct fs_cuda_line { /* 128 bytes: every CTA hits every row at once after its first tile */
     unsigned long long key;   /* largest score key so far; 0: none */
     uint32_t hint;            /* a score the row is known to reach; 0: none */
-    uint32_t flags;           /* FS_ROW_NAN, FS_ROW_INF */
-    uint32_t unused[28];
+    uint32_t flags;           /* FS_ROW_NAN, FS_ROW_INF, FS_CUDA_X_INF */
+    uint32_t peak;            /* largest x, an ordered float; 0: none */
+    uint32_t unused[27];
 } fs_cuda_line;
+
+/* A flag of a line beside the row's status bits: an x, not only an l, was +inf. */
+#define FS_CUDA_X_INF (1u << 31)
 
 /* Work memory of a context: zero before the first launch, and left zero by every launch. */
 typedef struct fs_cuda_work {
@@ -25,6 +29,22 @@ typedef struct fs_cuda_work {
     uint32_t seeded; /* CTAs that have given every row a first hint */
     uint32_t done;   /* CTAs that have finished */
 } fs_cuda_work;
+
+/* What a call wants of each row beyond its token. Anything but 0 takes the parts below and a second, small launch. */
+enum {
+    FS_CUDA_MASS = 1u << 0,     /* the mass of exp(l) */
+    FS_CUDA_RAW_MASS = 1u << 1, /* of exp(x); not both */
+    FS_CUDA_PEAK = 1u << 2,     /* the largest x */
+    FS_CUDA_GROUPS = 1u << 3    /* a winner and a mass per group */
+};
+
+/* Parts: what one CTA has found of one row in one group, [rows][groups][slots]. The slots of a group are its CTAs, in order. Without
+ * group modes there is one group. A part whose limb[0] is 0 has no mass yet; parts too are zero before and after a launch. */
+typedef struct fs_cuda_parts {
+    fs_group *part;
+    int32_t groups, slots;
+    int32_t group_tiles; /* tiles per group; 0: one group */
+} fs_cuda_parts;
 
 typedef struct fs_cuda_args {
     fs_head head; /* pointers are device memory here */
@@ -34,7 +54,9 @@ typedef struct fs_cuda_args {
     int32_t first_row, rows; /* rows of the batch this launch draws */
     int32_t k_steps;         /* stages of K that cover D */
     int32_t patience;        /* nanoseconds to wait for other CTAs' first scores */
+    uint32_t want;           /* FS_CUDA_MASS, ... */
     fs_cuda_work *work;
+    fs_cuda_parts parts;
 } fs_cuda_args;
 
 #endif

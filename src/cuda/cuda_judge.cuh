@@ -2,44 +2,35 @@
  *
  *   consumers (tensor cores)                      judges (three warps beside the producer)
  *   tile of logits in registers
- *   compare with threshold[row]   <------------   threshold = best score of the row - largest noise of the tile's ids
- *   survivors -> queue            ------------>   exact score in double, best of the row, RED.MAX to global memory
+ *   compare with threshold[strip][row]  <------   threshold = best score of the row - largest noise of the strip's ids
+ *   survivors -> queue                  ------>   exact score in double, best of the row, RED.MAX to global memory
  *
- * The compare is one max per logit: which ids of a block have large noise is known beforehand (core/noise.h: marks and their
- * prefixes), so the largest noise a (row, block) can bring is one number, made by one Philox call per 128 logits off the consumers'
- * path. A threshold from an older best is lower: slower, never wrong. */
+ * The compare is one max per logit: which ids of a block of 128 have large noise is known beforehand (core/noise.h: marks and their
+ * prefixes), so the largest noise in a strip, the 16 tokens of one warp, is one number, and one Philox call off the consumers' path
+ * gives a row's eight of a tile. A threshold from an older best is lower: slower, never wrong. */
 #ifndef FS_CUDA_JUDGE_CUH
 #define FS_CUDA_JUDGE_CUH
 
-#include "cuda_call.h"
-#include "cuda_ptx.cuh"
-
-#include "core/noise.h"
-#include "core/rules.h"
+#include "cuda_finish.cuh"
 
 #define FS_JUDGES 3
-#define FS_QUEUE 960 /* survivors in flight; a multiple of 32 * FS_JUDGES, so that a slot always belongs to one judge */
-
-/* A row's part of the call, in shared memory. */
-typedef struct fs_judged_row {
-    fs_noise noise;
-    float inverse, temperature;
-    uint32_t status;
-    int32_t greedy;
-} fs_judged_row;
+#define FS_QUEUE 480 /* survivors in flight; a multiple of 32 * FS_JUDGES, so that a slot always belongs to one judge */
+#define FS_STRIPS 8  /* consumer warps, each with 16 tokens of a tile */
 
 /* Shared memory of consumers and judges, for N rows. */
 template <int N> struct fs_court {
-    float threshold[N]; /* a logit at or below this cannot win */
-    float reach[N];     /* the tile's largest noise */
-    uint32_t best[N];   /* ordered float, rounded down, of the best score known here; 0: none */
-    uint32_t crest[N];  /* first tile: its largest logit, ordered, 25 bits, and 127 - its place */
+    float threshold[FS_STRIPS][N]; /* a logit at or below this cannot win */
+    float shift[N];                /* of the row's masses (cuda_mass.cuh); NaN: none yet */
+    uint32_t peak[N];              /* largest x, ordered; 0: none */
+    uint32_t best[N];              /* ordered float, rounded down, of the best score known here; 0: none */
+    uint32_t crest[N];             /* first tile: its largest logit, ordered, with the place in its last 7 bits; 0: none */
     fs_judged_row row[N];
-    /* Per consumer warp and lane: eight of its accumulators, for code that cannot index registers. */
-    float4 stash[8][2][32];
+    /* Per consumer warp and lane: eight of its accumulators, for code that cannot index registers; then its rows' masses. */
+    float4 stash[FS_STRIPS][2][32];
     unsigned long long queue[FS_QUEUE]; /* low word the logit, high word 1 + (token << 8 | row) ; 0: free */
     uint32_t tail;                      /* slots given out */
     uint32_t head[FS_JUDGES];           /* first chunk of 32 slots this judge has not finished */
+    uint32_t lock;                      /* of the parts' masses */
     int32_t last;
 };
 
@@ -54,21 +45,16 @@ FS_DEVICE void court_open(fs_court<N> *court, const fs_cuda_args &args, int32_t 
         fs_judged_row row;
         memset(&row, 0, sizeof row);
         row.status = FS_ROW_SKIPPED;
-        if (b < args.rows) {
-            fs_rules rules = rules_of_row(&args.batch, args.vocab, args.first_row + b);
-            row.noise = noise_row(rules.seed, rules.position, 0, rules.stream);
-            row.inverse = rules.inverse_temperature;
-            row.temperature = 1.0f / rules.inverse_temperature;
-            row.status = rules.status;
-            row.greedy = rules.greedy;
-        }
+        if (b < args.rows) row = judged_row(args, b);
         court->row[b] = row;
-        court->threshold[b] = INFINITY; /* stays so for rows without a token, and past the batch */
-        court->best[b] = court->crest[b] = 0;
+        for (int32_t strip = 0; strip < FS_STRIPS; strip++)
+            court->threshold[strip][b] = INFINITY; /* stays so for rows without a token, and past the batch */
+        court->shift[b] = NAN;
+        court->peak[b] = court->best[b] = court->crest[b] = 0;
     }
     for (int32_t i = thread; i < FS_QUEUE; i += threads) court->queue[i] = 0;
     if (thread < FS_JUDGES) court->head[thread] = thread;
-    if (thread == 0) court->tail = 0;
+    if (thread == 0) court->tail = court->lock = 0;
 }
 
 /* ------------------------------------------------------------------------------------------------- consumers ---- */
@@ -106,47 +92,50 @@ FS_DEVICE int32_t mark_of(fs_noise noise, uint32_t token) {
     return prefix;
 }
 
-/* One survivor: bounds in float first, its score in double only if it may be the row's best. Out of line: it is large and rare. With
- * `rehearse` everything is computed and nothing kept: cold instructions come from L2 at some hundred cycles a line, so the judges
- * run through them once while they have nothing else to do. */
-template <int N>
-static __device__ __noinline__ void judge_one(fs_court<N> *court, fs_cuda_work *work, float x, uint32_t id,
+/* One survivor: bounds in float first, its score in double only if it may be the row's best; the key goes to *key. Out of line: it is
+ * large and rare. With `rehearse` everything is computed and nothing kept: cold instructions come from L2 at some hundred cycles a
+ * line, so the judges run through them once while they have nothing else to do. */
+static __device__ __noinline__ void judge_one(const fs_judged_row &row, uint32_t *best, fs_cuda_line *line,
+                                              unsigned long long *key, bool shared_hint, float x, uint32_t token,
                                               bool rehearse) {
-    const int32_t b = (int32_t)(id & 255);
-    const uint32_t token = id >> 8;
-    const fs_judged_row row = court->row[b];
-    fs_cuda_line *line = &work->line[b];
     const float l = x * row.inverse;
     if (x != x) atomicOr(&line->flags, FS_ROW_NAN);
     if (!(l > -INFINITY)) return;
-    if (l == INFINITY) atomicOr(&line->flags, FS_ROW_INF);
-    const uint32_t known = rehearse ? 0 : *(volatile uint32_t *)&court->best[b];
-    const float best = known ? float_of_ordered(known) : -INFINITY;
+    if (l == INFINITY) atomicOr(&line->flags, FS_ROW_INF | (x == INFINITY ? FS_CUDA_X_INF : 0u));
+    const uint32_t known = rehearse ? 0 : *(volatile uint32_t *)best;
+    const float bar = known ? float_of_ordered(known) : -INFINITY;
     double score = (double)x;
     if (!row.greedy) {
         const int32_t prefix = mark_of(row.noise, token);
-        /* The tile's threshold allowed for its largest noise; this token's own may be out of reach. */
+        /* The strip's threshold allowed for its largest noise; this token's own may be out of reach. */
         const float ceiling = prefix < 0 ? (float)FS_NOISE_G + 1e-5f : noise_ceiling((uint32_t)prefix);
-        if (l + ceiling < best - 1e-3f) return;
+        if (l + ceiling < bar - 1e-3f) return;
         /* Unmarked noise is anything below that: a look in float spares most of them the double. Its error is below 1e-2 there. */
-        if (prefix < 0 && l + noise_from_below(row.noise, token, prefix) < best - 2e-2f && !rehearse) return;
+        if (prefix < 0 && l + noise_from_below(row.noise, token, prefix) < bar - 2e-2f && !rehearse) return;
         score = (double)l + (prefix < 0 ? noise_gumbel_unmarked(row.noise, token)
                                         : noise_gumbel_marked(row.noise, token, (uint32_t)prefix));
     }
     const uint32_t mine = ordered_float(__double2float_rd(score));
     if (rehearse) {
-        if (mine == 1) court->best[b] = 0; /* no score is: keeps the compiler from dropping the rest */
+        if (mine == 1) *best = 0; /* no score is: keeps the compiler from dropping the rest */
         return;
     }
-    const uint32_t before = atomicMax(&court->best[b], mine);
+    const uint32_t before = atomicMax(best, mine);
     /* A score clearly below a known one need not travel; 40 bits of a key are finer than a float. */
     if (before && float_of_ordered(mine) < float_of_ordered(before) - 1e-3f) return;
-    atomicMax(&line->key, (unsigned long long)score_key(score, token));
-    atomicMax(&line->hint, mine);
+    atomicMax(key, (unsigned long long)score_key(score, token));
+    if (shared_hint) atomicMax(&line->hint, mine);
+}
+
+/* Where row b's keys of this CTA go: to the row's line, or in group modes to the part of the group at hand. */
+FS_DEVICE unsigned long long *key_of_row(const fs_cuda_args &args, int64_t part, int32_t b) {
+    if (!(args.want & FS_CUDA_GROUPS)) return &args.work->line[b].key;
+    return (unsigned long long *)&args.parts.part[(int64_t)b * args.parts.groups * args.parts.slots + part].winner.key;
 }
 
 /* Judges what is in the queue for this judge; returns when there is nothing more. */
-template <int N> FS_DEVICE void judge_queue(fs_court<N> *court, fs_cuda_work *work, fs_docket *docket) {
+template <int N>
+FS_DEVICE void judge_queue(fs_court<N> *court, const fs_cuda_args &args, int64_t part, fs_docket *docket) {
     const uint32_t lane = threadIdx.x & 31;
     for (;;) {
         uint32_t tail = 0;
@@ -161,7 +150,9 @@ template <int N> FS_DEVICE void judge_queue(fs_court<N> *court, fs_cuda_work *wo
             do entry = *slot;
             while (!entry); /* given out, about to be written */
             *slot = 0;
-            judge_one(court, work, __uint_as_float((uint32_t)entry), (uint32_t)(entry >> 32) - 1, false);
+            const uint32_t id = (uint32_t)(entry >> 32) - 1, b = id & 255;
+            judge_one(court->row[b], &court->best[b], &args.work->line[b], key_of_row(args, part, (int32_t)b),
+                      !(args.want & FS_CUDA_GROUPS), __uint_as_float((uint32_t)entry), id >> 8, false);
         }
         __syncwarp();
         docket->taken = ready;
@@ -174,77 +165,79 @@ template <int N> FS_DEVICE void judge_queue(fs_court<N> *court, fs_cuda_work *wo
     }
 }
 
-/* The largest noise any id in [first, first + count) has in this row, or a little more. The smallest prefix decides. */
-FS_DEVICE float judge_reach(const fs_judged_row &row, int32_t first, int32_t count) {
-    uint32_t least = 65536;
-    for (int32_t block = first / FS_NOISE_BLOCK; block * FS_NOISE_BLOCK < first + count; block++) {
-        fs_walk walk = noise_walk(row.noise, (uint32_t)block);
-        while (noise_next(&walk))
-            if ((int32_t)walk.token >= first && (int32_t)walk.token < first + count) least = min(least, walk.prefix);
-    }
-    return least < 65536 ? fmaxf(noise_ceiling(least), (float)FS_NOISE_G + 1e-4f) : (float)FS_NOISE_G + 1e-4f;
+/* The marks of one row in one tile: up to four pairs as they are drawn, places seven bits each. */
+typedef struct fs_tile_marks {
+    int32_t count; /* -1: more than a call holds, or a place twice: walk */
+    uint32_t places, prefixes[2];
+} fs_tile_marks;
+
+FS_DEVICE fs_tile_marks tile_marks(const fs_judged_row &row, uint32_t block) {
+    if (row.greedy) return {0, 0, {0, 0}};
+    const fs_words r = noise_mark_words(row.noise, block, 0);
+    const uint32_t u = r.w[0], places = r.w[1];
+    /* Upper halves of the thresholds of core/noise.h; where they do not decide, or above four, the walk does. */
+    int32_t count = (u > 0x9B1EB169u) + (u > 0xE8FBE753u) + (u > 0xFC5FA9F6u) + (u > 0xFF913974u);
+    if (u == 0x9B1EB169u || u == 0xE8FBE753u || u == 0xFC5FA9F6u || u == 0xFF913974u || u >= 0xFFF56A69u) count = -1;
+    const uint32_t p0 = places & 127, p1 = places >> 7 & 127, p2 = places >> 14 & 127, p3 = places >> 21 & 127;
+    if ((count > 1 && p0 == p1) || (count > 2 && (p0 == p2 || p1 == p2)) ||
+        (count > 3 && (p0 == p3 || p1 == p3 || p2 == p3)))
+        count = -1;
+    return {count, places, {r.w[2], r.w[3]}};
 }
 
-/* Takes over what other CTAs know of row b, and makes its threshold for a tile whose largest noise is `reach`. */
-template <int N> FS_DEVICE void set_threshold(fs_court<N> *court, const fs_cuda_work *work, int32_t b, float reach) {
-    const uint32_t hint = load_relaxed(&work->line[b].hint);
+/* Takes over what other CTAs know of row b, and makes its thresholds for the tile from `first` on. A tile lies in one block of the
+ * noise; where a shard begins it may begin inside. Returns the best score known. */
+template <int N>
+FS_DEVICE float set_thresholds(fs_court<N> *court, const fs_cuda_args &args, int32_t b, int32_t first) {
+    const uint32_t block = (uint32_t)first / FS_NOISE_BLOCK;
+    const fs_tile_marks marks = tile_marks(court->row[b], block);
+    const uint32_t hint = args.want & FS_CUDA_GROUPS ? 0 : load_relaxed(&args.work->line[b].hint);
     const uint32_t known = max(atomicMax(&court->best[b], hint), hint);
-    float threshold = -INFINITY;
-    if (known) {
-        const float best = float_of_ordered(known);
-        /* Slack for the float products on both sides of the compare. */
-        threshold = (best - reach - 1e-5f - 1e-6f * (fabsf(best) + reach)) * court->row[b].temperature;
-        if (best == INFINITY) threshold = 3.4e38f; /* another +inf with a lower id still wins */
+    const float best = known ? float_of_ordered(known) : -INFINITY, temperature = court->row[b].temperature;
+    /* Slack for the float products on both sides of the compare. Another +inf with a lower id still wins. */
+    auto bar = [&](float noise) {
+        if (best == INFINITY) return 3.4e38f;
+        return (best - noise - 1e-5f - 1e-6f * (fabsf(best) + noise)) * temperature;
+    };
+    const float plain = known ? bar(court->row[b].greedy ? 0.0f : (float)FS_NOISE_G + 1e-4f) : -INFINITY;
+#pragma unroll
+    for (int32_t strip = 0; strip < FS_STRIPS; strip++) court->threshold[strip][b] = plain;
+    if (!known) return best;
+    auto lower = [&](uint32_t place, uint32_t prefix) {
+        const int32_t at = (int32_t)place - first % FS_NOISE_BLOCK;
+        if (at < 0) return;
+        float *threshold = &court->threshold[at / 16][b];
+        *threshold = fminf(*threshold, bar(noise_ceiling(prefix)));
+    };
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (i < marks.count) lower(marks.places >> (7 * i) & 127, marks.prefixes[i / 2] >> (16 * (i & 1)) & 0xFFFF);
+    if (marks.count < 0) {
+        fs_walk walk = noise_walk(court->row[b].noise, block);
+        while (noise_next(&walk)) lower(walk.token & 127, walk.prefix);
     }
-    court->threshold[b] = threshold;
+    return best;
 }
 
 /* First tile: the largest logit of row b is a token; its score from below is the row's first hint. */
 template <int N>
-FS_DEVICE void seed_row(fs_court<N> *court, fs_cuda_work *work, int32_t b, int32_t first, bool rehearse) {
+FS_DEVICE void seed_row(fs_court<N> *court, const fs_cuda_args &args, int32_t b, int32_t first, bool rehearse) {
     const fs_judged_row row = court->row[b];
     const uint32_t crest = rehearse ? 0x80000000u : court->crest[b];
     if (!crest) return;
-    const float x = float_of_ordered(crest & ~127u);
+    const uint32_t bits = __float_as_uint(float_of_ordered(crest));
+    /* From below: towards zero for a positive logit, away from it for a negative one. */
+    const float x = __uint_as_float(bits >> 31 ? bits | 127 : bits & ~127u);
     float score = x * row.inverse;
     score -= 1e-6f * fabsf(score);
     if (!row.greedy) {
-        const uint32_t token = first + 127 - (crest & 127);
+        const uint32_t token = first + (bits & 127);
         score += noise_from_below(row.noise, token, mark_of(row.noise, token));
     }
     if (!(score > -INFINITY) || rehearse) return;
+    court->crest[b] = 0;
     atomicMax(&court->best[b], ordered_float(score));
-    atomicMax(&work->line[b].hint, ordered_float(score));
-}
-
-/* ---------------------------------------------------------------------------------------------------- finish ---- */
-
-/* The results of row b, and its line of the work memory back to zero. */
-template <int N>
-static __device__ __noinline__ void close_row(const fs_court<N> *court, const fs_cuda_args *args, int32_t b,
-                                              bool rehearse) {
-    const fs_result &result = args->result;
-    fs_cuda_line *line = &args->work->line[b];
-    const fs_judged_row &row = court->row[b];
-    const uint64_t key = __ldcg(&line->key);
-    uint32_t status = row.status | __ldcg(&line->flags);
-    if (!key && !(status & FS_ROW_NO_TOKEN)) status |= FS_ROW_EMPTY;
-    const bool drawn = !(status & FS_ROW_NO_TOKEN);
-    const int64_t at = args->first_row + b;
-    const int32_t token = drawn ? (int32_t)score_key_token(key) : args->batch.fallback_token;
-    const double score = drawn ? score_key_value(key) : (double)NAN;
-    if (rehearse) return;
-    if (result.tokens_dtype == FS_I64) ((int64_t *)result.tokens)[at] = token;
-    else ((int32_t *)result.tokens)[at] = token;
-    if (result.status) result.status[at] = status;
-    if (result.score) result.score[at] = (float)score;
-    if (result.logit) {
-        /* The key holds l + noise to 2^-24 or better, and the noise is known: what is left is l. */
-        const double l = drawn && !row.greedy ? score - noise_gumbel(row.noise, (uint32_t)token) : score;
-        result.logit[at] = (float)(result.logits == FS_LOGITS_RAW ? l * (double)row.temperature : l);
-    }
-    line->key = 0;
-    line->hint = line->flags = 0;
+    if (!(args.want & FS_CUDA_GROUPS)) atomicMax(&args.work->line[b].hint, ordered_float(score));
 }
 
 #endif

@@ -17,11 +17,15 @@ typedef struct fs_cuda_maps {
     CUtensorMap w_tile, w_box, h;
 } fs_cuda_maps;
 
+/* Each family: its instantiations; what to do once per device before the first launch (may allocate); a launch. `shaped`: the head has
+ * a bias, a rounding, scales or a soft-cap. */
 const fs_cuda_shape *fs_cuda_sm90_shapes(int32_t *count);
-/* Once per device, before the first launch; may allocate. */
 cudaError_t fs_cuda_sm90_open(int32_t *clusters_of_two);
 cudaError_t fs_cuda_sm90_launch(const fs_cuda_plan *plan, const fs_cuda_maps *maps, const fs_cuda_args *args,
-                                cudaStream_t stream);
+                                int32_t shaped, cudaStream_t stream);
+
+/* The second launch of a call whose args.want is not 0. */
+cudaError_t fs_cuda_finish_launch(const fs_cuda_args *args, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

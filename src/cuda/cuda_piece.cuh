@@ -31,4 +31,17 @@ template <int CLUSTER> FS_DEVICE piece piece_at(const fs_cuda_args &args, int32_
     return p;
 }
 
+/* The index of a piece's part within its row: group by group, and within a group CTA by CTA. */
+template <int CLUSTER> FS_DEVICE int64_t part_at(const fs_cuda_args &args, const piece &p) {
+    constexpr int32_t SPAN = CLUSTER * FS_CUDA_TILE;
+    const int32_t rank = CLUSTER > 1 ? (int32_t)cluster_rank() : 0;
+    if (!args.parts.group_tiles) return blockIdx.x;
+    const int64_t low = args.head.first_token, high = min(low + args.head.rows, args.vocab);
+    const int64_t base = low / SPAN, spans = (high + SPAN - 1) / SPAN - base, clusters = gridDim.x / CLUSTER;
+    const int64_t size = (int64_t)args.parts.group_tiles * FS_CUDA_TILE, group = p.first / size;
+    /* The first span of the group, and the cluster whose share it is in. */
+    const int64_t span = max(group * size / SPAN, base) - base, first = ((span + 1) * clusters - 1) / spans;
+    return (group - low / size) * args.parts.slots + (blockIdx.x / CLUSTER - first) * CLUSTER + rank;
+}
+
 #endif

@@ -2,26 +2,96 @@
 
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 /* Measured on one H200 (docs/findings): bytes per microsecond from memory, and bf16 operations per microsecond. */
 #define FS_CUDA_READ 4.5e6
 #define FS_CUDA_FLOPS 7.9e8
+/* Tokens per tile. */
+#define FS_CUDA_SPAN 128
 
-int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_shape *shapes, int32_t count, const fs_head *head,
-                        int64_t rows, fs_cuda_plan *plan) {
-    memset(plan, 0, sizeof *plan);
-    if (device->major != 9) {
-        snprintf(plan->text, sizeof plan->text, "compute capability %d.%d has no kernel yet; 9.0 has", device->major,
-                 device->minor);
-        return 0;
+int fs_cuda_plan_aligned(const fs_head *head, const fs_batch *batch) {
+    int64_t w = head->stride ? head->stride : head->dim * 2,
+            h = batch->hidden_stride ? batch->hidden_stride : head->dim * 2;
+    return (uintptr_t)head->data % 16 == 0 && (uintptr_t)batch->hidden % 16 == 0 && w % 16 == 0 && h % 16 == 0;
+}
+
+int fs_cuda_plan_grouped(const fs_batch *batch) {
+    return batch->mode == FS_MODE_GROUP_PARALLEL || batch->mode == FS_MODE_GROUP_ONLINE;
+}
+
+/* Whether the environment's choice, "family" or "family:N", is this family; *width is N or 0. */
+static int is_forced(const char *forced, const fs_cuda_family *family, int64_t *width) {
+    size_t n = strlen(family->name);
+    if (strncmp(forced, family->name, n) != 0 || (forced[n] != 0 && forced[n] != ':')) return 0;
+    *width = forced[n] == ':' ? strtol(forced + n + 1, NULL, 10) : 0;
+    return 1;
+}
+
+/* The family that runs here, takes the data, and is not ruled out by the environment; *width as above. */
+static const fs_cuda_family *choose_family(const fs_cuda_device *device, const fs_cuda_family *families, int32_t count,
+                                           const char *forced, int aligned, int64_t *width, fs_cuda_plan *plan) {
+    int known = forced == NULL;
+    for (int32_t i = 0; i < count; i++) {
+        const fs_cuda_family *f = &families[i];
+        *width = 0;
+        if (forced && !is_forced(forced, f, width)) continue;
+        known = 1;
+        if ((f->major ? device->major == f->major : device->major >= 8) && (aligned || !f->aligned)) return f;
     }
-    for (int32_t i = 0; i < count && !plan->shape; i++)
-        if (shapes[i].rows >= rows && (shapes[i].cluster == 1 || device->clusters_of_two > 0)) plan->shape = &shapes[i];
+    if (!known) snprintf(plan->text, sizeof plan->text, "FLASHSAMPLING_CUDA_TILE=%s is unknown", forced);
+    else
+        snprintf(plan->text, sizeof plan->text, "no kernel%s%s takes compute capability %d.%d and %s data",
+                 forced ? " of FLASHSAMPLING_CUDA_TILE=" : "", forced ? forced : "", device->major, device->minor,
+                 aligned ? "aligned" : "unaligned");
+    return NULL;
+}
+
+/* The narrowest tile that holds the rows, else the widest that runs here. */
+static const fs_cuda_shape *choose_shape(const fs_cuda_device *device, const fs_cuda_family *family, int64_t width,
+                                         int64_t rows) {
+    const fs_cuda_shape *best = NULL;
+    for (int32_t i = 0; i < family->count; i++) {
+        const fs_cuda_shape *s = &family->shapes[i];
+        if ((s->cluster > 1 && device->clusters_of_two == 0) || s->shared_bytes > device->shared_bytes) continue;
+        if (width && s->rows != width) continue;
+        if (best && best->rows >= rows) break;
+        best = s;
+    }
+    return best;
+}
+
+static int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* Groups the shard's tokens lie in, and how many CTAs at most share one. */
+static void plan_parts(const fs_head *head, const fs_batch *batch, fs_cuda_plan *plan) {
+    const int32_t cluster = plan->shape->cluster;
+    plan->groups = 1;
+    plan->slots = plan->grid;
+    if (!fs_cuda_plan_grouped(batch)) return;
+    const int64_t span = (int64_t)FS_CUDA_SPAN * cluster, size = batch->group_size;
+    const int64_t spans = (head->first_token + head->rows + span - 1) / span - head->first_token / span;
+    const int64_t clusters = plan->grid / cluster, touched = (size + span - 1) / span + 1;
+    plan->groups = (int32_t)((head->first_token + head->rows - 1) / size - head->first_token / size + 1);
+    plan->slots = (int32_t)least(clusters, touched * clusters / spans + 2) * cluster;
+}
+
+int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *families, int32_t count, const char *forced,
+                        const fs_head *head, const fs_batch *batch, int64_t rows, fs_cuda_plan *plan) {
+    memset(plan, 0, sizeof *plan);
+    int64_t width = 0;
+    plan->family = choose_family(device, families, count, forced, fs_cuda_plan_aligned(head, batch), &width, plan);
+    if (!plan->family) return 0;
+    plan->shape = choose_shape(device, plan->family, width, rows);
     if (!plan->shape) {
-        snprintf(plan->text, sizeof plan->text, "no tile is %lld rows wide", (long long)rows);
+        snprintf(plan->text, sizeof plan->text, "%s has no tile %lld rows wide that runs here", plan->family->name,
+                 (long long)(width ? width : rows));
         return 0;
     }
     const fs_cuda_shape *s = plan->shape;
+    plan->rows = (int32_t)least(rows, s->rows);
     int64_t ctas = s->cluster == 1 ? device->processors : 2 * (int64_t)device->clusters_of_two;
     if (ctas > device->processors) ctas = device->processors / s->cluster * s->cluster;
     /* No CTA without a tile: a short vocabulary takes fewer. */
@@ -30,18 +100,15 @@ int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_shape *shape
     if (ctas > tiles) ctas = tiles / s->cluster * s->cluster;
     plan->grid = (int32_t)(ctas < s->cluster ? s->cluster : ctas);
     plan->k_steps = (int32_t)((head->dim + s->k - 1) / s->k);
-    /* Waiting saves survivors in proportion to the rows and costs what the ring does not cover: it pays from 96 rows on. */
-    plan->patience = s->rows >= 96 ? 3000 : 0;
+    plan_parts(head, batch, plan);
+    /* Waiting saves survivors in proportion to the rows and costs what the ring does not cover: it pays from 96 rows on. In group
+     * modes a score says nothing about other groups. */
+    plan->patience = s->rows >= 96 && !fs_cuda_plan_grouped(batch) ? 3000 : 0;
     double read = 2.0 * (double)head->rows * (double)head->dim / FS_CUDA_READ;
     double compute = 2.0 * (double)head->rows * (double)head->dim * s->rows / FS_CUDA_FLOPS;
     plan->microseconds = read > compute ? read : compute;
-    snprintf(plan->text, sizeof plan->text, "sm90 tile 128x%d, %d stages of %d, cluster %d, grid %d: %.0f us predicted",
-             s->rows, s->stages, s->k, s->cluster, plan->grid, plan->microseconds);
+    snprintf(plan->text, sizeof plan->text, "%s tile 128x%d, %d stages of %d, cluster %d, grid %d: %.0f us predicted%s",
+             plan->family->name, s->rows, s->stages, s->k, s->cluster, plan->grid, plan->microseconds,
+             forced ? ", forced by FLASHSAMPLING_CUDA_TILE" : "");
     return 1;
-}
-
-int fs_cuda_plan_aligned(const fs_head *head, const fs_batch *batch) {
-    int64_t w = head->stride ? head->stride : head->dim * 2,
-            h = batch->hidden_stride ? batch->hidden_stride : head->dim * 2;
-    return (uintptr_t)head->data % 16 == 0 && (uintptr_t)batch->hidden % 16 == 0 && w % 16 == 0 && h % 16 == 0;
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #define FS_DEVICE static __device__ __forceinline__
+#define FS_DEVICE_MEMBER __device__ __forceinline__
 
 FS_DEVICE uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
@@ -112,11 +113,11 @@ template <int LEFT> FS_DEVICE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-template <int REGISTERS> FS_DEVICE void take_registers() {
+template <int REGISTERS> FS_DEVICE void set_more_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-template <int REGISTERS> FS_DEVICE void give_registers() {
+template <int REGISTERS> FS_DEVICE void set_fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
@@ -129,9 +130,25 @@ FS_DEVICE float max_or_nan(float a, float b) {
     return m;
 }
 
+/* 2^x to 2^-22 for |x| <= 1/2; 0 and +inf far out. */
+FS_DEVICE float exp2_approximate(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* Waits until the launches ahead on the stream have ended (nothing to wait for without programmatic launch). */
 FS_DEVICE void wait_for_earlier_launches() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Lets a programmatic launch behind this one be set up; it still waits for the end of this one before it reads. */
+FS_DEVICE void let_next_launch_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 FS_DEVICE uint64_t nanoseconds() {

@@ -4,13 +4,28 @@
 #include "cuda/cuda_plan.h"
 
 static const fs_cuda_shape shapes[] = {{8, 1, 5, 128, 0}, {64, 1, 4, 128, 0}, {128, 2, 3, 128, 0}, {256, 2, 4, 64, 0}};
-static const fs_cuda_device h200 = {9, 0, 132, 66};
+static const fs_cuda_shape plain_shapes[] = {{16, 1, 4, 64, 90000}, {64, 1, 4, 64, 120000}};
+static const fs_cuda_family families[] = {{"sm90", 9, 1, 4, shapes}, {"portable", 0, 0, 2, plain_shapes}};
+static const fs_cuda_device h200 = {9, 0, 132, 66, 232448};
 
-static fs_cuda_plan plan_of(int64_t vocab, int64_t dim, int64_t rows) {
+static fs_head head_of(int64_t vocab, int64_t dim) {
     fs_head head = fs_head_default();
     head.dtype = FS_BF16, head.rows = vocab, head.dim = dim;
+    head.stride = (dim * 2 + 15) / 16 * 16;
+    return head;
+}
+
+static fs_batch batch_of(int64_t dim) {
+    fs_batch batch = fs_batch_default();
+    batch.hidden_stride = (dim * 2 + 15) / 16 * 16;
+    return batch;
+}
+
+static fs_cuda_plan plan_of(int64_t vocab, int64_t dim, int64_t rows) {
+    fs_head head = head_of(vocab, dim);
+    fs_batch batch = batch_of(dim);
     fs_cuda_plan plan;
-    if (!fs_cuda_plan_launch(&h200, shapes, 4, &head, rows, &plan)) fail_msg("%s", plan.text);
+    if (!fs_cuda_plan_launch(&h200, families, 2, NULL, &head, &batch, rows, &plan)) fail_msg("%s", plan.text);
     return plan;
 }
 
@@ -52,16 +67,87 @@ static void the_prediction_is_the_larger_of_reading_and_computing(void **state) 
 
 static void what_has_no_kernel_is_refused_in_words(void **state) {
     (void)state;
-    fs_head head = fs_head_default();
-    head.rows = 1000, head.dim = 64;
+    fs_head head = head_of(1000, 64);
+    fs_batch batch = batch_of(64);
     fs_cuda_plan plan;
-    const fs_cuda_device old = {8, 6, 84, 0};
-    assert_int_equal(fs_cuda_plan_launch(&old, shapes, 4, &head, 1, &plan), 0);
-    assert_non_null(strstr(plan.text, "8.6"));
-    assert_int_equal(fs_cuda_plan_launch(&h200, shapes, 4, &head, 257, &plan), 0);
-    assert_non_null(strstr(plan.text, "257"));
-    const fs_cuda_device alone = {9, 0, 132, 0};
-    assert_int_equal(fs_cuda_plan_launch(&alone, shapes, 4, &head, 128, &plan), 0);
+    const fs_cuda_device old = {7, 5, 84, 0, 65536};
+    assert_int_equal(fs_cuda_plan_launch(&old, families, 2, NULL, &head, &batch, 1, &plan), 0);
+    assert_non_null(strstr(plan.text, "7.5"));
+    const fs_cuda_device small = {8, 6, 84, 0, 65536};
+    assert_int_equal(fs_cuda_plan_launch(&small, families, 2, NULL, &head, &batch, 33, &plan), 0);
+    assert_non_null(strstr(plan.text, "33"));
+}
+
+static void the_family_follows_the_device_and_the_data(void **state) {
+    (void)state;
+    fs_head head = head_of(1000, 64);
+    fs_batch batch = batch_of(64);
+    fs_cuda_plan plan;
+    const fs_cuda_device ada = {8, 9, 84, 0, 101376};
+    assert_true(fs_cuda_plan_launch(&ada, families, 2, NULL, &head, &batch, 1, &plan));
+    assert_string_equal(plan.family->name, "portable");
+    batch.hidden_stride = 130;
+    assert_true(fs_cuda_plan_launch(&h200, families, 2, NULL, &head, &batch, 1, &plan));
+    assert_string_equal(plan.family->name, "portable");
+}
+
+static void what_does_not_fit_a_tile_is_split(void **state) {
+    (void)state;
+    assert_int_equal(plan_of(1000, 64, 700).rows, 256);
+    fs_head head = head_of(1000, 64);
+    fs_batch batch = batch_of(64);
+    fs_cuda_plan plan;
+    const fs_cuda_device ada = {8, 9, 84, 0, 101376}, alone = {9, 0, 132, 0, 232448};
+    assert_true(fs_cuda_plan_launch(&ada, families, 2, NULL, &head, &batch, 64, &plan)); /* the wide tile has no room */
+    assert_int_equal(plan.rows, 16);
+    assert_true(
+        fs_cuda_plan_launch(&alone, families, 2, NULL, &head, &batch, 128, &plan)); /* nor has one without clusters */
+    assert_int_equal(plan.rows, 64);
+}
+
+static void the_environment_forces_a_family_or_a_tile(void **state) {
+    (void)state;
+    fs_head head = head_of(1000, 64);
+    fs_batch batch = batch_of(64);
+    fs_cuda_plan plan;
+    assert_true(fs_cuda_plan_launch(&h200, families, 2, "portable", &head, &batch, 8, &plan));
+    assert_string_equal(plan.family->name, "portable");
+    assert_non_null(strstr(plan.text, "FLASHSAMPLING_CUDA_TILE"));
+    assert_true(fs_cuda_plan_launch(&h200, families, 2, "sm90:128", &head, &batch, 8, &plan));
+    assert_int_equal(plan.shape->rows, 128);
+    const char *bad[] = {"sm9", "sm90:7", "sm90x", "", "tensor"};
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(fs_cuda_plan_launch(&h200, families, 2, bad[i], &head, &batch, 8, &plan), 0);
+        assert_true(strlen(plan.text) > 10);
+    }
+}
+
+/* What a part's index is on the device (cuda_piece.cuh), for every tile of a shard: inside its group's slots, and no two CTAs in one. */
+static void every_piece_has_a_part_of_its_own(void **state) {
+    (void)state;
+    const int64_t sizes[] = {128, 256, 384, 1280, 4096, 100096};
+    for (int64_t first = 0; first < 3000; first += 700)
+        for (int rows = 8; rows <= 128; rows += 120)
+            for (int i = 0; i < 6; i++) {
+                fs_head head = head_of(40007, 64);
+                fs_batch batch = batch_of(64);
+                head.first_token = first, batch.mode = FS_MODE_GROUP_PARALLEL, batch.group_size = sizes[i];
+                fs_cuda_plan plan;
+                assert_true(fs_cuda_plan_launch(&h200, families, 2, NULL, &head, &batch, rows, &plan));
+                const int64_t cluster = plan.shape->cluster, span = 128 * cluster, clusters = plan.grid / cluster;
+                const int64_t base = first / span, spans = (first + 40007 + span - 1) / span - base;
+                for (int64_t c = 0; c < clusters; c++)
+                    for (int64_t s = spans * c / clusters; s < spans * (c + 1) / clusters; s++)
+                        for (int64_t r = 0; r < cluster; r++) {
+                            int64_t token = (base + s) * span + r * 128;
+                            if (token < first) token = first;
+                            const int64_t group = token / sizes[i], start = group * sizes[i] / span;
+                            const int64_t from = start > base ? start - base : 0;
+                            const int64_t slot = (c - ((from + 1) * clusters - 1) / spans) * cluster + r;
+                            assert_true(slot >= 0 && slot < plan.slots);
+                            if (token < first + 40007) assert_true(group - first / sizes[i] < plan.groups);
+                        }
+            }
 }
 
 static void unaligned_data_is_noticed(void **state) {
@@ -88,6 +174,10 @@ int main(void) {
         cmocka_unit_test(stages_cover_every_remainder_of_the_hidden_size),
         cmocka_unit_test(the_prediction_is_the_larger_of_reading_and_computing),
         cmocka_unit_test(what_has_no_kernel_is_refused_in_words),
+        cmocka_unit_test(the_family_follows_the_device_and_the_data),
+        cmocka_unit_test(what_does_not_fit_a_tile_is_split),
+        cmocka_unit_test(the_environment_forces_a_family_or_a_tile),
+        cmocka_unit_test(every_piece_has_a_part_of_its_own),
         cmocka_unit_test(unaligned_data_is_noticed),
     };
     return cmocka_run_group_tests_name("cuda_plan", tests, NULL, NULL);

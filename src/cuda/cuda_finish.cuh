@@ -1,0 +1,71 @@
+/* cuda_finish.cuh - from what is known of a row to its results. */
+#ifndef FS_CUDA_FINISH_CUH
+#define FS_CUDA_FINISH_CUH
+
+#include "cuda_call.h"
+#include "cuda_ptx.cuh"
+
+/* A row's part of the call, in shared memory or registers. */
+typedef struct fs_judged_row {
+    fs_noise noise;
+    float inverse, temperature;
+    uint32_t status;
+    int32_t greedy;
+} fs_judged_row;
+
+FS_DEVICE fs_judged_row judged_row(const fs_cuda_args &args, int32_t b) {
+    const fs_rules rules = rules_of_row(&args.batch, args.vocab, args.first_row + b);
+    return {noise_row(rules.seed, rules.position, 0, rules.stream), rules.inverse_temperature,
+            1.0f / rules.inverse_temperature, rules.status, rules.greedy};
+}
+
+/* What the pass has found of a row. */
+typedef struct fs_verdict {
+    uint64_t key; /* of the drawn token; 0: none */
+    uint32_t flags;
+    float peak;   /* largest x */
+    double log_z; /* of the kind of logits asked */
+} fs_verdict;
+
+/* The results of row b. The drawn token's logit is not carried along: the key holds l + noise to 2^-24 or better, and the noise is
+ * known, so what is left is l. */
+FS_DEVICE void write_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b, const fs_verdict &found) {
+    const fs_result &result = args.result;
+    const int64_t at = args.first_row + b;
+    const bool raw = result.logits == FS_LOGITS_RAW;
+    uint32_t status = row.status | (found.flags & ~FS_CUDA_X_INF);
+    if (!found.key && !(status & FS_ROW_NO_TOKEN)) status |= FS_ROW_EMPTY;
+    const bool drawn = !(status & FS_ROW_NO_TOKEN);
+    const int32_t token = drawn ? (int32_t)score_key_token(found.key) : args.batch.fallback_token;
+    const double score = drawn ? score_key_value(found.key) : (double)NAN;
+    const bool infinite = found.flags & (raw ? FS_CUDA_X_INF : (uint32_t)FS_ROW_INF);
+    const double log_z = !drawn ? (double)NAN : infinite ? (double)INFINITY : found.log_z;
+    if (result.tokens_dtype == FS_I64) ((int64_t *)result.tokens)[at] = token;
+    else ((int32_t *)result.tokens)[at] = token;
+    if (result.status) result.status[at] = status;
+    if (result.score) result.score[at] = (float)score;
+    if (result.log_z) result.log_z[at] = (float)log_z;
+    if (result.max_logit) result.max_logit[at] = drawn ? found.peak * (raw ? 1.0f : row.inverse) : NAN;
+    if (result.logit || result.logprob) {
+        double l = drawn && !row.greedy ? score - noise_gumbel(row.noise, (uint32_t)token) : score;
+        if (raw) l *= (double)row.temperature;
+        if (result.logit) result.logit[at] = (float)l;
+        if (result.logprob) result.logprob[at] = infinite ? NAN : (float)(l - log_z);
+    }
+}
+
+/* The line of the work memory back to zero. */
+FS_DEVICE void clear_line(fs_cuda_line *line) {
+    line->key = 0;
+    line->hint = line->flags = line->peak = 0;
+}
+
+/* A row that needs nothing but its line. */
+static __device__ __noinline__ void close_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b) {
+    fs_cuda_line *line = &args.work->line[b];
+    const fs_verdict found = {__ldcg(&line->key), __ldcg(&line->flags), NAN, (double)NAN};
+    write_row(args, row, b, found);
+    clear_line(line);
+}
+
+#endif

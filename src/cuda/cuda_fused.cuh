@@ -1,0 +1,220 @@
+/* cuda_fused.cuh - the fused kernel around a tile: who does what, and when. A tile kernel (cuda_tile_<arch>.cu) is a type T with its
+ * shape, produce() and dot(); the rest is here and the same for all.
+ *
+ *   warp 0        producer: fills a ring of stages with W [128, K] and H [N, K]
+ *   warps 1-3     judges: thresholds for the next tile, exact scores of survivors (cuda_judge.cuh), masses (cuda_mass.cuh)
+ *   warps 4-11    consumers: 16 tokens x N rows each; dot products, then one max per logit (cuda_epilogue.cuh)
+ *
+ *         W tile --copy--> ring --mma--> accumulators --max > threshold?--> queue --exact--> RED.MAX key in global memory
+ *         H tile --copy-->                                  ^ (threshold, one per row and strip)         |
+ *                                                         judges <--------- best so far -----------------+
+ *
+ * Cost model (H200): below B ~ 175 reading W is everything: 64 KB in flight per SM saturate the memory, so stages only have to
+ * cover the epilogue, about 5 us. Above, the tensor cores are everything and each further instruction beside them costs: hence no
+ * noise and no exact score on the consumers' path. */
+#ifndef FS_CUDA_FUSED_CUH
+#define FS_CUDA_FUSED_CUH
+
+#include "cuda_launch.h"
+#include "cuda_mass.cuh"
+
+constexpr int FS_THREADS = 384;
+constexpr int FS_CONSUMERS = FS_STRIPS; /* warps */
+
+/* Barriers between consumers and judges. Once: `opened`, the rows are in shared memory. Once per part: `crested`, the largest logits of
+ * its first tile are. Once per tile: `ready`, its thresholds are set; `used`, the consumers are done with them. */
+struct rounds {
+    uint32_t opened, crested, ready, used;
+};
+
+/* A warp's place in the ring. */
+struct ring {
+    uint32_t full, empty, parity;
+    int32_t stage;
+};
+
+/* One CTA's walk over its pieces, the same in every role. */
+template <int CLUSTER> struct walk {
+    const fs_cuda_args &args;
+    int32_t i;
+    int64_t part; /* of the piece at hand; -1 before the first */
+    bool fresh;   /* the piece is the first of its part */
+    piece p;
+
+    FS_DEVICE_MEMBER explicit walk(const fs_cuda_args &args) : args(args), i(-1), part(-1), fresh(false), p{0, 0, 0} {
+    }
+
+    /* To the next piece; false if there is none. */
+    FS_DEVICE_MEMBER bool next() {
+        p = piece_at<CLUSTER>(args, ++i);
+        fresh = false;
+        if (p.count <= 0) return p.count == 0;
+        const int64_t now = part_at<CLUSTER>(args, p);
+        fresh = now != part;
+        part = now;
+        return true;
+    }
+};
+
+FS_DEVICE fs_group *part_of_row(const fs_cuda_args &args, int64_t part, int32_t b) {
+    return args.parts.part + (int64_t)b * args.parts.groups * args.parts.slots + part;
+}
+
+/* ---------------------------------------------------------------------------------------------------- judges ---- */
+
+/* First tile: a first score for every row, shared by all CTAs, before any survivor is queued: alone, a CTA would let tens of tokens
+ * per row through, together two or three. Waits for the others up to what the ring covers; a CTA that is late or not resident is
+ * only a looser threshold. */
+template <int N> FS_DEVICE void seed(const fs_cuda_args &args, fs_court<N> *court, int32_t first, bool rehearse) {
+    const int32_t thread = threadIdx.x - 32;
+    fs_cuda_work *work = args.work;
+    for (int32_t b = thread; b < args.rows; b += FS_JUDGES * 32) seed_row(court, args, b, first, rehearse);
+    if (args.patience == 0 || rehearse) return;
+    __threadfence(); /* hints before the count */
+    named_barrier(1, FS_JUDGES * 32);
+    if (thread == 0) {
+        atomicAdd(&work->seeded, 1u);
+        const uint64_t start = nanoseconds();
+        while (load_relaxed(&work->seeded) < gridDim.x && nanoseconds() - start < (uint64_t)args.patience) {
+        }
+    }
+    named_barrier(1, FS_JUDGES * 32);
+}
+
+/* A judge's lane owns every 96th row. Runs f(row) for those of its rows that get a token. */
+template <int N, class F> FS_DEVICE void own_rows(const fs_cuda_args &args, const fs_court<N> *court, F f) {
+#pragma unroll 1
+    for (int32_t b = threadIdx.x - 32; b < args.rows; b += FS_JUDGES * 32)
+        if (!(court->row[b].status & FS_ROW_NO_TOKEN)) f(b);
+}
+
+/* Thresholds tile by tile. Survivors are judged while waiting: consumers may be held up by a full queue. */
+template <class T> FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N> *court, const rounds &turn) {
+    constexpr int N = T::N;
+    const int32_t judge = threadIdx.x / 32 - 1, lane = threadIdx.x & 31;
+    const bool masses = args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS);
+    fs_docket docket = {(uint32_t)judge, 0};
+    walk<T::CLUSTER> at(args);
+    uint32_t crested = 0;
+    while (at.next()) {
+        if (at.fresh && (args.want & FS_CUDA_GROUPS)) {
+            /* The next group starts without a best score, after every survivor of the last one has been judged. */
+            named_barrier(1, FS_JUDGES * 32);
+            own_rows<N>(args, court, [&](int32_t b) { court->best[b] = 0; });
+        }
+        if (at.i == 0) {
+            const int32_t b = lane % args.rows;
+            judge_one(court->row[b], &court->best[b], &args.work->line[b], &args.work->line[b].key, true, 0.0f,
+                      (uint32_t)at.p.first, true);
+        }
+        for (bool rehearse = at.i == 0;; rehearse = false) {
+            if (at.fresh && !rehearse) barrier_wait(turn.crested, crested++ & 1);
+            if (at.fresh) seed<N>(args, court, at.p.first, rehearse);
+            own_rows<N>(args, court, [&](int32_t b) {
+                const float best = set_thresholds(court, args, b, at.p.first);
+                if (masses) court->shift[b] = mass_shift(court->row[b], best, args.want & FS_CUDA_RAW_MASS);
+            });
+            if (!rehearse) break;
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(turn.ready);
+        /* One lane decides: the others' clocks may run out a moment earlier or later. */
+        while (!__shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 1000), 0))
+            judge_queue(court, args, at.part, &docket);
+        judge_queue(court, args, at.part, &docket);
+        if (masses && at.p.count > 0)
+            own_rows<N>(args, court, [&](int32_t b) { tally_row(court, b, part_of_row(args, at.part, b)); });
+    }
+    if (args.want & FS_CUDA_PEAK)
+        own_rows<N>(args, court, [&](int32_t b) { atomicMax(&args.work->line[b].peak, court->peak[b]); });
+    __threadfence(); /* keys before the count of finished CTAs */
+}
+
+/* ------------------------------------------------------------------------------------------------- consumers ---- */
+
+template <class T>
+FS_DEVICE void consume(const fs_cuda_args &args, fs_court<T::N> *court, char *shared, bool shaped, ring r,
+                       const rounds &turn) {
+    constexpr int N = T::N;
+    const int32_t warp = threadIdx.x / 32 - 4, lane = threadIdx.x & 31;
+    const int32_t t = warp * 16 + lane / 4; /* this thread's first token in a tile */
+    float d[N / 2];
+    walk<T::CLUSTER> at(args);
+    while (at.next()) {
+        /* Warps without tokens in a piece compute too: a branch around the tensor instructions serialises them (C7520). */
+        T::dot(d, &r, args.k_steps, shared, warp);
+        transform<N>(d, args.head, shaped, at.p, t);
+        if (at.i == 0) barrier_wait(turn.opened, 0);
+        if (at.fresh) {
+            find_crest<N>(d, court, t);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(turn.crested);
+        }
+        barrier_wait(turn.ready, at.i & 1);
+        reduce<N>(d, court, warp, at.p, t);
+        if (args.want && at.p.count > 0) {
+            if (args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS))
+                sum_granules<N>(d, court, warp, args.want & FS_CUDA_RAW_MASS, part_of_row(args, at.part, 0),
+                                (int64_t)args.parts.groups * args.parts.slots);
+            if (args.want & FS_CUDA_PEAK) find_peaks<N>(d, court);
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(turn.used);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- kernel ---- */
+
+template <class T>
+FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args &args, int32_t shaped) {
+    extern __shared__ __align__(1024) char shared[];
+    fs_court<T::N> *court = (fs_court<T::N> *)(shared + T::COURT_START);
+    const uint32_t full = shared_address(shared + T::BARRIER_START), empty = full + 8 * T::STAGES;
+    const rounds turn = {empty + 8 * T::STAGES, empty + 8 * T::STAGES + 8, empty + 8 * T::STAGES + 16,
+                         empty + 8 * T::STAGES + 24};
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < T::STAGES; s++) {
+            barrier_init(full + 8 * s, T::FILLERS);
+            barrier_init(empty + 8 * s, FS_CONSUMERS * T::CLUSTER);
+        }
+        barrier_init(turn.opened, FS_JUDGES);
+        barrier_init(turn.crested, FS_CONSUMERS);
+        barrier_init(turn.ready, FS_JUDGES);
+        barrier_init(turn.used, FS_CONSUMERS);
+        barrier_init_fence();
+    }
+    __syncthreads();
+    if constexpr (T::CLUSTER > 1) cluster_barrier(); /* no copy into a CTA whose barriers are not there yet */
+    let_next_launch_begin();
+
+    if (threadIdx.x < 128) {
+        T::give_registers();
+        if (threadIdx.x < 32) T::produce(source, args, shared, ring{full, empty, 1, 0});
+        else {
+            wait_for_earlier_launches();
+            /* Who the rows are is not needed before the first tile is there. */
+            court_open(court, args, threadIdx.x - 32, FS_JUDGES * 32);
+            named_barrier(1, FS_JUDGES * 32);
+            if (threadIdx.x % 32 == 0) barrier_arrive(turn.opened);
+            judge<T>(args, court, turn);
+        }
+    } else {
+        T::take_registers();
+        consume<T>(args, court, shared, shaped != 0, ring{full, empty, 0, 0}, turn);
+    }
+    __syncthreads();
+    if constexpr (T::CLUSTER > 1) cluster_barrier(); /* no exit while the other CTA may still send here */
+    if (args.want) return;                           /* cuda_finish.cu goes on */
+    if (threadIdx.x == 0) {
+        __threadfence();
+        court->last = atomicAdd(&args.work->done, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (court->last) {
+        __threadfence(); /* the count before the keys it counts */
+        for (int32_t b = threadIdx.x; b < args.rows; b += FS_THREADS) close_row(args, court->row[b], b);
+        if (threadIdx.x == 0) args.work->done = args.work->seeded = 0;
+    }
+}
+
+#endif
