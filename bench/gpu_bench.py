@@ -195,11 +195,11 @@ class Bench:
                 self.time_once(graph)
         if query.poll() is None:
             query.kill()
-        try:
-            sm, memory, power = (float(word) for word in query.communicate()[0].split(","))
-        except ValueError:
+        words = query.communicate()[0].strip().split(",")
+        values = [float(word) if word.strip().replace(".", "", 1).isdigit() else None for word in words]
+        if len(values) != 3 or values[0] is None:
             return None
-        return {"sm_mhz": sm, "memory_mhz": memory, "power_w": power}
+        return dict(zip(("sm_mhz", "memory_mhz", "power_w"), values))
 
     # ------------------------------------------------------------------------------------------------ arms ----
 
