@@ -8,7 +8,7 @@ ARGS   ?=
 CUDA   := build/cuda
 PYTHON ?= python3
 
-.PHONY: help demo test bench build install format lint clean cuda test-gpu bench-gpu
+.PHONY: help demo test bench build install format lint clean cuda test-gpu bench-gpu paper
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo '  make cuda      build with the CUDA backend, into $(CUDA); needs nvcc, no GPU'
 	@echo '  make test-gpu  the tests that need a GPU (H100 or H200), torch and pytest'
 	@echo '  make bench-gpu time the CUDA backend beside cuBLAS and the read ceiling   (ARGS=--help)'
+	@echo '  make paper     tables and plots of the paper, measured on an H100 or H200    (ARGS=--help)'
 	@echo '  make build     only build, into $(BUILD)'
 	@echo '  make install   install header, libraries, pkg-config and CMake packages, flashsample  (PREFIX=$(PREFIX))'
 	@echo '  make format    format the C sources'
@@ -51,6 +52,9 @@ test-gpu: cuda
 
 bench-gpu: cuda
 	@FLASHSAMPLING_LIBRARY=$(CUDA)/lib/libflashsampling.so PYTHONPATH=python $(PYTHON) bench/gpu.py $(ARGS)
+
+paper: cuda
+	@FLASHSAMPLING_LIBRARY=$(CUDA)/lib/libflashsampling.so PYTHONPATH=python $(PYTHON) bench/paper.py $(ARGS)
 
 # Honours DESTDIR.
 install: build

@@ -25,6 +25,13 @@ has_cmocka() { echo '#include <stdarg.h>
 #include <setjmp.h>
 #include <cmocka.h>' | gcc -E - >/dev/null 2>&1; }
 has_python() { "$here/pick-python.sh" >/dev/null 2>&1; }
+# Either Python will do: where the tests run with one that lacks it, installing it again would change nothing.
+has_matplotlib() {
+    for python in "$("$here/pick-python.sh")" /usr/bin/python3; do
+        if "$python" -c 'import matplotlib' >/dev/null 2>&1; then return 0; fi
+    done
+    return 1
+}
 has_qemu() { has "qemu-$1" || has "qemu-$1-static"; }
 has_cross() { has "$1-linux-gnu-gcc" && echo '#include <math.h>' | "$1-linux-gnu-gcc" -E - >/dev/null 2>&1; }
 
@@ -48,6 +55,7 @@ if [ "$set_name" = test ]; then
     need useful g++ has g++
     need useful libcmocka-dev has_cmocka
     need useful "python3 python3-numpy python3-scipy python3-pytest" has_python
+    need useful python3-matplotlib has_matplotlib
     need useful pkg-config has pkg-config
     need useful valgrind has valgrind
     need useful shellcheck has shellcheck
