@@ -2,13 +2,24 @@
 
 Weights and hidden states lie on a grid by default, so that their dot products are exact in float in any order: tokens
 must then be equal, without a tolerance. Values off the grid are for the tests that name a bound on a near tie.
+
+Importing this skips the importing tests where there is no device, so it comes before torch there.
 """
 import functools
 
-import numpy as np
-import torch
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+np = pytest.importorskip("numpy", reason="numpy is not installed")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
 
 import flashsampling as fs
+
+try:
+    fs.Context("cuda").close()
+except (ImportError, OSError, fs.Error) as error:
+    pytest.skip("no library with a cuda backend for this device: %s" % error, allow_module_level=True)
 
 STREAM = torch.cuda.Stream()
 torch.cuda.set_stream(STREAM)  # torch's own work and the library's are ordered by one stream
