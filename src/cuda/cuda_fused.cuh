@@ -88,30 +88,39 @@ template <int N, class F> FS_DEVICE void own_rows(const fs_cuda_args &args, cons
         if (!(court->row[b].status & FS_ROW_NO_TOKEN)) f(b);
 }
 
+/* Sleeps until half of what the last tile took is over: by then the other CTAs' survivors of that tile have been judged, and the
+ * thresholds made of their scores let fewer tokens through. */
+FS_DEVICE void wait_half(uint32_t since, uint32_t last) {
+    while ((uint32_t)clock() - since < last / 2) __nanosleep(200);
+}
+
 /* Thresholds tile by tile. Survivors are judged while waiting: consumers may be held up by a full queue. */
 template <class T> FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N> *court, const rounds &turn) {
     constexpr int N = T::N;
     const int32_t judge = threadIdx.x / 32 - 1, lane = threadIdx.x & 31;
-    const bool masses = args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS);
+    const bool masses = args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS), groups = args.want & FS_CUDA_GROUPS;
     fs_docket docket = {(uint32_t)judge, 0};
     walk<T::CLUSTER> at(args);
-    uint32_t crested = 0;
+    uint32_t crested = 0, since = (uint32_t)clock(), last = 0;
     while (at.next()) {
-        if (at.fresh && (args.want & FS_CUDA_GROUPS)) {
-            /* The next group starts without a best score, after every survivor of the last one has been judged. */
-            named_barrier(1, FS_JUDGES * 32);
-            own_rows<N>(args, court, [&](int32_t b) { court->best[b] = 0; });
-        }
+        const int32_t first = at.p.first;
+        if (masses && at.i > 0) named_barrier(1, FS_JUDGES * 32); /* sums are read before marks take their place */
+        own_rows<N>(args, court, [&](int32_t b) {
+            marks_of(court)[b] = tile_marks(court->row[b], (uint32_t)first / FS_NOISE_BLOCK);
+            /* A new group starts without a best score; every survivor of the last one has been judged. */
+            if (groups && at.fresh) court->best[b] = 0;
+        });
         if (at.i == 0) {
             const int32_t b = lane % args.rows;
             judge_one(court->row[b], &court->best[b], &args.work->line[b], &args.work->line[b].key, true, 0.0f,
-                      (uint32_t)at.p.first, true);
-        }
+                      (uint32_t)first, true);
+        } else if (!at.fresh) wait_half(since, last);
         for (bool rehearse = at.i == 0;; rehearse = false) {
             if (at.fresh && !rehearse) barrier_wait(turn.crested, crested++ & 1);
-            if (at.fresh) seed<N>(args, court, at.p.first, rehearse);
+            if (at.fresh) seed<N>(args, court, first, rehearse);
+            take_hints(court, args);
             own_rows<N>(args, court, [&](int32_t b) {
-                const float best = set_thresholds(court, args, b, at.p.first);
+                const float best = set_thresholds(court, b, first);
                 if (masses) court->shift[b] = mass_shift(court->row[b], best, args.want & FS_CUDA_RAW_MASS);
             });
             if (!rehearse) break;
@@ -120,8 +129,10 @@ template <class T> FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N>
         if (lane == 0) barrier_arrive(turn.ready);
         /* One lane decides: the others' clocks may run out a moment earlier or later. */
         while (!__shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 1000), 0))
-            judge_queue(court, args, at.part, &docket);
-        judge_queue(court, args, at.part, &docket);
+            judge_queue(court, args, at.part, &docket, false);
+        last = (uint32_t)clock() - since;
+        since += last;
+        judge_queue(court, args, at.part, &docket, true);
         if (masses && at.p.count > 0)
             own_rows<N>(args, court, [&](int32_t b) { tally_row(court, b, part_of_row(args, at.part, b)); });
     }

@@ -25,7 +25,8 @@ template <int N> struct fs_court {
     uint32_t best[N];              /* ordered float, rounded down, of the best score known here; 0: none */
     uint32_t crest[N];             /* first tile: its largest logit, ordered, with the place in its last 7 bits; 0: none */
     fs_judged_row row[N];
-    /* Per consumer warp and lane: eight of its accumulators, for code that cannot index registers; then its rows' masses. */
+    /* Per consumer warp and lane: eight of its accumulators, for code that cannot index registers; then its rows' masses. Between two
+     * tiles it is the judges': the marks of the next one (marks_of). */
     float4 stash[FS_STRIPS][2][32];
     unsigned long long queue[FS_QUEUE]; /* low word the logit, high word 1 + (token << 8 | row) ; 0: free */
     uint32_t tail;                      /* slots given out */
@@ -133,9 +134,10 @@ FS_DEVICE unsigned long long *key_of_row(const fs_cuda_args &args, int64_t part,
     return (unsigned long long *)&args.parts.part[(int64_t)b * args.parts.groups * args.parts.slots + part].winner.key;
 }
 
-/* Judges what is in the queue for this judge; returns when there is nothing more. */
+/* Judges what is in the queue for this judge, by chunks of 32: one survivor costs the warp as much as 32, so a chunk that is not full
+ * waits for the end of the tile (`all`). Returns when there is nothing more. */
 template <int N>
-FS_DEVICE void judge_queue(fs_court<N> *court, const fs_cuda_args &args, int64_t part, fs_docket *docket) {
+FS_DEVICE void judge_queue(fs_court<N> *court, const fs_cuda_args &args, int64_t part, fs_docket *docket, bool all) {
     const uint32_t lane = threadIdx.x & 31;
     for (;;) {
         uint32_t tail = 0;
@@ -143,7 +145,7 @@ FS_DEVICE void judge_queue(fs_court<N> *court, const fs_cuda_args &args, int64_t
         tail = __shfl_sync(~0u, tail, 0);
         const int32_t waiting = (int32_t)(tail - docket->chunk * 32);
         const uint32_t ready = waiting < 0 ? 0 : waiting < 32 ? waiting : 32;
-        if (ready <= docket->taken) return;
+        if (ready <= docket->taken || (ready < 32 && !all)) return;
         if (lane >= docket->taken && lane < ready) {
             volatile unsigned long long *slot = &court->queue[(docket->chunk * 32 + lane) % FS_QUEUE];
             unsigned long long entry;
@@ -185,14 +187,31 @@ FS_DEVICE fs_tile_marks tile_marks(const fs_judged_row &row, uint32_t block) {
     return {count, places, {r.w[2], r.w[3]}};
 }
 
-/* Takes over what other CTAs know of row b, and makes its thresholds for the tile from `first` on. A tile lies in one block of the
- * noise; where a shard begins it may begin inside. Returns the best score known. */
-template <int N>
-FS_DEVICE float set_thresholds(fs_court<N> *court, const fs_cuda_args &args, int32_t b, int32_t first) {
-    const uint32_t block = (uint32_t)first / FS_NOISE_BLOCK;
-    const fs_tile_marks marks = tile_marks(court->row[b], block);
-    const uint32_t hint = args.want & FS_CUDA_GROUPS ? 0 : load_relaxed(&args.work->line[b].hint);
-    const uint32_t known = max(atomicMax(&court->best[b], hint), hint);
+template <int N> FS_DEVICE fs_tile_marks *marks_of(fs_court<N> *court) {
+    static_assert(sizeof court->stash >= N * sizeof(fs_tile_marks), "the stash holds the marks of a tile");
+    return (fs_tile_marks *)court->stash;
+}
+
+/* Takes over what other CTAs know of this lane's rows. One memory latency for all of them. */
+template <int N> FS_DEVICE void take_hints(fs_court<N> *court, const fs_cuda_args &args) {
+    constexpr int OWN = (N + FS_JUDGES * 32 - 1) / (FS_JUDGES * 32);
+    uint32_t hint[OWN];
+    if (args.want & FS_CUDA_GROUPS) return; /* other groups' scores say nothing */
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const int32_t b = threadIdx.x - 32 + i * FS_JUDGES * 32;
+        hint[i] = b < args.rows ? load_relaxed(&args.work->line[b].hint) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < OWN; i++)
+        if (hint[i]) atomicMax(&court->best[threadIdx.x - 32 + i * FS_JUDGES * 32], hint[i]);
+}
+
+/* Makes row b's thresholds for the tile from `first` on, whose marks are there. A tile lies in one block of the noise; where a shard
+ * begins it may begin inside. Returns the best score known. */
+template <int N> FS_DEVICE float set_thresholds(fs_court<N> *court, int32_t b, int32_t first) {
+    const fs_tile_marks marks = marks_of(court)[b];
+    const uint32_t known = *(volatile uint32_t *)&court->best[b];
     const float best = known ? float_of_ordered(known) : -INFINITY, temperature = court->row[b].temperature;
     /* Slack for the float products on both sides of the compare. Another +inf with a lower id still wins. */
     auto bar = [&](float noise) {
@@ -213,7 +232,7 @@ FS_DEVICE float set_thresholds(fs_court<N> *court, const fs_cuda_args &args, int
     for (int i = 0; i < 4; i++)
         if (i < marks.count) lower(marks.places >> (7 * i) & 127, marks.prefixes[i / 2] >> (16 * (i & 1)) & 0xFFFF);
     if (marks.count < 0) {
-        fs_walk walk = noise_walk(court->row[b].noise, block);
+        fs_walk walk = noise_walk(court->row[b].noise, (uint32_t)first / FS_NOISE_BLOCK);
         while (noise_next(&walk)) lower(walk.token & 127, walk.prefix);
     }
     return best;
