@@ -4,9 +4,12 @@
     cublas   torch.mm to bfloat16 logits, the better of [B, V] and [V, B]; nothing is drawn
     ours     logits and draw, temperature 1
     greedy   logits and argmax
+    log z    logits, draw and log Z
+    groups   logits and draw by groups of 4,096 tokens (the paper's B.2)
 
 Every repetition of every arm is a graph replay after the L2 cache was overwritten, the arms in turn, so that a slow
-moment of the machine meets them all. Times are microseconds. Tokens are checked against the CPU backend first.
+moment of the machine meets them all. Times are medians in
+microseconds. Tokens are checked against the CPU backend first.
 """
 import argparse
 import json
@@ -15,6 +18,7 @@ import os
 from gpu_bench import HEADS, ROOT, about, judge, open_bench
 
 MORE_HEADS = ((151936, 2048), (262208, 2304), (262208, 5376), (201088, 2880))
+GROUP = 4096  # tokens
 ROWS = (1, 2, 3, 8, 17, 32, 48, 64, 96, 128, 160, 192, 256, 512)
 
 
@@ -22,41 +26,44 @@ def measure(bench, W, reader, B, reps):
     torch, (V, D) = bench.torch, W.shape
     H, head = bench.hidden(B, D), bench.fs.Head(W)
     wide, tall = (torch.empty(shape, dtype=torch.bfloat16, device="cuda") for shape in ((B, V), (V, B)))
-    times = bench.time_in_turn({
+    graphs = bench.prepare({
         "ceiling": lambda: bench.read(reader, W),
         "cublas [B, V]": lambda: torch.mm(H, W.T, out=wide),
         "cublas [V, B]": lambda: torch.mm(W, H.T, out=tall),
         "ours": bench.draw(head, H, 1.0),
         "greedy": bench.draw(head, H, 0.0),
-    }, reps)
+        "log z": bench.draw(head, H, 1.0, ("log_z",)),
+        "groups": bench.draw(head, H, 1.0, mode="group_parallel", group_size=GROUP),
+    })
+    times = bench.time_graphs(graphs, reps)
     orientations = [times.pop("cublas [B, V]"), times.pop("cublas [V, B]")]
     times["cublas"] = min(orientations, key=lambda time: time[1])
-    line = {"V": V, "D": D, "B": B, "reader": reader}
+    line = {"V": V, "D": D, "B": B, "reader": reader, "clock": bench.clock(graphs)}
     for name, (least, median) in times.items():
         line[name] = {"min": round(least, 2), "median": round(median, 2)}
     line["ceiling_tb_s"] = round(W.numel() * 2 / times["ceiling"][1] * 1e-6, 3)
-    for name in ("ours", "greedy"):
-        for other in ("ceiling", "cublas"):
-            line["%s/%s" % (name, other)] = round(times[name][1] / times[other][1], 4)
+    for ratio in RATIOS:
+        above, below = ratio.split("/")
+        line[ratio] = round(times[above][1] / times[below][1], 4)
     return line
 
 
 # ------------------------------------------------------------------------------------------------------- table ----
 
-ARMS = ("ceiling", "cublas", "ours", "greedy")
-RATIOS = ("ours/ceiling", "ours/cublas", "greedy/ceiling", "greedy/cublas")
+ARMS = ("ceiling", "cublas", "ours", "greedy", "log z", "groups")
+RATIOS = ("ours/ceiling", "ours/cublas", "ours/greedy", "log z/ours", "groups/ours")
 
 
 def print_heading():
-    print("%15s %4s %6s" % ("V x D", "B", "TB/s") + "".join("%18s" % name for name in ARMS)
-          + "".join("%15s" % name for name in RATIOS))
-    print(" " * 27 + "".join("%18s" % "min  median" for _ in ARMS))
+    print("%15s %4s %5s %5s" % ("V x D", "B", "TB/s", "MHz") + "".join("%9s" % name for name in ARMS)
+          + "".join("%13s" % name for name in RATIOS))
 
 
 def print_line(line):
-    cells = ["%9.1f%9.1f" % (line[name]["min"], line[name]["median"]) for name in ARMS]
-    print("%15s %4d %6.2f" % ("%d x %d" % (line["V"], line["D"]), line["B"], line["ceiling_tb_s"]) + "".join(cells)
-          + "".join("%15.3f" % line[name] for name in RATIOS), flush=True)
+    clock = line["clock"]["sm_mhz"] if line["clock"] else 0
+    print("%15s %4d %5.2f %5.0f" % ("%d x %d" % (line["V"], line["D"]), line["B"], line["ceiling_tb_s"], clock)
+          + "".join("%9.1f" % line[name]["median"] for name in ARMS)
+          + "".join("%13.3f" % line[name] for name in RATIOS), flush=True)
 
 
 def parse():

@@ -214,16 +214,18 @@ class Bench:
         times = self.time_in_turn(arms, reps=20, warm_ups=5)
         return min(times, key=lambda which: times[which][1])
 
-    def draw(self, head, H, temperature):
+    def draw(self, head, H, temperature, fields=(), **rules):
         """A function that queues one call; what it reads and writes lives as long as the function.
 
-        H is None for a head of stored logits. The function returns the result, whose tokens are [B] int32.
+        H is None for a head of stored logits. The function returns the result, whose tokens are [B] int32; fields are
+        further results, floats of [B], of the processed logits.
         """
         torch, fs = self.torch, self.fs
         B = (head.data if H is None else H).shape[0]
         row = torch.arange(B, device=self.device)
         batch = fs.Batch(head, H, temperature=torch.full((B,), temperature, device=self.device), seed=row * 7919 + 13,
-                         position=row * 17)
-        tokens = torch.empty(B, dtype=torch.int32, device=self.device)
-        result = fs.Result.into(batch, {"tokens": tokens})
+                         position=row * 17, **rules)
+        arrays = {name: torch.empty(B, device=self.device) for name in fields}
+        arrays["tokens"] = torch.empty(B, dtype=torch.int32, device=self.device)
+        result = fs.Result.into(batch, arrays, logits="processed")
         return lambda: self.context.sample(head, batch, out=result)

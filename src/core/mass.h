@@ -74,13 +74,12 @@ FS_CORE int mass_is_empty(const fs_mass *m) {
 
 /* Makes `top` the top limb of m; top must not be below m->top. */
 FS_CORE void mass_raise(fs_mass *m, int32_t top) {
-    while (m->top < top) {
-        if (m->top < top - 3) m->top = top - 3, m->limb[0] = m->limb[1] = m->limb[2] = 0;
-        m->limb[2] = m->limb[1];
-        m->limb[1] = m->limb[0];
-        m->limb[0] = 0;
-        m->top++;
-    }
+    const int32_t by = top - m->top;
+    if (by <= 0) return;
+    m->limb[2] = by == 1 ? m->limb[1] : by == 2 ? m->limb[0] : 0;
+    m->limb[1] = by == 1 ? m->limb[0] : 0;
+    m->limb[0] = 0;
+    m->top = top;
 }
 
 /* Adds sum * 2^exponent, sum a float in [2^-60, 2^24). */
@@ -94,7 +93,7 @@ FS_CORE void mass_add(fs_mass *m, float sum, int32_t exponent) {
     uint64_t high = wide >> 24, rest = wide & 0xFFFFFF;
     /* The top limb is the highest with a bit set, else equal masses could have two tops. */
     int32_t top = high ? limb + 1 : limb;
-    if (top > m->top) mass_raise(m, top);
+    mass_raise(m, top);
     /* No index that is not a constant: a GPU keeps the limbs in registers. */
     const int32_t at = m->top - limb - 1;
     for (int32_t i = 0; i < 3; i++) m->limb[i] += (i == at ? high : 0) + (i == at + 1 ? rest : 0);
@@ -103,9 +102,11 @@ FS_CORE void mass_add(fs_mass *m, float sum, int32_t exponent) {
 /* The one merge of masses: exact, commutative, associative. */
 FS_CORE void mass_merge(fs_mass *into, const fs_mass *from) {
     if (mass_is_empty(from)) return;
-    if (from->top > into->top) mass_raise(into, from->top);
-    int32_t shift = into->top - from->top;
-    for (int32_t i = 0; i + shift < 3; i++) into->limb[i + shift] += from->limb[i];
+    mass_raise(into, from->top);
+    const int32_t shift = into->top - from->top;
+    into->limb[0] += shift == 0 ? from->limb[0] : 0;
+    into->limb[1] += shift == 0 ? from->limb[1] : shift == 1 ? from->limb[0] : 0;
+    into->limb[2] += shift == 0 ? from->limb[2] : shift == 1 ? from->limb[1] : shift == 2 ? from->limb[0] : 0;
 }
 
 /* The mass in units of 2^(24 (m->top - 2)). */

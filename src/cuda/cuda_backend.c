@@ -16,13 +16,19 @@ typedef CUresult (*encode_tiled)(CUtensorMap *map, CUtensorMapDataType type, cuu
 
 #define FS_CUDA_FAMILIES 1
 
+/* Memory for parts. A captured graph may hold the address of any block, so none is freed before the context is. */
+typedef struct fs_cuda_block {
+    struct fs_cuda_block *next;
+    fs_group *memory; /* on the device */
+    size_t bytes;
+} fs_cuda_block;
+
 typedef struct fs_cuda {
     fs_cuda_device device;
     int32_t ordinal;
     cudaStream_t stream;
     fs_cuda_work *work; /* device memory */
-    fs_group *parts;    /* device memory, of the largest call so far that needed them */
-    size_t parts_bytes;
+    fs_cuda_block *parts; /* of the largest call so far that needed them, then of smaller ones before it */
     encode_tiled encode;
     fs_cuda_family family[FS_CUDA_FAMILIES];
     const char *forced;        /* the environment's choice of a tile, or NULL */
@@ -108,7 +114,12 @@ static void cuda_close(fs_context *context) {
     if (!cuda) return;
     if (enter_device(context, &before) == FS_OK) {
         if (cuda->work) cudaStreamSynchronize(cuda->stream);
-        cudaFree(cuda->parts);
+        while (cuda->parts) {
+            fs_cuda_block *block = cuda->parts;
+            cuda->parts = block->next;
+            cudaFree(block->memory);
+            fs_context_free(context, block);
+        }
         cudaFree(cuda->work);
         leave_device(cuda, before);
     }
@@ -219,27 +230,31 @@ static uint32_t want_of(const fs_batch *batch, const fs_result *result) {
     return want;
 }
 
-/* Parts for a launch, zeroed. Allocates where no call before needed as many, so not while a graph is being captured. */
+/* Parts for a launch, zeroed. Allocates where no call before needed as many, twice as much as the last time at least, and not while a
+ * graph is being captured. */
 static fs_status reserve_parts(fs_context *context, size_t bytes) {
     fs_cuda *cuda = context->state;
-    if (bytes <= cuda->parts_bytes) return FS_OK;
+    const size_t have = cuda->parts ? cuda->parts->bytes : 0;
+    if (bytes <= have) return FS_OK;
     enum cudaStreamCaptureStatus capturing;
     FS_CUDA_TRY(context, cudaStreamIsCapturing(cuda->stream, &capturing));
     if (capturing != cudaStreamCaptureStatusNone)
         return fs_fail(context, FS_ERR_STATE,
-                       "cuda: this call needs %zu bytes more than those before it, which cannot be allocated while the "
-                       "stream is being captured; make the call once before",
-                       bytes - cuda->parts_bytes);
-    FS_CUDA_TRY(context, cudaStreamSynchronize(cuda->stream));
-    FS_CUDA_TRY(context, cudaFree(cuda->parts));
-    cuda->parts = NULL;
-    cuda->parts_bytes = 0;
-    if (cudaMalloc((void **)&cuda->parts, bytes) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return fs_fail(context, FS_ERR_MEMORY, "cuda: no %zu bytes of device memory for the parts of this call", bytes);
+                       "cuda: this call needs %zu bytes of work memory, the calls before it %zu; more cannot be "
+                       "allocated while the stream is being captured: make the call once before",
+                       bytes, have);
+    fs_cuda_block *block = fs_context_alloc(context, sizeof *block, "a block of parts");
+    if (!block) return FS_ERR_MEMORY;
+    block->bytes = bytes > 2 * have ? bytes : 2 * have;
+    if (cudaMalloc((void **)&block->memory, block->bytes) != cudaSuccess) {
+        (void)cudaGetLastError(); /* not left for the caller's next call to find */
+        fs_fail(context, FS_ERR_MEMORY, "cuda: no %zu bytes of device memory for the parts of this call", block->bytes);
+        fs_context_free(context, block);
+        return FS_ERR_MEMORY;
     }
-    FS_CUDA_TRY(context, cudaMemsetAsync(cuda->parts, 0, bytes, cuda->stream));
-    cuda->parts_bytes = bytes;
+    block->next = cuda->parts;
+    cuda->parts = block;
+    FS_CUDA_TRY(context, cudaMemsetAsync(block->memory, 0, block->bytes, cuda->stream));
     return FS_OK;
 }
 
@@ -277,7 +292,7 @@ static fs_status launch(fs_context *context, fs_cuda_args *args, int64_t *work_b
         size_t bytes = (size_t)plan.rows * (size_t)plan.groups * (size_t)plan.slots * sizeof(fs_group);
         FS_TRY(reserve_parts(context, bytes));
         args->parts =
-            (fs_cuda_parts){cuda->parts, plan.groups, plan.slots,
+            (fs_cuda_parts){cuda->parts->memory, plan.groups, plan.slots,
                             (int32_t)(args->want & FS_CUDA_GROUPS ? args->batch.group_size / FS_CUDA_TILE : 0)};
         if ((int64_t)bytes > *work_bytes) *work_bytes = (int64_t)bytes;
     }

@@ -39,7 +39,8 @@ enum {
 };
 
 /* Parts: what one CTA has found of one row in one group, [rows][groups][slots]. The slots of a group are its CTAs, in order. Without
- * group modes there is one group. A part whose limb[0] is 0 has no mass yet; parts too are zero before and after a launch. */
+ * group modes there is one group. A part whose limb[0] is 0 has no mass yet; parts too are zero before and after a launch. In group modes
+ * winner.x of a group's first part is what winner.key's x would be good for elsewhere: a hint, like a line's, for the group. */
 typedef struct fs_cuda_parts {
     fs_group *part;
     int32_t groups, slots;

@@ -104,10 +104,11 @@ template <int N> FS_DEVICE void find_peaks(const float (&d)[N / 2], fs_court<N> 
     row_maxima<N>(d, court->peak, [](float x, int) { return x; });
 }
 
-/* reduce: compares every logit with its row's threshold and queues those above. The hot path is one max per logit, a subtraction and a
- * max per two, and no branch. */
+/* reduce: compares every logit with its row's threshold and queues those above; with `rehearse` nothing is stashed or queued. The hot
+ * path is one max per logit, a subtraction and a max per two, and no branch. */
 template <int N>
-FS_DEVICE void reduce(const float (&d)[N / 2], fs_court<N> *court, int32_t warp, const piece &p, int32_t t) {
+FS_DEVICE void reduce(const float (&d)[N / 2], fs_court<N> *court, int32_t warp, const piece &p, int32_t t,
+                      bool rehearse) {
     const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
     const float *bar = court->threshold[warp];
     uint32_t hot = 0;
@@ -123,12 +124,13 @@ FS_DEVICE void reduce(const float (&d)[N / 2], fs_court<N> *court, int32_t warp,
         }
         if (!(above <= 0.0f)) hot |= 1u << g;
     }
+    if (rehearse) hot = 1;
     /* Every lane goes through its own hot groups; most warps have none. */
 #pragma unroll 1
     for (; hot; hot &= hot - 1) {
         const int32_t g = __ffs(hot) - 1;
-        stash<N>(d, court->stash[warp], g);
-        uint32_t above = 0;
+        stash<N>(d, court->stash[warp], rehearse ? -1 : g);
+        uint32_t above = rehearse;
 #pragma unroll
         for (int e = 0; e < PER_GROUP<N>; e++) {
             const float x = ((const float *)&court->stash[warp][e / 4][lane])[e % 4];
@@ -141,7 +143,7 @@ FS_DEVICE void reduce(const float (&d)[N / 2], fs_court<N> *court, int32_t warp,
         for (; above; above &= above - 1) {
             const int32_t e = __ffs(above) - 1;
             court_push(court, ((const float *)&court->stash[warp][e / 4][lane])[e % 4], p.first + t + (e & 2 ? 8 : 0),
-                       16 * g + 8 * (e / 4) + column + (e & 1));
+                       16 * g + 8 * (e / 4) + column + (e & 1), rehearse);
         }
     }
 }

@@ -35,12 +35,23 @@ FS_DEVICE uint64_t largest_key(uint64_t key) {
     return key;
 }
 
-/* Takes a part out of the work memory. */
-FS_DEVICE void take(fs_group *group, fs_group *part) {
-    if (part->mass.limb[0]) mass_merge(&group->mass, &part->mass);
-    if (part->winner.key > group->winner.key) group->winner.key = part->winner.key;
-    part->mass.limb[0] = 0;
-    part->winner.key = FS_KEY_NONE;
+/* Takes parts at[0], at[step], ... out of the work memory, below `end`. Several are on their way at once. */
+FS_DEVICE void take(fs_group *group, fs_group *at, const fs_group *end, int32_t step) {
+    constexpr int AHEAD = 6;
+    for (; at < end; at += AHEAD * step) {
+        fs_group part[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (at + i * step < end) part[i] = at[i * step];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (at + i * step >= end) continue;
+            if (part[i].mass.limb[0]) mass_merge(&group->mass, &part[i].mass);
+            if (part[i].winner.key > group->winner.key) group->winner.key = part[i].winner.key;
+            at[i * step].mass.limb[0] = 0;
+            at[i * step].winner = {FS_KEY_NONE, 0.0f, 0.0f};
+        }
+    }
 }
 
 FS_DEVICE fs_group group_empty() {
@@ -53,7 +64,7 @@ FS_DEVICE fs_group group_empty() {
 /* One group: every lane takes slots. */
 FS_DEVICE fs_group whole_row(fs_group *part, int32_t slots, int lane) {
     fs_group all = group_empty();
-    for (int32_t s = lane; s < slots; s += 32) take(&all, &part[s]);
+    take(&all, part + lane, part + slots, 32);
     for (int apart = 16; apart; apart /= 2) {
         const fs_mass other = mass_across(all.mass, apart);
         mass_merge(&all.mass, &other);
@@ -72,7 +83,8 @@ FS_DEVICE fs_group choose_group(const fs_cuda_args &args, const fs_judged_row &r
     for (int32_t base = 0; base < groups; base += 32) {
         fs_group mine = group_empty();
         const int32_t g = base + lane;
-        for (int32_t s = 0; g < groups && s < slots; s++) take(&mine, &part[(int64_t)g * slots + s]);
+        fs_group *of_group = part + (int64_t)g * slots;
+        if (g < groups) take(&mine, of_group, of_group + slots, 1);
         fs_mass running = mass_scan(mine.mass, lane);
         const int32_t lanes_before = __shfl_up_sync(~0u, !mass_is_empty(&running), 1);
         const bool preceded = !mass_is_empty(&all.mass) || (lane > 0 && lanes_before);
@@ -104,18 +116,21 @@ FS_DEVICE fs_group choose_group(const fs_cuda_args &args, const fs_judged_row &r
 __global__ void __launch_bounds__(32 * WARPS) finish(const __grid_constant__ fs_cuda_args args) {
     const int lane = threadIdx.x & 31;
     const int32_t b = blockIdx.x * WARPS + threadIdx.x / 32;
+    /* Before the pass has ended; what the row asks for was there when the pass began. */
+    fs_judged_row row = {};
+    if (b < args.rows) row = judged_row(args, b);
     wait_for_earlier_launches();
     if (blockIdx.x == 0 && threadIdx.x == 0) args.work->done = args.work->seeded = 0;
     if (b >= args.rows) return;
     fs_cuda_line *line = &args.work->line[b];
-    const fs_judged_row row = judged_row(args, b);
     fs_group *part = args.parts.part + (int64_t)b * args.parts.groups * args.parts.slots;
     const bool groups = args.want & FS_CUDA_GROUPS;
-    fs_group all = groups ? choose_group(args, row, part, line->flags, lane) : whole_row(part, args.parts.slots, lane);
+    const fs_cuda_line seen = *line;
+    fs_group all = groups ? choose_group(args, row, part, seen.flags, lane) : whole_row(part, args.parts.slots, lane);
     if (lane != 0) return;
-    const fs_verdict found = {groups ? all.winner.key : (uint64_t)line->key, line->flags,
-                              line->peak ? float_of_ordered(line->peak) : -INFINITY, mass_log(&all.mass)};
-    write_row(args, row, b, found);
+    const fs_verdict found = {groups ? all.winner.key : (uint64_t)seen.key, seen.flags,
+                              seen.peak ? float_of_ordered(seen.peak) : -INFINITY, mass_log(&all.mass)};
+    write_row(args, row, b, found, true);
     clear_line(line);
 }
 

@@ -56,26 +56,24 @@ template <int CLUSTER> struct walk {
     }
 };
 
-FS_DEVICE fs_group *part_of_row(const fs_cuda_args &args, int64_t part, int32_t b) {
-    return args.parts.part + (int64_t)b * args.parts.groups * args.parts.slots + part;
-}
-
 /* ---------------------------------------------------------------------------------------------------- judges ---- */
 
 /* First tile: a first score for every row, shared by all CTAs, before any survivor is queued: alone, a CTA would let tens of tokens
  * per row through, together two or three. Waits for the others up to what the ring covers; a CTA that is late or not resident is
  * only a looser threshold. */
-template <int N> FS_DEVICE void seed(const fs_cuda_args &args, fs_court<N> *court, int32_t first, bool rehearse) {
+template <int N>
+FS_DEVICE void seed(const fs_cuda_args &args, fs_court<N> *court, int64_t part, int32_t first, int32_t patience,
+                    bool rehearse) {
     const int32_t thread = threadIdx.x - 32;
     fs_cuda_work *work = args.work;
-    for (int32_t b = thread; b < args.rows; b += FS_JUDGES * 32) seed_row(court, args, b, first, rehearse);
-    if (args.patience == 0 || rehearse) return;
+    for (int32_t b = thread; b < args.rows; b += FS_JUDGES * 32) seed_row(court, hint_of_row(args, part, b), b, first, rehearse);
+    if (patience == 0 || rehearse) return;
     __threadfence(); /* hints before the count */
     named_barrier(1, FS_JUDGES * 32);
     if (thread == 0) {
         atomicAdd(&work->seeded, 1u);
         const uint64_t start = nanoseconds();
-        while (load_relaxed(&work->seeded) < gridDim.x && nanoseconds() - start < (uint64_t)args.patience) {
+        while (load_relaxed(&work->seeded) < gridDim.x && nanoseconds() - start < (uint64_t)patience) {
         }
     }
     named_barrier(1, FS_JUDGES * 32);
@@ -88,12 +86,6 @@ template <int N, class F> FS_DEVICE void own_rows(const fs_cuda_args &args, cons
         if (!(court->row[b].status & FS_ROW_NO_TOKEN)) f(b);
 }
 
-/* Sleeps until half of what the last tile took is over: by then the other CTAs' survivors of that tile have been judged, and the
- * thresholds made of their scores let fewer tokens through. */
-FS_DEVICE void wait_half(uint32_t since, uint32_t last) {
-    while ((uint32_t)clock() - since < last / 2) __nanosleep(200);
-}
-
 /* Thresholds tile by tile. Survivors are judged while waiting: consumers may be held up by a full queue. */
 template <class T> FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N> *court, const rounds &turn) {
     constexpr int N = T::N;
@@ -101,27 +93,30 @@ template <class T> FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N>
     const bool masses = args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS), groups = args.want & FS_CUDA_GROUPS;
     fs_docket docket = {(uint32_t)judge, 0};
     walk<T::CLUSTER> at(args);
-    uint32_t crested = 0, since = (uint32_t)clock(), last = 0;
+    uint32_t crested = 0;
     while (at.next()) {
         const int32_t first = at.p.first;
         if (masses && at.i > 0) named_barrier(1, FS_JUDGES * 32); /* sums are read before marks take their place */
         own_rows<N>(args, court, [&](int32_t b) {
-            marks_of(court)[b] = tile_marks(court->row[b], (uint32_t)first / FS_NOISE_BLOCK);
+            const fs_judged_row &row = court->row[b];
+            marks_of(court)[b] = row.greedy ? fs_tile_marks{0, 0, {0, 0}}
+                                            : tile_marks(row.noise, (uint32_t)first / FS_NOISE_BLOCK);
             /* A new group starts without a best score; every survivor of the last one has been judged. */
             if (groups && at.fresh) court->best[b] = 0;
         });
         if (at.i == 0) {
             const int32_t b = lane % args.rows;
-            judge_one(court->row[b], &court->best[b], &args.work->line[b], &args.work->line[b].key, true, 0.0f,
+            judge_one(court->row[b], &court->best[b], &args.work->line[b], &args.work->line[b].key, &args.work->line[b].hint, 0.0f,
                       (uint32_t)first, true);
-        } else if (!at.fresh) wait_half(since, last);
+            close_row(args, court->row[b], b, true);
+        }
         for (bool rehearse = at.i == 0;; rehearse = false) {
             if (at.fresh && !rehearse) barrier_wait(turn.crested, crested++ & 1);
-            if (at.fresh) seed<N>(args, court, first, rehearse);
-            take_hints(court, args);
+            if (at.fresh) seed<N>(args, court, at.part, first, at.i == 0 ? args.patience : 0, rehearse);
+            take_hints(court, args, at.part);
             own_rows<N>(args, court, [&](int32_t b) {
-                const float best = set_thresholds(court, b, first);
-                if (masses) court->shift[b] = mass_shift(court->row[b], best, args.want & FS_CUDA_RAW_MASS);
+                set_thresholds(court, b, first);
+                if (masses) court->rate[b] = mass_rate(court->row[b], args.want & FS_CUDA_RAW_MASS);
             });
             if (!rehearse) break;
         }
@@ -130,8 +125,6 @@ template <class T> FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N>
         /* One lane decides: the others' clocks may run out a moment earlier or later. */
         while (!__shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 1000), 0))
             judge_queue(court, args, at.part, &docket, false);
-        last = (uint32_t)clock() - since;
-        since += last;
         judge_queue(court, args, at.part, &docket, true);
         if (masses && at.p.count > 0)
             own_rows<N>(args, court, [&](int32_t b) { tally_row(court, b, part_of_row(args, at.part, b)); });
@@ -161,11 +154,16 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_court<T::N> *court, char *sh
             __syncwarp();
             if (lane == 0) barrier_arrive(turn.crested);
         }
-        barrier_wait(turn.ready, at.i & 1);
-        reduce<N>(d, court, warp, at.p, t);
+        /* While the judges make the first thresholds, the consumers run through what comes then: cold instructions come from L2 at some
+         * hundred cycles a line. */
+        for (bool rehearse = at.i == 0;; rehearse = false) {
+            if (!rehearse) barrier_wait(turn.ready, at.i & 1);
+            reduce<N>(d, court, warp, at.p, t, rehearse);
+            if (!rehearse) break;
+        }
         if (args.want && at.p.count > 0) {
             if (args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS))
-                sum_granules<N>(d, court, warp, args.want & FS_CUDA_RAW_MASS, part_of_row(args, at.part, 0),
+                sum_granules<N>(d, court, warp, at.p.count <= 16 * warp, part_of_row(args, at.part, 0),
                                 (int64_t)args.parts.groups * args.parts.slots);
             if (args.want & FS_CUDA_PEAK) find_peaks<N>(d, court);
         }
@@ -196,13 +194,12 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
     }
     __syncthreads();
     if constexpr (T::CLUSTER > 1) cluster_barrier(); /* no copy into a CTA whose barriers are not there yet */
-    let_next_launch_begin();
-
     if (threadIdx.x < 128) {
         T::give_registers();
         if (threadIdx.x < 32) T::produce(source, args, shared, ring{full, empty, 1, 0});
         else {
             wait_for_earlier_launches();
+            let_next_launch_begin(); /* what this launch was given is there for the next one too */
             /* Who the rows are is not needed before the first tile is there. */
             court_open(court, args, threadIdx.x - 32, FS_JUDGES * 32);
             named_barrier(1, FS_JUDGES * 32);
@@ -223,7 +220,7 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
     __syncthreads();
     if (court->last) {
         __threadfence(); /* the count before the keys it counts */
-        for (int32_t b = threadIdx.x; b < args.rows; b += FS_THREADS) close_row(args, court->row[b], b);
+        for (int32_t b = threadIdx.x; b < args.rows; b += FS_THREADS) close_row(args, court->row[b], b, false);
         if (threadIdx.x == 0) args.work->done = args.work->seeded = 0;
     }
 }

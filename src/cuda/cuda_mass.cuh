@@ -1,39 +1,23 @@
-/* cuda_mass.cuh - log Z beside the race: sums of exp over a warp's 16 tokens, which are one granule of core/mass.h.
+/* cuda_mass.cuh - log Z beside the race: sums of exp over a warp's 16 tokens, a granule of core/mass.h, and over a tile's eight.
  *
- * exp(l) is split into 2^n and 2^f, |f| <= 1/2, so that a granule's float sum in units of 2^R is the same bits for any integer R that
- * neither overflows nor loses what counts. Judges choose R below the row's best score, with which hardly a sum overflows; one that
- * does is made again with an R of its own and goes straight to the part. Sums are added by the judges as integers (mass_add), so log Z
- * does not depend on the batch, the tiles or the shards. ex2.approx differs from the CPU's exp by 2^-22: a log Z agrees to 1e-6. */
+ * A granule's sum is a float, made of exp2(l log2 e) in one order; a tile's is the sum of its granules, in one order, and is added to the
+ * row's part as an integer (mass_add). So log Z does not depend on the batch, nor on shards cut at tiles. Three instructions per
+ * logit: with N = 256 registers are so scarce that a longer chain (an exponent of the row's own, split off first) cost 14,000 cycles
+ * a tile (H200, 2026-11). A granule whose sum is not well inside the range of a float, all its logits below -41 or one above 80, is
+ * made again with an exponent of its own and goes straight to the part; which ones do depends on their logits alone.
+ *
+ * A term's relative error is below 2e-7 (1 + |l|), so log Z has about the error of the float it is returned in. */
 #ifndef FS_CUDA_MASS_CUH
 #define FS_CUDA_MASS_CUH
 
 #include "cuda_epilogue.cuh"
 
-/* Adding this to a float rounds it to an integer, held in the low bits. Shift = this - R. */
-#define FS_MASS_MAGIC 12582912.0f
-/* R lies this far below the row's best score: noise is below 43, so the row's mass is above 2^R. */
-#define FS_MASS_BELOW 43.0f
+#define FS_MASS_LEAST 0x1p-60f
+#define FS_MASS_MOST 0x1p120f
 
-/* The shift of a row whose best score is known, in units of the logits that are summed; NaN where none is. */
-FS_DEVICE float mass_shift(const fs_judged_row &row, float best, bool raw) {
-    if (!(best > -INFINITY)) return NAN;
-    float l = best - (row.greedy ? 0.0f : FS_MASS_BELOW);
-    if (raw) l *= row.temperature;
-    return FS_MASS_MAGIC - rintf(fminf(fmaxf(l, -FS_EXP_LIMIT), FS_EXP_LIMIT) * 1.44269504f);
-}
-
-/* exp(l) 2^-R + more. +inf or NaN where l is too large for R, or is NaN; 0 more where it is too small. */
-FS_DEVICE float add_exp(float l, float shift, float more) {
-    const float z = fminf(fmaxf(fmaf(l, 1.44269502f, shift), FS_MASS_MAGIC - 100.0f), FS_MASS_MAGIC + 100.0f);
-    const float n = z - shift;
-    const float f = fmaf(l, 1.92596299e-8f, fmaf(l, 1.44269502f, -n)); /* l log2(e) - n; the product is exact inside fmaf */
-    const float scale = __int_as_float((__float_as_int(z) << 23) + 0x3F800000);
-    return fmaf(exp2_approximate(f), scale, more);
-}
-
-/* Both tokens of a thread, in the order of core/mass.h: i and i + 8 first. */
-FS_DEVICE float add_pair(float low, float high, float factor, float shift) {
-    return add_exp(high * factor, shift, add_exp(low * factor, shift, 0.0f));
+/* log2(e) per unit of the logits that are summed: what a row's accumulators are multiplied by. */
+FS_DEVICE float mass_rate(const fs_judged_row &row, bool raw) {
+    return raw ? 1.44269504f : row.inverse * 1.44269504f;
 }
 
 FS_DEVICE float keep_sum(float mine, float theirs, int32_t apart) {
@@ -42,36 +26,37 @@ FS_DEVICE float keep_sum(float mine, float theirs, int32_t apart) {
     return (upper ? theirs : mine) + sent;
 }
 
-/* A granule whose sum did not fit: with an exponent of its own, into the part. All lanes; row b is the same in all. */
+/* A granule outside the range: with an exponent of its own, into the part. All lanes; row b is the same in all, and its group of
+ * accumulators is stashed. */
 template <int N>
-FS_DEVICE void odd_granule(fs_court<N> *court, fs_group *part, int32_t warp, int32_t b, float factor) {
+FS_DEVICE void odd_granule(fs_court<N> *court, fs_group *part, int32_t warp, int32_t b) {
     const int32_t lane = threadIdx.x & 31;
     const float4 four = court->stash[warp][b >> 3 & 1][(lane & ~3) | (b >> 1 & 3)];
-    float low = (b & 1 ? four.y : four.x) * factor, high = (b & 1 ? four.w : four.z) * factor;
+    const float rate = court->rate[b];
+    float low = (b & 1 ? four.y : four.x) * rate, high = (b & 1 ? four.w : four.z) * rate;
     if (!(low < INFINITY)) low = -INFINITY; /* NaN is treated as -inf; +inf has a flag of its own and no mass */
     if (!(high < INFINITY)) high = -INFINITY;
     float most = fmaxf(low, high);
     for (int apart = 16; apart >= 4; apart /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, apart));
     if (!(most > -INFINITY)) return;
-    const int32_t exponent = (int32_t)rintf(fminf(fmaxf(most, -FS_EXP_LIMIT), FS_EXP_LIMIT) * 1.44269504f);
-    const float shift = FS_MASS_MAGIC - (float)exponent;
-    float sum = add_pair(low, high, 1.0f, shift);
+    const float exponent = rintf(fminf(fmaxf(most, -1.4427f * FS_EXP_LIMIT), 1.4427f * FS_EXP_LIMIT));
+    float sum = exp2_approximate(low - exponent) + exp2_approximate(high - exponent);
     for (int apart = 16; apart >= 4; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
     if (lane != 0) return;
     while (atomicCAS(&court->lock, 0u, 1u)) {
     }
     __threadfence_block();
     fs_mass mass = part->mass.limb[0] ? part->mass : mass_empty();
-    mass_add(&mass, sum, exponent);
+    mass_add(&mass, sum, (int32_t)exponent);
     part->mass = mass;
     __threadfence_block(); /* the mass before the lock is free */
     atomicExch(&court->lock, 0u);
 }
 
 /* The sums of this warp's granules, one per row, into its stash as float[N]; judges add them up. parts is row 0's part at hand, rows
- * `stride` parts apart. */
+ * `stride` parts apart. `absent`: the warp has no token in this tile. */
 template <int N>
-FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N> *court, int32_t warp, bool raw, fs_group *parts,
+FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N> *court, int32_t warp, bool absent, fs_group *parts,
                             int64_t stride) {
     const int32_t column = 2 * (threadIdx.x & 3);
     constexpr int BLOCKS = (N + 31) / 32;
@@ -81,13 +66,13 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N> *court, int32_t
         float v[8];
         asm volatile("" ::: "memory"); /* no loads ahead of their block: with N = 256 there is no register to spare */
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const int j = 4 * q + i / 2, at = 4 * j + (i & 1);
-            v[i] = 0.0f;
-            if (at >= N / 2) continue;
-            const int32_t b = 8 * j + column + (i & 1);
-            v[i] = add_pair(d[at < N / 2 ? at : 0], d[at < N / 2 ? at + 2 : 0], raw ? 1.0f : court->row[b].inverse,
-                            court->shift[b]);
+        for (int i = 0; i < 8; i += 2) {
+            const int j = 4 * q + i / 2;
+            v[i] = v[i + 1] = 0.0f;
+            if (j >= N / 8) continue;
+            const float2 rate = *(const float2 *)&court->rate[8 * j + column];
+            v[i] = exp2_approximate(d[4 * j] * rate.x) + exp2_approximate(d[4 * j + 2] * rate.x);
+            v[i + 1] = exp2_approximate(d[4 * j + 1] * rate.y) + exp2_approximate(d[4 * j + 3] * rate.y);
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) v[i] = keep_sum(v[i], v[i + 4], 16);
@@ -96,36 +81,36 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N> *court, int32_t
         sums[q] = keep_sum(v[0], v[1], 4);
     }
 #pragma unroll 1
-    for (int q = 0; q < BLOCKS; q++) {
+    for (int q = 0; q < BLOCKS && !absent; q++) {
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) sum = i == q ? sums[i] : sum;
         const int32_t own = 32 * q + halved_row();
         const bool drawn = own < N && !(court->row[own < N ? own : 0].status & FS_ROW_NO_TOKEN);
-        uint32_t odd = __ballot_sync(~0u, drawn && !(sum < INFINITY));
+        uint32_t odd = __ballot_sync(~0u, drawn && !(sum >= FS_MASS_LEAST && sum < FS_MASS_MOST));
         for (; odd; odd &= odd - 1) {
             const int32_t b = __shfl_sync(~0u, own, __ffs(odd) - 1);
             stash<N>(d, court->stash[warp], b / 16);
             __syncwarp();
-            odd_granule(court, parts + b * stride, warp, b, raw ? 1.0f : court->row[b].inverse);
+            odd_granule(court, parts + b * stride, warp, b);
             __syncwarp();
         }
     }
 #pragma unroll
     for (int q = 0; q < BLOCKS; q++) {
         const int32_t own = 32 * q + halved_row();
-        if (own < N) ((float *)court->stash[warp])[own] = sums[q] < INFINITY ? sums[q] : 0.0f;
+        if (own < N)
+            ((float *)court->stash[warp])[own] = sums[q] >= FS_MASS_LEAST && sums[q] < FS_MASS_MOST ? sums[q] : 0.0f;
     }
 }
 
-/* Judges: adds the eight granules of row b in the tile just compared to the row's part. */
+/* Judges: adds the eight granules of row b in the tile just compared, in one order, to the row's part. */
 template <int N> FS_DEVICE void tally_row(const fs_court<N> *court, int32_t b, fs_group *part) {
-    const float shift = court->shift[b];
-    if (!(shift < INFINITY)) return; /* no score was known: the sums went to the part by themselves */
+    float sum = 0.0f;
+#pragma unroll
+    for (int32_t warp = 0; warp < FS_STRIPS; warp++) sum += ((const float *)court->stash[warp])[b];
     fs_mass mass = part->mass.limb[0] ? part->mass : mass_empty();
-#pragma unroll 1
-    for (int32_t warp = 0; warp < FS_STRIPS; warp++)
-        mass_add(&mass, ((const float *)court->stash[warp])[b], (int32_t)(FS_MASS_MAGIC - shift));
+    mass_add(&mass, sum, 0);
     if (!mass_is_empty(&mass)) part->mass = mass;
 }
 
