@@ -288,16 +288,16 @@ static fs_status launch(fs_context *context, fs_cuda_args *args, int64_t *work_b
     args->rows = plan.rows;
     args->k_steps = plan.k_steps;
     args->patience = plan.patience;
-    if (args->want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS)) {
+    if (args->want & FS_CUDA_GROUPS) {
         size_t bytes = (size_t)plan.rows * (size_t)plan.groups * (size_t)plan.slots * sizeof(fs_group);
         FS_TRY(reserve_parts(context, bytes));
         args->parts =
             (fs_cuda_parts){cuda->parts->memory, plan.groups, plan.slots,
-                            (int32_t)(args->want & FS_CUDA_GROUPS ? args->batch.group_size / FS_CUDA_TILE : 0)};
+                            (int32_t)(args->batch.group_size / FS_CUDA_TILE)};
         if ((int64_t)bytes > *work_bytes) *work_bytes = (int64_t)bytes;
     }
     FS_TRY(launch_sm90(context, &plan, args, shaped));
-    if (args->want) FS_CUDA_TRY(context, fs_cuda_finish_launch(args, cuda->stream));
+    if (args->want & FS_CUDA_GROUPS) FS_CUDA_TRY(context, fs_cuda_finish_launch(args, cuda->stream));
     args->first_row += plan.rows;
     return FS_OK;
 }

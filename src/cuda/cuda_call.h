@@ -17,8 +17,14 @@ typedef struct fs_cuda_line { /* 128 bytes: every CTA hits every row at once aft
     uint32_t hint;            /* a score the row is known to reach; 0: none */
     uint32_t flags;           /* FS_ROW_NAN, FS_ROW_INF, FS_CUDA_X_INF */
     uint32_t peak;            /* largest x, an ordered float; 0: none */
-    uint32_t unused[27];
+    uint32_t lock;            /* of `odd` */
+    /* The row's mass, in limbs of core/mass.h from 2^(24 FS_CUDA_LIMB) up, so that CTAs add to it in any order... */
+    unsigned long long limb[8];
+    fs_mass odd; /* ... and what lies outside of them */
+    uint32_t unused[2];
 } fs_cuda_line;
+
+#define FS_CUDA_LIMB (-3)
 
 /* A flag of a line beside the row's status bits: an x, not only an l, was +inf. */
 #define FS_CUDA_X_INF (1u << 31)
@@ -30,21 +36,20 @@ typedef struct fs_cuda_work {
     uint32_t done;   /* CTAs that have finished */
 } fs_cuda_work;
 
-/* What a call wants of each row beyond its token. Anything but 0 takes the parts below and a second, small launch. */
+/* What a call wants of each row beyond its token. */
 enum {
     FS_CUDA_MASS = 1u << 0,     /* the mass of exp(l) */
     FS_CUDA_RAW_MASS = 1u << 1, /* of exp(x); not both */
     FS_CUDA_PEAK = 1u << 2,     /* the largest x */
-    FS_CUDA_GROUPS = 1u << 3    /* a winner and a mass per group */
+    FS_CUDA_GROUPS = 1u << 3    /* a winner and a mass per group: takes the parts below and a second, small launch */
 };
 
-/* Parts: what one CTA has found of one row in one group, [rows][groups][slots]. The slots of a group are its CTAs, in order. Without
- * group modes there is one group. A part whose limb[0] is 0 has no mass yet; parts too are zero before and after a launch. In group modes
+/* Parts: what one CTA has found of one row in one group, [rows][groups][slots]. The slots of a group are its CTAs, in order. A part whose limb[0] is 0 has no mass yet; parts too are zero before and after a launch. In group modes
  * winner.x of a group's first part is what winner.key's x would be good for elsewhere: a hint, like a line's, for the group. */
 typedef struct fs_cuda_parts {
     fs_group *part;
     int32_t groups, slots;
-    int32_t group_tiles; /* tiles per group; 0: one group */
+    int32_t group_tiles; /* tiles per group; 0: there are no parts */
 } fs_cuda_parts;
 
 typedef struct fs_cuda_args {

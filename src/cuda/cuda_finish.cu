@@ -1,5 +1,5 @@
-/* cuda_finish.cu - the second, small launch of calls that ask for masses, peaks or groups: one warp per row merges the row's parts
- * and writes its results. It starts while the first launch ends (programmatic launch), so what it costs is about one memory latency.
+/* cuda_finish.cu - the second, small launch of calls that draw by groups: one warp per row merges the row's parts and writes its
+ * results. It starts while the first launch ends (programmatic launch), so what it costs is about one memory latency.
  *
  *   part[row][group][slot]  --lane: slots of its groups-->  group mass and winner  --warp-->  token, log Z  */
 #include "cuda_finish.cuh"
@@ -72,7 +72,7 @@ FS_DEVICE fs_group whole_row(fs_group *part, int32_t slots, int lane) {
     return all;
 }
 
-/* Group modes: 32 groups at a time, a lane each. The drawn key, and the mass of all. */
+/* 32 groups at a time, a lane each. The drawn key, and the mass of all. */
 FS_DEVICE fs_group choose_group(const fs_cuda_args &args, const fs_judged_row &row, fs_group *part, uint32_t flags,
                                 int lane) {
     const int32_t groups = args.parts.groups, slots = args.parts.slots;

@@ -55,10 +55,34 @@ FS_DEVICE void write_row(const fs_cuda_args &args, const fs_judged_row &row, int
     }
 }
 
+/* Adds a sum inside [2^-48, 2^99) to the row's mass: two reductions, in any order. The same limbs as mass_add's. */
+FS_DEVICE void line_add(fs_cuda_line *line, float sum) {
+    if (!(sum > 0.0f)) return;
+    const uint32_t bits = float_bits(sum);
+    const int32_t low = (int32_t)(bits >> 23) - 150, limb = (low + 24 * 32) / 24 - 32; /* floor(low / 24) */
+    const unsigned long long wide = (unsigned long long)((bits & 0x7FFFFFu) | 0x800000u) << (low - 24 * limb);
+    atomicAdd(&line->limb[limb - FS_CUDA_LIMB], wide & 0xFFFFFF);
+    if (wide >> 24) atomicAdd(&line->limb[limb - FS_CUDA_LIMB + 1], wide >> 24);
+}
+
+FS_DEVICE fs_mass line_mass(const fs_cuda_line *line) {
+    fs_mass mass = mass_empty();
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint64_t limb = __ldcg(&line->limb[i]);
+        if (limb) mass_raise(&mass, i + FS_CUDA_LIMB);
+        mass.limb[0] += limb;
+    }
+    if (__ldcg((const unsigned long long *)&line->odd.limb[0])) {
+        const fs_mass odd = line->odd;
+        mass_merge(&mass, &odd);
+    }
+    return mass;
+}
+
 /* The line of the work memory back to zero. */
 FS_DEVICE void clear_line(fs_cuda_line *line) {
-    line->key = 0;
-    line->hint = line->flags = line->peak = 0;
+    memset(line, 0, sizeof *line);
 }
 
 /* A row that needs nothing but its line. With `rehearse` it is run for its instructions alone, which are otherwise fetched from memory
@@ -66,7 +90,12 @@ FS_DEVICE void clear_line(fs_cuda_line *line) {
 static __device__ __noinline__ void close_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b,
                                               bool rehearse) {
     fs_cuda_line *line = &args.work->line[b];
-    const fs_verdict found = {__ldcg(&line->key), __ldcg(&line->flags), NAN, (double)NAN};
+    fs_verdict found = {__ldcg(&line->key), __ldcg(&line->flags), NAN, (double)NAN};
+    if (args.want & FS_CUDA_PEAK) found.peak = float_of_ordered(__ldcg(&line->peak));
+    if (args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS)) {
+        const fs_mass mass = line_mass(line);
+        found.log_z = mass_log(&mass);
+    }
     write_row(args, row, b, found, !rehearse);
     if (!rehearse) clear_line(line);
 }

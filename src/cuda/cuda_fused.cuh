@@ -127,7 +127,7 @@ template <class T> FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N>
             judge_queue(court, args, at.part, &docket, false);
         judge_queue(court, args, at.part, &docket, true);
         if (masses && at.p.count > 0)
-            own_rows<N>(args, court, [&](int32_t b) { tally_row(court, b, part_of_row(args, at.part, b)); });
+            own_rows<N>(args, court, [&](int32_t b) { tally_row(court, args, at.part, b); });
     }
     if (args.want & FS_CUDA_PEAK)
         own_rows<N>(args, court, [&](int32_t b) { atomicMax(&args.work->line[b].peak, court->peak[b]); });
@@ -163,8 +163,7 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_court<T::N> *court, char *sh
         }
         if (args.want && at.p.count > 0) {
             if (args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS))
-                sum_granules<N>(d, court, warp, at.p.count <= 16 * warp, part_of_row(args, at.part, 0),
-                                (int64_t)args.parts.groups * args.parts.slots);
+                sum_granules<N>(d, court, args, at.part, warp, at.p.count <= 16 * warp);
             if (args.want & FS_CUDA_PEAK) find_peaks<N>(d, court);
         }
         __syncwarp();
@@ -212,7 +211,7 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
     }
     __syncthreads();
     if constexpr (T::CLUSTER > 1) cluster_barrier(); /* no exit while the other CTA may still send here */
-    if (args.want) return;                           /* cuda_finish.cu goes on */
+    if (args.want & FS_CUDA_GROUPS) return;          /* cuda_finish.cu goes on */
     if (threadIdx.x == 0) {
         __threadfence();
         court->last = atomicAdd(&args.work->done, 1u) == gridDim.x - 1;

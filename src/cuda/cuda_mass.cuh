@@ -1,10 +1,10 @@
 /* cuda_mass.cuh - log Z beside the race: sums of exp over a warp's 16 tokens, a granule of core/mass.h, and over a tile's eight.
  *
  * A granule's sum is a float, made of exp2(l log2 e) in one order; a tile's is the sum of its granules, in one order, and is added to the
- * row's part as an integer (mass_add). So log Z does not depend on the batch, nor on shards cut at tiles. Three instructions per
+ * row's mass as an integer. So log Z does not depend on the batch, nor on shards cut at tiles. Three instructions per
  * logit: with N = 256 registers are so scarce that a longer chain (an exponent of the row's own, split off first) cost 14,000 cycles
- * a tile (H200, 2026-11). A granule whose sum is not well inside the range of a float, all its logits below -41 or one above 80, is
- * made again with an exponent of its own and goes straight to the part; which ones do depends on their logits alone.
+ * a tile (H200, 2026-11). A granule whose sum is not well inside the range of a float, all its logits below -33 or one above 66, is
+ * made again with an exponent of its own and added apart; which ones do depends on their logits alone.
  *
  * A term's relative error is below 2e-7 (1 + |l|), so log Z has about the error of the float it is returned in. */
 #ifndef FS_CUDA_MASS_CUH
@@ -12,8 +12,9 @@
 
 #include "cuda_epilogue.cuh"
 
-#define FS_MASS_LEAST 0x1p-60f
-#define FS_MASS_MOST 0x1p120f
+/* What eight of them together leave inside the limbs of a line. */
+#define FS_MASS_LEAST 0x1p-48f
+#define FS_MASS_MOST 0x1p96f
 
 /* log2(e) per unit of the logits that are summed: what a row's accumulators are multiplied by. */
 FS_DEVICE float mass_rate(const fs_judged_row &row, bool raw) {
@@ -26,10 +27,10 @@ FS_DEVICE float keep_sum(float mine, float theirs, int32_t apart) {
     return (upper ? theirs : mine) + sent;
 }
 
-/* A granule outside the range: with an exponent of its own, into the part. All lanes; row b is the same in all, and its group of
- * accumulators is stashed. */
+/* A granule outside the range: with an exponent of its own, into a mass of its own. All lanes; row b is the same in all, and its group
+ * of accumulators is stashed. */
 template <int N>
-FS_DEVICE void odd_granule(fs_court<N> *court, fs_group *part, int32_t warp, int32_t b) {
+FS_DEVICE void odd_granule(fs_court<N> *court, fs_mass *into, uint32_t *lock, int32_t warp, int32_t b) {
     const int32_t lane = threadIdx.x & 31;
     const float4 four = court->stash[warp][b >> 3 & 1][(lane & ~3) | (b >> 1 & 3)];
     const float rate = court->rate[b];
@@ -43,21 +44,24 @@ FS_DEVICE void odd_granule(fs_court<N> *court, fs_group *part, int32_t warp, int
     float sum = exp2_approximate(low - exponent) + exp2_approximate(high - exponent);
     for (int apart = 16; apart >= 4; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
     if (lane != 0) return;
-    while (atomicCAS(&court->lock, 0u, 1u)) {
+    while (atomicCAS(lock, 0u, 1u)) {
     }
-    __threadfence_block();
-    fs_mass mass = part->mass.limb[0] ? part->mass : mass_empty();
+    __threadfence(); /* what the last holder wrote */
+    volatile fs_mass *there = into;
+    fs_mass mass = {there->top, {there->limb[0], there->limb[1], there->limb[2]}};
+    if (!mass.limb[0]) mass = mass_empty();
     mass_add(&mass, sum, (int32_t)exponent);
-    part->mass = mass;
-    __threadfence_block(); /* the mass before the lock is free */
-    atomicExch(&court->lock, 0u);
+    there->top = mass.top;
+    for (int i = 0; i < 3; i++) there->limb[i] = mass.limb[i];
+    __threadfence(); /* the mass before the lock is free */
+    atomicExch(lock, 0u);
 }
 
-/* The sums of this warp's granules, one per row, into its stash as float[N]; judges add them up. parts is row 0's part at hand, rows
- * `stride` parts apart. `absent`: the warp has no token in this tile. */
+/* The sums of this warp's granules, one per row, into its stash as float[N]; judges add them up. `absent`: the warp has no token in
+ * this tile. */
 template <int N>
-FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N> *court, int32_t warp, bool absent, fs_group *parts,
-                            int64_t stride) {
+FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N> *court, const fs_cuda_args &args, int64_t part,
+                            int32_t warp, bool absent) {
     const int32_t column = 2 * (threadIdx.x & 3);
     constexpr int BLOCKS = (N + 31) / 32;
     float sums[BLOCKS];
@@ -92,7 +96,9 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N> *court, int32_t
             const int32_t b = __shfl_sync(~0u, own, __ffs(odd) - 1);
             stash<N>(d, court->stash[warp], b / 16);
             __syncwarp();
-            odd_granule(court, parts + b * stride, warp, b);
+            if (args.want & FS_CUDA_GROUPS)
+                odd_granule(court, &part_of_row(args, part, b)->mass, &court->lock, warp, b);
+            else odd_granule(court, &args.work->line[b].odd, &args.work->line[b].lock, warp, b);
             __syncwarp();
         }
     }
@@ -104,11 +110,16 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N> *court, int32_t
     }
 }
 
-/* Judges: adds the eight granules of row b in the tile just compared, in one order, to the row's part. */
-template <int N> FS_DEVICE void tally_row(const fs_court<N> *court, int32_t b, fs_group *part) {
+/* Judges: adds the eight granules of row b in the tile just compared, in one order, to the row's mass or in group modes the part's. */
+template <int N> FS_DEVICE void tally_row(const fs_court<N> *court, const fs_cuda_args &args, int64_t at, int32_t b) {
     float sum = 0.0f;
 #pragma unroll
     for (int32_t warp = 0; warp < FS_STRIPS; warp++) sum += ((const float *)court->stash[warp])[b];
+    if (!(args.want & FS_CUDA_GROUPS)) {
+        line_add(&args.work->line[b], sum);
+        return;
+    }
+    fs_group *part = part_of_row(args, at, b);
     fs_mass mass = part->mass.limb[0] ? part->mass : mass_empty();
     mass_add(&mass, sum, 0);
     if (!mass_is_empty(&mass)) part->mass = mass;
