@@ -40,14 +40,14 @@ struct matrices {
 /* The row of a stage holds 16-byte chunk c of its 64 elements at place c ^ (row % 8): eight rows at the same c, which is what ldmatrix
  * reads at once, then lie in different banks.
  *
- * Each loads columns k .. k + 63 of `rows` rows, at most ROWS, by one warp. Columns from `dim` on are zeros. Rows from `rows` on stay as
- * they are: tokens past a piece are no candidates whatever their logit is, and H's last rows are zeros from the start. */
+ * Each loads the first `columns` of 64 columns, and zeros for the others, of `rows` rows, at most ROWS, by one warp. The other rows stay
+ * as they are: tokens past a piece are no candidates whatever their logit is, and H's last rows are zeros from the start. */
 template <int ROWS>
-FS_DEVICE void load_by_16(uint32_t to, const char *from, int64_t stride, int32_t rows, int32_t k, int32_t dim) {
+FS_DEVICE void load_by_16(uint32_t to, const char *from, int64_t stride, int32_t rows, int32_t columns) {
     const int32_t lane = threadIdx.x & 31, row = lane / 8, chunk = lane % 8; /* four rows at a time */
-    const bool whole = k + K <= dim;
-    const int32_t bytes = max(0, min(16, (dim - k) * 2 - chunk * 16));
-    from += row * stride + (int64_t)k * 2 + chunk * 16;
+    const bool whole = columns == K;
+    const int32_t bytes = max(0, min(16, columns * 2 - chunk * 16));
+    from += row * stride + chunk * 16;
     to += row * ROW + ((chunk ^ row) << 4);
     /* Four rows further another bit of row % 8 is set, or not. */
     auto place = [&](int i) { return (to ^ ((i & 1) << 6)) + i * 4 * ROW; };
@@ -63,27 +63,27 @@ FS_DEVICE void load_by_16(uint32_t to, const char *from, int64_t stride, int32_t
     }
 }
 
-FS_DEVICE void load_by_4(uint32_t to, const char *from, int64_t stride, int32_t rows, int32_t k, int32_t dim) {
+FS_DEVICE void load_by_4(uint32_t to, const char *from, int64_t stride, int32_t rows, int32_t columns) {
     const int32_t lane = threadIdx.x & 31; /* a row at a time */
-    const int32_t bytes = max(0, min(4, (dim - k) * 2 - lane * 4));
-    from += (int64_t)k * 2 + lane * 4;
+    const int32_t bytes = max(0, min(4, columns * 2 - lane * 4));
+    from += lane * 4;
 #pragma unroll 8
     for (int row = 0; row < rows; row++, from += stride)
         copy_some<4>(to + row * ROW + ((lane * 4) ^ (row % 8 << 4)), from, bytes);
 }
 
 /* cp.async takes no less than four bytes, so these come through registers, and memory is waited for. */
-FS_DEVICE void load_by_2(uint32_t to, const char *from, int64_t stride, int32_t rows, int32_t k, int32_t dim) {
-    const int32_t lane = threadIdx.x & 31, column = k + 2 * lane;
-    from += (int64_t)column * 2;
+FS_DEVICE void load_by_2(uint32_t to, const char *from, int64_t stride, int32_t rows, int32_t columns) {
+    const int32_t lane = threadIdx.x & 31, column = 2 * lane;
+    from += lane * 4;
 #pragma unroll 1
     for (int base = 0; base < rows; base += BATCH) {
         uint16_t low[BATCH], high[BATCH];
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             const uint16_t *two = (const uint16_t *)(from + (base + i) * stride);
-            low[i] = base + i < rows && column < dim ? two[0] : 0;
-            high[i] = base + i < rows && column + 1 < dim ? two[1] : 0;
+            low[i] = base + i < rows && column < columns ? two[0] : 0;
+            high[i] = base + i < rows && column + 1 < columns ? two[1] : 0;
         }
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
@@ -93,10 +93,10 @@ FS_DEVICE void load_by_2(uint32_t to, const char *from, int64_t stride, int32_t 
 }
 
 template <int ROWS>
-FS_DEVICE void load(uint32_t to, const char *from, int64_t stride, int32_t unit, int32_t rows, int32_t k, int32_t dim) {
-    if (unit == 16) load_by_16<ROWS>(to, from, stride, rows, k, dim);
-    else if (unit == 4) load_by_4(to, from, stride, rows, k, dim);
-    else load_by_2(to, from, stride, rows, k, dim);
+FS_DEVICE void load(uint32_t to, const char *from, int64_t stride, int32_t unit, int32_t rows, int32_t columns) {
+    if (unit == 16) load_by_16<ROWS>(to, from, stride, rows, columns);
+    else if (unit == 4) load_by_4(to, from, stride, rows, columns);
+    else load_by_2(to, from, stride, rows, columns);
 }
 
 /* One instantiation: ROWS rows. */
@@ -129,7 +129,8 @@ template <int ROWS, int DTYPE = FS_BF16> struct tile {
     /* Fills the ring, piece by piece, stage by stage. One warp. */
     static FS_DEVICE_MEMBER void produce(const matrices &from, const fs_cuda_args &args, char *shared, ring r) {
         const uint32_t start = shared_address(shared) + RING_START;
-        const int32_t depth = stages(), dim = (int32_t)args.head.dim;
+        const int32_t depth = stages();
+        const int64_t dim = args.head.dim;
         const char *h = from.h + args.first_row * from.h_stride;
         /* Zeros where no row of the batch comes, once and for all stages; a copy of no bytes, so that they are there when H is. */
         for (int32_t s = 0; s < depth; s++)
@@ -144,9 +145,11 @@ template <int ROWS, int DTYPE = FS_BF16> struct tile {
             int32_t k = (int32_t)((int64_t)p.pair * TURN % ((dim + 127) / 128)) * 2;
             for (int32_t step = 0; step < args.k_steps; step++) {
                 const uint32_t to = start + r.stage * STAGE_BYTES, full = r.full + 8 * r.stage;
+                const int64_t column = (int64_t)k * K;
+                const int32_t columns = (int32_t)min(dim - column, (int64_t)K);
                 barrier_wait(r.empty + 8 * r.stage, r.parity);
-                load<FS_CUDA_TILE>(to, w, from.w_stride, from.w_unit, p.count, k * K, dim);
-                load<N>(to + W_BYTES, h, from.h_stride, from.h_unit, args.rows, k * K, dim);
+                load<FS_CUDA_TILE>(to, w + column * 2, from.w_stride, from.w_unit, p.count, columns);
+                load<N>(to + W_BYTES, h + column * 2, from.h_stride, from.h_unit, args.rows, columns);
                 if (from.w_unit == 2 || from.h_unit == 2) {
                     /* What was stored is released by an arrival of the lane itself, and by no other. */
                     wait_for_copies();
