@@ -8,7 +8,7 @@ ARGS   ?=
 CUDA   := build/cuda
 PYTHON ?= python3
 
-.PHONY: help demo test bench build install format lint clean cuda test-gpu bench-gpu paper
+.PHONY: help demo test bench build install format lint clean cuda cuda-all test-gpu bench-gpu paper
 .DEFAULT_GOAL := help
 
 help:
@@ -17,8 +17,9 @@ help:
 	@echo '  make demo      install what is needed, build, draw tokens from an LM head of 151,936 tokens, explain'
 	@echo '  make test      install what is needed, run every test that can run here   (ARGS=--quick, ARGS=--help)'
 	@echo '  make bench     time the library on this machine                           (ARGS=--help)'
-	@echo '  make cuda      build with the CUDA backend, into $(CUDA); needs nvcc, no GPU'
-	@echo '  make test-gpu  the tests that need a GPU (H100 or H200), torch and pytest'
+	@echo '  make cuda      build with the CUDA backend for A100, H100, H200, into $(CUDA); needs nvcc, no GPU'
+	@echo '  make cuda-all  the same for compute capability 8.0 to 12.0, into $(CUDA)-all'
+	@echo '  make test-gpu  the tests that need a GPU, torch and pytest'
 	@echo '  make bench-gpu time the CUDA backend beside cuBLAS and the read ceiling   (ARGS=--help)'
 	@echo '  make paper     tables and plots of the paper, measured on an H100 or H200    (ARGS=--help)'
 	@echo '  make build     only build, into $(BUILD)'
@@ -42,9 +43,14 @@ test:
 bench: build
 	@$(BUILD)/bin/flashsample bench $(ARGS)
 
-cuda:
+# What the portable kernels are compiled for: real code each, and of the last also PTX, which later devices translate.
+cuda: ARCHITECTURES := 80-real;90-real
+cuda-all: ARCHITECTURES := 80-real;86-real;89-real;90-real;100-real;120
+cuda-all: CUDA := $(CUDA)-all
+cuda cuda-all:
 	@command -v nvcc >/dev/null || { echo 'make cuda: nvcc is not on the PATH; install the CUDA toolkit, 13.0 or later' >&2; exit 1; }
-	@cmake -S . -B $(CUDA) -G Ninja -DCMAKE_BUILD_TYPE=Release -DFS_CUDA=ON -DFS_TESTS=OFF --log-level=WARNING
+	@cmake -S . -B $(CUDA) -G Ninja -DCMAKE_BUILD_TYPE=Release -DFS_CUDA=ON -DFS_TESTS=OFF --log-level=WARNING \
+	    '-DFS_CUDA_ARCHITECTURES=$(ARCHITECTURES)'
 	@cmake --build $(CUDA)
 
 test-gpu: cuda

@@ -8,8 +8,9 @@
     groups   logits and draw by groups of 4,096 tokens (the paper's B.2)
 
 Every repetition of every arm is a graph replay after the L2 cache was overwritten, the arms in turn, so that a slow
-moment of the machine meets them all. Times are medians in
-microseconds. Tokens are checked against the CPU backend first.
+moment of the machine meets them all. Times are medians in microseconds. Tokens are checked against the CPU backend first.
+
+FLASHSAMPLING_CUDA_TILE=portable in the environment times that kernel instead of the device's own.
 """
 import argparse
 import json

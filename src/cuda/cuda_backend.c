@@ -1,4 +1,4 @@
-/* cuda_backend.c - the CUDA backend: a context's device, stream and work memory; checks; one launch per 256 rows. Calls enqueue on
+/* cuda_backend.c - the CUDA backend: a context's device, stream and work memory; checks; one launch per tile of rows. Calls enqueue on
  * the stream and return: nothing here allocates or waits after open. */
 #include "backend.h"
 
@@ -14,7 +14,8 @@ typedef CUresult (*encode_tiled)(CUtensorMap *map, CUtensorMapDataType type, cuu
                                  const cuuint32_t *step, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                                  CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill);
 
-#define FS_CUDA_FAMILIES 1
+/* Best first: Hopper's own tile, then the one for every device and all data. */
+enum { FS_CUDA_SM90, FS_CUDA_PORTABLE, FS_CUDA_FAMILIES };
 
 /* Memory for parts. A captured graph may hold the address of any block, so none is freed before the context is. */
 typedef struct fs_cuda_block {
@@ -32,6 +33,7 @@ typedef struct fs_cuda {
     encode_tiled encode;
     fs_cuda_family family[FS_CUDA_FAMILIES];
     const char *forced;        /* the environment's choice of a tile, or NULL */
+    char forced_text[64];      /* a copy: the environment may change */
     const fs_cuda_shape *told; /* the last choice that went to the log */
 } fs_cuda;
 
@@ -72,12 +74,18 @@ static fs_status read_device(fs_context *context, fs_cuda *cuda) {
 
 static fs_status open_families(fs_context *context, fs_cuda *cuda) {
     fs_cuda_family *f = cuda->family;
-    f[0] = (fs_cuda_family){"sm90", 9, 1, 0, NULL};
-    f[0].shapes = fs_cuda_sm90_shapes(&f[0].count);
-    if (cuda->device.major != 9)
+    f[FS_CUDA_SM90] = (fs_cuda_family){"sm90", 9, 1, 0, NULL};
+    f[FS_CUDA_SM90].shapes = fs_cuda_sm90_shapes(&f[FS_CUDA_SM90].count);
+    f[FS_CUDA_PORTABLE] = (fs_cuda_family){"portable", 0, 0, 0, NULL};
+    f[FS_CUDA_PORTABLE].shapes = fs_cuda_sm80_shapes(&f[FS_CUDA_PORTABLE].count);
+    const cudaError_t error = fs_cuda_sm80_open(cuda->device.shared_bytes);
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
         return fs_fail(context, FS_ERR_UNSUPPORTED,
-                       "cuda: compute capability %d.%d has no kernel in this build; 9.0 has", cuda->device.major,
-                       cuda->device.minor);
+                       "cuda: compute capability %d.%d has no kernel in this build (make cuda-all builds for more)",
+                       cuda->device.major, cuda->device.minor);
+    if (error != cudaSuccess)
+        return fs_fail(context, FS_ERR_DEVICE, "cuda: %s for the portable tile", cudaGetErrorString(error));
+    if (cuda->device.major != 9) return FS_OK;
     FS_CUDA_TRY(context, fs_cuda_sm90_open(&cuda->device.clusters_of_two));
     enum cudaDriverEntryPointQueryResult found;
     void *entry = NULL;
@@ -148,7 +156,11 @@ static fs_status cuda_open(fs_context *context) {
     memset(cuda, 0, sizeof *cuda);
     context->state = cuda;
     cuda->stream = context->options.stream;
-    cuda->forced = getenv("FLASHSAMPLING_CUDA_TILE");
+    const char *forced = getenv("FLASHSAMPLING_CUDA_TILE");
+    if (forced) {
+        snprintf(cuda->forced_text, sizeof cuda->forced_text, "%s", forced);
+        cuda->forced = cuda->forced_text;
+    }
     fs_status status = open_device(context, cuda);
     if (status != FS_OK) {
         cuda_close(context);
@@ -175,7 +187,6 @@ static fs_status check_supported(fs_context *context, const fs_head *h, const fs
     FS_CUDA_LACKS(context, h->kind != FS_HEAD_WEIGHTS, "head.kind FS_HEAD_LOGITS");
     FS_CUDA_LACKS(context, h->dtype == FS_F32, "head.dtype FS_F32");
     FS_CUDA_LACKS(context, b->hidden_dtype != h->dtype, "a batch.hidden_dtype other than head.dtype");
-    FS_CUDA_LACKS(context, !fs_cuda_plan_aligned(h, b), "data that is not 16-byte aligned in base and rows");
     FS_CUDA_LACKS(context, b->mode != FS_MODE_SAMPLE && !fs_cuda_plan_grouped(b),
                   "a batch.mode other than FS_MODE_SAMPLE and the group modes");
     if (fs_cuda_plan_grouped(b)) {
@@ -296,7 +307,8 @@ static fs_status launch(fs_context *context, fs_cuda_args *args, int64_t *work_b
                             (int32_t)(args->batch.group_size / FS_CUDA_TILE)};
         if ((int64_t)bytes > *work_bytes) *work_bytes = (int64_t)bytes;
     }
-    FS_TRY(launch_sm90(context, &plan, args, shaped));
+    if (plan.family == &cuda->family[FS_CUDA_SM90]) FS_TRY(launch_sm90(context, &plan, args, shaped));
+    else FS_CUDA_TRY(context, fs_cuda_sm80_launch(&plan, args, shaped, cuda->stream));
     if (args->want & FS_CUDA_GROUPS) FS_CUDA_TRY(context, fs_cuda_finish_launch(args, cuda->stream));
     args->first_row += plan.rows;
     return FS_OK;
@@ -318,6 +330,7 @@ static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_
     args.vocab = head_vocab(head);
     args.work = cuda->work;
     args.want = want_of(batch, result);
+    args.overlap = cuda->device.major >= 9;
     fs_status status = FS_OK;
     while (status == FS_OK && args.first_row < batch->rows) status = launch(context, &args, &parts_bytes);
     leave_device(cuda, before);

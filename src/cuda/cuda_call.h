@@ -6,7 +6,7 @@
 
 #include "flashsampling.h"
 
-/* Rows one launch takes; larger batches are split, and W is read once per 256 rows. */
+/* Rows one launch takes at most; larger batches are split, and W is read once per launch. */
 #define FS_CUDA_ROWS 256
 /* Tokens per tile: eight warps of 16. Also the block of the noise's marks. */
 #define FS_CUDA_TILE 128
@@ -61,6 +61,7 @@ typedef struct fs_cuda_args {
     int32_t k_steps;         /* stages of K that cover D */
     int32_t patience;        /* nanoseconds to wait for other CTAs' first scores */
     uint32_t want;           /* FS_CUDA_MASS, ... */
+    int32_t overlap;         /* the device can set up a launch while the one before it ends */
     fs_cuda_work *work;
     fs_cuda_parts parts;
 } fs_cuda_args;

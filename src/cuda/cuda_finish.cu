@@ -145,6 +145,6 @@ extern "C" cudaError_t fs_cuda_finish_launch(const fs_cuda_args *args, cudaStrea
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.numAttrs = args->overlap ? 1 : 0;
     return cudaLaunchKernelEx(&config, finish, *args);
 }

@@ -24,6 +24,11 @@ cudaError_t fs_cuda_sm90_open(int32_t *clusters_of_two);
 cudaError_t fs_cuda_sm90_launch(const fs_cuda_plan *plan, const fs_cuda_maps *maps, const fs_cuda_args *args,
                                 int32_t shaped, cudaStream_t stream);
 
+const fs_cuda_shape *fs_cuda_sm80_shapes(int32_t *count);
+cudaError_t fs_cuda_sm80_open(int32_t shared_bytes);
+cudaError_t fs_cuda_sm80_launch(const fs_cuda_plan *plan, const fs_cuda_args *args, int32_t shaped,
+                                cudaStream_t stream);
+
 /* The second launch of a call whose args.want is not 0. */
 cudaError_t fs_cuda_finish_launch(const fs_cuda_args *args, cudaStream_t stream);
 

@@ -24,8 +24,11 @@ int fs_cuda_plan_grouped(const fs_batch *batch) {
 static int is_forced(const char *forced, const fs_cuda_family *family, int64_t *width) {
     size_t n = strlen(family->name);
     if (strncmp(forced, family->name, n) != 0 || (forced[n] != 0 && forced[n] != ':')) return 0;
-    *width = forced[n] == ':' ? strtol(forced + n + 1, NULL, 10) : 0;
-    return 1;
+    *width = 0;
+    if (forced[n] == 0) return 1;
+    char *end;
+    *width = strtol(forced + n + 1, &end, 10);
+    return *end == 0 && *width > 0;
 }
 
 /* The family that runs here, takes the data, and is not ruled out by the environment; *width as above. */
@@ -47,7 +50,7 @@ static const fs_cuda_family *choose_family(const fs_cuda_device *device, const f
     return NULL;
 }
 
-/* The narrowest tile that holds the rows, else the widest that runs here. */
+/* The narrowest tile that holds the rows, else the widest that runs here; of equal ones the first that fits. */
 static const fs_cuda_shape *choose_shape(const fs_cuda_device *device, const fs_cuda_family *family, int64_t width,
                                          int64_t rows) {
     const fs_cuda_shape *best = NULL;
@@ -56,6 +59,7 @@ static const fs_cuda_shape *choose_shape(const fs_cuda_device *device, const fs_
         if ((s->cluster > 1 && device->clusters_of_two == 0) || s->shared_bytes > device->shared_bytes) continue;
         if (width && s->rows != width) continue;
         if (best && best->rows >= rows) break;
+        if (best && best->rows == s->rows) continue;
         best = s;
     }
     return best;
@@ -107,8 +111,9 @@ int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *fami
     double read = 2.0 * (double)head->rows * (double)head->dim / FS_CUDA_READ;
     double compute = 2.0 * (double)head->rows * (double)head->dim * s->rows / FS_CUDA_FLOPS;
     plan->microseconds = read > compute ? read : compute;
-    snprintf(plan->text, sizeof plan->text, "%s tile 128x%d, %d stages of %d, cluster %d, grid %d: %.0f us predicted%s",
-             plan->family->name, s->rows, s->stages, s->k, s->cluster, plan->grid, plan->microseconds,
+    snprintf(plan->text, sizeof plan->text,
+             "%s tile 128x%d, %d stages of %d, cluster %d, grid %d: %.0f us predicted on an H200%s", plan->family->name,
+             s->rows, s->stages, s->k, s->cluster, plan->grid, plan->microseconds,
              forced ? ", forced by FLASHSAMPLING_CUDA_TILE" : "");
     return 1;
 }

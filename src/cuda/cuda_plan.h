@@ -21,7 +21,7 @@ typedef struct fs_cuda_shape {
     int32_t shared_bytes;
 } fs_cuda_shape;
 
-/* The instantiations of one tile file, narrowest first. */
+/* The instantiations of one tile file, narrowest first; of one width those with more stages first. */
 typedef struct fs_cuda_family {
     const char *name; /* what FLASHSAMPLING_CUDA_TILE calls it */
     int32_t major;    /* compute capability it is for; 0: any from 8.0 */

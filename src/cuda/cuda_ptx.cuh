@@ -2,6 +2,8 @@
 #ifndef FS_CUDA_PTX_CUH
 #define FS_CUDA_PTX_CUH
 
+#include "flashsampling.h"
+
 #include <cuda.h>
 
 #include <cstdint>
@@ -21,7 +23,9 @@ FS_DEVICE void barrier_init(uint32_t barrier, uint32_t arrivals) {
 
 /* Makes initialised barriers visible to the copy engine and to the other CTAs of the cluster. */
 FS_DEVICE void barrier_init_fence() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;");
+#endif
 }
 
 FS_DEVICE void barrier_arrive(uint32_t barrier) {
@@ -42,21 +46,44 @@ FS_DEVICE void barrier_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-/* Waits for the phase, but not much longer than this many nanoseconds; true if it is over. */
+/* Whether the phase is over. */
+FS_DEVICE bool barrier_is_over(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
+/* Waits for the phase, but not much longer than this many nanoseconds; true if it is over. Before sm_90 no instruction waits: tests
+ * between short sleeps do. */
 FS_DEVICE bool barrier_wait_for(uint32_t barrier, uint32_t parity, uint32_t nanoseconds) {
+#if __CUDA_ARCH__ >= 900
     uint32_t done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\nselp.u32 %0, 1, 0, p;\n}"
                  : "=r"(done)
                  : "r"(barrier), "r"(parity), "r"(nanoseconds)
                  : "memory");
     return done != 0;
+#else
+    for (int i = 0; i < 8; i++) {
+        if (barrier_is_over(barrier, parity)) return true;
+        __nanosleep(nanoseconds / 8);
+    }
+    return false;
+#endif
 }
 
 FS_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
     asm volatile("{\n.reg .pred p;\nagain%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
                  "@p bra done%=;\nbra again%=;\ndone%=:\n}" ::"r"(barrier),
                  "r"(parity)
                  : "memory");
+#else
+    while (!barrier_is_over(barrier, parity)) __nanosleep(20);
+#endif
 }
 
 FS_DEVICE void named_barrier(int id, int threads) {
@@ -93,6 +120,40 @@ FS_DEVICE void copy_box_to_all(uint32_t to, const CUtensorMap *map, uint32_t bar
                  : "memory");
 }
 
+/* ----------------------------------------------------------------------------------------- asynchronous copies ---- */
+
+/* 16 bytes from global to shared memory, both addresses multiples of 16. */
+FS_DEVICE void copy_16(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* The same of the first `bytes` of SIZE, 16 or 4; the others are zeros. With 0 the source may be anywhere: nothing is read. */
+template <int SIZE> FS_DEVICE void copy_some(uint32_t to, const void *from, int32_t bytes) {
+    if constexpr (SIZE == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+/* Arrives when every copy this thread has begun is there. noinc: the arrival is one of those the barrier was made for. */
+FS_DEVICE void barrier_arrive_after_copies(uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+FS_DEVICE void wait_for_copies() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+FS_DEVICE void store_shared(uint32_t to, uint32_t x) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
+/* Shared memory this launch was given. */
+FS_DEVICE uint32_t dynamic_shared_bytes() {
+    uint32_t bytes;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+    return bytes;
+}
+
 /* ------------------------------------------------------------------------------------------------ tensor cores ---- */
 
 /* A K-major tile with 128-byte rows, SWIZZLE_128B: 8 rows are one 1024-byte atom. The base is 1024-byte aligned; a step of 16 in K
@@ -111,6 +172,28 @@ FS_DEVICE void wgmma_commit() {
 
 template <int LEFT> FS_DEVICE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+/* Four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 give the addresses of matrix i's rows, 16 bytes each; each lane gets two
+ * neighbours of row lane / 4 of each. */
+FS_DEVICE void load_matrices(uint32_t (&m)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(address));
+}
+
+/* d += a b: 16 x 8 x 16, float sums. Fragments as load_matrices gives them. */
+template <int DTYPE> FS_DEVICE void mma(float *d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if constexpr (DTYPE == FS_BF16)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 template <int REGISTERS> FS_DEVICE void set_more_registers() {

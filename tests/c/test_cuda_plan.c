@@ -4,8 +4,9 @@
 #include "cuda/cuda_plan.h"
 
 static const fs_cuda_shape shapes[] = {{8, 1, 5, 128, 0}, {64, 1, 4, 128, 0}, {128, 2, 3, 128, 0}, {256, 2, 4, 64, 0}};
-static const fs_cuda_shape plain_shapes[] = {{16, 1, 4, 64, 90000}, {64, 1, 4, 64, 120000}};
-static const fs_cuda_family families[] = {{"sm90", 9, 1, 4, shapes}, {"portable", 0, 0, 2, plain_shapes}};
+static const fs_cuda_shape plain_shapes[] = {
+    {16, 1, 8, 64, 180000}, {16, 1, 4, 64, 90000}, {64, 1, 8, 64, 220000}, {64, 1, 4, 64, 120000}};
+static const fs_cuda_family families[] = {{"sm90", 9, 1, 4, shapes}, {"portable", 0, 0, 4, plain_shapes}};
 static const fs_cuda_device h200 = {9, 0, 132, 66, 232448};
 
 static fs_head head_of(int64_t vocab, int64_t dim) {
@@ -105,6 +106,29 @@ static void what_does_not_fit_a_tile_is_split(void **state) {
     assert_int_equal(plan.rows, 64);
 }
 
+static void of_equal_tiles_the_deepest_that_fits_is_taken(void **state) {
+    (void)state;
+    const struct {
+        fs_cuda_device device;
+        int64_t rows;
+        int32_t width, stages;
+    } cases[] = {{{9, 0, 132, 66, 232448}, 1, 16, 8},  {{9, 0, 132, 66, 232448}, 64, 64, 8},
+                 {{9, 0, 132, 66, 232448}, 99, 64, 8}, {{8, 0, 108, 0, 166912}, 1, 16, 4},
+                 {{8, 0, 108, 0, 166912}, 64, 64, 4},  {{8, 0, 108, 0, 166912}, 99, 64, 4},
+                 {{12, 0, 170, 0, 101376}, 1, 16, 4},  {{12, 0, 170, 0, 101376}, 99, 16, 4}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int forced = 0; forced < 2; forced++) {
+            fs_head head = head_of(1000, 64);
+            fs_batch batch = batch_of(64);
+            fs_cuda_plan plan;
+            const char *name = !forced ? "portable" : cases[i].width == 16 ? "portable:16" : "portable:64";
+            assert_true(fs_cuda_plan_launch(&cases[i].device, families, 2, name, &head, &batch, cases[i].rows, &plan));
+            assert_int_equal(plan.shape->rows, cases[i].width);
+            assert_int_equal(plan.shape->stages, cases[i].stages);
+            assert_int_equal(plan.rows, cases[i].rows < cases[i].width ? cases[i].rows : cases[i].width);
+        }
+}
+
 static void the_environment_forces_a_family_or_a_tile(void **state) {
     (void)state;
     fs_head head = head_of(1000, 64);
@@ -115,8 +139,8 @@ static void the_environment_forces_a_family_or_a_tile(void **state) {
     assert_non_null(strstr(plan.text, "FLASHSAMPLING_CUDA_TILE"));
     assert_true(fs_cuda_plan_launch(&h200, families, 2, "sm90:128", &head, &batch, 8, &plan));
     assert_int_equal(plan.shape->rows, 128);
-    const char *bad[] = {"sm9", "sm90:7", "sm90x", "", "tensor"};
-    for (int i = 0; i < 5; i++) {
+    const char *bad[] = {"sm9", "sm90:7", "sm90x", "", "tensor", "sm90:", "sm90:8x", "portable:-8"};
+    for (int i = 0; i < 8; i++) {
         assert_int_equal(fs_cuda_plan_launch(&h200, families, 2, bad[i], &head, &batch, 8, &plan), 0);
         assert_true(strlen(plan.text) > 10);
     }
@@ -176,6 +200,7 @@ int main(void) {
         cmocka_unit_test(what_has_no_kernel_is_refused_in_words),
         cmocka_unit_test(the_family_follows_the_device_and_the_data),
         cmocka_unit_test(what_does_not_fit_a_tile_is_split),
+        cmocka_unit_test(of_equal_tiles_the_deepest_that_fits_is_taken),
         cmocka_unit_test(the_environment_forces_a_family_or_a_tile),
         cmocka_unit_test(every_piece_has_a_part_of_its_own),
         cmocka_unit_test(unaligned_data_is_noticed),

@@ -6,6 +6,7 @@ must then be equal, without a tolerance. Values off the grid are for the tests t
 Importing this skips the importing tests where there is no device, so it comes before torch there.
 """
 import functools
+import os
 
 import pytest
 
@@ -25,11 +26,24 @@ STREAM = torch.cuda.Stream()
 torch.cuda.set_stream(STREAM)  # torch's own work and the library's are ordered by one stream
 GPU = fs.Context("cuda", stream=STREAM.cuda_stream)
 CPU = fs.Context("cpu")
+TILE = "FLASHSAMPLING_CUDA_TILE"
 
 BF16, F16 = torch.bfloat16, torch.float16
 SENTINEL = 0x7B7B7B7B
 NEAR = 1e-3  # what the order of D = 512 additions in float moves a score by, at most; off the grid alone
 NEAR_ROWS = 2  # rows of a call that may be so near a tie; expected is one in ten thousand
+
+
+def forced(tile):
+    """A context whose tile the environment forces: a family, or with ":N" one of its widths."""
+    before = os.environ.get(TILE)
+    os.environ[TILE] = tile
+    try:
+        return fs.Context("cuda", stream=STREAM.cuda_stream)
+    finally:
+        del os.environ[TILE]
+        if before is not None:
+            os.environ[TILE] = before
 
 
 # ------------------------------------------------------------------------------------------------------ inputs ----
@@ -51,6 +65,17 @@ def hidden(B, D, dtype=BF16, grid=True):
     """[B, D]; on the grid: multiples of 1/4."""
     h = normal(B, D, B)
     return ((h * 4).round().clamp(-16, 16) / 4 if grid else h).to(dtype)
+
+
+def laid(values, offset=0, stride=0):
+    """The same values elsewhere: the first `offset` elements after an aligned address, rows `stride` elements apart (0:
+    packed). What lies around and between them is NaN: a read of it shows."""
+    rows, columns = values.shape
+    stride = stride or columns
+    flat = torch.full((offset + rows * stride + 64,), float("nan"), device="cuda", dtype=values.dtype)
+    view = flat.as_strided((rows, columns), (stride, 1), offset)
+    view.copy_(values)
+    return view
 
 
 def rules(B, greedy_every=5):
@@ -96,10 +121,10 @@ class Outputs:
         return self.rows
 
 
-def draw(W, H, asked, head=None, tokens=torch.int32, logits="raw", context=GPU):
+def draw(W, H, asked, head=None, tokens=torch.int32, logits="raw", context=None):
     """What the device draws: tensors by name."""
     out = Outputs(H.shape[0], tokens)
-    context.sample(fs.Head(W, **(head or {})), H, out=out.rows, logits=logits, **asked)
+    (context or GPU).sample(fs.Head(W, **(head or {})), H, out=out.rows, logits=logits, **asked)
     return out.taken()
 
 

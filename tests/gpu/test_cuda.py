@@ -1,7 +1,7 @@
 """The CUDA backend against the CPU backend and torch: every width of tile, every tail, every rule it has."""
 import pytest
 
-from draws import BF16, F16, GPU, NEAR, STREAM, Outputs, check, dots, draw, hidden, rules, same_bits, select, weights
+from draws import BF16, F16, GPU, NEAR, STREAM, Outputs, check, dots, draw, hidden, laid, rules, same_bits, select, weights
 
 import numpy as np
 import torch
@@ -62,6 +62,15 @@ def test_rows_with_a_stride(B):
     H = torch.full((B, D + 8), float("nan"), device="cuda", dtype=BF16)
     W[:, :D], H[:, :D] = weights(V, D), hidden(B, D)
     check(W[:, :D], H[:, :D], rules(B))
+
+
+@pytest.mark.parametrize("B", [5, 64, 200])
+@pytest.mark.parametrize("offset, stride", [(1, 200), (2, 200), (0, 201), (0, 202), (3, 203)])
+@pytest.mark.parametrize("which", ["weights", "hidden states"])
+def test_data_that_is_not_aligned(which, offset, stride, B):
+    W, H = weights(5003, 200), hidden(B, 200)
+    W, H = (laid(W, offset, stride), H) if which == "weights" else (W, laid(H, offset, stride))
+    check(W, H, rules(B))
 
 
 def test_no_rows_is_a_call_that_does_nothing():
@@ -262,20 +271,12 @@ def field(name, dtype=torch.float32, shape=(2,)):
     return dict(out={name: torch.zeros(shape, device="cuda", dtype=dtype)})
 
 
-def misaligned(tensor):
-    flat = torch.zeros(tensor.numel() + 1, device="cuda", dtype=tensor.dtype)
-    return flat[1:].view(tensor.shape)
-
-
 W0, H0 = weights(1000, 64), hidden(2, 64)
 LISTS = (cuda([0, 1, 1], torch.int64), cuda([5]))
 REQUESTS = {
     "stored logits": dict(head=lambda: fs.Head(logits=torch.zeros(2, 1000, device="cuda")), hidden=None),
     "float32 weights": dict(head=lambda: fs.Head(W0.float()), hidden=H0.float()),
     "two types": dict(hidden=H0.half()),
-    "weights off 16 bytes": dict(head=lambda: fs.Head(misaligned(W0))),
-    "hidden states off 16 bytes": dict(hidden=misaligned(H0)),
-    "rows of weights off 16 bytes": dict(head=lambda: fs.Head(torch.cat([W0, W0[:, :4]], 1)[:, :64])),
     "without replacement": dict(mode="without_replacement"),
     "groups off the tiles": dict(mode="group_parallel", group_size=100),
     "raw log Z of groups": dict(field("log_z"), mode="group_online", group_size=128),

@@ -13,14 +13,14 @@ SENTINEL = -12345.0
 ROWS = (1, 3, 8, 17, 48, 64, 96, 128, 160, 192, 256, 300)
 
 
-def draw(W, H, asked, fields=FIELDS, head=None, logits="raw", context=GPU):
+def draw(W, H, asked, fields=FIELDS, head=None, logits="raw", context=None):
     """Tensors by name. A sentinel left in place is a row that was not written."""
     B = H.shape[0]
     out = {"tokens": torch.full((B,), -77, device="cuda", dtype=torch.int32),
            "status": torch.full((B,), -77, device="cuda", dtype=torch.int32)}
     for name in fields:
         out[name] = torch.full((B,), SENTINEL, device="cuda")
-    context.sample(fs.Head(W, **(head or {})), H, out=out, logits=logits, **asked)
+    (context or GPU).sample(fs.Head(W, **(head or {})), H, out=out, logits=logits, **asked)
     assert all((out[name] != SENTINEL).all() for name in fields)
     return out
 
