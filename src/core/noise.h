@@ -21,8 +21,8 @@
 
 #include <math.h>
 
-/* The identifier of this mapping. Bit 31: draft, may change until the GPU epilogue has been measured. */
-#define FS_NOISE_ID 0x80000002u
+/* The identifier of this mapping, frozen: another one is another number and a major version. */
+#define FS_NOISE_ID 2u
 
 /* Tokens per block of marks, and q = 2^-8: 0.5 marks per block. A smaller q means fewer marked tokens to evaluate but a
  * lower G, so more tokens pass by their logit. */

@@ -28,7 +28,7 @@ typedef struct fs_cuda {
     fs_cuda_device device;
     int32_t ordinal;
     cudaStream_t stream;
-    fs_cuda_work *work; /* device memory */
+    fs_cuda_work *work;   /* device memory */
     fs_cuda_block *parts; /* of the largest call so far that needed them, then of smaller ones before it */
     encode_tiled encode;
     fs_cuda_family family[FS_CUDA_FAMILIES];
@@ -302,9 +302,8 @@ static fs_status launch(fs_context *context, fs_cuda_args *args, int64_t *work_b
     if (args->want & FS_CUDA_GROUPS) {
         size_t bytes = (size_t)plan.rows * (size_t)plan.groups * (size_t)plan.slots * sizeof(fs_group);
         FS_TRY(reserve_parts(context, bytes));
-        args->parts =
-            (fs_cuda_parts){cuda->parts->memory, plan.groups, plan.slots,
-                            (int32_t)(args->batch.group_size / FS_CUDA_TILE)};
+        args->parts = (fs_cuda_parts){cuda->parts->memory, plan.groups, plan.slots,
+                                      (int32_t)(args->batch.group_size / FS_CUDA_TILE)};
         if ((int64_t)bytes > *work_bytes) *work_bytes = (int64_t)bytes;
     }
     if (plan.family == &cuda->family[FS_CUDA_SM90]) FS_TRY(launch_sm90(context, &plan, args, shaped));

@@ -93,21 +93,21 @@ template <int N, class F> FS_DEVICE void row_maxima(const float (&d)[N / 2], uin
 
 /* The largest logit of each row in this warp's 16 tokens and where it is: a token's place in the tile takes the last seven bits of its
  * logit. Of an infinity that makes a NaN, which is no crest. */
-template <int N>
-FS_DEVICE void find_crest(const float (&d)[N / 2], fs_court<N> *court, int32_t t) {
+template <int N, int J>
+FS_DEVICE void find_crest(const float (&d)[N / 2], fs_court<N, J> *court, int32_t t) {
     row_maxima<N>(d, court->crest,
                   [&](float x, int high) { return __uint_as_float((__float_as_uint(x) & ~127u) | (t + 8 * high)); });
 }
 
 /* The largest x of each row in this warp's 16 tokens, into court->peak. */
-template <int N> FS_DEVICE void find_peaks(const float (&d)[N / 2], fs_court<N> *court) {
+template <int N, int J> FS_DEVICE void find_peaks(const float (&d)[N / 2], fs_court<N, J> *court) {
     row_maxima<N>(d, court->peak, [](float x, int) { return x; });
 }
 
 /* reduce: compares every logit with its row's threshold and queues those above; with `rehearse` nothing is stashed or queued. The hot
  * path is one max per logit, a subtraction and a max per two, and no branch. */
-template <int N>
-FS_DEVICE void reduce(const float (&d)[N / 2], fs_court<N> *court, int32_t warp, const piece &p, int32_t t,
+template <int N, int J>
+FS_DEVICE void reduce(const float (&d)[N / 2], fs_court<N, J> *court, int32_t warp, const piece &p, int32_t t,
                       bool rehearse) {
     const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
     const float *bar = court->threshold[warp];

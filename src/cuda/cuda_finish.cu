@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(32 * WARPS) finish(const __grid_constant__ fs_
     const fs_verdict found = {groups ? all.winner.key : (uint64_t)seen.key, seen.flags,
                               seen.peak ? float_of_ordered(seen.peak) : -INFINITY, mass_log(&all.mass)};
     write_row(args, row, b, found, true);
-    clear_line(line);
+    clear_line(line, args.want);
 }
 
 } // namespace

@@ -1,7 +1,7 @@
 /* cuda_fused.cuh - the fused kernel around a tile: who does what, and when. A tile kernel (cuda_tile_<arch>.cu) is a type T with its
  * shape, produce() and dot(); the rest is here and the same for all.
  *
- *   warp 0        producer: fills a ring of stages with W [128, K] and H [N, K]
+ *   warp 0        producer (with two judges, warps 0 and 1): fills a ring of stages with W [128, K] and H [N, K]
  *   warps 1-3     judges: thresholds for the next tile, exact scores of survivors (cuda_judge.cuh), masses (cuda_mass.cuh)
  *   warps 4-11    consumers: 16 tokens x N rows each; dot products, then one max per logit (cuda_epilogue.cuh)
  *
@@ -61,42 +61,42 @@ template <int CLUSTER> struct walk {
 /* First tile: a first score for every row, shared by all CTAs, before any survivor is queued: alone, a CTA would let tens of tokens
  * per row through, together two or three. Waits for the others up to what the ring covers; a CTA that is late or not resident is
  * only a looser threshold. */
-template <int N>
-FS_DEVICE void seed(const fs_cuda_args &args, fs_court<N> *court, int64_t part, int32_t first, int32_t patience,
+template <int N, int J>
+FS_DEVICE void seed(const fs_cuda_args &args, fs_court<N, J> *court, int64_t part, int32_t first, int32_t patience,
                     bool rehearse) {
-    const int32_t thread = threadIdx.x - 32;
+    const int32_t thread = judge_thread<J>();
     fs_cuda_work *work = args.work;
-    for (int32_t b = thread; b < args.rows; b += FS_JUDGES * 32) seed_row(court, hint_of_row(args, part, b), b, first, rehearse);
+    for (int32_t b = thread; b < args.rows; b += J * 32) seed_row(court, hint_of_row(args, part, b), b, first, rehearse);
     if (patience == 0 || rehearse) return;
     __threadfence(); /* hints before the count */
-    named_barrier(1, FS_JUDGES * 32);
+    named_barrier(1, J * 32);
     if (thread == 0) {
         atomicAdd(&work->seeded, 1u);
         const uint64_t start = nanoseconds();
         while (load_relaxed(&work->seeded) < gridDim.x && nanoseconds() - start < (uint64_t)patience) {
         }
     }
-    named_barrier(1, FS_JUDGES * 32);
+    named_barrier(1, J * 32);
 }
 
 /* A judge's lane owns every 96th row. Runs f(row) for those of its rows that get a token. */
-template <int N, class F> FS_DEVICE void own_rows(const fs_cuda_args &args, const fs_court<N> *court, F f) {
+template <int N, int J, class F> FS_DEVICE void own_rows(const fs_cuda_args &args, const fs_court<N, J> *court, F f) {
 #pragma unroll 1
-    for (int32_t b = threadIdx.x - 32; b < args.rows; b += FS_JUDGES * 32)
+    for (int32_t b = judge_thread<J>(); b < args.rows; b += J * 32)
         if (!(court->row[b].status & FS_ROW_NO_TOKEN)) f(b);
 }
 
 /* Thresholds tile by tile. Survivors are judged while waiting: consumers may be held up by a full queue. */
-template <class T> FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N> *court, const rounds &turn) {
-    constexpr int N = T::N;
-    const int32_t judge = threadIdx.x / 32 - 1, lane = threadIdx.x & 31;
+template <class T> FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court, const rounds &turn) {
+    constexpr int N = T::N, J = T::JUDGES;
+    const int32_t judge = judge_thread<J>() / 32, lane = threadIdx.x & 31;
     const bool masses = args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS), groups = args.want & FS_CUDA_GROUPS;
     fs_docket docket = {(uint32_t)judge, 0};
     walk<T::CLUSTER> at(args);
     uint32_t crested = 0;
     while (at.next()) {
         const int32_t first = at.p.first;
-        if (masses && at.i > 0) named_barrier(1, FS_JUDGES * 32); /* sums are read before marks take their place */
+        if (masses && at.i > 0) named_barrier(1, J * 32); /* sums are read before marks take their place */
         own_rows<N>(args, court, [&](int32_t b) {
             const fs_judged_row &row = court->row[b];
             marks_of(court)[b] = row.greedy ? fs_tile_marks{0, 0, {0, 0}}
@@ -137,7 +137,7 @@ template <class T> FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N>
 /* ------------------------------------------------------------------------------------------------- consumers ---- */
 
 template <class T>
-FS_DEVICE void consume(const fs_cuda_args &args, fs_court<T::N> *court, char *shared, bool shaped, ring r,
+FS_DEVICE void consume(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court, char *shared, bool shaped, ring r,
                        const rounds &turn) {
     constexpr int N = T::N;
     const int32_t warp = threadIdx.x / 32 - 4, lane = threadIdx.x & 31;
@@ -176,7 +176,7 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_court<T::N> *court, char *sh
 template <class T>
 FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args &args, int32_t shaped) {
     extern __shared__ __align__(1024) char shared[];
-    fs_court<T::N> *court = (fs_court<T::N> *)(shared + T::COURT_START);
+    fs_court<T::N, T::JUDGES> *court = (fs_court<T::N, T::JUDGES> *)(shared + T::COURT_START);
     const uint32_t full = shared_address(shared + T::BARRIER_START), empty = full + 8 * T::STAGES;
     const rounds turn = {empty + 8 * T::STAGES, empty + 8 * T::STAGES + 8, empty + 8 * T::STAGES + 16,
                          empty + 8 * T::STAGES + 24};
@@ -185,9 +185,9 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
             barrier_init(full + 8 * s, T::FILLERS);
             barrier_init(empty + 8 * s, FS_CONSUMERS * T::CLUSTER);
         }
-        barrier_init(turn.opened, FS_JUDGES);
+        barrier_init(turn.opened, T::JUDGES);
         barrier_init(turn.crested, FS_CONSUMERS);
-        barrier_init(turn.ready, FS_JUDGES);
+        barrier_init(turn.ready, T::JUDGES);
         barrier_init(turn.used, FS_CONSUMERS);
         barrier_init_fence();
     }
@@ -195,13 +195,13 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
     if constexpr (T::CLUSTER > 1) cluster_barrier(); /* no copy into a CTA whose barriers are not there yet */
     if (threadIdx.x < 128) {
         T::give_registers();
-        if (threadIdx.x < 32) T::produce(source, args, shared, ring{full, empty, 1, 0});
+        if (threadIdx.x < 32 * (4 - T::JUDGES)) T::produce(source, args, shared, ring{full, empty, 1, 0});
         else {
             wait_for_earlier_launches();
             let_next_launch_begin(); /* what this launch was given is there for the next one too */
             /* Who the rows are is not needed before the first tile is there. */
-            court_open(court, args, threadIdx.x - 32, FS_JUDGES * 32);
-            named_barrier(1, FS_JUDGES * 32);
+            court_open(court, args, judge_thread<T::JUDGES>(), T::JUDGES * 32);
+            named_barrier(1, T::JUDGES * 32);
             if (threadIdx.x % 32 == 0) barrier_arrive(turn.opened);
             judge<T>(args, court, turn);
         }

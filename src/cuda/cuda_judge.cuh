@@ -1,6 +1,6 @@
 /* cuda_judge.cuh - which tokens of a tile can win, and their exact scores.
  *
- *   consumers (tensor cores)                      judges (three warps beside the producer)
+ *   consumers (tensor cores)                      judges (the warps beside the producers)
  *   tile of logits in registers
  *   compare with threshold[strip][row]  <------   threshold = best score of the row - largest noise of the strip's ids
  *   survivors -> queue                  ------>   exact score in double, best of the row, RED.MAX to global memory
@@ -13,12 +13,12 @@
 
 #include "cuda_finish.cuh"
 
-#define FS_JUDGES 3
-#define FS_QUEUE 480 /* survivors in flight; a multiple of 32 * FS_JUDGES, so that a slot always belongs to one judge */
+#define FS_QUEUE 384 /* survivors in flight; a multiple of 32 times any number of judges, so that a slot always belongs to one */
 #define FS_STRIPS 8  /* consumer warps, each with 16 tokens of a tile */
 
-/* Shared memory of consumers and judges, for N rows. */
-template <int N> struct fs_court {
+/* Shared memory of consumers and J judges, for N rows. */
+template <int N, int J> struct fs_court {
+    static_assert(FS_QUEUE % (32 * J) == 0, "a slot belongs to one judge");
     float threshold[FS_STRIPS][N]; /* a logit at or below this cannot win */
     float rate[N];                 /* of the row's masses (cuda_mass.cuh) */
     uint32_t peak[N];              /* largest x, ordered; 0: none */
@@ -30,18 +30,23 @@ template <int N> struct fs_court {
     float4 stash[FS_STRIPS][2][32];
     unsigned long long queue[FS_QUEUE]; /* low word the logit, high word 1 + (token << 8 | row) ; 0: free */
     uint32_t tail;                      /* slots given out */
-    uint32_t head[FS_JUDGES];           /* first chunk of 32 slots this judge has not finished */
+    uint32_t head[J];                   /* first chunk of 32 slots this judge has not finished */
     uint32_t lock;                      /* of the parts' masses */
     int32_t last;
 };
+
+/* Judges are the last J of the first four warps; this thread's place among their threads. */
+template <int J> FS_DEVICE int32_t judge_thread() {
+    return (int32_t)threadIdx.x - 32 * (4 - J);
+}
 
 /* A judge's place in the queue: the same in all lanes. */
 typedef struct fs_docket {
     uint32_t chunk, taken;
 } fs_docket;
 
-template <int N>
-FS_DEVICE void court_open(fs_court<N> *court, const fs_cuda_args &args, int32_t thread, int32_t threads) {
+template <int N, int J>
+FS_DEVICE void court_open(fs_court<N, J> *court, const fs_cuda_args &args, int32_t thread, int32_t threads) {
     for (int32_t b = thread; b < N; b += threads) {
         fs_judged_row row;
         memset(&row, 0, sizeof row);
@@ -54,18 +59,18 @@ FS_DEVICE void court_open(fs_court<N> *court, const fs_cuda_args &args, int32_t 
         court->peak[b] = court->best[b] = court->crest[b] = 0;
     }
     for (int32_t i = thread; i < FS_QUEUE; i += threads) court->queue[i] = 0;
-    if (thread < FS_JUDGES) court->head[thread] = thread;
+    if (thread < J) court->head[thread] = thread;
     if (thread == 0) court->tail = court->lock = 0;
 }
 
 /* ------------------------------------------------------------------------------------------------- consumers ---- */
 
 /* Queues one logit. Lanes call it on their own: there are few, and seldom two at once. */
-template <int N>
-FS_DEVICE void court_push(fs_court<N> *court, float x, int32_t token, int32_t row, bool rehearse) {
+template <int N, int J>
+FS_DEVICE void court_push(fs_court<N, J> *court, float x, int32_t token, int32_t row, bool rehearse) {
     const uint32_t slot = atomicAdd(&court->tail, rehearse ? 0u : 1u), chunk = slot / 32;
     /* The slot's last use must have been judged. */
-    while (chunk - *(volatile uint32_t *)&court->head[chunk % FS_JUDGES] >= FS_QUEUE / 32) {
+    while (chunk - *(volatile uint32_t *)&court->head[chunk % J] >= FS_QUEUE / 32) {
     }
     const unsigned long long entry = (unsigned long long)(((uint32_t)token << 8 | row) + 1) << 32 | __float_as_uint(x);
     if (!rehearse) *(volatile unsigned long long *)&court->queue[slot % FS_QUEUE] = entry;
@@ -178,8 +183,8 @@ FS_DEVICE uint32_t *hint_of_row(const fs_cuda_args &args, int64_t part, int32_t 
 
 /* Judges what is in the queue for this judge, by chunks of 32: one survivor costs the warp as much as 32, so a chunk that is not full
  * waits for the end of the tile (`all`). Returns when there is nothing more. */
-template <int N>
-FS_DEVICE void judge_queue(fs_court<N> *court, const fs_cuda_args &args, int64_t part, fs_docket *docket, bool all) {
+template <int N, int J>
+FS_DEVICE void judge_queue(fs_court<N, J> *court, const fs_cuda_args &args, int64_t part, fs_docket *docket, bool all) {
     const uint32_t lane = threadIdx.x & 31;
     for (;;) {
         uint32_t tail = 0;
@@ -201,36 +206,36 @@ FS_DEVICE void judge_queue(fs_court<N> *court, const fs_cuda_args &args, int64_t
         __syncwarp();
         docket->taken = ready;
         if (ready == 32) {
-            docket->chunk += FS_JUDGES;
+            docket->chunk += J;
             docket->taken = 0;
             __threadfence_block(); /* freed slots before the head that frees them */
-            if (lane == 0) *(volatile uint32_t *)&court->head[docket->chunk % FS_JUDGES] = docket->chunk;
+            if (lane == 0) *(volatile uint32_t *)&court->head[docket->chunk % J] = docket->chunk;
         }
     }
 }
 
-template <int N> FS_DEVICE fs_tile_marks *marks_of(fs_court<N> *court) {
+template <int N, int J> FS_DEVICE fs_tile_marks *marks_of(fs_court<N, J> *court) {
     static_assert(sizeof court->stash >= N * sizeof(fs_tile_marks), "the stash holds the marks of a tile");
     return (fs_tile_marks *)court->stash;
 }
 
 /* Takes over what other CTAs know of this lane's rows. One memory latency for all of them. */
-template <int N> FS_DEVICE void take_hints(fs_court<N> *court, const fs_cuda_args &args, int64_t part) {
-    constexpr int OWN = (N + FS_JUDGES * 32 - 1) / (FS_JUDGES * 32);
+template <int N, int J> FS_DEVICE void take_hints(fs_court<N, J> *court, const fs_cuda_args &args, int64_t part) {
+    constexpr int OWN = (N + J * 32 - 1) / (J * 32);
     uint32_t hint[OWN];
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        const int32_t b = threadIdx.x - 32 + i * FS_JUDGES * 32;
+        const int32_t b = judge_thread<J>() + i * J * 32;
         hint[i] = b < args.rows ? load_relaxed(hint_of_row(args, part, b)) : 0;
     }
 #pragma unroll
     for (int i = 0; i < OWN; i++)
-        if (hint[i]) atomicMax(&court->best[threadIdx.x - 32 + i * FS_JUDGES * 32], hint[i]);
+        if (hint[i]) atomicMax(&court->best[judge_thread<J>() + i * J * 32], hint[i]);
 }
 
 /* Makes row b's thresholds for the tile from `first` on, whose marks are there. A tile lies in one block of the noise; where a shard
  * begins it may begin inside. */
-template <int N> FS_DEVICE void set_thresholds(fs_court<N> *court, int32_t b, int32_t first) {
+template <int N, int J> FS_DEVICE void set_thresholds(fs_court<N, J> *court, int32_t b, int32_t first) {
     const fs_tile_marks marks = marks_of(court)[b];
     const uint32_t known = *(volatile uint32_t *)&court->best[b];
     const float best = known ? float_of_ordered(known) : -INFINITY, temperature = court->row[b].temperature;
@@ -259,8 +264,8 @@ template <int N> FS_DEVICE void set_thresholds(fs_court<N> *court, int32_t b, in
 }
 
 /* First tile: the largest logit of row b is a token; its score from below is the row's first hint. */
-template <int N>
-FS_DEVICE void seed_row(fs_court<N> *court, uint32_t *hint, int32_t b, int32_t first, bool rehearse) {
+template <int N, int J>
+FS_DEVICE void seed_row(fs_court<N, J> *court, uint32_t *hint, int32_t b, int32_t first, bool rehearse) {
     const fs_judged_row row = court->row[b];
     const uint32_t crest = rehearse ? 0x80000000u : court->crest[b];
     if (!crest) return;

@@ -29,8 +29,8 @@ FS_DEVICE float keep_sum(float mine, float theirs, int32_t apart) {
 
 /* A granule outside the range: with an exponent of its own, into a mass of its own. All lanes; row b is the same in all, and its group
  * of accumulators is stashed. */
-template <int N>
-FS_DEVICE void odd_granule(fs_court<N> *court, fs_mass *into, uint32_t *lock, int32_t warp, int32_t b) {
+template <int N, int J>
+FS_DEVICE void odd_granule(fs_court<N, J> *court, fs_mass *into, uint32_t *lock, int32_t warp, int32_t b) {
     const int32_t lane = threadIdx.x & 31;
     const float4 four = court->stash[warp][b >> 3 & 1][(lane & ~3) | (b >> 1 & 3)];
     const float rate = court->rate[b];
@@ -59,8 +59,8 @@ FS_DEVICE void odd_granule(fs_court<N> *court, fs_mass *into, uint32_t *lock, in
 
 /* The sums of this warp's granules, one per row, into its stash as float[N]; judges add them up. `absent`: the warp has no token in
  * this tile. */
-template <int N>
-FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N> *court, const fs_cuda_args &args, int64_t part,
+template <int N, int J>
+FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N, J> *court, const fs_cuda_args &args, int64_t part,
                             int32_t warp, bool absent) {
     const int32_t column = 2 * (threadIdx.x & 3);
     constexpr int BLOCKS = (N + 31) / 32;
@@ -111,7 +111,7 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N> *court, const f
 }
 
 /* Judges: adds the eight granules of row b in the tile just compared, in one order, to the row's mass or in group modes the part's. */
-template <int N> FS_DEVICE void tally_row(const fs_court<N> *court, const fs_cuda_args &args, int64_t at, int32_t b) {
+template <int N, int J> FS_DEVICE void tally_row(const fs_court<N, J> *court, const fs_cuda_args &args, int64_t at, int32_t b) {
     float sum = 0.0f;
 #pragma unroll
     for (int32_t warp = 0; warp < FS_STRIPS; warp++) sum += ((const float *)court->stash[warp])[b];

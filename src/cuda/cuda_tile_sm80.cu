@@ -14,7 +14,7 @@
  * After the last stage each gives the other its half of the other's strip. So a warp reads half of H for 32 tokens instead of all of it
  * for 16. Cost model of one stage, in cycles of 128 bytes from or to shared memory: W in and out 128 + 128, H in N, H out 4 N, and 8 N
  * without the halves. An H200 at 4.45 TB/s brings a stage of W in about 850 cycles; N = 64 takes 576 of them, 832 without the halves,
- * and N = 96 takes 736. The producer's share, a copy of 512 bytes each 10 cycles: 320 for W and 2.5 N for H.
+ * and N = 96 takes 736.
  *
  * One K order for every N: a pair of tiles starts at a K slice that depends on its global token ids alone, as on Hopper, and a logit is
  * the sum of its two halves, each in order. So a logit does not depend on the batch or the shard. */
@@ -102,12 +102,15 @@ FS_DEVICE void load(uint32_t to, const char *from, int64_t stride, int32_t unit,
 /* One instantiation: ROWS rows. */
 template <int ROWS, int DTYPE = FS_BF16> struct tile {
     static constexpr int N = ROWS, CLUSTER = 1;
-    static constexpr int FILLERS = 32; /* every lane of the producer arrives when its copies are there */
+    static constexpr int JUDGES = 2;   /* and two producers: one brings a copy of 512 bytes each 28 cycles (H200, 2026-11) */
+    static constexpr int FILLERS = 64; /* every lane of both arrives when its copies are there */
+    /* Tokens of a stage the first producer brings; the second brings the others and H, as many copies. */
+    static constexpr int FIRST = (64 + N / 2 + 7) / 8 * 8;
     static constexpr int STAGE_BYTES = W_BYTES + N * ROW;
     /* The ring comes last and is as deep as the launch's shared memory: one kernel for every architecture's size of it. */
     static constexpr int STAGES = 232448 / STAGE_BYTES; /* barriers for more than any device has room for */
     static constexpr int COURT_START = 0;
-    static constexpr int BARRIER_START = ((int)sizeof(fs_court<N>) + 15) / 16 * 16;
+    static constexpr int BARRIER_START = ((int)sizeof(fs_court<N, JUDGES>) + 15) / 16 * 16;
     static constexpr int RING_START = (BARRIER_START + (2 * STAGES + 4) * 8 + ROW - 1) / ROW * ROW;
     typedef matrices source;
     using f16 = tile<ROWS, FS_F16>;
@@ -126,14 +129,15 @@ template <int ROWS, int DTYPE = FS_BF16> struct tile {
         if (++r->stage == stages) r->stage = 0, r->parity ^= 1;
     }
 
-    /* Fills the ring, piece by piece, stage by stage. One warp. */
+    /* Fills the ring, piece by piece, stage by stage. Two warps, each its share of every stage. */
     static FS_DEVICE_MEMBER void produce(const matrices &from, const fs_cuda_args &args, char *shared, ring r) {
         const uint32_t start = shared_address(shared) + RING_START;
         const int32_t depth = stages();
         const int64_t dim = args.head.dim;
+        const bool first = threadIdx.x < 32;
         const char *h = from.h + args.first_row * from.h_stride;
         /* Zeros where no row of the batch comes, once and for all stages; a copy of no bytes, so that they are there when H is. */
-        for (int32_t s = 0; s < depth; s++)
+        for (int32_t s = 0; s < depth && !first; s++)
 #pragma unroll 1
             for (int32_t i = args.rows * (ROW / 16) + (threadIdx.x & 31); i < N * (ROW / 16); i += 32)
                 copy_some<16>(start + s * STAGE_BYTES + W_BYTES + i * 16, args.work, 0);
@@ -148,8 +152,12 @@ template <int ROWS, int DTYPE = FS_BF16> struct tile {
                 const int64_t column = (int64_t)k * K;
                 const int32_t columns = (int32_t)min(dim - column, (int64_t)K);
                 barrier_wait(r.empty + 8 * r.stage, r.parity);
-                load<FS_CUDA_TILE>(to, w + column * 2, from.w_stride, from.w_unit, p.count, columns);
-                load<N>(to + W_BYTES, h + column * 2, from.h_stride, from.h_unit, args.rows, columns);
+                if (first) load<FIRST>(to, w + column * 2, from.w_stride, from.w_unit, min(p.count, FIRST), columns);
+                else {
+                    load<FS_CUDA_TILE - FIRST>(to + FIRST * ROW, w + FIRST * from.w_stride + column * 2, from.w_stride,
+                                               from.w_unit, max(p.count - FIRST, 0), columns);
+                    load<N>(to + W_BYTES, h + column * 2, from.h_stride, from.h_unit, args.rows, columns);
+                }
                 if (from.w_unit == 2 || from.h_unit == 2) {
                     /* What was stored is released by an arrival of the lane itself, and by no other. */
                     wait_for_copies();

@@ -21,11 +21,12 @@ constexpr int BOX = 16;  /* rows of the smaller box of W, for tiles at the ends 
 /* One instantiation: ROWS rows, CTAS that share H, DEPTH stages of K_ATOMS * 64 in K, OPEN wgmma groups left in flight. */
 template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int DTYPE = FS_BF16> struct tile {
     static constexpr int N = ROWS, CLUSTER = CTAS, STAGES = DEPTH, ATOMS = K_ATOMS, INFLIGHT = OPEN;
+    static constexpr int JUDGES = 3;
     static constexpr int FILLERS = 1; /* arrivals that fill a stage, beside the bytes */
     static constexpr int W_BYTES = FS_CUDA_TILE * 128 * ATOMS, H_BYTES = N * 128 * ATOMS;
     static constexpr int H_START = STAGES * W_BYTES;
     static constexpr int COURT_START = H_START + STAGES * H_BYTES;
-    static constexpr int BARRIER_START = (COURT_START + (int)sizeof(fs_court<N>) + 15) / 16 * 16;
+    static constexpr int BARRIER_START = (COURT_START + (int)sizeof(fs_court<N, JUDGES>) + 15) / 16 * 16;
     static constexpr int BYTES = BARRIER_START + (2 * STAGES + 4) * 8;
     static_assert(BYTES <= 232448, "a block of sm_90 has 227 KB of shared memory");
     typedef fs_cuda_maps source;
