@@ -104,8 +104,11 @@ FS_CORE void mass_add(fs_mass *m, float sum, int32_t exponent) {
 FS_CORE void mass_merge(fs_mass *into, const fs_mass *from) {
     if (mass_is_empty(from)) return;
     if (from->top > into->top) mass_raise(into, from->top);
-    int32_t shift = into->top - from->top;
-    for (int32_t i = 0; i + shift < 3; i++) into->limb[i + shift] += from->limb[i];
+    const int32_t shift = into->top - from->top;
+    const uint64_t *limb = from->limb;
+    into->limb[0] += shift == 0 ? limb[0] : 0;
+    into->limb[1] += shift == 0 ? limb[1] : shift == 1 ? limb[0] : 0;
+    into->limb[2] += shift == 0 ? limb[2] : shift == 1 ? limb[1] : shift == 2 ? limb[0] : 0;
 }
 
 /* The mass in units of 2^(24 (m->top - 2)). */
