@@ -17,7 +17,8 @@ typedef struct fs_cuda_line { /* 128 bytes: every CTA hits every row at once aft
     uint32_t hint;            /* a score the row is known to reach; 0: none */
     uint32_t flags;           /* FS_ROW_NAN, FS_ROW_INF, FS_CUDA_X_INF */
     uint32_t peak;            /* largest x, an ordered float; 0: none */
-    uint32_t unused[27];
+    uint32_t done;            /* stored logits: CTAs that have finished their share of this row */
+    uint32_t unused[26];
 } fs_cuda_line;
 
 /* A flag of a line beside the row's status bits: an x, not only an l, was +inf. */
