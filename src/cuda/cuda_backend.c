@@ -35,6 +35,8 @@ typedef struct fs_cuda {
     const char *forced;        /* the environment's choice of a tile, or NULL */
     char forced_text[64];      /* a copy: the environment may change */
     const fs_cuda_shape *told; /* the last choice that went to the log */
+    int32_t stored_ctas;       /* of the kernel for stored logits: as many as run at once */
+    int32_t stored_told;       /* CTAs per row of its last plan that went to the log */
 } fs_cuda;
 
 /* Returns a device failure in the driver's words. */
@@ -97,6 +99,12 @@ static fs_status open_families(fs_context *context, fs_cuda *cuda) {
     return FS_OK;
 }
 
+static fs_status open_stored(fs_context *context, fs_cuda *cuda) {
+    FS_CUDA_TRY(context, fs_cuda_stored_open(&cuda->stored_ctas));
+    cuda->stored_ctas *= cuda->device.processors;
+    return FS_OK;
+}
+
 /* Whether the forced tile, if any, is one of ours; a plan for a small call tells. */
 static fs_status check_forced(fs_context *context, const fs_cuda *cuda) {
     fs_head head = fs_head_default();
@@ -144,6 +152,7 @@ static fs_status open_device(fs_context *context, fs_cuda *cuda) {
     FS_TRY(read_device(context, cuda));
     FS_TRY(enter_device(context, &before));
     fs_status status = open_families(context, cuda);
+    if (status == FS_OK) status = open_stored(context, cuda);
     if (status == FS_OK) status = check_forced(context, cuda);
     if (status == FS_OK) status = open_work(context, cuda);
     leave_device(cuda, before);
@@ -182,11 +191,15 @@ static fs_status cuda_set_stream(fs_context *context, void *stream) {
 #define FS_CUDA_LACKS(context, condition, what)                                                                        \
     if (condition) return fs_fail(context, FS_ERR_UNSUPPORTED, "%s is not supported yet by the cuda backend", what)
 
-static fs_status check_supported(fs_context *context, const fs_head *h, const fs_batch *b, const fs_result *r) {
-    const fs_slot_values *all = &b->all;
-    FS_CUDA_LACKS(context, h->kind != FS_HEAD_WEIGHTS, "head.kind FS_HEAD_LOGITS");
+static fs_status check_weights(fs_context *context, const fs_head *h, const fs_batch *b) {
     FS_CUDA_LACKS(context, h->dtype == FS_F32, "head.dtype FS_F32");
     FS_CUDA_LACKS(context, b->hidden_dtype != h->dtype, "a batch.hidden_dtype other than head.dtype");
+    return FS_OK;
+}
+
+static fs_status check_supported(fs_context *context, const fs_head *h, const fs_batch *b, const fs_result *r) {
+    const fs_slot_values *all = &b->all;
+    if (h->kind == FS_HEAD_WEIGHTS) FS_TRY(check_weights(context, h, b));
     FS_CUDA_LACKS(context, b->mode != FS_MODE_SAMPLE && !fs_cuda_plan_grouped(b),
                   "a batch.mode other than FS_MODE_SAMPLE and the group modes");
     if (fs_cuda_plan_grouped(b)) {
@@ -284,12 +297,41 @@ static fs_status launch_sm90(fs_context *context, const fs_cuda_plan *plan, cons
     return FS_OK;
 }
 
+/* The parts of a launch, where it needs them. */
+static fs_status give_parts(fs_context *context, fs_cuda_args *args, int32_t groups, int32_t slots,
+                            int64_t *work_bytes) {
+    fs_cuda *cuda = context->state;
+    if (!(args->want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS))) return FS_OK;
+    size_t bytes = (size_t)args->rows * (size_t)groups * (size_t)slots * sizeof(fs_group);
+    FS_TRY(reserve_parts(context, bytes));
+    args->parts = (fs_cuda_parts){cuda->parts->memory, groups, slots,
+                                  (int32_t)(args->want & FS_CUDA_GROUPS ? args->batch.group_size / FS_CUDA_TILE : 0)};
+    if ((int64_t)bytes > *work_bytes) *work_bytes = (int64_t)bytes;
+    return FS_OK;
+}
+
+/* One launch over stored logits, as below. */
+static fs_status launch_stored(fs_context *context, fs_cuda_args *args, int32_t shaped, int64_t *work_bytes) {
+    fs_cuda *cuda = context->state;
+    fs_cuda_stored_plan plan;
+    fs_cuda_plan_stored(cuda->stored_ctas, &args->head, &args->batch, args->batch.rows - args->first_row, &plan);
+    if (cuda->stored_told != plan.share.segments) fs_context_log(context, "%s", plan.text);
+    cuda->stored_told = plan.share.segments;
+    args->rows = plan.rows;
+    FS_TRY(give_parts(context, args, plan.groups, plan.slots, work_bytes));
+    FS_CUDA_TRY(context, fs_cuda_stored_launch(&plan, args, shaped, cuda->stream));
+    if (args->want) FS_CUDA_TRY(context, fs_cuda_finish_launch(args, cuda->stream));
+    args->first_row += plan.rows;
+    return FS_OK;
+}
+
 /* One launch, over the first rows that are left; takes them off. */
 static fs_status launch(fs_context *context, fs_cuda_args *args, int64_t *work_bytes) {
     fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;
     const int32_t shaped = head->bias || head->round != FS_F32 || head->scale != 1.0f || head->softcap > 0.0f ||
                            head->post_scale != 1.0f;
+    if (head->kind == FS_HEAD_LOGITS) return launch_stored(context, args, shaped, work_bytes);
     fs_cuda_plan plan;
     if (!fs_cuda_plan_launch(&cuda->device, cuda->family, FS_CUDA_FAMILIES, cuda->forced, head, &args->batch,
                              args->batch.rows - args->first_row, &plan))
@@ -299,13 +341,7 @@ static fs_status launch(fs_context *context, fs_cuda_args *args, int64_t *work_b
     args->rows = plan.rows;
     args->k_steps = plan.k_steps;
     args->patience = plan.patience;
-    if (args->want & FS_CUDA_GROUPS) {
-        size_t bytes = (size_t)plan.rows * (size_t)plan.groups * (size_t)plan.slots * sizeof(fs_group);
-        FS_TRY(reserve_parts(context, bytes));
-        args->parts = (fs_cuda_parts){cuda->parts->memory, plan.groups, plan.slots,
-                                      (int32_t)(args->batch.group_size / FS_CUDA_TILE)};
-        if ((int64_t)bytes > *work_bytes) *work_bytes = (int64_t)bytes;
-    }
+    if (args->want & FS_CUDA_GROUPS) FS_TRY(give_parts(context, args, plan.groups, plan.slots, work_bytes));
     if (plan.family == &cuda->family[FS_CUDA_SM90]) FS_TRY(launch_sm90(context, &plan, args, shaped));
     else FS_CUDA_TRY(context, fs_cuda_sm80_launch(&plan, args, shaped, cuda->stream));
     if (args->want & FS_CUDA_GROUPS) FS_CUDA_TRY(context, fs_cuda_finish_launch(args, cuda->stream));

@@ -2,19 +2,13 @@
  * results. It starts while the first launch ends (programmatic launch), so what it costs is about one memory latency.
  *
  *   part[row][group][slot]  --lane: slots of its groups-->  group mass and winner  --warp-->  token, log Z  */
+#include "cuda_blocks.cuh"
 #include "cuda_finish.cuh"
 #include "cuda_launch.h"
 
 namespace {
 
 constexpr int WARPS = 4;
-
-FS_DEVICE fs_mass mass_across(const fs_mass &m, int apart) {
-    fs_mass other;
-    other.top = __shfl_xor_sync(~0u, m.top, apart);
-    for (int i = 0; i < 3; i++) other.limb[i] = __shfl_xor_sync(~0u, (unsigned long long)m.limb[i], apart);
-    return other;
-}
 
 /* Over the lanes up to and including this one. */
 FS_DEVICE fs_mass mass_scan(fs_mass m, int lane) {
@@ -128,8 +122,9 @@ __global__ void __launch_bounds__(32 * WARPS) finish(const __grid_constant__ fs_
     const fs_cuda_line seen = *line;
     fs_group all = groups ? choose_group(args, row, part, seen.flags, lane) : whole_row(part, args.parts.slots, lane);
     if (lane != 0) return;
-    const fs_verdict found = {groups ? all.winner.key : (uint64_t)seen.key, seen.flags,
-                              seen.peak ? float_of_ordered(seen.peak) : -INFINITY, mass_log(&all.mass)};
+    const uint64_t key = groups ? all.winner.key : (uint64_t)seen.key;
+    const fs_verdict found = {key, seen.flags, seen.peak ? float_of_ordered(seen.peak) : -INFINITY, mass_log(&all.mass),
+                              drawn_logit(args, b, key)};
     write_row(args, row, b, found, true);
     clear_line(line, args.want);
 }

@@ -19,16 +19,25 @@ FS_DEVICE fs_judged_row judged_row(const fs_cuda_args &args, int32_t b) {
             1.0f / rules.inverse_temperature, rules.status, rules.greedy};
 }
 
+/* The mass of the lane whose number differs in this bit. */
+FS_DEVICE fs_mass mass_across(const fs_mass &m, int apart) {
+    fs_mass other;
+    other.top = __shfl_xor_sync(~0u, m.top, apart);
+    for (int i = 0; i < 3; i++) other.limb[i] = __shfl_xor_sync(~0u, (unsigned long long)m.limb[i], apart);
+    return other;
+}
+
 /* What the pass has found of a row. */
 typedef struct fs_verdict {
     uint64_t key; /* of the drawn token; 0: none */
     uint32_t flags;
     float peak;   /* largest x */
     double log_z; /* of the kind of logits asked */
+    float x;      /* of the drawn token, where logits are stored; else NaN */
 } fs_verdict;
 
-/* The results of row b. The drawn token's logit is not carried along: the key holds l + noise to 2^-24 or better, and the noise is
- * known, so what is left is l. Without `keep` everything is computed and nothing written (see close_row). */
+/* The results of row b. The drawn token's logit is not carried along: where it is not stored either, the key holds l + noise to 2^-24 or
+ * better, and the noise is known, so what is left is l. Without `keep` everything is computed and nothing written (see close_row). */
 FS_DEVICE void write_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b, const fs_verdict &found,
                          bool keep) {
     const fs_result &result = args.result;
@@ -50,6 +59,7 @@ FS_DEVICE void write_row(const fs_cuda_args &args, const fs_judged_row &row, int
     if (result.logit || result.logprob) {
         double l = drawn && !row.greedy ? score - noise_gumbel(row.noise, (uint32_t)token) : score;
         if (raw) l *= (double)row.temperature;
+        if (found.x == found.x) l = (double)(raw ? found.x : found.x * row.inverse);
         if (keep && result.logit) result.logit[at] = (float)l;
         if (keep && result.logprob) result.logprob[at] = infinite ? NAN : (float)(l - log_z);
     }
@@ -83,7 +93,7 @@ FS_DEVICE fs_mass line_mass(const fs_cuda_line *line) {
 /* What a call has used of a line, back to zero. Not by memset, which writes byte by byte: 30 us for 256 rows (H200, 2026-11). */
 FS_DEVICE void clear_line(fs_cuda_line *line, uint32_t want) {
     line->key = 0;
-    line->hint = line->flags = line->peak = 0;
+    line->hint = line->flags = line->peak = line->done = 0;
     if (!(want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS))) return;
     for (int i = 0; i < 8; i++) line->limb[i] = 0;
     line->odd.limb[0] = 0;
@@ -94,7 +104,7 @@ FS_DEVICE void clear_line(fs_cuda_line *line, uint32_t want) {
 static __device__ __noinline__ void close_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b,
                                               bool rehearse) {
     fs_cuda_line *line = &args.work->line[b];
-    fs_verdict found = {__ldcg(&line->key), __ldcg(&line->flags), NAN, (double)NAN};
+    fs_verdict found = {__ldcg(&line->key), __ldcg(&line->flags), NAN, (double)NAN, NAN};
     if (args.want & FS_CUDA_PEAK) found.peak = float_of_ordered(__ldcg(&line->peak));
     if (args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS)) {
         const fs_mass mass = line_mass(line);

@@ -29,6 +29,11 @@ cudaError_t fs_cuda_sm80_open(int32_t shared_bytes);
 cudaError_t fs_cuda_sm80_launch(const fs_cuda_plan *plan, const fs_cuda_args *args, int32_t shaped,
                                 cudaStream_t stream);
 
+/* Stored logits: once per device before the first launch, how many CTAs a processor runs at once; a launch. */
+cudaError_t fs_cuda_stored_open(int32_t *ctas);
+cudaError_t fs_cuda_stored_launch(const fs_cuda_stored_plan *plan, const fs_cuda_args *args, int32_t shaped,
+                                  cudaStream_t stream);
+
 /* The second launch of a call whose args.want is not 0. */
 cudaError_t fs_cuda_finish_launch(const fs_cuda_args *args, cudaStream_t stream);
 

@@ -117,3 +117,46 @@ int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *fami
              forced ? ", forced by FLASHSAMPLING_CUDA_TILE" : "");
     return 1;
 }
+
+/* ---------------------------------------------------------------------------------------------- stored logits ---- */
+
+/* Rows of one launch (FS_CUDA_ROWS of cuda_call.h). */
+#define FS_CUDA_STORED_ROWS 256
+/* Groups of fewer blocks than this are one warp's each: a CTA would have too little in flight. */
+#define FS_CUDA_STORED_GROUP 64
+/* In group modes one lane goes through all parts of a group: no more CTAs than this take part in one. */
+#define FS_CUDA_STORED_SPLIT 64
+
+/* Every CTA takes one share of one row, and all run at once where the device has room: while memory is the limit they share it evenly
+ * and end together, however they lie on the processors. As many CTAs per row as fit, but none without a block. */
+void fs_cuda_plan_stored(int32_t ctas, const fs_head *head, const fs_batch *batch, int64_t rows,
+                         fs_cuda_stored_plan *plan) {
+    memset(plan, 0, sizeof *plan);
+    fs_cuda_share *share = &plan->share;
+    const int64_t vocab = head->vocab ? head->vocab : head->first_token + head->rows;
+    const int64_t low = head->first_token, high = least(low + head->rows, vocab);
+    const int grouped = fs_cuda_plan_grouped(batch);
+    const int64_t group = grouped ? batch->group_size / FS_CUDA_SPAN : 0;
+    share->first = (int32_t)(low / FS_CUDA_SPAN);
+    share->blocks = high > low ? (int32_t)((high + FS_CUDA_SPAN - 1) / FS_CUDA_SPAN) - share->first : 0;
+    share->team = grouped && group < FS_CUDA_STORED_GROUP ? 1 : FS_CUDA_STORED_WARPS;
+    plan->rows = (int32_t)least(rows, FS_CUDA_STORED_ROWS);
+
+    const int64_t teams_of_cta = FS_CUDA_STORED_WARPS / share->team;
+    int64_t segments = least(ctas / plan->rows, (share->blocks + teams_of_cta - 1) / teams_of_cta);
+    if (grouped) segments = least(segments, FS_CUDA_STORED_SPLIT);
+    share->segments = (int32_t)(segments < 1 ? 1 : segments);
+    share->teams = (int32_t)(share->segments * teams_of_cta);
+    plan->grid = plan->rows * share->segments;
+
+    plan->groups = 1;
+    plan->slots = share->teams;
+    if (grouped && share->blocks) {
+        plan->groups = (int32_t)((share->first + share->blocks - 1) / group - share->first / group + 1);
+        plan->slots = (int32_t)least(share->teams, group * share->teams / share->blocks + 2);
+    }
+    const int64_t bytes = head->dtype == FS_F32 ? 4 : 2;
+    plan->microseconds = (double)(plan->rows * head->rows * bytes) / FS_CUDA_READ;
+    snprintf(plan->text, sizeof plan->text, "stored logits, %d CTAs per row, grid %d: %.0f us predicted",
+             share->segments, plan->grid, plan->microseconds);
+}

@@ -53,4 +53,31 @@ int fs_cuda_plan_aligned(const fs_head *head, const fs_batch *batch);
 /* Whether the mode draws by groups. */
 int fs_cuda_plan_grouped(const fs_batch *batch);
 
+/* ---------------------------------------------------------------------------------------------- stored logits ---- */
+
+/* Warps of a CTA that reads stored logits. */
+#define FS_CUDA_STORED_WARPS 12
+
+/* How the blocks of 128 ids of a row are shared out. A team is the warps that work on one part together (cuda_call.h): team t of a row
+ * takes its blocks [blocks t / teams, blocks (t + 1) / teams). */
+typedef struct fs_cuda_share {
+    int32_t first, blocks; /* those the head's tokens lie in; 0 blocks where all of them are padding */
+    int32_t segments;      /* CTAs per row */
+    int32_t team;          /* warps of a team: a whole CTA's or 1 */
+    int32_t teams;         /* per row */
+} fs_cuda_share;
+
+typedef struct fs_cuda_stored_plan {
+    fs_cuda_share share;
+    int32_t rows; /* of the batch that this launch takes */
+    int32_t grid;
+    int32_t groups, slots; /* parts per row (cuda_call.h), where a call needs parts */
+    double microseconds;   /* predicted: reading the logits */
+    char text[160];        /* the choice in words, for the log */
+} fs_cuda_stored_plan;
+
+/* The plan of a launch over the first of `rows` rows of the batch. `ctas` run on the device at once. */
+void fs_cuda_plan_stored(int32_t ctas, const fs_head *head, const fs_batch *batch, int64_t rows,
+                         fs_cuda_stored_plan *plan);
+
 #endif

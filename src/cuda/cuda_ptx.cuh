@@ -204,6 +204,72 @@ template <int REGISTERS> FS_DEVICE void set_fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
+/* --------------------------------------------------------------------------------------------- stored logits ---- */
+
+/* 16 or 4 bytes from global to shared memory, both addresses multiples of that. Only the wide form passes the L1 cache by. */
+FS_DEVICE void fetch_16(uint32_t to, uint64_t from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+FS_DEVICE void fetch_4(uint32_t to, uint64_t from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* Fetches since the last call of this are one group. */
+FS_DEVICE void fetch_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits until all but the last LEFT groups of this thread are there. */
+template <int LEFT> FS_DEVICE void fetch_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+FS_DEVICE uint4 load_shared_16(uint32_t from) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from));
+    return x;
+}
+
+FS_DEVICE uint2 load_shared_8(uint32_t from) {
+    uint2 x;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from));
+    return x;
+}
+
+FS_DEVICE uint32_t load_shared_4(uint32_t from) {
+    uint32_t x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from));
+    return x;
+}
+
+FS_DEVICE uint32_t load_shared_2(uint32_t from) {
+    uint16_t x;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(from));
+    return x;
+}
+
+FS_DEVICE void store_shared_4(uint32_t to, uint32_t x) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
+FS_DEVICE void store_shared_2(uint32_t to, uint16_t x) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
+}
+
+/* An address the compiler cannot make again, so that it keeps it: making one takes two instructions and a special register. */
+FS_DEVICE uint32_t kept_address(const void *shared) {
+    uint32_t address = shared_address(shared);
+    asm volatile("" : "+r"(address));
+    return address;
+}
+
+FS_DEVICE float widen_f16(uint32_t bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((uint16_t)bits));
+    return x;
+}
+
 /* ------------------------------------------------------------------------------------------------------- other ---- */
 
 /* Larger of two, NaN if either is: so a NaN logit is noticed by the same instruction that finds large ones. */

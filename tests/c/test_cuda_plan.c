@@ -191,6 +191,89 @@ static void unaligned_data_is_noticed(void **state) {
     assert_true(fs_cuda_plan_aligned(&head, &batch));
 }
 
+/* ---------------------------------------------------------------------------------------------- stored logits ---- */
+
+static fs_head logits_of(int64_t vocab) {
+    fs_head head = fs_head_default();
+    head.kind = FS_HEAD_LOGITS, head.rows = vocab;
+    return head;
+}
+
+static fs_cuda_stored_plan stored_plan(int64_t vocab, int64_t rows) {
+    fs_head head = logits_of(vocab);
+    fs_batch batch = fs_batch_default();
+    fs_cuda_stored_plan plan;
+    fs_cuda_plan_stored(264, &head, &batch, rows, &plan);
+    return plan;
+}
+
+static void stored_rows_are_shared_by_as_many_ctas_as_run_at_once(void **state) {
+    (void)state;
+    const int64_t rows[] = {1, 2, 8, 64, 128, 132, 133, 256, 300};
+    const int32_t ctas[] = {264, 132, 33, 4, 2, 2, 1, 1, 1};
+    for (int i = 0; i < 9; i++) {
+        fs_cuda_stored_plan plan = stored_plan(151936, rows[i]);
+        assert_int_equal(plan.share.segments, ctas[i]);
+        assert_int_equal(plan.rows, rows[i] < 256 ? rows[i] : 256);
+        assert_int_equal(plan.grid, plan.rows * plan.share.segments);
+        assert_int_equal(plan.slots, plan.share.teams);
+        assert_true(plan.grid <= 264 && plan.groups == 1);
+    }
+    assert_int_equal(stored_plan(1000, 1).share.segments, 8); /* no CTA without a block */
+    assert_int_equal(stored_plan(1, 1).share.segments, 1);
+    assert_true(stored_plan(151936, 256).microseconds > 33.0 && stored_plan(151936, 256).microseconds < 36.0);
+    assert_true(strlen(stored_plan(151936, 1).text) > 10);
+}
+
+static void stored_rows_that_are_padding_alone_have_no_blocks(void **state) {
+    (void)state;
+    fs_head head = logits_of(1000);
+    fs_batch batch = fs_batch_default();
+    fs_cuda_stored_plan plan;
+    batch.mode = FS_MODE_GROUP_ONLINE, batch.group_size = 256;
+    head.first_token = 700, head.vocab = 700;
+    fs_cuda_plan_stored(264, &head, &batch, 3, &plan);
+    assert_int_equal(plan.share.blocks, 0);
+    assert_true(plan.grid == 3 && plan.groups == 1 && plan.slots >= 1);
+    head.vocab = 701;
+    fs_cuda_plan_stored(264, &head, &batch, 3, &plan);
+    assert_int_equal(plan.share.blocks, 1);
+}
+
+/* What a part's index is on the device (cuda_stored.cu), for every team and group: inside the group's slots, no two teams in one, and
+ * every block with one team. */
+static void every_team_has_a_part_of_its_own_in_every_group(void **state) {
+    (void)state;
+    const int64_t sizes[] = {128, 256, 1280, 8064, 8192, 20096, 1 << 20}, rows[] = {1, 3, 40, 256};
+    for (int64_t first = 0; first < 3000; first += 700)
+        for (int r = 0; r < 4; r++)
+            for (int i = 0; i < 7; i++) {
+                fs_head head = logits_of(40007);
+                fs_batch batch = fs_batch_default();
+                fs_cuda_stored_plan plan;
+                head.first_token = first, head.vocab = first + 20000 + 5 * i; /* half of it is padding */
+                batch.mode = FS_MODE_GROUP_PARALLEL, batch.group_size = sizes[i];
+                fs_cuda_plan_stored(264, &head, &batch, rows[r], &plan);
+                const fs_cuda_share *share = &plan.share;
+                const int64_t n = share->blocks, teams = share->teams, size = sizes[i] / 128;
+                assert_int_equal(teams * share->team, share->segments * FS_CUDA_STORED_WARPS);
+                assert_true(n * teams < (int64_t)1 << 31); /* the device multiplies in 32 bits */
+                int64_t next = 0, last_part = -1;
+                for (int64_t t = 0; t < teams; t++)
+                    for (int64_t s = n * t / teams; s < n * (t + 1) / teams; s++) {
+                        const int64_t block = share->first + s, group = block / size;
+                        const int64_t start = group * size > share->first ? group * size - share->first : 0;
+                        const int64_t slot = t - ((start + 1) * teams - 1) / n;
+                        const int64_t part = (group - share->first / size) * plan.slots + slot;
+                        assert_true(s == next++);
+                        assert_true(slot >= 0 && slot < plan.slots && group - share->first / size < plan.groups);
+                        assert_true(part == last_part || part > last_part); /* parts follow one another */
+                        last_part = part;
+                    }
+                assert_true(next == n);
+            }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_narrowest_tile_that_holds_the_rows_is_taken),
@@ -204,6 +287,9 @@ int main(void) {
         cmocka_unit_test(the_environment_forces_a_family_or_a_tile),
         cmocka_unit_test(every_piece_has_a_part_of_its_own),
         cmocka_unit_test(unaligned_data_is_noticed),
+        cmocka_unit_test(stored_rows_are_shared_by_as_many_ctas_as_run_at_once),
+        cmocka_unit_test(stored_rows_that_are_padding_alone_have_no_blocks),
+        cmocka_unit_test(every_team_has_a_part_of_its_own_in_every_group),
     };
     return cmocka_run_group_tests_name("cuda_plan", tests, NULL, NULL);
 }
