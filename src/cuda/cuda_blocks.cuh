@@ -65,11 +65,7 @@ FS_DEVICE plain_blocks find_plain(const stored_row &row) {
     return {row.base + 16 * (threadIdx.x & 31), (uint32_t)row.first, some ? (uint32_t)(row.last - row.first) : 0};
 }
 
-FS_DEVICE bool is_plain(const plain_blocks &plain, int32_t block) {
-    return (uint32_t)block - plain.first < plain.count;
-}
-
-/* Whether two are: plain blocks are consecutive, so with the one before the first, which is smaller than it, all between are. */
+/* Whether blocks `block` and block + step are plain: so are then those between. */
 FS_DEVICE bool are_plain(const plain_blocks &plain, int32_t block, int32_t step) {
     return block >= (int32_t)plain.first && (uint32_t)(block + step) - plain.first < plain.count;
 }
@@ -105,12 +101,6 @@ template <int DTYPE> FS_DEVICE void fetch_plain(const plain_blocks &plain, int32
     constexpr int BYTES = FS_NOISE_BLOCK * ELEMENT<DTYPE>;
     const int32_t lane = threadIdx.x & 31;
     if (BYTES == 512 || lane < BYTES / 16) fetch_16(slot + 16 * lane, plain.base + (int64_t)block * BYTES);
-}
-
-template <int DTYPE>
-FS_DEVICE void fetch_block(const stored_row *row, const plain_blocks &plain, int32_t block, uint32_t slot) {
-    if (is_plain(plain, block)) fetch_plain<DTYPE>(plain, block, slot);
-    else fetch_odd_block<DTYPE>(row, block, slot);
 }
 
 /* Blocks `block` and, if `both`, block + step, into neighbouring slots. */

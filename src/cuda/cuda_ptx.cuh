@@ -144,25 +144,25 @@ template <int LEFT> FS_DEVICE void fetch_wait() {
 
 FS_DEVICE uint4 load_shared_16(uint32_t from) {
     uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from));
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
     return x;
 }
 
 FS_DEVICE uint2 load_shared_8(uint32_t from) {
     uint2 x;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from));
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
     return x;
 }
 
 FS_DEVICE uint32_t load_shared_4(uint32_t from) {
     uint32_t x;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from));
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
     return x;
 }
 
 FS_DEVICE uint32_t load_shared_2(uint32_t from) {
     uint16_t x;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(from));
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(from) : "memory");
     return x;
 }
 

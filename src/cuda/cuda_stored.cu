@@ -61,9 +61,11 @@ FS_DEVICE lot open_lot(const seat &at, const plain_blocks &plain, int32_t begin,
     const int32_t first = begin + (at.warps > 1 ? own_warp() : 0), left = max(stop - first, 0);
     const lot mine = {first, at.warps, at.warps > 1 ? (left + WARPS - 1) / WARPS : left};
 #pragma unroll 1
-    for (int32_t i = 0; i < DEPTH<DTYPE>; i++) {
-        if (i < mine.count) fetch_block<DTYPE>(&at.d->data, plain, first + i * at.warps, slot_at<DTYPE>(ring, i));
-        if (i % 2) fetch_commit();
+    for (int32_t i = 0; i < DEPTH<DTYPE>; i += 2) {
+        if (i < mine.count)
+            fetch_two<DTYPE>(&at.d->data, plain, first + i * at.warps, at.warps, i + 1 < mine.count,
+                             slot_at<DTYPE>(ring, i));
+        fetch_commit();
     }
     return mine;
 }

@@ -75,9 +75,8 @@ class Outputs:
 
     BAND = 64
 
-    def __init__(self, rows, tokens=torch.int32):
-        floats = ("score", "logit")
-        types = {"tokens": tokens, "status": torch.int32, "score": torch.int32, "logit": torch.int32}
+    def __init__(self, rows, tokens=torch.int32, floats=("score", "logit")):
+        types = {"tokens": tokens, "status": torch.int32, **{name: torch.int32 for name in floats}}
         size = rows + 2 * self.BAND
         self.whole = {name: torch.full((size,), SENTINEL, device="cuda", dtype=t) for name, t in types.items()}
         self.rows = {name: a[self.BAND : self.BAND + rows] for name, a in self.whole.items()}

@@ -270,7 +270,6 @@ def misaligned(tensor):
 W0, H0 = weights(1000, 64), hidden(2, 64)
 LISTS = (cuda([0, 1, 1], torch.int64), cuda([5]))
 REQUESTS = {
-    "stored logits": dict(head=lambda: fs.Head(logits=torch.zeros(2, 1000, device="cuda")), hidden=None),
     "float32 weights": dict(head=lambda: fs.Head(W0.float()), hidden=H0.float()),
     "two types": dict(hidden=H0.half()),
     "weights off 16 bytes": dict(head=lambda: fs.Head(misaligned(W0))),
