@@ -7,6 +7,8 @@
     log z    logits, draw and log Z
     groups   logits and draw by groups of 4,096 tokens (the paper's B.2)
 
+With --stored: draws from stored float32 logits (the paper's B.1), beside the read ceiling of the same bytes.
+
 Every repetition of every arm is a graph replay after the L2 cache was overwritten, the arms in turn, so that a slow
 moment of the machine meets them all. Times are medians in microseconds. Tokens are checked against the CPU backend first.
 
@@ -15,12 +17,14 @@ FLASHSAMPLING_CUDA_TILE=portable in the environment times that kernel instead of
 import argparse
 import json
 import os
+import sys
 
 from gpu_bench import HEADS, ROOT, about, judge, open_bench
 
 MORE_HEADS = ((151936, 2048), (262208, 2304), (262208, 5376), (201088, 2880))
 GROUP = 4096  # tokens
 ROWS = (1, 2, 3, 8, 17, 32, 48, 64, 96, 128, 160, 192, 256, 512)
+STORED_ROWS, STORED_VOCAB = (1, 8, 64, 128, 256), 151936
 
 
 def measure(bench, W, reader, B, reps):
@@ -49,9 +53,41 @@ def measure(bench, W, reader, B, reps):
     return line
 
 
+def measure_stored(bench, B, reps):
+    torch, fs = bench.torch, bench.fs
+    X = torch.randn(B, STORED_VOCAB, device="cuda") * 2.5
+    head, reader, row = fs.Head(logits=X), bench.best_reader(X), torch.arange(min(B, 8))
+    ours = bench.draw(head, None, 1.0)
+    tokens = ours().tokens[:8].cpu().numpy()
+    want = fs.Context("cpu").sample(fs.Head(logits=X[:8].cpu().numpy()), seed=(row * 7919 + 13).numpy(),
+                                    position=(row * 17).numpy())
+    if (tokens != want.tokens[:, 0]).any():
+        sys.exit("bench: tokens of stored logits differ from the CPU backend, B = %d: nothing was timed" % B)
+    times = bench.time_in_turn({"ceiling": lambda: bench.read(reader, X), "ours": ours,
+                                "greedy": bench.draw(head, None, 0.0)}, reps)
+    line = {"V": STORED_VOCAB, "B": B, "reader": reader, "bytes": X.numel() * 4}
+    for name, (least, median) in times.items():
+        line[name] = {"min": round(least, 2), "median": round(median, 2)}
+    line["ours/ceiling"] = round(times["ours"][1] / times["ceiling"][1], 4)
+    return line
+
+
+def bench_stored(bench, arguments):
+    print("%8s %4s %8s" % ("V", "B", "MB") + "".join("%18s" % name for name in STORED_ARMS) + "%15s" % "ours/ceiling")
+    lines = []
+    for B in arguments.rows or STORED_ROWS:
+        line = measure_stored(bench, B, arguments.reps)
+        cells = ["%9.1f%9.1f" % (line[name]["min"], line[name]["median"]) for name in STORED_ARMS]
+        print("%8d %4d %8.1f" % (line["V"], B, line["bytes"] / 1e6) + "".join(cells) + "%15.3f" % line["ours/ceiling"],
+              flush=True)
+        lines.append(line)
+    return lines
+
+
 # ------------------------------------------------------------------------------------------------------- table ----
 
 ARMS = ("ceiling", "cublas", "ours", "greedy", "log z", "groups")
+STORED_ARMS = ("ceiling", "ours", "greedy")
 RATIOS = ("ours/ceiling", "ours/cublas", "ours/greedy", "log z/ours", "groups/ours")
 
 
@@ -71,7 +107,8 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     more = ", ".join("%d x %d" % head for head in MORE_HEADS)
     parser.add_argument("--all", action="store_true", help="also the heads " + more)
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, metavar="B", help="batch sizes")
+    parser.add_argument("--stored", action="store_true", help="draws from stored logits instead")
+    parser.add_argument("--rows", type=int, nargs="+", metavar="B", help="batch sizes")
     parser.add_argument("--reps", type=int, default=100, help="timed repetitions of each arm (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="also write the numbers, device, commit and date there")
     parser.add_argument("--build", default=os.path.join(ROOT, "build", "cuda"), metavar="FOLDER",
@@ -85,21 +122,28 @@ def main():
     facts = about(bench, arguments.reps)
     for name, value in facts.items():
         print("%-9s %s" % (name, value))
+    if arguments.stored:
+        write(arguments.json, dict(facts, lines=bench_stored(bench, arguments)))
+        return
     bench.verify()
     print_heading()
     lines = []
     for V, D in HEADS + (MORE_HEADS if arguments.all else ()):
         W = bench.weights(V, D)
         reader = bench.best_reader(W)
-        for B in arguments.rows:
+        for B in arguments.rows or ROWS:
             lines.append(measure(bench, W, reader, B, arguments.reps))
             print_line(lines[-1])
     note = judge(lines)
     if note:
         print("note: " + note)
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(dict(facts, evidence=not note, note=note, lines=lines), file, indent=1)
+    write(arguments.json, dict(facts, evidence=not note, note=note, lines=lines))
+
+
+def write(path, numbers):
+    if path:
+        with open(path, "w") as file:
+            json.dump(numbers, file, indent=1)
             file.write("\n")
 
 
