@@ -20,7 +20,7 @@ typedef struct fs_cuda_line { /* 128 bytes: every CTA hits every row at once aft
     uint32_t lock;            /* of `odd` */
     /* The row's mass, in limbs of core/mass.h from 2^(24 FS_CUDA_LIMB) up, so that CTAs add to it in any order... */
     unsigned long long limb[8];
-    fs_mass odd; /* ... and what lies outside of them */
+    fs_mass odd;   /* ... and what lies outside of them */
     uint32_t done; /* stored logits: CTAs that have finished their share of this row */
     uint32_t unused;
 } fs_cuda_line;
