@@ -108,21 +108,22 @@ enum {
 /* What the logits come from. W is used as it lies: no copy is made and nothing is written to it. */
 typedef struct fs_head {
     size_t size;
-    int32_t kind;        /* FS_HEAD_WEIGHTS or FS_HEAD_LOGITS */
-    int32_t dtype;       /* FS_F32, FS_F16 or FS_BF16 */
-    const void *data;    /* [V, D], or [B, V] */
-    int64_t rows;        /* V: rows of W, or logits per row; at most 2^24 - 1 */
-    int64_t dim;         /* D; ignored for stored logits */
-    int64_t stride;      /* bytes from one row of data to the next; 0 = packed */
-    int64_t first_token; /* global id of row 0, for a shard; bit-identical log Z over shards needs a multiple of 16 */
-    int64_t vocab;       /* real size of the whole vocabulary; rows with ids at or above it are padding and never drawn.
+    int32_t kind;     /* FS_HEAD_WEIGHTS or FS_HEAD_LOGITS */
+    int32_t dtype;    /* FS_F32, FS_F16 or FS_BF16 */
+    const void *data; /* [V, D], or [B, V] */
+    int64_t rows;     /* V: rows of W, or logits per row; at most 2^24 - 1 */
+    int64_t dim;      /* D; ignored for stored logits */
+    int64_t stride;   /* bytes from one row of data to the next; 0 = packed */
+    int64_t
+        first_token; /* global id of row 0, for a shard; bit-identical log Z over shards needs a multiple of 16 (CUDA: 128) */
+    int64_t vocab;     /* real size of the whole vocabulary; rows with ids at or above it are padding and never drawn.
                           * 0 = first_token + rows */
-    const float *bias;   /* [V] or NULL */
-    int32_t round;       /* FS_F32: keep (default, finer); FS_BF16, FS_F16: round x as engines that store logits do */
-    float scale;         /* before the soft-cap; default 1 */
-    float softcap;       /* 0 = none */
-    float post_scale;    /* after the soft-cap; default 1 */
-    uint32_t flags;      /* FS_HEAD_CONSTANT */
+    const float *bias; /* [V] or NULL */
+    int32_t round;     /* FS_F32: keep (default, finer); FS_BF16, FS_F16: round x as engines that store logits do */
+    float scale;       /* before the soft-cap; default 1 */
+    float softcap;     /* 0 = none */
+    float post_scale;  /* after the soft-cap; default 1 */
+    uint32_t flags;    /* FS_HEAD_CONSTANT */
     int32_t reserved;
 } fs_head;
 

@@ -279,14 +279,15 @@ def test_shards_together_are_the_whole(edges, dtype):
 
 
 def test_stored_logits_draw_what_the_fused_kernel_draws():
-    """On the grid dot products are exact, so both have the same logits; masses too are the same numbers in the same order."""
+    """On the grid dot products are exact, so both have the same logits. Their masses are summed in other ways, to the same accuracy."""
     W, H, asked = weights(20011, 256), hidden(64, 256), rules(64)
     out = Outputs(64, floats=FIELDS)
     GPU.sample(fs.Head(W), H, out=out.rows, **asked)
     X = (H.double() @ W.double().T).float()
     fused, got = out.taken(), draw(X, asked, fields=FIELDS)
-    for name in ("tokens", "status", "score", "max_logit", "log_z"):
+    for name in ("tokens", "status", "score", "max_logit"):
         assert torch.equal(got[name].view(torch.int32), fused[name].view(torch.int32)), name
+    assert (got["log_z"] - fused["log_z"]).abs().max() < 1e-5
 
 
 def test_calls_of_every_kind_take_turns():
