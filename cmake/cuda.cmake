@@ -6,7 +6,8 @@
 # and 8.9. `make cuda-all` names all of them.
 #
 # nvcc contracts a*b+c by default, which the dot products want; the code of src/core shared with the CPU must not be contracted, and
-# is not: its scores are in double from sums that have no product in front of them, and its masses are not used here yet.
+# is not where it matters: its scores are in double from sums that have no product in front of them, its masses are integers until
+# the last logarithm.
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 

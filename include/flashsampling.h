@@ -115,7 +115,8 @@ typedef struct fs_head {
     int64_t dim;      /* D; ignored for stored logits */
     int64_t stride;   /* bytes from one row of data to the next; 0 = packed */
     int64_t
-        first_token; /* global id of row 0, for a shard; bit-identical log Z over shards needs a multiple of 16 (CUDA: 128) */
+        first_token;   /* global id of row 0, for a shard; bit-identical log Z over shards needs a multiple of 16, or on
+                          * CUDA of 128 */
     int64_t vocab;     /* real size of the whole vocabulary; rows with ids at or above it are padding and never drawn.
                           * 0 = first_token + rows */
     const float *bias; /* [V] or NULL */
