@@ -78,14 +78,14 @@ static __device__ __noinline__ void fetch_odd_block(const stored_row *row, int32
     constexpr int SIZE = ELEMENT<DTYPE>, BYTES = FS_NOISE_BLOCK * SIZE, TOKENS = 4 / SIZE;
     const int32_t lane = threadIdx.x & 31, odd = row->odd;
     if (row->wide && block >= row->first && block < row->last) {
-        if (lane < BYTES / 16) fetch_16(slot + 16 * lane, row->base + (int64_t)block * BYTES + 16 * lane);
+        if (lane < BYTES / 16) copy_16(slot + 16 * lane, (const void *)(row->base + (int64_t)block * BYTES + 16 * lane));
         return;
     }
 #pragma unroll 1
     for (int32_t piece = lane; piece < BYTES / 4 + (odd ? 1 : 0); piece += 32) {
         const int32_t token = block * FS_NOISE_BLOCK + piece * TOKENS - odd / SIZE;
         const uint64_t from = row->base + (int64_t)token * SIZE;
-        if (token >= row->low && token + TOKENS <= row->high) fetch_4(slot + 4 * piece, from);
+        if (token >= row->low && token + TOKENS <= row->high) copy_4(slot + 4 * piece, (const void *)from);
         else
 #pragma unroll
             for (int i = 0; i < TOKENS; i++) {
@@ -100,7 +100,7 @@ static __device__ __noinline__ void fetch_odd_block(const stored_row *row, int32
 template <int DTYPE> FS_DEVICE void fetch_plain(const plain_blocks &plain, int32_t block, uint32_t slot) {
     constexpr int BYTES = FS_NOISE_BLOCK * ELEMENT<DTYPE>;
     const int32_t lane = threadIdx.x & 31;
-    if (BYTES == 512 || lane < BYTES / 16) fetch_16(slot + 16 * lane, plain.base + (int64_t)block * BYTES);
+    if (BYTES == 512 || lane < BYTES / 16) copy_16(slot + 16 * lane, (const void *)(plain.base + (int64_t)block * BYTES));
 }
 
 /* Blocks `block` and, if `both`, block + step, into neighbouring slots. */

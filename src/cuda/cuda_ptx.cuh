@@ -122,9 +122,13 @@ FS_DEVICE void copy_box_to_all(uint32_t to, const CUtensorMap *map, uint32_t bar
 
 /* ----------------------------------------------------------------------------------------- asynchronous copies ---- */
 
-/* 16 bytes from global to shared memory, both addresses multiples of 16. */
+/* 16 or 4 bytes from global to shared memory, both addresses multiples of that. Only the wide form passes the L1 cache by. */
 FS_DEVICE void copy_16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+FS_DEVICE void copy_4(uint32_t to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
 /* The same of the first `bytes` of SIZE, 16 or 4; the others are zeros. With 0 the source may be anywhere: nothing is read. */
@@ -143,8 +147,46 @@ FS_DEVICE void wait_for_copies() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-FS_DEVICE void store_shared(uint32_t to, uint32_t x) {
+/* Copies since the last call of this are one group. */
+FS_DEVICE void commit_copies() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits until all but the last LEFT groups of this thread are there. */
+template <int LEFT> FS_DEVICE void wait_for_groups() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+FS_DEVICE uint4 load_shared_16(uint32_t from) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
+    return x;
+}
+
+FS_DEVICE uint2 load_shared_8(uint32_t from) {
+    uint2 x;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
+    return x;
+}
+
+FS_DEVICE uint32_t load_shared_4(uint32_t from) {
+    uint32_t x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+    return x;
+}
+
+FS_DEVICE uint32_t load_shared_2(uint32_t from) {
+    uint16_t x;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(from) : "memory");
+    return x;
+}
+
+FS_DEVICE void store_shared_4(uint32_t to, uint32_t x) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
+FS_DEVICE void store_shared_2(uint32_t to, uint16_t x) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
 }
 
 /* Shared memory this launch was given. */
@@ -202,59 +244,6 @@ template <int REGISTERS> FS_DEVICE void set_more_registers() {
 
 template <int REGISTERS> FS_DEVICE void set_fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
-/* --------------------------------------------------------------------------------------------- stored logits ---- */
-
-/* 16 or 4 bytes from global to shared memory, both addresses multiples of that. Only the wide form passes the L1 cache by. */
-FS_DEVICE void fetch_16(uint32_t to, uint64_t from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-FS_DEVICE void fetch_4(uint32_t to, uint64_t from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
-/* Fetches since the last call of this are one group. */
-FS_DEVICE void fetch_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* Waits until all but the last LEFT groups of this thread are there. */
-template <int LEFT> FS_DEVICE void fetch_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
-
-FS_DEVICE uint4 load_shared_16(uint32_t from) {
-    uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
-    return x;
-}
-
-FS_DEVICE uint2 load_shared_8(uint32_t from) {
-    uint2 x;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
-    return x;
-}
-
-FS_DEVICE uint32_t load_shared_4(uint32_t from) {
-    uint32_t x;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
-    return x;
-}
-
-FS_DEVICE uint32_t load_shared_2(uint32_t from) {
-    uint16_t x;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(from) : "memory");
-    return x;
-}
-
-FS_DEVICE void store_shared_4(uint32_t to, uint32_t x) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
-}
-
-FS_DEVICE void store_shared_2(uint32_t to, uint16_t x) {
-    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
 }
 
 /* An address the compiler cannot make again, so that it keeps it: making one takes two instructions and a special register. */

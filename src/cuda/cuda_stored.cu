@@ -65,7 +65,7 @@ FS_DEVICE lot open_lot(const seat &at, const plain_blocks &plain, int32_t begin,
         if (i < mine.count)
             fetch_two<DTYPE>(&at.d->data, plain, first + i * at.warps, at.warps, i + 1 < mine.count,
                              slot_at<DTYPE>(ring, i));
-        fetch_commit();
+        commit_copies();
     }
     return mine;
 }
@@ -123,7 +123,7 @@ FS_DEVICE void seed(const fs_cuda_args &args, const seat &at, const plain_blocks
     const float inverse = d->row.inverse;
     float top = -INFINITY;
     uint32_t token = 0;
-    fetch_wait<(DEPTH<DTYPE> - FIRST) / 2>();
+    wait_for_groups<(DEPTH<DTYPE> - FIRST) / 2>();
     __syncwarp(); /* what other lanes have fetched */
 #pragma unroll 1
     for (int32_t i = 0; i < seen; i += 2) {
@@ -257,14 +257,14 @@ FS_DEVICE void race(const fs_cuda_args &args, const seat &at, const plain_blocks
         if (i % 32 == 0 && i > 0) look_up(d, block + lane * mine.step);
         const uint32_t slot = slot_at<DTYPE>(ring, i);
         float x[8];
-        fetch_wait<DEPTH<DTYPE> / 2 - 1>();
+        wait_for_groups<DEPTH<DTYPE> / 2 - 1>();
         __syncwarp(); /* what other lanes have fetched */
         take_two<DTYPE>(x, &d->data, plain, args.head, block, mine.step, i + 1 < mine.count, slot);
         __syncwarp(); /* all have read before the slots are filled again */
         if (i + DEPTH<DTYPE> < mine.count)
             fetch_two<DTYPE>(&d->data, plain, block + DEPTH<DTYPE> * mine.step, mine.step,
                              i + 1 + DEPTH<DTYPE> < mine.count, slot);
-        fetch_commit();
+        commit_copies();
 
         if (MASS) { /* a lane keeps every fourth sum of its granules, so that one addition serves four blocks */
             const float factor = args.want & FS_CUDA_RAW_MASS ? 1.0f : d->row.inverse;
@@ -417,7 +417,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
         stop = part_end();
         mine = open_lot<DTYPE>(at, plain, begin, stop, ring);
     }
-    fetch_wait<0>();
+    wait_for_groups<0>();
     const uint32_t most = __reduce_max_sync(~0u, peak > -INFINITY ? ordered_float(peak) : 0);
     if (threadIdx.x % 32 == 0 && most) atomicMax(&d->peak, most);
     __syncthreads(); /* every warp's flags and peak */

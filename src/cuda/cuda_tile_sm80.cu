@@ -88,7 +88,7 @@ FS_DEVICE void load_by_2(uint32_t to, const char *from, int64_t stride, int32_t 
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             if (base + i < rows)
-                store_shared(to + (base + i) * ROW + ((lane * 4) ^ (i % 8 << 4)), (uint32_t)high[i] << 16 | low[i]);
+                store_shared_4(to + (base + i) * ROW + ((lane * 4) ^ (i % 8 << 4)), (uint32_t)high[i] << 16 | low[i]);
     }
 }
 
