@@ -117,10 +117,15 @@ static fs_status check_forced(fs_context *context, const fs_cuda *cuda) {
     return FS_OK;
 }
 
+/* Zeroes it on a stream of its own, which waits for no other. */
 static fs_status open_work(fs_context *context, fs_cuda *cuda) {
+    cudaStream_t stream;
     FS_CUDA_TRY(context, cudaMalloc((void **)&cuda->work, sizeof *cuda->work));
-    FS_CUDA_TRY(context, cudaMemset(cuda->work, 0, sizeof *cuda->work));
-    FS_CUDA_TRY(context, cudaDeviceSynchronize());
+    FS_CUDA_TRY(context, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    cudaError_t error = cudaMemsetAsync(cuda->work, 0, sizeof *cuda->work, stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+    cudaStreamDestroy(stream);
+    FS_CUDA_TRY(context, error);
     return FS_OK;
 }
 
@@ -128,8 +133,9 @@ static void cuda_close(fs_context *context) {
     fs_cuda *cuda = context->state;
     int before;
     if (!cuda) return;
-    if (enter_device(context, &before) == FS_OK) {
-        if (cuda->work) cudaStreamSynchronize(cuda->stream);
+    /* Only where there is something to free: a failed open keeps the text of what failed. */
+    if (cuda->work && enter_device(context, &before) == FS_OK) {
+        if (cuda->stream) cudaStreamSynchronize(cuda->stream);
         while (cuda->parts) {
             fs_cuda_block *block = cuda->parts;
             cuda->parts = block->next;
@@ -354,6 +360,9 @@ static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_
     FS_TRY(check_supported(context, head, batch, result));
     if (batch->rows == 0) return FS_OK;
     FS_REQUIRE(context, head->rows > 0, "head.rows is 0: the cuda backend takes no empty shard");
+    FS_REQUIRE(context, cuda->stream,
+               "the stream is NULL: calls go to no default stream by accident; give options.stream or "
+               "fs_context_set_stream one, cudaStreamLegacy and cudaStreamPerThread included");
     int before;
     int64_t parts_bytes = 0;
     FS_TRY(enter_device(context, &before));

@@ -42,15 +42,16 @@ enum {
     FS_CUDA_MASS = 1u << 0,     /* the mass of exp(l) */
     FS_CUDA_RAW_MASS = 1u << 1, /* of exp(x); not both */
     FS_CUDA_PEAK = 1u << 2,     /* the largest x */
-    FS_CUDA_GROUPS = 1u << 3    /* a winner and a mass per group: takes the parts below and a second, small launch */
+    FS_CUDA_GROUPS = 1u << 3    /* a winner and a mass per group: takes parts and a second, small launch */
 };
 
-/* Parts: what one CTA has found of one row in one group, [rows][groups][slots]. The slots of a group are its CTAs, in order. A part whose limb[0] is 0 has no mass yet; parts too are zero before and after a launch. In group modes
- * winner.x of a group's first part is what winner.key's x would be good for elsewhere: a hint, like a line's, for the group. */
+/* Parts: what one CTA has found of one row in one group, [rows][groups][slots]. The slots of a group are its CTAs, in order. A part
+ * whose limb[0] is 0 has no mass yet; parts too are zero before and after a launch. In group modes winner.x of a group's first part
+ * holds no logit: it is the group's hint, like a line's. */
 typedef struct fs_cuda_parts {
     fs_group *part;
     int32_t groups, slots;
-    int32_t group_tiles; /* tiles per group; 0: there are no parts */
+    int32_t group_tiles; /* tiles per group; 0: one group, which only masses of stored logits need */
 } fs_cuda_parts;
 
 typedef struct fs_cuda_args {

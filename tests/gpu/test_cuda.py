@@ -260,6 +260,29 @@ def test_two_streams_at_once_with_a_context_each():
         context.close()
 
 
+def test_a_constant_head_draws_the_same():
+    """W may be read before the launches ahead have ended; hidden states, which they write, may not."""
+    for B in (3, 64, 200, 300):
+        W, H, asked = weights(40007, 512), hidden(B, 512), rules(B)
+        want, late = draw(W, H, asked), torch.zeros_like(H)
+        for _ in range(20):
+            late.zero_()
+            late.copy_(H)
+            assert same_bits(draw(W, late, asked, head=dict(constant=True)), want), B
+
+
+def test_a_context_without_a_stream_says_so_and_the_device_stays_current():
+    W, H, out = weights(1000, 64), hidden(2, 64), Outputs(2)
+    with fs.Context("cuda") as context:
+        with pytest.raises(fs.Error, match="stream is NULL"):
+            context.sample(fs.Head(W), H, out=out.rows)
+        torch.cuda.synchronize()
+        assert out.untouched() and torch.cuda.current_device() == 0
+        context.set_stream(STREAM.cuda_stream)
+        context.sample(fs.Head(W), H, out=out.rows)
+        out.taken()
+
+
 # ------------------------------------------------------------------------------------------------- unsupported ----
 
 
