@@ -58,7 +58,7 @@ template <int DTYPE> FS_DEVICE uint32_t slot_at(uint32_t ring, int32_t i) {
  * there or not, so that groups can be counted. */
 template <int DTYPE>
 FS_DEVICE lot open_lot(const seat &at, const plain_blocks &plain, int32_t begin, int32_t stop, uint32_t ring) {
-    const int32_t first = begin + (at.warps > 1 ? own_warp() : 0), left = max(stop - first, 0);
+    const int32_t first = begin + own_warp() - at.team, left = max(stop - first, 0);
     const lot mine = {first, at.warps, at.warps > 1 ? (left + WARPS - 1) / WARPS : left};
 #pragma unroll 1
     for (int32_t i = 0; i < DEPTH<DTYPE>; i += 2) {
@@ -319,7 +319,7 @@ FS_DEVICE int64_t part_of_team(const fs_cuda_args &args, const fs_cuda_share &sh
 
 /* Ends a part: judges what is left in the queue and stores what the team has found. */
 template <bool MASS>
-FS_DEVICE void close_part(const fs_cuda_args &args, const seat &at, int32_t b, int64_t part, fs_mass *mass) {
+FS_DEVICE void close_part(const fs_cuda_args &args, const seat &at, int64_t part, fs_mass *mass) {
     desk *d = at.d;
     if (MASS) hand_in(d, mass);
     team_barrier(at); /* every warp has queued what it has */
@@ -328,14 +328,14 @@ FS_DEVICE void close_part(const fs_cuda_args &args, const seat &at, int32_t b, i
         if (tail % 32) judge_chunk(at, tail / 32, tail % 32);
         if (threadIdx.x % 32 == 0) {
             const unsigned long long key = *(volatile unsigned long long *)&d->key[at.team];
-            if (key) atomicMax(key_of_row(args, part, b), key);
+            if (key) atomicMax(key_of_row(args, part, d->b), key);
             d->key[at.team] = d->best[at.team] = d->tail[at.team] = 0;
             if (MASS) {
                 fs_mass all = d->mass[at.team];
 #pragma unroll 1
                 for (int32_t i = 1; i < at.warps; i++) mass_merge(&all, &d->mass[i]);
                 if (!mass_is_empty(&all))
-                    args.parts.part[(int64_t)b * args.parts.groups * args.parts.slots + part].mass = all;
+                    args.parts.part[(int64_t)d->b * args.parts.groups * args.parts.slots + part].mass = all;
             }
         }
     }
@@ -354,7 +354,8 @@ static __device__ __noinline__ void close_stored_row(const fs_cuda_args &args, c
 }
 
 /* The last to leave a row writes its results, unless a second launch does. One thread, after all of its CTA. */
-FS_DEVICE void leave_row(const fs_cuda_args &args, const desk *d, int32_t b, int32_t ctas) {
+FS_DEVICE void leave_row(const fs_cuda_args &args, const desk *d, int32_t ctas) {
+    const int32_t b = d->b;
     fs_cuda_line *line = &args.work->line[b];
     if (d->flags) atomicOr(&line->flags, d->flags);
     if ((args.want & FS_CUDA_PEAK) && d->peak) atomicMax(&line->peak, d->peak);
@@ -396,6 +397,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
     if (threadIdx.x == 0) {
         const bool alone = share.segments == 1 || (args.want & FS_CUDA_GROUPS);
         d->line = alone ? NULL : &args.work->line[b];
+        d->b = b;
         d->data = find_row<DTYPE>(args, b, shaped);
     }
     __syncthreads(); /* the desk */
@@ -411,7 +413,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
     const bool drawn = !(d->row.status & FS_ROW_NO_TOKEN);
     while (drawn && begin < end) {
         race<DTYPE, MASS>(args, at, plain, mine, ring, &peak, mass);
-        close_part<MASS>(args, at, b, part_of_team(args, share, team, begin), mass);
+        close_part<MASS>(args, at, part_of_team(args, share, team, begin), mass);
         begin = stop;
         if (begin >= end) break;
         stop = part_end();
@@ -421,7 +423,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
     const uint32_t most = __reduce_max_sync(~0u, peak > -INFINITY ? ordered_float(peak) : 0);
     if (threadIdx.x % 32 == 0 && most) atomicMax(&d->peak, most);
     __syncthreads(); /* every warp's flags and peak */
-    if (threadIdx.x == 0) leave_row(args, d, b, share.segments);
+    if (threadIdx.x == 0) leave_row(args, d, share.segments);
 }
 
 /* -------------------------------------------------------------------------------------------------- launcher ---- */

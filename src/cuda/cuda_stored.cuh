@@ -27,6 +27,7 @@ struct desk {
     alignas(16) fs_judged_row row;
     alignas(16) fs_judged_row blank; /* a row like any other, to rehearse with before the row is known */
     stored_row data;
+    int32_t b;                     /* the row, of those of this launch */
     fs_cuda_line *line;            /* where scores are shared with other CTAs; NULL: nowhere */
     unsigned long long key[WARPS]; /* best key of the part at hand; 0: none */
     uint32_t best[WARPS];          /* its score, or one other CTAs know of: ordered float, rounded down; 0: none */
