@@ -13,8 +13,7 @@
  *
  * After the last stage each gives the other its half of the other's strip. So a warp reads half of H for 32 tokens instead of all of it
  * for 16. Cost model of one stage, in cycles of 128 bytes from or to shared memory: W in and out 128 + 128, H in N, H out 4 N, and 8 N
- * without the halves. An H200 at 4.45 TB/s brings a stage of W in about 850 cycles; N = 64 takes 576 of them, 832 without the halves,
- * and N = 96 takes 736.
+ * without the halves. An H200 at 4.45 TB/s brings a stage of W in about 850 cycles; N = 64 takes 576 of them, 832 without the halves.
  *
  * One K order for every N: a pair of tiles starts at a K slice that depends on its global token ids alone, as on Hopper, and a logit is
  * the sum of its two halves, each in order. So a logit does not depend on the batch or the shard. */
@@ -283,8 +282,8 @@ template <class... T> struct table {
     static constexpr int32_t COUNT = sizeof...(T);
 };
 
-/* Two strips of 128 rows are 128 accumulators, which leaves too few of sm_80's 168 registers: it spills. */
-using family = table<tile<8>, tile<16>, tile<32>, tile<64>, tile<96>>;
+/* Two strips of 96 rows are 96 accumulators, which leaves too few of 168 registers: it spills on sm_86. */
+using family = table<tile<8>, tile<16>, tile<32>, tile<64>>;
 static_assert(family::shapes[family::COUNT - 1][ROOMS - 1].stages >= 2, "one stage is filled while another is read");
 
 int32_t unit_of(const void *data, int64_t stride) {

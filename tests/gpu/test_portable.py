@@ -11,7 +11,7 @@ import test_cuda
 import test_mass
 
 PORTABLE = forced("portable")
-WIDTHS = (8, 16, 32, 64, 96)
+WIDTHS = (8, 16, 32, 64)
 UNSUPPORTED = -2
 
 
