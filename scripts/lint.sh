@@ -6,13 +6,14 @@ cd "$(dirname "$0")/.."
 
 jobs=$(nproc)
 find_c() { find include src cli tests bench examples -name '*.[ch]' 2>/dev/null | sort; }
+find_cuda() { find src bench -name '*.cu' -o -name '*.cuh' | sort; }
 
 if [ "${1:-}" = --fix ]; then
-    find_c | xargs clang-format -i
+    { find_c; find_cuda; } | xargs clang-format -i
     exit 0
 fi
 
-format() { find_c | xargs clang-format --dry-run -Werror; }
+format() { { find_c; find_cuda; } | xargs clang-format --dry-run -Werror; }
 
 # The files that compile here: another architecture's kernels have no compile command.
 tidy() {

@@ -78,7 +78,8 @@ static __device__ __noinline__ void fetch_odd_block(const stored_row *row, int32
     constexpr int SIZE = ELEMENT<DTYPE>, BYTES = FS_NOISE_BLOCK * SIZE, TOKENS = 4 / SIZE;
     const int32_t lane = threadIdx.x & 31, odd = row->odd;
     if (row->wide && block >= row->first && block < row->last) {
-        if (lane < BYTES / 16) copy_16(slot + 16 * lane, (const void *)(row->base + (int64_t)block * BYTES + 16 * lane));
+        if (lane < BYTES / 16)
+            copy_16(slot + 16 * lane, (const void *)(row->base + (int64_t)block * BYTES + 16 * lane));
         return;
     }
 #pragma unroll 1
@@ -100,7 +101,8 @@ static __device__ __noinline__ void fetch_odd_block(const stored_row *row, int32
 template <int DTYPE> FS_DEVICE void fetch_plain(const plain_blocks &plain, int32_t block, uint32_t slot) {
     constexpr int BYTES = FS_NOISE_BLOCK * ELEMENT<DTYPE>;
     const int32_t lane = threadIdx.x & 31;
-    if (BYTES == 512 || lane < BYTES / 16) copy_16(slot + 16 * lane, (const void *)(plain.base + (int64_t)block * BYTES));
+    if (BYTES == 512 || lane < BYTES / 16)
+        copy_16(slot + 16 * lane, (const void *)(plain.base + (int64_t)block * BYTES));
 }
 
 /* Blocks `block` and, if `both`, block + step, into neighbouring slots. */

@@ -93,8 +93,7 @@ template <int N, class F> FS_DEVICE void row_maxima(const float (&d)[N / 2], uin
 
 /* The largest logit of each row in this warp's 16 tokens and where it is: a token's place in the tile takes the last seven bits of its
  * logit. Of an infinity that makes a NaN, which is no crest. */
-template <int N, int J>
-FS_DEVICE void find_crest(const float (&d)[N / 2], fs_court<N, J> *court, int32_t t) {
+template <int N, int J> FS_DEVICE void find_crest(const float (&d)[N / 2], fs_court<N, J> *court, int32_t t) {
     row_maxima<N>(d, court->crest,
                   [&](float x, int high) { return __uint_as_float((__float_as_uint(x) & ~127u) | (t + 8 * high)); });
 }
@@ -125,7 +124,7 @@ FS_DEVICE void reduce(const float (&d)[N / 2], fs_court<N, J> *court, int32_t wa
         if (!(above <= 0.0f)) hot |= 1u << g;
     }
     if (rehearse) hot = 1;
-    /* Every lane goes through its own hot groups; most warps have none. */
+        /* Every lane goes through its own hot groups; most warps have none. */
 #pragma unroll 1
     for (; hot; hot &= hot - 1) {
         const int32_t g = __ffs(hot) - 1;

@@ -92,8 +92,8 @@ FS_DEVICE fs_group choose_group(const fs_cuda_args &args, const fs_judged_row &r
             if (!mass_is_empty(&mine.mass)) {
                 const double log_mass = mass_log(&mine.mass);
                 if (!online) key = score_key(log_mass + noise_gumbel_of(row.noise, index, FS_DOMAIN_GROUP), index);
-                else if (!preceded || noise_unit_of(row.noise, index, FS_DOMAIN_ONLINE) <
-                                          exp(log_mass - mass_log(&running)))
+                else if (!preceded ||
+                         noise_unit_of(row.noise, index, FS_DOMAIN_ONLINE) < exp(log_mass - mass_log(&running)))
                     key = (uint64_t)g + 1; /* the last to replace the draw wins */
             }
         }

@@ -41,8 +41,7 @@ template <int CLUSTER> struct walk {
     bool fresh;   /* the piece is the first of its part */
     piece p;
 
-    FS_DEVICE_MEMBER explicit walk(const fs_cuda_args &args) : args(args), i(-1), part(-1), fresh(false), p{0, 0, 0} {
-    }
+    FS_DEVICE_MEMBER explicit walk(const fs_cuda_args &args) : args(args), i(-1), part(-1), fresh(false), p{0, 0, 0} {}
 
     /* To the next piece; false if there is none. */
     FS_DEVICE_MEMBER bool next() {
@@ -66,7 +65,8 @@ FS_DEVICE void seed(const fs_cuda_args &args, fs_court<N, J> *court, int64_t par
                     bool rehearse) {
     const int32_t thread = judge_thread<J>();
     fs_cuda_work *work = args.work;
-    for (int32_t b = thread; b < args.rows; b += J * 32) seed_row(court, hint_of_row(args, part, b), b, first, rehearse);
+    for (int32_t b = thread; b < args.rows; b += J * 32)
+        seed_row(court, hint_of_row(args, part, b), b, first, rehearse);
     if (patience == 0 || rehearse) return;
     __threadfence(); /* hints before the count */
     named_barrier(1, J * 32);
@@ -87,7 +87,8 @@ template <int N, int J, class F> FS_DEVICE void own_rows(const fs_cuda_args &arg
 }
 
 /* Thresholds tile by tile. Survivors are judged while waiting: consumers may be held up by a full queue. */
-template <class T> FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court, const rounds &turn) {
+template <class T>
+FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court, const rounds &turn) {
     constexpr int N = T::N, J = T::JUDGES;
     const int32_t judge = judge_thread<J>() / 32, lane = threadIdx.x & 31;
     const bool masses = args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS), groups = args.want & FS_CUDA_GROUPS;
@@ -106,8 +107,8 @@ template <class T> FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N,
         });
         if (at.i == 0) {
             const int32_t b = lane % args.rows;
-            judge_one(court->row[b], &court->best[b], &args.work->line[b], &args.work->line[b].key, &args.work->line[b].hint, 0.0f,
-                      (uint32_t)first, true);
+            judge_one(court->row[b], &court->best[b], &args.work->line[b], &args.work->line[b].key,
+                      &args.work->line[b].hint, 0.0f, (uint32_t)first, true);
             close_row(args, court->row[b], b, true);
         }
         for (bool rehearse = at.i == 0;; rehearse = false) {
@@ -126,8 +127,7 @@ template <class T> FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N,
         while (!__shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 1000), 0))
             judge_queue(court, args, at.part, &docket, false);
         judge_queue(court, args, at.part, &docket, true);
-        if (masses && at.p.count > 0)
-            own_rows<N>(args, court, [&](int32_t b) { tally_row(court, args, at.part, b); });
+        if (masses && at.p.count > 0) own_rows<N>(args, court, [&](int32_t b) { tally_row(court, args, at.part, b); });
     }
     if (args.want & FS_CUDA_PEAK)
         own_rows<N>(args, court, [&](int32_t b) { atomicMax(&args.work->line[b].peak, court->peak[b]); });

@@ -13,8 +13,9 @@
 
 #include "cuda_finish.cuh"
 
-#define FS_QUEUE 384 /* survivors in flight; a multiple of 32 times any number of judges, so that a slot always belongs to one */
-#define FS_STRIPS 8  /* consumer warps, each with 16 tokens of a tile */
+#define FS_QUEUE                                                                                                       \
+    384 /* survivors in flight; a multiple of 32 times any number of judges, so that a slot always belongs to one */
+#define FS_STRIPS 8 /* consumer warps, each with 16 tokens of a tile */
 
 /* Shared memory of consumers and J judges, for N rows. */
 template <int N, int J> struct fs_court {
@@ -23,7 +24,7 @@ template <int N, int J> struct fs_court {
     float rate[N];                 /* of the row's masses (cuda_mass.cuh) */
     uint32_t peak[N];              /* largest x, ordered; 0: none */
     uint32_t best[N];              /* ordered float, rounded down, of the best score known here; 0: none */
-    uint32_t crest[N];             /* first tile: its largest logit, ordered, with the place in its last 7 bits; 0: none */
+    uint32_t crest[N]; /* first tile: its largest logit, ordered, with the place in its last 7 bits; 0: none */
     fs_judged_row row[N];
     /* Per consumer warp and lane: eight of its accumulators, for code that cannot index registers; then its rows' masses. Between two
      * tiles it is the judges': the marks of the next one (marks_of). */
@@ -276,8 +277,7 @@ FS_DEVICE void seed_row(fs_court<N, J> *court, uint32_t *hint, int32_t b, int32_
     score -= 1e-6f * fabsf(score);
     if (!row.greedy) {
         const uint32_t token = first + (bits & 127);
-        score += noise_from_below(mark_of(row.noise, token),
-                                  noise_words(row.noise, token, FS_DOMAIN_EXTENSION).w[1]);
+        score += noise_from_below(mark_of(row.noise, token), noise_words(row.noise, token, FS_DOMAIN_EXTENSION).w[1]);
     }
     if (!(score > -INFINITY) || rehearse) return;
     court->crest[b] = 0;

@@ -111,7 +111,8 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N, J> *court, cons
 }
 
 /* Judges: adds the eight granules of row b in the tile just compared, in one order, to the row's mass or in group modes the part's. */
-template <int N, int J> FS_DEVICE void tally_row(const fs_court<N, J> *court, const fs_cuda_args &args, int64_t at, int32_t b) {
+template <int N, int J>
+FS_DEVICE void tally_row(const fs_court<N, J> *court, const fs_cuda_args &args, int64_t at, int32_t b) {
     float sum = 0.0f;
 #pragma unroll
     for (int32_t warp = 0; warp < FS_STRIPS; warp++) sum += ((const float *)court->stash[warp])[b];

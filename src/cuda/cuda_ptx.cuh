@@ -159,7 +159,10 @@ template <int LEFT> FS_DEVICE void wait_for_groups() {
 
 FS_DEVICE uint4 load_shared_16(uint32_t from) {
     uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(from)
+                 : "memory");
     return x;
 }
 

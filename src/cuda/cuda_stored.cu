@@ -32,10 +32,9 @@ constexpr int FIRST = 4; /* blocks in which a warp looks for its first tokens to
 
 /* Shared memory: the desk, the warps' rings, a mass per thread where masses are asked for. */
 static_assert(sizeof(desk) % 16 == 0, "slots are copied to and read in pieces of 16 bytes");
-template <int DTYPE> constexpr int RING = DEPTH<DTYPE> * SLOT<DTYPE>;
-template <int DTYPE> constexpr int MASSES_START = (int)sizeof(desk) + WARPS * RING<DTYPE>;
-template <int DTYPE, bool MASS>
-constexpr int BYTES = MASSES_START<DTYPE> + (MASS ? THREADS * (int)sizeof(fs_mass) : 0);
+template <int DTYPE> constexpr int RING = DEPTH<DTYPE> *SLOT<DTYPE>;
+template <int DTYPE> constexpr int MASSES_START = (int)sizeof(desk) + WARPS *RING<DTYPE>;
+template <int DTYPE, bool MASS> constexpr int BYTES = MASSES_START<DTYPE> + (MASS ? THREADS * (int)sizeof(fs_mass) : 0);
 static_assert(BYTES<FS_F32, true> <= 101376 && BYTES<FS_BF16, true> <= 101376, "99 KB: all of sm_86, sm_89 and sm_120");
 
 /* Blocks of one warp in one part: first, first + step, ... */
@@ -84,7 +83,8 @@ static __device__ __noinline__ void look_up(desk *d, int32_t block) {
     block_marks marks = {0, 0.0f};
 #pragma unroll 1
     for (int32_t i = 0; i < drawn.count; i++)
-        add_mark(&marks, mark_place(drawn, i), (i < 2 ? drawn.prefixes[0] : drawn.prefixes[1]) >> (16 * (i & 1)) & 0xFFFF);
+        add_mark(&marks, mark_place(drawn, i),
+                 (i < 2 ? drawn.prefixes[0] : drawn.prefixes[1]) >> (16 * (i & 1)) & 0xFFFF);
     if (drawn.count < 0) {
         fs_walk walk = noise_walk(d->row.noise, (uint32_t)block);
         while (noise_next(&walk)) add_mark(&marks, walk.token & 127, walk.prefix);
@@ -170,7 +170,8 @@ FS_DEVICE void seed(const fs_cuda_args &args, const seat &at, const plain_blocks
 FS_DEVICE float exp_shifted(float l, float shift) {
     const float z = fmaxf(fmaf(l, 1.44269502f, shift), FS_MASS_MAGIC - 100.0f);
     const float n = z - shift;
-    const float f = fmaf(l, 1.92596299e-8f, fmaf(l, 1.44269502f, -n)); /* l log2(e) - n; the product is exact inside fmaf */
+    const float f =
+        fmaf(l, 1.92596299e-8f, fmaf(l, 1.44269502f, -n)); /* l log2(e) - n; the product is exact inside fmaf */
     return exp2_approximate(f) * __int_as_float((__float_as_int(z) << 23) + 0x3F800000);
 }
 
@@ -318,8 +319,7 @@ FS_DEVICE int64_t part_of_team(const fs_cuda_args &args, const fs_cuda_share &sh
 }
 
 /* Ends a part: judges what is left in the queue and stores what the team has found. */
-template <bool MASS>
-FS_DEVICE void close_part(const fs_cuda_args &args, const seat &at, int64_t part, fs_mass *mass) {
+template <bool MASS> FS_DEVICE void close_part(const fs_cuda_args &args, const seat &at, int64_t part, fs_mass *mass) {
     desk *d = at.d;
     if (MASS) hand_in(d, mass);
     team_barrier(at); /* every warp has queued what it has */

@@ -101,7 +101,8 @@ FS_DEVICE void load(uint32_t to, const char *from, int64_t stride, int32_t unit,
 /* One instantiation: ROWS rows. */
 template <int ROWS, int DTYPE = FS_BF16> struct tile {
     static constexpr int N = ROWS, CLUSTER = 1;
-    static constexpr int JUDGES = 2;   /* and two producers: one brings a copy of 512 bytes each 28 cycles (H200, 2026-11) */
+    static constexpr int JUDGES =
+        2; /* and two producers: one brings a copy of 512 bytes each 28 cycles (H200, 2026-11) */
     static constexpr int FILLERS = 64; /* every lane of both arrives when its copies are there */
     /* Tokens of a stage the first producer brings; the second brings the others and H, as many copies. */
     static constexpr int FIRST = (64 + N / 2 + 7) / 8 * 8;
@@ -114,15 +115,11 @@ template <int ROWS, int DTYPE = FS_BF16> struct tile {
     typedef matrices source;
     using f16 = tile<ROWS, FS_F16>;
 
-    static FS_DEVICE_MEMBER void give_registers() {
-    }
+    static FS_DEVICE_MEMBER void give_registers() {}
 
-    static FS_DEVICE_MEMBER void take_registers() {
-    }
+    static FS_DEVICE_MEMBER void take_registers() {}
 
-    static FS_DEVICE_MEMBER int32_t stages() {
-        return (int32_t)((dynamic_shared_bytes() - RING_START) / STAGE_BYTES);
-    }
+    static FS_DEVICE_MEMBER int32_t stages() { return (int32_t)((dynamic_shared_bytes() - RING_START) / STAGE_BYTES); }
 
     static FS_DEVICE_MEMBER void advance(ring *r, int32_t stages) {
         if (++r->stage == stages) r->stage = 0, r->parity ^= 1;

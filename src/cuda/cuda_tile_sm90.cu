@@ -36,13 +36,9 @@ template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int DTYPE = FS_B
     static constexpr int FEWER = 104, MORE = 200;
     static_assert(128 * FEWER + 256 * MORE <= FS_THREADS * 168, "registers of a CTA");
 
-    static FS_DEVICE_MEMBER void give_registers() {
-        set_fewer_registers<FEWER>();
-    }
+    static FS_DEVICE_MEMBER void give_registers() { set_fewer_registers<FEWER>(); }
 
-    static FS_DEVICE_MEMBER void take_registers() {
-        set_more_registers<MORE>();
-    }
+    static FS_DEVICE_MEMBER void take_registers() { set_more_registers<MORE>(); }
 
     /* ---------------------------------------------------------------------------------------------- load ---- */
 
@@ -60,7 +56,8 @@ template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int DTYPE = FS_B
     }
 
     /* In a cluster each CTA fetches its share of H and sends it to all. */
-    static FS_DEVICE_MEMBER void load_h(const fs_cuda_maps &maps, int32_t row, int32_t k, uint32_t h, uint32_t barrier) {
+    static FS_DEVICE_MEMBER void load_h(const fs_cuda_maps &maps, int32_t row, int32_t k, uint32_t h,
+                                        uint32_t barrier) {
         const uint32_t rank = CLUSTER > 1 ? cluster_rank() : 0;
         for (int atom = 0; atom < ATOMS; atom++, h += N * 128) {
             const int32_t x = (k * ATOMS + atom) * ATOM;
@@ -84,7 +81,9 @@ template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int DTYPE = FS_B
             const int32_t row = p.first - (int32_t)args.head.first_token;
             /* The turn counts slices of 128, so that kernels with stages of 64 start at the same element. */
             const int32_t turn = (int32_t)((int64_t)p.pair * TURN % ((args.head.dim + 127) / 128)) * (2 / ATOMS);
-            auto slice = [&](int32_t step) { return turn + step < args.k_steps ? turn + step : turn + step - args.k_steps; };
+            auto slice = [&](int32_t step) {
+                return turn + step < args.k_steps ? turn + step : turn + step - args.k_steps;
+            };
             const int32_t ahead = i == 0 ? early : 0;
             for (int32_t step = 0; step < ahead; step++)
                 load_w(maps, p, row, slice(step), w0 + step * W_BYTES, r.full + 8 * step);
@@ -165,7 +164,7 @@ __global__ void __launch_bounds__(FS_THREADS, 1)
 typedef void (*kernel)(const fs_cuda_maps, const fs_cuda_args, int32_t);
 
 template <class... T> struct table {
-    static constexpr fs_cuda_shape shapes[] = {{T::N, T::CLUSTER, T::STAGES, T::ATOMS * ATOM, T::BYTES}...};
+    static constexpr fs_cuda_shape shapes[] = {{T::N, T::CLUSTER, T::STAGES, T::ATOMS *ATOM, T::BYTES}...};
     static constexpr kernel bf16[] = {fused<T>...}, f16[] = {fused<typename T::f16>...};
     static constexpr int32_t COUNT = sizeof...(T);
 };
