@@ -79,7 +79,7 @@ FS_DEVICE void seed(const fs_cuda_args &args, fs_court<N, J> *court, int64_t par
     named_barrier(1, J * 32);
 }
 
-/* A judge's lane owns every 96th row. Runs f(row) for those of its rows that get a token. */
+/* Rows go round the judges' lanes. Runs f(row) for those of a lane that get a token. */
 template <int N, int J, class F> FS_DEVICE void own_rows(const fs_cuda_args &args, const fs_court<N, J> *court, F f) {
 #pragma unroll 1
     for (int32_t b = judge_thread<J>(); b < args.rows; b += J * 32)
