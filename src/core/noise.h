@@ -147,15 +147,14 @@ FS_CORE int noise_next(fs_walk *walk) {
 
 /* -------------------------------------------------------------------------------------------------- the value ---- */
 
-FS_CORE double noise_gumbel_unmarked(fs_noise noise, uint32_t token) {
-    double w = noise_unit(noise_words(noise, token, FS_DOMAIN_EXTENSION));
-    return -log(FS_NOISE_C - log1p(-w));
-}
-
-FS_CORE double noise_gumbel_marked(fs_noise noise, uint32_t token, uint32_t prefix) {
-    fs_words r = noise_words(noise, token, FS_DOMAIN_EXTENSION);
-    double w = noise_centre((uint64_t)prefix << 36 | (r.w[0] | (uint64_t)r.w[1] << 32) >> 28);
-    return -log(-log1p(-FS_NOISE_Q * w));
+/* The noise of a token whose mark has this prefix; -1: it has no mark. */
+FS_CORE double noise_gumbel_given(fs_noise noise, uint32_t token, int32_t prefix) {
+    const fs_words r = noise_words(noise, token, FS_DOMAIN_EXTENSION);
+    const uint64_t bits = r.w[0] | (uint64_t)r.w[1] << 32;
+    const int marked = prefix >= 0;
+    const double w = noise_centre(marked ? (uint64_t)prefix << 36 | bits >> 28 : bits >> 12);
+    const double t = log1p(marked ? -FS_NOISE_Q * w : -w);
+    return -log(marked ? -t : FS_NOISE_C - t);
 }
 
 /* No marked token with this prefix has more noise than this: E >= q w, and w >= prefix 2^-16, or 2^-53. */
@@ -167,8 +166,8 @@ FS_CORE float noise_ceiling(uint32_t prefix) {
 FS_CORE double noise_gumbel(fs_noise noise, uint32_t token) {
     fs_walk walk = noise_walk(noise, token / FS_NOISE_BLOCK);
     while (noise_next(&walk))
-        if (walk.token == token) return noise_gumbel_marked(noise, token, walk.prefix);
-    return noise_gumbel_unmarked(noise, token);
+        if (walk.token == token) return noise_gumbel_given(noise, token, (int32_t)walk.prefix);
+    return noise_gumbel_given(noise, token, -1);
 }
 
 /* Uniform and Gumbel values for groups, the online merge and the merge of ranks: dense, one call each. */

@@ -128,7 +128,7 @@ static void race_marked(fs_race *race, const float *x, const float *y, int64_t b
         if (i < 0 || i >= span || !(y[i] > -INFINITY)) continue;
         /* The floor is G below the score to beat. */
         if ((double)(y[i] * inverse) + ((double)noise_ceiling(walk.prefix) - FS_NOISE_G) <= race->floor) continue;
-        race_offer(race, walk.token, x[i], y[i], noise_gumbel_marked(race->noise, walk.token, walk.prefix));
+        race_offer(race, walk.token, x[i], y[i], noise_gumbel_given(race->noise, walk.token, (int32_t)walk.prefix));
     }
     marks[0] = walk.taken[0];
     marks[1] = walk.taken[1];
@@ -160,7 +160,7 @@ static void race_exact(fs_race *race, const float *x, const float *y, const floa
                 if (!((double)(y[i] * inverse) > race->floor)) continue;
                 uint32_t token = (uint32_t)(base + i);
                 if (marks[token >> 6 & 1] >> (token & 63) & 1) continue;
-                race_offer(race, token, x[i], y[i], greedy ? 0.0 : noise_gumbel_unmarked(race->noise, token));
+                race_offer(race, token, x[i], y[i], greedy ? 0.0 : noise_gumbel_given(race->noise, token, -1));
             }
         }
     }

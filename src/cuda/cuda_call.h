@@ -33,8 +33,8 @@ typedef struct fs_cuda_line { /* 128 bytes: every CTA hits every row at once aft
 /* Work memory of a context: zero before the first launch, and left zero by every launch. */
 typedef struct fs_cuda_work {
     fs_cuda_line line[FS_CUDA_ROWS];
-    uint32_t seeded; /* CTAs that have given every row a first hint */
-    uint32_t done;   /* CTAs that have finished */
+    uint32_t seeded; /* judges that have given their rows a first hint */
+    uint32_t done;   /* judges that have finished */
 } fs_cuda_work;
 
 /* What a call wants of each row beyond its token. */

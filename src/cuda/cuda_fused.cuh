@@ -36,16 +36,18 @@ struct ring {
 /* One CTA's walk over its pieces, the same in every role. */
 template <int CLUSTER> struct walk {
     const fs_cuda_args &args;
+    const share own;
     int32_t i;
     int64_t part; /* of the piece at hand; -1 before the first */
     bool fresh;   /* the piece is the first of its part */
     piece p;
 
-    FS_DEVICE_MEMBER explicit walk(const fs_cuda_args &args) : args(args), i(-1), part(-1), fresh(false), p{0, 0, 0} {}
+    FS_DEVICE_MEMBER explicit walk(const fs_cuda_args &args)
+        : args(args), own(share_of<CLUSTER>(args)), i(-1), part(-1), fresh(false), p{0, 0, 0} {}
 
     /* To the next piece; false if there is none. */
     FS_DEVICE_MEMBER bool next() {
-        p = piece_at<CLUSTER>(args, ++i);
+        p = piece_at<CLUSTER>(args, own, ++i);
         fresh = false;
         if (p.count <= 0) return p.count == 0;
         const int64_t now = part_at<CLUSTER>(args, p);
@@ -58,25 +60,22 @@ template <int CLUSTER> struct walk {
 /* ---------------------------------------------------------------------------------------------------- judges ---- */
 
 /* First tile: a first score for every row, shared by all CTAs, before any survivor is queued: alone, a CTA would let tens of tokens
- * per row through, together two or three. Waits for the others up to what the ring covers; a CTA that is late or not resident is
- * only a looser threshold. */
+ * per row through, together two or three. With patience a CTA waits for the others; nothing depends on it but how tight the thresholds
+ * are. */
 template <int N, int J>
 FS_DEVICE void seed(const fs_cuda_args &args, fs_court<N, J> *court, int64_t part, int32_t first, int32_t patience,
                     bool rehearse) {
-    const int32_t thread = judge_thread<J>();
-    fs_cuda_work *work = args.work;
-    for (int32_t b = thread; b < args.rows; b += J * 32)
-        seed_row(court, hint_of_row(args, part, b), b, first, rehearse);
+#pragma unroll 1
+    for (int32_t b = judge_thread<J>(); b < args.rows; b += J * 32)
+        seed_row(court, args, part, b, first, rehearse);
+    __syncwarp();
     if (patience == 0 || rehearse) return;
-    __threadfence(); /* hints before the count */
-    named_barrier(1, J * 32);
-    if (thread == 0) {
-        atomicAdd(&work->seeded, 1u);
-        const uint64_t start = nanoseconds();
-        while (load_relaxed(&work->seeded) < gridDim.x && nanoseconds() - start < (uint64_t)patience) {
-        }
+    uint32_t *seeded = &args.work->seeded;
+    if ((threadIdx.x & 31) == 0) atomicAdd(seeded, 1u);
+    const uint64_t start = nanoseconds();
+    while (load_relaxed(seeded) < gridDim.x * J && nanoseconds() - start < (uint64_t)patience) {
     }
-    named_barrier(1, J * 32);
+    __syncwarp();
 }
 
 /* Rows go round the judges' lanes. Runs f(row) for those of a lane that get a token. */
@@ -86,13 +85,24 @@ template <int N, int J, class F> FS_DEVICE void own_rows(const fs_cuda_args &arg
         if (!(court->row[b].status & FS_ROW_NO_TOKEN)) f(b);
 }
 
+/* What comes after the first thresholds: two judges run through it while they wait for the first tile, without effect, if there is time
+ * before the tile is there. Not beside wide tiles, where double arithmetic would take too long. */
+template <int N, int J>
+FS_DEVICE void rehearse_rest(const fs_cuda_args &args, fs_court<N, J> *court, const rounds &turn, int32_t first) {
+    const int32_t judge = judge_thread<J>() / 32, b = (int32_t)(threadIdx.x & 31) % args.rows;
+    if (barrier_wait_for(turn.crested, 0, 0)) return;
+    if (judge == J - 1)
+        judge_one(court->row[b], NULL, NULL, NULL, &court->scrap, 0.0f, ((uint32_t)first << 8 | b) + 1);
+    if (judge == J - 2) close_row(args, court->row[b], b, true);
+}
+
 /* Thresholds tile by tile. Survivors are judged while waiting: consumers may be held up by a full queue. */
 template <class T>
 FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court, const rounds &turn) {
     constexpr int N = T::N, J = T::JUDGES;
     const int32_t judge = judge_thread<J>() / 32, lane = threadIdx.x & 31;
     const bool masses = args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS), groups = args.want & FS_CUDA_GROUPS;
-    fs_docket docket = {(uint32_t)judge, 0};
+    fs_docket docket = {(uint32_t)judge, 0, false, {0, 0.0f, 0.0f}};
     walk<T::CLUSTER> at(args);
     uint32_t crested = 0;
     while (at.next()) {
@@ -105,12 +115,6 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
             /* A new group starts without a best score; every survivor of the last one has been judged. */
             if (groups && at.fresh) court->best[b] = 0;
         });
-        if (at.i == 0) {
-            const int32_t b = lane % args.rows;
-            judge_one(court->row[b], &court->best[b], &args.work->line[b], &args.work->line[b].key,
-                      &args.work->line[b].hint, 0.0f, (uint32_t)first, true);
-            close_row(args, court->row[b], b, true);
-        }
         for (bool rehearse = at.i == 0;; rehearse = false) {
             if (at.fresh && !rehearse) barrier_wait(turn.crested, crested++ & 1);
             if (at.fresh) seed<N>(args, court, at.part, first, at.i == 0 ? args.patience : 0, rehearse);
@@ -120,18 +124,27 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
                 if (masses) court->rate[b] = mass_rate(court->row[b], args.want & FS_CUDA_RAW_MASS);
             });
             if (!rehearse) break;
+            if constexpr (N < 96) rehearse_rest(args, court, turn, first);
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(turn.ready);
+        if (docket.owed && lane == 0) __threadfence(); /* here there is time; at the end there is none */
+        docket.owed = false;
         /* One lane decides: the others' clocks may run out a moment earlier or later. */
         while (!__shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 1000), 0))
-            judge_queue(court, args, at.part, &docket, false);
-        judge_queue(court, args, at.part, &docket, true);
+            judge_queue(court, args, at.part, &docket);
+        judge_queue(court, args, at.part, &docket);
+        settle(court, args, at.part, &docket);
+        __syncwarp();
         if (masses && at.p.count > 0) own_rows<N>(args, court, [&](int32_t b) { tally_row(court, args, at.part, b); });
     }
     if (args.want & FS_CUDA_PEAK)
         own_rows<N>(args, court, [&](int32_t b) { atomicMax(&args.work->line[b].peak, court->peak[b]); });
-    __threadfence(); /* keys before the count of finished CTAs */
+    __syncwarp();
+    if (lane != 0 || groups) return;
+    /* What this judge sent goes before the count, and who counts to the end sees everything. */
+    if (docket.owed || args.want) __threadfence();
+    if (atomicAdd(&args.work->done, 1u) == gridDim.x * J - 1) court->last = 1;
 }
 
 /* ------------------------------------------------------------------------------------------------- consumers ---- */
@@ -212,11 +225,6 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
     __syncthreads();
     if constexpr (T::CLUSTER > 1) cluster_barrier(); /* no exit while the other CTA may still send here */
     if (args.want & FS_CUDA_GROUPS) return;          /* cuda_finish.cu goes on */
-    if (threadIdx.x == 0) {
-        __threadfence();
-        court->last = atomicAdd(&args.work->done, 1u) == gridDim.x - 1;
-    }
-    __syncthreads();
     if (court->last) {
         __threadfence(); /* the count before the keys it counts */
         for (int32_t b = threadIdx.x; b < args.rows; b += FS_THREADS) close_row(args, court->row[b], b, false);

@@ -12,6 +12,7 @@
 #define FS_CUDA_JUDGE_CUH
 
 #include "cuda_finish.cuh"
+#include "cuda_noise.cuh"
 
 #define FS_QUEUE                                                                                                       \
     384 /* survivors in flight; a multiple of 32 times any number of judges, so that a slot always belongs to one */
@@ -33,6 +34,8 @@ template <int N, int J> struct fs_court {
     uint32_t tail;                      /* slots given out */
     uint32_t head[J];                   /* first chunk of 32 slots this judge has not finished */
     uint32_t lock;                      /* of the parts' masses */
+    uint32_t highest;                   /* no score is above: for rehearsals */
+    unsigned long long scrap;           /* theirs too */
     int32_t last;
 };
 
@@ -40,11 +43,6 @@ template <int N, int J> struct fs_court {
 template <int J> FS_DEVICE int32_t judge_thread() {
     return (int32_t)threadIdx.x - 32 * (4 - J);
 }
-
-/* A judge's place in the queue: the same in all lanes. */
-typedef struct fs_docket {
-    uint32_t chunk, taken;
-} fs_docket;
 
 template <int N, int J>
 FS_DEVICE void court_open(fs_court<N, J> *court, const fs_cuda_args &args, int32_t thread, int32_t threads) {
@@ -61,7 +59,11 @@ FS_DEVICE void court_open(fs_court<N, J> *court, const fs_cuda_args &args, int32
     }
     for (int32_t i = thread; i < FS_QUEUE; i += threads) court->queue[i] = 0;
     if (thread < J) court->head[thread] = thread;
-    if (thread == 0) court->tail = court->lock = 0;
+    if (thread == 0) {
+        court->tail = court->lock = 0;
+        court->last = 0;
+        court->highest = ordered_float(INFINITY);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------- consumers ---- */
@@ -79,91 +81,56 @@ FS_DEVICE void court_push(fs_court<N, J> *court, float x, int32_t token, int32_t
 
 /* ---------------------------------------------------------------------------------------------------- judges ---- */
 
-/* The marks of one row in one tile: up to four pairs as they are drawn, places seven bits each. */
-typedef struct fs_tile_marks {
-    int32_t count; /* -1: more than a call holds, or a place twice: walk */
-    uint32_t places, prefixes[2];
-} fs_tile_marks;
-
-FS_DEVICE fs_tile_marks tile_marks(fs_noise noise, uint32_t block) {
-    const fs_words r = noise_mark_words(noise, block, 0);
-    const uint32_t u = r.w[0], places = r.w[1];
-    /* Upper halves of the thresholds of core/noise.h; where they do not decide, or above four, the walk does. */
-    int32_t count = (u > 0x9B1EB169u) + (u > 0xE8FBE753u) + (u > 0xFC5FA9F6u) + (u > 0xFF913974u);
-    if (u == 0x9B1EB169u || u == 0xE8FBE753u || u == 0xFC5FA9F6u || u == 0xFF913974u || u >= 0xFFF56A69u) count = -1;
-    const uint32_t p0 = places & 127, p1 = places >> 7 & 127, p2 = places >> 14 & 127, p3 = places >> 21 & 127;
-    if ((count > 1 && p0 == p1) || (count > 2 && (p0 == p2 || p1 == p2)) ||
-        (count > 3 && (p0 == p3 || p1 == p3 || p2 == p3)))
-        count = -1;
-    return {count, places, {r.w[2], r.w[3]}};
+/* A score that is known, or the lowest. */
+FS_DEVICE float known_score(uint32_t ordered) {
+    return ordered ? float_of_ordered(ordered) : -INFINITY;
 }
 
-FS_DEVICE uint32_t mark_place(const fs_tile_marks &marks, int i) {
-    return marks.places >> (7 * i) & 127;
-}
+/* A token that may be its row's best. */
+typedef struct fs_held {
+    uint32_t id; /* 1 + (token << 8 | row); 0: none */
+    float x;
+    float most; /* the score is not above this */
+} fs_held;
 
-FS_DEVICE uint32_t mark_prefix(const fs_tile_marks &marks, int i) {
-    return marks.prefixes[i / 2] >> (16 * (i & 1)) & 0xFFFF;
-}
-
-/* The prefix of a token's mark, or -1. */
-FS_DEVICE int32_t mark_of(fs_noise noise, uint32_t token) {
-    const fs_tile_marks marks = tile_marks(noise, token / FS_NOISE_BLOCK);
-    int32_t prefix = -1;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        if (i < marks.count && mark_place(marks, i) == token % FS_NOISE_BLOCK) prefix = (int32_t)mark_prefix(marks, i);
-    if (marks.count >= 0) return prefix;
-    fs_walk walk = noise_walk(noise, token / FS_NOISE_BLOCK);
-    while (noise_next(&walk))
-        if (walk.token == token) prefix = (int32_t)walk.prefix;
-    return prefix;
-}
-
-/* The noise of a token in float, from below: within 1e-3 where it matters, and never above. prefix < 0: unmarked, and `upper` is word 1
- * of its extension. */
-FS_DEVICE float noise_from_below(int32_t prefix, uint32_t upper) {
-    const float w = fminf(__fmaf_ru(__uint2float_ru(upper), 0x1p-32f, 0x1p-32f), 1.0f); /* from above: E from above */
-    const float e = prefix >= 0 ? -log1pf(-(float)FS_NOISE_Q * ((float)(prefix + 1) * 0x1p-16f))
-                                : (float)FS_NOISE_C - log1pf(-w);
-    return -logf(e) - 2e-4f;
-}
-
-/* One survivor: bounds in float first, its score in double only if it may be the row's best; the key goes to *key. Out of line: it is
- * large and rare. With `rehearse` everything is computed and nothing kept: cold instructions come from L2 at some hundred cycles a
- * line, so the judges run through them once while they have nothing else to do. */
-static __device__ __noinline__ void judge_one(const fs_judged_row &row, uint32_t *best, fs_cuda_line *line,
-                                              unsigned long long *key, uint32_t *hint, float x, uint32_t token,
-                                              bool rehearse) {
-    const float l = x * row.inverse;
-    if (x != x) atomicOr(&line->flags, FS_ROW_NAN);
-    if (!(l > -INFINITY)) return;
-    if (l == INFINITY) atomicOr(&line->flags, FS_ROW_INF | (x == INFINITY ? FS_CUDA_X_INF : 0u));
-    const uint32_t known = rehearse ? 0 : *(volatile uint32_t *)best;
-    const float bar = known ? float_of_ordered(known) : -INFINITY;
-    double score = (double)x;
-    if (!row.greedy) {
-        const int32_t prefix = mark_of(row.noise, token);
+/* One token in two steps. First, with key NULL, its score is bounded in float: if it may be the row's best, all CTAs are told the lower
+ * bound and the token is returned to be held. Then, unless its row has become better meanwhile, its exact score goes to *key, in double.
+ * Double arithmetic waits for the tensor cores, some 700 cycles an instruction with N = 256, and they for it (H200, 2026-11), so it must be
+ * rare: one survivor in fifty. One function for both, out of line, because it is large: cold instructions come from L2 or memory, a
+ * line in some hundred cycles (docs/findings/cold-code.md). */
+static __device__ __noinline__ fs_held judge_one(const fs_judged_row &row, uint32_t *best, uint32_t *hint, uint32_t *flags,
+                                                 unsigned long long *key, float x, uint32_t id) {
+    const uint32_t token = (id - 1) >> 8;
+    const float l = row.greedy ? x : x * row.inverse;
+    const bool noisy = !row.greedy && l < INFINITY;
+    if (x != x) atomicOr(flags, FS_ROW_NAN);
+    if (!(l > -INFINITY)) return {0, 0.0f, 0.0f};
+    if (l == INFINITY) atomicOr(flags, FS_ROW_INF | (x == INFINITY ? FS_CUDA_X_INF : 0u));
+    const int32_t prefix = noisy ? mark_of(row.noise, token) : -1;
+    if (key) {
+        const double score = (double)l + (noisy ? noise_gumbel_given(row.noise, token, prefix) : 0.0);
+        atomicMax(key, (unsigned long long)score_key(score, token));
+        return {0, 0.0f, 0.0f};
+    }
+    float least = l, most = l;
+    if (noisy) {
+        const float slack = 2e-3f + 1e-6f * fabsf(l);
         const uint32_t upper = noise_words(row.noise, token, FS_DOMAIN_EXTENSION).w[1];
-        /* The strip's threshold allowed for its largest noise; this token's own may be out of reach. */
-        const float ceiling = prefix < 0 ? (float)FS_NOISE_G + 1e-5f : noise_ceiling((uint32_t)prefix);
-        if (l + ceiling < bar - 1e-3f) return;
-        /* Unmarked noise is anything below that: a look in float spares most of them the double. Its error is below 1e-2 there. */
-        if (prefix < 0 && l + noise_from_below(prefix, upper) < bar - 2e-2f && !rehearse) return;
-        score = (double)l + (prefix < 0 ? noise_gumbel_unmarked(row.noise, token)
-                                        : noise_gumbel_marked(row.noise, token, (uint32_t)prefix));
+        least += noise_about(prefix, upper, false) - slack;
+        most += noise_about(prefix, upper, true) + slack;
     }
-    const uint32_t mine = ordered_float(__double2float_rd(score));
-    if (rehearse) {
-        if (mine == 1) *best = 0; /* no score is: keeps the compiler from dropping the rest */
-        return;
-    }
-    const uint32_t before = atomicMax(best, mine);
-    /* A score clearly below a known one need not travel; 40 bits of a key are finer than a float. */
-    if (before && float_of_ordered(mine) < float_of_ordered(before) - 1e-3f) return;
-    atomicMax(key, (unsigned long long)score_key(score, token));
-    atomicMax(hint, mine);
+    if (most < known_score(*(volatile uint32_t *)best)) return {0, 0.0f, 0.0f};
+    if (least > -INFINITY && atomicMax(best, ordered_float(least)) < ordered_float(least))
+        atomicMax(hint, ordered_float(least));
+    return {id, x, most};
 }
+
+/* A judge's place in the queue, the same in all lanes, and what each lane holds. */
+typedef struct fs_docket {
+    uint32_t chunk, taken;
+    bool owed; /* something went to global memory since the last fence */
+    fs_held held;
+} fs_docket;
 
 /* Row b's part at hand. */
 FS_DEVICE fs_group *part_of_row(const fs_cuda_args &args, int64_t part, int32_t b) {
@@ -182,10 +149,22 @@ FS_DEVICE uint32_t *hint_of_row(const fs_cuda_args &args, int64_t part, int32_t 
     return (uint32_t *)&part_of_row(args, part / args.parts.slots * args.parts.slots, b)->winner.x;
 }
 
-/* Judges what is in the queue for this judge, by chunks of 32: one survivor costs the warp as much as 32, so a chunk that is not full
- * waits for the end of the tile (`all`). Returns when there is nothing more. */
+/* Settles what this judge's lanes hold. */
 template <int N, int J>
-FS_DEVICE void judge_queue(fs_court<N, J> *court, const fs_cuda_args &args, int64_t part, fs_docket *docket, bool all) {
+FS_DEVICE void settle(fs_court<N, J> *court, const fs_cuda_args &args, int64_t part, fs_docket *docket) {
+    const fs_held held = docket->held;
+    docket->held.id = 0;
+    if (!held.id) return;
+    const int32_t b = (int32_t)((held.id - 1) & 255);
+    if (held.most < known_score(*(volatile uint32_t *)&court->best[b])) return;
+    if (held.most < known_score(load_relaxed(hint_of_row(args, part, b)))) return;
+    judge_one(court->row[b], &court->best[b], hint_of_row(args, part, b), &args.work->line[b].flags,
+              key_of_row(args, part, b), held.x, held.id);
+}
+
+/* Judges what is in the queue for this judge, by chunks of 32. Returns when there is nothing more. */
+template <int N, int J>
+FS_DEVICE void judge_queue(fs_court<N, J> *court, const fs_cuda_args &args, int64_t part, fs_docket *docket) {
     const uint32_t lane = threadIdx.x & 31;
     for (;;) {
         uint32_t tail = 0;
@@ -193,18 +172,22 @@ FS_DEVICE void judge_queue(fs_court<N, J> *court, const fs_cuda_args &args, int6
         tail = __shfl_sync(~0u, tail, 0);
         const int32_t waiting = (int32_t)(tail - docket->chunk * 32);
         const uint32_t ready = waiting < 0 ? 0 : waiting < 32 ? waiting : 32;
-        if (ready <= docket->taken || (ready < 32 && !all)) return;
+        if (ready <= docket->taken) return;
+        docket->owed = true;
+        fs_held found = {0, 0.0f, 0.0f};
         if (lane >= docket->taken && lane < ready) {
             volatile unsigned long long *slot = &court->queue[(docket->chunk * 32 + lane) % FS_QUEUE];
             unsigned long long entry;
             do entry = *slot;
             while (!entry); /* given out, about to be written */
             *slot = 0;
-            const uint32_t id = (uint32_t)(entry >> 32) - 1, b = id & 255;
-            judge_one(court->row[b], &court->best[b], &args.work->line[b], key_of_row(args, part, (int32_t)b),
-                      hint_of_row(args, part, (int32_t)b), __uint_as_float((uint32_t)entry), id >> 8, false);
+            const uint32_t id = (uint32_t)(entry >> 32), b = (id - 1) & 255;
+            found = judge_one(court->row[b], &court->best[b], hint_of_row(args, part, (int32_t)b),
+                              &args.work->line[b].flags, NULL, __uint_as_float((uint32_t)entry), id);
         }
+        if (__any_sync(~0u, found.id && docket->held.id)) settle(court, args, part, docket);
         __syncwarp();
+        if (found.id) docket->held = found;
         docket->taken = ready;
         if (ready == 32) {
             docket->chunk += J;
@@ -255,34 +238,26 @@ template <int N, int J> FS_DEVICE void set_thresholds(fs_court<N, J> *court, int
         float *threshold = &court->threshold[at / 16][b];
         *threshold = fminf(*threshold, bar(noise_ceiling(prefix)));
     };
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        if (i < marks.count) lower(mark_place(marks, i), mark_prefix(marks, i));
+#pragma unroll 1
+    for (int i = 0; i < marks.count; i++) lower(mark_place(marks, i), mark_prefix(marks, i));
     if (marks.count < 0) {
         fs_walk walk = noise_walk(court->row[b].noise, (uint32_t)first / FS_NOISE_BLOCK);
         while (noise_next(&walk)) lower(walk.token & 127, walk.prefix);
     }
 }
 
-/* First tile: the largest logit of row b is a token; its score from below is the row's first hint. */
+/* First tile: the largest logit of row b is a token; its score from below is the row's first hint. A rehearsal is without effect. */
 template <int N, int J>
-FS_DEVICE void seed_row(fs_court<N, J> *court, uint32_t *hint, int32_t b, int32_t first, bool rehearse) {
-    const fs_judged_row row = court->row[b];
-    const uint32_t crest = rehearse ? 0x80000000u : court->crest[b];
+FS_DEVICE void seed_row(fs_court<N, J> *court, const fs_cuda_args &args, int64_t part, int32_t b, int32_t first,
+                        bool rehearse) {
+    const uint32_t crest = rehearse ? ordered_float(0.0f) : court->crest[b];
     if (!crest) return;
+    if (!rehearse) court->crest[b] = 0;
     const uint32_t bits = __float_as_uint(float_of_ordered(crest));
     /* From below: towards zero for a positive logit, away from it for a negative one. */
     const float x = __uint_as_float(bits >> 31 ? bits | 127 : bits & ~127u);
-    float score = x * row.inverse;
-    score -= 1e-6f * fabsf(score);
-    if (!row.greedy) {
-        const uint32_t token = first + (bits & 127);
-        score += noise_from_below(mark_of(row.noise, token), noise_words(row.noise, token, FS_DOMAIN_EXTENSION).w[1]);
-    }
-    if (!(score > -INFINITY) || rehearse) return;
-    court->crest[b] = 0;
-    atomicMax(&court->best[b], ordered_float(score));
-    atomicMax(hint, ordered_float(score));
+    judge_one(court->row[b], rehearse ? &court->highest : &court->best[b], hint_of_row(args, part, b),
+              &args.work->line[b].flags, NULL, x, ((uint32_t)(first + (bits & 127)) << 8 | b) + 1);
 }
 
 #endif

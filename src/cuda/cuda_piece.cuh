@@ -12,19 +12,29 @@ struct piece {
     int32_t pair; /* of tiles; its place in K is where both start */
 };
 
-/* Piece i of this CTA: whole tiles, in clusters whole pairs of tiles whose halves are the two CTAs'. Uneven shares cost nothing while
- * memory is the limit: who is done early leaves the others its bandwidth. Cutting tiles to even them out cost 4 to 5 %: a short
- * piece has too few bytes in flight (docs/findings/whole-tiles.md). */
-template <int CLUSTER> FS_DEVICE piece piece_at(const fs_cuda_args &args, int32_t i) {
+/* What this CTA takes: spans [first, end), a span being a tile, or in clusters a pair of tiles whose halves are the two CTAs'. Uneven
+ * shares cost nothing while memory is the limit: who is done early leaves the others its bandwidth. Cutting tiles to even them out
+ * cost 4 to 5 %: a short piece has too few bytes in flight (docs/findings/whole-tiles.md). */
+struct share {
+    int32_t first, end;
+};
+
+template <int CLUSTER> FS_DEVICE share share_of(const fs_cuda_args &args) {
+    constexpr int32_t SPAN = CLUSTER * FS_CUDA_TILE;
+    const int64_t low = args.head.first_token, high = min(low + args.head.rows, args.vocab);
+    const int64_t base = low / SPAN, spans = (high + SPAN - 1) / SPAN - base;
+    const int64_t cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
+    return {(int32_t)(base + spans * cluster / clusters), (int32_t)(base + spans * (cluster + 1) / clusters)};
+}
+
+/* Piece i of a share. */
+template <int CLUSTER> FS_DEVICE piece piece_at(const fs_cuda_args &args, const share &own, int32_t i) {
     constexpr int32_t SPAN = CLUSTER * FS_CUDA_TILE;
     const int32_t low = (int32_t)args.head.first_token;
     const int32_t high = (int32_t)min(args.head.first_token + args.head.rows, args.vocab);
-    const int64_t base = low / SPAN, spans = (high + SPAN - 1) / SPAN - base;
-    const int64_t cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
-    const int64_t span = base + spans * cluster / clusters + i;
     piece p = {0, -1, 0};
-    if (span >= base + spans * (cluster + 1) / clusters) return p;
-    const int32_t start = (int32_t)span * SPAN + (CLUSTER > 1 ? (int32_t)cluster_rank() * FS_CUDA_TILE : 0);
+    if (own.first + i >= own.end) return p;
+    const int32_t start = (own.first + i) * SPAN + (CLUSTER > 1 ? (int32_t)cluster_rank() * FS_CUDA_TILE : 0);
     p.first = max(low, start);
     p.count = max(0, min(high, start + FS_CUDA_TILE) - p.first);
     p.pair = start / (2 * FS_CUDA_TILE);

@@ -61,16 +61,6 @@ FS_DEVICE void team_barrier(const seat &at) {
 
 /* ----------------------------------------------------------------------------------------------------- judge ---- */
 
-/* The noise of a token as core/noise.h defines it, with one call of each function for both kinds. prefix < 0: unmarked. */
-FS_DEVICE double gumbel_of(fs_noise noise, uint32_t token, int32_t prefix) {
-    const fs_words r = noise_words(noise, token, FS_DOMAIN_EXTENSION);
-    const uint64_t bits = r.w[0] | (uint64_t)r.w[1] << 32;
-    const bool marked = prefix >= 0;
-    const double w = noise_centre(marked ? (uint64_t)prefix << 36 | bits >> 28 : bits >> 12);
-    const double t = log1p(marked ? -FS_NOISE_Q * w : -w);
-    return -log(marked ? -t : FS_NOISE_C - t);
-}
-
 /* Judges one token per lane: its exact score in double, the warp's best to the team. -inf: this lane has none. All lanes. Out of line: it
  * is large and rare. With `rehearse` everything is computed and nothing kept: cold instructions come at some hundred cycles a line, so
  * a warp runs through them while the first logits are on their way (docs/findings/cold-code.md). */
@@ -87,7 +77,7 @@ static __device__ __noinline__ void judge_lanes(desk *d, int32_t team, float x, 
             const float ceiling = prefix < 0 ? (float)FS_NOISE_G + 1e-5f : noise_ceiling((uint32_t)prefix);
             /* The threshold may be older than the best score. */
             if (!(l + ceiling < bar - 1e-3f - 1e-6f * fabsf(bar)))
-                key = score_key((double)l + gumbel_of(row.noise, token, prefix), token);
+                key = score_key((double)l + noise_gumbel_given(row.noise, token, prefix), token);
         }
     }
     const uint32_t high = __reduce_max_sync(~0u, (uint32_t)(key >> 32));

@@ -138,8 +138,9 @@ template <int ROWS, int DTYPE = FS_BF16> struct tile {
             for (int32_t i = args.rows * (ROW / 16) + (threadIdx.x & 31); i < N * (ROW / 16); i += 32)
                 copy_some<16>(start + s * STAGE_BYTES + W_BYTES + i * 16, args.work, 0);
         wait_for_earlier_launches();
+        const share own = share_of<CLUSTER>(args);
         for (int32_t i = 0;; i++) {
-            const piece p = piece_at<CLUSTER>(args, i);
+            const piece p = piece_at<CLUSTER>(args, own, i);
             if (p.count < 0) return;
             const char *w = from.w + (p.first - args.head.first_token) * from.w_stride;
             int32_t k = (int32_t)((int64_t)p.pair * TURN % ((dim + 127) / 128)) * 2;

@@ -75,8 +75,9 @@ template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int DTYPE = FS_B
         const uint32_t w0 = shared_address(shared), h0 = w0 + H_START;
         const int32_t early = args.head.flags & FS_HEAD_CONSTANT ? min(STAGES, args.k_steps) : 0;
         if (!early) wait_for_earlier_launches();
+        const share own = share_of<CLUSTER>(args);
         for (int32_t i = 0;; i++) {
-            const piece p = piece_at<CLUSTER>(args, i);
+            const piece p = piece_at<CLUSTER>(args, own, i);
             if (p.count < 0) return;
             const int32_t row = p.first - (int32_t)args.head.first_token;
             /* The turn counts slices of 128, so that kernels with stages of 64 start at the same element. */

@@ -290,9 +290,9 @@ static void unmarked_noise_stays_below_its_ceiling(void **state) {
     assert_true(fabs(FS_NOISE_G + log(FS_NOISE_C)) < 1e-14);
     for (uint32_t i = 0; i < 200000; i++) {
         fs_noise noise = noise_row(9, i, 0, 0);
-        assert_true(noise_gumbel_unmarked(noise, i) <= FS_NOISE_G + 1e-12);
-        assert_true(noise_gumbel_marked(noise, i, i & 0xFFFF) >= FS_NOISE_G - 1e-12);
-        assert_true(noise_gumbel_marked(noise, i, 0xFFFF) >= FS_NOISE_G - 1e-12);
+        assert_true(noise_gumbel_given(noise, i, -1) <= FS_NOISE_G + 1e-12);
+        assert_true(noise_gumbel_given(noise, i, (int32_t)(i & 0xFFFF)) >= FS_NOISE_G - 1e-12);
+        assert_true(noise_gumbel_given(noise, i, 0xFFFF) >= FS_NOISE_G - 1e-12);
     }
 }
 
@@ -306,7 +306,7 @@ static void marked_noise_stays_below_the_ceiling_of_its_prefix(void **state) {
         assert_true(ceiling >= most);
         assert_true(ceiling <= most + 1e-4 + (prefix ? 0.002 : 0.0)); /* E is q w (1 + q w / 2) */
         for (uint32_t i = 0; i < 4; i++)
-            assert_true(noise_gumbel_marked(noise_row(11, prefix, i, 0), 128 * i + (prefix & 127), prefix) <= ceiling);
+            assert_true(noise_gumbel_given(noise_row(11, prefix, i, 0), 128 * i + (prefix & 127), (int32_t)prefix) <= ceiling);
     }
 }
 
@@ -317,10 +317,10 @@ static void noise_of_a_token_is_that_of_its_walk(void **state) {
         fs_noise noise = noise_row(12, block, 0, 0);
         double expected[FS_NOISE_BLOCK];
         for (uint32_t i = 0; i < FS_NOISE_BLOCK; i++)
-            expected[i] = noise_gumbel_unmarked(noise, block * FS_NOISE_BLOCK + i);
+            expected[i] = noise_gumbel_given(noise, block * FS_NOISE_BLOCK + i, -1);
         fs_walk walk = noise_walk(noise, block);
         while (noise_next(&walk))
-            expected[walk.token % FS_NOISE_BLOCK] = noise_gumbel_marked(noise, walk.token, walk.prefix);
+            expected[walk.token % FS_NOISE_BLOCK] = noise_gumbel_given(noise, walk.token, (int32_t)walk.prefix);
         for (uint32_t i = 0; i < FS_NOISE_BLOCK; i++)
             assert_true(noise_gumbel(noise, block * FS_NOISE_BLOCK + i) == expected[i]);
     }

@@ -230,7 +230,7 @@ static void marked_noise_reaches_far_down(void **state) {
         fs_noise noise = noise_row(5, block, 0, 0);
         fs_walk walk = noise_walk(noise, block % 2000);
         while (i < n && noise_next(&walk)) {
-            double v = -expm1(-exp(-noise_gumbel_marked(noise, walk.token, walk.prefix)));
+            double v = -expm1(-exp(-noise_gumbel_given(noise, walk.token, (int32_t)walk.prefix)));
             int octave = -8 - (int)floor(log2(v)) - 1;
             count[octave < OCTAVES - 1 ? octave : OCTAVES - 1]++;
             w[i++] = v / FS_NOISE_Q;

@@ -1,0 +1,67 @@
+/* cuda_noise.cuh - core/noise.h as the kernels use it: the marks of a tile by one call, and noise in float with a known side of error. */
+#ifndef FS_CUDA_NOISE_CUH
+#define FS_CUDA_NOISE_CUH
+
+#include "cuda_ptx.cuh"
+
+#include "core/noise.h"
+
+/* The marks of one row in one tile: up to four pairs as they are drawn, places seven bits each. */
+typedef struct fs_tile_marks {
+    int32_t count; /* -1: more than a call holds, or a place twice: walk */
+    uint32_t places, prefixes[2];
+} fs_tile_marks;
+
+FS_DEVICE fs_tile_marks tile_marks(fs_noise noise, uint32_t block) {
+    const fs_words r = noise_mark_words(noise, block, 0);
+    const uint32_t u = r.w[0], places = r.w[1];
+    /* Upper halves of the thresholds of core/noise.h; where they do not decide, or above four, the walk does. */
+    int32_t count = (u > 0x9B1EB169u) + (u > 0xE8FBE753u) + (u > 0xFC5FA9F6u) + (u > 0xFF913974u);
+    if (u == 0x9B1EB169u || u == 0xE8FBE753u || u == 0xFC5FA9F6u || u == 0xFF913974u || u >= 0xFFF56A69u) count = -1;
+    const uint32_t p0 = places & 127, p1 = places >> 7 & 127, p2 = places >> 14 & 127, p3 = places >> 21 & 127;
+    if ((count > 1 && p0 == p1) || (count > 2 && (p0 == p2 || p1 == p2)) ||
+        (count > 3 && (p0 == p3 || p1 == p3 || p2 == p3)))
+        count = -1;
+    return {count, places, {r.w[2], r.w[3]}};
+}
+
+FS_DEVICE uint32_t mark_place(const fs_tile_marks &marks, int i) {
+    return marks.places >> (7 * i) & 127;
+}
+
+FS_DEVICE uint32_t mark_prefix(const fs_tile_marks &marks, int i) {
+    return (i < 2 ? marks.prefixes[0] : marks.prefixes[1]) >> (16 * (i & 1)) & 0xFFFF;
+}
+
+/* The prefix of a token's mark, or -1; `marks` are its tile's. */
+FS_DEVICE int32_t mark_among(const fs_tile_marks &marks, fs_noise noise, uint32_t token) {
+    int32_t prefix = -1;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (i < marks.count && mark_place(marks, i) == token % FS_NOISE_BLOCK) prefix = (int32_t)mark_prefix(marks, i);
+    if (marks.count >= 0) return prefix;
+    fs_walk walk = noise_walk(noise, token / FS_NOISE_BLOCK);
+    while (noise_next(&walk))
+        if (walk.token == token) prefix = (int32_t)walk.prefix;
+    return prefix;
+}
+
+FS_DEVICE int32_t mark_of(fs_noise noise, uint32_t token) {
+    return mark_among(tile_marks(noise, token / FS_NOISE_BLOCK), noise, token);
+}
+
+/* The noise of a token in float. With `above` it is at most 1e-3 below the noise, without at most 1e-3 above: w is taken at the lower or
+ * upper end of what 32 of its bits leave open, and the rest is rounding. prefix < 0: unmarked; `upper` is word 1 of the token's
+ * extension, the first bits of w, or of a marked token those after the prefix. */
+FS_DEVICE float noise_about(int32_t prefix, uint32_t upper, bool above) {
+    float e;
+    if (prefix < 0) e = (float)FS_NOISE_C - __logf(((float)~upper + (above ? 1.0f : 0.0f)) * 0x1p-32f);
+    else {
+        const float w = ((float)prefix + ((float)upper + (above ? 0.0f : 1.0f)) * 0x1p-32f) * 0x1p-16f;
+        const float x = (float)FS_NOISE_Q * w;
+        e = x * (1.0f + x * (0.5f + x * (1.0f / 3.0f))); /* -log1p(-x), x < 2^-8 */
+    }
+    return -__logf(e);
+}
+
+#endif
