@@ -60,7 +60,7 @@ def measure_stored(bench, B, reps):
     ours = bench.draw(head, None, 1.0)
     tokens = ours().tokens[:8].cpu().numpy()
     want = fs.Context("cpu").sample(fs.Head(logits=X[:8].cpu().numpy()), seed=(row * 7919 + 13).numpy(),
-                                    position=(row * 17).numpy())
+                                    position=bench.position[:8][:B].cpu().numpy())
     if (tokens != want.tokens[:, 0]).any():
         sys.exit("bench: tokens of stored logits differ from the CPU backend, B = %d: nothing was timed" % B)
     times = bench.time_in_turn({"ceiling": lambda: bench.read(reader, X), "ours": ours,

@@ -1,7 +1,9 @@
 """What the GPU benches share: one device, one stream, how a call is timed there, and when a run counts.
 
 Every repetition of every arm is a graph replay after the L2 cache was overwritten, the arms in turn, so that a slow
-moment of the machine meets them all. Times are microseconds.
+moment of the machine meets them all. Before each, another kernel has run, as in an engine: no arm finds its instructions in
+the processors' caches because the arm before it was the same kernel. Each repetition draws at new positions: a time is
+of many draws, not of one. Times are microseconds.
 """
 import ctypes
 import datetime
@@ -18,6 +20,7 @@ sys.path.insert(0, os.path.join(ROOT, "python"))
 HEADS = ((151936, 4096), (128256, 8192))
 WARM_UPS = 25
 FLUSH = 256 << 20  # bytes; several times the L2
+MOST_ROWS = 1024
 EAGER_FLUSHES = 16  # about 1 ms of device work, in which the host launches what a graph does not hold
 CEILING = 4.4  # TB/s an H200 reaches when nothing else uses it; below, its timings are no evidence
 CEILING_BYTES = 10**9  # a shorter read is over before it is that fast
@@ -117,6 +120,8 @@ class Bench:
         self.processors = torch.cuda.get_device_properties(0).multi_processor_count
         self.flush = torch.empty(FLUSH, dtype=torch.uint8, device=self.device)
         self.scrap = torch.zeros(4, dtype=torch.int32, device=self.device)
+        self.position = torch.arange(MOST_ROWS, device=self.device) * 17
+        self.square = torch.randn(512, 512, device=self.device).bfloat16()
 
     def weights(self, V, D):
         """[V, D] bfloat16, made in pieces: float32 of the largest would be 5 GB."""
@@ -158,6 +163,8 @@ class Bench:
     def time_once(self, graph):
         """Microseconds on the device. The flush is still running when the replay is queued: the host is not in it."""
         before, after = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.position.add_(1)
+        self.torch.mm(self.square, self.square)
         for _ in range(EAGER_FLUSHES if isinstance(graph, Eager) else 1):
             self.flush.fill_(1)
         before.record()
@@ -224,7 +231,7 @@ class Bench:
         B = (head.data if H is None else H).shape[0]
         row = torch.arange(B, device=self.device)
         batch = fs.Batch(head, H, temperature=torch.full((B,), temperature, device=self.device), seed=row * 7919 + 13,
-                         position=row * 17, **rules)
+                         position=self.position[:B], **rules)
         arrays = {name: torch.empty(B, device=self.device) for name in fields}
         arrays["tokens"] = torch.empty(B, dtype=torch.int32, device=self.device)
         result = fs.Result.into(batch, arrays, logits="processed")

@@ -147,14 +147,17 @@ FS_CORE int noise_next(fs_walk *walk) {
 
 /* -------------------------------------------------------------------------------------------------- the value ---- */
 
-/* The noise of a token whose mark has this prefix; -1: it has no mark. */
-FS_CORE double noise_gumbel_given(fs_noise noise, uint32_t token, int32_t prefix) {
-    const fs_words r = noise_words(noise, token, FS_DOMAIN_EXTENSION);
+/* The noise of a token from its extension and the prefix of its mark; -1: it has no mark. */
+FS_CORE double noise_gumbel_from(fs_words r, int32_t prefix) {
     const uint64_t bits = r.w[0] | (uint64_t)r.w[1] << 32;
     const int marked = prefix >= 0;
     const double w = noise_centre(marked ? (uint64_t)prefix << 36 | bits >> 28 : bits >> 12);
     const double t = log1p(marked ? -FS_NOISE_Q * w : -w);
     return -log(marked ? -t : FS_NOISE_C - t);
+}
+
+FS_CORE double noise_gumbel_given(fs_noise noise, uint32_t token, int32_t prefix) {
+    return noise_gumbel_from(noise_words(noise, token, FS_DOMAIN_EXTENSION), prefix);
 }
 
 /* No marked token with this prefix has more noise than this: E >= q w, and w >= prefix 2^-16, or 2^-53. */

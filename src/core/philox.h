@@ -11,6 +11,9 @@ typedef struct fs_words {
 } fs_words;
 
 FS_CORE fs_words philox4x32(uint32_t key0, uint32_t key1, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+#ifdef FS_PHILOX_ROLLED /* set by code that runs too seldom to find ten rounds' instructions in the cache */
+#pragma unroll 2
+#endif
     for (int round = 0; round < 10; round++) {
         uint64_t a = (uint64_t)0xD2511F53u * c0;
         uint64_t b = (uint64_t)0xCD9E8D57u * c2;

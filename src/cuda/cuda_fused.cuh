@@ -1,5 +1,5 @@
 /* cuda_fused.cuh - the fused kernel around a tile: who does what, and when. A tile kernel (cuda_tile_<arch>.cu) is a type T with its
- * shape, produce() and dot(); the rest is here and the same for all.
+ * shape, begin(), produce() and dot(); the rest is here and the same for all.
  *
  *   warp 0        producer (with two judges, warps 0 and 1): fills a ring of stages with W [128, K] and H [N, K]
  *   warps 1-3     judges: thresholds for the next tile, exact scores of survivors (cuda_judge.cuh), masses (cuda_mass.cuh)
@@ -15,11 +15,14 @@
 #ifndef FS_CUDA_FUSED_CUH
 #define FS_CUDA_FUSED_CUH
 
+#define FS_PHILOX_ROLLED
 #include "cuda_launch.h"
 #include "cuda_mass.cuh"
 
 constexpr int FS_THREADS = 384;
 constexpr int FS_CONSUMERS = FS_STRIPS; /* warps */
+constexpr int FS_REHEARSAL =
+    3; /* the tile in whose time a judge runs through the end: few survivors are left to be judged then */
 
 /* Barriers between consumers and judges. Once: `opened`, the rows are in shared memory. Once per part: `crested`, the largest logits of
  * its first tile are. Once per tile: `ready`, its thresholds are set; `used`, the consumers are done with them. */
@@ -59,15 +62,20 @@ template <int CLUSTER> struct walk {
 
 /* ---------------------------------------------------------------------------------------------------- judges ---- */
 
+/* Rows go round the judges' lanes. Runs f(row) for those of a lane that get a token. */
+template <int N, int J, class F> FS_DEVICE void own_rows(const fs_cuda_args &args, const fs_court<N, J> *court, F f) {
+#pragma unroll 1
+    for (int32_t b = judge_thread<J>(); b < args.rows; b += J * 32)
+        if (!(court->row[b].status & FS_ROW_NO_TOKEN)) f(b);
+}
+
 /* First tile: a first score for every row, shared by all CTAs, before any survivor is queued: alone, a CTA would let tens of tokens
  * per row through, together two or three. With patience a CTA waits for the others; nothing depends on it but how tight the thresholds
  * are. */
 template <int N, int J>
 FS_DEVICE void seed(const fs_cuda_args &args, fs_court<N, J> *court, int64_t part, int32_t first, int32_t patience,
                     bool rehearse) {
-#pragma unroll 1
-    for (int32_t b = judge_thread<J>(); b < args.rows; b += J * 32)
-        seed_row(court, args, part, b, first, rehearse);
+    own_rows<N>(args, court, [&](int32_t b) { seed_row(court, args, part, b, first, rehearse); });
     __syncwarp();
     if (patience == 0 || rehearse) return;
     uint32_t *seeded = &args.work->seeded;
@@ -76,24 +84,6 @@ FS_DEVICE void seed(const fs_cuda_args &args, fs_court<N, J> *court, int64_t par
     while (load_relaxed(seeded) < gridDim.x * J && nanoseconds() - start < (uint64_t)patience) {
     }
     __syncwarp();
-}
-
-/* Rows go round the judges' lanes. Runs f(row) for those of a lane that get a token. */
-template <int N, int J, class F> FS_DEVICE void own_rows(const fs_cuda_args &args, const fs_court<N, J> *court, F f) {
-#pragma unroll 1
-    for (int32_t b = judge_thread<J>(); b < args.rows; b += J * 32)
-        if (!(court->row[b].status & FS_ROW_NO_TOKEN)) f(b);
-}
-
-/* What comes after the first thresholds: two judges run through it while they wait for the first tile, without effect, if there is time
- * before the tile is there. Not beside wide tiles, where double arithmetic would take too long. */
-template <int N, int J>
-FS_DEVICE void rehearse_rest(const fs_cuda_args &args, fs_court<N, J> *court, const rounds &turn, int32_t first) {
-    const int32_t judge = judge_thread<J>() / 32, b = (int32_t)(threadIdx.x & 31) % args.rows;
-    if (barrier_wait_for(turn.crested, 0, 0)) return;
-    if (judge == J - 1)
-        judge_one(court->row[b], NULL, NULL, NULL, &court->scrap, 0.0f, ((uint32_t)first << 8 | b) + 1);
-    if (judge == J - 2) close_row(args, court->row[b], b, true);
 }
 
 /* Thresholds tile by tile. Survivors are judged while waiting: consumers may be held up by a full queue. */
@@ -124,12 +114,13 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
                 if (masses) court->rate[b] = mass_rate(court->row[b], args.want & FS_CUDA_RAW_MASS);
             });
             if (!rehearse) break;
-            if constexpr (N < 96) rehearse_rest(args, court, turn, first);
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(turn.ready);
         if (docket.owed && lane == 0) __threadfence(); /* here there is time; at the end there is none */
         docket.owed = false;
+        if (at.i == FS_REHEARSAL && judge == J - 1)
+            close_row(args, court->row[lane % args.rows], lane % args.rows, true);
         /* One lane decides: the others' clocks may run out a moment earlier or later. */
         while (!__shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 1000), 0))
             judge_queue(court, args, at.part, &docket);
@@ -144,7 +135,7 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
     if (lane != 0 || groups) return;
     /* What this judge sent goes before the count, and who counts to the end sees everything. */
     if (docket.owed || args.want) __threadfence();
-    if (atomicAdd(&args.work->done, 1u) == gridDim.x * J - 1) court->last = 1;
+    if (add_acquire(&args.work->done, 1) == gridDim.x * J - 1) court->last = 1;
 }
 
 /* ------------------------------------------------------------------------------------------------- consumers ---- */
@@ -203,6 +194,7 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
         barrier_init(turn.ready, T::JUDGES);
         barrier_init(turn.used, FS_CONSUMERS);
         barrier_init_fence();
+        T::begin(source, args, shared, ring{full, empty, 1, 0});
     }
     __syncthreads();
     if constexpr (T::CLUSTER > 1) cluster_barrier(); /* no copy into a CTA whose barriers are not there yet */
@@ -226,7 +218,6 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
     if constexpr (T::CLUSTER > 1) cluster_barrier(); /* no exit while the other CTA may still send here */
     if (args.want & FS_CUDA_GROUPS) return;          /* cuda_finish.cu goes on */
     if (court->last) {
-        __threadfence(); /* the count before the keys it counts */
         for (int32_t b = threadIdx.x; b < args.rows; b += FS_THREADS) close_row(args, court->row[b], b, false);
         if (threadIdx.x == 0) args.work->done = args.work->seeded = 0;
     }

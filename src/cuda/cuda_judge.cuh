@@ -35,7 +35,6 @@ template <int N, int J> struct fs_court {
     uint32_t head[J];                   /* first chunk of 32 slots this judge has not finished */
     uint32_t lock;                      /* of the parts' masses */
     uint32_t highest;                   /* no score is above: for rehearsals */
-    unsigned long long scrap;           /* theirs too */
     int32_t last;
 };
 
@@ -96,28 +95,29 @@ typedef struct fs_held {
 /* One token in two steps. First, with key NULL, its score is bounded in float: if it may be the row's best, all CTAs are told the lower
  * bound and the token is returned to be held. Then, unless its row has become better meanwhile, its exact score goes to *key, in double.
  * Double arithmetic waits for the tensor cores, some 700 cycles an instruction with N = 256, and they for it (H200, 2026-11), so it must be
- * rare: one survivor in fifty. One function for both, out of line, because it is large: cold instructions come from L2 or memory, a
- * line in some hundred cycles (docs/findings/cold-code.md). */
-static __device__ __noinline__ fs_held judge_one(const fs_judged_row &row, uint32_t *best, uint32_t *hint, uint32_t *flags,
-                                                 unsigned long long *key, float x, uint32_t id) {
+ * rare: one survivor in fifty. The tile's marks are drawn again unless the caller still has them. One function for both, out of line,
+ * because it is large: cold instructions come from L2 or memory, a line in some hundred cycles (docs/findings/cold-code.md). */
+static __device__ __noinline__ fs_held judge_one(const fs_judged_row &row, uint32_t *best, uint32_t *hint,
+                                                 uint32_t *flags, unsigned long long *key, const fs_tile_marks *marks,
+                                                 float x, uint32_t id) {
     const uint32_t token = (id - 1) >> 8;
     const float l = row.greedy ? x : x * row.inverse;
     const bool noisy = !row.greedy && l < INFINITY;
     if (x != x) atomicOr(flags, FS_ROW_NAN);
     if (!(l > -INFINITY)) return {0, 0.0f, 0.0f};
     if (l == INFINITY) atomicOr(flags, FS_ROW_INF | (x == INFINITY ? FS_CUDA_X_INF : 0u));
-    const int32_t prefix = noisy ? mark_of(row.noise, token) : -1;
+    const int32_t prefix = !noisy ? -1 : marks ? mark_among(*marks, row.noise, token) : mark_of(row.noise, token);
+    const fs_words extension = noise_words(row.noise, token, FS_DOMAIN_EXTENSION);
     if (key) {
-        const double score = (double)l + (noisy ? noise_gumbel_given(row.noise, token, prefix) : 0.0);
+        const double score = (double)l + (noisy ? noise_gumbel_from(extension, prefix) : 0.0);
         atomicMax(key, (unsigned long long)score_key(score, token));
         return {0, 0.0f, 0.0f};
     }
     float least = l, most = l;
     if (noisy) {
         const float slack = 2e-3f + 1e-6f * fabsf(l);
-        const uint32_t upper = noise_words(row.noise, token, FS_DOMAIN_EXTENSION).w[1];
-        least += noise_about(prefix, upper, false) - slack;
-        most += noise_about(prefix, upper, true) + slack;
+        least += noise_about(prefix, extension.w[1], false) - slack;
+        most += noise_about(prefix, extension.w[1], true) + slack;
     }
     if (most < known_score(*(volatile uint32_t *)best)) return {0, 0.0f, 0.0f};
     if (least > -INFINITY && atomicMax(best, ordered_float(least)) < ordered_float(least))
@@ -159,7 +159,7 @@ FS_DEVICE void settle(fs_court<N, J> *court, const fs_cuda_args &args, int64_t p
     if (held.most < known_score(*(volatile uint32_t *)&court->best[b])) return;
     if (held.most < known_score(load_relaxed(hint_of_row(args, part, b)))) return;
     judge_one(court->row[b], &court->best[b], hint_of_row(args, part, b), &args.work->line[b].flags,
-              key_of_row(args, part, b), held.x, held.id);
+              key_of_row(args, part, b), NULL, held.x, held.id);
 }
 
 /* Judges what is in the queue for this judge, by chunks of 32. Returns when there is nothing more. */
@@ -173,8 +173,8 @@ FS_DEVICE void judge_queue(fs_court<N, J> *court, const fs_cuda_args &args, int6
         const int32_t waiting = (int32_t)(tail - docket->chunk * 32);
         const uint32_t ready = waiting < 0 ? 0 : waiting < 32 ? waiting : 32;
         if (ready <= docket->taken) return;
-        docket->owed = true;
         fs_held found = {0, 0.0f, 0.0f};
+        bool odd = false;
         if (lane >= docket->taken && lane < ready) {
             volatile unsigned long long *slot = &court->queue[(docket->chunk * 32 + lane) % FS_QUEUE];
             unsigned long long entry;
@@ -182,10 +182,13 @@ FS_DEVICE void judge_queue(fs_court<N, J> *court, const fs_cuda_args &args, int6
             while (!entry); /* given out, about to be written */
             *slot = 0;
             const uint32_t id = (uint32_t)(entry >> 32), b = (id - 1) & 255;
+            const float x = __uint_as_float((uint32_t)entry);
+            odd = !(fabsf(x) < INFINITY); /* has a flag */
             found = judge_one(court->row[b], &court->best[b], hint_of_row(args, part, (int32_t)b),
-                              &args.work->line[b].flags, NULL, __uint_as_float((uint32_t)entry), id);
+                              &args.work->line[b].flags, NULL, NULL, x, id);
         }
         if (__any_sync(~0u, found.id && docket->held.id)) settle(court, args, part, docket);
+        if (__any_sync(~0u, found.id || odd)) docket->owed = true;
         __syncwarp();
         if (found.id) docket->held = found;
         docket->taken = ready;
@@ -222,7 +225,7 @@ template <int N, int J> FS_DEVICE void take_hints(fs_court<N, J> *court, const f
 template <int N, int J> FS_DEVICE void set_thresholds(fs_court<N, J> *court, int32_t b, int32_t first) {
     const fs_tile_marks marks = marks_of(court)[b];
     const uint32_t known = *(volatile uint32_t *)&court->best[b];
-    const float best = known ? float_of_ordered(known) : -INFINITY, temperature = court->row[b].temperature;
+    const float best = known_score(known), temperature = court->row[b].temperature;
     /* Slack for the float products on both sides of the compare. Another +inf with a lower id still wins. */
     auto bar = [&](float noise) {
         if (best == INFINITY) return 3.4e38f;
@@ -236,7 +239,7 @@ template <int N, int J> FS_DEVICE void set_thresholds(fs_court<N, J> *court, int
         const int32_t at = (int32_t)place - first % FS_NOISE_BLOCK;
         if (at < 0) return;
         float *threshold = &court->threshold[at / 16][b];
-        *threshold = fminf(*threshold, bar(noise_ceiling(prefix)));
+        *threshold = fminf(*threshold, bar(mark_ceiling(prefix)));
     };
 #pragma unroll 1
     for (int i = 0; i < marks.count; i++) lower(mark_place(marks, i), mark_prefix(marks, i));
@@ -257,7 +260,7 @@ FS_DEVICE void seed_row(fs_court<N, J> *court, const fs_cuda_args &args, int64_t
     /* From below: towards zero for a positive logit, away from it for a negative one. */
     const float x = __uint_as_float(bits >> 31 ? bits | 127 : bits & ~127u);
     judge_one(court->row[b], rehearse ? &court->highest : &court->best[b], hint_of_row(args, part, b),
-              &args.work->line[b].flags, NULL, x, ((uint32_t)(first + (bits & 127)) << 8 | b) + 1);
+              &args.work->line[b].flags, NULL, &marks_of(court)[b], x, ((uint32_t)(first + (bits & 127)) << 8 | b) + 1);
 }
 
 #endif

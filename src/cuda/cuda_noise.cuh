@@ -33,6 +33,11 @@ FS_DEVICE uint32_t mark_prefix(const fs_tile_marks &marks, int i) {
     return (i < 2 ? marks.prefixes[0] : marks.prefixes[1]) >> (16 * (i & 1)) & 0xFFFF;
 }
 
+/* Noise that no token whose mark has this prefix reaches: noise_ceiling of core/noise.h, a little higher. */
+FS_DEVICE float mark_ceiling(uint32_t prefix) {
+    return 1e-4f - __logf((float)FS_NOISE_Q * (prefix ? (float)prefix * 0x1p-16f : 0x1p-53f));
+}
+
 /* The prefix of a token's mark, or -1; `marks` are its tile's. */
 FS_DEVICE int32_t mark_among(const fs_tile_marks &marks, fs_noise noise, uint32_t token) {
     int32_t prefix = -1;

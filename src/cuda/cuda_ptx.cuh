@@ -102,6 +102,11 @@ FS_DEVICE uint32_t cluster_rank() {
 
 /* ------------------------------------------------------------------------------------------------- copy engine ---- */
 
+/* Barriers made by this thread before the copy engine's use of them. */
+FS_DEVICE void async_proxy_fence() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 /* A box of a two-dimensional tensor at column x, row y into shared memory; parts outside the tensor are zeros and count in full. */
 FS_DEVICE void copy_box(uint32_t to, const CUtensorMap *map, uint32_t barrier, int32_t x, int32_t y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
@@ -296,6 +301,13 @@ FS_DEVICE uint64_t nanoseconds() {
     uint64_t t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
     return t;
+}
+
+/* Adds; what this thread does after comes after. */
+FS_DEVICE uint32_t add_acquire(uint32_t *p, uint32_t x) {
+    uint32_t before;
+    asm volatile("atom.acquire.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(x) : "memory");
+    return before;
 }
 
 FS_DEVICE uint32_t load_relaxed(const uint32_t *p) {

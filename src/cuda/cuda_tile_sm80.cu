@@ -125,6 +125,8 @@ template <int ROWS, int DTYPE = FS_BF16> struct tile {
         if (++r->stage == stages) r->stage = 0, r->parity ^= 1;
     }
 
+    static FS_DEVICE_MEMBER void begin(const matrices &, const fs_cuda_args &, char *, const ring &) {}
+
     /* Fills the ring, piece by piece, stage by stage. Two warps, each its share of every stage. */
     static FS_DEVICE_MEMBER void produce(const matrices &from, const fs_cuda_args &args, char *shared, ring r) {
         const uint32_t start = shared_address(shared) + RING_START;
