@@ -8,7 +8,7 @@ ARGS   ?=
 CUDA   := build/cuda
 PYTHON ?= python3
 
-.PHONY: help demo test bench build install format lint clean cuda cuda-all test-gpu bench-gpu paper
+.PHONY: help demo test bench build install format lint clean cuda cuda-all test-gpu bench-gpu paper sanitize-gpu
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo '  make cuda      build with the CUDA backend for A100, H100, H200, into $(CUDA); needs nvcc, no GPU'
 	@echo '  make cuda-all  the same for compute capability 8.0 to 12.0, into $(CUDA)-all'
 	@echo '  make test-gpu  the tests that need a GPU, torch and pytest'
+	@echo '  make sanitize-gpu  small calls under compute-sanitizer'
 	@echo '  make bench-gpu time the CUDA backend beside cuBLAS and the read ceiling   (ARGS=--help)'
 	@echo '  make paper     tables and plots of the paper, measured on an H100 or H200    (ARGS=--help)'
 	@echo '  make build     only build, into $(BUILD)'
@@ -52,6 +53,9 @@ cuda cuda-all:
 	@cmake -S . -B $(CUDA) -G Ninja -DCMAKE_BUILD_TYPE=Release -DFS_CUDA=ON -DFS_TESTS=OFF --log-level=WARNING \
 	    '-DFS_CUDA_ARCHITECTURES=$(ARCHITECTURES)'
 	@cmake --build $(CUDA)
+
+sanitize-gpu: cuda
+	@scripts/sanitize-gpu.sh $(CUDA)/lib
 
 test-gpu: cuda
 	@FLASHSAMPLING_LIBRARY=$(CUDA)/lib/libflashsampling.so PYTHONPATH=python $(PYTHON) -m pytest -q tests/gpu $(ARGS)

@@ -1,0 +1,117 @@
+/* small_calls.c - one call of every kind on the GPU, small enough for compute-sanitizer: scripts/sanitize-gpu.sh runs it under each tool.
+ * What is written is checked for sentinels only; tests/gpu compares values. */
+#include <cuda_runtime_api.h>
+#include <flashsampling.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { VOCAB = 2571, DIM = 192, MOST = 256, SENTINEL = 0x5A };
+
+typedef struct results {
+    int32_t tokens[MOST];
+    uint32_t status[MOST];
+    float score[MOST], max_logit[MOST], log_z[MOST], logprob[MOST];
+} results;
+
+static void must(int good, const char *what, const char *why) {
+    if (good) return;
+    fprintf(stderr, "small_calls: %s: %s\n", what, why);
+    exit(1);
+}
+
+static void cuda(cudaError_t error, const char *what) {
+    must(error == cudaSuccess, what, cudaGetErrorString(error));
+}
+
+/* Device memory with n pseudo-random values: bf16 in (-0.5, 0.5), or float in (-4, 4). */
+static void *numbers(size_t n, int floats, uint32_t seed) {
+    size_t bytes = n * (floats ? 4 : 2);
+    unsigned char *host = malloc(bytes);
+    void *device = NULL;
+    must(host != NULL, "malloc", "no memory");
+    for (size_t i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        float x = (float)(seed >> 8) / (1 << 24) - 0.5f;
+        if (floats) x *= 8.0f;
+        memcpy(host + i * (floats ? 4 : 2), (const char *)&x + (floats ? 0 : 2), floats ? 4 : 2);
+    }
+    cuda(cudaMalloc(&device, bytes), "cudaMalloc");
+    cuda(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+    free(host);
+    return device;
+}
+
+static void call(fs_context *context, cudaStream_t stream, const fs_head *head, const void *hidden, int64_t rows,
+                 int32_t mode, int wants, results *device) {
+    fs_batch batch = fs_batch_default();
+    fs_result result = fs_result_default();
+    results host;
+    batch.rows = rows;
+    batch.hidden = hidden;
+    batch.hidden_dtype = FS_BF16;
+    batch.mode = mode;
+    batch.group_size = mode == FS_MODE_SAMPLE ? 0 : 512;
+    batch.all.seed = 7;
+    batch.all.temperature = rows % 2 ? 1.0f : 0.0f;
+    result.tokens = device->tokens;
+    result.status = device->status;
+    result.logits = FS_LOGITS_PROCESSED;
+    if (wants) {
+        result.score = device->score;
+        result.max_logit = device->max_logit;
+        result.log_z = device->log_z;
+        result.logprob = device->logprob;
+    }
+    cuda(cudaMemset(device, SENTINEL, sizeof *device), "cudaMemset");
+    must(fs_sample(context, head, &batch, &result) == FS_OK, "fs_sample", fs_error_text(context));
+    cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    cuda(cudaMemcpy(&host, device, sizeof host, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    for (int64_t b = 0; b < MOST; b++) {
+        int written = host.tokens[b] >= 0 && host.tokens[b] < VOCAB && host.status[b] == FS_ROW_OK;
+        int untouched = host.tokens[b] == 0x5A5A5A5A && host.status[b] == 0x5A5A5A5Au;
+        must(b < rows ? written : untouched, "a row", b < rows ? "was not written" : "past the batch was written");
+    }
+}
+
+int main(void) {
+    cudaStream_t stream;
+    fs_context *context = NULL;
+    results *device = NULL;
+    cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    cuda(cudaMalloc((void **)&device, sizeof *device), "cudaMalloc");
+    fs_options options = fs_options_default();
+    options.backend = FS_BACKEND_CUDA;
+    options.stream = stream;
+    must(fs_context_create(&options, &context) == FS_OK, "fs_context_create", fs_error_text(NULL));
+
+    fs_head weights = fs_head_default(), logits = fs_head_default();
+    weights.dtype = FS_BF16;
+    weights.data = numbers((size_t)VOCAB * DIM, 0, 1);
+    weights.rows = VOCAB;
+    weights.dim = DIM;
+    logits.kind = FS_HEAD_LOGITS;
+    logits.dtype = FS_F32;
+    logits.data = numbers((size_t)MOST * VOCAB, 1, 2);
+    logits.rows = VOCAB;
+    const void *hidden = numbers((size_t)MOST * DIM, 0, 3);
+
+    const int64_t rows[] = {1, 5, 40, 64, 101, 250};
+    const int32_t modes[] = {FS_MODE_SAMPLE, FS_MODE_GROUP_PARALLEL, FS_MODE_GROUP_ONLINE};
+    int calls = 0;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++)
+            for (int wants = 0; wants < 2; wants++) {
+                call(context, stream, &weights, hidden, rows[i], modes[m], wants, device);
+                call(context, stream, &logits, NULL, rows[i], modes[m], wants, device);
+                calls += 2;
+            }
+    fs_context_destroy(context);
+    cuda(cudaFree((void *)weights.data), "cudaFree");
+    cuda(cudaFree((void *)logits.data), "cudaFree");
+    cuda(cudaFree((void *)hidden), "cudaFree");
+    cuda(cudaFree(device), "cudaFree");
+    cuda(cudaStreamDestroy(stream), "cudaStreamDestroy");
+    printf("small_calls: %d calls\n", calls);
+    return 0;
+}
