@@ -3,7 +3,8 @@
  *   consumers (tensor cores)                      judges (the warps beside the producers)
  *   tile of logits in registers
  *   compare with threshold[strip][row]  <------   threshold = best score of the row - largest noise of the strip's ids
- *   survivors -> queue                  ------>   exact score in double, best of the row, RED.MAX to global memory
+ *   survivors -> queue                  ------>   bounds of their scores in float; where one may be the best of its row, the exact
+ *                                                 score in double, RED.MAX to global memory
  *
  * The compare is one max per logit: which ids of a block of 128 have large noise is known beforehand (core/noise.h: marks and their
  * prefixes), so the largest noise in a strip, the 16 tokens of one warp, is one number, and one Philox call off the consumers' path
