@@ -1,5 +1,5 @@
-/* cpu_isa.h - what an instruction set brings: the tile kernel that computes logits and the scans over them. One row of the table
- * in cpu_dispatch.c each. */
+/* cpu_isa.h - what an instruction set brings: the kernels that compute logits and the scans over them. One row of the table in
+ * cpu_dispatch.c each. */
 #ifndef FS_CPU_ISA_H
 #define FS_CPU_ISA_H
 
@@ -7,16 +7,27 @@
 
 #include "flashsampling.h"
 
-/* out[r * out_ld + t] = dot(h[r], w[t]) for t < tokens, r < rows.
- *   w     `tokens` rows of `dim` elements, `stride` bytes apart
- *   h     [rows, h_ld] floats; h_ld is a multiple of FS_LANES and the columns from dim on are zero
- * One K order for every pair: lane i of FS_LANES accumulates the products d = i mod FS_LANES in ascending d, then lanes are
- * added 8, 4, 2, 1 apart. So a logit does not depend on the tile it was computed in. */
-#define FS_LANES 16
-#define FS_TILE_ARGUMENTS                                                                                              \
-    const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld, int32_t rows, int64_t dim,            \
-        float *out, int64_t out_ld
-typedef void (*fs_tile)(FS_TILE_ARGUMENTS);
+/* H as the caller gave it, and as a kernel packed it once for the whole call. */
+typedef struct fs_hidden {
+    const char **row; /* [rows] the caller's rows, `dim` elements each */
+    int32_t rows;
+    int32_t dtype;
+    int64_t dim;
+    char *packed; /* FS_ALIGNMENT aligned; what lies there is the kernel's business */
+} fs_hidden;
+
+/* Logits of one dtype of W. A logit's bits depend on its row of H and its row of W alone: each kernel has one order of products and
+ * sums for every tile shape, stated where it is written. */
+typedef struct fs_kernel {
+    /* Bytes of packed H. */
+    size_t (*packed_bytes)(const fs_hidden *hidden);
+    /* Packs the elements [from, to) of every row; both are multiples of FS_PACK, `to` may pass dim. */
+    void (*pack)(const fs_hidden *hidden, int64_t from, int64_t to);
+    /* out[r * out_ld + t] = dot(h[r], w[t]) for t < tokens; w: `tokens` rows of dim elements, `stride` bytes apart. */
+    void (*tile)(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out, int64_t out_ld);
+} fs_kernel;
+
+#define FS_PACK 64 /* elements: whole cache lines of every packed form, so that threads share none */
 
 /* Scans over n logits in cache. These use no fused multiply-add: their results are the same for every instruction set. */
 typedef struct fs_scan {
@@ -33,7 +44,8 @@ typedef struct fs_scan {
 typedef struct fs_isa {
     const char *name;
     int (*runs_here)(void);
-    fs_tile tile[3]; /* by dtype of W */
+    int experimental;           /* never run on hardware: runs when it is forced, is not chosen */
+    const fs_kernel *kernel[3]; /* by dtype of W */
     const fs_scan *scan;
 } fs_isa;
 
@@ -44,12 +56,11 @@ const fs_isa *fs_isa_choose(const char *forced, char *names, size_t names_size);
 /* What the files cpu_tile_<isa>.c and cpu_scan_<isa>.c define. */
 #define FS_DECLARE_ISA(isa)                                                                                            \
     extern const fs_scan fs_scan_##isa;                                                                                \
-    void fs_tile_f32__##isa(FS_TILE_ARGUMENTS);                                                                        \
-    void fs_tile_f16__##isa(FS_TILE_ARGUMENTS);                                                                        \
-    void fs_tile_bf16__##isa(FS_TILE_ARGUMENTS)
+    extern const fs_kernel fs_kernel_f32__##isa, fs_kernel_f16__##isa, fs_kernel_bf16__##isa
 
 FS_DECLARE_ISA(scalar);
 FS_DECLARE_ISA(avx2);
 FS_DECLARE_ISA(avx512);
+extern const fs_kernel fs_kernel_bf16__avx512bf16, fs_kernel_bf16__amx;
 
 #endif

@@ -2,6 +2,8 @@
  * set like cpu_tile.h. Contraction is off here (see mass.h), so every row of the table gives the same bits. */
 #include "cpu_isa.h"
 
+#include "core/halves.h"
+
 #define FS_JOIN_(a, b) a##b
 #define FS_JOIN(a, b) FS_JOIN_(a, b)
 
@@ -11,18 +13,12 @@ static void scan_load_f32(const void *in, int64_t n, float *out) {
 
 static void scan_load_bf16(const void *in, int64_t n, float *out) {
     const uint16_t *h = (const uint16_t *)in;
-    for (int64_t i = 0; i < n; i++) out[i] = bits_float((uint32_t)h[i] << 16);
+    for (int64_t i = 0; i < n; i++) out[i] = widen_bf16(h[i]);
 }
 
-/* As in cpu_tile.h: shift the exponent into place, rebias by a multiplication, keep inf and NaN. */
 static void scan_load_f16(const void *in, int64_t n, float *out) {
     const uint16_t *h = (const uint16_t *)in;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t magnitude = (uint32_t)(h[i] & 0x7FFF) << 13;
-        uint32_t special = magnitude >= 0x0F800000u ? 0x7F800000u : 0;
-        uint32_t scaled = float_bits(bits_float(magnitude) * 5.192296858534828e33f);
-        out[i] = bits_float(scaled | special | (uint32_t)(h[i] & 0x8000) << 16);
-    }
+    for (int64_t i = 0; i < n; i++) out[i] = widen_f16(h[i]);
 }
 
 static uint32_t scan_clean(float *x, int64_t n) {
