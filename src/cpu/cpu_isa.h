@@ -4,6 +4,7 @@
 #define FS_CPU_ISA_H
 
 #include "core/mass.h"
+#include "core/noise.h"
 
 #include "flashsampling.h"
 
@@ -29,14 +30,28 @@ typedef struct fs_kernel {
 
 #define FS_PACK 64 /* elements: whole cache lines of every packed form, so that threads share none */
 
+typedef struct fs_survey {
+    float most;     /* the largest of all */
+    uint32_t flags; /* FS_ROW_NAN, FS_ROW_INF as they occur */
+} fs_survey;
+
+#define FS_MARK_BATCH 16 /* lanes of the widest vector */
+typedef struct fs_marks {
+    uint32_t w[4][FS_MARK_BATCH]; /* word k of block i */
+} fs_marks;
+
 /* Scans over n logits in cache. These use no fused multiply-add: their results are the same for every instruction set. */
 typedef struct fs_scan {
     /* out[i] = in[i] widened to float, by dtype. */
     void (*load[3])(const void *in, int64_t n, float *out);
-    /* Replaces NaN by -inf; returns FS_ROW_NAN, FS_ROW_INF as they occur. */
-    uint32_t (*clean)(float *x, int64_t n);
-    /* max[i] = largest of y[16 i .. 16 i + 15]; n is a multiple of FS_GRANULE. Returns the largest of all. */
-    float (*granule_max)(const float *y, int64_t n, float *max);
+    /* x[i] = -inf where bit first + i of the bitmask is not set. */
+    void (*mask)(const uint32_t *allow, int64_t first, int64_t n, float *x);
+    /* Replaces NaN by -inf and looks for maxima: max[i] = largest of y[16 i .. 16 i + 15]; n is a multiple of FS_GRANULE. */
+    fs_survey (*survey)(float *y, int64_t n, float *max);
+    /* The first place from `from` on with max[i] * scale > floor, or `to`. */
+    int64_t (*next_above)(const float *max, int64_t from, int64_t to, float scale, double floor);
+    /* The first call of each of FS_MARK_BATCH blocks of marks, from block `first` on. */
+    void (*mark_words)(fs_noise noise, uint32_t first, fs_marks *marks);
     /* Adds exp(y * scale) of n tokens, n a multiple of FS_GRANULE, the first one's id too. */
     void (*add_mass)(const float *y, int64_t n, float scale, fs_mass *mass);
 } fs_scan;

@@ -21,18 +21,10 @@ static void scan_load_f16(const void *in, int64_t n, float *out) {
     for (int64_t i = 0; i < n; i++) out[i] = widen_f16(h[i]);
 }
 
-static uint32_t scan_clean(float *x, int64_t n) {
-    uint32_t nan = 0, inf = 0;
-    for (int64_t i = 0; i < n; i++) {
-        nan |= x[i] != x[i];
-        inf |= x[i] == INFINITY;
-    }
-    if (nan)
-        for (int64_t i = 0; i < n; i++) x[i] = x[i] == x[i] ? x[i] : -INFINITY;
-    return (nan ? (uint32_t)FS_ROW_NAN : 0u) | (inf ? (uint32_t)FS_ROW_INF : 0u);
-}
-
-static float scan_granule_max(const float *y, int64_t n, float *max) {
+/* Maxima of granules, n of them a multiple of FS_GRANULE ids; an instruction set with shuffles of its own defines FS_HAS_MAX. */
+static float scan_max(const float *y, int64_t n, float *max);
+#ifndef FS_HAS_MAX
+static float scan_max(const float *y, int64_t n, float *max) {
     float most = -INFINITY;
     for (int64_t g = 0; g < n / FS_GRANULE; g++) {
         float m[FS_GRANULE];
@@ -44,6 +36,54 @@ static float scan_granule_max(const float *y, int64_t n, float *max) {
     }
     return most;
 }
+#endif
+
+static fs_survey scan_survey(float *y, int64_t n, float *max) {
+    uint32_t nan = 0;
+    for (int64_t i = 0; i < n; i++) nan |= y[i] != y[i];
+    if (nan)
+        for (int64_t i = 0; i < n; i++) y[i] = y[i] == y[i] ? y[i] : -INFINITY;
+    fs_survey survey = {scan_max(y, n, max), nan ? (uint32_t)FS_ROW_NAN : 0u};
+    if (survey.most == INFINITY) survey.flags |= FS_ROW_INF;
+    return survey;
+}
+
+/* The first granule from `from` on whose largest l is above the floor, or `to`. Most are below: the test in float, a little loose,
+ * vectorises; the exact one follows. */
+static int64_t scan_next_above(const float *max, int64_t from, int64_t to, float scale, double floor) {
+    const float loose = (float)floor - (fabsf((float)floor) * 0x1p-22f + 1e-30f);
+    for (int64_t g = from; g < to;) {
+        const int64_t n = to - g < FS_GRANULE ? to - g : FS_GRANULE;
+        int any = 0;
+        if (n == FS_GRANULE)
+            for (int i = 0; i < FS_GRANULE; i++) any |= max[g + i] * scale >= loose;
+        for (int64_t i = 0; i < n && (any || n < FS_GRANULE); i++)
+            if ((double)(max[g + i] * scale) > floor) return g + i;
+        g += n;
+    }
+    return to;
+}
+
+/* x[i] = -inf where the bit of id first + i is not set. */
+static void scan_mask(const uint32_t *allow, int64_t first, int64_t n, float *x) {
+    int64_t i = 0;
+    for (; i < n && (first + i) % 32; i++)
+        if (!(allow[(first + i) / 32] >> (first + i) % 32 & 1)) x[i] = -INFINITY;
+    for (; i + 32 <= n; i += 32) {
+        const uint32_t word = allow[(first + i) / 32];
+        for (int k = 0; k < 32; k++) x[i + k] = word >> k & 1 ? x[i + k] : -INFINITY;
+    }
+    for (; i < n; i++)
+        if (!(allow[(first + i) / 32] >> (first + i) % 32 & 1)) x[i] = -INFINITY;
+}
+
+/* A Philox call for each of 16 blocks of marks: a loop over lanes. */
+static void scan_mark_words(fs_noise noise, uint32_t first, fs_marks *marks) {
+    for (uint32_t i = 0; i < FS_MARK_BATCH; i++) {
+        fs_words words = noise_mark_words(noise, first + i, 0);
+        for (int k = 0; k < 4; k++) marks->w[k][i] = words.w[k];
+    }
+}
 
 static void scan_add_mass(const float *y, int64_t n, float scale, fs_mass *mass) {
     for (int64_t g = 0; g < n; g += FS_GRANULE) {
@@ -53,5 +93,9 @@ static void scan_add_mass(const float *y, int64_t n, float scale, fs_mass *mass)
     }
 }
 
-const fs_scan FS_JOIN(fs_scan_, FS_ISA) = {
-    {scan_load_f32, scan_load_f16, scan_load_bf16}, scan_clean, scan_granule_max, scan_add_mass};
+const fs_scan FS_JOIN(fs_scan_, FS_ISA) = {.load = {scan_load_f32, scan_load_f16, scan_load_bf16},
+                                           .mask = scan_mask,
+                                           .survey = scan_survey,
+                                           .next_above = scan_next_above,
+                                           .mark_words = scan_mark_words,
+                                           .add_mass = scan_add_mass};
