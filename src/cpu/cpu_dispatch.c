@@ -4,6 +4,10 @@
 
 #include <stdio.h>
 
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -40,6 +44,12 @@ static int has_amx(void) {
 }
 #endif
 
+#if defined(__aarch64__)
+static int has_bf16(void) {
+    return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+}
+#endif
+
 static int always(void) {
     return 1;
 }
@@ -47,6 +57,7 @@ static int always(void) {
 #define FS_KERNELS(isa)                                                                                                \
     { &fs_kernel_f32__##isa, &fs_kernel_f16__##isa, &fs_kernel_bf16__##isa }
 
+/* Rows marked 1 have run under emulation only: they are there to be forced, and are not chosen. */
 static const fs_isa table[] = {
 #if defined(__x86_64__)
     {"amx", has_amx, 0, {&fs_kernel_f32__avx512, &fs_kernel_f16__avx512, &fs_kernel_bf16__amx}, &fs_scan_avx512},
@@ -57,6 +68,10 @@ static const fs_isa table[] = {
      &fs_scan_avx512},
     {"avx512", has_avx512, 0, FS_KERNELS(avx512), &fs_scan_avx512},
     {"avx2", has_avx2, 0, FS_KERNELS(avx2), &fs_scan_avx2},
+#endif
+#if defined(__aarch64__)
+    {"neonbf16", has_bf16, 1, {&fs_kernel_f32__neon, &fs_kernel_f16__neon, &fs_kernel_bf16__neonbf16}, &fs_scan_neon},
+    {"neon", always, 1, FS_KERNELS(neon), &fs_scan_neon},
 #endif
     {"scalar", always, 0, FS_KERNELS(scalar), &fs_scan_scalar},
 };

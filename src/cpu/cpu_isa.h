@@ -76,6 +76,7 @@ const fs_isa *fs_isa_choose(const char *forced, char *names, size_t names_size);
 FS_DECLARE_ISA(scalar);
 FS_DECLARE_ISA(avx2);
 FS_DECLARE_ISA(avx512);
-extern const fs_kernel fs_kernel_bf16__avx512bf16, fs_kernel_bf16__amx;
+FS_DECLARE_ISA(neon);
+extern const fs_kernel fs_kernel_bf16__avx512bf16, fs_kernel_bf16__amx, fs_kernel_bf16__neonbf16;
 
 #endif
