@@ -64,6 +64,9 @@ static void pack(const fs_hidden *hidden, int64_t from, int64_t to) {
 
 /* ------------------------------------------------------------------------------------------------------- dot ---- */
 
+/* What this points to is in memory now. gcc 12 does not know that ldtilecfg and tileloadd read it, and may drop or delay stores. */
+#define FS_WRITTEN(pointer) __asm__ volatile("" : : "r"(pointer) : "memory")
+
 /* What ldtilecfg reads. */
 typedef struct tile_config {
     uint8_t palette, start_row, reserved[14];
@@ -79,6 +82,7 @@ static void configure(int32_t n) {
         config.row_bytes[i] = 64;
         config.rows[i] = (uint8_t)(i == 4 || i == 5 ? FS_TILE : n);
     }
+    FS_WRITTEN(&config);
     _tile_loadconfig(&config);
 }
 
@@ -175,6 +179,7 @@ static void tile_panels(const fs_hidden *hidden, const char *w, int64_t stride, 
         memset(copy, 0, sizeof copy);
         for (int32_t t = 0; t < n; t++)
             memcpy(copy + t * 64, w + t * stride + (hidden->dim - left) * 2, (size_t)left * 2);
+        FS_WRITTEN(copy);
     }
     const char *tail = left ? copy : NULL;
     if (N == 1) dot_tile(1, hidden, w, stride, tail, h, sum, sum_stride);
