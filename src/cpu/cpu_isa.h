@@ -52,8 +52,8 @@ typedef struct fs_scan {
     int64_t (*next_above)(const float *max, int64_t from, int64_t to, float scale, double floor);
     /* The first call of each of FS_MARK_BATCH blocks of marks, from block `first` on. */
     void (*mark_words)(fs_noise noise, uint32_t first, fs_marks *marks);
-    /* Adds exp(y * scale) of n tokens, n a multiple of FS_GRANULE, the first one's id too. */
-    void (*add_mass)(const float *y, int64_t n, float scale, fs_mass *mass);
+    /* Adds exp(y * scale) of n tokens, n a multiple of FS_GRANULE, the first one's id too; max as survey gave it. */
+    void (*add_mass)(const float *y, const float *max, int64_t n, float scale, fs_mass *mass);
 } fs_scan;
 
 typedef struct fs_isa {

@@ -223,6 +223,7 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
     fs_survey survey = isa->scan->survey(x, span, scratch->granule);
     summary->flags |= survey.flags;
     if (survey.most > summary->max_x) summary->max_x = survey.most;
+    if (ask->raw_mass) isa->scan->add_mass(x, scratch->granule, span, 1.0f, &summary->raw_mass);
 
     float *y = x;
     const int penalised = rules_penalise(rules) && (batch->seen || batch->counts || batch->count_offset);
@@ -241,12 +242,11 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
         fs_watch seen = {x[at], y[at]};
         summary->watch[(uint32_t)lane->watch[i]] = seen;
     }
-    if (ask->raw_mass) isa->scan->add_mass(x, span, 1.0f, &summary->raw_mass);
     if (ask->keep_raw) offer_list(&summary->raw_list, x, NULL, x, base, span);
     if (!(most > -INFINITY)) return;
     if (most * rules->inverse_temperature == INFINITY) summary->flags |= FS_ROW_INF;
 
-    if (ask->mass) isa->scan->add_mass(y, span, rules->inverse_temperature, &summary->mass);
+    if (ask->mass) isa->scan->add_mass(y, scratch->granule, span, rules->inverse_temperature, &summary->mass);
     if (ask->keep) offer_list(&summary->list, y, scratch->granule, x, base, span);
     const int32_t draws = ask->ordered && ask->samples ? 1 : ask->samples;
     for (int32_t i = 0; i < draws; i++) {

@@ -85,13 +85,18 @@ static void scan_mark_words(fs_noise noise, uint32_t first, fs_marks *marks) {
     }
 }
 
-static void scan_add_mass(const float *y, int64_t n, float scale, fs_mass *mass) {
+/* An instruction set whose compiler does not find the vectors in the loop below defines FS_HAS_MASS. */
+static void scan_add_mass(const float *y, const float *max, int64_t n, float scale, fs_mass *mass);
+#ifndef FS_HAS_MASS
+static void scan_add_mass(const float *y, const float *max, int64_t n, float scale, fs_mass *mass) {
+    (void)max;
     for (int64_t g = 0; g < n; g += FS_GRANULE) {
         float l[FS_GRANULE];
         for (int i = 0; i < FS_GRANULE; i++) l[i] = y[g + i] * scale;
         mass_add_granule(mass, l);
     }
 }
+#endif
 
 const fs_scan FS_JOIN(fs_scan_, FS_ISA) = {.load = {scan_load_f32, scan_load_f16, scan_load_bf16},
                                            .mask = scan_mask,
