@@ -4,6 +4,8 @@
 
 #include "core/halves.h"
 
+#include <float.h>
+
 #define FS_JOIN_(a, b) a##b
 #define FS_JOIN(a, b) FS_JOIN_(a, b)
 
@@ -51,7 +53,8 @@ static fs_survey scan_survey(float *y, int64_t n, float *max) {
 /* The first granule from `from` on whose largest l is above the floor, or `to`. Most are below: the test in float, a little loose,
  * vectorises; the exact one follows. */
 static int64_t scan_next_above(const float *max, int64_t from, int64_t to, float scale, double floor) {
-    const float loose = (float)floor - (fabsf((float)floor) * 0x1p-22f + 1e-30f);
+    const float near = floor > (double)FLT_MAX ? FLT_MAX : floor < -(double)FLT_MAX ? -FLT_MAX : (float)floor;
+    const float loose = near - (fabsf(near) * 0x1p-22f + 1e-30f);
     for (int64_t g = from; g < to;) {
         const int64_t n = to - g < FS_GRANULE ? to - g : FS_GRANULE;
         int any = 0;

@@ -116,7 +116,7 @@ static void kernels_compute_dot_products_in_any_tile(void **state) {
     rng r = random_from(5);
     for (int i = 0; i < NAMES; i++) {
         const fs_isa *isa = isa_named(names[i]);
-        for (int round = 0; isa && round < 27; round++) {
+        for (int round = 0; isa && round < 9 + (int)test_size(18); round++) {
             problem p = make_problem(&r, round % 3, round / 3 % 3);
             run(isa, &p, 0, p.rows, 0, p.tokens, all, p.tokens);
             check_dots(isa, &p, all);
@@ -171,7 +171,7 @@ static void scans_give_the_same_bits_everywhere(void **state) {
     const fs_scan *scalar = isa_named("scalar")->scan;
     for (int i = 0; i < NAMES; i++) {
         const fs_isa *isa = isa_named(names[i]);
-        for (int round = 0; isa && round < 200; round++) {
+        for (int round = 0; isa && round < 10 + (int)test_size(190); round++) {
             const fs_scan *scan = isa->scan;
             const int64_t n = 16 * (1 + (int64_t)random_below(&r, N / 16));
             const float scale = round % 3 ? 1.0f : (float)pow(10.0, 6.0 * random_unit(&r) - 3.0);
