@@ -230,7 +230,7 @@ static void tile_sums(const meeting *m, const char *w, int64_t stride, int64_t d
     for (int64_t k = 0, n; k < steps; k += n) {
         n = m->groups == 1 || steps - k < FS_CHUNK ? steps - k : FS_CHUNK;
         const char *x = w + k * s->step * s->bytes;
-        if (s->widen && m->groups > 1) {
+        if (s->widen && m->groups > 2) {
             s->widen(x, stride, m->T, n, panel);
             dot_all(m, s->widened, (const char *)panel, FS_LINE, k, n, sum);
         } else dot_all(m, s, x, stride, k, n, sum);
