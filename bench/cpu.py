@@ -16,6 +16,7 @@ except ImportError:
     sys.exit("cpu.py: matplotlib is missing (apt-get install python3-matplotlib, pip install matplotlib)")
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import matplotlib.ticker
 
 STYLE = {"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False,
          "legend.frameon": False, "svg.hashsalt": "flashsampling"}
@@ -52,6 +53,11 @@ def measure(program, seconds):
     return out
 
 
+def label_ticks(axes, x):
+    axes.set_xticks(x, [f"{v:,}" for v in x])
+    axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+
+
 def plot(data, path):
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 3, figsize=(12, 3.8))
@@ -61,6 +67,7 @@ def plot(data, path):
                 y = [data[name][k][rows] * 1e3 for k in data[name]]
                 color, marker = LOOKS[rows]
                 place.loglog(x, y, color=color, marker=marker, label=f"B = {rows}, slope {slope(x, y):.2f}")
+            label_ticks(place, x)
             place.set_xlabel(title)
             place.set_ylabel("ms per call")
             place.legend()
@@ -69,6 +76,7 @@ def plot(data, path):
                        label=f"slope from B = 64: {slope(x[-3:], y[-3:]):.2f}")
         floor = 151936 * 1024 * 2 / data["read"] * 1e3
         axes[2].axhline(floor, color="#777777", linestyle="--", label="reading W")
+        label_ticks(axes[2], x)
         axes[2].set_xlabel("B (V = 151,936, D = 1024)")
         axes[2].set_ylabel("ms per call")
         axes[2].legend()
