@@ -16,7 +16,7 @@ help:
 	@echo
 	@echo '  make demo      install what is needed, build, draw tokens from an LM head of 151,936 tokens, explain'
 	@echo '  make test      install what is needed, run every test that can run here   (ARGS=--quick, ARGS=--help)'
-	@echo '  make bench     time the library on this machine                           (ARGS=--help)'
+	@echo '  make bench     the CPU backend against its bars, in one run                (ARGS=--help)'
 	@echo '  make cuda      build with the CUDA backend for A100, H100, H200, into $(CUDA); needs nvcc, no GPU'
 	@echo '  make cuda-all  the same for compute capability 8.0 to 12.0, into $(CUDA)-all'
 	@echo '  make test-gpu  the tests that need a GPU, torch and pytest'
@@ -42,7 +42,7 @@ test:
 	@python3 scripts/test.py $(ARGS)
 
 bench: build
-	@$(BUILD)/bin/flashsample bench $(ARGS)
+	@$(BUILD)/bin/flashsample bench $(if $(ARGS),$(ARGS),--bars)
 
 # What the portable kernels are compiled for: real code each, and of the last also PTX, which later devices translate.
 cuda: ARCHITECTURES := 80-real;90-real

@@ -1,5 +1,6 @@
 /* cmd_bench.c - `flashsample bench`: the fused call, checked, then timed against the machine's read bandwidth. */
 #include "arrays.h"
+#include "bars.h"
 #include "machine.h"
 #include "measure.h"
 #include "options.h"
@@ -29,7 +30,7 @@ typedef struct bench_args {
     const char *batch;
     int64_t vocab, dim, copies, samples, seed, top_k;
     double seconds, temperature, top_p, min_p;
-    int dtype, logprobs, json, quiet;
+    int dtype, logprobs, bars, json, quiet;
     context_args context;
 } bench_args;
 
@@ -62,6 +63,7 @@ static bench_args parse(int argc, char **argv) {
         OPT_INT_TO("copies", "N", "of W, taken in turn; 0 = chosen, 1 = W may stay in the cache (default 0)", &a.copies,
                    0, 16),
         OPT_INT_TO("seed", "N", "of weights and draws (default 1)", &a.seed, 0, 9.2e18),
+        OPT_FLAG_TO("bars", "every bar of the CPU backend as a ratio, met or missed; takes a minute", &a.bars),
         OPT_FLAG_TO("json", "one JSON object on stdout", &a.json),
         OPT_FLAG_TO("quiet", "no progress", &a.quiet),
         CONTEXT_OPTIONS(a.context),
@@ -208,6 +210,10 @@ static void print_json(const bench_args *a, const workload *w, const bench_row *
 int cmd_bench(int argc, char **argv) {
     bench_args a = parse(argc, argv);
     if (a.quiet) progress_off();
+    if (a.bars) {
+        bars_args bars = {a.vocab, a.seconds, a.context};
+        return print_bars(&bars);
+    }
     column list = read_column("batch", a.batch, COLUMN_I32);
     const int32_t *batch = list.data;
     int64_t most = 0;

@@ -23,7 +23,8 @@ static const command about = {
     .details = NULL,
 };
 
-/* Whether the library runs with this instruction set: it refuses what it does not have. */
+/* Whether the library runs with this instruction set: it refuses what it does not have. 2: it calls it experimental, and would not
+ * choose it by itself. */
 static int runs_isa(const char *name) {
     fs_options o = fs_options_default();
     o.backend = FS_BACKEND_CPU;
@@ -31,17 +32,27 @@ static int runs_isa(const char *name) {
     fs_context *context;
     setenv("FLASHSAMPLING_ISA", name, 1);
     int good = fs_context_create(&o, &context) == FS_OK;
-    if (good) fs_context_destroy(context);
-    return good;
+    if (!good) return 0;
+    int experimental = strstr(fs_context_text(context), "experimental") != NULL;
+    fs_context_destroy(context);
+    return 1 + experimental;
 }
 
+typedef struct found_isa {
+    const char *name;
+    int experimental;
+} found_isa;
+
 /* The runnable names, best first; the environment is as before when this returns. */
-static int list_isas(const char **found) {
+static int list_isas(found_isa *found) {
     const char *forced = getenv("FLASHSAMPLING_ISA");
     char *kept = forced ? strdup(forced) : NULL;
     int n = 0;
-    for (int i = 0; isa_names[i]; i++)
-        if (runs_isa(isa_names[i])) found[n++] = isa_names[i];
+    for (int i = 0; isa_names[i]; i++) {
+        int runs = runs_isa(isa_names[i]);
+        found_isa isa = {isa_names[i], runs == 2};
+        if (runs) found[n++] = isa;
+    }
     if (kept) setenv("FLASHSAMPLING_ISA", kept, 1);
     else unsetenv("FLASHSAMPLING_ISA");
     free(kept);
@@ -80,14 +91,18 @@ static void backend_text(const context_args *args, char *text, size_t size) {
     fs_context_destroy(context);
 }
 
-static void print_json(const char *backend, const char **isas, int isa_count, const char *cpu_features) {
+static void print_json(const char *backend, const found_isa *isas, int isa_count, const char *cpu_features) {
     json_open(NULL, '{');
     json_text("version", fs_version_text());
     json_uint("noise_id", fs_noise_id());
     json_bool("noise_draft", (int)(fs_noise_id() >> 31));
     json_text("backend", backend);
     json_open("isas", '[');
-    for (int i = 0; i < isa_count; i++) json_text(NULL, isas[i]);
+    for (int i = 0; i < isa_count; i++) json_text(NULL, isas[i].name);
+    json_close(']');
+    json_open("experimental_isas", '[');
+    for (int i = 0; i < isa_count; i++)
+        if (isas[i].experimental) json_text(NULL, isas[i].name);
     json_close(']');
     json_text("cpu", cpu_name());
     json_text("features", cpu_features);
@@ -97,13 +112,14 @@ static void print_json(const char *backend, const char **isas, int isa_count, co
     json_close('}');
 }
 
-static void print_text(const char *backend, const char **isas, int isa_count, const char *cpu_features) {
+static void print_text(const char *backend, const found_isa *isas, int isa_count, const char *cpu_features) {
     printf("version      %s\n", fs_version_text());
     printf("noise id     %u%s\n", fs_noise_id() & 0x7fffffffu,
            fs_noise_id() >> 31 ? " (draft: tokens of a seed may still change)" : "");
     printf("backend      %s\n", backend);
     printf("kernels      ");
-    for (int i = 0; i < isa_count; i++) printf("%s%s", isas[i], i + 1 < isa_count ? " " : "");
+    for (int i = 0; i < isa_count; i++)
+        printf("%s%s%s", isas[i].name, isas[i].experimental ? " (experimental)" : "", i + 1 < isa_count ? " " : "");
     printf("\nCPU          %s, %d cores for this process\n", cpu_name(), cores());
     printf("features     %s\n", cpu_features);
     printf("cache        %s last level\n", text_cache(cache_bytes()));
@@ -120,13 +136,13 @@ int cmd_info(int argc, char **argv) {
         CONTEXT_OPTIONS(context),
     };
     PARSE_OPTIONS(&about, options, argc, argv);
-    const char *isas[sizeof isa_names / sizeof isa_names[0]];
+    found_isa isas[sizeof isa_names / sizeof isa_names[0]];
     int count = list_isas(isas);
     char backend[640], cpu_features[512];
     backend_text(&context, backend, sizeof backend);
     list_features(cpu_features, sizeof cpu_features);
     if (isa_list)
-        for (int i = 0; i < count; i++) printf("%s\n", isas[i]);
+        for (int i = 0; i < count; i++) printf("%s\n", isas[i].name);
     else if (json) print_json(backend, isas, count, cpu_features);
     else print_text(backend, isas, count, cpu_features);
     return END_OK;

@@ -15,6 +15,19 @@ typedef struct ceiling {
  * turn keep a cache from answering; one buffer measures what repeated calls on one W can get. Takes about `seconds`. */
 ceiling measure_reading(const void *const *buffers, int count, int64_t bytes, int threads, double seconds);
 
+/* Floating-point operations per second of the instruction that the kernel `isa` (as FLASHSAMPLING_ISA names it) uses for weights of
+ * this dtype, from a loop over registers on `threads` threads; the best seen in about `seconds`. */
+double measure_peak(const char *isa, int dtype, int threads, double seconds);
+
+/* A BLAS that is installed: sgemm on stored float weights, then the sampler of `usual`. */
+typedef struct blas {
+    const char *name;
+    void (*sgemm)(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
+} blas;
+
+/* Loads OpenBLAS and BLIS where they are; returns how many, at most 2. */
+int load_blas(blas *found);
+
 /* Algorithm 1 of the paper, the usual way: logits = H W^T stored in float, softmax, prefix sum, search. */
 typedef struct usual {
     int64_t V, D, B;

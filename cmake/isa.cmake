@@ -13,7 +13,7 @@ set(isa_rules
     "amx      x86_64   -mamx-tile -mamx-bf16 -mavx512bf16 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c"
     "neon     aarch64  "
     "neonf16  aarch64  -march=armv8.2-a+fp16"
-    "neonbf16 aarch64  -march=armv8.2-a+fp16+bf16"
+    "neonbf16 aarch64  -march=armv8.2-a+bf16"
     "sve      aarch64  -march=armv8.2-a+sve"
     "svebf16  aarch64  -march=armv8.2-a+sve+bf16"
 )

@@ -1,10 +1,22 @@
-/* halves.h - rounding a float to the nearest bf16 or f16, ties to even, as engines that store logits do. */
+/* halves.h - bf16 and f16: widened to float, and rounded to nearest, ties to even, as engines that store logits do. */
 #ifndef FS_CORE_HALVES_H
 #define FS_CORE_HALVES_H
 
 #include "core.h"
 
 #include <math.h>
+
+FS_CORE float widen_bf16(uint16_t half) {
+    return bits_float((uint32_t)half << 16);
+}
+
+/* Shifts the 5-bit exponent into place and lets a multiplication by 2^112 rebias it, subnormals included; inf and NaN keep theirs. */
+FS_CORE float widen_f16(uint16_t half) {
+    uint32_t magnitude = (uint32_t)(half & 0x7FFF) << 13;
+    uint32_t special = magnitude >= 0x0F800000u ? 0x7F800000u : 0;
+    uint32_t scaled = float_bits(bits_float(magnitude) * 5.192296858534828e33f);
+    return bits_float(scaled | special | (uint32_t)(half & 0x8000) << 16);
+}
 
 FS_CORE float round_bf16(float x) {
     uint32_t u = float_bits(x);

@@ -115,14 +115,17 @@ FS_CORE fs_walk noise_walk_of(fs_noise noise, uint32_t block, int32_t count, fs_
 }
 
 /* Starts a walk over the marks of ids [128 * block, 128 * block + 128). The number of marks takes 64 bits: word 0 of call 0 above word
- * 0 of call 1. Compared with the thresholds' upper halves, the first alone nearly always decides. */
-FS_CORE fs_walk noise_walk(fs_noise noise, uint32_t block) {
-    fs_words words = noise_mark_words(noise, block, 0);
+ * 0 of call 1. Compared with the thresholds' upper halves, the first alone nearly always decides. words is call 0. */
+FS_CORE fs_walk noise_walk_from(fs_noise noise, uint32_t block, fs_words words) {
     const uint32_t u = words.w[0];
     int32_t count = (u > 0x9B1EB169u) + (u > 0xE8FBE753u) + (u > 0xFC5FA9F6u) + (u > 0xFF913974u) + (u > 0xFFF56A69u);
     const int open = u == 0x9B1EB169u || u == 0xE8FBE753u || u == 0xFC5FA9F6u || u == 0xFF913974u || u >= 0xFFF56A69u;
     if (open) count = noise_mark_count((uint64_t)u << 32 | noise_mark_words(noise, block, 1).w[0]);
     return noise_walk_of(noise, block, count, words);
+}
+
+FS_CORE fs_walk noise_walk(fs_noise noise, uint32_t block) {
+    return noise_walk_from(noise, block, noise_mark_words(noise, block, 0));
 }
 
 /* The next mark into walk->token and walk->prefix; 0 if there is none. A call holds four pairs: 7 bits of word 1 and a half of words

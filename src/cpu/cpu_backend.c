@@ -38,8 +38,9 @@ static fs_status cpu_open(fs_context *context) {
     cpu->work.memory = options->work;
     cpu->work.size = options->work ? options->work_bytes : 0;
     context->state = cpu;
-    snprintf(context->text, sizeof context->text, "cpu: %s kernel (%s), %d %s", isa->name,
-             forced ? "forced by FLASHSAMPLING_ISA" : "best of this CPU", cpu->tasks,
+    snprintf(context->text, sizeof context->text, "cpu: %s kernel (%s%s), %d %s", isa->name,
+             forced ? "forced by FLASHSAMPLING_ISA" : "best of this CPU",
+             isa->experimental ? ", experimental: never run on hardware" : "", cpu->tasks,
              cpu->threads ? "threads" : "tasks on the caller's threads");
     return FS_OK;
 }

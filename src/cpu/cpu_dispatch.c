@@ -1,7 +1,18 @@
+#define _DEFAULT_SOURCE /* syscall */
 /* cpu_dispatch.c - where the instruction set is chosen: one table, best first, the last row always runs. */
 #include "cpu_isa.h"
 
 #include <stdio.h>
+
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #if defined(__x86_64__)
 /* The compiler's check includes the operating system's (XCR0). Every CPU with AVX2 has F16C, which clang 14 cannot ask for. */
@@ -15,19 +26,54 @@ static int has_avx512(void) {
 }
 #endif
 
+#if defined(__x86_64__)
+/* AMX and BF16 are asked of the CPU itself: not every compiler's check knows them. */
+static int has_avx512bf16(void) {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+
+/* The kernel saves 8 KB of tiles per thread only for processes that have asked; it refuses where it does not know AMX, or a
+ * signal stack is too small for them. */
+static int has_amx(void) {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    const unsigned tile = 1u << 24, bf16 = 1u << 22;
+    if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (tile | bf16)) != (tile | bf16)) return 0;
+    const long request_permission = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+#endif
+
+#if defined(__aarch64__)
+static int has_bf16(void) {
+    return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+}
+#endif
+
 static int always(void) {
     return 1;
 }
 
-#define FS_ISA_ROW(name, runs_here)                                                                                    \
-    { #name, runs_here, {fs_tile_f32__##name, fs_tile_f16__##name, fs_tile_bf16__##name }, &fs_scan_##name }
+#define FS_KERNELS(isa)                                                                                                \
+    { &fs_kernel_f32__##isa, &fs_kernel_f16__##isa, &fs_kernel_bf16__##isa }
 
+/* Rows marked 1 have run under emulation only: they are there to be forced, and are not chosen. */
 static const fs_isa table[] = {
 #if defined(__x86_64__)
-    FS_ISA_ROW(avx512, has_avx512),
-    FS_ISA_ROW(avx2, has_avx2),
+    {"amx", has_amx, 0, {&fs_kernel_f32__avx512, &fs_kernel_f16__avx512, &fs_kernel_bf16__amx}, &fs_scan_avx512},
+    {"avx512bf16",
+     has_avx512bf16,
+     0,
+     {&fs_kernel_f32__avx512, &fs_kernel_f16__avx512, &fs_kernel_bf16__avx512bf16},
+     &fs_scan_avx512},
+    {"avx512", has_avx512, 0, FS_KERNELS(avx512), &fs_scan_avx512},
+    {"avx2", has_avx2, 0, FS_KERNELS(avx2), &fs_scan_avx2},
 #endif
-    FS_ISA_ROW(scalar, always),
+#if defined(__aarch64__)
+    {"neonbf16", has_bf16, 1, {&fs_kernel_f32__neon, &fs_kernel_f16__neon, &fs_kernel_bf16__neonbf16}, &fs_scan_neon},
+    {"neon", always, 1, FS_KERNELS(neon), &fs_scan_neon},
+#endif
+    {"scalar", always, 0, FS_KERNELS(scalar), &fs_scan_scalar},
 };
 
 const fs_isa *fs_isa_choose(const char *forced, char *names, size_t names_size) {
@@ -36,7 +82,7 @@ const fs_isa *fs_isa_choose(const char *forced, char *names, size_t names_size) 
     names[0] = '\0';
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         if (!table[i].runs_here()) continue;
-        if (!best && (!forced || strcmp(forced, table[i].name) == 0)) best = &table[i];
+        if (!best && (forced ? strcmp(forced, table[i].name) == 0 : !table[i].experimental)) best = &table[i];
         int n = snprintf(names + used, names_size - used, "%s%s", used ? ", " : "", table[i].name);
         if (n > 0 && (size_t)n < names_size - used) used += (size_t)n;
     }

@@ -1,39 +1,66 @@
-/* cpu_isa.h - what an instruction set brings: the tile kernel that computes logits and the scans over them. One row of the table
- * in cpu_dispatch.c each. */
+/* cpu_isa.h - what an instruction set brings: the kernels that compute logits and the scans over them. One row of the table in
+ * cpu_dispatch.c each. */
 #ifndef FS_CPU_ISA_H
 #define FS_CPU_ISA_H
 
 #include "core/mass.h"
+#include "core/noise.h"
 
 #include "flashsampling.h"
 
-/* out[r * out_ld + t] = dot(h[r], w[t]) for t < tokens, r < rows.
- *   w     `tokens` rows of `dim` elements, `stride` bytes apart
- *   h     [rows, h_ld] floats; h_ld is a multiple of FS_LANES and the columns from dim on are zero
- * One K order for every pair: lane i of FS_LANES accumulates the products d = i mod FS_LANES in ascending d, then lanes are
- * added 8, 4, 2, 1 apart. So a logit does not depend on the tile it was computed in. */
-#define FS_LANES 16
-#define FS_TILE_ARGUMENTS                                                                                              \
-    const void *w, int64_t stride, int32_t tokens, const float *h, int64_t h_ld, int32_t rows, int64_t dim,            \
-        float *out, int64_t out_ld
-typedef void (*fs_tile)(FS_TILE_ARGUMENTS);
+/* H as the caller gave it, and as a kernel packed it once for the whole call. */
+typedef struct fs_hidden {
+    const char **row; /* [rows] the caller's rows, `dim` elements each */
+    int32_t rows;
+    int32_t dtype;
+    int64_t dim;
+    char *packed; /* FS_ALIGNMENT aligned; what lies there is the kernel's business */
+} fs_hidden;
+
+/* Logits of one dtype of W. A logit's bits depend on its row of H and its row of W alone: each kernel has one order of products and
+ * sums for every tile shape, stated where it is written. */
+typedef struct fs_kernel {
+    /* Bytes of packed H. */
+    size_t (*packed_bytes)(const fs_hidden *hidden);
+    /* Packs the elements [from, to) of every row; both are multiples of FS_PACK, `to` may pass dim. */
+    void (*pack)(const fs_hidden *hidden, int64_t from, int64_t to);
+    /* out[r * out_ld + t] = dot(h[r], w[t]) for t < tokens; w: `tokens` rows of dim elements, `stride` bytes apart. */
+    void (*tile)(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out, int64_t out_ld);
+} fs_kernel;
+
+#define FS_PACK 64 /* elements: whole cache lines of every packed form, so that threads share none */
+
+typedef struct fs_survey {
+    float most;     /* the largest of all */
+    uint32_t flags; /* FS_ROW_NAN, FS_ROW_INF as they occur */
+} fs_survey;
+
+#define FS_MARK_BATCH 16 /* lanes of the widest vector */
+typedef struct fs_marks {
+    uint32_t w[4][FS_MARK_BATCH]; /* word k of block i */
+} fs_marks;
 
 /* Scans over n logits in cache. These use no fused multiply-add: their results are the same for every instruction set. */
 typedef struct fs_scan {
     /* out[i] = in[i] widened to float, by dtype. */
     void (*load[3])(const void *in, int64_t n, float *out);
-    /* Replaces NaN by -inf; returns FS_ROW_NAN, FS_ROW_INF as they occur. */
-    uint32_t (*clean)(float *x, int64_t n);
-    /* max[i] = largest of y[16 i .. 16 i + 15]; n is a multiple of FS_GRANULE. Returns the largest of all. */
-    float (*granule_max)(const float *y, int64_t n, float *max);
-    /* Adds exp(y * scale) of n tokens, n a multiple of FS_GRANULE, the first one's id too. */
-    void (*add_mass)(const float *y, int64_t n, float scale, fs_mass *mass);
+    /* x[i] = -inf where bit first + i of the bitmask is not set. */
+    void (*mask)(const uint32_t *allow, int64_t first, int64_t n, float *x);
+    /* Replaces NaN by -inf and looks for maxima: max[i] = largest of y[16 i .. 16 i + 15]; n is a multiple of FS_GRANULE. */
+    fs_survey (*survey)(float *y, int64_t n, float *max);
+    /* The first place from `from` on with max[i] * scale > floor, or `to`. */
+    int64_t (*next_above)(const float *max, int64_t from, int64_t to, float scale, double floor);
+    /* The first call of each of FS_MARK_BATCH blocks of marks, from block `first` on. */
+    void (*mark_words)(fs_noise noise, uint32_t first, fs_marks *marks);
+    /* Adds exp(y * scale) of n tokens, n a multiple of FS_GRANULE, the first one's id too; max as survey gave it. */
+    void (*add_mass)(const float *y, const float *max, int64_t n, float scale, fs_mass *mass);
 } fs_scan;
 
 typedef struct fs_isa {
     const char *name;
     int (*runs_here)(void);
-    fs_tile tile[3]; /* by dtype of W */
+    int experimental;           /* never run on hardware: runs when it is forced, is not chosen */
+    const fs_kernel *kernel[3]; /* by dtype of W */
     const fs_scan *scan;
 } fs_isa;
 
@@ -44,12 +71,12 @@ const fs_isa *fs_isa_choose(const char *forced, char *names, size_t names_size);
 /* What the files cpu_tile_<isa>.c and cpu_scan_<isa>.c define. */
 #define FS_DECLARE_ISA(isa)                                                                                            \
     extern const fs_scan fs_scan_##isa;                                                                                \
-    void fs_tile_f32__##isa(FS_TILE_ARGUMENTS);                                                                        \
-    void fs_tile_f16__##isa(FS_TILE_ARGUMENTS);                                                                        \
-    void fs_tile_bf16__##isa(FS_TILE_ARGUMENTS)
+    extern const fs_kernel fs_kernel_f32__##isa, fs_kernel_f16__##isa, fs_kernel_bf16__##isa
 
 FS_DECLARE_ISA(scalar);
 FS_DECLARE_ISA(avx2);
 FS_DECLARE_ISA(avx512);
+FS_DECLARE_ISA(neon);
+extern const fs_kernel fs_kernel_bf16__avx512bf16, fs_kernel_bf16__amx, fs_kernel_bf16__neonbf16;
 
 #endif

@@ -39,6 +39,10 @@ static fs_block task_range(const fs_pass *pass, int32_t i) {
     return range;
 }
 
+static const fs_kernel *kernel_of(const fs_pass *pass) {
+    return pass->cpu->isa->kernel[pass->call->head->dtype];
+}
+
 /* A list of task i: twice what it keeps, so that compaction is rare, but never more than there are tokens. Task 0's list takes
  * the merged entries of all. */
 static void layout_list(const fs_pass *pass, fs_arena *arena, int32_t task, int32_t keep, int with_raw, fs_list *list) {
@@ -65,8 +69,12 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
     const size_t columns = (size_t)pass->block + 2 * FS_GRANULE;
     const int weights = call->head->kind == FS_HEAD_WEIGHTS;
 
-    pass->hidden_ld = weights ? (call->head->dim + FS_LANES - 1) / FS_LANES * FS_LANES : 0;
-    pass->hidden = arena_take(arena, rows * (size_t)pass->hidden_ld, sizeof(float));
+    if (weights) {
+        fs_hidden hidden = {NULL, pass->rows, batch->hidden_dtype, call->head->dim, NULL};
+        hidden.row = arena_take(arena, rows, sizeof *hidden.row);
+        hidden.packed = arena_take(arena, kernel_of(pass)->packed_bytes(&hidden), 1);
+        pass->hidden = hidden;
+    }
     pass->lane = arena_take(arena, rows, sizeof *pass->lane);
     pass->summary = arena_take(arena, tasks * rows, sizeof *pass->summary);
     pass->group = arena_take(arena, (size_t)pass->groups * rows, sizeof *pass->group);
@@ -160,14 +168,21 @@ static void prepare_task(void *arg, int32_t task) {
             empty_summary(pass->call, &pass->summary[(int64_t)t * pass->rows + a], lane->watches);
         if (head->kind != FS_HEAD_WEIGHTS) continue;
         int64_t stride = batch->hidden_stride ? batch->hidden_stride : head->dim * dtype_bytes(batch->hidden_dtype);
-        float *h = pass->hidden + a * pass->hidden_ld;
-        pass->cpu->isa->scan->load[batch->hidden_dtype]((const char *)batch->hidden + lane->b * stride, head->dim, h);
-        for (int64_t d = head->dim; d < pass->hidden_ld; d++) h[d] = 0.0f;
+        pass->hidden.row[a] = (const char *)batch->hidden + lane->b * stride;
     }
+}
+
+/* Tasks share H by columns, in whole cache lines of what is packed. */
+static void pack_task(void *arg, int32_t task) {
+    const fs_pass *pass = arg;
+    const int64_t units = (pass->hidden.dim + FS_PACK - 1) / FS_PACK, tasks = pass->cpu->tasks;
+    kernel_of(pass)->pack(&pass->hidden, units * task / tasks * FS_PACK, units * (task + 1) / tasks * FS_PACK);
 }
 
 void fs_pass_prepare(fs_pass *pass) {
     pass->cpu->parallel_for(pass->cpu->parallel_user, pass->cpu->tasks, prepare_task, pass);
+    if (pass->call->head->kind == FS_HEAD_WEIGHTS)
+        pass->cpu->parallel_for(pass->cpu->parallel_user, pass->cpu->tasks, pack_task, pass);
 }
 
 /* ------------------------------------------------------------------------------------------------------- run ---- */
@@ -180,8 +195,8 @@ static void compute_block(const fs_pass *pass, fs_block block, float *logits, in
     float *out = logits + block_lead(block);
     if (head->kind == FS_HEAD_WEIGHTS) {
         int64_t stride = head->stride ? head->stride : head->dim * bytes;
-        isa->tile[head->dtype]((const char *)head->data + local * stride, stride, (int32_t)block.n, pass->hidden,
-                               pass->hidden_ld, pass->rows, head->dim, out, columns);
+        kernel_of(pass)->tile(&pass->hidden, (const char *)head->data + local * stride, stride, (int32_t)block.n, out,
+                              columns);
         return;
     }
     int64_t stride = head->stride ? head->stride : head->rows * bytes;

@@ -24,11 +24,10 @@ typedef struct fs_pass {
     const fs_call *call;
     const int32_t *row; /* [rows] the rows of the batch that take part */
     int32_t rows;
-    int32_t whole;  /* lists hold everything: the second pass */
-    int32_t block;  /* tokens per block, a multiple of FS_NOISE_BLOCK */
-    int64_t groups; /* group modes: number of groups, else 0 */
-    int64_t hidden_ld;
-    float *hidden;       /* [rows, hidden_ld], zero padded */
+    int32_t whole;       /* lists hold everything: the second pass */
+    int32_t block;       /* tokens per block, a multiple of FS_NOISE_BLOCK */
+    int64_t groups;      /* group modes: number of groups, else 0 */
+    fs_hidden hidden;    /* of a head of weights */
     fs_lane *lane;       /* [rows] */
     fs_summary *summary; /* [tasks, rows] */
     fs_group *group;     /* [groups, rows] */

@@ -37,13 +37,11 @@ static const uint32_t *mask_row(const uint32_t *mask, int64_t stride, int64_t in
     return (const uint32_t *)(const void *)((const char *)mask + index * bytes);
 }
 
-static void transform_mask(const fs_call *call, int64_t b, fs_block block, float *x) {
+static void transform_mask(const fs_call *call, const fs_isa *isa, int64_t b, fs_block block, float *x) {
     const fs_batch *batch = call->batch;
     int64_t index = batch->allow_index ? batch->allow_index[b] : b;
     const uint32_t *allow = mask_row(batch->allow, batch->allow_stride, index, call->vocab);
-    if (!allow) return;
-    for (int64_t i = 0; i < block.n; i++)
-        if (!bit_of(allow, block.first + i)) x[i] = -INFINITY;
+    if (allow) isa->scan->mask(allow, block.first, block.n, x);
 }
 
 /* First entry of an ascending (token << 32 | entry) array at or after this token. */
@@ -118,26 +116,51 @@ static void race_offer(fs_race *race, uint32_t token, float x, float y, double n
     race_set_floor(race);
 }
 
-/* The tokens of one noise block whose mark lets them win; returns all its marks, in places relative to the block. */
-static void race_marked(fs_race *race, const float *x, const float *y, int64_t base, int64_t span, int64_t block,
-                        uint64_t marks[2]) {
+/* At least noise_ceiling, without a logarithm: w is at least the power of two below it. */
+static double ceiling_of_bits(uint32_t prefix) {
+    if (prefix == 0) return INFINITY;
+    return (double)(__builtin_clz(prefix) - 16 + 1 + 8) * 0.6931471805599454 + 1e-5;
+}
+
+/* The tokens of one noise block whose mark lets them win. x, y start at id `base`; span places. */
+static void race_marked(fs_race *race, const float *x, const float *y, int64_t base, int64_t span, fs_walk walk) {
     const float inverse = race->rules->inverse_temperature;
-    fs_walk walk = noise_walk(race->noise, (uint32_t)block);
     while (noise_next(&walk)) {
         int64_t i = (int64_t)walk.token - base;
         if (i < 0 || i >= span || !(y[i] > -INFINITY)) continue;
-        /* The floor is G below the score to beat. */
-        if ((double)(y[i] * inverse) + ((double)noise_ceiling(walk.prefix) - FS_NOISE_G) <= race->floor) continue;
+        /* The floor is G below the score to beat. Nearly every mark is dismissed by the first test. */
+        const double over = (double)(y[i] * inverse) - FS_NOISE_G;
+        if (over + ceiling_of_bits(walk.prefix) <= race->floor) continue;
+        if (over + (double)noise_ceiling(walk.prefix) <= race->floor) continue;
         race_offer(race, walk.token, x[i], y[i], noise_gumbel_given(race->noise, walk.token, (int32_t)walk.prefix));
     }
-    marks[0] = walk.taken[0];
-    marks[1] = walk.taken[1];
 }
 
-/* The sparse race: marked tokens, then those whose logit alone is in reach of the best score so far. x, y, granule start at id
- * `base`, a multiple of FS_GRANULE; span places. Greedy rows are a race without noise or marks. */
-static void race_exact(fs_race *race, const float *x, const float *y, const float *granule, float most, int64_t base,
-                       int64_t span) {
+static void race_marks(fs_race *race, const fs_scan *scan, const float *x, const float *y, int64_t base, int64_t span) {
+    const int64_t end = (base + span + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK;
+    fs_marks marks;
+    for (int64_t first = base / FS_NOISE_BLOCK; first < end; first += FS_MARK_BATCH) {
+        const int64_t n = end - first < FS_MARK_BATCH ? end - first : FS_MARK_BATCH;
+        scan->mark_words(race->noise, (uint32_t)first, &marks);
+        for (int64_t i = 0; i < n; i++) {
+            fs_words words = {{marks.w[0][i], marks.w[1][i], marks.w[2][i], marks.w[3][i]}};
+            fs_walk walk = noise_walk_from(race->noise, (uint32_t)(first + i), words);
+            if (walk.left) race_marked(race, x, y, base, span, walk);
+        }
+    }
+}
+
+/* Whether race_marks has seen to this token. A walk of its own, because hardly any token gets here. */
+static int is_marked(fs_noise noise, uint32_t token) {
+    fs_walk walk = noise_walk(noise, token / FS_NOISE_BLOCK);
+    while (noise_next(&walk))
+        if (walk.token == token) return 1;
+    return 0;
+}
+
+/* The sparse race: marked tokens, then the others whose logit alone is in reach of the best score so far. x, y, granule start at id `base`, a multiple of FS_GRANULE; span places. Greedy rows race without noise. */
+static void race_exact(fs_race *race, const fs_scan *scan, const float *x, const float *y, const float *granule,
+                       float most, int64_t base, int64_t span) {
     const float inverse = race->rules->inverse_temperature;
     const int greedy = race->rules->greedy;
     race_set_floor(race);
@@ -148,20 +171,17 @@ static void race_exact(fs_race *race, const float *x, const float *y, const floa
         uint32_t token = (uint32_t)(base + i);
         race_offer(race, token, x[i], y[i], greedy ? 0.0 : noise_gumbel(race->noise, token));
     }
-    for (int64_t block = base / FS_NOISE_BLOCK; block * FS_NOISE_BLOCK < base + span; block++) {
-        const int64_t start = block * FS_NOISE_BLOCK;
-        uint64_t marks[2] = {0, 0};
-        if (!greedy) race_marked(race, x, y, base, span, block, marks);
-        int64_t from = start > base ? start - base : 0;
-        int64_t to = start + FS_NOISE_BLOCK - base < span ? start + FS_NOISE_BLOCK - base : span;
-        for (int64_t g = from / FS_GRANULE; g < to / FS_GRANULE; g++) {
-            if (!((double)(granule[g] * inverse) > race->floor)) continue;
-            for (int64_t i = g * FS_GRANULE; i < (g + 1) * FS_GRANULE; i++) {
-                if (!((double)(y[i] * inverse) > race->floor)) continue;
-                uint32_t token = (uint32_t)(base + i);
-                if (marks[token >> 6 & 1] >> (token & 63) & 1) continue;
-                race_offer(race, token, x[i], y[i], greedy ? 0.0 : noise_gumbel_given(race->noise, token, -1));
-            }
+    if (!greedy) race_marks(race, scan, x, y, base, span);
+    if (!((double)(most * inverse) > race->floor)) return;
+    const int64_t granules = span / FS_GRANULE;
+    for (int64_t g = scan->next_above(granule, 0, granules, inverse, race->floor); g < granules;
+         g = scan->next_above(granule, g + 1, granules, inverse, race->floor)) {
+        for (int64_t i = g * FS_GRANULE; i < (g + 1) * FS_GRANULE; i++) {
+            if (!((double)(y[i] * inverse) > race->floor)) continue;
+            uint32_t token = (uint32_t)(base + i);
+            if (greedy) race_offer(race, token, x[i], y[i], 0.0);
+            else if (!is_marked(race->noise, token))
+                race_offer(race, token, x[i], y[i], noise_gumbel_given(race->noise, token, -1));
         }
     }
 }
@@ -179,13 +199,24 @@ static void race_fast(fs_race *race, const float *x, const float *y, int64_t bas
 
 /* ---------------------------------------------------------------------------------------------------- reduce ---- */
 
-/* Offers tokens to a list ordered by `logit`; granules below the bound are passed over. */
-static void offer_list(fs_list *list, const float *logit, const float *granule, const float *x, int64_t base,
-                       int64_t span) {
+/* The logit of a list's bound: no lower one can enter it. */
+static float list_floor(const fs_list *list) {
+    return list->bound == FS_KEY_NONE ? -INFINITY : order_key_logit(list->bound);
+}
+
+/* Offers tokens to a list ordered by `logit`, whose largest of each granule are in `granule`, or NULL. */
+static void offer_list(fs_list *list, const fs_scan *scan, const float *logit, const float *granule, const float *x,
+                       int64_t base, int64_t span) {
+    float floor = list_floor(list);
     for (int64_t g = 0; g < span / FS_GRANULE; g++) {
-        if (granule && ordered_float(granule[g]) < (uint32_t)(list->bound >> 32)) continue;
-        for (int64_t i = g * FS_GRANULE; i < (g + 1) * FS_GRANULE; i++)
-            if (logit[i] > -INFINITY) list_offer(list, order_key(logit[i], (uint32_t)(base + i)), x[i]);
+        /* Strictly above a little less than the floor: at the floor the lower id enters. */
+        const double below = fmin((double)floor, DBL_MAX);
+        if (granule) g = scan->next_above(granule, g, span / FS_GRANULE, 1.0f, below - fabs(below) * 0x1p-40 - 1e-300);
+        for (int64_t i = g * FS_GRANULE; i < (g + 1) * FS_GRANULE && i < span; i++) {
+            if (!(logit[i] >= floor) || !(logit[i] > -INFINITY)) continue;
+            list_offer(list, order_key(logit[i], (uint32_t)(base + i)), x[i]);
+            floor = list_floor(list);
+        }
     }
 }
 
@@ -199,43 +230,39 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
     transform_head(call->head, block, x + lead);
     for (int64_t i = 0; i < lead; i++) x[i] = -INFINITY;
     for (int64_t i = lead + block.n; i < span; i++) x[i] = -INFINITY;
-    transform_mask(call, lane->b, block, x + lead);
-    summary->flags |= isa->scan->clean(x, span);
+    transform_mask(call, isa, lane->b, block, x + lead);
+    fs_survey survey = isa->scan->survey(x, span, scratch->granule);
+    summary->flags |= survey.flags;
+    if (survey.most > summary->max_x) summary->max_x = survey.most;
+    if (ask->raw_mass) isa->scan->add_mass(x, scratch->granule, span, 1.0f, &summary->raw_mass);
 
     float *y = x;
     const int penalised = rules_penalise(rules) && (batch->seen || batch->counts || batch->count_offset);
-    const int edited = lane->edits || penalised;
-    if (edited) {
+    if (lane->edits || penalised) {
         y = scratch->y;
         memcpy(y, x, (size_t)span * sizeof *y);
         transform_edits(call, lane, block, y + lead);
         if (penalised) transform_penalties(call, lane, rules, scratch->count, block, y + lead);
-        summary->flags |= isa->scan->clean(y, span);
+        survey = isa->scan->survey(y, span, scratch->granule);
+        summary->flags |= survey.flags;
     }
+    const float most = survey.most;
+    if (most > summary->max_y) summary->max_y = most;
     FS_SPARSE_EACH(i, lane->watch, lane->watches, block) {
         int64_t at = (int64_t)(lane->watch[i] >> 32) - base;
         fs_watch seen = {x[at], y[at]};
         summary->watch[(uint32_t)lane->watch[i]] = seen;
     }
-
-    if (edited) {
-        float most_x = isa->scan->granule_max(x, span, scratch->granule);
-        if (most_x > summary->max_x) summary->max_x = most_x;
-    }
-    float most = isa->scan->granule_max(y, span, scratch->granule);
-    if (most > summary->max_y) summary->max_y = most;
-    if (!edited && most > summary->max_x) summary->max_x = most;
-    if (ask->raw_mass) isa->scan->add_mass(x, span, 1.0f, &summary->raw_mass);
-    if (ask->keep_raw) offer_list(&summary->raw_list, x, NULL, x, base, span);
+    if (ask->keep_raw) offer_list(&summary->raw_list, isa->scan, x, NULL, x, base, span);
     if (!(most > -INFINITY)) return;
     if (most * rules->inverse_temperature == INFINITY) summary->flags |= FS_ROW_INF;
 
-    if (ask->mass) isa->scan->add_mass(y, span, rules->inverse_temperature, &summary->mass);
-    if (ask->keep) offer_list(&summary->list, y, scratch->granule, x, base, span);
+    if (ask->mass) isa->scan->add_mass(y, scratch->granule, span, rules->inverse_temperature, &summary->mass);
+    if (ask->keep) offer_list(&summary->list, isa->scan, y, scratch->granule, x, base, span);
     const int32_t draws = ask->ordered && ask->samples ? 1 : ask->samples;
     for (int32_t i = 0; i < draws; i++) {
         fs_race race = {rules, lane->noise[i], &summary->winner[i], ask->ordered ? ask->samples : 1, 0.0};
         if (batch->noise == FS_NOISE_FAST && !rules->greedy) race_fast(&race, x, y, base, span);
-        else race_exact(&race, x, y, scratch->granule, most, base, span);
+        else race_exact(&race, isa->scan, x, y, scratch->granule, most, base, span);
     }
 }

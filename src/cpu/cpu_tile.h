@@ -1,121 +1,348 @@
-/* cpu_tile.h - the tile kernel, one source for every instruction set: a file cpu_tile_<isa>.c sets FS_ISA and the tile shape,
- * includes this, and is compiled with that set's flags.
+/* cpu_tile.h - the tile kernel of vector instructions, one source for every instruction set: a file cpu_tile_<isa>.c sets FS_ISA
+ * and the tile shape, includes this, and is compiled with that set's flags.
  *
- *        h [rows, D] float, in L2             load    16 elements of each of T rows of W, widened to float
- *          |   |   |  |                       dot     T x R accumulators of 16 lanes, fused multiply-add where there is one
- *   w ---- T x R tile ----> out [rows, tokens]  store   lanes added in one fixed order
- *   (T rows of W at a time, streamed once)
+ *   w   T rows of W ------+            load    one step (16 elements, or 32 as pairs) of each of T rows of W
+ *       streamed once     |            dot     T x R accumulators of 16 lanes
+ *   h   R rows of H, -- T x R --> out  store   lanes added in one fixed order
+ *       packed, in L2
  *
- * Cost: W is read once from memory, T streams at a time; H is read from L2 once per T tokens. Per 16 elements of K a
- * T x R tile does T R fused multiply-adds for T + R loads, so R > 1 makes it compute-bound. Which accumulator a product
- * goes to, and in which order, depends on (row, token, d) alone: every shape gives the same logit bit for bit. */
+ * Cost: W comes from memory once; the lines that the next tiles need are asked for meanwhile. H comes from L2 once per T tokens. A
+ * step of a T x R tile is T R multiply-adds for T + R loads, so with 8 x 3 the two multiply-adds a cycle of AVX-512 need one load
+ * each, most of them from L1. Halves are widened once per T tokens into a panel that stays in L1 for all rows, if there are more than R.
+ *
+ * The order of additions: step k adds its products to the lanes, for pairs the lower element's after the upper's and part by part;
+ * then lanes are added 8, 4, 2, 1 apart. Which accumulator a product goes to, and when, depends on its place in the row alone: every
+ * shape gives the same logit bit for bit. */
 #include "cpu_isa.h"
+
+#include "core/halves.h"
 
 #define FS_JOIN_(a, b, c) a##b##__##c
 #define FS_JOIN(a, b, c) FS_JOIN_(a, b, c)
 
-/* Vectors wider than the target's registers have no stable calling convention; none is passed, everything here is inlined. */
+/* Vectors wider than the target's registers have no stable calling convention; none is passed. */
 #pragma GCC diagnostic ignored "-Wpsabi"
+#define FS_INLINE static inline __attribute__((always_inline))
 
-typedef float lanes __attribute__((vector_size(FS_LANES * sizeof(float))));
-typedef uint32_t lanes_u32 __attribute__((vector_size(FS_LANES * sizeof(uint32_t))));
-typedef uint16_t lanes_u16 __attribute__((vector_size(FS_LANES * sizeof(uint16_t))));
+#define FS_LANES 16
+#define FS_LINE 64 /* bytes of 16 lanes */
+#define FS_CHUNK                                                                                                       \
+    (512 / FS_LANES)       /* steps whose panel of 8 tokens, 16 KB, stays in L1 (32 KB: 147 instead of 191 GFLOP/s) */
+#define FS_ROWS_AT_ONCE 48 /* rows whose accumulators are kept between chunks: 24 KB */
 
-static inline lanes load_f32(const char *p) {
-    lanes x;
+/* A register, and 16 lanes of them. Vectors wider than a register are kept in memory by gcc 12, so lanes are an array. */
+#ifndef FS_REGISTER
+#define FS_REGISTER 16
+#endif
+#define FS_PIECES (FS_LINE / FS_REGISTER)
+typedef float piece __attribute__((vector_size(FS_REGISTER)));
+typedef uint32_t piece_u32 __attribute__((vector_size(FS_REGISTER)));
+typedef uint16_t piece_u16 __attribute__((vector_size(FS_REGISTER / 2)));
+typedef struct lanes {
+    piece p[FS_PIECES];
+} lanes;
+
+FS_INLINE piece load_f32(const char *p) {
+    piece x;
     memcpy(&x, p, sizeof x);
     return x;
 }
 
 /* An instruction set that widens halves itself defines FS_HAS_LOAD and these two. */
-static inline lanes load_bf16(const char *p);
-static inline lanes load_f16(const char *p);
-#ifndef FS_HAS_LOAD
-static inline lanes load_bf16(const char *p) {
-    lanes_u16 h;
+#ifdef FS_HAS_LOAD
+FS_INLINE piece load_bf16(const char *p);
+FS_INLINE piece load_f16(const char *p);
+#else
+FS_INLINE piece load_bf16(const char *p) {
+    piece_u16 h;
     memcpy(&h, p, sizeof h);
-    return (lanes)(__builtin_convertvector(h, lanes_u32) << 16);
+    return (piece)(__builtin_convertvector(h, piece_u32) << 16);
 }
 
-/* Shifts the 5-bit exponent into place and lets a multiplication by 2^112 rebias it, subnormals included. */
-static inline lanes load_f16(const char *p) {
-    lanes_u16 h;
+/* As widen_f16. */
+FS_INLINE piece load_f16(const char *p) {
+    piece_u16 h;
     memcpy(&h, p, sizeof h);
-    lanes_u32 u = __builtin_convertvector(h, lanes_u32);
-    lanes_u32 magnitude = (u & 0x7FFF) << 13;
-    lanes_u32 special = (lanes_u32)(magnitude >= 0x0F800000u) & 0x7F800000u;
-    lanes scaled = (lanes)magnitude * 5.192296858534828e33f; /* 2^112 */
-    return (lanes)((lanes_u32)scaled | special | (u & 0x8000) << 16);
+    piece_u32 u = __builtin_convertvector(h, piece_u32);
+    piece_u32 magnitude = (u & 0x7FFF) << 13;
+    piece_u32 special = (piece_u32)(magnitude >= 0x0F800000u) & 0x7F800000u;
+    piece scaled = (piece)magnitude * 5.192296858534828e33f; /* 2^112 */
+    return (piece)((piece_u32)scaled | special | (u & 0x8000) << 16);
 }
 #endif
 
+/* Keeps x in a register: gcc would read it again for every row, and loads, not products, would be the roof. */
+#if defined(__x86_64__)
+#define FS_KEEP(x) __asm__("" : "+x"(x))
+#elif defined(__aarch64__)
+#define FS_KEEP(x) __asm__("" : "+w"(x))
+#else
+#define FS_KEEP(x)
+#endif
+
+FS_INLINE piece add_product(piece sum, piece x, piece y) {
+    return sum + x * y;
+}
+
+/* ------------------------------------------------------------------------------------------------------- dot ---- */
+
+/* Adds `steps` steps of T tokens x R rows to sum [T, R]. w: rows `stride` bytes apart; h: rows h_ld bytes apart, a line for every part of a step. */
+typedef void (*fs_dot)(const char *w, int64_t stride, const char *h, int64_t h_ld, int64_t steps, lanes *sum);
+
+FS_INLINE void dot(int T, int R, int parts, piece (*load)(const char *), piece (*add)(piece, piece, piece),
+                   int step_bytes, int line_bytes, const char *w, int64_t stride, const char *h, int64_t h_ld,
+                   int64_t steps, lanes *sum) {
+    piece acc[FS_TILE_TOKENS][FS_TILE_ROWS][FS_PIECES];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; t++)
+#pragma GCC unroll 3
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int i = 0; i < FS_PIECES; i++) acc[t][r][i] = sum[t * R + r].p[i];
+    for (int64_t k = 0; k < steps; k++, w += step_bytes)
+
+#pragma GCC unroll 3
+        for (int part = 0; part < parts; part++, h += FS_LINE)
+#pragma GCC unroll 4
+            for (int i = 0; i < FS_PIECES; i++) {
+                piece y[FS_TILE_ROWS];
+#pragma GCC unroll 3
+                for (int r = 0; r < R; r++) y[r] = load_f32(h + r * h_ld + i * FS_REGISTER);
+#pragma GCC unroll 8
+                for (int t = 0; t < T; t++) {
+                    piece x = load(w + t * stride + i * (line_bytes / FS_PIECES));
+                    FS_KEEP(x);
+#pragma GCC unroll 3
+                    for (int r = 0; r < R; r++) acc[t][r][i] = add(acc[t][r][i], x, y[r]);
+                }
+            }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; t++)
+#pragma GCC unroll 3
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int i = 0; i < FS_PIECES; i++) sum[t * R + r].p[i] = acc[t][r][i];
+}
+
+/* One function for each shape: inlined side by side, gcc 12 merges their loops and splits multiply-adds (half the speed). */
+#define FS_DEFINE_DOT(name, T, R, parts, load, add, step_bytes, line_bytes)                                            \
+    static __attribute__((noinline)) void name(const char *w, int64_t stride, const char *h, int64_t h_ld,             \
+                                               int64_t steps, lanes *sum) {                                            \
+        dot(T, R, parts, load, add, step_bytes, line_bytes, w, stride, h, h_ld, steps, sum);                           \
+    }
+
+#define FS_DEFINE_DOTS(name, parts, load, add, step_bytes, line_bytes)                                                 \
+    FS_DEFINE_DOT(name##_t_1, FS_TILE_TOKENS, 1, parts, load, add, step_bytes, line_bytes)                             \
+    FS_DEFINE_DOT(name##_t_2, FS_TILE_TOKENS, 2, parts, load, add, step_bytes, line_bytes)                             \
+    FS_DEFINE_DOT(name##_t_3, FS_TILE_TOKENS, 3, parts, load, add, step_bytes, line_bytes)                             \
+    FS_DEFINE_DOT(name##_1_1, 1, 1, parts, load, add, step_bytes, line_bytes)                                          \
+    FS_DEFINE_DOT(name##_1_2, 1, 2, parts, load, add, step_bytes, line_bytes)                                          \
+    FS_DEFINE_DOT(name##_1_3, 1, 3, parts, load, add, step_bytes, line_bytes)                                          \
+    static const fs_dot name[2][3] = {{name##_t_1, name##_t_2, name##_t_3}, {name##_1_1, name##_1_2, name##_1_3}};
+_Static_assert(FS_TILE_ROWS == 3, "the shapes above");
+
+/* How a step is computed. */
+typedef struct scheme {
+    const fs_dot (*dot)[FS_TILE_ROWS]; /* [FS_TILE_TOKENS tokens, one token] by rows - 1 */
+    int step, bytes, parts;            /* elements of a step, bytes of an element of W, parts of one of H */
+    /* panel [steps, FS_TILE_TOKENS] = the steps of the rows at w, widened; NULL if they are always used as they lie. */
+    void (*widen)(const char *w, int64_t stride, int tokens, int64_t steps, lanes *panel);
+    const struct scheme *widened; /* then reads the panel */
+} scheme;
+
+/* ----------------------------------------------------------------------------------------------------- store ---- */
+
+typedef float wide __attribute__((vector_size(FS_LINE)));
+
+FS_INLINE wide wide_of(const lanes *x) {
+    wide v;
+    memcpy(&v, x, sizeof v);
+    return v;
+}
+
 /* Lanes 8, 4, 2, 1 apart. */
-static inline float add_lanes(const lanes *sum) {
-    lanes x = *sum;
-    x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    return x[0] + x[1];
+FS_INLINE float add_lanes(const lanes *x) {
+    float v[FS_LANES];
+    memcpy(v, x, sizeof v);
+    for (int half = FS_LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) v[i] += v[i + half];
+    return v[0];
 }
 
-/* T tokens x R rows. `load` and `bytes` are constants after inlining, so each use is its own unrolled kernel. */
-static inline __attribute__((always_inline)) void dot_tile(lanes (*load)(const char *), int bytes, int T, int R,
-                                                           const char *w, int64_t stride, const float *h, int64_t h_ld,
-                                                           int64_t dim, float *out, int64_t out_ld) {
-    lanes sum[4][4];
-    for (int t = 0; t < T; t++)
-        for (int r = 0; r < R; r++) sum[t][r] = (lanes){0};
-    int64_t d = 0;
-    for (; d + FS_LANES <= dim; d += FS_LANES) {
-        lanes x[4], y[4];
-        for (int t = 0; t < T; t++) x[t] = load(w + t * stride + d * bytes);
-        for (int r = 0; r < R; r++) y[r] = load_f32((const char *)(h + r * h_ld + d));
-        for (int t = 0; t < T; t++)
-            for (int r = 0; r < R; r++) sum[t][r] += x[t] * y[r];
+#if FS_TILE_TOKENS == 8
+/* The same for eight tokens at once, x [8] `by` apart: two vectors become one at every level, a third of the instructions. */
+FS_INLINE void store_tokens(const lanes *x, int by, float *out) {
+    wide a[4], b[2], c, d;
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        wide p = wide_of(&x[2 * i * by]), q = wide_of(&x[(2 * i + 1) * by]);
+        a[i] = __builtin_shufflevector(p, q, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+               __builtin_shufflevector(p, q, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
     }
-    if (d < dim) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++)
+        b[i] =
+            __builtin_shufflevector(a[2 * i], a[2 * i + 1], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+            __builtin_shufflevector(a[2 * i], a[2 * i + 1], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    c = __builtin_shufflevector(b[0], b[1], 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
+        __builtin_shufflevector(b[0], b[1], 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+    d = __builtin_shufflevector(c, c, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14) +
+        __builtin_shufflevector(c, c, 1, 3, 5, 7, 9, 11, 13, 15, 1, 3, 5, 7, 9, 11, 13, 15);
+    memcpy(out, &d, 8 * sizeof *out);
+}
+#else
+FS_INLINE void store_tokens(const lanes *x, int by, float *out) {
+    for (int t = 0; t < FS_TILE_TOKENS; t++) out[t] = add_lanes(&x[t * by]);
+}
+#endif
+
+/* -------------------------------------------------------------------------------------------------- the tile ---- */
+
+/* Rows of H in groups of at most FS_TILE_ROWS, as even as they go. */
+FS_INLINE int32_t group_at(int32_t rows, int32_t groups, int32_t i) {
+    return (int32_t)((int64_t)rows * i / groups);
+}
+
+/* One set of rows of H meets T tokens. */
+typedef struct meeting {
+    const scheme *scheme;
+    int T;
+    const char *h; /* its first row */
+    int64_t h_ld;
+    int32_t rows, groups; /* rows <= FS_ROWS_AT_ONCE */
+} meeting;
+
+/* Adds steps [k, k + n), which w has, to sum [rows, T], group by group. */
+static void dot_all(const meeting *m, const scheme *s, const char *w, int64_t stride, int64_t k, int64_t n,
+                    lanes *sum) {
+    for (int32_t g = 0; g < m->groups; g++) {
+        const int32_t r = group_at(m->rows, m->groups, g), R = group_at(m->rows, m->groups, g + 1) - r;
+        s->dot[m->T == 1][R - 1](w, stride, m->h + r * m->h_ld + k * s->parts * FS_LINE, m->h_ld, n, sum + r * m->T);
+    }
+}
+
+/* sum [rows, T] of the T rows at w. */
+static void tile_sums(const meeting *m, const char *w, int64_t stride, int64_t dim, lanes *sum) {
+    const scheme *s = m->scheme;
+    const int64_t steps = dim / s->step, left = dim - steps * s->step;
+    lanes panel[FS_TILE_TOKENS * FS_CHUNK];
+    memset(sum, 0, sizeof sum[0] * (size_t)(m->rows * m->T));
+    for (int64_t k = 0, n; k < steps; k += n) {
+        n = m->groups == 1 || steps - k < FS_CHUNK ? steps - k : FS_CHUNK;
+        const char *x = w + k * s->step * s->bytes;
+        if (s->widen && m->groups > 2) {
+            s->widen(x, stride, m->T, n, panel);
+            dot_all(m, s->widened, (const char *)panel, FS_LINE, k, n, sum);
+        } else dot_all(m, s, x, stride, k, n, sum);
+    }
+    if (left) {
         /* The tail goes through a zeroed copy: W must not be read past its end. */
-        char tail[FS_LANES * sizeof(float)];
-        lanes x[4];
-        for (int t = 0; t < T; t++) {
-            memset(tail, 0, sizeof tail);
-            memcpy(tail, w + t * stride + d * bytes, (size_t)((dim - d) * bytes));
-            x[t] = load(tail);
+        char tail[FS_TILE_TOKENS * FS_LINE];
+        memset(tail, 0, sizeof tail);
+        for (int t = 0; t < m->T; t++)
+            memcpy(tail + t * FS_LINE, w + t * stride + steps * s->step * s->bytes, (size_t)(left * s->bytes));
+        dot_all(m, s, tail, FS_LINE, steps, 1, sum);
+    }
+}
+
+/* T tokens `stride` bytes and `apart` places of out apart, for rows [first, first + rows). */
+static void tile_tokens(const meeting *m, const char *w, int64_t stride, int64_t dim, float *out, int64_t out_ld,
+                        int32_t apart) {
+    lanes sum[FS_ROWS_AT_ONCE * FS_TILE_TOKENS];
+    tile_sums(m, w, stride, dim, sum);
+    for (int32_t g = 0; g < m->groups; g++) {
+        const int32_t r = group_at(m->rows, m->groups, g), R = group_at(m->rows, m->groups, g + 1) - r;
+        for (int32_t i = 0; i < R; i++) {
+            float *to = out + (r + i) * out_ld, logit[FS_TILE_TOKENS];
+            if (m->T == 1) {
+                to[0] = add_lanes(&sum[r + i]);
+                continue;
+            }
+            store_tokens(sum + r * m->T + i, R, logit);
+            for (int t = 0; t < FS_TILE_TOKENS; t++) to[t * apart] = logit[t];
         }
-        for (int t = 0; t < T; t++)
-            for (int r = 0; r < R; r++) sum[t][r] += x[t] * load_f32((const char *)(h + r * h_ld + d));
-    }
-    for (int t = 0; t < T; t++)
-        for (int r = 0; r < R; r++) out[r * out_ld + t] = add_lanes(&sum[t][r]);
-}
-
-/* Tokens in groups of FS_TILE_TOKENS; for each, rows in groups of FS_TILE_ROWS, then one by one (there four tokens at a time,
- * whose four streams are what reads memory fastest). */
-static inline __attribute__((always_inline)) void tile_all(lanes (*load)(const char *), int bytes, const char *w,
-                                                           int64_t stride, int32_t tokens, const float *h, int64_t h_ld,
-                                                           int32_t rows, int64_t dim, float *out, int64_t out_ld) {
-    int32_t wide = rows - rows % FS_TILE_ROWS;
-    int32_t t = 0;
-    for (; t + FS_TILE_TOKENS <= tokens; t += FS_TILE_TOKENS)
-        for (int32_t r = 0; r < wide; r += FS_TILE_ROWS)
-            dot_tile(load, bytes, FS_TILE_TOKENS, FS_TILE_ROWS, w + t * stride, stride, h + r * h_ld, h_ld, dim,
-                     out + r * out_ld + t, out_ld);
-    for (; t < tokens; t++)
-        for (int32_t r = 0; r < wide; r++)
-            dot_tile(load, bytes, 1, 1, w + t * stride, stride, h + r * h_ld, h_ld, dim, out + r * out_ld + t, out_ld);
-    for (int32_t r = wide; r < rows; r++) {
-        for (t = 0; t + 4 <= tokens; t += 4)
-            dot_tile(load, bytes, 4, 1, w + t * stride, stride, h + r * h_ld, h_ld, dim, out + r * out_ld + t, out_ld);
-        for (; t < tokens; t++)
-            dot_tile(load, bytes, 1, 1, w + t * stride, stride, h + r * h_ld, h_ld, dim, out + r * out_ld + t, out_ld);
     }
 }
 
-#define FS_DEFINE_TILE(type, bytes)                                                                                    \
-    void FS_JOIN(fs_tile_, type, FS_ISA)(FS_TILE_ARGUMENTS) {                                                          \
-        tile_all(load_##type, bytes, (const char *)w, stride, tokens, h, h_ld, rows, dim, out, out_ld);                \
-    }
+/* Each page of 4 KB holds one of the T streams, where rows are shorter: see docs/findings/one-stream-per-page.md. */
+static int32_t spacing_of(int64_t stride) {
+    int32_t apart = 1;
+    while (apart * stride < 4096 && apart < 16) apart *= 2;
+    return apart;
+}
 
-FS_DEFINE_TILE(f32, 4)
-FS_DEFINE_TILE(f16, 2)
-FS_DEFINE_TILE(bf16, 2)
+static void tile_all(const scheme *s, const fs_hidden *hidden, const char *w, int64_t stride, int32_t tokens,
+                     float *out, int64_t out_ld) {
+    const int64_t dim = hidden->dim, h_ld = (dim + s->step - 1) / s->step * s->parts * FS_LINE;
+    const int32_t apart = spacing_of(stride), span = apart * FS_TILE_TOKENS;
+    for (int32_t first = 0; first < hidden->rows; first += FS_ROWS_AT_ONCE) {
+        const int32_t rows = hidden->rows - first < FS_ROWS_AT_ONCE ? hidden->rows - first : FS_ROWS_AT_ONCE;
+        meeting m = {s,    FS_TILE_TOKENS, hidden->packed + first * h_ld,
+                     h_ld, rows,           (rows + FS_TILE_ROWS - 1) / FS_TILE_ROWS};
+        float *to = out + first * out_ld;
+        int32_t t = 0;
+        for (; t + span <= tokens; t += span)
+            for (int32_t i = 0; i < apart; i++)
+                tile_tokens(&m, w + (t + i) * stride, apart * stride, dim, to + t + i, out_ld, apart);
+        for (; t + FS_TILE_TOKENS <= tokens; t += FS_TILE_TOKENS)
+            tile_tokens(&m, w + t * stride, stride, dim, to + t, out_ld, 1);
+        for (m.T = 1; t < tokens; t++) tile_tokens(&m, w + t * stride, stride, dim, to + t, out_ld, 1);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- kernels ---- */
+
+#ifndef FS_ONLY_PAIRS /* a file that brings a kernel of pairs and nothing else */
+static size_t packed_float_bytes(const fs_hidden *hidden) {
+    return (size_t)hidden->rows * (size_t)((hidden->dim + FS_LANES - 1) / FS_LANES) * FS_LINE;
+}
+
+/* [rows, dim rounded up to whole steps] floats, zeros behind dim. */
+static void pack_float(const fs_hidden *hidden, int64_t from, int64_t to) {
+    const int64_t dim = hidden->dim, ld = (dim + FS_LANES - 1) / FS_LANES * FS_LANES;
+    const int64_t bytes = hidden->dtype == FS_F32 ? 4 : 2;
+    for (int32_t r = 0; r < hidden->rows; r++)
+        for (int64_t d = from; d < to && d < ld; d += FS_LANES) {
+            const char *h = hidden->row[r] + d * bytes;
+            char tail[FS_LINE] = {0};
+            if (d + FS_LANES > dim) h = memcpy(tail, h, (size_t)((dim - d) * bytes));
+            for (int i = 0; i < FS_PIECES; i++) {
+                const char *from_h = h + i * (FS_LANES / FS_PIECES) * bytes;
+                piece x = hidden->dtype == FS_F32   ? load_f32(from_h)
+                          : hidden->dtype == FS_F16 ? load_f16(from_h)
+                                                    : load_bf16(from_h);
+                memcpy(hidden->packed + (r * ld + d) * 4 + i * FS_REGISTER, &x, sizeof x);
+            }
+        }
+}
+
+/* The panel is read step by step: rows of W are powers of two apart, so that their steps would meet in one set of L1. */
+FS_DEFINE_DOTS(dot_panel, 1, load_f32, add_product, FS_TILE_TOKENS *FS_LINE, FS_LINE)
+static const scheme scheme_panel = {dot_panel, FS_LANES, 4, 1, NULL, NULL};
+
+#define FS_DEFINE_SCHEME(type, bytes)                                                                                  \
+    FS_DEFINE_DOTS(dot_##type, 1, load_##type, add_product, FS_LANES *(bytes), FS_LANES *(bytes))                      \
+    static void panel_##type(const char *w, int64_t stride, int tokens, int64_t steps, lanes *panel) {                 \
+        for (int64_t k = 0; k < steps; k++)                                                                            \
+            for (int t = 0; t < tokens; t++)                                                                           \
+                for (int i = 0; i < FS_PIECES; i++)                                                                    \
+                    panel[k * FS_TILE_TOKENS + t].p[i] =                                                               \
+                        load_##type(w + t * stride + (k * FS_PIECES + i) * (FS_LANES / FS_PIECES * (bytes)));          \
+    }                                                                                                                  \
+    static const scheme scheme_##type = {dot_##type, FS_LANES, bytes, 1, panel_##type, &scheme_panel};
+
+FS_DEFINE_SCHEME(f32, 4)
+FS_DEFINE_SCHEME(f16, 2)
+FS_DEFINE_SCHEME(bf16, 2)
+
+#define FS_DEFINE_KERNEL(type)                                                                                         \
+    static void tile_##type(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out,        \
+                            int64_t out_ld) {                                                                          \
+        tile_all(&scheme_##type, hidden, (const char *)w, stride, tokens, out, out_ld);                                \
+    }                                                                                                                  \
+    const fs_kernel FS_JOIN(fs_kernel_, type, FS_ISA) = {packed_float_bytes, pack_float, tile_##type}
+
+FS_DEFINE_KERNEL(f32);
+FS_DEFINE_KERNEL(f16);
+FS_DEFINE_KERNEL(bf16);
+#endif

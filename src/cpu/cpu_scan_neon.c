@@ -1,0 +1,2 @@
+#define FS_ISA neon
+#include "cpu_scan.h"

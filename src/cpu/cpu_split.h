@@ -1,0 +1,55 @@
+/* cpu_split.h - hidden states as sums of bf16 numbers, for kernels whose instruction multiplies bf16 by bf16.
+ *
+ *   bf16  1 part    f16  2 parts (11 = 8 + 3 bits)    f32  3 parts (24 = 8 + 8 + 8 bits)
+ *
+ * Parts are cut off by truncation: h = p0 + p1 + p2 exactly, and nothing overflows by rounding up. A product of two bf16 numbers is
+ * exact in float, so a logit is as exact as with float arithmetic. Three things differ from it:
+ * - parts and weights below 2^-126 count as zero, and so do sums (the instructions flush denormals): an absolute error below 2^-126
+ *   times the number of terms times the other factor;
+ * - an infinite weight meets parts that are zero, and inf * 0 is NaN where h * inf is inf. So a NaN that comes out of several
+ *   parts is computed again in float (repair_nan);
+ * - the order of additions, which every kernel states. */
+#ifndef FS_CPU_SPLIT_H
+#define FS_CPU_SPLIT_H
+
+#include "core/halves.h"
+#include "cpu_isa.h"
+
+#define FS_PARTS_MOST 3
+
+FS_CORE int split_parts(int32_t dtype) {
+    return dtype == FS_BF16 ? 1 : dtype == FS_F16 ? 2 : 3;
+}
+
+/* Element d of a row of H, at any address, as float. */
+FS_CORE float split_element(const char *row, int32_t dtype, int64_t d) {
+    float x;
+    uint16_t half;
+    if (dtype == FS_F32) {
+        memcpy(&x, row + 4 * d, sizeof x);
+        return x;
+    }
+    memcpy(&half, row + 2 * d, sizeof half);
+    return dtype == FS_BF16 ? widen_bf16(half) : widen_f16(half);
+}
+
+/* part[i] = bf16 bits of the i-th part of h. */
+FS_CORE void split_float(float h, int parts, uint16_t *part) {
+    for (int i = 0; i < parts; i++) {
+        uint32_t bits = float_bits(h);
+        part[i] = (uint16_t)(bits >> 16);
+        if (h != h) part[i] |= 0x40; /* the payload may lie in the bits that are cut off */
+        h -= widen_bf16(part[i]);
+        if (h != h) h = 0.0f; /* inf - inf */
+    }
+}
+
+/* The logit of a row of bf16 weights in float, products in ascending order. */
+FS_CORE float repair_nan(const fs_hidden *hidden, int32_t r, const char *w) {
+    float sum = 0.0f;
+    for (int64_t d = 0; d < hidden->dim; d++)
+        sum += split_element(w, FS_BF16, d) * split_element(hidden->row[r], hidden->dtype, d);
+    return sum;
+}
+
+#endif

@@ -1,0 +1,215 @@
+/* Every row of the dispatch table that runs here (experimental ones too): its kernels against dot products in double, and bit for bit
+ * the same in any tile; its scans against those of the scalar row, bit for bit. */
+#include "cpu/cpu_isa.h"
+#include "support.h"
+
+static const char *const names[] = {"amx", "avx512bf16", "avx512", "avx2", "neonbf16", "neon", "scalar"};
+enum { NAMES = sizeof names / sizeof names[0], MOST_ROWS = 70, MOST_TOKENS = 300 };
+
+static const fs_isa *isa_named(const char *name) {
+    char text[256];
+    return fs_isa_choose(name, text, sizeof text);
+}
+
+static void put(int32_t dtype, char *at, float x) {
+    uint16_t half = dtype == FS_BF16 ? bf16_of(x) : f16_of(x);
+    if (dtype == FS_F32) memcpy(at, &x, sizeof x);
+    else memcpy(at, &half, sizeof half);
+}
+
+static double get(int32_t dtype, const char *at) {
+    float x;
+    uint16_t half;
+    if (dtype == FS_F32) {
+        memcpy(&x, at, sizeof x);
+        return (double)x;
+    }
+    memcpy(&half, at, sizeof half);
+    if (dtype == FS_BF16) {
+        uint32_t bits = (uint32_t)half << 16;
+        memcpy(&x, &bits, sizeof x);
+        return (double)x;
+    }
+    int exponent = half >> 10 & 31, fraction = half & 1023;
+    double magnitude = exponent == 31  ? (fraction ? NAN : INFINITY)
+                       : exponent == 0 ? ldexp(fraction, -24)
+                                       : ldexp(1024 + fraction, exponent - 25);
+    return half >> 15 ? -magnitude : magnitude;
+}
+
+typedef struct problem {
+    int32_t w_dtype, h_dtype, rows, tokens;
+    int64_t dim, w_stride, h_stride;
+    char *w, *h;
+} problem;
+
+static int64_t bytes_of(int32_t dtype) {
+    return dtype == FS_F32 ? 4 : 2;
+}
+
+/* Rows lie at any even address, with rubbish between them. */
+static problem make_problem(rng *r, int32_t w_dtype, int32_t h_dtype) {
+    problem p = {w_dtype,
+                 h_dtype,
+                 1 + (int32_t)random_below(r, MOST_ROWS),
+                 1 + (int32_t)random_below(r, MOST_TOKENS),
+                 1 + (int64_t)random_below(r, random_below(r, 3) ? 200 : 1400),
+                 0,
+                 0,
+                 NULL,
+                 NULL};
+    p.w_stride = (p.dim + (int64_t)random_below(r, 5)) * bytes_of(w_dtype);
+    p.h_stride = (p.dim + (int64_t)random_below(r, 3)) * bytes_of(h_dtype);
+    p.w = malloc((size_t)(p.tokens * p.w_stride));
+    p.h = malloc((size_t)(p.rows * p.h_stride));
+    assert_true(p.w && p.h);
+    memset(p.w, 0x7F, (size_t)(p.tokens * p.w_stride));
+    memset(p.h, 0x7F, (size_t)(p.rows * p.h_stride));
+    for (int32_t t = 0; t < p.tokens; t++)
+        for (int64_t d = 0; d < p.dim; d++)
+            put(w_dtype, p.w + t * p.w_stride + d * bytes_of(w_dtype), (float)random_normal(r) * 0.1f);
+    for (int32_t b = 0; b < p.rows; b++)
+        for (int64_t d = 0; d < p.dim; d++)
+            put(h_dtype, p.h + b * p.h_stride + d * bytes_of(h_dtype), (float)random_normal(r));
+    return p;
+}
+
+/* out [rows, tokens] for rows [first, first + rows), tokens [t, t + tokens) of the problem. */
+static void run(const fs_isa *isa, const problem *p, int32_t first, int32_t rows, int32_t t, int32_t tokens, float *out,
+                int64_t ld) {
+    const fs_kernel *kernel = isa->kernel[p->w_dtype];
+    const char *row[MOST_ROWS];
+    for (int32_t b = 0; b < rows; b++) row[b] = p->h + (first + b) * p->h_stride;
+    fs_hidden hidden = {row, rows, p->h_dtype, p->dim, NULL};
+    size_t bytes = (kernel->packed_bytes(&hidden) + 63) / 64 * 64;
+    hidden.packed = aligned_alloc(64, bytes);
+    assert_non_null(hidden.packed);
+    memset(hidden.packed, 0x7F, bytes); /* NaN where nothing is packed */
+    int64_t units = (p->dim + FS_PACK - 1) / FS_PACK;
+    kernel->pack(&hidden, units / 2 * FS_PACK, units * FS_PACK);
+    kernel->pack(&hidden, 0, units / 2 * FS_PACK);
+    kernel->tile(&hidden, p->w + t * p->w_stride, p->w_stride, tokens, out, ld);
+    free(hidden.packed);
+}
+
+static void check_dots(const fs_isa *isa, const problem *p, const float *out) {
+    for (int32_t b = 0; b < p->rows; b++)
+        for (int32_t t = 0; t < p->tokens; t++) {
+            double sum = 0, size = 0;
+            for (int64_t d = 0; d < p->dim; d++) {
+                double x = get(p->w_dtype, p->w + t * p->w_stride + d * bytes_of(p->w_dtype)) *
+                           get(p->h_dtype, p->h + b * p->h_stride + d * bytes_of(p->h_dtype));
+                sum += x;
+                size += fabs(x);
+            }
+            /* Float sums of so many terms; a rounding of H to bf16 would be 2^-9 of a term. */
+            double error = fabs((double)out[b * p->tokens + t] - sum), allowed = 1e-6 * size + 1e-30;
+            if (!(error <= allowed))
+                fail_msg("%s, W %d, H %d, D %lld: dot of row %d, token %d is %.9g, in double %.9g", isa->name,
+                         p->w_dtype, p->h_dtype, (long long)p->dim, b, t, (double)out[b * p->tokens + t], sum);
+        }
+}
+
+static void kernels_compute_dot_products_in_any_tile(void **state) {
+    (void)state;
+    static float all[MOST_ROWS * MOST_TOKENS], part[MOST_ROWS * MOST_TOKENS];
+    rng r = random_from(5);
+    for (int i = 0; i < NAMES; i++) {
+        const fs_isa *isa = isa_named(names[i]);
+        for (int round = 0; isa && round < 9 + (int)test_size(18); round++) {
+            problem p = make_problem(&r, round % 3, round / 3 % 3);
+            run(isa, &p, 0, p.rows, 0, p.tokens, all, p.tokens);
+            check_dots(isa, &p, all);
+            int32_t first = (int32_t)random_below(&r, (uint64_t)p.rows),
+                    t = (int32_t)random_below(&r, (uint64_t)p.tokens);
+            int32_t rows = 1 + (int32_t)random_below(&r, (uint64_t)(p.rows - first));
+            int32_t tokens = 1 + (int32_t)random_below(&r, (uint64_t)(p.tokens - t));
+            for (int k = 0; k < MOST_ROWS * MOST_TOKENS; k++) part[k] = 1e9f;
+            run(isa, &p, first, rows, t, tokens, part, tokens + 1);
+            for (int32_t b = 0; b < rows; b++) {
+                assert_memory_equal(part + b * (tokens + 1), all + (first + b) * p.tokens + t, (size_t)tokens * 4);
+                assert_true(part[b * (tokens + 1) + tokens] == 1e9f); /* nothing is written behind a row */
+            }
+            free(p.w), free(p.h);
+        }
+    }
+}
+
+static void infinite_weights_and_denormals_are_what_float_makes_of_them(void **state) {
+    (void)state;
+    float out[3 * 40];
+    rng r = random_from(8);
+    for (int i = 0; i < NAMES; i++) {
+        const fs_isa *isa = isa_named(names[i]);
+        for (int32_t h_dtype = 0; isa && h_dtype < 3; h_dtype++) {
+            problem p = {FS_BF16, h_dtype, 3, 40, 70, 140, 70 * bytes_of(h_dtype), malloc(40 * 140), malloc(3 * 280)};
+            assert_true(p.w && p.h);
+            for (int k = 0; k < 40 * 70; k++) put(FS_BF16, p.w + 2 * k, (float)random_normal(&r));
+            for (int k = 0; k < 3 * 70; k++) put(h_dtype, p.h + k * bytes_of(h_dtype), 1.0f + 0.25f * (float)(k % 4));
+            put(FS_BF16, p.w + 5 * 140 + 2 * 69, INFINITY);
+            put(FS_BF16, p.w + 6 * 140, -INFINITY);
+            put(FS_BF16, p.w + 7 * 140, INFINITY), put(FS_BF16, p.w + 7 * 140 + 2, -INFINITY);
+            for (int d = 0; d < 70; d++) put(FS_BF16, p.w + 8 * 140 + 2 * d, 1e-39f);
+            run(isa, &p, 0, 3, 0, 40, out, 40);
+            for (int b = 0; b < 3; b++) {
+                assert_true(out[b * 40 + 5] == INFINITY && out[b * 40 + 6] == -INFINITY);
+                assert_true(out[b * 40 + 7] != out[b * 40 + 7]);
+                assert_true(fabsf(out[b * 40 + 8]) < 2e-37f); /* flushed or not */
+                assert_true(fabsf(out[b * 40 + 9]) < 1000.0f);
+            }
+            free(p.w), free(p.h);
+        }
+    }
+}
+
+static void scans_give_the_same_bits_everywhere(void **state) {
+    (void)state;
+    enum { N = 1056 };
+    static float x[N], a[N], b[N], max_a[N / 16], max_b[N / 16];
+    static uint32_t allow[N / 32 + 3];
+    rng r = random_from(9);
+    const fs_scan *scalar = isa_named("scalar")->scan;
+    for (int i = 0; i < NAMES; i++) {
+        const fs_isa *isa = isa_named(names[i]);
+        for (int round = 0; isa && round < 10 + (int)test_size(190); round++) {
+            const fs_scan *scan = isa->scan;
+            const int64_t n = 16 * (1 + (int64_t)random_below(&r, N / 16));
+            const float scale = round % 3 ? 1.0f : (float)pow(10.0, 6.0 * random_unit(&r) - 3.0);
+            const double spread = pow(10.0, 4.0 * random_unit(&r) - 1.0);
+            for (int64_t k = 0; k < n; k++) {
+                x[k] = (float)(spread * random_normal(&r));
+                if (random_below(&r, 30) == 0) x[k] = -INFINITY;
+                if (round % 7 == 0 && random_below(&r, 50) == 0) x[k] = NAN;
+            }
+            for (int k = 0; k < N / 32 + 3; k++) allow[k] = (uint32_t)random_next(&r);
+            memcpy(a, x, sizeof x), memcpy(b, x, sizeof x);
+            const int64_t first = (int64_t)random_below(&r, 40);
+            if (round % 2) scan->mask(allow, first, n, a), scalar->mask(allow, first, n, b);
+            fs_survey sa = scan->survey(a, n, max_a), sb = scalar->survey(b, n, max_b);
+            assert_memory_equal(a, b, (size_t)n * 4);
+            assert_memory_equal(max_a, max_b, (size_t)n / 16 * 4);
+            assert_true(sa.most == sb.most && sa.flags == sb.flags);
+            fs_mass ma = mass_empty(), mb = mass_empty();
+            scan->add_mass(a, max_a, n, scale, &ma), scalar->add_mass(b, max_b, n, scale, &mb);
+            assert_int_equal(ma.top, mb.top);
+            assert_memory_equal(ma.limb, mb.limb, sizeof ma.limb);
+            double floor = spread * random_normal(&r) * (double)scale;
+            for (int64_t g = 0; g <= n / 16; g++)
+                assert_int_equal(scan->next_above(max_a, g, n / 16, scale, floor),
+                                 scalar->next_above(max_b, g, n / 16, scale, floor));
+            fs_noise noise = noise_row(random_next(&r), 3, 0, 0);
+            fs_marks na, nb;
+            scan->mark_words(noise, (uint32_t)round, &na), scalar->mark_words(noise, (uint32_t)round, &nb);
+            assert_memory_equal(&na, &nb, sizeof na);
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kernels_compute_dot_products_in_any_tile),
+        cmocka_unit_test(infinite_weights_and_denormals_are_what_float_makes_of_them),
+        cmocka_unit_test(scans_give_the_same_bits_everywhere),
+    };
+    return cmocka_run_group_tests_name("kernels", tests, NULL, NULL);
+}
