@@ -158,7 +158,8 @@ static int is_marked(fs_noise noise, uint32_t token) {
     return 0;
 }
 
-/* The sparse race: marked tokens, then the others whose logit alone is in reach of the best score so far. x, y, granule start at id `base`, a multiple of FS_GRANULE; span places. Greedy rows race without noise. */
+/* The sparse race: marked tokens, then the others whose logit alone is in reach of the best score so far. x, y, granule start at id
+ * `base`, a multiple of FS_GRANULE; span places. Greedy rows race without noise. */
 static void race_exact(fs_race *race, const fs_scan *scan, const float *x, const float *y, const float *granule,
                        float most, int64_t base, int64_t span) {
     const float inverse = race->rules->inverse_temperature;

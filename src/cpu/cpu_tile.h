@@ -86,7 +86,8 @@ FS_INLINE piece add_product(piece sum, piece x, piece y) {
 
 /* ------------------------------------------------------------------------------------------------------- dot ---- */
 
-/* Adds `steps` steps of T tokens x R rows to sum [T, R]. w: rows `stride` bytes apart; h: rows h_ld bytes apart, a line for every part of a step. */
+/* Adds `steps` steps of T tokens x R rows to sum [T, R]. w: rows `stride` bytes apart; h: rows h_ld bytes apart, a line for every
+ * part of a step. */
 typedef void (*fs_dot)(const char *w, int64_t stride, const char *h, int64_t h_ld, int64_t steps, lanes *sum);
 
 FS_INLINE void dot(int T, int R, int parts, piece (*load)(const char *), piece (*add)(piece, piece, piece),
