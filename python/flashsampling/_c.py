@@ -38,7 +38,8 @@ class Row(enum.IntFlag):
     BAD_PENALTY = 1 << 6
     BAD_TOKEN = 1 << 7
     INCOMPLETE = 1 << 8
-    NO_TOKEN = 0x1FF
+    PEER = 1 << 9
+    NO_TOKEN = 0x3FF
     NAN = 1 << 16
     INF = 1 << 17
     FALLBACK = 1 << 18
