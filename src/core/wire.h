@@ -9,11 +9,19 @@
 
 #include "ask.h"
 
+#define FS_WIRE_HEADER 16
+#define FS_WIRE_HASH 8 /* where in it the hash lies */
+
 /* Bytes of a part, and of row b in it. All rows are equally long but for their watched tokens, which come last. */
 size_t fs_wire_size(const fs_call *call);
 
-/* Hash of everything two ranks must agree on. */
+/* Hash of everything two ranks must agree on: see card.h. */
 uint64_t fs_wire_hash(const fs_call *call);
+
+/* Whether rows are nothing but keys, u64 [B, samples], of which the largest win: then a max of integers merges two parts. */
+int fs_wire_is_keys(const fs_call *call);
+/* Where in a part the rows begin, a multiple of 8. */
+size_t fs_wire_rows_at(const fs_call *call);
 
 void fs_wire_header(const fs_call *call, void *part);
 /* 0: not a part of this call; *why says what differs. */
