@@ -77,8 +77,7 @@ typedef struct fs_job {
     int32_t grouped;  /* the pass is one of the group modes */
 } fs_job;
 
-/* A part of fs_partial is one group whatever the mode, so it is not grouped. */
-static fs_job job_of(const fs_head *head, const fs_batch *batch, const fs_result *result, int part) {
+static fs_job job_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
     fs_job job;
     memset(&job, 0, sizeof job);
     job.call.head = head;
@@ -86,7 +85,18 @@ static fs_job job_of(const fs_head *head, const fs_batch *batch, const fs_result
     job.call.result = result;
     job.call.vocab = head_vocab(head);
     job.call.ask = fs_ask_of(head, batch, result);
-    job.grouped = !part && (batch->mode == FS_MODE_GROUP_PARALLEL || batch->mode == FS_MODE_GROUP_ONLINE);
+    job.grouped = batch->mode == FS_MODE_GROUP_PARALLEL || batch->mode == FS_MODE_GROUP_ONLINE;
+    return job;
+}
+
+/* The same for a part: that is one group whatever the mode, so it is not grouped; and lists hold `least` entries, where there are lists. */
+static fs_job job_of_part(const fs_head *head, const fs_batch *batch, const fs_result *result, int32_t least) {
+    fs_job job = job_of(head, batch, result);
+    int32_t *keep[2] = {&job.call.ask.keep, &job.call.ask.keep_raw};
+    job.grouped = 0;
+    if (least > job.call.vocab) least = (int32_t)job.call.vocab;
+    for (int i = 0; i < 2; i++)
+        if (*keep[i] && least > *keep[i]) *keep[i] = least;
     return job;
 }
 
@@ -235,7 +245,7 @@ static fs_status second_pass(fs_job *job, fs_context *context, int32_t *row, int
 }
 
 static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
-    fs_job job = job_of(head, batch, result, 0);
+    fs_job job = job_of(head, batch, result);
     FS_TRY(job_take_memory(&job, context));
     finish_dropped(&job);
     job_run(&job);
@@ -253,7 +263,7 @@ static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_b
 
 static fs_status cpu_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                                size_t *bytes) {
-    fs_job job = job_of(head, batch, result, 0);
+    fs_job job = job_of(head, batch, result);
     *bytes = job_size(&job, context);
     return FS_OK;
 }
@@ -261,16 +271,16 @@ static fs_status cpu_work_size(fs_context *context, const fs_head *head, const f
 /* -------------------------------------------------------------------------------------------- partial, merge ---- */
 
 static fs_status cpu_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch,
-                                  const fs_result *result, size_t *bytes) {
+                                  const fs_result *result, int32_t least, size_t *bytes) {
     (void)context;
-    fs_job job = job_of(head, batch, result, 1);
+    fs_job job = job_of_part(head, batch, result, least);
     *bytes = fs_wire_size(&job.call);
     return FS_OK;
 }
 
 static fs_status cpu_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                             void *part, size_t bytes) {
-    fs_job job = job_of(head, batch, result, 1);
+                             int32_t least, void *part, size_t bytes) {
+    fs_job job = job_of_part(head, batch, result, least);
     FS_REQUIRE(context, bytes >= fs_wire_size(&job.call), "part has %zu bytes, needs %zu (fs_partial_size)", bytes,
                fs_wire_size(&job.call));
     FS_TRY(job_take_memory(&job, context));
@@ -334,8 +344,8 @@ static void merge_row(const fs_call *call, const void *const *parts, int32_t cou
 }
 
 static fs_status cpu_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
-                           int32_t count, fs_result *result) {
-    fs_job job = job_of(head, batch, result, 1);
+                           int32_t count, int32_t least, fs_result *result) {
+    fs_job job = job_of_part(head, batch, result, least);
     fs_call *call = &job.call;
     fs_merging m;
     int64_t watches = 0, most = call->ask.keep > call->ask.keep_raw ? call->ask.keep : call->ask.keep_raw;

@@ -1,0 +1,199 @@
+/* dist_round.c - one exchange between ranks: see dist.h. */
+#include "dist.h"
+
+#include "core/card.h"
+
+#include <stdio.h>
+
+#define HASH_BITS 48
+#define HASH_MASK (((int64_t)1 << HASH_BITS) - 1)
+#define HEADER_WORDS 2
+
+static size_t aligned(size_t bytes) {
+    return (bytes + 63) / 64 * 64;
+}
+
+static int64_t count_keys(const fs_round *round) {
+    return round->is_keys ? round->call.batch->rows * round->call.ask.samples : 0;
+}
+
+fs_status fs_round_size(fs_round *round, size_t *bytes) {
+    const fs_call *call = &round->call;
+    FS_TRY(round->context->backend->partial_size(round->context, call->head, call->batch, call->result, round->least,
+                                                 &round->bytes));
+    round->is_keys = fs_wire_is_keys(call);
+    round->rows_at = fs_wire_rows_at(call);
+    const size_t ranks = (size_t)round->ranks->count;
+    *bytes = aligned((HEADER_WORDS + (size_t)count_keys(round)) * 8) + aligned(round->bytes) +
+             aligned(ranks * sizeof *round->parts) +
+             (round->is_keys ? aligned(ranks * round->rows_at) : ranks * round->bytes);
+    return FS_OK;
+}
+
+static void place(fs_round *round, char *memory) {
+    round->words = (int64_t *)(void *)memory;
+    memory += aligned((HEADER_WORDS + (size_t)count_keys(round)) * 8);
+    round->part = memory;
+    memory += aligned(round->bytes);
+    round->parts = (const void **)(void *)memory;
+    round->all = memory + aligned((size_t)round->ranks->count * sizeof *round->parts);
+}
+
+/* --------------------------------------------------------------------------------------------- the collectives ---- */
+
+static fs_status transport_failed(const fs_round *round, fs_status status) {
+    const fs_ranks *ranks = round->ranks;
+    const char *text = ranks->error_text ? ranks->error_text(ranks->self) : NULL;
+    return fs_fail(round->context, status, "rank %d of %d: %s", ranks->rank, ranks->count,
+                   text && *text ? text : "the transport failed and does not say why");
+}
+
+static fs_status all_max(fs_round *round, int64_t *words, int64_t count) {
+    fs_status status = round->ranks->all_max(round->ranks->self, words, count, NULL);
+    round->sent += count * 8;
+    return status == FS_OK ? FS_OK : transport_failed(round, status);
+}
+
+static fs_status all_gather(fs_round *round, const void *mine, void *all, size_t bytes) {
+    fs_status status = round->ranks->all_gather(round->ranks->self, mine, all, bytes, NULL);
+    round->sent += (int64_t)bytes;
+    return status == FS_OK ? FS_OK : transport_failed(round, status);
+}
+
+/* ----------------------------------------------------------------------------------------------------- header ---- */
+
+static int64_t hash_of(const fs_round *round) {
+    uint64_t hash;
+    memcpy(&hash, round->part + FS_WIRE_HASH, sizeof hash);
+    return (int64_t)(card_mix(hash, round->context->options.fallback_bytes) >> (64 - HASH_BITS));
+}
+
+static int has_bits(const fs_round *round) {
+    for (size_t i = FS_WIRE_HEADER; i < round->rows_at; i++)
+        if (round->part[i]) return 1;
+    return 0;
+}
+
+/* Every rank sends its card; the first one that is not rank 0's is named, so the text is the same everywhere. */
+static fs_status explain_difference(fs_round *round) {
+    fs_call call = round->call;
+    const int32_t ranks = round->ranks->count;
+    fs_rules *rules = fs_context_alloc(round->context, (size_t)call.batch->rows * sizeof *rules, "a row's rules");
+    fs_card *cards = fs_context_alloc(round->context, (size_t)(ranks + 1) * sizeof *cards, "the ranks' cards");
+    fs_status status = rules && cards ? FS_OK : FS_ERR_MEMORY;
+    if (status == FS_OK) {
+        for (int64_t b = 0; b < call.batch->rows; b++) rules[b] = rules_of_row(call.batch, call.vocab, b);
+        call.rules = rules;
+        cards[ranks] = fs_card_of(&call);
+        cards[ranks].word[FS_CARD_BUDGET] = (int64_t)round->context->options.fallback_bytes;
+        status = all_gather(round, &cards[ranks], cards, sizeof *cards);
+    }
+    if (status == FS_OK)
+        status =
+            fs_fail(round->context, FS_ERR_PEER, "ranks were called with different arguments, but none on the card");
+    for (int32_t i = 0; i < ranks * FS_CARD_WORDS && status == FS_ERR_PEER && cards; i++) {
+        const int32_t rank = i / FS_CARD_WORDS, word = i % FS_CARD_WORDS;
+        const long long theirs = cards[rank].word[word], first = cards[0].word[word];
+        int32_t is_value;
+        const char *name = fs_card_name(word, &is_value);
+        if (theirs == first) continue;
+        if (is_value)
+            fs_fail(round->context, FS_ERR_PEER, "ranks differ: %s is %lld on rank %d, but %lld on rank 0", name,
+                    theirs, rank, first);
+        else
+            fs_fail(round->context, FS_ERR_PEER, "ranks differ: %s is not on rank %d what it is on rank 0", name, rank);
+        break;
+    }
+    fs_context_free(round->context, rules);
+    fs_context_free(round->context, cards);
+    return status;
+}
+
+/* The first collective: everyone is there, well, and means the same call. *bits: some rank has flags to tell. */
+static fs_status meet(fs_round *round, fs_status failed, int *bits) {
+    int64_t alone[HEADER_WORDS], count = HEADER_WORDS;
+    int64_t *words = alone, hash = 0;
+    if (failed != FS_OK) {
+        words[0] = (int64_t)-failed << HASH_BITS | round->ranks->rank;
+        words[1] = 0;
+    } else {
+        words = round->words;
+        count += count_keys(round);
+        hash = hash_of(round);
+        words[0] = hash;
+        words[1] = (~hash & HASH_MASK) | (int64_t)has_bits(round) << HASH_BITS;
+    }
+    const fs_status status = all_max(round, words, count);
+    if (failed != FS_OK) return failed;
+    FS_TRY(status);
+    const fs_status theirs = (fs_status) - (words[0] >> HASH_BITS);
+    if (theirs != FS_OK)
+        return fs_fail(round->context, FS_ERR_PEER,
+                       "rank %lld failed with an error of kind \"%s\", which it reports itself",
+                       (long long)(words[0] & HASH_MASK), fs_status_text(theirs));
+    if (words[0] != hash || (words[1] & HASH_MASK) != (~hash & HASH_MASK)) return explain_difference(round);
+    *bits = words[1] >> HASH_BITS != 0;
+    return FS_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------ merge ---- */
+
+/* A key as a signed integer of the same order. */
+static int64_t signed_key(uint64_t key) {
+    key ^= (uint64_t)1 << 63;
+    int64_t word;
+    memcpy(&word, &key, sizeof word);
+    return word;
+}
+
+static void put_keys(fs_round *round) {
+    for (int64_t i = 0; i < count_keys(round); i++) {
+        uint64_t key;
+        memcpy(&key, round->part + round->rows_at + (size_t)i * 8, sizeof key);
+        round->words[HEADER_WORDS + i] = signed_key(key);
+    }
+}
+
+/* Our own part becomes that of all ranks: the largest keys, and bits wherever a rank has one. */
+static fs_status merge_keys(fs_round *round, int bits) {
+    for (int64_t i = 0; i < count_keys(round); i++) {
+        uint64_t key = (uint64_t)round->words[HEADER_WORDS + i] ^ (uint64_t)1 << 63;
+        memcpy(round->part + round->rows_at + (size_t)i * 8, &key, sizeof key);
+    }
+    if (!bits) return FS_OK;
+    const size_t bytes = round->rows_at - FS_WIRE_HEADER;
+    FS_TRY(all_gather(round, round->part + FS_WIRE_HEADER, round->all, bytes));
+    for (size_t i = 0; i < bytes * (size_t)round->ranks->count; i++)
+        round->part[FS_WIRE_HEADER + i % bytes] |= round->all[i];
+    return FS_OK;
+}
+
+/* What all parts have in common, the header and (without bits) the bitmap, is not sent; each gets it back from ours. */
+static fs_status gather_parts(fs_round *round, int bits) {
+    const size_t common = bits ? FS_WIRE_HEADER : round->rows_at, own = round->bytes - common;
+    FS_TRY(all_gather(round, round->part + common, round->all, own));
+    for (int32_t i = round->ranks->count - 1; i >= 0; i--) { /* from the last, so that none is overwritten */
+        char *to = round->all + (size_t)i * round->bytes;
+        memmove(to + common, round->all + (size_t)i * own, own);
+        memcpy(to, round->part, common);
+    }
+    return FS_OK;
+}
+
+fs_status fs_round_run(fs_round *round, void *memory, fs_result *result, fs_status failed) {
+    const fs_call *call = &round->call;
+    const fs_backend *backend = round->context->backend;
+    int bits = 0;
+    if (failed == FS_OK) {
+        place(round, memory);
+        failed = backend->partial(round->context, call->head, call->batch, call->result, round->least, round->part,
+                                  round->bytes);
+        if (failed == FS_OK) put_keys(round);
+    }
+    FS_TRY(meet(round, failed, &bits));
+    FS_TRY(round->is_keys ? merge_keys(round, bits) : gather_parts(round, bits));
+    const int32_t count = round->is_keys ? 1 : round->ranks->count;
+    for (int32_t i = 0; i < count; i++)
+        round->parts[i] = round->is_keys ? round->part : round->all + (size_t)i * round->bytes;
+    return backend->merge(round->context, call->head, call->batch, round->parts, count, round->least, result);
+}
