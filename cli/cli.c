@@ -142,9 +142,7 @@ fs_context *open_context(const context_args *args) {
     o.backend = args->backend;
     o.device = (int32_t)args->device;
     o.threads = (int32_t)args->threads;
-    /* Ranks on one machine share its cores. */
-    if (!o.threads && launch_local_count() > 1)
-        o.threads = cores() / launch_local_count() + !(cores() / launch_local_count());
+    if (!o.threads && launched()) o.threads = cores_of_rank();
     o.block = (int32_t)args->block;
     o.fallback_bytes = (size_t)args->fallback_mib << 20;
     if (args->verbose) o.log = log_line;

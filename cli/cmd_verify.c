@@ -204,7 +204,7 @@ static int list_tests(const test *tests, int count) {
 int cmd_verify(int argc, char **argv) {
     verify_args a = parse(argc, argv);
     if (a.quiet) progress_off();
-    ranks_open();
+    if (!ranks_open() && a.plant == PLANT_SAME_NOISE) die(END_USAGE, "--plant same-noise: needs mpirun and two ranks");
     int count, judged = 0, rejected = 0;
     test *tests = choose_tests(&a, &count);
     if (a.list) return list_tests(tests, count);

@@ -52,6 +52,11 @@ int launch_local_count(void) {
     return launcher() >= 0 ? number(launchers[launcher()].local, 1) : 1;
 }
 
+int cores_of_rank(void) {
+    const int n = cores() / launch_local_count();
+    return n > 0 ? n : 1;
+}
+
 void ranks_set_deadline(double seconds) {
     opened.seconds = seconds;
 }
@@ -97,6 +102,12 @@ const fs_ranks *ranks_open(void) {
         if (!freopen("/dev/null", "w", stdout)) die(END_RUNTIME, "/dev/null cannot be opened");
     }
     return opened.ranks;
+}
+
+fs_status ranks_sample_shard(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+    const fs_ranks *ranks = ranks_open();
+    if (!ranks) return fs_sample(context, head, batch, result);
+    return fs_sample_ranks(context, ranks, head, batch, result);
 }
 
 fs_status ranks_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {

@@ -9,6 +9,8 @@
 int launched(void);
 int launch_rank(void);
 int launch_local_count(void);
+/* Cores for this process: ranks on one machine share them. */
+int cores_of_rank(void);
 
 /* The ranks, or NULL where there is no launcher. The first call loads the transport of the MPI whose mpirun started us (or the one
  * FLASHSAMPLING_MPI names: openmpi, mpich, mpi, a file; none = every process on its own) and initialises it; ranks above 0 print
@@ -20,6 +22,9 @@ void ranks_set_deadline(double seconds);
 
 /* fs_sample; over ranks each draws from its slice of the head and gets the whole result. */
 fs_status ranks_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
+
+/* The same where `head` is this rank's slice already. */
+fs_status ranks_sample_shard(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
 
 /* The mistake a sampler over ranks can make: every rank draws from its slice with noise keyed by the place in the slice, and the largest
  * score wins. n tokens per row, plain draws only. */

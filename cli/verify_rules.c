@@ -105,7 +105,7 @@ static void prepare_rules(void) {
 }
 
 void verify_prepare(void) {
-    synth s = {V_MAIN, D_MAIN, 1, FS_F32, 1};
+    synth s = {V_MAIN, D_MAIN, 1, FS_F32, 1, 0, 0};
     scene.w = take_memory(V_MAIN * D_MAIN, sizeof(float), "a scene");
     scene.hidden = take_memory(ROWS * D_MAIN, sizeof(float), "a scene");
     scene.logits = take_memory(ROWS * V_MAIN, sizeof(float), "a scene");

@@ -19,13 +19,13 @@ enum {
     FS_CARD_FLAGS,
     FS_CARD_SAMPLES,
     FS_CARD_LOGITS,
-    FS_CARD_ASKED,
-    FS_CARD_LISTS,
     FS_CARD_WATCHED,
     FS_CARD_SEEDS,
     FS_CARD_POSITIONS,
     FS_CARD_RULES,
     FS_CARD_EDITS,
+    FS_CARD_ASKED, /* these two follow from others too, which are named first */
+    FS_CARD_LISTS,
     FS_CARD_BUDGET, /* options.fallback_bytes: where rounds end; filled in by whoever has rounds */
     FS_CARD_WORDS
 };

@@ -125,6 +125,7 @@ fs_status fs_dist_sample(fs_context *context, const fs_ranks *ranks, const fs_he
     FS_TRY(first_round(&round, result, &status, &identity, failed));
     FS_TRY(further_rounds(&round, result, identity));
     result->status = asked;
+    result->work_bytes += (int64_t)context->exchange_bytes;
     result->wire_bytes = round.sent;
     return FS_OK;
 }
