@@ -94,10 +94,10 @@ static void random_rules(rng *r, fs_batch *b) {
     b->slots = MOST_B;
     b->all.seed = next(r);
     b->position_all = next(r);
-    const int grouped = b->mode == FS_MODE_GROUP_PARALLEL;
-    if (!grouped && one_in(r, 2)) b->top_k = data.top_k;
-    if (!grouped && one_in(r, 2)) b->top_p = data.top_p;
-    if (!grouped && one_in(r, 2)) b->min_p = data.min_p;
+    const int grouped = b->mode == FS_MODE_GROUP_PARALLEL, cuts = !grouped && !one_in(r, 3);
+    if (cuts && one_in(r, 2)) b->top_k = data.top_k;
+    if (cuts && one_in(r, 2)) b->top_p = data.top_p;
+    if (cuts && one_in(r, 2)) b->min_p = data.min_p;
     if (one_in(r, 3)) b->flags |= FS_KEEP_TIES;
     if (one_in(r, 3)) b->flags |= FS_JOINT_TOP_P;
     if (!grouped && one_in(r, 8)) b->flags |= FS_EXACT_RANK; /* a merge alone cannot promise it */
