@@ -32,9 +32,6 @@ function(fs_add_mpi name wrapper)
     set_target_properties(flashsampling_${name} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${abi_version})
     add_library(flashsampling::flashsampling_${name} ALIAS flashsampling_${name})
     set(fs_mpi_libraries ${fs_mpi_libraries} ${name} PARENT_SCOPE)
-    # For the tests: how to compile a program against this MPI.
-    set(fs_mpi_compile_${name} ${compile} PARENT_SCOPE)
-    set(fs_mpi_link_${name} ${link} PARENT_SCOPE)
 endfunction()
 
 if(NOT CMAKE_CROSSCOMPILING)
