@@ -3,7 +3,7 @@
 #include "card.h"
 
 #define FS_WIRE_MAGIC 0x31505346u /* "FSP1" */
-#define FS_WIRE_MASS 20
+#define FS_WIRE_MASS (4 * FS_MASS_WORDS)
 
 static int has_max(const fs_ask *ask) {
     return ask->max || ask->samples == 0; /* without a winner, max y alone tells an empty row */
@@ -83,26 +83,15 @@ static const char *get(const char *at, void *field, size_t bytes) {
 }
 
 static char *put_mass(char *at, const fs_mass *mass) {
-    int16_t top = (int16_t)mass->top;
-    at = put(at, &top, 2);
-    for (int i = 0; i < 3; i++) {
-        uint32_t low = (uint32_t)mass->limb[i];
-        uint16_t high = (uint16_t)(mass->limb[i] >> 32);
-        at = put(put(at, &low, 4), &high, 2);
-    }
-    return at;
+    uint32_t words[FS_MASS_WORDS];
+    mass_pack(mass, words);
+    return put(at, words, sizeof words);
 }
 
 static const char *get_mass(const char *at, fs_mass *mass) {
-    int16_t top;
-    at = get(at, &top, 2);
-    mass->top = top;
-    for (int i = 0; i < 3; i++) {
-        uint32_t low;
-        uint16_t high;
-        at = get(get(at, &low, 4), &high, 2);
-        mass->limb[i] = (uint64_t)high << 32 | low;
-    }
+    uint32_t words[FS_MASS_WORDS];
+    at = get(at, words, sizeof words);
+    *mass = mass_unpack(words);
     return at;
 }
 

@@ -3,7 +3,7 @@
  *   part    header 16 | two bits per row (NaN seen, +inf seen), in 64-bit words | B rows of equal size
  *   header  u32 magic, u32 bytes per row, u64 hash of what the call was asked
  *   row     samples x (u64 key [, f32 y [, f32 x]]) | mass 20 | raw mass 20 | max y [, max x] | lists | watched tokens
- * A mass is three limbs of 48 bits and a top of 16: 2^24 summands of 24 bits fit. */
+ * A mass is packed by mass_pack. */
 #ifndef FS_CORE_WIRE_H
 #define FS_CORE_WIRE_H
 
