@@ -108,17 +108,21 @@ class Context:
             return batch, Result.into(batch, out, logits=logits)
         return batch, out if out is not None else Result(batch, outputs, top=top, logits=logits, tokens=tokens)
 
-    def sample(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
+    def sample(self, head, hidden=None, *, ranks=None, out=None, outputs=(), top=0, logits="raw", tokens="i32",
+               **rules):
         """Draws every row and returns a Result.
 
         hidden is [B, D] (None for stored logits), or a Batch. outputs names what is wanted besides tokens and status
         (Result.OUTPUTS, or "all"), top is how many of the best tokens, logits which logits they all speak of. The rules
         are those of Batch. out is what to write into: a Result, or a dictionary of the caller's arrays by name, which
-        then says what is wanted.
+        then says what is wanted. ranks is the address of an fs_ranks: then head is this rank's shard.
         """
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         c = result.struct()
-        self._run(self._library.fs_sample, head, batch, byref(c))
+        if ranks is None:
+            self._run(self._library.fs_sample, head, batch, byref(c))
+        else:
+            self._run(lambda context, *rest: self._library.fs_sample_ranks(context, ranks, *rest), head, batch, byref(c))
         return result.take(c)
 
     def _size(self, function, head, hidden, out, outputs, top, logits, tokens, rules):
