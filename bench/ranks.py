@@ -5,12 +5,10 @@
     bench/ranks.py --ranks 2 --rows 1 64 --seconds 0.2 --mpi openmpi
     bench/ranks.py --overhead                 # the call over one rank beside the plain call
 
-Builds into build/release first if need be.
+Uses what `make build` has left in build/release.
 """
 import argparse
-import json
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -33,11 +31,17 @@ def micros(seconds):
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def exchanges(name, launch, options):
-    program = BUILD / "bench" / f"ranks_{name}"
+def compiled(name, source):
+    """The program of this MPI from bench/source.c."""
+    program = BUILD / "bench" / f"{source}_{name}"
     program.parent.mkdir(exist_ok=True)
-    run([f"mpicc.{name}", "-std=c11", "-O2", f"-I{ROOT}/include", ROOT / "bench" / "ranks_mpi.c", "-o", program,
-         f"-L{BUILD}/lib", f"-Wl,-rpath,{BUILD}/lib", f"-lflashsampling_{name}"])
+    run([f"mpicc.{name}", "-std=c11", "-O2", f"-I{ROOT}/include", ROOT / "bench" / f"{source}.c", "-o", program,
+         f"-L{BUILD}/lib", f"-Wl,-rpath,{BUILD}/lib", f"-lflashsampling_{name}", "-lflashsampling"])
+    return program
+
+
+def exchanges(name, launch, options):
+    program = compiled(name, "ranks_mpi")
     for ranks in options.ranks:
         print(f"\n### {name}, {ranks} ranks\n\n| B | what is exchanged | bytes per rank | min us | median us | calls |")
         print("|---|---|---|---|---|---|")
@@ -49,18 +53,15 @@ def exchanges(name, launch, options):
 
 
 def overhead(launchers, options):
-    """Plain and over one rank take turns; the difference of the medians."""
-    command = [BUILD / "bin" / "flashsample", "bench", "--vocab", options.vocab, "--dim", 1024, "--seconds", options.seconds,
-               "--batch", ",".join(str(b) for b in options.rows), "--json", "--quiet"]
-    print("| MPI | B | plain min ms | one rank min ms | plain median ms | one rank median ms | of the minima |")
-    print("|---|---|---|---|---|---|---|")
+    print("| MPI | B | plain min ms | one rank min ms | plain median ms | one rank median ms | of minima | of medians | calls |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for name, launch in launchers.items():
-        turns = [[json.loads(run([*start, *command]))["results"] for start in ([], launch(1))] for _ in range(options.turns)]
-        for i, b in enumerate(options.rows):
-            least = [min(turn[k][i]["min_s"] for turn in turns) * 1e3 for k in (0, 1)]
-            median = [statistics.median(turn[k][i]["median_s"] for turn in turns) * 1e3 for k in (0, 1)]
-            print(f"| {name} | {b} | {least[0]:.3f} | {least[1]:.3f} | {median[0]:.3f} | {median[1]:.3f} | "
-                  f"{100 * (least[1] / least[0] - 1):+.2f} % |", flush=True)
+        program = compiled(name, "ranks_overhead")
+        for line in run([*launch(1), program, options.vocab, 1024, options.seconds, *options.rows]).splitlines():
+            b, *values, calls = line.split("\t")
+            plain, plain_median, one, one_median = (float(v) * 1e3 for v in values)
+            print(f"| {name} | {b} | {plain:.3f} | {one:.3f} | {plain_median:.3f} | {one_median:.3f} | "
+                  f"{100 * (one / plain - 1):+.2f} % | {100 * (one_median / plain_median - 1):+.2f} % | {calls} |", flush=True)
 
 
 def main():
@@ -71,7 +72,6 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.3, help="per B and way")
     parser.add_argument("--mpi", choices=[row[0] for row in mpi.TABLE])
     parser.add_argument("--overhead", action="store_true")
-    parser.add_argument("--turns", type=int, default=3, help="of plain and one rank, with --overhead")
     options = parser.parse_args()
     launchers = {name: launch for name, launch in mpi.launchers().items() if options.mpi in (None, name)}
     if not launchers:
