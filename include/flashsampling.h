@@ -370,7 +370,7 @@ FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_bat
                           int32_t count, fs_result *result);
 
 /* --- ranks: vocabulary-parallel sampling in one call. Each rank holds rows of W (its head's first_token and rows; shards may be
- * unequal or empty) and calls fs_sample_ranks with the same batch and what the same result asks for; all of them get the whole
+ * unequal or empty, but must adjoin) and calls fs_sample_ranks with the same batch and what the same result asks for; all of them get the whole
  * result. The token is that of the unsharded call, for any number of ranks. Per row and rank 8 bytes cross the wire for a token,
  * 20 more for log Z, lists for cuts: docs/ranks.md.
  *

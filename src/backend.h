@@ -36,6 +36,10 @@ struct fs_context {
     fs_options options;
     void *exchange; /* src/dist: memory for what ranks send each other, grown as needed */
     size_t exchange_bytes;
+    struct { /* src/dist: the shard that was last found to adjoin those of the other ranks */
+        const void *ranks;
+        int64_t first, rows;
+    } adjoined;
     char text[160];
     char error[FS_ERROR_CHARS];
 };

@@ -5,7 +5,9 @@
  *              [ rows ]              --all_gather->  merge of all parts       anything else: two
  *
  * header  i64  0: h    or  (error code << 48) + rank, which is larger than any hash
- *         i64  ~h, and bit 48: some row has seen a NaN or +inf; then their bits follow, else they are left out
+ *         i64  ~h, and from bit 48 on  1: some row has seen a NaN or +inf; then their bits follow, else they are left out
+ *                                      2: this rank comes with a shard for the first time; then all say where theirs lie, 16 bytes,
+ *                                         and the bits follow in any case
  * with h 48 bits of a hash of everything ranks must agree on: if they do not, no rank finds its own h in both words. A rank that has
  * failed enters the first collective all the same, so nobody waits for it. */
 #ifndef FS_DIST_DIST_H
@@ -27,10 +29,11 @@ typedef struct fs_round {
     int32_t is_keys;
     size_t bytes, rows_at; /* of a part */
     int64_t sent;
-    int64_t *words;     /* [2 + keys] */
-    char *part;         /* [bytes] */
-    char *all;          /* [ranks, bytes] */
-    const void **parts; /* [ranks] */
+    int64_t *words;       /* [2 + keys] */
+    char *part;           /* [bytes] */
+    char *all;            /* [ranks, bytes] */
+    const void **parts;   /* [ranks] */
+    int64_t (*shards)[2]; /* [ranks] first and last + 1 */
 } fs_round;
 
 /* Says how many bytes of memory a round takes; then runs it in them, or with `failed` only meets the others. */

@@ -3,18 +3,34 @@
 
 #include "core/card.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 
 #define HASH_BITS 48
 #define HASH_MASK (((int64_t)1 << HASH_BITS) - 1)
 #define HEADER_WORDS 2
-
-static size_t aligned(size_t bytes) {
-    return (bytes + 63) / 64 * 64;
-}
+#define NEW_SHARD 2
 
 static int64_t count_keys(const fs_round *round) {
     return round->is_keys ? round->call.batch->rows * round->call.ask.samples : 0;
+}
+
+/* The next bytes of the memory, at a multiple of 64; without memory they are only counted. */
+static void *take(char *memory, size_t *used, size_t bytes) {
+    void *at = memory ? memory + *used : NULL;
+    *used += (bytes + 63) / 64 * 64;
+    return at;
+}
+
+/* Lays the round out and returns its bytes. */
+static size_t place(fs_round *round, char *memory) {
+    const size_t ranks = (size_t)round->ranks->count;
+    size_t used = 0;
+    round->words = take(memory, &used, (HEADER_WORDS + (size_t)count_keys(round)) * sizeof *round->words);
+    round->part = take(memory, &used, round->bytes);
+    round->parts = take(memory, &used, ranks * sizeof *round->parts);
+    round->shards = take(memory, &used, ranks * sizeof *round->shards);
+    round->all = take(memory, &used, ranks * (round->is_keys ? round->rows_at : round->bytes));
+    return used;
 }
 
 fs_status fs_round_size(fs_round *round, size_t *bytes) {
@@ -23,20 +39,8 @@ fs_status fs_round_size(fs_round *round, size_t *bytes) {
                                                  &round->bytes));
     round->is_keys = fs_wire_is_keys(call);
     round->rows_at = fs_wire_rows_at(call);
-    const size_t ranks = (size_t)round->ranks->count;
-    *bytes = aligned((HEADER_WORDS + (size_t)count_keys(round)) * 8) + aligned(round->bytes) +
-             aligned(ranks * sizeof *round->parts) +
-             (round->is_keys ? aligned(ranks * round->rows_at) : ranks * round->bytes);
+    *bytes = place(round, NULL);
     return FS_OK;
-}
-
-static void place(fs_round *round, char *memory) {
-    round->words = (int64_t *)(void *)memory;
-    memory += aligned((HEADER_WORDS + (size_t)count_keys(round)) * 8);
-    round->part = memory;
-    memory += aligned(round->bytes);
-    round->parts = (const void **)(void *)memory;
-    round->all = memory + aligned((size_t)round->ranks->count * sizeof *round->parts);
 }
 
 /* --------------------------------------------------------------------------------------------- the collectives ---- */
@@ -109,6 +113,46 @@ static fs_status explain_difference(fs_round *round) {
     return status;
 }
 
+/* Whether this shard has been held against the others' before. */
+static int has_adjoined(const fs_round *round) {
+    const fs_context *context = round->context;
+    const fs_head *head = round->call.head;
+    return context->adjoined.ranks == round->ranks->self && context->adjoined.first == head->first_token &&
+           context->adjoined.rows == head->rows;
+}
+
+static int by_first(const void *left, const void *right) {
+    const int64_t *a = left, *b = right;
+    return a[0] != b[0] ? (a[0] > b[0]) - (a[0] < b[0]) : (a[1] > b[1]) - (a[1] < b[1]);
+}
+
+/* Shards may not overlap, which would count tokens twice, nor leave tokens out between them: a wrong first_token does one or the other. */
+static fs_status check_shards(fs_round *round) {
+    fs_context *context = round->context;
+    const fs_head *head = round->call.head;
+    const int64_t own[2] = {head->first_token, head->first_token + head->rows};
+    FS_TRY(all_gather(round, own, round->shards, sizeof own));
+    qsort(round->shards, (size_t)round->ranks->count, sizeof *round->shards, by_first);
+    int64_t end = -1;
+    for (int32_t i = 0; i < round->ranks->count; i++) {
+        const int64_t *shard = round->shards[i];
+        if (shard[0] == shard[1]) continue;
+        if (end >= 0 && shard[0] < end)
+            return fs_fail(context, FS_ERR_PEER,
+                           "token %lld belongs to two ranks: head.first_token or rows is wrong on one",
+                           (long long)shard[0]);
+        if (end >= 0 && shard[0] > end)
+            return fs_fail(context, FS_ERR_PEER,
+                           "tokens %lld to %lld belong to no rank: head.first_token or rows is wrong on one",
+                           (long long)end, (long long)shard[0] - 1);
+        end = shard[1];
+    }
+    context->adjoined.ranks = round->ranks->self;
+    context->adjoined.first = head->first_token;
+    context->adjoined.rows = head->rows;
+    return FS_OK;
+}
+
 /* The first collective: everyone is there, well, and means the same call. *bits: some rank has flags to tell. */
 static fs_status meet(fs_round *round, fs_status failed, int *bits) {
     int64_t alone[HEADER_WORDS], count = HEADER_WORDS;
@@ -121,7 +165,7 @@ static fs_status meet(fs_round *round, fs_status failed, int *bits) {
         count += count_keys(round);
         hash = hash_of(round);
         words[0] = hash;
-        words[1] = (~hash & HASH_MASK) | (int64_t)has_bits(round) << HASH_BITS;
+        words[1] = (~hash & HASH_MASK) | (int64_t)(has_adjoined(round) ? has_bits(round) : NEW_SHARD) << HASH_BITS;
     }
     const fs_status status = all_max(round, words, count);
     if (failed != FS_OK) return failed;
@@ -133,7 +177,7 @@ static fs_status meet(fs_round *round, fs_status failed, int *bits) {
                        (long long)(words[0] & HASH_MASK), fs_status_text(theirs));
     if (words[0] != hash || (words[1] & HASH_MASK) != (~hash & HASH_MASK)) return explain_difference(round);
     *bits = words[1] >> HASH_BITS != 0;
-    return FS_OK;
+    return words[1] >> HASH_BITS == NEW_SHARD ? check_shards(round) : FS_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------------ merge ---- */

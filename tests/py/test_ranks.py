@@ -45,7 +45,7 @@ def test_sample_draws_the_same_tokens_on_any_number_of_ranks(name, rules):
         shared = json.loads(done.stdout)  # one object: only rank 0 prints
         assert shared["ranks"] == ranks and shared["rows"] == whole["rows"]
     if not rules:
-        assert shared["wire_bytes"] == 16 + 8 * 5
+        assert shared["wire_bytes"] == 16 + 8 * 5 + 16 + 8  # once: where the shards lie, and the rows' bits
 
 
 @EVERY

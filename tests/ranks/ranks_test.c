@@ -68,6 +68,9 @@ static void forget_rounds(answer *a) {
     a->fallback_rows = 0;
 }
 
+/* Once per shard: where it lies, and the rows' bits. */
+#define NEW_SHARD_BYTES(rows) (16 + ((rows) + 31) / 32 * 8)
+
 static int64_t scaled(int64_t n) {
     const char *scale = getenv("FLASHSAMPLING_TEST_SCALE");
     const double wanted = scale ? (double)n * strtod(scale, NULL) : (double)n;
@@ -108,7 +111,7 @@ static void test_same(void) {
         if (status != FS_OK) return;
         rows += c.batch.rows;
         again += got.fallback_rows;
-        max_path += got.wire_bytes == 16 + 8 * c.batch.rows * c.batch.samples;
+        max_path += got.wire_bytes <= 16 + 8 * c.batch.rows * c.batch.samples + NEW_SHARD_BYTES(c.batch.rows);
         forget_rounds(&shared);
         EXPECT(all_have(&shared), "call %lld: not every rank has the same results", (long long)calls);
         if (calls % ranks->count == ranks->rank) compare(&c, calls, &shared);
@@ -178,6 +181,7 @@ static void expect_bytes(const char *what, const fs_batch *batch, fs_result *res
 static void test_bytes(void) {
     fs_batch batch = plain_batch();
     fs_result result = plain_result();
+    expect_bytes("a new shard", &batch, &result, 16 + 8 * B + NEW_SHARD_BYTES(B));
     expect_bytes("tokens", &batch, &result, 16 + 8 * B);
     batch.all.temperature = 0.0f;
     expect_bytes("greedy", &batch, &result, 16 + 8 * B);
@@ -245,6 +249,8 @@ DIFFERENCE(other_position, batch->position_all = (uint64_t)1 << 40)
 DIFFERENCE(other_temperature, batch->all.temperature = 0.999999f)
 DIFFERENCE(other_top_k, batch->all.top_k = 9)
 DIFFERENCE(other_edits, batch->edit_offset = edit_offset)
+DIFFERENCE(other_place, head->first_token -= 16)
+DIFFERENCE(other_size, head->rows -= 16)
 DIFFERENCE(other_watch, (batch->watch_offset = watch_offset, result->watch_logit = watch_logit))
 
 static const difference differences[] = {
@@ -265,6 +271,8 @@ static const difference differences[] = {
     {"top_k", other_top_k},
     {"an edit", other_edits},
     {"watch_token", other_watch},
+    {"belongs to two ranks", other_place},
+    {"belong to no rank", other_size},
 };
 
 static void test_differ(void) {
