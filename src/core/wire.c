@@ -58,17 +58,17 @@ void fs_wire_header(const fs_call *call, void *part) {
     memset((char *)part + FS_WIRE_HEADER, 0, bitmap_bytes(call));
 }
 
-int fs_wire_check(const fs_call *call, const void *part, const char **why) {
+int fs_wire_check(const fs_call *call, uint64_t hash, const void *part, const char **why) {
     uint32_t words[2];
-    uint64_t hash;
+    uint64_t theirs;
     memcpy(words, part, sizeof words);
-    memcpy(&hash, (const char *)part + FS_WIRE_HASH, sizeof hash);
+    memcpy(&theirs, (const char *)part + FS_WIRE_HASH, sizeof theirs);
     *why = "it is not a summary of this library's version";
     if (words[0] != FS_WIRE_MAGIC) return 0;
     *why = "its rows have another size: batch and result must be the same on every rank";
     if (words[1] != (uint32_t)row_bytes(&call->ask)) return 0;
     *why = "it was made with another batch, seed, position, rule or vocabulary size";
-    return hash == fs_wire_hash(call);
+    return theirs == hash;
 }
 
 /* A cursor over bytes; every field goes through one of these two. */

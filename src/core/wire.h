@@ -24,8 +24,8 @@ int fs_wire_is_keys(const fs_call *call);
 size_t fs_wire_rows_at(const fs_call *call);
 
 void fs_wire_header(const fs_call *call, void *part);
-/* 0: not a part of this call; *why says what differs. */
-int fs_wire_check(const fs_call *call, const void *part, const char **why);
+/* 0: not a part of this call, whose hash is given; *why says what differs. */
+int fs_wire_check(const fs_call *call, uint64_t hash, const void *part, const char **why);
 
 void fs_wire_put(const fs_call *call, int64_t b, const fs_summary *summary, void *part);
 /* Lists of `summary` must have room for ask.keep and ask.keep_raw entries. */

@@ -158,6 +158,11 @@ static fs_status meet(fs_round *round, fs_status failed, int *bits) {
     int64_t alone[HEADER_WORDS], count = HEADER_WORDS;
     int64_t *words = alone, hash = 0;
     if (failed != FS_OK) {
+        if (round->words) { /* as many values as the others, where their number is known */
+            words = round->words;
+            count += count_keys(round);
+            for (int64_t i = HEADER_WORDS; i < count; i++) words[i] = INT64_MIN;
+        }
         words[0] = (int64_t)-failed << HASH_BITS | round->ranks->rank;
         words[1] = 0;
     } else {
