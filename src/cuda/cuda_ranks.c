@@ -21,7 +21,8 @@ static layout layout_of(const fs_batch *batch, const fs_result *result, uint32_t
         if (want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS)) l.row_words += FS_MASS_WORDS;
         if (want & FS_CUDA_PEAK) l.row_words++;
     }
-    l.bytes = l.rows_at + rows * (size_t)l.row_words * 4;
+    l.bytes = (l.rows_at + rows * (size_t)l.row_words * 4 + 7) / 8 *
+              8; /* every rank's header is read as words of 64 bits */
     return l;
 }
 
