@@ -350,7 +350,8 @@ FS_API fs_status fs_work_size(fs_context *context, const fs_head *head, const fs
  * and gets the same bytes-per-part, sends its part to whoever wants the result, and that one merges.
  *
  * A part is a header of 16 bytes, two bits per row, and per row 8 bytes per sample, 20 for each log Z, 8 per entry of a candidate
- * list: what the batch and the result ask for decides which are there. Byte order is the machine's. */
+ * list: what the batch and the result ask for decides which are there. Byte order is the machine's. CUDA: parts are device memory, 8-byte
+ * aligned, and parts that do not belong together make every row FS_ROW_PEER. */
 
 /* Bytes of one part for this batch and what this result asks for; the same on every rank. */
 FS_API fs_status fs_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch,

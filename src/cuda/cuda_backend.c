@@ -106,6 +106,7 @@ static void cuda_close(fs_context *context) {
         if (cuda->stream) cudaStreamSynchronize(cuda->stream);
         free_blocks(context, cuda->parts);
         free_blocks(context, cuda->exchange);
+        free_blocks(context, cuda->gathered);
         cudaFree(cuda->work);
         fs_cuda_leave(cuda, before);
     }
@@ -366,4 +367,7 @@ const fs_backend fs_backend_cuda = {.name = "cuda",
                                     .close = cuda_close,
                                     .sample = cuda_sample,
                                     .set_stream = cuda_set_stream,
+                                    .partial_size = fs_cuda_partial_size,
+                                    .partial = fs_cuda_partial,
+                                    .merge = fs_cuda_merge,
                                     .sample_ranks = fs_cuda_sample_ranks};

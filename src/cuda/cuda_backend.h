@@ -27,7 +27,8 @@ typedef struct fs_cuda {
     cudaStream_t stream;
     fs_cuda_work *work;      /* device memory */
     fs_cuda_block *parts;    /* of the largest call so far that needed them, then of smaller ones before it */
-    fs_cuda_block *exchange; /* likewise, for ranks */
+    fs_cuda_block *exchange; /* likewise, this rank's part; zero between calls */
+    fs_cuda_block *gathered; /* likewise, those of all ranks */
     encode_tiled encode;
     fs_cuda_family family[FS_CUDA_FAMILIES];
     const char *forced;        /* the environment's choice of a tile, or NULL */
@@ -64,5 +65,12 @@ fs_status fs_cuda_pass(fs_context *context, fs_cuda_args *args, int64_t *work_by
 /* cuda_ranks.c */
 fs_status fs_cuda_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                                fs_result *result, fs_status failed);
+
+fs_status fs_cuda_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                               int32_t least, size_t *bytes);
+fs_status fs_cuda_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                          int32_t least, void *part, size_t bytes);
+fs_status fs_cuda_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
+                        int32_t count, int32_t least, fs_result *result);
 
 #endif
