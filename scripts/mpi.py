@@ -11,6 +11,8 @@ ENVIRONMENT = {
     # Containers are root and often have no ptrace, which Open MPI would copy between processes with.
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+    # One machine, and a bare one has no ssh, without which Open MPI would not start.
+    "OMPI_MCA_plm": "isolated",
     # MPICH's UCX replaces malloc, which sanitizers and valgrind do too.
     "UCX_MEM_EVENTS": "no",
 }

@@ -33,7 +33,8 @@ if command -v pkg-config >/dev/null 2>&1; then
         exit 1
     fi
     # Ranks: any number of them draws the tokens of one, under each MPI.
-    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    # As root too, and where there is no ssh.
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm=isolated
     for mpi in openmpi mpich; do
         if ! command -v "mpicc.$mpi" >/dev/null 2>&1 || ! command -v "mpirun.$mpi" >/dev/null 2>&1; then
             echo "note: $mpi is not here; ranks_mpi was not tried with it"
