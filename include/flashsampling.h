@@ -370,13 +370,14 @@ FS_API fs_status fs_partial(fs_context *context, const fs_head *head, const fs_b
 FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                           int32_t count, fs_result *result);
 
-/* --- ranks: vocabulary-parallel sampling in one call. Each rank holds rows of W (its head's first_token and rows; shards may be
- * unequal or empty, but must adjoin) and calls fs_sample_ranks with the same batch and what the same result asks for; all of them get the whole
- * result. The token is that of the unsharded call, for any number of ranks. Per row and rank 8 bytes cross the wire for a token,
- * 20 more for log Z, lists for cuts: docs/ranks.md.
+/* --- ranks: vocabulary-parallel sampling in one call. Each rank holds rows of W (its head's first_token and rows;
+ * shards may be unequal or empty, but must adjoin) and calls fs_sample_ranks with the same batch and what the same
+ * result asks for; all of them get the whole result. The token is that of the unsharded call, for any number of ranks.
+ * Per row and rank 8 bytes cross the wire for a token, 20 more for log Z, lists for cuts: docs/ranks.md.
  *
- * A transport is two collectives. flashsampling_mpi.h and flashsampling_nccl.h make one from a communicator; a caller with a transport
- * of its own fills the struct. Collectives are entered by all ranks in the same order and return on each when its part is done. */
+ * A transport is two collectives. flashsampling_mpi.h and flashsampling_nccl.h make one from a communicator; a caller
+ * with a transport of its own fills the struct. Collectives are entered by all ranks in the same order and return on
+ * each when its part is done. */
 typedef struct fs_ranks {
     size_t size;
     int32_t rank, count; /* this rank, 0 .. count-1, and how many there are */
@@ -392,11 +393,12 @@ typedef struct fs_ranks {
     const char *(*error_text)(void *self);
 } fs_ranks;
 
-/* fs_sample over ranks. Where a rank fails or the ranks' arguments differ, every rank gets an error that says so (FS_ERR_PEER; on the rank
- * itself its own) and the ranks stay in step; after an error of the transport itself they do not, and the transport is not to be used again.
- * Rows whose lists do not prove their cut take further rounds with longer lists, within options.fallback_bytes, which all ranks
- * must set alike. Every mode but FS_MODE_GROUP_ONLINE; with FS_MODE_GROUP_PARALLEL each rank is one group, as in fs_merge.
- * CUDA: enqueues, needs a device transport, and is capturable in a graph; what goes wrong among ranks there is FS_ROW_PEER. */
+/* fs_sample over ranks. Where a rank fails or the ranks' arguments differ, every rank gets an error that says so
+ * (FS_ERR_PEER; on the rank itself its own) and the ranks stay in step; after an error of the transport itself they do
+ * not, and the transport is not to be used again. Rows whose lists do not prove their cut take further rounds with
+ * longer lists, within options.fallback_bytes, which all ranks must set alike. Every mode but FS_MODE_GROUP_ONLINE;
+ * with FS_MODE_GROUP_PARALLEL each rank is one group, as in fs_merge. CUDA: enqueues, needs a device transport, and is
+ * capturable in a graph; what goes wrong among ranks there is FS_ROW_PEER. */
 FS_API fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                                  fs_result *result);
 

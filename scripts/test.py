@@ -256,7 +256,8 @@ def c_jobs(leg, folder, wrapper=(), env=None, kinds=("test", "caller", "compiled
 # What ranks are asked (tests/ranks/ranks_test.c), and how many there are of them.
 RANKS = {"release": (("same", 1), ("same", 2), ("same", 3), ("same", 4), ("same", 7), ("suite", 4), ("bytes", 3),
                      ("differ", 3), ("fail", 3)),
-         "asan": (("same", 2), ("differ", 3), ("fail", 2)), "tsan": (("same", 2), ("fail", 2)), "valgrind": (("same", 2), ("differ", 3), ("fail", 2))}
+         "asan": (("same", 2), ("differ", 3), ("fail", 2)), "tsan": (("same", 2), ("fail", 2)),
+         "valgrind": (("same", 2), ("differ", 3), ("fail", 2))}
 
 
 def rank_jobs(runner, leg, folder, wrapper=(), env=None):
