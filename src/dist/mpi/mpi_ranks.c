@@ -12,14 +12,16 @@
 #include <flashsampling_mpi.h>
 
 #include <limits.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
 #define TEXT_CHARS 256
-#define SPINS 2000 /* looks before the core is offered to others: about as long as a message takes on one machine */
+#define SPINS                                                                                                          \
+    2000 /* looks before the core is offered to others: some hundred microseconds, longer than a message takes */
+#define PAUSE                                                                                                          \
+    10000 /* nanoseconds between looks from then on, for ranks that share cores: one that only yields waits whole time slices */
 
 typedef struct fs_mpi {
     fs_ranks ranks; /* first: what callers hold */
@@ -94,7 +96,8 @@ static fs_status watch_turn(fs_mpi *mpi, watch *w, int from) {
         else snprintf(what, sizeof what, "not all ranks came in %g s: one has died or stalled", mpi->seconds);
         return break_off(mpi, FS_ERR_PEER, what, MPI_SUCCESS);
     }
-    sched_yield();
+    const struct timespec pause = {0, PAUSE};
+    nanosleep(&pause, NULL);
     return FS_OK;
 }
 
