@@ -18,10 +18,11 @@
 #include <time.h>
 
 #define TEXT_CHARS 256
-#define SPINS                                                                                                          \
-    2000 /* looks before the core is offered to others: some hundred microseconds, longer than a message takes */
-#define PAUSE                                                                                                          \
-    10000 /* nanoseconds between looks from then on, for ranks that share cores: one that only yields waits whole time slices */
+/* Looks before the core is offered to others: some hundred microseconds, longer than a message takes on one machine. */
+#define SPINS 2000
+/* Nanoseconds between looks from then on. Ranks that share cores and only yield wait whole time slices: 7 ranks on 2 busy
+ * cores took 70 s for what takes 20 with a pause (2026-11). */
+#define PAUSE 10000
 
 typedef struct fs_mpi {
     fs_ranks ranks; /* first: what callers hold */
