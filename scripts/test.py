@@ -46,7 +46,7 @@ LEGS = {
 }
 
 # Seconds until a program is killed.
-TIMEOUT = {"test": 400, "caller": 120, "pytest": 900, "check": 400, "build": 900}
+TIMEOUT = {"test": 400, "caller": 120, "pytest": 900, "check": 800, "build": 900}
 # How much of a long test a leg does, so that each leg takes about as long as the first.
 SCALE = {"release": 1, "asan": 0.2, "tsan": 0.1, "isa": 0.3, "cross": 0.1, "valgrind": 0.02}
 # These judge the law of the draws; the other legs ask for the same bits, which test_agree and test_invariance compare.
