@@ -53,15 +53,15 @@ def exchanges(name, launch, options):
 
 
 def overhead(launchers, options):
-    print("| MPI | B | plain min ms | one rank min ms | plain median ms | one rank median ms | of minima | of medians | calls |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| MPI | B | plain median ms | one rank median ms | median of differences us | middle half us | of plain | pairs |")
+    print("|---|---|---|---|---|---|---|---|")
     for name, launch in launchers.items():
         program = compiled(name, "ranks_overhead")
         for line in run([*launch(1), program, options.vocab, 1024, options.seconds, *options.rows]).splitlines():
             b, *values, calls = line.split("\t")
-            plain, plain_median, one, one_median = (float(v) * 1e3 for v in values)
-            print(f"| {name} | {b} | {plain:.3f} | {one:.3f} | {plain_median:.3f} | {one_median:.3f} | "
-                  f"{100 * (one / plain - 1):+.2f} % | {100 * (one_median / plain_median - 1):+.2f} % | {calls} |", flush=True)
+            _, plain, _, one, low, middle, high = (float(v) for v in values)
+            print(f"| {name} | {b} | {plain * 1e3:.3f} | {one * 1e3:.3f} | {middle * 1e6:+,.0f} | "
+                  f"{low * 1e6:+,.0f} .. {high * 1e6:+,.0f} | {100 * middle / plain:+.2f} % | {calls} |", flush=True)
 
 
 def main():

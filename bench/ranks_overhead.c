@@ -1,14 +1,15 @@
 /* ranks_overhead.c - what the way over ranks costs where there is one: fs_sample and fs_sample_ranks take turns in one process, on the
  * same weights, every exchange really made (a rank sends to itself). Started by bench/ranks.py --overhead.
  *
- *   mpirun -n 1 ranks_overhead V D SECONDS B...      one line per B: rows, least and median seconds of either */
+ *   mpirun -n 1 ranks_overhead V D SECONDS B...      one line per B: rows, least and median seconds of either, and the median of the
+ *                                                    differences of neighbours with the quarters around it */
 #include <flashsampling_mpi.h>
 
 #include <stdio.h>
 #include <stdlib.h>
 
 enum { MOST_TIMES = 20000 };
-static double times[2][MOST_TIMES];
+static double times[2][MOST_TIMES], more[MOST_TIMES];
 
 static int by_value(const void *left, const void *right) {
     const double a = *(const double *)left, b = *(const double *)right;
@@ -56,6 +57,7 @@ int main(int argc, char **argv) {
                 if (status != FS_OK) MPI_Abort(MPI_COMM_WORLD, 4);
             }
             if (memcmp(token[0], token[1], (size_t)batch.rows * sizeof **token) != 0) MPI_Abort(MPI_COMM_WORLD, 5);
+            more[n] = times[1][n] - times[0][n];
             batch.position_all++;
         }
         printf("%lld", (long long)batch.rows);
@@ -63,7 +65,8 @@ int main(int argc, char **argv) {
             qsort(times[k], (size_t)n, sizeof times[k][0], by_value);
             printf("\t%.9f\t%.9f", times[k][0], times[k][n / 2]);
         }
-        printf("\t%d\n", n);
+        qsort(more, (size_t)n, sizeof more[0], by_value);
+        printf("\t%.9f\t%.9f\t%.9f\t%d\n", more[n / 4], more[n / 2], more[n * 3 / 4], n);
     }
     fs_context_destroy(context);
     fs_mpi_close(ranks);
