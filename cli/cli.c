@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* sched_getaffinity, CPU_COUNT, _SC_LEVEL3_CACHE_SIZE */
 #include "cli.h"
 #include "print.h"
+#include "ranks.h"
 
 #include <sched.h>
 #include <stdarg.h>
@@ -21,7 +22,9 @@ void die(int code, const char *format, ...) {
     va_list list;
     progress_end();
     fflush(stdout); /* so that the message comes after what was printed before it */
+    if (code == END_USAGE && launch_rank() > 0) exit(code); /* rank 0 says the same */
     fprintf(stderr, "flashsample%s%s: ", *command ? " " : "", command);
+    if (launched()) fprintf(stderr, "rank %d: ", launch_rank());
     va_start(list, format);
     vfprintf(stderr, format, list);
     va_end(list);
@@ -139,6 +142,7 @@ fs_context *open_context(const context_args *args) {
     o.backend = args->backend;
     o.device = (int32_t)args->device;
     o.threads = (int32_t)args->threads;
+    if (!o.threads && launched()) o.threads = cores_of_rank();
     o.block = (int32_t)args->block;
     o.fallback_bytes = (size_t)args->fallback_mib << 20;
     if (args->verbose) o.log = log_line;

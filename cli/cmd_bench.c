@@ -5,6 +5,8 @@
 #include "measure.h"
 #include "options.h"
 #include "print.h"
+#include "ranks.h"
+#include "shards.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -20,6 +22,9 @@ static const command about = {
         "'of reading' is W's bytes per second in the fastest call against the fastest plain read of the same memory "
         "(1, 2 or 4 "
         "streams per thread, measured between the calls). Above about B = 4 a CPU computes longer than it reads.\n"
+        "Under mpirun each rank holds a slice of W: times are those of rank 0, bytes of W those of its slice; 'sent' "
+        "is what "
+        "it put into collectives.\n"
         "\n"
         "Examples\n"
         "  flashsample bench --batch 1,16,64\n"
@@ -75,7 +80,7 @@ static bench_args parse(int argc, char **argv) {
 typedef struct bench_row {
     int64_t B;
     times times;
-    int64_t work_bytes, fallback_rows;
+    int64_t work_bytes, fallback_rows, wire_bytes;
 } bench_row;
 
 /* A call's arguments with room for its results. */
@@ -107,7 +112,7 @@ static bench_call make_call(const bench_args *a, const workload *w, int64_t B) {
 static void verify_call(fs_context *context, const workload *w, bench_call *c) {
     fs_head head = workload_head(w, 0);
     const int32_t *tokens = c->result.tokens;
-    check(context, fs_sample(context, &head, &c->batch, &c->result));
+    check(context, ranks_sample_shard(context, &head, &c->batch, &c->result));
     int64_t rows[2] = {0, c->batch.rows - 1};
     for (int i = 0; i < (c->batch.rows > 1 ? 2 : 1); i++) {
         int32_t token = tokens[rows[i] * c->batch.samples];
@@ -120,10 +125,11 @@ static void verify_call(fs_context *context, const workload *w, bench_call *c) {
 static void time_calls(fs_context *context, const bench_args *a, const workload *w, bench_call *c, bench_row *row,
                        ceiling *best, int threads) {
     double end = now() + a->seconds;
-    for (int turn = 0; row->times.count < 5 || now() < end; turn++) {
+    /* Ranks go on together; asking also lines them up before a call. */
+    for (int turn = 0; ranks_max(row->times.count < 5 || now() < end) > 0; turn++) {
         fs_head head = workload_head(w, turn);
         double begin = now();
-        check(context, fs_sample(context, &head, &c->batch, &c->result));
+        check(context, ranks_sample_shard(context, &head, &c->batch, &c->result));
         times_add(&row->times, now() - begin);
         c->batch.position_all++;
         if (turn % 8 == 0) {
@@ -134,12 +140,13 @@ static void time_calls(fs_context *context, const bench_args *a, const workload 
     }
     row->work_bytes = c->result.work_bytes;
     row->fallback_rows = c->result.fallback_rows;
+    row->wire_bytes = c->result.wire_bytes;
 }
 
 /* ---------------------------------------------------------------------------------------------------- output ---- */
 
 static double flops(const workload *w, const bench_row *r) {
-    return 2.0 * (double)r->B * (double)w->s.V * (double)w->s.D / times_min(&r->times);
+    return 2.0 * (double)r->B * (double)synth_rows(&w->s) * (double)w->s.D / times_min(&r->times);
 }
 
 static void print_text(const bench_args *a, const workload *w, const bench_row *rows, int count, ceiling c,
@@ -150,7 +157,8 @@ static void print_text(const bench_args *a, const workload *w, const bench_row *
     printf("T = %g, top-k %lld, top-p %g, min-p %g, %lld sample%s%s; reading %.1f GB/s (%d streams per thread)\n\n",
            a->temperature, (long long)a->top_k, a->top_p, a->min_p, (long long)a->samples, a->samples == 1 ? "" : "s",
            a->logprobs ? ", log Z and logprobs" : "", c.bytes_per_s * 1e-9, c.streams);
-    table *t = table_new("rows|calls|min|median|tokens/s|GB/s|of reading|GFLOP/s|temporary|second passes");
+    if (ranks_open()) printf("%d ranks\n\n", ranks_open()->count);
+    table *t = table_new("rows|calls|min|median|tokens/s|GB/s|of reading|GFLOP/s|temporary|second passes|sent");
     for (int i = 0; i < count; i++) {
         const bench_row *r = &rows[i];
         double least = times_min(&r->times), rate = (double)w->w_bytes / least;
@@ -164,6 +172,7 @@ static void print_text(const bench_args *a, const workload *w, const bench_row *
         table_cell(t, "%.0f", flops(w, r) * 1e-9);
         table_cell(t, "%s", text_bytes((double)r->work_bytes));
         table_cell(t, "%lld", (long long)r->fallback_rows);
+        table_cell(t, "%s", text_bytes((double)r->wire_bytes));
     }
     table_print(t);
 }
@@ -174,6 +183,7 @@ static void print_json(const bench_args *a, const workload *w, const bench_row *
     json_text("version", fs_version_text());
     json_text("context", context);
     json_text("cpu", cpu_name());
+    json_int("ranks", ranks_open() ? ranks_open()->count : 1);
     json_int("vocab", w->s.V);
     json_int("dim", w->s.D);
     json_text("dtype", dtype_names[w->s.dtype]);
@@ -201,6 +211,7 @@ static void print_json(const bench_args *a, const workload *w, const bench_row *
         json_real("flops", flops(w, &rows[i]));
         json_int("work_bytes", rows[i].work_bytes);
         json_int("fallback_rows", rows[i].fallback_rows);
+        json_int("wire_bytes", rows[i].wire_bytes);
         json_close('}');
     }
     json_close(']');
@@ -221,9 +232,19 @@ int cmd_bench(int argc, char **argv) {
         if (batch[i] < 1 || batch[i] > 65536) die(END_USAGE, "--batch %d: must lie in 1 .. 65536", batch[i]);
         if (batch[i] > most) most = batch[i];
     }
-    int threads = a.context.threads ? (int)a.context.threads : cores();
-    synth s = {a.vocab, a.dim, most, a.dtype, (uint64_t)a.seed};
-    int64_t w_bytes = s.V * s.D * dtype_bytes(s.dtype);
+    ranks_open();
+    int threads = a.context.threads ? (int)a.context.threads : cores_of_rank();
+    synth s = {a.vocab, a.dim, most, a.dtype, (uint64_t)a.seed, 0, 0};
+    const fs_ranks *ranks = ranks_open();
+    if (ranks) {
+        fs_head whole = fs_head_default();
+        whole.rows = a.vocab;
+        fs_head shard = head_shard(&whole, ranks->rank, ranks->count);
+        if (shard.rows == 0) die(END_USAGE, "--vocab %lld: too few for %d ranks", (long long)a.vocab, ranks->count);
+        s.first = shard.first_token;
+        s.rows = shard.rows;
+    }
+    int64_t w_bytes = synth_rows(&s) * s.D * dtype_bytes(s.dtype);
     fs_context *context = open_context(&a.context);
     workload w = make_workload(&s, a.copies ? (int)a.copies : copies_for(w_bytes), threads);
     bench_row *rows = take_memory(list.count, sizeof *rows, "results");

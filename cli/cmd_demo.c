@@ -240,7 +240,7 @@ int cmd_demo(int argc, char **argv) {
     d.context = open_context(&d.args);
     double begin = now();
     printf("flashsample %s: tokens drawn exactly, inside the LM-head matmul\n\n", fs_version_text());
-    synth s = {d.vocab, d.dim, 64, FS_BF16, (uint64_t)d.seed};
+    synth s = {d.vocab, d.dim, 64, FS_BF16, (uint64_t)d.seed, 0, 0};
     d.w = make_workload(&s, 1, d.threads);
     printf("  head      V = %s, D = %lld, bf16, %s; synthetic, language-like, made in %s\n", text_count((double)s.V),
            (long long)s.D, text_bytes((double)d.w.w_bytes), text_seconds(now() - begin));

@@ -1,6 +1,7 @@
 /* cmd_sample.c - `flashsample sample`: one call, printed. */
 #include "arrays.h"
 #include "print.h"
+#include "ranks.h"
 #include "sample.h"
 #include "shards.h"
 
@@ -22,6 +23,7 @@ static const struct {
     {FS_ROW_BAD_PENALTY, "bad penalty"},
     {FS_ROW_BAD_TOKEN, "bad token"},
     {FS_ROW_INCOMPLETE, "incomplete"},
+    {FS_ROW_PEER, "peer"},
     {FS_ROW_NAN, "nan"},
     {FS_ROW_INF, "inf"},
     {FS_ROW_FALLBACK, "second pass"},
@@ -120,6 +122,7 @@ void print_call(const sample_args *args, const sample_call *c, const char *conte
     printf("\n%lld rows in %s, %s of temporary memory, %lld second passes; %s\n", (long long)c->batch.rows,
            text_seconds(seconds), text_bytes((double)c->result.work_bytes), (long long)c->result.fallback_rows,
            context_text);
+    if (ranks_open()) printf("%d ranks, each sent %s\n", ranks_open()->count, text_bytes((double)c->result.wire_bytes));
 }
 
 /* ------------------------------------------------------------------------------------------------------ JSON ---- */
@@ -177,6 +180,8 @@ void print_call_json(const sample_args *args, const sample_call *c, const char *
     json_int("noise_id", fs_noise_id());
     json_int("vocab", c->head.vocab);
     json_int("shards", args->shards);
+    json_int("ranks", ranks_open() ? ranks_open()->count : 1);
+    json_int("wire_bytes", c->result.wire_bytes);
     json_real("seconds", seconds);
     json_int("work_bytes", c->result.work_bytes);
     json_int("fallback_rows", c->result.fallback_rows);
@@ -201,13 +206,15 @@ static void write_tokens(const sample_args *args, const sample_call *c) {
 int cmd_sample(int argc, char **argv) {
     sample_args args = parse_sample(argc, argv);
     if (args.quiet) progress_off();
+    if (ranks_open() && args.shards > 1)
+        die(END_USAGE, "--shards %lld: under mpirun the ranks are the shards", (long long)args.shards);
     sample_call c = build_call(&args);
     fs_context *context = open_context(&args.context);
     double begin = now();
     if (args.shards > 1) sample_in_shards(context, &c.head, &c.batch, &c.result, (int)args.shards);
-    else check(context, fs_sample(context, &c.head, &c.batch, &c.result));
+    else check(context, ranks_sample(context, &c.head, &c.batch, &c.result));
     double seconds = now() - begin;
-    if (args.out) write_tokens(&args, &c);
+    if (args.out && launch_rank() == 0) write_tokens(&args, &c);
     if (args.json) print_call_json(&args, &c, fs_context_text(context), seconds);
     else print_call(&args, &c, fs_context_text(context), seconds);
     return END_OK;

@@ -1,6 +1,7 @@
 /* cmd_verify.c - `flashsample verify`: draws, counts and judges every rule on this machine. */
 #include "options.h"
 #include "print.h"
+#include "ranks.h"
 #include "stats.h"
 #include "verify.h"
 
@@ -29,7 +30,7 @@ static const command about = {
                "Exit code: 0 nothing rejected, 1 something rejected.\n",
 };
 
-static const char *const plant_names[] = {"nothing", "temperature", "off-by-one", "repeat", NULL};
+static const char *const plant_names[] = {"nothing", "temperature", "off-by-one", "repeat", "same-noise", NULL};
 static const char *const leg_names[] = {"both", "stored", "fused", NULL};
 
 typedef struct verify_args {
@@ -51,7 +52,8 @@ static verify_args parse(int argc, char **argv) {
         OPT_TEXT_TO("rule", "NAME", "only rules whose name contains NAME", &a.rule),
         OPT_CHOICE_TO("leg", "only from stored logits, or only fused (default both)", &a.leg, leg_names),
         OPT_CHOICE_TO("plant",
-                      "draw with a mistake, to see it caught: 5 % hotter, cuts too wide, positions drawn twice",
+                      "draw with a mistake, to see it caught: 5 % hotter, cuts too wide, positions drawn twice, the "
+                      "same noise on every rank",
                       &a.plant, plant_names),
         OPT_FLAG_TO("list", "names of the tests, nothing is drawn", &a.list),
         OPT_FLAG_TO("json", "one JSON object on stdout", &a.json),
@@ -79,6 +81,7 @@ static test *choose_tests(const verify_args *a, int *count) {
         if (a->rule && !strstr(r->name, a->rule)) continue;
         for (int leg = LEG_STORED; leg <= LEG_FUSED; leg++) {
             if (!(r->legs & leg) || (a->leg && a->leg != leg)) continue;
+            if (!verify_runs(r, (plant_kind)a->plant)) continue;
             tests[(*count)++] = (test){.rule = r, .leg = (leg_kind)leg, .judged = !r->reported};
         }
     }
@@ -138,6 +141,7 @@ static void print_json(const verify_args *a, const test *tests, int count, int j
     json_open(NULL, '{');
     json_text("version", fs_version_text());
     json_text("context", context);
+    json_int("ranks", ranks_open() ? ranks_open()->count : 1);
     json_int("seed", a->seed);
     json_real("alpha", a->alpha);
     json_int("judged", judged);
@@ -200,6 +204,7 @@ static int list_tests(const test *tests, int count) {
 int cmd_verify(int argc, char **argv) {
     verify_args a = parse(argc, argv);
     if (a.quiet) progress_off();
+    if (!ranks_open() && a.plant == PLANT_SAME_NOISE) die(END_USAGE, "--plant same-noise: needs mpirun and two ranks");
     int count, judged = 0, rejected = 0;
     test *tests = choose_tests(&a, &count);
     if (a.list) return list_tests(tests, count);
@@ -214,6 +219,7 @@ int cmd_verify(int argc, char **argv) {
     }
     if (a.json) print_json(&a, tests, count, judged, rejected, fs_context_text(context));
     else {
+        if (ranks_open()) printf("%d ranks; ", ranks_open()->count);
         printf("%s; seed %lld\n\n", fs_context_text(context), (long long)a.seed);
         print_tests(tests, count);
         printf("\n%d judged in %s, %d rejected. If every draw is right, a run like this is rejected with probability\n"

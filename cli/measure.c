@@ -2,6 +2,8 @@
 #include "measure.h"
 #include "cli.h"
 #include "print.h"
+#include "ranks.h"
+#include "shards.h"
 #include "truth.h"
 
 #include <math.h>
@@ -9,19 +11,19 @@
 #include <string.h>
 
 int copies_for(int64_t w_bytes) {
-    int64_t copies = 1 + 2 * cache_bytes() / w_bytes, room = memory_bytes() / 3 / w_bytes;
+    int64_t copies = 1 + 2 * cache_bytes() / w_bytes, room = memory_bytes() / launch_local_count() / 3 / w_bytes;
     if (copies > room) copies = room;
     return copies < 1 ? 1 : copies > 16 ? 16 : (int)copies;
 }
 
 workload make_workload(const synth *s, int copies, int threads) {
-    workload w = {.s = *s, .w_bytes = s->V * s->D * dtype_bytes(s->dtype), .copies = copies};
+    workload w = {.s = *s, .w_bytes = synth_rows(s) * s->D * dtype_bytes(s->dtype), .copies = copies};
     void *first = NULL, *h = take_memory(s->B * s->D, (size_t)dtype_bytes(s->dtype), "hidden states");
     for (int i = 0; i < copies; i++) {
         void *data = take_memory(w.w_bytes, 1, "weights");
         if (first) memcpy(data, first, (size_t)w.w_bytes);
         else {
-            progress_start("making W", (double)s->V);
+            progress_start("making W", (double)synth_rows(s));
             synth_weights(s, data, threads);
             progress_end();
             first = data;
@@ -37,18 +39,39 @@ fs_head workload_head(const workload *w, int copy) {
     fs_head h = fs_head_default();
     h.dtype = w->s.dtype;
     h.data = w->w[copy % w->copies];
-    h.rows = w->s.V;
+    h.rows = synth_rows(&w->s);
     h.dim = w->s.D;
+    h.first_token = w->s.first;
+    h.vocab = w->s.V;
     return h;
+}
+
+/* Logits x [V] of one hidden state in double; over ranks each computes those of its slice, and they are put together. */
+static void whole_logits(const workload *w, const void *h, double *x) {
+    const fs_ranks *ranks = ranks_open();
+    const int64_t V = w->s.V;
+    truth_logits(w->w[0], w->s.dtype, h, w->s.dtype, synth_rows(&w->s), w->s.D, x + w->s.first);
+    if (!ranks) return;
+    double *all = malloc((size_t)(V * ranks->count) * sizeof *all);
+    if (!all) die(END_RUNTIME, "no memory for the logits of %d ranks", ranks->count);
+    if (ranks->all_gather(ranks->self, x, all, (size_t)V * sizeof *x, NULL) != FS_OK)
+        die(END_RUNTIME, "%s", ranks->error_text(ranks->self));
+    fs_head whole = fs_head_default();
+    whole.rows = V;
+    for (int i = 0; i < ranks->count; i++) {
+        const fs_head shard = head_shard(&whole, i, ranks->count);
+        memcpy(x + shard.first_token, all + i * V + shard.first_token, (size_t)shard.rows * sizeof *x);
+    }
+    free(all);
 }
 
 int row_is_right(const workload *w, const fs_batch *batch, int64_t b, int32_t token) {
     int64_t V = w->s.V, D = w->s.D;
-    double *x = malloc((size_t)V * 2 * sizeof *x);
+    double *x = calloc((size_t)V * 2, sizeof *x);
     if (!x) die(END_RUNTIME, "no memory for %lld logits", (long long)V);
     double *p = x + V;
     const char *h = (const char *)batch->hidden + b * D * dtype_bytes(w->s.dtype);
-    truth_logits(w->w[0], w->s.dtype, h, w->s.dtype, V, D, x);
+    whole_logits(w, h, x);
     const fs_slot_values *all = &batch->all;
     truth_rule rule = {.temperature = (double)all->temperature,
                        .min_p = (double)all->min_p,

@@ -7,7 +7,7 @@
 
 /* A synthetic head in one or more copies, so that calls in turn do not find the last one's W in the cache. */
 typedef struct workload {
-    synth s; /* B = the most rows */
+    synth s; /* B = the most rows; over ranks, each makes its slice of W */
     int64_t w_bytes;
     int copies;
     const void *w[16];

@@ -19,16 +19,20 @@ static fs_head slice(const fs_head *head, int64_t begin, int64_t end) {
     return h;
 }
 
+fs_head head_shard(const fs_head *head, int i, int n) {
+    int64_t begin = head->rows * i / n / 16 * 16;
+    int64_t end = i + 1 == n ? head->rows : head->rows * (i + 1) / n / 16 * 16;
+    return slice(head, begin, end);
+}
+
 void sample_in_shards(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result, int shards) {
     void **parts = calloc((size_t)shards, sizeof *parts);
     if (!parts) die(END_RUNTIME, "no memory for %d parts", shards);
     fs_head h = *head;
     int count = 0;
     for (int i = 0; i < shards; i++) {
-        int64_t begin = head->rows * i / shards / 16 * 16;
-        int64_t end = i + 1 == shards ? head->rows : head->rows * (i + 1) / shards / 16 * 16;
-        if (begin == end) continue; /* more shards than granules */
-        h = slice(head, begin, end);
+        h = head_shard(head, i, shards);
+        if (h.rows == 0) continue;
         size_t bytes;
         check(context, fs_partial_size(context, &h, batch, result, &bytes));
         parts[count] = malloc(bytes ? bytes : 1);

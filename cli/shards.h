@@ -4,6 +4,9 @@
 
 #include "flashsampling.h"
 
+/* Slice i of n of the head, cut at multiples of 16 ids; empty where there are more slices than granules. */
+fs_head head_shard(const fs_head *head, int i, int n);
+
 /* fs_sample on `shards` slices of the head (cut at multiples of 16 ids) and one merge; ends the program if a call
  * fails. */
 void sample_in_shards(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result, int shards);

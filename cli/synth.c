@@ -33,6 +33,10 @@ int64_t dtype_bytes(int dtype) {
     return dtype == FS_F32 ? 4 : 2;
 }
 
+int64_t synth_rows(const synth *s) {
+    return s->rows ? s->rows : s->V;
+}
+
 float load_element(const void *data, int dtype, int64_t i) {
     if (dtype == FS_F32) return ((const float *)data)[i];
     uint16_t h = ((const uint16_t *)data)[i];
@@ -102,14 +106,14 @@ static void fill_rows(void *argument, int i) {
     const synth *s = f->s;
     int64_t begin = f->first + i * f->step, end = begin + f->step;
     float row[1 << 14];
-    for (int64_t v = begin; v < end && v < s->V; v++) {
+    for (int64_t v = begin; v < end && v < s->first + synth_rows(s); v++) {
         float z = (float)(log1p((double)s->V / 64.0) - log1p((double)v / 32.0));
         const float *e = f->direction, *t = f->direction + s->D * (int64_t)(1 + topic_of_token(s, v));
         float raise = v < FUNCTION_WORDS ? 0.0f : 1.0f;
         for (int64_t d = 0; d < s->D; d++) row[d] = z * e[d] + raise * t[d];
         add_noise(s, row, NOISE_OF_W, (uint64_t)v, NOISE);
         for (int64_t d = 0; d < s->D; d++) row[d] *= 1.0f / GAIN;
-        store_row(f->w, s->dtype, v * s->D, row, s->D);
+        store_row(f->w, s->dtype, (v - s->first) * s->D, row, s->D);
     }
 }
 
@@ -117,11 +121,11 @@ void synth_weights(const synth *s, void *w, int threads) {
     if (s->D > 1 << 14) die(END_USAGE, "a synthetic hidden size of %lld: at most %d", (long long)s->D, 1 << 14);
     float *direction = take_memory((1 + TOPICS) * s->D, sizeof *direction, "topics");
     for (int r = 0; r <= TOPICS; r++) add_direction(s, direction + s->D * r, (uint64_t)r, 1.0);
-    fill f = {s, w, direction, 0, 256};
+    fill f = {s, w, direction, s->first, 256};
     int chunk = 32; /* tasks between two looks at the progress */
-    for (; f.first < s->V; f.first += f.step * chunk) {
+    for (; f.first < s->first + synth_rows(s); f.first += f.step * chunk) {
         parallel_for(threads, chunk, fill_rows, &f);
-        progress_at((double)f.first);
+        progress_at((double)(f.first - s->first));
     }
 }
 

@@ -38,7 +38,7 @@ typedef struct outcome {
 } outcome;
 
 /* Mistakes to draw with, to see that they are caught. */
-typedef enum { PLANT_NOTHING, PLANT_TEMPERATURE, PLANT_OFF_BY_ONE, PLANT_REPEAT } plant_kind;
+typedef enum { PLANT_NOTHING, PLANT_TEMPERATURE, PLANT_OFF_BY_ONE, PLANT_REPEAT, PLANT_SAME_NOISE } plant_kind;
 
 typedef struct verify_run {
     int64_t draws;
@@ -52,6 +52,8 @@ typedef struct verify_run {
 void verify_prepare(void);
 /* Draws one rule on one leg. */
 outcome verify_draw(fs_context *context, const verify_rule *rule, leg_kind leg, const verify_run *run);
+/* Whether it can be drawn here: over ranks not every rule can, or is about something else. */
+int verify_runs(const verify_rule *rule, plant_kind plant);
 /* Draws it makes when asked for `draws`. */
 int64_t verify_draws(const verify_rule *rule, int64_t draws);
 

@@ -7,6 +7,7 @@
  */
 #include "verify.h"
 #include "cli.h"
+#include "ranks.h"
 #include "shards.h"
 #include "synth.h"
 #include "truth.h"
@@ -104,7 +105,7 @@ static void prepare_rules(void) {
 }
 
 void verify_prepare(void) {
-    synth s = {V_MAIN, D_MAIN, 1, FS_F32, 1};
+    synth s = {V_MAIN, D_MAIN, 1, FS_F32, 1, 0, 0};
     scene.w = take_memory(V_MAIN * D_MAIN, sizeof(float), "a scene");
     scene.hidden = take_memory(ROWS * D_MAIN, sizeof(float), "a scene");
     scene.logits = take_memory(ROWS * V_MAIN, sizeof(float), "a scene");
@@ -237,6 +238,13 @@ static int64_t count_tokens(const verify_rule *r, const int32_t *token, int rows
     return draws;
 }
 
+int verify_runs(const verify_rule *rule, plant_kind plant) {
+    if (plant == PLANT_SAME_NOISE) /* rules that one score per row decides */
+        return rule->mode == FS_MODE_SAMPLE && !rule->shards && !rule->noise && rule->temperature > 0 && !rule->top_k &&
+               !rule->top_p && !rule->min_p && !rule->masked && !rule->edited && !rule->penalised;
+    return !ranks_open() || (rule->mode != FS_MODE_GROUP_ONLINE && !rule->shards);
+}
+
 int64_t verify_draws(const verify_rule *rule, int64_t draws) {
     return rule->scarce ? draws / rule->scarce + 1 : draws;
 }
@@ -287,7 +295,9 @@ outcome verify_draw(fs_context *context, const verify_rule *rule, leg_kind leg, 
     for (uint64_t call = 0; want > 0; call++) {
         for (int b = 0; b < batch.rows; b++) position[b] = position_of(rule, run->plant, call, b);
         if (rule->shards) sample_in_shards(context, &head, &batch, &result, rule->shards);
-        else check(context, fs_sample(context, &head, &batch, &result));
+        else if (run->plant == PLANT_SAME_NOISE)
+            check(context, ranks_sample_with_same_noise(context, &head, &batch, &result));
+        else check(context, ranks_sample(context, &head, &batch, &result));
         if (rule->shards && rule->mode == FS_MODE_SAMPLE && call < 4)
             o.same_tokens &= same_as_one_call(context, &head, &batch, tokens);
         int64_t got = count_tokens(rule, tokens, (int)batch.rows, batch.samples, k, count);

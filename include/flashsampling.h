@@ -77,7 +77,8 @@ enum {
     FS_ROW_BAD_PENALTY = 1u << 6,     /* repetition <= 0, or a penalty that is NaN or infinite */
     FS_ROW_BAD_TOKEN = 1u << 7,       /* score mode: the given token is negative, or not below the vocabulary size */
     FS_ROW_INCOMPLETE = 1u << 8,      /* merge or budget: the lists do not prove the cut; nothing is drawn */
-    FS_ROW_NO_TOKEN = 0x1ff,          /* mask of the bits above */
+    FS_ROW_PEER = 1u << 9,            /* ranks on CUDA: one failed, or was called with other arguments */
+    FS_ROW_NO_TOKEN = 0x3ff,          /* mask of the bits above */
     FS_ROW_NAN = 1u << 16,            /* a logit that no mask removed was NaN; it was treated as -inf */
     FS_ROW_INF = 1u << 17,            /* an x or l was +inf: the lowest such id wins, log Z is +inf, logprobs NaN */
     FS_ROW_FALLBACK = 1u << 18,       /* the row needed a second pass over W (exact all the same) */
@@ -260,7 +261,7 @@ typedef struct fs_result {
     /* Written by the call, host side (CUDA: what is known without synchronising). */
     int64_t fallback_rows; /* rows that needed a second pass over W */
     int64_t work_bytes;    /* temporary memory of the call */
-    int64_t wire_bytes;    /* bytes this rank sent */
+    int64_t wire_bytes;    /* bytes this rank has put into parts or collectives */
 } fs_result;
 
 /* --------------------------------------------------------------------------------------------------- context ---- */
@@ -349,7 +350,8 @@ FS_API fs_status fs_work_size(fs_context *context, const fs_head *head, const fs
  * and gets the same bytes-per-part, sends its part to whoever wants the result, and that one merges.
  *
  * A part is a header of 16 bytes, two bits per row, and per row 8 bytes per sample, 20 for each log Z, 8 per entry of a candidate
- * list: what the batch and the result ask for decides which are there. Byte order is the machine's. */
+ * list: what the batch and the result ask for decides which are there. Byte order is the machine's. CUDA: parts are device memory, 8-byte
+ * aligned, and parts that do not belong together make every row FS_ROW_PEER. */
 
 /* Bytes of one part for this batch and what this result asks for; the same on every rank. */
 FS_API fs_status fs_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch,
@@ -367,6 +369,38 @@ FS_API fs_status fs_partial(fs_context *context, const fs_head *head, const fs_b
  * too) with a larger batch.list_capacity. The head is the caller's own shard; only its vocabulary size is looked at. */
 FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                           int32_t count, fs_result *result);
+
+/* --- ranks: vocabulary-parallel sampling in one call. Each rank holds rows of W (its head's first_token and rows;
+ * shards may be unequal or empty, but must adjoin) and calls fs_sample_ranks with the same batch and what the same
+ * result asks for; all of them get the whole result. The token is that of the unsharded call, for any number of ranks.
+ * Per row and rank 8 bytes cross the wire for a token, 20 more for log Z, lists for cuts: docs/ranks.md.
+ *
+ * A transport is two collectives. flashsampling_mpi.h and flashsampling_nccl.h make one from a communicator; a caller
+ * with a transport of its own fills the struct. Collectives are entered by all ranks in the same order and return on
+ * each when its part is done. */
+typedef struct fs_ranks {
+    size_t size;
+    int32_t rank, count; /* this rank, 0 .. count-1, and how many there are */
+    int32_t device;      /* 0: arrays are host memory. 1: device memory, and the functions only enqueue on the stream */
+    int32_t reserved;
+    void *self; /* handed to the functions */
+    /* values [count] become their largest over ranks. A rank that has failed may come with 2 values alone: the first two are then
+     * reduced all the same, or everyone gets FS_ERR_PEER. */
+    fs_status (*all_max)(void *self, int64_t *values, int64_t count, void *stream);
+    /* all [ranks, bytes] becomes every rank's mine [bytes], which does not overlap it. */
+    fs_status (*all_gather)(void *self, const void *mine, void *all, size_t bytes, void *stream);
+    /* What the last function that failed said; may be NULL. */
+    const char *(*error_text)(void *self);
+} fs_ranks;
+
+/* fs_sample over ranks. Where a rank fails or the ranks' arguments differ, every rank gets an error that says so
+ * (FS_ERR_PEER; on the rank itself its own) and the ranks stay in step; after an error of the transport itself they do
+ * not, and the transport is not to be used again. Rows whose lists do not prove their cut take further rounds with
+ * longer lists, within options.fallback_bytes, which all ranks must set alike. Every mode but FS_MODE_GROUP_ONLINE;
+ * with FS_MODE_GROUP_PARALLEL each rank is one group, as in fs_merge. CUDA: enqueues, needs a device transport, and is
+ * capturable in a graph; what goes wrong among ranks there is FS_ROW_PEER. */
+FS_API fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
+                                 fs_result *result);
 
 /* --- speculative decoding with shared noise: draft and target draw with the same (seed, position, stream), and the output
  * is bit for bit the one without a draft. Sample the target on all k+1 rows of a sequence, then count. Rows of one sequence share its
@@ -410,6 +444,14 @@ static inline fs_result fs_result_default(void) {
     memset(&r, 0, sizeof r);
     r.size = sizeof r;
     r.tokens_dtype = FS_I32;
+    return r;
+}
+
+static inline fs_ranks fs_ranks_default(void) {
+    fs_ranks r;
+    memset(&r, 0, sizeof r);
+    r.size = sizeof r;
+    r.count = 1;
     return r;
 }
 

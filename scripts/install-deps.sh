@@ -32,6 +32,7 @@ has_matplotlib() {
     done
     return 1
 }
+has_mpi() { has "mpicc.$1" && has "mpirun.$1"; }
 has_qemu() { has "qemu-$1" || has "qemu-$1-static"; }
 has_cross() { has "$1-linux-gnu-gcc" && echo '#include <math.h>' | "$1-linux-gnu-gcc" -E - >/dev/null 2>&1; }
 
@@ -58,6 +59,9 @@ if [ "$set_name" = test ]; then
     need useful python3-matplotlib has_matplotlib
     need useful pkg-config has pkg-config
     need useful valgrind has valgrind
+    # Both, side by side: ranks are tested under each.
+    need useful "openmpi-bin libopenmpi-dev" has_mpi openmpi
+    need useful "mpich libmpich-dev" has_mpi mpich
     need useful shellcheck has shellcheck
     # The other architecture, compiled here and run under qemu-user.
     case $(uname -m) in

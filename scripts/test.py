@@ -29,6 +29,7 @@ import threading
 import time
 from pathlib import Path
 
+import mpi
 from outcomes import read_exit, read_junit, read_tap
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,17 +37,17 @@ BUILD = ROOT / "build"
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}.get(platform.machine())
 
 LEGS = {
-    "release": "optimised build with warnings as errors: C tests, callers, Python tests",
-    "asan": "address, leak and undefined-behaviour sanitizers: C tests, callers",
-    "tsan": "thread sanitizer: C tests, callers",
+    "release": "optimised build with warnings as errors: C tests, callers, ranks under every MPI, Python tests",
+    "asan": "address, leak and undefined-behaviour sanitizers: C tests, callers, ranks",
+    "tsan": "thread sanitizer: C tests, callers, ranks",
     "isa": "every instruction set this machine runs, forced by FLASHSAMPLING_ISA: C tests",
     "cross": f"the other architecture ({OTHER}) under qemu-user: C tests, callers",
-    "valgrind": "memcheck on the release build: the quick C tests",
+    "valgrind": "memcheck on the release build: the quick C tests, ranks",
     "checks": "tests/checks: layering, exported symbols, flags, header, install, README",
 }
 
 # Seconds until a program is killed.
-TIMEOUT = {"test": 400, "caller": 120, "pytest": 900, "check": 400, "build": 900}
+TIMEOUT = {"test": 400, "caller": 120, "pytest": 900, "check": 800, "build": 900}
 # How much of a long test a leg does, so that each leg takes about as long as the first.
 SCALE = {"release": 1, "asan": 0.2, "tsan": 0.1, "isa": 0.3, "cross": 0.1, "valgrind": 0.02}
 # These judge the law of the draws; the other legs ask for the same bits, which test_agree and test_invariance compare.
@@ -255,6 +256,33 @@ def c_jobs(leg, folder, wrapper=(), env=None, kinds=("test", "caller", "compiled
     return jobs
 
 
+# What ranks are asked (tests/ranks/ranks_test.c), and how many there are of them.
+RANKS = {"release": (("same", 1), ("same", 2), ("same", 3), ("same", 4), ("same", 7), ("suite", 4), ("bytes", 3),
+                     ("differ", 3), ("fail", 3)),
+         "asan": (("same", 2), ("differ", 3), ("fail", 2)), "tsan": (("same", 2), ("fail", 2)),
+         "valgrind": (("same", 2), ("differ", 3), ("fail", 2))}
+
+
+def rank_jobs(runner, leg, folder, wrapper=(), env=None):
+    """ranks_test under every MPI that is here."""
+    program = find(folder, "ranks")
+    for name in mpi.missing():
+        runner.skip(leg, f"ranks [{name}]", f"mpirun.{name} is not installed")
+    jobs = []
+    for name, launch in mpi.launchers().items():
+        if program is None or not (folder / "lib" / f"libflashsampling_{name}.so").exists():
+            runner.skip(leg, f"ranks [{name}]", f"the transport was not built: mpicc.{name} is not installed")
+            continue
+        for mode, count in RANKS[leg]:
+            scale = 0.1 if mode == "suite" else SCALE[leg]
+            # A sanitizer's dlopen does not look where the program says its libraries are.
+            every = {**mpi.ENVIRONMENT, "FLASHSAMPLING_TEST_SCALE": str(scale),
+                     "LD_LIBRARY_PATH": f"{folder}/lib:{os.environ.get('LD_LIBRARY_PATH', '')}", **(env or {})}
+            jobs.append(Job(f"ranks_{mode} [{name}, {count}]", [*launch(count), *wrapper, program, mode], read_exit,
+                            TIMEOUT["test"], every, folder / "logs" / f"{leg}-ranks-{mode}-{name}-{count}.log"))
+    return jobs
+
+
 def python_jobs(runner, folder):
     files = sorted((ROOT / "tests" / "py").glob("test_*.py"))
     if not files:
@@ -288,6 +316,7 @@ def leg_release(runner):
     if runner.build("release", folder, RELEASE):
         # Freed and fresh memory is filled with a pattern, so that reading it shows.
         jobs = python_jobs(runner, folder) + c_jobs("release", folder, env={"MALLOC_PERTURB_": "165"})
+        jobs += rank_jobs(runner, "release", folder)
         # The longest first, so that none is left to run alone.
         runner.run("release", sorted(jobs, key=lambda job: job.name not in RELEASE_ONLY))
 
@@ -315,6 +344,8 @@ def leg_asan(runner):
         runner.skip("asan", "leaks", "the leak sanitizer cannot run here (it needs ptrace)")
     if runner.build("asan", folder, ["-DCMAKE_BUILD_TYPE=Debug", "-DFS_SANITIZE=address,undefined"]):
         runner.run("asan", c_jobs("asan", folder, env=env))
+        env["ASAN_OPTIONS"] += ":detect_leaks=0"  # MPI leaves memory behind; memcheck, which has suppressions, looks at ours
+        runner.run("asan", rank_jobs(runner, "asan", folder, env=env))
 
 
 def leg_tsan(runner):
@@ -328,6 +359,8 @@ def leg_tsan(runner):
         return runner.skip("tsan", "leg", "gcc's thread sanitizer does not run an empty program here")
     if runner.build("tsan", folder, ["-DCMAKE_BUILD_TYPE=Debug", "-DFS_SANITIZE=thread"]):
         runner.run("tsan", c_jobs("tsan", folder, wrapper, env))
+        env["TSAN_OPTIONS"] += f":suppressions={ROOT}/tests/ranks/tsan.supp"
+        runner.run("tsan", rank_jobs(runner, "tsan", folder, wrapper, {**env, "FLASHSAMPLING_TEST_THREADS": "2"}))
 
 
 def isa_names(cli, wrapper=()):
@@ -388,6 +421,7 @@ def leg_valgrind(runner):
     if runner.build("valgrind", folder, RELEASE):
         wrapper = ("valgrind", "-q", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite")
         runner.run("valgrind", c_jobs("valgrind", folder, wrapper, kinds=("test",)))
+        runner.run("valgrind", rank_jobs(runner, "valgrind", folder, [*wrapper, *mpi.suppressions(ROOT)]))
     return None
 
 

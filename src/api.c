@@ -2,6 +2,7 @@
 #include "backend.h"
 
 #include "core/ask.h"
+#include "dist/dist.h"
 
 #include <stdlib.h>
 
@@ -96,6 +97,7 @@ void fs_context_destroy(fs_context *context) {
     if (!context) return;
     fs_context copy = *context;
     context->backend->close(context);
+    fs_context_free(&copy, copy.exchange);
     fs_context_free(&copy, context);
 }
 
@@ -335,7 +337,7 @@ fs_status fs_partial_size(fs_context *context, const fs_head *head, const fs_bat
     FS_TRY(check(context, head, batch, result, &a));
     FS_TRY(check_shard_mode(context, &a.batch));
     FS_SUPPORTED(context, partial_size);
-    return context->backend->partial_size(context, &a.head, &a.batch, &a.result, bytes);
+    return context->backend->partial_size(context, &a.head, &a.batch, &a.result, 0, bytes);
 }
 
 fs_status fs_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
@@ -346,7 +348,7 @@ fs_status fs_partial(fs_context *context, const fs_head *head, const fs_batch *b
     FS_TRY(check(context, head, batch, result, &a));
     FS_TRY(check_shard_mode(context, &a.batch));
     FS_SUPPORTED(context, partial);
-    return context->backend->partial(context, &a.head, &a.batch, &a.result, part, bytes);
+    return context->backend->partial(context, &a.head, &a.batch, &a.result, 0, part, bytes);
 }
 
 fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
@@ -360,7 +362,43 @@ fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *bat
     FS_REQUIRE(context, parts != NULL, "parts is NULL");
     for (int32_t i = 0; i < count; i++) FS_REQUIRE(context, parts[i] != NULL, "parts[%d] is NULL", i);
     FS_SUPPORTED(context, merge);
-    FS_TRY(context->backend->merge(context, &a.head, &a.batch, parts, count, &a.result));
+    FS_TRY(context->backend->merge(context, &a.head, &a.batch, parts, count, 0, &a.result));
+    copy_counters(&a.result, result);
+    return FS_OK;
+}
+
+static fs_status check_ranks(fs_context *context, const fs_ranks *r) {
+    FS_REQUIRE(context, r->count >= 1 && r->count <= 65536, "ranks.count is %d, must be 1 to 65536", r->count);
+    FS_REQUIRE(context, r->rank >= 0 && r->rank < r->count, "ranks.rank is %d, must be 0 to %d", r->rank, r->count - 1);
+    FS_REQUIRE(context, r->all_max && r->all_gather, "ranks.all_max or all_gather is NULL");
+    FS_REQUIRE(context, r->device == 0 || r->device == 1, "ranks.device is %d, must be 0 or 1", r->device);
+    if (r->device == !context->backend->host_arrays) return FS_OK;
+    return fs_fail(context, FS_ERR_UNSUPPORTED, "ranks.device is %d: the %s backend takes a transport for %s memory",
+                   r->device, context->backend->name, r->device ? "host" : "device");
+}
+
+static fs_status check_ranks_call(fs_context *context, const fs_head *head, const fs_batch *batch,
+                                  const fs_result *result, fs_arguments *a) {
+    FS_TRY(check(context, head, batch, result, a));
+    FS_TRY(check_tokens(context, a));
+    return check_shard_mode(context, &a->batch);
+}
+
+/* A rank whose arguments are wrong still meets the others, to tell them. */
+fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
+                          fs_result *result) {
+    fs_arguments a;
+    fs_ranks r;
+    FS_REQUIRE(NULL, context != NULL, "context is NULL");
+    FS_COPY(context, "ranks", ranks, &r);
+    FS_TRY(check_ranks(context, &r));
+    fs_status failed = check_ranks_call(context, head, batch, result, &a);
+    if (context->backend->sample_ranks)
+        FS_TRY(context->backend->sample_ranks(context, &r, &a.head, &a.batch, &a.result, failed));
+    else {
+        FS_SUPPORTED(context, partial);
+        FS_TRY(fs_dist_sample(context, &r, &a.head, &a.batch, &a.result, failed));
+    }
     copy_counters(&a.result, result);
     return FS_OK;
 }

@@ -17,18 +17,29 @@ typedef struct fs_backend {
     fs_status (*set_work)(fs_context *context, void *memory, size_t bytes);
     fs_status (*work_size)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                            size_t *bytes);
+    /* `least`: entries that lists must be able to hold beyond what the batch asks for; 0 in a first round. */
     fs_status (*partial_size)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                              size_t *bytes);
+                              int32_t least, size_t *bytes);
     fs_status (*partial)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                         void *part, size_t bytes);
+                         int32_t least, void *part, size_t bytes);
     fs_status (*merge)(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
-                       int32_t count, fs_result *result);
+                       int32_t count, int32_t least, fs_result *result);
+    /* fs_sample_ranks of a backend whose arrays are not in host memory; NULL: src/dist does it with the three above. `failed`: what is
+     * wrong on this rank already; it takes part all the same where it can. */
+    fs_status (*sample_ranks)(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
+                              fs_result *result, fs_status failed);
 } fs_backend;
 
 struct fs_context {
     const fs_backend *backend;
     void *state;
     fs_options options;
+    void *exchange; /* src/dist: memory for what ranks send each other, grown as needed */
+    size_t exchange_bytes;
+    struct { /* src/dist: the shard that was last found to adjoin those of the other ranks */
+        const void *ranks;
+        int64_t first, rows;
+    } adjoined;
     char text[160];
     char error[FS_ERROR_CHARS];
 };

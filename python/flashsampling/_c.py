@@ -38,7 +38,8 @@ class Row(enum.IntFlag):
     BAD_PENALTY = 1 << 6
     BAD_TOKEN = 1 << 7
     INCOMPLETE = 1 << 8
-    NO_TOKEN = 0x1FF
+    PEER = 1 << 9
+    NO_TOKEN = 0x3FF
     NAN = 1 << 16
     INF = 1 << 17
     FALLBACK = 1 << 18
@@ -200,6 +201,7 @@ _PROTOTYPES = {
     "fs_partial_size": (c_int32, _call + [POINTER(c_size_t)]),
     "fs_partial": (c_int32, _call + [c_void_p, c_size_t]),
     "fs_merge": (c_int32, _call[:3] + [POINTER(c_void_p), c_int32, POINTER(ResultStruct)]),
+    "fs_sample_ranks": (c_int32, [c_void_p, c_void_p] + _call[1:]),
     "fs_accept": (c_int32, [c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
     "fs_noise_gumbel": (c_double, [c_uint64, c_uint64, c_uint32, c_uint32, c_uint32]),
     "fs_seed_spread": (c_uint64, [c_uint64, c_uint64]),

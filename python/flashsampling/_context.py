@@ -108,17 +108,21 @@ class Context:
             return batch, Result.into(batch, out, logits=logits)
         return batch, out if out is not None else Result(batch, outputs, top=top, logits=logits, tokens=tokens)
 
-    def sample(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
+    def sample(self, head, hidden=None, *, ranks=None, out=None, outputs=(), top=0, logits="raw", tokens="i32",
+               **rules):
         """Draws every row and returns a Result.
 
         hidden is [B, D] (None for stored logits), or a Batch. outputs names what is wanted besides tokens and status
         (Result.OUTPUTS, or "all"), top is how many of the best tokens, logits which logits they all speak of. The rules
         are those of Batch. out is what to write into: a Result, or a dictionary of the caller's arrays by name, which
-        then says what is wanted.
+        then says what is wanted. ranks is the address of an fs_ranks: then head is this rank's shard.
         """
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         c = result.struct()
-        self._run(self._library.fs_sample, head, batch, byref(c))
+        if ranks is None:
+            self._run(self._library.fs_sample, head, batch, byref(c))
+        else:
+            self._run(lambda context, *rest: self._library.fs_sample_ranks(context, ranks, *rest), head, batch, byref(c))
         return result.take(c)
 
     def _size(self, function, head, hidden, out, outputs, top, logits, tokens, rules):
@@ -136,18 +140,29 @@ class Context:
         return self._size(self._library.fs_partial_size, head, hidden, out, outputs, top, logits, tokens, rules)
 
     def partial(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
-        """This shard's summary as an array of bytes, for merge. The arguments say what will be asked of merge."""
+        """This shard's summary as an array of bytes (on "cuda" a tensor of its device), for merge. The arguments say what
+        will be asked of merge."""
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
-        part = numpy().empty(self.partial_size(head, batch, out=result), "u1")
+        size = self.partial_size(head, batch, out=result)
+        if self.text.startswith("cuda"):
+            import torch
+
+            part = torch.empty(size, dtype=torch.uint8, device="cuda")
+        else:
+            part = numpy().empty(size, "u1")
         c = result.struct()
-        self._run(self._library.fs_partial, head, batch, byref(c), part.ctypes.data, part.size)
+        self._run(self._library.fs_partial, head, batch, byref(c), self._address(part), size)
         return part
+
+    @staticmethod
+    def _address(part):
+        return part.data_ptr() if hasattr(part, "data_ptr") else part.ctypes.data
 
     def merge(self, parts, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
         """The Result of all parts together, one per shard. The other arguments are those the parts were made with."""
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
-        arrays = [numpy().frombuffer(part, "u1") for part in parts]
-        pointers = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
+        arrays = [part if hasattr(part, "data_ptr") else numpy().frombuffer(part, "u1") for part in parts]
+        pointers = (ctypes.c_void_p * len(arrays))(*(self._address(a) for a in arrays))
         c = result.struct()
         self._run(self._library.fs_merge, head, batch, pointers, len(arrays), byref(c))
         return result.take(c)

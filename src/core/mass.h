@@ -109,6 +109,28 @@ FS_CORE void mass_merge(fs_mass *into, const fs_mass *from) {
     into->limb[2] += shift == 0 ? from->limb[2] : shift == 1 ? from->limb[1] : shift == 2 ? from->limb[0] : 0;
 }
 
+/* A mass in 20 bytes, for the wire: 16 bits of top, then three limbs of 48 bits, which 2^24 summands of 24 bits fit. */
+#define FS_MASS_WORDS 5
+
+FS_CORE void mass_pack(const fs_mass *m, uint32_t *word) {
+    word[0] = (uint32_t)m->top & 0xFFFF;
+    word[0] |= (uint32_t)m->limb[0] << 16;
+    word[1] = (uint32_t)(m->limb[0] >> 16);
+    word[2] = (uint32_t)m->limb[1];
+    word[3] = (uint32_t)(m->limb[1] >> 32 & 0xFFFF) | (uint32_t)m->limb[2] << 16;
+    word[4] = (uint32_t)(m->limb[2] >> 16);
+}
+
+FS_CORE fs_mass mass_unpack(const uint32_t *word) {
+    fs_mass m;
+    m.top = (int32_t)(word[0] & 0xFFFF);
+    if (m.top >= 0x8000) m.top -= 0x10000;
+    m.limb[0] = (uint64_t)word[1] << 16 | word[0] >> 16;
+    m.limb[1] = (uint64_t)(word[3] & 0xFFFF) << 32 | word[2];
+    m.limb[2] = (uint64_t)word[4] << 16 | word[3] >> 16;
+    return m;
+}
+
 /* The mass in units of 2^(24 (m->top - 2)). */
 FS_CORE double mass_scaled(const fs_mass *m) {
     return ((double)m->limb[0] * 16777216.0 + (double)m->limb[1]) * 16777216.0 + (double)m->limb[2];

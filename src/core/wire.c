@@ -1,8 +1,9 @@
 #include "wire.h"
 
+#include "card.h"
+
 #define FS_WIRE_MAGIC 0x31505346u /* "FSP1" */
-#define FS_WIRE_HEADER 16
-#define FS_WIRE_MASS 20
+#define FS_WIRE_MASS (4 * FS_MASS_WORDS)
 
 static int has_max(const fs_ask *ask) {
     return ask->max || ask->samples == 0; /* without a winner, max y alone tells an empty row */
@@ -35,50 +36,39 @@ static size_t row_start(const fs_call *call, int64_t b) {
            (size_t)watch_before(call->batch, b) * sizeof(fs_watch);
 }
 
-/* FNV-1a, word by word. */
-static uint64_t mix(uint64_t hash, uint64_t word) {
-    return (hash ^ word) * 0x100000001B3u;
+uint64_t fs_wire_hash(const fs_call *call) {
+    const fs_card card = fs_card_of(call);
+    return fs_card_hash(&card);
 }
 
-uint64_t fs_wire_hash(const fs_call *call) {
-    const fs_batch *batch = call->batch;
+int fs_wire_is_keys(const fs_call *call) {
     const fs_ask *ask = &call->ask;
-    uint64_t h = 0xCBF29CE484222325u;
-    const int64_t words[] = {
-        FS_NOISE_ID,          batch->rows,  call->vocab,   batch->mode,     batch->noise,      batch->flags,
-        call->result->logits, ask->samples, ask->mass,     ask->raw_mass,   ask->winner_logit, ask->max,
-        ask->edited,          ask->keep,    ask->keep_raw, ask->raw_column, ask->watched};
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) h = mix(h, (uint64_t)words[i]);
-    for (int64_t b = 0; b < batch->rows; b++) {
-        const fs_rules *rules = &call->rules[b];
-        h = mix(mix(mix(h, rules->seed), rules->position), rules->stream);
-        h = mix(mix(h, rules->status), float_bits(rules->inverse_temperature) | (uint64_t)rules->greedy << 32);
-        h = mix(mix(h, (uint64_t)rules->top_k << 32 | float_bits(rules->top_p)), double_bits(rules->log_min_p));
-        h = mix(mix(h, float_bits(rules->repetition)),
-                (uint64_t)float_bits(rules->frequency) << 32 | float_bits(rules->presence));
-    }
-    return h;
+    return ask->samples && !ask->ordered && !ask->watched && row_bytes(ask) == (size_t)ask->samples * 8;
+}
+
+size_t fs_wire_rows_at(const fs_call *call) {
+    return FS_WIRE_HEADER + bitmap_bytes(call);
 }
 
 void fs_wire_header(const fs_call *call, void *part) {
     uint32_t words[2] = {FS_WIRE_MAGIC, (uint32_t)row_bytes(&call->ask)};
     uint64_t hash = fs_wire_hash(call);
     memcpy(part, words, sizeof words);
-    memcpy((char *)part + 8, &hash, sizeof hash);
+    memcpy((char *)part + FS_WIRE_HASH, &hash, sizeof hash);
     memset((char *)part + FS_WIRE_HEADER, 0, bitmap_bytes(call));
 }
 
-int fs_wire_check(const fs_call *call, const void *part, const char **why) {
+int fs_wire_check(const fs_call *call, uint64_t hash, const void *part, const char **why) {
     uint32_t words[2];
-    uint64_t hash;
+    uint64_t theirs;
     memcpy(words, part, sizeof words);
-    memcpy(&hash, (const char *)part + 8, sizeof hash);
+    memcpy(&theirs, (const char *)part + FS_WIRE_HASH, sizeof theirs);
     *why = "it is not a summary of this library's version";
     if (words[0] != FS_WIRE_MAGIC) return 0;
     *why = "its rows have another size: batch and result must be the same on every rank";
     if (words[1] != (uint32_t)row_bytes(&call->ask)) return 0;
     *why = "it was made with another batch, seed, position, rule or vocabulary size";
-    return hash == fs_wire_hash(call);
+    return theirs == hash;
 }
 
 /* A cursor over bytes; every field goes through one of these two. */
@@ -93,26 +83,15 @@ static const char *get(const char *at, void *field, size_t bytes) {
 }
 
 static char *put_mass(char *at, const fs_mass *mass) {
-    int16_t top = (int16_t)mass->top;
-    at = put(at, &top, 2);
-    for (int i = 0; i < 3; i++) {
-        uint32_t low = (uint32_t)mass->limb[i];
-        uint16_t high = (uint16_t)(mass->limb[i] >> 32);
-        at = put(put(at, &low, 4), &high, 2);
-    }
-    return at;
+    uint32_t words[FS_MASS_WORDS];
+    mass_pack(mass, words);
+    return put(at, words, sizeof words);
 }
 
 static const char *get_mass(const char *at, fs_mass *mass) {
-    int16_t top;
-    at = get(at, &top, 2);
-    mass->top = top;
-    for (int i = 0; i < 3; i++) {
-        uint32_t low;
-        uint16_t high;
-        at = get(get(at, &low, 4), &high, 2);
-        mass->limb[i] = (uint64_t)high << 32 | low;
-    }
+    uint32_t words[FS_MASS_WORDS];
+    at = get(at, words, sizeof words);
+    *mass = mass_unpack(words);
     return at;
 }
 

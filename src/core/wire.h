@@ -3,21 +3,29 @@
  *   part    header 16 | two bits per row (NaN seen, +inf seen), in 64-bit words | B rows of equal size
  *   header  u32 magic, u32 bytes per row, u64 hash of what the call was asked
  *   row     samples x (u64 key [, f32 y [, f32 x]]) | mass 20 | raw mass 20 | max y [, max x] | lists | watched tokens
- * A mass is three limbs of 48 bits and a top of 16: 2^24 summands of 24 bits fit. */
+ * A mass is packed by mass_pack. */
 #ifndef FS_CORE_WIRE_H
 #define FS_CORE_WIRE_H
 
 #include "ask.h"
 
+#define FS_WIRE_HEADER 16
+#define FS_WIRE_HASH 8 /* where in it the hash lies */
+
 /* Bytes of a part, and of row b in it. All rows are equally long but for their watched tokens, which come last. */
 size_t fs_wire_size(const fs_call *call);
 
-/* Hash of everything two ranks must agree on. */
+/* Hash of everything two ranks must agree on: see card.h. */
 uint64_t fs_wire_hash(const fs_call *call);
 
+/* Whether rows are nothing but keys, u64 [B, samples], of which the largest win: then a max of integers merges two parts. */
+int fs_wire_is_keys(const fs_call *call);
+/* Where in a part the rows begin, a multiple of 8. */
+size_t fs_wire_rows_at(const fs_call *call);
+
 void fs_wire_header(const fs_call *call, void *part);
-/* 0: not a part of this call; *why says what differs. */
-int fs_wire_check(const fs_call *call, const void *part, const char **why);
+/* 0: not a part of this call, whose hash is given; *why says what differs. */
+int fs_wire_check(const fs_call *call, uint64_t hash, const void *part, const char **why);
 
 void fs_wire_put(const fs_call *call, int64_t b, const fs_summary *summary, void *part);
 /* Lists of `summary` must have room for ask.keep and ask.keep_raw entries. */

@@ -78,8 +78,7 @@ typedef struct fs_job {
     int32_t grouped;  /* the pass is one of the group modes */
 } fs_job;
 
-/* A part of fs_partial is one group whatever the mode, so it is not grouped. */
-static fs_job job_of(const fs_head *head, const fs_batch *batch, const fs_result *result, int part) {
+static fs_job job_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
     fs_job job;
     memset(&job, 0, sizeof job);
     job.call.head = head;
@@ -87,7 +86,18 @@ static fs_job job_of(const fs_head *head, const fs_batch *batch, const fs_result
     job.call.result = result;
     job.call.vocab = head_vocab(head);
     job.call.ask = fs_ask_of(head, batch, result);
-    job.grouped = !part && (batch->mode == FS_MODE_GROUP_PARALLEL || batch->mode == FS_MODE_GROUP_ONLINE);
+    job.grouped = batch->mode == FS_MODE_GROUP_PARALLEL || batch->mode == FS_MODE_GROUP_ONLINE;
+    return job;
+}
+
+/* The same for a part: that is one group whatever the mode, so it is not grouped; and lists hold `least` entries, where there are lists. */
+static fs_job job_of_part(const fs_head *head, const fs_batch *batch, const fs_result *result, int32_t least) {
+    fs_job job = job_of(head, batch, result);
+    int32_t *keep[2] = {&job.call.ask.keep, &job.call.ask.keep_raw};
+    job.grouped = 0;
+    if (least > job.call.vocab) least = (int32_t)job.call.vocab;
+    for (int i = 0; i < 2; i++)
+        if (*keep[i] && least > *keep[i]) *keep[i] = least;
     return job;
 }
 
@@ -236,7 +246,7 @@ static fs_status second_pass(fs_job *job, fs_context *context, int32_t *row, int
 }
 
 static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
-    fs_job job = job_of(head, batch, result, 0);
+    fs_job job = job_of(head, batch, result);
     FS_TRY(job_take_memory(&job, context));
     finish_dropped(&job);
     job_run(&job);
@@ -254,7 +264,7 @@ static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_b
 
 static fs_status cpu_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                                size_t *bytes) {
-    fs_job job = job_of(head, batch, result, 0);
+    fs_job job = job_of(head, batch, result);
     *bytes = job_size(&job, context);
     return FS_OK;
 }
@@ -262,16 +272,16 @@ static fs_status cpu_work_size(fs_context *context, const fs_head *head, const f
 /* -------------------------------------------------------------------------------------------- partial, merge ---- */
 
 static fs_status cpu_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch,
-                                  const fs_result *result, size_t *bytes) {
+                                  const fs_result *result, int32_t least, size_t *bytes) {
     (void)context;
-    fs_job job = job_of(head, batch, result, 1);
+    fs_job job = job_of_part(head, batch, result, least);
     *bytes = fs_wire_size(&job.call);
     return FS_OK;
 }
 
 static fs_status cpu_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                             void *part, size_t bytes) {
-    fs_job job = job_of(head, batch, result, 1);
+                             int32_t least, void *part, size_t bytes) {
+    fs_job job = job_of_part(head, batch, result, least);
     FS_REQUIRE(context, bytes >= fs_wire_size(&job.call), "part has %zu bytes, needs %zu (fs_partial_size)", bytes,
                fs_wire_size(&job.call));
     FS_TRY(job_take_memory(&job, context));
@@ -288,12 +298,20 @@ static fs_status cpu_partial(fs_context *context, const fs_head *head, const fs_
     return FS_OK;
 }
 
-/* A row of a merge: the parts' summaries come one after the other into `from` and from there into `into`. */
-typedef struct fs_merging {
-    fs_rules *rules;
+/* What a task merges a row in: the parts' summaries come one after the other into `from` and from there into `into`. */
+typedef struct fs_desk {
     fs_summary into, from;
     fs_group *group;  /* [count] */
     fs_winner *spare; /* [samples] */
+} fs_desk;
+
+typedef struct fs_merging {
+    const fs_call *call;
+    const void *const *parts;
+    int32_t count, tasks;
+    int64_t watches; /* most of a row */
+    fs_rules *rules; /* [B] */
+    fs_desk *desk;   /* [tasks] */
 } fs_merging;
 
 static void layout_merge_list(fs_arena *arena, int32_t keep, int raw, int32_t parts, fs_list *list) {
@@ -304,65 +322,85 @@ static void layout_merge_list(fs_arena *arena, int32_t keep, int raw, int32_t pa
     if (raw) list->raw = arena_take(arena, (size_t)list->capacity, sizeof *list->raw);
 }
 
-static void layout_merge(const fs_call *call, fs_arena *arena, int32_t count, int64_t watches, fs_merging *m) {
-    const fs_ask *ask = &call->ask;
-    fs_summary *summary[2] = {&m->into, &m->from};
-    memset(m, 0, sizeof *m);
-    m->rules = arena_take(arena, (size_t)call->batch->rows, sizeof *m->rules);
-    m->group = arena_take(arena, (size_t)count, sizeof *m->group);
-    m->spare = arena_take(arena, (size_t)call->batch->samples, sizeof *m->spare);
+static void layout_desk(const fs_merging *m, fs_arena *arena, fs_desk *desk) {
+    const fs_ask *ask = &m->call->ask;
+    fs_summary *summary[2] = {&desk->into, &desk->from};
+    memset(desk, 0, sizeof *desk);
+    desk->group = arena_take(arena, (size_t)m->count, sizeof *desk->group);
+    desk->spare = arena_take(arena, (size_t)m->call->batch->samples, sizeof *desk->spare);
     for (int i = 0; i < 2; i++) {
         summary[i]->winner = arena_take(arena, (size_t)ask->samples, sizeof(fs_winner));
-        summary[i]->watch = arena_take(arena, (size_t)watches, sizeof(fs_watch));
-        layout_merge_list(arena, ask->keep, ask->raw_column, i == 0 ? count : 1, &summary[i]->list);
-        layout_merge_list(arena, ask->keep_raw, 0, i == 0 ? count : 1, &summary[i]->raw_list);
+        summary[i]->watch = arena_take(arena, (size_t)m->watches, sizeof(fs_watch));
+        layout_merge_list(arena, ask->keep, ask->raw_column, i == 0 ? m->count : 1, &summary[i]->list);
+        layout_merge_list(arena, ask->keep_raw, 0, i == 0 ? m->count : 1, &summary[i]->raw_list);
     }
 }
 
-static void merge_row(const fs_call *call, const void *const *parts, int32_t count, fs_merging *m, int64_t b) {
+static void layout_merge(fs_merging *m, fs_arena *arena) {
+    fs_desk counted;
+    m->rules = arena_take(arena, (size_t)m->call->batch->rows, sizeof *m->rules);
+    m->desk = arena_take(arena, (size_t)m->tasks, sizeof *m->desk);
+    for (int32_t i = 0; i < m->tasks; i++) layout_desk(m, arena, m->desk ? &m->desk[i] : &counted);
+}
+
+static void merge_row(const fs_merging *m, fs_desk *desk, int64_t b) {
+    const fs_call *call = m->call;
     const fs_rules *rules = &call->rules[b];
     const int64_t watches = watch_count(call->batch, b);
-    for (int32_t i = 0; i < count; i++) {
-        fs_summary *to = i == 0 ? &m->into : &m->from;
-        fs_wire_get(call, b, parts[i], to);
-        if (call->ask.samples) m->group[i].winner = to->winner[0];
-        m->group[i].mass = to->mass;
-        if (i > 0) summary_merge(&call->ask, &m->into, &m->from, watches);
+    for (int32_t i = 0; i < m->count; i++) {
+        fs_summary *to = i == 0 ? &desk->into : &desk->from;
+        fs_wire_get(call, b, m->parts[i], to);
+        if (call->ask.samples) desk->group[i].winner = to->winner[0];
+        desk->group[i].mass = to->mass;
+        if (i > 0) summary_merge(&call->ask, &desk->into, &desk->from, watches);
     }
-    if (call->batch->mode == FS_MODE_GROUP_PARALLEL && group_is_a_law(rules, m->into.flags))
-        m->into.winner[0] = group_choose_parallel(
-            m->group, count, 1, 0, noise_row(rules->seed, rules->position, 0, rules->stream), FS_DOMAIN_MERGE);
+    if (call->batch->mode == FS_MODE_GROUP_PARALLEL && group_is_a_law(rules, desk->into.flags))
+        desk->into.winner[0] = group_choose_parallel(
+            desk->group, m->count, 1, 0, noise_row(rules->seed, rules->position, 0, rules->stream), FS_DOMAIN_MERGE);
+}
+
+static void merge_task(void *arg, int32_t task) {
+    const fs_merging *m = arg;
+    fs_desk *desk = &m->desk[task];
+    for (int64_t b = task; b < m->call->batch->rows; b += m->tasks) {
+        merge_row(m, desk, b);
+        fs_finish_row(m->call, b, &desk->into, 0, 1, desk->spare);
+    }
 }
 
 static fs_status cpu_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
-                           int32_t count, fs_result *result) {
-    fs_job job = job_of(head, batch, result, 1);
+                           int32_t count, int32_t least, fs_result *result) {
+    fs_cpu *cpu = context->state;
+    fs_job job = job_of_part(head, batch, result, least);
     fs_call *call = &job.call;
-    fs_merging m;
-    int64_t watches = 0, most = call->ask.keep > call->ask.keep_raw ? call->ask.keep : call->ask.keep_raw;
+    const int64_t most = call->ask.keep > call->ask.keep_raw ? call->ask.keep : call->ask.keep_raw;
     FS_REQUIRE(context, most * count <= INT32_MAX,
                "%d parts with lists of %lld entries; together they must stay below 2^31", count, (long long)most);
+    /* Only lists are worth waking threads for. */
+    fs_merging m = {call, parts, count, most && batch->rows > 1 ? cpu->tasks : 1, 0, NULL, NULL};
     for (int64_t b = 0; b < batch->rows; b++)
-        if (watch_count(batch, b) > watches) watches = watch_count(batch, b);
+        if (watch_count(batch, b) > m.watches) m.watches = watch_count(batch, b);
     fs_arena size = {NULL, 0, 0};
-    layout_merge(call, &size, count, watches, &m);
+    layout_merge(&m, &size);
+    if (context->options.work && size.used > cpu->work.size && m.tasks > 1) { /* the caller's memory may do for one */
+        m.tasks = 1;
+        size.used = 0;
+        layout_merge(&m, &size);
+    }
     FS_TRY(reserve(context, size.used));
-    fs_arena arena = ((fs_cpu *)context->state)->work;
-    layout_merge(call, &arena, count, watches, &m);
+    fs_arena arena = cpu->work;
+    layout_merge(&m, &arena);
     for (int64_t b = 0; b < batch->rows; b++) m.rules[b] = rules_of_row(batch, call->vocab, b);
     call->rules = m.rules;
 
-    fs_status status = FS_OK;
-    for (int32_t i = 0; i < count && status == FS_OK; i++) {
+    const uint64_t hash = fs_wire_hash(call);
+    for (int32_t i = 0; i < count; i++) {
         const char *why;
-        if (!fs_wire_check(call, parts[i], &why))
-            status = fs_fail(context, FS_ERR_PEER, "part %d of %d: %s", i, count, why);
+        if (!fs_wire_check(call, hash, parts[i], &why))
+            return fs_fail(context, FS_ERR_PEER, "part %d of %d: %s", i, count, why);
     }
-    for (int64_t b = 0; b < batch->rows && status == FS_OK; b++) {
-        merge_row(call, parts, count, &m, b);
-        fs_finish_row(call, b, &m.into, 0, 1, m.spare);
-    }
-    if (status != FS_OK) return status;
+    if (m.tasks > 1) cpu->parallel_for(cpu->parallel_user, m.tasks, merge_task, &m);
+    else merge_task(&m, 0);
     result->fallback_rows = 0;
     result->work_bytes = (int64_t)size.used;
     result->wire_bytes = (int64_t)fs_wire_size(call);

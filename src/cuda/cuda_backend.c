@@ -1,63 +1,22 @@
 /* cuda_backend.c - the CUDA backend: a context's device, stream and work memory; checks; one launch per tile of rows. Calls enqueue on
  * the stream and return: nothing here allocates or waits after open. */
-#include "backend.h"
-
-#include "cuda_launch.h"
+#include "cuda_backend.h"
 
 #include "core/ask.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-typedef CUresult (*encode_tiled)(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *base,
-                                 const cuuint64_t *size, const cuuint64_t *stride, const cuuint32_t *box,
-                                 const cuuint32_t *step, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                                 CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill);
-
-/* Best first: Hopper's own tile, then the one for every device and all data. */
-enum { FS_CUDA_SM90, FS_CUDA_PORTABLE, FS_CUDA_FAMILIES };
-
-/* Memory for parts. A captured graph may hold the address of any block, so none is freed before the context is. */
-typedef struct fs_cuda_block {
-    struct fs_cuda_block *next;
-    fs_group *memory; /* on the device */
-    size_t bytes;
-} fs_cuda_block;
-
-typedef struct fs_cuda {
-    fs_cuda_device device;
-    int32_t ordinal;
-    cudaStream_t stream;
-    fs_cuda_work *work;   /* device memory */
-    fs_cuda_block *parts; /* of the largest call so far that needed them, then of smaller ones before it */
-    encode_tiled encode;
-    fs_cuda_family family[FS_CUDA_FAMILIES];
-    const char *forced;        /* the environment's choice of a tile, or NULL */
-    char forced_text[64];      /* a copy: the environment may change */
-    const fs_cuda_shape *told; /* the last choice that went to the log */
-    int32_t stored_ctas;       /* of the kernel for stored logits: as many as run at once */
-    int32_t stored_told;       /* CTAs per row of its last plan that went to the log */
-} fs_cuda;
-
-/* Returns a device failure in the driver's words. */
-#define FS_CUDA_TRY(context, call)                                                                                     \
-    do {                                                                                                               \
-        cudaError_t fs_cuda_error = (call);                                                                            \
-        if (fs_cuda_error != cudaSuccess)                                                                              \
-            return fs_fail(context, FS_ERR_DEVICE, "cuda: %s in %s", cudaGetErrorString(fs_cuda_error), #call);        \
-    } while (0)
-
 /* ------------------------------------------------------------------------------------------------- open, close ---- */
 
-/* The device of a call is current inside it and not after: the caller's own choice stays. */
-static fs_status enter_device(fs_context *context, int *before) {
+fs_status fs_cuda_enter(fs_context *context, int *before) {
     const fs_cuda *cuda = context->state;
     FS_CUDA_TRY(context, cudaGetDevice(before));
     if (*before != cuda->ordinal) FS_CUDA_TRY(context, cudaSetDevice(cuda->ordinal));
     return FS_OK;
 }
 
-static void leave_device(const fs_cuda *cuda, int before) {
+void fs_cuda_leave(const fs_cuda *cuda, int before) {
     if (before != cuda->ordinal) cudaSetDevice(before);
 }
 
@@ -129,21 +88,27 @@ static fs_status open_work(fs_context *context, fs_cuda *cuda) {
     return FS_OK;
 }
 
+static void free_blocks(fs_context *context, fs_cuda_block *block) {
+    while (block) {
+        fs_cuda_block *next = block->next;
+        cudaFree(block->memory);
+        fs_context_free(context, block);
+        block = next;
+    }
+}
+
 static void cuda_close(fs_context *context) {
     fs_cuda *cuda = context->state;
     int before;
     if (!cuda) return;
     /* Only where there is something to free: a failed open keeps the text of what failed. */
-    if (cuda->work && enter_device(context, &before) == FS_OK) {
+    if (cuda->work && fs_cuda_enter(context, &before) == FS_OK) {
         if (cuda->stream) cudaStreamSynchronize(cuda->stream);
-        while (cuda->parts) {
-            fs_cuda_block *block = cuda->parts;
-            cuda->parts = block->next;
-            cudaFree(block->memory);
-            fs_context_free(context, block);
-        }
+        free_blocks(context, cuda->parts);
+        free_blocks(context, cuda->exchange);
+        free_blocks(context, cuda->gathered);
         cudaFree(cuda->work);
-        leave_device(cuda, before);
+        fs_cuda_leave(cuda, before);
     }
     fs_context_free(context, cuda);
     context->state = NULL;
@@ -156,12 +121,12 @@ static fs_status open_device(fs_context *context, fs_cuda *cuda) {
     FS_REQUIRE(context, cuda->ordinal >= 0 && cuda->ordinal < devices,
                "options.device is %d, this machine has cuda devices 0 to %d", cuda->ordinal, devices - 1);
     FS_TRY(read_device(context, cuda));
-    FS_TRY(enter_device(context, &before));
+    FS_TRY(fs_cuda_enter(context, &before));
     fs_status status = open_families(context, cuda);
     if (status == FS_OK) status = open_stored(context, cuda);
     if (status == FS_OK) status = check_forced(context, cuda);
     if (status == FS_OK) status = open_work(context, cuda);
-    leave_device(cuda, before);
+    fs_cuda_leave(cuda, before);
     return status;
 }
 
@@ -250,8 +215,7 @@ static fs_status encode(fs_context *context, CUtensorMap *map, int32_t dtype, co
     return FS_OK;
 }
 
-/* What the call asks of each row beyond its token. */
-static uint32_t want_of(const fs_batch *batch, const fs_result *result) {
+uint32_t fs_cuda_want(const fs_batch *batch, const fs_result *result) {
     uint32_t want = 0;
     if (fs_cuda_plan_grouped(batch)) want |= FS_CUDA_GROUPS | FS_CUDA_MASS;
     else if (result->log_z || result->logprob)
@@ -260,11 +224,9 @@ static uint32_t want_of(const fs_batch *batch, const fs_result *result) {
     return want;
 }
 
-/* Parts for a launch, zeroed. Allocates where no call before needed as many, twice as much as the last time at least, and not while a
- * graph is being captured. */
-static fs_status reserve_parts(fs_context *context, size_t bytes) {
+fs_status fs_cuda_reserve(fs_context *context, fs_cuda_block **list, size_t bytes) {
     fs_cuda *cuda = context->state;
-    const size_t have = cuda->parts ? cuda->parts->bytes : 0;
+    const size_t have = *list ? (*list)->bytes : 0;
     if (bytes <= have) return FS_OK;
     enum cudaStreamCaptureStatus capturing;
     FS_CUDA_TRY(context, cudaStreamIsCapturing(cuda->stream, &capturing));
@@ -273,17 +235,17 @@ static fs_status reserve_parts(fs_context *context, size_t bytes) {
                        "cuda: this call needs %zu bytes of work memory, the calls before it %zu; more cannot be "
                        "allocated while the stream is being captured: make the call once before",
                        bytes, have);
-    fs_cuda_block *block = fs_context_alloc(context, sizeof *block, "a block of parts");
+    fs_cuda_block *block = fs_context_alloc(context, sizeof *block, "a block of device memory");
     if (!block) return FS_ERR_MEMORY;
     block->bytes = bytes > 2 * have ? bytes : 2 * have;
-    if (cudaMalloc((void **)&block->memory, block->bytes) != cudaSuccess) {
+    if (cudaMalloc(&block->memory, block->bytes) != cudaSuccess) {
         (void)cudaGetLastError(); /* not left for the caller's next call to find */
-        fs_fail(context, FS_ERR_MEMORY, "cuda: no %zu bytes of device memory for the parts of this call", block->bytes);
+        fs_fail(context, FS_ERR_MEMORY, "cuda: no %zu bytes of device memory for this call", block->bytes);
         fs_context_free(context, block);
         return FS_ERR_MEMORY;
     }
-    block->next = cuda->parts;
-    cuda->parts = block;
+    block->next = *list;
+    *list = block;
     FS_CUDA_TRY(context, cudaMemsetAsync(block->memory, 0, block->bytes, cuda->stream));
     return FS_OK;
 }
@@ -309,7 +271,7 @@ static fs_status give_parts(fs_context *context, fs_cuda_args *args, int32_t gro
     fs_cuda *cuda = context->state;
     if (!(args->want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS))) return FS_OK;
     size_t bytes = (size_t)args->rows * (size_t)groups * (size_t)slots * sizeof(fs_group);
-    FS_TRY(reserve_parts(context, bytes));
+    FS_TRY(fs_cuda_reserve(context, &cuda->parts, bytes));
     args->parts = (fs_cuda_parts){cuda->parts->memory, groups, slots,
                                   (int32_t)(args->want & FS_CUDA_GROUPS ? args->batch.group_size / FS_CUDA_TILE : 0)};
     if ((int64_t)bytes > *work_bytes) *work_bytes = (int64_t)bytes;
@@ -355,34 +317,57 @@ static fs_status launch(fs_context *context, fs_cuda_args *args, int64_t *work_b
     return FS_OK;
 }
 
-static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
-    fs_cuda *cuda = context->state;
+fs_status fs_cuda_check(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result) {
+    const fs_cuda *cuda = context->state;
     FS_TRY(check_supported(context, head, batch, result));
-    if (batch->rows == 0) return FS_OK;
-    FS_REQUIRE(context, head->rows > 0, "head.rows is 0: the cuda backend takes no empty shard");
-    FS_REQUIRE(context, cuda->stream,
+    FS_REQUIRE(context, cuda->stream || batch->rows == 0,
                "the stream is NULL: calls go to no default stream by accident; give options.stream or "
                "fs_context_set_stream one, cudaStreamLegacy and cudaStreamPerThread included");
+    return FS_OK;
+}
+
+/* A head without rows has nothing to pass over, and every row of the batch is empty. */
+fs_status fs_cuda_pass(fs_context *context, fs_cuda_args *args, int64_t *work_bytes) {
+    fs_cuda *cuda = context->state;
+    args->vocab = head_vocab(&args->head);
+    args->work = cuda->work;
+    args->overlap = cuda->device.major >= 9;
+    if (args->head.rows == 0) {
+        args->rows = (int32_t)args->batch.rows;
+        FS_CUDA_TRY(context, fs_cuda_blank_launch(args, cuda->stream));
+        return FS_OK;
+    }
+    while (args->first_row < args->batch.rows) FS_TRY(launch(context, args, work_bytes));
+    return FS_OK;
+}
+
+static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+    fs_cuda *cuda = context->state;
+    FS_TRY(fs_cuda_check(context, head, batch, result));
+    if (batch->rows == 0) return FS_OK;
     int before;
     int64_t parts_bytes = 0;
-    FS_TRY(enter_device(context, &before));
+    FS_TRY(fs_cuda_enter(context, &before));
     fs_cuda_args args;
     memset(&args, 0, sizeof args);
     args.head = *head;
     args.batch = *batch;
     args.result = *result;
-    args.vocab = head_vocab(head);
-    args.work = cuda->work;
-    args.want = want_of(batch, result);
-    args.overlap = cuda->device.major >= 9;
-    fs_status status = FS_OK;
-    while (status == FS_OK && args.first_row < batch->rows) status = launch(context, &args, &parts_bytes);
-    leave_device(cuda, before);
+    args.want = fs_cuda_want(batch, result);
+    fs_status status = fs_cuda_pass(context, &args, &parts_bytes);
+    fs_cuda_leave(cuda, before);
     FS_TRY(status);
     result->fallback_rows = result->wire_bytes = 0;
     result->work_bytes = (int64_t)sizeof *cuda->work + parts_bytes;
     return FS_OK;
 }
 
-const fs_backend fs_backend_cuda = {
-    .name = "cuda", .open = cuda_open, .close = cuda_close, .sample = cuda_sample, .set_stream = cuda_set_stream};
+const fs_backend fs_backend_cuda = {.name = "cuda",
+                                    .open = cuda_open,
+                                    .close = cuda_close,
+                                    .sample = cuda_sample,
+                                    .set_stream = cuda_set_stream,
+                                    .partial_size = fs_cuda_partial_size,
+                                    .partial = fs_cuda_partial,
+                                    .merge = fs_cuda_merge,
+                                    .sample_ranks = fs_cuda_sample_ranks};

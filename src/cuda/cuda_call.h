@@ -54,6 +54,32 @@ typedef struct fs_cuda_parts {
     int32_t group_tiles; /* tiles per group; 0: one group, which only masses of stored logits need */
 } fs_cuda_parts;
 
+/* Where rows go instead of the results when other ranks have to be heard first: a part in device memory.
+ *
+ *   keys alone    header 16 | i64 key [B], in the order of signed integers: the largest over ranks win
+ *   rows          header 16 | two bits per row in u32 words (NaN seen, +inf seen) | per row: key 8, mass 20, peak 4, as far as wanted
+ *
+ * The header is a hash of everything ranks must agree on, a sum over rows so that they can add to it in any order, and beside it its
+ * complement (keys) or 0 (rows). A part is zero before and after a call, because the next may have another layout. */
+#define FS_CUDA_HEADER 16
+
+typedef struct fs_cuda_exchange {
+    unsigned long long *header; /* NULL: results are written */
+    uint32_t *bits;             /* NULL: keys alone */
+    uint32_t *rows;             /* [B, row_words] */
+    int32_t row_words;
+    uint64_t hash; /* of what the host knows of the call */
+} fs_cuda_exchange;
+
+/* The parts of all ranks, after the collective: [ranks, bytes], or of keys one that has the largest. */
+typedef struct fs_cuda_gathered {
+    const char *all;
+    size_t bytes, bits_at, rows_at; /* of a part, and where in it */
+    int32_t ranks;
+    int32_t grouped;      /* each rank is a group, chosen by its mass: the paper's B.4 */
+    fs_cuda_exchange own; /* to be cleared */
+} fs_cuda_gathered;
+
 typedef struct fs_cuda_args {
     fs_head head; /* pointers are device memory here */
     fs_batch batch;
@@ -66,6 +92,7 @@ typedef struct fs_cuda_args {
     int32_t overlap;         /* the device can set up a launch while the one before it ends */
     fs_cuda_work *work;
     fs_cuda_parts parts;
+    fs_cuda_exchange exchange;
 } fs_cuda_args;
 
 #endif

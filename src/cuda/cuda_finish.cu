@@ -123,8 +123,12 @@ __global__ void __launch_bounds__(32 * WARPS) finish(const __grid_constant__ fs_
     fs_group all = groups ? choose_group(args, row, part, seen.flags, lane) : whole_row(part, args.parts.slots, lane);
     if (lane != 0) return;
     const uint64_t key = groups ? all.winner.key : (uint64_t)seen.key;
-    const fs_verdict found = {key, seen.flags, seen.peak ? float_of_ordered(seen.peak) : -INFINITY, mass_log(&all.mass),
-                              drawn_logit(args, b, key)};
+    const fs_verdict found = {key,
+                              seen.flags,
+                              seen.peak ? float_of_ordered(seen.peak) : -INFINITY,
+                              mass_log(&all.mass),
+                              drawn_logit(args, b, key),
+                              all.mass};
     write_row(args, row, b, found, true);
     clear_line(line, args.want);
 }

@@ -5,6 +5,8 @@
 #include "cuda_call.h"
 #include "cuda_ptx.cuh"
 
+#include "core/card.h"
+
 /* A row's part of the call, in shared memory or registers. */
 typedef struct fs_judged_row {
     fs_noise noise;
@@ -34,12 +36,46 @@ typedef struct fs_verdict {
     float peak;   /* largest x */
     double log_z; /* of the kind of logits asked */
     float x;      /* of the drawn token, where logits are stored; else NaN */
+    fs_mass mass; /* log_z's, which only other ranks ask for */
 } fs_verdict;
+
+/* What a row draws with, as a number: equal on every rank that was called alike. */
+FS_DEVICE uint64_t row_hash(const fs_judged_row &row, int64_t at) {
+    uint64_t h = card_mix((uint64_t)at, (uint64_t)row.noise.r0 << 32 | row.noise.r1);
+    h = card_mix(h, (uint64_t)row.noise.r2 << 32 | row.status);
+    return card_mix(h, (uint64_t)float_bits(row.inverse) << 32 | (uint32_t)row.greedy);
+}
+
+/* The row into this rank's part: see fs_cuda_exchange. */
+static __device__ __noinline__ void put_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b,
+                                            const fs_verdict &found) {
+    const fs_cuda_exchange &to = args.exchange;
+    const int64_t at = args.first_row + b;
+    const unsigned long long hash = row_hash(row, at) + (at == 0 ? to.hash : 0);
+    const uint64_t key = to.bits ? found.key : found.key ^ (uint64_t)1 << 63;
+    uint32_t *word = to.rows + at * to.row_words;
+    atomicAdd(to.header, hash);
+    if (!to.bits) atomicAdd(to.header + 1, 0ull - hash - (at == 0)); /* of a sum h, ~h = -h - 1 */
+    *word++ = (uint32_t)key;
+    *word++ = (uint32_t)(key >> 32);
+    if (!to.bits) return;
+    const uint32_t seen = (found.flags & FS_ROW_NAN ? 1u : 0u) | (found.flags & FS_CUDA_X_INF ? 2u : 0u);
+    if (seen) atomicOr(to.bits + at / 16, seen << 2 * (at % 16));
+    if (args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS)) {
+        mass_pack(&found.mass, word);
+        word += FS_MASS_WORDS;
+    }
+    if (args.want & FS_CUDA_PEAK) *word = float_bits(found.peak);
+}
 
 /* The results of row b. The drawn token's logit is not carried along: where it is not stored either, the key holds l + noise to 2^-24 or
  * better, and the noise is known, so what is left is l. Without `keep` everything is computed and nothing written (see close_row). */
 FS_DEVICE void write_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b, const fs_verdict &found,
                          bool keep) {
+    if (args.exchange.header) {
+        if (keep) put_row(args, row, b, found);
+        return;
+    }
     const fs_result &result = args.result;
     const int64_t at = args.first_row + b;
     const bool raw = result.logits == FS_LOGITS_RAW;
@@ -107,8 +143,8 @@ static __device__ __noinline__ void close_row(const fs_cuda_args &args, const fs
     fs_verdict found = {__ldcg(&line->key), __ldcg(&line->flags), NAN, (double)NAN, NAN};
     if (args.want & FS_CUDA_PEAK) found.peak = float_of_ordered(__ldcg(&line->peak));
     if (args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS)) {
-        const fs_mass mass = line_mass(line);
-        found.log_z = mass_log(&mass);
+        found.mass = line_mass(line);
+        found.log_z = mass_log(&found.mass);
     }
     write_row(args, row, b, found, !rehearse);
     if (!rehearse) clear_line(line, args.want);

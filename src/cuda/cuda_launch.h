@@ -37,6 +37,12 @@ cudaError_t fs_cuda_stored_launch(const fs_cuda_stored_plan *plan, const fs_cuda
 /* The second launch of a call whose args.want is not 0. */
 cudaError_t fs_cuda_finish_launch(const fs_cuda_args *args, cudaStream_t stream);
 
+/* Ranks: rows of an empty shard, which no pass has seen; a part that says this rank has failed; from the parts of all ranks to results,
+ * one small launch for all rows. */
+cudaError_t fs_cuda_blank_launch(const fs_cuda_args *args, cudaStream_t stream);
+cudaError_t fs_cuda_failed_launch(const fs_cuda_exchange *part, cudaStream_t stream);
+cudaError_t fs_cuda_merge_launch(const fs_cuda_args *args, const fs_cuda_gathered *from, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -326,8 +326,23 @@ static void noise_of_a_token_is_that_of_its_walk(void **state) {
     }
 }
 
+static void a_mass_survives_the_wire(void **state) {
+    (void)state;
+    rng r = random_from(77);
+    for (int i = 0; i < 10000; i++) {
+        fs_mass m = {(int32_t)random_below(&r, 65536) - 32768, {0, 0, 0}};
+        for (int k = 0; k < 3; k++) m.limb[k] = random_next(&r) >> (16 + random_below(&r, 48));
+        uint32_t words[FS_MASS_WORDS];
+        mass_pack(&m, words);
+        const fs_mass back = mass_unpack(words);
+        assert_int_equal(back.top, m.top);
+        for (int k = 0; k < 3; k++) assert_true(back.limb[k] == m.limb[k]);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_mass_survives_the_wire),
         cmocka_unit_test(key_orders_scores_then_lower_tokens),
         cmocka_unit_test(key_value_never_exceeds_the_score),
         cmocka_unit_test(order_key_round_trips_and_ties_go_to_lower_token),

@@ -32,6 +32,34 @@ if command -v pkg-config >/dev/null 2>&1; then
         echo "bigram took a temperature of -1"
         exit 1
     fi
+    # Ranks: any number of them draws the tokens of one, under each MPI.
+    # As root too, and where there is no ssh.
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm=isolated
+    for mpi in openmpi mpich; do
+        if ! command -v "mpicc.$mpi" >/dev/null 2>&1 || ! command -v "mpirun.$mpi" >/dev/null 2>&1; then
+            echo "note: $mpi is not here; ranks_mpi was not tried with it"
+            continue
+        fi
+        rm -f "$work/examples/ranks_mpi"
+        make -s -C "$work/examples" ranks_mpi MPI=$mpi CFLAGS="-O2 -Wall -Wextra -Werror"
+        options=
+        [ $mpi = mpich ] || options=--oversubscribe
+        for ranks in 1 3; do
+            # shellcheck disable=SC2086 # no option is no word
+            timeout 60 "mpirun.$mpi" $options -n "$ranks" "$work/examples/ranks_mpi" >"$work/$mpi-$ranks.txt"
+            cmp "$work/$mpi-$ranks.txt" "$work/openmpi-1.txt" || cmp "$work/$mpi-$ranks.txt" "$work/mpich-1.txt"
+        done
+    done
 else
     echo "note: pkg-config is not here; examples/Makefile was not tried"
+fi
+
+if python=$("$root/scripts/pick-python.sh"); then
+    for ranks in 1 3; do
+        PYTHONPATH=$root/python FLASHSAMPLING_LIBRARY=$LD_LIBRARY_PATH/libflashsampling.so PYTHONDONTWRITEBYTECODE=1 \
+            timeout 60 "$python" "$root/examples/own_transport.py" "$ranks" >"$work/own-$ranks.txt"
+    done
+    cmp "$work/own-1.txt" "$work/own-3.txt"
+else
+    echo "note: no Python with numpy; own_transport.py was not tried"
 fi

@@ -28,5 +28,22 @@ for compiler in g++ clang++; do
         try "$compiler" "$standard" "$work/user.cpp"
     done
 done
+# The MPI transport's header, where there is an MPI.
+for compiler in mpicc.openmpi mpicc.mpich; do
+    command -v "$compiler" >/dev/null 2>&1 || continue
+    sed 's/flashsampling.h/flashsampling_mpi.h/' "$work/user.c" >"$work/user_mpi.c"
+    "$compiler" -std=c11 -Wall -Wextra -Werror -fsyntax-only -I"$root/include" "$work/user_mpi.c"
+    count=$((count + 1))
+done
+# The NCCL transport and its example, where the CUDA toolkit brings NCCL's header.
+if command -v nvcc >/dev/null 2>&1; then
+    cuda=$(dirname "$(command -v nvcc)")/../include
+    if echo '#include <nccl.h>' | gcc -E -I"$cuda" - >/dev/null 2>&1; then
+        for file in src/dist/nccl/nccl_ranks.c examples/ranks_nccl.c; do
+            gcc -std=c11 -Wall -Wextra -Werror -fsyntax-only -I"$root/include" -isystem "$cuda" "$root/$file"
+            count=$((count + 1))
+        done
+    fi
+fi
 echo "$count ways"
 command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || echo "note: no C++ compiler is here; only C was tried"

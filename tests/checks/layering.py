@@ -15,11 +15,19 @@ ALLOWED = {
     "src/cpu": SHARED | {"cpu"},
     "src/cuda": SHARED | {"cuda"},
     "src/dist": SHARED | {"dist"},
+    # A transport is a library of its own: it sees what a user sees.
+    "src/dist/mpi": {"flashsampling.h", "flashsampling_mpi.h"},
+    "src/dist/nccl": {"flashsampling.h", "flashsampling_nccl.h"},
     "src/io": {"io"},
-    "src": SHARED,
-    "include": set(),
+    "src": SHARED | {"dist"},
+    "include": {"flashsampling.h"},
     "tests/callers": {"flashsampling.h"},
-    "examples": {"flashsampling.h"},
+    "examples": {"flashsampling.h", "flashsampling_mpi.h", "flashsampling_nccl.h"},
+}
+# Who may include what is not ours and not everywhere.
+FOREIGN = {
+    "mpi.h": {"include/flashsampling_mpi.h", "src/dist/mpi", "examples", "bench"},
+    "nccl.h": {"include/flashsampling_nccl.h", "src/dist/nccl", "examples"},
 }
 
 bad = []
@@ -30,7 +38,11 @@ for folder, allowed in ALLOWED.items():
             continue
         count += 1
         for number, line in enumerate(file.read_text().splitlines(), 1):
-            match = re.match(r'\s*#\s*include\s*(?:"([^"]+)"|<(flashsampling\.h)>)', line)
+            foreign = re.match(r"\s*#\s*include\s*<(\w+\.h)>", line)
+            if foreign and foreign[1] in FOREIGN:
+                if not {folder, str(file.relative_to(ROOT))} & FOREIGN[foreign[1]]:
+                    bad.append(f"{file.relative_to(ROOT)}:{number}: {foreign[1]} is for {sorted(FOREIGN[foreign[1]])}")
+            match = re.match(r'\s*#\s*include\s*(?:"([^"]+)"|<(flashsampling\w*\.h)>)', line)
             if not match:
                 continue
             name = match[1] or match[2]

@@ -340,11 +340,8 @@ def test_what_is_not_there_yet_says_so_and_writes_nothing(name):
 
 @pytest.mark.parametrize("call", [
     lambda head, out: GPU.work_size(head, H0, out=out),
-    lambda head, out: GPU.partial_size(head, H0, out=out),
-    lambda head, out: GPU.partial(head, H0, out=out),
-    lambda head, out: GPU.merge([bytes(64)], head, H0, out=out),
     lambda head, out: GPU.set_work(4096),
-], ids=["work_size", "partial_size", "partial", "merge", "set_work"])
+], ids=["work_size", "set_work"])
 def test_functions_that_are_not_there_yet_say_so(call):
     with pytest.raises(fs.Error) as error:
         call(fs.Head(W0), Outputs(2).rows)

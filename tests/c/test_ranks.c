@@ -1,0 +1,233 @@
+/* test_ranks.c - fs_sample_ranks over a transport of the caller's own, here threads of this process: where there is no MPI, and under the
+ * sanitizers. Calls are those of tests/ranks/calls.c; what MPI adds is tested in tests/ranks/ranks_test.c. */
+#define _POSIX_C_SOURCE 200112L
+#include "support.h"
+
+#include "calls.h"
+
+#include <pthread.h>
+
+enum { RANKS = 5 };
+
+/* ------------------------------------------------------------------------------------------------ the transport ---- */
+
+typedef struct world {
+    int ranks;
+    pthread_barrier_t barrier;
+    int64_t *values[RANKS];
+    int64_t count[RANKS];
+    const char *mine[RANKS];
+} world;
+
+typedef struct seat {
+    world *w;
+    int rank;
+    int fails; /* the next collective does not happen */
+    fs_context *context;
+    const call *c;
+    fs_status status;
+    answer a;
+    int64_t wire_bytes, fallback_rows;
+    char text[512];
+} seat;
+
+static fs_status all_max(void *self, int64_t *values, int64_t count, void *stream) {
+    seat *s = self;
+    world *w = s->w;
+    (void)stream;
+    if (s->fails) return FS_ERR_PEER;
+    w->values[s->rank] = values;
+    w->count[s->rank] = count;
+    pthread_barrier_wait(&w->barrier);
+    int64_t *most = malloc((size_t)count * sizeof *most);
+    for (int64_t i = 0; most && i < count; i++) {
+        most[i] = values[i];
+        for (int r = 0; r < w->ranks; r++)
+            if (i < w->count[r] && w->values[r][i] > most[i]) most[i] = w->values[r][i];
+    }
+    pthread_barrier_wait(&w->barrier); /* everyone has read before anyone writes */
+    if (most) memcpy(values, most, (size_t)count * sizeof *most);
+    free(most);
+    return FS_OK;
+}
+
+static fs_status all_gather(void *self, const void *mine, void *all, size_t bytes, void *stream) {
+    seat *s = self;
+    world *w = s->w;
+    (void)stream;
+    w->mine[s->rank] = mine;
+    pthread_barrier_wait(&w->barrier);
+    for (int r = 0; r < w->ranks; r++) memcpy((char *)all + (size_t)r * bytes, w->mine[r], bytes);
+    pthread_barrier_wait(&w->barrier);
+    return FS_OK;
+}
+
+static fs_ranks ranks_of(seat *s) {
+    fs_ranks r = fs_ranks_default();
+    r.rank = s->rank;
+    r.count = s->w->ranks;
+    r.self = s;
+    r.all_max = all_max;
+    r.all_gather = all_gather;
+    return r;
+}
+
+static void *sit(void *arg) {
+    seat *s = arg;
+    const fs_ranks ranks = ranks_of(s);
+    const fs_head shard = call_shard(s->c, s->rank);
+    answer_clear(&s->a);
+    fs_result result = call_result(s->c, &s->a);
+    s->status = fs_sample_ranks(s->context, &ranks, &shard, &s->c->batch, &result);
+    s->wire_bytes = result.wire_bytes;
+    s->fallback_rows = result.fallback_rows;
+    snprintf(s->text, sizeof s->text, "%s", fs_error_text(s->context));
+    return NULL;
+}
+
+/* Makes the call on every rank at once; each may have been given a call of its own. */
+static void together(world *w, seat *seats) {
+    pthread_t thread[RANKS];
+    for (int r = 0; r < w->ranks; r++) assert_int_equal(pthread_create(&thread[r], NULL, sit, &seats[r]), 0);
+    for (int r = 0; r < w->ranks; r++) pthread_join(thread[r], NULL);
+}
+
+static void open_world(world *w, seat *seats, int ranks) {
+    memset(w, 0, sizeof *w);
+    w->ranks = ranks;
+    pthread_barrier_init(&w->barrier, NULL, (unsigned)ranks);
+    for (int r = 0; r < ranks; r++) {
+        memset(&seats[r], 0, sizeof seats[r]);
+        seats[r].w = w;
+        seats[r].rank = r;
+        seats[r].context = open_context(FS_BACKEND_CPU, 1 + r % 2, 0);
+    }
+}
+
+static void close_world(world *w, seat *seats) {
+    for (int r = 0; r < w->ranks; r++) fs_context_destroy(seats[r].context);
+    pthread_barrier_destroy(&w->barrier);
+}
+
+/* -------------------------------------------------------------------------------------------------------- tests ---- */
+
+static void forget_rounds(answer *a) {
+    for (int b = 0; b < MOST_B; b++) a->status[b] &= ~(uint32_t)FS_ROW_FALLBACK;
+    a->fallback_rows = 0;
+}
+
+static void every_result_is_that_of_one_call(void **state) {
+    (void)state;
+    static seat seats[RANKS];
+    static answer whole;
+    fs_context *alone = open_context(FS_BACKEND_CPU, 1, 0);
+    for (int ranks = 1; ranks <= RANKS; ranks++) {
+        world w;
+        open_world(&w, seats, ranks);
+        for (uint64_t i = 0; i < test_size(200); i++) {
+            const call c = random_call(1000000 + i, ranks);
+            if (c.batch.mode == FS_MODE_GROUP_PARALLEL) continue; /* depends on the ranks */
+            answer_clear(&whole);
+            fs_result expected = call_result(&c, &whole);
+            if (fs_sample(alone, &c.head, &c.batch, &expected) != FS_OK) fail_msg("%s", fs_error_text(alone));
+            forget_rounds(&whole);
+            for (int r = 0; r < ranks; r++) seats[r].c = &c;
+            together(&w, seats);
+            for (int r = 0; r < ranks; r++) {
+                if (seats[r].status != FS_OK) fail_msg("call %d: %s", (int)i, seats[r].text);
+                forget_rounds(&seats[r].a);
+                assert_memory_equal(&seats[r].a, &whole, sizeof whole);
+                assert_int_equal(seats[r].wire_bytes, seats[0].wire_bytes);
+            }
+        }
+        close_world(&w, seats);
+    }
+    fs_context_destroy(alone);
+}
+
+static void ranks_that_differ_all_say_so(void **state) {
+    (void)state;
+    static seat seats[RANKS];
+    world w;
+    open_world(&w, seats, 3);
+    call c = random_call(3, 3);
+    c.batch.mode = FS_MODE_SAMPLE;
+    call other = c;
+    other.batch.position_all++;
+    other.batch.position = NULL;
+    c.batch.position = NULL;
+    for (int r = 0; r < 3; r++) seats[r].c = r == 2 ? &other : &c;
+    together(&w, seats);
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(seats[r].status, FS_ERR_PEER);
+        assert_string_equal(seats[r].text, seats[0].text);
+    }
+    seats[2].c = &c;
+    together(&w, seats);
+    for (int r = 0; r < 3; r++) assert_int_equal(seats[r].status, FS_OK);
+    close_world(&w, seats);
+}
+
+static void a_transport_that_fails_is_an_error_with_a_text(void **state) {
+    (void)state;
+    static seat seats[RANKS];
+    world w;
+    open_world(&w, seats, 1);
+    const call c = random_call(5, 1);
+    seats[0].c = &c;
+    seats[0].fails = 1;
+    together(&w, seats);
+    assert_int_equal(seats[0].status, FS_ERR_PEER);
+    assert_non_null(strstr(seats[0].text, "does not say why"));
+    close_world(&w, seats);
+}
+
+static void bad_ranks_are_refused(void **state) {
+    (void)state;
+    static seat seats[RANKS];
+    world w;
+    open_world(&w, seats, 1);
+    const call c = random_call(5, 1);
+    answer a;
+    fs_result result = call_result(&c, &a);
+    fs_context *context = seats[0].context;
+    for (int i = 0; i < 5; i++) {
+        fs_ranks ranks = ranks_of(&seats[0]);
+        if (i == 0) ranks.count = 0;
+        if (i == 1) ranks.rank = 1;
+        if (i == 2) ranks.all_gather = NULL;
+        if (i == 3) ranks.size = 8;
+        if (i == 4) ranks.device = 1;
+        fs_status status = fs_sample_ranks(context, &ranks, &c.head, &c.batch, &result);
+        assert_int_equal(status, i == 4 ? FS_ERR_UNSUPPORTED : FS_ERR_ARGUMENT);
+        assert_non_null(strstr(fs_error_text(context), "ranks."));
+    }
+    assert_int_equal(fs_sample_ranks(context, NULL, &c.head, &c.batch, &result), FS_ERR_ARGUMENT);
+    close_world(&w, seats);
+}
+
+static void the_online_groups_are_refused_on_every_rank(void **state) {
+    (void)state;
+    static seat seats[RANKS];
+    world w;
+    open_world(&w, seats, 2);
+    call c = random_call(7, 2);
+    c.batch.mode = FS_MODE_GROUP_ONLINE;
+    c.batch.samples = 1;
+    c.batch.top_k = NULL, c.batch.top_p = c.batch.min_p = NULL;
+    for (int r = 0; r < 2; r++) seats[r].c = &c;
+    together(&w, seats);
+    for (int r = 0; r < 2; r++) assert_int_equal(seats[r].status, FS_ERR_UNSUPPORTED);
+    close_world(&w, seats);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_result_is_that_of_one_call),
+        cmocka_unit_test(ranks_that_differ_all_say_so),
+        cmocka_unit_test(a_transport_that_fails_is_an_error_with_a_text),
+        cmocka_unit_test(bad_ranks_are_refused),
+        cmocka_unit_test(the_online_groups_are_refused_on_every_rank),
+    };
+    return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
+}
