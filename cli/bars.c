@@ -170,7 +170,7 @@ int print_bars(const bars_args *a) {
     table *t = table_new("<bar|rows|min|<of|reached|asked|<");
     printf("%s; %s; V = %s\n", fs_context_text(context), cpu_name(), text_count((double)a->vocab));
     for (int i = 0; i < 4; i++) {
-        synth s = {a->vocab, shapes[i].D, 64, shapes[i].dtype, 1};
+        synth s = {.V = a->vocab, .D = shapes[i].D, .B = 64, .dtype = shapes[i].dtype, .seed = 1};
         int64_t bytes = s.V * s.D * dtype_bytes(s.dtype);
         workload w = make_workload(&s, copies_for(bytes) < 2 ? 1 : copies_for(bytes), threads);
         print_roof(t, context, &w, isa, threads, a->seconds);
