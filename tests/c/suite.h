@@ -156,6 +156,34 @@ void suite_count(const suite_case *c, const sampler *s, int32_t noise, int64_t n
 draws suite_draws(const suite_case *c);
 void suite_free(draws *d);
 
+/* A case's draws as a call of the library: its batch, and its head for ids [from, to). One row is a row of stored logits; for more, W is
+ * the logits and every hidden state is 1. */
+static inline fs_batch suite_batch(const draws *d) {
+    fs_batch batch = fs_batch_default();
+    batch.rows = d->rows;
+    batch.mode = d->mode;
+    batch.noise = d->noise;
+    batch.flags = d->flags;
+    batch.samples = d->samples;
+    batch.group_size = d->group_size;
+    batch.all = d->rule;
+    batch.seed = d->seed;
+    batch.position = d->position;
+    batch.stream = d->stream;
+    return batch;
+}
+
+static inline fs_head suite_head(const draws *d, int64_t from, int64_t to) {
+    fs_head head = fs_head_default();
+    head.kind = d->rows == 1 ? FS_HEAD_LOGITS : FS_HEAD_WEIGHTS;
+    head.data = d->logits + from;
+    head.rows = to - from;
+    head.dim = 1;
+    head.first_token = from;
+    head.vocab = d->vocab;
+    return head;
+}
+
 /* Zeroed; the test fails where there is no memory. */
 void *new_array(int64_t count, size_t size);
 

@@ -1,43 +1,16 @@
 /* suite_library.c - the library as a sampler. */
 #include "suite.h"
 
-static fs_batch batch_of(const draws *d) {
-    fs_batch batch = fs_batch_default();
-    batch.rows = d->rows;
-    batch.mode = d->mode;
-    batch.noise = d->noise;
-    batch.flags = d->flags;
-    batch.samples = d->samples;
-    batch.group_size = d->group_size;
-    batch.all = d->rule;
-    batch.seed = d->seed;
-    batch.position = d->position;
-    batch.stream = d->stream;
-    return batch;
-}
-
-/* Ids [from, to). One row is a row of stored logits; for more, W is the logits and every hidden state is 1. */
-static fs_head head_of(const draws *d, int64_t from, int64_t to) {
-    fs_head head = fs_head_default();
-    head.kind = d->rows == 1 ? FS_HEAD_LOGITS : FS_HEAD_WEIGHTS;
-    head.data = d->logits + from;
-    head.rows = to - from;
-    head.dim = 1;
-    head.first_token = from;
-    head.vocab = d->vocab;
-    return head;
-}
-
 static void require(fs_context *context, fs_status status) {
     if (status != FS_OK) fail_msg("%s", fs_error_text(context));
 }
 
 static void draw_in_shards(fs_context *context, const draws *d, const fs_batch *batch, fs_result *result) {
     void **part = new_array(d->shards, sizeof *part);
-    fs_head head = head_of(d, d->first, d->last);
+    fs_head head = suite_head(d, d->first, d->last);
     for (int32_t i = 0; i < d->shards; i++) {
         int64_t size = d->last - d->first;
-        head = head_of(d, d->first + size * i / d->shards, d->first + size * (i + 1) / d->shards);
+        head = suite_head(d, d->first + size * i / d->shards, d->first + size * (i + 1) / d->shards);
         size_t bytes = 0;
         require(context, fs_partial_size(context, &head, batch, result, &bytes));
         part[i] = new_array((int64_t)bytes, 1);
@@ -50,8 +23,8 @@ static void draw_in_shards(fs_context *context, const draws *d, const fs_batch *
 
 static void library_draw(void *self, const draws *d) {
     fs_context *context = self;
-    fs_batch batch = batch_of(d);
-    fs_head head = head_of(d, d->first, d->last);
+    fs_batch batch = suite_batch(d);
+    fs_head head = suite_head(d, d->first, d->last);
     fs_result result = fs_result_default();
     float *ones = new_array(d->rows, sizeof *ones);
     for (int64_t b = 0; b < d->rows; b++) ones[b] = 1.0f;

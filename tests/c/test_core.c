@@ -306,7 +306,8 @@ static void marked_noise_stays_below_the_ceiling_of_its_prefix(void **state) {
         assert_true(ceiling >= most);
         assert_true(ceiling <= most + 1e-4 + (prefix ? 0.002 : 0.0)); /* E is q w (1 + q w / 2) */
         for (uint32_t i = 0; i < 4; i++)
-            assert_true(noise_gumbel_given(noise_row(11, prefix, i, 0), 128 * i + (prefix & 127), (int32_t)prefix) <= ceiling);
+            assert_true(noise_gumbel_given(noise_row(11, prefix, i, 0), 128 * i + (prefix & 127), (int32_t)prefix) <=
+                        ceiling);
     }
 }
 

@@ -12,37 +12,10 @@ typedef struct rank_sampler {
     int same_noise;
 } rank_sampler;
 
-/* Ids [first, last) as a whole head: ranks_sample takes this rank's slice of it. */
-static fs_head head_of(const draws *d) {
-    fs_head head = fs_head_default();
-    head.kind = d->rows == 1 ? FS_HEAD_LOGITS : FS_HEAD_WEIGHTS;
-    head.data = d->logits + d->first;
-    head.rows = d->last - d->first;
-    head.dim = 1;
-    head.first_token = d->first;
-    head.vocab = d->vocab;
-    return head;
-}
-
-static fs_batch batch_of(const draws *d) {
-    fs_batch batch = fs_batch_default();
-    batch.rows = d->rows;
-    batch.mode = d->mode;
-    batch.noise = d->noise;
-    batch.flags = d->flags;
-    batch.samples = d->samples;
-    batch.group_size = d->group_size;
-    batch.all = d->rule;
-    batch.seed = d->seed;
-    batch.position = d->position;
-    batch.stream = d->stream;
-    return batch;
-}
-
 static void draw(void *self, const draws *d) {
     const rank_sampler *s = self;
-    fs_batch batch = batch_of(d);
-    const fs_head head = head_of(d);
+    fs_batch batch = suite_batch(d);
+    const fs_head head = suite_head(d, d->first, d->last); /* whole: ranks_sample takes this rank's slice */
     fs_result result = fs_result_default();
     float *ones = new_array(d->rows, sizeof *ones);
     for (int64_t b = 0; b < d->rows; b++) ones[b] = 1.0f;
