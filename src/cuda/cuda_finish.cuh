@@ -47,8 +47,7 @@ FS_DEVICE uint64_t row_hash(const fs_judged_row &row, int64_t at) {
 }
 
 /* The row into this rank's part: see fs_cuda_exchange. */
-static __device__ __noinline__ void put_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b,
-                                            const fs_verdict &found) {
+FS_DEVICE void put_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b, const fs_verdict &found) {
     const fs_cuda_exchange &to = args.exchange;
     const int64_t at = args.first_row + b;
     const unsigned long long hash = row_hash(row, at) + (at == 0 ? to.hash : 0);
