@@ -96,7 +96,7 @@ typedef struct fs_held {
 /* One token in two steps. First, with key NULL, its score is bounded in float: if it may be the row's best, all CTAs are told the lower
  * bound and the token is returned to be held. Then, unless its row has become better meanwhile, its exact score goes to *key, in double.
  * Double arithmetic waits for the tensor cores, some 700 cycles an instruction with N = 256, and they for it (H200, 2026-11), so it must be
- * rare: one survivor in fifty. The tile's marks are drawn again unless the caller still has them. One function for both, out of line,
+ * rare. The tile's marks are drawn again unless the caller still has them. One function for both, out of line,
  * because it is large: cold instructions come from L2 or memory, a line in some hundred cycles (docs/findings/cold-code.md). */
 static __device__ __noinline__ fs_held judge_one(const fs_judged_row &row, uint32_t *best, uint32_t *hint,
                                                  uint32_t *flags, unsigned long long *key, const fs_tile_marks *marks,

@@ -79,7 +79,7 @@ template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int DTYPE = FS_B
 
     /* The first stages' W: on its way before anything else is done, by the thread that has made the barriers. With a constant head even
      * before the launches ahead on the stream have ended; H and everything else is read after. 32 KB: with all stages memory is so busy
-     * that the judges' first instructions come late (B = 64: 298.1 -> 299.7 us, where reading W takes 280; H200, 2026-11). */
+     * that the judges' first instructions come late (B = 64: 298.1 -> 298.6 us; D = 2,048, B = 1: 156.8 -> 157.7; H200, 2026-11). */
     static constexpr int EARLY = 2 / ATOMS; /* stages */
 
     static FS_DEVICE_MEMBER void begin(const fs_cuda_maps &maps, const fs_cuda_args &args, char *shared,
