@@ -1,6 +1,6 @@
 /* ranks_nccl.c - the LM head is split over GPUs; every rank draws the same tokens, and nothing waits for the host.
  *
- *   make ranks_nccl && for r in 0 1; do ./ranks_nccl $r 2 nccl-id & done; wait
+ *   make ranks_nccl && rm -f nccl-id && for r in 0 1; do ./ranks_nccl $r 2 nccl-id & done; wait
  *
  * The ranks find each other through a file. Each takes device RANK, modulo how many there are; several on one device need
  * NCCL_HOSTID=$r NCCL_SOCKET_IFNAME=lo NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1. */

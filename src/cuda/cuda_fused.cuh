@@ -21,8 +21,6 @@
 
 constexpr int FS_THREADS = 384;
 constexpr int FS_CONSUMERS = FS_STRIPS; /* warps */
-constexpr int FS_REHEARSAL =
-    3; /* the tile in whose time a judge runs through the end: few survivors are left to be judged then */
 
 /* Barriers between consumers and judges. Once: `opened`, the rows are in shared memory. Once per part: `crested`, the largest logits of
  * its first tile are. Once per tile: `ready`, its thresholds are set; `used`, the consumers are done with them. */
@@ -47,6 +45,8 @@ template <int CLUSTER> struct walk {
 
     FS_DEVICE_MEMBER explicit walk(const fs_cuda_args &args)
         : args(args), own(share_of<CLUSTER>(args)), i(-1), part(-1), fresh(false), p{0, 0, 0} {}
+
+    FS_DEVICE_MEMBER bool is_last() const { return own.first + i + 1 >= own.end; }
 
     /* To the next piece; false if there is none. */
     FS_DEVICE_MEMBER bool next() {
@@ -119,8 +119,7 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
         if (lane == 0) barrier_arrive(turn.ready);
         if (docket.owed && lane == 0) __threadfence(); /* here there is time; at the end there is none */
         docket.owed = false;
-        if (at.i == FS_REHEARSAL && judge == J - 1)
-            close_row(args, court->row[lane % args.rows], lane % args.rows, true);
+        if (at.is_last() && judge == J - 1) rehearse_end(court);
         /* One lane decides: the others' clocks may run out a moment earlier or later. */
         while (!__shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 1000), 0))
             judge_queue(court, args, at.part, &docket);
@@ -218,7 +217,7 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
     if constexpr (T::CLUSTER > 1) cluster_barrier(); /* no exit while the other CTA may still send here */
     if (args.want & FS_CUDA_GROUPS) return;          /* cuda_finish.cu goes on */
     if (court->last) {
-        for (int32_t b = threadIdx.x; b < args.rows; b += FS_THREADS) close_row(args, court->row[b], b, false);
+        for (int32_t b = threadIdx.x; b < args.rows; b += FS_THREADS) close_row(court->args, court->row[b], b, false);
         if (threadIdx.x == 0) args.work->done = args.work->seeded = 0;
     }
 }

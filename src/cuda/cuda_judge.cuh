@@ -36,12 +36,20 @@ template <int N, int J> struct fs_court {
     uint32_t head[J];                   /* first chunk of 32 slots this judge has not finished */
     uint32_t lock;                      /* of the parts' masses */
     uint32_t highest;                   /* no score is above: for rehearsals */
+    unsigned long long scrap;           /* takes the key of a rehearsal */
     int32_t last;
+    /* The call, for its end: a function finds the kernel's parameters in memory, a microsecond away (H200, 2026-11). */
+    fs_cuda_args args;
 };
 
 /* Judges are the last J of the first four warps; this thread's place among their threads. */
 template <int J> FS_DEVICE int32_t judge_thread() {
     return (int32_t)threadIdx.x - 32 * (4 - J);
+}
+
+template <int N, int J> FS_DEVICE fs_tile_marks *marks_of(fs_court<N, J> *court) {
+    static_assert(sizeof court->stash >= N * sizeof(fs_tile_marks), "the stash holds the marks of a tile");
+    return (fs_tile_marks *)court->stash;
 }
 
 template <int N, int J>
@@ -58,6 +66,8 @@ FS_DEVICE void court_open(fs_court<N, J> *court, const fs_cuda_args &args, int32
         court->peak[b] = court->best[b] = court->crest[b] = 0;
     }
     for (int32_t i = thread; i < FS_QUEUE; i += threads) court->queue[i] = 0;
+    for (int32_t i = thread; i < (int32_t)(sizeof args / 4); i += threads)
+        ((uint32_t *)&court->args)[i] = ((const uint32_t *)&args)[i];
     if (thread < J) court->head[thread] = thread;
     if (thread == 0) {
         court->tail = court->lock = 0;
@@ -202,11 +212,6 @@ FS_DEVICE void judge_queue(fs_court<N, J> *court, const fs_cuda_args &args, int6
     }
 }
 
-template <int N, int J> FS_DEVICE fs_tile_marks *marks_of(fs_court<N, J> *court) {
-    static_assert(sizeof court->stash >= N * sizeof(fs_tile_marks), "the stash holds the marks of a tile");
-    return (fs_tile_marks *)court->stash;
-}
-
 /* Takes over what other CTAs know of this lane's rows. One memory latency for all of them. */
 template <int N, int J> FS_DEVICE void take_hints(fs_court<N, J> *court, const fs_cuda_args &args, int64_t part) {
     constexpr int OWN = (N + J * 32 - 1) / (J * 32);
@@ -248,6 +253,14 @@ template <int N, int J> FS_DEVICE void set_thresholds(fs_court<N, J> *court, int
         fs_walk walk = noise_walk(court->row[b].noise, (uint32_t)first / FS_NOISE_BLOCK);
         while (noise_next(&walk)) lower(walk.token & 127, walk.prefix);
     }
+}
+
+/* Runs through what follows the last tile, for its instructions alone: they are otherwise fetched from memory at the very end, when the
+ * call waits for nothing else (H200, 2026-11: 2 us). */
+template <int N, int J> FS_DEVICE void rehearse_end(fs_court<N, J> *court) {
+    const int32_t b = (int32_t)(threadIdx.x & 31) % court->args.rows;
+    judge_one(court->row[b], &court->highest, NULL, NULL, &court->scrap, NULL, 0.0f, 1);
+    close_row(court->args, court->row[b], b, true);
 }
 
 /* First tile: the largest logit of row b is a token; its score from below is the row's first hint. A rehearsal is without effect. */

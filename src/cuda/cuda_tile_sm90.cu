@@ -15,7 +15,7 @@
 namespace {
 
 constexpr int ATOM = 64; /* K elements in 128 bytes, the width of a swizzled row */
-constexpr int TURN = 5;  /* slices of 128 in K a pair of tiles starts after its predecessor */
+constexpr int TURN = 4;  /* slices of 128 in K a pair of tiles starts after its predecessor */
 constexpr int BOX = 16;  /* rows of the smaller box of W, for tiles at the ends of a shard */
 
 /* One instantiation: ROWS rows, CTAS that share H, DEPTH stages of K_ATOMS * 64 in K, OPEN wgmma groups left in flight. */

@@ -42,36 +42,77 @@ static void *numbers(size_t n, int floats, uint32_t seed) {
     return device;
 }
 
-static void call(fs_context *context, cudaStream_t stream, const fs_head *head, const void *hidden, int64_t rows,
-                 int32_t mode, int wants, results *device) {
-    fs_batch batch = fs_batch_default();
-    fs_result result = fs_result_default();
-    results host;
-    batch.rows = rows;
-    batch.hidden = hidden;
-    batch.hidden_dtype = FS_BF16;
-    batch.mode = mode;
-    batch.group_size = mode == FS_MODE_SAMPLE ? 0 : 512;
-    batch.all.seed = 7;
-    batch.all.temperature = rows % 2 ? 1.0f : 0.0f;
-    result.tokens = device->tokens;
-    result.status = device->status;
-    result.logits = FS_LOGITS_PROCESSED;
+typedef struct asked {
+    fs_batch batch;
+    fs_result result;
+} asked;
+
+static asked ask(const void *hidden, int64_t rows, int32_t mode, int wants, results *device) {
+    asked a = {fs_batch_default(), fs_result_default()};
+    a.batch.rows = rows;
+    a.batch.hidden = hidden;
+    a.batch.hidden_dtype = FS_BF16;
+    a.batch.mode = mode;
+    a.batch.group_size = mode == FS_MODE_SAMPLE ? 0 : 512;
+    a.batch.all.seed = 7;
+    a.batch.all.temperature = rows % 2 ? 1.0f : 0.0f;
+    a.result.tokens = device->tokens;
+    a.result.status = device->status;
+    a.result.logits = FS_LOGITS_PROCESSED;
     if (wants) {
-        result.score = device->score;
-        result.max_logit = device->max_logit;
-        result.log_z = device->log_z;
-        result.logprob = device->logprob;
+        a.result.score = device->score;
+        a.result.max_logit = device->max_logit;
+        a.result.log_z = device->log_z;
+        a.result.logprob = device->logprob;
     }
-    cuda(cudaMemset(device, SENTINEL, sizeof *device), "cudaMemset");
-    must(fs_sample(context, head, &batch, &result) == FS_OK, "fs_sample", fs_error_text(context));
-    cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    return a;
+}
+
+/* The rows have tokens, and what lies behind them is untouched. */
+static void look(const results *device, int64_t rows) {
+    results host;
     cuda(cudaMemcpy(&host, device, sizeof host, cudaMemcpyDeviceToHost), "cudaMemcpy");
     for (int64_t b = 0; b < MOST; b++) {
         int written = host.tokens[b] >= 0 && host.tokens[b] < VOCAB && host.status[b] == FS_ROW_OK;
         int untouched = host.tokens[b] == 0x5A5A5A5A && host.status[b] == 0x5A5A5A5Au;
         must(b < rows ? written : untouched, "a row", b < rows ? "was not written" : "past the batch was written");
     }
+}
+
+static void call(fs_context *context, cudaStream_t stream, const fs_head *head, const void *hidden, int64_t rows,
+                 int32_t mode, int wants, results *device) {
+    asked a = ask(hidden, rows, mode, wants, device);
+    cuda(cudaMemset(device, SENTINEL, sizeof *device), "cudaMemset");
+    must(fs_sample(context, head, &a.batch, &a.result) == FS_OK, "fs_sample", fs_error_text(context));
+    cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    look(device, rows);
+}
+
+/* The same in three shards, the last of them empty. */
+static void call_in_parts(fs_context *context, cudaStream_t stream, const fs_head *whole, const void *hidden,
+                          int64_t rows, int wants, results *device) {
+    const int64_t end[] = {1024, VOCAB, VOCAB};
+    asked a = ask(hidden, rows, FS_MODE_SAMPLE, wants, device);
+    void *part[3];
+    size_t bytes;
+    cuda(cudaMemset(device, SENTINEL, sizeof *device), "cudaMemset");
+    fs_head shard = *whole;
+    shard.vocab = VOCAB;
+    for (int64_t i = 0, first = 0; i < 3; first = end[i++]) {
+        shard.data = (const uint16_t *)whole->data + first * DIM;
+        shard.first_token = first;
+        shard.rows = end[i] - first;
+        must(fs_partial_size(context, &shard, &a.batch, &a.result, &bytes) == FS_OK, "fs_partial_size",
+             fs_error_text(context));
+        cuda(cudaMalloc(&part[i], bytes), "cudaMalloc");
+        must(fs_partial(context, &shard, &a.batch, &a.result, part[i], bytes) == FS_OK, "fs_partial",
+             fs_error_text(context));
+    }
+    must(fs_merge(context, &shard, &a.batch, (const void *const *)part, 3, &a.result) == FS_OK, "fs_merge",
+         fs_error_text(context));
+    cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    look(device, rows);
+    for (int i = 0; i < 3; i++) cuda(cudaFree(part[i]), "cudaFree");
 }
 
 int main(void) {
@@ -99,13 +140,16 @@ int main(void) {
     const int64_t rows[] = {1, 5, 40, 64, 101, 250};
     const int32_t modes[] = {FS_MODE_SAMPLE, FS_MODE_GROUP_PARALLEL, FS_MODE_GROUP_ONLINE};
     int calls = 0;
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++)
             for (int wants = 0; wants < 2; wants++) {
                 call(context, stream, &weights, hidden, rows[i], modes[m], wants, device);
                 call(context, stream, &logits, NULL, rows[i], modes[m], wants, device);
                 calls += 2;
             }
+        for (int wants = 0; wants < 2; wants++, calls++)
+            call_in_parts(context, stream, &weights, hidden, rows[i], wants, device);
+    }
     fs_context_destroy(context);
     cuda(cudaFree((void *)weights.data), "cudaFree");
     cuda(cudaFree((void *)logits.data), "cudaFree");
