@@ -87,7 +87,6 @@ typedef struct fs_cuda_args {
     int64_t vocab;
     int32_t first_row, rows; /* rows of the batch this launch draws */
     int32_t k_steps;         /* stages of K that cover D */
-    int32_t patience;        /* nanoseconds to wait for other CTAs' first scores */
     uint32_t want;           /* FS_CUDA_MASS, ... */
     int32_t overlap;         /* the device can set up a launch while the one before it ends */
     fs_cuda_work *work;

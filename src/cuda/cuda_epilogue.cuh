@@ -1,7 +1,7 @@
 /* cuda_epilogue.cuh - what consumer warps do with a tile of logits, the same for every kind of tensor instruction.
  *
- * A warp has 16 tokens x N rows, a thread N / 2 of them, the accumulator layout that mma.sync and wgmma share. For 8 rows at a time
- * (j), tokens t and t + 8 of the warp's 16, rows 8 j + 2 (lane & 3) + {0, 1}:
+ * A warp has S strips of 16 tokens x N rows, 64 tokens apart, a thread N / 2 of each, the accumulator layout that mma.sync and wgmma
+ * share. For 8 rows at a time (j), tokens t and t + 8 of the strip's 16, rows 8 j + 2 (lane & 3) + {0, 1}:
  *   d[4 j + 0] (t, row)   d[4 j + 1] (t, row + 1)   d[4 j + 2] (t + 8, row)   d[4 j + 3] (t + 8, row + 1) */
 #ifndef FS_CUDA_EPILOGUE_CUH
 #define FS_CUDA_EPILOGUE_CUH
@@ -17,28 +17,31 @@ template <int N> constexpr int PER_GROUP = N > 8 ? 8 : 4;
 
 /* transform: tokens past the piece never pass; then bias, rounding, scales and soft-cap where the head has them. t is this thread's
  * first token in the tile. */
-template <int N>
-FS_DEVICE void transform(float (&d)[N / 2], const fs_head &head, bool shaped, const piece &p, int32_t t) {
-    const bool out0 = t >= p.count, out1 = t + 8 >= p.count;
-    if (shaped) {
-        const int64_t row = p.first - head.first_token + t;
-        const float bias0 = head.bias && !out0 ? head.bias[row] : 0.0f,
-                    bias1 = head.bias && !out1 ? head.bias[row + 8] : 0.0f;
+template <int N, int S>
+FS_DEVICE void transform(float (&d)[S][N / 2], const fs_head &head, bool shaped, const piece &p, int32_t t) {
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            float x = d[i];
-            if (head.bias) x += i & 2 ? bias1 : bias0;
-            if (head.round == FS_BF16) x = round_bf16(x);
-            if (head.round == FS_F16) x = round_f16(x);
-            x *= head.scale;
-            if (head.softcap > 0.0f) x = head.softcap * tanhf(x / head.softcap);
-            d[i] = x * head.post_scale;
+    for (int m = 0; m < S; m++, t += 64) {
+        const bool out0 = t >= p.count, out1 = t + 8 >= p.count;
+        if (shaped) {
+            const int64_t row = p.first - head.first_token + t;
+            const float bias0 = head.bias && !out0 ? head.bias[row] : 0.0f,
+                        bias1 = head.bias && !out1 ? head.bias[row + 8] : 0.0f;
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) {
+                float x = d[m][i];
+                if (head.bias) x += i & 2 ? bias1 : bias0;
+                if (head.round == FS_BF16) x = round_bf16(x);
+                if (head.round == FS_F16) x = round_f16(x);
+                x *= head.scale;
+                if (head.softcap > 0.0f) x = head.softcap * tanhf(x / head.softcap);
+                d[m][i] = x * head.post_scale;
+            }
         }
-    }
-    if (__any_sync(~0u, out1)) {
+        if (__any_sync(~0u, out1)) {
 #pragma unroll
-        for (int i = 0; i < N / 2; i++)
-            if (i & 2 ? out1 : out0) d[i] = -INFINITY;
+            for (int i = 0; i < N / 2; i++)
+                if (i & 2 ? out1 : out0) d[m][i] = -INFINITY;
+        }
     }
 }
 
@@ -68,9 +71,9 @@ FS_DEVICE int32_t halved_row() {
     return (lane & 16) + (lane & 8) + 2 * (lane & 3) + (lane >> 2 & 1);
 }
 
-/* The largest f(accumulator, is it t + 8) of each row in this warp's 16 tokens, as an ordered float into most[row]. Straight-line code
- * and few instructions: as a loop through shared memory it took 18,000 cycles at N = 256 (H200, 2026-11). */
-template <int N, class F> FS_DEVICE void row_maxima(const float (&d)[N / 2], uint32_t *most, F f) {
+/* The largest f(accumulator, how far from t its token is) of each row in this warp's strips, as an ordered float into most[row].
+ * Straight-line code and few instructions: as a loop through shared memory it took 18,000 cycles at N = 256 (H200, 2026-11). */
+template <int N, int S, class F> FS_DEVICE void row_maxima(const float (&d)[S][N / 2], uint32_t *most, F f) {
 #pragma unroll
     for (int q = 0; q < (N + 31) / 32; q++) {
         float v[8];
@@ -78,7 +81,10 @@ template <int N, class F> FS_DEVICE void row_maxima(const float (&d)[N / 2], uin
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const int at = 4 * (4 * q + i / 2) + (i & 1);
-            v[i] = at < N / 2 ? fmaxf(f(d[at < N / 2 ? at : 0], 0), f(d[at < N / 2 ? at + 2 : 0], 1)) : -INFINITY;
+            v[i] = -INFINITY;
+#pragma unroll
+            for (int m = 0; m < S; m++)
+                if (at < N / 2) v[i] = fmaxf(v[i], fmaxf(f(d[m][at], 64 * m), f(d[m][at + 2], 64 * m + 8)));
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) v[i] = keep_max(v[i], v[i + 4], 16);
@@ -91,48 +97,53 @@ template <int N, class F> FS_DEVICE void row_maxima(const float (&d)[N / 2], uin
     }
 }
 
-/* The largest logit of each row in this warp's 16 tokens and where it is: a token's place in the tile takes the last seven bits of its
+/* The largest logit of each row in this warp's strips and where it is: a token's place in the tile takes the last seven bits of its
  * logit. Of an infinity that makes a NaN, which is no crest. */
-template <int N, int J> FS_DEVICE void find_crest(const float (&d)[N / 2], fs_court<N, J> *court, int32_t t) {
-    row_maxima<N>(d, court->crest,
-                  [&](float x, int high) { return __uint_as_float((__float_as_uint(x) & ~127u) | (t + 8 * high)); });
+template <int N, int S, int J> FS_DEVICE void find_crest(const float (&d)[S][N / 2], fs_court<N, J> *court, int32_t t) {
+    row_maxima<N, S>(d, court->crest,
+                     [&](float x, int off) { return __uint_as_float((__float_as_uint(x) & ~127u) | (t + off)); });
 }
 
-/* The largest x of each row in this warp's 16 tokens, into court->peak. */
-template <int N, int J> FS_DEVICE void find_peaks(const float (&d)[N / 2], fs_court<N, J> *court) {
-    row_maxima<N>(d, court->peak, [](float x, int) { return x; });
+/* The largest x of each row in this warp's strips, into court->peak. */
+template <int N, int S, int J> FS_DEVICE void find_peaks(const float (&d)[S][N / 2], fs_court<N, J> *court) {
+    row_maxima<N, S>(d, court->peak, [](float x, int) { return x; });
 }
 
 /* reduce: compares every logit with its row's threshold and queues those above; with `rehearse` nothing is stashed or queued. The hot
  * path is one max per logit, a subtraction and a max per two, and no branch. */
-template <int N, int J>
-FS_DEVICE void reduce(const float (&d)[N / 2], fs_court<N, J> *court, int32_t warp, const piece &p, int32_t t,
+template <int N, int S, int J>
+FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_court<N, J> *court, int32_t strip, const piece &p, int32_t t,
                       bool rehearse) {
     const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
-    const float *bar = court->threshold[warp];
     uint32_t hot = 0;
 #pragma unroll
-    for (int g = 0; g < GROUPS<N>; g++) {
-        float above = -INFINITY;
+    for (int m = 0; m < S; m++)
 #pragma unroll
-        for (int i = 0; i < PER_GROUP<N> / 4; i++) {
-            const int j = 2 * g + i;
-            const float2 threshold = *(const float2 *)&bar[8 * j + column];
-            above = max_or_nan(above, max_or_nan(d[4 * j], d[4 * j + 2]) - threshold.x);
-            above = max_or_nan(above, max_or_nan(d[4 * j + 1], d[4 * j + 3]) - threshold.y);
+        for (int g = 0; g < GROUPS<N>; g++) {
+            const float *bar = court->threshold[strip + 4 * m];
+            float above = -INFINITY;
+#pragma unroll
+            for (int i = 0; i < PER_GROUP<N> / 4; i++) {
+                const int j = 2 * g + i;
+                const float2 threshold = *(const float2 *)&bar[8 * j + column];
+                above = max_or_nan(above, max_or_nan(d[m][4 * j], d[m][4 * j + 2]) - threshold.x);
+                above = max_or_nan(above, max_or_nan(d[m][4 * j + 1], d[m][4 * j + 3]) - threshold.y);
+            }
+            if (!(above <= 0.0f)) hot |= 1u << (m * GROUPS<N> + g);
         }
-        if (!(above <= 0.0f)) hot |= 1u << g;
-    }
     if (rehearse) hot = 1;
         /* Every lane goes through its own hot groups; most warps have none. */
 #pragma unroll 1
     for (; hot; hot &= hot - 1) {
-        const int32_t g = __ffs(hot) - 1;
-        stash<N>(d, court->stash[warp], rehearse ? -1 : g);
+        const int32_t at = __ffs(hot) - 1, m = at / GROUPS<N>, g = at % GROUPS<N>;
+        float4(&shelf)[2][32] = court->stash[strip];
+        const float *bar = court->threshold[strip + 4 * m];
+#pragma unroll
+        for (int i = 0; i < S; i++) stash<N>(d[i], shelf, rehearse || i != m ? -1 : g);
         uint32_t above = rehearse;
 #pragma unroll
         for (int e = 0; e < PER_GROUP<N>; e++) {
-            const float x = ((const float *)&court->stash[warp][e / 4][lane])[e % 4];
+            const float x = ((const float *)&shelf[e / 4][lane])[e % 4];
             const float threshold = bar[16 * g + 8 * (e / 4) + column + (e & 1)];
             /* A NaN passes and is flagged, but not in the columns past the batch, whose threshold is +inf. */
             if (x > threshold || (x != x && threshold < INFINITY)) above |= 1u << e;
@@ -141,7 +152,7 @@ FS_DEVICE void reduce(const float (&d)[N / 2], fs_court<N, J> *court, int32_t wa
 #pragma unroll 1
         for (; above; above &= above - 1) {
             const int32_t e = __ffs(above) - 1;
-            court_push(court, ((const float *)&court->stash[warp][e / 4][lane])[e % 4], p.first + t + (e & 2 ? 8 : 0),
+            court_push(court, ((const float *)&shelf[e / 4][lane])[e % 4], p.first + t + 64 * m + (e & 2 ? 8 : 0),
                        16 * g + 8 * (e / 4) + column + (e & 1), rehearse);
         }
     }

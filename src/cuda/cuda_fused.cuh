@@ -3,14 +3,15 @@
  *
  *   warp 0        producer (with two judges, warps 0 and 1): fills a ring of stages with W [128, K] and H [N, K]
  *   warps 1-3     judges: thresholds for the next tile, exact scores of survivors (cuda_judge.cuh), masses (cuda_mass.cuh)
- *   warps 4-11    consumers: 16 tokens x N rows each; dot products, then one max per logit (cuda_epilogue.cuh)
+ *   warps 4-11    consumers: dot products, then one max per logit (cuda_epilogue.cuh). One team of eight warps, 16 tokens x N rows each,
+ *                 or two teams of four with tiles in turn, 2 x 16 tokens each: while one compares, the other multiplies
  *
  *         W tile --copy--> ring --mma--> accumulators --max > threshold?--> queue --exact--> RED.MAX key in global memory
  *         H tile --copy-->                                  ^ (threshold, one per row and strip)         |
  *                                                         judges <--------- best so far -----------------+
  *
- * Cost model (H200): below B ~ 175 reading W is everything: 64 KB in flight per SM saturate the memory, so stages only have to
- * cover the epilogue, about 5 us. Above, the tensor cores are everything and each further instruction beside them costs: hence no
+ * Cost model (H200): below B ~ 175 reading W is everything: 64 KB in flight per SM saturate the memory, and nothing may hold up the
+ * ring for more than a microsecond: with two teams no comparison does, not even the first tile's, which waits for the judges. Above, the tensor cores are everything and each further instruction beside them costs: hence no
  * noise and no exact score on the consumers' path. */
 #ifndef FS_CUDA_FUSED_CUH
 #define FS_CUDA_FUSED_CUH
@@ -21,12 +22,32 @@
 
 constexpr int FS_THREADS = 384;
 constexpr int FS_CONSUMERS = FS_STRIPS; /* warps */
+constexpr int FS_PATIENCE = 3000;       /* nanoseconds a CTA waits for the others' first scores, where that pays */
 
 /* Barriers between consumers and judges. Once: `opened`, the rows are in shared memory. Once per part: `crested`, the largest logits of
- * its first tile are. Once per tile: `ready`, its thresholds are set; `used`, the consumers are done with them. */
+ * its first tile are. Once per tile: `ready`, its thresholds are set; `used`, the consumers are done with them; `next`, the ring is the
+ * next team's. A team waits for its own tiles alone, so `ready` and `next` are a barrier for each: a parity tells one tile from the next,
+ * not from the one after. */
 struct rounds {
-    uint32_t opened, crested, ready, used;
+    uint32_t opened, crested, used, ready, next;
+
+    static constexpr int BYTES = 8 * 7;
+    FS_DEVICE_MEMBER explicit rounds(uint32_t at)
+        : opened(at), crested(at + 8), used(at + 16), ready(at + 24), next(at + 40) {}
 };
+
+template <int TEAMS> FS_DEVICE void wait_ready(const rounds &turn, int32_t i) {
+    barrier_wait(turn.ready + 8 * (i % TEAMS), i / TEAMS & 1);
+}
+
+/* The ring comes to the team of tile i when the one before it has read all of tile i - 1. */
+template <int TEAMS> FS_DEVICE void wait_turn(const rounds &turn, int32_t i) {
+    if (TEAMS > 1 && i > 0) barrier_wait(turn.next + 8 * (i % TEAMS), (i - 1) / TEAMS & 1);
+}
+
+template <int TEAMS> FS_DEVICE void end_turn(const rounds &turn, int32_t i) {
+    if (TEAMS > 1 && (threadIdx.x & 31) == 0) barrier_arrive(turn.next + 8 * ((i + 1) % TEAMS));
+}
 
 /* A warp's place in the ring. */
 struct ring {
@@ -57,6 +78,13 @@ template <int CLUSTER> struct walk {
         fresh = now != part;
         part = now;
         return true;
+    }
+
+    /* `count` pieces on. */
+    FS_DEVICE_MEMBER bool next(int32_t count) {
+        bool more = next();
+        for (; more && count > 1; count--) more = next();
+        return more;
     }
 };
 
@@ -92,6 +120,8 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
     constexpr int N = T::N, J = T::JUDGES;
     const int32_t judge = judge_thread<J>() / 32, lane = threadIdx.x & 31;
     const bool masses = args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS), groups = args.want & FS_CUDA_GROUPS;
+    /* Waiting saves survivors in proportion to the rows and costs what is not hidden: nothing with two teams. */
+    const bool patient = T::TEAMS > 1 || N >= 96 || groups;
     fs_docket docket = {(uint32_t)judge, 0, false, {0, 0.0f, 0.0f}};
     walk<T::CLUSTER> at(args);
     uint32_t crested = 0;
@@ -107,7 +137,7 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
         });
         for (bool rehearse = at.i == 0;; rehearse = false) {
             if (at.fresh && !rehearse) barrier_wait(turn.crested, crested++ & 1);
-            if (at.fresh) seed<N>(args, court, at.part, first, at.i == 0 ? args.patience : 0, rehearse);
+            if (at.fresh) seed<N>(args, court, at.part, first, at.i == 0 && patient ? FS_PATIENCE : 0, rehearse);
             take_hints(court, args, at.part);
             own_rows<N>(args, court, [&](int32_t b) {
                 set_thresholds(court, b, first);
@@ -116,7 +146,7 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
             if (!rehearse) break;
         }
         __syncwarp();
-        if (lane == 0) barrier_arrive(turn.ready);
+        if (lane == 0) barrier_arrive(turn.ready + 8 * (at.i % T::TEAMS));
         if (docket.owed && lane == 0) __threadfence(); /* here there is time; at the end there is none */
         docket.owed = false;
         if (at.is_last() && judge == J - 1) rehearse_end(court);
@@ -142,32 +172,40 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
 template <class T>
 FS_DEVICE void consume(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court, char *shared, bool shaped, ring r,
                        const rounds &turn) {
-    constexpr int N = T::N;
+    constexpr int N = T::N, TEAMS = T::TEAMS;
     const int32_t warp = threadIdx.x / 32 - 4, lane = threadIdx.x & 31;
-    const int32_t t = warp * 16 + lane / 4; /* this thread's first token in a tile */
-    float d[N / 2];
+    const int32_t team = warp / (FS_CONSUMERS / TEAMS), strip = warp % (FS_CONSUMERS / TEAMS);
+    const int32_t t = strip * 16 + lane / 4; /* this thread's first token in a tile; in two teams it has t + 64 too */
+    float d[TEAMS][N / 2];
     walk<T::CLUSTER> at(args);
-    while (at.next()) {
+    for (bool more = at.next(1 + team); more; more = at.next(TEAMS)) {
+        wait_turn<TEAMS>(turn, at.i);
+        if constexpr (TEAMS > 1) T::place(&r, at.i * args.k_steps);
         /* Warps without tokens in a piece compute too: a branch around the tensor instructions serialises them (C7520). */
         T::dot(d, &r, args.k_steps, shared, warp);
-        transform<N>(d, args.head, shaped, at.p, t);
+        end_turn<TEAMS>(turn, at.i);
+        transform<N, TEAMS>(d, args.head, shaped, at.p, t);
         if (at.i == 0) barrier_wait(turn.opened, 0);
         if (at.fresh) {
-            find_crest<N>(d, court, t);
+            /* The crest of the tile before has been read. */
+            if (TEAMS > 1 && at.i > 0) wait_ready<TEAMS>(turn, at.i - 1);
+            find_crest<N, TEAMS>(d, court, t);
             __syncwarp();
             if (lane == 0) barrier_arrive(turn.crested);
         }
         /* While the judges make the first thresholds, the consumers run through what comes then: cold instructions come from L2 at some
          * hundred cycles a line. */
         for (bool rehearse = at.i == 0;; rehearse = false) {
-            if (!rehearse) barrier_wait(turn.ready, at.i & 1);
-            reduce<N>(d, court, warp, at.p, t, rehearse);
+            if (!rehearse) wait_ready<TEAMS>(turn, at.i);
+            reduce<N, TEAMS>(d, court, strip, at.p, t, rehearse);
             if (!rehearse) break;
         }
         if (args.want && at.p.count > 0) {
             if (args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS))
-                sum_granules<N>(d, court, args, at.part, warp, at.p.count <= 16 * warp);
-            if (args.want & FS_CUDA_PEAK) find_peaks<N>(d, court);
+#pragma unroll
+                for (int m = 0; m < TEAMS; m++)
+                    sum_granules<N>(d[m], court, args, at.part, strip + 4 * m, at.p.count <= 16 * (strip + 4 * m));
+            if (args.want & FS_CUDA_PEAK) find_peaks<N, TEAMS>(d, court);
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(turn.used);
@@ -181,17 +219,19 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
     extern __shared__ __align__(1024) char shared[];
     fs_court<T::N, T::JUDGES> *court = (fs_court<T::N, T::JUDGES> *)(shared + T::COURT_START);
     const uint32_t full = shared_address(shared + T::BARRIER_START), empty = full + 8 * T::STAGES;
-    const rounds turn = {empty + 8 * T::STAGES, empty + 8 * T::STAGES + 8, empty + 8 * T::STAGES + 16,
-                         empty + 8 * T::STAGES + 24};
+    const rounds turn(empty + 8 * T::STAGES);
     if (threadIdx.x == 0) {
         for (int s = 0; s < T::STAGES; s++) {
             barrier_init(full + 8 * s, T::FILLERS);
-            barrier_init(empty + 8 * s, FS_CONSUMERS * T::CLUSTER);
+            barrier_init(empty + 8 * s, FS_CONSUMERS / T::TEAMS * T::CLUSTER);
         }
         barrier_init(turn.opened, T::JUDGES);
-        barrier_init(turn.crested, FS_CONSUMERS);
-        barrier_init(turn.ready, T::JUDGES);
-        barrier_init(turn.used, FS_CONSUMERS);
+        barrier_init(turn.crested, FS_CONSUMERS / T::TEAMS);
+        barrier_init(turn.used, FS_CONSUMERS / T::TEAMS);
+        for (int team = 0; team < T::TEAMS; team++) {
+            barrier_init(turn.ready + 8 * team, T::JUDGES);
+            barrier_init(turn.next + 8 * team, FS_CONSUMERS / T::TEAMS);
+        }
         barrier_init_fence();
         T::begin(source, args, shared, ring{full, empty, 1, 0});
     }

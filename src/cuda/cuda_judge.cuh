@@ -17,7 +17,7 @@
 
 #define FS_QUEUE                                                                                                       \
     384 /* survivors in flight; a multiple of 32 times any number of judges, so that a slot always belongs to one */
-#define FS_STRIPS 8 /* consumer warps, each with 16 tokens of a tile */
+#define FS_STRIPS 8 /* of 16 tokens in a tile, each in one consumer warp */
 
 /* Shared memory of consumers and J judges, for N rows. */
 template <int N, int J> struct fs_court {
@@ -28,7 +28,7 @@ template <int N, int J> struct fs_court {
     uint32_t best[N];              /* ordered float, rounded down, of the best score known here; 0: none */
     uint32_t crest[N]; /* first tile: its largest logit, ordered, with the place in its last 7 bits; 0: none */
     fs_judged_row row[N];
-    /* Per consumer warp and lane: eight of its accumulators, for code that cannot index registers; then its rows' masses. Between two
+    /* Per strip and lane: eight of its accumulators, for code that cannot index registers; then its rows' masses. Between two
      * tiles it is the judges': the marks of the next one (marks_of). */
     float4 stash[FS_STRIPS][2][32];
     unsigned long long queue[FS_QUEUE]; /* low word the logit, high word 1 + (token << 8 | row) ; 0: free */

@@ -1,4 +1,4 @@
-/* cuda_mass.cuh - log Z beside the race: sums of exp over a warp's 16 tokens, a granule of core/mass.h, and over a tile's eight.
+/* cuda_mass.cuh - log Z beside the race: sums of exp over a strip's 16 tokens, a granule of core/mass.h, and over a tile's eight.
  *
  * A granule's sum is a float, made of exp2(l log2 e) in one order; a tile's is the sum of its granules, in one order, and is added to the
  * row's mass as an integer. So log Z does not depend on the batch, nor on shards cut at tiles. Three instructions per
@@ -30,9 +30,9 @@ FS_DEVICE float keep_sum(float mine, float theirs, int32_t apart) {
 /* A granule outside the range: with an exponent of its own, into a mass of its own. All lanes; row b is the same in all, and its group
  * of accumulators is stashed. */
 template <int N, int J>
-FS_DEVICE void odd_granule(fs_court<N, J> *court, fs_mass *into, uint32_t *lock, int32_t warp, int32_t b) {
+FS_DEVICE void odd_granule(fs_court<N, J> *court, fs_mass *into, uint32_t *lock, int32_t strip, int32_t b) {
     const int32_t lane = threadIdx.x & 31;
-    const float4 four = court->stash[warp][b >> 3 & 1][(lane & ~3) | (b >> 1 & 3)];
+    const float4 four = court->stash[strip][b >> 3 & 1][(lane & ~3) | (b >> 1 & 3)];
     const float rate = court->rate[b];
     float low = (b & 1 ? four.y : four.x) * rate, high = (b & 1 ? four.w : four.z) * rate;
     if (!(low < INFINITY)) low = -INFINITY; /* NaN is treated as -inf; +inf has a flag of its own and no mass */
@@ -57,11 +57,11 @@ FS_DEVICE void odd_granule(fs_court<N, J> *court, fs_mass *into, uint32_t *lock,
     atomicExch(lock, 0u);
 }
 
-/* The sums of this warp's granules, one per row, into its stash as float[N]; judges add them up. `absent`: the warp has no token in
- * this tile. */
+/* The sums of a strip's granules, one per row, into its stash as float[N]; judges add them up. `absent`: the strip has no token in this
+ * tile. */
 template <int N, int J>
 FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N, J> *court, const fs_cuda_args &args, int64_t part,
-                            int32_t warp, bool absent) {
+                            int32_t strip, bool absent) {
     const int32_t column = 2 * (threadIdx.x & 3);
     constexpr int BLOCKS = (N + 31) / 32;
     float sums[BLOCKS];
@@ -94,11 +94,11 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N, J> *court, cons
         uint32_t odd = __ballot_sync(~0u, drawn && !(sum >= FS_MASS_LEAST && sum < FS_MASS_MOST));
         for (; odd; odd &= odd - 1) {
             const int32_t b = __shfl_sync(~0u, own, __ffs(odd) - 1);
-            stash<N>(d, court->stash[warp], b / 16);
+            stash<N>(d, court->stash[strip], b / 16);
             __syncwarp();
             if (args.want & FS_CUDA_GROUPS)
-                odd_granule(court, &part_of_row(args, part, b)->mass, &court->lock, warp, b);
-            else odd_granule(court, &args.work->line[b].odd, &args.work->line[b].lock, warp, b);
+                odd_granule(court, &part_of_row(args, part, b)->mass, &court->lock, strip, b);
+            else odd_granule(court, &args.work->line[b].odd, &args.work->line[b].lock, strip, b);
             __syncwarp();
         }
     }
@@ -106,7 +106,7 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N, J> *court, cons
     for (int q = 0; q < BLOCKS; q++) {
         const int32_t own = 32 * q + halved_row();
         if (own < N)
-            ((float *)court->stash[warp])[own] = sums[q] >= FS_MASS_LEAST && sums[q] < FS_MASS_MOST ? sums[q] : 0.0f;
+            ((float *)court->stash[strip])[own] = sums[q] >= FS_MASS_LEAST && sums[q] < FS_MASS_MOST ? sums[q] : 0.0f;
     }
 }
 
@@ -115,7 +115,7 @@ template <int N, int J>
 FS_DEVICE void tally_row(const fs_court<N, J> *court, const fs_cuda_args &args, int64_t at, int32_t b) {
     float sum = 0.0f;
 #pragma unroll
-    for (int32_t warp = 0; warp < FS_STRIPS; warp++) sum += ((const float *)court->stash[warp])[b];
+    for (int32_t strip = 0; strip < FS_STRIPS; strip++) sum += ((const float *)court->stash[strip])[b];
     if (!(args.want & FS_CUDA_GROUPS)) {
         line_add(&args.work->line[b], sum);
         return;

@@ -105,9 +105,6 @@ int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *fami
     plan->grid = (int32_t)(ctas < s->cluster ? s->cluster : ctas);
     plan->k_steps = (int32_t)((head->dim + s->k - 1) / s->k);
     plan_parts(head, batch, plan);
-    /* Waiting saves survivors in proportion to the rows and costs what the ring does not cover: it pays from 96 rows on,
-     * and in group modes, where first scores are shared by fewer CTAs. */
-    plan->patience = s->rows >= 96 || fs_cuda_plan_grouped(batch) ? 3000 : 0;
     double read = 2.0 * (double)head->rows * (double)head->dim / FS_CUDA_READ;
     double compute = 2.0 * (double)head->rows * (double)head->dim * s->rows / FS_CUDA_FLOPS;
     plan->microseconds = read > compute ? read : compute;

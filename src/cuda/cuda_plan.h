@@ -36,7 +36,6 @@ typedef struct fs_cuda_plan {
     int32_t rows; /* of the batch that this launch takes */
     int32_t grid;
     int32_t k_steps;
-    int32_t patience;      /* nanoseconds a CTA waits for the others' first scores */
     int32_t groups, slots; /* parts per row (cuda_call.h), where a call needs parts */
     double microseconds;   /* predicted: the larger of reading W and the tensor cores */
     char text[160];        /* the choice in words, for the log; or why there is none */

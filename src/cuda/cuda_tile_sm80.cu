@@ -100,7 +100,7 @@ FS_DEVICE void load(uint32_t to, const char *from, int64_t stride, int32_t unit,
 
 /* One instantiation: ROWS rows. */
 template <int ROWS, int DTYPE = FS_BF16> struct tile {
-    static constexpr int N = ROWS, CLUSTER = 1;
+    static constexpr int N = ROWS, CLUSTER = 1, TEAMS = 1;
     static constexpr int JUDGES =
         2; /* and two producers: one brings a copy of 512 bytes each 28 cycles (H200, 2026-11) */
     static constexpr int FILLERS = 64; /* every lane of both arrives when its copies are there */
@@ -111,7 +111,7 @@ template <int ROWS, int DTYPE = FS_BF16> struct tile {
     static constexpr int STAGES = 232448 / STAGE_BYTES; /* barriers for more than any device has room for */
     static constexpr int COURT_START = 0;
     static constexpr int BARRIER_START = ((int)sizeof(fs_court<N, JUDGES>) + 15) / 16 * 16;
-    static constexpr int RING_START = (BARRIER_START + (2 * STAGES + 4) * 8 + ROW - 1) / ROW * ROW;
+    static constexpr int RING_START = (BARRIER_START + 2 * STAGES * 8 + rounds::BYTES + ROW - 1) / ROW * ROW;
     typedef matrices source;
     using f16 = tile<ROWS, FS_F16>;
 
@@ -229,7 +229,8 @@ template <int ROWS, int DTYPE = FS_BF16> struct tile {
     }
 
     /* The accumulators of one piece. */
-    static FS_DEVICE_MEMBER void dot(float (&d)[N / 2], ring *r, int32_t k_steps, char *shared, int32_t warp) {
+    static FS_DEVICE_MEMBER void dot(float (&sum)[1][N / 2], ring *r, int32_t k_steps, char *shared, int32_t warp) {
+        float(&d)[N / 2] = sum[0];
         const int32_t lane = threadIdx.x & 31, depth = stages(), half = warp & 1;
         /* ldmatrix gives the fragments of mma.sync if lanes 0-7, 8-15, 16-23, 24-31 name, 8 rows each: of W tokens 0-7 and 8-15 at the
          * first 8 of K, then both at the next 8; of H rows 0-7 at both, then rows 8-15 at both; with N = 8 rows 0-7 at four. */

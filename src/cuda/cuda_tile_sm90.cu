@@ -18,19 +18,20 @@ constexpr int ATOM = 64; /* K elements in 128 bytes, the width of a swizzled row
 constexpr int TURN = 4;  /* slices of 128 in K a pair of tiles starts after its predecessor */
 constexpr int BOX = 16;  /* rows of the smaller box of W, for tiles at the ends of a shard */
 
-/* One instantiation: ROWS rows, CTAS that share H, DEPTH stages of K_ATOMS * 64 in K, OPEN wgmma groups left in flight. */
-template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int DTYPE = FS_BF16> struct tile {
-    static constexpr int N = ROWS, CLUSTER = CTAS, STAGES = DEPTH, ATOMS = K_ATOMS, INFLIGHT = OPEN;
+/* One instantiation: ROWS rows, CTAS that share H, DEPTH stages of K_ATOMS * 64 in K, OPEN wgmma groups left in flight, consumers in
+ * GANGS teams. Two teams are two warpgroups with a tile each, all 128 tokens of it; in one team they share it. */
+template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int GANGS, int DTYPE = FS_BF16> struct tile {
+    static constexpr int N = ROWS, CLUSTER = CTAS, STAGES = DEPTH, ATOMS = K_ATOMS, INFLIGHT = OPEN, TEAMS = GANGS;
     static constexpr int JUDGES = 3;
     static constexpr int FILLERS = 1; /* arrivals that fill a stage, beside the bytes */
     static constexpr int W_BYTES = FS_CUDA_TILE * 128 * ATOMS, H_BYTES = N * 128 * ATOMS;
     static constexpr int H_START = STAGES * W_BYTES;
     static constexpr int COURT_START = H_START + STAGES * H_BYTES;
     static constexpr int BARRIER_START = (COURT_START + (int)sizeof(fs_court<N, JUDGES>) + 15) / 16 * 16;
-    static constexpr int BYTES = BARRIER_START + (2 * STAGES + 4) * 8;
+    static constexpr int BYTES = BARRIER_START + 2 * STAGES * 8 + rounds::BYTES;
     static_assert(BYTES <= 232448, "a block of sm_90 has 227 KB of shared memory");
     typedef fs_cuda_maps source;
-    using f16 = tile<ROWS, CTAS, DEPTH, K_ATOMS, OPEN, FS_F16>;
+    using f16 = tile<ROWS, CTAS, DEPTH, K_ATOMS, OPEN, GANGS, FS_F16>;
 
     /* 384 threads start with 168 registers each. More than 384 * 168 in all, and the consumers would wait for them for ever. */
     static constexpr int FEWER = 104, MORE = 200;
@@ -121,6 +122,12 @@ template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int DTYPE = FS_B
         if (++r->stage == STAGES) r->stage = 0, r->parity ^= 1;
     }
 
+    /* To step n of those a CTA's consumers take. */
+    static FS_DEVICE_MEMBER void place(ring *r, int32_t n) {
+        r->stage = n % STAGES;
+        r->parity = n / STAGES & 1;
+    }
+
     /* Gives a stage back to every producer that fills it. One arrival per warp and CTA. */
     static FS_DEVICE_MEMBER void release(const ring &r, int32_t stage) {
         const int32_t lane = threadIdx.x & 31;
@@ -131,7 +138,8 @@ template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int DTYPE = FS_B
 
     /* The instructions of one stage. The first of a piece starts the sum, so that no accumulator lives from one piece to the next:
      * else ptxas finds reasons to serialise (C7520). */
-    template <bool FIRST> static FS_DEVICE_MEMBER void dot_stage(float (&d)[N / 2], ring *r, uint32_t w, uint32_t h) {
+    template <bool FIRST>
+    static FS_DEVICE_MEMBER void dot_stage(float (&d)[TEAMS][N / 2], ring *r, uint32_t w, uint32_t h) {
         w += r->stage * W_BYTES;
         h += r->stage * H_BYTES;
         barrier_wait(r->full + 8 * r->stage, r->parity);
@@ -139,10 +147,13 @@ template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int DTYPE = FS_B
 #pragma unroll
         for (int i = 0; i < ATOMS * ATOM / 16; i++) {
             const int atom = i / (ATOM / 16), k16 = i % (ATOM / 16);
-            const uint64_t a = matrix_descriptor(w + atom * FS_CUDA_TILE * 128 + k16 * 32),
-                           b = matrix_descriptor(h + atom * N * 128 + k16 * 32);
-            if (FIRST && i == 0) fs_wgmma<N, DTYPE>::start(d, a, b);
-            else fs_wgmma<N, DTYPE>::add(d, a, b);
+            const uint64_t b = matrix_descriptor(h + atom * N * 128 + k16 * 32);
+#pragma unroll
+            for (int m = 0; m < TEAMS; m++) {
+                const uint64_t a = matrix_descriptor(w + (atom * FS_CUDA_TILE + m * 64) * 128 + k16 * 32);
+                if (FIRST && i == 0) fs_wgmma<N, DTYPE>::start(d[m], a, b);
+                else fs_wgmma<N, DTYPE>::add(d[m], a, b);
+            }
         }
         wgmma_commit();
         wgmma_wait<INFLIGHT>();
@@ -150,9 +161,10 @@ template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int DTYPE = FS_B
 
     /* The accumulators of one piece. With INFLIGHT a stage is given back one step later, when the group of instructions that reads it
      * has ended. */
-    static FS_DEVICE_MEMBER void dot(float (&d)[N / 2], ring *r, int32_t k_steps, char *shared, int32_t warp) {
-        /* This warpgroup's 64 tokens and all rows in stage 0. */
-        const uint32_t w = shared_address(shared) + warp / 4 * 64 * 128, h = shared_address(shared) + H_START;
+    static FS_DEVICE_MEMBER void dot(float (&d)[TEAMS][N / 2], ring *r, int32_t k_steps, char *shared, int32_t warp) {
+        /* This warpgroup's tokens, all or 64, and all rows in stage 0. */
+        const uint32_t w = shared_address(shared) + (TEAMS == 1 ? warp / 4 * 64 * 128 : 0),
+                       h = shared_address(shared) + H_START;
         dot_stage<true>(d, r, w, h);
         for (int32_t step = 1; step < k_steps; step++) {
             const int32_t previous = r->stage;
@@ -166,7 +178,7 @@ template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int DTYPE = FS_B
         advance(r);
         /* The accumulators are final here and not before. */
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) asm volatile("" : "+f"(d[i])::"memory");
+        for (int i = 0; i < TEAMS * N / 2; i++) asm volatile("" : "+f"(d[i / (N / 2)][i % (N / 2)])::"memory");
     }
 };
 
@@ -187,9 +199,9 @@ template <class... T> struct table {
 };
 
 /* Narrowest first; cuda_plan.c takes the first that is wide enough. OPEN 1 pays from N = 160 on (0-4 %), not below. */
-using family = table<tile<8, 1, 5, 2, 0>, tile<16, 1, 5, 2, 0>, tile<32, 1, 5, 2, 0>, tile<48, 1, 4, 2, 0>,
-                     tile<64, 1, 4, 2, 0>, tile<96, 2, 3, 2, 0>, tile<128, 2, 3, 2, 0>, tile<160, 2, 5, 1, 1>,
-                     tile<192, 2, 5, 1, 1>, tile<256, 2, 4, 1, 1>>;
+using family = table<tile<8, 1, 5, 2, 0, 2>, tile<16, 1, 5, 2, 0, 2>, tile<32, 1, 5, 2, 0, 2>, tile<48, 1, 4, 2, 0, 2>,
+                     tile<64, 1, 4, 2, 0, 2>, tile<96, 2, 3, 2, 0, 2>, tile<128, 2, 3, 2, 0, 2>,
+                     tile<160, 2, 5, 1, 1, 1>, tile<192, 2, 5, 1, 1, 1>, tile<256, 2, 4, 1, 1, 1>>;
 
 void configure(cudaLaunchConfig_t *config, cudaLaunchAttribute (&attribute)[2], const fs_cuda_shape *s, int32_t grid,
                bool early, cudaStream_t stream) {
