@@ -35,7 +35,17 @@ typedef struct fs_survey {
     uint32_t flags; /* FS_ROW_NAN, FS_ROW_INF as they occur */
 } fs_survey;
 
-#define FS_MARK_BATCH 16 /* lanes of the widest vector */
+/* What a race's marked tokens are screened with: logits y, the first of id `base`, `span` of them; no token with
+ * y * scale + noise at or below floor + FS_NOISE_G can win. */
+typedef struct fs_screen {
+    fs_noise noise;
+    const float *y;
+    int64_t base, span;
+    float scale;
+    double floor;
+} fs_screen;
+
+#define FS_MARK_BATCH 8 /* noise blocks, at most 32: 64-bit lanes of the widest vector, for Philox's products */
 typedef struct fs_marks {
     uint32_t w[4][FS_MARK_BATCH]; /* word k of block i */
 } fs_marks;
@@ -50,8 +60,9 @@ typedef struct fs_scan {
     fs_survey (*survey)(float *y, int64_t n, float *max);
     /* The first place from `from` on with max[i] * scale > floor, or `to`. */
     int64_t (*next_above)(const float *max, int64_t from, int64_t to, float scale, double floor);
-    /* The first call of each of FS_MARK_BATCH blocks of marks, from block `first` on. */
-    void (*mark_words)(fs_noise noise, uint32_t first, fs_marks *marks);
+    /* The first call of each of FS_MARK_BATCH blocks of marks, from block `first` on. Returns those, bit i for block first + i, of which a
+     * marked token may win; some of which none does are among them. */
+    uint32_t (*marks)(const fs_screen *screen, uint32_t first, fs_marks *marks);
     /* Adds exp(y * scale) of n tokens, n a multiple of FS_GRANULE, the first one's id too; max as survey gave it. */
     void (*add_mass)(const float *y, const float *max, int64_t n, float scale, fs_mass *mass);
 } fs_scan;

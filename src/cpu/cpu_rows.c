@@ -138,14 +138,16 @@ static void race_marked(fs_race *race, const float *x, const float *y, int64_t b
 
 static void race_marks(fs_race *race, const fs_scan *scan, const float *x, const float *y, int64_t base, int64_t span) {
     const int64_t end = (base + span + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK;
+    fs_screen screen = {race->noise, y, base, span, race->rules->inverse_temperature, 0.0};
     fs_marks marks;
     for (int64_t first = base / FS_NOISE_BLOCK; first < end; first += FS_MARK_BATCH) {
-        const int64_t n = end - first < FS_MARK_BATCH ? end - first : FS_MARK_BATCH;
-        scan->mark_words(race->noise, (uint32_t)first, &marks);
-        for (int64_t i = 0; i < n; i++) {
+        screen.floor = race->floor;
+        uint32_t some = scan->marks(&screen, (uint32_t)first, &marks);
+        if (end - first < FS_MARK_BATCH) some &= (1u << (end - first)) - 1;
+        for (; some; some &= some - 1) {
+            const int i = __builtin_ctz(some);
             fs_words words = {{marks.w[0][i], marks.w[1][i], marks.w[2][i], marks.w[3][i]}};
-            fs_walk walk = noise_walk_from(race->noise, (uint32_t)(first + i), words);
-            if (walk.left) race_marked(race, x, y, base, span, walk);
+            race_marked(race, x, y, base, span, noise_walk_from(race->noise, (uint32_t)first + (uint32_t)i, words));
         }
     }
 }

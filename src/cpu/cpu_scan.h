@@ -23,10 +23,14 @@ static void scan_load_f16(const void *in, int64_t n, float *out) {
     for (int64_t i = 0; i < n; i++) out[i] = widen_f16(h[i]);
 }
 
-/* Maxima of granules, n of them a multiple of FS_GRANULE ids; an instruction set with shuffles of its own defines FS_HAS_MAX. */
-static float scan_max(const float *y, int64_t n, float *max);
-#ifndef FS_HAS_MAX
-static float scan_max(const float *y, int64_t n, float *max) {
+/* An instruction set whose compiler does not find the vectors in a loop below writes it itself and defines FS_HAS_ and its name. */
+static fs_survey scan_survey(float *y, int64_t n, float *max);
+#ifndef FS_HAS_SURVEY
+static fs_survey scan_survey(float *y, int64_t n, float *max) {
+    uint32_t nan = 0;
+    for (int64_t i = 0; i < n; i++) nan |= y[i] != y[i];
+    if (nan)
+        for (int64_t i = 0; i < n; i++) y[i] = y[i] == y[i] ? y[i] : -INFINITY;
     float most = -INFINITY;
     for (int64_t g = 0; g < n / FS_GRANULE; g++) {
         float m[FS_GRANULE];
@@ -36,19 +40,11 @@ static float scan_max(const float *y, int64_t n, float *max) {
         max[g] = m[0];
         most = m[0] > most ? m[0] : most;
     }
-    return most;
-}
-#endif
-
-static fs_survey scan_survey(float *y, int64_t n, float *max) {
-    uint32_t nan = 0;
-    for (int64_t i = 0; i < n; i++) nan |= y[i] != y[i];
-    if (nan)
-        for (int64_t i = 0; i < n; i++) y[i] = y[i] == y[i] ? y[i] : -INFINITY;
-    fs_survey survey = {scan_max(y, n, max), nan ? (uint32_t)FS_ROW_NAN : 0u};
-    if (survey.most == INFINITY) survey.flags |= FS_ROW_INF;
+    fs_survey survey = {most, nan ? (uint32_t)FS_ROW_NAN : 0u};
+    if (most == INFINITY) survey.flags |= FS_ROW_INF;
     return survey;
 }
+#endif
 
 /* The first granule from `from` on whose largest l is above the floor, or `to`. Most are below: the test in float, a little loose,
  * vectorises; the exact one follows. */
@@ -68,27 +64,41 @@ static int64_t scan_next_above(const float *max, int64_t from, int64_t to, float
 }
 
 /* x[i] = -inf where the bit of id first + i is not set. */
-static void scan_mask(const uint32_t *allow, int64_t first, int64_t n, float *x) {
-    int64_t i = 0;
-    for (; i < n && (first + i) % 32; i++)
-        if (!(allow[(first + i) / 32] >> (first + i) % 32 & 1)) x[i] = -INFINITY;
-    for (; i + 32 <= n; i += 32) {
-        const uint32_t word = allow[(first + i) / 32];
-        for (int k = 0; k < 32; k++) x[i + k] = word >> k & 1 ? x[i + k] : -INFINITY;
-    }
-    for (; i < n; i++)
+static void mask_few(const uint32_t *allow, int64_t first, int64_t n, float *x) {
+    for (int64_t i = 0; i < n; i++)
         if (!(allow[(first + i) / 32] >> (first + i) % 32 & 1)) x[i] = -INFINITY;
 }
 
-/* A Philox call for each of 16 blocks of marks: a loop over lanes. */
-static void scan_mark_words(fs_noise noise, uint32_t first, fs_marks *marks) {
+/* 32 ids that share a word. */
+static void mask_word(uint32_t word, float *x);
+#ifndef FS_HAS_MASK
+static void mask_word(uint32_t word, float *x) {
+    for (int k = 0; k < 32; k++) x[k] = word >> k & 1 ? x[k] : -INFINITY;
+}
+#endif
+
+static void scan_mask(const uint32_t *allow, int64_t first, int64_t n, float *x) {
+    const int64_t ahead = (32 - first % 32) % 32, lead = ahead < n ? ahead : n;
+    mask_few(allow, first, lead, x);
+    int64_t i = lead;
+    for (; i + 32 <= n; i += 32) mask_word(allow[(first + i) / 32], x + i);
+    mask_few(allow, first + i, n - i, x + i);
+}
+
+/* A Philox call for each block, a loop over lanes; four blocks of ten have a mark. */
+static uint32_t scan_marks(const fs_screen *screen, uint32_t first, fs_marks *marks);
+#ifndef FS_HAS_MARKS
+static uint32_t scan_marks(const fs_screen *screen, uint32_t first, fs_marks *marks) {
     for (uint32_t i = 0; i < FS_MARK_BATCH; i++) {
-        fs_words words = noise_mark_words(noise, first + i, 0);
+        fs_words words = noise_mark_words(screen->noise, first + i, 0);
         for (int k = 0; k < 4; k++) marks->w[k][i] = words.w[k];
     }
+    uint32_t some = 0;
+    for (uint32_t i = 0; i < FS_MARK_BATCH; i++) some |= (uint32_t)(marks->w[0][i] >= FS_MARKS_1) << i;
+    return some;
 }
+#endif
 
-/* An instruction set whose compiler does not find the vectors in the loop below defines FS_HAS_MASS. */
 static void scan_add_mass(const float *y, const float *max, int64_t n, float scale, fs_mass *mass);
 #ifndef FS_HAS_MASS
 static void scan_add_mass(const float *y, const float *max, int64_t n, float scale, fs_mass *mass) {
@@ -105,5 +115,5 @@ const fs_scan FS_JOIN(fs_scan_, FS_ISA) = {.load = {scan_load_f32, scan_load_f16
                                            .mask = scan_mask,
                                            .survey = scan_survey,
                                            .next_above = scan_next_above,
-                                           .mark_words = scan_mark_words,
+                                           .marks = scan_marks,
                                            .add_mass = scan_add_mass};
