@@ -65,8 +65,8 @@ static fs_survey scan_survey(float *y, int64_t n, float *max) {
 
 static void mask_word(uint32_t word, float *x) {
     const __m512 none = _mm512_set1_ps(-INFINITY);
-    _mm512_mask_storeu_ps(x, (__mmask16)~word, none);
-    _mm512_mask_storeu_ps(x + 16, (__mmask16)(~word >> 16), none);
+    _mm512_storeu_ps(x, _mm512_mask_loadu_ps(none, (__mmask16)word, x));
+    _mm512_storeu_ps(x + 16, _mm512_mask_loadu_ps(none, (__mmask16)(word >> 16), x + 16));
 }
 
 /* Up to here |l| both products of exp_split's reduction with the upper parts of ln 2 are exact, so that a fused multiply-add rounds
