@@ -3,6 +3,7 @@
 #ifndef FS_CPU_ISA_H
 #define FS_CPU_ISA_H
 
+#include "core/list.h"
 #include "core/mass.h"
 #include "core/noise.h"
 
@@ -60,6 +61,10 @@ typedef struct fs_scan {
     fs_survey (*survey)(float *y, int64_t n, float *max);
     /* The first place from `from` on with max[i] * scale > floor, or `to`. */
     int64_t (*next_above)(const float *max, int64_t from, int64_t to, float scale, double floor);
+    /* Appends to a list the tokens y[i] > floor of granules [from, to), whose maxima are max; y[0] has id `base`. Returns the first granule
+     * for which there is no room, or `to`. May write up to FS_GRANULE keys behind the list's capacity. */
+    int64_t (*append)(const float *y, const float *max, int64_t from, int64_t to, float floor, uint32_t base,
+                      fs_list *list);
     /* The first call of each of FS_MARK_BATCH blocks of marks, from block `first` on. Returns those, bit i for block first + i, of which a
      * marked token may win; some of which none does are among them. */
     uint32_t (*marks)(const fs_screen *screen, uint32_t first, fs_marks *marks);

@@ -1,4 +1,5 @@
 #include "cpu_rows.h"
+#include "cpu_lists.h"
 
 #include "core/halves.h"
 #include "core/race.h"
@@ -202,27 +203,6 @@ static void race_fast(fs_race *race, const float *x, const float *y, int64_t bas
 
 /* ---------------------------------------------------------------------------------------------------- reduce ---- */
 
-/* The logit of a list's bound: no lower one can enter it. */
-static float list_floor(const fs_list *list) {
-    return list->bound == FS_KEY_NONE ? -INFINITY : order_key_logit(list->bound);
-}
-
-/* Offers tokens to a list ordered by `logit`, whose largest of each granule are in `granule`, or NULL. */
-static void offer_list(fs_list *list, const fs_scan *scan, const float *logit, const float *granule, const float *x,
-                       int64_t base, int64_t span) {
-    float floor = list_floor(list);
-    for (int64_t g = 0; g < span / FS_GRANULE; g++) {
-        /* Strictly above a little less than the floor: at the floor the lower id enters. */
-        const double below = fmin((double)floor, DBL_MAX);
-        if (granule) g = scan->next_above(granule, g, span / FS_GRANULE, 1.0f, below - fabs(below) * 0x1p-40 - 1e-300);
-        for (int64_t i = g * FS_GRANULE; i < (g + 1) * FS_GRANULE && i < span; i++) {
-            if (!(logit[i] >= floor) || !(logit[i] > -INFINITY)) continue;
-            list_offer(list, order_key(logit[i], (uint32_t)(base + i)), x[i]);
-            floor = list_floor(list);
-        }
-    }
-}
-
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
                     fs_block block, float *x, fs_summary *summary) {
     const fs_ask *ask = &call->ask;
@@ -256,12 +236,14 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
         fs_watch seen = {x[at], y[at]};
         summary->watch[(uint32_t)lane->watch[i]] = seen;
     }
-    if (ask->keep_raw) offer_list(&summary->raw_list, isa->scan, x, NULL, x, base, span);
+    if (ask->keep_raw) fs_lists_offer_each(&summary->raw_list, x, x, base, span);
     if (!(most > -INFINITY)) return;
     if (most * rules->inverse_temperature == INFINITY) summary->flags |= FS_ROW_INF;
 
     if (ask->mass) isa->scan->add_mass(y, scratch->granule, span, rules->inverse_temperature, &summary->mass);
-    if (ask->keep) offer_list(&summary->list, isa->scan, y, scratch->granule, x, base, span);
+    if (lane->listed && summary->list.raw) fs_lists_offer_each(&summary->list, y, x, base, span);
+    else if (lane->listed)
+        fs_lists_offer(&summary->list, isa->scan, y, scratch->granule, base, span / FS_GRANULE);
     const int32_t draws = ask->ordered && ask->samples ? 1 : ask->samples;
     for (int32_t i = 0; i < draws; i++) {
         fs_race race = {rules, lane->noise[i], &summary->winner[i], ask->ordered ? ask->samples : 1, 0.0};

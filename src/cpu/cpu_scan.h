@@ -85,6 +85,27 @@ static void scan_mask(const uint32_t *allow, int64_t first, int64_t n, float *x)
     mask_few(allow, first + i, n - i, x + i);
 }
 
+static int64_t scan_append(const float *y, const float *max, int64_t from, int64_t to, float floor, uint32_t base,
+                           fs_list *list);
+#ifndef FS_HAS_APPEND
+static int64_t scan_append(const float *y, const float *max, int64_t from, int64_t to, float floor, uint32_t base,
+                           fs_list *list) {
+    int32_t count = list->count;
+    int64_t g = from;
+    for (; g < to; g++) {
+        if (!(max[g] > floor)) continue;
+        /* Each is written, and stays if it is above the floor: no branch to guess. */
+        for (int64_t i = g * FS_GRANULE; i < (g + 1) * FS_GRANULE; i++) {
+            list->key[count] = order_key(y[i], base + (uint32_t)i);
+            count += y[i] > floor;
+        }
+        if (count > list->capacity) break;
+        list->count = count;
+    }
+    return g;
+}
+#endif
+
 /* A Philox call for each block, a loop over lanes; four blocks of ten have a mark. */
 static uint32_t scan_marks(const fs_screen *screen, uint32_t first, fs_marks *marks);
 #ifndef FS_HAS_MARKS
@@ -115,5 +136,6 @@ const fs_scan FS_JOIN(fs_scan_, FS_ISA) = {.load = {scan_load_f32, scan_load_f16
                                            .mask = scan_mask,
                                            .survey = scan_survey,
                                            .next_above = scan_next_above,
+                                           .append = scan_append,
                                            .marks = scan_marks,
                                            .add_mass = scan_add_mass};

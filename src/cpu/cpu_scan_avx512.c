@@ -3,6 +3,7 @@
 #define FS_ISA avx512
 #define FS_HAS_SURVEY
 #define FS_HAS_MASK
+#define FS_HAS_APPEND
 #define FS_HAS_MASS
 #define FS_HAS_MARKS
 #include "cpu_scan.h"
@@ -182,6 +183,41 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
         if ((g / 16 & 127) == 127) wide_flush(&wide, wide.top, mass);
     }
     wide_flush(&wide, wide.top, mass);
+}
+
+/* order_key of eight logits whose ordered images and ids these are, those of the lanes in `which` at `to`. */
+static inline void append_eight(uint64_t *to, __mmask8 which, __m256i ordered, __m256i id) {
+    __m512i key = _mm512_slli_epi64(_mm512_cvtepu32_epi64(ordered), 32);
+    key = _mm512_or_si512(key, _mm512_cvtepu32_epi64(id));
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi64(which, key));
+}
+
+static int64_t scan_append(const float *y, const float *max, int64_t from, int64_t to, float floor, uint32_t base,
+                           fs_list *list) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i sign = _mm512_set1_epi32(INT32_MIN);
+    const __m512 limit = _mm512_set1_ps(floor);
+    for (int64_t g = from; g < to; g += 16) {
+        const __mmask16 there = (__mmask16)(to - g < 16 ? (1u << (to - g)) - 1 : 0xFFFF);
+        uint32_t some = _mm512_mask_cmp_ps_mask(there, _mm512_maskz_loadu_ps(there, max + g), limit, _CMP_GT_OQ);
+        for (; some; some &= some - 1) {
+            const int64_t at = (g + __builtin_ctz(some)) * FS_GRANULE;
+            const __m512 x = _mm512_loadu_ps(y + at);
+            const uint32_t which = _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ);
+            const int32_t low = __builtin_popcount(which & 0xFF), all = __builtin_popcount(which);
+            if (list->count + all > list->capacity) return at / FS_GRANULE;
+            /* ordered_float: all bits of negative numbers are turned over, the sign of the others. */
+            const __m512i bits = _mm512_castps_si512(_mm512_add_ps(x, _mm512_setzero_ps()));
+            const __m512i ordered = _mm512_xor_si512(bits, _mm512_or_si512(_mm512_srai_epi32(bits, 31), sign));
+            const __m512i id = _mm512_sub_epi32(_mm512_set1_epi32((int32_t)~(base + (uint32_t)at)), lane);
+            uint64_t *key = list->key + list->count;
+            append_eight(key, (__mmask8)which, _mm512_castsi512_si256(ordered), _mm512_castsi512_si256(id));
+            append_eight(key + low, (__mmask8)(which >> 8), _mm512_extracti64x4_epi64(ordered, 1),
+                         _mm512_extracti64x4_epi64(id, 1));
+            list->count += all;
+        }
+    }
+    return to;
 }
 
 /* One product of a Philox round in 64-bit lanes: upper half xor a word xor the round's key; the lower half needs no instruction, since

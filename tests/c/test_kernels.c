@@ -3,6 +3,8 @@
 #include "cpu/cpu_isa.h"
 #include "support.h"
 
+#include <float.h>
+
 static const char *const names[] = {"amx", "avx512bf16", "avx512", "avx2", "neonbf16", "neon", "scalar"};
 enum { NAMES = sizeof names / sizeof names[0], MOST_ROWS = 70, MOST_TOKENS = 300 };
 
@@ -197,12 +199,94 @@ static void scans_give_the_same_bits_everywhere(void **state) {
             for (int64_t g = 0; g <= n / 16; g++)
                 assert_int_equal(scan->next_above(max_a, g, n / 16, scale, floor),
                                  scalar->next_above(max_b, g, n / 16, scale, floor));
-            fs_noise noise = noise_row(random_next(&r), 3, 0, 0);
-            fs_marks na, nb;
-            scan->mark_words(noise, (uint32_t)round, &na), scalar->mark_words(noise, (uint32_t)round, &nb);
-            assert_memory_equal(&na, &nb, sizeof na);
+            /* Once more on top of what there is, and of something far larger or smaller. */
+            if (round % 2) mass_add(&ma, 1.5f, round - 100), mass_add(&mb, 1.5f, round - 100);
+            scan->add_mass(a, max_a, n, scale, &ma), scalar->add_mass(b, max_b, n, scale, &mb);
+            assert_int_equal(ma.top, mb.top);
+            assert_memory_equal(ma.limb, mb.limb, sizeof ma.limb);
+            float above = (float)(spread * random_normal(&r));
+            static uint64_t ka[N + 16], kb[N + 16];
+            fs_list la = {.key = ka, .capacity = (int32_t)random_below(&r, N), .keep = 1}, lb = la;
+            lb.key = kb;
+            int64_t from = (int64_t)random_below(&r, (uint32_t)n / 16);
+            assert_int_equal(scan->append(a, max_a, from, n / 16, above, 32, &la),
+                             scalar->append(b, max_b, from, n / 16, above, 32, &lb));
+            assert_int_equal(la.count, lb.count);
+            assert_true(la.count <= la.capacity);
+            assert_memory_equal(ka, kb, (size_t)la.count * sizeof *ka);
         }
     }
+}
+
+/* Granules of every size of logit, the edges of what a vector can add among them. */
+static void masses_of_extreme_logits_are_the_same_everywhere(void **state) {
+    (void)state;
+    static const float edge[] = {0.0f,     43999.0f, 44000.0f, 44001.0f, 362999.0f, 363000.0f, 363100.0f, 3e38f,
+                                 8.7e6f,   1.2e7f,   1.7e7f,   2.9e6f,   100.0f,    700.0f,    1e-30f,    INFINITY};
+    enum { N = 16 * 16 * 3 + 16 };
+    static float y[N], max[N / 16];
+    rng r = random_from(10);
+    const fs_scan *scalar = isa_named("scalar")->scan;
+    for (int i = 0; i < NAMES; i++) {
+        const fs_isa *isa = isa_named(names[i]);
+        for (int round = 0; isa && round < 20 + (int)test_size(480); round++) {
+            for (int k = 0; k < N; k += 16) {
+                float base = edge[random_below(&r, 16)] * (random_below(&r, 2) ? 1.0f : -1.0f);
+                for (int j = k; j < k + 16; j++) {
+                    y[j] = random_below(&r, 4) ? base + 20.0f * (float)random_normal(&r) : -INFINITY;
+                    if (random_below(&r, 8) == 0) y[j] = -edge[random_below(&r, 16)];
+                    if (round % 2 && y[j] > 44100.0f) y[j] = -y[j];
+                }
+            }
+            fs_mass got = mass_empty(), expected = mass_empty();
+            isa->scan->survey(y, N, max);
+            isa->scan->add_mass(y, max, N, 1.0f, &got), scalar->add_mass(y, max, N, 1.0f, &expected);
+            assert_int_equal(got.top, expected.top);
+            assert_memory_equal(got.limb, expected.limb, sizeof got.limb);
+        }
+    }
+}
+
+/* A screen may pass a block in which nobody wins; it may not drop one in which a marked token reaches the floor. */
+static void screened_marks_miss_no_winner(void **state) {
+    (void)state;
+    enum { SPAN = FS_MARK_BATCH * FS_NOISE_BLOCK };
+    static float y[SPAN];
+    rng r = random_from(12);
+    int64_t winners = 0, passed = 0, blocks = 0;
+    for (int i = 0; i < NAMES; i++) {
+        const fs_isa *isa = isa_named(names[i]);
+        for (int round = 0; isa && round < 100 + (int)test_size(4900); round++) {
+            const uint32_t first = random_below(&r, 2000);
+            const double spread = pow(10.0, 5.0 * random_unit(&r) - 2.0);
+            for (int k = 0; k < SPAN; k++) {
+                y[k] = random_below(&r, 20) ? (float)(spread * random_normal(&r)) : -INFINITY;
+                if (random_below(&r, 1000) == 0) y[k] = random_below(&r, 2) ? INFINITY : 3e38f;
+            }
+            /* A shard's first granule may lie inside a block, its last too. */
+            const int64_t cut = round % 3 ? 0 : 16 * (int64_t)random_below(&r, 8);
+            fs_screen screen = {noise_row(random_next(&r), 3, 0, 0), y, first * (int64_t)FS_NOISE_BLOCK + cut,
+                                SPAN - cut - 16 * (int64_t)random_below(&r, 8), 0.5f + (float)random_unit(&r), 0.0};
+            screen.floor = spread * 3.0 * random_normal(&r);
+            if (round % 10 == 0) screen.floor = round % 20 ? -INFINITY : DBL_MAX;
+            fs_marks marks;
+            const uint32_t some = isa->scan->marks(&screen, first, &marks);
+            for (uint32_t k = 0; k < FS_MARK_BATCH; k++) {
+                fs_walk walk = noise_walk(screen.noise, first + k);
+                for (int w = 0; w < 4; w++) assert_int_equal(marks.w[w][k], walk.words.w[w]);
+                int wins = 0;
+                while (noise_next(&walk)) {
+                    int64_t at = (int64_t)walk.token - screen.base;
+                    if (at < 0 || at >= screen.span) continue;
+                    double g = noise_gumbel_given(screen.noise, walk.token, (int32_t)walk.prefix);
+                    wins |= (double)(y[at] * screen.scale) + g > screen.floor + FS_NOISE_G;
+                }
+                assert_true(!wins || (some >> k & 1));
+                winners += wins, passed += some >> k & 1, blocks++;
+            }
+        }
+    }
+    assert_true(winners > 0 && passed < blocks);
 }
 
 int main(void) {
@@ -210,6 +294,8 @@ int main(void) {
         cmocka_unit_test(kernels_compute_dot_products_in_any_tile),
         cmocka_unit_test(infinite_weights_and_denormals_are_what_float_makes_of_them),
         cmocka_unit_test(scans_give_the_same_bits_everywhere),
+        cmocka_unit_test(masses_of_extreme_logits_are_the_same_everywhere),
+        cmocka_unit_test(screened_marks_miss_no_winner),
     };
     return cmocka_run_group_tests_name("kernels", tests, NULL, NULL);
 }
