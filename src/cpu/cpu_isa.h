@@ -51,6 +51,15 @@ typedef struct fs_marks {
     uint32_t w[4][FS_MARK_BATCH]; /* word k of block i */
 } fs_marks;
 
+#define FS_ROUGH_MOST 40000.0f
+
+/* Entries of a list by logit: bin i holds those that are i to i + 1 bins below `top`, the last one everything further down and what is
+ * no number. */
+#define FS_BINS 64
+typedef struct fs_bins {
+    float top, per; /* bins per unit of logit */
+} fs_bins;
+
 /* Scans over n logits in cache. These use no fused multiply-add: their results are the same for every instruction set. */
 typedef struct fs_scan {
     /* out[i] = in[i] widened to float, by dtype. */
@@ -70,6 +79,16 @@ typedef struct fs_scan {
     uint32_t (*marks)(const fs_screen *screen, uint32_t first, fs_marks *marks);
     /* Adds exp(y * scale) of n tokens, n a multiple of FS_GRANULE, the first one's id too; max as survey gave it. */
     void (*add_mass)(const float *y, const float *max, int64_t n, float scale, fs_mass *mass);
+    /* The same, off by at most half of mass_slack; most: the largest y, |most * scale| <= FS_ROUGH_MOST. */
+    void (*add_rough)(const float *y, float most, int64_t n, float scale, fs_mass *mass);
+    /* The largest of n keys, n > 0, and the smallest. */
+    uint64_t (*key_range)(const uint64_t *key, int32_t n, uint64_t *least);
+    /* Of n order keys the terms exp(l) 2^-unit, none above 2, and their bins. */
+    void (*weigh)(const uint64_t *key, int32_t n, fs_bins bins, float scale, int32_t unit, float *term, int32_t *bin);
+    /* How many of n keys are above this one. */
+    int32_t (*count_above)(const uint64_t *key, int32_t n, uint64_t above);
+    /* Moves those to the front, in their order, and returns how many. May write a vector behind them, not behind key[n + 7]. */
+    int32_t (*keep_above)(uint64_t *key, int32_t n, uint64_t above);
 } fs_scan;
 
 typedef struct fs_isa {

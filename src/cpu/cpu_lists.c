@@ -7,56 +7,77 @@ static float list_floor(const fs_list *list) {
 
 /* --------------------------------------------------------------------------------------------------- thinning ---- */
 
-/* Entries by logit: bin i holds those that are i to i + 1 bins below `top`, the last one everything further down. */
-#define FS_BINS 64
-typedef struct fs_bins {
-    float top, per; /* bins per unit of logit */
+/* Entries that are weighed at a time. */
+#define FS_WEIGHED 256
+
+/* How many entries each bin has, and their mass in units of 2^unit. */
+typedef struct fs_weights {
     int32_t count[FS_BINS];
-} fs_bins;
+    float mass[FS_BINS];
+} fs_weights;
 
-/* Never less for a lower logit, so bins part the list where its order does. The last for what is no number. */
-static int32_t bin_of(const fs_bins *bins, uint64_t key) {
-    const float down = (bins->top - order_key_logit(key)) * bins->per;
-    return down < (float)(FS_BINS - 1) ? (int32_t)down : FS_BINS - 1;
+static void weigh_bins(const fs_list *list, const fs_scan *scan, fs_bins bins, float scale, int32_t unit,
+                       fs_weights *weights) {
+    float term[FS_WEIGHED];
+    int32_t bin[FS_WEIGHED];
+    memset(weights, 0, sizeof *weights);
+    for (int32_t from = 0; from < list->count; from += FS_WEIGHED) {
+        const int32_t n = list->count - from < FS_WEIGHED ? list->count - from : FS_WEIGHED;
+        scan->weigh(list->key + from, n, bins, scale, unit, term, bin);
+        for (int32_t i = 0; i < n; i++) {
+            weights->mass[bin[i]] += term[i];
+            weights->count[bin[i]]++;
+        }
+    }
 }
 
-static fs_bins count_bins(const fs_list *list) {
-    fs_bins bins;
-    memset(&bins, 0, sizeof bins);
-    uint64_t most = list->key[0], least = list->key[0];
-    for (int32_t i = 1; i < list->count; i++) {
-        most = list->key[i] > most ? list->key[i] : most;
-        least = list->key[i] < least ? list->key[i] : least;
-    }
-    bins.top = order_key_logit(most);
-    bins.per = (float)FS_BINS / (bins.top - order_key_logit(least));
-    for (int32_t i = 0; i < list->count; i++) bins.count[bin_of(&bins, list->key[i])]++;
-    return bins;
+/* Above every key of a logit behind bin `last`, but for rounding, and below the others. */
+static uint64_t key_behind(fs_bins bins, int32_t last) {
+    return (uint64_t)ordered_float(bins.top - (float)(last + 1) / bins.per) << 32 | 0xFFFFFFFFu;
 }
 
-/* Drops the bins behind `last` and raises the bound to the largest key of them. */
-static void drop_behind(fs_list *list, const fs_bins *bins, int32_t last) {
-    int32_t count = 0;
-    uint64_t bound = list->bound;
-    for (int32_t i = 0; i < list->count; i++) {
-        const uint64_t key = list->key[i];
-        const int kept = bin_of(bins, key) <= last;
-        list->key[count] = key;
-        count += kept;
-        bound = !kept && key > bound ? key : bound;
-    }
-    list->count = count;
-    list->bound = bound;
+/* Drops what is not above this key, which becomes the bound: all that was dropped is at or below it. */
+static void drop_below(fs_list *list, const fs_scan *scan, uint64_t key) {
+    const int32_t kept = scan->keep_above(list->key, list->count, key);
+    if (kept < list->count && key > list->bound) list->bound = key;
+    list->count = kept;
 }
 
 /* Makes room: drops about half, never one of the `keep` largest. Which of the others go decides how soon the next thinning comes and
- * nothing else, so bins do instead of a selection (for 2,048 entries 4 us instead of 20: Emerald Rapids, 2026-11-15). */
-static void thin(fs_list *list) {
-    const fs_bins bins = count_bins(list);
-    int32_t last = 0, kept = bins.count[0];
-    while (kept < list->keep) kept += bins.count[++last];
-    if (kept <= list->keep + (list->capacity - list->keep) / 2) drop_behind(list, &bins, last);
+ * nothing else, so bins do instead of a selection. */
+static void thin(fs_list *list, const fs_scan *scan) {
+    fs_weights weights;
+    uint64_t least, most = scan->key_range(list->key, list->count, &least);
+    const float top = order_key_logit(most);
+    const fs_bins bins = {top, (float)FS_BINS / (top - order_key_logit(least))};
+    weigh_bins(list, scan, bins, 1.0f, exp_split(top).exponent, &weights);
+    int32_t last = 0, kept = weights.count[0];
+    while (kept < list->keep) kept += weights.count[++last];
+    const uint64_t below = key_behind(bins, last);
+    kept = scan->count_above(list->key, list->count, below);
+    if (kept >= list->keep && kept <= list->keep + (list->capacity - list->keep) / 2) drop_below(list, scan, below);
     else list_compact(list); /* too many share a bin */
+}
+
+#define FS_BINS_PER_L 4.0f
+
+void fs_lists_narrow(fs_list *list, const fs_scan *scan, float scale, const fs_mass *mass, double share) {
+    if (list->count < list->due) return;
+    fs_weights weights;
+    uint64_t least;
+    const float top = order_key_logit(scan->key_range(list->key, list->count, &least));
+    const fs_bins bins = {top, FS_BINS_PER_L * scale};
+    const int32_t unit = exp_split(top * scale).exponent;
+    const double want = share * ldexp(mass_scaled(mass), 24 * (mass->top - 2) - unit);
+    weigh_bins(list, scan, bins, scale, unit, &weights);
+    double there = (double)weights.mass[0];
+    int32_t last = 0, kept = weights.count[0];
+    while (last < FS_BINS - 1 && (there < want || kept < FS_NARROWEST)) {
+        there += (double)weights.mass[++last];
+        kept += weights.count[last];
+    }
+    if (last < FS_BINS - 1 && top < INFINITY) drop_below(list, scan, key_behind(bins, last));
+    list->due = list->count < FS_NARROWEST * 2 ? FS_NARROWEST * 4 : list->count * 2;
 }
 
 /* ------------------------------------------------------------------------------------------------------- offer ---- */
@@ -65,7 +86,7 @@ void fs_lists_offer(fs_list *list, const fs_scan *scan, const float *y, const fl
                     int64_t granules) {
     for (int64_t g = 0; g < granules;) {
         g = scan->append(y, granule, g, granules, list_floor(list), (uint32_t)base, list);
-        if (g < granules) thin(list);
+        if (g < granules) thin(list, scan);
     }
 }
 

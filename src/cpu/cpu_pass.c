@@ -64,6 +64,8 @@ static int64_t most_tokens(const fs_pass *pass) {
     return (deal.turns * deal.block + (rest + tasks - 1) / tasks) * deal.unit;
 }
 
+#define FS_FAIR_TURNS 4
+
 /* Lists are no shorter than this many entries. */
 #define FS_LIST_SHORT 256
 
@@ -160,9 +162,19 @@ static void sort_sparse(const int32_t *token, int64_t from, int64_t n, uint64_t 
     if (n) qsort(sorted, (size_t)n, sizeof *sorted, compare_u64);
 }
 
+/* Half of what top-p leaves out may be misjudged before a cut is not proven. Only where the row's whole mass decides, a list of another
+ * length is not asked for, nothing but tokens comes of it, and ids are dealt in turn so that a task meets a fair sample of them. */
+static double nucleus_of(const fs_pass *pass, const fs_rules *rules) {
+    const fs_call *call = pass->call;
+    const int alone = rules->top_p < 1.0f && rules->top_k == 0 && !(rules->log_min_p > -INFINITY);
+    if (!alone || !call->ask.rough || call->ask.rank_depth || call->batch->list_capacity || pass->whole) return 0.0;
+    return deal_of(pass).turns < FS_FAIR_TURNS ? 0.0 : 0.5 + 0.5 * (double)rules->top_p;
+}
+
 static void prepare_lane(const fs_pass *pass, fs_lane *lane) {
     const fs_batch *batch = pass->call->batch;
     const fs_rules *rules = &pass->call->rules[lane->b];
+    lane->nucleus = nucleus_of(pass, rules);
     lane->listed = pass->call->ask.keep && (rules_cut(rules) || pass->call->ask.rank_depth);
     for (int32_t i = 0; i < pass->call->ask.samples; i++)
         lane->noise[i] = noise_row(rules->seed, rules->position, (uint32_t)i, rules->stream);
@@ -181,6 +193,7 @@ static void empty_summary(const fs_call *call, fs_summary *s, int64_t watches) {
     for (int64_t i = 0; i < watches; i++) s->watch[i].x = s->watch[i].y = NAN;
     s->list.count = s->list.popped = s->raw_list.count = s->raw_list.popped = 0;
     s->list.bound = s->raw_list.bound = FS_KEY_NONE;
+    s->list.due = 0;
 }
 
 static int64_t dtype_bytes(int32_t dtype) {

@@ -203,6 +203,24 @@ static void race_fast(fs_race *race, const float *x, const float *y, int64_t bas
 
 /* ---------------------------------------------------------------------------------------------------- reduce ---- */
 
+static void reduce_mass(const fs_call *call, const fs_scan *scan, const fs_rules *rules, const float *y,
+                        const float *granule, float most, int64_t span, fs_mass *mass) {
+    const float scale = rules->inverse_temperature;
+    if (!call->ask.mass) return;
+    if (call->ask.rough && fabsf(most * scale) <= FS_ROUGH_MOST) scan->add_rough(y, most, span, scale, mass);
+    else scan->add_mass(y, granule, span, scale, mass);
+}
+
+/* Narrows a list to the nucleus, as far as it can be told after this block. A token is dropped if all that are no larger have, in proportion
+ * of the ids to come, less than a share of 1 - nucleus of the mass: with a share m of the ids so far above it and k times as many ids in all,
+ * (1 - m) k <= (1 - nucleus) (m + (1 - m) k). This is a guess, and the cut is proven or not in the end all the same. */
+static void reduce_nucleus(const fs_call *call, const fs_scan *scan, const fs_lane *lane, const fs_rules *rules,
+                           fs_block block, fs_summary *summary) {
+    const double seen = (double)(block.first + block.n - call->head->first_token);
+    const double k = sqrt((double)call->head->rows / seen), odds = k * lane->nucleus / (1.0 - lane->nucleus);
+    fs_lists_narrow(&summary->list, scan, rules->inverse_temperature, &summary->mass, odds / (odds + 1.0));
+}
+
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
                     fs_block block, float *x, fs_summary *summary) {
     const fs_ask *ask = &call->ask;
@@ -240,10 +258,11 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
     if (!(most > -INFINITY)) return;
     if (most * rules->inverse_temperature == INFINITY) summary->flags |= FS_ROW_INF;
 
-    if (ask->mass) isa->scan->add_mass(y, scratch->granule, span, rules->inverse_temperature, &summary->mass);
+    reduce_mass(call, isa->scan, rules, y, scratch->granule, most, span, &summary->mass);
     if (lane->listed && summary->list.raw) fs_lists_offer_each(&summary->list, y, x, base, span);
     else if (lane->listed)
         fs_lists_offer(&summary->list, isa->scan, y, scratch->granule, base, span / FS_GRANULE);
+    if (lane->nucleus > 0.0) reduce_nucleus(call, isa->scan, lane, rules, block, summary);
     const int32_t draws = ask->ordered && ask->samples ? 1 : ask->samples;
     for (int32_t i = 0; i < draws; i++) {
         fs_race race = {rules, lane->noise[i], &summary->winner[i], ask->ordered ? ask->samples : 1, 0.0};

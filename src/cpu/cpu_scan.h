@@ -132,10 +132,107 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
 }
 #endif
 
+/* 2^f on |f| <= 1/2, minimax of degree 4: relative error 2.6e-6. */
+#define FS_EXP2_4 0.00957010195f
+#define FS_EXP2_3 0.0559178616f
+#define FS_EXP2_2 0.240247448f
+#define FS_EXP2_1 0.693121815f
+#define FS_EXP2_0 0.999999261f
+#define FS_ROUGH_CHUNK (64 * FS_GRANULE) /* tokens whose terms are summed in float: 64 additions a lane */
+
+/* exp(y scale) = 2^t, t = y * per; terms are 2^(t - unit), the largest about 1, the least 2^-100 */
+typedef struct rough_scale {
+    float per, least, magic; /* magic + t is rounded to an integer whose last bits are t - unit */
+    int32_t unit;
+} rough_scale;
+
+static rough_scale rough_scale_of(float most, float scale) {
+    rough_scale s;
+    s.per = scale * 1.44269504f;
+    s.unit = (int32_t)(most * s.per);
+    s.least = (float)(s.unit - 100) / s.per;
+    s.magic = (float)(12582912 - s.unit);
+    return s;
+}
+
+static float rough_sum(const float *y, int64_t n, rough_scale s);
+#ifndef FS_HAS_ROUGH
+static float rough_sum(const float *y, int64_t n, rough_scale s) {
+    float sum[FS_GRANULE] = {0};
+    for (int64_t g = 0; g < n; g += FS_GRANULE)
+        for (int i = 0; i < FS_GRANULE; i++) {
+            const float t = (y[g + i] > s.least ? y[g + i] : s.least) * s.per;
+            const float shifted = t + s.magic, f = t - (shifted - s.magic);
+            float p = FS_EXP2_4;
+            p = p * f + FS_EXP2_3;
+            p = p * f + FS_EXP2_2;
+            p = p * f + FS_EXP2_1;
+            p = p * f + FS_EXP2_0;
+            sum[i] += bits_float(float_bits(p) + (float_bits(shifted) << 23));
+        }
+    float all = 0.0f;
+    for (int i = 0; i < FS_GRANULE; i++) all += sum[i];
+    return all;
+}
+#endif
+
+static void scan_add_rough(const float *y, float most, int64_t n, float scale, fs_mass *mass) {
+    const rough_scale s = rough_scale_of(most, scale);
+    for (int64_t i = 0; i < n; i += FS_ROUGH_CHUNK) {
+        float sum = rough_sum(y + i, n - i < FS_ROUGH_CHUNK ? n - i : FS_ROUGH_CHUNK, s);
+        if (sum > 0x1p-60f) mass_add(mass, sum, s.unit);
+    }
+}
+
+static uint64_t scan_key_range(const uint64_t *key, int32_t n, uint64_t *least) {
+    uint64_t most = key[0], low = key[0];
+    for (int32_t i = 1; i < n; i++) {
+        most = key[i] > most ? key[i] : most;
+        low = key[i] < low ? key[i] : low;
+    }
+    *least = low;
+    return most;
+}
+
+static void scan_weigh(const uint64_t *key, int32_t n, fs_bins bins, float scale, int32_t unit, float *term,
+                       int32_t *bin) {
+    for (int32_t i = 0; i < n; i++) {
+        const float y = order_key_logit(key[i]);
+        const fs_exp e = exp_split(y * scale);
+        const float down = (bins.top - y) * bins.per;
+        term[i] = exp_scaled(e.fraction, e.exponent - unit);
+        bin[i] = down < (float)(FS_BINS - 1) ? (int32_t)down : FS_BINS - 1;
+    }
+}
+
+static int32_t scan_count_above(const uint64_t *key, int32_t n, uint64_t above) {
+    int32_t count = 0;
+    for (int32_t i = 0; i < n; i++) count += key[i] > above;
+    return count;
+}
+
+static int32_t scan_keep_above(uint64_t *key, int32_t n, uint64_t above);
+#ifndef FS_HAS_KEEP
+static int32_t scan_keep_above(uint64_t *key, int32_t n, uint64_t above) {
+    int32_t count = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const uint64_t k = key[i];
+        key[count] = k;
+        count += k > above;
+    }
+    return count;
+}
+#endif
+
 const fs_scan FS_JOIN(fs_scan_, FS_ISA) = {.load = {scan_load_f32, scan_load_f16, scan_load_bf16},
                                            .mask = scan_mask,
                                            .survey = scan_survey,
                                            .next_above = scan_next_above,
                                            .append = scan_append,
                                            .marks = scan_marks,
-                                           .add_mass = scan_add_mass};
+                                           .add_mass = scan_add_mass,
+                                           .add_rough = scan_add_rough,
+                                           .key_range = scan_key_range,
+                                           .weigh = scan_weigh,
+                                           .count_above = scan_count_above,
+                                           .keep_above = scan_keep_above};

@@ -4,7 +4,9 @@
 #define FS_HAS_SURVEY
 #define FS_HAS_MASK
 #define FS_HAS_APPEND
+#define FS_HAS_KEEP
 #define FS_HAS_MASS
+#define FS_HAS_ROUGH
 #define FS_HAS_MARKS
 #include "cpu_scan.h"
 
@@ -185,6 +187,23 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
     wide_flush(&wide, wide.top, mass);
 }
 
+static float rough_sum(const float *y, int64_t n, rough_scale s) {
+    const __m512 per = _mm512_set1_ps(s.per), magic = _mm512_set1_ps(s.magic), least = _mm512_set1_ps(s.least);
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < n; i += FS_GRANULE) {
+        const __m512 x = _mm512_max_ps(_mm512_loadu_ps(y + i), least);
+        const __m512 shifted = _mm512_fmadd_ps(x, per, magic);
+        const __m512 f = _mm512_fmsub_ps(x, per, _mm512_sub_ps(shifted, magic));
+        __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(FS_EXP2_4), f, _mm512_set1_ps(FS_EXP2_3));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_2));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_1));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_0));
+        const __m512i up = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+        sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), up)));
+    }
+    return _mm512_reduce_add_ps(sum);
+}
+
 /* order_key of eight logits whose ordered images and ids these are, those of the lanes in `which` at `to`. */
 static inline void append_eight(uint64_t *to, __mmask8 which, __m256i ordered, __m256i id) {
     __m512i key = _mm512_slli_epi64(_mm512_cvtepu32_epi64(ordered), 32);
@@ -218,6 +237,20 @@ static int64_t scan_append(const float *y, const float *max, int64_t from, int64
         }
     }
     return to;
+}
+
+/* What is written lies before what is still to be read. */
+static int32_t scan_keep_above(uint64_t *key, int32_t n, uint64_t above) {
+    const __m512i limit = _mm512_set1_epi64((int64_t)above);
+    int32_t count = 0;
+    for (int32_t i = 0; i < n; i += 8) {
+        const __mmask8 there = (__mmask8)(n - i < 8 ? (1u << (n - i)) - 1 : 0xFF);
+        const __m512i k = _mm512_maskz_loadu_epi64(there, key + i);
+        const __mmask8 kept = _mm512_mask_cmpgt_epu64_mask(there, k, limit);
+        _mm512_storeu_si512(key + count, _mm512_maskz_compress_epi64(kept, k));
+        count += __builtin_popcount(kept);
+    }
+    return count;
 }
 
 /* One product of a Philox round in 64-bit lanes: upper half xor a word xor the round's key; the lower half needs no instruction, since

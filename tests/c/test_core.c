@@ -219,7 +219,7 @@ static void cut_refuses_a_proof_when_a_tie_may_be_missing(void **state) {
         fs_list list = {key, NULL, 0, 0, 6, 8, FS_KEY_NONE};
         for (uint32_t i = 0; i < 100; i++) list_offer(&list, order_key(1.0f, i), 0.0f);
         list_heapify(&list);
-        fs_cut cut = cut_list(&list, &rules, ties ? FS_KEEP_TIES : 0, &none);
+        fs_cut cut = cut_list(&list, &rules, ties ? FS_KEEP_TIES : 0, &none, 0.0);
         assert_int_equal(cut.proven, !ties);
         if (!ties) assert_int_equal(cut.survivors, 4);
     }
