@@ -62,7 +62,6 @@ static void thin(fs_list *list, const fs_scan *scan) {
 #define FS_BINS_PER_L 4.0f
 
 void fs_lists_narrow(fs_list *list, const fs_scan *scan, float scale, const fs_mass *mass, double share) {
-    if (list->count < list->due) return;
     fs_weights weights;
     uint64_t least;
     const float top = order_key_logit(scan->key_range(list->key, list->count, &least));

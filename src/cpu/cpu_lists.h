@@ -12,7 +12,8 @@ void fs_lists_offer(fs_list *list, const fs_scan *scan, const float *y, const fl
 /* The same for a list that carries raw logits x beside its keys, or is ordered by logits that nobody has surveyed. */
 void fs_lists_offer_each(fs_list *list, const float *y, const float *x, int64_t base, int64_t span);
 
-/* Drops what is not among the largest entries that make up this share of `mass`, if a look at them is due. Logits times scale are l. */
+/* Drops what is not among the largest entries that make up this share of `mass`, and sets when the next look is due. Logits times
+ * scale are l; there is at least one entry. */
 void fs_lists_narrow(fs_list *list, const fs_scan *scan, float scale, const fs_mass *mass, double share);
 
 /* Entries a list has at least when it is narrowed. */

@@ -119,6 +119,11 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
         fs_scratch scratch = {y, count, granule};
         if (arena_fits(arena)) pass->scratch[t] = scratch;
     }
+    /* What every block looks at lies side by side, row after row, where the next row's is fetched ahead; W has washed it out of the
+     * nearer caches since the last block. */
+    const size_t samples = (size_t)ask->samples;
+    fs_noise *noise = arena_take(arena, rows * samples, sizeof *noise);
+    fs_winner *winner = arena_take(arena, tasks * rows * samples, sizeof *winner);
     for (size_t a = 0; a < rows; a++) {
         const int64_t b = row_of(pass, a);
         fs_lane lane;
@@ -127,18 +132,17 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
         lane.edits = edit_count(batch, b);
         lane.counts = sparse_counts(batch, slot_of(call, b));
         lane.watches = watch_count(batch, b);
-        lane.noise = arena_take(arena, (size_t)ask->samples, sizeof *lane.noise);
+        lane.noise = noise ? noise + a * samples : NULL;
         lane.edit = arena_take(arena, (size_t)lane.edits, sizeof *lane.edit);
         lane.count = arena_take(arena, (size_t)lane.counts, sizeof *lane.count);
         lane.watch = arena_take(arena, (size_t)lane.watches, sizeof *lane.watch);
         if (arena_fits(arena)) pass->lane[a] = lane;
         for (size_t t = 0; t < tasks; t++) {
             fs_summary *summary = arena_fits(arena) ? &pass->summary[t * rows + a] : NULL;
-            fs_winner *winner = arena_take(arena, (size_t)ask->samples, sizeof *winner);
             fs_watch *watch = arena_take(arena, (size_t)lane.watches, sizeof *watch);
             if (summary) {
                 memset(summary, 0, sizeof *summary);
-                summary->winner = winner;
+                summary->winner = winner + (t * rows + a) * samples;
                 summary->watch = watch;
             }
             layout_list(pass, arena, (int32_t)t, ask->keep, ask->raw_column, summary ? &summary->list : NULL);

@@ -262,7 +262,8 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
     if (lane->listed && summary->list.raw) fs_lists_offer_each(&summary->list, y, x, base, span);
     else if (lane->listed)
         fs_lists_offer(&summary->list, isa->scan, y, scratch->granule, base, span / FS_GRANULE);
-    if (lane->nucleus > 0.0) reduce_nucleus(call, isa->scan, lane, rules, block, summary);
+    if (lane->nucleus > 0.0 && summary->list.count >= summary->list.due)
+        reduce_nucleus(call, isa->scan, lane, rules, block, summary);
     const int32_t draws = ask->ordered && ask->samples ? 1 : ask->samples;
     for (int32_t i = 0; i < draws; i++) {
         fs_race race = {rules, lane->noise[i], &summary->winner[i], ask->ordered ? ask->samples : 1, 0.0};

@@ -142,7 +142,7 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
 
 /* exp(y scale) = 2^t, t = y * per; terms are 2^(t - unit), the largest about 1, the least 2^-100 */
 typedef struct rough_scale {
-    float per, least, magic; /* magic + t is rounded to an integer whose last bits are t - unit */
+    float per, least, magic; /* magic + t is rounded to an integer whose last bits are the exponent of 2^(t - unit) */
     int32_t unit;
 } rough_scale;
 
@@ -151,7 +151,7 @@ static rough_scale rough_scale_of(float most, float scale) {
     s.per = scale * 1.44269504f;
     s.unit = (int32_t)(most * s.per);
     s.least = (float)(s.unit - 100) / s.per;
-    s.magic = (float)(12582912 - s.unit);
+    s.magic = (float)(12582912 + 127 - s.unit);
     return s;
 }
 
@@ -168,7 +168,7 @@ static float rough_sum(const float *y, int64_t n, rough_scale s) {
             p = p * f + FS_EXP2_2;
             p = p * f + FS_EXP2_1;
             p = p * f + FS_EXP2_0;
-            sum[i] += bits_float(float_bits(p) + (float_bits(shifted) << 23));
+            sum[i] += p * bits_float(float_bits(shifted) << 23);
         }
     float all = 0.0f;
     for (int i = 0; i < FS_GRANULE; i++) all += sum[i];

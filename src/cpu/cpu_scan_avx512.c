@@ -198,8 +198,8 @@ static float rough_sum(const float *y, int64_t n, rough_scale s) {
         p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_2));
         p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_1));
         p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_0));
-        const __m512i up = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
-        sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), up)));
+        const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+        sum = _mm512_fmadd_ps(p, _mm512_castsi512_ps(power), sum);
     }
     return _mm512_reduce_add_ps(sum);
 }
