@@ -145,7 +145,8 @@ FS_CORE double mass_log(const fs_mass *m) {
 /* How far, relatively, a rough mass may be from the exact one of a row whose largest l this is: terms that matter have an l within 30 of it, and
  * their exponents are products rounded to float. */
 FS_CORE double mass_slack(float l) {
-    return 2e-5 + 4e-7 * fabs((double)l);
+    const double slack = 2e-5 + 4e-7 * fabs((double)l);
+    return slack < 0.5 ? slack : 0.5; /* a number where l is infinite too */
 }
 
 /* Sum of exp over one granule in the fixed order: i and i + 8 first, then 4, 2, 1 apart, which is what a SIMD register, a

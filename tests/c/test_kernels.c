@@ -289,6 +289,75 @@ static void screened_marks_miss_no_winner(void **state) {
     assert_true(winners > 0 && passed < blocks);
 }
 
+/* The bound every cut relies on: rough masses are within half of mass_slack, at any size of logit they are used for. */
+static void rough_masses_are_as_close_as_promised(void **state) {
+    (void)state;
+    enum { N = 16 * 200 };
+    static float y[N], max[N / 16];
+    rng r = random_from(13);
+    double worst = 0.0;
+    for (int i = 0; i < NAMES; i++) {
+        const fs_isa *isa = isa_named(names[i]);
+        for (int round = 0; isa && round < 20 + (int)test_size(380); round++) {
+            const int64_t n = 16 * (1 + (int64_t)random_below(&r, N / 16));
+            const float scale = round % 3 ? 1.0f : (float)pow(10.0, 2.0 * random_unit(&r) - 1.0);
+            const double spread = pow(10.0, 3.0 * random_unit(&r) - 1.5) / (double)scale;
+            const double at = (random_below(&r, 2) ? 1.0 : -1.0) * pow(10.0, 5.6 * random_unit(&r) - 1.0);
+            if (fabs(at) + 5.0 * spread * (double)scale > (double)FS_ROUGH_MOST) continue;
+            for (int64_t k = 0; k < n; k++) {
+                y[k] = (float)(at / (double)scale + spread * random_normal(&r));
+                if (round % 5 == 0 && random_below(&r, 3) == 0) y[k] = random_below(&r, 9) ? -INFINITY : -3e38f;
+            }
+            fs_survey survey = isa->scan->survey(y, n, max);
+            if (!(survey.most > -1e30f)) continue;
+            fs_mass exact = mass_empty(), rough = mass_empty();
+            isa->scan->add_mass(y, max, n, scale, &exact);
+            isa->scan->add_rough(y, survey.most, n, scale, &rough);
+            double off = fabs(expm1(mass_log(&rough) - mass_log(&exact))) / mass_slack(survey.most * scale);
+            worst = off > worst ? off : worst;
+        }
+    }
+    print_message("rough masses are off by up to %.2f of their slack\n", worst);
+    assert_true(worst < 0.5);
+}
+
+/* Keys that are kept, counted and weighed, against plain loops. */
+static void keys_are_sifted_the_same_everywhere(void **state) {
+    (void)state;
+    enum { N = 300 };
+    static uint64_t key[N + 8], kept[N + 8];
+    static float term[N];
+    static int32_t bin[N];
+    rng r = random_from(14);
+    for (int i = 0; i < NAMES; i++) {
+        const fs_isa *isa = isa_named(names[i]);
+        for (int round = 0; isa && round < 20 + (int)test_size(380); round++) {
+            const int32_t n = 1 + (int32_t)random_below(&r, N);
+            for (int32_t k = 0; k < n; k++) key[k] = order_key((float)(5.0 * random_normal(&r)), (uint32_t)k);
+            const uint64_t above = order_key((float)(5.0 * random_normal(&r)), (uint32_t)random_below(&r, N));
+            uint64_t most = key[0], least = key[0], low;
+            int32_t count = 0;
+            for (int32_t k = 0; k < n; k++) {
+                most = key[k] > most ? key[k] : most, least = key[k] < least ? key[k] : least;
+                if (key[k] > above) kept[count++] = key[k];
+            }
+            assert_true(isa->scan->key_range(key, n, &low) == most && low == least);
+            const fs_bins bins = {order_key_logit(most), 8.0f};
+            isa->scan->weigh(key, n, bins, 1.0f, exp_split(bins.top).exponent, term, bin);
+            for (int32_t k = 0; k < n; k++) {
+                double l = (double)order_key_logit(key[k]), down = 8.0 * ((double)bins.top - l);
+                double expected = ldexp(exp(l), -exp_split(bins.top).exponent);
+                assert_true(fabs((double)term[k] - expected) <= 1e-6 * expected);
+                assert_true(bin[k] >= 0 && bin[k] < FS_BINS);
+                assert_true(bin[k] == FS_BINS - 1 ? down > FS_BINS - 1.001 : fabs(down - bin[k] - 0.5) <= 0.501);
+            }
+            assert_int_equal(isa->scan->count_above(key, n, above), count);
+            assert_int_equal(isa->scan->keep_above(key, n, above), count);
+            assert_memory_equal(key, kept, (size_t)count * sizeof *key);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_compute_dot_products_in_any_tile),
@@ -296,6 +365,8 @@ int main(void) {
         cmocka_unit_test(scans_give_the_same_bits_everywhere),
         cmocka_unit_test(masses_of_extreme_logits_are_the_same_everywhere),
         cmocka_unit_test(screened_marks_miss_no_winner),
+        cmocka_unit_test(rough_masses_are_as_close_as_promised),
+        cmocka_unit_test(keys_are_sifted_the_same_everywhere),
     };
     return cmocka_run_group_tests_name("kernels", tests, NULL, NULL);
 }
