@@ -260,8 +260,7 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
 
     reduce_mass(call, isa->scan, rules, y, scratch->granule, most, span, &summary->mass);
     if (lane->listed && summary->list.raw) fs_lists_offer_each(&summary->list, y, x, base, span);
-    else if (lane->listed)
-        fs_lists_offer(&summary->list, isa->scan, y, scratch->granule, base, span / FS_GRANULE);
+    else if (lane->listed) fs_lists_offer(&summary->list, isa->scan, y, scratch->granule, base, span / FS_GRANULE);
     if (lane->nucleus > 0.0 && summary->list.count >= summary->list.due)
         reduce_nucleus(call, isa->scan, lane, rules, block, summary);
     const int32_t draws = ask->ordered && ask->samples ? 1 : ask->samples;

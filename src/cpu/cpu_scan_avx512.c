@@ -119,8 +119,7 @@ static inline void wide_add(wide_mass *wide, __m512 sum, __m512i exponent, fs_ma
     const __m512i bits = _mm512_castps_si512(sum), whole = _mm512_set1_epi32(0xFFFFFF);
     const __mmask16 some = _mm512_cmp_ps_mask(sum, _mm512_setzero_ps(), _CMP_GT_OQ);
     const __m512i hidden = _mm512_set1_epi32(0x800000);
-    const __m512i mantissa =
-        _mm512_maskz_or_epi32(some, hidden, _mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFF)));
+    const __m512i mantissa = _mm512_maskz_or_epi32(some, hidden, _mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFF)));
     /* Weight of the mantissa's last bit. Its first bit, 23 above, lies in or below the top limb. */
     const __m512i low =
         _mm512_add_epi32(exponent, _mm512_sub_epi32(_mm512_srli_epi32(bits, 23), _mm512_set1_epi32(150)));
@@ -173,7 +172,8 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
         const int64_t count = granules - g < 16 ? granules - g : 16;
         const __mmask16 there = (__mmask16)((1u << count) - 1);
         __m512 m = _mm512_mul_ps(_mm512_mask_loadu_ps(none, there, max + g), times);
-        __mmask16 far = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(m, none, _CMP_NEQ_OQ), _mm512_abs_ps(m), reach, _CMP_GT_OQ);
+        __mmask16 far =
+            _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(m, none, _CMP_NEQ_OQ), _mm512_abs_ps(m), reach, _CMP_GT_OQ);
         if (far || count < 16) {
             wide_flush(&wide, wide.top, mass);
             for (int64_t i = g; i < g + count; i++) add_slowly(y + i * FS_GRANULE, scale, mass);
@@ -228,7 +228,7 @@ static int64_t scan_append(const float *y, const float *max, int64_t from, int64
             /* ordered_float: all bits of negative numbers are turned over, the sign of the others. */
             const __m512i bits = _mm512_castps_si512(_mm512_add_ps(x, _mm512_setzero_ps()));
             const __m512i ordered = _mm512_xor_si512(bits, _mm512_or_si512(_mm512_srai_epi32(bits, 31), sign));
-            const __m512i id = _mm512_sub_epi32(_mm512_set1_epi32((int32_t)~(base + (uint32_t)at)), lane);
+            const __m512i id = _mm512_sub_epi32(_mm512_set1_epi32((int32_t) ~(base + (uint32_t)at)), lane);
             uint64_t *key = list->key + list->count;
             append_eight(key, (__mmask8)which, _mm512_castsi512_si256(ordered), _mm512_castsi512_si256(id));
             append_eight(key + low, (__mmask8)(which >> 8), _mm512_extracti64x4_epi64(ordered, 1),

@@ -221,8 +221,8 @@ static void scans_give_the_same_bits_everywhere(void **state) {
 /* Granules of every size of logit, the edges of what a vector can add among them. */
 static void masses_of_extreme_logits_are_the_same_everywhere(void **state) {
     (void)state;
-    static const float edge[] = {0.0f,     43999.0f, 44000.0f, 44001.0f, 362999.0f, 363000.0f, 363100.0f, 3e38f,
-                                 8.7e6f,   1.2e7f,   1.7e7f,   2.9e6f,   100.0f,    700.0f,    1e-30f,    INFINITY};
+    static const float edge[] = {0.0f,   43999.0f, 44000.0f, 44001.0f, 362999.0f, 363000.0f, 363100.0f, 3e38f,
+                                 8.7e6f, 1.2e7f,   1.7e7f,   2.9e6f,   100.0f,    700.0f,    1e-30f,    INFINITY};
     enum { N = 16 * 16 * 3 + 16 };
     static float y[N], max[N / 16];
     rng r = random_from(10);
@@ -265,8 +265,9 @@ static void screened_marks_miss_no_winner(void **state) {
             }
             /* A shard's first granule may lie inside a block, its last too. */
             const int64_t cut = round % 3 ? 0 : 16 * (int64_t)random_below(&r, 8);
-            fs_screen screen = {noise_row(random_next(&r), 3, 0, 0), y, first * (int64_t)FS_NOISE_BLOCK + cut,
-                                SPAN - cut - 16 * (int64_t)random_below(&r, 8), 0.5f + (float)random_unit(&r), 0.0};
+            fs_screen screen = {noise_row(random_next(&r), 3, 0, 0),   y,
+                                first * (int64_t)FS_NOISE_BLOCK + cut, SPAN - cut - 16 * (int64_t)random_below(&r, 8),
+                                0.5f + (float)random_unit(&r),         0.0};
             screen.floor = spread * 3.0 * random_normal(&r);
             if (round % 10 == 0) screen.floor = round % 20 ? -INFINITY : DBL_MAX;
             fs_marks marks;

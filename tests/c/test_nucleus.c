@@ -45,8 +45,8 @@ static float nothing(rng *r, int64_t v) {
     return -INFINITY;
 }
 
-static logits_of *const shapes[SHAPES] = {gaussian, hot_first, hot_last, head_and_flat_tail, flat,
-                                          doubtful, tied,      infinite, nothing};
+static logits_of *const shapes[SHAPES] = {gaussian, hot_first, hot_last, head_and_flat_tail, flat, doubtful,
+                                          tied,     infinite,  nothing};
 
 static void fill(float *logits, logits_of *shape, uint64_t seed) {
     rng r = random_from(seed);
@@ -54,7 +54,8 @@ static void fill(float *logits, logits_of *shape, uint64_t seed) {
     for (int64_t b = 1; b < ROWS; b++) memcpy(logits + b * VOCAB, logits, VOCAB * sizeof *logits);
 }
 
-static int64_t draw(fs_context *context, const fs_head *head, const fs_batch *batch, int32_t *tokens, uint32_t *status) {
+static int64_t draw(fs_context *context, const fs_head *head, const fs_batch *batch, int32_t *tokens,
+                    uint32_t *status) {
     fs_result r = fs_result_default();
     memset(tokens, 0x77, (size_t)(ROWS * batch->samples) * sizeof *tokens);
     r.tokens = tokens, r.status = status;
@@ -187,7 +188,8 @@ static void narrowed_lists_keep_their_share(void **state) {
             }
             fs_lists_narrow(&list, scan, 1.0f, &mass, share);
             double kept = 0.0;
-            for (int32_t k = 0; k < list.count; k++) kept += exp((double)order_key_logit(list.key[k]) - mass_log(&mass));
+            for (int32_t k = 0; k < list.count; k++)
+                kept += exp((double)order_key_logit(list.key[k]) - mass_log(&mass));
             assert_true(kept >= share - 1e-5 || list.bound == FS_KEY_NONE);
             assert_true(list.due > list.count);
             check_list(&list, y, n);
