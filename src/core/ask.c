@@ -28,6 +28,8 @@ fs_ask fs_ask_of(const fs_head *head, const fs_batch *batch, const fs_result *re
     ask.mass = (!raw && log_z) || batch->mode == FS_MODE_GROUP_PARALLEL || batch->mode == FS_MODE_GROUP_ONLINE;
     ask.winner_logit = result->logit || result->logprob || result->rank;
     ask.max = result->max_logit != NULL;
+    ask.mass_to_cut = !ask.mass &&
+                      !(result->logits == FS_LOGITS_CUT && (result->rank || result->top_token || result->top_logit));
     ask.edited = batch->edit_offset != NULL;
     for (int64_t b = 0; b < batch->rows; b++) {
         fs_rules rules = rules_of_row(batch, head_vocab(head), b);
@@ -38,6 +40,7 @@ fs_ask fs_ask_of(const fs_head *head, const fs_batch *batch, const fs_result *re
         int narrowed = rules.top_k > 0 || rules.log_min_p > -INFINITY;
         ask.mass |= rules.top_p < 1.0f && (!narrowed || (batch->flags & FS_JOINT_TOP_P));
     }
+    ask.mass_to_cut &= ask.mass;
     int32_t depth = result->top_token || result->top_logit || result->top_logprob ? result->top_count : 0;
     if (result->rank) depth = largest(depth, FS_RANK_DEPTH);
     if (depth) depth = largest(depth, batch->list_capacity);

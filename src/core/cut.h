@@ -11,17 +11,18 @@
 #include "rules.h"
 
 typedef struct fs_cut {
-    int32_t proven;    /* the survivors are exactly the first `survivors` entries */
+    int32_t proven;    /* no token but the first `possible` entries survives */
+    int32_t possible;  /* entries that may survive; more than the survivors only if the row's mass is a rough one */
     int32_t survivors; /* entries known to survive, proven or not */
     uint64_t last;     /* order key of the last of them */
     double log_z;      /* log of the survivors' mass */
 } fs_cut;
 
-/* exp(l) in units of 2^unit. */
+/* exp(l) in units of 2^unit, the exponent of a term that is no smaller. */
 FS_CORE double cut_term(float l, int32_t unit) {
     fs_exp e = exp_split(l);
     int32_t shift = e.exponent - unit;
-    return shift < -1000 ? 0.0 : ldexp((double)e.fraction, shift);
+    return shift < -1000 ? 0.0 : (double)e.fraction * bits_double((uint64_t)(1023 + shift) << 52);
 }
 
 /* Whether the list is complete at and above this key (with all its ties, if those are to be kept). */
@@ -29,8 +30,9 @@ FS_CORE int cut_certified(const fs_list *list, uint64_t key, int ties) {
     return ties ? key >> 32 > list->bound >> 32 || list->bound == FS_KEY_NONE : key > list->bound;
 }
 
-/* The list must have been heapified and hold at least one entry; mass is that of the whole row (top-p alone needs it). */
-FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, const fs_mass *mass) {
+/* The list must have been heapified and hold at least one entry; mass is that of the whole row (top-p alone needs it), off by at most
+ * `slack` of it. */
+FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, const fs_mass *mass, double slack) {
     const int ties = (flags & FS_KEEP_TIES) != 0, joint = (flags & FS_JOINT_TOP_P) != 0;
     const float inverse = rules->inverse_temperature;
     const uint64_t first = list->key[list_at(list, 0)];
@@ -41,27 +43,33 @@ FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, co
 
     /* All of the mass is at +inf: one token (and its ties) is the nucleus. */
     const float top_p = order_key_logit(first) * inverse == INFINITY ? 0.0f : rules->top_p;
-    fs_cut cut = {0, 0, FS_KEY_NONE, 0.0};
+    fs_cut cut = {0, 0, 0, FS_KEY_NONE, 0.0};
     double before = 0.0;
-    /* Top-p against the whole row stops this walk; against what is left of it, a second one. */
-    double stop = rules->top_p < 1.0f && !narrowed ? (double)top_p * whole : INFINITY;
+    /* Top-p against the whole row stops this walk; against what is left of it, a second one. From `doubt` on nobody is known to
+     * survive, from `stop` on nobody does. */
+    const double mark = rules->top_p < 1.0f && !narrowed ? (double)top_p * whole : INFINITY;
+    const double doubt = mark - mark * slack, stop = mark + mark * slack;
+    double sure = -1.0; /* mass of the survivors, once somebody is in doubt */
+    uint64_t last = FS_KEY_NONE;
     int32_t i = 0;
     for (; i < list->count; i++) {
         const uint64_t key = list->key[list_at(list, i)];
-        int tie = ties && i > 0 && key >> 32 == cut.last >> 32;
+        int tie = ties && i > 0 && key >> 32 == last >> 32;
         if (!cut_certified(list, key, ties)) break;
         if (i > 0 && !tie) {
             cut.proven = (rules->top_k > 0 && i >= rules->top_k) || before >= stop;
             if (cut.proven) break;
+            if (before >= doubt && sure < 0.0) sure = before, cut.survivors = i, cut.last = last;
         }
         if ((double)(order_key_logit(key) * inverse) < floor_l) {
             cut.proven = 1;
             break;
         }
         before += cut_term(order_key_logit(key) * inverse, unit);
-        cut.last = key;
+        last = key;
     }
-    cut.survivors = i;
+    if (sure < 0.0) cut.survivors = i, cut.last = last;
+    cut.possible = i;
     if (!cut.proven) {
         /* Nothing below the walk can survive if it is complete, or if even the bound is out. */
         int bound_out = list->bound != FS_KEY_NONE && (double)(order_key_logit(list->bound) * inverse) < floor_l;
@@ -72,17 +80,32 @@ FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, co
         /* Where the walk is not proven the mass is a lower bound, and what it keeps survives all the same. */
         double limit = (double)top_p * before;
         before = 0.0;
-        for (i = 0; i < cut.survivors; i++) {
+        for (i = 0; i < cut.possible; i++) {
             const uint64_t key = list->key[list_at(list, i)];
             int tie = ties && i > 0 && key >> 32 == cut.last >> 32;
             if (i > 0 && before >= limit && !tie) break;
             before += cut_term(order_key_logit(key) * inverse, unit);
             cut.last = key;
         }
-        cut.survivors = i;
+        cut.survivors = cut.possible = i;
     }
+    if (sure >= 0.0) before = sure;
     cut.log_z = cut.survivors ? log(before) + unit * 0.69314718055994530942 : -INFINITY;
     return cut;
+}
+
+/* Whether this key surely survives a cut by top-p alone, in one look at a list in any order: less mass is above it than top_p of the row's, by
+ * more than `slack` of it and what sums in another order may differ. 0: who knows. most: the row's largest l. */
+FS_CORE int cut_spares(const fs_list *list, const fs_rules *rules, const fs_mass *mass, double slack, float most,
+                       uint64_t key) {
+    const float inverse = rules->inverse_temperature;
+    const int32_t unit = exp_split(most).exponent;
+    if (key <= list->bound || mass_is_empty(mass) || !(most < INFINITY)) return 0;
+    const double whole = ldexp(mass_scaled(mass), 24 * (mass->top - 2) - unit);
+    double above = 0.0;
+    for (int32_t i = 0; i < list->count; i++)
+        if (list->key[i] > key) above += cut_term(order_key_logit(list->key[i]) * inverse, unit);
+    return above < (double)rules->top_p * (1.0 - slack - 1e-9) * whole;
 }
 
 #endif

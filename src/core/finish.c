@@ -69,6 +69,25 @@ static void write_absent(const fs_row *row) {
     if (r->status) r->status[b] = row->status;
 }
 
+static double slack_of(const fs_row *row) {
+    return row->call->ask.rough ? mass_slack(row->summary->max_y * row->rules->inverse_temperature) : 0.0;
+}
+
+/* Most winners lie well inside a nucleus that nobody asked for: then there is no need to sort it. */
+static int all_spared(const fs_row *row) {
+    const fs_ask *ask = &row->call->ask;
+    const fs_summary *s = row->summary;
+    const fs_rules *rules = row->rules;
+    const int alone = rules->top_p < 1.0f && rules->top_k == 0 && !(rules->log_min_p > -INFINITY);
+    if (!alone || !ask->mass_to_cut || ask->rank_depth) return 0;
+    for (int32_t i = 0; i < ask->samples; i++) {
+        uint64_t key = order_key(s->winner[i].y, score_key_token(s->winner[i].key));
+        if (!s->winner[i].key) return 0;
+        if (!cut_spares(&s->list, rules, &s->mass, slack_of(row), s->max_y * rules->inverse_temperature, key)) return 0;
+    }
+    return ask->samples > 0;
+}
+
 /* Finds what the cuts leave. The token alone may not need the proof: see draw(). */
 static void cut_row(fs_row *row) {
     const fs_result *r = row->call->result;
@@ -77,19 +96,21 @@ static void cut_row(fs_row *row) {
     if (row->call->ask.keep_raw) list_heapify(&row->summary->raw_list);
     row->has_cut = rules_cut(row->rules);
     if (!row->has_cut) return;
-    if (list->count) row->cut = cut_list(list, row->rules, row->call->batch->flags, &row->summary->mass);
+    if (list->count) row->cut = cut_list(list, row->rules, row->call->batch->flags, &row->summary->mass, slack_of(row));
     int looks_at_cut = r->log_z || r->logprob || r->rank || r->top_token || r->top_logit || r->top_logprob ||
                        r->watch_logprob;
-    if (!row->cut.proven && r->logits == FS_LOGITS_CUT && looks_at_cut) row->open = 1;
+    const int known = row->cut.proven && row->cut.survivors == row->cut.possible;
+    if (!known && r->logits == FS_LOGITS_CUT && looks_at_cut) row->open = 1;
 }
 
-/* Races the survivors again, one sample or (without replacement) all: only they are left, so noise is drawn for them alone. */
-static void race_survivors(const fs_row *row, uint32_t sample, fs_winner *winner, int32_t n) {
+/* Races the survivors again, one sample or (without replacement) all: only they are left, so noise is drawn for them alone. Those in
+ * doubt race too: if none of them wins it does not matter whether they survive. */
+static void race_survivors(fs_row *row, uint32_t sample, fs_winner *winner, int32_t n) {
     const fs_rules *rules = row->rules;
     fs_list *list = &row->summary->list;
     fs_noise noise = noise_row(rules->seed, rules->position, sample, rules->stream);
     for (int32_t i = 0; i < n; i++) winner[i].key = FS_KEY_NONE;
-    for (int32_t i = 0; i < row->cut.survivors; i++) {
+    for (int32_t i = 0; i < row->cut.possible; i++) {
         int32_t at = list_at(list, i);
         uint32_t token = order_key_token(list->key[at]);
         float y = order_key_logit(list->key[at]);
@@ -97,6 +118,8 @@ static void race_survivors(const fs_row *row, uint32_t sample, fs_winner *winner
         fs_winner offer = {score_key(score, token), list->raw ? list->raw[at] : y, y};
         winners_insert(winner, n, offer);
     }
+    for (int32_t i = 0; i < n; i++)
+        if (winner[i].key && !survives(row, winner[i].y, score_key_token(winner[i].key))) row->open = 1;
 }
 
 /* A race over the whole vocabulary was run in the pass. Its winner, if it survives the cut, is the winner of the survivors:
@@ -258,8 +281,10 @@ int fs_finish_row(const fs_call *call, int64_t b, fs_summary *summary, uint32_t 
         write_absent(&row);
         return 1;
     }
-    cut_row(&row);
-    draw(&row, scratch);
+    if (!all_spared(&row)) {
+        cut_row(&row);
+        draw(&row, scratch);
+    }
     row.log_z = log_z_of(&row);
     if (!row.open) {
         write_samples(&row);

@@ -16,6 +16,7 @@ typedef struct fs_list {
     int32_t keep;     /* how many survive when the list is full; 0: there is no list */
     int32_t capacity; /* more than keep */
     uint64_t bound;
+    int32_t due; /* entries at which a pass looks whether it needs them all; its own business */
 } fs_list;
 
 FS_CORE void list_swap(fs_list *list, int32_t i, int32_t j) {
@@ -81,15 +82,19 @@ FS_CORE void list_merge(fs_list *into, const fs_list *from) {
     if (from->bound > into->bound) into->bound = from->bound;
 }
 
+/* Which child is larger nobody can guess, so it is computed; that the entry goes on down is a good guess. */
 FS_CORE void list_sift(fs_list *list, int32_t at, int32_t heap) {
-    for (;;) {
-        int32_t child = 2 * at + 1;
-        if (child >= heap) return;
-        if (child + 1 < heap && list->key[child + 1] > list->key[child]) child++;
-        if (list->key[at] >= list->key[child]) return;
-        list_swap(list, at, child);
-        at = child;
+    const uint64_t key = list->key[at];
+    const float raw = list->raw ? list->raw[at] : 0.0f;
+    for (int32_t child; (child = 2 * at + 1) < heap; at = child) {
+        const int32_t other = child + (child + 1 < heap);
+        child += list->key[other] > list->key[child];
+        if (key >= list->key[child]) break;
+        list->key[at] = list->key[child];
+        if (list->raw) list->raw[at] = list->raw[child];
     }
+    list->key[at] = key;
+    if (list->raw) list->raw[at] = raw;
 }
 
 /* Makes the entries a heap; after this only list_pop and list_at may be called. */

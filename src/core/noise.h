@@ -104,6 +104,13 @@ FS_CORE int32_t noise_mark_count(uint64_t u) {
     return count;
 }
 
+/* The upper halves of the thresholds that matter. Word 0 of call 0 below FS_MARKS_n: fewer than n marks; above: at least n. */
+#define FS_MARKS_1 0x9B1EB169u
+#define FS_MARKS_2 0xE8FBE753u
+#define FS_MARKS_3 0xFC5FA9F6u
+#define FS_MARKS_4 0xFF913974u
+#define FS_MARKS_5 0xFFF56A69u
+
 FS_CORE fs_words noise_mark_words(fs_noise noise, uint32_t block, uint32_t call) {
     return noise_words(noise, block, FS_DOMAIN_MARK | call << 8);
 }
@@ -118,8 +125,8 @@ FS_CORE fs_walk noise_walk_of(fs_noise noise, uint32_t block, int32_t count, fs_
  * 0 of call 1. Compared with the thresholds' upper halves, the first alone nearly always decides. words is call 0. */
 FS_CORE fs_walk noise_walk_from(fs_noise noise, uint32_t block, fs_words words) {
     const uint32_t u = words.w[0];
-    int32_t count = (u > 0x9B1EB169u) + (u > 0xE8FBE753u) + (u > 0xFC5FA9F6u) + (u > 0xFF913974u) + (u > 0xFFF56A69u);
-    const int open = u == 0x9B1EB169u || u == 0xE8FBE753u || u == 0xFC5FA9F6u || u == 0xFF913974u || u >= 0xFFF56A69u;
+    int32_t count = (u > FS_MARKS_1) + (u > FS_MARKS_2) + (u > FS_MARKS_3) + (u > FS_MARKS_4) + (u > FS_MARKS_5);
+    const int open = u == FS_MARKS_1 || u == FS_MARKS_2 || u == FS_MARKS_3 || u == FS_MARKS_4 || u >= FS_MARKS_5;
     if (open) count = noise_mark_count((uint64_t)u << 32 | noise_mark_words(noise, block, 1).w[0]);
     return noise_walk_of(noise, block, count, words);
 }

@@ -12,6 +12,8 @@ typedef struct fs_ask {
     int32_t samples;      /* n winners per row; 0 in score mode */
     int32_t ordered;      /* without replacement: the n winners are the n largest keys */
     int32_t mass;         /* mass of exp(l) */
+    int32_t mass_to_cut;  /* that mass only decides cuts, of which nothing but tokens is asked */
+    int32_t rough;        /* it may be off by mass_slack: set by a backend that can make a second pass without */
     int32_t raw_mass;     /* mass of exp(x) */
     int32_t winner_logit; /* the drawn token's x and y */
     int32_t max;          /* largest x and y (always kept; on the wire only if asked) */

@@ -210,6 +210,7 @@ static void finish_dropped(const fs_job *job) {
 static fs_status second_pass(fs_job *job, fs_context *context, int32_t *row, int32_t rows, size_t *most_bytes) {
     fs_cpu *cpu = context->state;
     const int own = context->options.work == NULL;
+    job->call.ask.rough = 0;
     size_t left = own ? context->options.fallback_bytes : cpu->work.size - cpu->work.used;
     for (int32_t done = 0; done < rows;) {
         int32_t now = rows - done;
@@ -247,6 +248,7 @@ static fs_status second_pass(fs_job *job, fs_context *context, int32_t *row, int
 
 static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
     fs_job job = job_of(head, batch, result);
+    job.call.ask.rough = job.call.ask.mass_to_cut;
     FS_TRY(job_take_memory(&job, context));
     finish_dropped(&job);
     job_run(&job);

@@ -3,6 +3,7 @@
 #ifndef FS_CPU_ISA_H
 #define FS_CPU_ISA_H
 
+#include "core/list.h"
 #include "core/mass.h"
 #include "core/noise.h"
 
@@ -35,10 +36,29 @@ typedef struct fs_survey {
     uint32_t flags; /* FS_ROW_NAN, FS_ROW_INF as they occur */
 } fs_survey;
 
-#define FS_MARK_BATCH 16 /* lanes of the widest vector */
+/* What a race's marked tokens are screened with: logits y, the first of id `base`, `span` of them; no token with
+ * y * scale + noise at or below floor + FS_NOISE_G can win. */
+typedef struct fs_screen {
+    fs_noise noise;
+    const float *y;
+    int64_t base, span;
+    float scale;
+    double floor;
+} fs_screen;
+
+#define FS_MARK_BATCH 8 /* noise blocks, at most 32: 64-bit lanes of the widest vector, for Philox's products */
 typedef struct fs_marks {
     uint32_t w[4][FS_MARK_BATCH]; /* word k of block i */
 } fs_marks;
+
+#define FS_ROUGH_MOST 40000.0f
+
+/* Entries of a list by logit: bin i holds those that are i to i + 1 bins below `top`, the last one everything further down and what is
+ * no number. */
+#define FS_BINS 64
+typedef struct fs_bins {
+    float top, per; /* bins per unit of logit */
+} fs_bins;
 
 /* Scans over n logits in cache. These use no fused multiply-add: their results are the same for every instruction set. */
 typedef struct fs_scan {
@@ -50,10 +70,25 @@ typedef struct fs_scan {
     fs_survey (*survey)(float *y, int64_t n, float *max);
     /* The first place from `from` on with max[i] * scale > floor, or `to`. */
     int64_t (*next_above)(const float *max, int64_t from, int64_t to, float scale, double floor);
-    /* The first call of each of FS_MARK_BATCH blocks of marks, from block `first` on. */
-    void (*mark_words)(fs_noise noise, uint32_t first, fs_marks *marks);
+    /* Appends to a list the tokens y[i] > floor of granules [from, to), whose maxima are max; y[0] has id `base`. Returns the first granule
+     * for which there is no room, or `to`. May write up to FS_GRANULE keys behind the list's capacity. */
+    int64_t (*append)(const float *y, const float *max, int64_t from, int64_t to, float floor, uint32_t base,
+                      fs_list *list);
+    /* The first call of each of FS_MARK_BATCH blocks of marks, from block `first` on. Returns those, bit i for block first + i, of which a
+     * marked token may win; some of which none does are among them. */
+    uint32_t (*marks)(const fs_screen *screen, uint32_t first, fs_marks *marks);
     /* Adds exp(y * scale) of n tokens, n a multiple of FS_GRANULE, the first one's id too; max as survey gave it. */
     void (*add_mass)(const float *y, const float *max, int64_t n, float scale, fs_mass *mass);
+    /* The same, off by at most half of mass_slack; most: the largest y, |most * scale| <= FS_ROUGH_MOST. */
+    void (*add_rough)(const float *y, float most, int64_t n, float scale, fs_mass *mass);
+    /* The largest of n keys, n > 0, and the smallest. */
+    uint64_t (*key_range)(const uint64_t *key, int32_t n, uint64_t *least);
+    /* Of n order keys the terms exp(l) 2^-unit, none above 2, and their bins. */
+    void (*weigh)(const uint64_t *key, int32_t n, fs_bins bins, float scale, int32_t unit, float *term, int32_t *bin);
+    /* How many of n keys are above this one. */
+    int32_t (*count_above)(const uint64_t *key, int32_t n, uint64_t above);
+    /* Moves those to the front, in their order, and returns how many. May write a vector behind them, not behind key[n + 7]. */
+    int32_t (*keep_above)(uint64_t *key, int32_t n, uint64_t above);
 } fs_scan;
 
 typedef struct fs_isa {

@@ -26,32 +26,63 @@ static int64_t range_end(const fs_call *call) {
     return end < call->vocab ? end : call->vocab;
 }
 
-/* Ids of task i: whole noise blocks (or whole groups), as even as they go. */
-static fs_block task_range(const fs_pass *pass, int32_t i) {
+/* How the vocabulary is dealt out, in units of whole noise blocks (or whole groups): tasks take blocks in turn as long as there is one for
+ * each, then even shares of the rest. In turn, because frequent tokens lie together at low ids: with a range for each task all but one
+ * would meet them in no block, and fill lists with what the first one's best tokens leave no chance. */
+typedef struct fs_deal {
+    int64_t unit, low, units; /* ids of a unit, the first unit, how many */
+    int64_t block, turns;     /* units of a block; turns in which each task takes one */
+} fs_deal;
+
+static fs_deal deal_of(const fs_pass *pass) {
     const int64_t first = pass->call->head->first_token, end = range_end(pass->call);
-    const int64_t unit = pass->groups ? pass->call->batch->group_size : FS_NOISE_BLOCK;
-    const int64_t low = first / unit, units = end > first ? (end + unit - 1) / unit - low : 0;
-    int64_t from = (low + units * i / pass->cpu->tasks) * unit;
-    int64_t to = (low + units * (i + 1) / pass->cpu->tasks) * unit;
+    fs_deal deal = {pass->groups ? pass->call->batch->group_size : FS_NOISE_BLOCK, 0, 0, 0, 0};
+    deal.low = first / deal.unit;
+    deal.units = end > first ? (end + deal.unit - 1) / deal.unit - deal.low : 0;
+    deal.block = pass->block / FS_NOISE_BLOCK;
+    deal.turns = pass->groups ? 0 : deal.units / (deal.block * pass->cpu->tasks);
+    return deal;
+}
+
+/* Ids of task i in a turn, 0 to deal.turns. */
+static fs_block turn_range(const fs_pass *pass, const fs_deal *deal, int32_t i, int64_t turn) {
+    const int64_t first = pass->call->head->first_token, end = range_end(pass->call), tasks = pass->cpu->tasks;
+    const int64_t done = turn * tasks * deal->block, rest = deal->units - done;
+    const int last = turn == deal->turns;
+    int64_t from = (deal->low + done + (last ? rest * i / tasks : i * deal->block)) * deal->unit;
+    int64_t to = (deal->low + done + (last ? rest * (i + 1) / tasks : (i + 1) * deal->block)) * deal->unit;
     if (from < first) from = first;
     if (to > end) to = end;
     fs_block range = {from, to > from ? to - from : 0};
     return range;
 }
 
+/* No task has more tokens than this. */
+static int64_t most_tokens(const fs_pass *pass) {
+    const fs_deal deal = deal_of(pass);
+    const int64_t tasks = pass->cpu->tasks, rest = deal.units - deal.turns * deal.block * tasks;
+    return (deal.turns * deal.block + (rest + tasks - 1) / tasks) * deal.unit;
+}
+
+#define FS_FAIR_TURNS 4
+
+/* Lists are no shorter than this many entries. */
+#define FS_LIST_SHORT 256
+
 static const fs_kernel *kernel_of(const fs_pass *pass) {
     return pass->cpu->isa->kernel[pass->call->head->dtype];
 }
 
-/* A list of task i: twice what it keeps, so that compaction is rare, but never more than there are tokens. Task 0's list takes
- * the merged entries of all. */
+/* A list of task i: at least twice what it keeps, so that thinning is rare, but never more than there are tokens. Task 0's list takes
+ * the merged entries of all. Behind it there is room for what fs_scan's append writes too much. */
 static void layout_list(const fs_pass *pass, fs_arena *arena, int32_t task, int32_t keep, int with_raw, fs_list *list) {
-    int64_t tokens = task_range(pass, task).n;
+    int64_t tokens = most_tokens(pass);
     int64_t all = range_end(pass->call) - pass->call->head->first_token;
     if (task == 0) tokens = all > 0 ? all : 0;
-    int64_t capacity = pass->whole || 2 * (int64_t)keep > tokens ? tokens : 2 * (int64_t)keep;
+    int64_t capacity = keep < FS_LIST_SHORT / 2 ? FS_LIST_SHORT : 2 * (int64_t)keep;
+    if (pass->whole || capacity > tokens) capacity = tokens;
     if (keep == 0) capacity = 0;
-    uint64_t *key = arena_take(arena, (size_t)capacity, sizeof *key);
+    uint64_t *key = arena_take(arena, (size_t)(capacity ? capacity + FS_GRANULE : 0), sizeof *key);
     float *raw = with_raw ? arena_take(arena, (size_t)capacity, sizeof *raw) : NULL;
     if (!list) return;
     memset(list, 0, sizeof *list);
@@ -88,6 +119,11 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
         fs_scratch scratch = {y, count, granule};
         if (arena_fits(arena)) pass->scratch[t] = scratch;
     }
+    /* What every block looks at lies side by side, row after row, where the next row's is fetched ahead; W has washed it out of the
+     * nearer caches since the last block. */
+    const size_t samples = (size_t)ask->samples;
+    fs_noise *noise = arena_take(arena, rows * samples, sizeof *noise);
+    fs_winner *winner = arena_take(arena, tasks * rows * samples, sizeof *winner);
     for (size_t a = 0; a < rows; a++) {
         const int64_t b = row_of(pass, a);
         fs_lane lane;
@@ -96,18 +132,17 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
         lane.edits = edit_count(batch, b);
         lane.counts = sparse_counts(batch, slot_of(call, b));
         lane.watches = watch_count(batch, b);
-        lane.noise = arena_take(arena, (size_t)ask->samples, sizeof *lane.noise);
+        lane.noise = noise ? noise + a * samples : NULL;
         lane.edit = arena_take(arena, (size_t)lane.edits, sizeof *lane.edit);
         lane.count = arena_take(arena, (size_t)lane.counts, sizeof *lane.count);
         lane.watch = arena_take(arena, (size_t)lane.watches, sizeof *lane.watch);
         if (arena_fits(arena)) pass->lane[a] = lane;
         for (size_t t = 0; t < tasks; t++) {
             fs_summary *summary = arena_fits(arena) ? &pass->summary[t * rows + a] : NULL;
-            fs_winner *winner = arena_take(arena, (size_t)ask->samples, sizeof *winner);
             fs_watch *watch = arena_take(arena, (size_t)lane.watches, sizeof *watch);
             if (summary) {
                 memset(summary, 0, sizeof *summary);
-                summary->winner = winner;
+                summary->winner = winner + (t * rows + a) * samples;
                 summary->watch = watch;
             }
             layout_list(pass, arena, (int32_t)t, ask->keep, ask->raw_column, summary ? &summary->list : NULL);
@@ -131,9 +166,20 @@ static void sort_sparse(const int32_t *token, int64_t from, int64_t n, uint64_t 
     if (n) qsort(sorted, (size_t)n, sizeof *sorted, compare_u64);
 }
 
+/* Half of what top-p leaves out may be misjudged before a cut is not proven. Only where the row's whole mass decides, a list of another
+ * length is not asked for, nothing but tokens comes of it, and ids are dealt in turn so that a task meets a fair sample of them. */
+static double nucleus_of(const fs_pass *pass, const fs_rules *rules) {
+    const fs_call *call = pass->call;
+    const int alone = rules->top_p < 1.0f && rules->top_k == 0 && !(rules->log_min_p > -INFINITY);
+    if (!alone || !call->ask.rough || call->ask.rank_depth || call->batch->list_capacity || pass->whole) return 0.0;
+    return deal_of(pass).turns < FS_FAIR_TURNS ? 0.0 : 0.5 + 0.5 * (double)rules->top_p;
+}
+
 static void prepare_lane(const fs_pass *pass, fs_lane *lane) {
     const fs_batch *batch = pass->call->batch;
     const fs_rules *rules = &pass->call->rules[lane->b];
+    lane->nucleus = nucleus_of(pass, rules);
+    lane->listed = pass->call->ask.keep && (rules_cut(rules) || pass->call->ask.rank_depth);
     for (int32_t i = 0; i < pass->call->ask.samples; i++)
         lane->noise[i] = noise_row(rules->seed, rules->position, (uint32_t)i, rules->stream);
     if (lane->edits) sort_sparse(batch->edit_token, batch->edit_offset[lane->b], lane->edits, lane->edit);
@@ -151,6 +197,7 @@ static void empty_summary(const fs_call *call, fs_summary *s, int64_t watches) {
     for (int64_t i = 0; i < watches; i++) s->watch[i].x = s->watch[i].y = NAN;
     s->list.count = s->list.popped = s->raw_list.count = s->raw_list.popped = 0;
     s->list.bound = s->raw_list.bound = FS_KEY_NONE;
+    s->list.due = 0;
 }
 
 static int64_t dtype_bytes(int32_t dtype) {
@@ -211,7 +258,7 @@ static void absorb_range(const fs_pass *pass, fs_block range, int32_t task) {
     fs_summary *summary = pass->summary + (int64_t)task * pass->rows;
     const int64_t end = range.first + range.n;
     for (int64_t first = range.first; first < end;) {
-        int64_t next = (first / pass->block + 1) * pass->block;
+        int64_t next = first / FS_NOISE_BLOCK * FS_NOISE_BLOCK + pass->block;
         fs_block block = {first, (next < end ? next : end) - first};
         compute_block(pass, block, logits, columns);
         for (int32_t a = 0; a < pass->rows; a++)
@@ -258,10 +305,12 @@ static void choose_group(const fs_pass *pass, int32_t a) {
 
 static void run_task(void *arg, int32_t task) {
     const fs_pass *pass = arg;
-    fs_block range = task_range(pass, task);
-    if (range.n == 0) return;
-    if (pass->groups) absorb_groups(pass, range, task);
-    else absorb_range(pass, range, task);
+    const fs_deal deal = deal_of(pass);
+    for (int64_t turn = 0; turn <= deal.turns; turn++) {
+        fs_block range = turn_range(pass, &deal, task, turn);
+        if (pass->groups) absorb_groups(pass, range, task);
+        else absorb_range(pass, range, task);
+    }
 }
 
 static void merge_task(void *arg, int32_t task) {

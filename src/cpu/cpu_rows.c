@@ -1,4 +1,5 @@
 #include "cpu_rows.h"
+#include "cpu_lists.h"
 
 #include "core/halves.h"
 #include "core/race.h"
@@ -138,14 +139,16 @@ static void race_marked(fs_race *race, const float *x, const float *y, int64_t b
 
 static void race_marks(fs_race *race, const fs_scan *scan, const float *x, const float *y, int64_t base, int64_t span) {
     const int64_t end = (base + span + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK;
+    fs_screen screen = {race->noise, y, base, span, race->rules->inverse_temperature, 0.0};
     fs_marks marks;
     for (int64_t first = base / FS_NOISE_BLOCK; first < end; first += FS_MARK_BATCH) {
-        const int64_t n = end - first < FS_MARK_BATCH ? end - first : FS_MARK_BATCH;
-        scan->mark_words(race->noise, (uint32_t)first, &marks);
-        for (int64_t i = 0; i < n; i++) {
+        screen.floor = race->floor;
+        uint32_t some = scan->marks(&screen, (uint32_t)first, &marks);
+        if (end - first < FS_MARK_BATCH) some &= (1u << (end - first)) - 1;
+        for (; some; some &= some - 1) {
+            const int i = __builtin_ctz(some);
             fs_words words = {{marks.w[0][i], marks.w[1][i], marks.w[2][i], marks.w[3][i]}};
-            fs_walk walk = noise_walk_from(race->noise, (uint32_t)(first + i), words);
-            if (walk.left) race_marked(race, x, y, base, span, walk);
+            race_marked(race, x, y, base, span, noise_walk_from(race->noise, (uint32_t)first + (uint32_t)i, words));
         }
     }
 }
@@ -200,25 +203,22 @@ static void race_fast(fs_race *race, const float *x, const float *y, int64_t bas
 
 /* ---------------------------------------------------------------------------------------------------- reduce ---- */
 
-/* The logit of a list's bound: no lower one can enter it. */
-static float list_floor(const fs_list *list) {
-    return list->bound == FS_KEY_NONE ? -INFINITY : order_key_logit(list->bound);
+static void reduce_mass(const fs_call *call, const fs_scan *scan, const fs_rules *rules, const float *y,
+                        const float *granule, float most, int64_t span, fs_mass *mass) {
+    const float scale = rules->inverse_temperature;
+    if (!call->ask.mass) return;
+    if (call->ask.rough && fabsf(most * scale) <= FS_ROUGH_MOST) scan->add_rough(y, most, span, scale, mass);
+    else scan->add_mass(y, granule, span, scale, mass);
 }
 
-/* Offers tokens to a list ordered by `logit`, whose largest of each granule are in `granule`, or NULL. */
-static void offer_list(fs_list *list, const fs_scan *scan, const float *logit, const float *granule, const float *x,
-                       int64_t base, int64_t span) {
-    float floor = list_floor(list);
-    for (int64_t g = 0; g < span / FS_GRANULE; g++) {
-        /* Strictly above a little less than the floor: at the floor the lower id enters. */
-        const double below = fmin((double)floor, DBL_MAX);
-        if (granule) g = scan->next_above(granule, g, span / FS_GRANULE, 1.0f, below - fabs(below) * 0x1p-40 - 1e-300);
-        for (int64_t i = g * FS_GRANULE; i < (g + 1) * FS_GRANULE && i < span; i++) {
-            if (!(logit[i] >= floor) || !(logit[i] > -INFINITY)) continue;
-            list_offer(list, order_key(logit[i], (uint32_t)(base + i)), x[i]);
-            floor = list_floor(list);
-        }
-    }
+/* Narrows a list to the nucleus, as far as it can be told after this block. A token is dropped if all that are no larger have, in proportion
+ * of the ids to come, less than a share of 1 - nucleus of the mass: with a share m of the ids so far above it and k times as many ids in all,
+ * (1 - m) k <= (1 - nucleus) (m + (1 - m) k). This is a guess, and the cut is proven or not in the end all the same. */
+static void reduce_nucleus(const fs_call *call, const fs_scan *scan, const fs_lane *lane, const fs_rules *rules,
+                           fs_block block, fs_summary *summary) {
+    const double seen = (double)(block.first + block.n - call->head->first_token);
+    const double k = sqrt((double)call->head->rows / seen), odds = k * lane->nucleus / (1.0 - lane->nucleus);
+    fs_lists_narrow(&summary->list, scan, rules->inverse_temperature, &summary->mass, odds / (odds + 1.0));
 }
 
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
@@ -254,12 +254,15 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
         fs_watch seen = {x[at], y[at]};
         summary->watch[(uint32_t)lane->watch[i]] = seen;
     }
-    if (ask->keep_raw) offer_list(&summary->raw_list, isa->scan, x, NULL, x, base, span);
+    if (ask->keep_raw) fs_lists_offer_each(&summary->raw_list, x, x, base, span);
     if (!(most > -INFINITY)) return;
     if (most * rules->inverse_temperature == INFINITY) summary->flags |= FS_ROW_INF;
 
-    if (ask->mass) isa->scan->add_mass(y, scratch->granule, span, rules->inverse_temperature, &summary->mass);
-    if (ask->keep) offer_list(&summary->list, isa->scan, y, scratch->granule, x, base, span);
+    reduce_mass(call, isa->scan, rules, y, scratch->granule, most, span, &summary->mass);
+    if (lane->listed && summary->list.raw) fs_lists_offer_each(&summary->list, y, x, base, span);
+    else if (lane->listed) fs_lists_offer(&summary->list, isa->scan, y, scratch->granule, base, span / FS_GRANULE);
+    if (lane->nucleus > 0.0 && summary->list.count >= summary->list.due)
+        reduce_nucleus(call, isa->scan, lane, rules, block, summary);
     const int32_t draws = ask->ordered && ask->samples ? 1 : ask->samples;
     for (int32_t i = 0; i < draws; i++) {
         fs_race race = {rules, lane->noise[i], &summary->winner[i], ask->ordered ? ask->samples : 1, 0.0};

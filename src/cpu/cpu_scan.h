@@ -23,10 +23,14 @@ static void scan_load_f16(const void *in, int64_t n, float *out) {
     for (int64_t i = 0; i < n; i++) out[i] = widen_f16(h[i]);
 }
 
-/* Maxima of granules, n of them a multiple of FS_GRANULE ids; an instruction set with shuffles of its own defines FS_HAS_MAX. */
-static float scan_max(const float *y, int64_t n, float *max);
-#ifndef FS_HAS_MAX
-static float scan_max(const float *y, int64_t n, float *max) {
+/* An instruction set whose compiler does not find the vectors in a loop below writes it itself and defines FS_HAS_ and its name. */
+static fs_survey scan_survey(float *y, int64_t n, float *max);
+#ifndef FS_HAS_SURVEY
+static fs_survey scan_survey(float *y, int64_t n, float *max) {
+    uint32_t nan = 0;
+    for (int64_t i = 0; i < n; i++) nan |= y[i] != y[i];
+    if (nan)
+        for (int64_t i = 0; i < n; i++) y[i] = y[i] == y[i] ? y[i] : -INFINITY;
     float most = -INFINITY;
     for (int64_t g = 0; g < n / FS_GRANULE; g++) {
         float m[FS_GRANULE];
@@ -36,19 +40,11 @@ static float scan_max(const float *y, int64_t n, float *max) {
         max[g] = m[0];
         most = m[0] > most ? m[0] : most;
     }
-    return most;
-}
-#endif
-
-static fs_survey scan_survey(float *y, int64_t n, float *max) {
-    uint32_t nan = 0;
-    for (int64_t i = 0; i < n; i++) nan |= y[i] != y[i];
-    if (nan)
-        for (int64_t i = 0; i < n; i++) y[i] = y[i] == y[i] ? y[i] : -INFINITY;
-    fs_survey survey = {scan_max(y, n, max), nan ? (uint32_t)FS_ROW_NAN : 0u};
-    if (survey.most == INFINITY) survey.flags |= FS_ROW_INF;
+    fs_survey survey = {most, nan ? (uint32_t)FS_ROW_NAN : 0u};
+    if (most == INFINITY) survey.flags |= FS_ROW_INF;
     return survey;
 }
+#endif
 
 /* The first granule from `from` on whose largest l is above the floor, or `to`. Most are below: the test in float, a little loose,
  * vectorises; the exact one follows. */
@@ -68,27 +64,62 @@ static int64_t scan_next_above(const float *max, int64_t from, int64_t to, float
 }
 
 /* x[i] = -inf where the bit of id first + i is not set. */
-static void scan_mask(const uint32_t *allow, int64_t first, int64_t n, float *x) {
-    int64_t i = 0;
-    for (; i < n && (first + i) % 32; i++)
-        if (!(allow[(first + i) / 32] >> (first + i) % 32 & 1)) x[i] = -INFINITY;
-    for (; i + 32 <= n; i += 32) {
-        const uint32_t word = allow[(first + i) / 32];
-        for (int k = 0; k < 32; k++) x[i + k] = word >> k & 1 ? x[i + k] : -INFINITY;
-    }
-    for (; i < n; i++)
+static void mask_few(const uint32_t *allow, int64_t first, int64_t n, float *x) {
+    for (int64_t i = 0; i < n; i++)
         if (!(allow[(first + i) / 32] >> (first + i) % 32 & 1)) x[i] = -INFINITY;
 }
 
-/* A Philox call for each of 16 blocks of marks: a loop over lanes. */
-static void scan_mark_words(fs_noise noise, uint32_t first, fs_marks *marks) {
+/* 32 ids that share a word. */
+static void mask_word(uint32_t word, float *x);
+#ifndef FS_HAS_MASK
+static void mask_word(uint32_t word, float *x) {
+    for (int k = 0; k < 32; k++) x[k] = word >> k & 1 ? x[k] : -INFINITY;
+}
+#endif
+
+static void scan_mask(const uint32_t *allow, int64_t first, int64_t n, float *x) {
+    const int64_t ahead = (32 - first % 32) % 32, lead = ahead < n ? ahead : n;
+    mask_few(allow, first, lead, x);
+    int64_t i = lead;
+    for (; i + 32 <= n; i += 32) mask_word(allow[(first + i) / 32], x + i);
+    mask_few(allow, first + i, n - i, x + i);
+}
+
+static int64_t scan_append(const float *y, const float *max, int64_t from, int64_t to, float floor, uint32_t base,
+                           fs_list *list);
+#ifndef FS_HAS_APPEND
+static int64_t scan_append(const float *y, const float *max, int64_t from, int64_t to, float floor, uint32_t base,
+                           fs_list *list) {
+    int32_t count = list->count;
+    int64_t g = from;
+    for (; g < to; g++) {
+        if (!(max[g] > floor)) continue;
+        /* Each is written, and stays if it is above the floor: no branch to guess. */
+        for (int64_t i = g * FS_GRANULE; i < (g + 1) * FS_GRANULE; i++) {
+            list->key[count] = order_key(y[i], base + (uint32_t)i);
+            count += y[i] > floor;
+        }
+        if (count > list->capacity) break;
+        list->count = count;
+    }
+    return g;
+}
+#endif
+
+/* A Philox call for each block, a loop over lanes; four blocks of ten have a mark. */
+static uint32_t scan_marks(const fs_screen *screen, uint32_t first, fs_marks *marks);
+#ifndef FS_HAS_MARKS
+static uint32_t scan_marks(const fs_screen *screen, uint32_t first, fs_marks *marks) {
     for (uint32_t i = 0; i < FS_MARK_BATCH; i++) {
-        fs_words words = noise_mark_words(noise, first + i, 0);
+        fs_words words = noise_mark_words(screen->noise, first + i, 0);
         for (int k = 0; k < 4; k++) marks->w[k][i] = words.w[k];
     }
+    uint32_t some = 0;
+    for (uint32_t i = 0; i < FS_MARK_BATCH; i++) some |= (uint32_t)(marks->w[0][i] >= FS_MARKS_1) << i;
+    return some;
 }
+#endif
 
-/* An instruction set whose compiler does not find the vectors in the loop below defines FS_HAS_MASS. */
 static void scan_add_mass(const float *y, const float *max, int64_t n, float scale, fs_mass *mass);
 #ifndef FS_HAS_MASS
 static void scan_add_mass(const float *y, const float *max, int64_t n, float scale, fs_mass *mass) {
@@ -101,9 +132,107 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
 }
 #endif
 
+/* 2^f on |f| <= 1/2, minimax of degree 4: relative error 2.6e-6. */
+#define FS_EXP2_4 0.00957010195f
+#define FS_EXP2_3 0.0559178616f
+#define FS_EXP2_2 0.240247448f
+#define FS_EXP2_1 0.693121815f
+#define FS_EXP2_0 0.999999261f
+#define FS_ROUGH_CHUNK (64 * FS_GRANULE) /* tokens whose terms are summed in float: 64 additions a lane */
+
+/* exp(y scale) = 2^t, t = y * per; terms are 2^(t - unit), the largest about 1, the least 2^-100 */
+typedef struct rough_scale {
+    float per, least, magic; /* magic + t is rounded to an integer whose last bits are the exponent of 2^(t - unit) */
+    int32_t unit;
+} rough_scale;
+
+static rough_scale rough_scale_of(float most, float scale) {
+    rough_scale s;
+    s.per = scale * 1.44269504f;
+    s.unit = (int32_t)(most * s.per);
+    s.least = (float)(s.unit - 100) / s.per;
+    s.magic = (float)(12582912 + 127 - s.unit);
+    return s;
+}
+
+static float rough_sum(const float *y, int64_t n, rough_scale s);
+#ifndef FS_HAS_ROUGH
+static float rough_sum(const float *y, int64_t n, rough_scale s) {
+    float sum[FS_GRANULE] = {0};
+    for (int64_t g = 0; g < n; g += FS_GRANULE)
+        for (int i = 0; i < FS_GRANULE; i++) {
+            const float t = (y[g + i] > s.least ? y[g + i] : s.least) * s.per;
+            const float shifted = t + s.magic, f = t - (shifted - s.magic);
+            float p = FS_EXP2_4;
+            p = p * f + FS_EXP2_3;
+            p = p * f + FS_EXP2_2;
+            p = p * f + FS_EXP2_1;
+            p = p * f + FS_EXP2_0;
+            sum[i] += p * bits_float(float_bits(shifted) << 23);
+        }
+    float all = 0.0f;
+    for (int i = 0; i < FS_GRANULE; i++) all += sum[i];
+    return all;
+}
+#endif
+
+static void scan_add_rough(const float *y, float most, int64_t n, float scale, fs_mass *mass) {
+    const rough_scale s = rough_scale_of(most, scale);
+    for (int64_t i = 0; i < n; i += FS_ROUGH_CHUNK) {
+        float sum = rough_sum(y + i, n - i < FS_ROUGH_CHUNK ? n - i : FS_ROUGH_CHUNK, s);
+        if (sum > 0x1p-60f) mass_add(mass, sum, s.unit);
+    }
+}
+
+static uint64_t scan_key_range(const uint64_t *key, int32_t n, uint64_t *least) {
+    uint64_t most = key[0], low = key[0];
+    for (int32_t i = 1; i < n; i++) {
+        most = key[i] > most ? key[i] : most;
+        low = key[i] < low ? key[i] : low;
+    }
+    *least = low;
+    return most;
+}
+
+static void scan_weigh(const uint64_t *key, int32_t n, fs_bins bins, float scale, int32_t unit, float *term,
+                       int32_t *bin) {
+    for (int32_t i = 0; i < n; i++) {
+        const float y = order_key_logit(key[i]);
+        const fs_exp e = exp_split(y * scale);
+        const float down = (bins.top - y) * bins.per;
+        term[i] = exp_scaled(e.fraction, e.exponent - unit);
+        bin[i] = down < (float)(FS_BINS - 1) ? (int32_t)down : FS_BINS - 1;
+    }
+}
+
+static int32_t scan_count_above(const uint64_t *key, int32_t n, uint64_t above) {
+    int32_t count = 0;
+    for (int32_t i = 0; i < n; i++) count += key[i] > above;
+    return count;
+}
+
+static int32_t scan_keep_above(uint64_t *key, int32_t n, uint64_t above);
+#ifndef FS_HAS_KEEP
+static int32_t scan_keep_above(uint64_t *key, int32_t n, uint64_t above) {
+    int32_t count = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const uint64_t k = key[i];
+        key[count] = k;
+        count += k > above;
+    }
+    return count;
+}
+#endif
+
 const fs_scan FS_JOIN(fs_scan_, FS_ISA) = {.load = {scan_load_f32, scan_load_f16, scan_load_bf16},
                                            .mask = scan_mask,
                                            .survey = scan_survey,
                                            .next_above = scan_next_above,
-                                           .mark_words = scan_mark_words,
-                                           .add_mass = scan_add_mass};
+                                           .append = scan_append,
+                                           .marks = scan_marks,
+                                           .add_mass = scan_add_mass,
+                                           .add_rough = scan_add_rough,
+                                           .key_range = scan_key_range,
+                                           .weigh = scan_weigh,
+                                           .count_above = scan_count_above,
+                                           .keep_above = scan_keep_above};

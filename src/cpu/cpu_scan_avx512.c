@@ -1,8 +1,13 @@
 #include <immintrin.h>
 
 #define FS_ISA avx512
-#define FS_HAS_MAX
+#define FS_HAS_SURVEY
+#define FS_HAS_MASK
+#define FS_HAS_APPEND
+#define FS_HAS_KEEP
 #define FS_HAS_MASS
+#define FS_HAS_ROUGH
+#define FS_HAS_MARKS
 #include "cpu_scan.h"
 
 /* Sixteen granules at once: at every level two vectors become one, so that 15 x 3 instructions give sixteen maxima, or sums. */
@@ -22,67 +27,285 @@
 COMBINE_SIXTEEN(max_of_sixteen, _mm512_max_ps)
 COMBINE_SIXTEEN(sum_of_sixteen, _mm512_add_ps)
 
-static float scan_max(const float *y, int64_t n, float *max) {
-    const int64_t granules = n / FS_GRANULE;
+/* Two vectors in one comparison: unordered if either is NaN. */
+static inline __mmask16 any_nan(__m512 a, __m512 b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+}
+
+static float survey_max(const float *y, int64_t granules, float *max, uint32_t *nan) {
     __m512 most = _mm512_set1_ps(-INFINITY);
     int64_t g = 0;
     for (; g + 16 <= granules; g += 16) {
         __m512 x[16];
+        __mmask16 seen = 0;
         for (int i = 0; i < 16; i++) x[i] = _mm512_loadu_ps(y + (g + i) * FS_GRANULE);
+        for (int i = 0; i < 16; i += 2) seen |= any_nan(x[i], x[i + 1]);
         __m512 m = max_of_sixteen(x);
         _mm512_storeu_ps(max + g, m);
         most = _mm512_max_ps(most, m);
+        *nan |= seen;
     }
     for (; g < granules; g++) {
-        max[g] = _mm512_reduce_max_ps(_mm512_loadu_ps(y + g * FS_GRANULE));
+        __m512 x = _mm512_loadu_ps(y + g * FS_GRANULE);
+        max[g] = _mm512_reduce_max_ps(x);
         most = _mm512_max_ps(most, _mm512_set1_ps(max[g]));
+        *nan |= any_nan(x, x);
     }
     return _mm512_reduce_max_ps(most);
 }
 
-/* exp_split of mass.h, sixteen at once and bit for bit: the same operations in the same order, none fused. */
-static inline __m512 split_exp(__m512 l, __m512i *exponent) {
-    const __m512 limit = _mm512_set1_ps(FS_EXP_LIMIT), magic = _mm512_set1_ps(12582912.0f);
-    l = _mm512_max_ps(_mm512_min_ps(l, limit), _mm512_sub_ps(_mm512_setzero_ps(), limit));
-    __m512 shifted = _mm512_add_ps(_mm512_mul_ps(l, _mm512_set1_ps(1.44269504f)), magic);
-    __m512 n = _mm512_sub_ps(shifted, magic);
-    __m512 r = _mm512_sub_ps(l, _mm512_mul_ps(n, _mm512_set1_ps(0.6875f)));
-    r = _mm512_sub_ps(r, _mm512_mul_ps(n, _mm512_set1_ps(0.005645751953125f)));
+static fs_survey scan_survey(float *y, int64_t n, float *max) {
+    uint32_t nan = 0, none = 0;
+    float most = survey_max(y, n / FS_GRANULE, max, &nan);
+    if (nan) {
+        for (int64_t i = 0; i < n; i++) y[i] = y[i] == y[i] ? y[i] : -INFINITY;
+        most = survey_max(y, n / FS_GRANULE, max, &none);
+    }
+    fs_survey survey = {most, nan ? (uint32_t)FS_ROW_NAN : 0u};
+    if (most == INFINITY) survey.flags |= FS_ROW_INF;
+    return survey;
+}
+
+static void mask_word(uint32_t word, float *x) {
+    const __m512 none = _mm512_set1_ps(-INFINITY);
+    _mm512_storeu_ps(x, _mm512_mask_loadu_ps(none, (__mmask16)word, x));
+    _mm512_storeu_ps(x + 16, _mm512_mask_loadu_ps(none, (__mmask16)(word >> 16), x + 16));
+}
+
+/* Up to here |l| both products of exp_split's reduction with the upper parts of ln 2 are exact, so that a fused multiply-add rounds
+ * what the two instructions round. It is also far inside FS_EXP_LIMIT. */
+#define FS_EXP_EXACT 44000.0f
+
+/* exp_split of mass.h, sixteen at once and bit for bit, of |l| <= FS_EXP_EXACT: the same operations in the same order, fused only where
+ * that is exact. The exponent stays in the last bits of *shifted. */
+static inline __m512 split_exp(__m512 l, __m512i *shifted) {
+    const __m512 magic = _mm512_set1_ps(12582912.0f);
+    __m512 sum = _mm512_add_ps(_mm512_mul_ps(l, _mm512_set1_ps(1.44269504f)), magic);
+    __m512 n = _mm512_sub_ps(sum, magic);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.6875f), l);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.005645751953125f), r);
     r = _mm512_sub_ps(r, _mm512_mul_ps(n, _mm512_set1_ps(1.42860682e-06f)));
     static const float c[] = {1.38888889e-03f, 8.33333333e-03f, 4.16666667e-02f, 1.66666667e-01f, 0.5f, 1.0f, 1.0f};
     __m512 p = _mm512_set1_ps(1.98412698e-04f);
     for (int i = 0; i < 7; i++) p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(c[i]));
-    *exponent = _mm512_sub_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(0x4B400000));
+    *shifted = _mm512_castps_si512(sum);
     return p;
 }
 
-/* The largest exponent of a granule is that of its largest logit, because every step to it is monotonic. */
+/* A mass with room for the granules of one call: lane i of limb j counts for limb j of the mass, all of whose additions are exact. */
+typedef struct wide_mass {
+    __m512i limb[3];
+    int32_t top;
+} wide_mass;
+
+static inline void wide_empty(wide_mass *wide, int32_t top) {
+    for (int j = 0; j < 3; j++) wide->limb[j] = _mm512_setzero_si512();
+    wide->top = top;
+}
+
+/* Empties it into a mass, whose top limb becomes `top`. */
+static void wide_flush(wide_mass *wide, int32_t top, fs_mass *mass) {
+    for (int j = 0; j < 3; j++) {
+        __m512i low = _mm512_cvtepu32_epi64(_mm512_castsi512_si256(wide->limb[j]));
+        __m512i high = _mm512_cvtepu32_epi64(_mm512_extracti64x4_epi64(wide->limb[j], 1));
+        mass->limb[j] += (uint64_t)_mm512_reduce_add_epi64(_mm512_add_epi64(low, high));
+    }
+    mass_raise(mass, top);
+    wide_empty(wide, top);
+}
+
+/* mass_add of sixteen sums: the bits of a mantissa that fall into each limb, by shifts, which give 0 for whatever is out of reach. */
+static inline void wide_add(wide_mass *wide, __m512 sum, __m512i exponent, fs_mass *mass) {
+    const __m512i bits = _mm512_castps_si512(sum), whole = _mm512_set1_epi32(0xFFFFFF);
+    const __mmask16 some = _mm512_cmp_ps_mask(sum, _mm512_setzero_ps(), _CMP_GT_OQ);
+    const __m512i hidden = _mm512_set1_epi32(0x800000);
+    const __m512i mantissa = _mm512_maskz_or_epi32(some, hidden, _mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFF)));
+    /* Weight of the mantissa's last bit. Its first bit, 23 above, lies in or below the top limb. */
+    const __m512i low =
+        _mm512_add_epi32(exponent, _mm512_sub_epi32(_mm512_srli_epi32(bits, 23), _mm512_set1_epi32(150)));
+    if (_mm512_mask_cmpgt_epi32_mask(some, low, _mm512_set1_epi32(24 * wide->top))) {
+        const int32_t most = _mm512_mask_reduce_max_epi32(some, low) + 23;
+        wide_flush(wide, (most + 24 * 32768) / 24 - 32768, mass);
+    }
+    __m512i left = _mm512_sub_epi32(low, _mm512_set1_epi32(24 * wide->top));
+    for (int j = 0; j < 3; j++) {
+        __m512i right = _mm512_sub_epi32(_mm512_setzero_si512(), left);
+        __m512i part = _mm512_or_si512(_mm512_sllv_epi32(mantissa, left), _mm512_srlv_epi32(mantissa, right));
+        wide->limb[j] = _mm512_add_epi32(wide->limb[j], _mm512_and_si512(part, whole));
+        left = _mm512_add_epi32(left, _mm512_set1_epi32(24));
+    }
+}
+
+/* Sixteen granules. The largest exponent of a granule is that of its largest logit, because every step to it is monotonic. */
+static inline void add_sixteen(const float *y, __m512 max, __m512 times, wide_mass *wide, fs_mass *mass) {
+    const __m512i zero = _mm512_set1_epi32(0x4B400000); /* the exponent 0 */
+    __m512i top, shifted;
+    __m512 t[16];
+    int32_t most[16];
+    /* Where a granule is empty any exponent will do. */
+    split_exp(_mm512_max_ps(max, _mm512_set1_ps(-FS_EXP_EXACT)), &top);
+    _mm512_storeu_si512(most, top);
+    for (int i = 0; i < 16; i++) {
+        __m512 l = _mm512_mul_ps(_mm512_loadu_ps(y + i * FS_GRANULE), times);
+        __m512i fraction = _mm512_castps_si512(split_exp(l, &shifted));
+        /* Without a sign: whatever lies below the reach of split_exp, -inf too, is far from the largest exponent. */
+        __m512i down = _mm512_sub_epi32(_mm512_set1_epi32(most[i]), shifted);
+        __mmask16 counts = _mm512_cmple_epu32_mask(down, _mm512_set1_epi32(60));
+        t[i] = _mm512_castsi512_ps(_mm512_maskz_sub_epi32(counts, fraction, _mm512_slli_epi32(down, 23)));
+    }
+    wide_add(wide, sum_of_sixteen(t), _mm512_sub_epi32(top, zero), mass);
+}
+
+static void add_slowly(const float *y, float scale, fs_mass *mass) {
+    float l[FS_GRANULE];
+    for (int i = 0; i < FS_GRANULE; i++) l[i] = y[i] * scale;
+    mass_add_granule(mass, l);
+}
+
 static void scan_add_mass(const float *y, const float *max, int64_t n, float scale, fs_mass *mass) {
     const int64_t granules = n / FS_GRANULE;
     const __m512 times = _mm512_set1_ps(scale), none = _mm512_set1_ps(-INFINITY);
-    int64_t g = 0;
-    for (; g + 16 <= granules; g += 16) {
-        __m512i top, exponent;
-        __m512 t[16];
-        float sum[16];
-        int32_t most[16];
-        split_exp(_mm512_mul_ps(_mm512_loadu_ps(max + g), times), &top);
-        _mm512_storeu_si512(most, top);
-        for (int i = 0; i < 16; i++) {
-            __m512 l = _mm512_mul_ps(_mm512_loadu_ps(y + (g + i) * FS_GRANULE), times);
-            __m512 fraction = split_exp(l, &exponent);
-            __m512i shift = _mm512_sub_epi32(exponent, _mm512_set1_epi32(most[i]));
-            __mmask16 counts = _mm512_cmp_ps_mask(l, none, _CMP_GT_OQ) &
-                               _mm512_cmp_epi32_mask(shift, _mm512_set1_epi32(-60), _MM_CMPINT_NLT);
-            t[i] = _mm512_castsi512_ps(
-                _mm512_maskz_add_epi32(counts, _mm512_castps_si512(fraction), _mm512_slli_epi32(shift, 23)));
+    const __m512 reach = _mm512_set1_ps(FS_EXP_EXACT);
+    wide_mass wide;
+    wide_empty(&wide, mass->top);
+    for (int64_t g = 0; g < granules; g += 16) {
+        const int64_t count = granules - g < 16 ? granules - g : 16;
+        const __mmask16 there = (__mmask16)((1u << count) - 1);
+        __m512 m = _mm512_mul_ps(_mm512_mask_loadu_ps(none, there, max + g), times);
+        __mmask16 far =
+            _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(m, none, _CMP_NEQ_OQ), _mm512_abs_ps(m), reach, _CMP_GT_OQ);
+        if (far || count < 16) {
+            wide_flush(&wide, wide.top, mass);
+            for (int64_t i = g; i < g + count; i++) add_slowly(y + i * FS_GRANULE, scale, mass);
+            wide_empty(&wide, mass->top);
+            continue;
         }
-        _mm512_storeu_ps(sum, sum_of_sixteen(t));
-        for (int i = 0; i < 16; i++) mass_add(mass, sum[i], most[i]);
+        add_sixteen(y + g * FS_GRANULE, m, times, &wide, mass);
+        /* A lane has room for 2^8 parts of 24 bits. */
+        if ((g / 16 & 127) == 127) wide_flush(&wide, wide.top, mass);
     }
-    for (; g < granules; g++) {
-        float l[FS_GRANULE];
-        for (int i = 0; i < FS_GRANULE; i++) l[i] = y[g * FS_GRANULE + i] * scale;
-        mass_add_granule(mass, l);
+    wide_flush(&wide, wide.top, mass);
+}
+
+static float rough_sum(const float *y, int64_t n, rough_scale s) {
+    const __m512 per = _mm512_set1_ps(s.per), magic = _mm512_set1_ps(s.magic), least = _mm512_set1_ps(s.least);
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < n; i += FS_GRANULE) {
+        const __m512 x = _mm512_max_ps(_mm512_loadu_ps(y + i), least);
+        const __m512 shifted = _mm512_fmadd_ps(x, per, magic);
+        const __m512 f = _mm512_fmsub_ps(x, per, _mm512_sub_ps(shifted, magic));
+        __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(FS_EXP2_4), f, _mm512_set1_ps(FS_EXP2_3));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_2));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_1));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_0));
+        const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+        sum = _mm512_fmadd_ps(p, _mm512_castsi512_ps(power), sum);
     }
+    return _mm512_reduce_add_ps(sum);
+}
+
+/* order_key of eight logits whose ordered images and ids these are, those of the lanes in `which` at `to`. */
+static inline void append_eight(uint64_t *to, __mmask8 which, __m256i ordered, __m256i id) {
+    __m512i key = _mm512_slli_epi64(_mm512_cvtepu32_epi64(ordered), 32);
+    key = _mm512_or_si512(key, _mm512_cvtepu32_epi64(id));
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi64(which, key));
+}
+
+static int64_t scan_append(const float *y, const float *max, int64_t from, int64_t to, float floor, uint32_t base,
+                           fs_list *list) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i sign = _mm512_set1_epi32(INT32_MIN);
+    const __m512 limit = _mm512_set1_ps(floor);
+    for (int64_t g = from; g < to; g += 16) {
+        const __mmask16 there = (__mmask16)(to - g < 16 ? (1u << (to - g)) - 1 : 0xFFFF);
+        uint32_t some = _mm512_mask_cmp_ps_mask(there, _mm512_maskz_loadu_ps(there, max + g), limit, _CMP_GT_OQ);
+        for (; some; some &= some - 1) {
+            const int64_t at = (g + __builtin_ctz(some)) * FS_GRANULE;
+            const __m512 x = _mm512_loadu_ps(y + at);
+            const uint32_t which = _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ);
+            const int32_t low = __builtin_popcount(which & 0xFF), all = __builtin_popcount(which);
+            if (list->count + all > list->capacity) return at / FS_GRANULE;
+            /* ordered_float: all bits of negative numbers are turned over, the sign of the others. */
+            const __m512i bits = _mm512_castps_si512(_mm512_add_ps(x, _mm512_setzero_ps()));
+            const __m512i ordered = _mm512_xor_si512(bits, _mm512_or_si512(_mm512_srai_epi32(bits, 31), sign));
+            const __m512i id = _mm512_sub_epi32(_mm512_set1_epi32((int32_t) ~(base + (uint32_t)at)), lane);
+            uint64_t *key = list->key + list->count;
+            append_eight(key, (__mmask8)which, _mm512_castsi512_si256(ordered), _mm512_castsi512_si256(id));
+            append_eight(key + low, (__mmask8)(which >> 8), _mm512_extracti64x4_epi64(ordered, 1),
+                         _mm512_extracti64x4_epi64(id, 1));
+            list->count += all;
+        }
+    }
+    return to;
+}
+
+/* What is written lies before what is still to be read. */
+static int32_t scan_keep_above(uint64_t *key, int32_t n, uint64_t above) {
+    const __m512i limit = _mm512_set1_epi64((int64_t)above);
+    int32_t count = 0;
+    for (int32_t i = 0; i < n; i += 8) {
+        const __mmask8 there = (__mmask8)(n - i < 8 ? (1u << (n - i)) - 1 : 0xFF);
+        const __m512i k = _mm512_maskz_loadu_epi64(there, key + i);
+        const __mmask8 kept = _mm512_mask_cmpgt_epu64_mask(there, k, limit);
+        _mm512_storeu_si512(key + count, _mm512_maskz_compress_epi64(kept, k));
+        count += __builtin_popcount(kept);
+    }
+    return count;
+}
+
+/* One product of a Philox round in 64-bit lanes: upper half xor a word xor the round's key; the lower half needs no instruction, since
+ * whatever lies above a lane's 32 bits is ignored by the next product. */
+static inline __m512i philox_mix(__m512i product, __m512i word, uint32_t key) {
+    return _mm512_ternarylogic_epi64(_mm512_srli_epi64(product, 32), word, _mm512_set1_epi64(key), 0x96);
+}
+
+/* Lanes of which this pair of (place, prefix) lets a marked token win. The prefix as a float is 2^e m, and log2 of it at least e + m - 1, which is what
+ * its bits say when they are taken for a number; 0 gives more noise than there is. */
+static inline __mmask8 pair_passes(const fs_screen *screen, __mmask8 lanes, __m256i at, __m256i prefix, float floor) {
+    const __mmask8 inside = _mm256_mask_cmplt_epu32_mask(lanes, at, _mm256_set1_epi32((int32_t)screen->span));
+    const __m256 y = _mm256_mmask_i32gather_ps(_mm256_setzero_ps(), inside, at, screen->y, 4);
+    const __m256 bits = _mm256_cvtepi32_ps(_mm256_castps_si256(_mm256_cvtepi32_ps(prefix)));
+    const __m256 noise = _mm256_mul_ps(bits, _mm256_set1_ps(-0x1p-23f * 0.693147181f));
+    const __m256 score = _mm256_add_ps(_mm256_mul_ps(y, _mm256_set1_ps(screen->scale)), noise);
+    return _mm256_mask_cmp_ps_mask(inside, score, _mm256_set1_ps(floor), _CMP_GT_OQ);
+}
+
+/* What pair_passes compares with: (151 - bits 2^-23) ln 2 is the most noise of a prefix with these bits. Slack is for its roundings, of
+ * numbers up to 105 and of sums near the floor. */
+static inline float pair_floor(double floor) {
+    const double t = floor + FS_NOISE_G - 151.0 * 0.6931471805599453;
+    const double loose = t - (fabs(t) * 0x1p-21 + 1e-3);
+    return loose > (double)FLT_MAX ? FLT_MAX : loose < -(double)FLT_MAX ? -INFINITY : (float)loose;
+}
+
+/* Blocks of one mark are screened by their first pair, blocks of two by the first two, unless these share a place; blocks that may have
+ * more, one in seventy, pass. */
+static uint32_t scan_marks(const fs_screen *screen, uint32_t first, fs_marks *marks) {
+    const __m512i a = _mm512_set1_epi64(0xD2511F53), b = _mm512_set1_epi64(0xCD9E8D57);
+    const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+    __m512i c[4] = {_mm512_add_epi64(lane, _mm512_set1_epi64(first)), _mm512_set1_epi64(screen->noise.r0),
+                    _mm512_set1_epi64(screen->noise.r1), _mm512_set1_epi64(screen->noise.r2 ^ FS_DOMAIN_MARK)};
+    for (uint32_t round = 0; round < 10; round++) {
+        const __m512i p = _mm512_mul_epu32(a, c[0]), q = _mm512_mul_epu32(b, c[2]);
+        c[0] = philox_mix(q, c[1], FS_NOISE_KEY0 + round * 0x9E3779B9u);
+        c[2] = philox_mix(p, c[3], FS_NOISE_KEY1 + round * 0xBB67AE85u);
+        c[1] = q, c[3] = p;
+    }
+    __m256i w[4];
+    for (int k = 0; k < 4; k++) {
+        w[k] = _mm512_cvtepi64_epi32(c[k]);
+        _mm256_storeu_si256((__m256i *)(void *)marks->w[k], w[k]);
+    }
+    const __mmask8 one = _mm256_cmpge_epu32_mask(w[0], _mm256_set1_epi32((int32_t)FS_MARKS_1));
+    const __mmask8 two = _mm256_cmpge_epu32_mask(w[0], _mm256_set1_epi32((int32_t)FS_MARKS_2));
+    const __mmask8 more = _mm256_cmpge_epu32_mask(w[0], _mm256_set1_epi32((int32_t)FS_MARKS_3));
+    const __m256i low = _mm256_set1_epi32(0xFFFF), seven = _mm256_set1_epi32(127);
+    const int32_t from = (int32_t)((int64_t)first * FS_NOISE_BLOCK - screen->base);
+    const __m256i begin = _mm256_add_epi32(_mm256_slli_epi32(_mm512_cvtepi64_epi32(lane), 7), _mm256_set1_epi32(from));
+    const __m256i place = _mm256_and_si256(w[1], seven), next = _mm256_and_si256(_mm256_srli_epi32(w[1], 7), seven);
+    const float floor = pair_floor(screen->floor);
+    uint32_t some = more;
+    some |= pair_passes(screen, one, _mm256_add_epi32(begin, place), _mm256_and_si256(w[2], low), floor);
+    some |= pair_passes(screen, two, _mm256_add_epi32(begin, next), _mm256_srli_epi32(w[2], 16), floor);
+    return some | _mm256_mask_cmpeq_epi32_mask(two, place, next);
 }

@@ -158,7 +158,7 @@ static void list_is_complete_above_its_bound(void **state) {
     static uint64_t all[4000], key[600];
     for (int round = 0; round < 300; round++) {
         int32_t n = 1 + (int32_t)random_below(&r, 4000), keep = 1 + (int32_t)random_below(&r, 250);
-        fs_list list = {key, NULL, 0, 0, keep, keep + 1 + (int32_t)random_below(&r, 300), FS_KEY_NONE};
+        fs_list list = {.key = key, .keep = keep, .capacity = keep + 1 + (int32_t)random_below(&r, 300)};
         for (int32_t i = 0; i < n; i++) {
             float logit = (float)(int)(random_normal(&r) * (round % 2 ? 3.0 : 1000.0));
             all[i] = order_key(logit, (uint32_t)i);
@@ -183,7 +183,7 @@ static void list_is_complete_above_its_bound(void **state) {
 static void list_without_spare_room_stays_inside(void **state) {
     (void)state;
     uint64_t key[6] = {0, 0, 0, 0, 0, 12345};
-    fs_list list = {key, NULL, 0, 0, 5, 5, FS_KEY_NONE};
+    fs_list list = {.key = key, .keep = 5, .capacity = 5};
     for (uint32_t i = 0; i < 40; i++) list_offer(&list, order_key((float)(i * 7 % 40), i), 0.0f);
     assert_int_equal(list.count, 5);
     assert_int_equal(key[5], 12345);
@@ -195,7 +195,7 @@ static void list_keeps_raw_logits_beside_their_keys(void **state) {
     rng r = random_from(7);
     static uint64_t key[100];
     static float raw[100];
-    fs_list list = {key, raw, 0, 0, 40, 100, FS_KEY_NONE};
+    fs_list list = {.key = key, .raw = raw, .keep = 40, .capacity = 100};
     for (uint32_t i = 0; i < 3000; i++) list_offer(&list, order_key((float)random_normal(&r), i), (float)i * 0.5f);
     list_heapify(&list);
     for (int32_t i = 0; i < list.count; i++) {
@@ -216,10 +216,10 @@ static void cut_refuses_a_proof_when_a_tie_may_be_missing(void **state) {
     rules.top_k = 4;
     fs_mass none = mass_empty();
     for (int ties = 0; ties < 2; ties++) {
-        fs_list list = {key, NULL, 0, 0, 6, 8, FS_KEY_NONE};
+        fs_list list = {.key = key, .keep = 6, .capacity = 8};
         for (uint32_t i = 0; i < 100; i++) list_offer(&list, order_key(1.0f, i), 0.0f);
         list_heapify(&list);
-        fs_cut cut = cut_list(&list, &rules, ties ? FS_KEEP_TIES : 0, &none);
+        fs_cut cut = cut_list(&list, &rules, ties ? FS_KEEP_TIES : 0, &none, 0.0);
         assert_int_equal(cut.proven, !ties);
         if (!ties) assert_int_equal(cut.survivors, 4);
     }

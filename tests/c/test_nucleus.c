@@ -1,0 +1,207 @@
+/* Top-p where nothing but tokens is asked: rough masses, lists narrowed by a guess, winners that are spared without a sorted list. Whatever
+ * the guess, tokens are the reference's, for any threads and blocks. */
+#include "core/cut.h"
+#include "cpu/cpu_lists.h"
+#include "support.h"
+
+enum { VOCAB = 9001, ROWS = 16, SHAPES = 9 };
+
+typedef float logits_of(rng *r, int64_t v);
+
+static float gaussian(rng *r, int64_t v) {
+    (void)v;
+    return (float)(2.0 * random_normal(r));
+}
+/* Frequent ids first, as in a vocabulary of byte pairs; and last, where every guess about ids to come is wrong. */
+static float hot_first(rng *r, int64_t v) {
+    return (float)(random_normal(r) - 2.2 * log1p((double)v / 32.0));
+}
+static float hot_last(rng *r, int64_t v) {
+    return (float)(random_normal(r) - 1.5 * log1p((double)(VOCAB - 1 - v) / 32.0));
+}
+/* One token at the start with half of the mass of all. */
+static float head_and_flat_tail(rng *r, int64_t v) {
+    (void)r;
+    return v == 0 ? 9.9f : 0.0f;
+}
+static float flat(rng *r, int64_t v) {
+    (void)r, (void)v;
+    return 1.0f;
+}
+/* 64 equal tokens, far apart: half of them is a cut that falls between two tokens exactly. */
+static float doubtful(rng *r, int64_t v) {
+    (void)r;
+    return v % 140 == 7 && v < 64 * 140 ? 10.0f : -INFINITY;
+}
+static float tied(rng *r, int64_t v) {
+    (void)v;
+    return (float)floor(2.0 * random_normal(r));
+}
+static float infinite(rng *r, int64_t v) {
+    return v % 7001 == 3 ? INFINITY : (float)random_normal(r);
+}
+static float nothing(rng *r, int64_t v) {
+    (void)r, (void)v;
+    return -INFINITY;
+}
+
+static logits_of *const shapes[SHAPES] = {gaussian, hot_first, hot_last, head_and_flat_tail, flat, doubtful,
+                                          tied,     infinite,  nothing};
+
+static void fill(float *logits, logits_of *shape, uint64_t seed) {
+    rng r = random_from(seed);
+    for (int64_t v = 0; v < VOCAB; v++) logits[v] = shape(&r, v);
+    for (int64_t b = 1; b < ROWS; b++) memcpy(logits + b * VOCAB, logits, VOCAB * sizeof *logits);
+}
+
+static int64_t draw(fs_context *context, const fs_head *head, const fs_batch *batch, int32_t *tokens,
+                    uint32_t *status) {
+    fs_result r = fs_result_default();
+    memset(tokens, 0x77, (size_t)(ROWS * batch->samples) * sizeof *tokens);
+    r.tokens = tokens, r.status = status;
+    if (fs_sample(context, head, batch, &r) != FS_OK) fail_msg("%s", fs_error_text(context));
+    return r.fallback_rows;
+}
+
+static void tokens_are_the_references(void **state) {
+    (void)state;
+    static const float top_p[] = {0.5f, 0.95f, 0.999f, 0.0f};
+    const int32_t threads[] = {1, 2, 3, 7}, blocks[] = {0, 128, 512};
+    float *logits = malloc(sizeof *logits * ROWS * VOCAB);
+    int32_t expected[ROWS * 3], got[ROWS * 3];
+    uint32_t status[ROWS], other[ROWS];
+    assert_non_null(logits);
+    fs_context *reference = open_context(FS_BACKEND_REFERENCE, 1, 0);
+    int64_t again[SHAPES] = {0};
+    for (uint64_t round = 0; round < test_size(2); round++)
+        for (int s = 0; s < SHAPES; s++) {
+            fill(logits, shapes[s], round * SHAPES + (uint64_t)s);
+            fs_head head = fs_head_default();
+            head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = VOCAB;
+            for (int i = 0; i < 12; i++) {
+                fs_batch batch = fs_batch_default();
+                batch.rows = ROWS, batch.position_all = round * 12 + (uint64_t)i, batch.all.seed = 3;
+                batch.all.top_p = top_p[((uint64_t)i + round) % 4];
+                batch.all.temperature = i % 3 == 2 ? 0.7f : 1.0f;
+                batch.samples = i % 2 ? 3 : 1;
+                if (i % 5 == 3) batch.mode = FS_MODE_WITHOUT_REPLACEMENT;
+                if (i % 7 == 4) batch.flags = FS_KEEP_TIES;
+                fs_context *cpu = open_context(FS_BACKEND_CPU, threads[i % 4], blocks[i / 4]);
+                draw(reference, &head, &batch, expected, status);
+                again[s] += draw(cpu, &head, &batch, got, other);
+                assert_memory_equal(got, expected, (size_t)(ROWS * batch.samples) * sizeof *got);
+                for (int b = 0; b < ROWS; b++) assert_int_equal(other[b] & ~(uint32_t)FS_ROW_FALLBACK, status[b]);
+                fs_context_destroy(cpu);
+            }
+        }
+    /* Those that no list holds, and the tokens in doubt, must have been met. */
+    assert_true(again[4] > 0);
+    if (test_size(2) == 2) assert_true(again[5] > 0);
+    fs_context_destroy(reference);
+    free(logits);
+}
+
+/* A token that wins from the doubtful place takes the second pass; that rows with a real nucleus hardly ever do is the point of it all. */
+static void language_like_rows_need_no_second_pass(void **state) {
+    (void)state;
+    float *logits = malloc(sizeof *logits * ROWS * VOCAB);
+    int32_t tokens[ROWS];
+    uint32_t status[ROWS];
+    assert_non_null(logits);
+    fs_head head = fs_head_default();
+    head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = VOCAB;
+    fs_context *cpu = open_context(FS_BACKEND_CPU, 2, 0);
+    int64_t again = 0;
+    const uint64_t rounds = test_size(40);
+    fill(logits, hot_first, 1);
+    for (uint64_t round = 0; round < rounds; round++) {
+        fs_batch batch = fs_batch_default();
+        batch.rows = ROWS, batch.position_all = round, batch.all.top_p = 0.95f;
+        again += draw(cpu, &head, &batch, tokens, status);
+    }
+    assert_true(again <= 1);
+    fs_context_destroy(cpu);
+    free(logits);
+}
+
+/* --------------------------------------------------------------------------------------------------- lists ---- */
+
+static int descending(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x < y) - (x > y);
+}
+
+/* What a list claims: it holds every token offered that is above its bound, `keep` of them at least. */
+static void check_list(const fs_list *list, const float *y, int64_t n) {
+    static uint64_t all[VOCAB], there[VOCAB];
+    int64_t above = 0, held = 0;
+    for (int64_t v = 0; v < n; v++)
+        if (y[v] > -INFINITY && order_key(y[v], (uint32_t)v) > list->bound) all[above++] = order_key(y[v], (uint32_t)v);
+    for (int32_t i = 0; i < list->count; i++)
+        if (list->key[i] > list->bound) there[held++] = list->key[i];
+    assert_int_equal(above, held);
+    assert_true(list->bound == FS_KEY_NONE || held >= list->keep);
+    qsort(all, (size_t)above, sizeof *all, descending);
+    qsort(there, (size_t)held, sizeof *there, descending);
+    assert_memory_equal(all, there, (size_t)held * sizeof *all);
+}
+
+static void lists_hold_all_above_their_bound(void **state) {
+    (void)state;
+    char text[256];
+    const fs_scan *scan = fs_isa_choose(NULL, text, sizeof text)->scan;
+    static float y[ROWS * VOCAB], granule[8];
+    static uint64_t key[4096 + FS_GRANULE];
+    for (int s = 0; s < SHAPES; s++)
+        for (int keep = 1; keep <= 2048; keep *= 8) {
+            fill(y, shapes[s], 77 + (uint64_t)s);
+            fs_list list = {.key = key, .keep = keep, .capacity = keep < 128 ? 256 : 2 * keep};
+            const int64_t n = VOCAB / 128 * 128;
+            for (int64_t v = 0; v < n; v += 128) {
+                scan->survey(y + v, 128, granule);
+                fs_lists_offer(&list, scan, y + v, granule, v, 8);
+                assert_true(list.count <= list.capacity);
+                if (v % 4096 == 0) check_list(&list, y, v + 128);
+            }
+            check_list(&list, y, n);
+        }
+}
+
+/* Narrowing keeps the share it was asked for, and the list's claim. */
+static void narrowed_lists_keep_their_share(void **state) {
+    (void)state;
+    char text[256];
+    const fs_scan *scan = fs_isa_choose(NULL, text, sizeof text)->scan;
+    static float y[ROWS * VOCAB], granule[64];
+    static uint64_t key[VOCAB + FS_GRANULE];
+    for (int s = 0; s < SHAPES - 2; s++)
+        for (int i = 0; i < 4; i++) {
+            const double share = 1.0 - pow(10.0, -1.0 - i);
+            fill(y, shapes[s], 99 + (uint64_t)s);
+            fs_list list = {.key = key, .keep = 0, .capacity = VOCAB};
+            fs_mass mass = mass_empty();
+            const int64_t n = VOCAB / 1024 * 1024;
+            for (int64_t v = 0; v < n; v += 1024) {
+                scan->survey(y + v, 1024, granule);
+                scan->add_mass(y + v, granule, 1024, 1.0f, &mass);
+                fs_lists_offer(&list, scan, y + v, granule, v, 64);
+            }
+            fs_lists_narrow(&list, scan, 1.0f, &mass, share);
+            double kept = 0.0;
+            for (int32_t k = 0; k < list.count; k++)
+                kept += exp((double)order_key_logit(list.key[k]) - mass_log(&mass));
+            assert_true(kept >= share - 1e-5 || list.bound == FS_KEY_NONE);
+            assert_true(list.due > list.count);
+            check_list(&list, y, n);
+        }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tokens_are_the_references),
+        cmocka_unit_test(language_like_rows_need_no_second_pass),
+        cmocka_unit_test(lists_hold_all_above_their_bound),
+        cmocka_unit_test(narrowed_lists_keep_their_share),
+    };
+    return cmocka_run_group_tests_name("nucleus", tests, NULL, NULL);
+}
