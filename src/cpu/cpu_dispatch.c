@@ -60,7 +60,7 @@ static int always(void) {
 /* Rows marked 1 have run under emulation only: they are there to be forced, and are not chosen. */
 static const fs_isa table[] = {
 #if defined(__x86_64__)
-    {"amx", has_amx, 0, {&fs_kernel_f32__avx512, &fs_kernel_f16__avx512, &fs_kernel_bf16__amx}, &fs_scan_avx512},
+    {"amx", has_amx, 0, FS_KERNELS(amx), &fs_scan_avx512},
     {"avx512bf16",
      has_avx512bf16,
      0,

@@ -23,8 +23,10 @@
 #define FS_TILE 16 /* tokens, and rows of H, of a tile */
 #define FS_STEP 32 /* elements */
 #define FS_TILE_BYTES 1024
-#define FS_PANELS 4   /* of rows at a time */
-#define FS_TOKENS 128 /* at most, whose sums wait to be transposed: 8 tiles */
+#define FS_PANELS 4          /* of rows at a time */
+#define FS_F16_SCALE 0x1p98f /* of H, and 1 / it of W, where W is f16 */
+#define FS_NOT_FINITE 0x99   /* quiet and signalling NaN, + and - inf, of vfpclassps */
+#define FS_TOKENS 128        /* at most, whose sums wait to be transposed: 8 tiles */
 
 /* ------------------------------------------------------------------------------------------------------ pack ---- */
 
@@ -44,8 +46,14 @@ static size_t packed_bytes(const fs_hidden *hidden) {
     return (size_t)panels_of(hidden) * panel_bytes(hidden);
 }
 
+/* Where element d of a step lies: neighbours are a pair, but in float weights d and d + 16 are, which two vectors of 16 floats become by
+ * a shift and a merge. */
+FS_INLINE int64_t place_of(int32_t w_dtype, int64_t d) {
+    return w_dtype == FS_F32 ? d % 16 * 32 + d / 16 : d / 2 * 32 + d % 2;
+}
+
 /* [panels, steps, parts, 16 pairs, 16 rows, 2] bf16; zeros behind dim and behind the last row. */
-static void pack(const fs_hidden *hidden, int64_t from, int64_t to) {
+FS_INLINE void pack_for(int32_t w_dtype, const fs_hidden *hidden, int64_t from, int64_t to) {
     const int parts = split_parts(hidden->dtype);
     const int64_t end = steps_of(hidden) * FS_STEP, last = to < end ? to : end;
     for (int32_t p = 0; p < panels_of(hidden); p++) {
@@ -55,16 +63,93 @@ static void pack(const fs_hidden *hidden, int64_t from, int64_t to) {
         for (int32_t r = 0; r < FS_TILE && p * FS_TILE + r < hidden->rows; r++)
             for (int64_t d = from; d < last && d < hidden->dim; d++) {
                 uint16_t part[FS_PARTS_MOST];
-                split_float(split_element(hidden->row[p * FS_TILE + r], hidden->dtype, d), parts, part);
-                uint16_t *at = panel + d / FS_STEP * parts * tile + d % FS_STEP / 2 * 32 + r * 2 + d % 2;
+                float x = split_element(hidden->row[p * FS_TILE + r], hidden->dtype, d);
+                split_float(w_dtype == FS_F16 ? x * FS_F16_SCALE : x, parts, part);
+                uint16_t *at = panel + d / FS_STEP * parts * tile + place_of(w_dtype, d % FS_STEP) + r * 2;
                 for (int i = 0; i < parts; i++) at[i * tile] = part[i];
             }
     }
 }
 
+/* ----------------------------------------------------------------------------------------------------- split ---- */
+
+/* The upper halves of 16 floats of each vector, in pairs. */
+FS_INLINE __m512i pair_tops(__m512 a, __m512 b) {
+    const __m512i top = _mm512_set1_epi32((int)0xFFFF0000);
+    return _mm512_ternarylogic_epi32(_mm512_srli_epi32(_mm512_castps_si512(a), 16), _mm512_castps_si512(b), top, 0xF8);
+}
+
+/* What is left of x without its upper half, exactly; NaN if x is not finite. */
+FS_INLINE __m512 cut_top(__m512 x) {
+    const __m512i top = _mm512_set1_epi32((int)0xFFFF0000);
+    return _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), top)));
+}
+
+/* 32 floats as one line of each part's tile. */
+FS_INLINE void split_f32(__m512 a, __m512 b, char *to, int64_t apart) {
+    for (int i = 0; i < FS_PARTS_MOST; i++, to += apart) {
+        _mm512_store_si512(to, pair_tops(a, b));
+        a = cut_top(a), b = cut_top(b);
+    }
+}
+
+/* 32 halves below 2 as one line of each part's tile, scaled. */
+FS_INLINE void split_f16(__m512i x, char *to, int64_t apart) {
+    const __m512i exponent_below_32 = _mm512_set1_epi16((short)0x8FFF), top = _mm512_set1_epi16((short)0xFFF8);
+    const __m512h y = _mm512_mul_ph(_mm512_castsi512_ph(x), _mm512_castsi512_ph(_mm512_set1_epi16(0x7400)));
+    const __m512h z = _mm512_sub_ph(y, _mm512_castsi512_ph(_mm512_and_si512(_mm512_castph_si512(y), top)));
+    _mm512_store_si512(to, _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(y), 3), exponent_below_32));
+    _mm512_store_si512(to + apart, _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(z), 3), exponent_below_32));
+}
+
+/* The same for any halves, the slow way. */
+FS_INLINE void split_any_f16(__m512i x, char *to, int64_t apart) {
+    const __m512 scale = _mm512_set1_ps(1.0f / FS_F16_SCALE);
+    __m512 a = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(x)), scale);
+    __m512 b = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)), scale);
+    for (int i = 0; i < 2; i++, to += apart) {
+        _mm256_store_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(a), 16)));
+        _mm256_store_si256((__m256i *)(void *)(to + 32),
+                           _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(b), 16)));
+        a = cut_top(a), b = cut_top(b);
+    }
+}
+
+/* A step of W on its way into tiles of parts, [parts, lines, 64 bytes], a few lines at a time. */
+typedef struct splitting {
+    const char *w; /* of line 0; the others `stride` bytes apart */
+    int64_t stride;
+    int32_t line, lines; /* the next one, and how many there are */
+    char *to;
+    __m512i any; /* bits that some element has */
+} splitting;
+
+FS_INLINE void split_some(int32_t dtype, splitting *s, int32_t most) {
+    const int64_t apart = 2 * FS_TILE_BYTES;
+    const int32_t end = s->lines - s->line < most ? s->lines : s->line + most;
+    for (; s->line < end; s->line++) {
+        const char *w = s->w + s->line * s->stride;
+        char *to = s->to + s->line * 64;
+        if (dtype == FS_F32) split_f32(_mm512_loadu_ps(w), _mm512_loadu_ps(w + 64), to, apart);
+        else {
+            const __m512i x = _mm512_loadu_si512(w);
+            s->any = _mm512_or_si512(s->any, x);
+            split_f16(x, to, apart);
+        }
+    }
+}
+
+/* The rest, and once more with care where an f16 has the highest bit of its exponent set: 2 or more, inf or NaN. */
+FS_INLINE void split_end(int32_t dtype, splitting *s) {
+    split_some(dtype, s, s->lines);
+    if (dtype == FS_F16 && _mm512_test_epi16_mask(s->any, _mm512_set1_epi16(0x4000)))
+        for (int32_t t = 0; t < s->lines; t++)
+            split_any_f16(_mm512_loadu_si512(s->w + t * s->stride), s->to + t * 64, 2 * FS_TILE_BYTES);
+}
+
 /* ------------------------------------------------------------------------------------------------------- dot ---- */
 
-/* What this points to is in memory now. gcc 12 does not know that ldtilecfg and tileloadd read it, and may drop or delay stores. */
+/* What this points to is in memory now. gcc 12 does not know that ldtilecfg and tileloadd read it, and may drop or move stores. */
 #define FS_WRITTEN(pointer) __asm__ volatile("" : : "r"(pointer) : "memory")
 
 /* What ldtilecfg reads. */
@@ -75,50 +160,163 @@ typedef struct tile_config {
 } tile_config;
 _Static_assert(sizeof(tile_config) == 64, "ldtilecfg reads 64 bytes");
 
-/* Tiles: 0 .. 3 the sums, 4 and 5 rows, 6 tokens, of which there are n. */
+/* Tiles: 0 .. 3 the sums, 4 and 5 tokens, of which there are n, 6 and 7 rows. */
 static void configure(int32_t n) {
     tile_config config = {.palette = 1};
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 8; i++) {
         config.row_bytes[i] = 64;
-        config.rows[i] = (uint8_t)(i == 4 || i == 5 ? FS_TILE : n);
+        config.rows[i] = (uint8_t)(i < 6 ? n : FS_TILE);
     }
     FS_WRITTEN(&config);
     _tile_loadconfig(&config);
 }
 
-/* One step: 16 tokens at w times N panels, `panel` bytes apart. */
-FS_INLINE void dot_step(int N, int parts, const char *w, int64_t stride, const char *h, size_t panel) {
-    _tile_loadd(6, w, stride);
-    for (int i = 0; i < parts; i++, h += FS_TILE_BYTES) {
-        _tile_loadd(4, h, 64);
-        _tile_dpbf16ps(0, 6, 4);
-        if (N > 1) _tile_loadd(5, h + panel, 64);
-        if (N > 1) _tile_dpbf16ps(1, 6, 5);
-        if (N > 2) _tile_loadd(4, h + 2 * panel, 64);
-        if (N > 2) _tile_dpbf16ps(2, 6, 4);
-        if (N > 3) _tile_loadd(5, h + 3 * panel, 64);
-        if (N > 3) _tile_dpbf16ps(3, 6, 5);
+/* A piece of work: n tokens meet panels of rows. */
+typedef struct meeting {
+    const fs_hidden *hidden;
+    const char *h; /* the first panel; the others `panel` bytes apart */
+    size_t panel;
+    const char *w; /* the first token; the others `stride` bytes apart */
+    int64_t stride;
+    int32_t n;
+    float *sum; /* for each panel [FS_TOKENS, 16 rows], the tokens `sum_stride` bytes apart */
+    int64_t sum_stride;
+} meeting;
+
+FS_INLINE void zero_sums(void) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+/* The elements of an unfinished step, zero padded: W must not be read past its end. to [tokens, 32] */
+static void copy_tail(const meeting *m, int64_t bytes, char *to) {
+    const int64_t done = m->hidden->dim / FS_STEP * FS_STEP, left = m->hidden->dim - done;
+    for (int32_t t = 0; left && t < m->n; t++, to += FS_STEP * bytes) {
+        memset(to, 0, (size_t)(FS_STEP * bytes));
+        memcpy(to, m->w + t * m->stride + done * bytes, (size_t)(left * bytes));
     }
 }
 
-/* sum: for each panel [FS_TOKENS, 16 rows], the tile's tokens `sum_stride` bytes apart. tail: the elements of an unfinished step, zero
- * padded, or NULL. */
-FS_INLINE void dot_tile(int N, const fs_hidden *hidden, const char *w, int64_t stride, const char *tail, const char *h,
-                        float *sum, int64_t sum_stride) {
-    const int parts = split_parts(hidden->dtype);
-    const int64_t steps = hidden->dim / FS_STEP;
-    const size_t panel = panel_bytes(hidden);
-    _tile_zero(0);
-    if (N > 1) _tile_zero(1);
-    if (N > 2) _tile_zero(2);
-    if (N > 3) _tile_zero(3);
+/* One step of bf16 weights: 16 tokens at w times N panels. */
+FS_INLINE void dot_step(int N, int parts, const char *w, int64_t stride, const char *h, size_t panel) {
+    _tile_loadd(4, w, stride);
+    for (int i = 0; i < parts; i++, h += FS_TILE_BYTES) {
+        _tile_loadd(6, h, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (N > 1) _tile_loadd(7, h + panel, 64);
+        if (N > 1) _tile_dpbf16ps(1, 4, 7);
+        if (N > 2) _tile_loadd(6, h + 2 * panel, 64);
+        if (N > 2) _tile_dpbf16ps(2, 4, 6);
+        if (N > 3) _tile_loadd(7, h + 3 * panel, 64);
+        if (N > 3) _tile_dpbf16ps(3, 4, 7);
+    }
+}
+
+/* 16 tokens of bf16 as they lie. */
+FS_INLINE void dot_plain(int N, const meeting *m) {
+    const int parts = split_parts(m->hidden->dtype);
+    const int64_t steps = m->hidden->dim / FS_STEP;
+    const char *h = m->h;
+    zero_sums();
     for (int64_t k = 0; k < steps; k++, h += parts * FS_TILE_BYTES)
-        dot_step(N, parts, w + k * FS_STEP * 2, stride, h, panel);
-    if (tail) dot_step(N, parts, tail, 64, h, panel);
-    _tile_stored(0, sum, sum_stride);
-    if (N > 1) _tile_stored(1, sum + FS_TOKENS * FS_TILE, sum_stride);
-    if (N > 2) _tile_stored(2, sum + 2 * FS_TOKENS * FS_TILE, sum_stride);
-    if (N > 3) _tile_stored(3, sum + 3 * FS_TOKENS * FS_TILE, sum_stride);
+        dot_step(N, parts, m->w + k * FS_STEP * 2, m->stride, h, m->panel);
+    if (m->hidden->dim % FS_STEP) {
+        _Alignas(64) char tail[FS_TILE_BYTES];
+        copy_tail(m, 2, tail);
+        FS_WRITTEN(tail);
+        dot_step(N, parts, tail, 64, h, m->panel);
+    }
+    _tile_stored(0, m->sum, m->sum_stride);
+    if (N > 1) _tile_stored(1, m->sum + FS_TOKENS * FS_TILE, m->sum_stride);
+    if (N > 2) _tile_stored(2, m->sum + 2 * FS_TOKENS * FS_TILE, m->sum_stride);
+    if (N > 3) _tile_stored(3, m->sum + 3 * FS_TOKENS * FS_TILE, m->sum_stride);
+}
+
+/* Products of part j of one or two panels at h with the parts of T tiles at w that it meets, and a few lines of the next step after
+ * each. Sums: T = 2 has 0, 1 for the first tile and 2, 3 for the second, T = 1 has 0, 1 for the first two panels and 2, 3 for the others. */
+FS_INLINE void dot_part(int32_t dtype, int T, int both, int others, int j, const char *w, const char *h, size_t panel,
+                        splitting *next, int32_t some) {
+    _tile_loadd(6, h, 64);
+    if (both) _tile_loadd(7, h + panel, 64);
+    for (int i = 0; i < split_parts(dtype) && i + j < FS_PARTS_MOST; i++, w += 2 * FS_TILE_BYTES) {
+        _tile_loadd(4, w, 64);
+        if (!others) _tile_dpbf16ps(0, 4, 6);
+        if (!others && both) _tile_dpbf16ps(1, 4, 7);
+        if (others) _tile_dpbf16ps(2, 4, 6);
+        if (others && both) _tile_dpbf16ps(3, 4, 7);
+        if (T == 2) _tile_loadd(5, w + FS_TILE_BYTES, 64);
+        if (T == 2) _tile_dpbf16ps(2, 5, 6);
+        if (T == 2 && both) _tile_dpbf16ps(3, 5, 7);
+        split_some(dtype, next, some);
+    }
+}
+
+/* The same for all parts of one panel and two tiles, which leaves tiles free to hold W: each is loaded once. */
+FS_INLINE void dot_panel(int32_t dtype, int parts, const char *w, const char *h, splitting *next, int32_t some) {
+    const char *mid = w + 2 * FS_TILE_BYTES, *low = w + 4 * FS_TILE_BYTES;
+    for (int j = 0; j < parts; j++, h += FS_TILE_BYTES) {
+        _tile_loadd(6, h, 64);
+        if (j == 0) _tile_loadd(4, w, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (j == 0) _tile_loadd(5, w + FS_TILE_BYTES, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        split_some(dtype, next, some);
+        if (j == 2) break;
+        if (j == 0) _tile_loadd(1, mid, 64);
+        _tile_dpbf16ps(0, 1, 6);
+        if (j == 0) _tile_loadd(3, mid + FS_TILE_BYTES, 64);
+        _tile_dpbf16ps(2, 3, 6);
+        split_some(dtype, next, some);
+        if (j == 1 || dtype == FS_F16) continue;
+        _tile_loadd(7, low, 64);
+        _tile_dpbf16ps(0, 7, 6);
+        _tile_loadd(7, low + FS_TILE_BYTES, 64);
+        _tile_dpbf16ps(2, 7, 6);
+        split_some(dtype, next, some);
+    }
+}
+
+/* How often split_some is called in a step. */
+FS_INLINE int32_t count_products(int32_t dtype, int parts) {
+    const int of_w = split_parts(dtype);
+    int32_t n = 0;
+    for (int j = 0; j < parts; j++) n += of_w < FS_PARTS_MOST - j ? of_w : FS_PARTS_MOST - j;
+    return n;
+}
+
+/* T tiles that have to be split, the next step while this one is multiplied. T * N <= 4. */
+FS_INLINE void dot_split(int32_t dtype, int T, int N, const meeting *m) {
+    const int parts = split_parts(m->hidden->dtype);
+    const int64_t whole = m->hidden->dim / FS_STEP, steps = steps_of(m->hidden), bytes = dtype == FS_F32 ? 4 : 2;
+    const int32_t calls = count_products(dtype, parts) * (N > 2 ? 2 : 1), some = (m->n + calls - 1) / calls;
+    _Alignas(64) char tiles[2][FS_PARTS_MOST * 2 * FS_TILE_BYTES], tail[2 * FS_TILE * FS_STEP * 4];
+    copy_tail(m, bytes, tail);
+    zero_sums();
+    for (int64_t k = -1; k < steps; k++) {
+        const int64_t then = k + 1;
+        splitting next = {m->w + then * FS_STEP * bytes, m->stride, 0, m->n, tiles[then & 1], _mm512_setzero_si512()};
+        if (then == whole) next.w = tail, next.stride = FS_STEP * bytes;
+        if (then == steps) next.lines = 0;
+        if (k >= 0 && T == 2 && N == 1)
+            dot_panel(dtype, parts, tiles[k & 1], m->h + k * parts * FS_TILE_BYTES, &next, some);
+        else if (k >= 0)
+            for (int j = 0; j < parts; j++) {
+                const char *h = m->h + (k * parts + j) * FS_TILE_BYTES;
+                dot_part(dtype, T, N > 1, 0, j, tiles[k & 1], h, m->panel, &next, some);
+                if (N > 2) dot_part(dtype, T, N > 3, 1, j, tiles[k & 1], h + 2 * m->panel, m->panel, &next, some);
+            }
+        split_end(dtype, &next);
+        FS_WRITTEN(tiles);
+    }
+    _tile_stored(0, m->sum, m->sum_stride);
+    if (N > 1) _tile_stored(1, m->sum + FS_TOKENS * FS_TILE, m->sum_stride);
+    if (N > 2) _tile_stored(2, m->sum + 2 * FS_TOKENS * FS_TILE, m->sum_stride);
+    if (N > 3) _tile_stored(3, m->sum + 3 * FS_TOKENS * FS_TILE, m->sum_stride);
+    float *second = m->sum + FS_TILE * m->sum_stride / 4;
+    if (T == 2) _tile_stored(2, second, m->sum_stride);
+    if (T == 2 && N > 1) _tile_stored(3, second + FS_TOKENS * FS_TILE, m->sum_stride);
 }
 
 /* ----------------------------------------------------------------------------------------------------- store ---- */
@@ -148,8 +346,8 @@ FS_INLINE void transpose(__m512 *x) {
 }
 
 /* Logits of `tokens` tokens for rows [first, first + 16) as far as there are. */
-static void store_tile(const fs_hidden *hidden, int32_t first, const char *w, int64_t stride, int32_t tokens,
-                       const float *sum, float *out, int64_t out_ld) {
+static void store_tile(const fs_hidden *hidden, int32_t first, int32_t w_dtype, const char *w, int64_t stride,
+                       int32_t tokens, const float *sum, float *out, int64_t out_ld) {
     const int32_t rows = hidden->rows - first < FS_TILE ? hidden->rows - first : FS_TILE;
     const __mmask16 there = (__mmask16)((1u << tokens) - 1);
     __m512 x[16];
@@ -158,73 +356,134 @@ static void store_tile(const fs_hidden *hidden, int32_t first, const char *w, in
     for (int32_t r = 0; r < rows; r++) {
         float *to = out + (first + r) * out_ld;
         _mm512_mask_storeu_ps(to, there, x[r]);
-        if (hidden->dtype == FS_BF16) continue;
-        for (uint32_t nan = _mm512_mask_cmp_ps_mask(there, x[r], x[r], _CMP_UNORD_Q); nan; nan &= nan - 1) {
-            int32_t t = __builtin_ctz(nan);
-            to[t] = repair_nan(hidden, first + r, w + t * stride);
+        if (hidden->dtype == FS_BF16 && w_dtype == FS_BF16) continue;
+        for (uint32_t odd = _mm512_mask_fpclass_ps_mask(there, x[r], FS_NOT_FINITE); odd; odd &= odd - 1) {
+            int32_t t = __builtin_ctz(odd);
+            to[t] = repair_nan(hidden, first + r, w + t * stride, w_dtype);
         }
     }
 }
 
 /* -------------------------------------------------------------------------------------------------- the tile ---- */
 
-/* One tile: n tokens, `stride` bytes apart, for N panels from panel p on. */
-static void tile_panels(const fs_hidden *hidden, const char *w, int64_t stride, int32_t n, int32_t p, int32_t N,
-                        float *sum, int64_t sum_stride) {
-    const int64_t left = hidden->dim % FS_STEP;
-    const char *h = hidden->packed + (size_t)p * panel_bytes(hidden);
-    _Alignas(64) char copy[FS_TILE_BYTES];
-    if (left) {
-        /* The tail goes through a zeroed copy: W must not be read past its end. */
-        memset(copy, 0, sizeof copy);
-        for (int32_t t = 0; t < n; t++)
-            memcpy(copy + t * 64, w + t * stride + (hidden->dim - left) * 2, (size_t)left * 2);
-        FS_WRITTEN(copy);
+/* One function for each shape: what gcc 12 makes of several in one frame is slower. */
+#define FS_DEFINE_SPLIT(type, dtype, T, N)                                                                             \
+    static __attribute__((noinline)) void dot_##type##_##T##_##N(const meeting *m) {                                   \
+        dot_split(dtype, T, N, m);                                                                                     \
     }
-    const char *tail = left ? copy : NULL;
-    if (N == 1) dot_tile(1, hidden, w, stride, tail, h, sum, sum_stride);
-    else if (N == 2) dot_tile(2, hidden, w, stride, tail, h, sum, sum_stride);
-    else if (N == 3) dot_tile(3, hidden, w, stride, tail, h, sum, sum_stride);
-    else dot_tile(4, hidden, w, stride, tail, h, sum, sum_stride);
+#define FS_DEFINE_SPLITS(type, dtype)                                                                                  \
+    FS_DEFINE_SPLIT(type, dtype, 1, 1)                                                                                 \
+    FS_DEFINE_SPLIT(type, dtype, 1, 2)                                                                                 \
+    FS_DEFINE_SPLIT(type, dtype, 1, 3)                                                                                 \
+    FS_DEFINE_SPLIT(type, dtype, 1, 4)                                                                                 \
+    FS_DEFINE_SPLIT(type, dtype, 2, 1)                                                                                 \
+    FS_DEFINE_SPLIT(type, dtype, 2, 2)
+FS_DEFINE_SPLITS(f16, FS_F16)
+FS_DEFINE_SPLITS(f32, FS_F32)
+
+static void dot_bf16_1(const meeting *m) {
+    dot_plain(1, m);
+}
+static void dot_bf16_2(const meeting *m) {
+    dot_plain(2, m);
+}
+static void dot_bf16_3(const meeting *m) {
+    dot_plain(3, m);
+}
+static void dot_bf16_4(const meeting *m) {
+    dot_plain(4, m);
 }
 
-/* `tiles` tiles of n tokens: token t of tile i is row i + t * tiles of w. */
-static void tile_group(const fs_hidden *hidden, const char *w, int64_t stride, int32_t tiles, int32_t n, float *out,
-                       int64_t out_ld) {
-    const int32_t panels = panels_of(hidden);
+/* Kernels by dtype of W, and number of panels - 1. */
+typedef void (*dot_tile)(const meeting *m);
+static const dot_tile dot_one[3][FS_PANELS] = {
+    [FS_F32] = {dot_f32_1_1, dot_f32_1_2, dot_f32_1_3, dot_f32_1_4},
+    [FS_F16] = {dot_f16_1_1, dot_f16_1_2, dot_f16_1_3, dot_f16_1_4},
+    [FS_BF16] = {dot_bf16_1, dot_bf16_2, dot_bf16_3, dot_bf16_4},
+};
+/* Two tiles at a time. */
+static const dot_tile dot_two[3][FS_PANELS] = {
+    [FS_F32] = {dot_f32_2_1, dot_f32_2_2},
+    [FS_F16] = {dot_f16_2_1, dot_f16_2_2},
+};
+
+/* Rows of W that are multiplied together: `halves` times `tiles` tiles of n tokens. Token t of tile i is row i + t * tiles of its half, so
+ * that two halves are tiles of 2 n tokens. */
+typedef struct group {
+    int32_t dtype;
+    const char *w;
+    int64_t stride;
+    int32_t tiles, halves, n;
+} group;
+
+static void dot_group(const group *g, const fs_hidden *hidden, int32_t p, int32_t N, float *sum) {
+    const dot_tile two = g->halves == 2 ? dot_two[g->dtype][N - 1] : NULL, dot = two ? two : dot_one[g->dtype][N - 1];
+    const int32_t halves = two ? 1 : g->halves, n = two ? 2 * g->n : g->n;
+    const size_t panel = panel_bytes(hidden);
+    for (int32_t u = 0; u < halves; u++)
+        for (int32_t i = 0; i < g->tiles; i++) {
+            const int64_t first = u * g->tiles * n + i;
+            meeting m = {hidden,
+                         hidden->packed + (size_t)p * panel,
+                         panel,
+                         g->w + first * g->stride,
+                         g->tiles * g->stride,
+                         n,
+                         sum + first * FS_TILE,
+                         g->tiles * 64};
+            dot(&m);
+        }
+}
+
+static void tile_group(const group *g, const fs_hidden *hidden, float *out, int64_t out_ld) {
+    const int32_t panels = panels_of(hidden), tokens = g->halves * g->tiles * g->n;
     _Alignas(64) float sum[FS_PANELS * FS_TOKENS * FS_TILE];
     for (int32_t p = 0, N; p < panels; p += N) {
         N = panels - p < FS_PANELS ? panels - p : FS_PANELS;
-        for (int32_t i = 0; i < tiles; i++)
-            tile_panels(hidden, w + i * stride, tiles * stride, n, p, N, sum + i * FS_TILE, tiles * 64);
+        dot_group(g, hidden, p, N, sum);
         for (int32_t j = 0; j < N; j++)
-            for (int32_t t = 0; t < tiles * n; t += FS_TILE)
-                store_tile(hidden, (p + j) * FS_TILE, w + t * stride, stride, tiles > 1 ? FS_TILE : n,
-                           sum + (j * FS_TOKENS + t) * FS_TILE, out + t, out_ld);
+            for (int32_t t = 0; t < tokens; t += FS_TILE)
+                store_tile(hidden, (p + j) * FS_TILE, g->dtype, g->w + t * g->stride, g->stride,
+                           tokens < FS_TILE ? tokens : FS_TILE, sum + (j * FS_TOKENS + t) * FS_TILE, out + t, out_ld);
     }
 }
 
 /* Tiles side by side in one page: rows of the tile are that far apart. */
 static int32_t spacing_of(int64_t stride) {
     int32_t tiles = 1;
-    while (tiles * stride < 4096 && tiles * FS_TILE < FS_TOKENS) tiles *= 2;
+    while (tiles * stride < 4096 && 2 * tiles * FS_TILE < FS_TOKENS) tiles *= 2;
     return tiles;
 }
 
-static void tile(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out, int64_t out_ld) {
-    const char *data = (const char *)w;
-    const int32_t tiles = spacing_of(stride);
-    int32_t t = 0;
+static void tile_all(int32_t dtype, const fs_hidden *hidden, const char *w, int64_t stride, int32_t tokens, float *out,
+                     int64_t out_ld) {
+    group g = {dtype, w, stride, spacing_of(stride), 2, FS_TILE};
     if (tokens >= FS_TILE) configure(FS_TILE);
-    for (; tokens - t >= tiles * FS_TILE; t += tiles * FS_TILE)
-        tile_group(hidden, data + t * stride, stride, tiles, FS_TILE, out + t, out_ld);
-    for (; tokens - t >= FS_TILE; t += FS_TILE)
-        tile_group(hidden, data + t * stride, stride, 1, FS_TILE, out + t, out_ld);
-    if (t < tokens) {
-        configure(tokens - t);
-        tile_group(hidden, data + t * stride, stride, 1, tokens - t, out + t, out_ld);
+    for (int32_t t = 0, n; t < tokens; t += n) {
+        n = g.halves * g.tiles * g.n;
+        if (tokens - t >= n) {
+            g.w = w + t * stride;
+            tile_group(&g, hidden, out + t, out_ld);
+            continue;
+        }
+        n = 0;
+        if (g.halves == 2) g.halves = 1;
+        else if (g.tiles > 1) g.tiles = 1;
+        else configure(g.n = tokens - t);
     }
     _tile_release();
 }
 
-const fs_kernel fs_kernel_bf16__amx = {packed_bytes, pack, tile};
+#define FS_DEFINE_KERNEL(type, dtype)                                                                                  \
+    static void pack_##type(const fs_hidden *hidden, int64_t from, int64_t to) {                                       \
+        pack_for(dtype, hidden, from, to);                                                                             \
+    }                                                                                                                  \
+    static void tile_##type(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out,        \
+                            int64_t out_ld) {                                                                          \
+        tile_all(dtype, hidden, (const char *)w, stride, tokens, out, out_ld);                                         \
+    }                                                                                                                  \
+    const fs_kernel fs_kernel_##type##__amx = {packed_bytes, pack_##type, tile_##type}
+
+FS_DEFINE_KERNEL(f32, FS_F32);
+FS_DEFINE_KERNEL(f16, FS_F16);
+FS_DEFINE_KERNEL(bf16, FS_BF16);
