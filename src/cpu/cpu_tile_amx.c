@@ -234,26 +234,61 @@ FS_INLINE void dot_plain(int N, const meeting *m) {
     if (N > 3) _tile_stored(3, m->sum + 3 * FS_TOKENS * FS_TILE, m->sum_stride);
 }
 
-/* Products of part j of one or two panels at h with the parts of T tiles at w that it meets, and a few lines of the next step after
- * each. Sums: T = 2 has 0, 1 for the first tile and 2, 3 for the second, T = 1 has 0, 1 for the first two panels and 2, 3 for the others. */
-FS_INLINE void dot_part(int32_t dtype, int T, int both, int others, int j, const char *w, const char *h, size_t panel,
+/* A step of split weights at w, [parts, 2 tiles], times the parts of H, with a few lines of the next step after each product of parts. The
+ * three shapes differ in what stays in a tile; to each sum they add the same products in the same order. */
+
+/* 16 tokens times one or two panels, part j: sums 0 and 1, or 2 and 3 for `others`. The highest part of W stays in tile 4, and of f16
+ * the other in 5. */
+FS_INLINE void dot_pair(int32_t dtype, int both, int others, int j, const char *w, const char *h, size_t panel,
                         splitting *next, int32_t some) {
     _tile_loadd(6, h, 64);
     if (both) _tile_loadd(7, h + panel, 64);
-    for (int i = 0; i < split_parts(dtype) && i + j < FS_PARTS_MOST; i++, w += 2 * FS_TILE_BYTES) {
-        _tile_loadd(4, w, 64);
-        if (!others) _tile_dpbf16ps(0, 4, 6);
-        if (!others && both) _tile_dpbf16ps(1, 4, 7);
-        if (others) _tile_dpbf16ps(2, 4, 6);
-        if (others && both) _tile_dpbf16ps(3, 4, 7);
-        if (T == 2) _tile_loadd(5, w + FS_TILE_BYTES, 64);
-        if (T == 2) _tile_dpbf16ps(2, 5, 6);
-        if (T == 2 && both) _tile_dpbf16ps(3, 5, 7);
+    if (j == 0 && !others) _tile_loadd(4, w, 64);
+    if (!others) _tile_dpbf16ps(0, 4, 6);
+    if (!others && both) _tile_dpbf16ps(1, 4, 7);
+    if (others) _tile_dpbf16ps(2, 4, 6);
+    if (others && both) _tile_dpbf16ps(3, 4, 7);
+    split_some(dtype, next, some);
+    for (int i = 1; i < split_parts(dtype) && i + j < FS_PARTS_MOST; i++) {
+        if (!others || (dtype == FS_F32 && j == 0)) {
+            if (j == 0 || dtype == FS_F32) _tile_loadd(5, w + i * 2 * FS_TILE_BYTES, 64);
+        }
+        if (!others) _tile_dpbf16ps(0, 5, 6);
+        if (!others && both) _tile_dpbf16ps(1, 5, 7);
+        if (others) _tile_dpbf16ps(2, 5, 6);
+        if (others && both) _tile_dpbf16ps(3, 5, 7);
         split_some(dtype, next, some);
     }
 }
 
-/* The same for all parts of one panel and two tiles, which leaves tiles free to hold W: each is loaded once. */
+/* 16 tokens times N panels. */
+FS_INLINE void dot_wide(int32_t dtype, int N, int parts, const char *w, const char *h, size_t panel, splitting *next,
+                        int32_t some) {
+    for (int j = 0; j < parts; j++, h += FS_TILE_BYTES) {
+        dot_pair(dtype, N > 1, 0, j, w, h, panel, next, some);
+        if (N > 2) dot_pair(dtype, N > 3, 1, j, w, h + 2 * panel, panel, next, some);
+    }
+}
+
+/* 32 tokens times two panels: sums 0 and 1 for the first 16, 2 and 3 for the others. */
+FS_INLINE void dot_square(int32_t dtype, int parts, const char *w, const char *h, size_t panel, splitting *next,
+                          int32_t some) {
+    for (int j = 0; j < parts; j++, h += FS_TILE_BYTES) {
+        _tile_loadd(6, h, 64);
+        _tile_loadd(7, h + panel, 64);
+        for (int i = 0; i < split_parts(dtype) && i + j < FS_PARTS_MOST; i++) {
+            _tile_loadd(4, w + i * 2 * FS_TILE_BYTES, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(5, w + i * 2 * FS_TILE_BYTES + FS_TILE_BYTES, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+            split_some(dtype, next, some);
+        }
+    }
+}
+
+/* 32 tokens times one panel. All parts of W but the lowest stay in tiles. */
 FS_INLINE void dot_panel(int32_t dtype, int parts, const char *w, const char *h, splitting *next, int32_t some) {
     const char *mid = w + 2 * FS_TILE_BYTES, *low = w + 4 * FS_TILE_BYTES;
     for (int j = 0; j < parts; j++, h += FS_TILE_BYTES) {
@@ -299,14 +334,10 @@ FS_INLINE void dot_split(int32_t dtype, int T, int N, const meeting *m) {
         splitting next = {m->w + then * FS_STEP * bytes, m->stride, 0, m->n, tiles[then & 1], _mm512_setzero_si512()};
         if (then == whole) next.w = tail, next.stride = FS_STEP * bytes;
         if (then == steps) next.lines = 0;
-        if (k >= 0 && T == 2 && N == 1)
-            dot_panel(dtype, parts, tiles[k & 1], m->h + k * parts * FS_TILE_BYTES, &next, some);
-        else if (k >= 0)
-            for (int j = 0; j < parts; j++) {
-                const char *h = m->h + (k * parts + j) * FS_TILE_BYTES;
-                dot_part(dtype, T, N > 1, 0, j, tiles[k & 1], h, m->panel, &next, some);
-                if (N > 2) dot_part(dtype, T, N > 3, 1, j, tiles[k & 1], h + 2 * m->panel, m->panel, &next, some);
-            }
+        const char *now = tiles[k & 1], *h = m->h + k * parts * FS_TILE_BYTES;
+        if (k >= 0 && T == 1) dot_wide(dtype, N, parts, now, h, m->panel, &next, some);
+        if (k >= 0 && T == 2 && N == 1) dot_panel(dtype, parts, now, h, &next, some);
+        if (k >= 0 && T == 2 && N == 2) dot_square(dtype, parts, now, h, m->panel, &next, some);
         split_end(dtype, &next);
         FS_WRITTEN(tiles);
     }
