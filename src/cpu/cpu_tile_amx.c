@@ -23,10 +23,11 @@
 #define FS_TILE 16 /* tokens, and rows of H, of a tile */
 #define FS_STEP 32 /* elements */
 #define FS_TILE_BYTES 1024
-#define FS_PANELS 4          /* of rows at a time */
-#define FS_F16_SCALE 0x1p98f /* of H, and 1 / it of W, where W is f16 */
-#define FS_NOT_FINITE 0x99   /* quiet and signalling NaN, + and - inf, of vfpclassps */
-#define FS_TOKENS 128        /* at most, whose sums wait to be transposed: 8 tiles */
+#define FS_PART_BYTES (2 * FS_TILE_BYTES) /* of a part of 32 tokens of split W */
+#define FS_PANELS 4                       /* of rows at a time */
+#define FS_F16_SCALE 0x1p98f              /* of H, and 1 / it of W, where W is f16 */
+#define FS_NOT_FINITE 0x99                /* quiet and signalling NaN, + and - inf, of vfpclassps */
+#define FS_TOKENS 128                     /* at most, whose sums wait to be transposed: 8 tiles */
 
 /* ------------------------------------------------------------------------------------------------------ pack ---- */
 
@@ -86,28 +87,29 @@ FS_INLINE __m512 cut_top(__m512 x) {
 }
 
 /* 32 floats as one line of each part's tile. */
-FS_INLINE void split_f32(__m512 a, __m512 b, char *to, int64_t apart) {
-    for (int i = 0; i < FS_PARTS_MOST; i++, to += apart) {
+FS_INLINE void split_f32(__m512 a, __m512 b, char *to) {
+    for (int i = 0; i < FS_PARTS_MOST; i++, to += FS_PART_BYTES) {
         _mm512_store_si512(to, pair_tops(a, b));
         a = cut_top(a), b = cut_top(b);
     }
 }
 
 /* 32 halves below 2 as one line of each part's tile, scaled. */
-FS_INLINE void split_f16(__m512i x, char *to, int64_t apart) {
+FS_INLINE void split_f16(__m512i x, char *to) {
     const __m512i exponent_below_32 = _mm512_set1_epi16((short)0x8FFF), top = _mm512_set1_epi16((short)0xFFF8);
     const __m512h y = _mm512_mul_ph(_mm512_castsi512_ph(x), _mm512_castsi512_ph(_mm512_set1_epi16(0x7400)));
     const __m512h z = _mm512_sub_ph(y, _mm512_castsi512_ph(_mm512_and_si512(_mm512_castph_si512(y), top)));
     _mm512_store_si512(to, _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(y), 3), exponent_below_32));
-    _mm512_store_si512(to + apart, _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(z), 3), exponent_below_32));
+    _mm512_store_si512(to + FS_PART_BYTES,
+                       _mm512_and_si512(_mm512_srai_epi16(_mm512_castph_si512(z), 3), exponent_below_32));
 }
 
 /* The same for any halves, the slow way. */
-FS_INLINE void split_any_f16(__m512i x, char *to, int64_t apart) {
+FS_INLINE void split_any_f16(__m512i x, char *to) {
     const __m512 scale = _mm512_set1_ps(1.0f / FS_F16_SCALE);
     __m512 a = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(x)), scale);
     __m512 b = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)), scale);
-    for (int i = 0; i < 2; i++, to += apart) {
+    for (int i = 0; i < 2; i++, to += FS_PART_BYTES) {
         _mm256_store_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(a), 16)));
         _mm256_store_si256((__m256i *)(void *)(to + 32),
                            _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(b), 16)));
@@ -115,36 +117,33 @@ FS_INLINE void split_any_f16(__m512i x, char *to, int64_t apart) {
     }
 }
 
-/* A step of W on its way into tiles of parts, [parts, lines, 64 bytes], a few lines at a time. */
+/* A step of W on its way into tiles of parts, [parts, 32 lines, 64 bytes], a few lines after each of `calls` products. */
 typedef struct splitting {
-    const char *w; /* of line 0; the others `stride` bytes apart */
+    const char *w; /* the next line, `stride` bytes before the one after it */
     int64_t stride;
-    int32_t line, lines; /* the next one, and how many there are */
     char *to;
-    __m512i any; /* bits that some element has */
+    int32_t lines, calls, call; /* all lines, all calls, calls made */
+    __m512i any;                /* bits that some element has */
 } splitting;
 
-FS_INLINE void split_some(int32_t dtype, splitting *s, int32_t most) {
-    const int64_t apart = 2 * FS_TILE_BYTES;
-    const int32_t end = s->lines - s->line < most ? s->lines : s->line + most;
-    for (; s->line < end; s->line++) {
-        const char *w = s->w + s->line * s->stride;
-        char *to = s->to + s->line * 64;
-        if (dtype == FS_F32) split_f32(_mm512_loadu_ps(w), _mm512_loadu_ps(w + 64), to, apart);
+FS_INLINE void split_some(int32_t dtype, splitting *s) {
+    const int32_t n = (s->call + 1) * s->lines / s->calls - s->call * s->lines / s->calls;
+    s->call++;
+#pragma GCC unroll 8
+    for (int32_t i = 0; i < n; i++, s->w += s->stride, s->to += 64) {
+        if (dtype == FS_F32) split_f32(_mm512_loadu_ps(s->w), _mm512_loadu_ps(s->w + 64), s->to);
         else {
-            const __m512i x = _mm512_loadu_si512(w);
+            const __m512i x = _mm512_loadu_si512(s->w);
             s->any = _mm512_or_si512(s->any, x);
-            split_f16(x, to, apart);
+            split_f16(x, s->to);
         }
     }
 }
 
-/* The rest, and once more with care where an f16 has the highest bit of its exponent set: 2 or more, inf or NaN. */
-FS_INLINE void split_end(int32_t dtype, splitting *s) {
-    split_some(dtype, s, s->lines);
-    if (dtype == FS_F16 && _mm512_test_epi16_mask(s->any, _mm512_set1_epi16(0x4000)))
-        for (int32_t t = 0; t < s->lines; t++)
-            split_any_f16(_mm512_loadu_si512(s->w + t * s->stride), s->to + t * 64, 2 * FS_TILE_BYTES);
+/* Once more, with care, where an f16 has the highest bit of its exponent set: 2 or more, inf or NaN. */
+FS_INLINE void split_again(int32_t dtype, splitting *s) {
+    if (dtype == FS_F32 || !_mm512_test_epi16_mask(s->any, _mm512_set1_epi16(0x4000))) return;
+    for (int32_t t = 1; t <= s->lines; t++) split_any_f16(_mm512_loadu_si512(s->w - t * s->stride), s->to - t * 64);
 }
 
 /* ------------------------------------------------------------------------------------------------------- dot ---- */
@@ -234,13 +233,18 @@ FS_INLINE void dot_plain(int N, const meeting *m) {
     if (N > 3) _tile_stored(3, m->sum + 3 * FS_TOKENS * FS_TILE, m->sum_stride);
 }
 
+/* How many parts of W meet part j of H: products below 2^-21 of the whole are left out. */
+FS_INLINE int parts_met(int32_t dtype, int j) {
+    return split_parts(dtype) < FS_PARTS_MOST - j ? split_parts(dtype) : FS_PARTS_MOST - j;
+}
+
 /* A step of split weights at w, [parts, 2 tiles], times the parts of H, with a few lines of the next step after each product of parts. The
  * three shapes differ in what stays in a tile; to each sum they add the same products in the same order. */
 
 /* 16 tokens times one or two panels, part j: sums 0 and 1, or 2 and 3 for `others`. The highest part of W stays in tile 4, and of f16
  * the other in 5. */
 FS_INLINE void dot_pair(int32_t dtype, int both, int others, int j, const char *w, const char *h, size_t panel,
-                        splitting *next, int32_t some) {
+                        splitting *next) {
     _tile_loadd(6, h, 64);
     if (both) _tile_loadd(7, h + panel, 64);
     if (j == 0 && !others) _tile_loadd(4, w, 64);
@@ -248,99 +252,108 @@ FS_INLINE void dot_pair(int32_t dtype, int both, int others, int j, const char *
     if (!others && both) _tile_dpbf16ps(1, 4, 7);
     if (others) _tile_dpbf16ps(2, 4, 6);
     if (others && both) _tile_dpbf16ps(3, 4, 7);
-    split_some(dtype, next, some);
-    for (int i = 1; i < split_parts(dtype) && i + j < FS_PARTS_MOST; i++) {
+    split_some(dtype, next);
+#pragma GCC unroll 3
+    for (int i = 1; i < parts_met(dtype, j); i++) {
         if (!others || (dtype == FS_F32 && j == 0)) {
-            if (j == 0 || dtype == FS_F32) _tile_loadd(5, w + i * 2 * FS_TILE_BYTES, 64);
+            if (j == 0 || dtype == FS_F32) _tile_loadd(5, w + i * FS_PART_BYTES, 64);
         }
         if (!others) _tile_dpbf16ps(0, 5, 6);
         if (!others && both) _tile_dpbf16ps(1, 5, 7);
         if (others) _tile_dpbf16ps(2, 5, 6);
         if (others && both) _tile_dpbf16ps(3, 5, 7);
-        split_some(dtype, next, some);
+        split_some(dtype, next);
     }
 }
 
 /* 16 tokens times N panels. */
-FS_INLINE void dot_wide(int32_t dtype, int N, int parts, const char *w, const char *h, size_t panel, splitting *next,
-                        int32_t some) {
+FS_INLINE void dot_wide(int32_t dtype, int N, int parts, const char *w, const char *h, size_t panel, splitting *next) {
+#pragma GCC unroll 3
     for (int j = 0; j < parts; j++, h += FS_TILE_BYTES) {
-        dot_pair(dtype, N > 1, 0, j, w, h, panel, next, some);
-        if (N > 2) dot_pair(dtype, N > 3, 1, j, w, h + 2 * panel, panel, next, some);
+        dot_pair(dtype, N > 1, 0, j, w, h, panel, next);
+        if (N > 2) dot_pair(dtype, N > 3, 1, j, w, h + 2 * panel, panel, next);
     }
 }
 
 /* 32 tokens times two panels: sums 0 and 1 for the first 16, 2 and 3 for the others. */
-FS_INLINE void dot_square(int32_t dtype, int parts, const char *w, const char *h, size_t panel, splitting *next,
-                          int32_t some) {
+FS_INLINE void dot_square(int32_t dtype, int parts, const char *w, const char *h, size_t panel, splitting *next) {
+#pragma GCC unroll 3
     for (int j = 0; j < parts; j++, h += FS_TILE_BYTES) {
         _tile_loadd(6, h, 64);
         _tile_loadd(7, h + panel, 64);
-        for (int i = 0; i < split_parts(dtype) && i + j < FS_PARTS_MOST; i++) {
-            _tile_loadd(4, w + i * 2 * FS_TILE_BYTES, 64);
+#pragma GCC unroll 3
+        for (int i = 0; i < parts_met(dtype, j); i++) {
+            _tile_loadd(4, w + i * FS_PART_BYTES, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
-            _tile_loadd(5, w + i * 2 * FS_TILE_BYTES + FS_TILE_BYTES, 64);
+            _tile_loadd(5, w + i * FS_PART_BYTES + FS_TILE_BYTES, 64);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
-            split_some(dtype, next, some);
+            split_some(dtype, next);
         }
     }
 }
 
 /* 32 tokens times one panel. All parts of W but the lowest stay in tiles. */
-FS_INLINE void dot_panel(int32_t dtype, int parts, const char *w, const char *h, splitting *next, int32_t some) {
-    const char *mid = w + 2 * FS_TILE_BYTES, *low = w + 4 * FS_TILE_BYTES;
+FS_INLINE void dot_panel(int32_t dtype, int parts, const char *w, const char *h, splitting *next) {
+    const char *mid = w + FS_PART_BYTES, *low = w + 2 * FS_PART_BYTES;
+#pragma GCC unroll 3
     for (int j = 0; j < parts; j++, h += FS_TILE_BYTES) {
         _tile_loadd(6, h, 64);
         if (j == 0) _tile_loadd(4, w, 64);
         _tile_dpbf16ps(0, 4, 6);
         if (j == 0) _tile_loadd(5, w + FS_TILE_BYTES, 64);
         _tile_dpbf16ps(2, 5, 6);
-        split_some(dtype, next, some);
+        split_some(dtype, next);
         if (j == 2) break;
         if (j == 0) _tile_loadd(1, mid, 64);
         _tile_dpbf16ps(0, 1, 6);
         if (j == 0) _tile_loadd(3, mid + FS_TILE_BYTES, 64);
         _tile_dpbf16ps(2, 3, 6);
-        split_some(dtype, next, some);
+        split_some(dtype, next);
         if (j == 1 || dtype == FS_F16) continue;
         _tile_loadd(7, low, 64);
         _tile_dpbf16ps(0, 7, 6);
         _tile_loadd(7, low + FS_TILE_BYTES, 64);
         _tile_dpbf16ps(2, 7, 6);
-        split_some(dtype, next, some);
+        split_some(dtype, next);
     }
 }
 
-/* How often split_some is called in a step. */
+/* How many products of parts make a product. */
 FS_INLINE int32_t count_products(int32_t dtype, int parts) {
-    const int of_w = split_parts(dtype);
-    int32_t n = 0;
-    for (int j = 0; j < parts; j++) n += of_w < FS_PARTS_MOST - j ? of_w : FS_PARTS_MOST - j;
-    return n;
+    return parts_met(dtype, 0) + (parts > 1 ? parts_met(dtype, 1) : 0) + (parts > 2 ? parts_met(dtype, 2) : 0);
 }
 
-/* T tiles that have to be split, the next step while this one is multiplied. T * N <= 4. */
-FS_INLINE void dot_split(int32_t dtype, int T, int N, const meeting *m) {
-    const int parts = split_parts(m->hidden->dtype);
+FS_INLINE void dot_shape(int32_t dtype, int T, int N, int parts, const char *w, const char *h, size_t panel,
+                         splitting *next) {
+    if (T == 1) dot_wide(dtype, N, parts, w, h, panel, next);
+    else if (N == 1) dot_panel(dtype, parts, w, h, next);
+    else dot_square(dtype, parts, w, h, panel, next);
+}
+
+/* T tiles that have to be split, n tokens in all, the next step while this one is multiplied. T * N <= 4. */
+FS_INLINE void dot_split(int32_t dtype, int T, int N, int parts, int32_t n, const meeting *m) {
     const int64_t whole = m->hidden->dim / FS_STEP, steps = steps_of(m->hidden), bytes = dtype == FS_F32 ? 4 : 2;
-    const int32_t calls = count_products(dtype, parts) * (N > 2 ? 2 : 1), some = (m->n + calls - 1) / calls;
-    _Alignas(64) char tiles[2][FS_PARTS_MOST * 2 * FS_TILE_BYTES], tail[2 * FS_TILE * FS_STEP * 4];
-    copy_tail(m, bytes, tail);
+    const int32_t calls = count_products(dtype, parts) * (N > 2 ? 2 : 1);
+    _Alignas(64) char tiles[2][FS_PARTS_MOST * FS_PART_BYTES], tail[2 * FS_TILE * FS_STEP * 4];
+    splitting next = {m->w, m->stride, tiles[0], n, 1, 0, _mm512_setzero_si512()};
+    if (whole < steps) copy_tail(m, bytes, tail);
+    if (whole == 0) next.w = tail, next.stride = FS_STEP * bytes;
     zero_sums();
-    for (int64_t k = -1; k < steps; k++) {
-        const int64_t then = k + 1;
-        splitting next = {m->w + then * FS_STEP * bytes, m->stride, 0, m->n, tiles[then & 1], _mm512_setzero_si512()};
-        if (then == whole) next.w = tail, next.stride = FS_STEP * bytes;
-        if (then == steps) next.lines = 0;
-        const char *now = tiles[k & 1], *h = m->h + k * parts * FS_TILE_BYTES;
-        if (k >= 0 && T == 1) dot_wide(dtype, N, parts, now, h, m->panel, &next, some);
-        if (k >= 0 && T == 2 && N == 1) dot_panel(dtype, parts, now, h, &next, some);
-        if (k >= 0 && T == 2 && N == 2) dot_square(dtype, parts, now, h, m->panel, &next, some);
-        split_end(dtype, &next);
+    split_some(dtype, &next);
+    split_again(dtype, &next);
+    FS_WRITTEN(tiles);
+    for (int64_t k = 0; k < steps - 1; k++) {
+        splitting then = {
+            m->w + (k + 1) * FS_STEP * bytes, m->stride, tiles[(k + 1) & 1], n, calls, 0, _mm512_setzero_si512()};
+        if (k + 1 == whole) then.w = tail, then.stride = FS_STEP * bytes;
+        dot_shape(dtype, T, N, parts, tiles[k & 1], m->h + k * parts * FS_TILE_BYTES, m->panel, &then);
+        split_again(dtype, &then);
         FS_WRITTEN(tiles);
     }
+    next.lines = 0;
+    dot_shape(dtype, T, N, parts, tiles[(steps - 1) & 1], m->h + (steps - 1) * parts * FS_TILE_BYTES, m->panel, &next);
     _tile_stored(0, m->sum, m->sum_stride);
     if (N > 1) _tile_stored(1, m->sum + FS_TOKENS * FS_TILE, m->sum_stride);
     if (N > 2) _tile_stored(2, m->sum + 2 * FS_TOKENS * FS_TILE, m->sum_stride);
@@ -397,10 +410,12 @@ static void store_tile(const fs_hidden *hidden, int32_t first, int32_t w_dtype, 
 
 /* -------------------------------------------------------------------------------------------------- the tile ---- */
 
-/* One function for each shape: what gcc 12 makes of several in one frame is slower. */
-#define FS_DEFINE_SPLIT(type, dtype, T, N)                                                                             \
+/* One function for each shape: what gcc 12 makes of several in one frame is slower. Full tiles of W and H of one dtype have constants. */
+#define FS_DEFINE_SPLIT(type, of_w, T, N)                                                                              \
     static __attribute__((noinline)) void dot_##type##_##T##_##N(const meeting *m) {                                   \
-        dot_split(dtype, T, N, m);                                                                                     \
+        const int own = split_parts(of_w), parts = split_parts(m->hidden->dtype);                                      \
+        if (parts == own && m->n == (T)*FS_TILE) dot_split(of_w, T, N, own, (T)*FS_TILE, m);                           \
+        else dot_split(of_w, T, N, parts, m->n, m);                                                                    \
     }
 #define FS_DEFINE_SPLITS(type, dtype)                                                                                  \
     FS_DEFINE_SPLIT(type, dtype, 1, 1)                                                                                 \
