@@ -147,8 +147,9 @@ FS_INLINE void split_line(int32_t dtype, splitting *s) {
 /* The lines due at this of `calls` calls. */
 FS_INLINE void split_some(int32_t dtype, splitting *s, int call, int calls) {
     if (s->n == FS_TILE) {
+        const int lines = FS_TILE * (call + 1) / calls - FS_TILE * call / calls;
 #pragma GCC unroll 8
-        for (int i = FS_TILE * call / calls; i < FS_TILE * (call + 1) / calls; i++) split_line(dtype, s);
+        for (int i = 0; i < lines; i++) split_line(dtype, s);
     } else
         for (int i = s->n * call / calls; i < s->n * (call + 1) / calls; i++) split_line(dtype, s);
 }
