@@ -7,9 +7,8 @@
  *
  * Parts are cut off by truncation, w = w0 + w1 + w2 exactly (cpu_split.h does the same to H). A product of part i of W and part j of H
  * is at most 2^-7i-7j and, where i or j is 2, 2^-1 of that, of the whole. Those with i + j > 2 are left out: 2^-22 twice and 2^-30 at
- * most, and half of that on average, where a float multiplication rounds by 2^-24 and a sum of float products by more. So f16 x f16 is 4
- * products and exact; f32 x f32 is 6 and as exact as float arithmetic: the error is below 2^-21 of the sum of |w h|, beside that of the
- * additions.
+ * most. So f16 x f16 is 4 products and exact; f32 x f32 is 6, with an error below 2^-20.9 of the sum of |w h|, a few times what rounding
+ * each product to float would cost, beside that of the additions.
  *
  * Cost, cycles for a tile of 16 tokens x 32 elements, which memory delivers in 150 (f16) or 300 (f32): splitting takes 8 or 14
  * instructions of two a cycle for each of 16 lines, 64 or 112; a matrix instruction takes 16, and there are 4 or 6 for each 16 rows. So
