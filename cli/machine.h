@@ -15,8 +15,12 @@ typedef struct ceiling {
  * turn keep a cache from answering; one buffer measures what repeated calls on one W can get. Takes about `seconds`. */
 ceiling measure_reading(const void *const *buffers, int count, int64_t bytes, int threads, double seconds);
 
-/* Floating-point operations per second of the instruction that the kernel `isa` (as FLASHSAMPLING_ISA names it) uses for weights of
- * this dtype, from a loop over registers on `threads` threads; the best seen in about `seconds`. */
+/* How many multiply-adds of its instruction the kernel `isa` (as FLASHSAMPLING_ISA names it) spends on one of the matmul, where W and H
+ * are of this dtype and rows fill its tiles. */
+int peak_products(const char *isa, int dtype);
+
+/* Floating-point operations per second of the instruction that the kernel uses for weights of this dtype, divided by peak_products: from
+ * a loop over registers on `threads` threads, the best seen in about `seconds`. */
 double measure_peak(const char *isa, int dtype, int threads, double seconds);
 
 /* A BLAS that is installed: sgemm on stored float weights, then the sampler of `usual`. */

@@ -39,7 +39,8 @@ static void repair_all(const fs_hidden *hidden, const char *w, int64_t stride, i
                        int64_t out_ld) {
     for (int32_t r = 0; r < hidden->rows; r++)
         for (int32_t t = 0; t < tokens; t++)
-            if (out[r * out_ld + t] != out[r * out_ld + t]) out[r * out_ld + t] = repair_nan(hidden, r, w + t * stride);
+            if (out[r * out_ld + t] != out[r * out_ld + t])
+                out[r * out_ld + t] = repair_nan(hidden, r, w + t * stride, FS_BF16);
 }
 
 static void tile_pairs(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out,

@@ -21,7 +21,7 @@ FS_CORE int split_parts(int32_t dtype) {
     return dtype == FS_BF16 ? 1 : dtype == FS_F16 ? 2 : 3;
 }
 
-/* Element d of a row of H, at any address, as float. */
+/* Element d of a row, at any address, as float. */
 FS_CORE float split_element(const char *row, int32_t dtype, int64_t d) {
     float x;
     uint16_t half;
@@ -44,11 +44,11 @@ FS_CORE void split_float(float h, int parts, uint16_t *part) {
     }
 }
 
-/* The logit of a row of bf16 weights in float, products in ascending order. */
-FS_CORE float repair_nan(const fs_hidden *hidden, int32_t r, const char *w) {
+/* The logit of a row of weights in float, products in ascending order. */
+FS_CORE float repair_nan(const fs_hidden *hidden, int32_t r, const char *w, int32_t w_dtype) {
     float sum = 0.0f;
     for (int64_t d = 0; d < hidden->dim; d++)
-        sum += split_element(w, FS_BF16, d) * split_element(hidden->row[r], hidden->dtype, d);
+        sum += split_element(w, w_dtype, d) * split_element(hidden->row[r], hidden->dtype, d);
     return sum;
 }
 

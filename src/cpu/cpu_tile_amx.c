@@ -14,27 +14,11 @@
  * The order of additions for every (row, token), whatever the shape: for each 32 elements, and each part of H (cpu_split.h), the
  * products of even elements and those of odd ones are summed in ascending order, each with one rounding, then the two sums, then
  * that is added to the logit. The instruction rounds to nearest even, flushes denormals and raises no exception. */
-#include <immintrin.h>
+#include "cpu_amx.h"
 
-#include "cpu_isa.h"
-#include "cpu_split.h"
-
-#define FS_INLINE static inline __attribute__((always_inline))
-#define FS_TILE 16 /* tokens, and rows of H, of a tile */
-#define FS_STEP 32 /* elements */
-#define FS_TILE_BYTES 1024
-#define FS_PANELS 4   /* of rows at a time */
 #define FS_TOKENS 128 /* at most, whose sums wait to be transposed: 8 tiles */
 
 /* ------------------------------------------------------------------------------------------------------ pack ---- */
-
-static int64_t steps_of(const fs_hidden *hidden) {
-    return (hidden->dim + FS_STEP - 1) / FS_STEP;
-}
-
-static int32_t panels_of(const fs_hidden *hidden) {
-    return (hidden->rows + FS_TILE - 1) / FS_TILE;
-}
 
 static size_t panel_bytes(const fs_hidden *hidden) {
     return (size_t)steps_of(hidden) * (size_t)split_parts(hidden->dtype) * FS_TILE_BYTES;
@@ -64,40 +48,20 @@ static void pack(const fs_hidden *hidden, int64_t from, int64_t to) {
 
 /* ------------------------------------------------------------------------------------------------------- dot ---- */
 
-/* What this points to is in memory now. gcc 12 does not know that ldtilecfg and tileloadd read it, and may drop or delay stores. */
-#define FS_WRITTEN(pointer) __asm__ volatile("" : : "r"(pointer) : "memory")
-
-/* What ldtilecfg reads. */
-typedef struct tile_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} tile_config;
-_Static_assert(sizeof(tile_config) == 64, "ldtilecfg reads 64 bytes");
-
-/* Tiles: 0 .. 3 the sums, 4 and 5 rows, 6 tokens, of which there are n. */
-static void configure(int32_t n) {
-    tile_config config = {.palette = 1};
-    for (int i = 0; i < 7; i++) {
-        config.row_bytes[i] = 64;
-        config.rows[i] = (uint8_t)(i == 4 || i == 5 ? FS_TILE : n);
-    }
-    FS_WRITTEN(&config);
-    _tile_loadconfig(&config);
-}
+/* Tiles: 0 .. 3 the sums, 4 tokens, 5 and 6 rows. */
 
 /* One step: 16 tokens at w times N panels, `panel` bytes apart. */
 FS_INLINE void dot_step(int N, int parts, const char *w, int64_t stride, const char *h, size_t panel) {
-    _tile_loadd(6, w, stride);
+    _tile_loadd(4, w, stride);
     for (int i = 0; i < parts; i++, h += FS_TILE_BYTES) {
-        _tile_loadd(4, h, 64);
-        _tile_dpbf16ps(0, 6, 4);
-        if (N > 1) _tile_loadd(5, h + panel, 64);
-        if (N > 1) _tile_dpbf16ps(1, 6, 5);
-        if (N > 2) _tile_loadd(4, h + 2 * panel, 64);
-        if (N > 2) _tile_dpbf16ps(2, 6, 4);
-        if (N > 3) _tile_loadd(5, h + 3 * panel, 64);
-        if (N > 3) _tile_dpbf16ps(3, 6, 5);
+        _tile_loadd(5, h, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        if (N > 1) _tile_loadd(6, h + panel, 64);
+        if (N > 1) _tile_dpbf16ps(1, 4, 6);
+        if (N > 2) _tile_loadd(5, h + 2 * panel, 64);
+        if (N > 2) _tile_dpbf16ps(2, 4, 5);
+        if (N > 3) _tile_loadd(6, h + 3 * panel, 64);
+        if (N > 3) _tile_dpbf16ps(3, 4, 6);
     }
 }
 
@@ -123,30 +87,6 @@ FS_INLINE void dot_tile(int N, const fs_hidden *hidden, const char *w, int64_t s
 
 /* ----------------------------------------------------------------------------------------------------- store ---- */
 
-/* x [16] vectors of 16: element j of vector i becomes element i of vector j. Pairs of neighbours are exchanged in blocks of 1, 2, 4, 8. */
-FS_INLINE void transpose(__m512 *x) {
-    __m512 y[16];
-    for (int i = 0; i < 16; i += 2) {
-        y[i] = _mm512_unpacklo_ps(x[i], x[i + 1]);
-        y[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; j++) {
-            __m512d a = _mm512_castps_pd(y[i + j]), b = _mm512_castps_pd(y[i + j + 2]);
-            x[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-            x[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-        }
-    for (int i = 0; i < 16; i += 8)
-        for (int j = 0; j < 4; j++) {
-            y[i + j] = _mm512_shuffle_f32x4(x[i + j], x[i + j + 4], 0x88);
-            y[i + j + 4] = _mm512_shuffle_f32x4(x[i + j], x[i + j + 4], 0xDD);
-        }
-    for (int j = 0; j < 8; j++) {
-        x[j] = _mm512_shuffle_f32x4(y[j], y[j + 8], 0x88);
-        x[j + 8] = _mm512_shuffle_f32x4(y[j], y[j + 8], 0xDD);
-    }
-}
-
 /* Logits of `tokens` tokens for rows [first, first + 16) as far as there are. */
 static void store_tile(const fs_hidden *hidden, int32_t first, const char *w, int64_t stride, int32_t tokens,
                        const float *sum, float *out, int64_t out_ld) {
@@ -161,7 +101,7 @@ static void store_tile(const fs_hidden *hidden, int32_t first, const char *w, in
         if (hidden->dtype == FS_BF16) continue;
         for (uint32_t nan = _mm512_mask_cmp_ps_mask(there, x[r], x[r], _CMP_UNORD_Q); nan; nan &= nan - 1) {
             int32_t t = __builtin_ctz(nan);
-            to[t] = repair_nan(hidden, first + r, w + t * stride);
+            to[t] = repair_nan(hidden, first + r, w + t * stride, FS_BF16);
         }
     }
 }
@@ -175,10 +115,7 @@ static void tile_panels(const fs_hidden *hidden, const char *w, int64_t stride, 
     const char *h = hidden->packed + (size_t)p * panel_bytes(hidden);
     _Alignas(64) char copy[FS_TILE_BYTES];
     if (left) {
-        /* The tail goes through a zeroed copy: W must not be read past its end. */
-        memset(copy, 0, sizeof copy);
-        for (int32_t t = 0; t < n; t++)
-            memcpy(copy + t * 64, w + t * stride + (hidden->dim - left) * 2, (size_t)left * 2);
+        copy_tail(w, stride, n, hidden->dim, 2, copy);
         FS_WRITTEN(copy);
     }
     const char *tail = left ? copy : NULL;
@@ -204,24 +141,17 @@ static void tile_group(const fs_hidden *hidden, const char *w, int64_t stride, i
     }
 }
 
-/* Tiles side by side in one page: rows of the tile are that far apart. */
-static int32_t spacing_of(int64_t stride) {
-    int32_t tiles = 1;
-    while (tiles * stride < 4096 && tiles * FS_TILE < FS_TOKENS) tiles *= 2;
-    return tiles;
-}
-
 static void tile(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out, int64_t out_ld) {
     const char *data = (const char *)w;
-    const int32_t tiles = spacing_of(stride);
+    const int32_t tiles = spacing_of(stride, FS_TOKENS / FS_TILE);
     int32_t t = 0;
-    if (tokens >= FS_TILE) configure(FS_TILE);
+    if (tokens >= FS_TILE) configure(FS_TILE, 1);
     for (; tokens - t >= tiles * FS_TILE; t += tiles * FS_TILE)
         tile_group(hidden, data + t * stride, stride, tiles, FS_TILE, out + t, out_ld);
     for (; tokens - t >= FS_TILE; t += FS_TILE)
         tile_group(hidden, data + t * stride, stride, 1, FS_TILE, out + t, out_ld);
     if (t < tokens) {
-        configure(tokens - t);
+        configure(tokens - t, 1);
         tile_group(hidden, data + t * stride, stride, 1, tokens - t, out + t, out_ld);
     }
     _tile_release();

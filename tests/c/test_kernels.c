@@ -14,7 +14,7 @@ static const fs_isa *isa_named(const char *name) {
 }
 
 static void put(int32_t dtype, char *at, float x) {
-    uint16_t half = dtype == FS_BF16 ? bf16_of(x) : f16_of(x);
+    uint16_t half = dtype == FS_BF16 ? bf16_of(x) : x != x ? 0x7C01 : f16_of(x);
     if (dtype == FS_F32) memcpy(at, &x, sizeof x);
     else memcpy(at, &half, sizeof half);
 }
@@ -143,22 +143,54 @@ static void infinite_weights_and_denormals_are_what_float_makes_of_them(void **s
     rng r = random_from(8);
     for (int i = 0; i < NAMES; i++) {
         const fs_isa *isa = isa_named(names[i]);
-        for (int32_t h_dtype = 0; isa && h_dtype < 3; h_dtype++) {
-            problem p = {FS_BF16, h_dtype, 3, 40, 70, 140, 70 * bytes_of(h_dtype), malloc(40 * 140), malloc(3 * 280)};
+        for (int32_t pair = 0; isa && pair < 9; pair++) {
+            const int32_t w_dtype = pair / 3, h_dtype = pair % 3;
+            const int64_t size = bytes_of(w_dtype), row = 70 * size;
+            problem p = {w_dtype, h_dtype, 3, 40, 70, row, 70 * bytes_of(h_dtype), malloc(40 * 280), malloc(3 * 280)};
             assert_true(p.w && p.h);
-            for (int k = 0; k < 40 * 70; k++) put(FS_BF16, p.w + 2 * k, (float)random_normal(&r));
+            for (int k = 0; k < 40 * 70; k++) put(w_dtype, p.w + size * k, (float)random_normal(&r));
             for (int k = 0; k < 3 * 70; k++) put(h_dtype, p.h + k * bytes_of(h_dtype), 1.0f + 0.25f * (float)(k % 4));
-            put(FS_BF16, p.w + 5 * 140 + 2 * 69, INFINITY);
-            put(FS_BF16, p.w + 6 * 140, -INFINITY);
-            put(FS_BF16, p.w + 7 * 140, INFINITY), put(FS_BF16, p.w + 7 * 140 + 2, -INFINITY);
-            for (int d = 0; d < 70; d++) put(FS_BF16, p.w + 8 * 140 + 2 * d, 1e-39f);
+            put(w_dtype, p.w + 5 * row + 69 * size, INFINITY);
+            put(w_dtype, p.w + 6 * row, -INFINITY);
+            put(w_dtype, p.w + 7 * row, INFINITY), put(w_dtype, p.w + 7 * row + size, -INFINITY);
+            for (int d = 0; d < 70; d++) put(w_dtype, p.w + 8 * row + size * d, 1e-39f);
+            put(w_dtype, p.w + 10 * row + 33 * size, NAN);
             run(isa, &p, 0, 3, 0, 40, out, 40);
             for (int b = 0; b < 3; b++) {
                 assert_true(out[b * 40 + 5] == INFINITY && out[b * 40 + 6] == -INFINITY);
                 assert_true(out[b * 40 + 7] != out[b * 40 + 7]);
                 assert_true(fabsf(out[b * 40 + 8]) < 2e-37f); /* flushed or not */
                 assert_true(fabsf(out[b * 40 + 9]) < 1000.0f);
+                assert_true(out[b * 40 + 10] != out[b * 40 + 10]);
             }
+            free(p.w), free(p.h);
+        }
+    }
+}
+
+/* f16 from its smallest subnormal to its largest number, f32 where parts of it are denormal, and hidden states of any size. */
+static void kernels_compute_dot_products_of_any_magnitude(void **state) {
+    (void)state;
+    static float out[MOST_ROWS * MOST_TOKENS];
+    rng r = random_from(11);
+    for (int i = 0; i < NAMES; i++) {
+        const fs_isa *isa = isa_named(names[i]);
+        for (int round = 0; isa && round < 18; round++) {
+            problem p = make_problem(&r, round % 3, round / 3 % 3);
+            for (int32_t t = 0; t < p.tokens; t++) {
+                /* Up to 65504, and one row in four with subnormals of f16 alone. */
+                const int least = t % 4 ? -24 : -26, span = t % 4 == 0 ? 10 : p.w_dtype == FS_F16 ? 39 : 80;
+                for (int64_t d = 0; d < p.dim; d++)
+                    put(p.w_dtype, p.w + t * p.w_stride + d * bytes_of(p.w_dtype),
+                        (float)ldexp(random_unit(&r) - 0.5, least + 1 + (int)random_below(&r, (uint64_t)span)));
+            }
+            const int up = p.h_dtype == FS_F16 ? 0 : round / 9 ? 33 : -33;
+            for (int64_t k = 0; k < p.rows * p.dim; k++) {
+                const int64_t b = k / p.dim, d = k % p.dim;
+                put(p.h_dtype, p.h + b * p.h_stride + d * bytes_of(p.h_dtype), (float)ldexp(random_normal(&r), up));
+            }
+            run(isa, &p, 0, p.rows, 0, p.tokens, out, p.tokens);
+            check_dots(isa, &p, out);
             free(p.w), free(p.h);
         }
     }
@@ -362,6 +394,7 @@ static void keys_are_sifted_the_same_everywhere(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_compute_dot_products_in_any_tile),
+        cmocka_unit_test(kernels_compute_dot_products_of_any_magnitude),
         cmocka_unit_test(infinite_weights_and_denormals_are_what_float_makes_of_them),
         cmocka_unit_test(scans_give_the_same_bits_everywhere),
         cmocka_unit_test(masses_of_extreme_logits_are_the_same_everywhere),
