@@ -127,6 +127,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.1, help="per shape, batch size and round")
     parser.add_argument("--rounds", type=int, default=8, help="turns of every shape; the fastest counts")
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)  # before the minutes of measuring, not after
     data = measure(options.program, options.seconds, options.rounds)
     (options.out / "cpu-sweep.json").write_text(json.dumps(data, indent=1) + "\n")
     plot(data, options.out / "cpu-sweep.svg")

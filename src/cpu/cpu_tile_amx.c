@@ -28,10 +28,33 @@ static size_t packed_bytes(const fs_hidden *hidden) {
     return (size_t)panels_of(hidden) * panel_bytes(hidden);
 }
 
+/* bf16 is its own only part: a pair of elements is a word, and a tile is a block of 16 x 16 of them transposed. */
+static void pack_whole(const fs_hidden *hidden, int64_t from, int64_t to) {
+    for (int32_t p = 0; p < panels_of(hidden); p++)
+        for (int64_t d = from; d < to; d += FS_STEP) {
+            const int64_t left = hidden->dim - d;
+            const __mmask32 there = left < FS_STEP ? (1u << left) - 1 : ~0u;
+            __m512 x[FS_TILE];
+            for (int32_t r = 0; r < FS_TILE; r++) {
+                const int32_t row = p * FS_TILE + r;
+                x[r] = _mm512_setzero_ps();
+                if (row < hidden->rows)
+                    x[r] = _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(there, hidden->row[row] + 2 * d));
+            }
+            transpose(x);
+            char *tile = hidden->packed + (size_t)p * panel_bytes(hidden) + d / FS_STEP * FS_TILE_BYTES;
+            for (int i = 0; i < FS_TILE; i++) _mm512_storeu_ps(tile + 64 * i, x[i]);
+        }
+}
+
 /* [panels, steps, parts, 16 pairs, 16 rows, 2] bf16; zeros behind dim and behind the last row. */
 static void pack(const fs_hidden *hidden, int64_t from, int64_t to) {
     const int parts = split_parts(hidden->dtype);
     const int64_t end = steps_of(hidden) * FS_STEP, last = to < end ? to : end;
+    if (hidden->dtype == FS_BF16) {
+        pack_whole(hidden, from, last);
+        return;
+    }
     for (int32_t p = 0; p < panels_of(hidden); p++) {
         uint16_t *panel = (uint16_t *)(void *)(hidden->packed + (size_t)p * panel_bytes(hidden));
         const int64_t tile = FS_TILE_BYTES / 2, first = from / FS_STEP * parts * tile;

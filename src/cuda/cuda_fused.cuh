@@ -11,8 +11,8 @@
  *                                                         judges <--------- best so far -----------------+
  *
  * Cost model (H200): below B ~ 175 reading W is everything: 64 KB in flight per SM saturate the memory, and nothing may hold up the
- * ring for more than a microsecond: with two teams no comparison does, not even the first tile's, which waits for the judges. Above, the tensor cores are everything and each further instruction beside them costs: hence no
- * noise and no exact score on the consumers' path. */
+ * ring for more than a microsecond. With two teams no comparison does, not even the first tile's, which waits for the judges. Above, the
+ * tensor cores are everything and each further instruction beside them costs: hence no noise and no exact score on the consumers' path. */
 #ifndef FS_CUDA_FUSED_CUH
 #define FS_CUDA_FUSED_CUH
 

@@ -15,9 +15,9 @@ typedef struct fs_tile_marks {
 FS_DEVICE fs_tile_marks tile_marks(fs_noise noise, uint32_t block) {
     const fs_words r = noise_mark_words(noise, block, 0);
     const uint32_t u = r.w[0], places = r.w[1];
-    /* Upper halves of the thresholds of core/noise.h; where they do not decide, or above four, the walk does. */
-    int32_t count = (u > 0x9B1EB169u) + (u > 0xE8FBE753u) + (u > 0xFC5FA9F6u) + (u > 0xFF913974u);
-    if (u == 0x9B1EB169u || u == 0xE8FBE753u || u == 0xFC5FA9F6u || u == 0xFF913974u || u >= 0xFFF56A69u) count = -1;
+    /* Where the upper halves of the thresholds do not decide, or above four marks, the walk does. */
+    int32_t count = (u > FS_MARKS_1) + (u > FS_MARKS_2) + (u > FS_MARKS_3) + (u > FS_MARKS_4);
+    if (u == FS_MARKS_1 || u == FS_MARKS_2 || u == FS_MARKS_3 || u == FS_MARKS_4 || u >= FS_MARKS_5) count = -1;
     const uint32_t p0 = places & 127, p1 = places >> 7 & 127, p2 = places >> 14 & 127, p3 = places >> 21 & 127;
     if ((count > 1 && p0 == p1) || (count > 2 && (p0 == p2 || p1 == p2)) ||
         (count > 3 && (p0 == p3 || p1 == p3 || p2 == p3)))

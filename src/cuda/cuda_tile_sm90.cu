@@ -1,5 +1,5 @@
-/* cuda_tile_sm90.cu - the tile of the fused kernel for Hopper: logits of 128 tokens x N rows in the registers of two warpgroups, from
- * W and H streamed through shared memory by the copy engine.
+/* cuda_tile_sm90.cu - the tile of the fused kernel for Hopper: logits of 128 tokens x N rows in the registers of one or two warpgroups,
+ * from W and H streamed through shared memory by the copy engine.
  *
  *         W tile --TMA--> ring --wgmma--> accumulators   (the rest: cuda_fused.cuh)
  *         H tile --TMA-->
