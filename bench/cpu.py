@@ -85,12 +85,17 @@ def past_floors(data, name, rows=None):
 
 def slope_text(data, name, rows=None):
     x, y = past_floors(data, name, rows)
-    return f"{slope(x, y):.2f} from {x[0]:,}" if len(x) > 1 else "none: no two points past the floor"
+    return f"{slope(x, y):.2f} from {x[0]:,}" if len(x) > 1 else "none past the floor"
 
 
 def label_ticks(axes, x):
     axes.set_xticks(x, [f"{v:,}" for v in x])
-    axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+    axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(matplotlib.ticker.NullLocator())
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * 2.5)  # room for the legend
 
 
 def plot(data, path):
@@ -101,7 +106,7 @@ def plot(data, path):
                 x = [int(k) for k in data[name]]
                 y = [data[name][k][rows] * 1e3 for k in data[name]]
                 color, marker = LOOKS[rows]
-                place.loglog(x, y, color=color, marker=marker, label=f"B = {rows}, slope {slope_text(data, name, rows)}")
+                place.loglog(x, y, color=color, marker=marker, label=f"B = {rows}: slope {slope_text(data, name, rows)}")
             label_ticks(place, x)
             place.set_xlabel(title)
             place.set_ylabel("ms per call")
