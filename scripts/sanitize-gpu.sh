@@ -4,7 +4,7 @@
 #   scripts/sanitize-gpu.sh [LIBRARY FOLDER [TOOL...]]     default: build/cuda/lib memcheck initcheck synccheck
 #
 # racecheck does not follow what judges and consumers hand over through mbarriers and volatile words, and takes minutes: see
-# docs/results/h200.md.
+# docs/races.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lib=$(realpath "${1:-build/cuda/lib}")
