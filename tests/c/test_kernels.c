@@ -5,7 +5,7 @@
 
 #include <float.h>
 
-static const char *const names[] = {"amx", "avx512bf16", "avx512", "avx2", "neonbf16", "neon", "scalar"};
+static const char *const names[] = {"amx", "avx512bf16", "avx512", "avx2", "neonmmla", "neonbf16", "neon", "scalar"};
 enum { NAMES = sizeof names / sizeof names[0], MOST_ROWS = 70, MOST_TOKENS = 300 };
 
 static const fs_isa *isa_named(const char *name) {
