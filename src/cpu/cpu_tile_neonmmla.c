@@ -5,24 +5,27 @@
  *       as they lie, any address                    |              dot     bfmmla, one order for every shape
  *   h   2 rows of H, 4 elements each, packed ------ y              store   sums unzipped: logits of a row lie side by side
  *
- * Cost, by the optimisation guides of Neoverse V1 and V2: up to four bfmmla a cycle, each 5 cycles after the last one of its sum, or 3
- * where it adds to a bfmmla's result; zips share their pipes; three loads a cycle. So
+ * Cost, with the figures of LLVM's scheduling model of Neoverse V1: four bfmmla a cycle, 5 cycles each and 3 from sum to sum; zips use
+ * the same four pipes; three loads a cycle. Nothing here is measured. So
  * - up to 2 rows: 16 tokens, 8 sums and 8 operands of H in registers. A line of two tokens is 8 loads, 8 zips and 8 bfmmla, 4 cycles
  *   or 32 bytes of W a cycle, more than memory brings. A line is read at once: 16 rows a power of two apart share sets of L1.
- * - more rows: 8 tokens x 8 rows, 16 sums; 4 elements are 8 loads for 16 bfmmla. The zipped tokens lie in a panel of 4 KB in L1, made once
- *   for all rows.
- * A last row without a partner is packed beside zeros: half of what is computed for it is thrown away, and W is the roof there.
+ * - more rows: 8 tokens x 8 rows, 16 sums; 4 elements are 8 loads for 16 bfmmla. The zipped tokens lie in a panel of 4 KB in L1, made
+ *   once for all rows.
+ * A last row without a partner is packed beside zeros: half of what is computed for it is thrown away. Rows of W are taken as they
+ * follow each other: whether one stream per page is better (docs/findings/one-stream-per-page.md) is not known for these cores.
  *
- * The order of additions for every (row, token), whatever the shape: 256 elements are a block, the elements behind the last whole 32 a
- * block of their own. A block starts from 0; every 4 elements w0 .. w3, and each part of H (cpu_split.h) in turn, make
+ * The order of additions for every (row, token), whatever the shape: 256 elements are a block (128 for f16 hidden states, 64 for f32),
+ * the elements behind the last whole 32 a block of their own. A block starts from 0; every 4 elements w0 .. w3, and each part of H
+ * (cpu_split.h) in turn, make
  *   s = s + (w0 h0 + w1 h1), then s = s + (w2 h2 + w3 h3).
  * Blocks are added to the logit in ascending order, to nearest even. Within one, products are exact; the sum of two and the sum with s
- * are rounded to odd each (towards zero, and then the last bit is set if anything was lost), denormals that come or go are zero,
- * and neither FPCR's rounding nor its exceptions count. That holds while FPCR.EBF is 0, as Linux starts programs.
+ * are rounded to odd each (towards zero, and then the last bit is set if anything was lost), denormals that come or go are zero, and
+ * neither FPCR's rounding nor its exceptions count. That holds while FPCR.EBF is 0, as Linux starts programs.
  *
- * Rounding to odd is off by up to one unit in the last place, twice that of rounding to nearest, to both sides alike. A block bounds how
- * often: 256 roundings for each part at most, 2^-23 of a partial sum each. In the worst case that is 3e-5 of the sum of magnitudes for
- * one part, 9e-5 for three; test_kernels holds what occurs to 1e-6. */
+ * Rounding to odd is off by up to a unit in the last place, twice as far as to nearest, and what is below one unit of s may be lost again
+ * and again. Blocks bound that: at most 128 additions to s, 1.5e-5 of the sum of magnitudes in the worst case. test_kernels allows
+ * 1e-6 of it, about 8 units: what occurs for weights of both signs is 1e-7 for bf16 and 3e-7 for f32 hidden states, and 6e-7 and 9e-7
+ * where all products have one sign (qemu 7.2, D up to 4,096; with one block for a whole row of 1,000 f32 it was beyond 1e-6). */
 #include <arm_neon.h>
 
 #include "cpu_split.h"
@@ -33,7 +36,7 @@
 #define FS_STEP 32 /* elements */
 #define FS_QUADS 8 /* operands of a step: 4 elements of two rows each */
 #define FS_OPERAND 16
-#define FS_BLOCK 8       /* steps */
+#define FS_BLOCK 8       /* steps, divided by the parts of H: so many products go to a sum that is rounded to odd */
 #define FS_TOKENS 8      /* of a panel */
 #define FS_FEW_TOKENS 16 /* at once for one pair of rows */
 #define FS_GROUP 4       /* pairs of rows at most, whose sums with 8 tokens stay in registers */
@@ -139,22 +142,32 @@ static void copy_tail(const char *w, int64_t stride, int32_t n, int64_t dim, cha
 
 /* ------------------------------------------------------------------------------------------------------- dot ---- */
 
+/* Nothing is loaded through the pointer before x is there: gcc 12 would load all 16 lines first, and spill them. */
+#define FS_IN_TURN(pointer, x) __asm__("" : "+r"(pointer), "+w"(x))
+/* The pointer stays in a register: gcc 12 would keep the offset of every load in one of its own. */
+#define FS_KEEP(pointer) __asm__("" : "+r"(pointer))
+
 /* Adds a block of 16 tokens, as they lie, and one pair of rows to sum [8]. */
 FS_INLINE void dot_few(int parts, const char *w, int64_t stride, const char *h, int64_t steps, sums *sum) {
     sums acc[FS_FEW_TOKENS / 2];
 #pragma GCC unroll 8
     for (int p = 0; p < FS_FEW_TOKENS / 2; p++) acc[p] = vdupq_n_f32(0.0f);
-    for (int64_t k = 0; k < steps; k++, w += FS_LINE, h += FS_QUADS * parts * FS_OPERAND)
+    for (int64_t k = 0; k < steps; k++, h += FS_QUADS * parts * FS_OPERAND) {
+        const char *a = w + k * FS_LINE;
 #pragma GCC unroll 8
-        for (int p = 0; p < FS_FEW_TOKENS / 2; p++) {
+        for (int p = 0; p < FS_FEW_TOKENS / 2; p++, a += 2 * stride) {
+            const char *b = a + stride;
             bfloat16x8_t x[FS_QUADS];
-            load_pair(w + 2 * p * stride, w + (2 * p + 1) * stride, x);
+            FS_KEEP(b);
+            load_pair(a, b, x);
 #pragma GCC unroll 8
             for (int i = 0; i < FS_QUADS; i++)
 #pragma GCC unroll 3
                 for (int part = 0; part < parts; part++)
                     acc[p] = vbfmmlaq_f32(acc[p], x[i], load(h + (i * parts + part) * FS_OPERAND));
+            FS_IN_TURN(a, acc[p]);
         }
+    }
 #pragma GCC unroll 8
     for (int p = 0; p < FS_FEW_TOKENS / 2; p++) sum[p] = vaddq_f32(sum[p], acc[p]);
 }
@@ -228,13 +241,13 @@ static void store_pair(const fs_hidden *hidden, int32_t pair, const sums *sum, i
 /* 16 tokens for the only pair of rows. */
 static void tile_few(const fs_hidden *hidden, const char *w, int64_t stride, float *out, int64_t out_ld) {
     const int parts = split_parts(hidden->dtype);
-    const int64_t steps = hidden->dim / FS_STEP;
+    const int64_t steps = hidden->dim / FS_STEP, block = FS_BLOCK / parts;
     const char *h = hidden->packed;
     const few_dot dot = few_dots[parts - 1];
     sums sum[FS_FEW_TOKENS / 2];
     memset(sum, 0, sizeof sum);
     for (int64_t k = 0, n; k < steps; k += n, h += n * FS_QUADS * parts * FS_OPERAND) {
-        n = steps - k < FS_BLOCK ? steps - k : FS_BLOCK;
+        n = steps - k < block ? steps - k : block;
         dot(w + k * FS_LINE, stride, h, n, sum);
     }
     if (hidden->dim % FS_STEP) {
@@ -262,11 +275,11 @@ static void add_block(const fs_hidden *hidden, int32_t first, int32_t last, cons
 /* Up to 8 tokens for groups [first, last). */
 static void tile_groups(const fs_hidden *hidden, int32_t first, int32_t last, const char *w, int64_t stride,
                         int32_t tokens, float *out, int64_t out_ld) {
-    const int64_t steps = hidden->dim / FS_STEP;
+    const int64_t steps = hidden->dim / FS_STEP, block = FS_BLOCK / split_parts(hidden->dtype);
     sums sum[FS_GROUPS * FS_GROUP * FS_TOKENS / 2];
     memset(sum, 0, sizeof sum);
     for (int64_t k = 0, n; k < steps; k += n) {
-        n = steps - k < FS_BLOCK ? steps - k : FS_BLOCK;
+        n = steps - k < block ? steps - k : block;
         add_block(hidden, first, last, w + k * FS_LINE, stride, tokens, k, n, sum);
     }
     if (hidden->dim % FS_STEP) {
