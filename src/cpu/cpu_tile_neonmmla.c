@@ -6,7 +6,7 @@
  *   h   2 rows of H, 4 elements each, packed ------ y              store   sums unzipped: logits of a row lie side by side
  *
  * Cost, with the figures of LLVM's scheduling model of Neoverse V1: four bfmmla a cycle, 5 cycles each and 3 from sum to sum; zips use
- * the same four pipes; three loads a cycle. Nothing here is measured. So
+ * the same four pipes. Two loads a cycle are enough for either shape. Nothing here is measured.
  * - up to 2 rows: 16 tokens, 8 sums and 8 operands of H in registers. A line of two tokens is 8 loads, 8 zips and 8 bfmmla, 4 cycles
  *   or 32 bytes of W a cycle, more than memory brings. A line is read at once: 16 rows a power of two apart share sets of L1.
  * - more rows: 8 tokens x 8 rows, 16 sums; 4 elements are 8 loads for 16 bfmmla. The zipped tokens lie in a panel of 4 KB in L1, made
@@ -25,7 +25,7 @@
  * Rounding to odd is off by up to a unit in the last place, twice as far as to nearest, and what is below one unit of s may be lost again
  * and again. Blocks bound that: at most 128 additions to s, 1.5e-5 of the sum of magnitudes in the worst case. test_kernels allows
  * 1e-6 of it, about 8 units: what occurs for weights of both signs is 1e-7 for bf16 and 3e-7 for f32 hidden states, and 6e-7 and 9e-7
- * where all products have one sign (qemu 7.2, D up to 4,096; with one block for a whole row of 1,000 f32 it was beyond 1e-6). */
+ * where all products have one sign (qemu 7.2, D up to 4,096; with blocks of 256 for f32 too it was 2e-6). */
 #include <arm_neon.h>
 
 #include "cpu_split.h"
@@ -36,7 +36,7 @@
 #define FS_STEP 32 /* elements */
 #define FS_QUADS 8 /* operands of a step: 4 elements of two rows each */
 #define FS_OPERAND 16
-#define FS_BLOCK 8       /* steps, divided by the parts of H: so many products go to a sum that is rounded to odd */
+#define FS_BLOCK 8       /* steps of one part; with more parts fewer, so that a sum is rounded no more often */
 #define FS_TOKENS 8      /* of a panel */
 #define FS_FEW_TOKENS 16 /* at once for one pair of rows */
 #define FS_GROUP 4       /* pairs of rows at most, whose sums with 8 tokens stay in registers */
@@ -276,8 +276,10 @@ static void add_block(const fs_hidden *hidden, int32_t first, int32_t last, cons
 static void tile_groups(const fs_hidden *hidden, int32_t first, int32_t last, const char *w, int64_t stride,
                         int32_t tokens, float *out, int64_t out_ld) {
     const int64_t steps = hidden->dim / FS_STEP, block = FS_BLOCK / split_parts(hidden->dtype);
+    const group begin = group_at(hidden, first), end = group_at(hidden, last - 1);
+    const int32_t pairs = end.first + end.pairs - begin.first;
     sums sum[FS_GROUPS * FS_GROUP * FS_TOKENS / 2];
-    memset(sum, 0, sizeof sum);
+    memset(sum, 0, (size_t)pairs * FS_TOKENS / 2 * sizeof *sum);
     for (int64_t k = 0, n; k < steps; k += n) {
         n = steps - k < block ? steps - k : block;
         add_block(hidden, first, last, w + k * FS_LINE, stride, tokens, k, n, sum);
@@ -287,9 +289,8 @@ static void tile_groups(const fs_hidden *hidden, int32_t first, int32_t last, co
         copy_tail(w, stride, tokens, hidden->dim, tail);
         add_block(hidden, first, last, tail, FS_LINE, tokens, steps, 1, sum);
     }
-    const group begin = group_at(hidden, first), end = group_at(hidden, last - 1);
-    for (int32_t pair = begin.first; pair < end.first + end.pairs; pair++)
-        store_pair(hidden, pair, sum + (pair - begin.first) * (FS_TOKENS / 2), tokens, out, out_ld);
+    for (int32_t i = 0; i < pairs; i++)
+        store_pair(hidden, begin.first + i, sum + i * (FS_TOKENS / 2), tokens, out, out_ld);
 }
 
 static void tile(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out, int64_t out_ld) {
