@@ -8,8 +8,8 @@
 #include <string.h>
 
 /* Every kernel family there is or will be; the library says which of them it has and this CPU runs. */
-static const char *const isa_names[] = {"amx",      "avx512bf16", "avx512", "avx2",   "svebf16", "sve",
-                                        "neonbf16", "neonf16",    "neon",   "scalar", NULL};
+static const char *const isa_names[] = {"amx",      "avx512bf16", "avx512",  "avx2", "svebf16", "sve",
+                                        "neonmmla", "neonbf16",   "neonf16", "neon", "scalar",  NULL};
 
 /* CPU features the kernels use, as Linux names them in /proc/cpuinfo. */
 static const char *const features[] = {"avx2",     "fma",   "f16c",    "avx512f", "avx512bw", "avx512_bf16", "amx_tile",

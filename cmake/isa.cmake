@@ -14,6 +14,7 @@ set(isa_rules
     "neon     aarch64  "
     "neonf16  aarch64  -march=armv8.2-a+fp16"
     "neonbf16 aarch64  -march=armv8.2-a+bf16"
+    "neonmmla aarch64  -march=armv8.2-a+bf16"
     "sve      aarch64  -march=armv8.2-a+sve"
     "svebf16  aarch64  -march=armv8.2-a+sve+bf16"
 )

@@ -70,6 +70,7 @@ static const fs_isa table[] = {
     {"avx2", has_avx2, 0, FS_KERNELS(avx2), &fs_scan_avx2},
 #endif
 #if defined(__aarch64__)
+    {"neonmmla", has_bf16, 1, {&fs_kernel_f32__neon, &fs_kernel_f16__neon, &fs_kernel_bf16__neonmmla}, &fs_scan_neon},
     {"neonbf16", has_bf16, 1, {&fs_kernel_f32__neon, &fs_kernel_f16__neon, &fs_kernel_bf16__neonbf16}, &fs_scan_neon},
     {"neon", always, 1, FS_KERNELS(neon), &fs_scan_neon},
 #endif

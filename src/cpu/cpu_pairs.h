@@ -35,19 +35,11 @@ static void pack_pairs(const fs_hidden *hidden, int64_t from, int64_t to) {
     }
 }
 
-static void repair_all(const fs_hidden *hidden, const char *w, int64_t stride, int32_t tokens, float *out,
-                       int64_t out_ld) {
-    for (int32_t r = 0; r < hidden->rows; r++)
-        for (int32_t t = 0; t < tokens; t++)
-            if (out[r * out_ld + t] != out[r * out_ld + t])
-                out[r * out_ld + t] = repair_nan(hidden, r, w + t * stride, FS_BF16);
-}
-
 static void tile_pairs(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out,
                        int64_t out_ld) {
     const char *data = (const char *)w;
     tile_all(&schemes[split_parts(hidden->dtype) - 1], hidden, data, stride, tokens, out, out_ld);
-    if (hidden->dtype != FS_BF16) repair_all(hidden, data, stride, tokens, out, out_ld);
+    if (hidden->dtype != FS_BF16) repair_tile(hidden, data, stride, tokens, out, out_ld);
 }
 
 const fs_kernel FS_JOIN(fs_kernel_, bf16, FS_ISA) = {packed_pairs_bytes, pack_pairs, tile_pairs};

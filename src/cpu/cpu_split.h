@@ -52,4 +52,13 @@ FS_CORE float repair_nan(const fs_hidden *hidden, int32_t r, const char *w, int3
     return sum;
 }
 
+/* Every NaN of a tile of logits, whose weights are bf16. */
+FS_CORE void repair_tile(const fs_hidden *hidden, const char *w, int64_t stride, int32_t tokens, float *out,
+                         int64_t out_ld) {
+    for (int32_t r = 0; r < hidden->rows; r++)
+        for (int32_t t = 0; t < tokens; t++)
+            if (out[r * out_ld + t] != out[r * out_ld + t])
+                out[r * out_ld + t] = repair_nan(hidden, r, w + t * stride, FS_BF16);
+}
+
 #endif

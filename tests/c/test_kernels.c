@@ -5,7 +5,7 @@
 
 #include <float.h>
 
-static const char *const names[] = {"amx", "avx512bf16", "avx512", "avx2", "neonbf16", "neon", "scalar"};
+static const char *const names[] = {"amx", "avx512bf16", "avx512", "avx2", "neonmmla", "neonbf16", "neon", "scalar"};
 enum { NAMES = sizeof names / sizeof names[0], MOST_ROWS = 70, MOST_TOKENS = 300 };
 
 static const fs_isa *isa_named(const char *name) {
@@ -50,16 +50,8 @@ static int64_t bytes_of(int32_t dtype) {
 }
 
 /* Rows lie at any even address, with rubbish between them. */
-static problem make_problem(rng *r, int32_t w_dtype, int32_t h_dtype) {
-    problem p = {w_dtype,
-                 h_dtype,
-                 1 + (int32_t)random_below(r, MOST_ROWS),
-                 1 + (int32_t)random_below(r, MOST_TOKENS),
-                 1 + (int64_t)random_below(r, random_below(r, 3) ? 200 : 1400),
-                 0,
-                 0,
-                 NULL,
-                 NULL};
+static problem make_problem(rng *r, int32_t w_dtype, int32_t h_dtype, int32_t rows, int32_t tokens, int64_t dim) {
+    problem p = {w_dtype, h_dtype, rows, tokens, dim, 0, 0, NULL, NULL};
     p.w_stride = (p.dim + (int64_t)random_below(r, 5)) * bytes_of(w_dtype);
     p.h_stride = (p.dim + (int64_t)random_below(r, 3)) * bytes_of(h_dtype);
     p.w = malloc((size_t)(p.tokens * p.w_stride));
@@ -74,6 +66,12 @@ static problem make_problem(rng *r, int32_t w_dtype, int32_t h_dtype) {
         for (int64_t d = 0; d < p.dim; d++)
             put(h_dtype, p.h + b * p.h_stride + d * bytes_of(h_dtype), (float)random_normal(r));
     return p;
+}
+
+static problem random_problem(rng *r, int32_t w_dtype, int32_t h_dtype) {
+    const int32_t rows = 1 + (int32_t)random_below(r, MOST_ROWS), tokens = 1 + (int32_t)random_below(r, MOST_TOKENS);
+    const int64_t dim = 1 + (int64_t)random_below(r, random_below(r, 3) ? 200 : 1400);
+    return make_problem(r, w_dtype, h_dtype, rows, tokens, dim);
 }
 
 /* out [rows, tokens] for rows [first, first + rows), tokens [t, t + tokens) of the problem. */
@@ -119,7 +117,7 @@ static void kernels_compute_dot_products_in_any_tile(void **state) {
     for (int i = 0; i < NAMES; i++) {
         const fs_isa *isa = isa_named(names[i]);
         for (int round = 0; isa && round < 9 + (int)test_size(18); round++) {
-            problem p = make_problem(&r, round % 3, round / 3 % 3);
+            problem p = random_problem(&r, round % 3, round / 3 % 3);
             run(isa, &p, 0, p.rows, 0, p.tokens, all, p.tokens);
             check_dots(isa, &p, all);
             int32_t first = (int32_t)random_below(&r, (uint64_t)p.rows),
@@ -131,6 +129,30 @@ static void kernels_compute_dot_products_in_any_tile(void **state) {
             for (int32_t b = 0; b < rows; b++) {
                 assert_memory_equal(part + b * (tokens + 1), all + (first + b) * p.tokens + t, (size_t)tokens * 4);
                 assert_true(part[b * (tokens + 1) + tokens] == 1e9f); /* nothing is written behind a row */
+            }
+            free(p.w), free(p.h);
+        }
+    }
+}
+
+/* One row, two and a few take other tiles than many; steps and blocks of elements end everywhere. */
+static void few_rows_get_the_bits_of_many(void **state) {
+    (void)state;
+    static const int64_t dims[] = {1, 5, 31, 32, 33, 64, 127, 256, 289, 600};
+    enum { ROWS = 11, TOKENS = 41 };
+    static float all[ROWS * TOKENS], part[ROWS * TOKENS];
+    rng r = random_from(15);
+    for (int i = 0; i < NAMES; i++) {
+        const fs_isa *isa = isa_named(names[i]);
+        for (int round = 0; isa && round < 9 * (int)(sizeof dims / sizeof dims[0]); round++) {
+            problem p = make_problem(&r, round % 3, round / 3 % 3, ROWS, TOKENS, dims[round / 9]);
+            run(isa, &p, 0, ROWS, 0, TOKENS, all, TOKENS);
+            check_dots(isa, &p, all);
+            for (int32_t first = 0, rows = 1; first + rows <= ROWS; first += rows, rows++) {
+                const int32_t t = (int32_t)random_below(&r, 9);
+                run(isa, &p, first, rows, t, TOKENS - t, part, TOKENS);
+                for (int32_t b = 0; b < rows; b++)
+                    assert_memory_equal(part + b * TOKENS, all + (first + b) * TOKENS + t, (size_t)(TOKENS - t) * 4);
             }
             free(p.w), free(p.h);
         }
@@ -176,7 +198,7 @@ static void kernels_compute_dot_products_of_any_magnitude(void **state) {
     for (int i = 0; i < NAMES; i++) {
         const fs_isa *isa = isa_named(names[i]);
         for (int round = 0; isa && round < 18; round++) {
-            problem p = make_problem(&r, round % 3, round / 3 % 3);
+            problem p = random_problem(&r, round % 3, round / 3 % 3);
             for (int32_t t = 0; t < p.tokens; t++) {
                 /* Up to 65504, and one row in four with subnormals of f16 alone. */
                 const int least = t % 4 ? -24 : -26, span = t % 4 == 0 ? 10 : p.w_dtype == FS_F16 ? 39 : 80;
@@ -394,6 +416,7 @@ static void keys_are_sifted_the_same_everywhere(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_compute_dot_products_in_any_tile),
+        cmocka_unit_test(few_rows_get_the_bits_of_many),
         cmocka_unit_test(kernels_compute_dot_products_of_any_magnitude),
         cmocka_unit_test(infinite_weights_and_denormals_are_what_float_makes_of_them),
         cmocka_unit_test(scans_give_the_same_bits_everywhere),
