@@ -1,6 +1,6 @@
 """Times the CUDA backend beside what bounds it: reading W once, and cuBLAS computing the logits alone.
 
-    ceiling  W read with 16-byte loads, the best of several kernels (read_ceiling.cu)
+    ceiling  W read with 16-byte loads or bulk copies, the best of several kernels (read_ceiling.cu)
     cublas   torch.mm to bfloat16 logits, the better of [B, V] and [V, B]; nothing is drawn
     ours     logits and draw, temperature 1
     greedy   logits and argmax

@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) read_all(const uint4 *data, s
  * there. Copies go round the blocks. */
 constexpr int RING_THREADS = 64; /* one copies, the others wait and give back */
 
+#if __CUDA_ARCH__ >= 900
 __device__ uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
@@ -44,6 +45,7 @@ __device__ void wait(uint32_t barrier, uint32_t parity) {
         "r"(parity)
         : "memory");
 }
+#endif
 
 template <int BYTES, int STAGES>
 __global__ void __launch_bounds__(RING_THREADS) read_ring(const uint4 *data, size_t count, uint32_t *out) {

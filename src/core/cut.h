@@ -94,8 +94,8 @@ FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, co
     return cut;
 }
 
-/* Whether this key surely survives a cut by top-p alone, in one look at a list in any order: less mass is above it than top_p of the row's, by
- * more than `slack` of it and what sums in another order may differ. 0: who knows. most: the row's largest l. */
+/* Whether this key surely survives a cut by top-p alone, in one look at a list in any order: less mass is above it than top_p of
+ * the row's, by more than `slack` of it and what sums in another order may differ. 0: who knows. most: the row's largest l. */
 FS_CORE int cut_spares(const fs_list *list, const fs_rules *rules, const fs_mass *mass, double slack, float most,
                        uint64_t key) {
     const float inverse = rules->inverse_temperature;

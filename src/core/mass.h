@@ -142,8 +142,8 @@ FS_CORE double mass_log(const fs_mass *m) {
     return log(mass_scaled(m)) + 24.0 * (m->top - 2) * 0.69314718055994530942;
 }
 
-/* How far, relatively, a rough mass may be from the exact one of a row whose largest l this is: terms that matter have an l within 30 of it, and
- * their exponents are products rounded to float. */
+/* How far, relatively, a rough mass may be from the exact one of a row whose largest l this is: terms that matter have an l within
+ * 30 of it, and their exponents are products rounded to float. */
 FS_CORE double mass_slack(float l) {
     const double slack = 2e-5 + 4e-7 * fabs((double)l);
     return slack < 0.5 ? slack : 0.5; /* a number where l is infinite too */

@@ -211,9 +211,10 @@ static void reduce_mass(const fs_call *call, const fs_scan *scan, const fs_rules
     else scan->add_mass(y, granule, span, scale, mass);
 }
 
-/* Narrows a list to the nucleus, as far as it can be told after this block. A token is dropped if all that are no larger have, in proportion
- * of the ids to come, less than a share of 1 - nucleus of the mass: with a share m of the ids so far above it and k times as many ids in all,
- * (1 - m) k <= (1 - nucleus) (m + (1 - m) k). This is a guess, and the cut is proven or not in the end all the same. */
+/* Narrows a list to the nucleus, as far as it can be told after this block. A token is dropped if all that are no larger have, in
+ * proportion of the ids to come, less than a share of 1 - nucleus of the mass: with a share m of the ids so far above it and k
+ * times as many ids in all, (1 - m) k <= (1 - nucleus) (m + (1 - m) k). This is a guess, and the cut is proven or not in the end
+ * all the same. */
 static void reduce_nucleus(const fs_call *call, const fs_scan *scan, const fs_lane *lane, const fs_rules *rules,
                            fs_block block, fs_summary *summary) {
     const double seen = (double)(block.first + block.n - call->head->first_token);

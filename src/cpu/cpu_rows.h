@@ -17,8 +17,7 @@ typedef struct fs_lane {
     uint64_t *watch; /* [watches] (token << 32 | place in the row's watched tokens), ascending */
     int64_t watches;
     double nucleus; /* the list is narrowed to this share of the mass; 0: it is not */
-    int32_t
-        listed; /* somebody will look at the list by y: a row without cuts needs none, whatever its neighbours ask for */
+    int32_t listed; /* its list by y is looked at: a row without cuts needs none, whatever its neighbours ask for */
 } fs_lane;
 
 /* Scratch of one task; everything is one block long. */

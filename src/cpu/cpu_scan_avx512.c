@@ -13,8 +13,8 @@
 /* Sixteen granules at once: at every level two vectors become one, so that 15 x 3 instructions give sixteen maxima, or sums. */
 #define HALVES(combine, shuffle, a, b, low, high) combine(shuffle(a, b, low), shuffle(a, b, high))
 
-/* Elements 8, 4, 2, 1 apart of x[i], combined, become element i: the order in which mass.h adds a granule. Lanes of 128 bits 0, 1 meet 2, 3;
- * then 0, 2 meet 1, 3; element e of lane j is then of vector 4 e + j. */
+/* Elements 8, 4, 2, 1 apart of x[i], combined, become element i: the order in which mass.h adds a granule. Lanes of 128 bits 0, 1
+ * meet 2, 3; then 0, 2 meet 1, 3; element e of lane j is then of vector 4 e + j. */
 #define COMBINE_SIXTEEN(name, combine)                                                                                 \
     static inline __m512 name(const __m512 *x) {                                                                       \
         const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);                 \
@@ -259,8 +259,8 @@ static inline __m512i philox_mix(__m512i product, __m512i word, uint32_t key) {
     return _mm512_ternarylogic_epi64(_mm512_srli_epi64(product, 32), word, _mm512_set1_epi64(key), 0x96);
 }
 
-/* Lanes of which this pair of (place, prefix) lets a marked token win. The prefix as a float is 2^e m, and log2 of it at least e + m - 1, which is what
- * its bits say when they are taken for a number; 0 gives more noise than there is. */
+/* Lanes of which this pair of (place, prefix) lets a marked token win. The prefix as a float is 2^e m, and log2 of it at least e +
+ * m - 1, which is what its bits say when they are taken for a number; 0 gives more noise than there is. */
 static inline __mmask8 pair_passes(const fs_screen *screen, __mmask8 lanes, __m256i at, __m256i prefix, float floor) {
     const __mmask8 inside = _mm256_mask_cmplt_epu32_mask(lanes, at, _mm256_set1_epi32((int32_t)screen->span));
     const __m256 y = _mm256_mmask_i32gather_ps(_mm256_setzero_ps(), inside, at, screen->y, 4);

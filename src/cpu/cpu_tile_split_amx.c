@@ -16,13 +16,14 @@
  * instructions instead of 4 or 6. The lines of the next step are split between the products of this one, so that both go on at once.
  *
  * f16 has subnormals, which are common in weights, and the unit would flush what becomes of the shorter exponent. So weights are
- * multiplied by 2^14, and the result's bits, shifted by three, are read as bf16: 2^-98 w; H is scaled by 2^98. Where an f16 is not below 2 it
- * goes the long way, by float, to the same parts. A hidden state of 2^30 and more becomes infinite by that scale, and what is not finite
- * in the end is computed again in float (repair_nan), slowly and rightly. Parts of f32 below 2^-126 count as zero, as cpu_split.h says.
+ * multiplied by 2^14, and the result's bits, shifted by three, are read as bf16: 2^-98 w; H is scaled by 2^98. Where an f16 is not
+ * below 2 it goes the long way, by float, to the same parts. A hidden state of 2^30 and more becomes infinite by that scale, and what
+ * is not finite in the end is computed again in float (repair_nan), slowly and rightly. Parts of f32 below 2^-126 count as zero, as
+ * cpu_split.h says.
  *
  * The order of additions for every (row, token), whatever the shape: sum j, for part j of H, takes for each 32 elements the products
- * with part 0 of W, then 1, then 2; each such 32 as cpu_tile_amx.c states it, for f32 in the order of place_of. Then the sums are added, 0 + 1,
- * + 2. */
+ * with part 0 of W, then 1, then 2; each such 32 as cpu_tile_amx.c states it, for f32 in the order of place_of. Then the sums are
+ * added, 0 + 1, + 2. */
 #include "cpu_amx.h"
 
 #define FS_TOKENS 64                           /* at most, whose sums wait to be transposed: 4 tiles */
@@ -48,8 +49,8 @@ FS_INLINE packing packing_of(int32_t w_dtype, const fs_hidden *hidden) {
     return p;
 }
 
-/* Where element d of a step lies, in column 0: neighbours are a pair in f16; in f32 d and d + 16 are, which two vectors of 16 become by a shift
- * and a merge. */
+/* Where element d of a step lies, in column 0: neighbours are a pair in f16; in f32 d and d + 16 are, which two vectors of 16
+ * become by a shift and a merge. */
 FS_INLINE int64_t place_of(int32_t w_dtype, int64_t d) {
     return w_dtype == FS_F32 ? d % 16 * 32 + d / 16 : d / 2 * 32 + d % 2;
 }

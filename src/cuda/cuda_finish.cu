@@ -1,5 +1,6 @@
 /* cuda_finish.cu - the second, small launch of calls that draw by groups, or want masses of stored logits: one warp per row merges the
- * row's parts and writes its results. It starts while the first launch ends (programmatic launch), so what it costs is about one memory latency.
+ * row's parts and writes its results. It starts while the first launch ends (programmatic launch), so what it costs is about one memory
+ * latency.
  *
  *   part[row][group][slot]  --lane: slots of its groups-->  group mass and winner  --warp-->  token, log Z  */
 #include "cuda_blocks.cuh"
