@@ -3,6 +3,7 @@
 #define FS_CUDA_CALL_H
 
 #include "core/group.h"
+#include "cuda_plan.h"
 
 #include "flashsampling.h"
 
@@ -87,6 +88,7 @@ typedef struct fs_cuda_args {
     int64_t vocab;
     int32_t first_row, rows; /* rows of the batch this launch draws */
     int32_t k_steps;         /* stages of K that cover D */
+    fs_cuda_deal deal;
     uint32_t want;           /* FS_CUDA_MASS, ... */
     int32_t overlap;         /* the device can set up a launch while the one before it ends */
     fs_cuda_work *work;

@@ -67,7 +67,7 @@ template <int CLUSTER> struct walk {
     FS_DEVICE_MEMBER explicit walk(const fs_cuda_args &args)
         : args(args), own(share_of<CLUSTER>(args)), i(-1), part(-1), fresh(false), p{0, 0, 0} {}
 
-    FS_DEVICE_MEMBER bool is_last() const { return own.first + i + 1 >= own.end; }
+    FS_DEVICE_MEMBER bool is_last() const { return i + 1 >= own.count; }
 
     /* To the next piece; false if there is none. */
     FS_DEVICE_MEMBER bool next() {
@@ -101,9 +101,9 @@ template <int N, int J, class F> FS_DEVICE void own_rows(const fs_cuda_args &arg
  * per row through, together two or three. With patience a CTA waits for the others; nothing depends on it but how tight the thresholds
  * are. */
 template <int N, int J>
-FS_DEVICE void seed(const fs_cuda_args &args, fs_court<N, J> *court, int64_t part, int32_t first, int32_t patience,
-                    bool rehearse) {
-    own_rows<N>(args, court, [&](int32_t b) { seed_row(court, args, part, b, first, rehearse); });
+FS_DEVICE void seed(const fs_cuda_args &args, fs_court<N, J> *court, const fs_board &board, int32_t first,
+                    int32_t patience, bool rehearse) {
+    own_rows<N>(args, court, [&](int32_t b) { seed_row(court, args, board, b, first, rehearse); });
     __syncwarp();
     if (patience == 0 || rehearse) return;
     uint32_t *seeded = &args.work->seeded;
@@ -114,6 +114,13 @@ FS_DEVICE void seed(const fs_cuda_args &args, fs_court<N, J> *court, int64_t par
     __syncwarp();
 }
 
+/* One judge is done; how many were before it. What it sent goes before the count, and who counts to the end sees everything. Called
+ * with 0 for its instructions alone, out of line for them to be the same ones. */
+static __device__ __noinline__ uint32_t leave(fs_cuda_work *work, bool owed, uint32_t count) {
+    if (owed) __threadfence();
+    return add_acquire(&work->done, count);
+}
+
 /* Thresholds tile by tile. Survivors are judged while waiting: consumers may be held up by a full queue. */
 template <class T>
 FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court, const rounds &turn) {
@@ -122,11 +129,12 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
     const bool masses = args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS), groups = args.want & FS_CUDA_GROUPS;
     /* Waiting saves survivors in proportion to the rows and costs what is not hidden: nothing with two teams. */
     const bool patient = T::TEAMS > 1 || N >= 96 || groups;
-    fs_docket docket = {(uint32_t)judge, 0, false, {0, 0.0f, 0.0f}};
+    fs_docket docket = {(uint32_t)judge, 0, false, {}};
     walk<T::CLUSTER> at(args);
     uint32_t crested = 0;
     while (at.next()) {
         const int32_t first = at.p.first;
+        const fs_board board = board_of(args, at.part);
         if (masses && at.i > 0) named_barrier(1, J * 32); /* sums are read before marks take their place */
         own_rows<N>(args, court, [&](int32_t b) {
             const fs_judged_row &row = court->row[b];
@@ -137,8 +145,8 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
         });
         for (bool rehearse = at.i == 0;; rehearse = false) {
             if (at.fresh && !rehearse) barrier_wait(turn.crested, crested++ & 1);
-            if (at.fresh) seed<N>(args, court, at.part, first, at.i == 0 && patient ? FS_PATIENCE : 0, rehearse);
-            take_hints(court, args, at.part);
+            if (at.fresh) seed<N>(args, court, board, first, at.i == 0 && patient ? FS_PATIENCE : 0, rehearse);
+            take_hints(court, args, board);
             own_rows<N>(args, court, [&](int32_t b) {
                 set_thresholds(court, b, first);
                 if (masses) court->rate[b] = mass_rate(court->row[b], args.want & FS_CUDA_RAW_MASS);
@@ -149,12 +157,15 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
         if (lane == 0) barrier_arrive(turn.ready + 8 * (at.i % T::TEAMS));
         if (docket.owed && lane == 0) __threadfence(); /* here there is time; at the end there is none */
         docket.owed = false;
-        if (at.is_last() && judge == J - 1) rehearse_end(court);
+        if (at.is_last()) {
+            if (lane == 0) leave(args.work, true, 0);
+            if (judge == J - 1) rehearse_end(court);
+        }
         /* One lane decides: the others' clocks may run out a moment earlier or later. */
         while (!__shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 1000), 0))
-            judge_queue(court, args, at.part, &docket);
-        judge_queue(court, args, at.part, &docket);
-        settle(court, args, at.part, &docket);
+            judge_queue(court, args, board, &docket);
+        judge_queue(court, args, board, &docket);
+        settle(court, board, &docket, at.is_last());
         __syncwarp();
         if (masses && at.p.count > 0) own_rows<N>(args, court, [&](int32_t b) { tally_row(court, args, at.part, b); });
     }
@@ -162,9 +173,7 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
         own_rows<N>(args, court, [&](int32_t b) { atomicMax(&args.work->line[b].peak, court->peak[b]); });
     __syncwarp();
     if (lane != 0 || groups) return;
-    /* What this judge sent goes before the count, and who counts to the end sees everything. */
-    if (docket.owed || args.want) __threadfence();
-    if (add_acquire(&args.work->done, 1) == gridDim.x * J - 1) court->last = 1;
+    if (leave(args.work, docket.owed || args.want, 1) == gridDim.x * J - 1) court->last = 1;
 }
 
 /* ------------------------------------------------------------------------------------------------- consumers ---- */
@@ -173,42 +182,50 @@ template <class T>
 FS_DEVICE void consume(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court, char *shared, bool shaped, ring r,
                        const rounds &turn) {
     constexpr int N = T::N, TEAMS = T::TEAMS;
-    const int32_t warp = threadIdx.x / 32 - 4, lane = threadIdx.x & 31;
+    /* Taken from one lane, so that the compiler knows it is the same in all, and with it all that tensor instructions are given. */
+    const int32_t warp = __shfl_sync(~0u, (int32_t)threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
     const int32_t team = warp / (FS_CONSUMERS / TEAMS), strip = warp % (FS_CONSUMERS / TEAMS);
     const int32_t t = strip * 16 + lane / 4; /* this thread's first token in a tile; in two teams it has t + 64 too */
     float d[TEAMS][N / 2];
+    /* Anything: a rehearsal makes them -inf, a product starts anew. Setting them would be a kilobyte of cold instructions. */
+#pragma unroll
+    for (int i = 0; i < TEAMS * N / 2; i++) asm volatile("" : "=f"(d[i / (N / 2)][i % (N / 2)]));
     walk<T::CLUSTER> at(args);
-    for (bool more = at.next(1 + team); more; more = at.next(TEAMS)) {
+    /* A second team has nothing to multiply before the first tile is over: it runs through what comes then, for the instructions alone, which
+     * are the other team's too (H200, 2026-11: cold, they held the first crest up by 12 us at N = 64). A logit of -inf has no effect. */
+    for (bool rehearse = team > 0 && at.own.count > 1;; rehearse = false) {
+        if (rehearse || at.i >= 0) {
+            transform<N, TEAMS>(d, args.head, shaped, at.p, t);
+            if (rehearse || at.i == 0) barrier_wait(turn.opened, 0);
+            if (rehearse || at.fresh) {
+                /* The crest of the tile before has been read. */
+                if (TEAMS > 1 && at.i > 0) wait_ready<TEAMS>(turn, at.i - 1);
+                find_crest<N, TEAMS>(d, court, t);
+                __syncwarp();
+                if (lane == 0 && !rehearse) barrier_arrive(turn.crested);
+            }
+            /* One team rehearses while the judges make the first thresholds. */
+            for (bool again = TEAMS == 1 && at.i == 0;; again = false) {
+                if (!again && !rehearse) wait_ready<TEAMS>(turn, at.i);
+                reduce<N, TEAMS>(d, court, strip, at.p, t, again || rehearse);
+                if (!again) break;
+            }
+            if (args.want && at.p.count > 0) {
+                if (args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS))
+#pragma unroll
+                    for (int m = 0; m < TEAMS; m++)
+                        sum_granules<N>(d[m], court, args, at.part, strip + 4 * m, at.p.count <= 16 * (strip + 4 * m));
+                if (args.want & FS_CUDA_PEAK) find_peaks<N, TEAMS>(d, court);
+            }
+            __syncwarp();
+            if (lane == 0 && !rehearse) barrier_arrive(turn.used);
+        }
+        if (!at.next(at.i < 0 ? 1 + team : TEAMS)) break;
         wait_turn<TEAMS>(turn, at.i);
         if constexpr (TEAMS > 1) T::place(&r, at.i * args.k_steps);
         /* Warps without tokens in a piece compute too: a branch around the tensor instructions serialises them (C7520). */
         T::dot(d, &r, args.k_steps, shared, warp);
         end_turn<TEAMS>(turn, at.i);
-        transform<N, TEAMS>(d, args.head, shaped, at.p, t);
-        if (at.i == 0) barrier_wait(turn.opened, 0);
-        if (at.fresh) {
-            /* The crest of the tile before has been read. */
-            if (TEAMS > 1 && at.i > 0) wait_ready<TEAMS>(turn, at.i - 1);
-            find_crest<N, TEAMS>(d, court, t);
-            __syncwarp();
-            if (lane == 0) barrier_arrive(turn.crested);
-        }
-        /* While the judges make the first thresholds, the consumers run through what comes then: cold instructions come from L2 at some
-         * hundred cycles a line. */
-        for (bool rehearse = at.i == 0;; rehearse = false) {
-            if (!rehearse) wait_ready<TEAMS>(turn, at.i);
-            reduce<N, TEAMS>(d, court, strip, at.p, t, rehearse);
-            if (!rehearse) break;
-        }
-        if (args.want && at.p.count > 0) {
-            if (args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS))
-#pragma unroll
-                for (int m = 0; m < TEAMS; m++)
-                    sum_granules<N>(d[m], court, args, at.part, strip + 4 * m, at.p.count <= 16 * (strip + 4 * m));
-            if (args.want & FS_CUDA_PEAK) find_peaks<N, TEAMS>(d, court);
-        }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(turn.used);
     }
 }
 

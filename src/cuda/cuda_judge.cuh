@@ -100,40 +100,47 @@ FS_DEVICE float known_score(uint32_t ordered) {
 typedef struct fs_held {
     uint32_t id; /* 1 + (token << 8 | row); 0: none */
     float x;
-    float most; /* the score is not above this */
+    float most;     /* the score is not above this */
+    int32_t prefix; /* of its mark, -1: none; with `words` its noise */
+    uint32_t words[2];
 } fs_held;
 
-/* One token in two steps. First, with key NULL, its score is bounded in float: if it may be the row's best, all CTAs are told the lower
- * bound and the token is returned to be held. Then, unless its row has become better meanwhile, its exact score goes to *key, in double.
- * Double arithmetic waits for the tensor cores, some 700 cycles an instruction with N = 256, and they for it (H200, 2026-11), so it must be
- * rare. The tile's marks are drawn again unless the caller still has them. One function for both, out of line,
+/* A token's score, bounded in float: if it may be the row's best, all CTAs are told the lower bound and the token is returned to be held,
+ * for settle_one. The tile's marks are drawn again unless the caller still has them. Out of line, for first scores and survivors alike,
  * because it is large: cold instructions come from L2 or memory, a line in some hundred cycles (docs/findings/cold-code.md). */
 static __device__ __noinline__ fs_held judge_one(const fs_judged_row &row, uint32_t *best, uint32_t *hint,
-                                                 uint32_t *flags, unsigned long long *key, const fs_tile_marks *marks,
-                                                 float x, uint32_t id) {
+                                                 uint32_t *flags, const fs_tile_marks *marks, float x, uint32_t id) {
     const uint32_t token = (id - 1) >> 8;
     const float l = row.greedy ? x : x * row.inverse;
     const bool noisy = !row.greedy && l < INFINITY;
+    fs_held held = {0, x, l, -1, {0, 0}};
     if (x != x) atomicOr(flags, FS_ROW_NAN);
-    if (!(l > -INFINITY)) return {0, 0.0f, 0.0f};
+    if (!(l > -INFINITY)) return held;
     if (l == INFINITY) atomicOr(flags, FS_ROW_INF | (x == INFINITY ? FS_CUDA_X_INF : 0u));
-    const int32_t prefix = !noisy ? -1 : marks ? mark_among(*marks, row.noise, token) : mark_of(row.noise, token);
-    const fs_words extension = noise_words(row.noise, token, FS_DOMAIN_EXTENSION);
-    if (key) {
-        const double score = (double)l + (noisy ? noise_gumbel_from(extension, prefix) : 0.0);
-        atomicMax(key, (unsigned long long)score_key(score, token));
-        return {0, 0.0f, 0.0f};
-    }
-    float least = l, most = l;
+    float least = l;
     if (noisy) {
+        const fs_words extension = noise_words(row.noise, token, FS_DOMAIN_EXTENSION);
+        held.prefix = marks ? mark_among(*marks, row.noise, token) : mark_of(row.noise, token);
+        held.words[0] = extension.w[0];
+        held.words[1] = extension.w[1];
         const float slack = 2e-3f + 1e-6f * fabsf(l);
-        least += noise_about(prefix, extension.w[1], false) - slack;
-        most += noise_about(prefix, extension.w[1], true) + slack;
+        least += noise_about(held.prefix, extension.w[1], false) - slack;
+        held.most += noise_about(held.prefix, extension.w[1], true) + slack;
     }
-    if (most < known_score(*(volatile uint32_t *)best)) return {0, 0.0f, 0.0f};
+    if (held.most < known_score(*(volatile uint32_t *)best)) return held;
     if (least > -INFINITY && atomicMax(best, ordered_float(least)) < ordered_float(least))
         atomicMax(hint, ordered_float(least));
-    return {id, x, most};
+    held.id = id;
+    return held;
+}
+
+/* The exact score of what judge_one has returned, in double. Double arithmetic waits for the tensor cores, some 700 cycles an instruction
+ * with N = 256, and they for it (H200, 2026-11), so it must be rare. */
+static __device__ __noinline__ void settle_one(const fs_judged_row &row, unsigned long long *key, const fs_held held) {
+    const float l = row.greedy ? held.x : held.x * row.inverse;
+    const fs_words extension = {{held.words[0], held.words[1], 0, 0}};
+    const double noise = row.greedy || l == INFINITY ? 0.0 : noise_gumbel_from(extension, held.prefix);
+    atomicMax(key, (unsigned long long)score_key((double)l + noise, (held.id - 1) >> 8));
 }
 
 /* A judge's place in the queue, the same in all lanes, and what each lane holds. */
@@ -148,34 +155,44 @@ FS_DEVICE fs_group *part_of_row(const fs_cuda_args &args, int64_t part, int32_t 
     return args.parts.part + (int64_t)b * args.parts.groups * args.parts.slots + part;
 }
 
-/* Where row b's keys of this CTA go: to the row's line, or in group modes to the part at hand. */
-FS_DEVICE unsigned long long *key_of_row(const fs_cuda_args &args, int64_t part, int32_t b) {
-    if (!(args.want & FS_CUDA_GROUPS)) return &args.work->line[b].key;
-    return (unsigned long long *)&part_of_row(args, part, b)->winner.key;
+/* Where the keys of a CTA go, and where the CTAs that race against each other share their best scores: the rows' lines, or in group
+ * modes the parts at hand. Row b's are b * stride bytes on: no choice is left where they are used, and little code. */
+typedef struct fs_board {
+    char *key, *hint;
+    int64_t stride;
+} fs_board;
+
+FS_DEVICE fs_board board_of(const fs_cuda_args &args, int64_t part) {
+    if (!(args.want & FS_CUDA_GROUPS))
+        return {(char *)&args.work->line[0].key, (char *)&args.work->line[0].hint, sizeof(fs_cuda_line)};
+    fs_group *first = part_of_row(args, part / args.parts.slots * args.parts.slots, 0);
+    return {(char *)&part_of_row(args, part, 0)->winner.key, (char *)&first->winner.x,
+            (int64_t)sizeof(fs_group) * args.parts.groups * args.parts.slots};
 }
 
-/* Where the CTAs that race against each other share row b's best score. */
-FS_DEVICE uint32_t *hint_of_row(const fs_cuda_args &args, int64_t part, int32_t b) {
-    if (!(args.want & FS_CUDA_GROUPS)) return &args.work->line[b].hint;
-    return (uint32_t *)&part_of_row(args, part / args.parts.slots * args.parts.slots, b)->winner.x;
+FS_DEVICE unsigned long long *key_on(const fs_board &board, int32_t b) {
+    return (unsigned long long *)(board.key + b * board.stride);
 }
 
-/* Settles what this judge's lanes hold. */
+FS_DEVICE uint32_t *hint_on(const fs_board &board, int32_t b) {
+    return (uint32_t *)(board.hint + b * board.stride);
+}
+
+/* Settles what this judge's lanes hold. Asking the other CTAs first may save it, but takes a microsecond: not in the last tile. */
 template <int N, int J>
-FS_DEVICE void settle(fs_court<N, J> *court, const fs_cuda_args &args, int64_t part, fs_docket *docket) {
+FS_DEVICE void settle(fs_court<N, J> *court, const fs_board &board, fs_docket *docket, bool last) {
     const fs_held held = docket->held;
     docket->held.id = 0;
     if (!held.id) return;
     const int32_t b = (int32_t)((held.id - 1) & 255);
     if (held.most < known_score(*(volatile uint32_t *)&court->best[b])) return;
-    if (held.most < known_score(load_relaxed(hint_of_row(args, part, b)))) return;
-    judge_one(court->row[b], &court->best[b], hint_of_row(args, part, b), &args.work->line[b].flags,
-              key_of_row(args, part, b), NULL, held.x, held.id);
+    if (!last && held.most < known_score(load_relaxed(hint_on(board, b)))) return;
+    settle_one(court->row[b], key_on(board, b), held);
 }
 
 /* Judges what is in the queue for this judge, by chunks of 32. Returns when there is nothing more. */
 template <int N, int J>
-FS_DEVICE void judge_queue(fs_court<N, J> *court, const fs_cuda_args &args, int64_t part, fs_docket *docket) {
+FS_DEVICE void judge_queue(fs_court<N, J> *court, const fs_cuda_args &args, const fs_board &board, fs_docket *docket) {
     const uint32_t lane = threadIdx.x & 31;
     for (;;) {
         uint32_t tail = 0;
@@ -184,7 +201,8 @@ FS_DEVICE void judge_queue(fs_court<N, J> *court, const fs_cuda_args &args, int6
         const int32_t waiting = (int32_t)(tail - docket->chunk * 32);
         const uint32_t ready = waiting < 0 ? 0 : waiting < 32 ? waiting : 32;
         if (ready <= docket->taken) return;
-        fs_held found = {0, 0.0f, 0.0f};
+        fs_held found;
+        found.id = 0;
         bool odd = false;
         if (lane >= docket->taken && lane < ready) {
             volatile unsigned long long *slot = &court->queue[(docket->chunk * 32 + lane) % FS_QUEUE];
@@ -195,10 +213,10 @@ FS_DEVICE void judge_queue(fs_court<N, J> *court, const fs_cuda_args &args, int6
             const uint32_t id = (uint32_t)(entry >> 32), b = (id - 1) & 255;
             const float x = __uint_as_float((uint32_t)entry);
             odd = !(fabsf(x) < INFINITY); /* has a flag */
-            found = judge_one(court->row[b], &court->best[b], hint_of_row(args, part, (int32_t)b),
-                              &args.work->line[b].flags, NULL, NULL, x, id);
+            found = judge_one(court->row[b], &court->best[b], hint_on(board, (int32_t)b),
+                              &args.work->line[b].flags, NULL, x, id);
         }
-        if (__any_sync(~0u, found.id && docket->held.id)) settle(court, args, part, docket);
+        if (__any_sync(~0u, found.id && docket->held.id)) settle(court, board, docket, false);
         if (__any_sync(~0u, found.id || odd)) docket->owed = true;
         __syncwarp();
         if (found.id) docket->held = found;
@@ -213,13 +231,14 @@ FS_DEVICE void judge_queue(fs_court<N, J> *court, const fs_cuda_args &args, int6
 }
 
 /* Takes over what other CTAs know of this lane's rows. One memory latency for all of them. */
-template <int N, int J> FS_DEVICE void take_hints(fs_court<N, J> *court, const fs_cuda_args &args, int64_t part) {
+template <int N, int J>
+FS_DEVICE void take_hints(fs_court<N, J> *court, const fs_cuda_args &args, const fs_board &board) {
     constexpr int OWN = (N + J * 32 - 1) / (J * 32);
     uint32_t hint[OWN];
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         const int32_t b = judge_thread<J>() + i * J * 32;
-        hint[i] = b < args.rows ? load_relaxed(hint_of_row(args, part, b)) : 0;
+        hint[i] = b < args.rows ? load_relaxed(hint_on(board, b)) : 0;
     }
 #pragma unroll
     for (int i = 0; i < OWN; i++)
@@ -259,22 +278,22 @@ template <int N, int J> FS_DEVICE void set_thresholds(fs_court<N, J> *court, int
  * call waits for nothing else (H200, 2026-11: 2 us). */
 template <int N, int J> FS_DEVICE void rehearse_end(fs_court<N, J> *court) {
     const int32_t b = (int32_t)(threadIdx.x & 31) % court->args.rows;
-    judge_one(court->row[b], &court->highest, NULL, NULL, &court->scrap, NULL, 0.0f, 1);
+    settle_one(court->row[b], &court->scrap, {1, 0.0f, 0.0f, -1, {0, 0}});
     close_row(court->args, court->row[b], b, true);
 }
 
 /* First tile: the largest logit of row b is a token; its score from below is the row's first hint. A rehearsal is without effect. */
 template <int N, int J>
-FS_DEVICE void seed_row(fs_court<N, J> *court, const fs_cuda_args &args, int64_t part, int32_t b, int32_t first,
-                        bool rehearse) {
+FS_DEVICE void seed_row(fs_court<N, J> *court, const fs_cuda_args &args, const fs_board &board, int32_t b,
+                        int32_t first, bool rehearse) {
     const uint32_t crest = rehearse ? ordered_float(0.0f) : court->crest[b];
     if (!crest) return;
     if (!rehearse) court->crest[b] = 0;
     const uint32_t bits = __float_as_uint(float_of_ordered(crest));
     /* From below: towards zero for a positive logit, away from it for a negative one. */
     const float x = __uint_as_float(bits >> 31 ? bits | 127 : bits & ~127u);
-    judge_one(court->row[b], rehearse ? &court->highest : &court->best[b], hint_of_row(args, part, b),
-              &args.work->line[b].flags, NULL, &marks_of(court)[b], x, ((uint32_t)(first + (bits & 127)) << 8 | b) + 1);
+    judge_one(court->row[b], rehearse ? &court->highest : &court->best[b], hint_on(board, b),
+              &args.work->line[b].flags, &marks_of(court)[b], x, ((uint32_t)(first + (bits & 127)) << 8 | b) + 1);
 }
 
 #endif

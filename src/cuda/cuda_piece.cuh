@@ -12,11 +12,15 @@ struct piece {
     int32_t pair; /* of tiles; its place in K is where both start */
 };
 
-/* What this CTA takes: spans [first, end), a span being a tile, or in clusters a pair of tiles whose halves are the two CTAs'. Uneven
- * shares cost nothing while memory is the limit: who is done early leaves the others its bandwidth. Cutting tiles to even them out
- * cost 4 to 5 %: a short piece has too few bytes in flight (docs/findings/whole-tiles.md). */
+/* What this CTA takes: `count` spans from `first` on, `step` apart, but for the one it takes last. A span is a tile, or in clusters a pair
+ * of tiles whose halves are the two CTAs'.
+ *
+ * Plain calls deal spans out in turn, so that all CTAs read one stretch of W at a time (D = 2,048: 2 us faster than a stretch for each CTA,
+ * H200, 2026-11); groups give each CTA a stretch, so that few of them meet in a group. Uneven shares cost nothing while memory is the
+ * limit, if those with one more are spread over the processors: who is done early leaves the others its bandwidth. Cutting tiles to even
+ * them out cost 4 to 5 %: a short piece has too few bytes in flight (docs/findings/whole-tiles.md). */
 struct share {
-    int32_t first, end;
+    int32_t first, step, count, last;
 };
 
 template <int CLUSTER> FS_DEVICE share share_of(const fs_cuda_args &args) {
@@ -26,7 +30,15 @@ template <int CLUSTER> FS_DEVICE share share_of(const fs_cuda_args &args) {
     /* Below 2^24 spans and 2^8 clusters: 32 bits do, and are divided ten times as fast. */
     const uint32_t base = low / SPAN, spans = (high + SPAN - 1) / SPAN - base;
     const uint32_t cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
-    return {(int32_t)(base + spans * cluster / clusters), (int32_t)(base + spans * (cluster + 1) / clusters)};
+    if (args.parts.group_tiles) {
+        const uint32_t first = spans * cluster / clusters, end = spans * (cluster + 1) / clusters;
+        return {(int32_t)(base + first), 1, (int32_t)(end - first), (int32_t)(base + end - 1)};
+    }
+    /* The spans that are no whole turn go to CTAs evenly spread (fs_cuda_deal). No division: the first copy waits for this. */
+    const uint32_t turns = args.deal.turns, before = cluster * args.deal.spread >> 16;
+    const uint32_t more = ((cluster + 1) * args.deal.spread >> 16) - before;
+    return {(int32_t)(base + cluster), (int32_t)clusters, (int32_t)(turns + more),
+            (int32_t)(base + (more ? turns * clusters + before : (turns - 1) * clusters + cluster))};
 }
 
 /* Piece i of a share. */
@@ -35,8 +47,9 @@ template <int CLUSTER> FS_DEVICE piece piece_at(const fs_cuda_args &args, const 
     const int32_t low = (int32_t)args.head.first_token;
     const int32_t high = (int32_t)min(args.head.first_token + args.head.rows, args.vocab);
     piece p = {0, -1, 0};
-    if (own.first + i >= own.end) return p;
-    const int32_t start = (own.first + i) * SPAN + (CLUSTER > 1 ? (int32_t)cluster_rank() * FS_CUDA_TILE : 0);
+    if (i >= own.count) return p;
+    const int32_t span = i + 1 < own.count ? own.first + i * own.step : own.last;
+    const int32_t start = span * SPAN + (CLUSTER > 1 ? (int32_t)cluster_rank() * FS_CUDA_TILE : 0);
     p.first = max(low, start);
     p.count = max(0, min(high, start + FS_CUDA_TILE) - p.first);
     p.pair = start / (2 * FS_CUDA_TILE);

@@ -69,6 +69,16 @@ static int64_t least(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
+/* Rounded up, the fraction gains less than 1 over all clusters: their whole parts count to `left` exactly. */
+static fs_cuda_deal deal_out(const fs_head *head, const fs_cuda_plan *plan) {
+    const int64_t span = (int64_t)FS_CUDA_SPAN * plan->shape->cluster, clusters = plan->grid / plan->shape->cluster;
+    const int64_t vocab = head->vocab ? head->vocab : head->first_token + head->rows;
+    const int64_t low = head->first_token, high = least(low + head->rows, vocab);
+    const int64_t spans = high > low ? (high + span - 1) / span - low / span : 0, left = spans % clusters;
+    const fs_cuda_deal deal = {(uint32_t)(spans / clusters), (uint32_t)((left * 65536 + clusters - 1) / clusters)};
+    return deal;
+}
+
 /* Groups the shard's tokens lie in, and how many CTAs at most share one. */
 static void plan_parts(const fs_head *head, const fs_batch *batch, fs_cuda_plan *plan) {
     const int32_t cluster = plan->shape->cluster;
@@ -104,6 +114,7 @@ int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *fami
     if (ctas > tiles) ctas = tiles / s->cluster * s->cluster;
     plan->grid = (int32_t)(ctas < s->cluster ? s->cluster : ctas);
     plan->k_steps = (int32_t)((head->dim + s->k - 1) / s->k);
+    plan->deal = deal_out(head, plan);
     plan_parts(head, batch, plan);
     double read = 2.0 * (double)head->rows * (double)head->dim / FS_CUDA_READ;
     double compute = 2.0 * (double)head->rows * (double)head->dim * s->rows / FS_CUDA_FLOPS;

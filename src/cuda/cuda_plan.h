@@ -30,12 +30,19 @@ typedef struct fs_cuda_family {
     const fs_cuda_shape *shapes;
 } fs_cuda_family;
 
+/* How a plain call deals spans of W out: every cluster takes `turns` of them, and cluster c one more if the whole part of
+ * c * spread / 2^16 grows with c + 1, which is then its place among those left. */
+typedef struct fs_cuda_deal {
+    uint32_t turns, spread;
+} fs_cuda_deal;
+
 typedef struct fs_cuda_plan {
     const fs_cuda_family *family;
     const fs_cuda_shape *shape;
     int32_t rows; /* of the batch that this launch takes */
     int32_t grid;
     int32_t k_steps;
+    fs_cuda_deal deal;
     int32_t groups, slots; /* parts per row (cuda_call.h), where a call needs parts */
     double microseconds;   /* predicted: the larger of reading W and the tensor cores */
     char text[160];        /* the choice in words, for the log; or why there is none */

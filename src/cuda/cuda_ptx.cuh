@@ -207,9 +207,13 @@ FS_DEVICE uint32_t dynamic_shared_bytes() {
 /* ------------------------------------------------------------------------------------------------ tensor cores ---- */
 
 /* A K-major tile with 128-byte rows, SWIZZLE_128B: 8 rows are one 1024-byte atom. The base is 1024-byte aligned; a step of 16 in K
- * is 32 bytes more. */
-FS_DEVICE uint64_t matrix_descriptor(uint32_t address) {
-    return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)1 << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
+ * is 32 bytes more. The lower half counts shared memory in units of 16 bytes, the upper half is the same for all. */
+FS_DEVICE uint32_t matrix_start(uint32_t address) {
+    return address >> 4 | 1u << 16;
+}
+
+FS_DEVICE uint64_t matrix_at(uint32_t start, int bytes_on) {
+    return (uint64_t)(1u << 30 | 64u) << 32 | (start + bytes_on / 16);
 }
 
 FS_DEVICE void wgmma_fence() {

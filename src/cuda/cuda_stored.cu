@@ -328,7 +328,7 @@ template <bool MASS> FS_DEVICE void close_part(const fs_cuda_args &args, const s
         if (tail % 32) judge_chunk(at, tail / 32, tail % 32);
         if (threadIdx.x % 32 == 0) {
             const unsigned long long key = *(volatile unsigned long long *)&d->key[at.team];
-            if (key) atomicMax(key_of_row(args, part, d->b), key);
+            if (key) atomicMax(key_on(board_of(args, part), d->b), key);
             d->key[at.team] = d->best[at.team] = d->tail[at.team] = 0;
             if (MASS) {
                 fs_mass all = d->mass[at.team];

@@ -49,6 +49,31 @@ static void every_processor_works_where_there_are_tiles_for_it(void **state) {
         }
 }
 
+/* As cuda_piece.cuh walks them. */
+static void every_span_is_dealt_out_once(void **state) {
+    (void)state;
+    static char taken[2048];
+    for (int64_t vocab = 1; vocab < 262144; vocab = vocab * 7 / 6 + 1)
+        for (int64_t rows = 8; rows <= 256; rows += 248) {
+            const fs_cuda_plan plan = plan_of(vocab, 64, rows);
+            const int64_t span = 128 * plan.shape->cluster, spans = (vocab + span - 1) / span;
+            const int64_t clusters = plan.grid / plan.shape->cluster;
+            int64_t dealt = 0, most = 0, least = INT64_MAX;
+            memset(taken, 0, sizeof taken);
+            for (int64_t c = 0; c < clusters; c++) {
+                const int64_t before = c * plan.deal.spread >> 16, more = ((c + 1) * plan.deal.spread >> 16) - before;
+                for (int64_t i = 0; i < plan.deal.turns; i++) taken[i * clusters + c]++;
+                if (more) taken[plan.deal.turns * clusters + before]++;
+                dealt += plan.deal.turns + more;
+                if (plan.deal.turns + more > most) most = plan.deal.turns + more;
+                if (plan.deal.turns + more < least) least = plan.deal.turns + more;
+            }
+            assert_int_equal(dealt, spans);
+            for (int64_t i = 0; i < spans; i++) assert_int_equal(taken[i], 1);
+            assert_true(most - least <= 1);
+        }
+}
+
 static void stages_cover_every_remainder_of_the_hidden_size(void **state) {
     (void)state;
     for (int64_t dim = 1; dim < 600; dim++)
@@ -278,6 +303,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_narrowest_tile_that_holds_the_rows_is_taken),
         cmocka_unit_test(every_processor_works_where_there_are_tiles_for_it),
+        cmocka_unit_test(every_span_is_dealt_out_once),
         cmocka_unit_test(stages_cover_every_remainder_of_the_hidden_size),
         cmocka_unit_test(the_prediction_is_the_larger_of_reading_and_computing),
         cmocka_unit_test(what_has_no_kernel_is_refused_in_words),
