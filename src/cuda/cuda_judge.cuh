@@ -106,10 +106,10 @@ typedef struct fs_held {
 } fs_held;
 
 /* A token's score, bounded in float: if it may be the row's best, all CTAs are told the lower bound and the token is returned to be held,
- * for settle_one. The tile's marks are drawn again unless the caller still has them. Out of line, for first scores and survivors alike,
- * because it is large: cold instructions come from L2 or memory, a line in some hundred cycles (docs/findings/cold-code.md). */
+ * for settle_one. Out of line, for first scores and survivors alike, because it is large: cold instructions come from L2 or memory, a
+ * line in some hundred cycles (docs/findings/cold-code.md). */
 static __device__ __noinline__ fs_held judge_one(const fs_judged_row &row, uint32_t *best, uint32_t *hint,
-                                                 uint32_t *flags, const fs_tile_marks *marks, float x, uint32_t id) {
+                                                 uint32_t *flags, float x, uint32_t id) {
     const uint32_t token = (id - 1) >> 8;
     const float l = row.greedy ? x : x * row.inverse;
     const bool noisy = !row.greedy && l < INFINITY;
@@ -119,13 +119,13 @@ static __device__ __noinline__ fs_held judge_one(const fs_judged_row &row, uint3
     if (l == INFINITY) atomicOr(flags, FS_ROW_INF | (x == INFINITY ? FS_CUDA_X_INF : 0u));
     float least = l;
     if (noisy) {
-        const fs_words extension = noise_words(row.noise, token, FS_DOMAIN_EXTENSION);
-        held.prefix = marks ? mark_among(*marks, row.noise, token) : mark_of(row.noise, token);
+        fs_words extension;
+        held.prefix = draw_token(row.noise, token, &extension);
         held.words[0] = extension.w[0];
         held.words[1] = extension.w[1];
-        const float slack = 2e-3f + 1e-6f * fabsf(l);
-        least += noise_about(held.prefix, extension.w[1], false) - slack;
-        held.most += noise_about(held.prefix, extension.w[1], true) + slack;
+        const float slack = 2e-3f + 1e-6f * fabsf(l), noise = noise_about(held.prefix, extension.w[1]);
+        held.most += noise + slack;
+        least += noise_is_sharp(held.prefix, extension.w[1]) ? noise - slack : -INFINITY;
     }
     if (held.most < known_score(*(volatile uint32_t *)best)) return held;
     if (least > -INFINITY && atomicMax(best, ordered_float(least)) < ordered_float(least))
@@ -214,7 +214,7 @@ FS_DEVICE void judge_queue(fs_court<N, J> *court, const fs_cuda_args &args, cons
             const float x = __uint_as_float((uint32_t)entry);
             odd = !(fabsf(x) < INFINITY); /* has a flag */
             found = judge_one(court->row[b], &court->best[b], hint_on(board, (int32_t)b),
-                              &args.work->line[b].flags, NULL, x, id);
+                              &args.work->line[b].flags, x, id);
         }
         if (__any_sync(~0u, found.id && docket->held.id)) settle(court, board, docket, false);
         if (__any_sync(~0u, found.id || odd)) docket->owed = true;
@@ -293,7 +293,7 @@ FS_DEVICE void seed_row(fs_court<N, J> *court, const fs_cuda_args &args, const f
     /* From below: towards zero for a positive logit, away from it for a negative one. */
     const float x = __uint_as_float(bits >> 31 ? bits | 127 : bits & ~127u);
     judge_one(court->row[b], rehearse ? &court->highest : &court->best[b], hint_on(board, b),
-              &args.work->line[b].flags, &marks_of(court)[b], x, ((uint32_t)(first + (bits & 127)) << 8 | b) + 1);
+              &args.work->line[b].flags, x, ((uint32_t)(first + (bits & 127)) << 8 | b) + 1);
 }
 
 #endif

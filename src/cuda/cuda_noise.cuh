@@ -12,8 +12,8 @@ typedef struct fs_tile_marks {
     uint32_t places, prefixes[2];
 } fs_tile_marks;
 
-FS_DEVICE fs_tile_marks tile_marks(fs_noise noise, uint32_t block) {
-    const fs_words r = noise_mark_words(noise, block, 0);
+/* From call 0 of a block. */
+FS_DEVICE fs_tile_marks marks_from(fs_words r) {
     const uint32_t u = r.w[0], places = r.w[1];
     /* Where the upper halves of the thresholds do not decide, or above four marks, the walk does. */
     int32_t count = (u > FS_MARKS_1) + (u > FS_MARKS_2) + (u > FS_MARKS_3) + (u > FS_MARKS_4);
@@ -23,6 +23,10 @@ FS_DEVICE fs_tile_marks tile_marks(fs_noise noise, uint32_t block) {
         (count > 3 && (p0 == p3 || p1 == p3 || p2 == p3)))
         count = -1;
     return {count, places, {r.w[2], r.w[3]}};
+}
+
+FS_DEVICE fs_tile_marks tile_marks(fs_noise noise, uint32_t block) {
+    return marks_from(noise_mark_words(noise, block, 0));
 }
 
 FS_DEVICE uint32_t mark_place(const fs_tile_marks &marks, int i) {
@@ -55,18 +59,40 @@ FS_DEVICE int32_t mark_of(fs_noise noise, uint32_t token) {
     return mark_among(tile_marks(noise, token / FS_NOISE_BLOCK), noise, token);
 }
 
-/* The noise of a token in float. With `above` it is at most 1e-3 below the noise, without at most 1e-3 above: w is taken at the lower or
- * upper end of what 32 of its bits leave open, and the rest is rounding. prefix < 0: unmarked; `upper` is word 1 of the token's
- * extension, the first bits of w, or of a marked token those after the prefix. */
-FS_DEVICE float noise_about(int32_t prefix, uint32_t upper, bool above) {
+/* All that is to be drawn of a token: the prefix of its mark, or -1, and its extension. Two calls side by side take as long as one, because
+ * a round waits for the round before it. */
+FS_DEVICE int32_t draw_token(fs_noise noise, uint32_t token, fs_words *extension) {
+    uint32_t key0 = FS_NOISE_KEY0, key1 = FS_NOISE_KEY1;
+    fs_words mark = {{token / FS_NOISE_BLOCK, noise.r0, noise.r1, noise.r2 ^ FS_DOMAIN_MARK}};
+    fs_words own = {{token, noise.r0, noise.r1, noise.r2 ^ FS_DOMAIN_EXTENSION}};
+#pragma unroll 2
+    for (int round = 0; round < 10; round++) {
+        uint32_t same0 = key0, same1 = key1;
+        mark = philox_round(mark, &same0, &same1);
+        own = philox_round(own, &key0, &key1);
+    }
+    *extension = own;
+    return mark_among(marks_from(mark), noise, token);
+}
+
+/* The noise of a token in float, at most 1e-3 below it: w is taken at the end of what 32 of its bits leave open where the noise is largest,
+ * and the rest is rounding. prefix < 0: unmarked; `upper` is word 1 of the token's extension, the first bits of w, or of a marked token
+ * those after the prefix. */
+FS_DEVICE float noise_about(int32_t prefix, uint32_t upper) {
     float e;
-    if (prefix < 0) e = (float)FS_NOISE_C - __logf(((float)~upper + (above ? 1.0f : 0.0f)) * 0x1p-32f);
+    if (prefix < 0) e = (float)FS_NOISE_C - __logf(((float)~upper + 1.0f) * 0x1p-32f);
     else {
-        const float w = ((float)prefix + ((float)upper + (above ? 0.0f : 1.0f)) * 0x1p-32f) * 0x1p-16f;
+        const float w = ((float)prefix + (float)upper * 0x1p-32f) * 0x1p-16f;
         const float x = (float)FS_NOISE_Q * w;
         e = x * (1.0f + x * (0.5f + x * (1.0f / 3.0f))); /* -log1p(-x), x < 2^-8 */
     }
     return -__logf(e);
+}
+
+/* Whether noise_about is not more than 1e-3 above the noise either: at the other end of the open bits w, or 1 - w, differs by less than
+ * 2^-12 of itself. */
+FS_DEVICE bool noise_is_sharp(int32_t prefix, uint32_t upper) {
+    return prefix < 0 ? ~upper > 1u << 12 : prefix > 0 || upper > 1u << 12;
 }
 
 #endif
