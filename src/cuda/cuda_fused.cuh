@@ -182,8 +182,7 @@ template <class T>
 FS_DEVICE void consume(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court, char *shared, bool shaped, ring r,
                        const rounds &turn) {
     constexpr int N = T::N, TEAMS = T::TEAMS;
-    /* Taken from one lane, so that the compiler knows it is the same in all, and with it all that tensor instructions are given. */
-    const int32_t warp = __shfl_sync(~0u, (int32_t)threadIdx.x / 32 - 4, 0), lane = threadIdx.x & 31;
+    const int32_t warp = threadIdx.x / 32 - 4, lane = threadIdx.x & 31;
     const int32_t team = warp / (FS_CONSUMERS / TEAMS), strip = warp % (FS_CONSUMERS / TEAMS);
     const int32_t t = strip * 16 + lane / 4; /* this thread's first token in a tile; in two teams it has t + 64 too */
     float d[TEAMS][N / 2];
@@ -210,11 +209,12 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *cour
                 reduce<N, TEAMS>(d, court, strip, at.p, t, again || rehearse);
                 if (!again) break;
             }
-            if (args.want && at.p.count > 0) {
+            if (args.want && (rehearse || at.p.count > 0)) {
                 if (args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS))
 #pragma unroll
                     for (int m = 0; m < TEAMS; m++)
-                        sum_granules<N>(d[m], court, args, at.part, strip + 4 * m, at.p.count <= 16 * (strip + 4 * m));
+                        sum_granules<N>(d[m], court, args, at.part, strip + 4 * m, at.p.count <= 16 * (strip + 4 * m),
+                                        rehearse);
                 if (args.want & FS_CUDA_PEAK) find_peaks<N, TEAMS>(d, court);
             }
             __syncwarp();

@@ -58,10 +58,10 @@ FS_DEVICE void odd_granule(fs_court<N, J> *court, fs_mass *into, uint32_t *lock,
 }
 
 /* The sums of a strip's granules, one per row, into its stash as float[N]; judges add them up. `absent`: the strip has no token in this
- * tile. */
+ * tile. With `rehearse` nothing is stored. */
 template <int N, int J>
 FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N, J> *court, const fs_cuda_args &args, int64_t part,
-                            int32_t strip, bool absent) {
+                            int32_t strip, bool absent, bool rehearse) {
     const int32_t column = 2 * (threadIdx.x & 3);
     constexpr int BLOCKS = (N + 31) / 32;
     float sums[BLOCKS];
@@ -105,7 +105,7 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N, J> *court, cons
 #pragma unroll
     for (int q = 0; q < BLOCKS; q++) {
         const int32_t own = 32 * q + halved_row();
-        if (own < N)
+        if (own < N && !rehearse)
             ((float *)court->stash[strip])[own] = sums[q] >= FS_MASS_LEAST && sums[q] < FS_MASS_MOST ? sums[q] : 0.0f;
     }
 }
