@@ -45,6 +45,10 @@ static int has_amx(void) {
 #endif
 
 #if defined(__aarch64__)
+static int has_sve(void) {
+    return (getauxval(AT_HWCAP) & HWCAP_SVE) != 0;
+}
+
 static int has_fhm(void) {
     return (getauxval(AT_HWCAP) & HWCAP_ASIMDFHM) != 0;
 }
@@ -52,6 +56,10 @@ static int has_fhm(void) {
 /* Armv8.4 makes FHM part of f16 arithmetic; a core with BF16 and without FHM is not known. */
 static int has_bf16(void) {
     return has_fhm() && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+}
+
+static int has_svebf16(void) {
+    return has_sve() && has_bf16() && (getauxval(AT_HWCAP2) & HWCAP2_SVEBF16) != 0;
 }
 #endif
 
@@ -71,6 +79,8 @@ static const fs_isa table[] = {
     {"avx2", has_avx2, 0, FS_KERNELS(avx2, avx2, avx2), &fs_scan_avx2},
 #endif
 #if defined(__aarch64__)
+    {"svebf16", has_svebf16, 1, FS_KERNELS(sve, neonf16, svebf16), &fs_scan_neon}, /* SVE alone adds no f16 to float */
+    {"sve", has_sve, 1, FS_KERNELS(sve, sve, sve), &fs_scan_neon},
     {"neonmmla", has_bf16, 1, FS_KERNELS(neon, neonf16, neonmmla), &fs_scan_neon},
     {"neonbf16", has_bf16, 1, FS_KERNELS(neon, neonf16, neonbf16), &fs_scan_neon},
     {"neonf16", has_fhm, 1, FS_KERNELS(neon, neonf16, neon), &fs_scan_neon},

@@ -6,14 +6,15 @@
  *   h   R rows of H, -- T x R --> out  store   lanes added in one fixed order
  *       packed, in L2
  *
- * Cost: W comes from memory once; the lines that the next tiles need are asked for meanwhile. H comes from L2 once per T tokens. A
- * step of a T x R tile is T R multiply-adds for T + R loads, so with 8 x 3 the two multiply-adds a cycle of AVX-512 need one load
- * each, most of them from L1. Halves are widened once per T tokens into a panel that stays in L1 for all rows, if there are more than R.
+ * Cost: W comes from memory once; the lines that the next tiles need are asked for meanwhile. H comes from L2 once per T tokens.
+ * A step of a T x R tile is T R multiply-adds for T + R loads, so with 8 x 3 the two multiply-adds a cycle of AVX-512 need one
+ * load each, most of them from L1. Halves are widened once per T tokens into a panel that stays in L1 for all rows, if there are
+ * more than R.
  *
- * The order of additions: step k adds its products to the lanes, for pairs the lower element's after the upper's and part by part;
- * then lanes are added 8, 4, 2, 1 apart. Which accumulator a product goes to, and when, depends on its place in the row alone: every
- * shape gives the same logit bit for bit. With FS_BLOCK lanes start from zero in every block of steps, and in the elements behind the
- * last whole step; blocks are added in ascending order. */
+ * The order of additions: step k adds its products to the lanes, for pairs the lower element's after the upper's and part by
+ * part; then lanes are added 8, 4, 2, 1 apart. Which accumulator a product goes to, and when, depends on its place in the row
+ * alone: every shape gives the same logit bit for bit. With FS_BLOCK lanes start from zero in every block of steps, and in the
+ * elements behind the last whole step; blocks are added in ascending order. */
 #include "cpu_isa.h"
 
 #include "core/halves.h"
@@ -29,8 +30,8 @@
 #define FS_LINE 64 /* bytes of 16 lanes */
 #define FS_CHUNK                                                                                                       \
     (512 / FS_LANES) /* steps whose panel of 8 tokens, 16 KB, stays in L1 (32 KB: 147 instead of 191 GFLOP/s) */
-/* An instruction that does not round to nearest sets FS_BLOCK, the steps of a block of one part; of several parts it has fewer, so that a
- * lane is rounded no more often. */
+/* An instruction that does not round to nearest sets FS_BLOCK, the steps of a block of one part; of several parts it has fewer,
+ * so that a lane is rounded no more often. */
 #ifndef FS_BLOCK
 #define FS_BLOCK 0
 #endif
@@ -96,6 +97,11 @@ FS_INLINE piece add_product(piece sum, piece x, piece y) {
  * part of a step. */
 typedef void (*fs_dot)(const char *w, int64_t stride, const char *h, int64_t h_ld, int64_t steps, lanes *sum);
 
+/* An instruction set whose vectors have no size that the compiler knows defines FS_HAS_DOT and this. */
+FS_INLINE void dot(int T, int R, int parts, piece (*load)(const char *), piece (*add)(piece, piece, piece),
+                   int step_bytes, int line_bytes, const char *w, int64_t stride, const char *h, int64_t h_ld,
+                   int64_t steps, lanes *sum);
+#ifndef FS_HAS_DOT
 FS_INLINE void dot(int T, int R, int parts, piece (*load)(const char *), piece (*add)(piece, piece, piece),
                    int step_bytes, int line_bytes, const char *w, int64_t stride, const char *h, int64_t h_ld,
                    int64_t steps, lanes *sum) {
@@ -131,6 +137,7 @@ FS_INLINE void dot(int T, int R, int parts, piece (*load)(const char *), piece (
             for (int i = 0; i < FS_PIECES; i++)
                 sum[t * R + r].p[i] = FS_BLOCK ? sum[t * R + r].p[i] + acc[t][r][i] : acc[t][r][i];
 }
+#endif
 
 /* One function for each shape: inlined side by side, gcc 12 merges their loops and splits multiply-adds (half the speed). */
 #define FS_DEFINE_DOT(name, T, R, parts, load, add, step_bytes, line_bytes)                                            \

@@ -1,12 +1,14 @@
-/* NEON with FHM (Armv8.4, before that an option): fmlal and fmlal2 multiply f16 by f16 and add to float, the lower and the upper four
- * of eight elements. So f16 weights and hidden states are multiplied as they lie, in half the loads and without the conversion that
- * every four weights take in the row neon. Written without the hardware and run under emulation only: experimental.
+/* NEON with FHM (Armv8.4, before that an option): fmlal and fmlal2 multiply f16 by f16 and add to float, the lower and the upper
+ * four of eight elements. So f16 weights and hidden states are multiplied as they lie, in half the loads and without the
+ * conversion that every four weights take in the row neon. Written without the hardware and run under emulation only:
+ * experimental.
  *
- * A product of two f16 is exact in float and each sum is rounded once, to nearest even: a logit is as exact as with widened numbers.
- * Nothing is flushed or saturated, since the sums are float. A step is 32 elements: lane 4 p + i takes 8 p + i, then 8 p + i + 4.
+ * A product of two f16 is exact in float and each sum is rounded once, to nearest even: a logit is as exact as with widened
+ * numbers. Nothing is flushed or saturated, since the sums are float. A step is 32 elements: lane 4 p + i takes
+ * 8 p + i, then 8 p + i + 4.
  *
- * Only f16 hidden states are multiplied this way. As sums of f16 parts, f32 and bf16 would lose what is below 2^-24 and above 65504,
- * and cost an instruction for every part; they are widened weights times floats, the kernel of the row neon, bit for bit. */
+ * Only f16 hidden states are multiplied this way. As sums of f16 parts, f32 and bf16 would lose what is below 2^-24 and above
+ * 65504, and cost an instruction for every part; they are widened weights times floats, the kernel of the row neon, bit for bit. */
 #include <arm_neon.h>
 
 #define FS_ISA neonf16
