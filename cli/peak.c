@@ -7,6 +7,9 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#include <arm_sve.h>
 #endif
 
 #define ROUNDS 20000 /* a few milliseconds */
@@ -64,9 +67,46 @@ __attribute__((target("amx-tile,amx-bf16"))) static double tiles_amx(void) {
 }
 #define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c)) /* SSE2 has no fused one */
 #elif defined(__aarch64__)
-#include <arm_neon.h>
 #define REGISTER(x) "w"(x)
 #define MULTIPLY_ADD(a, b, c) ((v4)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
+
+/* One variable for every sum, since vectors of SVE cannot be an array; 24, for the latency of 9 cycles of A64FX times two a cycle.
+ * The compiler must not know that they are equal. */
+#define NAMED_SUMS 24
+#define EACH(f, g)                                                                                                     \
+    f(g, 0) f(g, 1) f(g, 2) f(g, 3) f(g, 4) f(g, 5) f(g, 6) f(g, 7) f(g, 8) f(g, 9) f(g, 10) f(g, 11) f(g, 12)         \
+        f(g, 13) f(g, 14) f(g, 15) f(g, 16) f(g, 17) f(g, 18) f(g, 19) f(g, 20) f(g, 21) f(g, 22) f(g, 23)
+#define BEGIN(zero, k)                                                                                                 \
+    __typeof__(zero) s##k = zero;                                                                                      \
+    __asm__ volatile("" : "+w"(s##k));
+#define ADD(add, k) s##k = add(s##k, a, a);
+#define END(kind, k) __asm__ volatile("" : : kind(s##k));
+#define NAMED_LOOP(zero, operand, add, flops)                                                                          \
+    __typeof__(operand) a = operand;                                                                                   \
+    EACH(BEGIN, zero)                                                                                                  \
+    for (int i = 0; i < ROUNDS; i++) {                                                                                 \
+        __asm__ volatile("" : "+w"(a));                                                                                \
+        EACH(ADD, add)                                                                                                 \
+    }                                                                                                                  \
+    EACH(END, "w")                                                                                                     \
+    return (double)ROUNDS * NAMED_SUMS * (double)(flops)
+
+__attribute__((target("arch=armv8.2-a+bf16"))) static double mmla_neon(void) {
+    NAMED_LOOP(vdupq_n_f32(0), vreinterpretq_bf16_u16(vdupq_n_u16(0)), vbfmmlaq_f32, 2 * 16);
+}
+__attribute__((target("arch=armv8.2-a+bf16"))) static double pairs_neonbf16(void) {
+    NAMED_LOOP(vdupq_n_f32(0), vreinterpretq_bf16_u16(vdupq_n_u16(0)), vbfdotq_f32, 2 * 8);
+}
+__attribute__((target("arch=armv8.2-a+fp16fml"))) static double fmlal_neonf16(void) {
+    NAMED_LOOP(vdupq_n_f32(0), vreinterpretq_f16_u16(vdupq_n_u16(0)), vfmlalq_low_f16, 2 * 4);
+}
+__attribute__((target("arch=armv8.2-a+sve+bf16"))) static double mmla_sve(void) {
+    NAMED_LOOP(svdup_n_f32(0), svreinterpret_bf16_u16(svdup_n_u16(0)), svbfmmla_f32, 2 * 4 * svcntw());
+}
+#define SVE_MULTIPLY_ADD(s, x, y) svmla_f32_x(svptrue_b32(), s, x, y)
+__attribute__((target("arch=armv8.2-a+sve"))) static double fma_sve(void) {
+    NAMED_LOOP(svdup_n_f32(0), svdup_n_f32(0), SVE_MULTIPLY_ADD, 2 * svcntw());
+}
 #else
 #define REGISTER(x) "m"(x)
 #define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
@@ -77,15 +117,25 @@ static double fma_plain(void) {
     FMA_LOOP(v4, MULTIPLY_ADD);
 }
 
-/* The loop of the kernel with this name for weights of this dtype. */
-static peak_loop choose_loop(const char *isa, int dtype) {
+/* By kernel and dtype of the weights, hidden states being of the same; what is not here is plain. */
+static const struct {
+    const char *isa;
+    peak_loop loop[3];
+} loops[] = {
 #if defined(__x86_64__)
-    if (strcmp(isa, "amx") == 0) return tiles_amx;
-    if (dtype == FS_BF16 && strcmp(isa, "avx512bf16") == 0) return pairs_avx512bf16;
-    if (strncmp(isa, "avx512", 6) == 0) return fma_avx512;
-    if (strcmp(isa, "avx2") == 0) return fma_avx2;
+    {"amx", {tiles_amx, tiles_amx, tiles_amx}},       {"avx512bf16", {fma_avx512, fma_avx512, pairs_avx512bf16}},
+    {"avx512", {fma_avx512, fma_avx512, fma_avx512}}, {"avx2", {fma_avx2, fma_avx2, fma_avx2}},
+#elif defined(__aarch64__)
+    {"svebf16", {fma_sve, fmlal_neonf16, mmla_sve}},     {"sve", {fma_sve, fma_sve, fma_sve}},
+    {"neonmmla", {fma_plain, fmlal_neonf16, mmla_neon}}, {"neonbf16", {fma_plain, fmlal_neonf16, pairs_neonbf16}},
+    {"neonf16", {fma_plain, fmlal_neonf16, fma_plain}},
 #endif
-    (void)isa, (void)dtype;
+    {"scalar", {fma_plain, fma_plain, fma_plain}},
+};
+
+static peak_loop choose_loop(const char *isa, int dtype) {
+    for (size_t i = 0; i < sizeof loops / sizeof loops[0]; i++)
+        if (strcmp(isa, loops[i].isa) == 0) return loops[i].loop[dtype];
     return fma_plain;
 }
 
