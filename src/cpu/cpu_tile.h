@@ -106,14 +106,14 @@ FS_INLINE void dot(int T, int R, int parts, piece (*load)(const char *), piece (
                    int step_bytes, int line_bytes, const char *w, int64_t stride, const char *h, int64_t h_ld,
                    int64_t steps, lanes *sum) {
     piece acc[FS_TILE_TOKENS][FS_TILE_ROWS][FS_PIECES];
+    const piece zero = {0};
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 3
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-            for (int i = 0; i < FS_PIECES; i++) acc[t][r][i] = FS_BLOCK ? (piece){0} : sum[t * R + r].p[i];
-    for (int64_t k = 0; k < steps; k++, w += step_bytes)
-
+            for (int i = 0; i < FS_PIECES; i++) acc[t][r][i] = FS_BLOCK ? zero : sum[t * R + r].p[i];
+    for (int64_t k = 0; k < steps; k++, w += step_bytes) {
 #pragma GCC unroll 3
         for (int part = 0; part < parts; part++, h += FS_LINE)
 #pragma GCC unroll 4
@@ -129,6 +129,7 @@ FS_INLINE void dot(int T, int R, int parts, piece (*load)(const char *), piece (
                     for (int r = 0; r < R; r++) acc[t][r][i] = add(acc[t][r][i], x, y[r]);
                 }
             }
+    }
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 3
