@@ -44,18 +44,24 @@ FS_INLINE svfloat32_t load_lanes(piece (*load)(const char *), svbool_t on, const
 #define FS_EACH_TOKEN(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7)
 _Static_assert(FS_TILE_TOKENS == 8 && FS_TILE_ROWS == 3, "the lists above");
 
-#define FS_BEGIN_SUM(t, r)                                                                                             \
-    svfloat32_t sum_##t##r = t < T && r < R ? svld1_f32(on, sum + (t * R + r) * FS_LANES) : svdup_n_f32(0.0f);
+/* Those of a smaller shape are not there, as the compiler knows. */
+FS_INLINE svfloat32_t begin_sum(int there, svbool_t on, const float *sum) {
+    return there ? svld1_f32(on, sum) : svdup_n_f32(0.0f);
+}
+FS_INLINE svfloat32_t add_row(int there, svbool_t on, svfloat32_t sum, svfloat32_t x, svfloat32_t y) {
+    return there ? svmla_f32_x(on, sum, x, y) : sum;
+}
+FS_INLINE void end_sum(int there, svbool_t on, svfloat32_t x, float *sum) {
+    if (there) svst1_f32(on, sum, x);
+}
+
+#define FS_BEGIN_SUM(t, r) svfloat32_t sum_##t##r = begin_sum(t < T && r < R, on, sum + (t * R + r) * FS_LANES);
 #define FS_BEGIN(t) FS_EACH_ROW(FS_BEGIN_SUM, t)
-#define FS_ADD_ROW(t, r)                                                                                               \
-    if (r < R) sum_##t##r = svmla_f32_x(on, sum_##t##r, x, y_##r);
+#define FS_ADD_ROW(t, r) sum_##t##r = add_row(t < T && r < R, on, sum_##t##r, x_##t, y_##r);
 #define FS_ADD(t)                                                                                                      \
-    if (t < T) {                                                                                                       \
-        const svfloat32_t x = load_lanes(load, on, w + t * stride);                                                    \
-        FS_EACH_ROW(FS_ADD_ROW, t)                                                                                     \
-    }
-#define FS_END_SUM(t, r)                                                                                               \
-    if (t < T && r < R) svst1_f32(on, sum + (t * R + r) * FS_LANES, sum_##t##r);
+    const svfloat32_t x_##t = load_lanes(load, on, w + (t < T ? t : 0) * stride);                                      \
+    FS_EACH_ROW(FS_ADD_ROW, t)
+#define FS_END_SUM(t, r) end_sum(t < T && r < R, on, sum_##t##r, sum + (t * R + r) * FS_LANES);
 #define FS_END(t) FS_EACH_ROW(FS_END_SUM, t)
 
 /* Adds the lanes that are on of `steps` steps to sum [T, R, FS_LANES]. */
