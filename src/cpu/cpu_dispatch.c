@@ -45,8 +45,21 @@ static int has_amx(void) {
 #endif
 
 #if defined(__aarch64__)
+static int has_sve(void) {
+    return (getauxval(AT_HWCAP) & HWCAP_SVE) != 0;
+}
+
+static int has_fhm(void) {
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDFHM) != 0;
+}
+
+/* Armv8.4 makes FHM part of f16 arithmetic; a core with BF16 and without FHM is not known. */
 static int has_bf16(void) {
-    return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+    return has_fhm() && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+}
+
+static int has_svebf16(void) {
+    return has_sve() && has_bf16() && (getauxval(AT_HWCAP2) & HWCAP2_SVEBF16) != 0;
 }
 #endif
 
@@ -54,27 +67,26 @@ static int always(void) {
     return 1;
 }
 
-#define FS_KERNELS(isa)                                                                                                \
-    { &fs_kernel_f32__##isa, &fs_kernel_f16__##isa, &fs_kernel_bf16__##isa }
+#define FS_KERNELS(f32, f16, bf16)                                                                                     \
+    { &fs_kernel_f32__##f32, &fs_kernel_f16__##f16, &fs_kernel_bf16__##bf16 }
 
 /* Rows marked 1 have run under emulation only: they are there to be forced, and are not chosen. */
 static const fs_isa table[] = {
 #if defined(__x86_64__)
-    {"amx", has_amx, 0, FS_KERNELS(amx), &fs_scan_avx512},
-    {"avx512bf16",
-     has_avx512bf16,
-     0,
-     {&fs_kernel_f32__avx512, &fs_kernel_f16__avx512, &fs_kernel_bf16__avx512bf16},
-     &fs_scan_avx512},
-    {"avx512", has_avx512, 0, FS_KERNELS(avx512), &fs_scan_avx512},
-    {"avx2", has_avx2, 0, FS_KERNELS(avx2), &fs_scan_avx2},
+    {"amx", has_amx, 0, FS_KERNELS(amx, amx, amx), &fs_scan_avx512},
+    {"avx512bf16", has_avx512bf16, 0, FS_KERNELS(avx512, avx512, avx512bf16), &fs_scan_avx512},
+    {"avx512", has_avx512, 0, FS_KERNELS(avx512, avx512, avx512), &fs_scan_avx512},
+    {"avx2", has_avx2, 0, FS_KERNELS(avx2, avx2, avx2), &fs_scan_avx2},
 #endif
 #if defined(__aarch64__)
-    {"neonmmla", has_bf16, 1, {&fs_kernel_f32__neon, &fs_kernel_f16__neon, &fs_kernel_bf16__neonmmla}, &fs_scan_neon},
-    {"neonbf16", has_bf16, 1, {&fs_kernel_f32__neon, &fs_kernel_f16__neon, &fs_kernel_bf16__neonbf16}, &fs_scan_neon},
-    {"neon", always, 1, FS_KERNELS(neon), &fs_scan_neon},
+    {"svebf16", has_svebf16, 1, FS_KERNELS(sve, neonf16, svebf16), &fs_scan_neon}, /* SVE alone adds no f16 to float */
+    {"sve", has_sve, 1, FS_KERNELS(sve, sve, sve), &fs_scan_neon},
+    {"neonmmla", has_bf16, 1, FS_KERNELS(neon, neonf16, neonmmla), &fs_scan_neon},
+    {"neonbf16", has_bf16, 1, FS_KERNELS(neon, neonf16, neonbf16), &fs_scan_neon},
+    {"neonf16", has_fhm, 1, FS_KERNELS(neon, neonf16, neon), &fs_scan_neon},
+    {"neon", always, 1, FS_KERNELS(neon, neon, neon), &fs_scan_neon},
 #endif
-    {"scalar", always, 0, FS_KERNELS(scalar), &fs_scan_scalar},
+    {"scalar", always, 0, FS_KERNELS(scalar, scalar, scalar), &fs_scan_scalar},
 };
 
 const fs_isa *fs_isa_choose(const char *forced, char *names, size_t names_size) {

@@ -1,5 +1,5 @@
 /* cpu_pairs.h - the kernel of an instruction that multiplies pairs of bf16 and adds both products to a lane of float: a file
- * cpu_tile_<isa>.c includes cpu_tile.h with FS_ONLY_PAIRS, defines add_pairs, and includes this.
+ * cpu_tile_<isa>.c includes cpu_tile.h with FS_OWN_KERNELS, defines add_pairs, and includes this.
  *
  * W is read as it lies; H is packed as bf16 parts (cpu_split.h). A step is 32 elements: lane i takes 2 i and 2 i + 1. */
 #include "cpu_split.h"

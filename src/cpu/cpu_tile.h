@@ -6,13 +6,15 @@
  *   h   R rows of H, -- T x R --> out  store   lanes added in one fixed order
  *       packed, in L2
  *
- * Cost: W comes from memory once; the lines that the next tiles need are asked for meanwhile. H comes from L2 once per T tokens. A
- * step of a T x R tile is T R multiply-adds for T + R loads, so with 8 x 3 the two multiply-adds a cycle of AVX-512 need one load
- * each, most of them from L1. Halves are widened once per T tokens into a panel that stays in L1 for all rows, if there are more than R.
+ * Cost: W comes from memory once; the lines that the next tiles need are asked for meanwhile. H comes from L2 once per T tokens.
+ * A step of a T x R tile is T R multiply-adds for T + R loads, so with 8 x 3 the two multiply-adds a cycle of AVX-512 need one
+ * load each, most of them from L1. Halves are widened once per T tokens into a panel that stays in L1 for all rows, if there are
+ * more than R.
  *
- * The order of additions: step k adds its products to the lanes, for pairs the lower element's after the upper's and part by part;
- * then lanes are added 8, 4, 2, 1 apart. Which accumulator a product goes to, and when, depends on its place in the row alone: every
- * shape gives the same logit bit for bit. */
+ * The order of additions: step k adds its products to the lanes, for pairs the lower element's after the upper's and part by
+ * part; then lanes are added 8, 4, 2, 1 apart. Which accumulator a product goes to, and when, depends on its place in the row
+ * alone: every shape gives the same logit bit for bit. With FS_BLOCK lanes start from zero in every block of steps, and in the
+ * elements behind the last whole step; blocks are added in ascending order. */
 #include "cpu_isa.h"
 
 #include "core/halves.h"
@@ -27,7 +29,12 @@
 #define FS_LANES 16
 #define FS_LINE 64 /* bytes of 16 lanes */
 #define FS_CHUNK                                                                                                       \
-    (512 / FS_LANES)       /* steps whose panel of 8 tokens, 16 KB, stays in L1 (32 KB: 147 instead of 191 GFLOP/s) */
+    (512 / FS_LANES) /* steps whose panel of 8 tokens, 16 KB, stays in L1 (32 KB: 147 instead of 191 GFLOP/s) */
+/* An instruction that does not round to nearest sets FS_BLOCK, the steps of a block of one part; of several parts it has fewer,
+ * so that a lane is rounded no more often. */
+#ifndef FS_BLOCK
+#define FS_BLOCK 0
+#endif
 #define FS_ROWS_AT_ONCE 48 /* rows whose accumulators are kept between chunks: 24 KB */
 
 /* A register, and 16 lanes of them. Vectors wider than a register are kept in memory by gcc 12, so lanes are an array. */
@@ -90,18 +97,23 @@ FS_INLINE piece add_product(piece sum, piece x, piece y) {
  * part of a step. */
 typedef void (*fs_dot)(const char *w, int64_t stride, const char *h, int64_t h_ld, int64_t steps, lanes *sum);
 
+/* An instruction set whose vectors have no size that the compiler knows defines FS_HAS_DOT and this. */
+FS_INLINE void dot(int T, int R, int parts, piece (*load)(const char *), piece (*add)(piece, piece, piece),
+                   int step_bytes, int line_bytes, const char *w, int64_t stride, const char *h, int64_t h_ld,
+                   int64_t steps, lanes *sum);
+#ifndef FS_HAS_DOT
 FS_INLINE void dot(int T, int R, int parts, piece (*load)(const char *), piece (*add)(piece, piece, piece),
                    int step_bytes, int line_bytes, const char *w, int64_t stride, const char *h, int64_t h_ld,
                    int64_t steps, lanes *sum) {
     piece acc[FS_TILE_TOKENS][FS_TILE_ROWS][FS_PIECES];
+    const piece zero = {0};
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 3
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-            for (int i = 0; i < FS_PIECES; i++) acc[t][r][i] = sum[t * R + r].p[i];
-    for (int64_t k = 0; k < steps; k++, w += step_bytes)
-
+            for (int i = 0; i < FS_PIECES; i++) acc[t][r][i] = FS_BLOCK ? zero : sum[t * R + r].p[i];
+    for (int64_t k = 0; k < steps; k++, w += step_bytes) {
 #pragma GCC unroll 3
         for (int part = 0; part < parts; part++, h += FS_LINE)
 #pragma GCC unroll 4
@@ -117,13 +129,16 @@ FS_INLINE void dot(int T, int R, int parts, piece (*load)(const char *), piece (
                     for (int r = 0; r < R; r++) acc[t][r][i] = add(acc[t][r][i], x, y[r]);
                 }
             }
+    }
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 3
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-            for (int i = 0; i < FS_PIECES; i++) sum[t * R + r].p[i] = acc[t][r][i];
+            for (int i = 0; i < FS_PIECES; i++)
+                sum[t * R + r].p[i] = FS_BLOCK ? sum[t * R + r].p[i] + acc[t][r][i] : acc[t][r][i];
 }
+#endif
 
 /* One function for each shape: inlined side by side, gcc 12 merges their loops and splits multiply-adds (half the speed). */
 #define FS_DEFINE_DOT(name, T, R, parts, load, add, step_bytes, line_bytes)                                            \
@@ -226,10 +241,11 @@ static void dot_all(const meeting *m, const scheme *s, const char *w, int64_t st
 static void tile_sums(const meeting *m, const char *w, int64_t stride, int64_t dim, lanes *sum) {
     const scheme *s = m->scheme;
     const int64_t steps = dim / s->step, left = dim - steps * s->step;
+    const int64_t most = FS_BLOCK ? FS_BLOCK / s->parts : m->groups == 1 ? steps : FS_CHUNK;
     lanes panel[FS_TILE_TOKENS * FS_CHUNK];
     memset(sum, 0, sizeof sum[0] * (size_t)(m->rows * m->T));
     for (int64_t k = 0, n; k < steps; k += n) {
-        n = m->groups == 1 || steps - k < FS_CHUNK ? steps - k : FS_CHUNK;
+        n = steps - k < most ? steps - k : most;
         const char *x = w + k * s->step * s->bytes;
         if (s->widen && m->groups > 2) {
             s->widen(x, stride, m->T, n, panel);
@@ -293,7 +309,7 @@ static void tile_all(const scheme *s, const fs_hidden *hidden, const char *w, in
 
 /* --------------------------------------------------------------------------------------------------- kernels ---- */
 
-#ifndef FS_ONLY_PAIRS /* a file that brings a kernel of pairs and nothing else */
+#ifndef FS_OWN_KERNELS /* a file that brings what these are not, and nothing else */
 static size_t packed_float_bytes(const fs_hidden *hidden) {
     return (size_t)hidden->rows * (size_t)((hidden->dim + FS_LANES - 1) / FS_LANES) * FS_LINE;
 }

@@ -9,7 +9,7 @@
 #define FS_TILE_TOKENS 8 /* as avx512 */
 #define FS_TILE_ROWS 3
 #define FS_REGISTER 64
-#define FS_ONLY_PAIRS
+#define FS_OWN_KERNELS
 #include "cpu_tile.h"
 
 FS_INLINE piece add_pairs(piece sum, piece x, piece y) {

@@ -1,11 +1,13 @@
-/* Every row of the dispatch table that runs here (experimental ones too): its kernels against dot products in double, and bit for bit
- * the same in any tile; its scans against those of the scalar row, bit for bit. */
+/* Every row of the dispatch table that runs here (experimental ones too), or the one that FLASHSAMPLING_ISA forces: its kernels
+ * against dot products in double, and bit for bit the same in any tile; its scans against those of the scalar row, bit for bit. */
 #include "cpu/cpu_isa.h"
+#include "machine.h"
 #include "support.h"
 
 #include <float.h>
 
-static const char *const names[] = {"amx", "avx512bf16", "avx512", "avx2", "neonmmla", "neonbf16", "neon", "scalar"};
+static const char *const names[] = {"amx",      "avx512bf16", "avx512",  "avx2", "svebf16", "sve",
+                                    "neonmmla", "neonbf16",   "neonf16", "neon", "scalar"};
 enum { NAMES = sizeof names / sizeof names[0], MOST_ROWS = 70, MOST_TOKENS = 300 };
 
 static const fs_isa *isa_named(const char *name) {
@@ -13,10 +15,55 @@ static const fs_isa *isa_named(const char *name) {
     return fs_isa_choose(name, text, sizeof text);
 }
 
+/* The i-th row if it is to be looked at, or NULL. */
+static const fs_isa *isa_at(int i) {
+    const char *forced = getenv("FLASHSAMPLING_ISA");
+    return forced && strcmp(forced, names[i]) != 0 ? NULL : isa_named(names[i]);
+}
+
+static void rows_are_listed_best_first_and_experimental_ones_only_run_when_forced(void **state) {
+    (void)state;
+    char text[256];
+    const fs_isa *chosen = fs_isa_choose(NULL, text, sizeof text), *isa = NULL;
+    assert_true(chosen && !chosen->experimental);
+    int before = -1, best = 1;
+    for (const char *name = strtok(text, ", "); name; name = strtok(NULL, ", ")) {
+        int i = 0;
+        while (i < NAMES && strcmp(names[i], name) != 0) i++;
+        if (i == NAMES) fail_msg("%s is not among the names of this test", name);
+        assert_true(i > before);
+        before = i;
+        isa = isa_named(name);
+        assert_non_null(isa);
+        assert_string_equal(isa->name, name);
+        assert_true(isa->kernel[FS_F32] && isa->kernel[FS_F16] && isa->kernel[FS_BF16] && isa->scan);
+        if (!isa->experimental && best) assert_ptr_equal(isa, chosen), best = 0;
+    }
+    assert_non_null(isa);
+    assert_string_equal(isa->name, "scalar");
+    assert_null(isa_named("z80"));
+    assert_null(isa_named(""));
+}
+
 static void put(int32_t dtype, char *at, float x) {
     uint16_t half = dtype == FS_BF16 ? bf16_of(x) : x != x ? 0x7C01 : f16_of(x);
     if (dtype == FS_F32) memcpy(at, &x, sizeof x);
     else memcpy(at, &half, sizeof half);
+}
+
+/* By the definition, once for every half there is. */
+static double f16_value(uint16_t half) {
+    static double value[65536];
+    static int made;
+    for (int k = 0; !made && k < 65536; k++) {
+        const int exponent = k >> 10 & 31, fraction = k & 1023;
+        const double magnitude = exponent == 31  ? (fraction ? NAN : INFINITY)
+                                 : exponent == 0 ? ldexp(fraction, -24)
+                                                 : ldexp(1024 + fraction, exponent - 25);
+        value[k] = k >> 15 ? -magnitude : magnitude;
+    }
+    made = 1;
+    return value[half];
 }
 
 static double get(int32_t dtype, const char *at) {
@@ -27,16 +74,10 @@ static double get(int32_t dtype, const char *at) {
         return (double)x;
     }
     memcpy(&half, at, sizeof half);
-    if (dtype == FS_BF16) {
-        uint32_t bits = (uint32_t)half << 16;
-        memcpy(&x, &bits, sizeof x);
-        return (double)x;
-    }
-    int exponent = half >> 10 & 31, fraction = half & 1023;
-    double magnitude = exponent == 31  ? (fraction ? NAN : INFINITY)
-                       : exponent == 0 ? ldexp(fraction, -24)
-                                       : ldexp(1024 + fraction, exponent - 25);
-    return half >> 15 ? -magnitude : magnitude;
+    if (dtype == FS_F16) return f16_value(half);
+    const uint32_t bits = (uint32_t)half << 16;
+    memcpy(&x, &bits, sizeof x);
+    return (double)x;
 }
 
 typedef struct problem {
@@ -49,6 +90,29 @@ static int64_t bytes_of(int32_t dtype) {
     return dtype == FS_F32 ? 4 : 2;
 }
 
+/* Normal numbers of deviation 0.1 and 1, by dtype: made once, because making them takes longer than multiplying them. */
+enum { POOL = 4096 };
+static const char *pool_of(int32_t dtype, int small) {
+    static char pool[2][3][POOL * 4];
+    static int made;
+    rng r = random_from(4);
+    for (int k = 0; !made && k < 6 * POOL; k++) {
+        const int32_t type = k / POOL % 3;
+        put(type, pool[k / POOL / 3][type] + k % POOL * bytes_of(type),
+            (float)random_normal(&r) * (k < 3 * POOL ? 1.0f : 0.1f));
+    }
+    made = 1;
+    return pool[small][dtype];
+}
+
+static void fill_rows(rng *r, const char *pool, int32_t dtype, int64_t rows, int64_t stride, int64_t dim, char *to) {
+    const size_t size = (size_t)bytes_of(dtype);
+    memset(to, 0x7F, (size_t)(rows * stride));
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t d = 0; d < dim; d++)
+            memcpy(to + i * stride + d * (int64_t)size, pool + random_next(r) % POOL * size, size);
+}
+
 /* Rows lie at any even address, with rubbish between them. */
 static problem make_problem(rng *r, int32_t w_dtype, int32_t h_dtype, int32_t rows, int32_t tokens, int64_t dim) {
     problem p = {w_dtype, h_dtype, rows, tokens, dim, 0, 0, NULL, NULL};
@@ -57,14 +121,8 @@ static problem make_problem(rng *r, int32_t w_dtype, int32_t h_dtype, int32_t ro
     p.w = malloc((size_t)(p.tokens * p.w_stride));
     p.h = malloc((size_t)(p.rows * p.h_stride));
     assert_true(p.w && p.h);
-    memset(p.w, 0x7F, (size_t)(p.tokens * p.w_stride));
-    memset(p.h, 0x7F, (size_t)(p.rows * p.h_stride));
-    for (int32_t t = 0; t < p.tokens; t++)
-        for (int64_t d = 0; d < p.dim; d++)
-            put(w_dtype, p.w + t * p.w_stride + d * bytes_of(w_dtype), (float)random_normal(r) * 0.1f);
-    for (int32_t b = 0; b < p.rows; b++)
-        for (int64_t d = 0; d < p.dim; d++)
-            put(h_dtype, p.h + b * p.h_stride + d * bytes_of(h_dtype), (float)random_normal(r));
+    fill_rows(r, pool_of(w_dtype, 1), w_dtype, p.tokens, p.w_stride, p.dim, p.w);
+    fill_rows(r, pool_of(h_dtype, 0), h_dtype, p.rows, p.h_stride, p.dim, p.h);
     return p;
 }
 
@@ -92,46 +150,72 @@ static void run(const fs_isa *isa, const problem *p, int32_t first, int32_t rows
     free(hidden.packed);
 }
 
-static void check_dots(const fs_isa *isa, const problem *p, const float *out) {
-    for (int32_t b = 0; b < p->rows; b++)
-        for (int32_t t = 0; t < p->tokens; t++) {
-            double sum = 0, size = 0;
+typedef struct dot {
+    double sum, size; /* of the products, and of their magnitudes */
+} dot;
+
+/* The truth, in double: [rows, tokens]. Once for all rows of the table, since it takes longer than they do. */
+static const dot *dots_of(const problem *p) {
+    static dot dots[MOST_ROWS * MOST_TOKENS];
+    double *w = malloc((size_t)p->dim * sizeof *w), *h = malloc((size_t)(p->rows * p->dim) * sizeof *h);
+    assert_true(w && h);
+    for (int64_t k = 0; k < p->rows * p->dim; k++)
+        h[k] = get(p->h_dtype, p->h + k / p->dim * p->h_stride + k % p->dim * bytes_of(p->h_dtype));
+    for (int32_t t = 0; t < p->tokens; t++) {
+        for (int64_t d = 0; d < p->dim; d++) w[d] = get(p->w_dtype, p->w + t * p->w_stride + d * bytes_of(p->w_dtype));
+        for (int32_t b = 0; b < p->rows; b++) {
+            dot all = {0, 0};
             for (int64_t d = 0; d < p->dim; d++) {
-                double x = get(p->w_dtype, p->w + t * p->w_stride + d * bytes_of(p->w_dtype)) *
-                           get(p->h_dtype, p->h + b * p->h_stride + d * bytes_of(p->h_dtype));
-                sum += x;
-                size += fabs(x);
+                const double x = w[d] * h[b * p->dim + d];
+                all.sum += x;
+                all.size += fabs(x);
             }
-            /* Float sums of so many terms; a rounding of H to bf16 would be 2^-9 of a term. */
-            double error = fabs((double)out[b * p->tokens + t] - sum), allowed = 1e-6 * size + 1e-30;
-            if (!(error <= allowed))
-                fail_msg("%s, W %d, H %d, D %lld: dot of row %d, token %d is %.9g, in double %.9g", isa->name,
-                         p->w_dtype, p->h_dtype, (long long)p->dim, b, t, (double)out[b * p->tokens + t], sum);
+            dots[b * p->tokens + t] = all;
         }
+    }
+    free(w), free(h);
+    return dots;
+}
+
+#define SHARE 1e-6 /* of the magnitudes: float sums of so many terms; a rounding of H to bf16 would be 2^-9 of a term */
+
+/* No error may exceed this share of the magnitudes. Returns the largest. */
+static double check_dots(const fs_isa *isa, const problem *p, const dot *dots, const float *out, double share) {
+    double worst = 0;
+    for (int32_t k = 0; k < p->rows * p->tokens; k++) {
+        double error = fabs((double)out[k] - dots[k].sum), allowed = share * dots[k].size + 1e-30;
+        if (!(error <= allowed))
+            fail_msg("%s, W %d, H %d, D %lld: dot of row %d, token %d is %.9g, in double %.9g", isa->name, p->w_dtype,
+                     p->h_dtype, (long long)p->dim, k / p->tokens, k % p->tokens, (double)out[k], dots[k].sum);
+        worst = error > worst * dots[k].size ? error / dots[k].size : worst;
+    }
+    return worst;
 }
 
 static void kernels_compute_dot_products_in_any_tile(void **state) {
     (void)state;
     static float all[MOST_ROWS * MOST_TOKENS], part[MOST_ROWS * MOST_TOKENS];
     rng r = random_from(5);
-    for (int i = 0; i < NAMES; i++) {
-        const fs_isa *isa = isa_named(names[i]);
-        for (int round = 0; isa && round < 9 + (int)test_size(18); round++) {
-            problem p = random_problem(&r, round % 3, round / 3 % 3);
+    for (int round = 0; round < 9 + (int)test_size(63); round++) {
+        problem p = random_problem(&r, round % 3, round / 3 % 3);
+        const dot *dots = dots_of(&p);
+        const int32_t first = (int32_t)random_below(&r, (uint64_t)p.rows),
+                      t = (int32_t)random_below(&r, (uint64_t)p.tokens);
+        const int32_t rows = 1 + (int32_t)random_below(&r, (uint64_t)(p.rows - first));
+        const int32_t tokens = 1 + (int32_t)random_below(&r, (uint64_t)(p.tokens - t));
+        for (int i = 0; i < NAMES; i++) {
+            const fs_isa *isa = isa_at(i);
+            if (!isa) continue;
             run(isa, &p, 0, p.rows, 0, p.tokens, all, p.tokens);
-            check_dots(isa, &p, all);
-            int32_t first = (int32_t)random_below(&r, (uint64_t)p.rows),
-                    t = (int32_t)random_below(&r, (uint64_t)p.tokens);
-            int32_t rows = 1 + (int32_t)random_below(&r, (uint64_t)(p.rows - first));
-            int32_t tokens = 1 + (int32_t)random_below(&r, (uint64_t)(p.tokens - t));
+            check_dots(isa, &p, dots, all, SHARE);
             for (int k = 0; k < MOST_ROWS * MOST_TOKENS; k++) part[k] = 1e9f;
             run(isa, &p, first, rows, t, tokens, part, tokens + 1);
             for (int32_t b = 0; b < rows; b++) {
                 assert_memory_equal(part + b * (tokens + 1), all + (first + b) * p.tokens + t, (size_t)tokens * 4);
                 assert_true(part[b * (tokens + 1) + tokens] == 1e9f); /* nothing is written behind a row */
             }
-            free(p.w), free(p.h);
         }
+        free(p.w), free(p.h);
     }
 }
 
@@ -142,20 +226,73 @@ static void few_rows_get_the_bits_of_many(void **state) {
     enum { ROWS = 11, TOKENS = 41 };
     static float all[ROWS * TOKENS], part[ROWS * TOKENS];
     rng r = random_from(15);
-    for (int i = 0; i < NAMES; i++) {
-        const fs_isa *isa = isa_named(names[i]);
-        for (int round = 0; isa && round < 9 * (int)(sizeof dims / sizeof dims[0]); round++) {
-            problem p = make_problem(&r, round % 3, round / 3 % 3, ROWS, TOKENS, dims[round / 9]);
+    for (int round = 0; round < 9 * (int)(sizeof dims / sizeof dims[0]); round++) {
+        problem p = make_problem(&r, round % 3, round / 3 % 3, ROWS, TOKENS, dims[round / 9]);
+        const dot *dots = dots_of(&p);
+        for (int i = 0; i < NAMES; i++) {
+            const fs_isa *isa = isa_at(i);
+            if (!isa) continue;
             run(isa, &p, 0, ROWS, 0, TOKENS, all, TOKENS);
-            check_dots(isa, &p, all);
+            check_dots(isa, &p, dots, all, SHARE);
             for (int32_t first = 0, rows = 1; first + rows <= ROWS; first += rows, rows++) {
                 const int32_t t = (int32_t)random_below(&r, 9);
                 run(isa, &p, first, rows, t, TOKENS - t, part, TOKENS);
                 for (int32_t b = 0; b < rows; b++)
                     assert_memory_equal(part + b * TOKENS, all + (first + b) * TOKENS + t, (size_t)(TOKENS - t) * 4);
             }
-            free(p.w), free(p.h);
         }
+        free(p.w), free(p.h);
+    }
+}
+
+static void set_signs(int32_t dtype, int64_t bytes, int negative, char *at) {
+    for (int64_t k = bytes_of(dtype) - 1; k < bytes; k += bytes_of(dtype))
+        at[k] = (char)((at[k] & 0x7F) | (negative ? 0x80 : 0));
+}
+
+/* Products of one sign: a sum only grows, and what its additions lose may be lost in the same direction every time. So it is with
+ * rows that add the small parts of f32 numbers to a large sum, unless they sum in blocks: docs/exactness.md. */
+static void sums_that_only_grow_are_as_exact(void **state) {
+    (void)state;
+    static float out[MOST_ROWS * MOST_TOKENS];
+    double worst[NAMES] = {0};
+    rng r = random_from(16);
+    for (int round = 0; round < 18; round++) {
+        problem p = make_problem(&r, round % 3, round / 3 % 3, 3, 24, 4096 - 17 * (round / 9));
+        set_signs(p.w_dtype, p.tokens * p.w_stride, 0, p.w);
+        set_signs(p.h_dtype, p.rows * p.h_stride, round / 9, p.h);
+        const dot *dots = dots_of(&p);
+        for (int i = 0; i < NAMES; i++) {
+            const fs_isa *isa = isa_at(i);
+            if (!isa) continue;
+            run(isa, &p, 0, p.rows, 0, p.tokens, out, p.tokens);
+            const int adrift = strcmp(names[i], "amx") == 0 || strcmp(names[i], "avx512bf16") == 0;
+            const double error = check_dots(isa, &p, dots, out, adrift ? 1.5e-6 : 8e-7);
+            worst[i] = error > worst[i] ? error : worst[i];
+        }
+        free(p.w), free(p.h);
+    }
+    for (int i = 0; i < NAMES; i++)
+        if (worst[i] > 0) print_message("%s: off by up to %.2e of a sum that only grows\n", names[i], worst[i]);
+}
+
+/* Rows that state the same order of additions, whatever the length of their vectors. */
+static void rows_of_one_order_give_the_same_bits(void **state) {
+    (void)state;
+    static const char *const same[][2] = {{"svebf16", "neonmmla"}, {"sve", "neon"}};
+    enum { ROWS = 19, TOKENS = 37 };
+    static float a[ROWS * TOKENS], b[ROWS * TOKENS];
+    rng r = random_from(17);
+    for (int round = 0; round < 18; round++) {
+        problem p = make_problem(&r, round % 3, round / 3 % 3, ROWS, TOKENS, 1 + (int64_t)random_below(&r, 900));
+        for (int i = 0; i < 2; i++) {
+            const fs_isa *one = isa_named(same[i][0]), *other = isa_named(same[i][1]);
+            if (!one || !other) continue;
+            run(one, &p, 0, ROWS, 0, TOKENS, a, TOKENS);
+            run(other, &p, 0, ROWS, 0, TOKENS, b, TOKENS);
+            assert_memory_equal(a, b, sizeof a);
+        }
+        free(p.w), free(p.h);
     }
 }
 
@@ -164,7 +301,7 @@ static void infinite_weights_and_denormals_are_what_float_makes_of_them(void **s
     float out[3 * 40];
     rng r = random_from(8);
     for (int i = 0; i < NAMES; i++) {
-        const fs_isa *isa = isa_named(names[i]);
+        const fs_isa *isa = isa_at(i);
         for (int32_t pair = 0; isa && pair < 9; pair++) {
             const int32_t w_dtype = pair / 3, h_dtype = pair % 3;
             const int64_t size = bytes_of(w_dtype), row = 70 * size;
@@ -195,26 +332,29 @@ static void kernels_compute_dot_products_of_any_magnitude(void **state) {
     (void)state;
     static float out[MOST_ROWS * MOST_TOKENS];
     rng r = random_from(11);
-    for (int i = 0; i < NAMES; i++) {
-        const fs_isa *isa = isa_named(names[i]);
-        for (int round = 0; isa && round < 18; round++) {
-            problem p = random_problem(&r, round % 3, round / 3 % 3);
-            for (int32_t t = 0; t < p.tokens; t++) {
-                /* Up to 65504, and one row in four with subnormals of f16 alone. */
-                const int least = t % 4 ? -24 : -26, span = t % 4 == 0 ? 10 : p.w_dtype == FS_F16 ? 39 : 80;
-                for (int64_t d = 0; d < p.dim; d++)
-                    put(p.w_dtype, p.w + t * p.w_stride + d * bytes_of(p.w_dtype),
-                        (float)ldexp(random_unit(&r) - 0.5, least + 1 + (int)random_below(&r, (uint64_t)span)));
-            }
-            const int up = p.h_dtype == FS_F16 ? 0 : round / 9 ? 33 : -33;
-            for (int64_t k = 0; k < p.rows * p.dim; k++) {
-                const int64_t b = k / p.dim, d = k % p.dim;
-                put(p.h_dtype, p.h + b * p.h_stride + d * bytes_of(p.h_dtype), (float)ldexp(random_normal(&r), up));
-            }
-            run(isa, &p, 0, p.rows, 0, p.tokens, out, p.tokens);
-            check_dots(isa, &p, out);
-            free(p.w), free(p.h);
+    for (int round = 0; round < 18 + (int)test_size(54); round++) {
+        const int32_t rows = 1 + (int32_t)random_below(&r, 20), tokens = 1 + (int32_t)random_below(&r, 60);
+        problem p = make_problem(&r, round % 3, round / 3 % 3, rows, tokens, 1 + (int64_t)random_below(&r, 400));
+        for (int32_t t = 0; t < p.tokens; t++) {
+            /* Up to 65504, and one row in four with subnormals of f16 alone. */
+            const int least = t % 4 ? -24 : -26, span = t % 4 == 0 ? 10 : p.w_dtype == FS_F16 ? 39 : 80;
+            for (int64_t d = 0; d < p.dim; d++)
+                put(p.w_dtype, p.w + t * p.w_stride + d * bytes_of(p.w_dtype),
+                    (float)ldexp(random_unit(&r) - 0.5, least + 1 + (int)random_below(&r, (uint64_t)span)));
         }
+        const int up = p.h_dtype == FS_F16 ? 0 : round / 9 % 2 ? 33 : -33;
+        for (int64_t k = 0; k < p.rows * p.dim; k++) {
+            const int64_t b = k / p.dim, d = k % p.dim;
+            put(p.h_dtype, p.h + b * p.h_stride + d * bytes_of(p.h_dtype), (float)ldexp(random_normal(&r), up));
+        }
+        const dot *dots = dots_of(&p);
+        for (int i = 0; i < NAMES; i++) {
+            const fs_isa *isa = isa_at(i);
+            if (!isa) continue;
+            run(isa, &p, 0, p.rows, 0, p.tokens, out, p.tokens);
+            check_dots(isa, &p, dots, out, SHARE);
+        }
+        free(p.w), free(p.h);
     }
 }
 
@@ -226,7 +366,7 @@ static void scans_give_the_same_bits_everywhere(void **state) {
     rng r = random_from(9);
     const fs_scan *scalar = isa_named("scalar")->scan;
     for (int i = 0; i < NAMES; i++) {
-        const fs_isa *isa = isa_named(names[i]);
+        const fs_isa *isa = isa_at(i);
         for (int round = 0; isa && round < 10 + (int)test_size(190); round++) {
             const fs_scan *scan = isa->scan;
             const int64_t n = 16 * (1 + (int64_t)random_below(&r, N / 16));
@@ -282,7 +422,7 @@ static void masses_of_extreme_logits_are_the_same_everywhere(void **state) {
     rng r = random_from(10);
     const fs_scan *scalar = isa_named("scalar")->scan;
     for (int i = 0; i < NAMES; i++) {
-        const fs_isa *isa = isa_named(names[i]);
+        const fs_isa *isa = isa_at(i);
         for (int round = 0; isa && round < 20 + (int)test_size(480); round++) {
             for (int k = 0; k < N; k += 16) {
                 float base = edge[random_below(&r, 16)] * (random_below(&r, 2) ? 1.0f : -1.0f);
@@ -309,7 +449,7 @@ static void screened_marks_miss_no_winner(void **state) {
     rng r = random_from(12);
     int64_t winners = 0, passed = 0, blocks = 0;
     for (int i = 0; i < NAMES; i++) {
-        const fs_isa *isa = isa_named(names[i]);
+        const fs_isa *isa = isa_at(i);
         for (int round = 0; isa && round < 100 + (int)test_size(4900); round++) {
             const uint32_t first = random_below(&r, 2000);
             const double spread = pow(10.0, 5.0 * random_unit(&r) - 2.0);
@@ -352,7 +492,7 @@ static void rough_masses_are_as_close_as_promised(void **state) {
     rng r = random_from(13);
     double worst = 0.0;
     for (int i = 0; i < NAMES; i++) {
-        const fs_isa *isa = isa_named(names[i]);
+        const fs_isa *isa = isa_at(i);
         for (int round = 0; isa && round < 20 + (int)test_size(380); round++) {
             const int64_t n = 16 * (1 + (int64_t)random_below(&r, N / 16));
             const float scale = round % 3 ? 1.0f : (float)pow(10.0, 2.0 * random_unit(&r) - 1.0);
@@ -385,7 +525,7 @@ static void keys_are_sifted_the_same_everywhere(void **state) {
     static int32_t bin[N];
     rng r = random_from(14);
     for (int i = 0; i < NAMES; i++) {
-        const fs_isa *isa = isa_named(names[i]);
+        const fs_isa *isa = isa_at(i);
         for (int round = 0; isa && round < 20 + (int)test_size(380); round++) {
             const int32_t n = 1 + (int32_t)random_below(&r, N);
             for (int32_t k = 0; k < n; k++) key[k] = order_key((float)(5.0 * random_normal(&r)), (uint32_t)k);
@@ -413,17 +553,31 @@ static void keys_are_sifted_the_same_everywhere(void **state) {
     }
 }
 
+/* The loops that `flashsample bench` compares kernels with run wherever their row does. */
+static void every_row_has_a_peak(void **state) {
+    (void)state;
+    for (int i = 0; i < NAMES; i++)
+        for (int dtype = 0; isa_at(i) && dtype < 3; dtype++) {
+            const double peak = measure_peak(names[i], dtype, 1, 0);
+            assert_true(peak > 0 && peak < 1e18);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_are_listed_best_first_and_experimental_ones_only_run_when_forced),
         cmocka_unit_test(kernels_compute_dot_products_in_any_tile),
         cmocka_unit_test(few_rows_get_the_bits_of_many),
         cmocka_unit_test(kernels_compute_dot_products_of_any_magnitude),
+        cmocka_unit_test(sums_that_only_grow_are_as_exact),
+        cmocka_unit_test(rows_of_one_order_give_the_same_bits),
         cmocka_unit_test(infinite_weights_and_denormals_are_what_float_makes_of_them),
         cmocka_unit_test(scans_give_the_same_bits_everywhere),
         cmocka_unit_test(masses_of_extreme_logits_are_the_same_everywhere),
         cmocka_unit_test(screened_marks_miss_no_winner),
         cmocka_unit_test(rough_masses_are_as_close_as_promised),
         cmocka_unit_test(keys_are_sifted_the_same_everywhere),
+        cmocka_unit_test(every_row_has_a_peak),
     };
     return cmocka_run_group_tests_name("kernels", tests, NULL, NULL);
 }
