@@ -10,7 +10,11 @@ typedef struct fs_words {
     uint32_t w[4];
 } fs_words;
 
-FS_CORE fs_words philox4x32(uint32_t key0, uint32_t key1, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+#ifndef FS_PHILOX /* set by code that wants one copy of it rather than one wherever it is called */
+#define FS_PHILOX FS_CORE
+#endif
+
+FS_PHILOX fs_words philox4x32(uint32_t key0, uint32_t key1, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
 #ifdef FS_PHILOX_ROLLED /* set by code that runs too seldom to find ten rounds' instructions in the cache */
 #pragma unroll 2
 #endif
