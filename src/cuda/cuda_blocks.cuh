@@ -22,8 +22,8 @@ template <int DTYPE> constexpr int ELEMENT = DTYPE == FS_F32 ? 4 : 2; /* bytes *
 /* Blocks a warp has in flight: 4 KB, so that the 24 warps of an SM keep 96 KB in flight; 64 KB saturate the memory. */
 template <int DTYPE> constexpr int DEPTH = 4096 / (FS_NOISE_BLOCK * ELEMENT<DTYPE>);
 /* Bytes of a slot. 16-bit rows may start at an odd multiple of two: pieces of four then start one token early. */
-template <int DTYPE> constexpr int SLOT = FS_NOISE_BLOCK *ELEMENT<DTYPE> + (DTYPE == FS_F32 ? 0 : 16);
-static_assert(SLOT<FS_BF16> % 16 == 0, "slots are copied to and read in pieces of 16 bytes");
+template <int DTYPE> constexpr int SLOT = FS_NOISE_BLOCK *ELEMENT<DTYPE> + (DTYPE == FS_F32 ? 0 : 32);
+static_assert(SLOT<FS_BF16> % 32 == 0, "copies to 16 bytes past a multiple of 32 are slower");
 
 /* Where a row's logits are. */
 struct stored_row {
@@ -32,42 +32,29 @@ struct stored_row {
     int32_t first, last; /* blocks that are there as a whole: first .. last - 1 */
     int32_t wide;        /* blocks start at multiples of 16 bytes */
     int32_t odd;         /* bytes a block starts after a multiple of four: 0 or 2 */
-    int32_t shaped;      /* the head has a bias, a rounding, scales or a soft-cap */
+    const fs_head *head; /* whose bias, rounding, scales and soft-cap are to be applied; NULL: there are none */
 };
-
-template <int DTYPE> FS_DEVICE stored_row find_row(const fs_cuda_args &args, int32_t b, int32_t shaped) {
-    const fs_head &head = args.head;
-    const int64_t stride = head.stride ? head.stride : head.rows * ELEMENT<DTYPE>;
-    stored_row row;
-    row.base = (uint64_t)head.data + (uint64_t)((args.first_row + b) * stride - head.first_token * ELEMENT<DTYPE>);
-    row.low = (int32_t)head.first_token;
-    row.high = (int32_t)min(head.first_token + head.rows, args.vocab);
-    row.first = (row.low + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK;
-    row.last = row.high / FS_NOISE_BLOCK;
-    row.wide = row.base % 16 == 0;
-    row.odd = (int32_t)(row.base % 4);
-    row.shaped = shaped;
-    return row;
-}
 
 FS_DEVICE bool is_there(const stored_row &row, int32_t token) {
     return token >= row.low && token < row.high;
 }
 
-/* What of a row is needed for plain blocks, in registers. */
-struct plain_blocks {
-    uint64_t base;         /* as above, plus this lane's place in a piece */
-    uint32_t first, count; /* plain blocks: first .. first + count - 1 */
+/* Blocks of one warp in one part: neighbours, so that what it has in flight is one stretch of memory. */
+struct lot {
+    uint64_t base;        /* of the row, plus this lane's place in a piece */
+    int32_t first, count; /* blocks first .. first + count - 1 */
+    int32_t low; /* blocks i and i + 1 of the lot are both there and plain where i - low, unsigned, is below span */
+    uint32_t span;
 };
 
-FS_DEVICE plain_blocks find_plain(const stored_row &row) {
-    const bool some = row.wide && !row.shaped && row.last > row.first;
-    return {row.base + 16 * (threadIdx.x & 31), (uint32_t)row.first, some ? (uint32_t)(row.last - row.first) : 0};
+FS_DEVICE lot make_lot(const stored_row &row, int32_t first, int32_t count) {
+    const bool some = row.wide && !row.head;
+    const int32_t low = max(row.first - first, 0), end = min(row.last - first, count);
+    return {row.base + 16 * (threadIdx.x & 31), first, count, low, some ? (uint32_t)max(end - 1 - low, 0) : 0};
 }
 
-/* Whether blocks `block` and block + step are plain: so are then those between. */
-FS_DEVICE bool are_plain(const plain_blocks &plain, int32_t block, int32_t step) {
-    return block >= (int32_t)plain.first && (uint32_t)(block + step) - plain.first < plain.count;
+FS_DEVICE bool are_plain(const lot &mine, int32_t i) {
+    return (uint32_t)(i - mine.low) < mine.span;
 }
 
 /* ------------------------------------------------------------------------------------------------------ load ---- */
@@ -98,23 +85,23 @@ static __device__ __noinline__ void fetch_odd_block(const stored_row *row, int32
 }
 
 /* The same of a plain one. */
-template <int DTYPE> FS_DEVICE void fetch_plain(const plain_blocks &plain, int32_t block, uint32_t slot) {
+template <int DTYPE> FS_DEVICE void fetch_plain(uint64_t from, uint32_t slot) {
     constexpr int BYTES = FS_NOISE_BLOCK * ELEMENT<DTYPE>;
     const int32_t lane = threadIdx.x & 31;
-    if (BYTES == 512 || lane < BYTES / 16)
-        copy_16(slot + 16 * lane, (const void *)(plain.base + (int64_t)block * BYTES));
+    if (BYTES == 512 || lane < BYTES / 16) copy_16(slot + 16 * lane, (const void *)from);
 }
 
-/* Blocks `block` and, if `both`, block + step, into neighbouring slots. */
-template <int DTYPE>
-FS_DEVICE void fetch_two(const stored_row *row, const plain_blocks &plain, int32_t block, int32_t step, bool both,
-                         uint32_t slot) {
-    if (both && are_plain(plain, block, step)) {
-        fetch_plain<DTYPE>(plain, block, slot);
-        fetch_plain<DTYPE>(plain, block + step, slot + SLOT<DTYPE>);
-    } else {
+/* Blocks i and i + 1 of the lot, as far as they are there, into neighbouring slots. */
+template <int DTYPE> FS_DEVICE void fetch_two(const stored_row *row, const lot &mine, int32_t i, uint32_t slot) {
+    constexpr int BYTES = FS_NOISE_BLOCK * ELEMENT<DTYPE>;
+    const int32_t block = mine.first + i;
+    if (are_plain(mine, i)) {
+        const uint64_t from = mine.base + (int64_t)block * BYTES;
+        fetch_plain<DTYPE>(from, slot);
+        fetch_plain<DTYPE>(from + BYTES, slot + SLOT<DTYPE>);
+    } else if (i < mine.count) {
         fetch_odd_block<DTYPE>(row, block, slot);
-        if (both) fetch_odd_block<DTYPE>(row, block + step, slot + SLOT<DTYPE>);
+        if (i + 1 < mine.count) fetch_odd_block<DTYPE>(row, block + 1, slot + SLOT<DTYPE>);
     }
 }
 
@@ -136,23 +123,26 @@ static __device__ __noinline__ float shape_logit(float x, const fs_head &head, i
     return x * head.post_scale;
 }
 
-/* The raw logit at a place of the block in a slot; -inf if its token is not there. */
+/* The raw logits of this lane's four neighbours of a block that is not plain; -inf where a token is not there. */
 template <int DTYPE>
-static __device__ __noinline__ float take_odd(const stored_row *row, const fs_head &head, int32_t block, int32_t place,
-                                              uint32_t slot) {
-    const int32_t token = block * FS_NOISE_BLOCK + place;
-    if (!is_there(*row, token)) return -INFINITY;
-    float x;
-    if constexpr (DTYPE == FS_F32) x = __uint_as_float(load_shared_4(slot + 4 * place));
-    else x = widen<DTYPE>(load_shared_2(slot + row->odd + 2 * place));
-    return row->shaped ? shape_logit(x, head, token) : x;
+static __device__ __noinline__ float4 take_odd(const stored_row *row, int32_t block, uint32_t slot) {
+    const int32_t place = 4 * (threadIdx.x & 31);
+    float x[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const int32_t token = block * FS_NOISE_BLOCK + place + e;
+        x[e] = -INFINITY;
+        if (!is_there(*row, token)) continue;
+        if constexpr (DTYPE == FS_F32) x[e] = __uint_as_float(load_shared_4(slot + 4 * (place + e)));
+        else x[e] = widen<DTYPE>(load_shared_2(slot + row->odd + 2 * (place + e)));
+        if (row->head) x[e] = shape_logit(x[e], *row->head, token);
+    }
+    return make_float4(x[0], x[1], x[2], x[3]);
 }
 
-/* The raw logit of the token drawn with this key, for results that want it; NaN where it is not asked for or not stored. */
-static __device__ __noinline__ float drawn_logit(const fs_cuda_args &args, int32_t b, uint64_t key) {
+/* The raw logit of a token of row b of the launch. */
+static __device__ __noinline__ float stored_logit(const fs_cuda_args &args, int32_t b, uint32_t token) {
     const fs_head &head = args.head;
-    if (!key || head.kind != FS_HEAD_LOGITS || (!args.result.logit && !args.result.logprob)) return NAN;
-    const int32_t token = (int32_t)score_key_token(key);
     const int64_t stride = head.stride ? head.stride : head.rows * (head.dtype == FS_F32 ? 4 : 2);
     const char *row = (const char *)head.data + (args.first_row + b) * stride;
     const int64_t v = token - head.first_token;
@@ -160,7 +150,13 @@ static __device__ __noinline__ float drawn_logit(const fs_cuda_args &args, int32
     if (head.dtype == FS_F32) x = ((const float *)row)[v];
     else if (head.dtype == FS_BF16) x = widen<FS_BF16>(((const uint16_t *)row)[v]);
     else x = widen<FS_F16>(((const uint16_t *)row)[v]);
-    return shape_logit(x, head, token);
+    return shape_logit(x, head, (int32_t)token);
+}
+
+/* That of the token drawn with this key, for results that want it; NaN where it is not asked for or not stored. */
+FS_DEVICE float drawn_logit(const fs_cuda_args &args, int32_t b, uint64_t key) {
+    if (!key || args.head.kind != FS_HEAD_LOGITS || (!args.result.logit && !args.result.logprob)) return NAN;
+    return stored_logit(args, b, score_key_token(key));
 }
 
 /* This lane's four neighbours of the plain block in a slot. */
@@ -177,23 +173,20 @@ template <int DTYPE> FS_DEVICE void take_plain(float *x, uint32_t slot) {
     }
 }
 
-/* The raw logits of this lane's four neighbours in blocks `block` and block + step; -inf in the second unless `both`. */
+/* The raw logits of this lane's four neighbours in blocks i and i + 1 of the lot; -inf in the second if it is not there. */
 template <int DTYPE>
-FS_DEVICE void take_two(float (&x)[8], const stored_row *row, const plain_blocks &plain, const fs_head &head,
-                        int32_t block, int32_t step, bool both, uint32_t slot) {
-    if (both && are_plain(plain, block, step)) {
+FS_DEVICE void take_two(float (&x)[8], const stored_row *row, const lot &mine, int32_t i, uint32_t slot) {
+    const int32_t block = mine.first + i;
+    if (are_plain(mine, i)) {
         take_plain<DTYPE>(x, slot);
         take_plain<DTYPE>(x + 4, slot + SLOT<DTYPE>);
         return;
     }
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-        const bool second = e >= 4;
-        x[e] = -INFINITY;
-        if (!second || both)
-            x[e] = take_odd<DTYPE>(row, head, second ? block + step : block, 4 * (threadIdx.x & 31) + e % 4,
-                                   second ? slot + SLOT<DTYPE> : slot);
-    }
+    const float4 first = take_odd<DTYPE>(row, block, slot);
+    float4 second = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+    if (i + 1 < mine.count) second = take_odd<DTYPE>(row, block + 1, slot + SLOT<DTYPE>);
+    x[0] = first.x, x[1] = first.y, x[2] = first.z, x[3] = first.w;
+    x[4] = second.x, x[5] = second.y, x[6] = second.z, x[7] = second.w;
 }
 
 #endif

@@ -19,8 +19,11 @@ typedef struct fs_cuda_line { /* 128 bytes: every CTA hits every row at once aft
     uint32_t flags;           /* FS_ROW_NAN, FS_ROW_INF, FS_CUDA_X_INF */
     uint32_t peak;            /* largest x, an ordered float; 0: none */
     uint32_t lock;            /* of `odd` */
-    /* The row's mass, in limbs of core/mass.h from 2^(24 FS_CUDA_LIMB) up, so that CTAs add to it in any order... */
-    unsigned long long limb[8];
+    union {
+        /* The row's mass, in limbs of core/mass.h from 2^(24 FS_CUDA_LIMB) up, so that CTAs add to it in any order... */
+        unsigned long long limb[8];
+        unsigned long long rough; /* stored logits, whose masses are in parts: largest rough key (cuda_stored.cuh) */
+    };
     fs_mass odd;   /* ... and what lies outside of them */
     uint32_t done; /* stored logits: CTAs that have finished their share of this row */
     uint32_t unused;

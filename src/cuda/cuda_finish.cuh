@@ -67,6 +67,20 @@ FS_DEVICE void put_row(const fs_cuda_args &args, const fs_judged_row &row, int32
     if (args.want & FS_CUDA_PEAK) *word = float_bits(found.peak);
 }
 
+/* A row's status once its pass is over. */
+FS_DEVICE uint32_t final_status(const fs_judged_row &row, uint32_t flags, bool found) {
+    const uint32_t status = row.status | (flags & ~FS_CUDA_X_INF);
+    return found || (status & FS_ROW_NO_TOKEN) ? status : status | FS_ROW_EMPTY;
+}
+
+/* Row `at` of the batch: its token, and its status where that is asked for. */
+FS_DEVICE void write_token(const fs_cuda_args &args, int64_t at, int32_t token, uint32_t status, bool keep) {
+    const fs_result &result = args.result;
+    if (result.tokens_dtype == FS_I64) store_if(keep, (int64_t *)result.tokens + at, (int64_t)token);
+    else store_if(keep, (int32_t *)result.tokens + at, token);
+    if (result.status) store_if(keep, result.status + at, status);
+}
+
 /* The results of row b. The drawn token's logit is not carried along: where it is not stored either, the key holds l + noise to 2^-24 or
  * better, and the noise is known, so what is left is l. Without `keep` everything is computed and nothing written (see close_row). */
 FS_DEVICE void write_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b, const fs_verdict &found,
@@ -78,16 +92,13 @@ FS_DEVICE void write_row(const fs_cuda_args &args, const fs_judged_row &row, int
     const fs_result &result = args.result;
     const int64_t at = args.first_row + b;
     const bool raw = result.logits == FS_LOGITS_RAW;
-    uint32_t status = row.status | (found.flags & ~FS_CUDA_X_INF);
-    if (!found.key && !(status & FS_ROW_NO_TOKEN)) status |= FS_ROW_EMPTY;
+    const uint32_t status = final_status(row, found.flags, found.key != FS_KEY_NONE);
     const bool drawn = !(status & FS_ROW_NO_TOKEN);
     const int32_t token = drawn ? (int32_t)score_key_token(found.key) : args.batch.fallback_token;
     const double score = drawn ? score_key_value(found.key) : (double)NAN;
     const bool infinite = found.flags & (raw ? FS_CUDA_X_INF : (uint32_t)FS_ROW_INF);
     const double log_z = !drawn ? (double)NAN : infinite ? (double)INFINITY : found.log_z;
-    if (result.tokens_dtype == FS_I64) store_if(keep, (int64_t *)result.tokens + at, (int64_t)token);
-    else store_if(keep, (int32_t *)result.tokens + at, token);
-    if (result.status) store_if(keep, result.status + at, status);
+    write_token(args, at, token, status, keep);
     if (result.score) store_if(keep, result.score + at, (float)score);
     if (result.log_z) store_if(keep, result.log_z + at, (float)log_z);
     if (result.max_logit) store_if(keep, result.max_logit + at, drawn ? found.peak * (raw ? 1.0f : row.inverse) : NAN);

@@ -55,10 +55,6 @@ FS_DEVICE int32_t mark_among(const fs_tile_marks &marks, fs_noise noise, uint32_
     return prefix;
 }
 
-FS_DEVICE int32_t mark_of(fs_noise noise, uint32_t token) {
-    return mark_among(tile_marks(noise, token / FS_NOISE_BLOCK), noise, token);
-}
-
 /* All that is to be drawn of a token: the prefix of its mark, or -1, and its extension. Two calls side by side take as long as one, because
  * a round waits for the round before it. */
 FS_DEVICE int32_t draw_token(fs_noise noise, uint32_t token, fs_words *extension) {

@@ -136,7 +136,8 @@ int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *fami
 #define FS_CUDA_STORED_SPLIT 64
 
 /* Every CTA takes one share of one row, and all run at once where the device has room: while memory is the limit they share it evenly
- * and end together, however they lie on the processors. As many CTAs per row as fit, but none without a block. */
+ * and end together, however they lie on the processors. As many CTAs per row as fit, but none without a block for each of its
+ * warps: they would only be more to wait for (H200, 2026-11: 13.5 us with 264 CTAs, 12.6 with 99, B = 1). */
 void fs_cuda_plan_stored(int32_t ctas, const fs_head *head, const fs_batch *batch, int64_t rows,
                          fs_cuda_stored_plan *plan) {
     memset(plan, 0, sizeof *plan);
@@ -145,16 +146,22 @@ void fs_cuda_plan_stored(int32_t ctas, const fs_head *head, const fs_batch *batc
     const int64_t low = head->first_token, high = least(low + head->rows, vocab);
     const int grouped = fs_cuda_plan_grouped(batch);
     const int64_t group = grouped ? batch->group_size / FS_CUDA_SPAN : 0;
+    share->low = (int32_t)low;
+    share->high = (int32_t)high;
+    share->whole = (int32_t)((low + FS_CUDA_SPAN - 1) / FS_CUDA_SPAN);
+    share->whole_end = (int32_t)(high / FS_CUDA_SPAN);
     share->first = (int32_t)(low / FS_CUDA_SPAN);
     share->blocks = high > low ? (int32_t)((high + FS_CUDA_SPAN - 1) / FS_CUDA_SPAN) - share->first : 0;
     share->team = grouped && group < FS_CUDA_STORED_GROUP ? 1 : FS_CUDA_STORED_WARPS;
     plan->rows = (int32_t)least(rows, FS_CUDA_STORED_ROWS);
 
     const int64_t teams_of_cta = FS_CUDA_STORED_WARPS / share->team;
-    int64_t segments = least(ctas / plan->rows, (share->blocks + teams_of_cta - 1) / teams_of_cta);
+    int64_t segments = least(ctas / plan->rows, (share->blocks + FS_CUDA_STORED_WARPS - 1) / FS_CUDA_STORED_WARPS);
     if (grouped) segments = least(segments, FS_CUDA_STORED_SPLIT);
     share->segments = (int32_t)(segments < 1 ? 1 : segments);
     share->teams = (int32_t)(share->segments * teams_of_cta);
+    share->quota = share->blocks / share->segments;
+    share->extra = share->blocks % share->segments;
     plan->grid = plan->rows * share->segments;
 
     plan->groups = 1;

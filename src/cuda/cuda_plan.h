@@ -65,12 +65,16 @@ int fs_cuda_plan_grouped(const fs_batch *batch);
 #define FS_CUDA_STORED_WARPS 12
 
 /* How the blocks of 128 ids of a row are shared out. A team is the warps that work on one part together (cuda_call.h): team t of a row
- * takes its blocks [blocks t / teams, blocks (t + 1) / teams). */
+ * takes its blocks [blocks t / teams, blocks (t + 1) / teams). Calls without parts, whose first instructions count, need no
+ * division: CTA s takes quota blocks from s quota + min(s, extra) on, and one more if s < extra. */
 typedef struct fs_cuda_share {
-    int32_t first, blocks; /* those the head's tokens lie in; 0 blocks where all of them are padding */
-    int32_t segments;      /* CTAs per row */
-    int32_t team;          /* warps of a team: a whole CTA's or 1 */
-    int32_t teams;         /* per row */
+    int32_t low, high;        /* tokens that are there and are drawn from */
+    int32_t first, blocks;    /* blocks they lie in; 0 blocks where all tokens are padding */
+    int32_t whole, whole_end; /* of these, the ones that are there as a whole: whole .. whole_end - 1 */
+    int32_t segments;         /* CTAs per row */
+    int32_t team;             /* warps of a team: a whole CTA's or 1 */
+    int32_t teams;            /* per row */
+    int32_t quota, extra;     /* blocks / segments, blocks % segments */
 } fs_cuda_share;
 
 typedef struct fs_cuda_stored_plan {

@@ -314,6 +314,22 @@ FS_DEVICE uint32_t add_acquire(uint32_t *p, uint32_t x) {
     return before;
 }
 
+/* The same; and what this thread did before comes before. */
+FS_DEVICE uint32_t add_in_order(uint32_t *p, uint32_t x) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(x) : "memory");
+    return before;
+}
+
+/* *p = max(*p, x), in shared memory by its address, in global memory. */
+FS_DEVICE void raise_shared(uint32_t p, uint32_t x) {
+    asm volatile("red.shared::cta.max.u32 [%0], %1;" ::"r"(p), "r"(x) : "memory");
+}
+
+FS_DEVICE void raise_global(uint32_t *p, uint32_t x) {
+    asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+
 /* *p = x if `really`. A predicate, not a branch: a rehearsal goes through the same instructions. */
 template <class T> FS_DEVICE void store_if(bool really, T *p, T x) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word, or two");
@@ -332,6 +348,19 @@ template <class T> FS_DEVICE void store_if(bool really, T *p, T x) {
                      : "l"(p), "l"(bits), "r"((uint32_t)really)
                      : "memory");
     }
+}
+
+/* A load that stays where it is written, so that others can be begun behind it. */
+FS_DEVICE uint64_t load_now(const uint64_t *p) {
+    uint64_t x;
+    asm volatile("ld.global.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");
+    return x;
+}
+
+FS_DEVICE float load_now(const float *p) {
+    float x;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
+    return x;
 }
 
 FS_DEVICE uint32_t load_relaxed(const uint32_t *p) {

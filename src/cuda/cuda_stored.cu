@@ -1,23 +1,27 @@
 /* cuda_stored.cu - draws from stored logits [B, V]: all of a draw but the dot product.
  *
- *   CTA: one share of one row. Warp w of 12 takes blocks w, w + 12, ... of the share, 128 ids each; a lane has four neighbours.
+ *   CTA: one share of one row. Each of 12 warps takes a stretch of the share, in blocks of 128 ids; a lane has four neighbours.
  *
- *   logits --cp.async--> ring --> four logits --max > threshold?--> queue --32 at a time--> exact scores --> RED.MAX key
- *                                                 ^ (threshold, one per lane)                    |
- *                                                 +---- best so far - largest noise of the ids --+
+ *   logits --cp.async--> ring --> four logits --max > threshold?--> score in float --> held by the lane --> one per CTA --> row
+ *                                                 ^ (threshold, one per lane)  |
+ *                                                 +-- best - largest noise ----+
  *
- * Cost model (H200): reading is everything, 4.45 TB/s or 19 bytes per cycle and SM, which leaves 107 instructions of a warp for a block
- * of 512 bytes; this takes about 50 (counted, sm_90a). Dense noise would take 32 Philox calls per block of 128; marks (core/noise.h) take
- * one, which lane i makes for the i-th of the warp's next 32 blocks, and a logit costs little more than its max. Of 151,936 normal
- * logits 50 to 300 are judged (counted). What is left is latency, the first and the last microseconds: logits are on their way before the
- * row's rules are known, and every row is finished by the last of its own CTAs.
+ * Cost model (H200): reading is everything, 4.45 TB/s or 19 bytes per cycle and SM, which leaves 107 instructions of a warp for a
+ * block of 512 bytes; this takes about 50 (counted, sm_90a). Dense noise would take 32 Philox calls per block of 128; marks
+ * (core/noise.h) take one, which lane i makes for the i-th of the warp's next 32 blocks, and a logit costs little more than a max.
+ * What is left is latency, the first and the last microseconds, most of it for instructions that are in no cache yet
+ * (docs/findings/cold-code.md): rules and logits are on their way early, what all calls need is little code, what few need is out
+ * of line, and every row is finished by the last of its own CTAs.
  *
  * Masses (log Z): 16 ids, a granule of core/mass.h, are four lanes; the order of its additions is kept, and between granules sums are
  * integers, so log Z does not depend on the batch, the shares or the shards. */
+#define FS_PHILOX static __host__ __device__ __noinline__
+#define FS_PHILOX_ROLLED
 #include "cuda_blocks.cuh"
 #include "cuda_launch.h"
 #include "cuda_mass.cuh"
 #include "cuda_stored.cuh"
+#include "cuda_stored_call.cuh"
 
 namespace {
 
@@ -28,23 +32,24 @@ constexpr int RESIDENT = 1;
 #else
 constexpr int RESIDENT = 2;
 #endif
-constexpr int FIRST = 4; /* blocks in which a warp looks for its first tokens to judge */
 
-/* Shared memory: the desk, the warps' rings, a mass per thread where masses are asked for. */
-static_assert(sizeof(desk) % 16 == 0, "slots are copied to and read in pieces of 16 bytes");
-template <int DTYPE> constexpr int RING = DEPTH<DTYPE> *SLOT<DTYPE>;
-template <int DTYPE> constexpr int MASSES_START = (int)sizeof(desk) + WARPS *RING<DTYPE>;
-template <int DTYPE, bool MASS> constexpr int BYTES = MASSES_START<DTYPE> + (MASS ? THREADS * (int)sizeof(fs_mass) : 0);
-static_assert(BYTES<FS_F32, true> <= 101376 && BYTES<FS_BF16, true> <= 101376, "99 KB: all of sm_86, sm_89 and sm_120");
-
-/* Blocks of one warp in one part: first, first + step, ... */
-struct lot {
-    int32_t first, step, count;
+/* What a lane knows of masses is in shared memory: there are no registers for it across the calls that rate. */
+struct purse {
+    fs_mass mass;
+    float sum; /* of a granule, in units of 2^exponent; not in the mass yet */
+    int32_t exponent;
 };
 
-FS_DEVICE int32_t own_warp() {
-    return (int32_t)threadIdx.x / 32;
-}
+/* Shared memory: the desk, the warps' rings, a purse per thread where masses are asked for. */
+static_assert(sizeof(desk) % 128 == 0,
+              "slots are copied to and read in pieces of 16 bytes, fastest from multiples of 128 on");
+template <int DTYPE> constexpr int RING = DEPTH<DTYPE> *SLOT<DTYPE>;
+template <int DTYPE> constexpr int PURSES_START = (int)sizeof(desk) + WARPS *RING<DTYPE>;
+template <int DTYPE, bool MASS> constexpr int BYTES = PURSES_START<DTYPE> + (MASS ? THREADS * (int)sizeof(purse) : 0);
+static_assert(BYTES<FS_F32, true> <= 101376 && BYTES<FS_BF16, true> <= 101376, "99 KB: all of sm_86, sm_89 and sm_120");
+
+constexpr int EAGER = 4;    /* blocks of a warp whose tokens are judged at once */
+constexpr int PATIENCE = 8; /* later, so many lanes have one first */
 
 /* A warp's ring of slots: its shared address. */
 template <int DTYPE> FS_DEVICE uint32_t slot_at(uint32_t ring, int32_t i) {
@@ -56,14 +61,14 @@ template <int DTYPE> FS_DEVICE uint32_t slot_at(uint32_t ring, int32_t i) {
 /* The warp's lot of blocks begin .. stop - 1, the first of them on their way. Two blocks are one group of copies, whether they are
  * there or not, so that groups can be counted. */
 template <int DTYPE>
-FS_DEVICE lot open_lot(const seat &at, const plain_blocks &plain, int32_t begin, int32_t stop, uint32_t ring) {
-    const int32_t first = begin + own_warp() - at.team, left = max(stop - first, 0);
-    const lot mine = {first, at.warps, at.warps > 1 ? (left + WARPS - 1) / WARPS : left};
+FS_DEVICE lot open_lot(const seat &at, const stored_row &row, int32_t begin, int32_t stop, uint32_t ring) {
+    const int32_t all = stop - begin, warp = own_warp_anew(), quota = all / WARPS, extra = all % WARPS;
+    const lot mine = at.warps == 1
+                         ? make_lot(row, begin, all)
+                         : make_lot(row, begin + warp * quota + min(warp, extra), quota + (warp < extra ? 1 : 0));
 #pragma unroll 1
     for (int32_t i = 0; i < DEPTH<DTYPE>; i += 2) {
-        if (i < mine.count)
-            fetch_two<DTYPE>(&at.d->data, plain, first + i * at.warps, at.warps, i + 1 < mine.count,
-                             slot_at<DTYPE>(ring, i));
+        fetch_two<DTYPE>(&at.d->data, mine, i, slot_at<DTYPE>(ring, i));
         commit_copies();
     }
     return mine;
@@ -71,93 +76,20 @@ FS_DEVICE lot open_lot(const seat &at, const plain_blocks &plain, int32_t begin,
 
 /* ----------------------------------------------------------------------------------------------------- noise ---- */
 
-FS_DEVICE void add_mark(block_marks *marks, uint32_t place, uint32_t prefix) {
-    const float ceiling = __uint_as_float(((__float_as_uint(noise_ceiling(prefix)) + 128) & ~127u) | place);
-    marks->lanes |= 1u << place / 4;
-    marks->ceiling = fmaxf(marks->ceiling, ceiling);
-}
-
-/* Each lane looks up the marks of one of the warp's next 32 blocks. Out of line: two places need it. */
-static __device__ __noinline__ void look_up(desk *d, int32_t block) {
-    const fs_tile_marks drawn = d->row.greedy ? fs_tile_marks{0, 0, {0, 0}} : tile_marks(d->row.noise, (uint32_t)block);
-    block_marks marks = {0, 0.0f};
-#pragma unroll 1
-    for (int32_t i = 0; i < drawn.count; i++)
-        add_mark(&marks, mark_place(drawn, i),
-                 (i < 2 ? drawn.prefixes[0] : drawn.prefixes[1]) >> (16 * (i & 1)) & 0xFFFF);
-    if (drawn.count < 0) {
-        fs_walk walk = noise_walk(d->row.noise, (uint32_t)block);
-        while (noise_next(&walk)) add_mark(&marks, walk.token & 127, walk.prefix);
-    }
-    __syncwarp(); /* the last ones have been read */
-    d->marks[own_warp()][threadIdx.x & 31] = marks;
-    __syncwarp();
-}
-
 /* Thresholds: a logit x of a token with at most this noise can win only if x > level - noise * slope. There is slack for the float
- * products on both sides. Without a score so far everything but -inf is above; where the best is +inf another one with a lower id still
- * wins, and so does an x that the temperature makes +inf. */
+ * products on both sides. Everything but -inf is above without a score so far, and where products would overflow; where the best is
+ * +inf another one with a lower id still wins, and so does an x that the temperature makes +inf. */
 struct thresholds {
     float level, slope, unmarked; /* unmarked: of tokens without a mark */
 };
 
-FS_DEVICE thresholds thresholds_of(const fs_judged_row &row, uint32_t known) {
-    const float best = known ? float_of_ordered(known) : -INFINITY, T = row.temperature;
-    if (best == INFINITY) {
-        const float level = fminf(3.4e38f, 3.4e38f * T);
-        return {level, 0.0f, level};
-    }
-    const float level = (best - 1e-5f - 1e-6f * fabsf(best)) * T, slope = T * 1.000001f;
-    return {level, slope, row.greedy ? level : level - ((float)FS_NOISE_G + 1e-4f) * slope};
-}
-
-/* ------------------------------------------------------------------------------------------------------ seed ---- */
-
-/* A first score. Each lane proposes the largest logit it has, or a marked token of the block it looked up, whose noise is large for sure:
- * the one decides peaked rows, the other flat ones. A team of one warp judges 32 of them, a larger one the best two of every warp. */
-template <int DTYPE>
-FS_DEVICE void seed(const fs_cuda_args &args, const seat &at, const plain_blocks &plain, const lot &mine,
-                    uint32_t ring) {
-    desk *d = at.d;
-    const int32_t lane = threadIdx.x & 31, seen = min(mine.count, FIRST);
-    const float inverse = d->row.inverse;
-    float top = -INFINITY;
-    uint32_t token = 0;
-    wait_for_groups<(DEPTH<DTYPE> - FIRST) / 2>();
-    __syncwarp(); /* what other lanes have fetched */
-#pragma unroll 1
-    for (int32_t i = 0; i < seen; i += 2) {
-        const int32_t block = mine.first + i * mine.step;
-        float x[8];
-        take_two<DTYPE>(x, &d->data, plain, args.head, block, mine.step, i + 1 < seen, slot_at<DTYPE>(ring, i));
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            if (x[e] > top) top = x[e], token = (block + e / 4 * mine.step) * FS_NOISE_BLOCK + 4 * lane + e % 4;
-    }
-    float hope = top * inverse + 1.0f;
-    const block_marks *marks = &d->marks[own_warp()][lane];
-    if (lane < seen && marks->lanes) {
-        const int32_t block = mine.first + lane * mine.step, place = __float_as_int(marks->ceiling) & 127;
-        const float x = take_odd<DTYPE>(&d->data, args.head, block, place, slot_at<DTYPE>(ring, lane));
-        const float better = x * inverse + marks->ceiling;
-        if (better > hope) top = x, token = block * FS_NOISE_BLOCK + place, hope = better;
-    }
-    if (at.warps == 1) judge_lanes(d, at.team, top, token, false);
-    else {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint32_t most = __reduce_max_sync(~0u, ordered_float(hope));
-            const int32_t leader = __ffs(__ballot_sync(~0u, ordered_float(hope) == most)) - 1;
-            if (lane == leader) {
-                d->candidate[2 * own_warp() + i] = make_uint2(__float_as_uint(top), token);
-                top = hope = -INFINITY;
-            }
-        }
-        __syncthreads(); /* all candidates before they are judged */
-        const uint2 first = d->candidate[lane];
-        if (own_warp() == 0) judge_lanes(d, at.team, __uint_as_float(first.x), first.y, false);
-    }
-    team_barrier(at); /* the first score before it is asked for */
+/* Of a greedy row a lane passes over what only equals the token it holds, whose id is lower: a flat row would rate all it has. */
+FS_DEVICE thresholds thresholds_of(const fs_judged_row &row, uint32_t known, float held) {
+    const float best = known_score(known), T = row.temperature;
+    float level = (best - 1e-5f - 1e-6f * fabsf(best)) * T, slope = T * 1.000001f;
+    if (best == INFINITY) level = fminf(3.4e38f, 3.4e38f * T), slope = 0.0f;
+    if (!known || !(level < INFINITY) || !(slope < 8e36f)) level = -INFINITY, slope = 0.0f;
+    return {level, slope, row.greedy ? fmaxf(level, held) : level - ((float)FS_NOISE_G + 1e-4f) * slope};
 }
 
 /* ---------------------------------------------------------------------------------------------------- masses ---- */
@@ -203,69 +135,56 @@ FS_DEVICE float sum_granule(const float *x, float factor, int32_t *exponent) {
     return sum + __shfl_xor_sync(~0u, sum, 2);
 }
 
-/* A lane's mass is in shared memory: there are no registers for it across the calls that judge. */
-FS_DEVICE void tally(fs_mass *mass, float sum, int32_t exponent) {
-    fs_mass more = *mass;
-    mass_add(&more, sum, exponent);
-    *mass = more;
+FS_DEVICE void tally(purse *own) {
+    fs_mass more = own->mass;
+    mass_add(&more, own->sum, own->exponent);
+    own->mass = more;
+    own->sum = 0.0f;
 }
 
 /* The masses of a warp's lanes to its desk; the lanes' start anew. */
-FS_DEVICE void hand_in(desk *d, fs_mass *mass) {
-    fs_mass sum = *mass;
-    *mass = mass_empty();
+FS_DEVICE void hand_in(desk *d, purse *own) {
+    fs_mass sum = own->mass;
+    own->mass = mass_empty();
 #pragma unroll 1
     for (int apart = 16; apart; apart /= 2) {
         const fs_mass other = mass_across(sum, apart);
         mass_merge(&sum, &other);
     }
-    if (threadIdx.x % 32 == 0) d->mass[own_warp()] = sum;
+    if (threadIdx.x % 32 == 0) d->mass[own_warp_anew()] = sum;
 }
 
 /* ------------------------------------------------------------------------------------------------------ race ---- */
 
-/* The best of a greedy row so far. Equal logits with higher ids are not queued: a flat row would queue all it has. */
-struct tie {
-    float x;
-    uint32_t token;
-};
-
-FS_DEVICE tie tie_of(const desk *d, int32_t team) {
-    const uint64_t key = d->row.greedy ? *(const volatile unsigned long long *)&d->key[team] : FS_KEY_NONE;
-    return {key ? (float)score_key_value(key) : -INFINITY, score_key_token(key)};
-}
-
-FS_DEVICE bool loses(const tie &best, float x, uint32_t token) {
-    return x < best.x || (x == best.x && token > best.token);
-}
-
-/* One part of a warp: every block is compared with the thresholds, and summed. Two blocks at a time, the lane's four tokens of each. */
+/* One part of a warp: every block is compared with the thresholds, and summed. Two at a time, the lane's four tokens of each. */
 template <int DTYPE, bool MASS>
-FS_DEVICE void race(const fs_cuda_args &args, const seat &at, const plain_blocks &plain, const lot &mine, uint32_t ring,
-                    float *peak, fs_mass *mass) {
+FS_DEVICE finalist race(const fs_cuda_args &args, const seat &at, const lot &mine, uint32_t ring, float *peak,
+                        purse *purse) {
     desk *d = at.d;
     const uint32_t lane = threadIdx.x & 31;
-    const uint32_t best = kept_address(&d->best[at.team]), marks = kept_address(d->marks[own_warp()]);
-    const bool asks = own_warp() == 0 && d->line;
-    uint32_t known = 0, hint = 0;
-    thresholds bar = thresholds_of(d->row, known);
-    float held = 0.0f; /* a granule's sum */
-    int32_t held_exponent = 0, block = mine.first;
-    look_up(d, block + lane * mine.step);
-    seed<DTYPE>(args, at, plain, mine, ring);
+    /* Shared addresses are made from one, when they are needed: there are no registers for more across a call. */
+    const uint32_t at_desk = kept_address(d), best = at_desk + (uint32_t)offsetof(desk, best) + 4 * at.team;
+    /* Warps ask other CTAs by turns, every 16 blocks, and look at the answer when the logits fetched with it are there. */
+    const uint32_t turn = d->line ? 2 * own_warp() : 1;
+    uint32_t known = ~0u; /* ~0: the thresholds have to be made */
+    thresholds bar = {0.0f, 0.0f, 0.0f};
+    finalist held = {-INFINITY, 0, 0.0f};
+    float waiting = 0.0f; /* the logit of a token that waits to be judged, where there is one */
+    uint32_t entry = 0;
 #pragma unroll 1
-    for (int32_t i = 0; i < mine.count; i += 2, block += 2 * mine.step) {
-        if (i % 32 == 0 && i > 0) look_up(d, block + lane * mine.step);
+    for (int32_t i = 0; i < mine.count; i += 2) {
+        if (i % 32 == 0) look_up(d, mine.first + i + lane);
         const uint32_t slot = slot_at<DTYPE>(ring, i);
         float x[8];
         wait_for_groups<DEPTH<DTYPE> / 2 - 1>();
         __syncwarp(); /* what other lanes have fetched */
-        take_two<DTYPE>(x, &d->data, plain, args.head, block, mine.step, i + 1 < mine.count, slot);
+        take_two<DTYPE>(x, &d->data, mine, i, slot);
         __syncwarp(); /* all have read before the slots are filled again */
-        if (i + DEPTH<DTYPE> < mine.count)
-            fetch_two<DTYPE>(&d->data, plain, block + DEPTH<DTYPE> * mine.step, mine.step,
-                             i + 1 + DEPTH<DTYPE> < mine.count, slot);
+        fetch_two<DTYPE>(&d->data, mine, i + DEPTH<DTYPE>, slot);
+        const uint32_t phase = (i + turn) % 16;
+        if (phase == 0 && lane == 0) copy_16(shared_address(&d->seen[own_warp_anew()]), d->line);
         commit_copies();
+        if (phase == 8 && lane == 0) raise_shared(best, load_shared_4(shared_address(&d->seen[own_warp_anew()].z)));
 
         if (MASS) { /* a lane keeps every fourth sum of its granules, so that one addition serves four blocks */
             const float factor = args.want & FS_CUDA_RAW_MASS ? 1.0f : d->row.inverse;
@@ -273,40 +192,59 @@ FS_DEVICE void race(const fs_cuda_args &args, const seat &at, const plain_blocks
             for (int k = 0; k < 2; k++) {
                 int32_t exponent;
                 const float granule = sum_granule(x + 4 * k, factor, &exponent);
-                if ((i + k ^ lane) % 4 == 0) held = granule, held_exponent = exponent;
+                if ((i + k ^ lane) % 4 == 0) purse->sum = granule, purse->exponent = exponent;
             }
-            if (i % 4 == 2) tally(mass, held, held_exponent), held = 0.0f;
+            if (i % 4 == 2) tally(purse);
         }
-        if (asks && i % 4 == 0) { /* what other CTAs knew four blocks ago */
-            if (lane == 0 && hint) atomicMax(&d->best[at.team], hint);
-            hint = load_relaxed(&d->line->hint);
-        }
-        const uint32_t now = load_shared_4(best);
-        if (now != known) known = now, bar = thresholds_of(d->row, known);
-        const uint4 two = load_shared_16(marks + i % 32 * (uint32_t)sizeof(block_marks));
-        const float low0 = two.x >> lane & 1 ? bar.level - __uint_as_float(two.y) * bar.slope : bar.unmarked;
-        const float low1 = two.z >> lane & 1 ? bar.level - __uint_as_float(two.w) * bar.slope : bar.unmarked;
-        /* A NaN passes: it is flagged when judged. */
-        const float most0 = max_or_nan(max_or_nan(x[0], x[1]), max_or_nan(x[2], x[3]));
-        const float most1 = max_or_nan(max_or_nan(x[4], x[5]), max_or_nan(x[6], x[7]));
-        *peak = fmaxf(*peak, fmaxf(most0, most1));
-        if (__any_sync(~0u, !(most0 <= low0) || !(most1 <= low1))) {
-            const uint32_t token = block * FS_NOISE_BLOCK + 4 * lane, apart = mine.step * FS_NOISE_BLOCK;
-            const tie last = tie_of(d, at.team);
-            uint32_t pass = 0;
+        const bool leaving = i + 2 >= mine.count || i % 32 == 30; /* the marks of what waits are about to go */
+        for (;;) {
+            const uint4 two = load_shared_16(at_desk + (uint32_t)offsetof(desk, marks) +
+                                             own_warp() * 32 * sizeof(block_marks) +
+                                             i % 32 * (uint32_t)sizeof(block_marks));
+            const uint32_t now = load_shared_4(best);
+            if (now != known) known = now, bar = thresholds_of(d->row, known, held.x);
+            const float low0 = two.x >> lane & 1 ? bar.level - __uint_as_float(two.y) * bar.slope : bar.unmarked;
+            const float low1 = two.z >> lane & 1 ? bar.level - __uint_as_float(two.w) * bar.slope : bar.unmarked;
+            /* A NaN passes: it is flagged when rated. */
+            const float most0 = max_or_nan(max_or_nan(x[0], x[1]), max_or_nan(x[2], x[3]));
+            const float most1 = max_or_nan(max_or_nan(x[4], x[5]), max_or_nan(x[6], x[7]));
+            *peak = fmaxf(*peak, fmaxf(most0, most1));
+            const bool above0 = !(most0 <= low0), above1 = !(most1 <= low1), passes = above0 || above1;
+            if (!__any_sync(~0u, passes || (leaving && entry))) break;
+            /* Each lane's largest, of two equal ones the first; beside a NaN the first there is. It is -inf from then on. */
+            const bool second = above1 && (!above0 || most1 > most0);
+            const float y0 = second ? x[4] : x[0], y1 = second ? x[5] : x[1], y2 = second ? x[6] : x[2];
+            const float y3 = second ? x[7] : x[3], top = second ? most1 : most0;
+            auto is_top = [&](float x) { return !(x < top) && x != -INFINITY; };
+            const int32_t place = is_top(y0) ? 0 : is_top(y1) ? 1 : is_top(y2) ? 2 : 3;
+            const float y = place == 0 ? y0 : place == 1 ? y1 : place == 2 ? y2 : y3;
+            const uint32_t taken = passes ? 1u << place << (second ? 4 : 0) : 0;
 #pragma unroll
-            for (int e = 0; e < 8; e++) {
-                const bool above = !(x[e] <= (e < 4 ? low0 : low1));
-                if (above && !loses(last, x[e], token + e % 4 + e / 4 * apart)) pass |= 1u << e;
-                *peak = fmaxf(*peak, x[e]); /* the largest of those beside a NaN */
+            for (int e = 0; e < 8; e++) x[e] = taken >> e & 1 ? -INFINITY : x[e];
+            *peak = fmaxf(*peak, y);
+            /* It waits for more: 32 cost as much as one. At first every one is judged, for the thresholds' sake. */
+            const bool full = __any_sync(~0u, passes && entry);
+            const int32_t at_block = i + (second ? 1 : 0);
+            const uint32_t next = entry_of((mine.first + at_block) * FS_NOISE_BLOCK + 4 * lane + place, at_block % 32);
+            if (passes && !full) waiting = y, entry = next;
+            if (full || __popc(__ballot_sync(~0u, entry)) >= (i < EAGER || leaving ? 1 : PATIENCE)) {
+                held = judge(d, at.team, waiting, entry, held);
+                entry = 0;
+                if (passes && full) waiting = y, entry = next;
+                known = ~0u;
             }
-            queue_up(at, x, pass, token, apart);
         }
     }
-    if (MASS) tally(mass, held, held_exponent);
+    if (MASS) tally(purse);
+    return held;
 }
 
-/* -------------------------------------------------------------------------------------------------- the parts ---- */
+/* ----------------------------------------------------------------------------------------------------- parts ---- */
+
+/* The first block of a team. Products fit: below 2^17 blocks and 2^12 teams. */
+FS_DEVICE int32_t share_of_team(const fs_cuda_share &share, int32_t team) {
+    return (int32_t)((uint32_t)share.blocks * team / share.teams);
+}
 
 /* The index of a team's part within its row: group by group, and within a group team by team. */
 FS_DEVICE int64_t part_of_team(const fs_cuda_args &args, const fs_cuda_share &share, int32_t team, int32_t begin) {
@@ -318,117 +256,192 @@ FS_DEVICE int64_t part_of_team(const fs_cuda_args &args, const fs_cuda_share &sh
     return (int64_t)(begin / size - share.first / size) * args.parts.slots + team - first;
 }
 
-/* Ends a part: judges what is left in the queue and stores what the team has found. */
-template <bool MASS> FS_DEVICE void close_part(const fs_cuda_args &args, const seat &at, int64_t part, fs_mass *mass) {
+/* The team's token from those of its lanes: true in the lane of its first warp that has it, in lane 0 where there is none. */
+FS_DEVICE bool find_winner(const seat &at, finalist *own, int32_t lane) {
+    int32_t lead = leader(at.d, at.team, *own);
+    if (at.warps > 1) {
+        if (lane == max(lead, 0)) at.d->last[own_warp_anew()] = {own->x, lead < 0 ? 0 : own->id, own->most};
+        __syncthreads(); /* every warp's finalist, flags, peak */
+        if (own_warp() != 0) return false;
+        *own = at.d->last[min(lane, WARPS - 1)];
+        if (lane >= WARPS) own->id = 0;
+        lead = leader(at.d, at.team, *own);
+    }
+    if (lead < 0) own->id = 0;
+    return lane == max(lead, 0);
+}
+
+/* Stores what a team has found of a part. */
+FS_DEVICE void close_part(const fs_cuda_args &args, const seat &at, int64_t part, finalist own, purse *purse) {
     desk *d = at.d;
-    if (MASS) hand_in(d, mass);
-    team_barrier(at); /* every warp has queued what it has */
-    if (at.warps == 1 || own_warp() == 0) {
-        const uint32_t tail = *(volatile uint32_t *)&d->tail[at.team];
-        if (tail % 32) judge_chunk(at, tail / 32, tail % 32);
-        if (threadIdx.x % 32 == 0) {
-            const unsigned long long key = *(volatile unsigned long long *)&d->key[at.team];
-            if (key) atomicMax(key_on(board_of(args, part), d->b), key);
-            d->key[at.team] = d->best[at.team] = d->tail[at.team] = 0;
-            if (MASS) {
-                fs_mass all = d->mass[at.team];
+    const int32_t b = blockIdx.y;
+    hand_in(d, purse);
+    if (find_winner(at, &own, own_thread_anew() & 31)) {
+        if (own.id) atomicMax(key_on(board_of(args, part), b), (unsigned long long)exact_key(d->row, own.x, own.id - 1));
+        d->best[at.team] = 0;
+        fs_mass all = d->mass[at.team];
 #pragma unroll 1
-                for (int32_t i = 1; i < at.warps; i++) mass_merge(&all, &d->mass[i]);
-                if (!mass_is_empty(&all))
-                    args.parts.part[(int64_t)d->b * args.parts.groups * args.parts.slots + part].mass = all;
-            }
-        }
+        for (int32_t i = 1; i < at.warps; i++) mass_merge(&all, &d->mass[i]);
+        if (!mass_is_empty(&all)) args.parts.part[(int64_t)b * args.parts.groups * args.parts.slots + part].mass = all;
     }
     team_barrier(at); /* the desk is cleared before the next part */
 }
 
-/* ---------------------------------------------------------------------------------------------------- kernel ---- */
-
-/* What cuda_finish.cuh's close_row is to the fused kernel: the drawn logit is there to be read. */
-static __device__ __noinline__ void close_stored_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b) {
-    fs_cuda_line *line = &args.work->line[b];
-    const uint64_t key = __ldcg(&line->key);
-    const fs_verdict found = {key, __ldcg(&line->flags), NAN, (double)NAN, drawn_logit(args, b, key)};
-    write_row(args, row, b, found, true);
-    clear_line(line, 0); /* masses are in parts */
+/* Where the part ends that begins at a block. */
+FS_DEVICE int32_t part_end(const fs_cuda_args &args, int32_t begin, int32_t end) {
+    const int32_t size = args.parts.group_tiles;
+    return size ? min(end, (begin / size + 1) * size) : end;
 }
 
-/* The last to leave a row writes its results, unless a second launch does. One thread, after all of its CTA. */
-FS_DEVICE void leave_row(const fs_cuda_args &args, const desk *d, int32_t ctas) {
-    const int32_t b = d->b;
+/* All parts of a team; the first one's logits are on their way. */
+template <int DTYPE>
+FS_DEVICE void race_parts(const fs_cuda_args &args, const fs_cuda_share &share, const seat &at, lot mine, uint32_t ring,
+                          float *peak, purse *purse) {
+    /* Read anew after every part: there are no registers for it across a race. */
+    auto look = [&] {
+        const uint4 four = load_shared_16(shared_address(&at.d->way[own_warp_anew()]));
+        return trip{(int32_t)four.x, (int32_t)four.y, (int32_t)four.z, (int32_t)four.w};
+    };
+    __syncwarp(); /* the lanes have written it */
+    for (trip now = look(); now.begin < now.end;) {
+        const finalist own = race<DTYPE, true>(args, at, mine, ring, peak, purse);
+        now = look();
+        const seat here = {at.d, at.warps == 1 ? own_warp_anew() : 0, at.warps};
+        close_part(args, here, part_of_team(args, share, now.team, now.begin), own, purse);
+        now.begin = now.stop;
+        if (now.begin >= now.end) break;
+        now.stop = part_end(args, now.begin, now.end);
+        at.d->way[own_warp_anew()] = now;
+        __syncwarp();
+        mine = open_lot<DTYPE>(at, at.d->data, now.begin, now.stop, ring);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- row ---- */
+
+/* Results beside the token, or a part for other ranks: they hold the exact score. */
+static __device__ __noinline__ void close_stored_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b,
+                                                     uint32_t id, uint32_t flags) {
+    uint64_t key = FS_KEY_NONE;
+    float x = NAN;
+    if (id) x = stored_logit(args, b, id - 1), key = exact_key(row, x, id - 1);
+    if (!args.result.logit && !args.result.logprob) x = NAN;
+    write_row(args, row, b, {key, flags, NAN, (double)NAN, x}, true);
+}
+
+/* What this CTA has found of its row to the row's line. One thread. True in the last of the row's CTAs, with what all found. */
+FS_DEVICE bool leave_row(const fs_cuda_args &args, const stored_call &call, const desk *d, int32_t b, finalist *own,
+                         uint32_t *flags) {
+    fs_cuda_line *line = &args.work->line[b];
+    if (*flags) atomicOr(&line->flags, *flags);
+    if (own->id) {
+        const unsigned long long mine = rough_key(*own), before = atomicMax(&line->rough, mine);
+        if (before && !d->row.greedy && are_close(rough_score(before), own->most))
+            leave_exact(args, d->row, b, own->x, own->id - 1, 0xFFFFFFu - (uint32_t)(before & 0xFFFFFF));
+    }
+    if (add_in_order(&line->done, 1u) != (uint32_t)call.share.segments - 1) return false;
+    const uint64_t rough = __ldcg(&line->rough), exact = __ldcg(&line->key);
+    *flags = __ldcg(&line->flags);
+    own->id = rough ? 0x1000000u - (uint32_t)(rough & 0xFFFFFF) : 0;
+    /* Whoever came close has left an exact key, and so has the token that is best. */
+    if (exact) {
+        const float most = rough_score(rough);
+        if (!(score_key_value(exact) < (double)most - (double)rough_bound(most))) own->id = 1 + score_key_token(exact);
+    }
+    clear_line(line, 0);
+    line->rough = 0;
+    return true;
+}
+
+/* Ends a row whose results this launch writes. One thread of the CTA. */
+FS_DEVICE void close_row_of(const fs_cuda_args &args, const stored_call &call, const desk *d, int32_t b, finalist own) {
+    uint32_t flags = d->flags;
+    if (call.share.segments > 1 && !leave_row(args, call, d, b, &own, &flags)) return;
+    if (!call.tokens_only) {
+        close_stored_row(args, d->row, b, own.id, flags);
+        return;
+    }
+    const uint32_t status = final_status(d->row, flags, own.id != 0);
+    write_token(args, call.first_row + b, status & FS_ROW_NO_TOKEN ? args.batch.fallback_token : (int32_t)own.id - 1,
+                status, true);
+}
+
+/* Where cuda_finish.cu goes on: what is known of the row beside its parts. One thread of the CTA. */
+FS_DEVICE void hand_over(const fs_cuda_args &args, const desk *d, int32_t b) {
     fs_cuda_line *line = &args.work->line[b];
     if (d->flags) atomicOr(&line->flags, d->flags);
     if ((args.want & FS_CUDA_PEAK) && d->peak) atomicMax(&line->peak, d->peak);
-    if (args.want) return; /* cuda_finish.cu goes on */
-    if (ctas > 1) {
-        __threadfence(); /* this CTA's keys and hints before the count */
-        if (atomicAdd(&line->done, 1u) != (uint32_t)ctas - 1) return;
-        __threadfence(); /* the count before the keys it counts */
-    }
-    close_stored_row(args, d->row, b);
 }
 
-/* Who the row is, while its first logits are on their way; another warp rehearses. */
-FS_DEVICE void meet_row(const fs_cuda_args &args, desk *d, int32_t b) {
-    if (threadIdx.x == 0) d->row = judged_row(args, b);
-    if (own_warp() == 1) {
-        if (threadIdx.x == 32) d->blank = {{1, 2, 3}, 1.0f, 1.0f, 0, 0};
-        __syncwarp();
-        judge_lanes(d, 0, 0.0f, threadIdx.x, true);
-    }
-    __syncthreads();
-}
+/* ---------------------------------------------------------------------------------------------------- kernel ---- */
 
 template <int DTYPE, bool MASS>
 __global__ void __launch_bounds__(THREADS, RESIDENT)
-    stored(const __grid_constant__ fs_cuda_args args, const __grid_constant__ fs_cuda_share share, int32_t shaped) {
+    stored(const __grid_constant__ stored_call call, const __grid_constant__ fs_cuda_args args) {
     extern __shared__ __align__(16) char shared[];
     desk *d = (desk *)shared;
-    const int32_t b = blockIdx.x / share.segments, segment = blockIdx.x % share.segments;
-    const uint32_t ring = kept_address(shared + sizeof(desk) + own_warp() * RING<DTYPE>);
-    const seat at = {d, share.team > 1 ? 0 : own_warp(), share.team};
-    const int32_t team = share.team > 1 ? segment : segment * WARPS + own_warp();
-    /* Products fit: below 2^17 blocks and 2^12 teams. */
-    const int32_t end = share.first + (int32_t)((uint32_t)share.blocks * (team + 1) / share.teams);
-    int32_t begin = share.first + (int32_t)((uint32_t)share.blocks * team / share.teams);
-    const int32_t size = args.parts.group_tiles;
-    auto part_end = [&] { return size ? min(end, (begin / size + 1) * size) : end; }; /* of the one at `begin` */
-    desk_open(d);
-    if (threadIdx.x == 0) {
-        const bool alone = share.segments == 1 || (args.want & FS_CUDA_GROUPS);
-        d->line = alone ? NULL : &args.work->line[b];
-        d->b = b;
-        d->data = find_row<DTYPE>(args, b, shaped);
-    }
-    __syncthreads(); /* the desk */
-    const plain_blocks plain = find_plain(d->data);
-    int32_t stop = part_end();
+    const fs_cuda_share &share = call.share;
+    const int32_t segment = blockIdx.x, b = blockIdx.y, thread = threadIdx.x;
     wait_for_earlier_launches();
     let_next_launch_begin();
-    lot mine = open_lot<DTYPE>(at, plain, begin, stop, ring);
-    meet_row(args, d, b);
-    fs_mass *mass = &((fs_mass *)(shared + MASSES_START<DTYPE>))[threadIdx.x];
-    if (MASS) *mass = mass_empty();
-    float peak = -INFINITY;
-    const bool drawn = !(d->row.status & FS_ROW_NO_TOKEN);
-    while (drawn && begin < end) {
-        race<DTYPE, MASS>(args, at, plain, mine, ring, &peak, mass);
-        close_part<MASS>(args, at, part_of_team(args, share, team, begin), mass);
-        begin = stop;
-        if (begin >= end) break;
-        stop = part_end();
-        mine = open_lot<DTYPE>(at, plain, begin, stop, ring);
+    memory_rules rules;
+    if (thread == 0 && call.plain_rules) rules = fetch_rules(call, b);
+    const stored_row row = find_row(call, args.head, b);
+    if (thread / 32 == 1) { /* while the first warp fetches rules */
+        const bool shares = share.segments > 1 && !(args.want & FS_CUDA_GROUPS);
+        if (thread == 32) {
+            d->data = row;
+            d->line = shares ? &args.work->line[b] : NULL;
+            d->flags = d->peak = 0;
+        }
+        if (thread < 32 + WARPS) d->best[thread - 32] = 0, d->seen[thread - 32] = make_uint4(0, 0, 0, 0);
     }
+    const uint32_t ring = kept_address(shared + sizeof(desk) + own_warp() * RING<DTYPE>);
+    /* Groups, which may be one warp's each, come with masses. */
+    const seat at = {d, MASS && share.team == 1 ? own_warp() : 0, MASS ? share.team : WARPS};
+    const int32_t team = at.warps == 1 ? segment * WARPS + own_warp() : segment;
+    const int32_t begin = share.first +
+                          (MASS ? share_of_team(share, team) : team * share.quota + min(team, share.extra));
+    const int32_t end = MASS ? share.first + share_of_team(share, team + 1)
+                             : begin + share.quota + (team < share.extra ? 1 : 0);
+    __syncthreads(); /* the desk */
+    const int32_t stop = MASS ? part_end(args, begin, end) : end;
+    const lot mine = open_lot<DTYPE>(at, row, begin, stop, ring);
+    if (MASS) d->way[own_warp()] = {begin, stop, end, team};
+    if (threadIdx.x == 0) {
+        if (call.plain_rules) d->row = plain_row(call, rules);
+        else read_rules(args, &d->row, b);
+    }
+    __syncthreads(); /* the row */
+    const bool drawn = !(d->row.status & FS_ROW_NO_TOKEN);
+    float peak = -INFINITY;
+    finalist own = {-INFINITY, 0, 0.0f};
+    if constexpr (MASS) {
+        purse *purse = &((struct purse *)(shared + PURSES_START<DTYPE>))[threadIdx.x];
+        *purse = {mass_empty(), 0.0f, 0};
+        if (drawn) race_parts<DTYPE>(args, share, at, mine, ring, &peak, purse);
+    } else if (drawn) own = race<DTYPE, MASS>(args, at, mine, ring, &peak, NULL);
     wait_for_groups<0>();
-    const uint32_t most = __reduce_max_sync(~0u, peak > -INFINITY ? ordered_float(peak) : 0);
-    if (threadIdx.x % 32 == 0 && most) atomicMax(&d->peak, most);
-    __syncthreads(); /* every warp's flags and peak */
-    if (threadIdx.x == 0) leave_row(args, d, share.segments);
+    if (args.want & FS_CUDA_PEAK) {
+        const uint32_t most = __reduce_max_sync(~0u, peak > -INFINITY ? ordered_float(peak) : 0);
+        if (threadIdx.x % 32 == 0 && most) atomicMax(&d->peak, most);
+    }
+    if constexpr (MASS) {
+        __syncthreads(); /* every warp's flags and peak */
+        if (threadIdx.x == 0) hand_over(args, d, b);
+    } else {
+        if (!find_winner(at, &own, threadIdx.x & 31)) return;
+        if (!args.want) close_row_of(args, call, d, b, own);
+        else {
+            if (own.id) atomicMax(&args.work->line[b].key, (unsigned long long)exact_key(d->row, own.x, own.id - 1));
+            hand_over(args, d, b);
+        }
+    }
 }
 
 /* -------------------------------------------------------------------------------------------------- launcher ---- */
 
-typedef void (*kernel)(const fs_cuda_args, const fs_cuda_share, int32_t);
+typedef void (*kernel)(const stored_call, const fs_cuda_args);
 
 /* By fs_dtype, then without and with masses. */
 constexpr kernel kernels[3][2] = {{stored<FS_F32, false>, stored<FS_F32, true>},
@@ -467,7 +480,7 @@ extern "C" cudaError_t fs_cuda_stored_launch(const fs_cuda_stored_plan *plan, co
     const int masses = args->want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS) ? 1 : 0;
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute;
-    config.gridDim = dim3((unsigned)plan->grid);
+    config.gridDim = dim3((unsigned)plan->share.segments, (unsigned)plan->rows);
     config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = (size_t)bytes[args->head.dtype][masses];
     config.stream = stream;
@@ -475,5 +488,5 @@ extern "C" cudaError_t fs_cuda_stored_launch(const fs_cuda_stored_plan *plan, co
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernels[args->head.dtype][masses], *args, plan->share, shaped);
+    return cudaLaunchKernelEx(&config, kernels[args->head.dtype][masses], call_of(*plan, *args, shaped), *args);
 }

@@ -235,7 +235,7 @@ static fs_cuda_stored_plan stored_plan(int64_t vocab, int64_t rows) {
 static void stored_rows_are_shared_by_as_many_ctas_as_run_at_once(void **state) {
     (void)state;
     const int64_t rows[] = {1, 2, 8, 64, 128, 132, 133, 256, 300};
-    const int32_t ctas[] = {264, 132, 33, 4, 2, 2, 1, 1, 1};
+    const int32_t ctas[] = {99, 99, 33, 4, 2, 2, 1, 1, 1};
     for (int i = 0; i < 9; i++) {
         fs_cuda_stored_plan plan = stored_plan(151936, rows[i]);
         assert_int_equal(plan.share.segments, ctas[i]);
@@ -243,8 +243,10 @@ static void stored_rows_are_shared_by_as_many_ctas_as_run_at_once(void **state) 
         assert_int_equal(plan.grid, plan.rows * plan.share.segments);
         assert_int_equal(plan.slots, plan.share.teams);
         assert_true(plan.grid <= 264 && plan.groups == 1);
+        assert_int_equal(plan.share.quota * plan.share.segments + plan.share.extra, plan.share.blocks);
+        assert_true(plan.share.quota >= 1 && plan.share.extra < plan.share.segments);
     }
-    assert_int_equal(stored_plan(1000, 1).share.segments, 8); /* no CTA without a block */
+    assert_int_equal(stored_plan(12 * 128 + 1, 1).share.segments, 2); /* no warp without a block, but in the last CTA */
     assert_int_equal(stored_plan(1, 1).share.segments, 1);
     assert_true(stored_plan(151936, 256).microseconds > 33.0 && stored_plan(151936, 256).microseconds < 36.0);
     assert_true(strlen(stored_plan(151936, 1).text) > 10);
@@ -263,6 +265,18 @@ static void stored_rows_that_are_padding_alone_have_no_blocks(void **state) {
     head.vocab = 701;
     fs_cuda_plan_stored(264, &head, &batch, 3, &plan);
     assert_int_equal(plan.share.blocks, 1);
+}
+
+static void stored_blocks_are_whole_where_all_their_tokens_are(void **state) {
+    (void)state;
+    fs_head head = logits_of(1000);
+    fs_batch batch = fs_batch_default();
+    fs_cuda_stored_plan plan;
+    head.first_token = 700, head.vocab = 1500;
+    fs_cuda_plan_stored(264, &head, &batch, 3, &plan);
+    assert_true(plan.share.low == 700 && plan.share.high == 1500);
+    assert_true(plan.share.first == 5 && plan.share.blocks == 7); /* 640 to 1,535 */
+    assert_true(plan.share.whole == 6 && plan.share.whole_end == 11);
 }
 
 /* What a part's index is on the device (cuda_stored.cu), for every team and group: inside the group's slots, no two teams in one, and
@@ -315,6 +329,7 @@ int main(void) {
         cmocka_unit_test(unaligned_data_is_noticed),
         cmocka_unit_test(stored_rows_are_shared_by_as_many_ctas_as_run_at_once),
         cmocka_unit_test(stored_rows_that_are_padding_alone_have_no_blocks),
+        cmocka_unit_test(stored_blocks_are_whole_where_all_their_tokens_are),
         cmocka_unit_test(every_team_has_a_part_of_its_own_in_every_group),
     };
     return cmocka_run_group_tests_name("cuda_plan", tests, NULL, NULL);
