@@ -236,6 +236,11 @@ FS_DEVICE void load_matrices(uint32_t (&m)[4], uint32_t address) {
                  : "r"(address));
 }
 
+/* Two of them, at the addresses that lanes 0 to 15 give. */
+FS_DEVICE void load_two_matrices(uint32_t (&m)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(m[0]), "=r"(m[1]) : "r"(address));
+}
+
 /* d += a b: 16 x 8 x 16, float sums. Fragments as load_matrices gives them. */
 template <int DTYPE> FS_DEVICE void mma(float *d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     if constexpr (DTYPE == FS_BF16)

@@ -1,28 +1,26 @@
 /* cuda_tile_sm80.cu - the portable tile of the fused kernel, for every architecture from sm_80 on: logits of 128 tokens x N rows by
- * mma.sync, from W and H streamed through shared memory by cp.async. It takes data at any address, so on Hopper it is also the tile for
- * what the copy engine cannot.
+ * mma.sync, from W and H streamed through shared memory by cp.async. It takes data at any address, so on Hopper it is also the tile
+ * for what the copy engine cannot.
  *
  *         W tile --cp.async--> ring --ldmatrix, mma.sync--> accumulators   (the rest: cuda_fused.cuh)
  *         H tile --cp.async-->
  *
- * Two warps share 32 tokens, and each has half of every stage's K for all of them:
+ * Two teams of four warps take tiles in turn. A warp has 2 x 16 tokens, 64 apart, and all rows; while it multiplies 16 of K it
+ * reads the next 16. A stage of the ring is 64 of K, and the producers fill two at once, so that memory is asked for 256 bytes of a
+ * row together (docs/findings/two-stages-at-a-time.md).
  *
- *                        K  0 .. 31    32 .. 63     of a stage of 64
- *   strip 2 q   (16)       warp 2 q    warp 2 q + 1
- *   strip 2 q + 1 (16)     warp 2 q    warp 2 q + 1
+ * Cost model of one stage on an H200, which brings 64 of K of W in about 850 cycles. Shared memory, in cycles of 128 bytes: W in
+ * and out 128 + 128, H in N, H out 4 N, so N = 64 takes 576. The consumers alone, without copies, take about 600 at N = 64, of them
+ * 512 the tensor cores. L2 gives W and, for H, N / 128 of it once more: at N = 64 it is 91 % busy (ncu, V = 128,256, D = 8,192).
  *
- * After the last stage each gives the other its half of the other's strip. So a warp reads half of H for 32 tokens instead of all of it
- * for 16. Cost model of one stage, in cycles of 128 bytes from or to shared memory: W in and out 128 + 128, H in N, H out 4 N, and 8 N
- * without the halves. An H200 at 4.45 TB/s brings a stage of W in about 850 cycles; N = 64 takes 576 of them, 832 without the halves.
- *
- * One K order for every N: a pair of tiles starts at a K slice that depends on its global token ids alone, as on Hopper, and a logit is
- * the sum of its two halves, each in order. So a logit does not depend on the batch or the shard. */
+ * One K order for every N: a pair of tiles starts at a K slice that depends on its global token ids alone, as on Hopper, and every
+ * sum goes on from there. So a logit does not depend on the batch or the shard. */
 #include "cuda_fused.cuh"
 
 namespace {
 
 constexpr int K = 64;   /* elements of a stage: 128 bytes, so that a row of a stage is all banks once */
-constexpr int TURN = 5; /* slices of 128 in K a pair of tiles starts after its predecessor, as in cuda_tile_sm90.cu */
+constexpr int TURN = 4; /* slices of 128 in K a pair of tiles starts after its predecessor, as in cuda_tile_sm90.cu */
 constexpr int ROW = K * 2;
 constexpr int W_BYTES = FS_CUDA_TILE * ROW;
 constexpr int BATCH = 16; /* rows of plain loads in flight */
@@ -36,32 +34,31 @@ struct matrices {
 
 /* ---------------------------------------------------------------------------------------------------------- load ---- */
 
-/* The row of a stage holds 16-byte chunk c of its 64 elements at place c ^ (row % 8): eight rows at the same c, which is what ldmatrix
- * reads at once, then lie in different banks.
+/* The row of a stage holds 16-byte chunk c of its 64 elements at place c ^ (row % 8): eight rows at the same c, which is what
+ * ldmatrix reads at once, then lie in different banks.
  *
- * Each loads the first `columns` of 64 columns, and zeros for the others, of `rows` rows, at most ROWS, by one warp. The other rows stay
+ * Each loads `rows` rows, at most ROWS, by one warp: their first `columns` columns, and zeros for the others. The other rows stay
  * as they are: tokens past a piece are no candidates whatever their logit is, and H's last rows are zeros from the start. */
+
+/* 128 columns, 64 each to the stages at `to` and `next`. */
 template <int ROWS>
-FS_DEVICE void load_by_16(uint32_t to, const char *from, int64_t stride, int32_t rows, int32_t columns) {
-    const int32_t lane = threadIdx.x & 31, row = lane / 8, chunk = lane % 8; /* four rows at a time */
-    const bool whole = columns == K;
+FS_DEVICE void load_by_16(uint32_t to, uint32_t next, const char *from, int64_t stride, int32_t rows, int32_t columns) {
+    const int32_t lane = threadIdx.x & 31, row = lane / 16, chunk = lane % 16; /* two rows at a time */
     const int32_t bytes = max(0, min(16, columns * 2 - chunk * 16));
     from += row * stride + chunk * 16;
-    to += row * ROW + ((chunk ^ row) << 4);
-    /* Four rows further another bit of row % 8 is set, or not. */
-    auto place = [&](int i) { return (to ^ ((i & 1) << 6)) + i * 4 * ROW; };
-    if (whole && rows == ROWS) {
+    to = (chunk < 8 ? to : next) + row * ROW + ((chunk % 8 ^ row) << 4);
+    /* Two rows further the other bits of row % 8 are the next ones. */
+    auto place = [&](int i) { return (to ^ (2 * i % 8 << 4)) + i * 2 * ROW; };
+    if (columns == 2 * K && rows == ROWS) {
 #pragma unroll
-        for (int i = 0; i < ROWS / 4; i++) copy_16(place(i), from + i * 4 * stride);
-    } else if (whole) {
-#pragma unroll 4
-        for (int i = 0; row + 4 * i < rows; i++, from += 4 * stride) copy_16(place(i), from);
+        for (int i = 0; i < ROWS / 2; i++, from += 2 * stride) copy_16(place(i), from);
     } else {
-#pragma unroll 1
-        for (int i = 0; row + 4 * i < rows; i++, from += 4 * stride) copy_some<16>(place(i), from, bytes);
+#pragma unroll 4
+        for (int i = 0; row + 2 * i < rows; i++, from += 2 * stride) copy_some<16>(place(i), from, bytes);
     }
 }
 
+/* 64 columns. */
 FS_DEVICE void load_by_4(uint32_t to, const char *from, int64_t stride, int32_t rows, int32_t columns) {
     const int32_t lane = threadIdx.x & 31; /* a row at a time */
     const int32_t bytes = max(0, min(4, columns * 2 - lane * 4));
@@ -92,20 +89,22 @@ FS_DEVICE void load_by_2(uint32_t to, const char *from, int64_t stride, int32_t 
 }
 
 template <int ROWS>
-FS_DEVICE void load(uint32_t to, const char *from, int64_t stride, int32_t unit, int32_t rows, int32_t columns) {
-    if (unit == 16) load_by_16<ROWS>(to, from, stride, rows, columns);
-    else if (unit == 4) load_by_4(to, from, stride, rows, columns);
-    else load_by_2(to, from, stride, rows, columns);
+FS_DEVICE void load(uint32_t to, uint32_t next, const char *from, int64_t stride, int32_t unit, int32_t rows,
+                    int32_t columns) {
+    if (unit == 16) return load_by_16<ROWS>(to, next, from, stride, rows, columns);
+#pragma unroll 1
+    for (int half = 0; half < 2; half++, to = next, from += ROW, columns -= K)
+        if (unit == 4) load_by_4(to, from, stride, rows, min(columns, K));
+        else load_by_2(to, from, stride, rows, min(columns, K));
 }
 
 /* One instantiation: ROWS rows. */
 template <int ROWS, int DTYPE = FS_BF16> struct tile {
-    static constexpr int N = ROWS, CLUSTER = 1, TEAMS = 1;
-    static constexpr int JUDGES =
-        2; /* and two producers: one brings a copy of 512 bytes each 28 cycles (H200, 2026-11) */
+    static constexpr int N = ROWS, CLUSTER = 1, TEAMS = 2;
+    static constexpr int JUDGES = 2; /* and two producers: one cannot feed an SM, three bring no more (H200, 2026-11) */
     static constexpr int FILLERS = 64; /* every lane of both arrives when its copies are there */
     /* Tokens of a stage the first producer brings; the second brings the others and H, as many copies. */
-    static constexpr int FIRST = (64 + N / 2 + 7) / 8 * 8;
+    static constexpr int FIRST = (64 + N / 2) / 8 * 8;
     static constexpr int STAGE_BYTES = W_BYTES + N * ROW;
     /* The ring comes last and is as deep as the launch's shared memory: one kernel for every architecture's size of it. */
     static constexpr int STAGES = 232448 / STAGE_BYTES; /* barriers for more than any device has room for */
@@ -125,9 +124,16 @@ template <int ROWS, int DTYPE = FS_BF16> struct tile {
         if (++r->stage == stages) r->stage = 0, r->parity ^= 1;
     }
 
+    /* To stage n of those a CTA's consumers take. */
+    static FS_DEVICE_MEMBER void place(ring *r, int32_t n) {
+        const int32_t depth = stages();
+        r->stage = n % depth;
+        r->parity = n / depth & 1;
+    }
+
     static FS_DEVICE_MEMBER void begin(const matrices &, const fs_cuda_args &, char *, const ring &) {}
 
-    /* Fills the ring, piece by piece, stage by stage. Two warps, each its share of every stage. */
+    /* Fills the ring, piece by piece, two stages at a time. Two warps, each its share of every stage. */
     static FS_DEVICE_MEMBER void produce(const matrices &from, const fs_cuda_args &args, char *shared, ring r) {
         const uint32_t start = shared_address(shared) + RING_START;
         const int32_t depth = stages();
@@ -145,115 +151,108 @@ template <int ROWS, int DTYPE = FS_BF16> struct tile {
             const piece p = piece_at<CLUSTER>(args, own, i);
             if (p.count < 0) return;
             const char *w = from.w + (p.first - args.head.first_token) * from.w_stride;
-            int32_t k = (int32_t)((int64_t)p.pair * TURN % ((dim + 127) / 128)) * 2;
-            for (int32_t step = 0; step < args.k_steps; step++) {
-                const uint32_t to = start + r.stage * STAGE_BYTES, full = r.full + 8 * r.stage;
+            int32_t k = (int32_t)((uint32_t)p.pair * TURN % (uint32_t)(args.k_steps / 2)) * 2;
+            for (int32_t step = 0; step < args.k_steps; step += 2) {
                 const int64_t column = (int64_t)k * K;
-                const int32_t columns = (int32_t)min(dim - column, (int64_t)K);
-                barrier_wait(r.empty + 8 * r.stage, r.parity);
-                if (first) load<FIRST>(to, w + column * 2, from.w_stride, from.w_unit, min(p.count, FIRST), columns);
-                else {
-                    load<FS_CUDA_TILE - FIRST>(to + FIRST * ROW, w + FIRST * from.w_stride + column * 2, from.w_stride,
-                                               from.w_unit, max(p.count - FIRST, 0), columns);
-                    load<N>(to + W_BYTES, h + column * 2, from.h_stride, from.h_unit, args.rows, columns);
+                const int32_t columns = (int32_t)min(dim - column, (int64_t)2 * K);
+                uint32_t to[2], full[2];
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    to[half] = start + r.stage * STAGE_BYTES;
+                    full[half] = r.full + 8 * r.stage;
+                    barrier_wait(r.empty + 8 * r.stage, r.parity);
+                    advance(&r, depth);
                 }
-                if (from.w_unit == 2 || from.h_unit == 2) {
-                    /* What was stored is released by an arrival of the lane itself, and by no other. */
-                    wait_for_copies();
-                    barrier_arrive(full);
-                } else barrier_arrive_after_copies(full);
-                advance(&r, depth);
-                if (++k == args.k_steps) k = 0;
+                if (first)
+                    load<FIRST>(to[0], to[1], w + column * 2, from.w_stride, from.w_unit, min(p.count, FIRST), columns);
+                else {
+                    load<FS_CUDA_TILE - FIRST>(to[0] + FIRST * ROW, to[1] + FIRST * ROW,
+                                               w + FIRST * from.w_stride + column * 2, from.w_stride, from.w_unit,
+                                               max(p.count - FIRST, 0), columns);
+                    load<N>(to[0] + W_BYTES, to[1] + W_BYTES, h + column * 2, from.h_stride, from.h_unit, args.rows,
+                            columns);
+                }
+                /* What was stored is released by an arrival of the lane itself, and by no other. */
+                const bool stored = from.w_unit == 2 || from.h_unit == 2;
+                if (stored) wait_for_copies();
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    if (stored) barrier_arrive(full[half]);
+                    else barrier_arrive_after_copies(full[half]);
+                if ((k += 2) == args.k_steps) k = 0;
             }
         }
     }
 
     /* ---------------------------------------------------------------------------------------------------- dot ---- */
 
+    /* What a warp multiplies at once: 2 x 16 tokens and N rows, 16 of K. */
+    struct fragments {
+        uint32_t w[2][4];
+        uint32_t h[(N + 15) / 16][4];
+    };
+
+    /* Step i of the four of a stage. Addresses are this lane's, whose chunk ldmatrix hands on. The next 16 of K are two chunks
+     * further: after the swizzle, other bits of the address. */
+    static FS_DEVICE_MEMBER void load_fragments(fragments &f, uint32_t w, uint32_t h, int i) {
+        load_matrices(f.w[0], w ^ 32 * i);
+        load_matrices(f.w[1], (w ^ 32 * i) + 64 * ROW);
+        if constexpr (N == 8) load_two_matrices(f.h[0], h ^ 32 * i);
+        else
+#pragma unroll
+            for (int j = 0; j < N / 16; j++) load_matrices(f.h[j], (h ^ 32 * i) + j * 16 * ROW);
+    }
+
+    static FS_DEVICE_MEMBER void multiply(float (&d)[TEAMS][N / 2], const fragments &f) {
+#pragma unroll
+        for (int m = 0; m < TEAMS; m++)
+#pragma unroll
+            for (int j = 0; j < N / 8; j++)
+                mma<DTYPE>(&d[m][4 * j], f.w[m], f.h[j / 2][j % 2 * 2], f.h[j / 2][j % 2 * 2 + 1]);
+    }
+
     /* Every lane's reads of the stage are behind it when one lane gives it back. */
-    static FS_DEVICE_MEMBER void release(const ring &r) {
+    static FS_DEVICE_MEMBER void release(const ring &r, int32_t stage) {
         __syncwarp();
-        if ((threadIdx.x & 31) == 0) barrier_arrive(r.empty + 8 * r.stage);
+        if ((threadIdx.x & 31) == 0) barrier_arrive(r.empty + 8 * stage);
     }
 
-    /* This warp's 32 of a stage's K, for its own strip (d) and the other one of its pair. Addresses are this lane's, whose chunk ldmatrix
-     * hands on. The next 16 of K are two chunks further: after the swizzle, one bit of the address the other way round. */
-    static FS_DEVICE_MEMBER void dot_stage(float (&d)[N / 2], float (&other)[N / 2], uint32_t w, uint32_t w_other,
-                                           uint32_t h) {
-        uint32_t b[4];
-        if constexpr (N == 8) load_matrices(b, h); /* both steps of 16 in one: eight rows x 32 */
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            uint32_t mine[4], theirs[4];
-            load_matrices(mine, w ^ 32 * i);
-            load_matrices(theirs, w_other ^ 32 * i);
-            if constexpr (N == 8) {
-                mma<DTYPE>(&d[0], mine, b[2 * i], b[2 * i + 1]);
-                mma<DTYPE>(&other[0], theirs, b[2 * i], b[2 * i + 1]);
-            } else {
-#pragma unroll
-                for (int j = 0; j < N / 16; j++) {
-                    load_matrices(b, (h ^ 32 * i) + j * 16 * ROW);
-                    mma<DTYPE>(&d[8 * j], mine, b[0], b[1]);
-                    mma<DTYPE>(&other[8 * j], theirs, b[0], b[1]);
-                    mma<DTYPE>(&d[8 * j + 4], mine, b[2], b[3]);
-                    mma<DTYPE>(&other[8 * j + 4], theirs, b[2], b[3]);
-                }
-            }
-        }
-    }
-
-    /* Adds the other warp's half of this strip. They meet in their strips of the last stage's W, which nobody else reads and which is not
-     * given back before. */
-    static FS_DEVICE_MEMBER void join(float (&d)[N / 2], const float (&other)[N / 2], char *w, int32_t warp) {
-        constexpr int AT_ONCE = N / 2 < 16 ? N / 2 : 16; /* floats a lane has room for there: 16 rows of 128 bytes */
-        const int32_t lane = threadIdx.x & 31, meeting = 2 + warp / 2;
-        float4 *mine = (float4 *)(w + warp * 16 * ROW) + lane;
-        const float4 *theirs = (const float4 *)(w + (warp ^ 1) * 16 * ROW) + lane;
-#pragma unroll
-        for (int at = 0; at < N / 2; at += AT_ONCE) {
-            named_barrier(meeting, 64); /* both have read what lies there */
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i += 4)
-                mine[i * 8] = make_float4(other[at + i], other[at + i + 1], other[at + i + 2], other[at + i + 3]);
-            named_barrier(meeting, 64); /* both have written */
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i += 4) {
-                const float4 more = theirs[i * 8];
-                d[at + i] += more.x;
-                d[at + i + 1] += more.y;
-                d[at + i + 2] += more.z;
-                d[at + i + 3] += more.w;
-            }
-        }
-    }
-
-    /* The accumulators of one piece. */
-    static FS_DEVICE_MEMBER void dot(float (&sum)[1][N / 2], ring *r, int32_t k_steps, char *shared, int32_t warp) {
-        float(&d)[N / 2] = sum[0];
-        const int32_t lane = threadIdx.x & 31, depth = stages(), half = warp & 1;
-        /* ldmatrix gives the fragments of mma.sync if lanes 0-7, 8-15, 16-23, 24-31 name, 8 rows each: of W tokens 0-7 and 8-15 at the
-         * first 8 of K, then both at the next 8; of H rows 0-7 at both, then rows 8-15 at both; with N = 8 rows 0-7 at four. */
-        const int32_t w_row = warp * 16 + (lane & 15), w_chunk = 4 * half + (lane >> 4);
-        const int32_t h_row = N == 8 ? lane & 7 : (lane & 7) + (lane >> 4) * 8;
-        const int32_t h_chunk = 4 * half + (N == 8 ? lane >> 3 : lane >> 3 & 1);
-        const uint32_t w = w_row * ROW + ((w_chunk ^ (lane & 7)) << 4), w_other = w ^ 16 * ROW;
-        const uint32_t h = W_BYTES + h_row * ROW + ((h_chunk ^ (lane & 7)) << 4);
+    /* The accumulators of one piece. The last of a stage's four steps is multiplied when the first of the next stage is on its way;
+     * whether that is there is asked one step before, so that the answer is not waited for. */
+    static FS_DEVICE_MEMBER void dot(float (&d)[TEAMS][N / 2], ring *r, int32_t k_steps, char *shared, int32_t warp) {
+        const int32_t lane = threadIdx.x & 31, depth = stages();
+        /* ldmatrix gives the fragments of mma.sync if lanes 0-7, 8-15, 16-23, 24-31 name, 8 rows each: of W tokens 0-7 and 8-15 at
+         * the first 8 of K, then both at the next 8; of H rows 0-7 at both, then rows 8-15 at both. */
+        const int32_t w_row = warp % 4 * 16 + (lane & 15), h_row = (lane & 7) + (N == 8 ? 0 : (lane >> 4) * 8);
         const uint32_t start = shared_address(shared) + RING_START;
-        float other[N / 2];
+        const uint32_t w = start + w_row * ROW + ((lane >> 4 ^ (lane & 7)) << 4);
+        const uint32_t h = start + W_BYTES + h_row * ROW + (((lane >> 3 & 1) ^ (lane & 7)) << 4);
+        fragments f[2];
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) d[i] = other[i] = 0.0f;
-        for (int32_t step = 0;;) {
-            const uint32_t stage = start + r->stage * STAGE_BYTES;
-            barrier_wait(r->full + 8 * r->stage, r->parity);
-            dot_stage(d, other, stage + w, stage + w_other, stage + h);
-            if (++step == k_steps) break;
-            release(*r);
-            advance(r, depth);
+        for (int i = 0; i < N / 2; i++) d[0][i] = d[1][i] = 0.0f;
+        barrier_wait(r->full + 8 * r->stage, r->parity);
+        uint32_t at = r->stage * STAGE_BYTES;
+        load_fragments(f[0], w + at, h + at, 0);
+        for (int32_t step = 1;; step++) {
+            const int32_t stage = r->stage;
+            bool there = false;
+#pragma unroll
+            for (int i = 0; i < 3; i++) {
+                if (i == 2) {
+                    advance(r, depth);
+                    there = barrier_is_over(r->full + 8 * r->stage, r->parity);
+                }
+                load_fragments(f[(i + 1) % 2], w + at, h + at, i + 1);
+                multiply(d, f[i % 2]);
+            }
+            release(*r, stage);
+            if (step == k_steps) break;
+            if (!there) barrier_wait(r->full + 8 * r->stage, r->parity);
+            at = r->stage * STAGE_BYTES;
+            load_fragments(f[0], w + at, h + at, 0);
+            multiply(d, f[1]);
         }
-        join(d, other, shared + RING_START + r->stage * STAGE_BYTES, warp);
-        release(*r);
-        advance(r, depth);
+        multiply(d, f[1]);
     }
 };
 
@@ -283,9 +282,9 @@ template <class... T> struct table {
     static constexpr int32_t COUNT = sizeof...(T);
 };
 
-/* Two strips of 96 rows are 96 accumulators, which leaves too few of 168 registers: it spills on sm_86. */
+/* Two strips of 96 rows are 96 accumulators and 64 of fragments, more than 168 registers. */
 using family = table<tile<8>, tile<16>, tile<32>, tile<64>>;
-static_assert(family::shapes[family::COUNT - 1][ROOMS - 1].stages >= 2, "one stage is filled while another is read");
+static_assert(family::shapes[family::COUNT - 1][ROOMS - 1].stages >= 2, "two stages are filled at once");
 
 int32_t unit_of(const void *data, int64_t stride) {
     const uintptr_t bits = (uintptr_t)data | (uintptr_t)stride;
@@ -320,6 +319,9 @@ extern "C" cudaError_t fs_cuda_sm80_launch(const fs_cuda_plan *plan, const fs_cu
     const int64_t h_stride = batch->hidden_stride ? batch->hidden_stride : head->dim * 2;
     const matrices from = {(const char *)head->data,      (const char *)batch->hidden,     w_stride, h_stride,
                            unit_of(head->data, w_stride), unit_of(batch->hidden, h_stride)};
+    /* Stages are filled two at a time: behind an odd number one of zeros. */
+    fs_cuda_args even = *args;
+    even.k_steps += even.k_steps % 2;
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute;
     config.gridDim = dim3((unsigned)plan->grid);
@@ -330,5 +332,5 @@ extern "C" cudaError_t fs_cuda_sm80_launch(const fs_cuda_plan *plan, const fs_cu
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
     config.numAttrs = args->overlap && head->flags & FS_HEAD_CONSTANT;
-    return cudaLaunchKernelEx(&config, head->dtype == FS_BF16 ? family::bf16[i] : family::f16[i], from, *args, shaped);
+    return cudaLaunchKernelEx(&config, head->dtype == FS_BF16 ? family::bf16[i] : family::f16[i], from, even, shaped);
 }
