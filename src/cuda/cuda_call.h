@@ -92,8 +92,8 @@ typedef struct fs_cuda_args {
     int32_t first_row, rows; /* rows of the batch this launch draws */
     int32_t k_steps;         /* stages of K that cover D */
     fs_cuda_deal deal;
-    uint32_t want;           /* FS_CUDA_MASS, ... */
-    int32_t overlap;         /* the device can set up a launch while the one before it ends */
+    uint32_t want;   /* FS_CUDA_MASS, ... */
+    int32_t overlap; /* the device can set up a launch while the one before it ends */
     fs_cuda_work *work;
     fs_cuda_parts parts;
     fs_cuda_exchange exchange;

@@ -213,8 +213,8 @@ FS_DEVICE void judge_queue(fs_court<N, J> *court, const fs_cuda_args &args, cons
             const uint32_t id = (uint32_t)(entry >> 32), b = (id - 1) & 255;
             const float x = __uint_as_float((uint32_t)entry);
             odd = !(fabsf(x) < INFINITY); /* has a flag */
-            found = judge_one(court->row[b], &court->best[b], hint_on(board, (int32_t)b),
-                              &args.work->line[b].flags, x, id);
+            found =
+                judge_one(court->row[b], &court->best[b], hint_on(board, (int32_t)b), &args.work->line[b].flags, x, id);
         }
         if (__any_sync(~0u, found.id && docket->held.id)) settle(court, board, docket, false);
         if (__any_sync(~0u, found.id || odd)) docket->owed = true;
@@ -292,8 +292,8 @@ FS_DEVICE void seed_row(fs_court<N, J> *court, const fs_cuda_args &args, const f
     const uint32_t bits = __float_as_uint(float_of_ordered(crest));
     /* From below: towards zero for a positive logit, away from it for a negative one. */
     const float x = __uint_as_float(bits >> 31 ? bits | 127 : bits & ~127u);
-    judge_one(court->row[b], rehearse ? &court->highest : &court->best[b], hint_on(board, b),
-              &args.work->line[b].flags, x, ((uint32_t)(first + (bits & 127)) << 8 | b) + 1);
+    judge_one(court->row[b], rehearse ? &court->highest : &court->best[b], hint_on(board, b), &args.work->line[b].flags,
+              x, ((uint32_t)(first + (bits & 127)) << 8 | b) + 1);
 }
 
 #endif
