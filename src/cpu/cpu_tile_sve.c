@@ -19,17 +19,7 @@
 #define FS_HAS_DOT
 #include "cpu_tile.h"
 
-FS_INLINE piece load_bf16(const char *p) {
-    uint16x4_t h;
-    memcpy(&h, p, sizeof h);
-    return (piece)vshlq_n_u32(vmovl_u16(h), 16);
-}
-
-FS_INLINE piece load_f16(const char *p) {
-    float16x4_t h;
-    memcpy(&h, p, sizeof h);
-    return (piece)vcvt_f32_f16(h);
-}
+#include "cpu_neon.h"
 
 /* What `load` does, for the lanes that are on. */
 FS_INLINE svfloat32_t load_lanes(piece (*load)(const char *), svbool_t on, const char *p) {

@@ -1,0 +1,19 @@
+/* cpu_neon.h - how NEON widens four halves; after cpu_tile.h. */
+#ifndef FS_CPU_NEON_H
+#define FS_CPU_NEON_H
+
+#include <arm_neon.h>
+
+FS_INLINE piece load_bf16(const char *p) {
+    uint16x4_t h;
+    memcpy(&h, p, sizeof h);
+    return (piece)vshlq_n_u32(vmovl_u16(h), 16);
+}
+
+FS_INLINE piece load_f16(const char *p) {
+    float16x4_t h;
+    memcpy(&h, p, sizeof h);
+    return (piece)vcvt_f32_f16(h);
+}
+
+#endif
