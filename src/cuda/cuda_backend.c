@@ -309,6 +309,7 @@ static fs_status launch(fs_context *context, fs_cuda_args *args, int64_t *work_b
     args->rows = plan.rows;
     args->k_steps = plan.k_steps;
     args->deal = plan.deal;
+    args->turn = plan.turn;
     if (args->want & FS_CUDA_GROUPS) FS_TRY(give_parts(context, args, plan.groups, plan.slots, work_bytes));
     if (plan.family == &cuda->family[FS_CUDA_SM90]) FS_TRY(launch_sm90(context, &plan, args, shaped));
     else FS_CUDA_TRY(context, fs_cuda_sm80_launch(&plan, args, shaped, cuda->stream));

@@ -92,6 +92,7 @@ typedef struct fs_cuda_args {
     int32_t first_row, rows; /* rows of the batch this launch draws */
     int32_t k_steps;         /* stages of K that cover D */
     fs_cuda_deal deal;
+    uint32_t turn; /* 2^32 times the part of K a pair of tiles starts after its predecessor */
     uint32_t want;   /* FS_CUDA_MASS, ... */
     int32_t overlap; /* the device can set up a launch while the one before it ends */
     fs_cuda_work *work;

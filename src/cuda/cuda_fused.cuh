@@ -1,5 +1,5 @@
 /* cuda_fused.cuh - the fused kernel around a tile: who does what, and when. A tile kernel (cuda_tile_<arch>.cu) is a type T with its
- * shape, begin(), produce() and dot(); the rest is here and the same for all.
+ * shape, produce() and dot(); the rest is here and the same for all.
  *
  *   warp 0        producer (with two judges, warps 0 and 1): fills a ring of stages with W [128, K] and H [N, K]
  *   warps 1-3     judges: thresholds for the next tile, exact scores of survivors (cuda_judge.cuh), masses (cuda_mass.cuh)
@@ -250,10 +250,14 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
             barrier_init(turn.next + 8 * team, FS_CONSUMERS / T::TEAMS);
         }
         barrier_init_fence();
-        T::begin(source, args, shared, ring{full, empty, 1, 0});
     }
-    __syncthreads();
-    if constexpr (T::CLUSTER > 1) cluster_barrier(); /* no copy into a CTA whose barriers are not there yet */
+    /* The warp that has made the barriers does not wait for those that use them: its first copies are the start of everything. */
+    if (threadIdx.x < 32) named_barrier_pass(2, FS_THREADS);
+    else named_barrier(2, FS_THREADS);
+    if constexpr (T::CLUSTER > 1) {
+        cluster_arrive(); /* no copy into a CTA whose barriers are not there yet */
+        if (threadIdx.x >= 32) cluster_wait();
+    }
     if (threadIdx.x < 128) {
         T::give_registers();
         if (threadIdx.x < 32 * (4 - T::JUDGES)) T::produce(source, args, shared, ring{full, empty, 1, 0});

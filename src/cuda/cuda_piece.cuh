@@ -56,6 +56,11 @@ template <int CLUSTER> FS_DEVICE piece piece_at(const fs_cuda_args &args, const 
     return p;
 }
 
+/* The slice of 128 in K that both tiles of a pair start with, of `slices`. A division would come before the first copy. */
+FS_DEVICE int32_t first_slice_of(const piece &p, uint32_t turn, int32_t slices) {
+    return (int32_t)__umulhi((uint32_t)p.pair * turn, (uint32_t)slices);
+}
+
 /* The index of a piece's part within its row: group by group, and within a group CTA by CTA. */
 template <int CLUSTER> FS_DEVICE int64_t part_at(const fs_cuda_args &args, const piece &p) {
     constexpr int32_t SPAN = CLUSTER * FS_CUDA_TILE;

@@ -7,6 +7,8 @@
 /* Measured on one H200 (docs/findings): bytes per microsecond from memory, and bf16 operations per microsecond. */
 #define FS_CUDA_READ 4.5e6
 #define FS_CUDA_FLOPS 7.9e8
+/* Slices of 128 in K a pair of tiles starts after its predecessor (docs/findings/copies-alone.md, dealt-in-turn.md). */
+#define FS_CUDA_TURN 4
 /* Tokens per tile. */
 #define FS_CUDA_SPAN 128
 
@@ -79,6 +81,12 @@ static fs_cuda_deal deal_out(const fs_head *head, const fs_cuda_plan *plan) {
     return deal;
 }
 
+/* Rounded up: times a pair's number and the slices, what comes behind the point stays below 1 as long as their product is below 2^32. */
+static uint32_t turn_of(int64_t dim) {
+    const uint64_t slices = (uint64_t)(dim + 127) / 128;
+    return (uint32_t)((((uint64_t)FS_CUDA_TURN << 32) + slices - 1) / slices);
+}
+
 /* Groups the shard's tokens lie in, and how many CTAs at most share one. */
 static void plan_parts(const fs_head *head, const fs_batch *batch, fs_cuda_plan *plan) {
     const int32_t cluster = plan->shape->cluster;
@@ -115,6 +123,7 @@ int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *fami
     plan->grid = (int32_t)(ctas < s->cluster ? s->cluster : ctas);
     plan->k_steps = (int32_t)((head->dim + s->k - 1) / s->k);
     plan->deal = deal_out(head, plan);
+    plan->turn = turn_of(head->dim);
     plan_parts(head, batch, plan);
     double read = 2.0 * (double)head->rows * (double)head->dim / FS_CUDA_READ;
     double compute = 2.0 * (double)head->rows * (double)head->dim * s->rows / FS_CUDA_FLOPS;

@@ -90,8 +90,23 @@ FS_DEVICE void named_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* Counts for the barrier without waiting at it. Whole warps. */
+FS_DEVICE void named_barrier_pass(int id, int threads) {
+    __syncwarp();
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+FS_DEVICE void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+}
+
+FS_DEVICE void cluster_wait() {
+    asm volatile("barrier.cluster.wait;" ::: "memory");
+}
+
 FS_DEVICE void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+    cluster_arrive();
+    cluster_wait();
 }
 
 FS_DEVICE uint32_t cluster_rank() {

@@ -20,7 +20,6 @@
 namespace {
 
 constexpr int K = 64;   /* elements of a stage: 128 bytes, so that a row of a stage is all banks once */
-constexpr int TURN = 4; /* slices of 128 in K a pair of tiles starts after its predecessor, as in cuda_tile_sm90.cu */
 constexpr int ROW = K * 2;
 constexpr int W_BYTES = FS_CUDA_TILE * ROW;
 constexpr int BATCH = 16; /* rows of plain loads in flight */
@@ -131,8 +130,6 @@ template <int ROWS, int DTYPE = FS_BF16> struct tile {
         r->parity = n / depth & 1;
     }
 
-    static FS_DEVICE_MEMBER void begin(const matrices &, const fs_cuda_args &, char *, const ring &) {}
-
     /* Fills the ring, piece by piece, two stages at a time. Two warps, each its share of every stage. */
     static FS_DEVICE_MEMBER void produce(const matrices &from, const fs_cuda_args &args, char *shared, ring r) {
         const uint32_t start = shared_address(shared) + RING_START;
@@ -151,7 +148,7 @@ template <int ROWS, int DTYPE = FS_BF16> struct tile {
             const piece p = piece_at<CLUSTER>(args, own, i);
             if (p.count < 0) return;
             const char *w = from.w + (p.first - args.head.first_token) * from.w_stride;
-            int32_t k = (int32_t)((uint32_t)p.pair * TURN % (uint32_t)(args.k_steps / 2)) * 2;
+            int32_t k = first_slice_of(p, args.turn, args.k_steps / 2) * 2;
             for (int32_t step = 0; step < args.k_steps; step += 2) {
                 const int64_t column = (int64_t)k * K;
                 const int32_t columns = (int32_t)min(dim - column, (int64_t)2 * K);

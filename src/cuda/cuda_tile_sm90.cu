@@ -15,7 +15,6 @@
 namespace {
 
 constexpr int ATOM = 64; /* K elements in 128 bytes, the width of a swizzled row */
-constexpr int TURN = 4;  /* slices of 128 in K a pair of tiles starts after its predecessor */
 constexpr int BOX = 16;  /* rows of the smaller box of W, for tiles at the ends of a shard */
 
 /* One instantiation: ROWS rows, CTAS that share H, DEPTH stages of K_ATOMS * 64 in K, OPEN wgmma groups left in flight, consumers in
@@ -51,6 +50,7 @@ template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int GANGS, int D
             const int32_t x = (k * ATOMS + atom) * ATOM;
             if (boxes == FS_CUDA_TILE / BOX) copy_box(w, &maps.w_tile, barrier, x, row);
             else
+#pragma unroll 1
                 for (int32_t box = 0; box < boxes; box++)
                     copy_box(w + box * BOX * 128, &maps.w_box, barrier, x, row + box * BOX);
         }
@@ -69,30 +69,13 @@ template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int GANGS, int D
         }
     }
 
-    /* The K slice a piece starts with. The turn counts slices of 128, so that kernels with stages of 64 start at the same element. */
+    /* The K slice a piece starts with: kernels with stages of 64 start at the same element. */
     static FS_DEVICE_MEMBER int32_t first_slice(const fs_cuda_args &args, const piece &p) {
-        return (int32_t)((uint32_t)p.pair * TURN % (uint32_t)((args.head.dim + 127) / 128)) * (2 / ATOMS);
+        return first_slice_of(p, args.turn, (args.k_steps * ATOMS + 1) / 2) * (2 / ATOMS);
     }
 
     static FS_DEVICE_MEMBER int32_t slice(const fs_cuda_args &args, int32_t first, int32_t step) {
         return first + step < args.k_steps ? first + step : first + step - args.k_steps;
-    }
-
-    /* The first stages' W: on its way before anything else is done, by the thread that has made the barriers. With a constant head even
-     * before the launches ahead on the stream have ended; H and everything else is read after. 32 KB: with all stages memory is so busy
-     * that the judges' first instructions come late (B = 64: 298.1 -> 298.6 us; D = 2,048, B = 1: 156.8 -> 157.7; H200, 2026-11). */
-    static constexpr int EARLY = 2 / ATOMS; /* stages */
-
-    static FS_DEVICE_MEMBER void begin(const fs_cuda_maps &maps, const fs_cuda_args &args, char *shared,
-                                       const ring &r) {
-        async_proxy_fence();
-        if (!(args.head.flags & FS_HEAD_CONSTANT)) wait_for_earlier_launches();
-        const piece p = piece_at<CLUSTER>(args, share_of<CLUSTER>(args), 0);
-        if (p.count < 0) return;
-        const int32_t first = first_slice(args, p);
-        for (int32_t step = 0; step < min(EARLY, args.k_steps); step++)
-            load_w(maps, p, p.first - (int32_t)args.head.first_token, slice(args, first, step),
-                   shared_address(shared) + step * W_BYTES, r.full + 8 * step);
     }
 
     /* In the first microseconds no more than 64 KB of W are on their way at once. The memory needs no more, and with a full ring before it
@@ -101,13 +84,21 @@ template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int GANGS, int D
 
     /* Fills the ring, piece by piece, K slice by K slice. One thread. */
     static FS_DEVICE_MEMBER void produce(const fs_cuda_maps &maps, const fs_cuda_args &args, char *shared, ring r) {
-        if (threadIdx.x != 0) return;
+        if (threadIdx.x != 0) {
+            if constexpr (CLUSTER > 1) cluster_wait();
+            return;
+        }
         const uint32_t w0 = shared_address(shared), h0 = w0 + H_START;
-        if (args.head.flags & FS_HEAD_CONSTANT) wait_for_earlier_launches();
+        const bool constant = args.head.flags & FS_HEAD_CONSTANT;
+        async_proxy_fence();
+        if (!constant) wait_for_earlier_launches();
         const share own = share_of<CLUSTER>(args);
         for (int32_t i = 0;; i++) {
             const piece p = piece_at<CLUSTER>(args, own, i);
-            if (p.count < 0) return;
+            if (p.count < 0) {
+                if (CLUSTER > 1 && i == 0) cluster_wait();
+                return;
+            }
             const int32_t row = p.first - (int32_t)args.head.first_token, first = first_slice(args, p);
             for (int32_t step = 0; step < args.k_steps; step++) {
                 const uint32_t barrier = r.full + 8 * r.stage;
@@ -115,7 +106,11 @@ template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int GANGS, int D
                 barrier_wait(r.empty + 8 * r.stage, r.parity);
                 if (AT_ONCE < STAGES && i == 0 && step >= AT_ONCE && step < SLOW_STEPS)
                     barrier_wait(r.full + 8 * ((step - AT_ONCE) % STAGES), (step - AT_ONCE) / STAGES & 1);
-                if (i > 0 || step >= EARLY) load_w(maps, p, row, k, w0 + r.stage * W_BYTES, barrier);
+                load_w(maps, p, row, k, w0 + r.stage * W_BYTES, barrier);
+                if (i == 0 && step == 0) {
+                    if (constant) wait_for_earlier_launches();
+                    if constexpr (CLUSTER > 1) cluster_wait();
+                }
                 load_h(maps, args.first_row, k, h0 + r.stage * H_BYTES, barrier);
                 advance(&r);
             }
