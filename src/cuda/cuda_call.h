@@ -92,12 +92,19 @@ typedef struct fs_cuda_args {
     int32_t first_row, rows; /* rows of the batch this launch draws */
     int32_t k_steps;         /* stages of K that cover D */
     fs_cuda_deal deal;
-    uint32_t turn; /* 2^32 times the part of K a pair of tiles starts after its predecessor */
+    uint32_t turn;   /* 2^32 times the part of K a pair of tiles starts after its predecessor */
     uint32_t want;   /* FS_CUDA_MASS, ... */
     int32_t overlap; /* the device can set up a launch while the one before it ends */
     fs_cuda_work *work;
     fs_cuda_parts parts;
     fs_cuda_exchange exchange;
 } fs_cuda_args;
+
+/* Whether a call wants tokens, and status, and nothing else. Kernels are there twice, because most calls do and code that is not there need
+ * not be fetched: 1 to 3 us of a call (docs/findings/cold-code.md). */
+static inline int call_is_plain(const fs_cuda_args *args) {
+    const fs_result *result = &args->result;
+    return !args->want && !args->exchange.header && !result->score && !result->logit && !result->logprob;
+}
 
 #endif

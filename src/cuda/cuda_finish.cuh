@@ -145,6 +145,17 @@ FS_DEVICE void clear_line(fs_cuda_line *line, uint32_t want) {
     line->odd.limb[0] = 0;
 }
 
+/* A row of a plain call (call_is_plain). With `rehearse` nothing is written. */
+static __device__ __noinline__ void close_token(const fs_cuda_args &args, const fs_judged_row &row, int32_t b,
+                                                bool rehearse) {
+    fs_cuda_line *line = &args.work->line[b];
+    const unsigned long long key = __ldcg(&line->key);
+    const uint32_t status = final_status(row, __ldcg(&line->flags), key != FS_KEY_NONE);
+    const int32_t token = status & FS_ROW_NO_TOKEN ? args.batch.fallback_token : (int32_t)score_key_token(key);
+    write_token(args, args.first_row + b, token, status, !rehearse);
+    if (!rehearse) clear_line(line, 0);
+}
+
 /* A row that needs nothing but its line. With `rehearse` nothing is written. */
 static __device__ __noinline__ void close_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b,
                                               bool rehearse) {

@@ -1,5 +1,5 @@
 /* cuda_fused.cuh - the fused kernel around a tile: who does what, and when. A tile kernel (cuda_tile_<arch>.cu) is a type T with its
- * shape, produce() and dot(); the rest is here and the same for all.
+ * shape, produce() and dot(); the rest is here and the same for all. T::PLAIN is for plain calls (call_is_plain) of logits as they are.
  *
  *   warp 0        producer (with two judges, warps 0 and 1): fills a ring of stages with W [128, K] and H [N, K]
  *   warps 1-3     judges: thresholds for the next tile, exact scores of survivors (cuda_judge.cuh), masses (cuda_mass.cuh)
@@ -56,7 +56,7 @@ struct ring {
 };
 
 /* One CTA's walk over its pieces, the same in every role. */
-template <int CLUSTER> struct walk {
+template <class T> struct walk {
     const fs_cuda_args &args;
     const share own;
     int32_t i;
@@ -65,16 +65,16 @@ template <int CLUSTER> struct walk {
     piece p;
 
     FS_DEVICE_MEMBER explicit walk(const fs_cuda_args &args)
-        : args(args), own(share_of<CLUSTER>(args)), i(-1), part(-1), fresh(false), p{0, 0, 0} {}
+        : args(args), own(share_of<T>(args)), i(-1), part(-1), fresh(false), p{0, 0, 0} {}
 
     FS_DEVICE_MEMBER bool is_last() const { return i + 1 >= own.count; }
 
     /* To the next piece; false if there is none. */
     FS_DEVICE_MEMBER bool next() {
-        p = piece_at<CLUSTER>(args, own, ++i);
+        p = piece_at<T::CLUSTER>(args, own, ++i);
         fresh = false;
         if (p.count <= 0) return p.count == 0;
-        const int64_t now = part_at<CLUSTER>(args, p);
+        const int64_t now = T::PLAIN ? 0 : part_at<T::CLUSTER>(args, p);
         fresh = now != part;
         part = now;
         return true;
@@ -126,15 +126,16 @@ template <class T>
 FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court, const rounds &turn) {
     constexpr int N = T::N, J = T::JUDGES;
     const int32_t judge = judge_thread<J>() / 32, lane = threadIdx.x & 31;
-    const bool masses = args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS), groups = args.want & FS_CUDA_GROUPS;
+    const uint32_t want = T::PLAIN ? 0 : args.want;
+    const bool masses = want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS), groups = want & FS_CUDA_GROUPS;
     /* Waiting saves survivors in proportion to the rows and costs what is not hidden: nothing with two teams. */
     const bool patient = T::TEAMS > 1 || N >= 96 || groups;
     fs_docket docket = {(uint32_t)judge, 0, false, {}};
-    walk<T::CLUSTER> at(args);
+    walk<T> at(args);
     uint32_t crested = 0;
     while (at.next()) {
         const int32_t first = at.p.first;
-        const fs_board board = board_of(args, at.part);
+        const fs_board board = board_of<T::PLAIN>(args, at.part);
         if (masses && at.i > 0) named_barrier(1, J * 32); /* sums are read before marks take their place */
         own_rows<N>(args, court, [&](int32_t b) {
             const fs_judged_row &row = court->row[b];
@@ -149,7 +150,7 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
             take_hints(court, args, board);
             own_rows<N>(args, court, [&](int32_t b) {
                 set_thresholds(court, b, first);
-                if (masses) court->rate[b] = mass_rate(court->row[b], args.want & FS_CUDA_RAW_MASS);
+                if (masses) court->rate[b] = mass_rate(court->row[b], want & FS_CUDA_RAW_MASS);
             });
             if (!rehearse) break;
         }
@@ -159,7 +160,7 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
         docket.owed = false;
         if (at.is_last()) {
             if (lane == 0) leave(args.work, true, 0);
-            if (judge == J - 1) rehearse_end(court);
+            if (judge == J - 1) rehearse_end<T>(court);
         }
         /* One lane decides: the others' clocks may run out a moment earlier or later. */
         while (!__shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 1000), 0))
@@ -169,11 +170,11 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
         __syncwarp();
         if (masses && at.p.count > 0) own_rows<N>(args, court, [&](int32_t b) { tally_row(court, args, at.part, b); });
     }
-    if (args.want & FS_CUDA_PEAK)
+    if (want & FS_CUDA_PEAK)
         own_rows<N>(args, court, [&](int32_t b) { atomicMax(&args.work->line[b].peak, court->peak[b]); });
     __syncwarp();
     if (lane != 0 || groups) return;
-    if (leave(args.work, docket.owed || args.want, 1) == gridDim.x * J - 1) court->last = 1;
+    if (leave(args.work, docket.owed || want, 1) == gridDim.x * J - 1) court->last = 1;
 }
 
 /* ------------------------------------------------------------------------------------------------- consumers ---- */
@@ -189,7 +190,8 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *cour
     /* Anything: a rehearsal makes them -inf, a product starts anew. Setting them would be a kilobyte of cold instructions. */
 #pragma unroll
     for (int i = 0; i < TEAMS * N / 2; i++) asm volatile("" : "=f"(d[i / (N / 2)][i % (N / 2)]));
-    walk<T::CLUSTER> at(args);
+    auto want = [&](uint32_t what) { return T::PLAIN ? 0 : args.want & what; };
+    walk<T> at(args);
     /* A second team has nothing to multiply before the first tile is over: it runs through what comes then, for the instructions alone, which
      * are the other team's too (H200, 2026-11: cold, they held the first crest up by 12 us at N = 64). A logit of -inf has no effect. */
     for (bool rehearse = team > 0 && at.own.count > 1;; rehearse = false) {
@@ -209,13 +211,13 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *cour
                 reduce<N, TEAMS>(d, court, strip, at.p, t, again || rehearse);
                 if (!again) break;
             }
-            if (args.want && (rehearse || at.p.count > 0)) {
-                if (args.want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS))
+            if (want(~0u) && (rehearse || at.p.count > 0)) {
+                if (want(FS_CUDA_MASS | FS_CUDA_RAW_MASS))
 #pragma unroll
                     for (int m = 0; m < TEAMS; m++)
                         sum_granules<N>(d[m], court, args, at.part, strip + 4 * m, at.p.count <= 16 * (strip + 4 * m),
                                         rehearse);
-                if (args.want & FS_CUDA_PEAK) find_peaks<N, TEAMS>(d, court);
+                if (want(FS_CUDA_PEAK)) find_peaks<N, TEAMS>(d, court);
             }
             __syncwarp();
             if (lane == 0 && !rehearse) barrier_arrive(turn.used);
@@ -268,18 +270,17 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
             court_open(court, args, judge_thread<T::JUDGES>(), T::JUDGES * 32);
             named_barrier(1, T::JUDGES * 32);
             if (threadIdx.x % 32 == 0) barrier_arrive(turn.opened);
-            judge<T>(args, court, turn);
+            judge<T>(T::PLAIN ? court->args : args, court, turn);
         }
     } else {
         T::take_registers();
-        consume<T>(args, court, shared, shaped != 0, ring{full, empty, 0, 0}, turn);
+        consume<T>(args, court, shared, !T::PLAIN && shaped != 0, ring{full, empty, 0, 0}, turn);
     }
     __syncthreads();
     if constexpr (T::CLUSTER > 1) cluster_barrier(); /* no exit while the other CTA may still send here */
-    if (args.want & FS_CUDA_GROUPS) return;          /* cuda_finish.cu goes on */
-    if (court->last) {
-        for (int32_t b = threadIdx.x; b < args.rows; b += FS_THREADS) close_row(court->args, court->row[b], b, false);
-        if (threadIdx.x == 0) args.work->done = args.work->seeded = 0;
+    if (court->last) {                               /* in group modes cuda_finish.cu goes on */
+        for (int32_t b = threadIdx.x; b < court->args.rows; b += FS_THREADS) close<T>(court, b, false);
+        if (threadIdx.x == 0) court->args.work->done = court->args.work->seeded = 0;
     }
 }
 

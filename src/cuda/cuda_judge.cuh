@@ -38,7 +38,7 @@ template <int N, int J> struct fs_court {
     uint32_t highest;                   /* no score is above: for rehearsals */
     unsigned long long scrap;           /* takes the key of a rehearsal */
     int32_t last;
-    /* The call, for its end: a function finds the kernel's parameters in memory, a microsecond away (H200, 2026-11). */
+    /* The call: the kernel's parameters are in memory, and half a microsecond away after some time of not being used (H200, 2026-11). */
     fs_cuda_args args;
 };
 
@@ -162,8 +162,8 @@ typedef struct fs_board {
     int64_t stride;
 } fs_board;
 
-FS_DEVICE fs_board board_of(const fs_cuda_args &args, int64_t part) {
-    if (!(args.want & FS_CUDA_GROUPS))
+template <bool PLAIN> FS_DEVICE fs_board board_of(const fs_cuda_args &args, int64_t part) {
+    if (PLAIN || !(args.want & FS_CUDA_GROUPS))
         return {(char *)&args.work->line[0].key, (char *)&args.work->line[0].hint, sizeof(fs_cuda_line)};
     fs_group *first = part_of_row(args, part / args.parts.slots * args.parts.slots, 0);
     return {(char *)&part_of_row(args, part, 0)->winner.key, (char *)&first->winner.x,
@@ -274,12 +274,17 @@ template <int N, int J> FS_DEVICE void set_thresholds(fs_court<N, J> *court, int
     }
 }
 
+template <class T> FS_DEVICE void close(const fs_court<T::N, T::JUDGES> *court, int32_t b, bool rehearse) {
+    if constexpr (T::PLAIN) close_token(court->args, court->row[b], b, rehearse);
+    else close_row(court->args, court->row[b], b, rehearse);
+}
+
 /* Runs through what follows the last tile, for its instructions alone: they are otherwise fetched from memory at the very end, when the
  * call waits for nothing else (H200, 2026-11: 2 us). */
-template <int N, int J> FS_DEVICE void rehearse_end(fs_court<N, J> *court) {
+template <class T> FS_DEVICE void rehearse_end(fs_court<T::N, T::JUDGES> *court) {
     const int32_t b = (int32_t)(threadIdx.x & 31) % court->args.rows;
     settle_one(court->row[b], &court->scrap, {1, 0.0f, 0.0f, -1, {0, 0}});
-    close_row(court->args, court->row[b], b, true);
+    close<T>(court, b, true);
 }
 
 /* First tile: the largest logit of row b is a token; its score from below is the row's first hint. A rehearsal is without effect. */

@@ -23,14 +23,14 @@ struct share {
     int32_t first, step, count, last;
 };
 
-template <int CLUSTER> FS_DEVICE share share_of(const fs_cuda_args &args) {
-    constexpr uint32_t SPAN = CLUSTER * FS_CUDA_TILE;
+template <class T> FS_DEVICE share share_of(const fs_cuda_args &args) {
+    constexpr uint32_t CLUSTER = T::CLUSTER, SPAN = CLUSTER * FS_CUDA_TILE;
     const uint32_t low = (uint32_t)args.head.first_token,
                    high = (uint32_t)min(args.head.first_token + args.head.rows, args.vocab);
     /* Below 2^24 spans and 2^8 clusters: 32 bits do, and are divided ten times as fast. */
     const uint32_t base = low / SPAN, spans = (high + SPAN - 1) / SPAN - base;
     const uint32_t cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
-    if (args.parts.group_tiles) {
+    if (!T::PLAIN && args.parts.group_tiles) {
         const uint32_t first = spans * cluster / clusters, end = spans * (cluster + 1) / clusters;
         return {(int32_t)(base + first), 1, (int32_t)(end - first), (int32_t)(base + end - 1)};
     }

@@ -43,7 +43,7 @@ typedef struct fs_cuda_plan {
     int32_t grid;
     int32_t k_steps;
     fs_cuda_deal deal;
-    uint32_t turn; /* of fs_cuda_args */
+    uint32_t turn;         /* of fs_cuda_args */
     int32_t groups, slots; /* parts per row (cuda_call.h), where a call needs parts */
     double microseconds;   /* predicted: the larger of reading W and the tensor cores */
     char text[160];        /* the choice in words, for the log; or why there is none */

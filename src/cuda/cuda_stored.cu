@@ -278,7 +278,7 @@ FS_DEVICE void close_part(const fs_cuda_args &args, const seat &at, int64_t part
     hand_in(d, purse);
     if (find_winner(at, &own, own_thread_anew() & 31)) {
         if (own.id)
-            atomicMax(key_on(board_of(args, part), b), (unsigned long long)exact_key(d->row, own.x, own.id - 1));
+            atomicMax(key_on(board_of<false>(args, part), b), (unsigned long long)exact_key(d->row, own.x, own.id - 1));
         d->best[at.team] = 0;
         fs_mass all = d->mass[at.team];
 #pragma unroll 1

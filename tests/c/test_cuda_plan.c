@@ -74,6 +74,17 @@ static void every_span_is_dealt_out_once(void **state) {
         }
 }
 
+/* As cuda_piece.cuh multiplies instead of dividing. */
+static void pairs_of_tiles_start_four_slices_of_k_apart(void **state) {
+    (void)state;
+    for (int64_t dim = 64; dim <= 16384; dim += 192) {
+        const uint64_t slices = (uint64_t)(dim + 127) / 128;
+        const uint32_t turn = plan_of(1000, dim, 1).turn;
+        for (uint64_t pair = 0; pair < 1 << 20; pair = pair * 5 / 4 + 1)
+            assert_int_equal((uint64_t)(uint32_t)(pair * turn) * slices >> 32, pair * 4 % slices);
+    }
+}
+
 static void stages_cover_every_remainder_of_the_hidden_size(void **state) {
     (void)state;
     for (int64_t dim = 1; dim < 600; dim++)
@@ -318,6 +329,7 @@ int main(void) {
         cmocka_unit_test(the_narrowest_tile_that_holds_the_rows_is_taken),
         cmocka_unit_test(every_processor_works_where_there_are_tiles_for_it),
         cmocka_unit_test(every_span_is_dealt_out_once),
+        cmocka_unit_test(pairs_of_tiles_start_four_slices_of_k_apart),
         cmocka_unit_test(stages_cover_every_remainder_of_the_hidden_size),
         cmocka_unit_test(the_prediction_is_the_larger_of_reading_and_computing),
         cmocka_unit_test(what_has_no_kernel_is_refused_in_words),
