@@ -121,9 +121,12 @@ class Outputs:
 
 
 def draw(W, H, asked, head=None, tokens=torch.int32, logits="raw", context=None):
-    """What the device draws: tensors by name."""
-    out = Outputs(H.shape[0], tokens)
-    (context or GPU).sample(fs.Head(W, **(head or {})), H, out=out.rows, logits=logits, **asked)
+    """What the device draws: tensors by name. Calls that want tokens alone have kernels of their own, which must draw the
+    same."""
+    out, plain = Outputs(H.shape[0], tokens), Outputs(H.shape[0], tokens, floats=())
+    for each in (out, plain):
+        (context or GPU).sample(fs.Head(W, **(head or {})), H, out=each.rows, logits=logits, **asked)
+    assert same_bits(plain.taken(), out.taken()), "tokens or status differ where nothing else is wanted"
     return out.taken()
 
 
