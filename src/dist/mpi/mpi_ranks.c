@@ -205,7 +205,8 @@ const char *fs_mpi_error_text(void) {
     return open_text;
 }
 
-fs_status fs_mpi_open(MPI_Comm communicator, double seconds, fs_ranks **out) {
+/* `finalise`: MPI ends with these ranks. */
+static fs_status open_on(MPI_Comm communicator, double seconds, int finalise, fs_ranks **out) {
     int started = 0;
     if (!out) return fail(open_text, FS_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
@@ -224,6 +225,7 @@ fs_status fs_mpi_open(MPI_Comm communicator, double seconds, fs_ranks **out) {
     MPI_Comm_rank(mpi->comm, &rank);
     MPI_Comm_size(mpi->comm, &count);
     mpi->seconds = seconds;
+    mpi->finalise = finalise;
     mpi->ranks = fs_ranks_default();
     mpi->ranks.rank = rank;
     mpi->ranks.count = count;
@@ -235,14 +237,16 @@ fs_status fs_mpi_open(MPI_Comm communicator, double seconds, fs_ranks **out) {
     return FS_OK;
 }
 
+fs_status fs_mpi_open(MPI_Comm communicator, double seconds, fs_ranks **out) {
+    return open_on(communicator, seconds, 0, out);
+}
+
 fs_status fs_mpi_open_world(double seconds, fs_ranks **out) {
     int started = 0, got;
     MPI_Initialized(&started);
     if (!started && MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &got) != MPI_SUCCESS)
         return fail(open_text, FS_ERR_STATE, "MPI_Init_thread failed");
-    TRY(fs_mpi_open(MPI_COMM_WORLD, seconds, out));
-    ((fs_mpi *)(*out)->self)->finalise = !started;
-    return FS_OK;
+    return open_on(MPI_COMM_WORLD, seconds, !started, out);
 }
 
 void fs_mpi_close(fs_ranks *ranks) {
