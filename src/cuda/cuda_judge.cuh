@@ -38,7 +38,8 @@ template <int N, int J> struct fs_court {
     uint32_t highest;                   /* no score is above: for rehearsals */
     unsigned long long scrap;           /* takes the key of a rehearsal */
     int32_t last;
-    /* The call: the kernel's parameters are in memory, and half a microsecond away after some time of not being used (H200, 2026-11). */
+    /* The call, for its end and, in plain kernels, for the judges: a function finds the kernel's parameters in memory, a microsecond away
+     * (H200, 2026-11). */
     fs_cuda_args args;
 };
 
