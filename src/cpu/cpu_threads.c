@@ -5,19 +5,33 @@
 #include <sched.h>
 #include <stdatomic.h>
 
+/* How often a thread looks for the next job, or for the end of this one, before it sleeps: a call is several jobs in a row, most of them short,
+ * and waking a thread takes longer than they do. Some 20 us, and none at all where threads outnumber cores. */
+#define FS_LOOKS 400
+
 struct fs_threads {
-    pthread_mutex_t mutex;
+    pthread_mutex_t mutex; /* of those who sleep */
     pthread_cond_t wake, done;
     pthread_t *worker;
-    int32_t workers;
-    /* The job, guarded by the mutex; `next` is taken without it. */
-    uint64_t generation;
-    int32_t count, busy;
-    int stop;
+    int32_t workers, looks;
+    /* The job: written while nobody is busy, read behind a new generation. */
+    int32_t count;
     void (*task)(void *arg, int32_t i);
     void *arg;
-    atomic_int next;
+    atomic_ullong generation;
+    atomic_int next, busy; /* the next task; workers that have not ended this job */
+    atomic_int asleep, waiting, stop;
 };
+
+/* Between looks; now and then for somebody else's sake. */
+static void look_away(int32_t i) {
+    if (i % 16 == 15) sched_yield();
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory"); /* yield returns at once */
+#endif
+}
 
 static void work(fs_threads *pool) {
     for (;;) {
@@ -27,21 +41,50 @@ static void work(fs_threads *pool) {
     }
 }
 
+/* The generation after `seen`. Who gives it out looks for sleepers afterwards, and a sleeper looks for it once it is counted: one of them
+ * sees the other. */
+static unsigned long long next_generation(fs_threads *pool, unsigned long long seen) {
+    unsigned long long now = atomic_load(&pool->generation);
+    for (int32_t i = 0; i < pool->looks && now == seen; i++, now = atomic_load(&pool->generation)) look_away(i);
+    if (now != seen) return now;
+    pthread_mutex_lock(&pool->mutex);
+    atomic_fetch_add(&pool->asleep, 1);
+    while ((now = atomic_load(&pool->generation)) == seen) pthread_cond_wait(&pool->wake, &pool->mutex);
+    atomic_fetch_sub(&pool->asleep, 1);
+    pthread_mutex_unlock(&pool->mutex);
+    return now;
+}
+
+static void start_generation(fs_threads *pool) {
+    atomic_fetch_add(&pool->generation, 1);
+    if (!atomic_load(&pool->asleep)) return;
+    pthread_mutex_lock(&pool->mutex);
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+/* As above: who waits says so and looks, the last worker ends and looks. */
+static void wait_for_workers(fs_threads *pool) {
+    for (int32_t i = 0; i < pool->looks && atomic_load(&pool->busy); i++) look_away(i);
+    if (!atomic_load(&pool->busy)) return;
+    pthread_mutex_lock(&pool->mutex);
+    atomic_store(&pool->waiting, 1);
+    while (atomic_load(&pool->busy)) pthread_cond_wait(&pool->done, &pool->mutex);
+    atomic_store(&pool->waiting, 0);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
 static void *worker_main(void *arg) {
     fs_threads *pool = arg;
-    uint64_t seen = 0;
-    pthread_mutex_lock(&pool->mutex);
-    for (;;) {
-        while (pool->generation == seen && !pool->stop) pthread_cond_wait(&pool->wake, &pool->mutex);
-        if (pool->stop) break;
-        seen = pool->generation;
-        pthread_mutex_unlock(&pool->mutex);
+    for (unsigned long long seen = 0;;) {
+        seen = next_generation(pool, seen);
+        if (atomic_load(&pool->stop)) return NULL;
         work(pool);
+        if (atomic_fetch_sub(&pool->busy, 1) > 1 || !atomic_load(&pool->waiting)) continue;
         pthread_mutex_lock(&pool->mutex);
-        if (--pool->busy == 0) pthread_cond_signal(&pool->done);
+        pthread_cond_signal(&pool->done);
+        pthread_mutex_unlock(&pool->mutex);
     }
-    pthread_mutex_unlock(&pool->mutex);
-    return NULL;
 }
 
 int32_t fs_threads_available(void) {
@@ -55,6 +98,7 @@ fs_threads *fs_threads_start(fs_context *context, int32_t threads) {
     fs_threads *pool = fs_context_alloc(context, sizeof *pool, "the thread pool");
     if (!pool) return NULL;
     memset(pool, 0, sizeof *pool);
+    pool->looks = threads <= fs_threads_available() ? FS_LOOKS : 0;
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->wake, NULL);
     pthread_cond_init(&pool->done, NULL);
@@ -79,10 +123,8 @@ failed:
 
 void fs_threads_stop(fs_context *context, fs_threads *pool) {
     if (!pool) return;
-    pthread_mutex_lock(&pool->mutex);
-    pool->stop = 1;
-    pthread_cond_broadcast(&pool->wake);
-    pthread_mutex_unlock(&pool->mutex);
+    atomic_store(&pool->stop, 1);
+    start_generation(pool);
     for (int32_t i = 0; i < pool->workers; i++) pthread_join(pool->worker[i], NULL);
     pthread_mutex_destroy(&pool->mutex);
     pthread_cond_destroy(&pool->wake);
@@ -93,18 +135,13 @@ void fs_threads_stop(fs_context *context, fs_threads *pool) {
 
 void fs_threads_run(void *user, int32_t count, void (*task)(void *arg, int32_t i), void *arg) {
     fs_threads *pool = user;
-    pthread_mutex_lock(&pool->mutex);
     pool->task = task;
     pool->arg = arg;
     pool->count = count;
-    pool->busy = pool->workers;
     atomic_store(&pool->next, 0);
-    pool->generation++;
-    pthread_cond_broadcast(&pool->wake);
-    pthread_mutex_unlock(&pool->mutex);
+    atomic_store(&pool->busy, pool->workers);
+    start_generation(pool);
     work(pool);
-    /* A worker may still be inside its last task, and must have left work() before `next` is reset. */
-    pthread_mutex_lock(&pool->mutex);
-    while (pool->busy > 0) pthread_cond_wait(&pool->done, &pool->mutex);
-    pthread_mutex_unlock(&pool->mutex);
+    wait_for_workers(
+        pool); /* one may still be inside its last task, and must have left work() before `next` is reset */
 }

@@ -1,10 +1,12 @@
 /* Threads: contexts share nothing mutable, a pool runs every task once, and odd numbers of threads work. */
+#define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "support.h"
 
 #include "cpu/cpu_threads.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <time.h>
 
 enum { V = 3001, B = 5 };
 static float logits[B * V];
@@ -73,6 +75,26 @@ static void a_pool_runs_every_task_once(void **state) {
     fs_context_destroy(context);
 }
 
+/* Workers look for a while and then sleep, and so does who waits for them: jobs that come at once, as they fall asleep, and long after. */
+static void a_pool_wakes_whoever_sleeps(void **state) {
+    (void)state;
+    fs_context *context = open_context(FS_BACKEND_CPU, 1, 0);
+    for (int32_t threads = 2; threads <= 5; threads++) {
+        fs_threads *pool = fs_threads_start(context, threads);
+        assert_non_null(pool);
+        for (int32_t job = 0; job < 3000; job++) {
+            atomic_int ran[8];
+            for (int i = 0; i < 8; i++) atomic_init(&ran[i], 0);
+            const struct timespec pause = {0, job % 3 ? job % 50 * 1000 : 0};
+            if (pause.tv_nsec) nanosleep(&pause, NULL);
+            fs_threads_run(pool, 8, count_up, ran);
+            for (int i = 0; i < 8; i++) assert_int_equal(atomic_load(&ran[i]), 1);
+        }
+        fs_threads_stop(context, pool);
+    }
+    fs_context_destroy(context);
+}
+
 static void failures_without_a_context_are_told_per_thread(void **state) {
     (void)state;
     fs_options options = fs_options_default();
@@ -87,6 +109,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(contexts_in_many_threads_draw_the_same),
         cmocka_unit_test(a_pool_runs_every_task_once),
+        cmocka_unit_test(a_pool_wakes_whoever_sleeps),
         cmocka_unit_test(failures_without_a_context_are_told_per_thread),
     };
     return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
