@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 /* How often a thread looks for the next job, or for the end of this one, before it sleeps: a call is several jobs in a row, most of them short,
- * and waking a thread takes longer than they do. Some 20 us, and none at all where threads outnumber cores. */
+ * and waking a thread takes longer than they do. Some 17 us on Emerald Rapids, and none at all where threads outnumber cores. */
 #define FS_LOOKS 400
 
 struct fs_threads {

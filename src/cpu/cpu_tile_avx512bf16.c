@@ -5,7 +5,7 @@
  * is faster than avx512 only while it waits for memory.
  *
  * The small parts of f32 hidden states (cpu_split.h) follow their large ones, and a lane that has grown rounds them away: where all products
- * have one sign, a logit was off by 1.0e-6 at D = 4,096 and 3e-6 at 16,384. Blocks of 32 additions that start from zero leave 2e-7. */
+ * have one sign, a logit was off by 1.0e-6 at D = 4,096 and 3e-6 at 16,384. Blocks of 32 additions that start from zero leave 2.0e-7 at both. */
 #include <immintrin.h>
 
 #define FS_ISA avx512bf16
