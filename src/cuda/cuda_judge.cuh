@@ -179,16 +179,49 @@ FS_DEVICE uint32_t *hint_on(const fs_board &board, int32_t b) {
     return (uint32_t *)(board.hint + b * board.stride);
 }
 
-/* Settles what this judge's lanes hold. Asking the other CTAs first may save it, but takes a microsecond: not in the last tile. */
+/* Whether another token is known to be better. Asking the other CTAs takes a microsecond. */
 template <int N, int J>
-FS_DEVICE void settle(fs_court<N, J> *court, const fs_board &board, fs_docket *docket, bool last) {
+FS_DEVICE bool overtaken(const fs_court<N, J> *court, const fs_board &board, const fs_held &held, bool ask) {
+    const int32_t b = (int32_t)((held.id - 1) & 255);
+    return held.most < known_score(*(const volatile uint32_t *)&court->best[b]) ||
+           (ask && held.most < known_score(load_relaxed(hint_on(board, b))));
+}
+
+/* Settles what this judge's lanes hold. */
+template <int N, int J>
+FS_DEVICE void settle(fs_court<N, J> *court, const fs_board &board, fs_docket *docket, bool ask) {
     const fs_held held = docket->held;
     docket->held.id = 0;
-    if (!held.id) return;
+    if (__any_sync(~0u, held.id)) docket->owed = true;
+    if (!held.id || overtaken(court, board, held, ask)) return;
     const int32_t b = (int32_t)((held.id - 1) & 255);
-    if (held.most < known_score(*(volatile uint32_t *)&court->best[b])) return;
-    if (!last && held.most < known_score(load_relaxed(hint_on(board, b)))) return;
     settle_one(court->row[b], key_on(board, b), held);
+}
+
+/* Holds what the lanes have found until it is settled: a lane that holds something already gives it to one that does not. Nearly all
+ * that is held is overtaken before the end, and never settled. */
+template <int N, int J>
+FS_DEVICE void hold(fs_court<N, J> *court, const fs_board &board, fs_docket *docket, fs_held found) {
+    const int32_t lane = threadIdx.x & 31;
+    if (__any_sync(~0u, found.id && docket->held.id) && docket->held.id &&
+        overtaken(court, board, docket->held, true))
+        docket->held.id = 0;
+    __syncwarp();
+    while (const uint32_t crowded = __ballot_sync(~0u, found.id && docket->held.id)) {
+        const uint32_t free = __ballot_sync(~0u, !found.id && !docket->held.id);
+        if (!free) {
+            settle(court, board, docket, true);
+            __syncwarp();
+            continue;
+        }
+        const int32_t from = __ffs(crowded) - 1, to = __ffs(free) - 1;
+        const fs_held moved = {__shfl_sync(~0u, found.id, from),     __shfl_sync(~0u, found.x, from),
+                               __shfl_sync(~0u, found.most, from),   __shfl_sync(~0u, found.prefix, from),
+                               {__shfl_sync(~0u, found.words[0], from), __shfl_sync(~0u, found.words[1], from)}};
+        if (lane == to) docket->held = moved;
+        if (lane == from) found.id = 0;
+    }
+    if (found.id) docket->held = found;
 }
 
 /* Judges what is in the queue for this judge, by chunks of 32. Returns when there is nothing more. */
@@ -217,10 +250,8 @@ FS_DEVICE void judge_queue(fs_court<N, J> *court, const fs_cuda_args &args, cons
             found =
                 judge_one(court->row[b], &court->best[b], hint_on(board, (int32_t)b), &args.work->line[b].flags, x, id);
         }
-        if (__any_sync(~0u, found.id && docket->held.id)) settle(court, board, docket, false);
         if (__any_sync(~0u, found.id || odd)) docket->owed = true;
-        __syncwarp();
-        if (found.id) docket->held = found;
+        hold(court, board, docket, found);
         docket->taken = ready;
         if (ready == 32) {
             docket->chunk += J;
