@@ -19,8 +19,9 @@
 #include "core/noise.h"
 
 template <int DTYPE> constexpr int ELEMENT = DTYPE == FS_F32 ? 4 : 2; /* bytes */
-/* Blocks a warp has in flight: 4 KB, so that the 24 warps of an SM keep 96 KB in flight; 64 KB saturate the memory. */
-template <int DTYPE> constexpr int DEPTH = 4096 / (FS_NOISE_BLOCK * ELEMENT<DTYPE>);
+/* Blocks a warp has in flight: 2 KB, so that the 24 warps of an SM keep 48 KB in flight. More is not faster, and instructions that
+ * are fetched behind it come later (docs/findings/stored-copies.md). */
+template <int DTYPE> constexpr int DEPTH = 2048 / (FS_NOISE_BLOCK * ELEMENT<DTYPE>);
 /* Bytes of a slot. 16-bit rows may start at an odd multiple of two: pieces of four then start one token early. */
 template <int DTYPE> constexpr int SLOT = FS_NOISE_BLOCK *ELEMENT<DTYPE> + (DTYPE == FS_F32 ? 0 : 32);
 static_assert(SLOT<FS_BF16> % 32 == 0, "copies to 16 bytes past a multiple of 32 are slower");
@@ -43,18 +44,13 @@ FS_DEVICE bool is_there(const stored_row &row, int32_t token) {
 struct lot {
     uint64_t base;        /* of the row, plus this lane's place in a piece */
     int32_t first, count; /* blocks first .. first + count - 1 */
-    int32_t low; /* blocks i and i + 1 of the lot are both there and plain where i - low, unsigned, is below span */
-    uint32_t span;
+    int32_t span;         /* of these, the first so many are plain */
 };
 
+/* A lot that begins with a part of a block, as at the start of some shards, has none: there is one per row at most. */
 FS_DEVICE lot make_lot(const stored_row &row, int32_t first, int32_t count) {
-    const bool some = row.wide && !row.head;
-    const int32_t low = max(row.first - first, 0), end = min(row.last - first, count);
-    return {row.base + 16 * (threadIdx.x & 31), first, count, low, some ? (uint32_t)max(end - 1 - low, 0) : 0};
-}
-
-FS_DEVICE bool are_plain(const lot &mine, int32_t i) {
-    return (uint32_t)(i - mine.low) < mine.span;
+    const bool some = row.wide && !row.head && first >= row.first;
+    return {row.base + 16 * (threadIdx.x & 31), first, count, some ? min(row.last - first, count) : 0};
 }
 
 /* ------------------------------------------------------------------------------------------------------ load ---- */
@@ -84,25 +80,23 @@ static __device__ __noinline__ void fetch_odd_block(const stored_row *row, int32
     }
 }
 
-/* The same of a plain one. */
+/* The same of a plain one. `from`: where this lane's piece of it is. */
 template <int DTYPE> FS_DEVICE void fetch_plain(uint64_t from, uint32_t slot) {
-    constexpr int BYTES = FS_NOISE_BLOCK * ELEMENT<DTYPE>;
+    constexpr int PIECES = FS_NOISE_BLOCK * ELEMENT<DTYPE> / 16;
     const int32_t lane = threadIdx.x & 31;
-    if (BYTES == 512 || lane < BYTES / 16) copy_16(slot + 16 * lane, (const void *)from);
+    if (PIECES == 32 || lane < PIECES) copy_16(slot + 16 * lane, (const void *)from);
 }
 
-/* Blocks i and i + 1 of the lot, as far as they are there, into neighbouring slots. */
+/* Blocks i and i + 1 of the lot into neighbouring slots, as far as they are there. */
 template <int DTYPE> FS_DEVICE void fetch_two(const stored_row *row, const lot &mine, int32_t i, uint32_t slot) {
     constexpr int BYTES = FS_NOISE_BLOCK * ELEMENT<DTYPE>;
-    const int32_t block = mine.first + i;
-    if (are_plain(mine, i)) {
-        const uint64_t from = mine.base + (int64_t)block * BYTES;
-        fetch_plain<DTYPE>(from, slot);
-        fetch_plain<DTYPE>(from + BYTES, slot + SLOT<DTYPE>);
-    } else if (i < mine.count) {
-        fetch_odd_block<DTYPE>(row, block, slot);
-        if (i + 1 < mine.count) fetch_odd_block<DTYPE>(row, block + 1, slot + SLOT<DTYPE>);
-    }
+    const uint64_t from = mine.base + (int64_t)(mine.first + i) * BYTES;
+    if (i < mine.span) fetch_plain<DTYPE>(from, slot);
+    if (i + 1 < mine.span) fetch_plain<DTYPE>(from + BYTES, slot + SLOT<DTYPE>);
+    else
+#pragma unroll 1
+        for (int32_t k = max(i, mine.span); k < min(i + 2, mine.count); k++)
+            fetch_odd_block<DTYPE>(row, mine.first + k, slot + (k - i) * SLOT<DTYPE>);
 }
 
 template <int DTYPE> FS_DEVICE float widen(uint32_t bits) {
@@ -173,20 +167,21 @@ template <int DTYPE> FS_DEVICE void take_plain(float *x, uint32_t slot) {
     }
 }
 
-/* The raw logits of this lane's four neighbours in blocks i and i + 1 of the lot; -inf in the second if it is not there. */
+/* The raw logits of this lane's four neighbours in blocks i and i + 1 of the lot; -inf in one that is not there. */
 template <int DTYPE>
 FS_DEVICE void take_two(float (&x)[8], const stored_row *row, const lot &mine, int32_t i, uint32_t slot) {
-    const int32_t block = mine.first + i;
-    if (are_plain(mine, i)) {
-        take_plain<DTYPE>(x, slot);
+    if (i < mine.span) take_plain<DTYPE>(x, slot);
+    if (i + 1 < mine.span) {
         take_plain<DTYPE>(x + 4, slot + SLOT<DTYPE>);
         return;
     }
-    const float4 first = take_odd<DTYPE>(row, block, slot);
-    float4 second = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
-    if (i + 1 < mine.count) second = take_odd<DTYPE>(row, block + 1, slot + SLOT<DTYPE>);
-    x[0] = first.x, x[1] = first.y, x[2] = first.z, x[3] = first.w;
-    x[4] = second.x, x[5] = second.y, x[6] = second.z, x[7] = second.w;
+    if (i >= mine.span) {
+        const float4 four = take_odd<DTYPE>(row, mine.first + i, slot);
+        x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+    }
+    float4 four = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+    if (i + 1 < mine.count) four = take_odd<DTYPE>(row, mine.first + i + 1, slot + SLOT<DTYPE>);
+    x[4] = four.x, x[5] = four.y, x[6] = four.z, x[7] = four.w;
 }
 
 #endif

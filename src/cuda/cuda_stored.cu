@@ -9,9 +9,9 @@
  * Cost model (H200): reading is everything, 4.45 TB/s or 19 bytes per cycle and SM, which leaves 107 instructions of a warp for a
  * block of 512 bytes; this takes about 50 (counted, sm_90a). Dense noise would take 32 Philox calls per block of 128; marks
  * (core/noise.h) take one, which lane i makes for the i-th of the warp's next 32 blocks, and a logit costs little more than a max.
- * What is left is latency, the first and the last microseconds, most of it for instructions that are in no cache yet
- * (docs/findings/cold-code.md): rules and logits are on their way early, what all calls need is little code, what few need is out
- * of line, and every row is finished by the last of its own CTAs.
+ * Of 151,936 normal logits 50 to 300 are judged (counted). What is left is latency, the first and the last microseconds, most of it
+ * for instructions that are in no cache yet (docs/findings/cold-code.md): rules and logits are on their way early, what all calls
+ * need is little code, what few need is out of line, and every row is finished by the last of its own CTAs.
  *
  * Masses (log Z): 16 ids, a granule of core/mass.h, are four lanes; the order of its additions is kept, and between granules sums are
  * integers, so log Z does not depend on the batch, the shares or the shards. */
@@ -41,15 +41,15 @@ struct purse {
 };
 
 /* Shared memory: the desk, the warps' rings, a purse per thread where masses are asked for. */
-static_assert(sizeof(desk) % 128 == 0,
-              "slots are copied to and read in pieces of 16 bytes, fastest from multiples of 128 on");
+static_assert(sizeof(desk) % 128 == 0, "slots are copied to in pieces of 16 bytes, fastest from multiples of 128 on");
 template <int DTYPE> constexpr int RING = DEPTH<DTYPE> *SLOT<DTYPE>;
 template <int DTYPE> constexpr int PURSES_START = (int)sizeof(desk) + WARPS *RING<DTYPE>;
 template <int DTYPE, bool MASS> constexpr int BYTES = PURSES_START<DTYPE> + (MASS ? THREADS * (int)sizeof(purse) : 0);
 static_assert(BYTES<FS_F32, true> <= 101376 && BYTES<FS_BF16, true> <= 101376, "99 KB: all of sm_86, sm_89 and sm_120");
 
-constexpr int EAGER = 4;    /* blocks of a warp whose tokens are judged at once */
+constexpr int EAGER = 2;    /* blocks of a warp whose tokens are judged at once */
 constexpr int PATIENCE = 8; /* later, so many lanes have one first */
+constexpr int ASK = 8;      /* blocks between two looks at what other CTAs know of the row */
 
 /* A warp's ring of slots: its shared address. */
 template <int DTYPE> FS_DEVICE uint32_t slot_at(uint32_t ring, int32_t i) {
@@ -164,8 +164,6 @@ FS_DEVICE finalist race(const fs_cuda_args &args, const seat &at, const lot &min
     const uint32_t lane = threadIdx.x & 31;
     /* Shared addresses are made from one, when they are needed: there are no registers for more across a call. */
     const uint32_t at_desk = kept_address(d), best = at_desk + (uint32_t)offsetof(desk, best) + 4 * at.team;
-    /* Warps ask other CTAs by turns, every 16 blocks, and look at the answer when the logits fetched with it are there. */
-    const uint32_t turn = d->line ? 2 * own_warp() : 1;
     uint32_t known = ~0u; /* ~0: the thresholds have to be made */
     thresholds bar = {0.0f, 0.0f, 0.0f};
     finalist held = {-INFINITY, 0, 0.0f};
@@ -173,7 +171,7 @@ FS_DEVICE finalist race(const fs_cuda_args &args, const seat &at, const lot &min
     uint32_t entry = 0;
 #pragma unroll 1
     for (int32_t i = 0; i < mine.count; i += 2) {
-        if (i % 32 == 0) look_up(d, mine.first + i + lane);
+        if (i % 32 == 0) look_up(d, mine.first + i + lane, i + (int32_t)lane < mine.count);
         const uint32_t slot = slot_at<DTYPE>(ring, i);
         float x[8];
         wait_for_groups<DEPTH<DTYPE> / 2 - 1>();
@@ -181,10 +179,12 @@ FS_DEVICE finalist race(const fs_cuda_args &args, const seat &at, const lot &min
         take_two<DTYPE>(x, &d->data, mine, i, slot);
         __syncwarp(); /* all have read before the slots are filled again */
         fetch_two<DTYPE>(&d->data, mine, i + DEPTH<DTYPE>, slot);
-        const uint32_t phase = (i + turn) % 16;
-        if (phase == 0 && lane == 0) copy_16(shared_address(&d->seen[own_warp_anew()]), d->line);
+        if (i % ASK == 0 && lane == 0 && d->line) { /* what it asked last time has come with the logits of that time */
+            const uint32_t seen = shared_address(&d->seen[own_warp_anew()]);
+            raise_shared(best, load_shared_4(seen + 8));
+            copy_16(seen, d->line);
+        }
         commit_copies();
-        if (phase == 8 && lane == 0) raise_shared(best, load_shared_4(shared_address(&d->seen[own_warp_anew()].z)));
 
         if (MASS) { /* a lane keeps every fourth sum of its granules, so that one addition serves four blocks */
             const float factor = args.want & FS_CUDA_RAW_MASS ? 1.0f : d->row.inverse;
@@ -257,7 +257,8 @@ FS_DEVICE int64_t part_of_team(const fs_cuda_args &args, const fs_cuda_share &sh
 }
 
 /* The team's token from those of its lanes: true in the lane of its first warp that has it, in lane 0 where there is none. */
-FS_DEVICE bool find_winner(const seat &at, finalist *own, int32_t lane) {
+FS_DEVICE bool find_winner(const seat &at, finalist *own) {
+    const int32_t lane = threadIdx.x & 31;
     int32_t lead = leader(at.d, at.team, *own);
     if (at.warps > 1) {
         if (lane == max(lead, 0)) at.d->last[own_warp_anew()] = {own->x, lead < 0 ? 0 : own->id, own->most};
@@ -276,7 +277,7 @@ FS_DEVICE void close_part(const fs_cuda_args &args, const seat &at, int64_t part
     desk *d = at.d;
     const int32_t b = blockIdx.y;
     hand_in(d, purse);
-    if (find_winner(at, &own, own_thread_anew() & 31)) {
+    if (find_winner(at, &own)) {
         if (own.id)
             atomicMax(key_on(board_of<false>(args, part), b), (unsigned long long)exact_key(d->row, own.x, own.id - 1));
         d->best[at.team] = 0;
@@ -431,7 +432,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
         __syncthreads(); /* every warp's flags and peak */
         if (threadIdx.x == 0) hand_over(args, d, b);
     } else {
-        if (!find_winner(at, &own, threadIdx.x & 31)) return;
+        if (!find_winner(at, &own)) return;
         if (!args.want) close_row_of(args, call, d, b, own);
         else {
             if (own.id) atomicMax(&args.work->line[b].key, (unsigned long long)exact_key(d->row, own.x, own.id - 1));

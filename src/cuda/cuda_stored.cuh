@@ -60,15 +60,11 @@ FS_DEVICE int32_t own_warp() {
     return (int32_t)threadIdx.x / 32;
 }
 
-/* The same, and the thread's index, read anew: for addresses the compiler would make before a race and have no registers for. */
-FS_DEVICE int32_t own_thread_anew() {
+/* The same, read anew: for addresses that the compiler would make before a race and have no registers for. */
+FS_DEVICE int32_t own_warp_anew() {
     uint32_t thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return (int32_t)thread;
-}
-
-FS_DEVICE int32_t own_warp_anew() {
-    return own_thread_anew() / 32;
+    return (int32_t)thread / 32;
 }
 
 /* Holds back the warps of a team until all are here. */
@@ -99,9 +95,9 @@ static __device__ __noinline__ int32_t walk_prefix(fs_noise noise, uint32_t toke
     return -1;
 }
 
-/* Each lane looks up the marks of one of the warp's next 32 blocks. tile_marks of cuda_noise.cuh gives up where a place comes
- * twice, one block in a thousand; here the count is of pairs, and goes up by one for each that is passed over. */
-FS_DEVICE void look_up(desk *d, int32_t block) {
+/* Each lane looks up the marks of one of the warp's next 32 blocks, if it is there. tile_marks of cuda_noise.cuh gives up where a
+ * place comes twice, one block in a thousand; here the count is of pairs, and goes up by one for each that is passed over. */
+FS_DEVICE void look_up(desk *d, int32_t block, bool there) {
     const fs_noise noise = d->row.noise;
     const fs_words r = noise_mark_words(noise, (uint32_t)block, 0);
     const uint32_t u = r.w[0], places = r.w[1];
@@ -112,7 +108,7 @@ FS_DEVICE void look_up(desk *d, int32_t block) {
     if (count > 3 && (p3 == p0 || p3 == p1 || p3 == p2)) count++;
     const bool open = u == FS_MARKS_1 || u == FS_MARKS_2 || u == FS_MARKS_3 || u == FS_MARKS_4 || u >= FS_MARKS_5;
     if (open || count > 4) count = -1;
-    if (d->row.greedy) count = 0;
+    if (d->row.greedy || !there) count = 0; /* a walk whose instructions are cold takes microseconds */
     const fs_tile_marks pairs = {count, places, {r.w[2], r.w[3]}};
     block_marks marks = {0, 0.0f};
 #pragma unroll 1
@@ -163,8 +159,8 @@ FS_DEVICE uint32_t entry_of(uint32_t token, uint32_t place) {
 }
 
 /* Judges a token per lane: rated, told to the team if better than all before, held if it may be the best. Returns what the lane
- * then holds. All lanes. Out of line: it is rare, and the registers it needs are not the loop's. */
-static __device__ __noinline__ finalist judge(desk *d, int32_t team, float x, uint32_t entry, finalist held) {
+ * then holds. All lanes. */
+FS_DEVICE finalist judge(desk *d, int32_t team, float x, uint32_t entry, finalist held) {
     const uint32_t id = entry & 0x1FFFFFF;
     const float l = x * d->row.inverse;
     float most = l, slack = 0.0f;

@@ -1,4 +1,4 @@
-/* cuda_stored_call.cuh - a launch over stored logits as its CTAs see it: where rows are and what they ask for. */
+/* cuda_stored_call.cuh - a launch over stored logits as its CTAs see it: where rows are and what they ask for, without the whole batch. */
 #ifndef FS_CUDA_STORED_CALL_CUH
 #define FS_CUDA_STORED_CALL_CUH
 
