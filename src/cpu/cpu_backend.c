@@ -11,6 +11,18 @@
 
 /* ------------------------------------------------------------------------------------------------- open, close ---- */
 
+/* The memory nodes, for threads of our own. */
+static fs_status find_nodes(fs_context *context, fs_nodes *nodes) {
+    const char *forced = getenv("FLASHSAMPLING_NODES");
+    if (context->options.parallel_for || (forced && strcmp(forced, "off") == 0)) return FS_OK;
+    fs_nodes_find(forced ? forced : "/sys/devices/system/node", nodes);
+    if (forced && nodes->count == 0)
+        return fs_fail(context, FS_ERR_ENVIRONMENT,
+                       "FLASHSAMPLING_NODES=%s is neither off nor a folder that names a node with cores of ours",
+                       forced);
+    return FS_OK;
+}
+
 static fs_status cpu_open(fs_context *context) {
     const fs_options *options = &context->options;
     char names[128];
@@ -19,15 +31,18 @@ static fs_status cpu_open(fs_context *context) {
     if (!isa)
         return fs_fail(context, FS_ERR_ENVIRONMENT,
                        "FLASHSAMPLING_ISA=%s is unknown or does not run here; these do: %s", forced, names);
+    fs_nodes nodes = {.count = 0};
+    FS_TRY(find_nodes(context, &nodes));
     fs_cpu *cpu = fs_context_alloc(context, sizeof *cpu, "the CPU backend");
     if (!cpu) return FS_ERR_MEMORY;
     memset(cpu, 0, sizeof *cpu);
+    cpu->nodes = nodes;
     cpu->isa = isa;
     cpu->tasks = options->threads ? options->threads : fs_threads_available();
     cpu->parallel_for = options->parallel_for;
     cpu->parallel_user = options->parallel_user;
     if (!cpu->parallel_for) {
-        cpu->threads = fs_threads_start(context, cpu->tasks);
+        cpu->threads = fs_threads_start(context, cpu->tasks, &cpu->nodes);
         if (!cpu->threads) {
             fs_context_free(context, cpu);
             return FS_ERR_MEMORY;
@@ -38,10 +53,12 @@ static fs_status cpu_open(fs_context *context) {
     cpu->work.memory = options->work;
     cpu->work.size = options->work ? options->work_bytes : 0;
     context->state = cpu;
-    snprintf(context->text, sizeof context->text, "cpu: %s kernel (%s%s), %d %s", isa->name,
+    char where[48] = "";
+    if (cpu->nodes.count > 1) snprintf(where, sizeof where, " on %d memory nodes", cpu->nodes.count);
+    snprintf(context->text, sizeof context->text, "cpu: %s kernel (%s%s), %d %s%s", isa->name,
              forced ? "forced by FLASHSAMPLING_ISA" : "best of this CPU",
              isa->experimental ? ", experimental: never run on hardware" : "", cpu->tasks,
-             cpu->threads ? "threads" : "tasks on the caller's threads");
+             cpu->threads ? "threads" : "tasks on the caller's threads", where);
     return FS_OK;
 }
 
@@ -60,6 +77,7 @@ static void cpu_close(fs_context *context) {
     if (!cpu) return;
     fs_threads_stop(context, cpu->threads);
     if (!context->options.work) fs_context_free(context, cpu->work.memory);
+    fs_context_free(context, cpu->residence.node);
     fs_context_free(context, cpu);
     context->state = NULL;
 }
@@ -154,6 +172,25 @@ static size_t job_size(const fs_job *job, fs_context *context) {
     return count.used;
 }
 
+/* Asks where W lies, when a head is another than the last. Without an answer, or memory for it, blocks are dealt out in turn. */
+static void find_residence(fs_context *context, const fs_head *head) {
+    fs_cpu *cpu = context->state;
+    fs_residence *r = &cpu->residence;
+    const int64_t stride = head->stride ? head->stride : head->dim * (head->dtype == FS_F32 ? 4 : 2);
+    const int64_t count = (head->rows + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK;
+    if (cpu->nodes.count < 2 || head->kind != FS_HEAD_WEIGHTS) return;
+    if (r->data == head->data && r->stride == stride && r->rows == head->rows) return;
+    if (count > r->capacity) {
+        fs_context_free(context, r->node);
+        r->node = fs_context_alloc(context, (size_t)count, "where W lies");
+        r->capacity = r->node ? count : 0;
+    }
+    r->data = head->data;
+    r->stride = stride;
+    r->rows = head->rows;
+    if (r->node) fs_nodes_of_pages(&cpu->nodes, head->data, FS_NOISE_BLOCK * stride, count, r->node);
+}
+
 /* Makes the work memory this large, all of it free. */
 static fs_status reserve(fs_context *context, size_t bytes) {
     fs_cpu *cpu = context->state;
@@ -173,6 +210,7 @@ static fs_status reserve(fs_context *context, size_t bytes) {
 }
 
 static fs_status job_take_memory(fs_job *job, fs_context *context) {
+    find_residence(context, job->call.head);
     fs_cpu *cpu = context->state;
     size_t bytes = job_size(job, context);
     FS_TRY(reserve(context, bytes));

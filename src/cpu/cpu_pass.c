@@ -47,10 +47,11 @@ static fs_deal deal_of(const fs_pass *pass) {
 /* Ids of task i in a turn, 0 to deal.turns. */
 static fs_block turn_range(const fs_pass *pass, const fs_deal *deal, int32_t i, int64_t turn) {
     const int64_t first = pass->call->head->first_token, end = range_end(pass->call), tasks = pass->cpu->tasks;
-    const int64_t done = turn * tasks * deal->block, rest = deal->units - done;
+    const int64_t done = turn * tasks, rest = deal->units - done * deal->block;
     const int last = turn == deal->turns;
-    int64_t from = (deal->low + done + (last ? rest * i / tasks : i * deal->block)) * deal->unit;
-    int64_t to = (deal->low + done + (last ? rest * (i + 1) / tasks : (i + 1) * deal->block)) * deal->unit;
+    const int64_t block = last ? done : pass->order ? pass->order[done + i] : done + i;
+    int64_t from = (deal->low + block * deal->block + (last ? rest * i / tasks : 0)) * deal->unit;
+    int64_t to = (deal->low + block * deal->block + (last ? rest * (i + 1) / tasks : deal->block)) * deal->unit;
     if (from < first) from = first;
     if (to > end) to = end;
     fs_block range = {from, to > from ? to - from : 0};
@@ -62,6 +63,24 @@ static int64_t most_tokens(const fs_pass *pass) {
     const fs_deal deal = deal_of(pass);
     const int64_t tasks = pass->cpu->tasks, rest = deal.units - deal.turns * deal.block * tasks;
     return (deal.turns * deal.block + (rest + tasks - 1) / tasks) * deal.unit;
+}
+
+/* The node that a block of the deal lies on: its first row's. */
+typedef struct fs_block_nodes {
+    const fs_pass *pass;
+    const fs_deal *deal;
+} fs_block_nodes;
+
+static uint8_t node_of_block(const void *user, int64_t block) {
+    const fs_block_nodes *of = user;
+    const int64_t id = (of->deal->low + block * of->deal->block) * of->deal->unit;
+    const int64_t row = id - of->pass->call->head->first_token;
+    return of->pass->cpu->residence.node[row > 0 ? row / FS_NOISE_BLOCK : 0];
+}
+
+static int is_by_nodes(const fs_pass *pass) {
+    const fs_cpu *cpu = pass->cpu;
+    return cpu->nodes.count > 1 && cpu->residence.node && cpu->residence.data == pass->call->head->data;
 }
 
 #define FS_FAIR_TURNS 4
@@ -112,6 +131,9 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
     pass->logits = arena_take(arena, tasks * rows * columns, sizeof(float));
     pass->scratch = arena_take(arena, tasks, sizeof *pass->scratch);
     pass->spare = arena_take(arena, tasks * (size_t)batch->samples, sizeof *pass->spare);
+    const size_t dealt = pass->cpu->nodes.count > 1 ? (size_t)deal_of(pass).turns * tasks : 0;
+    pass->order = arena_take(arena, dealt, sizeof *pass->order);
+    if (!dealt || !weights || !is_by_nodes(pass)) pass->order = NULL;
     for (size_t t = 0; t < tasks; t++) {
         float *y = arena_take(arena, columns, sizeof *y);
         int32_t *count = arena_take(arena, columns, sizeof *count);
@@ -227,6 +249,11 @@ static void pack_task(void *arg, int32_t task) {
 }
 
 void fs_pass_prepare(fs_pass *pass) {
+    if (pass->order) {
+        const fs_deal deal = deal_of(pass);
+        const fs_block_nodes of = {pass, &deal};
+        fs_nodes_deal(&pass->cpu->nodes, deal.turns, pass->cpu->tasks, node_of_block, &of, pass->order);
+    }
     pass->cpu->parallel_for(pass->cpu->parallel_user, pass->cpu->tasks, prepare_task, pass);
     if (pass->call->head->kind == FS_HEAD_WEIGHTS)
         pass->cpu->parallel_for(pass->cpu->parallel_user, pass->cpu->tasks, pack_task, pass);

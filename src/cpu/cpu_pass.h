@@ -8,6 +8,14 @@
 #include "backend.h"
 #include "core/group.h"
 #include "cpu_arena.h"
+#include "cpu_nodes.h"
+
+/* Where W lies, as it was when a head was first seen: node [(rows + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK]. */
+typedef struct fs_residence {
+    const void *data;
+    int64_t stride, rows, capacity;
+    uint8_t *node;
+} fs_residence;
 
 /* The state of a context of this backend. */
 typedef struct fs_cpu {
@@ -17,6 +25,8 @@ typedef struct fs_cpu {
     void *parallel_user;
     struct fs_threads *threads; /* our own pool, or NULL */
     fs_arena work;              /* the context's or the caller's memory */
+    fs_nodes nodes;             /* of our own pool; count below 2: there is nothing to know */
+    fs_residence residence;     /* of the last head */
 } fs_cpu;
 
 typedef struct fs_pass {
@@ -34,6 +44,7 @@ typedef struct fs_pass {
     float *logits;       /* [tasks, rows, block + 2 FS_GRANULE] */
     fs_scratch *scratch; /* [tasks] */
     fs_winner *spare;    /* [tasks, samples] for fs_finish_row */
+    int32_t *order;      /* [turns, tasks] blocks by the nodes they lie on (cpu_nodes.h), or NULL: in turn */
 } fs_pass;
 
 /* Takes the pass's arrays from the arena (or only counts them, see cpu_arena.h). Returns 0 if they do not fit. */

@@ -13,13 +13,17 @@ struct fs_threads {
     pthread_mutex_t mutex; /* of those who sleep */
     pthread_cond_t wake, done;
     pthread_t *worker;
-    int32_t workers, looks;
+    int32_t threads, workers, looks;
+    const fs_nodes *nodes;
+    int32_t homes;    /* nodes whose tasks are told apart, at least 1 */
+    atomic_int bound; /* workers that have a node */
     /* The job: written while nobody is busy, read behind a new generation. */
-    int32_t count;
     void (*task)(void *arg, int32_t i);
     void *arg;
     atomic_ullong generation;
-    atomic_int next, busy; /* the next task; workers that have not ended this job */
+    int32_t end[FS_NODES];     /* a node's tasks are those below, behind the node's before */
+    atomic_int next[FS_NODES]; /* the next of them */
+    atomic_int busy;           /* workers that have not ended this job */
     atomic_int asleep, waiting, stop;
 };
 
@@ -33,11 +37,11 @@ static void look_away(int32_t i) {
 #endif
 }
 
-static void work(fs_threads *pool) {
-    for (;;) {
-        int32_t i = atomic_fetch_add(&pool->next, 1);
-        if (i >= pool->count) return;
-        pool->task(pool->arg, i);
+/* Its own node's tasks, then what others have left. */
+static void work(fs_threads *pool, int32_t home) {
+    for (int32_t k = 0; k < pool->homes; k++) {
+        const int32_t n = (home + k) % pool->homes;
+        for (int32_t i; (i = atomic_fetch_add(&pool->next[n], 1)) < pool->end[n];) pool->task(pool->arg, i);
     }
 }
 
@@ -76,10 +80,15 @@ static void wait_for_workers(fs_threads *pool) {
 
 static void *worker_main(void *arg) {
     fs_threads *pool = arg;
+    int32_t home = 0;
+    if (pool->homes > 1) { /* the caller is thread 0 */
+        home = fs_nodes_home(pool->nodes, 1 + atomic_fetch_add(&pool->bound, 1), pool->threads);
+        fs_nodes_bind(pool->nodes, home);
+    }
     for (unsigned long long seen = 0;;) {
         seen = next_generation(pool, seen);
         if (atomic_load(&pool->stop)) return NULL;
-        work(pool);
+        work(pool, home);
         if (atomic_fetch_sub(&pool->busy, 1) > 1 || !atomic_load(&pool->waiting)) continue;
         pthread_mutex_lock(&pool->mutex);
         pthread_cond_signal(&pool->done);
@@ -94,11 +103,14 @@ int32_t fs_threads_available(void) {
     return n > 0 ? n : 1;
 }
 
-fs_threads *fs_threads_start(fs_context *context, int32_t threads) {
+fs_threads *fs_threads_start(fs_context *context, int32_t threads, const fs_nodes *nodes) {
     fs_threads *pool = fs_context_alloc(context, sizeof *pool, "the thread pool");
     if (!pool) return NULL;
     memset(pool, 0, sizeof *pool);
+    pool->threads = threads;
     pool->looks = threads <= fs_threads_available() ? FS_LOOKS : 0;
+    pool->nodes = nodes;
+    pool->homes = nodes->count > 1 ? nodes->count : 1;
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->wake, NULL);
     pthread_cond_init(&pool->done, NULL);
@@ -137,11 +149,14 @@ void fs_threads_run(void *user, int32_t count, void (*task)(void *arg, int32_t i
     fs_threads *pool = user;
     pool->task = task;
     pool->arg = arg;
-    pool->count = count;
-    atomic_store(&pool->next, 0);
+    for (int32_t n = 0, i = 0; n < pool->homes; n++) {
+        atomic_store(&pool->next[n], i);
+        while (i < count && (pool->homes == 1 || fs_nodes_home(pool->nodes, i, count) == n)) i++;
+        pool->end[n] = i;
+    }
     atomic_store(&pool->busy, pool->workers);
     start_generation(pool);
-    work(pool);
+    work(pool, pool->homes > 1 ? fs_nodes_here(pool->nodes) : 0);
     wait_for_workers(
         pool); /* one may still be inside its last task, and must have left work() before `next` is reset */
 }

@@ -203,8 +203,7 @@ FS_DEVICE void settle(fs_court<N, J> *court, const fs_board &board, fs_docket *d
 template <int N, int J>
 FS_DEVICE void hold(fs_court<N, J> *court, const fs_board &board, fs_docket *docket, fs_held found) {
     const int32_t lane = threadIdx.x & 31;
-    if (__any_sync(~0u, found.id && docket->held.id) && docket->held.id &&
-        overtaken(court, board, docket->held, true))
+    if (__any_sync(~0u, found.id && docket->held.id) && docket->held.id && overtaken(court, board, docket->held, true))
         docket->held.id = 0;
     __syncwarp();
     while (const uint32_t crowded = __ballot_sync(~0u, found.id && docket->held.id)) {
@@ -215,8 +214,10 @@ FS_DEVICE void hold(fs_court<N, J> *court, const fs_board &board, fs_docket *doc
             continue;
         }
         const int32_t from = __ffs(crowded) - 1, to = __ffs(free) - 1;
-        const fs_held moved = {__shfl_sync(~0u, found.id, from),     __shfl_sync(~0u, found.x, from),
-                               __shfl_sync(~0u, found.most, from),   __shfl_sync(~0u, found.prefix, from),
+        const fs_held moved = {__shfl_sync(~0u, found.id, from),
+                               __shfl_sync(~0u, found.x, from),
+                               __shfl_sync(~0u, found.most, from),
+                               __shfl_sync(~0u, found.prefix, from),
                                {__shfl_sync(~0u, found.words[0], from), __shfl_sync(~0u, found.words[1], from)}};
         if (lane == to) docket->held = moved;
         if (lane == from) found.id = 0;

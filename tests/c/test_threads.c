@@ -70,8 +70,13 @@ static void a_pool_runs_every_task_once(void **state) {
     enum { MOST = 40 };
     const int32_t jobs = 1000 + (int32_t)test_size(19000);
     fs_context *context = open_context(FS_BACKEND_CPU, 1, 0);
+    /* Nodes whose cores are nobody's: threads stay where they are, tasks are told apart. */
+    fs_nodes nodes;
+    memset(&nodes, 0, sizeof nodes);
+    for (int32_t n = 0; n < FS_NODES; n++) nodes.cores[n] = 1 + n % 2;
     for (int32_t threads = 1; threads <= 5; threads++) {
-        fs_threads *pool = fs_threads_start(context, threads);
+        nodes.count = threads % 3;
+        fs_threads *pool = fs_threads_start(context, threads, &nodes);
         assert_non_null(pool);
         for (int32_t job = 0; job < jobs; job++) {
             const int32_t count = job % MOST;
