@@ -100,11 +100,20 @@ typedef struct fs_cuda_args {
     fs_cuda_exchange exchange;
 } fs_cuda_args;
 
-/* Whether a call wants tokens, and status, and nothing else. Kernels are there twice, because most calls do and code that is not there need
- * not be fetched: 1 to 3 us of a call (docs/findings/cold-code.md). */
-static inline int call_is_plain(const fs_cuda_args *args) {
+/* What a kernel is for. Each is there several times, because code that is not there need not be fetched, and is not jumped over: 1 to 3 us of
+ * a call for tokens, 1 to 5 of one for log Z (docs/findings/cold-code.md). */
+typedef enum fs_cuda_kind {
+    FS_CUDA_ANY,    /* everything */
+    FS_CUDA_MASSES, /* no groups, no largest logits, logits as they are: tokens, scores, log Z */
+    FS_CUDA_TOKENS, /* likewise, and no masses and no scores: tokens, status and nothing else */
+    FS_CUDA_KINDS
+} fs_cuda_kind;
+
+static inline fs_cuda_kind call_kind(const fs_cuda_args *args, int32_t shaped) {
     const fs_result *result = &args->result;
-    return !args->want && !args->exchange.header && !result->score && !result->logit && !result->logprob;
+    if (shaped || args->want & ~(uint32_t)(FS_CUDA_MASS | FS_CUDA_RAW_MASS)) return FS_CUDA_ANY;
+    const int more = args->want || args->exchange.header || result->score || result->logit || result->logprob;
+    return more ? FS_CUDA_MASSES : FS_CUDA_TOKENS;
 }
 
 #endif

@@ -111,14 +111,19 @@ FS_DEVICE void write_row(const fs_cuda_args &args, const fs_judged_row &row, int
     }
 }
 
-/* Adds a sum inside [2^-48, 2^99) to the row's mass: two reductions, in any order. The same limbs as mass_add's. */
-FS_DEVICE void line_add(fs_cuda_line *line, float sum) {
-    if (!(sum > 0.0f)) return;
+/* The first of the two limbs a sum inside [2^-48, 2^99) adds to, and what, 24 bits to the first and the rest to the next. The same limbs as
+ * mass_add's. */
+FS_DEVICE unsigned long long limbs_of(float sum, int32_t *limb) {
     const uint32_t bits = float_bits(sum);
-    const int32_t low = (int32_t)(bits >> 23) - 150, limb = (low + 24 * 32) / 24 - 32; /* floor(low / 24) */
-    const unsigned long long wide = (unsigned long long)((bits & 0x7FFFFFu) | 0x800000u) << (low - 24 * limb);
-    atomicAdd(&line->limb[limb - FS_CUDA_LIMB], wide & 0xFFFFFF);
-    if (wide >> 24) atomicAdd(&line->limb[limb - FS_CUDA_LIMB + 1], wide >> 24);
+    const int32_t low = (int32_t)(bits >> 23) - 150;
+    *limb = (low + 24 * 32) / 24 - 32; /* floor(low / 24) */
+    return (unsigned long long)((bits & 0x7FFFFFu) | 0x800000u) << (low - 24 * *limb);
+}
+
+/* Adds to two neighbouring limbs of the row's mass: two reductions, in any order. */
+FS_DEVICE void line_add(fs_cuda_line *line, int32_t limb, unsigned long long low, unsigned long long high) {
+    atomicAdd(&line->limb[limb - FS_CUDA_LIMB], low);
+    if (high) atomicAdd(&line->limb[limb - FS_CUDA_LIMB + 1], high);
 }
 
 FS_DEVICE fs_mass line_mass(const fs_cuda_line *line) {
@@ -145,7 +150,7 @@ FS_DEVICE void clear_line(fs_cuda_line *line, uint32_t want) {
     line->odd.limb[0] = 0;
 }
 
-/* A row of a plain call (call_is_plain). With `rehearse` nothing is written. */
+/* A row of a call for tokens alone (FS_CUDA_TOKENS). With `rehearse` nothing is written. */
 static __device__ __noinline__ void close_token(const fs_cuda_args &args, const fs_judged_row &row, int32_t b,
                                                 bool rehearse) {
     fs_cuda_line *line = &args.work->line[b];

@@ -1,5 +1,5 @@
 /* cuda_fused.cuh - the fused kernel around a tile: who does what, and when. A tile kernel (cuda_tile_<arch>.cu) is a type T with its
- * shape, produce() and dot(); the rest is here and the same for all. T::PLAIN is for plain calls (call_is_plain) of logits as they are.
+ * shape, produce() and dot(); the rest is here and the same for all. T::SIMPLE and T::PLAIN say what it need not do (fs_cuda_kind).
  *
  *   warp 0        producer (with two judges, warps 0 and 1): fills a ring of stages with W [128, K] and H [N, K]
  *   warps 1-3     judges: thresholds for the next tile, exact scores of survivors (cuda_judge.cuh), masses (cuda_mass.cuh)
@@ -23,6 +23,12 @@
 constexpr int FS_THREADS = 384;
 constexpr int FS_CONSUMERS = FS_STRIPS; /* warps */
 constexpr int FS_PATIENCE = 3000;       /* nanoseconds a CTA waits for the others' first scores, where that pays */
+
+/* What a call may want of a kernel. */
+template <class T>
+constexpr uint32_t wanted = T::PLAIN    ? 0u
+                            : T::SIMPLE ? (uint32_t)(FS_CUDA_MASS | FS_CUDA_RAW_MASS)
+                                        : ~0u;
 
 /* Barriers between consumers and judges. Once: `opened`, the rows are in shared memory. Once per part: `crested`, the largest logits of
  * its first tile are. Once per tile: `ready`, its thresholds are set; `used`, the consumers are done with them; `next`, the ring is the
@@ -74,7 +80,7 @@ template <class T> struct walk {
         p = piece_at<T::CLUSTER>(args, own, ++i);
         fresh = false;
         if (p.count <= 0) return p.count == 0;
-        const int64_t now = T::PLAIN ? 0 : part_at<T::CLUSTER>(args, p);
+        const int64_t now = T::SIMPLE ? 0 : part_at<T::CLUSTER>(args, p);
         fresh = now != part;
         part = now;
         return true;
@@ -126,7 +132,7 @@ template <class T>
 FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court, const rounds &turn) {
     constexpr int N = T::N, J = T::JUDGES;
     const int32_t judge = judge_thread<J>() / 32, lane = threadIdx.x & 31;
-    const uint32_t want = T::PLAIN ? 0 : args.want;
+    const uint32_t want = args.want & wanted<T>;
     const bool masses = want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS), groups = want & FS_CUDA_GROUPS;
     /* Waiting saves survivors in proportion to the rows and costs what is not hidden: nothing with two teams. */
     const bool patient = T::TEAMS > 1 || N >= 96 || groups;
@@ -135,7 +141,7 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
     uint32_t crested = 0;
     while (at.next()) {
         const int32_t first = at.p.first;
-        const fs_board board = board_of<T::PLAIN>(args, at.part);
+        const fs_board board = board_of<T::SIMPLE>(args, at.part);
         if (masses && at.i > 0) named_barrier(1, J * 32); /* sums are read before marks take their place */
         own_rows<N>(args, court, [&](int32_t b) {
             const fs_judged_row &row = court->row[b];
@@ -143,6 +149,7 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
                                             : tile_marks(row.noise, (uint32_t)first / FS_NOISE_BLOCK);
             /* A new group starts without a best score; every survivor of the last one has been judged. */
             if (groups && at.fresh) court->best[b] = 0;
+            if (N <= FS_PILES && masses && at.i == 0) court->pile[b] = {0, 0, 0};
         });
         for (bool rehearse = at.i == 0;; rehearse = false) {
             if (at.fresh && !rehearse) barrier_wait(turn.crested, crested++ & 1);
@@ -169,8 +176,10 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
         /* Double arithmetic waits for the tensor cores: not before they are done. A group has to be. */
         if (T::TEAMS > 1 || groups || at.is_last()) settle(court, board, &docket, !at.is_last());
         __syncwarp();
-        if (masses && at.p.count > 0) own_rows<N>(args, court, [&](int32_t b) { tally_row(court, args, at.part, b); });
+        if (masses && at.p.count > 0)
+            own_rows<N>(args, court, [&](int32_t b) { tally_row(court, args, at.part, b, groups); });
     }
+    if (masses && !groups) own_rows<N>(args, court, [&](int32_t b) { hand_in_pile(court, args, b); });
     if (want & FS_CUDA_PEAK)
         own_rows<N>(args, court, [&](int32_t b) { atomicMax(&args.work->line[b].peak, court->peak[b]); });
     __syncwarp();
@@ -191,7 +200,7 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *cour
     /* Anything: a rehearsal makes them -inf, a product starts anew. Setting them would be a kilobyte of cold instructions. */
 #pragma unroll
     for (int i = 0; i < TEAMS * N / 2; i++) asm volatile("" : "=f"(d[i / (N / 2)][i % (N / 2)]));
-    auto want = [&](uint32_t what) { return T::PLAIN ? 0 : args.want & what; };
+    auto want = [&](uint32_t what) { return args.want & what & wanted<T>; };
     walk<T> at(args);
     /* A second team has nothing to multiply before the first tile is over: it runs through what comes then, for the instructions alone, which
      * are the other team's too (H200, 2026-11: cold, they held the first crest up by 12 us at N = 64). A logit of -inf has no effect. */
@@ -217,7 +226,7 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *cour
 #pragma unroll
                     for (int m = 0; m < TEAMS; m++)
                         sum_granules<N>(d[m], court, args, at.part, strip + 4 * m, at.p.count <= 16 * (strip + 4 * m),
-                                        rehearse);
+                                        want(FS_CUDA_GROUPS), rehearse);
                 if (want(FS_CUDA_PEAK)) find_peaks<N, TEAMS>(d, court);
             }
             __syncwarp();
@@ -275,7 +284,7 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
         }
     } else {
         T::take_registers();
-        consume<T>(args, court, shared, !T::PLAIN && shaped != 0, ring{full, empty, 0, 0}, turn);
+        consume<T>(args, court, shared, !T::SIMPLE && shaped != 0, ring{full, empty, 0, 0}, turn);
     }
     __syncthreads();
     if constexpr (T::CLUSTER > 1) cluster_barrier(); /* no exit while the other CTA may still send here */

@@ -19,6 +19,14 @@
     384 /* survivors in flight; a multiple of 32 times any number of judges, so that a slot always belongs to one */
 #define FS_STRIPS 8 /* of 16 tokens in a tile, each in one consumer warp */
 
+/* What a CTA has added up of a row's mass so far, for rows of tiles up to so many: in wider ones there is no room. Every CTA adds to every
+ * row's line: once a tile that cost up to 11 us of a call (H200, 2026-11). */
+#define FS_PILES 128
+typedef struct fs_pile {
+    unsigned long long low, high; /* to limbs `limb` and `limb` + 1 of the line; 0, 0: nothing yet */
+    int32_t limb;
+} fs_pile;
+
 /* Shared memory of consumers and J judges, for N rows. */
 template <int N, int J> struct fs_court {
     static_assert(FS_QUEUE % (32 * J) == 0, "a slot belongs to one judge");
@@ -31,6 +39,7 @@ template <int N, int J> struct fs_court {
     /* Per strip and lane: eight of its accumulators, for code that cannot index registers; then its rows' masses. Between two
      * tiles it is the judges': the marks of the next one (marks_of). */
     float4 stash[FS_STRIPS][2][32];
+    fs_pile pile[N <= FS_PILES ? N : 1];
     unsigned long long queue[FS_QUEUE]; /* low word the logit, high word 1 + (token << 8 | row) ; 0: free */
     uint32_t tail;                      /* slots given out */
     uint32_t head[J];                   /* first chunk of 32 slots this judge has not finished */
@@ -163,8 +172,8 @@ typedef struct fs_board {
     int64_t stride;
 } fs_board;
 
-template <bool PLAIN> FS_DEVICE fs_board board_of(const fs_cuda_args &args, int64_t part) {
-    if (PLAIN || !(args.want & FS_CUDA_GROUPS))
+template <bool SIMPLE> FS_DEVICE fs_board board_of(const fs_cuda_args &args, int64_t part) {
+    if (SIMPLE || !(args.want & FS_CUDA_GROUPS))
         return {(char *)&args.work->line[0].key, (char *)&args.work->line[0].hint, sizeof(fs_cuda_line)};
     fs_group *first = part_of_row(args, part / args.parts.slots * args.parts.slots, 0);
     return {(char *)&part_of_row(args, part, 0)->winner.key, (char *)&first->winner.x,

@@ -61,7 +61,7 @@ FS_DEVICE void odd_granule(fs_court<N, J> *court, fs_mass *into, uint32_t *lock,
  * tile. With `rehearse` nothing is stored. */
 template <int N, int J>
 FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N, J> *court, const fs_cuda_args &args, int64_t part,
-                            int32_t strip, bool absent, bool rehearse) {
+                            int32_t strip, bool absent, bool groups, bool rehearse) {
     const int32_t column = 2 * (threadIdx.x & 3);
     constexpr int BLOCKS = (N + 31) / 32;
     float sums[BLOCKS];
@@ -96,8 +96,7 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N, J> *court, cons
             const int32_t b = __shfl_sync(~0u, own, __ffs(odd) - 1);
             stash<N>(d, court->stash[strip], b / 16);
             __syncwarp();
-            if (args.want & FS_CUDA_GROUPS)
-                odd_granule(court, &part_of_row(args, part, b)->mass, &court->lock, strip, b);
+            if (groups) odd_granule(court, &part_of_row(args, part, b)->mass, &court->lock, strip, b);
             else odd_granule(court, &args.work->line[b].odd, &args.work->line[b].lock, strip, b);
             __syncwarp();
         }
@@ -110,20 +109,43 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N, J> *court, cons
     }
 }
 
+/* To a CTA's pile of a row's mass; what begins in another limb than the pile goes to the line at once. */
+FS_DEVICE void pile_add(fs_pile *pile, fs_cuda_line *line, float sum) {
+    int32_t limb;
+    const unsigned long long wide = limbs_of(sum, &limb), low = wide & 0xFFFFFF, high = wide >> 24;
+    const fs_pile before = *pile;
+    if (!(before.low | before.high) || before.limb == limb) *pile = {before.low + low, before.high + high, limb};
+    else line_add(line, limb, low, high);
+}
+
 /* Judges: adds the eight granules of row b in the tile just compared, in one order, to the row's mass or in group modes the part's. */
 template <int N, int J>
-FS_DEVICE void tally_row(const fs_court<N, J> *court, const fs_cuda_args &args, int64_t at, int32_t b) {
+FS_DEVICE void tally_row(fs_court<N, J> *court, const fs_cuda_args &args, int64_t at, int32_t b, bool groups) {
     float sum = 0.0f;
 #pragma unroll
     for (int32_t strip = 0; strip < FS_STRIPS; strip++) sum += ((const float *)court->stash[strip])[b];
-    if (!(args.want & FS_CUDA_GROUPS)) {
-        line_add(&args.work->line[b], sum);
+    if (!(sum > 0.0f)) return;
+    if (!groups) {
+        if constexpr (N <= FS_PILES) pile_add(&court->pile[b], &args.work->line[b], sum);
+        else {
+            int32_t limb;
+            const unsigned long long wide = limbs_of(sum, &limb);
+            line_add(&args.work->line[b], limb, wide & 0xFFFFFF, wide >> 24);
+        }
         return;
     }
     fs_group *part = part_of_row(args, at, b);
     fs_mass mass = part->mass.limb[0] ? part->mass : mass_empty();
     mass_add(&mass, sum, 0);
-    if (!mass_is_empty(&mass)) part->mass = mass;
+    part->mass = mass;
+}
+
+/* The CTA's share of row b's mass, when its last tile is over. */
+template <int N, int J> FS_DEVICE void hand_in_pile(const fs_court<N, J> *court, const fs_cuda_args &args, int32_t b) {
+    if constexpr (N <= FS_PILES) {
+        const fs_pile pile = court->pile[b];
+        if (pile.low | pile.high) line_add(&args.work->line[b], pile.limb, pile.low, pile.high);
+    }
 }
 
 #endif

@@ -30,7 +30,7 @@ template <class T> FS_DEVICE share share_of(const fs_cuda_args &args) {
     /* Below 2^24 spans and 2^8 clusters: 32 bits do, and are divided ten times as fast. */
     const uint32_t base = low / SPAN, spans = (high + SPAN - 1) / SPAN - base;
     const uint32_t cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
-    if (!T::PLAIN && args.parts.group_tiles) {
+    if (!T::SIMPLE && args.parts.group_tiles) {
         const uint32_t first = spans * cluster / clusters, end = spans * (cluster + 1) / clusters;
         return {(int32_t)(base + first), 1, (int32_t)(end - first), (int32_t)(base + end - 1)};
     }

@@ -110,7 +110,7 @@ FS_DEVICE void load(uint32_t to, uint32_t next, const char *from, int64_t stride
 /* One instantiation: ROWS rows. */
 template <int ROWS, int DTYPE = FS_BF16, bool WITHOUT = false> struct tile {
     static constexpr int N = ROWS, CLUSTER = 1, TEAMS = 2;
-    static constexpr bool PLAIN = WITHOUT;
+    static constexpr bool SIMPLE = WITHOUT, PLAIN = WITHOUT;
     static constexpr int JUDGES = 2; /* and two producers: one cannot feed an SM, three bring no more (H200, 2026-11) */
     static constexpr int FILLERS = 64; /* every lane of both arrives when its copies are there */
     /* Tokens of a stage the first producer brings; the second brings the others and H, as many copies. */
@@ -288,7 +288,7 @@ typedef void (*kernel)(const matrices, const fs_cuda_args, int32_t);
 template <class... T> struct table {
     static constexpr fs_cuda_shape shapes[][ROOMS] = {{shape<T>(0), shape<T>(1), shape<T>(2)}...};
     static constexpr int32_t COUNT = sizeof...(T);
-    /* By whether the call is plain, and whether W is f16. */
+    /* By whether the call wants tokens alone, and whether W is f16. */
     static constexpr kernel kernels[2][2][COUNT] = {
         {{fused<T>...}, {fused<typename T::f16>...}},
         {{fused<typename T::plain>...}, {fused<typename T::plain::f16>...}}};
@@ -344,6 +344,6 @@ extern "C" cudaError_t fs_cuda_sm80_launch(const fs_cuda_plan *plan, const fs_cu
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
     config.numAttrs = args->overlap && head->flags & FS_HEAD_CONSTANT;
-    const bool plain = call_is_plain(args) && !shaped;
+    const bool plain = call_kind(args, shaped) == FS_CUDA_TOKENS;
     return cudaLaunchKernelEx(&config, family::kernels[plain][head->dtype != FS_BF16][i], from, even, shaped);
 }

@@ -18,12 +18,12 @@ constexpr int ATOM = 64; /* K elements in 128 bytes, the width of a swizzled row
 constexpr int BOX = 16;  /* rows of the smaller box of W, for tiles at the ends of a shard */
 
 /* One instantiation: ROWS rows, CTAS that share H, DEPTH stages of K_ATOMS * 64 in K, OPEN wgmma groups left in flight, consumers in
- * GANGS teams. Two teams are two warpgroups with a tile each, all 128 tokens of it; in one team they share it. WITHOUT what plain calls do
- * not need. */
-template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int GANGS, int DTYPE = FS_BF16, bool WITHOUT = false>
+ * GANGS teams. Two teams are two warpgroups with a tile each, all 128 tokens of it; in one team they share it. KIND: what it is for. */
+template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int GANGS, int DTYPE = FS_BF16,
+          fs_cuda_kind KIND = FS_CUDA_ANY>
 struct tile {
     static constexpr int N = ROWS, CLUSTER = CTAS, STAGES = DEPTH, ATOMS = K_ATOMS, INFLIGHT = OPEN, TEAMS = GANGS;
-    static constexpr bool PLAIN = WITHOUT;
+    static constexpr bool SIMPLE = KIND != FS_CUDA_ANY, PLAIN = KIND == FS_CUDA_TOKENS;
     static constexpr int JUDGES = 3;
     static constexpr int FILLERS = 1; /* arrivals that fill a stage, beside the bytes */
     static constexpr int W_BYTES = FS_CUDA_TILE * 128 * ATOMS, H_BYTES = N * 128 * ATOMS;
@@ -33,8 +33,7 @@ struct tile {
     static constexpr int BYTES = BARRIER_START + 2 * STAGES * 8 + rounds::BYTES;
     static_assert(BYTES <= 232448, "a block of sm_90 has 227 KB of shared memory");
     typedef fs_cuda_maps source;
-    using f16 = tile<ROWS, CTAS, DEPTH, K_ATOMS, OPEN, GANGS, FS_F16, PLAIN>;
-    using plain = tile<ROWS, CTAS, DEPTH, K_ATOMS, OPEN, GANGS, DTYPE, true>;
+    template <int TYPE, fs_cuda_kind FOR> using same = tile<ROWS, CTAS, DEPTH, K_ATOMS, OPEN, GANGS, TYPE, FOR>;
 
     /* 384 threads start with 168 registers each. More than 384 * 168 in all, and the consumers would wait for them for ever. */
     static constexpr int FEWER = 104, MORE = 200;
@@ -200,10 +199,14 @@ typedef void (*kernel)(const fs_cuda_maps, const fs_cuda_args, int32_t);
 template <class... T> struct table {
     static constexpr fs_cuda_shape shapes[] = {{T::N, T::CLUSTER, T::STAGES, T::ATOMS *ATOM, T::BYTES}...};
     static constexpr int32_t COUNT = sizeof...(T);
-    /* By whether the call is plain, and whether W is f16. */
-    static constexpr kernel kernels[2][2][COUNT] = {
-        {{fused<T>...}, {fused<typename T::f16>...}},
-        {{fused<typename T::plain>...}, {fused<typename T::plain::f16>...}}};
+    /* By what the call wants, and whether W is f16. */
+    static constexpr kernel kernels[FS_CUDA_KINDS][2][COUNT] = {
+        {{fused<typename T::template same<FS_BF16, FS_CUDA_ANY>>...},
+         {fused<typename T::template same<FS_F16, FS_CUDA_ANY>>...}},
+        {{fused<typename T::template same<FS_BF16, FS_CUDA_MASSES>>...},
+         {fused<typename T::template same<FS_F16, FS_CUDA_MASSES>>...}},
+        {{fused<typename T::template same<FS_BF16, FS_CUDA_TOKENS>>...},
+         {fused<typename T::template same<FS_F16, FS_CUDA_TOKENS>>...}}};
 };
 
 /* Narrowest first; cuda_plan.c takes the first that is wide enough. OPEN 1 pays from N = 160 on (0-4 %), not below. */
@@ -241,9 +244,10 @@ extern "C" const fs_cuda_shape *fs_cuda_sm90_shapes(int32_t *count) {
 
 extern "C" cudaError_t fs_cuda_sm90_open(int32_t *clusters_of_two) {
     *clusters_of_two = 0;
-    for (int32_t i = 0; i < family::COUNT * 4; i++) {
-        const kernel run = family::kernels[i % 4 / 2][i % 2][i / 4];
-        const fs_cuda_shape *s = &family::shapes[i / 4];
+    for (int32_t i = 0; i < family::COUNT * 2 * FS_CUDA_KINDS; i++) {
+        const int32_t shape = i % family::COUNT, which = i / family::COUNT;
+        const kernel run = family::kernels[which / 2][which % 2][shape];
+        const fs_cuda_shape *s = &family::shapes[shape];
         cudaError_t error = cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, s->shared_bytes);
         if (error != cudaSuccess) return error;
         if (s->cluster != 2) continue;
@@ -262,6 +266,6 @@ extern "C" cudaError_t fs_cuda_sm90_launch(const fs_cuda_plan *plan, const fs_cu
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute[2];
     configure(&config, attribute, plan->shape, plan->grid, args->head.flags & FS_HEAD_CONSTANT, stream);
-    const bool plain = call_is_plain(args) && !shaped;
-    return cudaLaunchKernelEx(&config, family::kernels[plain][args->head.dtype != FS_BF16][i], *maps, *args, shaped);
+    const fs_cuda_kind kind = call_kind(args, shaped);
+    return cudaLaunchKernelEx(&config, family::kernels[kind][args->head.dtype != FS_BF16][i], *maps, *args, shaped);
 }

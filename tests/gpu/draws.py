@@ -121,13 +121,15 @@ class Outputs:
 
 
 def draw(W, H, asked, head=None, tokens=torch.int32, logits="raw", context=None):
-    """What the device draws: tensors by name. Calls that want tokens alone have kernels of their own, which must draw the
-    same."""
-    out, plain = Outputs(H.shape[0], tokens), Outputs(H.shape[0], tokens, floats=())
-    for each in (out, plain):
+    """What the device draws: tensors by name. Calls have kernels of their own by what they want, tokens alone, scores too,
+    or the largest logits, which must draw the same."""
+    outs = [Outputs(H.shape[0], tokens, floats) for floats in ((), ("score", "logit"), ("score", "logit", "max_logit"))]
+    for each in outs:
         (context or GPU).sample(fs.Head(W, **(head or {})), H, out=each.rows, logits=logits, **asked)
-    assert same_bits(plain.taken(), out.taken()), "tokens or status differ where nothing else is wanted"
-    return out.taken()
+    tokens_alone, scores, everything = (each.taken() for each in outs)
+    assert same_bits(tokens_alone, scores), "tokens or status differ where nothing else is wanted"
+    assert same_bits(scores, everything), "tokens, status or scores differ where largest logits are wanted too"
+    return scores
 
 
 def dots(W, H):

@@ -35,8 +35,10 @@ def law(W, H, asked, logits, post_scale=1.0):
 def check(W, H, asked, logits, fields=FIELDS, scale=1.0, bound=3e-6):
     got = draw(W, H, asked, fields, dict(post_scale=scale), logits)
     l = law(W, H, asked, logits, scale)
-    plain = draw(W, H, asked, ("score", "logit"), dict(post_scale=scale), logits)
-    assert torch.equal(got["tokens"], plain["tokens"])  # the same draw, whatever else is asked
+    # The same draw and the same bits, whatever else is asked: calls without largest logits, and for tokens alone, have kernels of their own.
+    for less in (tuple(name for name in fields if name != "max_logit"), ("score", "logit"), ()):
+        other = draw(W, H, asked, less, dict(post_scale=scale), logits)
+        assert all(torch.equal(got[name], other[name]) for name in other if name in got)
     own = l.gather(1, got["tokens"].long()[:, None])[:, 0]
     want = {"logit": own, "log_z": l.logsumexp(1), "max_logit": l.max(1).values}
     want["logprob"] = own - want["log_z"]
