@@ -139,6 +139,7 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
     fs_docket docket = {(uint32_t)judge, 0, false, {}};
     walk<T> at(args);
     uint32_t crested = 0;
+    if (N <= FS_PILES && masses) own_rows<N>(args, court, [&](int32_t b) { court->pile[b] = {0, 0, 0}; });
     while (at.next()) {
         const int32_t first = at.p.first;
         const fs_board board = board_of<T::SIMPLE>(args, at.part);
@@ -149,7 +150,6 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
                                             : tile_marks(row.noise, (uint32_t)first / FS_NOISE_BLOCK);
             /* A new group starts without a best score; every survivor of the last one has been judged. */
             if (groups && at.fresh) court->best[b] = 0;
-            if (N <= FS_PILES && masses && at.i == 0) court->pile[b] = {0, 0, 0};
         });
         for (bool rehearse = at.i == 0;; rehearse = false) {
             if (at.fresh && !rehearse) barrier_wait(turn.crested, crested++ & 1);
