@@ -13,7 +13,11 @@
  * Cost, cycles for a tile of 16 tokens x 32 elements, which memory delivers in 150 (f16) or 300 (f32): splitting takes 8 or 14
  * instructions of two a cycle for each of 16 lines, 64 or 112; a matrix instruction takes 16, and there are 4 or 6 for each 16 rows. So
  * memory is the roof up to 32 rows, the unit above. A few rows lie side by side in one tile with all their parts: 2 or 3
- * instructions instead of 4 or 6. The lines of the next step are split between the products of this one, so that both go on at once.
+ * instructions instead of 4 or 6. The lines of a later step are split between the products of this one, so that both go on at once. For
+ * f16 that is the next step but one: a tile that was stored during the last step comes late (64 rows, one core of Emerald Rapids,
+ * 2026-11-15: 190 ns a step, 160 so); for f32 and mixed parts the next, as nothing is gained there. Columns of H are loaded by
+ * tileloaddt1, which leaves L1 to the parts of W. W is split again for each four columns: its parts, kept for all, cost more than that
+ * (docs/findings/split-weights-on-amx.md).
  *
  * f16 has subnormals, which are common in weights, and the unit would flush what becomes of the shorter exponent. So weights are
  * multiplied by 2^14, and the result's bits, shifted by three, are read as bf16: 2^-98 w; H is scaled by 2^98. Where an f16 is not
@@ -29,6 +33,7 @@
 #define FS_TOKENS 64                           /* at most, whose sums wait to be transposed: 4 tiles */
 #define FS_F16_SCALE 0x1p98f                   /* of H where W is f16, and 1 / it of W */
 #define FS_NOT_FINITE 0x99                     /* of vfpclassps: quiet and signalling NaN, + and - inf */
+#define FS_AHEAD 2                             /* steps that f16 is split before its products */
 #define FS_COLUMNS (FS_PANELS * FS_PARTS_MOST) /* tiles of sums of 64 rows */
 
 /* ------------------------------------------------------------------------------------------------------ pack ---- */
@@ -181,7 +186,7 @@ typedef struct meeting {
 /* Tiles: 0 .. 3 the sums, 4 .. 6 parts of W, 7 and for f16 also 6 a column of H. */
 #define FS_DOT(column, tile)                                                                                           \
     do {                                                                                                               \
-        _tile_loadd(tile, m->h[column] + k * m->h_step, 64);                                                           \
+        _tile_stream_loadd(tile, m->h[column] + k * m->h_step, 64);                                                    \
         _tile_dpbf16ps(column, 4, tile);                                                                               \
         if (m->met[column] > 1) _tile_dpbf16ps(column, 5, tile);                                                       \
         if (dtype == FS_F32 && m->met[column] > 2) _tile_dpbf16ps(column, 6, 7);                                       \
@@ -233,21 +238,26 @@ FS_INLINE splitting split_from(int32_t dtype, const meeting *m, int64_t k, const
 /* N columns; 0: the one that is mixed. */
 FS_INLINE void dot_tile(int32_t dtype, int N, const meeting *m) {
     const int64_t steps = (m->dim + FS_STEP - 1) / FS_STEP;
-    _Alignas(64) char tiles[2][FS_PARTS_MOST * FS_TILE_BYTES], tail[FS_TILE * FS_STEP * 4];
+    const int ahead = dtype == FS_F16 && N ? FS_AHEAD : 1;
+    _Alignas(64) char tiles[2 * FS_AHEAD][FS_PARTS_MOST * FS_TILE_BYTES], tail[FS_TILE * FS_STEP * 4];
     if (m->dim % FS_STEP) copy_tail(m->w, m->stride, m->n, m->dim, dtype == FS_F32 ? 4 : 2, tail);
     _tile_zero(0);
     if (N > 1) _tile_zero(1);
     if (N > 2) _tile_zero(2);
     if (N > 3) _tile_zero(3);
-    splitting next = split_from(dtype, m, 0, tail, tiles[0]);
-    split_some(dtype, &next, 0, 1);
-    split_again(dtype, &next);
+    splitting next;
+    for (int64_t k = 0; k < ahead; k++) {
+        next = split_from(dtype, m, k, tail, tiles[k]);
+        if (k > 0 && k >= steps) next.n = 0; /* there is always one step */
+        split_some(dtype, &next, 0, 1);
+        split_again(dtype, &next);
+    }
     for (int64_t k = 0; k < steps; k++) {
         FS_WRITTEN(tiles);
-        next = split_from(dtype, m, k + 1, tail, tiles[(k + 1) & 1]);
-        if (k + 1 == steps) next.n = 0;
-        if (N) dot_step(dtype, N, m, k, tiles[k & 1], &next);
-        else dot_mixed(dtype, m, k, tiles[k & 1], &next);
+        next = split_from(dtype, m, k + ahead, tail, tiles[(k + ahead) & (2 * ahead - 1)]);
+        if (k + ahead >= steps) next.n = 0;
+        if (N) dot_step(dtype, N, m, k, tiles[k & (2 * ahead - 1)], &next);
+        else dot_mixed(dtype, m, k, tiles[k & (2 * ahead - 1)], &next);
         FS_WRITTEN(tiles);
         split_again(dtype, &next);
     }
