@@ -277,7 +277,9 @@ FS_DEVICE void close_part(const fs_cuda_args &args, const seat &at, int64_t part
     desk *d = at.d;
     const int32_t b = blockIdx.y;
     hand_in(d, purse);
-    if (find_winner(at, &own)) {
+    const bool winner = find_winner(at, &own);
+    __syncwarp(); /* where a warp is a team, its mass is another lane's, and all have read the best before it is cleared */
+    if (winner) {
         if (own.id)
             atomicMax(key_on(board_of<false>(args, part), b), (unsigned long long)exact_key(d->row, own.x, own.id - 1));
         d->best[at.team] = 0;
