@@ -96,7 +96,8 @@ void fs_nodes_of_pages(const fs_nodes *nodes, const char *data, int64_t step, in
         const void *pages[AT_ONCE];
         int status[AT_ONCE];
         for (int64_t i = 0; i < n; i++) {
-            pages[i] = (const void *)((uintptr_t)(data + (first + i) * step) / page * page);
+            const char *at = data + (first + i) * step;
+            pages[i] = at - (uintptr_t)at % page; /* the kernel asks for whole pages */
             status[i] = -1;
         }
         /* Without nodes to move pages to, it says where they are. */
