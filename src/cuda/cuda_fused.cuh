@@ -173,7 +173,8 @@ FS_DEVICE void judge(const fs_cuda_args &args, fs_court<T::N, T::JUDGES> *court,
         while (!__shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 1000), 0))
             judge_queue(court, args, board, &docket);
         judge_queue(court, args, board, &docket);
-        /* Double arithmetic waits for the tensor cores: not before they are done. A group has to be. */
+        /* With one team double arithmetic waits for the tensor cores, and they for it: not before they are done. A group does not outlast
+         * its tiles. */
         if (T::TEAMS > 1 || groups || at.is_last()) settle(court, board, &docket, !at.is_last());
         __syncwarp();
         if (masses && at.p.count > 0)
