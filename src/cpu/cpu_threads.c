@@ -72,8 +72,8 @@ static void wait_for_workers(fs_threads *pool) {
     for (int32_t i = 0; i < pool->looks && atomic_load(&pool->busy); i++) look_away(i);
     if (!atomic_load(&pool->busy)) return;
     pthread_mutex_lock(&pool->mutex);
-    atomic_exchange(&pool->waiting,
-                    1); /* under qemu-user 7.2 on x86-64 a load may pass a mere store, and the last worker is missed */
+    /* Not by a store: under qemu-user 7.2 on x86-64 the load behind it may pass it, and the last worker is missed. */
+    atomic_exchange(&pool->waiting, 1);
     while (atomic_load(&pool->busy)) pthread_cond_wait(&pool->done, &pool->mutex);
     atomic_store(&pool->waiting, 0);
     pthread_mutex_unlock(&pool->mutex);
