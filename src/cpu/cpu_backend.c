@@ -77,7 +77,6 @@ static void cpu_close(fs_context *context) {
     if (!cpu) return;
     fs_threads_stop(context, cpu->threads);
     if (!context->options.work) fs_context_free(context, cpu->work.memory);
-    fs_context_free(context, cpu->residence.node);
     fs_context_free(context, cpu);
     context->state = NULL;
 }
@@ -172,23 +171,19 @@ static size_t job_size(const fs_job *job, fs_context *context) {
     return count.used;
 }
 
-/* Asks where W lies, when a head is another than the last. Without an answer, or memory for it, blocks are dealt out in turn. */
-static void find_residence(fs_context *context, const fs_head *head) {
-    fs_cpu *cpu = context->state;
+/* Asks where W lies, when a head is another than the last. */
+static void find_residence(fs_cpu *cpu, const fs_head *head) {
     fs_residence *r = &cpu->residence;
-    const int64_t stride = head->stride ? head->stride : head->dim * (head->dtype == FS_F32 ? 4 : 2);
-    const int64_t count = (head->rows + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK;
+    const int64_t stride = weights_stride(head);
     if (cpu->nodes.count < 2 || head->kind != FS_HEAD_WEIGHTS) return;
     if (r->data == head->data && r->stride == stride && r->rows == head->rows) return;
-    if (count > r->capacity) {
-        fs_context_free(context, r->node);
-        r->node = fs_context_alloc(context, (size_t)count, "where W lies");
-        r->capacity = r->node ? count : 0;
-    }
+    const int64_t blocks = (head->rows + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK;
     r->data = head->data;
     r->stride = stride;
     r->rows = head->rows;
-    if (r->node) fs_nodes_of_pages(&cpu->nodes, head->data, FS_NOISE_BLOCK * stride, count, r->node);
+    r->step = (blocks + FS_PLACES - 1) / FS_PLACES * FS_NOISE_BLOCK;
+    if (!blocks) return;
+    fs_nodes_of_pages(&cpu->nodes, head->data, r->step * stride, (head->rows + r->step - 1) / r->step, r->node);
 }
 
 /* Makes the work memory this large, all of it free. */
@@ -210,8 +205,8 @@ static fs_status reserve(fs_context *context, size_t bytes) {
 }
 
 static fs_status job_take_memory(fs_job *job, fs_context *context) {
-    find_residence(context, job->call.head);
     fs_cpu *cpu = context->state;
+    find_residence(cpu, job->call.head);
     size_t bytes = job_size(job, context);
     FS_TRY(reserve(context, bytes));
     if (!job_layout(job, context, &cpu->work))

@@ -1,6 +1,6 @@
 /* cpu_nodes.h - memory nodes: which cores are near which pages, and which task therefore reads which block of W.
  *
- * On a machine with several nodes (sockets, or parts of one) a core reads its own node's memory about twice as fast as another's. W stays
+ * On a machine with several nodes (sockets, or parts of one) a core reads its own node's memory faster than another's. W stays
  * where its owner has put it: what is dealt out is who reads it. A task belongs to a node, threads are bound to the cores of theirs
  * (cpu_threads.h), and each takes blocks whose first page is there as long as there are any. With one node, or where it is not known,
  * all this is nothing. */

@@ -75,12 +75,12 @@ static uint8_t node_of_block(const void *user, int64_t block) {
     const fs_block_nodes *of = user;
     const int64_t id = (of->deal->low + block * of->deal->block) * of->deal->unit;
     const int64_t row = id - of->pass->call->head->first_token;
-    return of->pass->cpu->residence.node[row > 0 ? row / FS_NOISE_BLOCK : 0];
+    return of->pass->cpu->residence.node[row > 0 ? row / of->pass->cpu->residence.step : 0];
 }
 
 static int is_by_nodes(const fs_pass *pass) {
     const fs_cpu *cpu = pass->cpu;
-    return cpu->nodes.count > 1 && cpu->residence.node && cpu->residence.data == pass->call->head->data;
+    return cpu->nodes.count > 1 && cpu->residence.data == pass->call->head->data;
 }
 
 #define FS_FAIR_TURNS 4
@@ -268,7 +268,7 @@ static void compute_block(const fs_pass *pass, fs_block block, float *logits, in
     const int64_t local = block.first - head->first_token, bytes = dtype_bytes(head->dtype);
     float *out = logits + block_lead(block);
     if (head->kind == FS_HEAD_WEIGHTS) {
-        int64_t stride = head->stride ? head->stride : head->dim * bytes;
+        int64_t stride = weights_stride(head);
         kernel_of(pass)->tile(&pass->hidden, (const char *)head->data + local * stride, stride, (int32_t)block.n, out,
                               columns);
         return;

@@ -10,11 +10,12 @@
 #include "cpu_arena.h"
 #include "cpu_nodes.h"
 
-/* Where W lies, as it was when a head was first seen: node [(rows + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK]. */
+/* Where W lies, as it was when a head was first seen: the node of every `step`-th row. In the context, because calls do not allocate. */
+#define FS_PLACES 4096
 typedef struct fs_residence {
-    const void *data;
-    int64_t stride, rows, capacity;
-    uint8_t *node;
+    const void *data; /* NULL: no head yet */
+    int64_t stride, rows, step;
+    uint8_t node[FS_PLACES];
 } fs_residence;
 
 /* The state of a context of this backend. */
@@ -49,6 +50,11 @@ typedef struct fs_pass {
 
 /* Takes the pass's arrays from the arena (or only counts them, see cpu_arena.h). Returns 0 if they do not fit. */
 int fs_pass_layout(fs_pass *pass, fs_arena *arena);
+
+/* Bytes from one row of a head of weights to the next. */
+static inline int64_t weights_stride(const fs_head *head) {
+    return head->stride ? head->stride : head->dim * (head->dtype == FS_F32 ? 4 : 2);
+}
 
 /* Fills what every block needs: hidden states, noise names, sorted lists; and empties the summaries. */
 void fs_pass_prepare(fs_pass *pass);

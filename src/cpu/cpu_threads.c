@@ -158,6 +158,6 @@ void fs_threads_run(void *user, int32_t count, void (*task)(void *arg, int32_t i
     atomic_store(&pool->busy, pool->workers);
     start_generation(pool);
     work(pool, pool->homes > 1 ? fs_nodes_here(pool->nodes) : 0);
-    wait_for_workers(
-        pool); /* one may still be inside its last task, and must have left work() before `next` is reset */
+    /* One may still be inside its last task, and must have left work() before `next` is reset. */
+    wait_for_workers(pool);
 }

@@ -73,6 +73,12 @@ static inline fs_context *open_context(int32_t backend, int32_t threads, int32_t
     return context;
 }
 
+/* For mkstemp and mkdtemp: where TMPDIR says, or in the folder that POSIX has for it. */
+static inline void temporary_name(char *name, size_t size) {
+    const char *folder = getenv("TMPDIR");
+    snprintf(name, size, "%s/flashsampling-XXXXXX", folder ? folder : "/tmp");
+}
+
 /* How much of a long test to do: legs under sanitizers and emulators set FLASHSAMPLING_TEST_SCALE, e.g. 0.1. */
 static inline uint64_t test_size(uint64_t full) {
     const char *scale = getenv("FLASHSAMPLING_TEST_SCALE");

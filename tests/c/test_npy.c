@@ -1,25 +1,16 @@
 /* test_npy.c - .npy files: what is read, what is written, and that no hostile file does more than fail with a text. */
 #define _POSIX_C_SOURCE 200809L
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support.h"
 
 #include "io/npy.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 static char path[256];
 
 static int make_path(void **state) {
     (void)state;
-    const char *folder = getenv("TMPDIR");
-    snprintf(path, sizeof path, "%s/test_npy_XXXXXX", folder ? folder : "/tmp");
+    temporary_name(path, sizeof path);
     int handle = mkstemp(path);
     if (handle < 0) return -1;
     return close(handle);
