@@ -51,12 +51,24 @@ __attribute__((target("avx512bf16,avx512f"))) static double pairs_avx512bf16(voi
     return (double)ROUNDS * SUMS * 64;
 }
 
-/* The library has asked the system for tiles when it opened a context with that kernel. */
+/* Numbers of both signs between 1/2 and 2: the unit is a fifth faster with zeros (5.9 ns an instruction instead of 7.1 on Emerald Rapids), and
+ * weights are none. The library has asked the system for tiles when it opened a context with that kernel. */
 __attribute__((target("amx-tile,amx-bf16"))) static double tiles_amx(void) {
     uint8_t config[64] = {1};
+    uint16_t number[4][512];
+    uint32_t random = 1;
     for (int i = 0; i < 8; i++) config[16 + 2 * i] = 64, config[48 + i] = 16;
-    __asm__ volatile("" : : "r"(config) : "memory"); /* gcc does not know that the next line reads it */
+    for (int i = 0; i < 4 * 512; i++) {
+        random = random * 1664525u + 1013904223u;
+        number[i / 512][i % 512] = (uint16_t)(0x3F00 + (random >> 24) + (random >> 23 & 1) * 0x8000);
+    }
+    /* gcc does not know that tile instructions read memory. */
+    __asm__ volatile("" : : "r"(config), "r"(number) : "memory");
     _tile_loadconfig(config);
+    _tile_loadd(4, number[0], 64);
+    _tile_loadd(5, number[1], 64);
+    _tile_loadd(6, number[2], 64);
+    _tile_loadd(7, number[3], 64);
     for (int i = 0; i < ROUNDS; i++) {
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);

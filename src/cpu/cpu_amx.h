@@ -75,6 +75,29 @@ FS_INLINE void transpose(__m512 *x) {
     }
 }
 
+/* The prefetcher follows a stream to the end of its page and starts anew in the next one, and a tile starts 16 streams at once. So during
+ * the last 16 steps of a tile the first two lines of the next one are asked for, a row a step (docs/findings/first-lines-of-a-tile.md). */
+typedef struct asking {
+    const char *at;
+    int64_t move; /* to the next row; 0 while nothing is asked for */
+    const char *then;
+    int64_t stride, due; /* the step at which asking starts */
+} asking;
+
+/* w: a tile whose rows are `stride` bytes apart; then: the next one, or NULL. */
+FS_INLINE asking ask_for(const char *w, const char *then, int64_t stride, int64_t steps) {
+    asking a = {w, 0, then, stride, !then ? steps : steps > FS_TILE ? steps - FS_TILE : 0};
+    return a;
+}
+
+FS_INLINE void ask_step(asking *a, int64_t k) {
+    a->at = k == a->due ? a->then : a->at;
+    a->move = k == a->due ? a->stride : a->move;
+    _mm_prefetch(a->at, _MM_HINT_T1);
+    _mm_prefetch(a->at + 64, _MM_HINT_T1);
+    a->at += a->move;
+}
+
 /* Tiles side by side in one page, at most `most`: rows of the tile are that far apart. See docs/findings/one-stream-per-page.md. */
 FS_INLINE int32_t spacing_of(int64_t stride, int32_t most) {
     int32_t tiles = 1;

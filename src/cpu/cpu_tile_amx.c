@@ -98,8 +98,8 @@ FS_INLINE void dot_step(int N, int parts, const char *w, int64_t stride, const c
 
 /* sum: for each panel [FS_TOKENS, 16 rows], the tile's tokens `sum_stride` bytes apart. tail: the elements of an unfinished step, zero
  * padded, or NULL. */
-FS_INLINE void dot_tile(int N, const fs_hidden *hidden, const char *w, int64_t stride, const char *tail, const char *h,
-                        float *sum, int64_t sum_stride) {
+FS_INLINE void dot_tile(int N, const fs_hidden *hidden, const char *w, int64_t stride, const char *then,
+                        const char *tail, const char *h, float *sum, int64_t sum_stride) {
     const int parts = split_parts(hidden->dtype);
     const int64_t steps = hidden->dim / FS_STEP;
     const size_t panel = panel_bytes(hidden);
@@ -107,8 +107,11 @@ FS_INLINE void dot_tile(int N, const fs_hidden *hidden, const char *w, int64_t s
     if (N > 1) _tile_zero(1);
     if (N > 2) _tile_zero(2);
     if (N > 3) _tile_zero(3);
-    for (int64_t k = 0; k < steps; k++, h += parts * FS_TILE_BYTES)
+    asking ask = ask_for(w, then, stride, steps);
+    for (int64_t k = 0; k < steps; k++, h += parts * FS_TILE_BYTES) {
+        ask_step(&ask, k);
         dot_step(N, parts, w + k * FS_STEP * 2, stride, h, panel);
+    }
     if (tail) dot_step(N, parts, tail, 64, h, panel);
     _tile_stored(0, sum, sum_stride);
     if (N > 1) _tile_stored(1, sum + FS_TOKENS * FS_TILE, sum_stride);
@@ -140,8 +143,8 @@ static void store_tile(const fs_hidden *hidden, int32_t first, const char *w, in
 /* -------------------------------------------------------------------------------------------------- the tile ---- */
 
 /* One tile: n tokens, `stride` bytes apart, for N panels from panel p on. */
-static void tile_panels(const fs_hidden *hidden, const char *w, int64_t stride, int32_t n, int32_t p, int32_t N,
-                        float *sum, int64_t sum_stride) {
+static void tile_panels(const fs_hidden *hidden, const char *w, int64_t stride, const char *then, int32_t n, int32_t p,
+                        int32_t N, float *sum, int64_t sum_stride) {
     const int64_t left = hidden->dim % FS_STEP;
     const char *h = hidden->packed + (size_t)p * panel_bytes(hidden);
     _Alignas(64) char copy[FS_TILE_BYTES];
@@ -150,21 +153,23 @@ static void tile_panels(const fs_hidden *hidden, const char *w, int64_t stride, 
         FS_WRITTEN(copy);
     }
     const char *tail = left ? copy : NULL;
-    if (N == 1) dot_tile(1, hidden, w, stride, tail, h, sum, sum_stride);
-    else if (N == 2) dot_tile(2, hidden, w, stride, tail, h, sum, sum_stride);
-    else if (N == 3) dot_tile(3, hidden, w, stride, tail, h, sum, sum_stride);
-    else dot_tile(4, hidden, w, stride, tail, h, sum, sum_stride);
+    if (N == 1) dot_tile(1, hidden, w, stride, then, tail, h, sum, sum_stride);
+    else if (N == 2) dot_tile(2, hidden, w, stride, then, tail, h, sum, sum_stride);
+    else if (N == 3) dot_tile(3, hidden, w, stride, then, tail, h, sum, sum_stride);
+    else dot_tile(4, hidden, w, stride, then, tail, h, sum, sum_stride);
 }
 
 /* `tiles` tiles of n tokens: token t of tile i is row i + t * tiles of w. */
-static void tile_group(const fs_hidden *hidden, const char *w, int64_t stride, int32_t tiles, int32_t n, float *out,
-                       int64_t out_ld) {
+static void tile_group(const fs_hidden *hidden, const char *w, int64_t stride, const char *then, int32_t tiles,
+                       int32_t n, float *out, int64_t out_ld) {
     const int32_t panels = panels_of(hidden);
     _Alignas(64) float sum[FS_PANELS * FS_TOKENS * FS_TILE];
     for (int32_t p = 0, N; p < panels; p += N) {
         N = panels - p < FS_PANELS ? panels - p : FS_PANELS;
+        const char *after = p + N == panels ? then : NULL;
         for (int32_t i = 0; i < tiles; i++)
-            tile_panels(hidden, w + i * stride, tiles * stride, n, p, N, sum + i * FS_TILE, tiles * 64);
+            tile_panels(hidden, w + i * stride, tiles * stride, i == tiles - 1 ? after : NULL, n, p, N,
+                        sum + i * FS_TILE, tiles * 64);
         for (int32_t j = 0; j < N; j++)
             for (int32_t t = 0; t < tiles * n; t += FS_TILE)
                 store_tile(hidden, (p + j) * FS_TILE, w + t * stride, stride, tiles > 1 ? FS_TILE : n,
@@ -177,13 +182,13 @@ static void tile(const fs_hidden *hidden, const void *w, int64_t stride, int32_t
     const int32_t tiles = spacing_of(stride, FS_TOKENS / FS_TILE);
     int32_t t = 0;
     if (tokens >= FS_TILE) configure(FS_TILE, 1);
-    for (; tokens - t >= tiles * FS_TILE; t += tiles * FS_TILE)
-        tile_group(hidden, data + t * stride, stride, tiles, FS_TILE, out + t, out_ld);
-    for (; tokens - t >= FS_TILE; t += FS_TILE)
-        tile_group(hidden, data + t * stride, stride, 1, FS_TILE, out + t, out_ld);
-    if (t < tokens) {
-        configure(tokens - t, 1);
-        tile_group(hidden, data + t * stride, stride, 1, tokens - t, out + t, out_ld);
+    while (t < tokens) {
+        const int32_t left = tokens - t, n = left < FS_TILE ? left : FS_TILE;
+        const int32_t group = left < tiles * FS_TILE ? 1 : tiles;
+        const char *at = data + t * stride, *then = at + group * n * stride;
+        if (n < FS_TILE) configure(n, 1);
+        tile_group(hidden, at, stride, left - group * n >= FS_TILE ? then : NULL, group, n, out + t, out_ld);
+        t += group * n;
     }
     _tile_release();
 }

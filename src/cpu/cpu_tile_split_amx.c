@@ -30,10 +30,10 @@
  * added, 0 + 1, + 2. */
 #include "cpu_amx.h"
 
-#define FS_TOKENS 64                           /* at most, whose sums wait to be transposed: 4 tiles */
-#define FS_F16_SCALE 0x1p98f                   /* of H where W is f16, and 1 / it of W */
-#define FS_NOT_FINITE 0x99                     /* of vfpclassps: quiet and signalling NaN, + and - inf */
-#define FS_AHEAD 2                             /* steps that f16 is split before its products */
+#define FS_TOKENS 64         /* at most, whose sums wait to be transposed: 4 tiles */
+#define FS_F16_SCALE 0x1p98f /* of H where W is f16, and 1 / it of W */
+#define FS_NOT_FINITE 0x99   /* of vfpclassps: quiet and signalling NaN, + and - inf */
+#define FS_AHEAD 2           /* steps that W is split before its products, where parts are not mixed */
 #define FS_COLUMNS (FS_PANELS * FS_PARTS_MOST) /* tiles of sums of 64 rows */
 
 /* ------------------------------------------------------------------------------------------------------ pack ---- */
@@ -133,13 +133,13 @@ FS_INLINE void split_any_f16(__m256i x, char *to) {
 typedef struct splitting {
     const char *w; /* the next line, `stride` bytes before the one after it */
     int64_t stride;
-    int32_t n, need; /* lines; parts */
+    int32_t n; /* lines */
     char *to;
     __m512i any; /* bits that some element has */
 } splitting;
 
-FS_INLINE void split_line(int32_t dtype, splitting *s) {
-    if (dtype == FS_F32) split_f32(_mm512_loadu_ps(s->w), _mm512_loadu_ps(s->w + 64), s->need, s->to);
+FS_INLINE void split_line(int32_t dtype, int need, splitting *s) {
+    if (dtype == FS_F32) split_f32(_mm512_loadu_ps(s->w), _mm512_loadu_ps(s->w + 64), need, s->to);
     else {
         const __m512i x = _mm512_loadu_si512(s->w);
         s->any = _mm512_or_si512(s->any, x);
@@ -150,13 +150,13 @@ FS_INLINE void split_line(int32_t dtype, splitting *s) {
 }
 
 /* The lines due at this of `calls` calls. */
-FS_INLINE void split_some(int32_t dtype, splitting *s, int call, int calls) {
+FS_INLINE void split_some(int32_t dtype, int need, splitting *s, int call, int calls) {
     if (s->n == FS_TILE) {
         const int lines = FS_TILE * (call + 1) / calls - FS_TILE * call / calls;
-#pragma GCC unroll 8
-        for (int i = 0; i < lines; i++) split_line(dtype, s);
-    } else
-        for (int i = s->n * call / calls; i < s->n * (call + 1) / calls; i++) split_line(dtype, s);
+#pragma GCC unroll 16
+        for (int i = 0; i < lines; i++) split_line(dtype, need, s);
+    } else if (call == 0)
+        for (int i = 0; i < s->n; i++) split_line(dtype, need, s);
 }
 
 /* All lines once more if an f16 has the highest bit of its exponent set: 2 or more, inf or NaN. */
@@ -174,39 +174,53 @@ FS_INLINE void split_again(int32_t dtype, const splitting *s) {
 typedef struct meeting {
     const char *w; /* the first token; the others `stride` bytes apart */
     int64_t stride, dim;
-    int32_t n, need;          /* tokens; parts of W that are met */
+    int32_t n;        /* tokens */
+    const char *then; /* the first token of the tile after this one, where that starts other pages, or NULL */
+    uint32_t met;     /* digit c: parts of W that column c meets, none more than the one before; 0: they are mixed */
     const char *h[FS_PANELS]; /* tiles of step 0 */
-    int32_t met[FS_PANELS];   /* parts of W each column meets */
     int64_t h_step; /* bytes from step to step; if parts are mixed, bytes to the next part of W's tile in h_part */
     int64_t h_part;
     float *sum[FS_PANELS]; /* [tokens, 16 columns], tokens `sum_stride` bytes apart */
     int64_t sum_stride;
 } meeting;
 
-/* Tiles: 0 .. 3 the sums, 4 .. 6 parts of W, 7 and for f16 also 6 a column of H. */
+FS_INLINE int digit(uint32_t met, int column) {
+    return (int)(met >> 4 * column & 15);
+}
+
+/* Products of the columns before this one. */
+FS_INLINE int products_before(uint32_t met, int column) {
+    int n = 0;
+    for (int c = 0; c < column; c++) n += digit(met, c);
+    return n;
+}
+
+/* Tiles: 0 .. 3 the sums, 4 .. 6 parts of W, 7 and for f16 also 6 a column of H. Behind each product its share of the lines is split: the
+ * finer both are mixed, the more of them overlaps. */
+#define FS_PRODUCT(column, part, of_w, of_h)                                                                           \
+    if (digit(met, column) > part) {                                                                                   \
+        _tile_dpbf16ps(column, of_w, of_h);                                                                            \
+        split_some(dtype, digit(met, 0), next, products_before(met, column) + part, products_before(met, FS_PANELS));  \
+    }
 #define FS_DOT(column, tile)                                                                                           \
     do {                                                                                                               \
-        _tile_stream_loadd(tile, m->h[column] + k * m->h_step, 64);                                                    \
-        _tile_dpbf16ps(column, 4, tile);                                                                               \
-        if (m->met[column] > 1) _tile_dpbf16ps(column, 5, tile);                                                       \
-        if (dtype == FS_F32 && m->met[column] > 2) _tile_dpbf16ps(column, 6, 7);                                       \
+        if (digit(met, column)) _tile_stream_loadd(tile, m->h[column] + k * m->h_step, 64);                            \
+        FS_PRODUCT(column, 0, 4, tile)                                                                                 \
+        FS_PRODUCT(column, 1, 5, tile)                                                                                 \
+        FS_PRODUCT(column, 2, 6, tile)                                                                                 \
     } while (0)
 
-/* Step k, whose parts of W are at w, for N columns, and the lines of the next one. */
-FS_INLINE void dot_step(int32_t dtype, int N, const meeting *m, int64_t k, const char *w, splitting *next) {
+/* Step k, whose parts of W are at w, for the columns of `met`, and the lines of a later one. */
+FS_INLINE void dot_step(int32_t dtype, uint32_t met, const meeting *m, int64_t k, const char *w, splitting *next) {
     _tile_loadd(4, w, 64);
-    if (m->need > 1) _tile_loadd(5, w + FS_TILE_BYTES, 64);
-    if (dtype == FS_F32 && m->need > 2) _tile_loadd(6, w + 2 * FS_TILE_BYTES, 64);
+    if (digit(met, 0) > 1) _tile_loadd(5, w + FS_TILE_BYTES, 64);
+    if (digit(met, 0) > 2) _tile_loadd(6, w + 2 * FS_TILE_BYTES, 64);
     FS_DOT(0, 7);
-    split_some(dtype, next, 0, N);
-    if (N > 1 && dtype == FS_F16) FS_DOT(1, 6);
-    if (N > 1 && dtype == FS_F32) FS_DOT(1, 7);
-    if (N > 1) split_some(dtype, next, 1, N);
-    if (N > 2) FS_DOT(2, 7);
-    if (N > 2) split_some(dtype, next, 2, N);
-    if (N > 3 && dtype == FS_F16) FS_DOT(3, 6);
-    if (N > 3 && dtype == FS_F32) FS_DOT(3, 7);
-    if (N > 3) split_some(dtype, next, 3, N);
+    if (dtype == FS_F16) FS_DOT(1, 6);
+    else FS_DOT(1, 7);
+    FS_DOT(2, 7);
+    if (dtype == FS_F16) FS_DOT(3, 6);
+    else FS_DOT(3, 7);
 }
 
 /* The same for the column in which parts are mixed. */
@@ -216,80 +230,92 @@ FS_INLINE void dot_mixed(int32_t dtype, const meeting *m, int64_t k, const char 
     _tile_loadd(7, h, 64);
     _tile_loadd(4, w, 64);
     _tile_dpbf16ps(0, 4, 7);
-    split_some(dtype, next, 0, parts);
+    split_some(dtype, parts, next, 0, parts);
     if (m->h_part) _tile_loadd(7, h + m->h_part, 64);
     _tile_loadd(5, w + FS_TILE_BYTES, 64);
     _tile_dpbf16ps(0, 5, 7);
-    split_some(dtype, next, 1, parts);
+    split_some(dtype, parts, next, 1, parts);
     if (dtype == FS_F16) return;
     if (m->h_part) _tile_loadd(7, h + 2 * m->h_part, 64);
     _tile_loadd(6, w + 2 * FS_TILE_BYTES, 64);
     _tile_dpbf16ps(0, 6, 7);
-    split_some(dtype, next, 2, parts);
+    split_some(dtype, parts, next, 2, parts);
 }
 
 FS_INLINE splitting split_from(int32_t dtype, const meeting *m, int64_t k, const char *tail, char *to) {
     const int64_t line = FS_STEP * (dtype == FS_F32 ? 4 : 2);
-    splitting s = {m->w + k * line, m->stride, m->n, m->need, to, _mm512_setzero_si512()};
+    splitting s = {m->w + k * line, m->stride, m->n, to, _mm512_setzero_si512()};
     if (k == m->dim / FS_STEP) s.w = tail, s.stride = line;
     return s;
 }
 
-/* N columns; 0: the one that is mixed. */
-FS_INLINE void dot_tile(int32_t dtype, int N, const meeting *m) {
+FS_INLINE void dot_tile(int32_t dtype, uint32_t met, const meeting *m) {
     const int64_t steps = (m->dim + FS_STEP - 1) / FS_STEP;
-    const int ahead = dtype == FS_F16 && N ? FS_AHEAD : 1;
+    const int ahead = met ? FS_AHEAD : 1, need = met ? digit(met, 0) : split_parts(dtype);
     _Alignas(64) char tiles[2 * FS_AHEAD][FS_PARTS_MOST * FS_TILE_BYTES], tail[FS_TILE * FS_STEP * 4];
     if (m->dim % FS_STEP) copy_tail(m->w, m->stride, m->n, m->dim, dtype == FS_F32 ? 4 : 2, tail);
     _tile_zero(0);
-    if (N > 1) _tile_zero(1);
-    if (N > 2) _tile_zero(2);
-    if (N > 3) _tile_zero(3);
+    if (met > 0xF) _tile_zero(1);
+    if (met > 0xFF) _tile_zero(2);
+    if (met > 0xFFF) _tile_zero(3);
     splitting next;
     for (int64_t k = 0; k < ahead; k++) {
         next = split_from(dtype, m, k, tail, tiles[k]);
         if (k > 0 && k >= steps) next.n = 0; /* there is always one step */
-        split_some(dtype, &next, 0, 1);
+        split_some(dtype, need, &next, 0, 1);
         split_again(dtype, &next);
     }
+    asking ask = ask_for(m->w, m->then, m->stride, steps);
     for (int64_t k = 0; k < steps; k++) {
+        ask_step(&ask, k);
         FS_WRITTEN(tiles);
         next = split_from(dtype, m, k + ahead, tail, tiles[(k + ahead) & (2 * ahead - 1)]);
         if (k + ahead >= steps) next.n = 0;
-        if (N) dot_step(dtype, N, m, k, tiles[k & (2 * ahead - 1)], &next);
+        if (met) dot_step(dtype, met, m, k, tiles[k & (2 * ahead - 1)], &next);
         else dot_mixed(dtype, m, k, tiles[k & (2 * ahead - 1)], &next);
         FS_WRITTEN(tiles);
         split_again(dtype, &next);
     }
     _tile_stored(0, m->sum[0], m->sum_stride);
-    if (N > 1) _tile_stored(1, m->sum[1], m->sum_stride);
-    if (N > 2) _tile_stored(2, m->sum[2], m->sum_stride);
-    if (N > 3) _tile_stored(3, m->sum[3], m->sum_stride);
+    if (met > 0xF) _tile_stored(1, m->sum[1], m->sum_stride);
+    if (met > 0xFF) _tile_stored(2, m->sum[2], m->sum_stride);
+    if (met > 0xFFF) _tile_stored(3, m->sum[3], m->sum_stride);
 }
 
-/* One function for each shape: what gcc 12 makes of several in one frame is slower (docs/findings/micro-kernels-and-gcc.md). */
-#define FS_DEFINE_DOT(type, of_w, N)                                                                                   \
-    static __attribute__((noinline)) void dot_##type##_##N(const meeting *m) {                                         \
-        dot_tile(of_w, N, m);                                                                                          \
+/* One function for each shape: what gcc 12 makes of several in one frame is slower (docs/findings/micro-kernels-and-gcc.md). These are
+ * all that dot_columns makes of 1 to 4 panels and 1 to 3 parts of H. */
+#define FS_SHAPES_F32(X)                                                                                               \
+    X(f32, 0x0)                                                                                                        \
+    X(f32, 0x3)                                                                                                        \
+    X(f32, 0x33)                                                                                                       \
+    X(f32, 0x333) X(f32, 0x3333) X(f32, 0x222) X(f32, 0x2222) X(f32, 0x111) X(f32, 0x1111) X(f32, 0x23) X(f32, 0x2233) \
+        X(f32, 0x123) X(f32, 0x233) X(f32, 0x112)
+#define FS_SHAPES_F16(X)                                                                                               \
+    X(f16, 0x0)                                                                                                        \
+    X(f16, 0x2) X(f16, 0x22) X(f16, 0x222) X(f16, 0x2222) X(f16, 0x111) X(f16, 0x1111) X(f16, 0x122) X(f16, 0x112)
+
+#define FS_OF_f32 FS_F32
+#define FS_OF_f16 FS_F16
+#define FS_DEFINE_DOT(type, shape)                                                                                     \
+    static __attribute__((noinline)) void dot_##type##_##shape(const meeting *m) {                                     \
+        dot_tile(FS_OF_##type, shape, m);                                                                              \
     }
-#define FS_DEFINE_DOTS(type, of_w)                                                                                     \
-    FS_DEFINE_DOT(type, of_w, 0)                                                                                       \
-    FS_DEFINE_DOT(type, of_w, 1)                                                                                       \
-    FS_DEFINE_DOT(type, of_w, 2)                                                                                       \
-    FS_DEFINE_DOT(type, of_w, 3)                                                                                       \
-    FS_DEFINE_DOT(type, of_w, 4)                                                                                       \
-    static void (*const dots_##type[])(const meeting *) = {dot_##type##_0, dot_##type##_1, dot_##type##_2,             \
-                                                           dot_##type##_3, dot_##type##_4}
-FS_DEFINE_DOTS(f32, FS_F32);
-FS_DEFINE_DOTS(f16, FS_F16);
+#define FS_CHOOSE_DOT(type, shape)                                                                                     \
+    case shape:                                                                                                        \
+        dot_##type##_##shape(m);                                                                                       \
+        break;
+FS_SHAPES_F32(FS_DEFINE_DOT)
+FS_SHAPES_F16(FS_DEFINE_DOT)
+
+static void dot_f32(const meeting *m) {
+    switch (m->met) { FS_SHAPES_F32(FS_CHOOSE_DOT) }
+}
+
+static void dot_f16(const meeting *m) {
+    switch (m->met) { FS_SHAPES_F16(FS_CHOOSE_DOT) }
+}
 
 /* ----------------------------------------------------------------------------------------------------- store ---- */
-
-/* x [16 columns] of 16 tokens each. */
-FS_INLINE void load_sums(const float *sum, __m512 *x) {
-    for (int i = 0; i < 16; i++) x[i] = _mm512_loadu_ps(sum + 16 * i);
-    transpose(x);
-}
 
 typedef struct group {
     int32_t dtype;
@@ -297,6 +323,7 @@ typedef struct group {
     packing packing;
     const char *w;
     int64_t stride;
+    const char *then; /* the next group's, or NULL */
     int32_t tiles, n; /* `tiles` tiles of n tokens: token t of tile i is row i + t * tiles of w */
     float *sum;       /* [FS_COLUMNS, FS_TOKENS, 16] */
 } group;
@@ -307,12 +334,15 @@ static void store_tile(const group *g, int32_t first, int32_t panels, int32_t p,
     const int32_t row = (first + p) * FS_TILE, left = g->hidden->rows - row, rows = left < FS_TILE ? left : FS_TILE;
     const __mmask16 there = (__mmask16)((1u << tokens) - 1);
     const float *sum = g->sum + (p * FS_TOKENS + t) * FS_TILE;
-    __m512 x[16], y[16];
-    load_sums(sum, x);
-    for (int j = 1; j < g->packing.parts; j++) {
-        if (!g->packing.mixed) load_sums(sum + j * panels * FS_TOKENS * FS_TILE, y);
-        for (int32_t r = 0; r < rows; r++) x[r] = _mm512_add_ps(x[r], g->packing.mixed ? x[j * rows + r] : y[r]);
+    __m512 x[16];
+    for (int i = 0; i < 16; i++) {
+        x[i] = _mm512_loadu_ps(sum + 16 * i);
+        for (int j = 1; j < g->packing.parts && !g->packing.mixed; j++)
+            x[i] = _mm512_add_ps(x[i], _mm512_loadu_ps(sum + (j * panels * FS_TOKENS + i) * FS_TILE));
     }
+    transpose(x);
+    for (int j = 1; j < g->packing.parts && g->packing.mixed; j++)
+        for (int32_t r = 0; r < rows; r++) x[r] = _mm512_add_ps(x[r], x[j * rows + r]);
     for (int32_t r = 0; r < rows; r++) {
         float *to = out + (row + r) * out_ld + t;
         _mm512_mask_storeu_ps(to, there, x[r]);
@@ -327,20 +357,20 @@ static void store_tile(const group *g, int32_t first, int32_t panels, int32_t p,
 
 /* Columns [from, from + N) of `panels` panels from `first` on: those of part 0, then of part 1, then of part 2. */
 static void dot_columns(const group *g, int32_t first, int32_t panels, int32_t from, int32_t N) {
-    const int own = split_parts(g->dtype);
+    const int own = split_parts(g->dtype), last = g->packing.mixed || from + N == panels * g->packing.parts;
     meeting m = {.stride = g->tiles * g->stride, .dim = g->hidden->dim, .n = g->n, .sum_stride = g->tiles * 64};
     m.h_step = g->packing.tiles * FS_TILE_BYTES;
     m.h_part = g->packing.mixed && g->packing.tiles > 1 ? FS_TILE_BYTES : 0;
     for (int32_t c = 0; c < N; c++) {
         const int32_t j = (from + c) / panels, p = (from + c) % panels;
         m.h[c] = g->hidden->packed + (size_t)(first + p) * g->packing.panel + j * FS_TILE_BYTES;
-        m.met[c] = own < FS_PARTS_MOST - j ? own : FS_PARTS_MOST - j;
-        if (m.met[c] > m.need) m.need = m.met[c];
+        if (!g->packing.mixed) m.met |= (uint32_t)(own < FS_PARTS_MOST - j ? own : FS_PARTS_MOST - j) << 4 * c;
     }
     for (int32_t i = 0; i < g->tiles; i++) {
         m.w = g->w + i * g->stride;
+        m.then = i == g->tiles - 1 && last ? g->then : NULL;
         for (int32_t c = 0; c < N; c++) m.sum[c] = g->sum + ((from + c) * FS_TOKENS + i) * FS_TILE;
-        (g->dtype == FS_F32 ? dots_f32 : dots_f16)[g->packing.mixed ? 0 : N](&m);
+        (g->dtype == FS_F32 ? dot_f32 : dot_f16)(&m);
     }
 }
 
@@ -364,8 +394,8 @@ static void tile_group(const group *g, float *out, int64_t out_ld) {
 static void tile_all(int32_t dtype, const fs_hidden *hidden, const char *w, int64_t stride, int32_t tokens, float *out,
                      int64_t out_ld) {
     _Alignas(64) float sum[FS_COLUMNS * FS_TOKENS * FS_TILE];
-    group g = {dtype,   hidden, packing_of(dtype, hidden), w, stride, spacing_of(stride, FS_TOKENS / FS_TILE),
-               FS_TILE, sum};
+    const int32_t tiles = spacing_of(stride, FS_TOKENS / FS_TILE);
+    group g = {dtype, hidden, packing_of(dtype, hidden), w, stride, NULL, tiles, FS_TILE, sum};
     const int of_w = split_parts(dtype);
     if (tokens >= FS_TILE) configure(FS_TILE, of_w);
     for (int32_t t = 0; t < tokens;) {
@@ -375,8 +405,9 @@ static void tile_all(int32_t dtype, const fs_hidden *hidden, const char *w, int6
             continue;
         }
         g.w = w + t * stride;
-        tile_group(&g, out + t, out_ld);
         t += g.tiles * g.n;
+        g.then = tokens - t >= FS_TILE ? w + t * stride : NULL;
+        tile_group(&g, out + t - g.tiles * g.n, out_ld);
     }
     _tile_release();
 }
