@@ -81,16 +81,32 @@ static void pack(const fs_hidden *hidden, int64_t from, int64_t to) {
         else _tile_loadd(tile, at, 64);                                                                                \
     } while (0)
 
+/* From three panels on, what a step does hardly leaves loads from memory anything to overlap with: the whole of the next tile is asked for, a
+ * line of each row a step. Fewer leave that to the prefetcher, but for the first lines (cpu_amx.h). See
+ * docs/findings/amx-at-64-rows.md. */
+#define FS_ASK_WHOLE(N) ((N) > 2)
+
+/* The share of panel i of N in asking for 16 lines at `ask`, `stride` bytes apart. */
+FS_INLINE void ask_some(int N, int i, const char *ask, int64_t stride) {
+    if (!FS_ASK_WHOLE(N)) return;
+#pragma GCC unroll 16
+    for (int r = FS_TILE * i / N; r < FS_TILE * (i + 1) / N; r++) _mm_prefetch(ask + r * stride, _MM_HINT_T1);
+}
+
 /* One step: 16 tokens at w times N panels, `panel` bytes apart. */
-FS_INLINE void dot_step(int N, int parts, const char *w, int64_t stride, const char *h, size_t panel) {
+FS_INLINE void dot_step(int N, int parts, const char *w, int64_t stride, const char *ask, const char *h, size_t panel) {
     _tile_loadd(4, w, stride);
     for (int i = 0; i < parts; i++, h += FS_TILE_BYTES) {
+        if (i == 0) ask_some(N, 0, ask, stride);
         FS_LOAD_H(5, h);
         _tile_dpbf16ps(0, 4, 5);
+        if (N > 1 && i == 0) ask_some(N, 1, ask, stride);
         if (N > 1) FS_LOAD_H(6, h + panel);
         if (N > 1) _tile_dpbf16ps(1, 4, 6);
+        if (N > 2 && i == 0) ask_some(N, 2, ask, stride);
         if (N > 2) FS_LOAD_H(5, h + 2 * panel);
         if (N > 2) _tile_dpbf16ps(2, 4, 5);
+        if (N > 3 && i == 0) ask_some(N, 3, ask, stride);
         if (N > 3) FS_LOAD_H(6, h + 3 * panel);
         if (N > 3) _tile_dpbf16ps(3, 4, 6);
     }
@@ -108,11 +124,12 @@ FS_INLINE void dot_tile(int N, const fs_hidden *hidden, const char *w, int64_t s
     if (N > 2) _tile_zero(2);
     if (N > 3) _tile_zero(3);
     asking ask = ask_for(w, then, stride, steps);
+    const char *whole = then ? then : w;
     for (int64_t k = 0; k < steps; k++, h += parts * FS_TILE_BYTES) {
-        ask_step(&ask, k);
-        dot_step(N, parts, w + k * FS_STEP * 2, stride, h, panel);
+        if (!FS_ASK_WHOLE(N)) ask_step(&ask, k);
+        dot_step(N, parts, w + k * FS_STEP * 2, stride, whole + k * FS_STEP * 2, h, panel);
     }
-    if (tail) dot_step(N, parts, tail, 64, h, panel);
+    if (tail) dot_step(N, parts, tail, 64, tail, h, panel);
     _tile_stored(0, sum, sum_stride);
     if (N > 1) _tile_stored(1, sum + FS_TOKENS * FS_TILE, sum_stride);
     if (N > 2) _tile_stored(2, sum + 2 * FS_TOKENS * FS_TILE, sum_stride);
@@ -168,8 +185,12 @@ static void tile_group(const fs_hidden *hidden, const char *w, int64_t stride, c
         N = panels - p < FS_PANELS ? panels - p : FS_PANELS;
         const char *after = p + N == panels ? then : NULL;
         for (int32_t i = 0; i < tiles; i++)
-            tile_panels(hidden, w + i * stride, tiles * stride, i == tiles - 1 ? after : NULL, n, p, N,
-                        sum + i * FS_TILE, tiles * 64);
+            tile_panels(hidden, w + i * stride, tiles * stride,
+                        !after            ? NULL
+                        : FS_ASK_WHOLE(N) ? after + i * stride
+                        : i == tiles - 1  ? after
+                                          : NULL,
+                        n, p, N, sum + i * FS_TILE, tiles * 64);
         for (int32_t j = 0; j < N; j++)
             for (int32_t t = 0; t < tiles * n; t += FS_TILE)
                 store_tile(hidden, (p + j) * FS_TILE, w + t * stride, stride, tiles > 1 ? FS_TILE : n,
