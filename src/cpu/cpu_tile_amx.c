@@ -112,8 +112,8 @@ FS_INLINE void dot_step(int N, int parts, const char *w, int64_t stride, const c
     }
 }
 
-/* sum: for each panel [FS_TOKENS, 16 rows], the tile's tokens `sum_stride` bytes apart. tail: the elements of an unfinished step, zero
- * padded, or NULL. */
+/* sum: for each panel [FS_TOKENS, 16 rows], the tile's tokens `sum_stride` bytes apart. then: a later tile to ask for, or NULL. tail: the
+ * elements of an unfinished step, zero padded, or NULL. */
 FS_INLINE void dot_tile(int N, const fs_hidden *hidden, const char *w, int64_t stride, const char *then,
                         const char *tail, const char *h, float *sum, int64_t sum_stride) {
     const int parts = split_parts(hidden->dtype);
@@ -159,7 +159,7 @@ static void store_tile(const fs_hidden *hidden, int32_t first, const char *w, in
 
 /* -------------------------------------------------------------------------------------------------- the tile ---- */
 
-/* One tile: n tokens, `stride` bytes apart, for N panels from panel p on. */
+/* One tile: n tokens, `stride` bytes apart, for N panels from panel p on; then: a later one to ask for, or NULL. */
 static void tile_panels(const fs_hidden *hidden, const char *w, int64_t stride, const char *then, int32_t n, int32_t p,
                         int32_t N, float *sum, int64_t sum_stride) {
     const int64_t left = hidden->dim % FS_STEP;
@@ -176,21 +176,19 @@ static void tile_panels(const fs_hidden *hidden, const char *w, int64_t stride, 
     else dot_tile(4, hidden, w, stride, then, tail, h, sum, sum_stride);
 }
 
-/* `tiles` tiles of n tokens: token t of tile i is row i + t * tiles of w. */
+/* `tiles` tiles of n tokens: token t of tile i is row i + t * tiles of w. then: the next group, or NULL. */
 static void tile_group(const fs_hidden *hidden, const char *w, int64_t stride, const char *then, int32_t tiles,
                        int32_t n, float *out, int64_t out_ld) {
     const int32_t panels = panels_of(hidden);
     _Alignas(64) float sum[FS_PANELS * FS_TOKENS * FS_TILE];
     for (int32_t p = 0, N; p < panels; p += N) {
         N = panels - p < FS_PANELS ? panels - p : FS_PANELS;
-        const char *after = p + N == panels ? then : NULL;
-        for (int32_t i = 0; i < tiles; i++)
-            tile_panels(hidden, w + i * stride, tiles * stride,
-                        !after            ? NULL
-                        : FS_ASK_WHOLE(N) ? after + i * stride
-                        : i == tiles - 1  ? after
-                                          : NULL,
-                        n, p, N, sum + i * FS_TILE, tiles * 64);
+        for (int32_t i = 0; i < tiles; i++) {
+            /* The last tile's first lines start the pages of all tiles. */
+            const int asks = then && p + N == panels && (FS_ASK_WHOLE(N) || i == tiles - 1);
+            const char *ask = !asks ? NULL : FS_ASK_WHOLE(N) ? then + i * stride : then;
+            tile_panels(hidden, w + i * stride, tiles * stride, ask, n, p, N, sum + i * FS_TILE, tiles * 64);
+        }
         for (int32_t j = 0; j < N; j++)
             for (int32_t t = 0; t < tiles * n; t += FS_TILE)
                 store_tile(hidden, (p + j) * FS_TILE, w + t * stride, stride, tiles > 1 ? FS_TILE : n,
