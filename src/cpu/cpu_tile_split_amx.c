@@ -291,10 +291,24 @@ FS_INLINE void dot_tile(int32_t dtype, uint32_t met, const meeting *m) {
     X(f32, 0x333)                                                                                                      \
     X(f32, 0x3333)                                                                                                     \
     X(f32, 0x222)                                                                                                      \
-    X(f32, 0x2222) X(f32, 0x111) X(f32, 0x1111) X(f32, 0x23) X(f32, 0x2233) X(f32, 0x123) X(f32, 0x233) X(f32, 0x112)
+    X(f32, 0x2222)                                                                                                     \
+    X(f32, 0x111)                                                                                                      \
+    X(f32, 0x1111)                                                                                                     \
+    X(f32, 0x23)                                                                                                       \
+    X(f32, 0x2233)                                                                                                     \
+    X(f32, 0x123)                                                                                                      \
+    X(f32, 0x233)                                                                                                      \
+    X(f32, 0x112)
 #define FS_SHAPES_F16(X)                                                                                               \
     X(f16, 0x0)                                                                                                        \
-    X(f16, 0x2) X(f16, 0x22) X(f16, 0x222) X(f16, 0x2222) X(f16, 0x111) X(f16, 0x1111) X(f16, 0x122) X(f16, 0x112)
+    X(f16, 0x2)                                                                                                        \
+    X(f16, 0x22)                                                                                                       \
+    X(f16, 0x222)                                                                                                      \
+    X(f16, 0x2222)                                                                                                     \
+    X(f16, 0x111)                                                                                                      \
+    X(f16, 0x1111)                                                                                                     \
+    X(f16, 0x122)                                                                                                      \
+    X(f16, 0x112)
 
 #define FS_OF_f32 FS_F32
 #define FS_OF_f16 FS_F16
