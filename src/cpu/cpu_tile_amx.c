@@ -88,9 +88,8 @@ static void pack(const fs_hidden *hidden, int64_t from, int64_t to) {
 
 /* The share of panel i of N in asking for 16 lines at `ask`, `stride` bytes apart. */
 FS_INLINE void ask_some(int N, int i, const char *ask, int64_t stride) {
-    if (!FS_ASK_WHOLE(N)) return;
-#pragma GCC unroll 16
-    for (int r = FS_TILE * i / N; r < FS_TILE * (i + 1) / N; r++) _mm_prefetch(ask + r * stride, _MM_HINT_T1);
+    const int from = FS_TILE * i / N, to = FS_TILE * (i + 1) / N;
+    for (int r = from; FS_ASK_WHOLE(N) && r < to; r++) _mm_prefetch(ask + r * stride, _MM_HINT_T1);
 }
 
 /* One step: 16 tokens at w times N panels, `panel` bytes apart. */
