@@ -84,9 +84,9 @@ typedef struct asking {
     int64_t stride, due; /* the step at which asking starts */
 } asking;
 
-/* w: a tile whose rows are `stride` bytes apart; then: the next one, or NULL. */
+/* w: a tile whose rows are `stride` bytes apart; then: the next one, or w itself: nothing is asked for. */
 FS_INLINE asking ask_for(const char *w, const char *then, int64_t stride, int64_t steps) {
-    asking a = {w, 0, then, stride, !then ? steps : steps > FS_TILE ? steps - FS_TILE : 0};
+    asking a = {w, 0, then, stride, then == w ? steps : steps > FS_TILE ? steps - FS_TILE : 0};
     return a;
 }
 

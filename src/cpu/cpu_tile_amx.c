@@ -111,7 +111,7 @@ FS_INLINE void dot_step(int N, int parts, const char *w, int64_t stride, const c
     }
 }
 
-/* sum: for each panel [FS_TOKENS, 16 rows], the tile's tokens `sum_stride` bytes apart. then: a later tile to ask for, or NULL. tail: the
+/* sum: for each panel [FS_TOKENS, 16 rows], the tile's tokens `sum_stride` bytes apart. then: a later tile to ask for, or w. tail: the
  * elements of an unfinished step, zero padded, or NULL. */
 FS_INLINE void dot_tile(int N, const fs_hidden *hidden, const char *w, int64_t stride, const char *then,
                         const char *tail, const char *h, float *sum, int64_t sum_stride) {
@@ -123,10 +123,9 @@ FS_INLINE void dot_tile(int N, const fs_hidden *hidden, const char *w, int64_t s
     if (N > 2) _tile_zero(2);
     if (N > 3) _tile_zero(3);
     asking ask = ask_for(w, then, stride, steps);
-    const char *whole = then ? then : w;
     for (int64_t k = 0; k < steps; k++, h += parts * FS_TILE_BYTES) {
         if (!FS_ASK_WHOLE(N)) ask_step(&ask, k);
-        dot_step(N, parts, w + k * FS_STEP * 2, stride, whole + k * FS_STEP * 2, h, panel);
+        dot_step(N, parts, w + k * FS_STEP * 2, stride, then + k * FS_STEP * 2, h, panel);
     }
     if (tail) dot_step(N, parts, tail, 64, tail, h, panel);
     _tile_stored(0, sum, sum_stride);
@@ -158,7 +157,7 @@ static void store_tile(const fs_hidden *hidden, int32_t first, const char *w, in
 
 /* -------------------------------------------------------------------------------------------------- the tile ---- */
 
-/* One tile: n tokens, `stride` bytes apart, for N panels from panel p on; then: a later one to ask for, or NULL. */
+/* One tile: n tokens, `stride` bytes apart, for N panels from panel p on; then: a later one to ask for, or w. */
 static void tile_panels(const fs_hidden *hidden, const char *w, int64_t stride, const char *then, int32_t n, int32_t p,
                         int32_t N, float *sum, int64_t sum_stride) {
     const int64_t left = hidden->dim % FS_STEP;
@@ -175,7 +174,7 @@ static void tile_panels(const fs_hidden *hidden, const char *w, int64_t stride, 
     else dot_tile(4, hidden, w, stride, then, tail, h, sum, sum_stride);
 }
 
-/* `tiles` tiles of n tokens: token t of tile i is row i + t * tiles of w. then: the next group, or NULL. */
+/* `tiles` tiles of n tokens: token t of tile i is row i + t * tiles of w. then: the next group, or w. */
 static void tile_group(const fs_hidden *hidden, const char *w, int64_t stride, const char *then, int32_t tiles,
                        int32_t n, float *out, int64_t out_ld) {
     const int32_t panels = panels_of(hidden);
@@ -184,9 +183,9 @@ static void tile_group(const fs_hidden *hidden, const char *w, int64_t stride, c
         N = panels - p < FS_PANELS ? panels - p : FS_PANELS;
         for (int32_t i = 0; i < tiles; i++) {
             /* The last tile's first lines start the pages of all tiles. */
-            const int asks = then && p + N == panels && (FS_ASK_WHOLE(N) || i == tiles - 1);
-            const char *ask = !asks ? NULL : FS_ASK_WHOLE(N) ? then + i * stride : then;
-            tile_panels(hidden, w + i * stride, tiles * stride, ask, n, p, N, sum + i * FS_TILE, tiles * 64);
+            const int asks = then != w && p + N == panels && (FS_ASK_WHOLE(N) || i == tiles - 1);
+            const char *at = w + i * stride, *ask = !asks ? at : FS_ASK_WHOLE(N) ? then + i * stride : then;
+            tile_panels(hidden, at, tiles * stride, ask, n, p, N, sum + i * FS_TILE, tiles * 64);
         }
         for (int32_t j = 0; j < N; j++)
             for (int32_t t = 0; t < tiles * n; t += FS_TILE)
@@ -203,9 +202,9 @@ static void tile(const fs_hidden *hidden, const void *w, int64_t stride, int32_t
     while (t < tokens) {
         const int32_t left = tokens - t, n = left < FS_TILE ? left : FS_TILE;
         const int32_t group = left < tiles * FS_TILE ? 1 : tiles;
-        const char *at = data + t * stride, *then = at + group * n * stride;
+        const char *at = data + t * stride, *then = left - group * n < FS_TILE ? at : at + group * n * stride;
         if (n < FS_TILE) configure(n, 1);
-        tile_group(hidden, at, stride, left - group * n >= FS_TILE ? then : NULL, group, n, out + t, out_ld);
+        tile_group(hidden, at, stride, then, group, n, out + t, out_ld);
         t += group * n;
     }
     _tile_release();

@@ -175,7 +175,7 @@ typedef struct meeting {
     const char *w; /* the first token; the others `stride` bytes apart */
     int64_t stride, dim;
     int32_t n;        /* tokens */
-    const char *then; /* the first token of the tile after this one, where that starts other pages, or NULL */
+    const char *then; /* the first token of the tile after this one, where that starts other pages, or w */
     uint32_t met;     /* digit c: parts of W that column c meets, none more than the one before; 0: they are mixed */
     const char *h[FS_PANELS]; /* tiles of step 0 */
     int64_t h_step; /* bytes from step to step; if parts are mixed, bytes to the next part of W's tile in h_part */
@@ -207,7 +207,7 @@ FS_INLINE int products_before(uint32_t met, int column) {
         if (digit(met, column)) _tile_stream_loadd(tile, m->h[column] + k * m->h_step, 64);                            \
         FS_PRODUCT(column, 0, 4, tile)                                                                                 \
         FS_PRODUCT(column, 1, 5, tile)                                                                                 \
-        FS_PRODUCT(column, 2, 6, tile)                                                                                 \
+        FS_PRODUCT(column, 2, 6, 7)                                                                                    \
     } while (0)
 
 /* Step k, whose parts of W are at w, for the columns of `met`, and the lines of a later one. */
@@ -339,7 +339,7 @@ typedef struct group {
     packing packing;
     const char *w;
     int64_t stride;
-    const char *then; /* the next group's, or NULL */
+    const char *then; /* the next group's, or w */
     int32_t tiles, n; /* `tiles` tiles of n tokens: token t of tile i is row i + t * tiles of w */
     float *sum;       /* [FS_COLUMNS, FS_TOKENS, 16] */
 } group;
@@ -384,7 +384,7 @@ static void dot_columns(const group *g, int32_t first, int32_t panels, int32_t f
     }
     for (int32_t i = 0; i < g->tiles; i++) {
         m.w = g->w + i * g->stride;
-        m.then = i == g->tiles - 1 && last ? g->then : NULL;
+        m.then = i == g->tiles - 1 && last && g->then != g->w ? g->then : m.w;
         for (int32_t c = 0; c < N; c++) m.sum[c] = g->sum + ((from + c) * FS_TOKENS + i) * FS_TILE;
         (g->dtype == FS_F32 ? dot_f32 : dot_f16)(&m);
     }
@@ -411,7 +411,7 @@ static void tile_all(int32_t dtype, const fs_hidden *hidden, const char *w, int6
                      int64_t out_ld) {
     _Alignas(64) float sum[FS_COLUMNS * FS_TOKENS * FS_TILE];
     const int32_t tiles = spacing_of(stride, FS_TOKENS / FS_TILE);
-    group g = {dtype, hidden, packing_of(dtype, hidden), w, stride, NULL, tiles, FS_TILE, sum};
+    group g = {dtype, hidden, packing_of(dtype, hidden), w, stride, w, tiles, FS_TILE, sum};
     const int of_w = split_parts(dtype);
     if (tokens >= FS_TILE) configure(FS_TILE, of_w);
     for (int32_t t = 0; t < tokens;) {
@@ -422,7 +422,7 @@ static void tile_all(int32_t dtype, const fs_hidden *hidden, const char *w, int6
         }
         g.w = w + t * stride;
         t += g.tiles * g.n;
-        g.then = tokens - t >= FS_TILE ? w + t * stride : NULL;
+        g.then = tokens - t >= FS_TILE ? w + t * stride : g.w;
         tile_group(&g, out + t - g.tiles * g.n, out_ld);
     }
     _tile_release();
