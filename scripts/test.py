@@ -55,14 +55,14 @@ RELEASE_ONLY = ("test_power", "test_statistics")
 # Memcheck is 50 times slower than the machine. These reach all of the library; only undefined values are its business,
 # the rest is the sanitizers'.
 VALGRIND = ("test_agree", "test_errors", "test_threads", "test_npy", "test_vectors")
-# What a forced row changes is logits and scans over them; test_kernels looks at every row by itself, tile by tile.
+# What a forced row changes is logits and scans over them; test_kernels and test_scans look at every row by itself.
 FORCED_UNDER_EMULATION = "test_agree"
 # The emulated CPU. Vectors of SVE have 128 bits: with longer ones qemu 7.2 takes up to five times as long, for whatever it does.
 CPU = {"aarch64": "max,sve128=on", "x86_64": "max"}
 # Rows of the dispatch table that a CPU must show, and no others: (CPU, rows).
 CPU_ROWS = {"aarch64": (("cortex-a57", "neon scalar"), ("neoverse-n1", "neon scalar"), ("a64fx", "sve neon scalar"),
                         ("max", "svebf16 sve neonmmla neonbf16 neonf16 neon scalar"))}
-# What test_kernels looks at once more on another CPU: rows that use vectors as long as the machine has them, and that NEON needs no
+# What these two look at once more on another CPU: rows that use vectors as long as the machine has them, and that NEON needs no
 # extension: (CPU, row).
 ON_OTHER_CPUS = {"aarch64": (("max,sve256=on", "svebf16"), ("max,sve256=on", "sve"), ("max,sve512=on", "svebf16"),
                              ("max,sve512=on", "sve"), ("cortex-a57", "neon"))}
@@ -429,7 +429,7 @@ def leg_cross(runner):
     for row in other_isas(cli, emulate(CPU[OTHER])):
         jobs += forced(CPU[OTHER], row, FORCED_UNDER_EMULATION)
     for cpu, row in ON_OTHER_CPUS.get(OTHER, ()):
-        jobs += forced(cpu, row, "test_kernels")
+        jobs += forced(cpu, row, "test_kernels") + forced(cpu, row, "test_scans")
     for cpu, rows in CPU_ROWS.get(OTHER, ()):
         compare = 'rows=$("$@" | xargs); echo "$rows"; test "$rows" = "$EXPECTED"'
         jobs.append(Job(f"rows [{cpu}]", ["sh", "-c", compare, "sh", *emulate(cpu), cli, "info", "--isa-list"], read_exit, 60,

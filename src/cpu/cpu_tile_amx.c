@@ -81,8 +81,8 @@ static void pack(const fs_hidden *hidden, int64_t from, int64_t to) {
         else _tile_loadd(tile, at, 64);                                                                                \
     } while (0)
 
-/* From three panels on, what a step does hardly leaves loads from memory anything to overlap with: the whole of the next tile is asked for, a
- * line of each row a step. Fewer leave that to the prefetcher, but for the first lines (cpu_amx.h). See
+/* From three panels on a step takes so long, and so many loads, that W's next steps are out of a core's sight: the whole next tile is asked
+ * for, a line of each row a step. With fewer the prefetcher does it, but for the first lines (cpu_amx.h). See
  * docs/findings/amx-at-64-rows.md. */
 #define FS_ASK_WHOLE(N) ((N) > 2)
 

@@ -350,14 +350,15 @@ static void store_tile(const group *g, int32_t first, int32_t panels, int32_t p,
     const int32_t row = (first + p) * FS_TILE, left = g->hidden->rows - row, rows = left < FS_TILE ? left : FS_TILE;
     const __mmask16 there = (__mmask16)((1u << tokens) - 1);
     const float *sum = g->sum + (p * FS_TOKENS + t) * FS_TILE;
+    const int parts = g->packing.parts, apart = g->packing.mixed ? 1 : parts; /* tiles of their own */
     __m512 x[16];
     for (int i = 0; i < 16; i++) {
         x[i] = _mm512_loadu_ps(sum + 16 * i);
-        for (int j = 1; j < g->packing.parts && !g->packing.mixed; j++)
+        for (int j = 1; j < apart; j++)
             x[i] = _mm512_add_ps(x[i], _mm512_loadu_ps(sum + (j * panels * FS_TOKENS + i) * FS_TILE));
     }
     transpose(x);
-    for (int j = 1; j < g->packing.parts && g->packing.mixed; j++)
+    for (int j = apart; j < parts; j++)
         for (int32_t r = 0; r < rows; r++) x[r] = _mm512_add_ps(x[r], x[j * rows + r]);
     for (int32_t r = 0; r < rows; r++) {
         float *to = out + (row + r) * out_ld + t;
@@ -420,10 +421,11 @@ static void tile_all(int32_t dtype, const fs_hidden *hidden, const char *w, int6
             else configure(g.n = tokens - t, of_w);
             continue;
         }
+        const int32_t many = g.tiles * g.n;
         g.w = w + t * stride;
-        t += g.tiles * g.n;
-        g.then = tokens - t >= FS_TILE ? w + t * stride : g.w;
-        tile_group(&g, out + t - g.tiles * g.n, out_ld);
+        g.then = tokens - t - many < FS_TILE ? g.w : g.w + many * stride;
+        tile_group(&g, out + t, out_ld);
+        t += many;
     }
     _tile_release();
 }
