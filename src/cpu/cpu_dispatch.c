@@ -42,6 +42,11 @@ static int has_amx(void) {
     const long request_permission = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
     return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
+
+static int has_amxfp16(void) {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 21 & 1) && has_amx();
+}
 #endif
 
 #if defined(__aarch64__)
@@ -73,6 +78,7 @@ static int always(void) {
 /* Rows marked 1 have run under emulation only: they are there to be forced, and are not chosen. */
 static const fs_isa table[] = {
 #if defined(__x86_64__)
+    {"amxfp16", has_amxfp16, 0, FS_KERNELS(amx, amxfp16, amx), &fs_scan_avx512},
     {"amx", has_amx, 0, FS_KERNELS(amx, amx, amx), &fs_scan_avx512},
     {"avx512bf16", has_avx512bf16, 0, FS_KERNELS(avx512, avx512, avx512bf16), &fs_scan_avx512},
     {"avx512", has_avx512, 0, FS_KERNELS(avx512, avx512, avx512), &fs_scan_avx512},

@@ -112,7 +112,8 @@ FS_DECLARE_ISA(scalar);
 FS_DECLARE_ISA(avx2);
 FS_DECLARE_ISA(avx512);
 FS_DECLARE_ISA(neon);
-extern const fs_kernel fs_kernel_f32__amx, fs_kernel_f16__amx, fs_kernel_bf16__amx, fs_kernel_bf16__avx512bf16;
+extern const fs_kernel fs_kernel_f32__amx, fs_kernel_f16__amx, fs_kernel_bf16__amx, fs_kernel_f16__amxfp16;
+extern const fs_kernel fs_kernel_bf16__avx512bf16;
 extern const fs_kernel fs_kernel_f32__sve, fs_kernel_f16__sve, fs_kernel_bf16__sve, fs_kernel_bf16__svebf16;
 extern const fs_kernel fs_kernel_f16__neonf16, fs_kernel_bf16__neonbf16, fs_kernel_bf16__neonmmla;
 

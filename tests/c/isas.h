@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const names[] = {"amx",      "avx512bf16", "avx512",  "avx2", "svebf16", "sve",
-                                    "neonmmla", "neonbf16",   "neonf16", "neon", "scalar"};
+static const char *const names[] = {"amxfp16", "amx",      "avx512bf16", "avx512",  "avx2", "svebf16",
+                                    "sve",     "neonmmla", "neonbf16",   "neonf16", "neon", "scalar"};
 enum { NAMES = sizeof names / sizeof names[0] };
 
 static inline const fs_isa *isa_named(const char *name) {
