@@ -12,9 +12,9 @@ static const char *const isa_names[] = {"amxfp16",  "amx",      "avx512bf16", "a
                                         "neonmmla", "neonbf16", "neonf16",    "neon",   "scalar", NULL};
 
 /* CPU features the kernels use, as Linux names them in /proc/cpuinfo. */
-static const char *const features[] = {"avx2",        "fma",      "f16c",     "avx512f", "avx512bw",
-                                       "avx512_bf16", "amx_tile", "amx_bf16", "amx_fp16", "asimd",   "asimdfhm",
-                                       "bf16",        "sve",      "svebf16",  NULL};
+static const char *const features[] = {"avx2",        "fma",      "f16c",     "avx512f",  "avx512bw",
+                                       "avx512_bf16", "amx_tile", "amx_bf16", "amx_fp16", "asimd",
+                                       "asimdfhm",    "bf16",     "sve",      "svebf16",  NULL};
 
 static const command about = {
     .name = "info",

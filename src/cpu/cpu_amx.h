@@ -1,4 +1,5 @@
-/* cpu_amx.h - what the kernels of AMX share: tiles and their configuration, the packing of H, the transposition of sums. */
+/* cpu_amx.h - what the kernels of AMX share: how H is packed, how a call's tokens and rows become tiles, how sums become logits. What
+ * happens between tiles of W, tiles of H and sums is each kernel's own (`dot`). */
 #ifndef FS_CPU_AMX_H
 #define FS_CPU_AMX_H
 
@@ -10,7 +11,10 @@
 #define FS_TILE 16 /* tokens, and columns of H, of a tile */
 #define FS_STEP 32 /* elements */
 #define FS_TILE_BYTES 1024
-#define FS_PANELS 4 /* of rows, and sums, at a time */
+#define FS_PANELS 4                   /* of rows, and sums, at a time */
+#define FS_SUMS (FS_PANELS * FS_TILE) /* of a token */
+#define FS_TOKENS 128                 /* at most, whose sums wait to be transposed: 8 tiles */
+#define FS_BLOCK 1024                 /* elements at most that are summed from zero: docs/exactness.md, dot products */
 
 /* What this points to is in memory now. gcc 12 does not know that ldtilecfg and tileloadd read it, and may drop or move stores. */
 #define FS_WRITTEN(pointer) __asm__ volatile("" : : "r"(pointer) : "memory")
@@ -24,11 +28,12 @@ typedef struct tile_config {
 _Static_assert(sizeof(tile_config) == 64, "ldtilecfg reads 64 bytes");
 
 /* Tiles: 0 .. 3 the sums, then `of_w` tiles of n tokens, then rows of H. */
-FS_INLINE void configure(int32_t n, int of_w) {
+FS_INLINE void configure(int32_t n, int of_w, int32_t columns) {
     tile_config config = {.palette = 1};
     for (int i = 0; i < 8; i++) {
-        config.row_bytes[i] = 64;
-        config.rows[i] = (uint8_t)(i < FS_PANELS + of_w ? n : FS_TILE);
+        const int is_sum = i < FS_PANELS, is_w = !is_sum && i < FS_PANELS + of_w;
+        config.row_bytes[i] = (uint16_t)(is_w ? 64 : 4 * columns);
+        config.rows[i] = (uint8_t)(is_sum || is_w ? n : FS_TILE);
     }
     FS_WRITTEN(&config);
     _tile_loadconfig(&config);
@@ -38,18 +43,7 @@ FS_INLINE int64_t steps_of(const fs_hidden *hidden) {
     return (hidden->dim + FS_STEP - 1) / FS_STEP;
 }
 
-FS_INLINE int32_t panels_of(const fs_hidden *hidden) {
-    return (hidden->rows + FS_TILE - 1) / FS_TILE;
-}
-
-/* The elements of an unfinished step of n tokens, zero padded: W must not be read past its end. to [n, 32] */
-FS_INLINE void copy_tail(const char *w, int64_t stride, int32_t n, int64_t dim, int64_t bytes, char *to) {
-    const int64_t done = dim / FS_STEP * FS_STEP;
-    for (int32_t t = 0; t < n; t++, to += FS_STEP * bytes) {
-        memset(to, 0, (size_t)(FS_STEP * bytes));
-        memcpy(to, w + t * stride + done * bytes, (size_t)((dim - done) * bytes));
-    }
-}
+/* ----------------------------------------------------------------------------------------------------- pack ---- */
 
 /* x [16] vectors of 16: element j of vector i becomes element i of vector j. Pairs of neighbours are exchanged in blocks of 1, 2, 4, 8. */
 FS_INLINE void transpose(__m512 *x) {
@@ -75,6 +69,96 @@ FS_INLINE void transpose(__m512 *x) {
     }
 }
 
+typedef struct meeting meeting;
+
+/* What a kernel is made of. */
+typedef struct scheme {
+    int32_t weights; /* their dtype */
+    int cut;         /* whether they are split into parts */
+    int whole; /* from as many panels on, dot asks for a line of each row of the next tile a step; with fewer for first lines */
+    void (*dot)(const meeting *m);
+} scheme;
+
+/* Parts of H. */
+FS_INLINE int parts_of(const scheme *s, const fs_hidden *hidden) {
+    return !s->cut && hidden->dtype == s->weights ? 1 : split_parts(hidden->dtype);
+}
+
+/* How H is packed: [panels of 16 rows, steps of 32 elements, parts, 16 pairs of elements, columns, 2], halves. Fewer than 9 rows take 8, 4, 2
+ * columns or 1: that stays in L1 while W streams by. Zeros behind dim and where no row is. */
+typedef struct packing {
+    int parts;
+    int32_t panels, columns;
+    int64_t tile, panel; /* bytes */
+} packing;
+
+FS_INLINE packing packing_of(const scheme *s, const fs_hidden *hidden) {
+    packing p = {parts_of(s, hidden), (hidden->rows + FS_TILE - 1) / FS_TILE, 1, 0, 0};
+    while (p.columns < hidden->rows && p.columns < FS_TILE) p.columns *= 2;
+    p.tile = FS_TILE_BYTES / FS_TILE * p.columns;
+    p.panel = steps_of(hidden) * p.parts * p.tile;
+    return p;
+}
+
+FS_INLINE size_t packing_bytes(const scheme *s, const fs_hidden *hidden) {
+    const packing p = packing_of(s, hidden);
+    return (size_t)(p.panels * p.panel);
+}
+
+/* H as it is: a pair of elements is a word, and a tile is a block of 16 x 16 of them transposed. */
+FS_INLINE void pack_halves(const scheme *s, const fs_hidden *hidden, int64_t from, int64_t to) {
+    const packing p = packing_of(s, hidden);
+    const __mmask16 columns = (__mmask16)((1u << p.columns) - 1);
+    for (int32_t i = 0; i < p.panels; i++)
+        for (int64_t d = from; d < to && d < hidden->dim; d += FS_STEP) {
+            const int64_t left = hidden->dim - d;
+            const __mmask32 there = left < FS_STEP ? (1u << left) - 1 : ~0u;
+            __m512 x[FS_TILE];
+            for (int32_t r = 0; r < FS_TILE; r++) {
+                const int32_t row = i * FS_TILE + r;
+                x[r] = _mm512_setzero_ps();
+                if (row < hidden->rows)
+                    x[r] = _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(there, hidden->row[row] + 2 * d));
+            }
+            transpose(x);
+            char *tile = hidden->packed + i * p.panel + d / FS_STEP * p.tile;
+            for (int k = 0; k < FS_TILE; k++) _mm512_mask_storeu_ps(tile + 4 * k * p.columns, columns, x[k]);
+        }
+}
+
+/* H times a power of two as parts of bf16. apart: elements of a pair, 1 if they are neighbours. */
+FS_INLINE void pack_parts(const scheme *s, const fs_hidden *hidden, int64_t from, int64_t to, float scale,
+                          int64_t apart) {
+    const packing p = packing_of(s, hidden);
+    const int64_t end = steps_of(hidden) * FS_STEP, last = to < end ? to : end, step = p.parts * p.tile;
+    for (int32_t i = 0; i < p.panels && from < last; i++)
+        memset(hidden->packed + i * p.panel + from / FS_STEP * step, 0, (size_t)((last - from) / FS_STEP * step));
+    for (int32_t r = 0; r < hidden->rows; r++)
+        for (int64_t d = from; d < last && d < hidden->dim; d++) {
+            uint16_t part[FS_PARTS_MOST];
+            split_float(split_element(hidden->row[r], hidden->dtype, d) * scale, p.parts, part);
+            const int64_t pair = apart == 1 ? d % FS_STEP / 2 : d % apart, place = d / apart % 2;
+            char *at = hidden->packed + r / FS_TILE * p.panel + d / FS_STEP * step;
+            at += 4 * (pair * p.columns + r % FS_TILE) + 2 * place;
+            for (int j = 0; j < p.parts; j++) memcpy(at + j * p.tile, &part[j], 2);
+        }
+}
+
+/* ------------------------------------------------------------------------------------------------------ dot ---- */
+
+/* What `dot` gets: a tile of n tokens, some elements of them, and up to four panels of H. */
+struct meeting {
+    const char *w; /* the first token; the others `stride` bytes apart */
+    int64_t stride, dim;
+    int32_t n;
+    const char *then; /* what is to be asked for: see `asking`; or w: nothing is */
+    const char *h;    /* the first panel's first step */
+    int32_t panels;
+    packing packing;
+    float *sum; /* [tokens, FS_PANELS, 16], tokens `sum_stride` bytes apart */
+    int64_t sum_stride;
+};
+
 /* The prefetcher follows a stream to the end of its page and starts anew in the next one, and a tile starts 16 streams at once. So during
  * the last 16 steps of a tile the first two lines of the next one are asked for, a row a step (docs/findings/first-lines-of-a-tile.md). */
 typedef struct asking {
@@ -98,11 +182,124 @@ FS_INLINE void ask_step(asking *a, int64_t k) {
     a->at += a->move;
 }
 
+/* The elements of an unfinished step of n tokens, zero padded: W must not be read past its end. to [n, 32] */
+FS_INLINE void copy_tail(const char *w, int64_t stride, int32_t n, int64_t dim, int64_t bytes, char *to) {
+    const int64_t done = dim / FS_STEP * FS_STEP;
+    for (int32_t t = 0; t < n; t++, to += FS_STEP * bytes) {
+        memset(to, 0, (size_t)(FS_STEP * bytes));
+        memcpy(to, w + t * stride + done * bytes, (size_t)((dim - done) * bytes));
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- store ---- */
+
+/* A call of `tile`: scheme, H, the sums of a group of tiles. */
+typedef struct calling {
+    const scheme *s;
+    const fs_hidden *hidden;
+    packing packing;
+    int64_t stride;
+    float *sum; /* [FS_TOKENS, FS_PANELS, 16] */
+} calling;
+
+#define FS_NOT_FINITE 0x99 /* of vfpclassps: quiet and signalling NaN, + and - inf */
+
+/* Logits of up to 16 tokens from w on, for the rows of a panel; sum: its part of the first token's sums. */
+static void store_tile(const calling *c, int32_t panel, const char *w, int32_t tokens, const float *sum, float *out,
+                       int64_t out_ld) {
+    const int32_t first = panel * FS_TILE, left = c->hidden->rows - first, rows = left < FS_TILE ? left : FS_TILE;
+    const __mmask16 there = (__mmask16)((1u << tokens) - 1);
+    __m512 x[16];
+    for (int i = 0; i < 16; i++) x[i] = _mm512_load_ps(sum + i * FS_SUMS);
+    transpose(x);
+    for (int32_t r = 0; r < rows; r++) {
+        float *to = out + (first + r) * out_ld;
+        _mm512_mask_storeu_ps(to, there, x[r]);
+        if (!c->s->cut && c->packing.parts == 1) continue;
+        for (uint32_t odd = _mm512_mask_fpclass_ps_mask(there, x[r], FS_NOT_FINITE); odd; odd &= odd - 1) {
+            const int32_t i = __builtin_ctz(odd);
+            to[i] = repair_nan(c->hidden, first + r, w + i * c->stride, c->s->weights);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- the tile ---- */
+
+/* Adds a block's sums of n tokens to those of the blocks before, whose tokens are `tiles` lines apart. */
+FS_INLINE void add_block(int32_t panels, int32_t n, int32_t tiles, const float *block, float *sum) {
+    for (int32_t t = 0; t < n; t++, block += FS_SUMS, sum += tiles * FS_SUMS)
+        for (int32_t i = 0; i < panels * FS_TILE; i += FS_TILE)
+            _mm512_store_ps(sum + i, _mm512_add_ps(_mm512_load_ps(sum + i), _mm512_load_ps(block + i)));
+}
+
+/* Elements of a block, the last one aside: whole steps, of as few blocks as there can be and as even. */
+FS_INLINE int64_t block_of(int64_t dim) {
+    const int64_t blocks = (dim + FS_BLOCK - 1) / FS_BLOCK, even = (dim + blocks - 1) / blocks;
+    return (even + FS_STEP - 1) / FS_STEP * FS_STEP;
+}
+
+/* Tile i of `tiles`, m->panels panels from p on. then: the tile to ask for, or w. */
+static void tile_blocks(const calling *c, const char *w, const char *then, int32_t i, int32_t tiles, int32_t p,
+                        meeting *m) {
+    const int64_t dim = c->hidden->dim, size = block_of(dim), bytes = c->s->weights == FS_F32 ? 4 : 2;
+    const int whole = m->panels >= c->s->whole;
+    float *sum = c->sum + i * FS_SUMS;
+    _Alignas(64) float block[FS_TILE * FS_SUMS];
+    for (int64_t d = 0; d < dim; d += size) {
+        const int last = dim - d <= size;
+        m->dim = last ? dim - d : size;
+        m->w = w + d * bytes;
+        m->then = then == w ? m->w : whole ? then + d * bytes : last ? then : m->w;
+        m->h = c->hidden->packed + p * c->packing.panel + d / FS_STEP * c->packing.parts * c->packing.tile;
+        m->sum = d ? block : sum;
+        m->sum_stride = (d ? 1 : tiles) * FS_SUMS * 4;
+        c->s->dot(m);
+        if (d) add_block(m->panels, m->n, tiles, block, sum);
+    }
+}
+
+/* `tiles` tiles of n tokens: token t of tile i is row i + t * tiles of w. then: the next group, or w. */
+static void tile_group(const calling *c, const char *w, const char *then, int32_t tiles, int32_t n, float *out,
+                       int64_t out_ld) {
+    const int32_t panels = c->packing.panels;
+    meeting m = {.stride = tiles * c->stride, .n = n, .packing = c->packing};
+    for (int32_t p = 0; p < panels; p += m.panels) {
+        m.panels = panels - p < FS_PANELS ? panels - p : FS_PANELS;
+        for (int32_t i = 0; i < tiles; i++) {
+            /* The last tile's first lines start the pages of all tiles. */
+            const int whole = m.panels >= c->s->whole, asks = then != w && p + m.panels == panels;
+            const char *at = w + i * c->stride;
+            const char *ask = asks && whole ? then + i * c->stride : asks && i == tiles - 1 ? then : at;
+            tile_blocks(c, at, ask, i, tiles, p, &m);
+        }
+        for (int32_t j = 0; j < m.panels; j++)
+            for (int32_t t = 0; t < tiles * n; t += FS_TILE)
+                store_tile(c, p + j, w + t * c->stride, n, c->sum + t * FS_SUMS + j * FS_TILE, out + t, out_ld);
+    }
+}
+
 /* Tiles side by side in one page, at most `most`: rows of the tile are that far apart. See docs/findings/one-stream-per-page.md. */
 FS_INLINE int32_t spacing_of(int64_t stride, int32_t most) {
     int32_t tiles = 1;
     while (tiles * stride < 4096 && tiles < most) tiles *= 2;
     return tiles;
+}
+
+FS_INLINE void tile_all(const scheme *s, const fs_hidden *hidden, const char *w, int64_t stride, int32_t tokens,
+                        float *out, int64_t out_ld) {
+    _Alignas(64) float sum[FS_TOKENS * FS_SUMS];
+    const calling c = {s, hidden, packing_of(s, hidden), stride, sum};
+    const int of_w = s->cut ? split_parts(s->weights) : 1;
+    const int32_t most = spacing_of(stride, FS_TOKENS / FS_TILE);
+    if (tokens >= FS_TILE) configure(FS_TILE, of_w, c.packing.columns);
+    for (int32_t t = 0, many; t < tokens; t += many) {
+        const int32_t left = tokens - t, n = left < FS_TILE ? left : FS_TILE, tiles = left < most * FS_TILE ? 1 : most;
+        many = tiles * n;
+        const char *at = w + t * stride, *then = left - many < FS_TILE ? at : at + many * stride;
+        if (n < FS_TILE) configure(n, of_w, c.packing.columns);
+        tile_group(&c, at, then, tiles, n, out + t, out_ld);
+    }
+    _tile_release();
 }
 
 #endif
