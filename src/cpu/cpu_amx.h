@@ -14,7 +14,7 @@
 #define FS_PANELS 4                   /* of rows, and sums, at a time */
 #define FS_SUMS (FS_PANELS * FS_TILE) /* of a token */
 #define FS_TOKENS 128                 /* at most, whose sums wait to be transposed: 8 tiles */
-#define FS_BLOCK 1024                 /* elements at most that are summed from zero: docs/exactness.md, dot products */
+#define FS_BLOCK 32                   /* steps at most of a block of parts: docs/exactness.md, dot products */
 
 /* What this points to is in memory now. gcc 12 does not know that ldtilecfg and tileloadd read it, and may drop or move stores. */
 #define FS_WRITTEN(pointer) __asm__ volatile("" : : "r"(pointer) : "memory")
@@ -146,10 +146,11 @@ FS_INLINE void pack_parts(const scheme *s, const fs_hidden *hidden, int64_t from
 
 /* ------------------------------------------------------------------------------------------------------ dot ---- */
 
-/* What `dot` gets: a tile of n tokens, some elements of them, and up to four panels of H. */
+/* What `dot` gets: a tile of n tokens and up to four panels of H. */
 struct meeting {
     const char *w; /* the first token; the others `stride` bytes apart */
     int64_t stride, dim;
+    int64_t block; /* steps that are summed from zero, see block_of */
     int32_t n;
     const char *then; /* what is to be asked for: see `asking`; or w: nothing is */
     const char *h;    /* the first panel's first step */
@@ -182,6 +183,35 @@ FS_INLINE void ask_step(asking *a, int64_t k) {
     a->at += a->move;
 }
 
+FS_INLINE void zero_sums(int N) {
+    _tile_zero(0);
+    if (N > 1) _tile_zero(1);
+    if (N > 2) _tile_zero(2);
+    if (N > 3) _tile_zero(3);
+}
+
+FS_INLINE void store_sums_at(int N, float *to, int64_t stride) {
+    _tile_stored(0, to, stride);
+    if (N > 1) _tile_stored(1, to + FS_TILE, stride);
+    if (N > 2) _tile_stored(2, to + 2 * FS_TILE, stride);
+    if (N > 3) _tile_stored(3, to + 3 * FS_TILE, stride);
+}
+
+/* Sums of the first block, or added to those of the blocks before. */
+FS_INLINE void store_sums(int N, const meeting *m, int first) {
+    if (first) {
+        store_sums_at(N, m->sum, m->sum_stride);
+        return;
+    }
+    _Alignas(64) float block[FS_TILE * FS_SUMS];
+    store_sums_at(N, block, FS_SUMS * 4);
+    for (int32_t t = 0; t < m->n; t++)
+        for (int i = 0; i < N * FS_TILE; i += FS_TILE) {
+            float *to = m->sum + t * m->sum_stride / 4 + i;
+            _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), _mm512_load_ps(block + t * FS_SUMS + i)));
+        }
+}
+
 /* The elements of an unfinished step of n tokens, zero padded: W must not be read past its end. to [n, 32] */
 FS_INLINE void copy_tail(const char *w, int64_t stride, int32_t n, int64_t dim, int64_t bytes, char *to) {
     const int64_t done = dim / FS_STEP * FS_STEP;
@@ -202,6 +232,11 @@ typedef struct calling {
     float *sum; /* [FS_TOKENS, FS_PANELS, 16] */
 } calling;
 
+/* Whether weights or hidden states are sums of several parts. */
+FS_INLINE int has_parts(const calling *c) {
+    return c->s->cut || c->packing.parts > 1;
+}
+
 #define FS_NOT_FINITE 0x99 /* of vfpclassps: quiet and signalling NaN, + and - inf */
 
 /* Logits of up to 16 tokens from w on, for the rows of a panel; sum: its part of the first token's sums. */
@@ -215,7 +250,7 @@ static void store_tile(const calling *c, int32_t panel, const char *w, int32_t t
     for (int32_t r = 0; r < rows; r++) {
         float *to = out + (first + r) * out_ld;
         _mm512_mask_storeu_ps(to, there, x[r]);
-        if (!c->s->cut && c->packing.parts == 1) continue;
+        if (!has_parts(c)) continue;
         for (uint32_t odd = _mm512_mask_fpclass_ps_mask(there, x[r], FS_NOT_FINITE); odd; odd &= odd - 1) {
             const int32_t i = __builtin_ctz(odd);
             to[i] = repair_nan(c->hidden, first + r, w + i * c->stride, c->s->weights);
@@ -225,52 +260,30 @@ static void store_tile(const calling *c, int32_t panel, const char *w, int32_t t
 
 /* ------------------------------------------------------------------------------------------------- the tile ---- */
 
-/* Adds a block's sums of n tokens to those of the blocks before, whose tokens are `tiles` lines apart. */
-FS_INLINE void add_block(int32_t panels, int32_t n, int32_t tiles, const float *block, float *sum) {
-    for (int32_t t = 0; t < n; t++, block += FS_SUMS, sum += tiles * FS_SUMS)
-        for (int32_t i = 0; i < panels * FS_TILE; i += FS_TILE)
-            _mm512_store_ps(sum + i, _mm512_add_ps(_mm512_load_ps(sum + i), _mm512_load_ps(block + i)));
-}
-
-/* Elements of a block, the last one aside: whole steps, of as few blocks as there can be and as even. */
-FS_INLINE int64_t block_of(int64_t dim) {
-    const int64_t blocks = (dim + FS_BLOCK - 1) / FS_BLOCK, even = (dim + blocks - 1) / blocks;
-    return (even + FS_STEP - 1) / FS_STEP * FS_STEP;
-}
-
-/* Tile i of `tiles`, m->panels panels from p on. then: the tile to ask for, or w. */
-static void tile_blocks(const calling *c, const char *w, const char *then, int32_t i, int32_t tiles, int32_t p,
-                        meeting *m) {
-    const int64_t dim = c->hidden->dim, size = block_of(dim), bytes = c->s->weights == FS_F32 ? 4 : 2;
-    const int whole = m->panels >= c->s->whole;
-    float *sum = c->sum + i * FS_SUMS;
-    _Alignas(64) float block[FS_TILE * FS_SUMS];
-    for (int64_t d = 0; d < dim; d += size) {
-        const int last = dim - d <= size;
-        m->dim = last ? dim - d : size;
-        m->w = w + d * bytes;
-        m->then = then == w ? m->w : whole ? then + d * bytes : last ? then : m->w;
-        m->h = c->hidden->packed + p * c->packing.panel + d / FS_STEP * c->packing.parts * c->packing.tile;
-        m->sum = d ? block : sum;
-        m->sum_stride = (d ? 1 : tiles) * FS_SUMS * 4;
-        c->s->dot(m);
-        if (d) add_block(m->panels, m->n, tiles, block, sum);
-    }
+/* Steps that are summed from zero. A large sum rounds products of small parts away; so where there are such, as few blocks as there can be,
+ * and as even. */
+FS_INLINE int64_t block_of(const calling *c) {
+    const int64_t steps = steps_of(c->hidden), blocks = (steps + FS_BLOCK - 1) / FS_BLOCK;
+    return has_parts(c) ? (steps + blocks - 1) / blocks : steps;
 }
 
 /* `tiles` tiles of n tokens: token t of tile i is row i + t * tiles of w. then: the next group, or w. */
 static void tile_group(const calling *c, const char *w, const char *then, int32_t tiles, int32_t n, float *out,
                        int64_t out_ld) {
     const int32_t panels = c->packing.panels;
-    meeting m = {.stride = tiles * c->stride, .n = n, .packing = c->packing};
+    meeting m = {
+        .stride = tiles * c->stride, .dim = c->hidden->dim, .block = block_of(c), .n = n, .packing = c->packing};
+    m.sum_stride = tiles * FS_SUMS * 4;
     for (int32_t p = 0; p < panels; p += m.panels) {
         m.panels = panels - p < FS_PANELS ? panels - p : FS_PANELS;
         for (int32_t i = 0; i < tiles; i++) {
-            /* The last tile's first lines start the pages of all tiles. */
             const int whole = m.panels >= c->s->whole, asks = then != w && p + m.panels == panels;
-            const char *at = w + i * c->stride;
-            const char *ask = asks && whole ? then + i * c->stride : asks && i == tiles - 1 ? then : at;
-            tile_blocks(c, at, ask, i, tiles, p, &m);
+            m.w = w + i * c->stride;
+            /* The last tile's first lines start the pages of all tiles. */
+            m.then = asks && whole ? then + i * c->stride : asks && i == tiles - 1 ? then : m.w;
+            m.h = c->hidden->packed + p * c->packing.panel;
+            m.sum = c->sum + i * FS_SUMS;
+            c->s->dot(&m);
         }
         for (int32_t j = 0; j < m.panels; j++)
             for (int32_t t = 0; t < tiles * n; t += FS_TILE)

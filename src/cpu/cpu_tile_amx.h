@@ -67,25 +67,23 @@ FS_INLINE void dot_step(int N, const meeting *m, const char *w, int64_t stride, 
 FS_INLINE void dot_tile(int N, const meeting *m) {
     const int64_t steps = m->dim / FS_STEP;
     const char *h = m->h;
-    _Alignas(64) char tail[FS_TILE_BYTES];
-    _tile_zero(0);
-    if (N > 1) _tile_zero(1);
-    if (N > 2) _tile_zero(2);
-    if (N > 3) _tile_zero(3);
     asking ask = ask_for(m->w, m->then, m->stride, steps);
-    for (int64_t k = 0; k < steps; k++, h += m->packing.parts * m->packing.tile) {
-        if (!FS_ASK_WHOLE(N)) ask_step(&ask, k);
-        dot_step(N, m, m->w + k * FS_STEP * 2, m->stride, m->then + k * FS_STEP * 2, h);
-    }
-    if (m->dim % FS_STEP) {
-        copy_tail(m->w, m->stride, m->n, m->dim, 2, tail);
-        FS_WRITTEN(tail);
-        dot_step(N, m, tail, 64, tail, h);
-    }
-    _tile_stored(0, m->sum, m->sum_stride);
-    if (N > 1) _tile_stored(1, m->sum + FS_TILE, m->sum_stride);
-    if (N > 2) _tile_stored(2, m->sum + 2 * FS_TILE, m->sum_stride);
-    if (N > 3) _tile_stored(3, m->sum + 3 * FS_TILE, m->sum_stride);
+    int64_t k = 0;
+    do {
+        const int64_t from = k, to = steps - k < m->block ? steps : k + m->block;
+        zero_sums(N);
+        for (; k < to; k++, h += m->packing.parts * m->packing.tile) {
+            if (!FS_ASK_WHOLE(N)) ask_step(&ask, k);
+            dot_step(N, m, m->w + k * FS_STEP * 2, m->stride, m->then + k * FS_STEP * 2, h);
+        }
+        if (k == steps && m->dim % FS_STEP) {
+            _Alignas(64) char tail[FS_TILE_BYTES];
+            copy_tail(m->w, m->stride, m->n, m->dim, 2, tail);
+            FS_WRITTEN(tail);
+            dot_step(N, m, tail, 64, tail, h);
+        }
+        store_sums(N, m, from == 0);
+    } while (k < steps);
 }
 
 static void dot(const meeting *m) {

@@ -188,10 +188,6 @@ FS_INLINE void dot_tile(int32_t dtype, int parts, int N, const meeting *m) {
     const int64_t steps = (m->dim + FS_STEP - 1) / FS_STEP;
     _Alignas(64) char tiles[2 * FS_AHEAD][FS_PARTS_MOST * FS_TILE_BYTES], tail[FS_TILE * FS_STEP * 4];
     if (m->dim % FS_STEP) copy_tail(m->w, m->stride, m->n, m->dim, dtype == FS_F32 ? 4 : 2, tail);
-    _tile_zero(0);
-    if (N > 1) _tile_zero(1);
-    if (N > 2) _tile_zero(2);
-    if (N > 3) _tile_zero(3);
     splitting next;
     for (int64_t k = 0; k < FS_AHEAD; k++) {
         next = split_from(dtype, m, k, tail, tiles[k]);
@@ -201,19 +197,20 @@ FS_INLINE void dot_tile(int32_t dtype, int parts, int N, const meeting *m) {
     }
     asking ask = ask_for(m->w, m->then, m->stride, steps);
     const char *h = m->h;
-    for (int64_t k = 0; k < steps; k++, h += parts * m->packing.tile) {
-        ask_step(&ask, k);
-        FS_WRITTEN(tiles);
-        next = split_from(dtype, m, k + FS_AHEAD, tail, tiles[(k + FS_AHEAD) & (2 * FS_AHEAD - 1)]);
-        if (k + FS_AHEAD >= steps) next.n = 0;
-        dot_step(dtype, parts, N, m, h, tiles[k & (2 * FS_AHEAD - 1)], &next);
-        FS_WRITTEN(tiles);
-        split_again(dtype, &next);
+    for (int64_t k = 0; k < steps;) {
+        const int64_t from = k, to = steps - k < m->block ? steps : k + m->block;
+        zero_sums(N);
+        for (; k < to; k++, h += parts * m->packing.tile) {
+            ask_step(&ask, k);
+            FS_WRITTEN(tiles);
+            next = split_from(dtype, m, k + FS_AHEAD, tail, tiles[(k + FS_AHEAD) & (2 * FS_AHEAD - 1)]);
+            if (k + FS_AHEAD >= steps) next.n = 0;
+            dot_step(dtype, parts, N, m, h, tiles[k & (2 * FS_AHEAD - 1)], &next);
+            FS_WRITTEN(tiles);
+            split_again(dtype, &next);
+        }
+        store_sums(N, m, from == 0);
     }
-    _tile_stored(0, m->sum, m->sum_stride);
-    if (N > 1) _tile_stored(1, m->sum + FS_TILE, m->sum_stride);
-    if (N > 2) _tile_stored(2, m->sum + 2 * FS_TILE, m->sum_stride);
-    if (N > 3) _tile_stored(3, m->sum + 3 * FS_TILE, m->sum_stride);
 }
 
 /* One function for each shape: what gcc 12 makes of several in one frame is slower (docs/findings/micro-kernels-and-gcc.md). */
