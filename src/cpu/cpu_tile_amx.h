@@ -14,10 +14,10 @@
  *
  * The order of additions for every (row, token), whatever the shape: for each 32 elements, and each part of H, the products of even
  * elements and those of odd ones are summed in ascending order, each with one rounding, then the two sums, then that is added to the
- * logit. The instruction rounds to nearest even and raises no exception.
+ * logit; if H has several parts in blocks (block_of), each from zero and added to those before. The instruction rounds to nearest even
+ * and raises no exception.
  *
- * A file that includes this defines FS_WEIGHTS, the dtype of W, and FS_MULTIPLY(sums, tokens, rows), its instruction over three tiles. Hidden
- * states of another dtype are sums of several parts of it. */
+ * A file that includes this defines FS_MULTIPLY(sums, tokens, rows), its instruction over three tiles, for weights of two bytes. */
 #include "cpu_amx.h"
 
 /* ------------------------------------------------------------------------------------------------------- dot ---- */
@@ -44,7 +44,7 @@ FS_INLINE void ask_some(int N, int i, const char *ask, int64_t stride) {
     for (int r = from; FS_ASK_WHOLE(N) && r < to; r++) _mm_prefetch(ask + r * stride, _MM_HINT_T1);
 }
 
-/* One step: 16 tokens at w times N panels, `panel` bytes apart. */
+/* One step: 16 tokens at w times N panels. */
 FS_INLINE void dot_step(int N, const meeting *m, const char *w, int64_t stride, const char *ask, const char *h) {
     const packing *p = &m->packing;
     _tile_loadd(4, w, stride);

@@ -2,8 +2,8 @@
  *
  *   w   16 rows of W,   split    +-- w0 --+                   f16  2 parts (11 = 8 + 3 bits)
  *       streamed once  ------->  +-- w1 --+-- c0 .. c3        f32  3 parts (24 = 8 + 8 + 8 bits)
- *                      into L1   +-- w2 --+   |     |         sums: one for each part of H and 16 rows, added in the end
- *   h   parts of H in L2 -------------------- h0 .. h3
+ *                      into L1   +-- w2 --+   |     |         sums: one for each 16 rows, of all parts
+ *   h   parts of up to 4 panels in L2 ------- h0 .. h3
  *
  * Parts are cut off by truncation, w = w0 + w1 + w2 exactly (cpu_split.h does the same to H). A product of part i of W and part j of H
  * is at most 2^-7i-7j and, where i or j is 2, 2^-1 of that, of the whole. Those with i + j > 2 are left out: 2^-22 twice and 2^-30 at
@@ -12,11 +12,8 @@
  *
  * Cost, cycles for a tile of 16 tokens x 32 elements, which memory delivers in 150 (f16) or 300 (f32): splitting takes 8 or 14
  * instructions of two a cycle for each of 16 lines, 64 or 112; a matrix instruction takes 16, and there are 4 or 6 for each 16 rows. So
- * memory is the roof up to 32 rows, the unit above. A few rows lie side by side in one tile with all their parts: 2 or 3
- * instructions instead of 4 or 6. The lines of a later step are split between the products of this one, so that both go on at once. For
- * f16 that is the next step but one: a tile that was stored during the last step comes late (64 rows, one core of Emerald Rapids,
- * 2026-11-15: 190 ns a step, 160 so); for f32 and mixed parts the next, as nothing is gained there. Columns of H are loaded by
- * tileloaddt1, which leaves L1 to the parts of W. W is split again for each four columns: its parts, kept for all, cost more than that
+ * memory is the roof up to 32 rows, the unit above. The lines of the next step but one are split between the products of this one, so that
+ * both go on at once; a tile that was stored during the last step would come late. Up to 64 rows W streams by once
  * (docs/findings/split-weights-on-amx.md).
  *
  * f16 has subnormals, which are common in weights, and the unit would flush what becomes of the shorter exponent. So weights are
@@ -25,9 +22,9 @@
  * is not finite in the end is computed again in float (repair_nan), slowly and rightly. Parts of f32 below 2^-126 count as zero, as
  * cpu_split.h says.
  *
- * The order of additions for every (row, token), whatever the shape: sum j, for part j of H, takes for each 32 elements the products
- * with part 0 of W, then 1, then 2; each such 32 as cpu_tile_amx.c states it, for f32 in the order of place_of. Then the sums are
- * added, 0 + 1, + 2. */
+ * The order of additions for every (row, token), whatever the shape: for each 32 elements the products with part 0 of H, then 1, then 2,
+ * each with part 0 of W, then 1, then 2; each such 32 as cpu_tile_amx.h states it, elements d and d + 16 of f32 being a pair. In
+ * blocks (block_of), each from zero and added to those before. */
 #include "cpu_amx.h"
 
 #define FS_F16_SCALE 0x1p98f /* of H where W is f16, and 1 / it of W */
@@ -128,7 +125,7 @@ FS_INLINE int products_before(int32_t dtype, int j) {
     return n;
 }
 
-/* Several panels leave L1 to the parts of W by tileloaddt1; one stays there. */
+/* Several panels leave L1 to the parts of W, by tileloaddt1; one stays there. */
 #define FS_LOAD_H(tile, at)                                                                                            \
     do {                                                                                                               \
         if (N > 1) _tile_stream_loadd(tile, at, 64);                                                                   \
@@ -166,7 +163,7 @@ FS_INLINE int products_before(int32_t dtype, int j) {
         }                                                                                                              \
     }
 
-/* Step k, whose parts of W are at w, and the lines of a later one. */
+/* A step, whose parts of W are at w and of H at h, and the lines of a later one. */
 FS_INLINE void dot_step(int32_t dtype, int parts, int N, const meeting *m, const char *h, const char *w,
                         splitting *next) {
     _tile_loadd(4, w, 64);

@@ -237,8 +237,8 @@ static void set_signs(int32_t dtype, int64_t bytes, int negative, char *at) {
         at[k] = (char)((at[k] & 0x7F) | (negative ? 0x80 : 0));
 }
 
-/* Products of one sign: a sum only grows, and what its additions lose may be lost in the same direction every time. So it is with
- * AMX, which adds the small parts of f32 numbers to a large sum; rows that sum in blocks do not: docs/exactness.md. */
+/* Products of one sign: a sum only grows, and what its additions lose may be lost in the same direction every time, such as the small parts of
+ * f32 numbers beside a large sum. Rows that multiply parts sum in blocks: docs/exactness.md. */
 static void sums_that_only_grow_are_as_exact(void **state) {
     (void)state;
     static float out[MOST_ROWS * MOST_TOKENS];
@@ -277,6 +277,76 @@ static void rows_of_one_order_give_the_same_bits(void **state) {
             run(one, &p, 0, ROWS, 0, TOKENS, a, TOKENS);
             run(other, &p, 0, ROWS, 0, TOKENS, b, TOKENS);
             assert_memory_equal(a, b, sizeof a);
+        }
+        free(p.w), free(p.h);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------ AMX, as it is stated ---- */
+
+/* The i-th of the parts, of 8 bits each, that a number is cut into; or the number, if it is not cut. */
+static float part_of(float x, int cut, int i) {
+    for (;; i--) {
+        uint32_t bits;
+        float top;
+        memcpy(&bits, &x, sizeof bits);
+        bits &= cut ? 0xFFFF0000 : 0xFFFFFFFF;
+        memcpy(&top, &bits, sizeof top);
+        if (i == 0) return top;
+        x -= top;
+    }
+}
+
+static int parts_of(int32_t dtype) {
+    return dtype == FS_F32 ? 3 : dtype == FS_F16 ? 2 : 1;
+}
+
+/* A logit as cpu_tile_amx.h and cpu_tile_split_amx.c say that it is added up. halves: W and H are multiplied as they are. */
+static float dot_as_stated(const problem *p, int halves, const char *w, const char *h) {
+    const int of_w = halves || p->w_dtype == FS_BF16 ? 1 : parts_of(p->w_dtype);
+    const int of_h = halves ? 1 : parts_of(p->h_dtype), many = of_w > 1 || of_h > 1;
+    const int64_t steps = (p->dim + 31) / 32, blocks = (steps + 31) / 32, size = (steps + blocks - 1) / blocks;
+    float sum = 0, block = 0;
+    for (int64_t k = 0; k < steps; k++) {
+        if (many && k && k % size == 0) sum = k == size ? block : sum + block, block = 0;
+        for (int j = 0; j < of_h; j++)
+            for (int i = 0; i < of_w && i + j < 3; i++) {
+                float half[2] = {0, 0};
+                for (int64_t d = 0; d < 32; d++) {
+                    /* In f32 elements 16 apart are a pair, of which the first is even. */
+                    const int64_t at = 32 * k + (p->w_dtype == FS_F32 ? d / 2 + d % 2 * 16 : d);
+                    if (at >= p->dim) continue;
+                    const float x = (float)get(p->w_dtype, w + at * bytes_of(p->w_dtype));
+                    const float y = (float)get(p->h_dtype, h + at * bytes_of(p->h_dtype));
+                    half[d % 2] = fmaf(part_of(x, of_w > 1, i), part_of(y, of_h > 1, j), half[d % 2]);
+                }
+                block += half[0] + half[1];
+            }
+    }
+    return many && blocks > 1 ? sum + block : block;
+}
+
+static void amx_adds_in_the_order_it_states(void **state) {
+    (void)state;
+    static const int64_t dims[] = {1, 33, 700, 1024, 1030, 2100};
+    enum { ROWS = 2, TOKENS = 19 };
+    float out[ROWS * TOKENS];
+    rng r = random_from(18);
+    for (int round = 0; round < 9 * (int)(sizeof dims / sizeof dims[0]); round++) {
+        problem p = make_problem(&r, round % 3, round / 3 % 3, ROWS, TOKENS, dims[round / 9]);
+        for (int i = 0; i < 2; i++) {
+            const fs_isa *isa = isa_at(i);
+            if (!isa) continue;
+            const int halves = p.w_dtype == p.h_dtype && (p.w_dtype == FS_BF16 || (p.w_dtype == FS_F16 && i == 0));
+            assert_string_equal(names[i], i ? "amx" : "amxfp16");
+            run(isa, &p, 0, ROWS, 0, TOKENS, out, TOKENS);
+            for (int k = 0; k < ROWS * TOKENS; k++) {
+                const float stated =
+                    dot_as_stated(&p, halves, p.w + k % TOKENS * p.w_stride, p.h + k / TOKENS * p.h_stride);
+                if (memcmp(&stated, &out[k], sizeof stated) != 0)
+                    fail_msg("%s, W %d, H %d, D %lld: %.9g, as stated %.9g", names[i], p.w_dtype, p.h_dtype,
+                             (long long)p.dim, (double)out[k], (double)stated);
+            }
         }
         free(p.w), free(p.h);
     }
@@ -362,6 +432,7 @@ int main(void) {
         cmocka_unit_test(kernels_compute_dot_products_of_any_magnitude),
         cmocka_unit_test(sums_that_only_grow_are_as_exact),
         cmocka_unit_test(rows_of_one_order_give_the_same_bits),
+        cmocka_unit_test(amx_adds_in_the_order_it_states),
         cmocka_unit_test(infinite_weights_and_denormals_are_what_float_makes_of_them),
         cmocka_unit_test(every_row_has_a_peak),
     };
