@@ -75,7 +75,6 @@ typedef struct meeting meeting;
 typedef struct scheme {
     int32_t weights; /* their dtype */
     int cut;         /* whether they are split into parts */
-    int whole; /* from as many panels on, dot asks for a line of each row of the next tile a step; with fewer for first lines */
     void (*dot)(const meeting *m);
 } scheme;
 
@@ -152,13 +151,24 @@ struct meeting {
     int64_t stride, dim;
     int64_t block; /* steps that are summed from zero, see block_of */
     int32_t n;
-    const char *then; /* what is to be asked for: see `asking`; or w: nothing is */
-    const char *h;    /* the first panel's first step */
+    const char *then;  /* a later tile whose first lines are to be asked for: see `asking`; or w: nothing is */
+    const char *whole; /* from FS_WHOLE_PANELS on, one that is to be asked for, a line of each row a step; or w */
+    const char *h;     /* the first panel's first step */
     int32_t panels;
     packing packing;
     float *sum; /* [tokens, FS_PANELS, 16], tokens `sum_stride` bytes apart */
     int64_t sum_stride;
 };
+
+/* From three panels on a step takes so long, and so many loads, that W's next steps are out of a core's sight: the whole next tile is asked
+ * for, as long as it, this one and H leave half of an L2 of 2 MB. With fewer panels the prefetcher does it, but for first lines. See
+ * docs/findings/amx-at-64-rows.md, split-weights-on-amx.md. */
+#define FS_WHOLE_PANELS 3
+#define FS_WHOLE_BYTES (1 << 20)
+
+FS_INLINE int asks_whole(const meeting *m) {
+    return m->panels >= FS_WHOLE_PANELS && m->panels * m->packing.panel + 2 * FS_TILE * m->stride <= FS_WHOLE_BYTES;
+}
 
 /* The prefetcher follows a stream to the end of its page and starts anew in the next one, and a tile starts 16 streams at once. So during
  * the last 16 steps of a tile the first two lines of the next one are asked for, a row a step (docs/findings/first-lines-of-a-tile.md). */
@@ -277,10 +287,11 @@ static void tile_group(const calling *c, const char *w, const char *then, int32_
     for (int32_t p = 0; p < panels; p += m.panels) {
         m.panels = panels - p < FS_PANELS ? panels - p : FS_PANELS;
         for (int32_t i = 0; i < tiles; i++) {
-            const int whole = m.panels >= c->s->whole, asks = then != w && p + m.panels == panels;
+            const int asks = then != w && p + m.panels == panels;
             m.w = w + i * c->stride;
+            m.whole = asks && asks_whole(&m) ? then + i * c->stride : m.w;
             /* The last tile's first lines start the pages of all tiles. */
-            m.then = asks && whole ? then + i * c->stride : asks && i == tiles - 1 ? then : m.w;
+            m.then = asks && !asks_whole(&m) && i == tiles - 1 ? then : m.w;
             m.h = c->hidden->packed + p * c->packing.panel;
             m.sum = c->sum + i * FS_SUMS;
             c->s->dot(&m);

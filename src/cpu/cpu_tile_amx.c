@@ -3,7 +3,7 @@
 #define FS_MULTIPLY _tile_dpbf16ps
 #include "cpu_tile_amx.h"
 
-static const scheme scheme_bf16 = {FS_BF16, 0, FS_WHOLE_FROM, dot};
+static const scheme scheme_bf16 = {FS_BF16, 0, dot};
 
 static size_t packed_bytes(const fs_hidden *hidden) {
     return packing_bytes(&scheme_bf16, hidden);

@@ -32,16 +32,10 @@
         else _tile_loadd(tile, at, p->columns * 4);                                                                    \
     } while (0)
 
-/* From three panels on a step takes so long, and so many loads, that W's next steps are out of a core's sight: the whole next tile is asked
- * for, a line of each row a step. With fewer the prefetcher does it, but for the first lines (cpu_amx.h). See
- * docs/findings/amx-at-64-rows.md. */
-#define FS_WHOLE_FROM 3
-#define FS_ASK_WHOLE(N) ((N) >= FS_WHOLE_FROM)
-
 /* The share of panel i of N in asking for 16 lines at `ask`, `stride` bytes apart. */
 FS_INLINE void ask_some(int N, int i, const char *ask, int64_t stride) {
     const int from = FS_TILE * i / N, to = FS_TILE * (i + 1) / N;
-    for (int r = from; FS_ASK_WHOLE(N) && r < to; r++) _mm_prefetch(ask + r * stride, _MM_HINT_T1);
+    for (int r = from; N >= FS_WHOLE_PANELS && r < to; r++) _mm_prefetch(ask + r * stride, _MM_HINT_T1);
 }
 
 /* One step: 16 tokens at w times N panels. */
@@ -73,8 +67,8 @@ FS_INLINE void dot_tile(int N, const meeting *m) {
         const int64_t from = k, to = steps - k < m->block ? steps : k + m->block;
         zero_sums(N);
         for (; k < to; k++, h += m->packing.parts * m->packing.tile) {
-            if (!FS_ASK_WHOLE(N)) ask_step(&ask, k);
-            dot_step(N, m, m->w + k * FS_STEP * 2, m->stride, m->then + k * FS_STEP * 2, h);
+            ask_step(&ask, k);
+            dot_step(N, m, m->w + k * FS_STEP * 2, m->stride, m->whole + k * FS_STEP * 2, h);
         }
         if (k == steps && m->dim % FS_STEP) {
             _Alignas(64) char tail[FS_TILE_BYTES];

@@ -13,7 +13,7 @@
                      : "i"(rows), "i"(sums), "i"(tokens))
 #include "cpu_tile_amx.h"
 
-static const scheme scheme_f16 = {FS_F16, 0, FS_WHOLE_FROM, dot};
+static const scheme scheme_f16 = {FS_F16, 0, dot};
 
 static size_t packed_bytes(const fs_hidden *hidden) {
     if (hidden->dtype != FS_F16) return fs_kernel_f16__amx.packed_bytes(hidden);

@@ -77,28 +77,34 @@ typedef struct splitting {
     int64_t stride;
     int32_t n; /* lines */
     char *to;
-    __m512i any; /* bits that some element has */
+    __m512i any;     /* bits that some element has */
+    const char *ask; /* the like of a later tile; or w */
 } splitting;
 
-FS_INLINE void split_line(int32_t dtype, splitting *s) {
+FS_INLINE void split_line(int32_t dtype, int whole, splitting *s) {
     if (dtype == FS_F32) split_f32(_mm512_loadu_ps(s->w), _mm512_loadu_ps(s->w + 64), s->to);
     else {
         const __m512i x = _mm512_loadu_si512(s->w);
         s->any = _mm512_or_si512(s->any, x);
         split_f16(x, s->to);
     }
+    if (whole) {
+        _mm_prefetch(s->ask, _MM_HINT_T1);
+        if (dtype == FS_F32) _mm_prefetch(s->ask + 64, _MM_HINT_T1);
+        s->ask += s->stride;
+    }
     s->w += s->stride;
     s->to += 64;
 }
 
-/* The lines due at this of `calls` calls. */
-FS_INLINE void split_some(int32_t dtype, splitting *s, int call, int calls) {
+/* The lines due at this of `calls` calls. whole: those of a later tile are asked for. */
+FS_INLINE void split_some(int32_t dtype, int whole, splitting *s, int call, int calls) {
     if (s->n == FS_TILE) {
         const int lines = FS_TILE * (call + 1) / calls - FS_TILE * call / calls;
 #pragma GCC unroll 16
-        for (int i = 0; i < lines; i++) split_line(dtype, s);
+        for (int i = 0; i < lines; i++) split_line(dtype, whole, s);
     } else if (call == 0)
-        for (int i = 0; i < s->n; i++) split_line(dtype, s);
+        for (int i = 0; i < s->n; i++) split_line(dtype, whole, s);
 }
 
 /* All lines once more if an f16 has the highest bit of its exponent set: 2 or more, inf or NaN. */
@@ -137,7 +143,7 @@ FS_INLINE int products_before(int32_t dtype, int j) {
 #define FS_PRODUCT(j, p, i, of_w, of_h)                                                                                \
     if (met_by(dtype, j) > i) {                                                                                        \
         _tile_dpbf16ps(p, of_w, of_h);                                                                                 \
-        split_some(dtype, next, N *products_before(dtype, j) + p * met_by(dtype, j) + i,                               \
+        split_some(dtype, N >= FS_WHOLE_PANELS, next, N * products_before(dtype, j) + p * met_by(dtype, j) + i,        \
                    N * products_before(dtype, parts));                                                                 \
     }
 #define FS_DOT(j, p, of_h)                                                                                             \
@@ -176,8 +182,8 @@ FS_INLINE void dot_step(int32_t dtype, int parts, int N, const meeting *m, const
 
 FS_INLINE splitting split_from(int32_t dtype, const meeting *m, int64_t k, const char *tail, char *to) {
     const int64_t line = FS_STEP * (dtype == FS_F32 ? 4 : 2);
-    splitting s = {m->w + k * line, m->stride, m->n, to, _mm512_setzero_si512()};
-    if (k == m->dim / FS_STEP) s.w = tail, s.stride = line;
+    splitting s = {m->w + k * line, m->stride, m->n, to, _mm512_setzero_si512(), m->whole + k * line};
+    if (k == m->dim / FS_STEP) s.w = s.ask = tail, s.stride = line;
     return s;
 }
 
@@ -189,7 +195,7 @@ FS_INLINE void dot_tile(int32_t dtype, int parts, int N, const meeting *m) {
     for (int64_t k = 0; k < FS_AHEAD; k++) {
         next = split_from(dtype, m, k, tail, tiles[k]);
         if (k > 0 && k >= steps) next.n = 0; /* there is always one step */
-        split_some(dtype, &next, 0, 1);
+        split_some(dtype, N >= FS_WHOLE_PANELS, &next, 0, 1);
         split_again(dtype, &next);
     }
     asking ask = ask_for(m->w, m->then, m->stride, steps);
@@ -234,7 +240,7 @@ FS_INLINE void dot_tile(int32_t dtype, int parts, int N, const meeting *m) {
         else if (m->packing.parts == 2) FS_CHOOSE_DOT(type, 2);                                                        \
         else FS_CHOOSE_DOT(type, 3);                                                                                   \
     }                                                                                                                  \
-    static const scheme scheme_##type = {of_w, 1, FS_PANELS + 1, dot_##type};                                          \
+    static const scheme scheme_##type = {of_w, 1, dot_##type};                                                         \
     static size_t packed_bytes_##type(const fs_hidden *hidden) {                                                       \
         return packing_bytes(&scheme_##type, hidden);                                                                  \
     }                                                                                                                  \
