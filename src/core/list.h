@@ -74,12 +74,16 @@ FS_CORE void list_offer(fs_list *list, uint64_t key, float raw) {
     list->count++;
 }
 
+/* As long as there is room each entry is written, and stays if it is above the bound: no branch to guess. */
 FS_CORE void list_merge(fs_list *into, const fs_list *from) {
-    for (int32_t i = 0; i < from->count; i++) {
-        float raw = from->raw ? from->raw[i] : 0.0f;
-        list_offer(into, from->key[i], raw);
-    }
     if (from->bound > into->bound) into->bound = from->bound;
+    const int32_t room = into->capacity - into->count, at_once = room < from->count ? room : from->count;
+    for (int32_t i = 0; i < at_once; i++) {
+        into->key[into->count] = from->key[i];
+        if (into->raw) into->raw[into->count] = from->raw ? from->raw[i] : 0.0f;
+        into->count += from->key[i] > into->bound;
+    }
+    for (int32_t i = at_once; i < from->count; i++) list_offer(into, from->key[i], from->raw ? from->raw[i] : 0.0f);
 }
 
 /* Which child is larger nobody can guess, so it is computed; that the entry goes on down is a good guess. */

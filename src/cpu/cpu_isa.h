@@ -52,6 +52,7 @@ typedef struct fs_marks {
 } fs_marks;
 
 #define FS_ROUGH_MOST 40000.0f
+#define FS_WEIGHED_MOST (64 * FS_GRANULE)
 
 /* Entries of a list by logit: bin i holds those that are i to i + 1 bins below `top`, the last one everything further down and what is
  * no number. */
@@ -81,6 +82,8 @@ typedef struct fs_scan {
     void (*add_mass)(const float *y, const float *max, int64_t n, float scale, fs_mass *mass);
     /* The same, off by at most half of mass_slack; most: the largest y, |most * scale| <= FS_ROUGH_MOST. */
     void (*add_rough)(const float *y, float most, int64_t n, float scale, fs_mass *mass);
+    /* A y above which nearly 1 - share of the mass of n tokens lies, no less; or -inf. n up to FS_WEIGHED_MOST, the rest as add_rough. */
+    float (*floor_of)(const float *y, float most, int64_t n, float scale, float share);
     /* The largest of n keys, n > 0, and the smallest. */
     uint64_t (*key_range)(const uint64_t *key, int32_t n, uint64_t *least);
     /* Of n order keys the terms exp(l) 2^-unit, none above 2, and their bins. */

@@ -76,10 +76,35 @@ void fs_lists_narrow(fs_list *list, const fs_scan *scan, float scale, const fs_m
         kept += weights.count[last];
     }
     if (last < FS_BINS - 1 && top < INFINITY) drop_below(list, scan, key_behind(bins, last));
-    list->due = list->count < FS_NARROWEST * 2 ? FS_NARROWEST * 4 : list->count * 2;
+    fs_lists_wait(list);
 }
 
 /* ------------------------------------------------------------------------------------------------------- offer ---- */
+
+static int32_t granules_above(const float *granule, int64_t granules, float floor) {
+    int32_t n = 0;
+    for (int64_t g = 0; g < granules; g++) n += granule[g] > floor;
+    return n;
+}
+
+#define FS_HALVINGS 8 /* of the way between the smallest of the maxima and the largest */
+
+void fs_lists_start(fs_list *list, const float *granule, int64_t granules, int32_t least, float most) {
+    float low = INFINITY, high = -INFINITY;
+    for (int64_t g = 0; g < granules; g++) {
+        low = granule[g] < low ? granule[g] : low;
+        high = granule[g] > high ? granule[g] : high;
+    }
+    if (granules_above(granule, granules, low) < least) return;
+    for (int i = 0; i < FS_HALVINGS; i++) {
+        const float middle = 0.5f * low + 0.5f * high;
+        if (granules_above(granule, granules, middle) < least) high = middle;
+        else low = middle;
+    }
+    if (most < low) low = most;
+    const uint64_t bound = (uint64_t)ordered_float(low) << 32 | 0xFFFFFFFFu;
+    if (low > -INFINITY && bound > list->bound) list->bound = bound;
+}
 
 void fs_lists_offer(fs_list *list, const fs_scan *scan, const float *y, const float *granule, int64_t base,
                     int64_t granules) {

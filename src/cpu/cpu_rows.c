@@ -211,15 +211,38 @@ static void reduce_mass(const fs_call *call, const fs_scan *scan, const fs_rules
     else scan->add_mass(y, granule, span, scale, mass);
 }
 
-/* Narrows a list to the nucleus, as far as it can be told after this block. A token is dropped if all that are no larger have, in
+/* The share of the mass so far that the nucleus takes, as far as it can be told after this block. A token is dropped if all that are no larger have, in
  * proportion of the ids to come, less than a share of 1 - nucleus of the mass: with a share m of the ids so far above it and k
  * times as many ids in all, (1 - m) k <= (1 - nucleus) (m + (1 - m) k). This is a guess, and the cut is proven or not in the end
  * all the same. */
-static void reduce_nucleus(const fs_call *call, const fs_scan *scan, const fs_lane *lane, const fs_rules *rules,
-                           fs_block block, fs_summary *summary) {
+static double nucleus_share(const fs_call *call, const fs_lane *lane, fs_block block) {
     const double seen = (double)(block.first + block.n - call->head->first_token);
     const double k = sqrt((double)call->head->rows / seen), odds = k * lane->nucleus / (1.0 - lane->nucleus);
-    fs_lists_narrow(&summary->list, scan, rules->inverse_temperature, &summary->mass, odds / (odds + 1.0));
+    return odds / (odds + 1.0);
+}
+
+/* An empty list begins with a bound. */
+static void start_list(const fs_scan *scan, const fs_lane *lane, const fs_rules *rules, double share, const float *y,
+                       const float *granule, float most, int64_t span, fs_list *list) {
+    const float scale = rules->inverse_temperature;
+    const int64_t n = span < FS_WEIGHED_MOST ? span : FS_WEIGHED_MOST;
+    if (!(lane->nucleus > 0.0)) fs_lists_start(list, granule, span / FS_GRANULE, list->keep, INFINITY);
+    else if (fabsf(most * scale) <= FS_ROUGH_MOST)
+        fs_lists_start(list, granule, span / FS_GRANULE, FS_NARROWEST * 3 / 4,
+                       scan->floor_of(y, most, n, scale, (float)(1.0 - share)));
+}
+
+static void reduce_list(const fs_call *call, const fs_scan *scan, const fs_lane *lane, const fs_rules *rules,
+                        fs_block block, const float *y, const float *granule, float most, fs_summary *summary) {
+    const int64_t span = block_span(block), base = block.first - block_lead(block);
+    const int is_nucleus = lane->nucleus > 0.0, first = !summary->list.count;
+    const double share = is_nucleus ? nucleus_share(call, lane, block) : 0.0;
+    fs_list *list = &summary->list;
+    if (first) start_list(scan, lane, rules, share, y, granule, most, span, list);
+    fs_lists_offer(list, scan, y, granule, base, span / FS_GRANULE);
+    if (is_nucleus && first && list->bound != FS_KEY_NONE) fs_lists_wait(list);
+    else if (is_nucleus && list->count >= list->due)
+        fs_lists_narrow(list, scan, rules->inverse_temperature, &summary->mass, share);
 }
 
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
@@ -261,9 +284,7 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
 
     reduce_mass(call, isa->scan, rules, y, scratch->granule, most, span, &summary->mass);
     if (lane->listed && summary->list.raw) fs_lists_offer_each(&summary->list, y, x, base, span);
-    else if (lane->listed) fs_lists_offer(&summary->list, isa->scan, y, scratch->granule, base, span / FS_GRANULE);
-    if (lane->nucleus > 0.0 && summary->list.count >= summary->list.due)
-        reduce_nucleus(call, isa->scan, lane, rules, block, summary);
+    else if (lane->listed) reduce_list(call, isa->scan, lane, rules, block, y, scratch->granule, most, summary);
     const int32_t draws = ask->ordered && ask->samples ? 1 : ask->samples;
     for (int32_t i = 0; i < draws; i++) {
         fs_race race = {rules, lane->noise[i], &summary->winner[i], ask->ordered ? ask->samples : 1, 0.0};

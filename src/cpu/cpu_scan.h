@@ -138,7 +138,7 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
 #define FS_EXP2_2 0.240247448f
 #define FS_EXP2_1 0.693121815f
 #define FS_EXP2_0 0.999999261f
-#define FS_ROUGH_CHUNK (64 * FS_GRANULE) /* tokens whose terms are summed in float: 64 additions a lane */
+#define FS_ROUGH_CHUNK FS_WEIGHED_MOST /* tokens whose terms are summed in float: 64 additions a lane */
 
 /* exp(y scale) = 2^t, t = y * per; terms are 2^(t - unit), the largest about 1, the least 2^-100 */
 typedef struct rough_scale {
@@ -155,9 +155,10 @@ static rough_scale rough_scale_of(float most, float scale) {
     return s;
 }
 
-static float rough_sum(const float *y, int64_t n, rough_scale s);
+/* term: where the terms go, or NULL. */
+static float rough_sum(const float *y, int64_t n, rough_scale s, float *term);
 #ifndef FS_HAS_ROUGH
-static float rough_sum(const float *y, int64_t n, rough_scale s) {
+static float rough_sum(const float *y, int64_t n, rough_scale s, float *term) {
     float sum[FS_GRANULE] = {0};
     for (int64_t g = 0; g < n; g += FS_GRANULE)
         for (int i = 0; i < FS_GRANULE; i++) {
@@ -168,7 +169,9 @@ static float rough_sum(const float *y, int64_t n, rough_scale s) {
             p = p * f + FS_EXP2_2;
             p = p * f + FS_EXP2_1;
             p = p * f + FS_EXP2_0;
-            sum[i] += p * bits_float(float_bits(shifted) << 23);
+            p *= bits_float(float_bits(shifted) << 23);
+            sum[i] += p;
+            if (term) term[g + i] = p;
         }
     float all = 0.0f;
     for (int i = 0; i < FS_GRANULE; i++) all += sum[i];
@@ -179,9 +182,36 @@ static float rough_sum(const float *y, int64_t n, rough_scale s) {
 static void scan_add_rough(const float *y, float most, int64_t n, float scale, fs_mass *mass) {
     const rough_scale s = rough_scale_of(most, scale);
     for (int64_t i = 0; i < n; i += FS_ROUGH_CHUNK) {
-        float sum = rough_sum(y + i, n - i < FS_ROUGH_CHUNK ? n - i : FS_ROUGH_CHUNK, s);
+        float sum = rough_sum(y + i, n - i < FS_ROUGH_CHUNK ? n - i : FS_ROUGH_CHUNK, s, NULL);
         if (sum > 0x1p-60f) mass_add(mass, sum, s.unit);
     }
+}
+
+/* The terms of logits up to this one. */
+static float sum_up_to(const float *y, const float *term, int64_t n, float last);
+#ifndef FS_HAS_ROUGH
+static float sum_up_to(const float *y, const float *term, int64_t n, float last) {
+    float sum[FS_GRANULE] = {0}, all = 0.0f;
+    for (int64_t g = 0; g < n; g += FS_GRANULE)
+        for (int i = 0; i < FS_GRANULE; i++) sum[i] += y[g + i] <= last ? term[g + i] : 0.0f;
+    for (int i = 0; i < FS_GRANULE; i++) all += sum[i];
+    return all;
+}
+#endif
+
+#define FS_FLOOR_HALVINGS 5 /* of the way from a floor that every n terms allow to the largest logit */
+
+static float scan_floor_of(const float *y, float most, int64_t n, float scale, float share) {
+    float term[FS_WEIGHED_MOST];
+    const rough_scale s = rough_scale_of(most, scale);
+    const float allowed = share * rough_sum(y, n, s, term);
+    float low = (log2f(allowed / (float)n) + (float)s.unit) / s.per, high = most;
+    for (int i = 0; i < FS_FLOOR_HALVINGS; i++) {
+        const float middle = 0.5f * low + 0.5f * high;
+        if (sum_up_to(y, term, n, middle) <= allowed) low = middle;
+        else high = middle;
+    }
+    return low;
 }
 
 static uint64_t scan_key_range(const uint64_t *key, int32_t n, uint64_t *least) {
@@ -232,6 +262,7 @@ const fs_scan FS_JOIN(fs_scan_, FS_ISA) = {.load = {scan_load_f32, scan_load_f16
                                            .marks = scan_marks,
                                            .add_mass = scan_add_mass,
                                            .add_rough = scan_add_rough,
+                                           .floor_of = scan_floor_of,
                                            .key_range = scan_key_range,
                                            .weigh = scan_weigh,
                                            .count_above = scan_count_above,

@@ -187,7 +187,7 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
     wide_flush(&wide, wide.top, mass);
 }
 
-static float rough_sum(const float *y, int64_t n, rough_scale s) {
+static float rough_sum(const float *y, int64_t n, rough_scale s, float *term) {
     const __m512 per = _mm512_set1_ps(s.per), magic = _mm512_set1_ps(s.magic), least = _mm512_set1_ps(s.least);
     __m512 sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < n; i += FS_GRANULE) {
@@ -199,7 +199,18 @@ static float rough_sum(const float *y, int64_t n, rough_scale s) {
         p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_1));
         p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_0));
         const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+        if (term) _mm512_storeu_ps(term + i, _mm512_mul_ps(p, _mm512_castsi512_ps(power)));
         sum = _mm512_fmadd_ps(p, _mm512_castsi512_ps(power), sum);
+    }
+    return _mm512_reduce_add_ps(sum);
+}
+
+static float sum_up_to(const float *y, const float *term, int64_t n, float last) {
+    const __m512 limit = _mm512_set1_ps(last);
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < n; i += FS_GRANULE) {
+        const __mmask16 counts = _mm512_cmp_ps_mask(_mm512_loadu_ps(y + i), limit, _CMP_LE_OQ);
+        sum = _mm512_mask_add_ps(sum, counts, sum, _mm512_loadu_ps(term + i));
     }
     return _mm512_reduce_add_ps(sum);
 }

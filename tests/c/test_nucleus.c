@@ -167,6 +167,33 @@ static void lists_hold_all_above_their_bound(void **state) {
         }
 }
 
+/* A list that begins with a bound keeps its claim, and is far from filled by a block. */
+static void started_lists_hold_all_above_their_bound(void **state) {
+    (void)state;
+    char text[256];
+    const fs_scan *scan = fs_isa_choose(NULL, text, sizeof text)->scan;
+    static float y[ROWS * VOCAB], granule[64];
+    static uint64_t key[4096 + FS_GRANULE];
+    int short_lists = 0;
+    for (int s = 0; s < SHAPES; s++)
+        for (int keep = 1; keep <= 256; keep *= 4) {
+            fill(y, shapes[s], 88 + (uint64_t)s);
+            fs_list list = {.key = key, .keep = keep, .capacity = 2048};
+            for (int64_t v = 0; v < 8192; v += 1024) {
+                scan->survey(y + v, 1024, granule);
+                if (!list.count) fs_lists_start(&list, granule, 64, list.keep, INFINITY);
+                fs_lists_offer(&list, scan, y + v, granule, v, 64);
+                if (v == 0) short_lists += list.count < 16 * keep;
+                check_list(&list, y, v + 1024);
+            }
+            fs_list low = {.key = key, .keep = 1, .capacity = 2048};
+            scan->survey(y, 1024, granule);
+            fs_lists_start(&low, granule, 64, 1, y[7]);
+            assert_true(low.bound == FS_KEY_NONE || order_key_logit(low.bound) <= y[7]);
+        }
+    assert_true(short_lists > 2 * SHAPES);
+}
+
 /* Narrowing keeps the share it was asked for, and the list's claim. */
 static void narrowed_lists_keep_their_share(void **state) {
     (void)state;
@@ -198,9 +225,8 @@ static void narrowed_lists_keep_their_share(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tokens_are_the_references),
-        cmocka_unit_test(language_like_rows_need_no_second_pass),
-        cmocka_unit_test(lists_hold_all_above_their_bound),
+        cmocka_unit_test(tokens_are_the_references),        cmocka_unit_test(language_like_rows_need_no_second_pass),
+        cmocka_unit_test(lists_hold_all_above_their_bound), cmocka_unit_test(started_lists_hold_all_above_their_bound),
         cmocka_unit_test(narrowed_lists_keep_their_share),
     };
     return cmocka_run_group_tests_name("nucleus", tests, NULL, NULL);

@@ -162,6 +162,37 @@ static void rough_masses_are_as_close_as_promised(void **state) {
     assert_true(worst < 0.5);
 }
 
+/* No more than the share lies up to a floor, and more than it a 32nd of the way further to the largest logit. */
+static void floors_leave_what_they_are_asked_to(void **state) {
+    (void)state;
+    static float y[FS_WEIGHED_MOST], max[FS_WEIGHED_MOST / 16];
+    rng r = random_from(19);
+    for (int i = 0; i < NAMES; i++) {
+        const fs_isa *isa = isa_at(i);
+        for (int round = 0; isa && round < 20 + (int)test_size(380); round++) {
+            const int64_t n = 16 * (1 + (int64_t)random_below(&r, FS_WEIGHED_MOST / 16));
+            const double scale = pow(10.0, random_unit(&r) - 0.5), spread = pow(10.0, 2.0 * random_unit(&r) - 1.0);
+            const double share = pow(10.0, -0.5 - 3.0 * random_unit(&r)), at = 200.0 * random_unit(&r) - 100.0;
+            for (int64_t k = 0; k < n; k++) {
+                y[k] = (float)((at + spread * random_normal(&r)) / scale);
+                if (round % 5 == 0 && k && random_below(&r, 3) == 0) y[k] = -INFINITY;
+            }
+            const double most = (double)isa->scan->survey(y, n, max).most;
+            const double floor = (double)isa->scan->floor_of(y, (float)most, n, (float)scale, (float)share);
+            double all = 0.0, below = 0.0, next = 0.0;
+            for (int64_t k = 0; k < n; k++) all += exp(((double)y[k] - most) * scale);
+            const double further = floor + (most - (most + log(share * all / (double)n) / scale)) / 32.0;
+            for (int64_t k = 0; k < n; k++) {
+                const double mass = exp(((double)y[k] - most) * scale);
+                below += (double)y[k] <= floor ? mass : 0.0;
+                next += (double)y[k] <= further + 1e-3 / scale ? mass : 0.0;
+            }
+            assert_true(floor < most && below <= share * all * 1.001);
+            assert_true(next >= share * all * 0.999);
+        }
+    }
+}
+
 /* Keys that are kept, counted and weighed, against plain loops. */
 static void keys_are_sifted_the_same_everywhere(void **state) {
     (void)state;
@@ -205,6 +236,7 @@ int main(void) {
         cmocka_unit_test(masses_of_extreme_logits_are_the_same_everywhere),
         cmocka_unit_test(screened_marks_miss_no_winner),
         cmocka_unit_test(rough_masses_are_as_close_as_promised),
+        cmocka_unit_test(floors_leave_what_they_are_asked_to),
         cmocka_unit_test(keys_are_sifted_the_same_everywhere),
     };
     return cmocka_run_group_tests_name("scans", tests, NULL, NULL);
