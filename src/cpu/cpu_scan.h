@@ -187,13 +187,14 @@ static void scan_add_rough(const float *y, float most, int64_t n, float scale, f
     }
 }
 
-/* The terms of logits up to this one. */
+/* The terms of logits up to this one, by a factor of 1 or 0: gcc 12.2 loads a choice with another element's mask (AVX2,
+ * docs/findings/micro-kernels-and-gcc.md). */
 static float sum_up_to(const float *y, const float *term, int64_t n, float last);
 #ifndef FS_HAS_ROUGH
 static float sum_up_to(const float *y, const float *term, int64_t n, float last) {
     float sum[FS_GRANULE] = {0}, all = 0.0f;
     for (int64_t g = 0; g < n; g += FS_GRANULE)
-        for (int i = 0; i < FS_GRANULE; i++) sum[i] += y[g + i] <= last ? term[g + i] : 0.0f;
+        for (int i = 0; i < FS_GRANULE; i++) sum[i] += (float)(y[g + i] <= last) * term[g + i];
     for (int i = 0; i < FS_GRANULE; i++) all += sum[i];
     return all;
 }
