@@ -65,10 +65,9 @@ typedef struct fs_bins {
 typedef struct fs_scan {
     /* out[i] = in[i] widened to float, by dtype. */
     void (*load[3])(const void *in, int64_t n, float *out);
-    /* x[i] = -inf where bit first + i of the bitmask is not set. */
-    void (*mask)(const uint32_t *allow, int64_t first, int64_t n, float *x);
-    /* Replaces NaN by -inf and looks for maxima: max[i] = largest of y[16 i .. 16 i + 15]; n is a multiple of FS_GRANULE. */
-    fs_survey (*survey)(float *y, int64_t n, float *max);
+    /* Replaces NaN by -inf and looks for maxima: max[i] = largest of y[16 i .. 16 i + 15]; n is a multiple of FS_GRANULE. Before that
+     * y[i] = -inf where bit base + i of the bitmask is not set; base is a multiple of FS_GRANULE, allow may be NULL. */
+    fs_survey (*survey)(const uint32_t *allow, int64_t base, float *y, int64_t n, float *max);
     /* The first place from `from` on with max[i] * scale > floor, or `to`. */
     int64_t (*next_above)(const float *max, int64_t from, int64_t to, float scale, double floor);
     /* Appends to a list the tokens y[i] > floor of granules [from, to), whose maxima are max; y[0] has id `base`. Returns the first granule

@@ -279,6 +279,8 @@ static void compute_block(const fs_pass *pass, fs_block block, float *logits, in
                                      out + a * columns);
 }
 
+#define FS_ROWS_AHEAD 3 /* a row of a block takes some 200 ns and more, a line from memory 100 to 300 */
+
 static void absorb_range(const fs_pass *pass, fs_block range, int32_t task) {
     const int64_t columns = pass->block + 2 * FS_GRANULE;
     float *logits = pass->logits + (int64_t)task * pass->rows * columns;
@@ -288,9 +290,11 @@ static void absorb_range(const fs_pass *pass, fs_block range, int32_t task) {
         int64_t next = first / FS_NOISE_BLOCK * FS_NOISE_BLOCK + pass->block;
         fs_block block = {first, (next < end ? next : end) - first};
         compute_block(pass, block, logits, columns);
-        for (int32_t a = 0; a < pass->rows; a++)
+        for (int32_t a = 0; a < pass->rows; a++) {
+            if (a + FS_ROWS_AHEAD < pass->rows) fs_rows_ask(pass->call, &pass->lane[a + FS_ROWS_AHEAD], block);
             fs_rows_absorb(pass->call, pass->cpu->isa, &pass->lane[a], &pass->scratch[task], block,
                            logits + a * columns, &summary[a]);
+        }
         first = next;
     }
 }

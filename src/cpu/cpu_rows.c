@@ -38,11 +38,16 @@ static const uint32_t *mask_row(const uint32_t *mask, int64_t stride, int64_t in
     return (const uint32_t *)(const void *)((const char *)mask + index * bytes);
 }
 
-static void transform_mask(const fs_call *call, const fs_isa *isa, int64_t b, fs_block block, float *x) {
+/* The bits of row b's allowed tokens, or NULL. */
+static const uint32_t *allowed_of(const fs_call *call, int64_t b) {
     const fs_batch *batch = call->batch;
     int64_t index = batch->allow_index ? batch->allow_index[b] : b;
-    const uint32_t *allow = mask_row(batch->allow, batch->allow_stride, index, call->vocab);
-    if (allow) isa->scan->mask(allow, block.first, block.n, x);
+    return mask_row(batch->allow, batch->allow_stride, index, call->vocab);
+}
+
+void fs_rows_ask(const fs_call *call, const fs_lane *lane, fs_block block) {
+    const uint32_t *allow = allowed_of(call, lane->b);
+    for (int64_t id = block.first; allow && id < block.first + block.n; id += 512) __builtin_prefetch(allow + id / 32);
 }
 
 /* First entry of an ascending (token << 32 | entry) array at or after this token. */
@@ -255,8 +260,7 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
     transform_head(call->head, block, x + lead);
     for (int64_t i = 0; i < lead; i++) x[i] = -INFINITY;
     for (int64_t i = lead + block.n; i < span; i++) x[i] = -INFINITY;
-    transform_mask(call, isa, lane->b, block, x + lead);
-    fs_survey survey = isa->scan->survey(x, span, scratch->granule);
+    fs_survey survey = isa->scan->survey(allowed_of(call, lane->b), base, x, span, scratch->granule);
     summary->flags |= survey.flags;
     if (survey.most > summary->max_x) summary->max_x = survey.most;
     if (ask->raw_mass) isa->scan->add_mass(x, scratch->granule, span, 1.0f, &summary->raw_mass);
@@ -268,7 +272,7 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
         memcpy(y, x, (size_t)span * sizeof *y);
         transform_edits(call, lane, block, y + lead);
         if (penalised) transform_penalties(call, lane, rules, scratch->count, block, y + lead);
-        survey = isa->scan->survey(y, span, scratch->granule);
+        survey = isa->scan->survey(NULL, base, y, span, scratch->granule);
         summary->flags |= survey.flags;
     }
     const float most = survey.most;

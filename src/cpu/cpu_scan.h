@@ -24,10 +24,14 @@ static void scan_load_f16(const void *in, int64_t n, float *out) {
 }
 
 /* An instruction set whose compiler does not find the vectors in a loop below writes it itself and defines FS_HAS_ and its name. */
-static fs_survey scan_survey(float *y, int64_t n, float *max);
+static fs_survey scan_survey(const uint32_t *allow, int64_t base, float *y, int64_t n, float *max);
 #ifndef FS_HAS_SURVEY
-static fs_survey scan_survey(float *y, int64_t n, float *max) {
+static fs_survey scan_survey(const uint32_t *allow, int64_t base, float *y, int64_t n, float *max) {
     uint32_t nan = 0;
+    for (int64_t g = 0; allow && g < n; g += FS_GRANULE) {
+        const uint32_t bits = allow[(base + g) / 32] >> (base + g) % 32;
+        for (int k = 0; k < FS_GRANULE; k++) y[g + k] = bits >> k & 1 ? y[g + k] : -INFINITY;
+    }
     for (int64_t i = 0; i < n; i++) nan |= y[i] != y[i];
     if (nan)
         for (int64_t i = 0; i < n; i++) y[i] = y[i] == y[i] ? y[i] : -INFINITY;
@@ -61,28 +65,6 @@ static int64_t scan_next_above(const float *max, int64_t from, int64_t to, float
         g += n;
     }
     return to;
-}
-
-/* x[i] = -inf where the bit of id first + i is not set. */
-static void mask_few(const uint32_t *allow, int64_t first, int64_t n, float *x) {
-    for (int64_t i = 0; i < n; i++)
-        if (!(allow[(first + i) / 32] >> (first + i) % 32 & 1)) x[i] = -INFINITY;
-}
-
-/* 32 ids that share a word. */
-static void mask_word(uint32_t word, float *x);
-#ifndef FS_HAS_MASK
-static void mask_word(uint32_t word, float *x) {
-    for (int k = 0; k < 32; k++) x[k] = word >> k & 1 ? x[k] : -INFINITY;
-}
-#endif
-
-static void scan_mask(const uint32_t *allow, int64_t first, int64_t n, float *x) {
-    const int64_t ahead = (32 - first % 32) % 32, lead = ahead < n ? ahead : n;
-    mask_few(allow, first, lead, x);
-    int64_t i = lead;
-    for (; i + 32 <= n; i += 32) mask_word(allow[(first + i) / 32], x + i);
-    mask_few(allow, first + i, n - i, x + i);
 }
 
 static int64_t scan_append(const float *y, const float *max, int64_t from, int64_t to, float floor, uint32_t base,
@@ -256,7 +238,6 @@ static int32_t scan_keep_above(uint64_t *key, int32_t n, uint64_t above) {
 #endif
 
 const fs_scan FS_JOIN(fs_scan_, FS_ISA) = {.load = {scan_load_f32, scan_load_f16, scan_load_bf16},
-                                           .mask = scan_mask,
                                            .survey = scan_survey,
                                            .next_above = scan_next_above,
                                            .append = scan_append,

@@ -2,7 +2,6 @@
 
 #define FS_ISA avx512
 #define FS_HAS_SURVEY
-#define FS_HAS_MASK
 #define FS_HAS_APPEND
 #define FS_HAS_KEEP
 #define FS_HAS_MASS
@@ -32,13 +31,23 @@ static inline __mmask16 any_nan(__m512 a, __m512 b) {
     return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
 }
 
-static float survey_max(const float *y, int64_t granules, float *max, uint32_t *nan) {
+/* A granule; with a mask, without what that does not allow, which is stored. */
+static inline __m512 load_allowed(const uint32_t *allow, int64_t base, float *y, int64_t at) {
+    if (!allow) return _mm512_loadu_ps(y + at);
+    const __mmask16 bits = (__mmask16)(allow[(base + at) / 32] >> (base + at) % 32);
+    const __m512 x = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), bits, y + at);
+    _mm512_storeu_ps(y + at, x);
+    return x;
+}
+
+static inline float survey_max(const uint32_t *allow, int64_t base, float *y, int64_t granules, float *max,
+                               uint32_t *nan) {
     __m512 most = _mm512_set1_ps(-INFINITY);
     int64_t g = 0;
     for (; g + 16 <= granules; g += 16) {
         __m512 x[16];
         __mmask16 seen = 0;
-        for (int i = 0; i < 16; i++) x[i] = _mm512_loadu_ps(y + (g + i) * FS_GRANULE);
+        for (int i = 0; i < 16; i++) x[i] = load_allowed(allow, base, y, (g + i) * FS_GRANULE);
         for (int i = 0; i < 16; i += 2) seen |= any_nan(x[i], x[i + 1]);
         __m512 m = max_of_sixteen(x);
         _mm512_storeu_ps(max + g, m);
@@ -46,7 +55,7 @@ static float survey_max(const float *y, int64_t granules, float *max, uint32_t *
         *nan |= seen;
     }
     for (; g < granules; g++) {
-        __m512 x = _mm512_loadu_ps(y + g * FS_GRANULE);
+        __m512 x = load_allowed(allow, base, y, g * FS_GRANULE);
         max[g] = _mm512_reduce_max_ps(x);
         most = _mm512_max_ps(most, _mm512_set1_ps(max[g]));
         *nan |= any_nan(x, x);
@@ -54,22 +63,17 @@ static float survey_max(const float *y, int64_t granules, float *max, uint32_t *
     return _mm512_reduce_max_ps(most);
 }
 
-static fs_survey scan_survey(float *y, int64_t n, float *max) {
+static fs_survey scan_survey(const uint32_t *allow, int64_t base, float *y, int64_t n, float *max) {
     uint32_t nan = 0, none = 0;
-    float most = survey_max(y, n / FS_GRANULE, max, &nan);
+    const int64_t granules = n / FS_GRANULE;
+    float most = allow ? survey_max(allow, base, y, granules, max, &nan) : survey_max(NULL, 0, y, granules, max, &nan);
     if (nan) {
         for (int64_t i = 0; i < n; i++) y[i] = y[i] == y[i] ? y[i] : -INFINITY;
-        most = survey_max(y, n / FS_GRANULE, max, &none);
+        most = survey_max(NULL, 0, y, granules, max, &none);
     }
     fs_survey survey = {most, nan ? (uint32_t)FS_ROW_NAN : 0u};
     if (most == INFINITY) survey.flags |= FS_ROW_INF;
     return survey;
-}
-
-static void mask_word(uint32_t word, float *x) {
-    const __m512 none = _mm512_set1_ps(-INFINITY);
-    _mm512_storeu_ps(x, _mm512_mask_loadu_ps(none, (__mmask16)word, x));
-    _mm512_storeu_ps(x + 16, _mm512_mask_loadu_ps(none, (__mmask16)(word >> 16), x + 16));
 }
 
 /* Up to here |l| both products of exp_split's reduction with the upper parts of ln 2 are exact, so that a fused multiply-add rounds

@@ -158,7 +158,7 @@ static void lists_hold_all_above_their_bound(void **state) {
             fs_list list = {.key = key, .keep = keep, .capacity = keep < 128 ? 256 : 2 * keep};
             const int64_t n = VOCAB / 128 * 128;
             for (int64_t v = 0; v < n; v += 128) {
-                scan->survey(y + v, 128, granule);
+                scan->survey(NULL, 0, y + v, 128, granule);
                 fs_lists_offer(&list, scan, y + v, granule, v, 8);
                 assert_true(list.count <= list.capacity);
                 if (v % 4096 == 0) check_list(&list, y, v + 128);
@@ -180,14 +180,14 @@ static void started_lists_hold_all_above_their_bound(void **state) {
             fill(y, shapes[s], 88 + (uint64_t)s);
             fs_list list = {.key = key, .keep = keep, .capacity = 2048};
             for (int64_t v = 0; v < 8192; v += 1024) {
-                scan->survey(y + v, 1024, granule);
+                scan->survey(NULL, 0, y + v, 1024, granule);
                 if (!list.count) fs_lists_start(&list, granule, 64, list.keep, INFINITY);
                 fs_lists_offer(&list, scan, y + v, granule, v, 64);
                 if (v == 0) short_lists += list.count < 16 * keep;
                 check_list(&list, y, v + 1024);
             }
             fs_list low = {.key = key, .keep = 1, .capacity = 2048};
-            scan->survey(y, 1024, granule);
+            scan->survey(NULL, 0, y, 1024, granule);
             fs_lists_start(&low, granule, 64, 1, y[7]);
             assert_true(low.bound == FS_KEY_NONE || order_key_logit(low.bound) <= y[7]);
         }
@@ -209,7 +209,7 @@ static void narrowed_lists_keep_their_share(void **state) {
             fs_mass mass = mass_empty();
             const int64_t n = VOCAB / 1024 * 1024;
             for (int64_t v = 0; v < n; v += 1024) {
-                scan->survey(y + v, 1024, granule);
+                scan->survey(NULL, 0, y + v, 1024, granule);
                 scan->add_mass(y + v, granule, 1024, 1.0f, &mass);
                 fs_lists_offer(&list, scan, y + v, granule, v, 64);
             }
