@@ -118,10 +118,13 @@ static fs_job job_of_part(const fs_head *head, const fs_batch *batch, const fs_r
     return job;
 }
 
-/* Logits of all rows together stay within a quarter of a usual L2; a shorter block costs calls, a longer one cache. */
+/* A row's turn in a block costs some 200 ns however short that is, and logits in L3 less than shorter blocks (docs/findings/rules-by-the-vector.md);
+ * memory alone sets a limit, 4 MB a task. */
+#define FS_BLOCK_LOGITS (1 << 20)
+
 static int32_t choose_block(const fs_options *options, int64_t rows) {
     if (options->block) return (options->block + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK * FS_NOISE_BLOCK;
-    int64_t block = 65536 / (rows ? rows : 1) / FS_NOISE_BLOCK * FS_NOISE_BLOCK;
+    int64_t block = FS_BLOCK_LOGITS / (rows ? rows : 1) / FS_NOISE_BLOCK * FS_NOISE_BLOCK;
     if (block > 1024) block = 1024;
     return block < FS_NOISE_BLOCK ? FS_NOISE_BLOCK : (int32_t)block;
 }
