@@ -216,17 +216,17 @@ static void reduce_mass(const fs_call *call, const fs_scan *scan, const fs_rules
     else scan->add_mass(y, granule, span, scale, mass);
 }
 
-/* The share of the mass so far that the nucleus takes, as far as it can be told after this block. A token is dropped if all that are no larger have, in
- * proportion of the ids to come, less than a share of 1 - nucleus of the mass: with a share m of the ids so far above it and k
- * times as many ids in all, (1 - m) k <= (1 - nucleus) (m + (1 - m) k). This is a guess, and the cut is proven or not in the end
- * all the same. */
+/* The share of the mass so far that a list must have for its nucleus, as far as it can be told after this block. A token is dropped if all
+ * that are no larger have, in proportion of the ids to come, less than a share of 1 - nucleus of the mass: with a share m of the
+ * ids so far above it and k times as many ids in all, (1 - m) k <= (1 - nucleus) (m + (1 - m) k). This is a guess, and the cut is
+ * proven or not in the end all the same. */
 static double nucleus_share(const fs_call *call, const fs_lane *lane, fs_block block) {
     const double seen = (double)(block.first + block.n - call->head->first_token);
     const double k = sqrt((double)call->head->rows / seen), odds = k * lane->nucleus / (1.0 - lane->nucleus);
     return odds / (odds + 1.0);
 }
 
-/* An empty list begins with a bound. */
+/* An empty list begins with a bound: for a nucleus by the block's masses, else by how many it keeps. */
 static void start_list(const fs_scan *scan, const fs_lane *lane, const fs_rules *rules, double share, const float *y,
                        const float *granule, float most, int64_t span, fs_list *list) {
     const float scale = rules->inverse_temperature;
@@ -239,10 +239,10 @@ static void start_list(const fs_scan *scan, const fs_lane *lane, const fs_rules 
 
 static void reduce_list(const fs_call *call, const fs_scan *scan, const fs_lane *lane, const fs_rules *rules,
                         fs_block block, const float *y, const float *granule, float most, fs_summary *summary) {
-    const int64_t span = block_span(block), base = block.first - block_lead(block);
-    const int is_nucleus = lane->nucleus > 0.0, first = !summary->list.count;
-    const double share = is_nucleus ? nucleus_share(call, lane, block) : 0.0;
     fs_list *list = &summary->list;
+    const int64_t span = block_span(block), base = block.first - block_lead(block);
+    const int is_nucleus = lane->nucleus > 0.0, first = !list->count;
+    const double share = is_nucleus ? nucleus_share(call, lane, block) : 0.0;
     if (first) start_list(scan, lane, rules, share, y, granule, most, span, list);
     fs_lists_offer(list, scan, y, granule, base, span / FS_GRANULE);
     if (is_nucleus && first && list->bound != FS_KEY_NONE) fs_lists_wait(list);
