@@ -73,12 +73,12 @@ FS_INLINE void split_any_f16(__m256i x, char *to) {
 
 /* A step of n tokens on its way into tiles of parts, [parts, 16 tokens, 64 bytes]. */
 typedef struct splitting {
-    const char *w; /* the next line, `stride` bytes before the one after it */
-    int64_t stride;
-    int32_t n; /* lines */
-    char *to;
     __m512i any;     /* bits that some element has */
-    const char *ask; /* the like of a later tile; or w */
+    const char *w;   /* the next line, `stride` bytes before the one after it */
+    const char *ask; /* the like of a later tile, or w */
+    int64_t stride;
+    char *to;
+    int32_t n; /* lines */
 } splitting;
 
 FS_INLINE void split_line(int32_t dtype, int whole, splitting *s) {
@@ -182,7 +182,7 @@ FS_INLINE void dot_step(int32_t dtype, int parts, int N, const meeting *m, const
 
 FS_INLINE splitting split_from(int32_t dtype, const meeting *m, int64_t k, const char *tail, char *to) {
     const int64_t line = FS_STEP * (dtype == FS_F32 ? 4 : 2);
-    splitting s = {m->w + k * line, m->stride, m->n, to, _mm512_setzero_si512(), m->whole + k * line};
+    splitting s = {_mm512_setzero_si512(), m->w + k * line, m->whole + k * line, m->stride, to, m->n};
     if (k == m->dim / FS_STEP) s.w = s.ask = tail, s.stride = line;
     return s;
 }
