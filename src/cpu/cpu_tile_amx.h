@@ -24,14 +24,6 @@
 
 /* Tiles: 0 .. 3 the sums, 4 tokens, 5 and 6 rows. */
 
-/* Of several panels H does not stay in L1 until the next tokens: by tileloaddt1 it leaves L1 to W (64 rows, one core of Emerald Rapids,
- * 2026-11-15: 92 -> 88 ns a step from memory, 59 -> 53 from L2). One panel does, and is slower so. */
-#define FS_LOAD_H(tile, at)                                                                                            \
-    do {                                                                                                               \
-        if (N > 1) _tile_stream_loadd(tile, at, 64);                                                                   \
-        else _tile_loadd(tile, at, p->columns * 4);                                                                    \
-    } while (0)
-
 /* The share of panel i of N in asking for 16 lines at `ask`, `stride` bytes apart. */
 FS_INLINE void ask_some(int N, int i, const char *ask, int64_t stride) {
     const int from = FS_TILE * i / N, to = FS_TILE * (i + 1) / N;

@@ -131,43 +131,26 @@ FS_INLINE int products_before(int32_t dtype, int j) {
     return n;
 }
 
-/* Several panels leave L1 to the parts of W, by tileloaddt1; one stays there. */
-#define FS_LOAD_H(tile, at)                                                                                            \
-    do {                                                                                                               \
-        if (N > 1) _tile_stream_loadd(tile, at, 64);                                                                   \
-        else _tile_loadd(tile, at, m->packing.columns * 4);                                                            \
-    } while (0)
-
-/* Tiles: 0 .. 3 the sums, 4 .. 6 parts of W, 7 and for f16 also 6 one of H. Behind each product its share of the lines is split: the
- * finer both are mixed, the more of them overlaps. */
-#define FS_PRODUCT(j, p, i, of_w, of_h)                                                                                \
+/* Tiles: 0 .. 3 the sums, 4 .. 6 parts of W, 7 one of H. Behind each product its share of the lines is split: the finer both are mixed, the
+ * more of them overlaps. */
+#define FS_PRODUCT(j, p, i, of_w)                                                                                      \
     if (met_by(dtype, j) > i) {                                                                                        \
-        _tile_dpbf16ps(p, of_w, of_h);                                                                                 \
+        _tile_dpbf16ps(p, of_w, 7);                                                                                    \
         split_some(dtype, N >= FS_WHOLE_PANELS, next, N * products_before(dtype, j) + p * met_by(dtype, j) + i,        \
                    N * products_before(dtype, parts));                                                                 \
     }
-#define FS_DOT(j, p, of_h)                                                                                             \
-    if (p < N) {                                                                                                       \
-        FS_LOAD_H(of_h, h + j * m->packing.tile + p * m->packing.panel);                                               \
-        FS_PRODUCT(j, p, 0, 4, of_h)                                                                                   \
-        FS_PRODUCT(j, p, 1, 5, of_h)                                                                                   \
-        FS_PRODUCT(j, p, 2, 6, 7)                                                                                      \
+#define FS_DOT(j, p)                                                                                                   \
+    if (j < parts && p < N) {                                                                                          \
+        FS_LOAD_H(7, h + j * m->packing.tile + p * m->packing.panel);                                                  \
+        FS_PRODUCT(j, p, 0, 4)                                                                                         \
+        FS_PRODUCT(j, p, 1, 5)                                                                                         \
+        FS_PRODUCT(j, p, 2, 6)                                                                                         \
     }
 #define FS_PART(j)                                                                                                     \
-    if (j < parts) {                                                                                                   \
-        FS_DOT(j, 0, 7)                                                                                                \
-        if (dtype == FS_F16) {                                                                                         \
-            FS_DOT(j, 1, 6)                                                                                            \
-        } else {                                                                                                       \
-            FS_DOT(j, 1, 7)                                                                                            \
-        }                                                                                                              \
-        FS_DOT(j, 2, 7)                                                                                                \
-        if (dtype == FS_F16) {                                                                                         \
-            FS_DOT(j, 3, 6)                                                                                            \
-        } else {                                                                                                       \
-            FS_DOT(j, 3, 7)                                                                                            \
-        }                                                                                                              \
-    }
+    FS_DOT(j, 0)                                                                                                       \
+    FS_DOT(j, 1)                                                                                                       \
+    FS_DOT(j, 2)                                                                                                       \
+    FS_DOT(j, 3)
 
 /* A step, whose parts of W are at w and of H at h, and the lines of a later one. */
 FS_INLINE void dot_step(int32_t dtype, int parts, int N, const meeting *m, const char *h, const char *w,
