@@ -149,7 +149,7 @@ static const struct {
     peak_loop loop[3];
 } loops[] = {
 #if defined(__x86_64__)
-    {"amxfp16", {tiles_amx, tiles_amxfp16, tiles_amx}},
+    {"amxfp16", {tiles_amxfp16, tiles_amxfp16, tiles_amx}},
     {"amx", {tiles_amx, tiles_amx, tiles_amx}},
     {"avx512bf16", {fma_avx512, fma_avx512, pairs_avx512bf16}},
     {"avx512", {fma_avx512, fma_avx512, fma_avx512}},
@@ -168,10 +168,12 @@ static peak_loop choose_loop(const char *isa, int dtype) {
     return fma_plain;
 }
 
-/* Of bf16 parts: f16 is two of them, f32 three, and of 3 x 3 products the three smallest are left out. */
+/* Of bf16 parts f16 is two and f32 three, and of 3 x 3 products the three smallest are left out; of f16 parts f32 is two, and the
+ * smallest of 2 x 2 is. */
 int peak_products(const char *isa, int dtype) {
     if (strncmp(isa, "amx", 3) != 0 || dtype == FS_BF16) return 1;
-    return dtype == FS_F32 ? 6 : strcmp(isa, "amxfp16") == 0 ? 1 : 4;
+    if (strcmp(isa, "amxfp16") == 0) return dtype == FS_F32 ? 3 : 1;
+    return dtype == FS_F32 ? 6 : 4;
 }
 
 static void run_loop(void *argument, int i) {

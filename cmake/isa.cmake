@@ -11,7 +11,6 @@ set(isa_rules
     "avx512   x86_64   -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c"
     "avx512bf16 x86_64 -mavx512bf16 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c"
     "amx      x86_64   -mamx-tile -mamx-bf16 -mavx512fp16 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c"
-    "amxfp16  x86_64   -mamx-tile -mamx-bf16 -mavx512fp16 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c"
     "neon     aarch64  "
     "neonf16  aarch64  -march=armv8.2-a+fp16fml"
     "neonbf16 aarch64  -march=armv8.2-a+bf16"

@@ -11,6 +11,7 @@
 #define FS_TILE 16 /* tokens, and columns of H, of a tile */
 #define FS_STEP 32 /* elements */
 #define FS_TILE_BYTES 1024
+#define FS_PAGE 4096
 #define FS_PANELS 4                   /* of rows, and sums, at a time */
 #define FS_SUMS (FS_PANELS * FS_TILE) /* of a token */
 #define FS_TOKENS 128                 /* at most, whose sums wait to be transposed: 8 tiles */
@@ -69,22 +70,101 @@ FS_INLINE void transpose(__m512 *x) {
     }
 }
 
+/* ---------------------------------------------------------------------------------------------------- parts ---- */
+
+/* The instruction that adds to the sums of a tile products of numbers of type `unit`: of tokens, rows of the tile, and rows of H, columns.
+ * tdpfp16ps is encoded: gcc knows it from 13 on and assemblers from binutils 2.40. */
+#define FS_MULTIPLY(unit, sums, tokens, columns)                                                                       \
+    do {                                                                                                               \
+        if ((unit) == FS_BF16) _tile_dpbf16ps(sums, tokens, columns);                                                  \
+        else                                                                                                           \
+            __asm__ volatile(".byte 0xC4, 0xE2, 0x7B - 8 * %c0, 0x5C, 0xC0 + 8 * %c1 + %c2"                            \
+                             :                                                                                         \
+                             : "i"(columns), "i"(sums), "i"(tokens));                                                  \
+    } while (0)
+
+/* Parts of that type that a number becomes: 24 = 8 + 8 + 8 bits, or 11 + 11 and a sign. f16 holds a bf16 whose exponent it has. */
+FS_INLINE int parts_in(int32_t unit, int32_t dtype) {
+    if (unit == FS_BF16) return split_parts(dtype);
+    return dtype == FS_F32 ? 2 : 1;
+}
+
+FS_INLINE __m512i join(__m256i a, __m256i b) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+}
+
+/* What is left of x without its upper half, exactly; NaN if x is not finite. */
+FS_INLINE __m512 cut_top(__m512 x) {
+    const __m512i top = _mm512_set1_epi32((int)0xFFFF0000);
+    return _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), top)));
+}
+
+/* The upper halves of 32 floats: a and b one behind the other, or each element of a beside that of b. */
+FS_INLINE __m512i join_tops(__m512 a, __m512 b) {
+    const __m512i x = _mm512_srli_epi32(_mm512_castps_si512(a), 16), y = _mm512_srli_epi32(_mm512_castps_si512(b), 16);
+    return join(_mm512_cvtepi32_epi16(x), _mm512_cvtepi32_epi16(y));
+}
+
+FS_INLINE __m512i pair_tops(__m512 a, __m512 b) {
+    const __m512i top = _mm512_set1_epi32((int)0xFFFF0000);
+    return _mm512_ternarylogic_epi32(_mm512_srli_epi32(_mm512_castps_si512(a), 16), _mm512_castps_si512(b), top, 0xF8);
+}
+
+FS_INLINE __m256i round_halves(__m512 x) {
+    return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+/* Takes the next part off 32 floats; what is left is exact, or NaN where an element is not finite. bf16 parts are cut off, f16 ones rounded. */
+FS_INLINE __m512i take_part(int32_t unit, int apart, __m512 *x) {
+    const __m512 a = x[0], b = x[1];
+    if (unit == FS_BF16) {
+        x[0] = cut_top(a);
+        x[1] = cut_top(b);
+        return apart == 1 ? join_tops(a, b) : pair_tops(a, b);
+    }
+    const __m256i low = round_halves(a), high = round_halves(b);
+    x[0] = _mm512_sub_ps(a, _mm512_cvtph_ps(low));
+    x[1] = _mm512_sub_ps(b, _mm512_cvtph_ps(high));
+    return join(low, high);
+}
+
+/* f16 ends at 2^16, and below 2^-14 it gets coarse. So numbers that become f16 are multiplied by a power of two, one for each row of W and of
+ * H, and sums divided by both: exponents by which a row's magnitude, given by its bits, gets the exponent `to`. Multiplying does not
+ * overflow, nor does it lose more than what is below 2^-126 in the end. */
+FS_INLINE int lift_to(int to, uint32_t magnitude) {
+    const int lift = to + 127 - (int)(magnitude >> 23);
+    return lift < 126 ? lift : 126;
+}
+
+/* 2^e, -126 <= e <= 127 */
+FS_INLINE float power_of(int e) {
+    return bits_float((uint32_t)(e + 127) << 23);
+}
+
+/* ----------------------------------------------------------------------------------------------------- pack ---- */
+
 typedef struct meeting meeting;
 
 /* What a kernel is made of. */
 typedef struct scheme {
     int32_t weights; /* their dtype */
-    int cut;         /* whether they are split into parts */
+    int32_t unit;    /* the type of what is multiplied */
+    int apart;       /* elements of a pair: 1, neighbours, or 16 */
+    float scale;     /* of hidden states that have no lift */
     void (*dot)(const meeting *m);
 } scheme;
 
-/* Parts of H. */
-FS_INLINE int parts_of(const scheme *s, const fs_hidden *hidden) {
-    return !s->cut && hidden->dtype == s->weights ? 1 : split_parts(hidden->dtype);
+/* Whether weights, or hidden states, are lifted: neither is if both are f16 as they lie. */
+FS_INLINE int lifts_weights(const scheme *s) {
+    return s->unit == FS_F16 && s->weights != FS_F16;
+}
+
+FS_INLINE int lifts_hidden(const scheme *s, const fs_hidden *hidden) {
+    return s->unit == FS_F16 && hidden->dtype != FS_F16;
 }
 
 /* How H is packed: [panels of 16 rows, steps of 32 elements, parts, 16 pairs of elements, columns, 2], halves. Fewer than 9 rows take 8, 4, 2
- * columns or 1: that stays in L1 while W streams by. Zeros behind dim and where no row is. */
+ * columns or 1: that stays in L1 while W streams by. Zeros behind dim and where no row is. Behind that each row's lift, float. */
 typedef struct packing {
     int parts;
     int32_t panels, columns;
@@ -92,55 +172,87 @@ typedef struct packing {
 } packing;
 
 FS_INLINE packing packing_of(const scheme *s, const fs_hidden *hidden) {
-    packing p = {parts_of(s, hidden), (hidden->rows + FS_TILE - 1) / FS_TILE, 1, 0, 0};
+    packing p = {parts_in(s->unit, hidden->dtype), (hidden->rows + FS_TILE - 1) / FS_TILE, 1, 0, 0};
     while (p.columns < hidden->rows && p.columns < FS_TILE) p.columns *= 2;
     p.tile = FS_TILE_BYTES / FS_TILE * p.columns;
     p.panel = steps_of(hidden) * p.parts * p.tile;
     return p;
 }
 
+FS_INLINE float *lifts_of(const packing *p, const fs_hidden *hidden) {
+    return (float *)(void *)(hidden->packed + p->panels * p->panel);
+}
+
 FS_INLINE size_t packing_bytes(const scheme *s, const fs_hidden *hidden) {
     const packing p = packing_of(s, hidden);
-    return (size_t)(p.panels * p.panel);
+    return (size_t)(p.panels * p.panel) + (size_t)p.panels * FS_TILE * sizeof(float);
 }
 
-/* H as it is: a pair of elements is a word, and a tile is a block of 16 x 16 of them transposed. */
-FS_INLINE void pack_halves(const scheme *s, const fs_hidden *hidden, int64_t from, int64_t to) {
-    const packing p = packing_of(s, hidden);
-    const __mmask16 columns = (__mmask16)((1u << p.columns) - 1);
-    for (int32_t i = 0; i < p.panels; i++)
-        for (int64_t d = from; d < to && d < hidden->dim; d += FS_STEP) {
-            const int64_t left = hidden->dim - d;
-            const __mmask32 there = left < FS_STEP ? (1u << left) - 1 : ~0u;
-            __m512 x[FS_TILE];
-            for (int32_t r = 0; r < FS_TILE; r++) {
-                const int32_t row = i * FS_TILE + r;
-                x[r] = _mm512_setzero_ps();
-                if (row < hidden->rows)
-                    x[r] = _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(there, hidden->row[row] + 2 * d));
-            }
-            transpose(x);
-            char *tile = hidden->packed + i * p.panel + d / FS_STEP * p.tile;
-            for (int k = 0; k < FS_TILE; k++) _mm512_mask_storeu_ps(tile + 4 * k * p.columns, columns, x[k]);
+/* 32 elements of a row from d on as floats, zeros behind dim. */
+FS_INLINE void load_floats(const fs_hidden *hidden, int32_t row, int64_t d, __m512 *x) {
+    const int64_t left = hidden->dim - d;
+    const __mmask32 there = left < FS_STEP ? (1u << left) - 1 : ~0u;
+    for (int i = 0; i < 2; i++) {
+        const __mmask16 half = (__mmask16)(there >> 16 * i);
+        const char *at = hidden->row[row] + (d + 16 * i) * (hidden->dtype == FS_F32 ? 4 : 2);
+        if (hidden->dtype == FS_F32) x[i] = _mm512_maskz_loadu_ps(half, at);
+        else {
+            const __m256i y = _mm256_maskz_loadu_epi16(half, at);
+            x[i] = hidden->dtype == FS_F16 ? _mm512_cvtph_ps(y)
+                                           : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(y), 16));
         }
+    }
 }
 
-/* H times a power of two as parts of bf16. apart: elements of a pair, 1 if they are neighbours. */
-FS_INLINE void pack_parts(const scheme *s, const fs_hidden *hidden, int64_t from, int64_t to, float scale,
-                          int64_t apart) {
+FS_INLINE __m512i max_magnitude(__m512i most, __m512 x) {
+    return _mm512_max_epu32(most, _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7FFFFFFF)));
+}
+
+/* The largest element of H gets 14: its parts end below 2^15. */
+FS_INLINE int lift_of_row(const fs_hidden *hidden, int32_t row) {
+    __m512i most = _mm512_setzero_si512();
+    for (int64_t d = 0; d < hidden->dim; d += FS_STEP) {
+        __m512 x[2];
+        load_floats(hidden, row, d, x);
+        most = max_magnitude(max_magnitude(most, x[0]), x[1]);
+    }
+    return lift_to(14, _mm512_reduce_max_epu32(most));
+}
+
+/* A step's rows in a panel: what is a line of 16 pairs, a row's, becomes a column of the tile. */
+FS_INLINE void pack_step(const scheme *s, const fs_hidden *hidden, const packing *p, int32_t panel, int64_t d,
+                         const float *scale) {
+    const int32_t first = panel * FS_TILE, left = hidden->rows - first, rows = left < FS_TILE ? left : FS_TILE;
+    const __mmask16 columns = (__mmask16)((1u << p->columns) - 1);
+    __m512 line[FS_PARTS_MOST][FS_TILE];
+    memset(line, 0, sizeof line);
+    for (int32_t r = 0; r < rows; r++) {
+        __m512 x[2];
+        load_floats(hidden, first + r, d, x);
+        x[0] = _mm512_mul_ps(x[0], _mm512_set1_ps(scale[r]));
+        x[1] = _mm512_mul_ps(x[1], _mm512_set1_ps(scale[r]));
+        for (int j = 0; j < p->parts; j++) line[j][r] = _mm512_castsi512_ps(take_part(s->unit, s->apart, x));
+    }
+    char *to = hidden->packed + panel * p->panel + d / FS_STEP * p->parts * p->tile;
+    for (int j = 0; j < p->parts; j++, to += p->tile) {
+        transpose(line[j]);
+        for (int k = 0; k < FS_TILE; k++) _mm512_mask_storeu_ps(to + 4 * k * p->columns, columns, line[j][k]);
+    }
+}
+
+FS_INLINE void pack_all(const scheme *s, const fs_hidden *hidden, int64_t from, int64_t to) {
     const packing p = packing_of(s, hidden);
-    const int64_t end = steps_of(hidden) * FS_STEP, last = to < end ? to : end, step = p.parts * p.tile;
-    for (int32_t i = 0; i < p.panels && from < last; i++)
-        memset(hidden->packed + i * p.panel + from / FS_STEP * step, 0, (size_t)((last - from) / FS_STEP * step));
-    for (int32_t r = 0; r < hidden->rows; r++)
-        for (int64_t d = from; d < last && d < hidden->dim; d++) {
-            uint16_t part[FS_PARTS_MOST];
-            split_float(split_element(hidden->row[r], hidden->dtype, d) * scale, p.parts, part);
-            const int64_t pair = apart == 1 ? d % FS_STEP / 2 : d % apart, place = d / apart % 2;
-            char *at = hidden->packed + r / FS_TILE * p.panel + d / FS_STEP * step;
-            at += 4 * (pair * p.columns + r % FS_TILE) + 2 * place;
-            for (int j = 0; j < p.parts; j++) memcpy(at + j * p.tile, &part[j], 2);
+    const int lifted = lifts_hidden(s, hidden);
+    for (int32_t i = 0; i < p.panels; i++) {
+        float scale[FS_TILE];
+        for (int32_t r = 0; r < FS_TILE; r++) {
+            const int32_t row = i * FS_TILE + r;
+            const int lift = lifted && row < hidden->rows ? lift_of_row(hidden, row) : 0;
+            scale[r] = lifted ? power_of(lift) : s->scale;
+            if (from == 0 && to > 0) lifts_of(&p, hidden)[row] = (float)lift;
         }
+        for (int64_t d = from; d < to && d < hidden->dim; d += FS_STEP) pack_step(s, hidden, &p, i, d, scale);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------ dot ---- */
@@ -152,12 +264,15 @@ struct meeting {
     int64_t block; /* steps that are summed from zero, see block_of */
     int32_t n;
     const char *then;  /* a later tile whose first lines are to be asked for: see `asking`; or w: nothing is */
-    const char *whole; /* from FS_WHOLE_PANELS on, one that is to be asked for, a line of each row a step; or w */
+    const char *whole; /* from FS_WHOLE_PANELS on, one that is to be asked for, a line of each row a step; or NULL */
     const char *h;     /* the first panel's first step */
     int32_t panels;
     packing packing;
     float *sum; /* [tokens, FS_PANELS, 16], tokens `sum_stride` bytes apart */
     int64_t sum_stride;
+    float *
+        lift; /* [tokens], `spacing` apart, for dot to say by which powers of two it multiplied weights; 0 unless it does */
+    int32_t spacing;
 };
 
 /* From three panels on a step takes so long, and so many loads, that W's next steps are out of a core's sight: the whole next tile is asked
@@ -166,8 +281,14 @@ struct meeting {
 #define FS_WHOLE_PANELS 3
 #define FS_WHOLE_BYTES (1 << 20)
 
-FS_INLINE int asks_whole(const meeting *m) {
-    return m->panels >= FS_WHOLE_PANELS && m->panels * m->packing.panel + 2 * FS_TILE * m->stride <= FS_WHOLE_BYTES;
+FS_INLINE int asks_whole(const scheme *s, const meeting *m) {
+    if (m->panels < FS_WHOLE_PANELS || (lifts_weights(s) && m->stride <= FS_PAGE)) return 0;
+    return m->panels * m->packing.panel + 2 * FS_TILE * m->stride <= FS_WHOLE_BYTES;
+}
+
+/* Where the line of step k of the tile to be asked for is, `bytes` a step; or NULL. */
+FS_INLINE const char *line_to_ask(const meeting *m, int64_t k, int64_t bytes) {
+    return m->whole ? m->whole + k * bytes : NULL;
 }
 
 /* The prefetcher follows a stream to the end of its page and starts anew in the next one, and a tile starts 16 streams at once. So during
@@ -247,28 +368,39 @@ typedef struct calling {
     const fs_hidden *hidden;
     packing packing;
     int64_t stride;
-    float *sum; /* [FS_TOKENS, FS_PANELS, 16] */
+    float *sum;  /* [FS_TOKENS, FS_PANELS, 16] */
+    float *lift; /* [FS_TOKENS] */
 } calling;
 
-/* Whether weights or hidden states are sums of several parts. */
-FS_INLINE int has_parts(const calling *c) {
-    return c->s->cut || c->packing.parts > 1;
+/* Whether both weights and hidden states are multiplied as they lie. */
+FS_INLINE int as_they_lie(const calling *c) {
+    return c->s->weights == c->s->unit && c->hidden->dtype == c->s->unit;
 }
 
 #define FS_NOT_FINITE 0x99 /* of vfpclassps: quiet and signalling NaN, + and - inf */
 
-/* Logits of up to 16 tokens from w on, for the rows of a panel; sum: its part of the first token's sums. */
-static void store_tile(const calling *c, int32_t panel, const char *w, int32_t tokens, const float *sum, float *out,
-                       int64_t out_ld) {
+/* x [16] logits of 16 tokens from place t on, whose sums were of lifted weights or hidden states: exact but for what is denormal. */
+FS_INLINE void put_down(const calling *c, int32_t t, int32_t first, __m512 *x) {
+    const __m512 of_tokens = _mm512_loadu_ps(c->lift + t);
+    const float *of_rows = lifts_of(&c->packing, c->hidden) + first;
+    for (int r = 0; r < FS_TILE; r++) /* rows that are not there have a lift too */
+        x[r] = _mm512_scalef_ps(x[r], _mm512_sub_ps(_mm512_set1_ps(-of_rows[r]), of_tokens));
+}
+
+/* Logits of `tokens` tokens, up to 16, w, whose sums are from place t on, for the rows of a panel, the j-th of those whose sums are there. */
+FS_INLINE void store_tile(const calling *c, int plain, int32_t panel, int32_t j, const char *w, int32_t t,
+                          int32_t tokens, float *out, int64_t out_ld) {
+    const float *sum = c->sum + t * FS_SUMS + j * FS_TILE;
     const int32_t first = panel * FS_TILE, left = c->hidden->rows - first, rows = left < FS_TILE ? left : FS_TILE;
     const __mmask16 there = (__mmask16)((1u << tokens) - 1);
     __m512 x[16];
     for (int i = 0; i < 16; i++) x[i] = _mm512_load_ps(sum + i * FS_SUMS);
     transpose(x);
+    if (!plain && c->s->unit == FS_F16) put_down(c, t, first, x);
     for (int32_t r = 0; r < rows; r++) {
         float *to = out + (first + r) * out_ld;
         _mm512_mask_storeu_ps(to, there, x[r]);
-        if (!has_parts(c)) continue;
+        if (plain) continue;
         for (uint32_t odd = _mm512_mask_fpclass_ps_mask(there, x[r], FS_NOT_FINITE); odd; odd &= odd - 1) {
             const int32_t i = __builtin_ctz(odd);
             to[i] = repair_nan(c->hidden, first + r, w + i * c->stride, c->s->weights);
@@ -282,46 +414,49 @@ static void store_tile(const calling *c, int32_t panel, const char *w, int32_t t
  * and as even. */
 FS_INLINE int64_t block_of(const calling *c) {
     const int64_t steps = steps_of(c->hidden), blocks = (steps + FS_BLOCK - 1) / FS_BLOCK;
-    return has_parts(c) ? (steps + blocks - 1) / blocks : steps;
+    return !as_they_lie(c) ? (steps + blocks - 1) / blocks : steps;
 }
 
 /* `tiles` tiles of n tokens: token t of tile i is row i + t * tiles of w. then: the next group, or w. */
-static void tile_group(const calling *c, const char *w, const char *then, int32_t tiles, int32_t n, float *out,
-                       int64_t out_ld) {
+FS_INLINE void tile_group(const calling *c, const char *w, const char *then, int32_t tiles, int32_t n, float *out,
+                          int64_t out_ld) {
     const int32_t panels = c->packing.panels;
     meeting m = {
         .stride = tiles * c->stride, .dim = c->hidden->dim, .block = block_of(c), .n = n, .packing = c->packing};
     m.sum_stride = tiles * FS_SUMS * 4;
+    m.spacing = tiles;
     for (int32_t p = 0; p < panels; p += m.panels) {
         m.panels = panels - p < FS_PANELS ? panels - p : FS_PANELS;
         for (int32_t i = 0; i < tiles; i++) {
             const int asks = then != w && p + m.panels == panels;
             m.w = w + i * c->stride;
-            m.whole = asks && asks_whole(&m) ? then + i * c->stride : m.w;
+            m.whole = asks && asks_whole(c->s, &m) ? then + i * c->stride : NULL;
             /* The last tile's first lines start the pages of all tiles. */
-            m.then = asks && !asks_whole(&m) && i == tiles - 1 ? then : m.w;
+            m.then = asks && !asks_whole(c->s, &m) && i == tiles - 1 ? then : m.w;
             m.h = c->hidden->packed + p * c->packing.panel;
             m.sum = c->sum + i * FS_SUMS;
+            m.lift = c->lift + i;
             c->s->dot(&m);
         }
         for (int32_t j = 0; j < m.panels; j++)
             for (int32_t t = 0; t < tiles * n; t += FS_TILE)
-                store_tile(c, p + j, w + t * c->stride, n, c->sum + t * FS_SUMS + j * FS_TILE, out + t, out_ld);
+                if (as_they_lie(c)) store_tile(c, 1, p + j, j, w + t * c->stride, t, n, out + t, out_ld);
+                else store_tile(c, 0, p + j, j, w + t * c->stride, t, n, out + t, out_ld);
     }
 }
 
 /* Tiles side by side in one page, at most `most`: rows of the tile are that far apart. See docs/findings/one-stream-per-page.md. */
 FS_INLINE int32_t spacing_of(int64_t stride, int32_t most) {
     int32_t tiles = 1;
-    while (tiles * stride < 4096 && tiles < most) tiles *= 2;
+    while (tiles * stride < FS_PAGE && tiles < most) tiles *= 2;
     return tiles;
 }
 
 FS_INLINE void tile_all(const scheme *s, const fs_hidden *hidden, const char *w, int64_t stride, int32_t tokens,
                         float *out, int64_t out_ld) {
-    _Alignas(64) float sum[FS_TOKENS * FS_SUMS];
-    const calling c = {s, hidden, packing_of(s, hidden), stride, sum};
-    const int of_w = s->cut ? split_parts(s->weights) : 1;
+    _Alignas(64) float sum[FS_TOKENS * FS_SUMS], lift[FS_TOKENS] = {0};
+    const calling c = {s, hidden, packing_of(s, hidden), stride, sum, lift};
+    const int of_w = parts_in(s->unit, s->weights);
     const int32_t most = spacing_of(stride, FS_TOKENS / FS_TILE);
     if (tokens >= FS_TILE) configure(FS_TILE, of_w, c.packing.columns);
     for (int32_t t = 0, many; t < tokens; t += many) {
@@ -333,5 +468,19 @@ FS_INLINE void tile_all(const scheme *s, const fs_hidden *hidden, const char *w,
     }
     _tile_release();
 }
+
+/* The functions of a kernel, of scheme_<type>. */
+#define FS_DEFINE_CALLS(type, isa)                                                                                     \
+    static size_t packed_bytes_##type##_##isa(const fs_hidden *hidden) {                                               \
+        return packing_bytes(&scheme_##type##_##isa, hidden);                                                          \
+    }                                                                                                                  \
+    static void pack_##type##_##isa(const fs_hidden *hidden, int64_t from, int64_t to) {                               \
+        pack_all(&scheme_##type##_##isa, hidden, from, to);                                                            \
+    }                                                                                                                  \
+    static void tile_##type##_##isa(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens,            \
+                                    float *out, int64_t out_ld) {                                                      \
+        tile_all(&scheme_##type##_##isa, hidden, (const char *)w, stride, tokens, out, out_ld);                        \
+    }                                                                                                                  \
+    const fs_kernel fs_kernel_##type##__##isa = {packed_bytes_##type##_##isa, pack_##type##_##isa, tile_##type##_##isa}
 
 #endif

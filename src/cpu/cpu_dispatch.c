@@ -78,7 +78,7 @@ static int always(void) {
 /* Rows marked 1 have run under emulation only: they are there to be forced, and are not chosen. */
 static const fs_isa table[] = {
 #if defined(__x86_64__)
-    {"amxfp16", has_amxfp16, 0, FS_KERNELS(amx, amxfp16, amx), &fs_scan_avx512},
+    {"amxfp16", has_amxfp16, 0, FS_KERNELS(amxfp16, amxfp16, amx), &fs_scan_avx512},
     {"amx", has_amx, 0, FS_KERNELS(amx, amx, amx), &fs_scan_avx512},
     {"avx512bf16", has_avx512bf16, 0, FS_KERNELS(avx512, avx512, avx512bf16), &fs_scan_avx512},
     {"avx512", has_avx512, 0, FS_KERNELS(avx512, avx512, avx512), &fs_scan_avx512},

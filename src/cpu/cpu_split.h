@@ -1,4 +1,4 @@
-/* cpu_split.h - hidden states as sums of bf16 numbers, for kernels whose instruction multiplies bf16 by bf16.
+/* cpu_split.h - numbers as sums of bf16 numbers, for kernels whose instruction multiplies bf16 by bf16.
  *
  *   bf16  1 part    f16  2 parts (11 = 8 + 3 bits)    f32  3 parts (24 = 8 + 8 + 8 bits)
  *

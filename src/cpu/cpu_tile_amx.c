@@ -1,21 +1,98 @@
-/* AMX: tdpbf16ps multiplies bf16 weights by hidden states as sums of bf16 parts (cpu_split.h), 1 to 3 of them. It counts denormals as zero,
- * in and out. How it is used: cpu_tile_amx.h. */
-#define FS_MULTIPLY _tile_dpbf16ps
-#include "cpu_tile_amx.h"
+/* AMX: W as it lies, straight from memory, times rows of H packed once per call. One matrix instruction takes a tile of 16 tokens x 32
+ * elements of W, 32 elements x 16 rows of H with pairs of elements side by side, and adds the 16 x 16 products to float sums.
+ *
+ *   w   16 rows of W, --- a --+-- c0  c1  c2  c3      load    a: 16 tokens x 32 elements; b: 32 elements x 16 rows
+ *       streamed once         |    |   |   |   |      dot     one matrix instruction, 16 cycles, for every panel
+ *                             +-- b0  b1  b2  b3      store   sums transposed: logits of a row lie side by side
+ *   h   up to 4 panels of 16 rows in L2
+ *
+ * Cost: W comes from memory at 6 bytes a cycle and core on Emerald Rapids, 170 cycles for each tile of 1 KB, in which the unit could
+ * serve 160 rows: below that memory is the roof. So all rows (up to 64) are served while W streams by once: two passes of 32 rows over
+ * the same tile leave memory idle during the second. W's rows are spaced so that each page of 4 KB holds one of the 16
+ * streams (docs/findings/one-stream-per-page.md).
+ *
+ * The order of additions for every (row, token), whatever the shape: for each 32 elements, and each part of H, the products of even
+ * elements and those of odd ones are summed in ascending order, each with one rounding, then the two sums, then that is added to the
+ * logit; unless both are multiplied as they lie in blocks (block_of), each from zero and added to those before. The instruction rounds to nearest even
+ * and raises no exception.
+ *
+ * bf16 weights are multiplied by tdpbf16ps, hidden states being sums of bf16 parts (cpu_split.h), 1 to 3 of them. It counts denormals
+ * as zero, in and out. f16 weights are multiplied by tdpfp16ps, which Granite Rapids has (AMX-FP16) and which is as fast: f16 hidden
+ * states as they lie, others times a power of two, bf16 as one f16 and f32 as two (cpu_amx.h, lift_to). A product of two f16, subnormal
+ * ones too, is exact in float and no multiple of 2^-48 is denormal there: nothing is flushed, and only additions round. */
+#include "cpu_amx.h"
 
-static const scheme scheme_bf16 = {FS_BF16, 0, dot};
+/* ------------------------------------------------------------------------------------------------------- dot ---- */
 
-static size_t packed_bytes(const fs_hidden *hidden) {
-    return packing_bytes(&scheme_bf16, hidden);
+/* Tiles: 0 .. 3 the sums, 4 tokens, 5 and 6 rows. */
+
+/* The share of panel i of N in asking for 16 lines at `ask`, `stride` bytes apart, if any. */
+FS_INLINE void ask_some(int N, int i, const char *ask, int64_t stride) {
+    const int from = FS_TILE * i / N, to = FS_TILE * (i + 1) / N;
+    for (int r = from; N >= FS_WHOLE_PANELS && ask && r < to; r++) _mm_prefetch(ask + r * stride, _MM_HINT_T1);
 }
 
-static void pack(const fs_hidden *hidden, int64_t from, int64_t to) {
-    if (hidden->dtype == FS_BF16) pack_halves(&scheme_bf16, hidden, from, to);
-    else pack_parts(&scheme_bf16, hidden, from, to, 1.0f, 1);
+/* One step: 16 tokens at w times N panels. */
+FS_INLINE void dot_step(int32_t unit, int N, const meeting *m, const char *w, int64_t stride, const char *ask,
+                        const char *h) {
+    const packing *p = &m->packing;
+    _tile_loadd(4, w, stride);
+    for (int i = 0; i < p->parts; i++, h += p->tile) {
+        if (i == 0) ask_some(N, 0, ask, stride);
+        FS_LOAD_H(5, h);
+        FS_MULTIPLY(unit, 0, 4, 5);
+        if (N > 1 && i == 0) ask_some(N, 1, ask, stride);
+        if (N > 1) FS_LOAD_H(6, h + p->panel);
+        if (N > 1) FS_MULTIPLY(unit, 1, 4, 6);
+        if (N > 2 && i == 0) ask_some(N, 2, ask, stride);
+        if (N > 2) FS_LOAD_H(5, h + 2 * p->panel);
+        if (N > 2) FS_MULTIPLY(unit, 2, 4, 5);
+        if (N > 3 && i == 0) ask_some(N, 3, ask, stride);
+        if (N > 3) FS_LOAD_H(6, h + 3 * p->panel);
+        if (N > 3) FS_MULTIPLY(unit, 3, 4, 6);
+    }
 }
 
-static void tile(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out, int64_t out_ld) {
-    tile_all(&scheme_bf16, hidden, (const char *)w, stride, tokens, out, out_ld);
+FS_INLINE void dot_tile(int32_t unit, int N, const meeting *m) {
+    const int64_t steps = m->dim / FS_STEP;
+    const char *h = m->h;
+    asking ask = ask_for(m->w, m->then, m->stride, steps);
+    int64_t k = 0;
+    do {
+        const int64_t from = k, to = steps - k < m->block ? steps : k + m->block;
+        zero_sums(N);
+        for (; k < to; k++, h += m->packing.parts * m->packing.tile) {
+            ask_step(&ask, k);
+            dot_step(unit, N, m, m->w + k * FS_STEP * 2, m->stride, line_to_ask(m, k, FS_STEP * 2), h);
+        }
+        if (k == steps && m->dim % FS_STEP) {
+            _Alignas(64) char tail[FS_TILE_BYTES];
+            copy_tail(m->w, m->stride, m->n, m->dim, 2, tail);
+            FS_WRITTEN(tail);
+            dot_step(unit, N, m, tail, 64, NULL, h);
+        }
+        store_sums(N, m, from == 0);
+    } while (k < steps);
 }
 
-const fs_kernel fs_kernel_bf16__amx = {packed_bytes, pack, tile};
+/* One function for each shape: what gcc 12 makes of several in one frame is slower (docs/findings/micro-kernels-and-gcc.md). */
+#define FS_DEFINE_DOT(type, of_w, N)                                                                                   \
+    static __attribute__((noinline)) void dot_##type##_##N(const meeting *m) {                                         \
+        dot_tile(of_w, N, m);                                                                                          \
+    }
+#define FS_DEFINE_KERNEL(type, of_w, isa)                                                                              \
+    FS_DEFINE_DOT(type, of_w, 1)                                                                                       \
+    FS_DEFINE_DOT(type, of_w, 2)                                                                                       \
+    FS_DEFINE_DOT(type, of_w, 3)                                                                                       \
+    FS_DEFINE_DOT(type, of_w, 4)                                                                                       \
+    static void dot_##type(const meeting *m) {                                                                         \
+        (m->panels == 1   ? dot_##type##_1                                                                             \
+         : m->panels == 2 ? dot_##type##_2                                                                             \
+         : m->panels == 3 ? dot_##type##_3                                                                             \
+                          : dot_##type##_4)(m);                                                                        \
+    }                                                                                                                  \
+    static const scheme scheme_##type##_##isa = {of_w, of_w, 1, 1.0f, dot_##type};                                     \
+    FS_DEFINE_CALLS(type, isa)
+
+FS_DEFINE_KERNEL(bf16, FS_BF16, amx);
+FS_DEFINE_KERNEL(f16, FS_F16, amxfp16);

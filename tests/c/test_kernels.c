@@ -284,69 +284,161 @@ static void rows_of_one_order_give_the_same_bits(void **state) {
 
 /* ------------------------------------------------------------------------------------------ AMX, as it is stated ---- */
 
-/* The i-th of the parts, of 8 bits each, that a number is cut into; or the number, if it is not cut. */
-static float part_of(float x, int cut, int i) {
-    for (;; i--) {
-        uint32_t bits;
-        float top;
-        memcpy(&bits, &x, sizeof bits);
-        bits &= cut ? 0xFFFF0000 : 0xFFFFFFFF;
-        memcpy(&top, &bits, sizeof top);
-        if (i == 0) return top;
-        x -= top;
+enum { MOST_DIM = 2100, MOST_PARTS = 3 };
+
+/* A row of W or H on its way to an instruction that multiplies numbers of type `unit`. */
+typedef struct cut_row {
+    int32_t dtype, unit;
+    int is_w, parts, lift; /* the power of two it is multiplied by */
+    float part[MOST_DIM][MOST_PARTS];
+} cut_row;
+
+static float first_bits(float x, uint32_t mask) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits &= mask;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static int lift_to(int to, float x) {
+    const int lift = x < FLT_MIN ? 126 : to - ilogbf(x);
+    return lift < 126 ? lift : 126;
+}
+
+static float largest_of(int32_t dtype, const char *row, int64_t dim) {
+    double most = 0;
+    for (int64_t d = 0; d < dim; d++) most = fmax(most, fabs(get(dtype, row + d * bytes_of(dtype))));
+    return (float)most;
+}
+
+#define BEYOND (1 + 0x1.555556p-12f)
+
+static int lift_of(const cut_row *c, const char *row, int64_t dim) {
+    const float most = largest_of(c->dtype, row, dim), first = largest_of(c->dtype, row, dim < 32 ? dim : 32);
+    if (c->unit != FS_F16 || c->dtype == FS_F16) return 0;
+    if (!c->is_w || ldexpf(most, lift_to(9, first)) * BEYOND >= 65536) return lift_to(14, most);
+    return lift_to(9, first);
+}
+
+/* Parts of bf16 are cut off, those of f16 rounded to nearest. But the first of a weight is cut off what is a little further from zero. */
+static void cut(cut_row *c, const char *row, int64_t dim) {
+    c->parts = c->dtype == FS_F32 ? (c->unit == FS_F16 ? 2 : 3) : c->dtype == FS_F16 && c->unit == FS_BF16 ? 2 : 1;
+    c->lift = lift_of(c, row, dim);
+    for (int64_t d = 0; d < dim; d++) {
+        float x = ldexpf((float)get(c->dtype, row + d * bytes_of(c->dtype)), c->lift);
+        for (int i = 0; i < c->parts; i++) {
+            const float top = c->unit == FS_BF16                  ? first_bits(x, 0xFFFF0000)
+                              : c->is_w && c->parts > 1 && i == 0 ? first_bits(x * BEYOND, 0xFFFFE000)
+                                                                  : (float)f16_value(f16_of(x));
+            c->part[d][i] = c->unit == FS_BF16 ? top : (float)f16_value(f16_of(top));
+            x -= top;
+        }
     }
 }
 
-static int parts_of(int32_t dtype) {
-    return dtype == FS_F32 ? 3 : dtype == FS_F16 ? 2 : 1;
-}
-
-/* A logit as cpu_tile_amx.h and cpu_tile_split_amx.c say that it is added up. halves: W and H are multiplied as they are. */
-static float dot_as_stated(const problem *p, int halves, const char *w, const char *h) {
-    const int of_w = halves || p->w_dtype == FS_BF16 ? 1 : parts_of(p->w_dtype);
-    const int of_h = halves ? 1 : parts_of(p->h_dtype), many = of_w > 1 || of_h > 1;
-    const int64_t steps = (p->dim + 31) / 32, blocks = (steps + 31) / 32, size = (steps + blocks - 1) / blocks;
+/* A logit as cpu_tile_amx.c and cpu_tile_split_amx.c say that it is added up. */
+static float dot_as_stated(const cut_row *w, const cut_row *h, int64_t dim) {
+    const int many = w->dtype != w->unit || h->dtype != h->unit, most = w->unit == FS_F16 ? 2 : 3;
+    const int64_t steps = (dim + 31) / 32, blocks = (steps + 31) / 32, size = (steps + blocks - 1) / blocks;
     float sum = 0, block = 0;
     for (int64_t k = 0; k < steps; k++) {
         if (many && k && k % size == 0) sum = k == size ? block : sum + block, block = 0;
-        for (int j = 0; j < of_h; j++)
-            for (int i = 0; i < of_w && i + j < 3; i++) {
+        for (int j = 0; j < h->parts; j++)
+            for (int i = 0; i < w->parts && i + j < most; i++) {
                 float half[2] = {0, 0};
                 for (int64_t d = 0; d < 32; d++) {
-                    /* In f32 elements 16 apart are a pair, of which the first is even. */
-                    const int64_t at = 32 * k + (p->w_dtype == FS_F32 ? d / 2 + d % 2 * 16 : d);
-                    if (at >= p->dim) continue;
-                    const float x = (float)get(p->w_dtype, w + at * bytes_of(p->w_dtype));
-                    const float y = (float)get(p->h_dtype, h + at * bytes_of(p->h_dtype));
-                    half[d % 2] = fmaf(part_of(x, of_w > 1, i), part_of(y, of_h > 1, j), half[d % 2]);
+                    /* Of three parts elements 16 apart are a pair, of which the first is even. */
+                    const int64_t at = 32 * k + (w->parts == 3 ? d / 2 + d % 2 * 16 : d);
+                    if (at < dim) half[d % 2] = fmaf(w->part[at][i], h->part[at][j], half[d % 2]);
                 }
                 block += half[0] + half[1];
             }
     }
-    return many && blocks > 1 ? sum + block : block;
+    return ldexpf(many && blocks > 1 ? sum + block : block, -w->lift - h->lift);
+}
+
+/* Tokens that do not get the power of two that their first elements ask for; and one whose elements are of all sizes, the largest of which the
+ * last row of H does not see. */
+static void make_odd_rows(problem *p) {
+    const int64_t size = bytes_of(p->w_dtype);
+    for (int64_t d = 0; d < p->dim; d++) {
+        char *at = p->w + d * size;
+        if (d < 32) put(p->w_dtype, at + 3 * p->w_stride, 0.0f);
+        put(p->w_dtype, at + 5 * p->w_stride, 0.0f);
+        put(p->w_dtype, at + 11 * p->w_stride, ldexpf((float)get(p->w_dtype, at + 12 * p->w_stride), -60));
+        put(p->w_dtype, at + 9 * p->w_stride, ldexpf((float)get(p->w_dtype, at + 10 * p->w_stride), -(int)(d % 50)));
+        if (d % 50 < 26) put(p->h_dtype, p->h + (p->rows - 1) * p->h_stride + d * bytes_of(p->h_dtype), 0.0f);
+    }
+    put(p->w_dtype, p->w + 7 * p->w_stride + (p->dim - 1) * size, 3e4f);
+    put(p->w_dtype, p->w + 17 * p->w_stride + p->dim / 2 * size, -100.0f);
 }
 
 static void amx_adds_in_the_order_it_states(void **state) {
     (void)state;
-    static const int64_t dims[] = {1, 33, 700, 1024, 1030, 2100};
+    static const int64_t dims[] = {1, 33, 700, 1024, 1030, MOST_DIM};
     enum { ROWS = 2, TOKENS = 19 };
+    static cut_row w, h[ROWS];
     float out[ROWS * TOKENS];
     rng r = random_from(18);
-    for (int round = 0; round < 9 * (int)(sizeof dims / sizeof dims[0]); round++) {
-        problem p = make_problem(&r, round % 3, round / 3 % 3, ROWS, TOKENS, dims[round / 9]);
+    for (int round = 0; round < 18 * (int)(sizeof dims / sizeof dims[0]); round++) {
+        problem p = make_problem(&r, round % 3, round / 3 % 3, ROWS, TOKENS, dims[round / 18]);
+        if (round / 9 % 2) make_odd_rows(&p);
         for (int i = 0; i < 2; i++) {
             const fs_isa *isa = isa_at(i);
             if (!isa) continue;
-            const int halves = p.w_dtype == p.h_dtype && (p.w_dtype == FS_BF16 || (p.w_dtype == FS_F16 && i == 0));
             assert_string_equal(names[i], i ? "amx" : "amxfp16");
+            const int32_t unit = i == 0 && p.w_dtype != FS_BF16 ? FS_F16 : FS_BF16;
             run(isa, &p, 0, ROWS, 0, TOKENS, out, TOKENS);
-            for (int k = 0; k < ROWS * TOKENS; k++) {
-                const float stated =
-                    dot_as_stated(&p, halves, p.w + k % TOKENS * p.w_stride, p.h + k / TOKENS * p.h_stride);
-                if (memcmp(&stated, &out[k], sizeof stated) != 0)
-                    fail_msg("%s, W %d, H %d, D %lld: %.9g, as stated %.9g", names[i], p.w_dtype, p.h_dtype,
-                             (long long)p.dim, (double)out[k], (double)stated);
+            for (int b = 0; b < ROWS; b++) {
+                h[b] = (cut_row){.dtype = p.h_dtype, .unit = unit};
+                cut(&h[b], p.h + b * p.h_stride, p.dim);
             }
+            for (int k = 0; k < ROWS * TOKENS; k++) {
+                if (k % ROWS == 0) {
+                    w = (cut_row){.dtype = p.w_dtype, .unit = unit, .is_w = 1};
+                    cut(&w, p.w + k / ROWS * p.w_stride, p.dim);
+                }
+                const float stated = dot_as_stated(&w, &h[k % ROWS], p.dim);
+                const float got = out[k % ROWS * TOKENS + k / ROWS];
+                if (memcmp(&stated, &got, sizeof stated) != 0)
+                    fail_msg("%s, W %d, H %d, D %lld, token %d: %.9g, as stated %.9g", names[i], p.w_dtype, p.h_dtype,
+                             (long long)p.dim, k / ROWS, (double)got, (double)stated);
+            }
+        }
+        free(p.w), free(p.h);
+    }
+}
+
+/* Rows of H that are not finite, or all zero, change no bit of the others. */
+static void rows_that_are_not_finite_leave_the_others_alone(void **state) {
+    (void)state;
+    enum { ROWS = 20, TOKENS = 35 };
+    static float out[2][ROWS * TOKENS];
+    rng r = random_from(19);
+    for (int round = 0; round < 9; round++) {
+        problem p = make_problem(&r, round % 3, round / 3, ROWS, TOKENS, 300);
+        make_odd_rows(&p);
+        for (int i = 0; i < NAMES; i++) {
+            const fs_isa *isa = isa_at(i);
+            if (!isa) continue;
+            run(isa, &p, 0, ROWS, 0, TOKENS, out[0], TOKENS);
+            char *saved = malloc((size_t)(ROWS * p.h_stride));
+            assert_non_null(saved);
+            memcpy(saved, p.h, (size_t)(ROWS * p.h_stride));
+            put(p.h_dtype, p.h + 70 * bytes_of(p.h_dtype), NAN);
+            put(p.h_dtype, p.h + 17 * p.h_stride, -INFINITY);
+            memset(p.h + 3 * p.h_stride, 0, (size_t)(p.dim * bytes_of(p.h_dtype)));
+            run(isa, &p, 0, ROWS, 0, TOKENS, out[1], TOKENS);
+            memcpy(p.h, saved, (size_t)(ROWS * p.h_stride));
+            free(saved);
+            for (int b = 0; b < ROWS; b++)
+                if (b == 3)
+                    for (int t = 0; t < TOKENS; t++) assert_true(out[1][b * TOKENS + t] == 0);
+                else if (b != 0 && b != 17)
+                    assert_memory_equal(out[0] + b * TOKENS, out[1] + b * TOKENS, TOKENS * sizeof(float));
+                else
+                    for (int t = 0; t < TOKENS; t++) assert_false(isfinite(out[1][b * TOKENS + t]));
         }
         free(p.w), free(p.h);
     }
@@ -433,6 +525,7 @@ int main(void) {
         cmocka_unit_test(sums_that_only_grow_are_as_exact),
         cmocka_unit_test(rows_of_one_order_give_the_same_bits),
         cmocka_unit_test(amx_adds_in_the_order_it_states),
+        cmocka_unit_test(rows_that_are_not_finite_leave_the_others_alone),
         cmocka_unit_test(infinite_weights_and_denormals_are_what_float_makes_of_them),
         cmocka_unit_test(every_row_has_a_peak),
     };
