@@ -282,9 +282,15 @@ static fs_status second_pass(fs_job *job, fs_context *context, int32_t *row, int
     return FS_OK;
 }
 
-static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+/* Masses may be rough: there is a second pass. */
+static fs_job sample_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
     fs_job job = job_of(head, batch, result);
     job.call.ask.rough = job.call.ask.mass_to_cut;
+    return job;
+}
+
+static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+    fs_job job = sample_of(head, batch, result);
     FS_TRY(job_take_memory(&job, context));
     finish_dropped(&job);
     job_run(&job);
@@ -302,7 +308,7 @@ static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_b
 
 static fs_status cpu_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                                size_t *bytes) {
-    fs_job job = job_of(head, batch, result);
+    fs_job job = sample_of(head, batch, result); /* a partial call takes no more */
     *bytes = job_size(&job, context);
     return FS_OK;
 }

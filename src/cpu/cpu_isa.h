@@ -6,6 +6,7 @@
 #include "core/list.h"
 #include "core/mass.h"
 #include "core/noise.h"
+#include "cpu_sieve.h"
 
 #include "flashsampling.h"
 
@@ -27,6 +28,8 @@ typedef struct fs_kernel {
     void (*pack)(const fs_hidden *hidden, int64_t from, int64_t to);
     /* out[r * out_ld + t] = dot(h[r], w[t]) for t < tokens; w: `tokens` rows of dim elements, `stride` bytes apart. */
     void (*tile)(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out, int64_t out_ld);
+    /* The same logits, sifted instead of stored, for more than 16 rows; NULL where a kernel cannot. */
+    void (*sift)(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, fs_sieve *sieve);
 } fs_kernel;
 
 #define FS_PACK 64 /* elements: whole cache lines of every packed form, so that threads share none */

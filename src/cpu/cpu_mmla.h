@@ -319,4 +319,4 @@ static void tile(const fs_hidden *hidden, const void *w, int64_t stride, int32_t
     if (hidden->dtype != FS_BF16) repair_tile(hidden, data, stride, tokens, out, out_ld);
 }
 
-const fs_kernel FS_JOIN(fs_kernel_bf16__, FS_ISA) = {packed_bytes, pack, tile};
+const fs_kernel FS_JOIN(fs_kernel_bf16__, FS_ISA) = {packed_bytes, pack, tile, NULL};

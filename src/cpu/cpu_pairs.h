@@ -42,4 +42,4 @@ static void tile_pairs(const fs_hidden *hidden, const void *w, int64_t stride, i
     if (hidden->dtype != FS_BF16) repair_tile(hidden, data, stride, tokens, out, out_ld);
 }
 
-const fs_kernel FS_JOIN(fs_kernel_, bf16, FS_ISA) = {packed_pairs_bytes, pack_pairs, tile_pairs};
+const fs_kernel FS_JOIN(fs_kernel_, bf16, FS_ISA) = {packed_pairs_bytes, pack_pairs, tile_pairs, NULL};

@@ -1,5 +1,6 @@
 #include "cpu_pass.h"
 
+#include <float.h>
 #include <stdlib.h>
 
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
@@ -111,6 +112,59 @@ static void layout_list(const fs_pass *pass, fs_arena *arena, int32_t task, int3
     list->keep = capacity < keep || pass->whole ? (int32_t)capacity : keep;
 }
 
+/* Whether all that the call wants of its logits is what a sieve finds. */
+static int sifts(const fs_pass *pass) {
+    const fs_head *head = pass->call->head;
+    const fs_batch *batch = pass->call->batch;
+    const fs_ask *ask = &pass->call->ask;
+    if (head->kind != FS_HEAD_WEIGHTS || !kernel_of(pass)->sift || pass->rows <= FS_SIEVE_LANES) return 0;
+    if (head->bias || head->round != FS_F32 || head->scale != 1.0f || head->softcap > 0.0f || head->post_scale != 1.0f)
+        return 0;
+    if (pass->groups || pass->whole || batch->noise == FS_NOISE_FAST || ask->samples != 1 || ask->ordered) return 0;
+    if (ask->edited || ask->raw_mass || ask->rank_depth || ask->watched) return 0;
+    if (batch->allow && (ask->mass || ask->max)) return 0;
+    return !ask->mass || ask->rough;
+}
+
+static void layout_sieve(const fs_pass *pass, fs_arena *arena, fs_sieve *sieve) {
+    const size_t rows = (size_t)(pass->rows + FS_SIEVE_LANES - 1) / FS_SIEVE_LANES * FS_SIEVE_LANES;
+    const size_t groups = (rows + FS_SIEVE_SUMS - 1) / FS_SIEVE_SUMS;
+    fs_sieve s;
+    memset(&s, 0, sizeof s);
+    s.capacity = pass->rows * FS_SIEVE_FOUND;
+    s.floor = arena_take(arena, rows, sizeof *s.floor);
+    s.scale = arena_take(arena, rows, sizeof *s.scale);
+    s.reach = arena_take(arena, rows, sizeof *s.reach);
+    s.r0 = arena_take(arena, rows, sizeof *s.r0);
+    s.r1 = arena_take(arena, rows, sizeof *s.r1);
+    s.r2 = arena_take(arena, rows, sizeof *s.r2);
+    s.most = arena_take(arena, rows, sizeof *s.most);
+    s.max = arena_take(arena, rows, sizeof *s.max);
+    if (pass->call->ask.mass) {
+        s.per = arena_take(arena, rows, sizeof *s.per);
+        s.least = arena_take(arena, rows, sizeof *s.least);
+        s.magic = arena_take(arena, rows, sizeof *s.magic);
+        s.sum = arena_take(arena, rows, sizeof *s.sum);
+        s.unit = arena_take(arena, rows, sizeof *s.unit);
+    }
+    s.sums = arena_take(arena, groups * FS_NOISE_BLOCK * FS_SIEVE_SUMS, sizeof *s.sums);
+    s.found = arena_take(arena, (size_t)s.capacity, sizeof *s.found);
+    if (arena_fits(arena)) *sieve = s;
+}
+
+/* Lanes without a row find nothing. */
+static void empty_sieve(const fs_pass *pass, fs_sieve *sieve) {
+    const int32_t rows = (pass->rows + FS_SIEVE_LANES - 1) / FS_SIEVE_LANES * FS_SIEVE_LANES;
+    sieve->armed = sieve->pause = sieve->paused = 0;
+    for (int32_t a = 0; a < rows; a++) {
+        sieve->floor[a] = sieve->reach[a] = INFINITY;
+        sieve->scale[a] = 0.0f;
+        sieve->max[a] = -INFINITY;
+        sieve->r0[a] = sieve->r1[a] = sieve->r2[a] = 0;
+        if (sieve->per) sieve->per[a] = sieve->least[a] = sieve->magic[a] = sieve->sum[a] = 0.0f;
+    }
+}
+
 int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
     const fs_call *call = pass->call;
     const fs_batch *batch = call->batch;
@@ -140,6 +194,11 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
         float *granule = arena_take(arena, columns / FS_GRANULE + 1, sizeof *granule);
         fs_scratch scratch = {y, count, granule};
         if (arena_fits(arena)) pass->scratch[t] = scratch;
+    }
+    pass->sieve = NULL;
+    if (sifts(pass)) {
+        pass->sieve = arena_take(arena, tasks, sizeof *pass->sieve);
+        for (size_t t = 0; t < tasks; t++) layout_sieve(pass, arena, pass->sieve ? &pass->sieve[t] : NULL);
     }
     /* What every block looks at lies side by side, row after row, where the next row's is fetched ahead; W has washed it out of the
      * nearer caches since the last block. */
@@ -281,6 +340,34 @@ static void compute_block(const fs_pass *pass, fs_block block, float *logits, in
 
 #define FS_ROWS_AHEAD 3 /* a row of a block takes some 200 ns and more, a line from memory 100 to 300 */
 
+/* Computes a block and takes what matters of it, without its logits. 0 if it has to go the long way: nothing has been taken then. */
+static int sift_block(const fs_pass *pass, fs_block block, fs_summary *summary, fs_sieve *sieve) {
+    const fs_head *head = pass->call->head;
+    const int64_t stride = weights_stride(head);
+    if (block.first % FS_NOISE_BLOCK || (sieve->paused && sieve->paused--)) return 0;
+    for (int32_t a = 0; !sieve->armed && a < pass->rows; a++)
+        if (!fs_rows_arm(pass->call, &pass->lane[a], a, &summary[a], sieve)) return 0;
+    sieve->armed = 1;
+    sieve->count = sieve->failed = 0;
+    sieve->first = block.first;
+    for (int32_t a = 0; a < pass->rows; a++) sieve->most[a] = -INFINITY;
+    kernel_of(pass)->sift(&pass->hidden, (const char *)head->data + (block.first - head->first_token) * stride, stride,
+                          (int32_t)block.n, sieve);
+    for (int32_t a = 0; sieve->per && a < pass->rows; a++) sieve->failed |= !(sieve->sum[a] < FLT_MAX);
+    if (sieve->failed) {
+        sieve->paused = sieve->pause = sieve->pause ? 2 * sieve->pause : 4;
+        return 0;
+    }
+    for (int32_t a = 0; a < pass->rows; a++) sieve->max[a] = fmaxf(sieve->max[a], sieve->most[a]);
+    for (int32_t i = 0; i < sieve->count; i++) {
+        const fs_found *found = &sieve->found[i];
+        fs_rows_settle(pass->call, &pass->lane[found->row], found, &summary[found->row], sieve);
+    }
+    for (int32_t a = 0; sieve->per && a < pass->rows; a++)
+        fs_rows_weigh(pass->call, pass->cpu->isa->scan, &pass->lane[a], block, a, &summary[a], sieve);
+    return 1;
+}
+
 static void absorb_range(const fs_pass *pass, fs_block range, int32_t task) {
     const int64_t columns = pass->block + 2 * FS_GRANULE;
     float *logits = pass->logits + (int64_t)task * pass->rows * columns;
@@ -289,8 +376,10 @@ static void absorb_range(const fs_pass *pass, fs_block range, int32_t task) {
     for (int64_t first = range.first; first < end;) {
         int64_t next = first / FS_NOISE_BLOCK * FS_NOISE_BLOCK + pass->block;
         fs_block block = {first, (next < end ? next : end) - first};
-        compute_block(pass, block, logits, columns);
-        for (int32_t a = 0; a < pass->rows; a++) {
+        const int sifted = pass->sieve && sift_block(pass, block, summary, &pass->sieve[task]);
+        if (!sifted) compute_block(pass, block, logits, columns);
+        if (!sifted && pass->sieve) pass->sieve[task].armed = 0;
+        for (int32_t a = 0; !sifted && a < pass->rows; a++) {
             if (a + FS_ROWS_AHEAD < pass->rows) fs_rows_ask(pass->call, &pass->lane[a + FS_ROWS_AHEAD], block);
             fs_rows_absorb(pass->call, pass->cpu->isa, &pass->lane[a], &pass->scratch[task], block,
                            logits + a * columns, &summary[a]);
@@ -337,11 +426,15 @@ static void choose_group(const fs_pass *pass, int32_t a) {
 static void run_task(void *arg, int32_t task) {
     const fs_pass *pass = arg;
     const fs_deal deal = deal_of(pass);
+    fs_summary *summary = pass->summary + (int64_t)task * pass->rows;
+    if (pass->sieve) empty_sieve(pass, &pass->sieve[task]);
     for (int64_t turn = 0; turn <= deal.turns; turn++) {
         fs_block range = turn_range(pass, &deal, task, turn);
         if (pass->groups) absorb_groups(pass, range, task);
         else absorb_range(pass, range, task);
     }
+    for (int32_t a = 0; pass->sieve && a < pass->rows; a++)
+        fs_rows_close(pass->call, &pass->lane[a], a, &pass->sieve[task], &summary[a]);
 }
 
 static void merge_task(void *arg, int32_t task) {

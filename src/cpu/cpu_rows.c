@@ -296,3 +296,86 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
         else race_exact(&race, isa->scan, x, y, scratch->granule, most, base, span);
     }
 }
+
+/* ----------------------------------------------------------------------------------------------------- sieve ---- */
+
+/* y * inverse is above t only if y is above this. */
+static float logit_below(double t, float inverse) {
+    const double y = t / (double)inverse, loose = y - (fabs(y) * 0x1p-20 + 1e-30);
+    return !(loose < (double)FLT_MAX) ? FLT_MAX : loose < -(double)FLT_MAX ? -INFINITY : (float)loose;
+}
+
+static fs_race race_of(const fs_rules *rules, const fs_lane *lane, fs_summary *summary) {
+    fs_race race = {rules, lane->noise[0], &summary->winner[0], 1, 0.0};
+    race_set_floor(&race);
+    return race;
+}
+
+/* What is to be found, by the row's best score and its list. */
+static void set_floors(const fs_lane *lane, const fs_race *race, const fs_list *list, int32_t row, fs_sieve *sieve) {
+    sieve->floor[row] = logit_below(race->floor, race->rules->inverse_temperature);
+    if (lane->listed) sieve->floor[row] = fminf(sieve->floor[row], order_key_logit(list->bound));
+    sieve->reach[row] = race->rules->greedy ? INFINITY : mark_floor(race->floor);
+}
+
+int fs_rows_arm(const fs_call *call, const fs_lane *lane, int32_t row, fs_summary *summary, fs_sieve *sieve) {
+    const fs_rules *rules = &call->rules[lane->b];
+    const float inverse = rules->inverse_temperature;
+    const fs_race race = race_of(rules, lane, summary);
+    if (summary->winner[0].key == FS_KEY_NONE || !(inverse > 1e-20f && inverse < 1e20f)) return 0;
+    if (lane->listed && summary->list.bound == FS_KEY_NONE) return 0;
+    if (allowed_of(call, lane->b) && rules->log_min_p > -INFINITY) return 0; /* it needs the largest allowed logit */
+    set_floors(lane, &race, &summary->list, row, sieve);
+    sieve->scale[row] = inverse;
+    sieve->r0[row] = race.noise.r0;
+    sieve->r1[row] = race.noise.r1;
+    sieve->r2[row] = race.noise.r2 ^ FS_DOMAIN_MARK;
+    if (!sieve->per) return 1;
+    const rough_scale s = rough_scale_of(summary->max_y, inverse);
+    sieve->per[row] = s.per;
+    sieve->least[row] = s.least;
+    sieve->magic[row] = s.magic;
+    sieve->unit[row] = s.unit;
+    sieve->sum[row] = 0.0f;
+    return fabsf(summary->max_y * inverse) <= 0.5f * FS_ROUGH_MOST;
+}
+
+void fs_rows_settle(const fs_call *call, const fs_lane *lane, const fs_found *found, fs_summary *summary,
+                    fs_sieve *sieve) {
+    const fs_rules *rules = &call->rules[lane->b];
+    const uint32_t *allow = allowed_of(call, lane->b);
+    const uint32_t token = (uint32_t)(sieve->first + found->place);
+    const float y = found->y;
+    if (allow && !bit_of(allow, token)) return;
+    if (y > summary->max_y) summary->max_x = summary->max_y = y;
+    fs_race race = race_of(rules, lane, summary);
+    const double l = (double)(y * rules->inverse_temperature);
+    if (found->prefix >= 0) {
+        if (l - FS_NOISE_G + (double)noise_ceiling((uint32_t)found->prefix) <= race.floor) return;
+        race_offer(&race, token, y, y, noise_gumbel_given(race.noise, token, found->prefix));
+    } else {
+        if (lane->listed) list_offer(&summary->list, order_key(y, token), y);
+        if (l > race.floor && rules->greedy) race_offer(&race, token, y, y, 0.0);
+        else if (l > race.floor && !is_marked(race.noise, token))
+            race_offer(&race, token, y, y, noise_gumbel_given(race.noise, token, -1));
+    }
+    set_floors(lane, &race, &summary->list, found->row, sieve);
+}
+
+void fs_rows_weigh(const fs_call *call, const fs_scan *scan, const fs_lane *lane, fs_block block, int32_t row,
+                   fs_summary *summary, fs_sieve *sieve) {
+    fs_list *list = &summary->list;
+    const float scale = call->rules[lane->b].inverse_temperature;
+    if (sieve->sum[row] > 0x1p-60f) mass_add(&summary->mass, sieve->sum[row], sieve->unit[row]);
+    sieve->sum[row] = 0.0f;
+    if (!(lane->nucleus > 0.0) || list->count < list->due) return;
+    fs_lists_narrow(list, scan, scale, &summary->mass, nucleus_share(call, lane, block));
+    const fs_race race = race_of(&call->rules[lane->b], lane, summary);
+    set_floors(lane, &race, list, row, sieve);
+}
+
+void fs_rows_close(const fs_call *call, const fs_lane *lane, int32_t row, const fs_sieve *sieve, fs_summary *summary) {
+    if (!allowed_of(call, lane->b) && sieve->max[row] > summary->max_y)
+        summary->max_x = summary->max_y = sieve->max[row];
+    if (summary->max_y * call->rules[lane->b].inverse_temperature == INFINITY) summary->flags |= FS_ROW_INF;
+}

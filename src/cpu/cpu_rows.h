@@ -50,4 +50,20 @@ void fs_rows_ask(const fs_call *call, const fs_lane *lane, fs_block block);
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
                     fs_block block, float *x, fs_summary *summary);
 
+/* The same for blocks that are sifted (cpu_sieve.h), of a call for which fs_pass says so. `row` is the lane's place in the pass.
+ *
+ * Says what is to be found. 0 if the row is not ready for that, and the block has to go the long way. */
+int fs_rows_arm(const fs_call *call, const fs_lane *lane, int32_t row, fs_summary *summary, fs_sieve *sieve);
+
+/* A token that was found in the block, of this row. */
+void fs_rows_settle(const fs_call *call, const fs_lane *lane, const fs_found *found, fs_summary *summary,
+                    fs_sieve *sieve);
+
+/* After a block of a sieve with masses. */
+void fs_rows_weigh(const fs_call *call, const fs_scan *scan, const fs_lane *lane, fs_block block, int32_t row,
+                   fs_summary *summary, fs_sieve *sieve);
+
+/* After the last block. */
+void fs_rows_close(const fs_call *call, const fs_lane *lane, int32_t row, const fs_sieve *sieve, fs_summary *summary);
+
 #endif

@@ -1,6 +1,7 @@
 /* cpu_scan.h - scans over a block of logits in cache: plain loops that the compiler vectorises, one source for every instruction
  * set like cpu_tile.h. Contraction is off here (see mass.h), so every row of the table gives the same bits. */
 #include "cpu_isa.h"
+#include "cpu_rough.h"
 
 #include "core/halves.h"
 
@@ -114,28 +115,7 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
 }
 #endif
 
-/* 2^f on |f| <= 1/2, minimax of degree 4: relative error 2.6e-6. */
-#define FS_EXP2_4 0.00957010195f
-#define FS_EXP2_3 0.0559178616f
-#define FS_EXP2_2 0.240247448f
-#define FS_EXP2_1 0.693121815f
-#define FS_EXP2_0 0.999999261f
 #define FS_ROUGH_CHUNK FS_WEIGHED_MOST /* tokens whose terms are summed in float: 64 additions a lane */
-
-/* exp(y scale) = 2^t, t = y * per; terms are 2^(t - unit), the largest about 1, the least 2^-100 */
-typedef struct rough_scale {
-    float per, least, magic; /* magic + t is rounded to an integer whose last bits are the exponent of 2^(t - unit) */
-    int32_t unit;
-} rough_scale;
-
-static rough_scale rough_scale_of(float most, float scale) {
-    rough_scale s;
-    s.per = scale * 1.44269504f;
-    s.unit = (int32_t)(most * s.per);
-    s.least = (float)(s.unit - 100) / s.per;
-    s.magic = (float)(12582912 + 127 - s.unit);
-    return s;
-}
 
 /* term: where the terms go, or NULL. */
 static float rough_sum(const float *y, int64_t n, rough_scale s, float *term);

@@ -7,6 +7,7 @@
 #define FS_HAS_MASS
 #define FS_HAS_ROUGH
 #define FS_HAS_MARKS
+#include "cpu_marks_avx512.h"
 #include "cpu_scan.h"
 
 /* Sixteen granules at once: at every level two vectors become one, so that 15 x 3 instructions give sixteen maxima, or sums. */
@@ -268,12 +269,6 @@ static int32_t scan_keep_above(uint64_t *key, int32_t n, uint64_t above) {
     return count;
 }
 
-/* One product of a Philox round in 64-bit lanes: upper half xor a word xor the round's key; the lower half needs no instruction, since
- * whatever lies above a lane's 32 bits is ignored by the next product. */
-static inline __m512i philox_mix(__m512i product, __m512i word, uint32_t key) {
-    return _mm512_ternarylogic_epi64(_mm512_srli_epi64(product, 32), word, _mm512_set1_epi64(key), 0x96);
-}
-
 /* Lanes of which this pair of (place, prefix) lets a marked token win. The prefix as a float is 2^e m, and log2 of it at least e +
  * m - 1, which is what its bits say when they are taken for a number; 0 gives more noise than there is. */
 static inline __mmask8 pair_passes(const fs_screen *screen, __mmask8 lanes, __m256i at, __m256i prefix, float floor) {
@@ -285,27 +280,13 @@ static inline __mmask8 pair_passes(const fs_screen *screen, __mmask8 lanes, __m2
     return _mm256_mask_cmp_ps_mask(inside, score, _mm256_set1_ps(floor), _CMP_GT_OQ);
 }
 
-/* What pair_passes compares with: (151 - bits 2^-23) ln 2 is the most noise of a prefix with these bits. Slack is for its roundings, of
- * numbers up to 105 and of sums near the floor. */
-static inline float pair_floor(double floor) {
-    const double t = floor + FS_NOISE_G - 151.0 * 0.6931471805599453;
-    const double loose = t - (fabs(t) * 0x1p-21 + 1e-3);
-    return loose > (double)FLT_MAX ? FLT_MAX : loose < -(double)FLT_MAX ? -INFINITY : (float)loose;
-}
-
 /* Blocks of one mark are screened by their first pair, blocks of two by the first two, unless these share a place; blocks that may have
  * more, one in seventy, pass. */
 static uint32_t scan_marks(const fs_screen *screen, uint32_t first, fs_marks *marks) {
-    const __m512i a = _mm512_set1_epi64(0xD2511F53), b = _mm512_set1_epi64(0xCD9E8D57);
     const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
     __m512i c[4] = {_mm512_add_epi64(lane, _mm512_set1_epi64(first)), _mm512_set1_epi64(screen->noise.r0),
                     _mm512_set1_epi64(screen->noise.r1), _mm512_set1_epi64(screen->noise.r2 ^ FS_DOMAIN_MARK)};
-    for (uint32_t round = 0; round < 10; round++) {
-        const __m512i p = _mm512_mul_epu32(a, c[0]), q = _mm512_mul_epu32(b, c[2]);
-        c[0] = philox_mix(q, c[1], FS_NOISE_KEY0 + round * 0x9E3779B9u);
-        c[2] = philox_mix(p, c[3], FS_NOISE_KEY1 + round * 0xBB67AE85u);
-        c[1] = q, c[3] = p;
-    }
+    mark_words(c);
     __m256i w[4];
     for (int k = 0; k < 4; k++) {
         w[k] = _mm512_cvtepi64_epi32(c[k]);
@@ -318,7 +299,7 @@ static uint32_t scan_marks(const fs_screen *screen, uint32_t first, fs_marks *ma
     const int32_t from = (int32_t)((int64_t)first * FS_NOISE_BLOCK - screen->base);
     const __m256i begin = _mm256_add_epi32(_mm256_slli_epi32(_mm512_cvtepi64_epi32(lane), 7), _mm256_set1_epi32(from));
     const __m256i place = _mm256_and_si256(w[1], seven), next = _mm256_and_si256(_mm256_srli_epi32(w[1], 7), seven);
-    const float floor = pair_floor(screen->floor);
+    const float floor = mark_floor(screen->floor);
     uint32_t some = more;
     some |= pair_passes(screen, one, _mm256_add_epi32(begin, place), _mm256_and_si256(w[2], low), floor);
     some |= pair_passes(screen, two, _mm256_add_epi32(begin, next), _mm256_srli_epi32(w[2], 16), floor);

@@ -357,7 +357,7 @@ FS_DEFINE_SCHEME(bf16, 2)
                             int64_t out_ld) {                                                                          \
         tile_all(&scheme_##type, hidden, (const char *)w, stride, tokens, out, out_ld);                                \
     }                                                                                                                  \
-    const fs_kernel FS_JOIN(fs_kernel_, type, FS_ISA) = {packed_float_bytes, pack_float, tile_##type}
+    const fs_kernel FS_JOIN(fs_kernel_, type, FS_ISA) = {packed_float_bytes, pack_float, tile_##type, NULL}
 
 FS_DEFINE_KERNEL(f32);
 FS_DEFINE_KERNEL(f16);

@@ -53,4 +53,4 @@ static void tile(const fs_hidden *hidden, const void *w, int64_t stride, int32_t
     else tile_all(&scheme_halves, hidden, (const char *)w, stride, tokens, out, out_ld);
 }
 
-const fs_kernel fs_kernel_f16__neonf16 = {packed_bytes, pack, tile};
+const fs_kernel fs_kernel_f16__neonf16 = {packed_bytes, pack, tile, NULL};

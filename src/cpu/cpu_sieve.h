@@ -1,0 +1,61 @@
+/* cpu_sieve.h - logits that are looked at where they are computed, and never stored.
+ *
+ *   once a row has a winner  arm     above which logit, and which score of a marked token, a token of it still matters
+ *   in the kernel            sift    16 rows side by side: sums against floors, marked tokens picked out, the tile thrown away
+ *   after a block            settle  what was found enters races and lists, and raises floors
+ *
+ * Hardly a token can still matter then: one whose logit is in reach of the best score without a mark, one whose mark makes up for its logit,
+ * one above the bound of the row's list. So 64 rows of 1,024 logits, 256 KB that W has washed out of L2 before they are read again,
+ * become a few tokens, and nothing is done row by row (docs/findings/sieve.md). Rows and calls that want more of their logits than
+ * this, blocks with one that is not finite and blocks of which too much is found go the long way (fs_rows_absorb): the tokens
+ * drawn are the same. */
+#ifndef FS_CPU_SIEVE_H
+#define FS_CPU_SIEVE_H
+
+#include "core/noise.h"
+#include "cpu_rough.h"
+
+#define FS_SIEVE_LANES 16
+#define FS_SIEVE_SUMS 64   /* of a token, side by side: as many rows */
+#define FS_SIEVE_FOUND 256 /* tokens a row, on average, at most */
+
+typedef struct fs_found {
+    float y;
+    int32_t place, row; /* place: in the block */
+    int32_t prefix;     /* of its mark; -1: found by its logit, marked or not */
+} fs_found;
+
+/* Arrays are of the rows of a pass, up to a whole FS_SIEVE_LANES. */
+typedef struct fs_sieve {
+    float *floor; /* logits above this are found; INFINITY where no row is */
+    float *scale,
+        *reach; /* marked tokens with y * scale + most noise above reach are; INFINITY where there is no noise */
+    uint32_t *r0, *r1, *r2; /* names of draws */
+    float *most, *max;      /* the largest logit of this block, and of all that were sifted */
+    float *per;             /* rough masses (rough_scale), or NULL: there are none */
+    float *least, *magic, *sum;
+    int32_t *unit;
+    float *sums;   /* [rows / 64, FS_NOISE_BLOCK, 64] of a noise block's tokens, for its marks */
+    int64_t first; /* id of the block's first token, a multiple of FS_NOISE_BLOCK */
+    fs_found *found;
+    int32_t count, capacity;
+    int32_t armed;
+    int32_t failed;        /* the block has to go the long way */
+    int32_t pause, paused; /* blocks that go so after one that failed, twice as many each time; how many still do */
+} fs_sieve;
+
+FS_CORE void sieve_find(fs_sieve *sieve, float y, int32_t place, int32_t row, int32_t prefix) {
+    const fs_found found = {y, place, row, prefix};
+    if (sieve->count == sieve->capacity) sieve->failed = 1;
+    else sieve->found[sieve->count++] = found;
+}
+
+/* Marked tokens are screened in float: y * scale + mark_noise_most, which is (151 - bits 2^-23) ln 2 - G less a constant for the bits of a prefix
+ * as a float, against this. Slack is for roundings of numbers up to 105 and of sums near the floor. */
+FS_CORE float mark_floor(double floor) {
+    const double t = floor + FS_NOISE_G - 151.0 * 0.6931471805599453;
+    const double loose = t - (fabs(t) * 0x1p-21 + 1e-3);
+    return loose > 3.4e38 ? 3.4e38f : loose < -3.4e38 ? -INFINITY : (float)loose;
+}
+
+#endif
