@@ -159,7 +159,7 @@ static void empty_sieve(const fs_pass *pass, fs_sieve *sieve) {
     for (int32_t a = 0; a < rows; a++) {
         sieve->floor[a] = sieve->reach[a] = INFINITY;
         sieve->scale[a] = 0.0f;
-        sieve->max[a] = -INFINITY;
+        sieve->most[a] = sieve->max[a] = -INFINITY;
         sieve->r0[a] = sieve->r1[a] = sieve->r2[a] = 0;
         if (sieve->per) sieve->per[a] = sieve->least[a] = sieve->magic[a] = sieve->sum[a] = 0.0f;
     }

@@ -25,21 +25,21 @@ typedef struct fs_found {
     int32_t prefix;     /* of its mark; -1: found by its logit, marked or not */
 } fs_found;
 
-/* Arrays are of the rows of a pass, up to a whole FS_SIEVE_LANES. */
+/* Arrays are of the rows of a pass, up to a whole FS_SIEVE_LANES; lanes without a row find nothing. */
 typedef struct fs_sieve {
-    float *floor; /* logits above this are found; INFINITY where no row is */
+    float *floor; /* a token is found if its logit is above this; INFINITY where no row is */
     float *scale,
-        *reach; /* marked tokens with y * scale + most noise above reach are; INFINITY where there is no noise */
-    uint32_t *r0, *r1, *r2; /* names of draws */
+        *reach; /* or if it has a mark and y * scale + noise is above reach; INFINITY where there is no noise */
+    uint32_t *r0, *r1, *r2; /* names of draws, the last with the domain of marks */
     float *most, *max;      /* the largest logit of this block, and of all that were sifted */
-    float *per;             /* rough masses (rough_scale), or NULL: there are none */
+    float *per;             /* rough masses: a rough_scale and the sum of terms; NULL: there are none */
     float *least, *magic, *sum;
     int32_t *unit;
-    float *sums;   /* [rows / 64, FS_NOISE_BLOCK, 64] of a noise block's tokens, for its marks */
+    float *sums;   /* [rows / 64, FS_NOISE_BLOCK, 64] of a noise block's tokens, until its marks are looked at */
     int64_t first; /* id of the block's first token, a multiple of FS_NOISE_BLOCK */
     fs_found *found;
     int32_t count, capacity;
-    int32_t armed;
+    int32_t armed;         /* floors are those of the rows' summaries */
     int32_t failed;        /* the block has to go the long way */
     int32_t pause, paused; /* blocks that go so after one that failed, twice as many each time; how many still do */
 } fs_sieve;
@@ -50,8 +50,8 @@ FS_CORE void sieve_find(fs_sieve *sieve, float y, int32_t place, int32_t row, in
     else sieve->found[sieve->count++] = found;
 }
 
-/* Marked tokens are screened in float: y * scale + mark_noise_most, which is (151 - bits 2^-23) ln 2 - G less a constant for the bits of a prefix
- * as a float, against this. Slack is for roundings of numbers up to 105 and of sums near the floor. */
+/* What marked tokens are screened with, in float: a prefix whose bits as a float are b has at most (151 - b 2^-23) ln 2 of noise, so it can
+ * win only if y * scale - b 2^-23 ln 2 is above this. Slack is for roundings of numbers up to 105 and of sums near the floor. */
 FS_CORE float mark_floor(double floor) {
     const double t = floor + FS_NOISE_G - 151.0 * 0.6931471805599453;
     const double loose = t - (fabs(t) * 0x1p-21 + 1e-3);

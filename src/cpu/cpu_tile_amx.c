@@ -20,7 +20,7 @@
  * as zero, in and out. f16 weights are multiplied by tdpfp16ps, which Granite Rapids has (AMX-FP16) and which is as fast: f16 hidden
  * states as they lie, others times a power of two, bf16 as one f16 and f32 as two (cpu_amx.h, lift_to). A product of two f16, subnormal
  * ones too, is exact in float and no multiple of 2^-48 is denormal there: nothing is flushed, and only additions round. */
-#include "cpu_amx.h"
+#include "cpu_amx_tile.h"
 
 /* ------------------------------------------------------------------------------------------------------- dot ---- */
 

@@ -29,7 +29,7 @@
  * The order of additions for every (row, token), whatever the shape: for each 32 elements the products with part 0 of H, then 1, then 2,
  * each with part 0 of W, then 1, then 2; each such 32 as cpu_tile_amx.c states it, elements d and d + 16 of f32 being a pair if there are
  * three parts of it. In blocks (block_of), each from zero and added to those before. */
-#include "cpu_amx.h"
+#include "cpu_amx_tile.h"
 
 #define FS_F16_SCALE 0x1p98f /* of H where W is f16, and 1 / it of W */
 #define FS_AHEAD 2           /* steps that W is split before its products */

@@ -1,0 +1,311 @@
+/* cpu_amx_tile.h - how a call's tokens and rows become tiles for a kernel's `dot`, and sums become logits: stored, or sifted (cpu_sieve.h). */
+#ifndef FS_CPU_AMX_TILE_H
+#define FS_CPU_AMX_TILE_H
+
+#include "cpu_amx.h"
+#include "cpu_marks_avx512.h"
+
+_Static_assert(FS_SUMS == FS_SIEVE_SUMS && FS_TILE == FS_SIEVE_LANES, "a sieve keeps sums as they are");
+_Static_assert(FS_TOKENS == FS_NOISE_BLOCK, "lifts are kept as long as sums are");
+
+/* ---------------------------------------------------------------------------------------------------- store ---- */
+
+/* A call of `tile`: scheme, H, the sums of a group of tiles. */
+typedef struct calling {
+    const scheme *s;
+    const fs_hidden *hidden;
+    packing packing;
+    int64_t stride;
+    float *sum;  /* [FS_TOKENS, FS_PANELS, 16] */
+    float *lift; /* [FS_TOKENS] */
+} calling;
+
+/* Where logits go: into a sieve, or to out[row * out_ld + token]. */
+typedef struct ending {
+    fs_sieve *sieve; /* or NULL */
+    float *out;
+    int64_t out_ld;
+} ending;
+
+/* Whether both weights and hidden states are multiplied as they lie. Below this is `plain`, a constant: what repairs and lifts need beside it
+ * cost f16 at 64 rows 2 to 5 % where one function did both. */
+FS_INLINE int as_they_lie(const calling *c) {
+    return c->s->weights == c->s->unit && c->hidden->dtype == c->s->unit;
+}
+
+#define FS_NOT_FINITE 0x99 /* of vfpclassps: quiet and signalling NaN, + and - inf */
+
+/* x [16] logits of 16 tokens from place t on, whose sums were of lifted weights or hidden states: exact but for what is denormal. */
+FS_INLINE void put_down(const calling *c, int32_t t, int32_t first, __m512 *x) {
+    const __m512 of_tokens = _mm512_loadu_ps(c->lift + t);
+    const float *of_rows = lifts_of(&c->packing, c->hidden) + first;
+    for (int r = 0; r < FS_TILE; r++) /* rows that are not there have a lift too */
+        x[r] = _mm512_scalef_ps(x[r], _mm512_sub_ps(_mm512_set1_ps(-of_rows[r]), of_tokens));
+}
+
+/* Logits of `tokens` tokens, up to 16, w, whose sums are from place t on, for the rows of a panel, the j-th of those whose sums are there. */
+FS_INLINE void store_tile(const calling *c, int plain, int32_t panel, int32_t j, const char *w, int32_t t,
+                          int32_t tokens, float *out, int64_t out_ld) {
+    const float *sum = c->sum + t * FS_SUMS + j * FS_TILE;
+    const int32_t first = panel * FS_TILE, left = c->hidden->rows - first, rows = left < FS_TILE ? left : FS_TILE;
+    const __mmask16 there = (__mmask16)((1u << tokens) - 1);
+    __m512 x[16];
+    for (int i = 0; i < 16; i++) x[i] = _mm512_load_ps(sum + i * FS_SUMS);
+    transpose(x);
+    if (!plain && c->s->unit == FS_F16) put_down(c, t, first, x);
+    for (int32_t r = 0; r < rows; r++) {
+        float *to = out + (first + r) * out_ld;
+        _mm512_mask_storeu_ps(to, there, x[r]);
+        if (plain) continue;
+        for (uint32_t odd = _mm512_mask_fpclass_ps_mask(there, x[r], FS_NOT_FINITE); odd; odd &= odd - 1) {
+            const int32_t i = __builtin_ctz(odd);
+            to[i] = repair_nan(c->hidden, first + r, w + i * c->stride, c->s->weights);
+        }
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------- sift ---- */
+
+/* Terms of a rough mass. */
+typedef struct rough_lanes {
+    __m512 per, least, magic;
+} rough_lanes;
+
+FS_INLINE __m512 rough_term(const rough_lanes *s, __m512 y) {
+    const __m512 x = _mm512_max_ps(y, s->least), shifted = _mm512_fmadd_ps(x, s->per, s->magic);
+    const __m512 f = _mm512_fmsub_ps(x, s->per, _mm512_sub_ps(shifted, s->magic));
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(FS_EXP2_4), f, _mm512_set1_ps(FS_EXP2_3));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_2));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_1));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_0));
+    return _mm512_mul_ps(p, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
+}
+
+/* Where the sums of a group go, from `place` of the block on, and their lifts: a sieve keeps those of a noise block, for rows of panel p on. */
+FS_INLINE float *sums_at(const calling *c, const fs_sieve *sieve, int32_t p, int32_t place) {
+    if (!sieve) return c->sum;
+    return sieve->sums + ((int64_t)(p / FS_PANELS) * FS_NOISE_BLOCK + place % FS_NOISE_BLOCK) * FS_SUMS;
+}
+
+/* The logits of a token, 16 rows from `first` on, from sums and their tokens' lifts. */
+FS_INLINE __m512 logits_of(const calling *c, int plain, int32_t first, const float *sum, const float *lift) {
+    const __m512 x = _mm512_load_ps(sum);
+    if (plain || c->s->unit != FS_F16) return x;
+    const __m512 of_rows = _mm512_loadu_ps(lifts_of(&c->packing, c->hidden) + first);
+    return _mm512_scalef_ps(x, _mm512_sub_ps(_mm512_set1_ps(-*lift), of_rows));
+}
+
+/* n tokens from `place` on, for the 16 rows of a panel. sum: of the first; lift: its lift. */
+FS_INLINE void sift_tile(const calling *c, int plain, fs_sieve *sieve, int32_t panel, const float *sum,
+                         const float *lift, int32_t place, int32_t n) {
+    const int32_t first = panel * FS_TILE, left = c->hidden->rows - first;
+    const __mmask16 rows = (__mmask16)(left < FS_TILE ? (1u << left) - 1 : 0xFFFF);
+    const __m512 floor = _mm512_loadu_ps(sieve->floor + first), zero = _mm512_setzero_ps();
+    __m512 most = _mm512_set1_ps(-INFINITY), odd = zero;
+    for (int32_t i = 0; i < n; i++) {
+        const __m512 x = logits_of(c, plain, first, sum + i * FS_SUMS, lift + i);
+        most = _mm512_max_ps(most, x);
+        odd = _mm512_fmadd_ps(x, zero, odd); /* NaN from the first that is not finite on */
+    }
+    if (sieve->per) {
+        const rough_lanes s = {_mm512_loadu_ps(sieve->per + first), _mm512_loadu_ps(sieve->least + first),
+                               _mm512_loadu_ps(sieve->magic + first)};
+        __m512 terms = zero;
+        for (int32_t i = 0; i < n; i++)
+            terms = _mm512_add_ps(terms, rough_term(&s, logits_of(c, plain, first, sum + i * FS_SUMS, lift + i)));
+        _mm512_storeu_ps(sieve->sum + first, _mm512_add_ps(_mm512_loadu_ps(sieve->sum + first), terms));
+    }
+    if (_mm512_mask_cmp_ps_mask(rows, odd, odd, _CMP_UNORD_Q)) sieve->failed = 1;
+    _mm512_storeu_ps(sieve->most + first, _mm512_max_ps(_mm512_loadu_ps(sieve->most + first), most));
+    if (!_mm512_mask_cmp_ps_mask(rows, most, floor, _CMP_GT_OQ)) return;
+    for (int32_t i = 0; i < n; i++) {
+        const __m512 x = logits_of(c, plain, first, sum + i * FS_SUMS, lift + i);
+        for (uint32_t above = _mm512_mask_cmp_ps_mask(rows, x, floor, _CMP_GT_OQ); above; above &= above - 1) {
+            const int32_t r = __builtin_ctz(above);
+            const float y = _mm512_cvtss_f32(_mm512_maskz_compress_ps((__mmask16)(1u << r), x));
+            sieve_find(sieve, y, place + i, first + r, -1);
+        }
+    }
+}
+
+/* Logits of 16 rows, each at its own place of the noise block. sum: of the block's first token. */
+FS_INLINE __m512 gather_logits(const calling *c, int plain, int32_t first, const float *sum, __mmask16 lanes,
+                               __m512i place) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i at = _mm512_add_epi32(_mm512_mullo_epi32(place, _mm512_set1_epi32(FS_SUMS)), lane);
+    const __m512 x = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), lanes, at, sum, 4);
+    if (plain || c->s->unit != FS_F16) return x;
+    const __m512 of_rows = _mm512_loadu_ps(lifts_of(&c->packing, c->hidden) + first);
+    const __m512 of_tokens = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), lanes, place, c->lift, 4);
+    return _mm512_scalef_ps(x, _mm512_sub_ps(_mm512_sub_ps(_mm512_setzero_ps(), of_tokens), of_rows));
+}
+
+/* The marked token of each of these rows, if it can win. */
+FS_INLINE void sift_mark(const calling *c, int plain, fs_sieve *sieve, int32_t first, const float *sum, int32_t from,
+                         __mmask16 lanes, __m512i place, __m512i prefix) {
+    const __m512 y = gather_logits(c, plain, first, sum, lanes, place);
+    const __m512 bits = _mm512_cvtepi32_ps(_mm512_castps_si512(_mm512_cvtepi32_ps(prefix)));
+    const __m512 noise = _mm512_mul_ps(bits, _mm512_set1_ps(-0x1p-23f * 0.693147181f));
+    const __m512 score = _mm512_add_ps(_mm512_mul_ps(y, _mm512_loadu_ps(sieve->scale + first)), noise);
+    uint32_t found = _mm512_mask_cmp_ps_mask(lanes, score, _mm512_loadu_ps(sieve->reach + first), _CMP_GT_OQ);
+    for (; found; found &= found - 1) {
+        const __mmask16 one = (__mmask16)(found & -found);
+        const int32_t at = _mm512_cvtsi512_si32(_mm512_maskz_compress_epi32(one, place));
+        sieve_find(sieve, _mm512_cvtss_f32(_mm512_maskz_compress_ps(one, y)), from + at, first + __builtin_ctz(found),
+                   _mm512_cvtsi512_si32(_mm512_maskz_compress_epi32(one, prefix)));
+    }
+}
+
+/* All marked tokens of a row whose marks take more than the first two pairs to tell. w: the words of 16 rows. */
+static __attribute__((noinline)) void sift_walk(const calling *c, int plain, fs_sieve *sieve, int32_t first, int32_t r,
+                                                const float *sum, int32_t from, int32_t n, const __m512i *w) {
+    const uint32_t block = (uint32_t)((sieve->first + from) / FS_NOISE_BLOCK);
+    const fs_noise noise = {sieve->r0[first + r], sieve->r1[first + r], sieve->r2[first + r] ^ FS_DOMAIN_MARK};
+    const __mmask16 one = (__mmask16)(1u << r);
+    fs_words words;
+    for (int k = 0; k < 4; k++) words.w[k] = (uint32_t)_mm512_cvtsi512_si32(_mm512_maskz_compress_epi32(one, w[k]));
+    fs_walk walk = noise_walk_from(noise, block, words);
+    while (noise_next(&walk)) {
+        const int32_t at = (int32_t)(walk.token % FS_NOISE_BLOCK);
+        if (at >= n) continue;
+        const __m512 y = gather_logits(c, plain, first, sum, one, _mm512_set1_epi32(at));
+        sieve_find(sieve, _mm512_cvtss_f32(_mm512_maskz_compress_ps(one, y)), from + at, first + r,
+                   (int32_t)walk.prefix);
+    }
+}
+
+/* The marks of a noise block that is complete, n tokens from `from` on, for the rows of a panel. sum: of its first token. */
+FS_INLINE void sift_marks(const calling *c, int plain, fs_sieve *sieve, int32_t panel, const float *sum, int32_t from,
+                          int32_t n) {
+    const int32_t first = panel * FS_TILE, left = c->hidden->rows - first;
+    const __mmask16 there = (__mmask16)(left < FS_TILE ? (1u << left) - 1 : 0xFFFF);
+    const __mmask16 rows =
+        _mm512_mask_cmp_ps_mask(there, _mm512_loadu_ps(sieve->reach + first), _mm512_set1_ps(INFINITY), _CMP_LT_OQ);
+    __m512i w[4];
+    for (int half = 0; half < 2; half++) {
+        const int32_t at = first + 8 * half;
+        __m512i x[4] = {_mm512_set1_epi64((sieve->first + from) / FS_NOISE_BLOCK),
+                        _mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i_u *)(const void *)(sieve->r0 + at))),
+                        _mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i_u *)(const void *)(sieve->r1 + at))),
+                        _mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i_u *)(const void *)(sieve->r2 + at)))};
+        mark_words(x);
+        for (int k = 0; k < 4; k++) {
+            const __m256i words = _mm512_cvtepi64_epi32(x[k]);
+            w[k] = half ? _mm512_inserti64x4(w[k], words, 1) : _mm512_castsi256_si512(words);
+        }
+    }
+    const __m512i low = _mm512_set1_epi32(0xFFFF), seven = _mm512_set1_epi32(127), end = _mm512_set1_epi32(n);
+    const __m512i place = _mm512_and_si512(w[1], seven), next = _mm512_and_si512(_mm512_srli_epi32(w[1], 7), seven);
+    const __mmask16 one = _mm512_mask_cmpge_epu32_mask(rows, w[0], _mm512_set1_epi32((int32_t)FS_MARKS_1));
+    const __mmask16 two = _mm512_mask_cmpge_epu32_mask(one, w[0], _mm512_set1_epi32((int32_t)FS_MARKS_2));
+    const __mmask16 more = _mm512_mask_cmpge_epu32_mask(two, w[0], _mm512_set1_epi32((int32_t)FS_MARKS_3)) |
+                           _mm512_mask_cmpeq_epi32_mask(two, place, next);
+    /* At a threshold itself another call decides: such a row walks too. */
+    const __mmask16 open = _mm512_mask_cmpeq_epi32_mask(one, w[0], _mm512_set1_epi32((int32_t)FS_MARKS_1)) |
+                           _mm512_mask_cmpeq_epi32_mask(one, w[0], _mm512_set1_epi32((int32_t)FS_MARKS_2));
+    const __mmask16 walks = more | open, first_mark = one & (__mmask16)~walks, second = two & (__mmask16)~walks;
+    sift_mark(c, plain, sieve, first, sum, from, _mm512_mask_cmplt_epi32_mask(first_mark, place, end), place,
+              _mm512_and_si512(w[2], low));
+    sift_mark(c, plain, sieve, first, sum, from, _mm512_mask_cmplt_epi32_mask(second, next, end), next,
+              _mm512_srli_epi32(w[2], 16));
+    for (uint32_t r = walks; r; r &= r - 1) sift_walk(c, plain, sieve, first, __builtin_ctz(r), sum, from, n, w);
+}
+
+/* ------------------------------------------------------------------------------------------------- the tile ---- */
+
+/* Steps that are summed from zero. A large sum rounds products of small parts away; so where there are such, as few blocks as there can be,
+ * and as even. */
+FS_INLINE int64_t block_of(const calling *c) {
+    const int64_t steps = steps_of(c->hidden), blocks = (steps + FS_BLOCK - 1) / FS_BLOCK;
+    return !as_they_lie(c) ? (steps + blocks - 1) / blocks : steps;
+}
+
+/* Sums of `many` tokens, whose tiles have n, and of `panels` panels from p on become logits. place: of the first in the block, which has `all`. */
+FS_INLINE void end_group(const calling *c, int plain, int32_t p, int32_t panels, const char *w, int32_t many, int32_t n,
+                         const ending *end, int32_t place, int32_t all) {
+    fs_sieve *sieve = end->sieve;
+    const int32_t in_block = place % FS_NOISE_BLOCK, done = in_block + many;
+    for (int32_t j = 0; j < panels; j++)
+        for (int32_t t = 0; t < many; t += FS_TILE)
+            if (sieve)
+                sift_tile(c, plain, sieve, p + j, sums_at(c, sieve, p, place) + t * FS_SUMS + j * FS_TILE,
+                          c->lift + in_block + t, place + t, n);
+            else store_tile(c, plain, p + j, j, w + t * c->stride, t, n, end->out + place + t, end->out_ld);
+    if (!sieve || (done < FS_NOISE_BLOCK && place + many < all)) return;
+    for (int32_t j = 0; j < panels; j++)
+        sift_marks(c, plain, sieve, p + j, sums_at(c, sieve, p, place - in_block) + j * FS_TILE, place - in_block,
+                   done);
+}
+
+/* `tiles` tiles of n tokens from `place` on, of `all`: token t of tile i is row i + t * tiles of w. then: the next group, or w. */
+FS_INLINE void tile_group(const calling *c, const char *w, const char *then, int32_t tiles, int32_t n,
+                          const ending *end, int32_t place, int32_t all) {
+    const int32_t panels = c->packing.panels, in_block = end->sieve ? place % FS_NOISE_BLOCK : 0;
+    meeting m = {
+        .stride = tiles * c->stride, .dim = c->hidden->dim, .block = block_of(c), .n = n, .packing = c->packing};
+    m.sum_stride = tiles * FS_SUMS * 4;
+    m.spacing = tiles;
+    for (int32_t p = 0; p < panels; p += m.panels) {
+        m.panels = panels - p < FS_PANELS ? panels - p : FS_PANELS;
+        for (int32_t i = 0; i < tiles; i++) {
+            const int asks = then != w && p + m.panels == panels;
+            m.w = w + i * c->stride;
+            m.whole = asks && asks_whole(c->s, &m) ? then + i * c->stride : NULL;
+            /* The last tile's first lines start the pages of all tiles. */
+            m.then = asks && !asks_whole(c->s, &m) && i == tiles - 1 ? then : m.w;
+            m.h = c->hidden->packed + p * c->packing.panel;
+            m.sum = sums_at(c, end->sieve, p, place) + i * FS_SUMS;
+            m.lift = c->lift + in_block + i;
+            c->s->dot(&m);
+        }
+        if (as_they_lie(c)) end_group(c, 1, p, m.panels, w, tiles * n, n, end, place, all);
+        else end_group(c, 0, p, m.panels, w, tiles * n, n, end, place, all);
+    }
+}
+
+/* Tiles side by side in one page, at most `most`: rows of the tile are that far apart. See docs/findings/one-stream-per-page.md. */
+FS_INLINE int32_t spacing_of(int64_t stride, int32_t most) {
+    int32_t tiles = 1;
+    while (tiles * stride < FS_PAGE && tiles < most) tiles *= 2;
+    return tiles;
+}
+
+FS_INLINE void tile_all(const scheme *s, const fs_hidden *hidden, const char *w, int64_t stride, int32_t tokens,
+                        const ending *end) {
+    _Alignas(64) float sum[FS_TOKENS * FS_SUMS], lift[FS_TOKENS] = {0};
+    const calling c = {s, hidden, packing_of(s, hidden), stride, sum, lift};
+    const int of_w = parts_in(s->unit, s->weights);
+    const int32_t most = spacing_of(stride, FS_TOKENS / FS_TILE);
+    if (tokens >= FS_TILE) configure(FS_TILE, of_w, c.packing.columns);
+    for (int32_t t = 0, many; t < tokens; t += many) {
+        const int32_t left = tokens - t, n = left < FS_TILE ? left : FS_TILE, tiles = left < most * FS_TILE ? 1 : most;
+        many = tiles * n;
+        const char *at = w + t * stride, *then = left - many < FS_TILE ? at : at + many * stride;
+        if (n < FS_TILE) configure(n, of_w, c.packing.columns);
+        tile_group(&c, at, then, tiles, n, end, t, tokens);
+    }
+    _tile_release();
+}
+
+/* The functions of a kernel, of scheme_<type>. */
+#define FS_DEFINE_CALLS(type, isa)                                                                                     \
+    static size_t packed_bytes_##type##_##isa(const fs_hidden *hidden) {                                               \
+        return packing_bytes(&scheme_##type##_##isa, hidden);                                                          \
+    }                                                                                                                  \
+    static void pack_##type##_##isa(const fs_hidden *hidden, int64_t from, int64_t to) {                               \
+        pack_all(&scheme_##type##_##isa, hidden, from, to);                                                            \
+    }                                                                                                                  \
+    static void tile_##type##_##isa(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens,            \
+                                    float *out, int64_t out_ld) {                                                      \
+        const ending end = {NULL, out, out_ld};                                                                        \
+        tile_all(&scheme_##type##_##isa, hidden, (const char *)w, stride, tokens, &end);                               \
+    }                                                                                                                  \
+    static void sift_##type##_##isa(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens,            \
+                                    fs_sieve *sieve) {                                                                 \
+        const ending end = {sieve, NULL, 0};                                                                           \
+        tile_all(&scheme_##type##_##isa, hidden, (const char *)w, stride, tokens, &end);                               \
+    }                                                                                                                  \
+    const fs_kernel fs_kernel_##type##__##isa = {packed_bytes_##type##_##isa, pack_##type##_##isa,                     \
+                                                 tile_##type##_##isa, sift_##type##_##isa}
+
+#endif
