@@ -95,6 +95,17 @@ FS_INLINE __m512 logits_of(const calling *c, int plain, int32_t first, const flo
     return _mm512_scalef_ps(x, _mm512_sub_ps(_mm512_set1_ps(-*lift), of_rows));
 }
 
+/* The logits of a row, n tokens; sum: the row's of the first. */
+FS_INLINE __m512 logits_of_row(const calling *c, int plain, int32_t row, const float *sum, const float *lift,
+                               int32_t n) {
+    const __m512i token = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i at = _mm512_mullo_epi32(token, _mm512_set1_epi32(FS_SUMS));
+    const __m512 x = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), (__mmask16)((1u << n) - 1), at, sum, 4);
+    if (plain || c->s->unit != FS_F16) return x;
+    const __m512 of_row = _mm512_set1_ps(-lifts_of(&c->packing, c->hidden)[row]);
+    return _mm512_scalef_ps(x, _mm512_sub_ps(of_row, _mm512_loadu_ps(lift)));
+}
+
 /* n tokens from `place` on, for the 16 rows of a panel. sum: of the first; lift: its lift. */
 FS_INLINE void sift_tile(const calling *c, int plain, fs_sieve *sieve, int32_t panel, const float *sum,
                          const float *lift, int32_t place, int32_t n) {
@@ -117,13 +128,14 @@ FS_INLINE void sift_tile(const calling *c, int plain, fs_sieve *sieve, int32_t p
     }
     if (_mm512_mask_cmp_ps_mask(rows, odd, odd, _CMP_UNORD_Q)) sieve->failed = 1;
     _mm512_storeu_ps(sieve->most + first, _mm512_max_ps(_mm512_loadu_ps(sieve->most + first), most));
-    if (!_mm512_mask_cmp_ps_mask(rows, most, floor, _CMP_GT_OQ)) return;
-    for (int32_t i = 0; i < n; i++) {
-        const __m512 x = logits_of(c, plain, first, sum + i * FS_SUMS, lift + i);
-        for (uint32_t above = _mm512_mask_cmp_ps_mask(rows, x, floor, _CMP_GT_OQ); above; above &= above - 1) {
-            const int32_t r = __builtin_ctz(above);
-            const float y = _mm512_cvtss_f32(_mm512_maskz_compress_ps((__mmask16)(1u << r), x));
-            sieve_find(sieve, y, place + i, first + r, -1);
+    for (uint32_t hit = _mm512_mask_cmp_ps_mask(rows, most, floor, _CMP_GT_OQ); hit; hit &= hit - 1) {
+        const int32_t r = __builtin_ctz(hit);
+        const __m512 y = logits_of_row(c, plain, first + r, sum + r, lift, n);
+        uint32_t above = _mm512_cmp_ps_mask(y, _mm512_set1_ps(sieve->floor[first + r]), _CMP_GT_OQ);
+        for (above &= (1u << n) - 1; above; above &= above - 1) {
+            const int32_t i = __builtin_ctz(above);
+            sieve_find(sieve, _mm512_cvtss_f32(_mm512_maskz_compress_ps((__mmask16)(1u << i), y)), place + i, first + r,
+                       -1);
         }
     }
 }

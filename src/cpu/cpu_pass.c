@@ -133,6 +133,7 @@ static void layout_sieve(const fs_pass *pass, fs_arena *arena, fs_sieve *sieve) 
     memset(&s, 0, sizeof s);
     s.capacity = pass->rows * FS_SIEVE_FOUND;
     s.floor = arena_take(arena, rows, sizeof *s.floor);
+    s.bare = arena_take(arena, rows, sizeof *s.bare);
     s.scale = arena_take(arena, rows, sizeof *s.scale);
     s.reach = arena_take(arena, rows, sizeof *s.reach);
     s.r0 = arena_take(arena, rows, sizeof *s.r0);

@@ -311,10 +311,14 @@ static fs_race race_of(const fs_rules *rules, const fs_lane *lane, fs_summary *s
     return race;
 }
 
-/* What is to be found, by the row's best score and its list. */
-static void set_floors(const fs_lane *lane, const fs_race *race, const fs_list *list, int32_t row, fs_sieve *sieve) {
-    sieve->floor[row] = logit_below(race->floor, race->rules->inverse_temperature);
-    if (lane->listed) sieve->floor[row] = fminf(sieve->floor[row], order_key_logit(list->bound));
+static void set_floor(const fs_lane *lane, const fs_list *list, int32_t row, fs_sieve *sieve) {
+    const float bare = sieve->bare[row];
+    sieve->floor[row] = lane->listed ? fminf(bare, order_key_logit(list->bound)) : bare;
+}
+
+/* What the best score leaves a chance. */
+static void set_race(const fs_race *race, int32_t row, fs_sieve *sieve) {
+    sieve->bare[row] = logit_below(race->floor, race->rules->inverse_temperature);
     sieve->reach[row] = race->rules->greedy ? INFINITY : mark_floor(race->floor);
 }
 
@@ -325,7 +329,8 @@ int fs_rows_arm(const fs_call *call, const fs_lane *lane, int32_t row, fs_summar
     if (summary->winner[0].key == FS_KEY_NONE || !(inverse > 1e-20f && inverse < 1e20f)) return 0;
     if (lane->listed && summary->list.bound == FS_KEY_NONE) return 0;
     if (allowed_of(call, lane->b) && rules->log_min_p > -INFINITY) return 0; /* it needs the largest allowed logit */
-    set_floors(lane, &race, &summary->list, row, sieve);
+    set_race(&race, row, sieve);
+    set_floor(lane, &summary->list, row, sieve);
     sieve->scale[row] = inverse;
     sieve->r0[row] = race.noise.r0;
     sieve->r1[row] = race.noise.r1;
@@ -340,26 +345,30 @@ int fs_rows_arm(const fs_call *call, const fs_lane *lane, int32_t row, fs_summar
     return fabsf(summary->max_y * inverse) <= 0.5f * FS_ROUGH_MOST;
 }
 
-void fs_rows_settle(const fs_call *call, const fs_lane *lane, const fs_found *found, fs_summary *summary,
-                    fs_sieve *sieve) {
-    const fs_rules *rules = &call->rules[lane->b];
-    const uint32_t *allow = allowed_of(call, lane->b);
-    const uint32_t token = (uint32_t)(sieve->first + found->place);
-    const float y = found->y;
-    if (allow && !bit_of(allow, token)) return;
-    if (y > summary->max_y) summary->max_x = summary->max_y = y;
+/* A token that its logit, or its mark, gives a chance enters the race. */
+static void settle_race(const fs_rules *rules, const fs_lane *lane, const fs_found *found, uint32_t token,
+                        fs_summary *summary, fs_sieve *sieve) {
     fs_race race = race_of(rules, lane, summary);
-    const double l = (double)(y * rules->inverse_temperature);
+    const double l = (double)(found->y * rules->inverse_temperature);
+    const uint64_t best = summary->winner[0].key;
     if (found->prefix >= 0) {
         if (l - FS_NOISE_G + (double)noise_ceiling((uint32_t)found->prefix) <= race.floor) return;
-        race_offer(&race, token, y, y, noise_gumbel_given(race.noise, token, found->prefix));
-    } else {
-        if (lane->listed) list_offer(&summary->list, order_key(y, token), y);
-        if (l > race.floor && rules->greedy) race_offer(&race, token, y, y, 0.0);
-        else if (l > race.floor && !is_marked(race.noise, token))
-            race_offer(&race, token, y, y, noise_gumbel_given(race.noise, token, -1));
-    }
-    set_floors(lane, &race, &summary->list, found->row, sieve);
+    } else if (!(l > race.floor) || (!rules->greedy && is_marked(race.noise, token))) return;
+    const double noise = rules->greedy ? 0.0 : noise_gumbel_given(race.noise, token, found->prefix);
+    race_offer(&race, token, found->y, found->y, noise);
+    if (summary->winner[0].key != best) set_race(&race, found->row, sieve);
+}
+
+void fs_rows_settle(const fs_call *call, const fs_lane *lane, const fs_found *found, fs_summary *summary,
+                    fs_sieve *sieve) {
+    const uint32_t *allow = allowed_of(call, lane->b);
+    const uint32_t token = (uint32_t)(sieve->first + found->place);
+    if (allow && !bit_of(allow, token)) return;
+    if (found->y > summary->max_y) summary->max_x = summary->max_y = found->y;
+    if (lane->listed && found->prefix < 0) list_offer(&summary->list, order_key(found->y, token), found->y);
+    if (found->prefix >= 0 || found->y > sieve->bare[found->row])
+        settle_race(&call->rules[lane->b], lane, found, token, summary, sieve);
+    set_floor(lane, &summary->list, found->row, sieve);
 }
 
 void fs_rows_weigh(const fs_call *call, const fs_scan *scan, const fs_lane *lane, fs_block block, int32_t row,
@@ -370,8 +379,7 @@ void fs_rows_weigh(const fs_call *call, const fs_scan *scan, const fs_lane *lane
     sieve->sum[row] = 0.0f;
     if (!(lane->nucleus > 0.0) || list->count < list->due) return;
     fs_lists_narrow(list, scan, scale, &summary->mass, nucleus_share(call, lane, block));
-    const fs_race race = race_of(&call->rules[lane->b], lane, summary);
-    set_floors(lane, &race, list, row, sieve);
+    set_floor(lane, list, row, sieve);
 }
 
 void fs_rows_close(const fs_call *call, const fs_lane *lane, int32_t row, const fs_sieve *sieve, fs_summary *summary) {

@@ -29,7 +29,8 @@ typedef struct fs_found {
 typedef struct fs_sieve {
     float *floor; /* a token is found if its logit is above this; INFINITY where no row is */
     float *scale,
-        *reach; /* or if it has a mark and y * scale + noise is above reach; INFINITY where there is no noise */
+        *reach;  /* or if it has a mark and y * scale + noise is above reach; INFINITY where there is no noise */
+    float *bare; /* above this it can win without a mark; floor is lower where the row's list wants more */
     uint32_t *r0, *r1, *r2; /* names of draws, the last with the domain of marks */
     float *most, *max;      /* the largest logit of this block, and of all that were sifted */
     float *per;             /* rough masses: a rough_scale and the sum of terms; NULL: there are none */

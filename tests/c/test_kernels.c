@@ -308,7 +308,10 @@ static int lift_to(int to, float x) {
 
 static float largest_of(int32_t dtype, const char *row, int64_t dim) {
     double most = 0;
-    for (int64_t d = 0; d < dim; d++) most = fmax(most, fabs(get(dtype, row + d * bytes_of(dtype))));
+    for (int64_t d = 0; d < dim; d++) {
+        const double x = fabs(get(dtype, row + d * bytes_of(dtype)));
+        if (x > most) most = x; /* gcc 12.2 for aarch64 ends in an internal error over fmax here */
+    }
     return (float)most;
 }
 
