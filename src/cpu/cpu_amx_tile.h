@@ -66,19 +66,19 @@ FS_INLINE void store_tile(const calling *c, int plain, int32_t panel, int32_t j,
 
 /* ----------------------------------------------------------------------------------------------------- sift ---- */
 
-/* Terms of a rough mass. */
+/* Adds terms of rough masses. */
 typedef struct rough_lanes {
     __m512 per, least, magic;
 } rough_lanes;
 
-FS_INLINE __m512 rough_term(const rough_lanes *s, __m512 y) {
+FS_INLINE __m512 add_rough(const rough_lanes *s, __m512 y, __m512 sum) {
     const __m512 x = _mm512_max_ps(y, s->least), shifted = _mm512_fmadd_ps(x, s->per, s->magic);
     const __m512 f = _mm512_fmsub_ps(x, s->per, _mm512_sub_ps(shifted, s->magic));
     __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(FS_EXP2_4), f, _mm512_set1_ps(FS_EXP2_3));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_2));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_1));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_0));
-    return _mm512_mul_ps(p, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
+    return _mm512_fmadd_ps(p, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23)), sum);
 }
 
 /* Where the sums of a group go, from `place` of the block on, and their lifts: a sieve keeps those of a noise block, for rows of panel p on. */
@@ -123,7 +123,7 @@ FS_INLINE void sift_tile(const calling *c, int plain, fs_sieve *sieve, int32_t p
                                _mm512_loadu_ps(sieve->magic + first)};
         __m512 terms = zero;
         for (int32_t i = 0; i < n; i++)
-            terms = _mm512_add_ps(terms, rough_term(&s, logits_of(c, plain, first, sum + i * FS_SUMS, lift + i)));
+            terms = add_rough(&s, logits_of(c, plain, first, sum + i * FS_SUMS, lift + i), terms);
         _mm512_storeu_ps(sieve->sum + first, _mm512_add_ps(_mm512_loadu_ps(sieve->sum + first), terms));
     }
     if (_mm512_mask_cmp_ps_mask(rows, odd, odd, _CMP_UNORD_Q)) sieve->failed = 1;
