@@ -150,7 +150,7 @@ static void layout_sieve(const fs_pass *pass, fs_arena *arena, fs_sieve *sieve) 
     }
     s.sums = arena_take(arena, groups * FS_NOISE_BLOCK * FS_SIEVE_SUMS, sizeof *s.sums);
     s.found = arena_take(arena, (size_t)s.capacity, sizeof *s.found);
-    if (arena_fits(arena)) *sieve = s;
+    if (sieve && arena_fits(arena)) *sieve = s;
 }
 
 /* Lanes without a row find nothing. */
