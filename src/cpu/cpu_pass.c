@@ -123,7 +123,8 @@ static int sifts(const fs_pass *pass) {
     if (pass->groups || pass->whole || batch->noise == FS_NOISE_FAST || ask->samples != 1 || ask->ordered) return 0;
     if (ask->edited || ask->raw_mass || ask->rank_depth || ask->watched) return 0;
     if (batch->allow && (ask->mass || ask->max)) return 0;
-    return !ask->mass || ask->rough;
+    /* A block's terms are one float sum, of 16 at a time: as many as keep it within half of mass_slack. */
+    return !ask->mass || (ask->rough && pass->block <= FS_WEIGHED_MOST);
 }
 
 static void layout_sieve(const fs_pass *pass, fs_arena *arena, fs_sieve *sieve) {

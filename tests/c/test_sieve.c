@@ -139,7 +139,7 @@ static void draw(const call *c, int watch, drawn *d) {
 
 static void sifted_calls_draw_what_stored_ones_do(void **state) {
     (void)state;
-    static const int32_t blocks[] = {128, 256, 640, 0};
+    static const int32_t blocks[] = {128, 256, 640, 2048, 0};
     char names[256];
     const fs_isa *isa = fs_isa_choose(getenv("FLASHSAMPLING_ISA"), names, sizeof names);
     rng r = random_from(20);
@@ -153,7 +153,7 @@ static void sifted_calls_draw_what_stored_ones_do(void **state) {
         memset(&c, 0, sizeof c);
         make_head(&r, shapes[shape], &c);
         make_rules(&r, kind, &c);
-        c.block = blocks[random_below(&r, 4)];
+        c.block = blocks[random_below(&r, sizeof blocks / sizeof blocks[0])];
         c.threads = 1 + (int32_t)random_below(&r, 3);
         draw(&c, 0, &sifted);
         draw(&c, 1, &stored);
