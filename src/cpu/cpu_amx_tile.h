@@ -180,9 +180,10 @@ static __attribute__((noinline)) void sift_walk(const calling *c, int plain, fs_
     while (noise_next(&walk)) {
         const int32_t at = (int32_t)(walk.token % FS_NOISE_BLOCK);
         if (at >= n) continue;
-        const __m512 y = gather_logits(c, plain, first, sum, one, _mm512_set1_epi32(at));
-        sieve_find(sieve, _mm512_cvtss_f32(_mm512_maskz_compress_ps(one, y)), from + at, first + r,
-                   (int32_t)walk.prefix);
+        const __m512 x = gather_logits(c, plain, first, sum, one, _mm512_set1_epi32(at));
+        const float y = _mm512_cvtss_f32(_mm512_maskz_compress_ps(one, x));
+        if (mark_passes(y, sieve->scale[first + r], walk.prefix, sieve->reach[first + r]))
+            sieve_find(sieve, y, from + at, first + r, (int32_t)walk.prefix);
     }
 }
 

@@ -135,6 +135,7 @@ static void layout_sieve(const fs_pass *pass, fs_arena *arena, fs_sieve *sieve) 
     s.capacity = pass->rows * FS_SIEVE_FOUND;
     s.floor = arena_take(arena, rows, sizeof *s.floor);
     s.bare = arena_take(arena, rows, sizeof *s.bare);
+    s.best = arena_take(arena, rows, sizeof *s.best);
     s.scale = arena_take(arena, rows, sizeof *s.scale);
     s.reach = arena_take(arena, rows, sizeof *s.reach);
     s.r0 = arena_take(arena, rows, sizeof *s.r0);
@@ -151,6 +152,7 @@ static void layout_sieve(const fs_pass *pass, fs_arena *arena, fs_sieve *sieve) 
     }
     s.sums = arena_take(arena, groups * FS_NOISE_BLOCK * FS_SIEVE_SUMS, sizeof *s.sums);
     s.found = arena_take(arena, (size_t)s.capacity, sizeof *s.found);
+    s.told = pass->told;
     if (sieve && arena_fits(arena)) *sieve = s;
 }
 
@@ -200,6 +202,7 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
     pass->sieve = NULL;
     if (sifts(pass)) {
         pass->sieve = arena_take(arena, tasks, sizeof *pass->sieve);
+        pass->told = arena_take(arena, rows, sizeof *pass->told);
         for (size_t t = 0; t < tasks; t++) layout_sieve(pass, arena, pass->sieve ? &pass->sieve[t] : NULL);
     }
     /* What every block looks at lies side by side, row after row, where the next row's is fetched ahead; W has washed it out of the
@@ -294,6 +297,7 @@ static void prepare_task(void *arg, int32_t task) {
     for (int32_t a = task; a < pass->rows; a += pass->cpu->tasks) {
         fs_lane *lane = &pass->lane[a];
         prepare_lane(pass, lane);
+        if (pass->sieve) atomic_init(&pass->told[a].best, FS_KEY_NONE), atomic_init(&pass->told[a].bound, FS_KEY_NONE);
         for (int32_t t = 0; t < pass->cpu->tasks; t++)
             empty_summary(pass->call, &pass->summary[(int64_t)t * pass->rows + a], lane->watches);
         if (head->kind != FS_HEAD_WEIGHTS) continue;
@@ -347,8 +351,9 @@ static int sift_block(const fs_pass *pass, fs_block block, fs_summary *summary, 
     const fs_head *head = pass->call->head;
     const int64_t stride = weights_stride(head);
     if (block.first % FS_NOISE_BLOCK || (sieve->paused && sieve->paused--)) return 0;
-    for (int32_t a = 0; !sieve->armed && a < pass->rows; a++)
-        if (!fs_rows_arm(pass->call, &pass->lane[a], a, &summary[a], sieve)) return 0;
+    for (int32_t a = 0; a < pass->rows; a++)
+        if (sieve->armed) fs_rows_hear(pass->call, &pass->lane[a], a, &summary[a], sieve);
+        else if (!fs_rows_arm(pass->call, &pass->lane[a], a, &summary[a], sieve)) return 0;
     sieve->armed = 1;
     sieve->count = sieve->failed = 0;
     sieve->first = block.first;

@@ -45,6 +45,7 @@ typedef struct fs_pass {
     float *logits;       /* [tasks, rows, block + 2 FS_GRANULE] */
     fs_scratch *scratch; /* [tasks] */
     fs_sieve *sieve;     /* [tasks], or NULL: blocks are not sifted */
+    fs_told *told;       /* [rows], for sieves */
     fs_winner *spare;    /* [tasks, samples] for fs_finish_row */
     int32_t *order;      /* [turns, tasks] blocks by the nodes they lie on (cpu_nodes.h), or NULL: in turn */
 } fs_pass;

@@ -104,15 +104,18 @@ typedef struct fs_race {
     double floor;      /* no token with l at or below this can win without a mark */
 } fs_race;
 
-static void race_set_floor(fs_race *race) {
-    uint64_t last = race->winner[race->n - 1].key;
-    race->floor = -INFINITY;
-    if (last == FS_KEY_NONE) return;
+/* No token with l at or below this beats a score without a mark. */
+static double floor_below(const fs_rules *rules, uint64_t key) {
+    if (key == FS_KEY_NONE) return -INFINITY;
     /* Slack covers the last bits of log on any library and of this subtraction; a lower floor is slower, never wrong. Below +inf, so
      * that another +inf with a lower id still gets in. */
-    double score = fmin(score_key_value(last), DBL_MAX);
-    double reach = race->rules->greedy ? 0.0 : FS_NOISE_G + 1e-6;
-    race->floor = score - reach - fabs(score) * 0x1p-50;
+    double score = fmin(score_key_value(key), DBL_MAX);
+    double reach = rules->greedy ? 0.0 : FS_NOISE_G + 1e-6;
+    return score - reach - fabs(score) * 0x1p-50;
+}
+
+static void race_set_floor(fs_race *race) {
+    race->floor = floor_below(race->rules, race->winner[race->n - 1].key);
 }
 
 static void race_offer(fs_race *race, uint32_t token, float x, float y, double noise) {
@@ -305,36 +308,57 @@ static float logit_below(double t, float inverse) {
     return !(loose < (double)FLT_MAX) ? FLT_MAX : loose < -(double)FLT_MAX ? -INFINITY : (float)loose;
 }
 
-static fs_race race_of(const fs_rules *rules, const fs_lane *lane, fs_summary *summary) {
-    fs_race race = {rules, lane->noise[0], &summary->winner[0], 1, 0.0};
-    race_set_floor(&race);
-    return race;
-}
-
 static void set_floor(const fs_lane *lane, const fs_list *list, int32_t row, fs_sieve *sieve) {
     const float bare = sieve->bare[row];
     sieve->floor[row] = lane->listed ? fminf(bare, order_key_logit(list->bound)) : bare;
 }
 
-/* What the best score leaves a chance. */
-static void set_race(const fs_race *race, int32_t row, fs_sieve *sieve) {
-    sieve->bare[row] = logit_below(race->floor, race->rules->inverse_temperature);
-    sieve->reach[row] = race->rules->greedy ? INFINITY : mark_floor(race->floor);
+/* The best score, and what it leaves a chance. */
+static void set_best(const fs_rules *rules, uint64_t key, int32_t row, fs_sieve *sieve) {
+    const double floor = floor_below(rules, key);
+    sieve->best[row] = key;
+    sieve->bare[row] = logit_below(floor, rules->inverse_temperature);
+    sieve->reach[row] = rules->greedy ? INFINITY : mark_floor(floor);
+}
+
+/* Tells the other tasks of a key above what they know. */
+static void tell(uint64_t key, _Atomic uint64_t *told) {
+    uint64_t most = atomic_load_explicit(told, memory_order_relaxed);
+    while (key > most &&
+           !atomic_compare_exchange_weak_explicit(told, &most, key, memory_order_relaxed, memory_order_relaxed)) {
+    }
+}
+
+/* Bounds of a nucleus are guesses about one task's mass, and say nothing to others. */
+static int is_by_rank(const fs_lane *lane) {
+    return lane->listed && !(lane->nucleus > 0.0);
+}
+
+void fs_rows_hear(const fs_call *call, const fs_lane *lane, int32_t row, fs_summary *summary, fs_sieve *sieve) {
+    const uint64_t best = atomic_load_explicit(&sieve->told[row].best, memory_order_relaxed);
+    const uint64_t bound = atomic_load_explicit(&sieve->told[row].bound, memory_order_relaxed);
+    const int lower = is_by_rank(lane) && bound > summary->list.bound;
+    if (best <= sieve->best[row] && !lower) return;
+    if (best > sieve->best[row]) set_best(&call->rules[lane->b], best, row, sieve);
+    if (lower) summary->list.bound = bound;
+    set_floor(lane, &summary->list, row, sieve);
 }
 
 int fs_rows_arm(const fs_call *call, const fs_lane *lane, int32_t row, fs_summary *summary, fs_sieve *sieve) {
     const fs_rules *rules = &call->rules[lane->b];
     const float inverse = rules->inverse_temperature;
-    const fs_race race = race_of(rules, lane, summary);
     if (summary->winner[0].key == FS_KEY_NONE || !(inverse > 1e-20f && inverse < 1e20f)) return 0;
     if (lane->listed && summary->list.bound == FS_KEY_NONE) return 0;
     if (allowed_of(call, lane->b) && rules->log_min_p > -INFINITY) return 0; /* it needs the largest allowed logit */
-    set_race(&race, row, sieve);
+    tell(summary->winner[0].key, &sieve->told[row].best);
+    if (is_by_rank(lane)) tell(summary->list.bound, &sieve->told[row].bound);
+    set_best(rules, summary->winner[0].key, row, sieve);
     set_floor(lane, &summary->list, row, sieve);
+    fs_rows_hear(call, lane, row, summary, sieve);
     sieve->scale[row] = inverse;
-    sieve->r0[row] = race.noise.r0;
-    sieve->r1[row] = race.noise.r1;
-    sieve->r2[row] = race.noise.r2 ^ FS_DOMAIN_MARK;
+    sieve->r0[row] = lane->noise[0].r0;
+    sieve->r1[row] = lane->noise[0].r1;
+    sieve->r2[row] = lane->noise[0].r2 ^ FS_DOMAIN_MARK;
     if (!sieve->per) return 1;
     const rough_scale s = rough_scale_of(summary->max_y, inverse);
     sieve->per[row] = s.per;
@@ -345,18 +369,20 @@ int fs_rows_arm(const fs_call *call, const fs_lane *lane, int32_t row, fs_summar
     return fabsf(summary->max_y * inverse) <= 0.5f * FS_ROUGH_MOST;
 }
 
-/* A token that its logit, or its mark, gives a chance enters the race. */
+/* A token that its logit, or its mark, gives a chance enters the race. One that has a mark and is found by its logit is scored as if it had none: that
+ * is less than its score, which its mark has found too if it can win. */
 static void settle_race(const fs_rules *rules, const fs_lane *lane, const fs_found *found, uint32_t token,
                         fs_summary *summary, fs_sieve *sieve) {
-    fs_race race = race_of(rules, lane, summary);
+    fs_race race = {rules, lane->noise[0], &summary->winner[0], 1, floor_below(rules, sieve->best[found->row])};
     const double l = (double)(found->y * rules->inverse_temperature);
-    const uint64_t best = summary->winner[0].key;
-    if (found->prefix >= 0) {
-        if (l - FS_NOISE_G + (double)noise_ceiling((uint32_t)found->prefix) <= race.floor) return;
-    } else if (!(l > race.floor) || (!rules->greedy && is_marked(race.noise, token))) return;
-    const double noise = rules->greedy ? 0.0 : noise_gumbel_given(race.noise, token, found->prefix);
-    race_offer(&race, token, found->y, found->y, noise);
-    if (summary->winner[0].key != best) set_race(&race, found->row, sieve);
+    const double most = found->prefix < 0 ? FS_NOISE_G : (double)noise_ceiling((uint32_t)found->prefix);
+    if (l - FS_NOISE_G + most <= race.floor) return;
+    race_offer(&race, token, found->y, found->y,
+               rules->greedy ? 0.0 : noise_gumbel_given(race.noise, token, found->prefix));
+    const uint64_t key = summary->winner[0].key;
+    if (key <= sieve->best[found->row]) return;
+    tell(key, &sieve->told[found->row].best);
+    set_best(rules, key, found->row, sieve);
 }
 
 void fs_rows_settle(const fs_call *call, const fs_lane *lane, const fs_found *found, fs_summary *summary,
@@ -365,7 +391,9 @@ void fs_rows_settle(const fs_call *call, const fs_lane *lane, const fs_found *fo
     const uint32_t token = (uint32_t)(sieve->first + found->place);
     if (allow && !bit_of(allow, token)) return;
     if (found->y > summary->max_y) summary->max_x = summary->max_y = found->y;
+    const uint64_t bound = summary->list.bound;
     if (lane->listed && found->prefix < 0) list_offer(&summary->list, order_key(found->y, token), found->y);
+    if (is_by_rank(lane) && summary->list.bound != bound) tell(summary->list.bound, &sieve->told[found->row].bound);
     if (found->prefix >= 0 || found->y > sieve->bare[found->row])
         settle_race(&call->rules[lane->b], lane, found, token, summary, sieve);
     set_floor(lane, &summary->list, found->row, sieve);

@@ -55,6 +55,9 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
  * Says what is to be found. 0 if the row is not ready for that, and the block has to go the long way. */
 int fs_rows_arm(const fs_call *call, const fs_lane *lane, int32_t row, fs_summary *summary, fs_sieve *sieve);
 
+/* What other tasks have told since. */
+void fs_rows_hear(const fs_call *call, const fs_lane *lane, int32_t row, fs_summary *summary, fs_sieve *sieve);
+
 /* A token that was found in the block, of this row. */
 void fs_rows_settle(const fs_call *call, const fs_lane *lane, const fs_found *found, fs_summary *summary,
                     fs_sieve *sieve);

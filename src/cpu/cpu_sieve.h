@@ -15,9 +15,11 @@
 #include "core/noise.h"
 #include "cpu_rough.h"
 
+#include <stdatomic.h>
+
 #define FS_SIEVE_LANES 16
 #define FS_SIEVE_SUMS 64   /* of a token, side by side: as many rows */
-#define FS_SIEVE_FOUND 256 /* tokens a row, on average, at most */
+#define FS_SIEVE_FOUND 128 /* tokens a row, on average, at most; 1 to 4 are usual, 80 of flat logits */
 
 typedef struct fs_found {
     float y;
@@ -25,12 +27,19 @@ typedef struct fs_found {
     int32_t prefix;     /* of its mark; -1: found by its logit, marked or not */
 } fs_found;
 
+/* What the tasks of a call tell each other about a row. */
+typedef struct fs_told {
+    _Atomic uint64_t best;  /* score key: nothing that does not beat it needs to be found */
+    _Atomic uint64_t bound; /* of a list by rank: some task has as many entries above it as a list keeps */
+} fs_told;
+
 /* Arrays are of the rows of a pass, up to a whole FS_SIEVE_LANES; lanes without a row find nothing. */
 typedef struct fs_sieve {
     float *floor; /* a token is found if its logit is above this; INFINITY where no row is */
     float *scale,
-        *reach;  /* or if it has a mark and y * scale + noise is above reach; INFINITY where there is no noise */
-    float *bare; /* above this it can win without a mark; floor is lower where the row's list wants more */
+        *reach;     /* or if it has a mark and y * scale + noise is above reach; INFINITY where there is no noise */
+    float *bare;    /* above this it can win without a mark; floor is lower where the row's list wants more */
+    uint64_t *best; /* the best score key that this task knows of, its own or another's: floors come from it */
     uint32_t *r0, *r1, *r2; /* names of draws, the last with the domain of marks */
     float *most, *max;      /* the largest logit of this block, and of all that were sifted */
     float *per;             /* rough masses: a rough_scale and the sum of terms; NULL: there are none */
@@ -40,6 +49,7 @@ typedef struct fs_sieve {
     int64_t first; /* id of the block's first token, a multiple of FS_NOISE_BLOCK */
     fs_found *found;
     int32_t count, capacity;
+    fs_told *told;         /* [rows of the pass] */
     int32_t armed;         /* floors are those of the rows' summaries */
     int32_t failed;        /* the block has to go the long way */
     int32_t pause, paused; /* blocks that go so after one that failed, twice as many each time; how many still do */
@@ -57,6 +67,11 @@ FS_CORE float mark_floor(double floor) {
     const double t = floor + FS_NOISE_G - 151.0 * 0.6931471805599453;
     const double loose = t - (fabs(t) * 0x1p-21 + 1e-3);
     return loose > 3.4e38 ? 3.4e38f : loose < -3.4e38 ? -INFINITY : (float)loose;
+}
+
+FS_CORE int mark_passes(float y, float scale, uint32_t prefix, float floor) {
+    const float bits = (float)(int32_t)float_bits((float)prefix);
+    return y * scale + bits * (-0x1p-23f * 0.693147181f) > floor;
 }
 
 #endif
