@@ -144,9 +144,10 @@ static void sifted_calls_draw_what_stored_ones_do(void **state) {
     const fs_isa *isa = fs_isa_choose(getenv("FLASHSAMPLING_ISA"), names, sizeof names);
     rng r = random_from(20);
     assert_non_null(isa);
-    for (int i = 0; i < 3; i++)
-        if (!isa->kernel[i]->sift) print_message("%s does not sift weights of type %d\n", isa->name, i);
-    for (int round = 0; round < SHAPES * KINDS * 3; round++) {
+    int sifts = 0;
+    for (int i = 0; i < 3; i++) sifts |= isa->kernel[i]->sift != NULL;
+    if (!sifts) print_message("%s sifts nothing\n", isa->name);
+    for (int round = 0; round < (sifts ? SHAPES * KINDS * 3 : SHAPES); round++) {
         const int shape = round % SHAPES, kind = round / SHAPES % KINDS;
         static drawn sifted, stored;
         call c;
