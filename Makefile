@@ -32,7 +32,7 @@ help:
 build:
 	@scripts/install-deps.sh build
 	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release --log-level=WARNING
-	@cmake --build $(BUILD) --target flashsampling flashsampling_static flashsample
+	@cmake --build $(BUILD) --target flashsampling flashsampling_static flashsample flashsampling_transports
 
 demo: build
 	@$(BUILD)/bin/flashsample demo $(ARGS)
