@@ -44,19 +44,27 @@ typedef struct found_isa {
     int experimental;
 } found_isa;
 
-/* The runnable names, best first; the environment is as before when this returns. */
+/* The runnable names, best first; the environment is as before when this returns. A backend or nodes that are forced do not change
+ * which kernels this CPU runs. */
 static int list_isas(found_isa *found) {
-    const char *forced = getenv("FLASHSAMPLING_ISA");
-    char *kept = forced ? strdup(forced) : NULL;
+    static const char *const names[] = {"FLASHSAMPLING_ISA", "FLASHSAMPLING_BACKEND", "FLASHSAMPLING_NODES"};
+    char *kept[3];
     int n = 0;
+    for (int i = 0; i < 3; i++) {
+        const char *forced = getenv(names[i]);
+        kept[i] = forced ? strdup(forced) : NULL;
+        unsetenv(names[i]);
+    }
     for (int i = 0; isa_names[i]; i++) {
         int runs = runs_isa(isa_names[i]);
         found_isa isa = {isa_names[i], runs == 2};
         if (runs) found[n++] = isa;
     }
-    if (kept) setenv("FLASHSAMPLING_ISA", kept, 1);
-    else unsetenv("FLASHSAMPLING_ISA");
-    free(kept);
+    for (int i = 0; i < 3; i++) {
+        if (kept[i]) setenv(names[i], kept[i], 1);
+        else unsetenv(names[i]);
+        free(kept[i]);
+    }
     return n;
 }
 

@@ -5,8 +5,10 @@
  *
  * Legend, used in every comment below and nowhere redefined:
  *   B rows of the batch, D hidden size, V rows of the head (the vocabulary, or one shard of it), n samples per row,
- *   S slots. `[B, D]` is the shape of an array in row-major order. A token id is global: the row of the whole
- *   vocabulary, also where the head is a shard. A "cut" is any of top-k, top-p, min-p.
+ *   S slots. A slot is a place for one sequence: its rules, its seed, what it has produced. Rows come and go, and
+ *   batch.slot says which slot each row of a call belongs to. `[B, D]` is the shape of an array in row-major order. A
+ *   token id is global: the row of the whole vocabulary, also where the head is a shard. A "cut" is any of top-k,
+ *   top-p, min-p.
  *
  * The life of a logit, in this order (what an array or scalar is absent for is left out):
  *   x = dot(h, w) in float, or the stored logit
@@ -110,7 +112,7 @@ enum {
 typedef struct fs_head {
     size_t size;
     int32_t kind;     /* FS_HEAD_WEIGHTS or FS_HEAD_LOGITS */
-    int32_t dtype;    /* FS_F32, FS_F16 or FS_BF16 */
+    int32_t dtype;    /* FS_F32 (default), FS_F16 or FS_BF16 */
     const void *data; /* [V, D], or [B, V] */
     int64_t rows;     /* V: rows of W, or logits per row; at most 2^24 - 1 */
     int64_t dim;      /* D; ignored for stored logits */
@@ -157,7 +159,8 @@ typedef struct fs_slot_values {
     float top_p;       /* >= 1: off; 0 keeps one token; default 1 */
     float min_p;       /* keeps l >= max l + log(min_p); 0: off; default 0 */
     uint64_t seed;     /* the scalar is spread: slot s draws with a seed derived from (seed, s), so rows differ */
-    uint32_t stream;   /* an extra word of the noise's name, for callers that draw twice at one position */
+    uint32_t stream;   /* a number, no CUDA stream: with seed, position and sample it names the noise, so that a caller
+                        * can draw twice at one position; default 0 */
     float repetition;  /* y > 0 ? y / r : y * r for seen tokens; 1: off; default 1 */
     float frequency;   /* y -= frequency * count; default 0 */
     float presence;    /* y -= presence where count > 0; default 0 */
@@ -169,14 +172,15 @@ typedef struct fs_batch {
     size_t size;
     int64_t rows;           /* B; 0 is valid and does nothing */
     const void *hidden;     /* [B, D]; ignored for stored logits */
-    int32_t hidden_dtype;   /* FS_F32, FS_F16 or FS_BF16 */
+    int32_t hidden_dtype;   /* FS_F32 (default), FS_F16 or FS_BF16; CUDA: that of the head */
     int32_t mode;           /* FS_MODE_... */
     int64_t hidden_stride;  /* bytes from one row to the next; 0 = packed */
     int32_t samples;        /* n: 1 .. 1024; default 1 */
     int32_t noise;          /* FS_NOISE_... */
     uint32_t flags;         /* FS_KEEP_TIES | ... */
     int32_t fallback_token; /* written where a row has no token; default -1 */
-    int64_t group_size;     /* group modes: ids [k * group_size, (k+1) * group_size) form group k */
+    int64_t group_size;     /* group modes: ids [k * group_size, (k+1) * group_size) form group k; CUDA: a multiple
+                             * of 128 */
 
     /* Which slot a row is, and where it is in its sequence. */
     const int32_t *slot;      /* [B], -1 = skip the row; NULL = row b is slot b */
@@ -293,16 +297,20 @@ typedef struct fs_options {
     void *parallel_user;
     fs_log log;
     void *log_user;
-    fs_alloc alloc; /* for every allocation of the context; NULL = the C library's */
+    fs_alloc alloc; /* for every allocation of the context in host memory; NULL = the C library's */
     fs_free free;
     void *alloc_user;
-    void *
-        work; /* caller's work memory, as in fs_context_set_work; then calls never allocate. NULL = the context's own */
+    /* The caller's work memory, as in fs_context_set_work; then calls never allocate. NULL = the context's own. CUDA takes none:
+     * FS_ERR_UNSUPPORTED. */
+    void *work;
     size_t work_bytes;
-    size_t
-        fallback_bytes; /* most memory the second pass of wide rows may allocate; default 64 MiB. With the caller's work memory
-                            * the second pass takes what the call has left of it */
-    void *stream; /* CUDA: the stream calls go to (a cudaStream_t); never the default stream by accident */
+    /* Most memory the second pass of wide rows may allocate; default 64 MiB. With the caller's work memory the second pass takes
+     * what the call has left of it. */
+    size_t fallback_bytes;
+    /* CUDA: the stream calls go to (a cudaStream_t). NULL = none yet: calls are FS_ERR_ARGUMENT until fs_context_set_stream gives
+     * one, so that none goes to the default stream by accident; who wants that says cudaStreamLegacy or cudaStreamPerThread. CPU:
+     * ignored. */
+    void *stream;
 } fs_options;
 
 /* Version of the library at run time, (major << 16) | (minor << 8) | patch, and as text. */
@@ -329,7 +337,7 @@ FS_API const char *fs_error_text(const fs_context *context);
 FS_API const char *fs_context_text(const fs_context *context);
 
 /* Gives the context the caller's work memory (64-byte aligned, not shared with another context in use), or takes it back with NULL.
- * The memory must be there for every call that follows. Sizes: fs_work_size. */
+ * The memory must be there for every call that follows. Sizes: fs_work_size. CUDA: both are FS_ERR_UNSUPPORTED. */
 FS_API fs_status fs_context_set_work(fs_context *context, void *memory, size_t bytes);
 
 /* CUDA: sets the stream (a cudaStream_t) of the calls that follow. CPU: FS_ERR_UNSUPPORTED. */

@@ -74,6 +74,9 @@ fs_status fs_context_create(const fs_options *given, fs_context **out) {
                options.work_bytes);
     const fs_backend *backend = fs_backend_choose(&options, &status);
     if (!backend) return status;
+    if (options.work && !backend->set_work)
+        return fs_fail(NULL, FS_ERR_UNSUPPORTED, "options.work is %p: the %s backend takes no work memory",
+                       options.work, backend->name);
 
     fs_context blank;
     memset(&blank, 0, sizeof blank);

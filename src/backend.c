@@ -27,7 +27,10 @@ const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status
         if (forced) wanted = strcmp(forced, table[i].name) == 0;
         if (!wanted) continue;
         if (table[i].backend) return table[i].backend;
-        *status = fs_fail(NULL, FS_ERR_UNSUPPORTED, "the %s backend is not in this build", table[i].name);
+        if (forced)
+            *status = fs_fail(NULL, FS_ERR_ENVIRONMENT, "FLASHSAMPLING_BACKEND=%s: that backend is not in this build",
+                              forced);
+        else *status = fs_fail(NULL, FS_ERR_UNSUPPORTED, "the %s backend is not in this build", table[i].name);
         return NULL;
     }
     if (forced)

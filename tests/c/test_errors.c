@@ -230,6 +230,23 @@ static void a_forced_choice_that_cannot_run_is_an_error(void **state) {
     unsetenv("FLASHSAMPLING_BACKEND");
 }
 
+static void a_forced_backend_that_is_not_in_this_build_is_an_error(void **state) {
+    (void)state;
+    fs_context *context;
+    fs_options options = fs_options_default();
+    options.backend = FS_BACKEND_CUDA;
+    if (fs_context_create(&options, &context) == FS_OK || !strstr(fs_error_text(NULL), "not in this build")) {
+        fs_context_destroy(context);
+        print_message("skip: the CUDA backend is in this build\n");
+        skip();
+    }
+    setenv("FLASHSAMPLING_BACKEND", "cuda", 1);
+    assert_int_equal(fs_context_create(NULL, &context), FS_ERR_ENVIRONMENT);
+    assert_non_null(strstr(fs_error_text(NULL), "FLASHSAMPLING_BACKEND=cuda"));
+    assert_null(context);
+    unsetenv("FLASHSAMPLING_BACKEND");
+}
+
 /* A part is bytes from elsewhere: other calls' parts and damaged ones are refused, none is trusted with its counts. */
 static void parts_of_other_calls_are_refused(void **state) {
     (void)state;
@@ -303,6 +320,7 @@ int main(void) {
         cmocka_unit_test(bad_work_memory_is_named),
         cmocka_unit_test(bad_options_are_named),
         cmocka_unit_test(a_forced_choice_that_cannot_run_is_an_error),
+        cmocka_unit_test(a_forced_backend_that_is_not_in_this_build_is_an_error),
         cmocka_unit_test(parts_of_other_calls_are_refused),
         cmocka_unit_test(too_many_entries_to_merge_are_refused),
         cmocka_unit_test(an_empty_batch_is_nothing_to_do),

@@ -1,4 +1,6 @@
 """The CUDA backend against the CPU backend and torch: every width of tile, every tail, every rule it has."""
+import ctypes
+
 import pytest
 
 from draws import BF16, F16, GPU, NEAR, STREAM, Outputs, check, dots, draw, hidden, laid, rules, same_bits, select, weights
@@ -7,6 +9,7 @@ import numpy as np
 import torch
 
 import flashsampling as fs
+from flashsampling import _c
 
 ROWS = (1, 2, 3, 8, 17, 32, 48, 64, 96, 128, 160, 192, 256, 300, 512)
 UNSUPPORTED = -2
@@ -346,6 +349,14 @@ def test_functions_that_are_not_there_yet_say_so(call):
     with pytest.raises(fs.Error) as error:
         call(fs.Head(W0), Outputs(2).rows)
     assert error.value.status == UNSUPPORTED and error.value.text
+
+
+def test_work_memory_in_the_options_is_refused():
+    memory = np.zeros(4096 + 64, "u1")
+    options = _c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct), backend=_c.BACKENDS["cuda"], work_bytes=4096)
+    options.work, context = memory.ctypes.data + -memory.ctypes.data % 64, ctypes.c_void_p()
+    assert _c.library().fs_context_create(ctypes.byref(options), ctypes.byref(context)) == UNSUPPORTED
+    assert not context and b"options.work" in _c.library().fs_error_text(None)
 
 
 @pytest.mark.parametrize("call", [
