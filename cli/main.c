@@ -24,8 +24,12 @@ static int help(void) {
     for (int i = 0; i < COMMANDS; i++) printf("  %-8s %s\n", commands[i].name, commands[i].about);
     printf("\n  flashsample COMMAND --help   the options of a command\n"
            "  flashsample --version        version and noise id\n\n"
-           "Environment: FLASHSAMPLING_BACKEND=cpu|cuda|reference and FLASHSAMPLING_ISA=NAME force a backend and\n"
-           "an instruction set (info --isa-list names those that run here); what does not exist is an error.\n\n"
+           "Environment, each to force a choice; what does not exist or does not run here is an error:\n"
+           "  FLASHSAMPLING_BACKEND    cpu, cuda, reference\n"
+           "  FLASHSAMPLING_ISA        an instruction set of the CPU; info --isa-list names those that run here\n"
+           "  FLASHSAMPLING_NODES      off, or the folder memory nodes are read from\n"
+           "  FLASHSAMPLING_CUDA_TILE  sm90 or portable, with :N its tile for N rows\n"
+           "  FLASHSAMPLING_MPI        the transport under mpirun: openmpi, mpich, mpi, a file, none\n\n"
            "Exit codes: 0 done; 1 verification rejected; 2 wrong usage or a value out of range; 3 a file, memory\n"
            "or device failed.\n");
     return END_OK;

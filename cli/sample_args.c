@@ -17,9 +17,8 @@ static const command about = {
         "Draws tokens from softmax(transform(H W^T)) in one pass over W, or from stored logits, and prints them. Every "
         "parameter of the C header is an option.",
     .details =
-        "VALUES is one number for all rows, a list 0.7,1.0,0 with one entry per slot, or @file.npy with as many "
-        "elements. "
-        "Without --slot, row b is slot b.\n"
+        "VALUES is one number for all, or a list 0.7,1.0,0 or @file.npy with one element per slot; --position, --slot "
+        "and --allow-index take one per row, --given [B, N]. Without --slot, row b is slot b.\n"
         "Files: .npy, little-endian, C order. W, H and logits are f4 or f2; bf16 is V2 (as ml_dtypes saves it) or u2 "
         "with "
         "--bf16. Masks are bool or u1 [ROWS, V], nonzero = set, or u4 words [ROWS, ceil(V/32)], bit (id % 32) of word "

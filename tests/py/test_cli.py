@@ -60,6 +60,7 @@ def stored(tmp_path, logits):
 
 def test_help_names_every_command():
     out, _ = run("--help")
+    assert all(f"FLASHSAMPLING_{name} " in out for name in ("BACKEND", "ISA", "NODES", "CUDA_TILE", "MPI"))
     assert all(f"\n  {name} " in out for name in COMMANDS)
     assert "Exit codes" in out
 
@@ -137,6 +138,15 @@ def test_info_lists_instruction_sets_and_each_can_be_forced():
         out, _ = run("info", env={"FLASHSAMPLING_ISA": name})
         assert f"{name} kernel" in out
         assert run("info", "--isa-list", env={"FLASHSAMPLING_ISA": name})[0].split() == names
+
+
+def test_info_lists_instruction_sets_whatever_else_is_forced():
+    names = run("info", "--isa-list")[0].split()
+    for forced in ({"FLASHSAMPLING_BACKEND": "cuda"}, {"FLASHSAMPLING_BACKEND": "reference"},
+                   {"FLASHSAMPLING_BACKEND": "abacus"}, {"FLASHSAMPLING_NODES": "/no/such/folder"}):
+        assert run("info", "--isa-list", env=forced)[0].split() == names
+        answer = json.loads(run("info", "--json", env=forced)[0])
+        assert answer["isas"] == names and answer["backend"]
 
 
 def test_a_forced_set_that_is_not_there_is_an_error():
