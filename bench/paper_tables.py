@@ -62,13 +62,23 @@ def bold_peak(values, form):
 # ----------------------------------------------------------------------------------------------------- sections ----
 
 
+def absences(absent):
+    """Which baselines were not measured, and why: a sentence for each reason."""
+    reasons = {}
+    for name, why in absent.items():
+        why = "FlashInfer was not installed" if "No module named 'flashinfer'" in why else why.rstrip(".")
+        reasons.setdefault(why, []).append(model.SAMPLERS[name])
+    return ["%s %s not measured: %s.\n" % (" and ".join(names), "were" if len(names) > 1 else "was", why)
+            for why, names in reasons.items()]
+
+
 def introduction(results):
     facts = "{device}, driver {driver}, CUDA {cuda}, torch {torch}; library {library}; commit {commit}, {date}"
     text = ["# The paper's protocol on %s\n" % results["device"], facts.format(**results) + ".\n"]
     if results["note"]:
         text.append("**Not evidence:** %s.\n" % results["note"])
     text.append(METHOD.format(**results))
-    text += ["%s is absent: %s.\n" % (model.STORED[name], why.rstrip(".")) for name, why in results["absent"].items()]
+    text += absences(results["absent"])
     text += ["Note on %s: %s.\n" % (model.LABELS.get(name, name), why) for name, why in results["notes"].items()]
     eager = {name: why for line in results["lines"] for name, why in line["eager"].items()}
     text += ["%s was timed without a graph, the host running ahead where it can (%s).\n" % (model.STORED[name], why)
@@ -98,7 +108,7 @@ def losses(lines):
             if speedup <= 1:
                 found.setdefault(name, []).append("%d (%.3f)" % (line["B"], speedup))
     if not found:
-        return "Ours is faster than every baseline at every B.\n"
+        return "Ours is faster than every baseline measured here at every B.\n"
     return "Ours is not faster than %s.\n" % ", nor than ".join(
         "%s at B = %s" % (model.STORED[name], ", ".join(where)) for name, where in found.items())
 
