@@ -21,7 +21,7 @@
 
 #include <math.h>
 
-/* The identifier of this mapping, frozen: another one is another number and a major version. */
+/* The identifier of this mapping, frozen: another one is another number and another interface (docs/noise.md, Versions). */
 #define FS_NOISE_ID 2u
 
 /* Tokens per block of marks, and q = 2^-8: 0.5 marks per block. A smaller q means fewer marked tokens to evaluate but a
