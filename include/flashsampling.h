@@ -349,8 +349,9 @@ FS_API fs_status fs_context_set_stream(fs_context *context, void *stream);
  * and returns; no allocation after the first call of a shape, no synchronisation, capturable in a graph. */
 FS_API fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
 
-/* Bytes of work memory fs_sample or fs_partial with these arguments takes, for fs_context_set_work. Nothing is computed. On the CPU
- * it depends on the rules in the arrays: ask with the widest top_k, the most samples and rows that will come. */
+/* Bytes of work memory that are enough for fs_sample and fs_partial with these arguments, or with fewer rows, samples or results, for
+ * fs_context_set_work. Nothing is computed. On the CPU it depends on the rules in the arrays: ask with the widest top_k, the most samples
+ * and rows that will come. */
 FS_API fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                               size_t *bytes);
 

@@ -82,7 +82,7 @@ FS_CORE void mass_raise(fs_mass *m, int32_t top) {
     m->top = top;
 }
 
-/* Adds sum * 2^exponent, sum a float in [2^-60, 2^24). */
+/* Adds sum * 2^exponent, sum a normal float. */
 FS_CORE void mass_add(fs_mass *m, float sum, int32_t exponent) {
     if (!(sum > 0.0f)) return;
     uint32_t bits = float_bits(sum);

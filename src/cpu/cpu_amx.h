@@ -144,6 +144,7 @@ FS_INLINE float power_of(int e) {
 /* ----------------------------------------------------------------------------------------------------- pack ---- */
 
 typedef struct meeting meeting;
+typedef struct sifting sifting;
 
 /* What a kernel is made of. */
 typedef struct scheme {
@@ -270,9 +271,9 @@ struct meeting {
     packing packing;
     float *sum; /* [tokens, FS_PANELS, 16], tokens `sum_stride` bytes apart */
     int64_t sum_stride;
-    float *
-        lift; /* [tokens], `spacing` apart, for dot to say by which powers of two it multiplied weights; 0 unless it does */
+    float *lift; /* [tokens], `spacing` apart: by which powers of two dot multiplied weights; 0 unless it does */
     int32_t spacing;
+    sifting *before; /* the tile before this one, to be sifted between products */
 };
 
 /* From three panels on a step takes so long, and so many loads, that W's next steps are out of a core's sight: the whole next tile is asked

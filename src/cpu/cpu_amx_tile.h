@@ -95,49 +95,102 @@ FS_INLINE __m512 logits_of(const calling *c, int plain, int32_t first, const flo
     return _mm512_scalef_ps(x, _mm512_sub_ps(_mm512_set1_ps(-*lift), of_rows));
 }
 
-/* The logits of a row, n tokens; sum: the row's of the first. */
-FS_INLINE __m512 logits_of_row(const calling *c, int plain, int32_t row, const float *sum, const float *lift,
-                               int32_t n) {
+/* A tile's sums on their way through a sieve, some at a time (sift_share): while the unit multiplies the next tile nothing else keeps the
+ * vector units busy, and behind the products they kept the unit waiting (docs/findings/sieve.md). */
+typedef struct sifting {
+    const calling *c;
+    int plain;
+    fs_sieve *sieve;
+    const float *sum; /* of the first token; the others' `spacing` tokens apart */
+    float lift[FS_TILE];
+    int32_t spacing, place, n;
+    int32_t panel, end; /* the panel whose rows are looked at, and the one behind the last */
+    int32_t token;      /* that is looked at next */
+    int64_t due, every; /* the step of the next tile at which that is, or -1: all is done; steps in between */
+    __m512 most, odd, terms;
+} sifting;
+
+/* The logits of a row of the panel, all its tokens. */
+FS_INLINE __m512 logits_of_row(const sifting *s, int32_t r) {
+    const calling *c = s->c;
     const __m512i token = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i at = _mm512_mullo_epi32(token, _mm512_set1_epi32(FS_SUMS));
-    const __m512 x = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), (__mmask16)((1u << n) - 1), at, sum, 4);
-    if (plain || c->s->unit != FS_F16) return x;
-    const __m512 of_row = _mm512_set1_ps(-lifts_of(&c->packing, c->hidden)[row]);
-    return _mm512_scalef_ps(x, _mm512_sub_ps(of_row, _mm512_loadu_ps(lift)));
+    const __m512i at = _mm512_mullo_epi32(token, _mm512_set1_epi32(s->spacing * FS_SUMS));
+    const __mmask16 there = (__mmask16)((1u << s->n) - 1);
+    const float *sum = s->sum + s->panel % FS_PANELS * FS_TILE + r;
+    const __m512 x = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), there, at, sum, 4);
+    if (s->plain || c->s->unit != FS_F16) return x;
+    const __m512 down = _mm512_set1_ps(-lifts_of(&c->packing, c->hidden)[s->panel * FS_TILE + r]);
+    return _mm512_scalef_ps(x, _mm512_sub_ps(down, _mm512_loadu_ps(s->lift)));
 }
 
-/* n tokens from `place` on, for the 16 rows of a panel. sum: of the first; lift: its lift. */
-FS_INLINE void sift_tile(const calling *c, int plain, fs_sieve *sieve, int32_t panel, const float *sum,
-                         const float *lift, int32_t place, int32_t n) {
-    const int32_t first = panel * FS_TILE, left = c->hidden->rows - first;
-    const __mmask16 rows = (__mmask16)(left < FS_TILE ? (1u << left) - 1 : 0xFFFF);
-    const __m512 floor = _mm512_loadu_ps(sieve->floor + first), zero = _mm512_setzero_ps();
-    __m512 most = _mm512_set1_ps(-INFINITY), odd = zero;
-    for (int32_t i = 0; i < n; i++) {
-        const __m512 x = logits_of(c, plain, first, sum + i * FS_SUMS, lift + i);
-        most = _mm512_max_ps(most, x);
-        odd = _mm512_fmadd_ps(x, zero, odd); /* NaN from the first that is not finite on */
-    }
-    if (sieve->per) {
-        const rough_lanes s = {_mm512_loadu_ps(sieve->per + first), _mm512_loadu_ps(sieve->least + first),
-                               _mm512_loadu_ps(sieve->magic + first)};
-        __m512 terms = zero;
-        for (int32_t i = 0; i < n; i++)
-            terms = add_rough(&s, logits_of(c, plain, first, sum + i * FS_SUMS, lift + i), terms);
-        _mm512_storeu_ps(sieve->sum + first, _mm512_add_ps(_mm512_loadu_ps(sieve->sum + first), terms));
-    }
-    if (_mm512_mask_cmp_ps_mask(rows, odd, odd, _CMP_UNORD_Q)) sieve->failed = 1;
-    _mm512_storeu_ps(sieve->most + first, _mm512_max_ps(_mm512_loadu_ps(sieve->most + first), most));
-    for (uint32_t hit = _mm512_mask_cmp_ps_mask(rows, most, floor, _CMP_GT_OQ); hit; hit &= hit - 1) {
-        const int32_t r = __builtin_ctz(hit);
-        const __m512 y = logits_of_row(c, plain, first + r, sum + r, lift, n);
-        uint32_t above = _mm512_cmp_ps_mask(y, _mm512_set1_ps(sieve->floor[first + r]), _CMP_GT_OQ);
-        for (above &= (1u << n) - 1; above; above &= above - 1) {
+/* What is above the floors of these rows of the panel. */
+static __attribute__((noinline)) void sift_rows(const sifting *s, uint32_t rows) {
+    for (; rows; rows &= rows - 1) {
+        const int32_t r = __builtin_ctz(rows), row = s->panel * FS_TILE + r;
+        const __m512 y = logits_of_row(s, r);
+        uint32_t above = _mm512_cmp_ps_mask(y, _mm512_set1_ps(s->sieve->floor[row]), _CMP_GT_OQ);
+        for (above &= (1u << s->n) - 1; above; above &= above - 1) {
             const int32_t i = __builtin_ctz(above);
-            sieve_find(sieve, _mm512_cvtss_f32(_mm512_maskz_compress_ps((__mmask16)(1u << i), y)), place + i, first + r,
-                       -1);
+            const float found = _mm512_cvtss_f32(_mm512_maskz_compress_ps((__mmask16)(1u << i), y));
+            sieve_find(s->sieve, found, s->place + i * s->spacing, row, -1);
         }
     }
+}
+
+/* A panel's last token has been looked at. */
+FS_INLINE void sift_panel(sifting *s) {
+    fs_sieve *sieve = s->sieve;
+    const int32_t first = s->panel * FS_TILE, left = s->c->hidden->rows - first;
+    const __mmask16 rows = (__mmask16)(left < FS_TILE ? (1u << left) - 1 : 0xFFFF);
+    if (sieve->per)
+        _mm512_storeu_ps(sieve->mass + first, _mm512_add_ps(_mm512_loadu_ps(sieve->mass + first), s->terms));
+    if (_mm512_mask_cmp_ps_mask(rows, s->odd, s->odd, _CMP_UNORD_Q)) sieve->failed = 1;
+    _mm512_storeu_ps(sieve->most + first, _mm512_max_ps(_mm512_loadu_ps(sieve->most + first), s->most));
+    const uint32_t hit = _mm512_mask_cmp_ps_mask(rows, s->most, _mm512_loadu_ps(sieve->floor + first), _CMP_GT_OQ);
+    if (hit) sift_rows(s, hit);
+}
+
+FS_INLINE void start_panel(sifting *s, int32_t panel) {
+    s->panel = panel;
+    s->token = 0;
+    s->most = _mm512_set1_ps(-INFINITY);
+    s->odd = s->terms = _mm512_setzero_ps();
+}
+
+#define FS_SHARE 8 /* tokens that are looked at at a time */
+
+/* Looks at some more tokens of a panel. */
+static __attribute__((noinline)) void sift_share(sifting *s) {
+    const fs_sieve *sieve = s->sieve;
+    const int32_t first = s->panel * FS_TILE, end = s->n - s->token < FS_SHARE ? s->n : s->token + FS_SHARE;
+    const float *sum = s->sum + s->panel % FS_PANELS * FS_TILE;
+    __m512 x[FS_SHARE], most = s->most, odd = s->odd;
+    for (int32_t i = s->token, j = 0; i < end; i++, j++) {
+        x[j] = logits_of(s->c, s->plain, first, sum + i * s->spacing * FS_SUMS, &s->lift[i]);
+        most = _mm512_max_ps(most, x[j]);
+        odd = _mm512_fmadd_ps(x[j], _mm512_setzero_ps(), odd); /* NaN from the first that is not finite on */
+    }
+    s->most = most;
+    s->odd = odd;
+    if (sieve->per) {
+        const rough_lanes rough = {_mm512_loadu_ps(sieve->per + first), _mm512_loadu_ps(sieve->least + first),
+                                   _mm512_loadu_ps(sieve->magic + first)};
+        __m512 terms = s->terms;
+        for (int32_t j = 0; j < end - s->token; j++) terms = add_rough(&rough, x[j], terms);
+        s->terms = terms;
+    }
+    s->token = end;
+    s->due += s->every;
+    if (end < s->n) return;
+    sift_panel(s);
+    start_panel(s, s->panel + 1);
+    if (s->panel == s->end) s->due = -1;
+}
+
+/* At step k of a tile: what is due, if anything. The next step, up to `to`, at which something is. */
+FS_INLINE int64_t sift_aside(sifting *s, int64_t k, int64_t to) {
+    if (k == s->due) sift_share(s);
+    return s->due > k && s->due < to ? s->due : to;
 }
 
 /* Logits of 16 rows, each at its own place of the noise block. sum: of the block's first token. */
@@ -233,31 +286,55 @@ FS_INLINE int64_t block_of(const calling *c) {
     return !as_they_lie(c) ? (steps + blocks - 1) / blocks : steps;
 }
 
-/* Sums of `many` tokens, whose tiles have n, and of `panels` panels from p on become logits. place: of the first in the block, which has `all`. */
-FS_INLINE void end_group(const calling *c, int plain, int32_t p, int32_t panels, const char *w, int32_t many, int32_t n,
-                         const ending *end, int32_t place, int32_t all) {
-    fs_sieve *sieve = end->sieve;
-    const int32_t in_block = place % FS_NOISE_BLOCK, done = in_block + many;
+/* Sums of `many` tokens from `place` on, whose tiles have n, and of `panels` panels from p on become logits. */
+FS_INLINE void store_group(const calling *c, int plain, int32_t p, int32_t panels, const char *w, int32_t many,
+                           int32_t n, const ending *end, int32_t place) {
     for (int32_t j = 0; j < panels; j++)
         for (int32_t t = 0; t < many; t += FS_TILE)
-            if (sieve)
-                sift_tile(c, plain, sieve, p + j, sums_at(c, sieve, p, place) + t * FS_SUMS + j * FS_TILE,
-                          c->lift + in_block + t, place + t, n);
-            else store_tile(c, plain, p + j, j, w + t * c->stride, t, n, end->out + place + t, end->out_ld);
-    if (!sieve || (done < FS_NOISE_BLOCK && place + many < all)) return;
+            store_tile(c, plain, p + j, j, w + t * c->stride, t, n, end->out + place + t, end->out_ld);
+}
+
+/* The marks of the noise block that ends `done` tokens behind place `from`, where all its sums are there. */
+FS_INLINE void sift_group(const calling *c, int plain, fs_sieve *sieve, int32_t p, int32_t panels, int32_t from,
+                          int32_t done) {
     for (int32_t j = 0; j < panels; j++)
-        sift_marks(c, plain, sieve, p + j, sums_at(c, sieve, p, place - in_block) + j * FS_TILE, place - in_block,
-                   done);
+        sift_marks(c, plain, sieve, p + j, sums_at(c, sieve, p, from) + j * FS_TILE, from, done);
+}
+
+FS_INLINE void sift_rest(sifting *s) {
+    while (s->due >= 0) sift_share(s);
+}
+
+/* The tile that m has met is to be sifted, at once or aside; the rest of the one before it first. */
+FS_INLINE void sift_next(const calling *c, const meeting *m, fs_sieve *sieve, int32_t panel, int32_t place,
+                         sifting *s) {
+    const int64_t steps = steps_of(c->hidden);
+    sift_rest(s);
+    s->c = c;
+    s->plain = as_they_lie(c);
+    s->sieve = sieve;
+    s->sum = m->sum;
+    for (int32_t t = 0; !s->plain && t < m->n; t++) s->lift[t] = m->lift[t * m->spacing];
+    s->spacing = m->spacing;
+    s->place = place;
+    s->n = m->n;
+    s->end = panel + m->panels;
+    s->due = 0;
+    s->every = (steps + 7) / 8;
+    start_panel(s, panel);
+    if (!sieve->aside || !s->plain) sift_rest(s);
 }
 
 /* `tiles` tiles of n tokens from `place` on, of `all`: token t of tile i is row i + t * tiles of w. then: the next group, or w. */
 FS_INLINE void tile_group(const calling *c, const char *w, const char *then, int32_t tiles, int32_t n,
-                          const ending *end, int32_t place, int32_t all) {
-    const int32_t panels = c->packing.panels, in_block = end->sieve ? place % FS_NOISE_BLOCK : 0;
+                          const ending *end, int32_t place, int32_t all, sifting *before) {
+    const int32_t panels = c->packing.panels, in_block = end->sieve ? place % FS_NOISE_BLOCK : 0, many = tiles * n;
+    const int32_t done = in_block + many, whole = done == FS_NOISE_BLOCK || place + many == all;
     meeting m = {
         .stride = tiles * c->stride, .dim = c->hidden->dim, .block = block_of(c), .n = n, .packing = c->packing};
     m.sum_stride = tiles * FS_SUMS * 4;
     m.spacing = tiles;
+    m.before = before;
     for (int32_t p = 0; p < panels; p += m.panels) {
         m.panels = panels - p < FS_PANELS ? panels - p : FS_PANELS;
         for (int32_t i = 0; i < tiles; i++) {
@@ -270,9 +347,13 @@ FS_INLINE void tile_group(const calling *c, const char *w, const char *then, int
             m.sum = sums_at(c, end->sieve, p, place) + i * FS_SUMS;
             m.lift = c->lift + in_block + i;
             c->s->dot(&m);
+            if (end->sieve) sift_next(c, &m, end->sieve, p, place + i, before);
         }
-        if (as_they_lie(c)) end_group(c, 1, p, m.panels, w, tiles * n, n, end, place, all);
-        else end_group(c, 0, p, m.panels, w, tiles * n, n, end, place, all);
+        const int plain = as_they_lie(c);
+        if (!end->sieve && plain) store_group(c, 1, p, m.panels, w, many, n, end, place);
+        else if (!end->sieve) store_group(c, 0, p, m.panels, w, many, n, end, place);
+        else if (whole && plain) sift_group(c, 1, end->sieve, p, m.panels, place - in_block, done);
+        else if (whole) sift_group(c, 0, end->sieve, p, m.panels, place - in_block, done);
     }
 }
 
@@ -289,14 +370,16 @@ FS_INLINE void tile_all(const scheme *s, const fs_hidden *hidden, const char *w,
     const calling c = {s, hidden, packing_of(s, hidden), stride, sum, lift};
     const int of_w = parts_in(s->unit, s->weights);
     const int32_t most = spacing_of(stride, FS_TOKENS / FS_TILE);
+    sifting before = {.due = -1};
     if (tokens >= FS_TILE) configure(FS_TILE, of_w, c.packing.columns);
     for (int32_t t = 0, many; t < tokens; t += many) {
         const int32_t left = tokens - t, n = left < FS_TILE ? left : FS_TILE, tiles = left < most * FS_TILE ? 1 : most;
         many = tiles * n;
         const char *at = w + t * stride, *then = left - many < FS_TILE ? at : at + many * stride;
         if (n < FS_TILE) configure(n, of_w, c.packing.columns);
-        tile_group(&c, at, then, tiles, n, end, t, tokens);
+        tile_group(&c, at, then, tiles, n, end, t, tokens, &before);
     }
+    sift_rest(&before);
     _tile_release();
 }
 

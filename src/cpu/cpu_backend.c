@@ -93,6 +93,7 @@ typedef struct fs_job {
     uint32_t extra;   /* status bits of the rows being finished */
     int32_t final;    /* write rows that are not proven as incomplete */
     int32_t grouped;  /* the pass is one of the group modes */
+    int32_t largest;  /* see fs_pass */
 } fs_job;
 
 static fs_job job_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
@@ -121,11 +122,12 @@ static fs_job job_of_part(const fs_head *head, const fs_batch *batch, const fs_r
 /* A row's turn in a block costs some 200 ns however short that is, and logits in L3 less than shorter blocks (docs/findings/rules-by-the-vector.md);
  * memory alone sets a limit, 4 MB a task. */
 #define FS_BLOCK_LOGITS (1 << 20)
+#define FS_BLOCK_MOST 1024
 
 static int32_t choose_block(const fs_options *options, int64_t rows) {
     if (options->block) return (options->block + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK * FS_NOISE_BLOCK;
     int64_t block = FS_BLOCK_LOGITS / (rows ? rows : 1) / FS_NOISE_BLOCK * FS_NOISE_BLOCK;
-    if (block > 1024) block = 1024;
+    if (block > FS_BLOCK_MOST) block = FS_BLOCK_MOST;
     return block < FS_NOISE_BLOCK ? FS_NOISE_BLOCK : (int32_t)block;
 }
 
@@ -144,6 +146,7 @@ static void job_start_pass(fs_job *job, fs_context *context, const int32_t *row,
     pass->row = row;
     pass->rows = rows;
     pass->block = choose_block(&context->options, job->call.batch->rows);
+    pass->largest = job->largest;
     if (job->grouped) pass->groups = count_groups(&job->call);
 }
 
@@ -306,10 +309,22 @@ static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_b
     return FS_OK;
 }
 
+/* What is enough for fewer rows and results too, and for a part: fewer rows have longer blocks, who asks for less may have a sieve, and a part is
+ * not grouped. */
 static fs_status cpu_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                                size_t *bytes) {
-    fs_job job = sample_of(head, batch, result); /* a partial call takes no more */
-    *bytes = job_size(&job, context);
+    *bytes = 0;
+    for (int32_t block = FS_BLOCK_MOST; block > 0; block -= FS_NOISE_BLOCK) {
+        fs_batch fewer = *batch;
+        if (fewer.rows > FS_BLOCK_LOGITS / block) fewer.rows = FS_BLOCK_LOGITS / block;
+        for (int part = 0; part < 2; part++) {
+            fs_job job = part ? job_of_part(head, &fewer, result, 0) : sample_of(head, &fewer, result);
+            job.largest = 1;
+            const size_t size = job_size(&job, context);
+            if (size > *bytes) *bytes = size;
+        }
+        if (fewer.rows == batch->rows) break;
+    }
     return FS_OK;
 }
 

@@ -64,7 +64,8 @@ typedef struct fs_bins {
     float top, per; /* bins per unit of logit */
 } fs_bins;
 
-/* Scans over n logits in cache. These use no fused multiply-add: their results are the same for every instruction set. */
+/* Scans over n logits in cache. Results are the same for every instruction set, bit for bit, without fused multiply-adds; but for rough
+ * masses and the floors that come of them, which decide which rows take a second pass and no token. */
 typedef struct fs_scan {
     /* out[i] = in[i] widened to float, by dtype. */
     void (*load[3])(const void *in, int64_t n, float *out);
@@ -102,6 +103,7 @@ typedef struct fs_isa {
     int experimental;           /* never run on hardware: runs when it is forced, is not chosen */
     const fs_kernel *kernel[3]; /* by dtype of W */
     const fs_scan *scan;
+    int aside; /* what a sieve looks at waits until the next tile is multiplied: see cpu_amx_tile.h */
 } fs_isa;
 
 /* The row to use: the environment's FLASHSAMPLING_ISA, or the best that runs here. NULL if the forced one is unknown or does

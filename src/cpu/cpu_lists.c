@@ -1,10 +1,5 @@
 #include "cpu_lists.h"
 
-/* The logit of a list's bound: at or below it no later token can enter. */
-static float list_floor(const fs_list *list) {
-    return list->bound == FS_KEY_NONE ? -INFINITY : order_key_logit(list->bound);
-}
-
 /* --------------------------------------------------------------------------------------------------- thinning ---- */
 
 /* Entries that are weighed at a time. */
@@ -92,7 +87,7 @@ static int32_t granules_above(const float *granule, int64_t granules, float floo
 void fs_lists_start(fs_list *list, const float *granule, int64_t granules, int32_t least, float most) {
     float low = INFINITY, high = -INFINITY;
     for (int64_t g = 0; g < granules; g++) {
-        low = granule[g] < low ? granule[g] : low;
+        low = granule[g] < low && granule[g] > -INFINITY ? granule[g] : low; /* -inf: none is allowed */
         high = granule[g] > high ? granule[g] : high;
     }
     if (granules_above(granule, granules, low) < least) return;
@@ -107,18 +102,18 @@ void fs_lists_start(fs_list *list, const float *granule, int64_t granules, int32
 }
 
 void fs_lists_offer(fs_list *list, const fs_scan *scan, const float *y, const float *granule, int64_t base,
-                    int64_t granules) {
+                    int64_t granules, float least) {
     for (int64_t g = 0; g < granules;) {
-        g = scan->append(y, granule, g, granules, list_floor(list), (uint32_t)base, list);
+        g = scan->append(y, granule, g, granules, fmaxf(list_floor(list), least), (uint32_t)base, list);
         if (g < granules) thin(list, scan);
     }
 }
 
-void fs_lists_offer_each(fs_list *list, const float *y, const float *x, int64_t base, int64_t span) {
-    float floor = list_floor(list);
+void fs_lists_offer_each(fs_list *list, const float *y, const float *x, int64_t base, int64_t span, float least) {
+    float floor = fmaxf(list_floor(list), least);
     for (int64_t i = 0; i < span; i++) {
         if (!(y[i] > floor)) continue;
         list_offer(list, order_key(y[i], (uint32_t)(base + i)), x[i]);
-        floor = list_floor(list);
+        floor = fmaxf(list_floor(list), least);
     }
 }

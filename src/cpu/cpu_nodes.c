@@ -35,20 +35,25 @@ static int next_range(char **line, long *from, long *to) {
     return 1;
 }
 
-/* Adds a node with those of its cores that this process may run on, if there are any. */
+/* Adds a node with those of its cores that this process may run on, if there are any. One too many is only counted. */
 static void add_node(const char *folder, long id, const cpu_set_t *allowed, fs_nodes *nodes) {
     char name[64], line[4096], *rest = line;
+    uint64_t bits[FS_NODE_CORES / 64] = {0};
+    int32_t cores = 0;
     snprintf(name, sizeof name, "node%ld/cpulist", id);
-    if (nodes->count == FS_NODES || !read_line(folder, name, line, sizeof line)) return;
-    const int32_t n = nodes->count;
+    if (nodes->count > FS_NODES || !read_line(folder, name, line, sizeof line)) return;
     for (long from, to; next_range(&rest, &from, &to);)
         for (long core = from; core <= to && core < FS_NODE_CORES; core++) {
             if (!CPU_ISSET((size_t)core, allowed)) continue;
-            nodes->core[n][core / 64] |= (uint64_t)1 << core % 64;
-            nodes->cores[n]++;
+            bits[core / 64] |= (uint64_t)1 << core % 64;
+            cores++;
         }
-    nodes->id[n] = (int32_t)id;
-    if (nodes->cores[n]) nodes->count++;
+    if (cores && nodes->count++ < FS_NODES) {
+        const int32_t n = nodes->count - 1;
+        memcpy(nodes->core[n], bits, sizeof bits);
+        nodes->cores[n] = cores;
+        nodes->id[n] = (int32_t)id;
+    }
 }
 
 void fs_nodes_find(const char *folder, fs_nodes *nodes) {
@@ -58,6 +63,7 @@ void fs_nodes_find(const char *folder, fs_nodes *nodes) {
     if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || !read_line(folder, "online", line, sizeof line)) return;
     for (long from, to; next_range(&rest, &from, &to);)
         for (long id = from; id <= to && id < FS_NODE_CORES; id++) add_node(folder, id, &allowed, nodes);
+    if (nodes->count > FS_NODES) nodes->count = 1; /* threads must not be kept off the nodes left out */
 }
 
 int32_t fs_nodes_home(const fs_nodes *nodes, int32_t i, int32_t tasks) {
@@ -112,6 +118,16 @@ void fs_nodes_of_pages(const fs_nodes *nodes, const char *data, int64_t step, in
 
 /* ------------------------------------------------------------------------------------------------------ deal ---- */
 
+/* Ascending, as lists expect ids to come (cpu_lists.h): what a task has of its own node is, and so are the others behind that. */
+static void merge_turns(int32_t *order, int64_t turns, int32_t tasks, int32_t i) {
+    for (int64_t t = 1; t < turns; t++) {
+        const int32_t block = order[t * tasks + i];
+        int64_t at = t;
+        for (; at > 0 && order[(at - 1) * tasks + i] > block; at--) order[at * tasks + i] = order[(at - 1) * tasks + i];
+        order[at * tasks + i] = block;
+    }
+}
+
 void fs_nodes_deal(const fs_nodes *nodes, int64_t turns, int32_t tasks,
                    uint8_t (*node)(const void *user, int64_t block), const void *user, int32_t *order) {
     const int64_t blocks = turns * tasks;
@@ -134,4 +150,5 @@ void fs_nodes_deal(const fs_nodes *nodes, int64_t turns, int32_t tasks,
         while (order[left] >= 0) left++;
         order[left] = (int32_t)block;
     }
+    for (int32_t i = 0; i < tasks; i++) merge_turns(order, turns, tasks, i);
 }

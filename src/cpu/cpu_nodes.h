@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define FS_NODES 8         /* of more, those above count as unknown */
+#define FS_NODES 32        /* if there are more, none is told apart */
 #define FS_NODE_CORES 1024 /* of which cores are told apart, as in cpu_set_t */
 #define FS_NODE_UNKNOWN FS_NODES
 
@@ -34,8 +34,8 @@ void fs_nodes_bind(const fs_nodes *nodes, int32_t node);
 /* node[i] = that of the page at data + i * step, or FS_NODE_UNKNOWN. */
 void fs_nodes_of_pages(const fs_nodes *nodes, const char *data, int64_t step, int64_t count, uint8_t *node);
 
-/* order[t * tasks + i] = the block that task i takes in turn t, of turns * tasks blocks: one of its own node, in ascending order, as long as
- * there are any, then the others. node(user, block) is a block's. */
+/* order[t * tasks + i] = the block that task i takes in turn t, of turns * tasks blocks, in ascending order: those of its own node, as long as
+ * there are any, and others. node(user, block) is a block's. */
 void fs_nodes_deal(const fs_nodes *nodes, int64_t turns, int32_t tasks,
                    uint8_t (*node)(const void *user, int64_t block), const void *user, int32_t *order);
 

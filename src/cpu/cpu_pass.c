@@ -1,4 +1,4 @@
-#include "cpu_pass.h"
+#include "cpu_sift.h"
 
 #include <float.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@ static int64_t edit_count(const fs_batch *batch, int64_t b) {
 }
 
 static int64_t sparse_counts(const fs_batch *batch, int32_t slot) {
-    return batch->count_offset && slot >= 0 ? batch->count_offset[slot + 1] - batch->count_offset[slot] : 0;
+    return slot >= 0 ? batch->count_offset[slot + 1] - batch->count_offset[slot] : 0;
 }
 
 /* Row a of the pass; a pass that is only counted has no rows yet. */
@@ -89,16 +89,9 @@ static int is_by_nodes(const fs_pass *pass) {
 /* Lists are no shorter than this many entries. */
 #define FS_LIST_SHORT 256
 
-static const fs_kernel *kernel_of(const fs_pass *pass) {
-    return pass->cpu->isa->kernel[pass->call->head->dtype];
-}
-
-/* A list of task i: at least twice what it keeps, so that thinning is rare, but never more than there are tokens. Task 0's list takes
- * the merged entries of all. Behind it there is room for what fs_scan's append writes too much. */
-static void layout_list(const fs_pass *pass, fs_arena *arena, int32_t task, int32_t keep, int with_raw, fs_list *list) {
-    int64_t tokens = most_tokens(pass);
-    int64_t all = range_end(pass->call) - pass->call->head->first_token;
-    if (task == 0) tokens = all > 0 ? all : 0;
+/* A list of a task that has this many tokens: at least twice what it keeps, so that thinning is rare, but never more than those. Behind it there is room for what fs_scan's append writes too much. */
+static void layout_list(const fs_pass *pass, fs_arena *arena, int64_t tokens, int32_t keep, int with_raw,
+                        fs_list *list) {
     int64_t capacity = keep < FS_LIST_SHORT / 2 ? FS_LIST_SHORT : 2 * (int64_t)keep;
     if (pass->whole || capacity > tokens) capacity = tokens;
     if (keep == 0) capacity = 0;
@@ -112,67 +105,49 @@ static void layout_list(const fs_pass *pass, fs_arena *arena, int32_t task, int3
     list->keep = capacity < keep || pass->whole ? (int32_t)capacity : keep;
 }
 
-/* Whether all that the call wants of its logits is what a sieve finds. */
-static int sifts(const fs_pass *pass) {
-    const fs_head *head = pass->call->head;
-    const fs_batch *batch = pass->call->batch;
-    const fs_ask *ask = &pass->call->ask;
-    if (head->kind != FS_HEAD_WEIGHTS || !kernel_of(pass)->sift || pass->rows <= FS_SIEVE_LANES) return 0;
-    if (head->bias || head->round != FS_F32 || head->scale != 1.0f || head->softcap > 0.0f || head->post_scale != 1.0f)
-        return 0;
-    if (pass->groups || pass->whole || batch->noise == FS_NOISE_FAST || ask->samples != 1 || ask->ordered) return 0;
-    if (ask->edited || ask->raw_mass || ask->rank_depth || ask->watched) return 0;
-    if (batch->allow && (ask->mass || ask->max)) return 0;
-    /* A block's terms are one float sum, of 16 at a time: as many as keep it within half of mass_slack. */
-    return !ask->mass || (ask->rough && pass->block <= FS_WEIGHED_MOST);
-}
-
-static void layout_sieve(const fs_pass *pass, fs_arena *arena, fs_sieve *sieve) {
-    const size_t rows = (size_t)(pass->rows + FS_SIEVE_LANES - 1) / FS_SIEVE_LANES * FS_SIEVE_LANES;
-    const size_t groups = (rows + FS_SIEVE_SUMS - 1) / FS_SIEVE_SUMS;
-    fs_sieve s;
-    memset(&s, 0, sizeof s);
-    s.capacity = pass->rows * FS_SIEVE_FOUND;
-    s.floor = arena_take(arena, rows, sizeof *s.floor);
-    s.bare = arena_take(arena, rows, sizeof *s.bare);
-    s.best = arena_take(arena, rows, sizeof *s.best);
-    s.scale = arena_take(arena, rows, sizeof *s.scale);
-    s.reach = arena_take(arena, rows, sizeof *s.reach);
-    s.r0 = arena_take(arena, rows, sizeof *s.r0);
-    s.r1 = arena_take(arena, rows, sizeof *s.r1);
-    s.r2 = arena_take(arena, rows, sizeof *s.r2);
-    s.most = arena_take(arena, rows, sizeof *s.most);
-    s.max = arena_take(arena, rows, sizeof *s.max);
-    if (pass->call->ask.mass) {
-        s.per = arena_take(arena, rows, sizeof *s.per);
-        s.least = arena_take(arena, rows, sizeof *s.least);
-        s.magic = arena_take(arena, rows, sizeof *s.magic);
-        s.sum = arena_take(arena, rows, sizeof *s.sum);
-        s.unit = arena_take(arena, rows, sizeof *s.unit);
-    }
-    s.sums = arena_take(arena, groups * FS_NOISE_BLOCK * FS_SIEVE_SUMS, sizeof *s.sums);
-    s.found = arena_take(arena, (size_t)s.capacity, sizeof *s.found);
-    s.told = pass->told;
-    if (sieve && arena_fits(arena)) *sieve = s;
-}
-
-/* Lanes without a row find nothing. */
-static void empty_sieve(const fs_pass *pass, fs_sieve *sieve) {
-    const int32_t rows = (pass->rows + FS_SIEVE_LANES - 1) / FS_SIEVE_LANES * FS_SIEVE_LANES;
-    sieve->armed = sieve->pause = sieve->paused = 0;
-    for (int32_t a = 0; a < rows; a++) {
-        sieve->floor[a] = sieve->reach[a] = INFINITY;
-        sieve->scale[a] = 0.0f;
-        sieve->most[a] = sieve->max[a] = -INFINITY;
-        sieve->r0[a] = sieve->r1[a] = sieve->r2[a] = 0;
-        if (sieve->per) sieve->per[a] = sieve->least[a] = sieve->magic[a] = sieve->sum[a] = 0.0f;
+/* What each row, and each task of it, has of its own. Task 0's lists take the merged entries of all. */
+static void layout_rows(const fs_pass *pass, fs_arena *arena) {
+    const fs_call *call = pass->call;
+    const fs_batch *batch = call->batch;
+    const fs_ask *ask = &call->ask;
+    const size_t rows = (size_t)pass->rows, tasks = (size_t)pass->cpu->tasks;
+    const int64_t most = most_tokens(pass), left = range_end(call) - call->head->first_token, all = left > 0 ? left : 0;
+    /* What every block looks at lies side by side, row after row, where the next row's is fetched ahead; W has washed it out of the
+     * nearer caches since the last block. */
+    const size_t samples = (size_t)ask->samples;
+    fs_noise *noise = arena_take(arena, rows * samples, sizeof *noise);
+    fs_winner *winner = arena_take(arena, tasks * rows * samples, sizeof *winner);
+    for (size_t a = 0; a < rows; a++) {
+        const int64_t b = row_of(pass, a);
+        fs_lane lane;
+        memset(&lane, 0, sizeof lane);
+        lane.b = b;
+        lane.edits = edit_count(batch, b);
+        lane.counts = batch->count_offset ? sparse_counts(batch, slot_of(call, b)) : 0;
+        lane.watches = watch_count(batch, b);
+        lane.noise = noise ? noise + a * samples : NULL;
+        lane.edit = arena_take(arena, (size_t)lane.edits, sizeof *lane.edit);
+        lane.count = arena_take(arena, (size_t)lane.counts, sizeof *lane.count);
+        lane.watch = arena_take(arena, (size_t)lane.watches, sizeof *lane.watch);
+        if (arena_fits(arena)) pass->lane[a] = lane;
+        for (size_t t = 0; t < tasks; t++) {
+            fs_summary *summary = arena_fits(arena) ? &pass->summary[t * rows + a] : NULL;
+            fs_watch *watch = arena_take(arena, (size_t)lane.watches, sizeof *watch);
+            if (summary) {
+                memset(summary, 0, sizeof *summary);
+                summary->winner = winner + (t * rows + a) * samples;
+                summary->watch = watch;
+            }
+            const int64_t tokens = t ? most : all;
+            layout_list(pass, arena, tokens, ask->keep, ask->raw_column, summary ? &summary->list : NULL);
+            layout_list(pass, arena, tokens, ask->keep_raw, 0, summary ? &summary->raw_list : NULL);
+        }
     }
 }
 
 int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
     const fs_call *call = pass->call;
     const fs_batch *batch = call->batch;
-    const fs_ask *ask = &call->ask;
     const size_t rows = (size_t)pass->rows, tasks = (size_t)pass->cpu->tasks;
     const size_t columns = (size_t)pass->block + 2 * FS_GRANULE;
     const int weights = call->head->kind == FS_HEAD_WEIGHTS;
@@ -180,7 +155,7 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
     if (weights) {
         fs_hidden hidden = {NULL, pass->rows, batch->hidden_dtype, call->head->dim, NULL};
         hidden.row = arena_take(arena, rows, sizeof *hidden.row);
-        hidden.packed = arena_take(arena, kernel_of(pass)->packed_bytes(&hidden), 1);
+        hidden.packed = arena_take(arena, pass_kernel(pass)->packed_bytes(&hidden), 1);
         pass->hidden = hidden;
     }
     pass->lane = arena_take(arena, rows, sizeof *pass->lane);
@@ -199,42 +174,8 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
         fs_scratch scratch = {y, count, granule};
         if (arena_fits(arena)) pass->scratch[t] = scratch;
     }
-    pass->sieve = NULL;
-    if (sifts(pass)) {
-        pass->sieve = arena_take(arena, tasks, sizeof *pass->sieve);
-        pass->told = arena_take(arena, rows, sizeof *pass->told);
-        for (size_t t = 0; t < tasks; t++) layout_sieve(pass, arena, pass->sieve ? &pass->sieve[t] : NULL);
-    }
-    /* What every block looks at lies side by side, row after row, where the next row's is fetched ahead; W has washed it out of the
-     * nearer caches since the last block. */
-    const size_t samples = (size_t)ask->samples;
-    fs_noise *noise = arena_take(arena, rows * samples, sizeof *noise);
-    fs_winner *winner = arena_take(arena, tasks * rows * samples, sizeof *winner);
-    for (size_t a = 0; a < rows; a++) {
-        const int64_t b = row_of(pass, a);
-        fs_lane lane;
-        memset(&lane, 0, sizeof lane);
-        lane.b = b;
-        lane.edits = edit_count(batch, b);
-        lane.counts = sparse_counts(batch, slot_of(call, b));
-        lane.watches = watch_count(batch, b);
-        lane.noise = noise ? noise + a * samples : NULL;
-        lane.edit = arena_take(arena, (size_t)lane.edits, sizeof *lane.edit);
-        lane.count = arena_take(arena, (size_t)lane.counts, sizeof *lane.count);
-        lane.watch = arena_take(arena, (size_t)lane.watches, sizeof *lane.watch);
-        if (arena_fits(arena)) pass->lane[a] = lane;
-        for (size_t t = 0; t < tasks; t++) {
-            fs_summary *summary = arena_fits(arena) ? &pass->summary[t * rows + a] : NULL;
-            fs_watch *watch = arena_take(arena, (size_t)lane.watches, sizeof *watch);
-            if (summary) {
-                memset(summary, 0, sizeof *summary);
-                summary->winner = winner + (t * rows + a) * samples;
-                summary->watch = watch;
-            }
-            layout_list(pass, arena, (int32_t)t, ask->keep, ask->raw_column, summary ? &summary->list : NULL);
-            layout_list(pass, arena, (int32_t)t, ask->keep_raw, 0, summary ? &summary->raw_list : NULL);
-        }
-    }
+    fs_sift_layout(pass, arena);
+    layout_rows(pass, arena);
     return arena_fits(arena);
 }
 
@@ -261,10 +202,20 @@ static double nucleus_of(const fs_pass *pass, const fs_rules *rules) {
     return deal_of(pass).turns < FS_FAIR_TURNS ? 0.0 : 0.5 + 0.5 * (double)rules->top_p;
 }
 
+/* The largest y that temperature makes -inf. */
+static float absent_below(float inverse) {
+    float y = (float)(-(double)FLT_MAX / (double)inverse);
+    if (!(inverse > 1.0f)) return -INFINITY;
+    while (y * inverse > -INFINITY) y = nextafterf(y, -INFINITY);
+    while (nextafterf(y, 0.0f) * inverse == -INFINITY) y = nextafterf(y, 0.0f);
+    return y;
+}
+
 static void prepare_lane(const fs_pass *pass, fs_lane *lane) {
     const fs_batch *batch = pass->call->batch;
     const fs_rules *rules = &pass->call->rules[lane->b];
     lane->nucleus = nucleus_of(pass, rules);
+    lane->absent = absent_below(rules->inverse_temperature);
     lane->listed = pass->call->ask.keep && (rules_cut(rules) || pass->call->ask.rank_depth);
     for (int32_t i = 0; i < pass->call->ask.samples; i++)
         lane->noise[i] = noise_row(rules->seed, rules->position, (uint32_t)i, rules->stream);
@@ -297,7 +248,7 @@ static void prepare_task(void *arg, int32_t task) {
     for (int32_t a = task; a < pass->rows; a += pass->cpu->tasks) {
         fs_lane *lane = &pass->lane[a];
         prepare_lane(pass, lane);
-        if (pass->sieve) atomic_init(&pass->told[a].best, FS_KEY_NONE), atomic_init(&pass->told[a].bound, FS_KEY_NONE);
+        if (pass->sieve) fs_sift_forget(pass, a);
         for (int32_t t = 0; t < pass->cpu->tasks; t++)
             empty_summary(pass->call, &pass->summary[(int64_t)t * pass->rows + a], lane->watches);
         if (head->kind != FS_HEAD_WEIGHTS) continue;
@@ -310,7 +261,7 @@ static void prepare_task(void *arg, int32_t task) {
 static void pack_task(void *arg, int32_t task) {
     const fs_pass *pass = arg;
     const int64_t units = (pass->hidden.dim + FS_PACK - 1) / FS_PACK, tasks = pass->cpu->tasks;
-    kernel_of(pass)->pack(&pass->hidden, units * task / tasks * FS_PACK, units * (task + 1) / tasks * FS_PACK);
+    pass_kernel(pass)->pack(&pass->hidden, units * task / tasks * FS_PACK, units * (task + 1) / tasks * FS_PACK);
 }
 
 void fs_pass_prepare(fs_pass *pass) {
@@ -334,8 +285,8 @@ static void compute_block(const fs_pass *pass, fs_block block, float *logits, in
     float *out = logits + block_lead(block);
     if (head->kind == FS_HEAD_WEIGHTS) {
         int64_t stride = weights_stride(head);
-        kernel_of(pass)->tile(&pass->hidden, (const char *)head->data + local * stride, stride, (int32_t)block.n, out,
-                              columns);
+        pass_kernel(pass)->tile(&pass->hidden, (const char *)head->data + local * stride, stride, (int32_t)block.n, out,
+                                columns);
         return;
     }
     int64_t stride = head->stride ? head->stride : head->rows * bytes;
@@ -346,35 +297,6 @@ static void compute_block(const fs_pass *pass, fs_block block, float *logits, in
 
 #define FS_ROWS_AHEAD 3 /* a row of a block takes some 200 ns and more, a line from memory 100 to 300 */
 
-/* Computes a block and takes what matters of it, without its logits. 0 if it has to go the long way: nothing has been taken then. */
-static int sift_block(const fs_pass *pass, fs_block block, fs_summary *summary, fs_sieve *sieve) {
-    const fs_head *head = pass->call->head;
-    const int64_t stride = weights_stride(head);
-    if (block.first % FS_NOISE_BLOCK || (sieve->paused && sieve->paused--)) return 0;
-    for (int32_t a = 0; a < pass->rows; a++)
-        if (sieve->armed) fs_rows_hear(pass->call, &pass->lane[a], a, &summary[a], sieve);
-        else if (!fs_rows_arm(pass->call, &pass->lane[a], a, &summary[a], sieve)) return 0;
-    sieve->armed = 1;
-    sieve->count = sieve->failed = 0;
-    sieve->first = block.first;
-    for (int32_t a = 0; a < pass->rows; a++) sieve->most[a] = -INFINITY;
-    kernel_of(pass)->sift(&pass->hidden, (const char *)head->data + (block.first - head->first_token) * stride, stride,
-                          (int32_t)block.n, sieve);
-    for (int32_t a = 0; sieve->per && a < pass->rows; a++) sieve->failed |= !(sieve->sum[a] < FLT_MAX);
-    if (sieve->failed) {
-        sieve->paused = sieve->pause = sieve->pause ? 2 * sieve->pause : 4;
-        return 0;
-    }
-    for (int32_t a = 0; a < pass->rows; a++) sieve->max[a] = fmaxf(sieve->max[a], sieve->most[a]);
-    for (int32_t i = 0; i < sieve->count; i++) {
-        const fs_found *found = &sieve->found[i];
-        fs_rows_settle(pass->call, &pass->lane[found->row], found, &summary[found->row], sieve);
-    }
-    for (int32_t a = 0; sieve->per && a < pass->rows; a++)
-        fs_rows_weigh(pass->call, pass->cpu->isa->scan, &pass->lane[a], block, a, &summary[a], sieve);
-    return 1;
-}
-
 static void absorb_range(const fs_pass *pass, fs_block range, int32_t task) {
     const int64_t columns = pass->block + 2 * FS_GRANULE;
     float *logits = pass->logits + (int64_t)task * pass->rows * columns;
@@ -383,15 +305,14 @@ static void absorb_range(const fs_pass *pass, fs_block range, int32_t task) {
     for (int64_t first = range.first; first < end;) {
         int64_t next = first / FS_NOISE_BLOCK * FS_NOISE_BLOCK + pass->block;
         fs_block block = {first, (next < end ? next : end) - first};
-        const int sifted = pass->sieve && sift_block(pass, block, summary, &pass->sieve[task]);
-        if (!sifted) compute_block(pass, block, logits, columns);
-        if (!sifted && pass->sieve) pass->sieve[task].armed = 0;
-        for (int32_t a = 0; !sifted && a < pass->rows; a++) {
+        first = next;
+        if (pass->sieve && fs_sift_block(pass, task, block)) continue;
+        compute_block(pass, block, logits, columns);
+        for (int32_t a = 0; a < pass->rows; a++) {
             if (a + FS_ROWS_AHEAD < pass->rows) fs_rows_ask(pass->call, &pass->lane[a + FS_ROWS_AHEAD], block);
             fs_rows_absorb(pass->call, pass->cpu->isa, &pass->lane[a], &pass->scratch[task], block,
                            logits + a * columns, &summary[a]);
         }
-        first = next;
     }
 }
 
@@ -433,15 +354,13 @@ static void choose_group(const fs_pass *pass, int32_t a) {
 static void run_task(void *arg, int32_t task) {
     const fs_pass *pass = arg;
     const fs_deal deal = deal_of(pass);
-    fs_summary *summary = pass->summary + (int64_t)task * pass->rows;
-    if (pass->sieve) empty_sieve(pass, &pass->sieve[task]);
+    if (pass->sieve) fs_sift_open(pass, task);
     for (int64_t turn = 0; turn <= deal.turns; turn++) {
         fs_block range = turn_range(pass, &deal, task, turn);
         if (pass->groups) absorb_groups(pass, range, task);
         else absorb_range(pass, range, task);
     }
-    for (int32_t a = 0; pass->sieve && a < pass->rows; a++)
-        fs_rows_close(pass->call, &pass->lane[a], a, &pass->sieve[task], &summary[a]);
+    if (pass->sieve) fs_sift_close(pass, task);
 }
 
 static void merge_task(void *arg, int32_t task) {

@@ -36,6 +36,7 @@ typedef struct fs_pass {
     const int32_t *row; /* [rows] the rows of the batch that take part */
     int32_t rows;
     int32_t whole;       /* lists hold everything: the second pass */
+    int32_t largest;     /* only counted, for the largest call of these rows or fewer */
     int32_t block;       /* tokens per block, a multiple of FS_NOISE_BLOCK */
     int64_t groups;      /* group modes: number of groups, else 0 */
     fs_hidden hidden;    /* of a head of weights */
@@ -56,6 +57,10 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena);
 /* Bytes from one row of a head of weights to the next. */
 static inline int64_t weights_stride(const fs_head *head) {
     return head->stride ? head->stride : head->dim * (head->dtype == FS_F32 ? 4 : 2);
+}
+
+static inline const fs_kernel *pass_kernel(const fs_pass *pass) {
+    return pass->cpu->isa->kernel[pass->call->head->dtype];
 }
 
 /* Fills what every block needs: hidden states, noise names, sorted lists; and empties the summaries. */

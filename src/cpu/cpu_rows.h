@@ -17,6 +17,7 @@ typedef struct fs_lane {
     uint64_t *watch; /* [watches] (token << 32 | place in the row's watched tokens), ascending */
     int64_t watches;
     double nucleus; /* the list is narrowed to this share of the mass; 0: it is not */
+    float absent;   /* y at or below this are l = -inf, and absent */
     int32_t listed; /* its list by y is looked at: a row without cuts needs none, whatever its neighbours ask for */
 } fs_lane;
 
@@ -50,23 +51,17 @@ void fs_rows_ask(const fs_call *call, const fs_lane *lane, fs_block block);
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
                     fs_block block, float *x, fs_summary *summary);
 
-/* The same for blocks that are sifted (cpu_sieve.h), of a call for which fs_pass says so. `row` is the lane's place in the pass.
- *
- * Says what is to be found. 0 if the row is not ready for that, and the block has to go the long way. */
-int fs_rows_arm(const fs_call *call, const fs_lane *lane, int32_t row, fs_summary *summary, fs_sieve *sieve);
+/* The bits of row b's allowed tokens, or NULL. */
+const uint32_t *fs_rows_allowed(const fs_call *call, int64_t b);
 
-/* What other tasks have told since. */
-void fs_rows_hear(const fs_call *call, const fs_lane *lane, int32_t row, fs_summary *summary, fs_sieve *sieve);
+FS_CORE int bit_of(const uint32_t *words, int64_t id) {
+    return (int)(words[id >> 5] >> (id & 31) & 1);
+}
 
-/* A token that was found in the block, of this row. */
-void fs_rows_settle(const fs_call *call, const fs_lane *lane, const fs_found *found, fs_summary *summary,
-                    fs_sieve *sieve);
-
-/* After a block of a sieve with masses. */
-void fs_rows_weigh(const fs_call *call, const fs_scan *scan, const fs_lane *lane, fs_block block, int32_t row,
-                   fs_summary *summary, fs_sieve *sieve);
-
-/* After the last block. */
-void fs_rows_close(const fs_call *call, const fs_lane *lane, int32_t row, const fs_sieve *sieve, fs_summary *summary);
+/* The share of the mass so far that a list must have for its nucleus, as far as it can be told after this block. A token is dropped if all
+ * that are no larger have, in proportion of the ids to come, less than a share of 1 - nucleus of the mass: with a share m of the
+ * ids so far above it and k times as many ids in all, (1 - m) k <= (1 - nucleus) (m + (1 - m) k). This is a guess, and the cut is
+ * proven or not in the end all the same. */
+double fs_rows_share(const fs_call *call, const fs_lane *lane, fs_block block);
 
 #endif

@@ -1,5 +1,6 @@
 /* cpu_scan.h - scans over a block of logits in cache: plain loops that the compiler vectorises, one source for every instruction
- * set like cpu_tile.h. Contraction is off here (see mass.h), so every row of the table gives the same bits. */
+ * set like cpu_tile.h. Contraction is off here (see mass.h), so every row of the table gives the same bits, as far as
+ * cpu_isa.h says. */
 #include "cpu_isa.h"
 #include "cpu_rough.h"
 

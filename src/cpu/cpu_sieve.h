@@ -29,28 +29,30 @@ typedef struct fs_found {
 
 /* What the tasks of a call tell each other about a row. */
 typedef struct fs_told {
-    _Atomic uint64_t best; /* score key: nothing that does not beat it needs to be found */
-    _Atomic uint64_t
-        bound; /* of its list, where a rank decides: some task has as many entries above it as a list keeps */
+    _Atomic uint64_t best;  /* score key: nothing that does not beat it needs to be found */
+    _Atomic uint64_t bound; /* of its list, where a rank decides: some task has as many entries above it as it keeps */
 } fs_told;
 
 /* Arrays are of the rows of a pass, up to a whole FS_SIEVE_LANES; lanes without a row find nothing. */
 typedef struct fs_sieve {
     float *floor; /* a token is found if its logit is above this; INFINITY where no row is */
-    float *scale,
-        *reach;     /* or if it has a mark and y * scale + noise is above reach; INFINITY where there is no noise */
-    float *bare;    /* above this it can win without a mark; floor is lower where the row's list wants more */
-    uint64_t *best; /* the best score key that this task knows of, its own or another's: floors come from it */
+    float *
+        scale; /* or if it has a mark and y * scale + noise is above reach, which is INFINITY where there is no noise */
+    float *reach;
+    float *bare;            /* above this it can win without a mark; floor is lower where the row's list wants more */
+    const uint32_t **allow; /* bits of the tokens that may be found, or NULL */
+    uint64_t *best;         /* the best score key that this task knows of, its own or another's: floors come from it */
     uint32_t *r0, *r1, *r2; /* names of draws, the last with the domain of marks */
     float *most, *max;      /* the largest logit of this block, and of all that were sifted */
-    float *per;             /* rough masses: a rough_scale and the sum of terms; NULL: there are none */
-    float *least, *magic, *sum;
+    float *per;             /* rough masses: a rough_scale, and the sum of the block's terms; NULL: there are none */
+    float *least, *magic, *mass;
     int32_t *unit;
     float *sums;   /* [rows / 64, FS_NOISE_BLOCK, 64] of a noise block's tokens, until its marks are looked at */
     int64_t first; /* id of the block's first token, a multiple of FS_NOISE_BLOCK */
     fs_found *found;
     int32_t count, capacity;
     fs_told *told;         /* [rows of the pass] */
+    int32_t aside;         /* tiles are looked at between the products of the next one (fs_isa) */
     int32_t armed;         /* floors are those of the rows' summaries */
     int32_t failed;        /* the block has to go the long way */
     int32_t pause, paused; /* blocks that go so after one that failed, twice as many each time; how many still do */
@@ -58,6 +60,9 @@ typedef struct fs_sieve {
 
 FS_CORE void sieve_find(fs_sieve *sieve, float y, int32_t place, int32_t row, int32_t prefix) {
     const fs_found found = {y, place, row, prefix};
+    const uint32_t *allow = sieve->allow[row];
+    const int64_t id = sieve->first + place;
+    if (allow && !(allow[id / 32] >> id % 32 & 1)) return;
     if (sieve->count == sieve->capacity) sieve->failed = 1;
     else sieve->found[sieve->count++] = found;
 }

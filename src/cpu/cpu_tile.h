@@ -6,7 +6,7 @@
  *   h   R rows of H, -- T x R --> out  store   lanes added in one fixed order
  *       packed, in L2
  *
- * Cost: W comes from memory once; the lines that the next tiles need are asked for meanwhile. H comes from L2 once per T tokens.
+ * Cost: W comes from memory once, in streams that the prefetcher follows (docs/findings/software-prefetch-loses.md). H comes from L2 once per T tokens.
  * A step of a T x R tile is T R multiply-adds for T + R loads, so with 8 x 3 the two multiply-adds a cycle of AVX-512 need one
  * load each, most of them from L1. Halves are widened once per T tokens into a panel that stays in L1 for all rows, if there are
  * more than R.

@@ -61,9 +61,12 @@ FS_INLINE void dot_tile(int32_t unit, int N, const meeting *m) {
     do {
         const int64_t from = k, to = steps - k < m->block ? steps : k + m->block;
         zero_sums(N);
-        for (; k < to; k++, h += m->packing.parts * m->packing.tile) {
-            ask_step(&ask, k);
-            dot_step(unit, N, m, m->w + k * FS_STEP * 2, m->stride, line_to_ask(m, k, FS_STEP * 2), h);
+        while (k < to) {
+            const int64_t stop = sift_aside(m->before, k, to);
+            for (; k < stop; k++, h += m->packing.parts * m->packing.tile) {
+                ask_step(&ask, k);
+                dot_step(unit, N, m, m->w + k * FS_STEP * 2, m->stride, line_to_ask(m, k, FS_STEP * 2), h);
+            }
         }
         if (k == steps && m->dim % FS_STEP) {
             _Alignas(64) char tail[FS_TILE_BYTES];

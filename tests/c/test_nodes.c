@@ -138,6 +138,7 @@ static void every_block_is_dealt_once_and_at_home_where_it_can_be(void **state) 
     for (int64_t pattern = 0; pattern < 5; pattern++) {
         int32_t order[BLOCKS], seen[BLOCKS] = {0}, lying[2] = {0, 0}, at_home[2] = {0, 0};
         fs_nodes_deal(&nodes, TURNS, TASKS, pretended_node, &pattern, order);
+        for (int32_t i = TASKS; i < BLOCKS; i++) assert_true(order[i] > order[i - TASKS]); /* lists count on it */
         for (int i = 0; i < BLOCKS; i++) {
             assert_in_range(order[i], 0, BLOCKS - 1);
             seen[order[i]]++;

@@ -1,10 +1,10 @@
 /* Blocks that are sifted (cpu_sieve.h) against blocks whose logits are stored: the same call, with one watched token a row, goes the long way.
- * Tokens, their logits and status must be the same, whatever the logits, the rules and the shape. Where no kernel sifts, both go the long
- * way and this says nothing; it says so. */
-#include "cpu/cpu_isa.h"
+ * Tokens, their logits, the largest ones and status must be the same, whatever the logits, the rules, the shape and the order of tasks; and W must be
+ * read once, but for blocks that could not be sifted. */
+#include "cpu/cpu_pass.h"
 #include "support.h"
 
-enum { MOST_VOCAB = 6000, MOST_ROWS = 150, DIM = 80 };
+enum { MOST_VOCAB = 20000, MOST_ROWS = 150, DIM = 80, MOST_WEIGHTS = 2500 * 2100 };
 
 /* ------------------------------------------------------------------------------------------------------ logits ---- */
 
@@ -37,12 +37,25 @@ static float broken(rng *r, int64_t v, int64_t d) {
     if (v % 1501 == 900 && d % 7 == 0) return -INFINITY;
     return (float)random_normal(r);
 }
-/* One of each row's tokens is a jump that no rough mass can bear. */
+/* Two of each row's tokens, late ones, are a jump that no rough mass can bear, and share its mass. */
+static int64_t jump;
 static float jumping(rng *r, int64_t v, int64_t d) {
-    return v == 2000 + 3 * d ? 900.0f : (float)random_normal(r);
+    const int64_t behind = v - (jump + 3 * d);
+    return behind == 0 ? 40.0f : behind == 1 ? 39.96875f : (float)(4.0 * random_normal(r));
+}
+/* Zeros on top, from some token on: of equal ones the lowest id wins, whoever meets it first. */
+static float topped(rng *r, int64_t v, int64_t d) {
+    (void)d;
+    return v > 1500 && v % 37 == 5 ? 0.0f : -1.0f - (float)random_unit(r);
+}
+/* So many are equal that lists have to tell them apart by their ids. */
+static float sparse(rng *r, int64_t v, int64_t d) {
+    (void)r;
+    return v % 20 == d % 20 ? 1.0f : 0.0f;
 }
 
-static logit_of *const shapes[] = {gaussian, hot_first, flat, rising, tied, broken, jumping};
+/* The last one is of any H and W, scaled row by row: see make_head. */
+static logit_of *const shapes[] = {gaussian, hot_first, flat, rising, tied, broken, jumping, topped, sparse, NULL};
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
 static void put(int32_t dtype, char *base, int64_t i, float x) {
@@ -59,32 +72,45 @@ typedef struct call {
     fs_head head;
     fs_batch batch;
     int32_t threads, block;
+    int32_t
+        backwards; /* tasks run one after the other, the last one first: it tells the others what it knows of later tokens */
+    int32_t by_parts; /* fs_partial and fs_merge */
 } call;
 
-static char weights[MOST_VOCAB * DIM * 4], hidden[MOST_ROWS * DIM * 4];
+static char weights[MOST_WEIGHTS * 4], hidden[MOST_ROWS * 2100 * 4];
 static uint32_t mask[MOST_ROWS * ((MOST_VOCAB + 31) / 32)];
 static float temperature[MOST_ROWS], top_p[MOST_ROWS], min_p[MOST_ROWS];
-static int32_t top_k[MOST_ROWS];
+static int32_t top_k[MOST_ROWS], slot[MOST_ROWS];
 
-/* Row b of H is 1 at b % DIM and 0 elsewhere: its logits are that column of W. */
-static void make_head(rng *r, logit_of *shape, call *c) {
-    static const int32_t sizes[] = {17, 32, 50, 64, 65, 130, MOST_ROWS};
+/* Row b of H is 1 at b % DIM and 0 elsewhere: its logits are that column of W. Without a shape both are of any numbers, rows of H of
+ * any size, and sums take up to three blocks of parts. least: tokens. */
+static void make_head(rng *r, logit_of *shape, int64_t least, call *c) {
+    static const int32_t sizes[] = {17, 32, 50, 64, 65, 130, MOST_ROWS}, dims[] = {80, 700, 1030, 2100};
     fs_head head = fs_head_default();
-    const int64_t vocab = 2500 + (int64_t)random_below(r, MOST_VOCAB - 2500);
+    const int64_t dim = shape ? DIM : dims[random_below(r, sizeof dims / sizeof dims[0])];
+    const int64_t vocab = !shape            ? 2500
+                          : shape == sparse ? MOST_VOCAB
+                                            : least + (int64_t)random_below(r, MOST_VOCAB / 6);
     const int32_t w_dtype = (int32_t)random_below(r, 3), h_dtype = (int32_t)random_below(r, 3);
     const int64_t first = random_below(r, 3) ? 0 : 1 + (int64_t)random_below(r, 500);
+    jump = vocab * 3 / 5;
     head.kind = FS_HEAD_WEIGHTS;
     head.dtype = w_dtype;
     head.data = weights;
-    head.dim = DIM;
+    head.dim = dim;
     head.vocab = vocab;
     head.first_token = first;
     head.rows = vocab - first;
     for (int64_t v = 0; v < head.rows; v++)
-        for (int64_t d = 0; d < DIM; d++) put(w_dtype, weights, v * DIM + d, shape(r, first + v, d));
+        for (int64_t d = 0; d < dim; d++)
+            put(w_dtype, weights, v * dim + d, shape ? shape(r, first + v, d) : (float)random_normal(r));
     c->batch = fs_batch_default();
     c->batch.rows = sizes[random_below(r, sizeof sizes / sizeof sizes[0])];
-    for (int64_t k = 0; k < c->batch.rows * DIM; k++) put(h_dtype, hidden, k, k % DIM == k / DIM % DIM ? 1.0f : 0.0f);
+    for (int64_t b = 0; b < c->batch.rows; b++)
+        for (int64_t d = 0; d < dim; d++) {
+            const float any = (float)ldexp(random_normal(r) / sqrt((double)dim), (int)(b % 20) - 10);
+            put(h_dtype, hidden, b * dim + d, !shape ? any : d == b % dim ? 1.0f : 0.0f);
+        }
     c->batch.hidden = hidden;
     c->batch.hidden_dtype = h_dtype;
     c->head = head;
@@ -94,11 +120,14 @@ static void make_rules(rng *r, int kind, call *c) {
     fs_batch *b = &c->batch;
     const int64_t words = (c->head.vocab + 31) / 32;
     for (int64_t i = 0; i < b->rows; i++) {
-        temperature[i] = random_below(r, 5) ? 0.3f + 1.5f * (float)random_unit(r) : 0.0f;
+        temperature[i] = random_below(r, 5) ? (random_below(r, 2) ? 0.1f : 0.3f) + 1.5f * (float)random_unit(r) : 0.0f;
+        if (random_below(r, 4) == 0) temperature[i] *= 0.1f;
+        slot[i] = random_below(r, 8) ? (int32_t)i : -1;
         top_k[i] = kind == CUTS || kind == MASKED_CUTS ? 1 + (int32_t)random_below(r, 60) : 0;
         top_p[i] = kind == CUTS || kind == NUCLEUS ? 0.5f + 0.5f * (float)random_unit(r) : 1.0f;
         min_p[i] = kind == MIN_P ? 0.05f : 0.0f;
     }
+    if (random_below(r, 3) == 0) b->slot = slot;
     b->temperature = temperature;
     b->top_k = top_k;
     b->top_p = top_p;
@@ -110,11 +139,72 @@ static void make_rules(rng *r, int kind, call *c) {
     if (kind == MASKED || kind == TIGHT || kind == MASKED_CUTS) b->allow = mask;
 }
 
+/* ------------------------------------------------------------------------------------------------------- draws ---- */
+
 typedef struct drawn {
     int32_t token[MOST_ROWS];
     uint32_t status[MOST_ROWS];
-    float logit[MOST_ROWS];
+    float logit[MOST_ROWS], max_logit[MOST_ROWS];
+    int64_t sifted, stored, fallback_rows; /* tokens whose logits were computed, for all rows */
 } drawn;
+
+/* A kernel that counts. */
+static const fs_kernel *real;
+static fs_kernel counting;
+static fs_isa counting_isa;
+static _Atomic int64_t sifted_tokens, stored_tokens;
+
+static void count_stored(const fs_hidden *h, const void *w, int64_t stride, int32_t tokens, float *out,
+                         int64_t out_ld) {
+    atomic_fetch_add(&stored_tokens, tokens);
+    real->tile(h, w, stride, tokens, out, out_ld);
+}
+
+static void count_sifted(const fs_hidden *h, const void *w, int64_t stride, int32_t tokens, fs_sieve *sieve) {
+    atomic_fetch_add(&sifted_tokens, tokens);
+    real->sift(h, w, stride, tokens, sieve);
+}
+
+static void count_calls(fs_context *context, int32_t dtype) {
+    fs_cpu *cpu = context->state;
+    real = cpu->isa->kernel[dtype];
+    counting = *real;
+    counting.tile = count_stored;
+    if (real->sift) counting.sift = count_sifted;
+    counting_isa = *cpu->isa;
+    counting_isa.kernel[dtype] = &counting;
+    cpu->isa = &counting_isa;
+    sifted_tokens = stored_tokens = 0;
+}
+
+static void run_backwards(void *user, int32_t count, void (*task)(void *arg, int32_t i), void *arg) {
+    (void)user;
+    while (count > 0) task(arg, --count);
+}
+
+static fs_context *open_for(const call *c) {
+    fs_options options = fs_options_default();
+    fs_context *context;
+    options.backend = FS_BACKEND_CPU;
+    options.threads = c->threads;
+    options.block = c->block;
+    if (c->backwards) options.parallel_for = run_backwards;
+    if (fs_context_create(&options, &context) != FS_OK) fail_msg("%s", fs_error_text(NULL));
+    count_calls(context, c->head.dtype);
+    return context;
+}
+
+static fs_status sample_by_parts(fs_context *context, const call *c, const fs_batch *batch, fs_result *result) {
+    size_t bytes;
+    fs_status status = fs_partial_size(context, &c->head, batch, result, &bytes);
+    void *part = malloc(bytes);
+    assert_non_null(part);
+    const void *parts[] = {part};
+    if (status == FS_OK) status = fs_partial(context, &c->head, batch, result, part, bytes);
+    if (status == FS_OK) status = fs_merge(context, &c->head, batch, parts, 1, result);
+    free(part);
+    return status;
+}
 
 static void draw(const call *c, int watch, drawn *d) {
     static int64_t offset[MOST_ROWS + 1];
@@ -126,50 +216,90 @@ static void draw(const call *c, int watch, drawn *d) {
     result.tokens = d->token;
     result.status = d->status;
     result.logit = d->logit;
+    if (!batch.allow) result.max_logit = d->max_logit; /* of rows with masks it takes stored logits */
     for (int64_t b = 0; b < batch.rows; b++) offset[b + 1] = b + 1, watched[b] = 7;
     if (watch) {
         batch.watch_offset = offset;
         batch.watch_token = watched;
         result.watch_logit = watch_logit;
     }
-    fs_context *context = open_context(FS_BACKEND_CPU, c->threads, c->block);
-    if (fs_sample(context, &c->head, &batch, &result) != FS_OK) fail_msg("%s", fs_error_text(context));
+    fs_context *context = open_for(c);
+    const fs_status status = c->by_parts ? sample_by_parts(context, c, &batch, &result)
+                                         : fs_sample(context, &c->head, &batch, &result);
+    if (status != FS_OK) fail_msg("%s", fs_error_text(context));
     for (int64_t b = 0; b < batch.rows; b++) d->status[b] &= ~(uint32_t)FS_ROW_FALLBACK; /* which is not promised */
+    d->sifted = sifted_tokens;
+    d->stored = stored_tokens;
+    d->fallback_rows = result.fallback_rows;
     fs_context_destroy(context);
+}
+
+static int some_kernel_sifts(void) {
+    char names[256];
+    const fs_isa *isa = fs_isa_choose(getenv("FLASHSAMPLING_ISA"), names, sizeof names);
+    assert_non_null(isa);
+    for (int i = 0; i < 3; i++)
+        if (isa->kernel[i]->sift) return 1;
+    print_message("skip: %s sifts nothing\n", isa->name);
+    return 0;
+}
+
+static void hold_against(const call *c, const char *what, const drawn *sifted, const drawn *stored) {
+    for (int64_t b = 0; b < c->batch.rows; b++) {
+        const int skipped = c->batch.slot && c->batch.slot[b] < 0; /* its logits are nobody's */
+        if (sifted->token[b] == stored->token[b] && sifted->status[b] == stored->status[b] &&
+            (skipped || memcmp(&sifted->logit[b], &stored->logit[b], 4) == 0) &&
+            (skipped || memcmp(&sifted->max_logit[b], &stored->max_logit[b], 4) == 0))
+            continue;
+        fail_msg("%s, W %d, H %d, D %d, row %d of %d: token %d, logit %.9g, largest %.9g, status %x; stored %d, %.9g, "
+                 "%.9g, %x",
+                 what, c->head.dtype, c->batch.hidden_dtype, (int)c->head.dim, (int)b, (int)c->batch.rows,
+                 sifted->token[b], (double)sifted->logit[b], (double)sifted->max_logit[b], sifted->status[b],
+                 stored->token[b], (double)stored->logit[b], (double)stored->max_logit[b], stored->status[b]);
+    }
+}
+
+/* W is read once. A block that failed is computed again; a task has at most 47, and after the first, second ... failure 4, 8 ... are not tried. */
+static void hold_reads(const call *c, const char *what, const drawn *sifted, const drawn *stored) {
+    enum { MOST_FAILURES = 5 };
+    const int64_t block = c->block ? c->block : 1024, again = sifted->sifted + sifted->stored - c->head.rows;
+    if (!stored->fallback_rows && (stored->sifted || stored->stored != c->head.rows))
+        fail_msg("%s: %d tokens sifted and %d stored of %d", what, (int)stored->sifted, (int)stored->stored,
+                 (int)c->head.rows);
+    if (!sifted->fallback_rows && (again < 0 || again > MOST_FAILURES * c->threads * block))
+        fail_msg("%s: %d tokens sifted and %d stored of %d", what, (int)sifted->sifted, (int)sifted->stored,
+                 (int)c->head.rows);
 }
 
 static void sifted_calls_draw_what_stored_ones_do(void **state) {
     (void)state;
-    static const int32_t blocks[] = {128, 256, 640, 2048, 0};
-    char names[256];
-    const fs_isa *isa = fs_isa_choose(getenv("FLASHSAMPLING_ISA"), names, sizeof names);
+    static const int32_t blocks[] = {128, 128, 128, 256, 640, 2048, 0};
     rng r = random_from(20);
-    assert_non_null(isa);
-    int sifts = 0;
-    for (int i = 0; i < 3; i++) sifts |= isa->kernel[i]->sift != NULL;
-    if (!sifts) print_message("%s sifts nothing\n", isa->name);
-    const int rounds = sifts ? SHAPES * (1 + (int)test_size(KINDS * 3 - 1)) : SHAPES;
+    if (!some_kernel_sifts()) skip();
+    int64_t sifted_of[KINDS] = {0};
+    const int rounds = SHAPES * (1 + (int)test_size(KINDS * 3 - 1));
     for (int round = 0; round < rounds; round++) {
         const int shape = round % SHAPES, kind = round / SHAPES * 2 % KINDS;
         static drawn sifted, stored;
+        char what[64];
         call c;
         memset(&c, 0, sizeof c);
-        make_head(&r, shapes[shape], &c);
+        make_head(&r, shapes[shape], kind == NUCLEUS ? 9000 : 2500, &c);
         make_rules(&r, kind, &c);
         c.block = blocks[random_below(&r, sizeof blocks / sizeof blocks[0])];
+        if (kind == NUCLEUS) c.block = 768; /* shorter ones give its lists no bound to begin with */
         c.threads = 1 + (int32_t)random_below(&r, 3);
+        c.backwards = random_below(&r, 2) == 0;
+        c.by_parts = random_below(&r, 4) == 0 && kind != NUCLEUS; /* its masses are exact then, and logits stored */
+        snprintf(what, sizeof what, "round %d, shape %d, kind %d", round, shape, kind);
         draw(&c, 0, &sifted);
         draw(&c, 1, &stored);
-        for (int64_t b = 0; b < c.batch.rows; b++)
-            if (sifted.token[b] != stored.token[b] || sifted.status[b] != stored.status[b] ||
-                memcmp(&sifted.logit[b], &stored.logit[b], 4) != 0)
-                fail_msg(
-                    "round %d, shape %d, kind %d, W %d, H %d, row %d of %d: token %d, logit %.9g, status %x; stored "
-                    "%d, %.9g, %x",
-                    round, shape, kind, c.head.dtype, c.batch.hidden_dtype, (int)b, (int)c.batch.rows, sifted.token[b],
-                    (double)sifted.logit[b], sifted.status[b], stored.token[b], (double)stored.logit[b],
-                    stored.status[b]);
+        hold_against(&c, what, &sifted, &stored);
+        hold_reads(&c, what, &sifted, &stored);
+        sifted_of[kind] += sifted.sifted;
     }
+    for (int kind = 0; kind < KINDS && kind * SHAPES < rounds; kind++)
+        if (!sifted_of[kind * 2 % KINDS]) fail_msg("of kind %d nothing was sifted", kind * 2 % KINDS);
 }
 
 /* What fs_work_size says is enough, with masses and without. */
@@ -181,7 +311,7 @@ static void the_sieve_fits_the_callers_memory(void **state) {
         drawn d;
         size_t bytes = 0;
         memset(&c, 0, sizeof c);
-        make_head(&r, gaussian, &c);
+        make_head(&r, gaussian, 2500, &c);
         make_rules(&r, kind, &c);
         fs_options options = fs_options_default();
         fs_context *context = open_context(FS_BACKEND_CPU, 2, 128);
@@ -202,10 +332,67 @@ static void the_sieve_fits_the_callers_memory(void **state) {
     }
 }
 
+enum { MANY_ROWS = 3000 }; /* in blocks of 256 tokens */
+
+/* A call of `rows` rows, whose tokens nobody looks at. */
+typedef struct sized_call {
+    fs_batch batch;
+    fs_result result;
+} sized_call;
+
+static sized_call call_of_size(int64_t rows, int32_t samples, float share, int with_logprob) {
+    static int32_t tokens[4 * MANY_ROWS];
+    static float logprob[4 * MANY_ROWS];
+    sized_call c = {fs_batch_default(), fs_result_default()};
+    c.batch.rows = rows;
+    c.batch.hidden = hidden;
+    c.batch.samples = samples;
+    c.batch.all.top_p = share;
+    c.result.tokens = tokens;
+    c.result.logprob = with_logprob ? logprob : NULL;
+    return c;
+}
+
+static size_t work_size(fs_context *context, const fs_head *head, sized_call c) {
+    size_t bytes = 0;
+    if (fs_work_size(context, head, &c.batch, &c.result, &bytes) != FS_OK) fail_msg("%s", fs_error_text(context));
+    return bytes;
+}
+
+/* Fewer rows have longer blocks, and only calls that ask for little are sifted. */
+static void what_is_enough_for_the_largest_call_is_enough_for_others(void **state) {
+    (void)state;
+    static const int64_t rows[] = {MANY_ROWS, 1171, 1170, 1025, 1024, 700, 65, 64, 17, 16, 1};
+    enum { SIZES = sizeof rows / sizeof rows[0] };
+    rng r = random_from(22);
+    call c;
+    make_head(&r, gaussian, 2500, &c);
+    memset(hidden, 0, sizeof hidden);
+    fs_context *context = open_context(FS_BACKEND_CPU, 2, 0);
+    for (int i = 0; i < SIZES; i++) {
+        const size_t most = work_size(context, &c.head, call_of_size(rows[i], 4, 0.9f, 1));
+        char *work = aligned_alloc(64, most);
+        assert_non_null(work);
+        assert_int_equal(fs_context_set_work(context, work, most), FS_OK);
+        for (int j = i; j < SIZES; j += 1 + (int)random_below(&r, 3))
+            for (int k = 0; k < 8; k++) {
+                sized_call smaller = call_of_size(rows[j], k & 1 ? 4 : 1, k & 2 ? 0.9f : 1.0f, k & 4);
+                assert_true(work_size(context, &c.head, smaller) <= most);
+                if (k % 4 != 0 && rows[j] > 100) continue; /* some are enough */
+                if (fs_sample(context, &c.head, &smaller.batch, &smaller.result) != FS_OK)
+                    fail_msg("%d rows, then %d (%d): %s", (int)rows[i], (int)rows[j], k, fs_error_text(context));
+            }
+        assert_int_equal(fs_context_set_work(context, NULL, 0), FS_OK);
+        free(work);
+    }
+    fs_context_destroy(context);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sifted_calls_draw_what_stored_ones_do),
         cmocka_unit_test(the_sieve_fits_the_callers_memory),
+        cmocka_unit_test(what_is_enough_for_the_largest_call_is_enough_for_others),
     };
     return cmocka_run_group_tests_name("sieve", tests, NULL, NULL);
 }

@@ -1,0 +1,40 @@
+/* cpu_race.h - one draw's race: who leads, and what that leaves a chance. */
+#ifndef FS_CPU_RACE_H
+#define FS_CPU_RACE_H
+
+#include "core/race.h"
+#include "core/summary.h"
+
+#include <float.h>
+
+/* One draw's race through one block. */
+typedef struct fs_race {
+    const fs_rules *rules;
+    fs_noise noise;
+    fs_winner *winner; /* [n], descending */
+    int32_t n;         /* 1, or all samples without replacement */
+    double floor;      /* no token with l at or below this can win without a mark */
+} fs_race;
+
+/* No token with l at or below this beats a score without a mark. */
+FS_CORE double floor_below(const fs_rules *rules, uint64_t key) {
+    if (key == FS_KEY_NONE) return -INFINITY;
+    /* Slack covers the last bits of log on any library and of this subtraction, and lets in who is equal and has a lower id; a lower
+     * floor is slower, never wrong. Below +inf for the same reason. */
+    double score = fmin(score_key_value(key), DBL_MAX);
+    double reach = rules->greedy ? 0.0 : FS_NOISE_G + 1e-6;
+    return score - reach - fabs(score) * 0x1p-50 - DBL_MIN;
+}
+
+FS_CORE void race_set_floor(fs_race *race) {
+    race->floor = floor_below(race->rules, race->winner[race->n - 1].key);
+}
+
+FS_CORE void race_offer(fs_race *race, uint32_t token, float x, float y, double noise) {
+    fs_winner offer = {score_key((double)(y * race->rules->inverse_temperature) + noise, token), x, y};
+    if (offer.key <= race->winner[race->n - 1].key) return;
+    winners_insert(race->winner, race->n, offer);
+    race_set_floor(race);
+}
+
+#endif

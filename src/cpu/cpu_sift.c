@@ -1,0 +1,278 @@
+#include "cpu_sift.h"
+#include "cpu_lists.h"
+#include "cpu_race.h"
+
+/* ---------------------------------------------------------------------------------------------------- layout ---- */
+
+/* Whether all that the call wants of its logits is what a sieve finds. */
+static int is_sifted(const fs_pass *pass) {
+    const fs_head *head = pass->call->head;
+    const fs_batch *batch = pass->call->batch;
+    const fs_ask *ask = &pass->call->ask;
+    if (head->kind != FS_HEAD_WEIGHTS || !pass_kernel(pass)->sift || pass->rows <= FS_SIEVE_LANES) return 0;
+    if (pass->largest) return 1;
+    if (head->bias || head->round != FS_F32 || head->scale != 1.0f || head->softcap > 0.0f || head->post_scale != 1.0f)
+        return 0;
+    if (pass->groups || pass->whole || batch->noise == FS_NOISE_FAST || ask->samples != 1 || ask->ordered) return 0;
+    if (ask->edited || ask->raw_mass || ask->rank_depth || ask->watched) return 0;
+    if (batch->allow && (ask->mass || ask->max)) return 0;
+    /* A block's terms are one float sum, of 16 at a time: as many as keep it within half of mass_slack. */
+    return !ask->mass || (ask->rough && pass->block <= FS_WEIGHED_MOST);
+}
+
+/* Lanes of a pass's rows, whole vectors of them. */
+static int32_t lanes_of(const fs_pass *pass) {
+    return (pass->rows + FS_SIEVE_LANES - 1) / FS_SIEVE_LANES * FS_SIEVE_LANES;
+}
+
+static fs_sieve layout_sieve(const fs_pass *pass, fs_arena *arena) {
+    const size_t rows = (size_t)lanes_of(pass), groups = (rows + FS_SIEVE_SUMS - 1) / FS_SIEVE_SUMS;
+    fs_sieve s;
+    memset(&s, 0, sizeof s);
+    s.capacity = pass->rows * FS_SIEVE_FOUND;
+    s.floor = arena_take(arena, rows, sizeof *s.floor);
+    s.bare = arena_take(arena, rows, sizeof *s.bare);
+    s.best = arena_take(arena, rows, sizeof *s.best);
+    s.allow = arena_take(arena, rows, sizeof *s.allow);
+    s.scale = arena_take(arena, rows, sizeof *s.scale);
+    s.reach = arena_take(arena, rows, sizeof *s.reach);
+    s.r0 = arena_take(arena, rows, sizeof *s.r0);
+    s.r1 = arena_take(arena, rows, sizeof *s.r1);
+    s.r2 = arena_take(arena, rows, sizeof *s.r2);
+    s.most = arena_take(arena, rows, sizeof *s.most);
+    s.max = arena_take(arena, rows, sizeof *s.max);
+    if (pass->call->ask.mass || pass->largest) {
+        s.per = arena_take(arena, rows, sizeof *s.per);
+        s.least = arena_take(arena, rows, sizeof *s.least);
+        s.magic = arena_take(arena, rows, sizeof *s.magic);
+        s.mass = arena_take(arena, rows, sizeof *s.mass);
+        s.unit = arena_take(arena, rows, sizeof *s.unit);
+    }
+    s.sums = arena_take(arena, groups * FS_NOISE_BLOCK * FS_SIEVE_SUMS, sizeof *s.sums);
+    s.found = arena_take(arena, (size_t)s.capacity, sizeof *s.found);
+    s.told = pass->told;
+    s.aside = pass->cpu->isa->aside;
+    return s;
+}
+
+void fs_sift_layout(fs_pass *pass, fs_arena *arena) {
+    pass->sieve = NULL;
+    if (!is_sifted(pass)) return;
+    pass->sieve = arena_take(arena, (size_t)pass->cpu->tasks, sizeof *pass->sieve);
+    pass->told = arena_take(arena, (size_t)pass->rows, sizeof *pass->told);
+    for (int32_t t = 0; t < pass->cpu->tasks; t++) {
+        const fs_sieve sieve = layout_sieve(pass, arena);
+        if (arena_fits(arena)) pass->sieve[t] = sieve;
+    }
+}
+
+void fs_sift_forget(const fs_pass *pass, int32_t a) {
+    atomic_init(&pass->told[a].best, FS_KEY_NONE);
+    atomic_init(&pass->told[a].bound, FS_KEY_NONE);
+}
+
+/* Lanes without a row find nothing. */
+void fs_sift_open(const fs_pass *pass, int32_t task) {
+    fs_sieve *sieve = &pass->sieve[task];
+    sieve->armed = sieve->pause = sieve->paused = 0;
+    for (int32_t a = 0; a < lanes_of(pass); a++) {
+        sieve->floor[a] = sieve->reach[a] = INFINITY;
+        sieve->allow[a] = a < pass->rows ? fs_rows_allowed(pass->call, pass->lane[a].b) : NULL;
+        sieve->scale[a] = 0.0f;
+        sieve->most[a] = sieve->max[a] = -INFINITY;
+        sieve->r0[a] = sieve->r1[a] = sieve->r2[a] = 0;
+        if (sieve->per) sieve->per[a] = sieve->least[a] = sieve->magic[a] = sieve->mass[a] = 0.0f;
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- arm ---- */
+
+/* A row of the pass, as a task sees it. */
+typedef struct sifted_row {
+    const fs_call *call;
+    const fs_lane *lane;
+    const fs_rules *rules;
+    fs_summary *summary;
+    fs_sieve *sieve;
+    int32_t a; /* its place in the pass */
+} sifted_row;
+
+static sifted_row row_at(const fs_pass *pass, int32_t task, int32_t a) {
+    const fs_lane *lane = &pass->lane[a];
+    sifted_row r = {
+        pass->call,         lane, &pass->call->rules[lane->b], &pass->summary[(int64_t)task * pass->rows + a],
+        &pass->sieve[task], a};
+    return r;
+}
+
+/* y * inverse is above t only if y is above this. */
+static float logit_below(double t, float inverse) {
+    const double y = fmin(t, (double)FLT_MAX) / (double)inverse, loose = y - (fabs(y) * 0x1p-20 + 1e-30);
+    return !(loose < (double)FLT_MAX) ? FLT_MAX : loose < -(double)FLT_MAX ? -INFINITY : (float)loose;
+}
+
+static void set_floor(const sifted_row *r) {
+    const float bare = r->sieve->bare[r->a];
+    r->sieve->floor[r->a] = r->lane->listed ? fminf(bare, list_floor(&r->summary->list)) : bare;
+}
+
+/* The best score, and what it leaves a chance. */
+static void set_best(const sifted_row *r, uint64_t key) {
+    const double floor = floor_below(r->rules, key);
+    r->sieve->best[r->a] = key;
+    r->sieve->bare[r->a] = logit_below(floor, r->rules->inverse_temperature);
+    r->sieve->reach[r->a] = r->rules->greedy ? INFINITY : mark_floor(floor);
+}
+
+/* Tells the other tasks of a key above what they know. */
+static void tell(uint64_t key, _Atomic uint64_t *told) {
+    uint64_t most = atomic_load_explicit(told, memory_order_relaxed);
+    while (key > most &&
+           !atomic_compare_exchange_weak_explicit(told, &most, key, memory_order_relaxed, memory_order_relaxed)) {
+    }
+}
+
+/* Whether a list's bound can be told: the cut is a rank that every such list proves. Others would make it a matter of timing which rows take a second
+ * pass, and bounds of a nucleus are guesses about one task's mass. */
+static int is_by_rank(const sifted_row *r) {
+    const int32_t top_k = r->rules->top_k;
+    return r->lane->listed && top_k > 0 && top_k <= r->summary->list.keep && !(r->call->batch->flags & FS_KEEP_TIES);
+}
+
+/* A task that hears of a bound may be at lower ids than who tells it, and floors know logits alone: so it is told below all tokens of its
+ * logit, unless it is above them all. */
+static void tell_bound(const sifted_row *r) {
+    const uint64_t bound = r->summary->list.bound;
+    if (bound == FS_KEY_NONE || !is_by_rank(r)) return;
+    tell((uint32_t)bound == UINT32_MAX ? bound : (bound >> 32 << 32) - 1, &r->sieve->told[r->a].bound);
+}
+
+/* What other tasks have told. */
+static void hear(const sifted_row *r) {
+    const fs_told *told = &r->sieve->told[r->a];
+    const uint64_t best = atomic_load_explicit(&told->best, memory_order_relaxed);
+    const uint64_t bound = atomic_load_explicit(&told->bound, memory_order_relaxed);
+    const int raised = bound > r->summary->list.bound && is_by_rank(r);
+    if (best <= r->sieve->best[r->a] && !raised) return;
+    if (best > r->sieve->best[r->a]) set_best(r, best);
+    if (raised) r->summary->list.bound = bound;
+    set_floor(r);
+}
+
+/* Says what is to be found. 0 if the row is not ready for that, and blocks have to go the long way. A row with a mask always is: of what
+ * that allows everything is found until there is a winner, or a bound. */
+static int arm(const sifted_row *r) {
+    fs_sieve *sieve = r->sieve;
+    const float inverse = r->rules->inverse_temperature, most = r->summary->max_y;
+    if (!(inverse > 1e-20f && inverse < 1e20f)) return 0;
+    if (sieve->allow[r->a] && r->rules->log_min_p > -INFINITY) return 0; /* it needs the largest allowed logit */
+    if (sieve->per && !(fabsf(most * inverse) <= 0.5f * FS_ROUGH_MOST)) return 0;
+    tell(r->summary->winner[0].key, &sieve->told[r->a].best);
+    tell_bound(r);
+    set_best(r, r->summary->winner[0].key);
+    set_floor(r);
+    hear(r);
+    if (!sieve->allow[r->a] && sieve->best[r->a] == FS_KEY_NONE) return 0;
+    if (!sieve->allow[r->a] && r->lane->listed && r->summary->list.bound == FS_KEY_NONE) return 0;
+    sieve->scale[r->a] = inverse;
+    sieve->r0[r->a] = r->lane->noise[0].r0;
+    sieve->r1[r->a] = r->lane->noise[0].r1;
+    sieve->r2[r->a] = r->lane->noise[0].r2 ^ FS_DOMAIN_MARK;
+    if (!sieve->per) return 1;
+    const rough_scale s = rough_scale_of(most, inverse);
+    sieve->per[r->a] = s.per;
+    sieve->least[r->a] = s.least;
+    sieve->magic[r->a] = s.magic;
+    sieve->unit[r->a] = s.unit;
+    sieve->mass[r->a] = 0.0f;
+    return 1;
+}
+
+/* ----------------------------------------------------------------------------------------------------- settle ---- */
+
+/* A token that its logit, or its mark, gives a chance enters the race. One that has a mark and is found by its logit is scored as if it had none: that
+ * is less than its score, which its mark has found too if it can win. */
+static void settle_race(const sifted_row *r, const fs_found *found, uint32_t token) {
+    fs_winner *winner = &r->summary->winner[0];
+    fs_race race = {r->rules, r->lane->noise[0], winner, 1, floor_below(r->rules, r->sieve->best[r->a])};
+    const double l = (double)(found->y * r->rules->inverse_temperature);
+    const double most = found->prefix < 0 ? l : l - FS_NOISE_G + (double)noise_ceiling((uint32_t)found->prefix);
+    if (!(most > race.floor)) return;
+    race_offer(&race, token, found->y, found->y,
+               r->rules->greedy ? 0.0 : noise_gumbel_given(race.noise, token, found->prefix));
+    if (winner->key <= r->sieve->best[r->a]) return;
+    tell(winner->key, &r->sieve->told[r->a].best);
+    set_best(r, winner->key);
+}
+
+/* A token that was found in the block, of this row. */
+static void settle(const sifted_row *r, const fs_found *found) {
+    fs_list *list = &r->summary->list;
+    const uint32_t token = (uint32_t)(r->sieve->first + found->place);
+    const uint64_t bound = list->bound;
+    if (!(found->y * r->rules->inverse_temperature > -INFINITY)) return;
+    if (found->y > r->summary->max_y) r->summary->max_x = r->summary->max_y = found->y;
+    if (r->lane->listed && found->prefix < 0) list_offer(list, order_key(found->y, token), found->y);
+    if (list->bound != bound) tell_bound(r);
+    if (found->prefix >= 0 || found->y > r->sieve->bare[r->a]) settle_race(r, found, token);
+    set_floor(r);
+}
+
+/* After a block of a sieve with masses. */
+static void weigh(const sifted_row *r, const fs_scan *scan, fs_block block) {
+    fs_list *list = &r->summary->list;
+    float *mass = &r->sieve->mass[r->a];
+    if (*mass > 0x1p-60f) mass_add(&r->summary->mass, *mass, r->sieve->unit[r->a]);
+    *mass = 0.0f;
+    if (!(r->lane->nucleus > 0.0) || list->count < list->due) return;
+    fs_lists_narrow(list, scan, r->rules->inverse_temperature, &r->summary->mass,
+                    fs_rows_share(r->call, r->lane, block));
+    set_floor(r);
+}
+
+/* Whether a row's terms were numbers: from 2^128 times the unit on their exponents run over, into the sign. */
+static int is_weighed(const fs_sieve *sieve, int32_t a) {
+    return sieve->most[a] * sieve->per[a] - (float)sieve->unit[a] < 120.0f && sieve->mass[a] < FLT_MAX;
+}
+
+int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block) {
+    const fs_head *head = pass->call->head;
+    const int64_t stride = weights_stride(head);
+    fs_sieve *sieve = &pass->sieve[task];
+    if (block.first % FS_NOISE_BLOCK || (sieve->paused && sieve->paused--)) return sieve->armed = 0;
+    for (int32_t a = 0; a < pass->rows; a++) {
+        const sifted_row r = row_at(pass, task, a);
+        if (sieve->armed) hear(&r);
+        else if (!arm(&r)) return 0;
+        sieve->most[a] = -INFINITY;
+    }
+    sieve->armed = 1;
+    sieve->count = sieve->failed = 0;
+    sieve->first = block.first;
+    pass_kernel(pass)->sift(&pass->hidden, (const char *)head->data + (block.first - head->first_token) * stride,
+                            stride, (int32_t)block.n, sieve);
+    for (int32_t a = 0; sieve->per && a < pass->rows; a++) sieve->failed |= !is_weighed(sieve, a);
+    if (sieve->failed) {
+        sieve->paused = sieve->pause = sieve->pause ? 2 * sieve->pause : 4;
+        return sieve->armed = 0;
+    }
+    for (int32_t a = 0; a < pass->rows; a++) sieve->max[a] = fmaxf(sieve->max[a], sieve->most[a]);
+    for (int32_t i = 0; i < sieve->count; i++) {
+        const sifted_row r = row_at(pass, task, sieve->found[i].row);
+        settle(&r, &sieve->found[i]);
+    }
+    for (int32_t a = 0; sieve->per && a < pass->rows; a++) {
+        const sifted_row r = row_at(pass, task, a);
+        weigh(&r, pass->cpu->isa->scan, block);
+    }
+    return 1;
+}
+
+void fs_sift_close(const fs_pass *pass, int32_t task) {
+    for (int32_t a = 0; a < pass->rows; a++) {
+        const sifted_row r = row_at(pass, task, a);
+        const float max = r.sieve->max[a];
+        if (!r.sieve->allow[a] && max > r.summary->max_y) r.summary->max_x = r.summary->max_y = max;
+        if (r.summary->max_y * r.rules->inverse_temperature == INFINITY) r.summary->flags |= FS_ROW_INF;
+    }
+}

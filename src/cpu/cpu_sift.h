@@ -1,0 +1,24 @@
+/* cpu_sift.h - what a pass does with a sieve (cpu_sieve.h): who is sifted, what is to be found, where what was found goes. */
+#ifndef FS_CPU_SIFT_H
+#define FS_CPU_SIFT_H
+
+#include "cpu_pass.h"
+
+/* Takes the pass's sieves from the arena, one for each task, if all that the call wants of its logits is what a sieve finds; else
+ * pass->sieve is NULL, and none of the following may be called. */
+void fs_sift_layout(fs_pass *pass, fs_arena *arena);
+
+/* Before the pass: row a has been told nothing. */
+void fs_sift_forget(const fs_pass *pass, int32_t a);
+
+/* Before a task's first block. */
+void fs_sift_open(const fs_pass *pass, int32_t task);
+
+/* Computes a block and takes what matters of it, without its logits. 0 if it has to go the long way (fs_rows_absorb): nothing has been
+ * taken then. */
+int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block);
+
+/* After a task's last block. */
+void fs_sift_close(const fs_pass *pass, int32_t task);
+
+#endif
