@@ -362,7 +362,7 @@ static size_t work_size(fs_context *context, const fs_head *head, sized_call c) 
 /* Fewer rows have longer blocks, and only calls that ask for little are sifted. */
 static void what_is_enough_for_the_largest_call_is_enough_for_others(void **state) {
     (void)state;
-    static const int64_t rows[] = {MANY_ROWS, 1171, 1170, 1025, 1024, 700, 65, 64, 17, 16, 1};
+    static const int64_t rows[] = {MANY_ROWS, 1171, 1024, 64, 17, 1};
     enum { SIZES = sizeof rows / sizeof rows[0] };
     rng r = random_from(22);
     call c;
@@ -374,11 +374,11 @@ static void what_is_enough_for_the_largest_call_is_enough_for_others(void **stat
         char *work = aligned_alloc(64, most);
         assert_non_null(work);
         assert_int_equal(fs_context_set_work(context, work, most), FS_OK);
-        for (int j = i; j < SIZES; j += 1 + (int)random_below(&r, 3))
+        for (int j = i; j < SIZES; j++)
             for (int k = 0; k < 8; k++) {
                 sized_call smaller = call_of_size(rows[j], k & 1 ? 4 : 1, k & 2 ? 0.9f : 1.0f, k & 4);
                 assert_true(work_size(context, &c.head, smaller) <= most);
-                if (k % 4 != 0 && rows[j] > 100) continue; /* some are enough */
+                if (rows[j] > 100 && (i != j || k % 7)) continue; /* some are enough */
                 if (fs_sample(context, &c.head, &smaller.batch, &smaller.result) != FS_OK)
                     fail_msg("%d rows, then %d (%d): %s", (int)rows[i], (int)rows[j], k, fs_error_text(context));
             }
