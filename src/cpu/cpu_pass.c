@@ -303,7 +303,8 @@ static void absorb_range(const fs_pass *pass, fs_block range, int32_t task) {
     fs_summary *summary = pass->summary + (int64_t)task * pass->rows;
     const int64_t end = range.first + range.n;
     for (int64_t first = range.first; first < end;) {
-        int64_t next = first / FS_NOISE_BLOCK * FS_NOISE_BLOCK + pass->block;
+        const int64_t length = pass->sieve ? fs_sift_length(pass, task) : pass->block;
+        int64_t next = first / FS_NOISE_BLOCK * FS_NOISE_BLOCK + length;
         fs_block block = {first, (next < end ? next : end) - first};
         first = next;
         if (pass->sieve && fs_sift_block(pass, task, block)) continue;

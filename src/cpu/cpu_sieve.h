@@ -53,6 +53,8 @@ typedef struct fs_sieve {
     int32_t count, capacity;
     fs_told *told;         /* [rows of the pass] */
     int32_t aside;         /* tiles are looked at between the products of the next one (fs_isa) */
+    int32_t begun;         /* a block has been tried */
+    int32_t noisy;         /* some row has noise */
     int32_t armed;         /* floors are those of the rows' summaries */
     int32_t failed;        /* the block has to go the long way */
     int32_t pause, paused; /* blocks that go so after one that failed, twice as many each time; how many still do */

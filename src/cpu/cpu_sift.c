@@ -74,7 +74,8 @@ void fs_sift_forget(const fs_pass *pass, int32_t a) {
 /* Lanes without a row find nothing. */
 void fs_sift_open(const fs_pass *pass, int32_t task) {
     fs_sieve *sieve = &pass->sieve[task];
-    sieve->armed = sieve->pause = sieve->paused = 0;
+    sieve->begun = sieve->noisy = sieve->armed = sieve->pause = sieve->paused = 0;
+    for (int32_t a = 0; a < pass->rows; a++) sieve->noisy |= !pass->call->rules[pass->lane[a].b].greedy;
     for (int32_t a = 0; a < lanes_of(pass); a++) {
         sieve->floor[a] = sieve->reach[a] = INFINITY;
         sieve->allow[a] = a < pass->rows ? fs_rows_allowed(pass->call, pass->lane[a].b) : NULL;
@@ -159,9 +160,9 @@ static void hear(const sifted_row *r) {
     set_floor(r);
 }
 
-/* Says what is to be found. 0 if the row is not ready for that, and blocks have to go the long way. A row with a mask always is: of what
- * that allows everything is found until there is a winner, or a bound. */
-static int arm(const sifted_row *r) {
+/* Says what is to be found. 0 if the row is not ready for that, and blocks have to go the long way. A row with a mask is after a block: if it has no
+ * winner then, or no bound, its mask allows so little that all of it may be found. */
+static int arm(const sifted_row *r, int first) {
     fs_sieve *sieve = r->sieve;
     const float inverse = r->rules->inverse_temperature, most = r->summary->max_y;
     if (!(inverse > 1e-20f && inverse < 1e20f)) return 0;
@@ -172,8 +173,8 @@ static int arm(const sifted_row *r) {
     set_best(r, r->summary->winner[0].key);
     set_floor(r);
     hear(r);
-    if (!sieve->allow[r->a] && sieve->best[r->a] == FS_KEY_NONE) return 0;
-    if (!sieve->allow[r->a] && r->lane->listed && r->summary->list.bound == FS_KEY_NONE) return 0;
+    const int ready = sieve->best[r->a] != FS_KEY_NONE && (!r->lane->listed || r->summary->list.bound != FS_KEY_NONE);
+    if (!ready && (first || !sieve->allow[r->a])) return 0;
     sieve->scale[r->a] = inverse;
     sieve->r0[r->a] = r->lane->noise[0].r0;
     sieve->r1[r->a] = r->lane->noise[0].r1;
@@ -235,15 +236,22 @@ static int is_weighed(const fs_sieve *sieve, int32_t a) {
     return sieve->most[a] * sieve->per[a] - (float)sieve->unit[a] < 120.0f && sieve->mass[a] < FLT_MAX;
 }
 
+int64_t fs_sift_length(const fs_pass *pass, int32_t task) {
+    const fs_sieve *sieve = &pass->sieve[task];
+    return sieve->begun || sieve->noisy || pass->call->ask.keep ? pass->block : FS_NOISE_BLOCK;
+}
+
 int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block) {
     const fs_head *head = pass->call->head;
     const int64_t stride = weights_stride(head);
     fs_sieve *sieve = &pass->sieve[task];
+    const int first = !sieve->begun;
+    sieve->begun = 1;
     if (block.first % FS_NOISE_BLOCK || (sieve->paused && sieve->paused--)) return sieve->armed = 0;
     for (int32_t a = 0; a < pass->rows; a++) {
         const sifted_row r = row_at(pass, task, a);
         if (sieve->armed) hear(&r);
-        else if (!arm(&r)) return 0;
+        else if (!arm(&r, first)) return 0;
         sieve->most[a] = -INFINITY;
     }
     sieve->armed = 1;

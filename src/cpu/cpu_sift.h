@@ -14,6 +14,10 @@ void fs_sift_forget(const fs_pass *pass, int32_t a);
 /* Before a task's first block. */
 void fs_sift_open(const fs_pass *pass, int32_t task);
 
+/* Tokens of the task's next block. The first one has to go the long way, unless another task has told of a winner. Greedy rows need no more than
+ * one token of it, so it is as short as can be; with noise a winner among few leaves too many of the next block a chance. */
+int64_t fs_sift_length(const fs_pass *pass, int32_t task);
+
 /* Computes a block and takes what matters of it, without its logits. 0 if it has to go the long way (fs_rows_absorb): nothing has been
  * taken then. */
 int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block);
