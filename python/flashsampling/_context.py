@@ -3,7 +3,7 @@ import ctypes
 from ctypes import byref
 
 from . import _c
-from ._arrays import as_pointer, converted, numpy
+from ._arrays import converted, integer, numpy
 from ._call import Batch, Result, choice
 
 
@@ -37,7 +37,8 @@ class Context:
         self._library = _c.library()
         o = _c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct))
         o.backend = choice(_c.BACKENDS, backend, "backend")
-        o.device, o.threads, o.block, o.stream = device, threads, block, stream
+        o.device, o.threads = integer(device, "i32", "device"), integer(threads, "i32", "threads")
+        o.block, o.stream = integer(block, "i32", "block"), stream
         o.fallback_bytes = fallback_bytes if fallback_bytes is not None else 0 if work else 64 << 20
         if log:
             o.log = _c.LogFunction(lambda user, line: log(line.decode(errors="replace")))
@@ -171,11 +172,10 @@ class Context:
 def accept(draft, target):
     """How many leading tokens of draft [S, k] equal those of target [S, k + 1], per sequence."""
     np = numpy()
-    draft = np.ascontiguousarray(draft, "<i4")
+    draft = converted(draft, "i32", "draft", [-1, -1])
     target = converted(target, "i32", "target", [draft.shape[0], draft.shape[1] + 1])
     accepted = np.empty(draft.shape[0], "<i4")
-    _check(_c.library().fs_accept(draft.shape[0], draft.shape[1], as_pointer(draft, "draft").address, target.address,
-                                  accepted.ctypes.data))
+    _check(_c.library().fs_accept(*draft.shape, draft.address, target.address, accepted.ctypes.data))
     return accepted
 
 

@@ -118,6 +118,18 @@ def test_results_are_what_was_asked_for(context):
     assert result.work_bytes > 0 and result.fallback_rows == 0 and result.wire_bytes == 0
 
 
+def pointer(dtype):
+    return fs.Pointer(X.ctypes.data, (2,), dtype)
+
+
+def masked(context, index):
+    return context.sample(fs.Head(logits=X), allow=np.full((2, 1), 15, "u4"), allow_index=index)
+
+
+def scored(context, given):
+    return context.sample(fs.Head(logits=X), mode="score", given=given, outputs=["logit"])
+
+
 @pytest.mark.parametrize("call, error, text", [
     (lambda c: fs.Head(), ValueError, "either weights or logits"),
     (lambda c: fs.Head(logits=X.astype("f8")), TypeError, "logits: array of type <f8"),
@@ -137,10 +149,46 @@ def test_results_are_what_was_asked_for(context):
     (lambda c: c.sample(fs.Head(logits=X), allow=np.zeros((1, 1), "u4")), ValueError, r"expected at least \[2, 1\]"),
     (lambda c: c.sample(fs.Head(logits=X), edits=([0, 5, 6], [1], [1.0])), ValueError, "edit: offsets must rise"),
     (lambda c: c.sample(fs.Head(logits=X), outputs=["logits"]), ValueError, "outputs: logits: expected some of"),
+    (lambda c: c.sample(fs.Head(logits=X), top_k=pointer("f16")), TypeError, "top_k: a Pointer to f16, expected i32"),
+    (lambda c: fs.Head(logits=fs.Pointer(X.ctypes.data, X.shape, "f32"), dtype="bf16"), TypeError, "expected bf16"),
+    (lambda c: masked(c, [0, 100000000]), ValueError, "allow_index: 100000000 for row 1, must be -1 to 1"),
+    (lambda c: masked(c, [-2, 0]), ValueError, "allow_index: -2 for row 0, must be -1 to 1"),
+    (lambda c: masked(c, [2, 0]), ValueError, "allow_index: 2 for row 0, must be -1 to 1"),
+    (lambda c: scored(c, [[2**32 + 1], [0]]), ValueError, "given: 4294967297, expected an integer from -2147483648 to"),
+    (lambda c: scored(c, [[0], [1.7]]), ValueError, "given: 1.7, expected an integer from -2147483648 to 2147483647"),
+    (lambda c: scored(c, [[0], [float("nan")]]), ValueError, "given: nan, expected an integer"),
+    (lambda c: c.sample(fs.Head(logits=X), top_k=2**32 + 1), ValueError, "top_k: 4294967297, expected an integer from"),
+    (lambda c: c.sample(fs.Head(logits=X), top_k=0.9), ValueError, "top_k: 0.9, expected an integer"),
+    (lambda c: c.sample(fs.Head(logits=X), top_k=[2**31, 1]), ValueError, "top_k: 2147483648, expected an integer"),
+    (lambda c: c.sample(fs.Head(logits=X), top_k=np.float32([2**31, 1])), ValueError, "top_k: 2147483648.0, expected"),
+    (lambda c: c.sample(fs.Head(logits=X), seed=-1), ValueError, "seed: -1, expected an integer from 0 to 18446744"),
+    (lambda c: c.sample(fs.Head(logits=X), seed=[0, -1]), ValueError, "seed: -1, expected an integer from 0 to"),
+    (lambda c: c.sample(fs.Head(logits=X), seed=[0, 2**64]), ValueError, "seed: 18446744073709551616, expected"),
+    (lambda c: c.sample(fs.Head(logits=X), seed=[0, 2.0**64]), ValueError, "seed: 1.8446744073709552e.19, expected"),
+    (lambda c: c.sample(fs.Head(logits=X), stream=2**32), ValueError, "stream: 4294967296, expected an integer from 0"),
+    (lambda c: c.sample(fs.Head(logits=X), position=-1), ValueError, "position: -1, expected an integer from 0"),
+    (lambda c: c.sample(fs.Head(logits=X), position=float("inf")), ValueError, "position: inf, expected an integer"),
+    (lambda c: c.sample(fs.Head(logits=X), samples=2**32 + 1), ValueError, "samples: 4294967297, expected an integer"),
+    (lambda c: c.sample(fs.Head(logits=X), fallback_token=2**31), ValueError, "fallback_token: 2147483648, expected"),
+    (lambda c: c.sample(fs.Head(logits=X), mode=2**32), ValueError, "mode: 4294967296, expected an integer"),
+    (lambda c: c.sample(fs.Head(logits=X), edits=[[(2**32, 1.0)], []]), ValueError, "edit: 4294967296, expected"),
+    (lambda c: fs.Context(threads=2**32 + 1), ValueError, "threads: 4294967297, expected an integer"),
+    (lambda c: fs.accept([[2**32 + 1]], [[1, 2]]), ValueError, "draft: 4294967297, expected an integer"),
 ])
 def test_mistakes_are_caught_in_python(context, call, error, text):
     with pytest.raises(error, match=text):
         call(context)
+
+
+def test_whole_numbers_of_any_type_are_taken(context):
+    head = fs.Head(logits=X)
+    for k in (1, 1.0, np.int64(1), np.float32(1), np.array(1), [1, 1], [1.0, 1.0], np.uint64([1, 1]), [True, True]):
+        assert context.sample(head, top_k=k).tokens.tolist() == [[1], [0]]
+    for top in (2**64 - 1, [2**64 - 1] * 2, np.int64([-1, -1])):  # signed arrays stand for unsigned ones of their width
+        result = context.sample(head, seed=top, stream=2**32 - 1, position=2**64 - 1, outputs=["score"])
+        assert np.isfinite(result.score).all()
+    assert context.sample(head, seed=[2**64 - 1] * 2).tokens.tolist() == \
+        context.sample(head, seed=np.int64([-1, -1])).tokens.tolist()
 
 
 # -------------------------------------------------------------------------------------------------------- errors ----
