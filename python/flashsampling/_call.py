@@ -78,6 +78,9 @@ class Head:
         c.round = choice(_c.DTYPES, round, "round")
         c.scale, c.softcap, c.post_scale = scale, softcap, post_scale
         c.flags = _c.HEAD_CONSTANT if constant else 0
+        # What a batch relies on, in words; shards of one vocabulary may share a batch.
+        shape = "weights of %d columns" if self.kind == "weights" else "%d rows of logits"
+        self.text = (shape + ", %d tokens") % (self.data.shape[self.kind == "weights"], self.vocab)
 
     @property
     def vocab(self):
@@ -106,7 +109,7 @@ class Batch:
         unknown = set(values) - set(_SLOT_DTYPES)
         if unknown:
             raise TypeError("unknown rule: %s" % ", ".join(sorted(unknown)))
-        self._keep, self.device = [], head.data.device
+        self._keep, self.device, self._made_for = [], head.data.device, head.text
         c = self.struct = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct))
         c.mode, c.noise = choice(_c.MODES, mode, "mode"), choice(_c.NOISES, noise, "noise")
         self.samples = c.samples = integer(samples, "i32", "samples")
@@ -132,6 +135,12 @@ class Batch:
                     self.watched = pointers[1].shape[0]
         if given is not None:
             self._point("given", converted(given, "i32", "given", [self.rows, self.samples]))
+
+    def check(self, head):
+        """Refuses a head that the arrays were not made for."""
+        if head.text != self._made_for:
+            raise ValueError("the batch was made for a head of %s, not of %s" % (self._made_for, head.text))
+        same_memory(head.data.device, self, "batch")
 
     def _point(self, name, pointer):
         same_memory(self.device, pointer, name)
@@ -243,18 +252,12 @@ class Result:
         tokens = as_pointer(arrays["tokens"], "tokens").dtype if "tokens" in arrays else "i32"
         top = next((arrays[name].shape[-1] for name in _TOP_FIELDS if name in arrays), 0)
         fields = cls._fields(batch, top, tokens)
-        for name, array in arrays.items():
+        for name in arrays:
             if name not in fields:
                 raise ValueError("out: %s: expected some of %s" % (name, ", ".join(fields)))
-            dtype, shape = fields[name]
-            pointer = as_pointer(array, name, dtype)
-            same_memory(batch.device, pointer, name)
-            if pointer.shape != shape and not (batch.samples == 1 and pointer.shape + (1,) == shape):
-                raise ValueError("%s: shape %s, expected %s" % (name, list(pointer.shape), list(shape)))
-            if pointer.stride not in (0, pointer.shape[-1] * int(TYPESTR[dtype][2:])):
-                raise ValueError("%s: rows are %d bytes apart, expected a packed array" % (name, pointer.stride))
         result = cls.__new__(cls)
         result._set(arrays, top, logits, tokens)
+        result.struct(batch)
         return result
 
     @staticmethod
@@ -277,12 +280,29 @@ class Result:
         names = ("tokens", *_SAMPLE_FIELDS, *_ROW_FIELDS, *_TOP_FIELDS, *_WATCH_FIELDS)
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def struct(self):
+    @staticmethod
+    def _pointer(array, name, dtype, shape, batch):
+        """A Pointer to the caller's own array, of just this shape: the library writes all of it."""
+        pointer = as_pointer(array, name, dtype)
+        if array is not pointer and array is not pointer.keep:
+            raise TypeError("%s: a %s, expected an array to write to" % (name, type(array).__name__))
+        if getattr(array, "__array_interface__", {"data": (0, False)})["data"][1]:
+            raise ValueError("%s: a read-only array" % name)
+        same_memory(batch.device, pointer, name)
+        if pointer.shape != shape and not (batch.samples == 1 and pointer.shape + (1,) == shape):
+            raise ValueError("%s: shape %s, expected %s" % (name, list(pointer.shape), list(shape)))
+        if pointer.stride not in (0, pointer.shape[-1] * int(TYPESTR[dtype][2:])):
+            raise ValueError("%s: rows are %d bytes apart, expected a packed array" % (name, pointer.stride))
+        return pointer
+
+    def struct(self, batch):
+        """The C structure for a call with this batch; refuses arrays that do not fit it, whenever they were set."""
+        fields = self._fields(batch, self.top_count, self.tokens_dtype)
         c = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct))
         c.tokens_dtype = choice(_c.DTYPES, self.tokens_dtype, "tokens")
         c.logits, c.top_count = choice(_c.LOGITS, self.logits, "logits"), self.top_count
         for name, array in self.arrays().items():
-            setattr(c, name, as_pointer(array, name).address)
+            setattr(c, name, self._pointer(array, name, *fields[name], batch).address)
         return c
 
     def take(self, c):

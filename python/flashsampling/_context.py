@@ -103,6 +103,7 @@ class Context:
             if rules:
                 raise TypeError("a Batch has its rules already: %s" % ", ".join(rules))
             batch = hidden
+            batch.check(head)
         else:
             batch = Batch(head, hidden, **rules)
         if isinstance(out, dict):
@@ -119,7 +120,7 @@ class Context:
         then says what is wanted. ranks is the address of an fs_ranks: then head is this rank's shard.
         """
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
-        c = result.struct()
+        c = result.struct(batch)
         if ranks is None:
             self._run(self._library.fs_sample, head, batch, byref(c))
         else:
@@ -128,7 +129,7 @@ class Context:
 
     def _size(self, function, head, hidden, out, outputs, top, logits, tokens, rules):
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
-        bytes_, c = ctypes.c_size_t(), result.struct()
+        bytes_, c = ctypes.c_size_t(), result.struct(batch)
         self._run(function, head, batch, byref(c), byref(bytes_))
         return bytes_.value
 
@@ -151,7 +152,7 @@ class Context:
             part = torch.empty(size, dtype=torch.uint8, device="cuda")
         else:
             part = numpy().empty(size, "u1")
-        c = result.struct()
+        c = result.struct(batch)
         self._run(self._library.fs_partial, head, batch, byref(c), self._address(part), size)
         return part
 
@@ -164,7 +165,7 @@ class Context:
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         arrays = [part if hasattr(part, "data_ptr") else numpy().frombuffer(part, "u1") for part in parts]
         pointers = (ctypes.c_void_p * len(arrays))(*(self._address(a) for a in arrays))
-        c = result.struct()
+        c = result.struct(batch)
         self._run(self._library.fs_merge, head, batch, pointers, len(arrays), byref(c))
         return result.take(c)
 

@@ -191,6 +191,64 @@ def test_whole_numbers_of_any_type_are_taken(context):
         context.sample(head, seed=np.int64([-1, -1])).tokens.tolist()
 
 
+@pytest.mark.parametrize("rows, asked, text", [
+    (3, {}, r"tokens: shape \[2, 1\], expected \[3, 1\]"),
+    (2, dict(samples=3), r"tokens: shape \[2, 1\], expected \[2, 3\]"),
+    (2, dict(watch=[[0], []]), r"watch_logit: shape \[2\], expected \[1\]"),
+])
+def test_a_result_of_another_batch_is_refused(context, rows, asked, text):
+    out = fs.Result(fs.Batch(fs.Head(logits=X), watch=[[0], [1]]))
+    with pytest.raises(ValueError, match=text):
+        context.sample(fs.Head(logits=np.zeros((rows, 4), np.float32)), out=out, **asked)
+
+
+@pytest.mark.parametrize("name, array, error, text", [
+    ("tokens", np.zeros((1, 1), "i4"), ValueError, r"tokens: shape \[1, 1\], expected \[2, 1\]"),
+    ("score", np.zeros((2, 1), "f8"), TypeError, "score: array of type <f8, expected f32"),
+    ("score", np.zeros((2, 9), "f4")[:, :1], ValueError, "score: rows are 36 bytes apart, expected a packed array"),
+    ("score", fs.Pointer(X.ctypes.data, (2, 1), "i32"), TypeError, "score: a Pointer to i32, expected f32"),
+    ("score", np.frombuffer(bytes(8), "f4").reshape(2, 1), ValueError, "score: a read-only array"),
+])
+def test_fields_that_do_not_fit_are_refused_whenever_they_were_set(context, name, array, error, text):
+    batch = fs.Batch(fs.Head(logits=X))
+    out = fs.Result(batch, ["score"])
+    setattr(out, name, array)
+    with pytest.raises(error, match=text):
+        context.sample(fs.Head(logits=X), batch, out=out)
+    with pytest.raises(error, match=text):
+        context.sample(fs.Head(logits=X), out={"tokens": np.zeros((2, 1), "i4"), name: array})
+
+
+def test_a_list_is_nothing_to_write_to(context):
+    with pytest.raises(TypeError, match="tokens: a list, expected an array to write to"):
+        context.sample(fs.Head(logits=X), out={"tokens": [[0], [0]]})
+
+
+def test_a_batch_of_another_head_is_refused(context):
+    X32 = np.zeros((2, 32), np.float32)
+    heads = {"weights of 4 columns, 2 tokens": fs.Head(X), "weights of 32 columns, 2 tokens": fs.Head(X32),
+             "weights of 4 columns, 99 tokens": fs.Head(X, vocab=99), "2 rows of logits, 4 tokens": fs.Head(logits=X),
+             "1 rows of logits, 4 tokens": fs.Head(logits=X[:1])}
+    for made_for, own in heads.items():
+        batch = fs.Batch(own, np.zeros((2, own.data.shape[1]), "f4") if own.kind == "weights" else None)
+        for given, head in heads.items():
+            if head is own:
+                assert (context.sample(head, batch).tokens >= 0).all()
+                continue
+            for call in (context.sample, context.work_size, context.partial, lambda *a: context.merge([], *a)):
+                with pytest.raises(ValueError, match="made for a head of %s, not of %s" % (made_for, given)):
+                    call(head, batch)
+
+
+def test_shards_may_share_a_batch():
+    W, context = np.arange(96, dtype=np.float32).reshape(24, 4) % 7, fs.Context("cpu")
+    whole, hidden = fs.Head(W), np.ones((2, 4), np.float32)
+    shards = [fs.Head(W[:16], vocab=24), fs.Head(W[16:], first_token=16)]
+    batch = fs.Batch(shards[0], hidden, seed=1)
+    parts = [context.partial(head, batch) for head in shards]
+    assert context.merge(parts, shards[1], batch).tokens.tolist() == context.sample(whole, batch).tokens.tolist()
+
+
 # -------------------------------------------------------------------------------------------------------- errors ----
 
 
