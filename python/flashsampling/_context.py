@@ -3,7 +3,7 @@ import ctypes
 from ctypes import byref
 
 from . import _c
-from ._arrays import converted, integer, numpy
+from ._arrays import converted, integer, is_tensor, numpy
 from ._call import Batch, Result, choice
 
 
@@ -149,7 +149,9 @@ class Context:
         if self.text.startswith("cuda"):
             import torch
 
-            part = torch.empty(size, dtype=torch.uint8, device="cuda")
+            data = head.data.keep
+            device = data.device if is_tensor(data) else torch.device("cuda", self._options.device)
+            part = torch.empty(size, dtype=torch.uint8, device=device)
         else:
             part = numpy().empty(size, "u1")
         c = result.struct(batch)
@@ -158,12 +160,22 @@ class Context:
 
     @staticmethod
     def _address(part):
-        return part.data_ptr() if hasattr(part, "data_ptr") else part.ctypes.data
+        return part.data_ptr() if is_tensor(part) else part.ctypes.data
+
+    @staticmethod
+    def _check_sizes(parts, size):
+        """C reads parts as far as this call's go: it is not told how long they are."""
+        for i, part in enumerate(parts):
+            found = part.numel() * part.element_size() if is_tensor(part) else part.nbytes
+            if found != size:
+                text = "part %d of %d: %d bytes, the parts of this call have %d" % (i, len(parts), found, size)
+                raise Error(_c.STATUS_PEER, text)
 
     def merge(self, parts, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
         """The Result of all parts together, one per shard. The other arguments are those the parts were made with."""
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
-        arrays = [part if hasattr(part, "data_ptr") else numpy().frombuffer(part, "u1") for part in parts]
+        arrays = [part if is_tensor(part) else numpy().frombuffer(part, "u1") for part in parts]
+        self._check_sizes(arrays, self.partial_size(head, batch, out=result))
         pointers = (ctypes.c_void_p * len(arrays))(*(self._address(a) for a in arrays))
         c = result.struct(batch)
         self._run(self._library.fs_merge, head, batch, pointers, len(arrays), byref(c))

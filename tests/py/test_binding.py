@@ -1,6 +1,7 @@
 """The Python binding: structures as C lays them out, arrays as they lie, errors with their texts."""
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -67,6 +68,18 @@ def test_constants_are_those_of_the_header():
             assert "%s%s = %d" % (prefix, name.upper(), value) in text
     assert "#define FS_VERSION_MAJOR %d" % _c.VERSION[0] in text
     assert "#define FS_VERSION_MINOR %d" % _c.VERSION[1] in text
+
+
+ERRORS = {"argument": -1, "unsupported": -2, "memory": -3, "device": -4, "peer": -5, "state": -6, "environment": -7,
+          "internal": -8}
+
+
+def test_errors_keep_their_numbers():
+    text = open(os.path.join(ROOT, "include", "flashsampling.h")).read()
+    assert "    FS_OK = 0,\n" in text
+    assert {name.lower(): int(value) for name, value in re.findall(r"FS_ERR_(\w+) = (-?\d+)", text)} == ERRORS
+    assert (_c.STATUS_OK, _c.STATUS_PEER) == (0, ERRORS["peer"])
+    assert [_c.library().fs_status_text(value).decode() for value in ERRORS.values()] == list(ERRORS)
 
 
 def test_every_exported_function_is_bound():
@@ -334,6 +347,19 @@ def test_work_memory_of_the_caller(context):
     for later in (size, 0):
         small.set_work(later)
         assert small.sample(head, seed=1).tokens.tolist() == lent.tokens.tolist()
+
+
+def test_a_part_of_another_size_is_refused():
+    context, head = fs.Context("cpu"), fs.Head(logits=X)
+    part = context.partial(head, seed=1)
+    whole = context.sample(head, seed=1).tokens.tolist()
+    assert context.merge([part, bytes(part)], head, seed=1).tokens.tolist() == whole
+    for size in (0, 15, 16, 20, len(part) - 1, len(part) + 1):
+        cut = (bytes(part) + b"0")[:size]
+        text = "part 1 of 2: %d bytes, the parts of this call have %d" % (size, len(part))
+        with pytest.raises(fs.Error, match=text) as error:
+            context.merge([part, cut], head, seed=1)
+        assert error.value.name == "peer" and error.value.status == ERRORS["peer"]
 
 
 def test_accept_counts_leading_matches():
