@@ -1,5 +1,6 @@
 """Context: where calls are made; and the functions that need none."""
 import ctypes
+import threading
 from ctypes import byref
 
 from . import _c
@@ -21,19 +22,60 @@ def _check(status, context=None):
         raise Error(status, _c.library().fs_error_text(context).decode(errors="replace"))
 
 
+class _ParallelFor:
+    """The caller's parallel_for as C calls it: every task has run, once, when it returns, whatever the caller's does.
+
+    ctypes would print an exception and go on, with tasks left out. Here they run all the same, and the exception is
+    kept for after the call.
+    """
+
+    def __init__(self, function):
+        self.function, self.error = function, None
+
+    def __call__(self, user, count, task, arg):
+        left, running, change = set(range(count)), set(), threading.Condition()
+
+        def run(i):
+            with change:
+                if i not in left:
+                    return
+                left.remove(i)
+                running.add(i)
+            try:
+                task(arg, i)
+            finally:
+                with change:
+                    running.remove(i)
+                    change.notify()
+
+        try:
+            self.function(count, run)
+        except BaseException as error:
+            self.error = self.error or error
+        for i in range(count):
+            run(i)
+        with change:
+            change.wait_for(lambda: not running)
+
+    def reraise(self):
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+
 class Context:
     """One backend with its threads and work memory. Serves one call at a time; use one per thread.
 
     backend is "auto", "cpu", "cuda" or "reference"; threads 0 = every core. log(line) hears what was chosen and why.
-    parallel_for(count, task) runs task(i) for i in range(count) on the caller's threads. work is the number of bytes to
-    set aside once; calls then never allocate (work_size tells how many). On "cuda" device is its number and stream the
-    address of the stream (torch: stream.cuda_stream); calls return when they are queued there, and the arrays must live
-    until they have run.
+    parallel_for(count, task) runs task(i) for i in range(count) on the caller's threads; what it raises is raised when
+    the call has come to its end. work is the number of bytes to set aside once; calls then never allocate (work_size
+    tells how many). On "cuda" device is its number and stream the address of the stream (torch: stream.cuda_stream);
+    calls return when they are queued there, and the arrays must live until they have run.
     """
 
     def __init__(self, backend="auto", *, device=0, threads=0, block=0, log=None, parallel_for=None, work=0,
                  fallback_bytes=None, stream=None):
-        self._context = None
+        self._context = self._parallel_for = None
         self._library = _c.library()
         o = _c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct))
         o.backend = choice(_c.BACKENDS, backend, "backend")
@@ -43,7 +85,8 @@ class Context:
         if log:
             o.log = _c.LogFunction(lambda user, line: log(line.decode(errors="replace")))
         if parallel_for:
-            o.parallel_for = _c.ParallelFor(lambda user, count, task, arg: parallel_for(count, lambda i: task(arg, i)))
+            self._parallel_for = _ParallelFor(parallel_for)
+            o.parallel_for = _c.ParallelFor(self._parallel_for)
         self._options = o  # keeps the callbacks alive
         out = ctypes.c_void_p()
         _check(self._library.fs_context_create(byref(o), byref(out)))
@@ -79,7 +122,10 @@ class Context:
         handle = self._handle()
         if head.data.device is not None and head.data.device != self.text.startswith("cuda"):
             raise ValueError("the head is in %s memory: %s" % ("device" if head.data.device else "host", self.text))
-        _check(function(handle, byref(head.struct), byref(batch.struct), *rest), handle)
+        status = function(handle, byref(head.struct), byref(batch.struct), *rest)
+        if self._parallel_for:
+            self._parallel_for.reraise()
+        _check(status, handle)
 
     @property
     def text(self):

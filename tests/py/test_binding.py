@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -360,6 +361,68 @@ def test_a_part_of_another_size_is_refused():
         with pytest.raises(fs.Error, match=text) as error:
             context.merge([part, cut], head, seed=1)
         assert error.value.name == "peer" and error.value.status == ERRORS["peer"]
+
+
+# ------------------------------------------------------------------------------------------------------- threads ----
+
+
+class Planted(Exception):
+    pass
+
+
+def fail_at(place):
+    def parallel_for(count, task):
+        for i in range(count):
+            if i == place:
+                raise Planted(i)
+            task(i)
+
+    return parallel_for
+
+
+def fail_beside_a_thread(count, task):
+    """Fails while another thread has still to begin its task."""
+    thread = threading.Thread(target=lambda: [task(i) for i in range(count)], daemon=True)
+    thread.start()
+    raise Planted
+
+
+def twice(count, task):
+    for i in [*range(count), *range(-1, count + 1)]:
+        task(i)
+
+
+def forget(count, task):
+    task(count - 1)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_what_the_callers_threads_raise_is_raised_after_the_call(place):
+    rng = np.random.default_rng(1)
+    head = fs.Head(logits=rng.normal(0, 1, (3, 5000)).astype(np.float32))
+    expected = fs.Context("cpu").sample(head, seed=1)
+    context, batch = fs.Context("cpu", threads=4, parallel_for=fail_at(place)), fs.Batch(head, seed=1)
+    out = fs.Result(batch)
+    for _ in range(2):
+        out.tokens[:] = 77
+        with pytest.raises(Planted, match=str(place)):
+            context.sample(head, batch, out=out)
+        assert out.tokens.tolist() == expected.tokens.tolist()  # the call came to its end all the same
+
+
+@pytest.mark.parametrize("parallel_for", [twice, forget], ids=["twice", "forget"])
+def test_every_task_runs_once_whatever_the_callers_threads_do(parallel_for):
+    head = fs.Head(logits=np.random.default_rng(1).normal(0, 1, (3, 5000)).astype(np.float32))
+    context = fs.Context("cpu", threads=4, parallel_for=parallel_for)
+    assert context.sample(head, seed=1).tokens.tolist() == fs.Context("cpu").sample(head, seed=1).tokens.tolist()
+
+
+def test_a_thread_that_outlives_its_call_does_no_harm():
+    head = fs.Head(logits=np.random.default_rng(1).normal(0, 1, (3, 50000)).astype(np.float32))
+    context = fs.Context("cpu", threads=4, parallel_for=fail_beside_a_thread)
+    for _ in range(50):
+        with pytest.raises(Planted):
+            context.sample(head, seed=1)
 
 
 def test_accept_counts_leading_matches():
