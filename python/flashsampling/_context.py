@@ -81,7 +81,7 @@ class Context:
         o.backend = choice(_c.BACKENDS, backend, "backend")
         o.device, o.threads = integer(device, "i32", "device"), integer(threads, "i32", "threads")
         o.block, o.stream = integer(block, "i32", "block"), stream
-        o.fallback_bytes = fallback_bytes if fallback_bytes is not None else 0 if work else 64 << 20
+        o.fallback_bytes = _c.FALLBACK_BYTES if fallback_bytes is None else fallback_bytes
         if log:
             o.log = _c.LogFunction(lambda user, line: log(line.decode(errors="replace")))
         if parallel_for:

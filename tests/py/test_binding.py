@@ -67,6 +67,7 @@ def test_constants_are_those_of_the_header():
                           ("FS_LOGITS_", _c.LOGITS), ("FS_BACKEND_", _c.BACKENDS)):
         for name, value in table.items():
             assert "%s%s = %d" % (prefix, name.upper(), value) in text
+    assert "o.fallback_bytes = (size_t)%d << 20;" % (_c.FALLBACK_BYTES >> 20) in text
     assert "#define FS_VERSION_MAJOR %d" % _c.VERSION[0] in text
     assert "#define FS_VERSION_MINOR %d" % _c.VERSION[1] in text
 
@@ -348,6 +349,18 @@ def test_work_memory_of_the_caller(context):
     for later in (size, 0):
         small.set_work(later)
         assert small.sample(head, seed=1).tokens.tolist() == lent.tokens.tolist()
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_work_memory_leaves_the_budget_of_the_second_pass_as_it_is(backend):
+    """A cut of 40,000 equal tokens takes a second pass, whose memory work memory must not have taken away."""
+    head, rules = fs.Head(logits=np.zeros((1, 50000), np.float32)), dict(top_p=0.8, seed=1)
+    fresh = fs.Context(backend)
+    lent = fs.Context(backend, work=fresh.work_size(head, **rules))
+    lent.set_work(0)
+    expected, result = fresh.sample(head, **rules), lent.sample(head, **rules)
+    assert result.status.tolist() == expected.status.tolist() and result.tokens.tolist() == expected.tokens.tolist()
+    assert result.tokens[0, 0] >= 0
 
 
 def test_a_part_of_another_size_is_refused():
