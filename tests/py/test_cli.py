@@ -104,6 +104,8 @@ def test_version_is_the_librarys():
     (["sample", "--synthetic", "10,4,2", "--mode", "score"], "needs --given"),
     (["sample", "--synthetic", "10,4,2", "--softcap", "-1"], "must be 0 (none) or positive"),
     (["sample", "--synthetic", "10,4,2", "--slot", "0,2000000000"], "--slot 2000000000: must lie in -1 .. 1048575"),
+    (["sample", "--synthetic", "10,4,2", "--top-k", "0x"], "--top-k 0x: expected an integer"),
+    (["sample", "--synthetic", "10,4,2", "--top-k", "0b1"], "--top-k 0b1: expected an integer"),
     (["verify", "--draws", "10"], "must lie in 1000 .. 1000000000"),
     (["verify", "--rule", "nonsense"], "--rule nonsense"),
     (["bench", "--batch", "0"], "--batch 0: must lie in"),
@@ -186,6 +188,13 @@ def test_tokens_do_not_depend_on_threads_blocks_or_shards():
     expected = tokens_of(sample(*words))
     for more in (["--threads", 1], ["--block", 128], ["--shards", 3], ["--threads", 3, "--block", 256]):
         assert tokens_of(sample(*words, *more)) == expected
+
+
+def test_integers_are_decimal_or_hexadecimal():
+    words = ["--synthetic", "1000,48,4", "--mode", "without-replacement", "--seed", 5]
+    for option in ("samples", "top-k"):
+        run_with = lambda text: tokens_of(sample(*words, "--samples", 12, f"--{option}", text))
+        assert run_with("010") == run_with("10") == run_with("0xA") == run_with("0xa") != run_with("8")
 
 
 def test_head_and_hidden_states_of_every_type(tmp_path, rng):
