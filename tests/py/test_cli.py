@@ -190,6 +190,16 @@ def test_tokens_do_not_depend_on_threads_blocks_or_shards():
         assert tokens_of(sample(*words, *more)) == expected
 
 
+def test_shards_prove_wide_cuts_by_longer_lists():
+    """Lists of 1,024, of 1 and of k entries, which do not prove the cut of the first row."""
+    words = ["--synthetic", "50000,16,2", "--temperature", 50, "--top-p", "0.99,1"]
+    for more in ([], ["--list-capacity", 1], ["--top-k", 30000, "--joint-top-p"],
+                 ["--logprobs", "raw", "--exact-rank", "--top", 3]):
+        whole, shared = sample(*words, *more), sample(*words, *more, "--shards", 3)
+        assert whole["fallback_rows"] == shared["fallback_rows"] > 0
+        assert whole["rows"] == shared["rows"] and shared["rows"][0]["status_text"] == "second pass"
+
+
 def test_integers_are_decimal_or_hexadecimal():
     words = ["--synthetic", "1000,48,4", "--mode", "without-replacement", "--seed", 5]
     for option in ("samples", "top-k"):
