@@ -3,6 +3,7 @@
 Stored logits are equal by nature and dot products of small integers are exact in float in any order, so tokens must be
 identical and not merely alike. FLASHSAMPLING_TEST_BACKENDS names the backends, separated by commas; the default is cpu.
 """
+import contextlib
 import os
 
 import numpy as np
@@ -30,7 +31,7 @@ def backend(request):
 
 def check(backend, reference, case, tolerance=2e-6):
     expected, result = case.run(reference), case.run(backend)
-    assert_same(result, expected.arrays(), tolerance)
+    assert_same(result, expected.arrays(), tolerance, case.rules.get("exact_rank"))
     return result
 
 
@@ -92,6 +93,22 @@ def test_gaussian_weights_agree_up_to_the_rounding_of_the_dot_product(backend, r
         assert (expected.tokens != result.tokens).mean() < 0.01
         np.testing.assert_allclose(result.log_z, expected.log_z, atol=1e-4)
         np.testing.assert_allclose(result.max_logit, expected.max_logit, atol=1e-4)
+
+
+@pytest.mark.parametrize("exact_rank, bound, rank, good", [
+    (False, False, 600, True), (False, True, 600, True), (False, True, 257, True),
+    (False, True, 256, False), (False, False, 257, False), (False, True, 601, False), (False, False, 601, False),
+    (True, False, 600, True), (True, True, 600, False), (True, True, 257, False), (True, False, 257, False),
+])
+def test_ranks_are_bounds_only_where_the_header_lets_them(reference, exact_rank, bound, rank, good):
+    """The 600th of 1,000 tokens, whose rank a list of 256 does not know."""
+    x = -np.arange(1000, dtype=np.float32).reshape(1, -1)
+    case = Case(dict(logits=x), mode="score", given=[[599]])
+    expected, result = case.run(reference), case.run(reference)
+    assert expected.rank.tolist() == [[600]]
+    result.rank[:], result.status[:] = rank, fs.Row.RANK_BOUND * bound
+    with contextlib.nullcontext() if good else pytest.raises(AssertionError):
+        assert_same(result, expected.arrays(), exact_rank=exact_rank)
 
 
 # --------------------------------------------------------------------------------------------------- wide and odd ----
@@ -265,7 +282,7 @@ def test_merged_shards_are_the_whole(backend, reference, seed):
     case.rules.update(list_capacity=size + 1, exact_rank=True)
     whole = case.run(reference)
     cuts = [int(c) for c in rng.integers(1, size, rng.integers(0, 5))] if size > 1 else []
-    assert_same(merged(backend, case, cuts), whole.arrays())
+    assert_same(merged(backend, case, cuts), whole.arrays(), exact_rank=True)
 
 
 def test_aligned_shards_have_the_same_bits(backend, wide_case):
