@@ -121,7 +121,7 @@ static int parse_integer(column_type type, const char *text, void *out, int64_t 
     int negative = *text == '-';
     if (text[negative] < '0' || text[negative] > '9') return 0; /* strtoull takes signs and spaces */
     errno = 0;
-    uint64_t magnitude = strtoull(text + negative, &end, 0);
+    uint64_t magnitude = strtoull(text + negative, &end, number_base(text + negative));
     return *end == 0 && errno == 0 && store_integer(type, out, i, magnitude, negative);
 }
 

@@ -203,6 +203,25 @@ static void write_tokens(const sample_args *args, const sample_call *c) {
     if (npy_write(args->out, &a, error) != 0) die(END_RUNTIME, "--out %s", error);
 }
 
+/* How the program ends. Rows that failed were printed, but are no success; to skip a row was asked for, and one without a
+ * finite logit has no token by right. */
+static int end_of(const sample_call *c) {
+    const uint32_t failure = FS_ROW_NO_TOKEN & ~(uint32_t)(FS_ROW_SKIPPED | FS_ROW_EMPTY);
+    int64_t count = 0, first = 0;
+    uint32_t all = 0;
+    for (int64_t b = 0; b < c->batch.rows; b++) {
+        if (!(c->result.status[b] & failure)) continue;
+        if (count++ == 0) first = b;
+        all |= c->result.status[b];
+    }
+    if (!count) return END_OK;
+    const int code = all & (FS_ROW_INCOMPLETE | FS_ROW_PEER) ? END_RUNTIME : END_USAGE;
+    if (launch_rank() > 0) return code; /* rank 0 says the same */
+    char words[256];
+    status_words(c->result.status[first], words, sizeof words);
+    die(code, "%lld rows have no token; row %lld: %s", (long long)count, (long long)first, words);
+}
+
 int cmd_sample(int argc, char **argv) {
     sample_args args = parse_sample(argc, argv);
     if (args.quiet) progress_off();
@@ -217,5 +236,5 @@ int cmd_sample(int argc, char **argv) {
     if (args.out && launch_rank() == 0) write_tokens(&args, &c);
     if (args.json) print_call_json(&args, &c, fs_context_text(context), seconds);
     else print_call(&args, &c, fs_context_text(context), seconds);
-    return END_OK;
+    return end_of(&c);
 }

@@ -30,8 +30,8 @@ static int help(void) {
            "  FLASHSAMPLING_NODES      off, or the folder memory nodes are read from\n"
            "  FLASHSAMPLING_CUDA_TILE  sm90 or portable, with :N its tile for N rows\n"
            "  FLASHSAMPLING_MPI        the transport under mpirun: openmpi, mpich, mpi, a file, none\n\n"
-           "Exit codes: 0 done; 1 verification rejected; 2 wrong usage or a value out of range; 3 a file, memory\n"
-           "or device failed.\n");
+           "Exit codes: 0 done; 1 verification rejected; 2 wrong usage or a value out of range; 3 a file, memory,\n"
+           "device or another rank failed, or lists were too short to prove a row's cut.\n");
     return END_OK;
 }
 

@@ -19,10 +19,14 @@ int parse_real(const char *text, double *value) {
     return end != text && *end == 0 && !(errno == ERANGE && isinf(*value));
 }
 
+int number_base(const char *digits) {
+    return digits[0] == '0' && (digits[1] == 'x' || digits[1] == 'X') ? 16 : 10;
+}
+
 int parse_int(const char *text, int64_t *value) {
     char *end;
     errno = 0;
-    *value = strtoll(text, &end, 0);
+    *value = strtoll(text, &end, number_base(text + (*text == '-' || *text == '+')));
     if (end != text && *end == 0 && errno == 0) return 1;
     double real;
     /* "1e6", as people write numbers of draws; exact up to 2^53. */

@@ -70,6 +70,8 @@ const char *nearest(const char *word, const char *const *words);
  * are. */
 void print_wrapped(const char *text, int indent);
 
+/* 16 for digits that begin with 0x, else 10: a leading zero does not make them octal. */
+int number_base(const char *digits);
 /* A whole text as a number ("1e6" is an integer); 0 if it is none. */
 int parse_int(const char *text, int64_t *value);
 int parse_real(const char *text, double *value);

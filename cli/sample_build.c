@@ -5,6 +5,8 @@
 #include "sample.h"
 #include "synth.h"
 
+#include <float.h>
+#include <math.h>
 #include <string.h>
 
 /* ------------------------------------------------------------------------------------------------------ head ---- */
@@ -110,6 +112,26 @@ static const void *values(const char *option, const char *text, column_type type
     return c.data;
 }
 
+/* What the header allows; anything else would be a row without a token. */
+typedef struct limits {
+    float low, high;
+    const char *what;
+} limits;
+
+static const limits finite = {-FLT_MAX, FLT_MAX, "a finite number"};
+static const limits above_0 = {FLT_TRUE_MIN, FLT_MAX, "a finite number above 0"};
+static const limits from_0 = {0, FLT_MAX, "a finite number, 0 or more"};
+static const limits from_0_to_1 = {0, 1, "a number from 0 to 1"};
+static const limits from_0_to_inf = {0, INFINITY, "a number, 0 or more"};
+
+static const float *reals(const char *option, const char *text, limits l, float *all, int64_t slots) {
+    const float *array = values(option, text, COLUMN_F32, all, sizeof *all, slots, "slots");
+    const float *x = array ? array : all;
+    for (int64_t i = 0; i < (array ? slots : 1); i++)
+        if (!(x[i] >= l.low && x[i] <= l.high)) die(END_USAGE, "--%s %g: expected %s", option, (double)x[i], l.what);
+    return array;
+}
+
 /* Per row, without a scalar form in the header: a scalar is repeated. */
 static const int32_t *row_values(const char *option, const char *text, int64_t count) {
     int32_t all = 0;
@@ -124,7 +146,8 @@ static const int32_t *row_values(const char *option, const char *text, int64_t c
 static int64_t count_slots(const fs_batch *b) {
     int64_t slots = b->slot ? 1 : b->rows;
     for (int64_t i = 0; b->slot && i < b->rows; i++) {
-        if (b->slot[i] >= 1 << 20) die(END_USAGE, "--slot %d: must lie in -1 .. %d", b->slot[i], (1 << 20) - 1);
+        if (b->slot[i] < -1 || b->slot[i] >= 1 << 20)
+            die(END_USAGE, "--slot %d: must lie in -1 .. %d", b->slot[i], (1 << 20) - 1);
         if (b->slot[i] >= slots) slots = (int64_t)b->slot[i] + 1;
     }
     return slots;
@@ -133,15 +156,15 @@ static int64_t count_slots(const fs_batch *b) {
 static void build_rules(const sample_args *args, fs_batch *b) {
     int64_t S = b->slots;
     fs_slot_values *all = &b->all;
-    b->temperature = values("temperature", args->temperature, COLUMN_F32, &all->temperature, 4, S, "slots");
+    b->temperature = reals("temperature", args->temperature, from_0, &all->temperature, S);
     b->top_k = values("top-k", args->top_k, COLUMN_I32, &all->top_k, 4, S, "slots");
-    b->top_p = values("top-p", args->top_p, COLUMN_F32, &all->top_p, 4, S, "slots");
-    b->min_p = values("min-p", args->min_p, COLUMN_F32, &all->min_p, 4, S, "slots");
+    b->top_p = reals("top-p", args->top_p, from_0_to_inf, &all->top_p, S);
+    b->min_p = reals("min-p", args->min_p, from_0_to_1, &all->min_p, S);
     b->seed = values("seed", args->seed, COLUMN_U64, &all->seed, 8, S, "slots");
     b->stream = values("stream", args->stream, COLUMN_U32, &all->stream, 4, S, "slots");
-    b->repetition = values("repetition", args->repetition, COLUMN_F32, &all->repetition, 4, S, "slots");
-    b->frequency = values("frequency", args->frequency, COLUMN_F32, &all->frequency, 4, S, "slots");
-    b->presence = values("presence", args->presence, COLUMN_F32, &all->presence, 4, S, "slots");
+    b->repetition = reals("repetition", args->repetition, above_0, &all->repetition, S);
+    b->frequency = reals("frequency", args->frequency, finite, &all->frequency, S);
+    b->presence = reals("presence", args->presence, finite, &all->presence, S);
     b->position = values("position", args->position, COLUMN_U64, &b->position_all, 8, b->rows, "rows");
 }
 
@@ -151,7 +174,7 @@ static void build_allow(const sample_args *args, fs_batch *b, int64_t vocab) {
     b->allow = bits.data;
     b->allow_index = row_values("allow-index", args->allow_index, b->rows);
     for (int64_t i = 0; b->allow_index && i < b->rows; i++)
-        if (b->allow_index[i] >= bits.rows)
+        if (b->allow_index[i] < -1 || b->allow_index[i] >= bits.rows)
             die(END_USAGE, "--allow-index: %d for row %lld, the file has %lld masks", b->allow_index[i], (long long)i,
                 (long long)bits.rows);
     if (b->allow_index || bits.rows == b->rows) return;
@@ -230,6 +253,10 @@ static void build_batch(const sample_args *args, sample_call *c) {
     if (b->mode == FS_MODE_SCORE && !args->given) die(END_USAGE, "--mode score needs --given");
     if (b->mode != FS_MODE_SCORE && args->given) die(END_USAGE, "--given goes with --mode score");
     b->given = row_values("given", args->given, b->rows * b->samples);
+    for (int64_t i = 0; b->given && i < b->rows * b->samples; i++)
+        if (b->given[i] < 0 || b->given[i] >= c->head.vocab)
+            die(END_USAGE, "--given: %d for row %lld, the vocabulary has %lld", b->given[i],
+                (long long)(i / b->samples), (long long)c->head.vocab);
     sparse watch = read_sparse("watch", args->watch, b->rows, 0);
     b->watch_offset = watch.offset;
     b->watch_token = watch.token;

@@ -25,7 +25,9 @@ fs_head head_shard(const fs_head *head, int i, int n) {
     return slice(head, begin, end);
 }
 
-void sample_in_shards(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result, int shards) {
+/* Partial on each slice, then merge. */
+static void sample_once(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result,
+                        int shards) {
     void **parts = calloc((size_t)shards, sizeof *parts);
     if (!parts) die(END_RUNTIME, "no memory for %d parts", shards);
     fs_head h = *head;
@@ -43,4 +45,33 @@ void sample_in_shards(fs_context *context, const fs_head *head, const fs_batch *
     check(context, fs_merge(context, &h, batch, (const void *const *)parts, count, result));
     for (int i = 0; i < count; i++) free(parts[i]);
     free(parts);
+}
+
+/* Flags the rows that are incomplete; returns how many are. */
+static int64_t find_incomplete(const fs_batch *batch, const fs_result *result, unsigned char *flag) {
+    int64_t count = 0;
+    for (int64_t b = 0; b < batch->rows; b++)
+        if (result->status[b] & FS_ROW_INCOMPLETE) flag[b] = 1, count++;
+    return count;
+}
+
+void sample_in_shards(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result, int shards) {
+    fs_batch b = *batch;
+    sample_once(context, head, &b, result, shards);
+    if (!result->status) return;
+    const int64_t vocab = head->vocab ? head->vocab : head->first_token + head->rows;
+    unsigned char *flag = calloc((size_t)batch->rows + 1, 1);
+    if (!flag) die(END_RUNTIME, "no memory for %lld rows", (long long)batch->rows);
+    /* As ranks do: 16 times the lists there were, of 1024 entries where nobody says otherwise. */
+    while (find_incomplete(batch, result, flag) && b.list_capacity < vocab) {
+        int64_t longer = 16 * (int64_t)(b.list_capacity ? b.list_capacity : 1024);
+        b.list_capacity = (int32_t)(longer < vocab ? longer : vocab);
+        sample_once(context, head, &b, result, shards);
+    }
+    for (int64_t i = 0; i < batch->rows; i++) {
+        if (!flag[i]) continue;
+        result->status[i] |= FS_ROW_FALLBACK;
+        result->fallback_rows++;
+    }
+    free(flag);
 }

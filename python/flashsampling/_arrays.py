@@ -9,6 +9,7 @@ TYPESTR = {"f32": "<f4", "f16": "<f2", "bf16": "<u2", "i32": "<i4", "i64": "<i8"
 TENSORS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32", "int64": "i64", "uint32": "u32",
            "uint64": "u64"}  # torch's names
 UNSIGNED = {"u32": "i32", "u64": "i64"}  # few operations of torch know its unsigned types: signed ones stand for them
+LIMITS = {"i32": (-(2**31), 2**31 - 1), "i64": (-(2**63), 2**63 - 1), "u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1)}
 
 
 def numpy():
@@ -35,6 +36,35 @@ class Pointer:
 
 def is_scalar(value):
     return isinstance(value, numbers.Number) or getattr(value, "shape", None) == ()
+
+
+def no_integer(value, dtype, what):
+    return ValueError("%s: %s, expected an integer from %d to %d" % ((what, value) + LIMITS[dtype]))
+
+
+def integer(value, dtype, what):
+    """A number as an int that this dtype holds: ctypes would wrap it silently."""
+    value = value.item() if hasattr(value, "item") else value
+    low, high = LIMITS[dtype]
+    if not (low <= value <= high and value == int(value)):
+        raise no_integer(value, dtype, what)
+    return int(value)
+
+
+def integers(value, dtype, what):
+    """The array, if this dtype holds its values: numpy would wrap and truncate them silently. An array of the signed
+    type of the same width stands for it, as tensors do."""
+    np = numpy()
+    array, (low, high) = np.asarray(value), LIMITS[dtype]
+    same_width = (TYPESTR[dtype], TYPESTR.get(UNSIGNED.get(dtype)))
+    if hasattr(value, "dtype") and array.dtype.str in same_width:
+        return array
+    exact = array.astype("f8") if array.dtype.kind == "f" else array  # a narrower float would round the limits
+    with np.errstate(invalid="ignore"):
+        good = (exact >= low) & (exact < high + 1) & (exact % 1 == 0)
+    if not np.all(good):
+        raise no_integer(exact[~good].flat[0], dtype, what)
+    return array
 
 
 def is_tensor(value):
@@ -75,6 +105,8 @@ def tensor_pointer(value, what, dtype):
 def as_pointer(value, what, dtype=None):
     """A Pointer to the array as it lies. Rows may have a stride; elements of a row must be neighbours."""
     if isinstance(value, Pointer):
+        if dtype is not None and value.dtype not in (dtype, UNSIGNED.get(dtype)):
+            raise TypeError("%s: a Pointer to %s, expected %s" % (what, value.dtype, dtype))
         return value
     if is_tensor(value):
         return tensor_pointer(value, what, dtype)
@@ -96,7 +128,7 @@ def as_pointer(value, what, dtype=None):
 def converted(value, dtype, what, shape):
     """A Pointer to a packed array of this dtype and shape; -1 in the shape is any length."""
     if not isinstance(value, Pointer) and not on_device(value):
-        value = numpy().ascontiguousarray(value, dtype=TYPESTR[dtype])
+        value = numpy().ascontiguousarray(integers(value, dtype, what) if dtype in LIMITS else value, TYPESTR[dtype])
     pointer = as_pointer(value, what, dtype)
     if len(pointer.shape) != len(shape) or any(s not in (-1, n) for n, s in zip(pointer.shape, shape)):
         wanted = ", ".join("any" if s == -1 else str(s) for s in shape)

@@ -8,6 +8,8 @@ from ctypes import c_void_p
 VERSION = (0, 1)  # of the header mirrored here; before 1.0 another minor version is another interface
 
 STATUS_OK = 0
+STATUS_PEER = -5
+FALLBACK_BYTES = 64 << 20  # fs_options_default
 DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "i32": 8, "i64": 9}
 BACKENDS = {"auto": 0, "cpu": 1, "cuda": 2, "reference": 3}
 KINDS = {"weights": 0, "logits": 1}

@@ -2,7 +2,7 @@
 import ctypes
 
 from . import _c
-from ._arrays import TYPESTR, as_pointer, converted, is_scalar, numpy, ragged
+from ._arrays import TYPESTR, as_pointer, converted, integer, is_scalar, numpy, ragged
 
 _SLOT_DTYPES = {
     "temperature": "f32",
@@ -23,7 +23,7 @@ def choice(table, value, what):
         if value not in table:
             raise ValueError("%s %r: expected one of %s" % (what, value, ", ".join(table)))
         return table[value]
-    return int(value)
+    return integer(value, "i32", what)
 
 
 def matrix(value, what, dtype):
@@ -38,6 +38,16 @@ def same_memory(device, pointer, what):
     if device is not None and pointer.device is not None and device != pointer.device:
         names = ("host", "device")
         raise ValueError("%s: in %s memory, the head in %s memory" % (what, names[pointer.device], names[device]))
+
+
+def check_index(pointer, masks):
+    """Refuses masks that are not there. What lies on a device, or is known by its address alone, is not looked at."""
+    if pointer.keep is None or pointer.device:
+        return
+    bad = (pointer.keep < -1) | (pointer.keep >= masks)
+    if bad.any():
+        row = bad.argmax()
+        raise ValueError("allow_index: %d for row %d, must be -1 to %d" % (pointer.keep[row], row, masks - 1))
 
 
 class Head:
@@ -63,11 +73,14 @@ class Head:
         c.kind, c.dtype, c.data = _c.KINDS[self.kind], _c.DTYPES[self.data.dtype], self.data.address
         c.rows, c.stride = self.rows, self.data.stride
         c.dim = self.data.shape[1] if self.kind == "weights" else 0
-        c.first_token, c.vocab = first_token, vocab
+        c.first_token, c.vocab = integer(first_token, "i64", "first_token"), integer(vocab, "i64", "vocab")
         c.bias = self.bias.address if self.bias else None
         c.round = choice(_c.DTYPES, round, "round")
         c.scale, c.softcap, c.post_scale = scale, softcap, post_scale
         c.flags = _c.HEAD_CONSTANT if constant else 0
+        # What a batch relies on, in words; shards of one vocabulary may share a batch.
+        shape = "weights of %d columns" if self.kind == "weights" else "%d rows of logits"
+        self.text = (shape + ", %d tokens") % (self.data.shape[self.kind == "weights"], self.vocab)
 
     @property
     def vocab(self):
@@ -96,13 +109,15 @@ class Batch:
         unknown = set(values) - set(_SLOT_DTYPES)
         if unknown:
             raise TypeError("unknown rule: %s" % ", ".join(sorted(unknown)))
-        self._keep, self.device = [], head.data.device
+        self._keep, self.device, self._made_for = [], head.data.device, head.text
         c = self.struct = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct))
         c.mode, c.noise = choice(_c.MODES, mode, "mode"), choice(_c.NOISES, noise, "noise")
-        c.samples, c.fallback_token, c.group_size, c.list_capacity = samples, fallback_token, group_size, list_capacity
-        c.flags = flags | (_c.Flag.KEEP_TIES * bool(keep_ties)) | (_c.Flag.JOINT_TOP_P * bool(joint_top_p))
-        c.flags |= _c.Flag.EXACT_RANK * bool(exact_rank)
-        self.samples = samples
+        self.samples = c.samples = integer(samples, "i32", "samples")
+        c.fallback_token = integer(fallback_token, "i32", "fallback_token")
+        c.group_size = integer(group_size, "i64", "group_size")
+        c.list_capacity = integer(list_capacity, "i32", "list_capacity")
+        c.flags = integer(flags, "u32", "flags") | _c.Flag.KEEP_TIES * bool(keep_ties)
+        c.flags |= _c.Flag.JOINT_TOP_P * bool(joint_top_p) | _c.Flag.EXACT_RANK * bool(exact_rank)
         self._set_hidden(head, hidden, hidden_dtype)
         self._set_slots(slot, slots, position, values, [seen, counts], count_list)
         self._set_masks(head, allow, allow_index, seen, counts)
@@ -119,7 +134,13 @@ class Batch:
                 if names[0] == "watch_offset":
                     self.watched = pointers[1].shape[0]
         if given is not None:
-            self._point("given", converted(given, "i32", "given", [self.rows, samples]))
+            self._point("given", converted(given, "i32", "given", [self.rows, self.samples]))
+
+    def check(self, head):
+        """Refuses a head that the arrays were not made for."""
+        if head.text != self._made_for:
+            raise ValueError("the batch was made for a head of %s, not of %s" % (self._made_for, head.text))
+        same_memory(head.data.device, self, "batch")
 
     def _point(self, name, pointer):
         same_memory(self.device, pointer, name)
@@ -156,17 +177,18 @@ class Batch:
             elif count_list is not None:
                 lengths.append(len(count_list))
             slots = lengths[0] if lengths else self.rows
-        self.slots = c.slots = slots
+        self.slots = c.slots = integer(slots, "i64", "slots")
         c.all.temperature = c.all.top_p = c.all.repetition = 1.0
         for name, value in values.items():
             if name in arrays:
                 self._point(name, converted(value, _SLOT_DTYPES[name], name, [slots]))
             elif value is not None:
-                setattr(c.all, name, float(value) if _SLOT_DTYPES[name] == "f32" else int(value))
+                dtype = _SLOT_DTYPES[name]
+                setattr(c.all, name, float(value) if dtype == "f32" else integer(value, dtype, name))
         if slot is not None:
             self._point("slot", converted(slot, "i32", "slot", [self.rows]))
         if position is not None and is_scalar(position):
-            c.position_all = int(position)
+            c.position_all = integer(position, "u64", "position")
         elif position is not None:
             self._point("position", converted(position, "u64", "position", [self.rows]))
 
@@ -187,7 +209,10 @@ class Batch:
             packed = pointer.shape[1] * 4
             setattr(self.struct, name + "_stride", pointer.stride or packed)
         if allow_index is not None:
-            self._point("allow_index", converted(allow_index, "i32", "allow_index", [self.rows]))
+            pointer = converted(allow_index, "i32", "allow_index", [self.rows])
+            if allow is not None:
+                check_index(pointer, allow.shape[0])
+            self._point("allow_index", pointer)
 
 
 _SAMPLE_FIELDS = {"score": "f32", "logit": "f32", "logprob": "f32", "rank": "i32"}
@@ -208,7 +233,7 @@ class Result:
     OUTPUTS = tuple(_SAMPLE_FIELDS) + tuple(_ROW_FIELDS)[1:]
 
     def __init__(self, batch, outputs=(), *, top=0, logits="raw", tokens="i32"):
-        outputs = self.OUTPUTS if outputs == "all" else tuple(outputs)
+        outputs, top = self.OUTPUTS if outputs == "all" else tuple(outputs), integer(top, "i32", "top")
         unknown = set(outputs) - set(self.OUTPUTS)
         if unknown:
             raise ValueError("outputs: %s: expected some of %s" % (", ".join(sorted(unknown)), ", ".join(self.OUTPUTS)))
@@ -227,18 +252,12 @@ class Result:
         tokens = as_pointer(arrays["tokens"], "tokens").dtype if "tokens" in arrays else "i32"
         top = next((arrays[name].shape[-1] for name in _TOP_FIELDS if name in arrays), 0)
         fields = cls._fields(batch, top, tokens)
-        for name, array in arrays.items():
+        for name in arrays:
             if name not in fields:
                 raise ValueError("out: %s: expected some of %s" % (name, ", ".join(fields)))
-            dtype, shape = fields[name]
-            pointer = as_pointer(array, name, dtype)
-            same_memory(batch.device, pointer, name)
-            if pointer.shape != shape and not (batch.samples == 1 and pointer.shape + (1,) == shape):
-                raise ValueError("%s: shape %s, expected %s" % (name, list(pointer.shape), list(shape)))
-            if pointer.stride not in (0, pointer.shape[-1] * int(TYPESTR[dtype][2:])):
-                raise ValueError("%s: rows are %d bytes apart, expected a packed array" % (name, pointer.stride))
         result = cls.__new__(cls)
         result._set(arrays, top, logits, tokens)
+        result.struct(batch)
         return result
 
     @staticmethod
@@ -261,12 +280,29 @@ class Result:
         names = ("tokens", *_SAMPLE_FIELDS, *_ROW_FIELDS, *_TOP_FIELDS, *_WATCH_FIELDS)
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def struct(self):
+    @staticmethod
+    def _pointer(array, name, dtype, shape, batch):
+        """A Pointer to the caller's own array, of just this shape: the library writes all of it."""
+        pointer = as_pointer(array, name, dtype)
+        if array is not pointer and array is not pointer.keep:
+            raise TypeError("%s: a %s, expected an array to write to" % (name, type(array).__name__))
+        if getattr(array, "__array_interface__", {"data": (0, False)})["data"][1]:
+            raise ValueError("%s: a read-only array" % name)
+        same_memory(batch.device, pointer, name)
+        if pointer.shape != shape and not (batch.samples == 1 and pointer.shape + (1,) == shape):
+            raise ValueError("%s: shape %s, expected %s" % (name, list(pointer.shape), list(shape)))
+        if pointer.stride not in (0, pointer.shape[-1] * int(TYPESTR[dtype][2:])):
+            raise ValueError("%s: rows are %d bytes apart, expected a packed array" % (name, pointer.stride))
+        return pointer
+
+    def struct(self, batch):
+        """The C structure for a call with this batch; refuses arrays that do not fit it, whenever they were set."""
+        fields = self._fields(batch, self.top_count, self.tokens_dtype)
         c = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct))
         c.tokens_dtype = choice(_c.DTYPES, self.tokens_dtype, "tokens")
         c.logits, c.top_count = choice(_c.LOGITS, self.logits, "logits"), self.top_count
         for name, array in self.arrays().items():
-            setattr(c, name, as_pointer(array, name).address)
+            setattr(c, name, self._pointer(array, name, *fields[name], batch).address)
         return c
 
     def take(self, c):

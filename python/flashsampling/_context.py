@@ -1,9 +1,10 @@
 """Context: where calls are made; and the functions that need none."""
 import ctypes
+import threading
 from ctypes import byref
 
 from . import _c
-from ._arrays import as_pointer, converted, numpy
+from ._arrays import converted, integer, is_tensor, numpy
 from ._call import Batch, Result, choice
 
 
@@ -21,28 +22,71 @@ def _check(status, context=None):
         raise Error(status, _c.library().fs_error_text(context).decode(errors="replace"))
 
 
+class _ParallelFor:
+    """The caller's parallel_for as C calls it: every task has run, once, when it returns, whatever the caller's does.
+
+    ctypes would print an exception and go on, with tasks left out. Here they run all the same, and the exception is
+    kept for after the call.
+    """
+
+    def __init__(self, function):
+        self.function, self.error = function, None
+
+    def __call__(self, user, count, task, arg):
+        left, running, change = set(range(count)), set(), threading.Condition()
+
+        def run(i):
+            with change:
+                if i not in left:
+                    return
+                left.remove(i)
+                running.add(i)
+            try:
+                task(arg, i)
+            finally:
+                with change:
+                    running.remove(i)
+                    change.notify()
+
+        try:
+            self.function(count, run)
+        except BaseException as error:
+            self.error = self.error or error
+        for i in range(count):
+            run(i)
+        with change:
+            change.wait_for(lambda: not running)
+
+    def reraise(self):
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+
 class Context:
     """One backend with its threads and work memory. Serves one call at a time; use one per thread.
 
     backend is "auto", "cpu", "cuda" or "reference"; threads 0 = every core. log(line) hears what was chosen and why.
-    parallel_for(count, task) runs task(i) for i in range(count) on the caller's threads. work is the number of bytes to
-    set aside once; calls then never allocate (work_size tells how many). On "cuda" device is its number and stream the
-    address of the stream (torch: stream.cuda_stream); calls return when they are queued there, and the arrays must live
-    until they have run.
+    parallel_for(count, task) runs task(i) for i in range(count) on the caller's threads; what it raises is raised when
+    the call has come to its end. work is the number of bytes to set aside once; calls then never allocate (work_size
+    tells how many). On "cuda" device is its number and stream the address of the stream (torch: stream.cuda_stream);
+    calls return when they are queued there, and the arrays must live until they have run.
     """
 
     def __init__(self, backend="auto", *, device=0, threads=0, block=0, log=None, parallel_for=None, work=0,
                  fallback_bytes=None, stream=None):
-        self._context = None
+        self._context = self._parallel_for = None
         self._library = _c.library()
         o = _c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct))
         o.backend = choice(_c.BACKENDS, backend, "backend")
-        o.device, o.threads, o.block, o.stream = device, threads, block, stream
-        o.fallback_bytes = fallback_bytes if fallback_bytes is not None else 0 if work else 64 << 20
+        o.device, o.threads = integer(device, "i32", "device"), integer(threads, "i32", "threads")
+        o.block, o.stream = integer(block, "i32", "block"), stream
+        o.fallback_bytes = _c.FALLBACK_BYTES if fallback_bytes is None else fallback_bytes
         if log:
             o.log = _c.LogFunction(lambda user, line: log(line.decode(errors="replace")))
         if parallel_for:
-            o.parallel_for = _c.ParallelFor(lambda user, count, task, arg: parallel_for(count, lambda i: task(arg, i)))
+            self._parallel_for = _ParallelFor(parallel_for)
+            o.parallel_for = _c.ParallelFor(self._parallel_for)
         self._options = o  # keeps the callbacks alive
         out = ctypes.c_void_p()
         _check(self._library.fs_context_create(byref(o), byref(out)))
@@ -78,7 +122,10 @@ class Context:
         handle = self._handle()
         if head.data.device is not None and head.data.device != self.text.startswith("cuda"):
             raise ValueError("the head is in %s memory: %s" % ("device" if head.data.device else "host", self.text))
-        _check(function(handle, byref(head.struct), byref(batch.struct), *rest), handle)
+        status = function(handle, byref(head.struct), byref(batch.struct), *rest)
+        if self._parallel_for:
+            self._parallel_for.reraise()
+        _check(status, handle)
 
     @property
     def text(self):
@@ -102,6 +149,7 @@ class Context:
             if rules:
                 raise TypeError("a Batch has its rules already: %s" % ", ".join(rules))
             batch = hidden
+            batch.check(head)
         else:
             batch = Batch(head, hidden, **rules)
         if isinstance(out, dict):
@@ -118,7 +166,7 @@ class Context:
         then says what is wanted. ranks is the address of an fs_ranks: then head is this rank's shard.
         """
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
-        c = result.struct()
+        c = result.struct(batch)
         if ranks is None:
             self._run(self._library.fs_sample, head, batch, byref(c))
         else:
@@ -127,7 +175,7 @@ class Context:
 
     def _size(self, function, head, hidden, out, outputs, top, logits, tokens, rules):
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
-        bytes_, c = ctypes.c_size_t(), result.struct()
+        bytes_, c = ctypes.c_size_t(), result.struct(batch)
         self._run(function, head, batch, byref(c), byref(bytes_))
         return bytes_.value
 
@@ -147,23 +195,35 @@ class Context:
         if self.text.startswith("cuda"):
             import torch
 
-            part = torch.empty(size, dtype=torch.uint8, device="cuda")
+            data = head.data.keep
+            device = data.device if is_tensor(data) else torch.device("cuda", self._options.device)
+            part = torch.empty(size, dtype=torch.uint8, device=device)
         else:
             part = numpy().empty(size, "u1")
-        c = result.struct()
+        c = result.struct(batch)
         self._run(self._library.fs_partial, head, batch, byref(c), self._address(part), size)
         return part
 
     @staticmethod
     def _address(part):
-        return part.data_ptr() if hasattr(part, "data_ptr") else part.ctypes.data
+        return part.data_ptr() if is_tensor(part) else part.ctypes.data
+
+    @staticmethod
+    def _check_sizes(parts, size):
+        """C reads parts as far as this call's go: it is not told how long they are."""
+        for i, part in enumerate(parts):
+            found = part.numel() * part.element_size() if is_tensor(part) else part.nbytes
+            if found != size:
+                text = "part %d of %d: %d bytes, the parts of this call have %d" % (i, len(parts), found, size)
+                raise Error(_c.STATUS_PEER, text)
 
     def merge(self, parts, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
         """The Result of all parts together, one per shard. The other arguments are those the parts were made with."""
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
-        arrays = [part if hasattr(part, "data_ptr") else numpy().frombuffer(part, "u1") for part in parts]
+        arrays = [part if is_tensor(part) else numpy().frombuffer(part, "u1") for part in parts]
+        self._check_sizes(arrays, self.partial_size(head, batch, out=result))
         pointers = (ctypes.c_void_p * len(arrays))(*(self._address(a) for a in arrays))
-        c = result.struct()
+        c = result.struct(batch)
         self._run(self._library.fs_merge, head, batch, pointers, len(arrays), byref(c))
         return result.take(c)
 
@@ -171,11 +231,10 @@ class Context:
 def accept(draft, target):
     """How many leading tokens of draft [S, k] equal those of target [S, k + 1], per sequence."""
     np = numpy()
-    draft = np.ascontiguousarray(draft, "<i4")
+    draft = converted(draft, "i32", "draft", [-1, -1])
     target = converted(target, "i32", "target", [draft.shape[0], draft.shape[1] + 1])
     accepted = np.empty(draft.shape[0], "<i4")
-    _check(_c.library().fs_accept(draft.shape[0], draft.shape[1], as_pointer(draft, "draft").address, target.address,
-                                  accepted.ctypes.data))
+    _check(_c.library().fs_accept(*draft.shape, draft.address, target.address, accepted.ctypes.data))
     return accepted
 
 

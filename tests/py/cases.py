@@ -39,23 +39,35 @@ def written(array):
     return not (raw == SENTINEL).all(axis=1).any()
 
 
-EXACT = ("tokens", "status", "rank", "top_token")
+EXACT = ("tokens", "status", "top_token")
 
 
 HOW = np.uint32(fs.Row.FALLBACK | fs.Row.RANK_BOUND)  # bits about how a row was computed, not about the row
 
 
-def assert_same(result, expected, tolerance=2e-6):
-    """Integers equal; floats NaN together, infinite together, else within the tolerance, relative or absolute."""
+RANK_DEPTH = 256  # FS_RANK_DEPTH in src/core/ask.h: every list knows ranks up to it
+
+
+def assert_ranks(rank, want, bound, exact):
+    """Equal, but that in a row with the bit, `bound`, ranks beyond what every list knows may be lower bounds; the row has
+    such a rank. With the flag, `exact`, no row has the bit."""
+    assert not (exact and bound.any()), "RANK_BOUND in spite of EXACT_RANK"
+    assert (rank[bound] > RANK_DEPTH).any(axis=1).all(), "RANK_BOUND, but every rank is within what lists know"
+    lower = bound[:, None] & (rank > RANK_DEPTH) & (rank < want)
+    np.testing.assert_array_equal(np.where(lower, want, rank), want, err_msg="rank")
+
+
+def assert_same(result, expected, tolerance=2e-6, exact_rank=False):
+    """Integers equal, ranks as assert_ranks says; floats NaN together, infinite together, else within the tolerance,
+    relative or absolute."""
     for name, array in result.arrays().items():
         want = np.asarray(expected[name])
         assert written(array), "%s: not every element was written" % name
         if name == "status":
             array, want = array & ~HOW, want & ~HOW
         if name == "rank":
-            bound = (result.status & fs.Row.RANK_BOUND != 0)[:, None] & (array < want)
-            array = np.where(bound, want, array)
-        if name in EXACT:
+            assert_ranks(array, want, result.status & fs.Row.RANK_BOUND != 0, exact_rank)
+        elif name in EXACT:
             np.testing.assert_array_equal(array, want, err_msg=name)
         else:
             with np.errstate(over="ignore"):
@@ -221,8 +233,10 @@ def random_case(rng, mode=None, vocab=None, dim=None):
     rules = random_rules(rng, rows, head["first_token"], vocab, mode)
     if "logits" in head and head["dtype"] == "f32" and rng.random() < 0.2:
         plant(rng, head["logits"])
-    return Case(head, hidden, logits=pick(rng, "raw", "processed", "cut"), top=int(pick(rng, 0, 3, 20)),
+    case = Case(head, hidden, logits=pick(rng, "raw", "processed", "cut"), top=int(pick(rng, 0, 3, 20)),
                 tokens=pick(rng, "i32", "i64"), **rules)
+    case.rules["exact_rank"] = bool(rng.integers(2))
+    return case
 
 
 def plant(rng, logits):

@@ -1,9 +1,11 @@
 """The Python binding: structures as C lays them out, arrays as they lie, errors with their texts."""
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -65,8 +67,21 @@ def test_constants_are_those_of_the_header():
                           ("FS_LOGITS_", _c.LOGITS), ("FS_BACKEND_", _c.BACKENDS)):
         for name, value in table.items():
             assert "%s%s = %d" % (prefix, name.upper(), value) in text
+    assert "o.fallback_bytes = (size_t)%d << 20;" % (_c.FALLBACK_BYTES >> 20) in text
     assert "#define FS_VERSION_MAJOR %d" % _c.VERSION[0] in text
     assert "#define FS_VERSION_MINOR %d" % _c.VERSION[1] in text
+
+
+ERRORS = {"argument": -1, "unsupported": -2, "memory": -3, "device": -4, "peer": -5, "state": -6, "environment": -7,
+          "internal": -8}
+
+
+def test_errors_keep_their_numbers():
+    text = open(os.path.join(ROOT, "include", "flashsampling.h")).read()
+    assert "    FS_OK = 0,\n" in text
+    assert {name.lower(): int(value) for name, value in re.findall(r"FS_ERR_(\w+) = (-?\d+)", text)} == ERRORS
+    assert (_c.STATUS_OK, _c.STATUS_PEER) == (0, ERRORS["peer"])
+    assert [_c.library().fs_status_text(value).decode() for value in ERRORS.values()] == list(ERRORS)
 
 
 def test_every_exported_function_is_bound():
@@ -118,6 +133,18 @@ def test_results_are_what_was_asked_for(context):
     assert result.work_bytes > 0 and result.fallback_rows == 0 and result.wire_bytes == 0
 
 
+def pointer(dtype):
+    return fs.Pointer(X.ctypes.data, (2,), dtype)
+
+
+def masked(context, index):
+    return context.sample(fs.Head(logits=X), allow=np.full((2, 1), 15, "u4"), allow_index=index)
+
+
+def scored(context, given):
+    return context.sample(fs.Head(logits=X), mode="score", given=given, outputs=["logit"])
+
+
 @pytest.mark.parametrize("call, error, text", [
     (lambda c: fs.Head(), ValueError, "either weights or logits"),
     (lambda c: fs.Head(logits=X.astype("f8")), TypeError, "logits: array of type <f8"),
@@ -137,10 +164,104 @@ def test_results_are_what_was_asked_for(context):
     (lambda c: c.sample(fs.Head(logits=X), allow=np.zeros((1, 1), "u4")), ValueError, r"expected at least \[2, 1\]"),
     (lambda c: c.sample(fs.Head(logits=X), edits=([0, 5, 6], [1], [1.0])), ValueError, "edit: offsets must rise"),
     (lambda c: c.sample(fs.Head(logits=X), outputs=["logits"]), ValueError, "outputs: logits: expected some of"),
+    (lambda c: c.sample(fs.Head(logits=X), top_k=pointer("f16")), TypeError, "top_k: a Pointer to f16, expected i32"),
+    (lambda c: fs.Head(logits=fs.Pointer(X.ctypes.data, X.shape, "f32"), dtype="bf16"), TypeError, "expected bf16"),
+    (lambda c: masked(c, [0, 100000000]), ValueError, "allow_index: 100000000 for row 1, must be -1 to 1"),
+    (lambda c: masked(c, [-2, 0]), ValueError, "allow_index: -2 for row 0, must be -1 to 1"),
+    (lambda c: masked(c, [2, 0]), ValueError, "allow_index: 2 for row 0, must be -1 to 1"),
+    (lambda c: scored(c, [[2**32 + 1], [0]]), ValueError, "given: 4294967297, expected an integer from -2147483648 to"),
+    (lambda c: scored(c, [[0], [1.7]]), ValueError, "given: 1.7, expected an integer from -2147483648 to 2147483647"),
+    (lambda c: scored(c, [[0], [float("nan")]]), ValueError, "given: nan, expected an integer"),
+    (lambda c: c.sample(fs.Head(logits=X), top_k=2**32 + 1), ValueError, "top_k: 4294967297, expected an integer from"),
+    (lambda c: c.sample(fs.Head(logits=X), top_k=0.9), ValueError, "top_k: 0.9, expected an integer"),
+    (lambda c: c.sample(fs.Head(logits=X), top_k=[2**31, 1]), ValueError, "top_k: 2147483648, expected an integer"),
+    (lambda c: c.sample(fs.Head(logits=X), top_k=np.float32([2**31, 1])), ValueError, "top_k: 2147483648.0, expected"),
+    (lambda c: c.sample(fs.Head(logits=X), seed=-1), ValueError, "seed: -1, expected an integer from 0 to 18446744"),
+    (lambda c: c.sample(fs.Head(logits=X), seed=[0, -1]), ValueError, "seed: -1, expected an integer from 0 to"),
+    (lambda c: c.sample(fs.Head(logits=X), seed=[0, 2**64]), ValueError, "seed: 18446744073709551616, expected"),
+    (lambda c: c.sample(fs.Head(logits=X), seed=[0, 2.0**64]), ValueError, "seed: 1.8446744073709552e.19, expected"),
+    (lambda c: c.sample(fs.Head(logits=X), stream=2**32), ValueError, "stream: 4294967296, expected an integer from 0"),
+    (lambda c: c.sample(fs.Head(logits=X), position=-1), ValueError, "position: -1, expected an integer from 0"),
+    (lambda c: c.sample(fs.Head(logits=X), position=float("inf")), ValueError, "position: inf, expected an integer"),
+    (lambda c: c.sample(fs.Head(logits=X), samples=2**32 + 1), ValueError, "samples: 4294967297, expected an integer"),
+    (lambda c: c.sample(fs.Head(logits=X), fallback_token=2**31), ValueError, "fallback_token: 2147483648, expected"),
+    (lambda c: c.sample(fs.Head(logits=X), mode=2**32), ValueError, "mode: 4294967296, expected an integer"),
+    (lambda c: c.sample(fs.Head(logits=X), edits=[[(2**32, 1.0)], []]), ValueError, "edit: 4294967296, expected"),
+    (lambda c: fs.Context(threads=2**32 + 1), ValueError, "threads: 4294967297, expected an integer"),
+    (lambda c: fs.accept([[2**32 + 1]], [[1, 2]]), ValueError, "draft: 4294967297, expected an integer"),
 ])
 def test_mistakes_are_caught_in_python(context, call, error, text):
     with pytest.raises(error, match=text):
         call(context)
+
+
+def test_whole_numbers_of_any_type_are_taken(context):
+    head = fs.Head(logits=X)
+    for k in (1, 1.0, np.int64(1), np.float32(1), np.array(1), [1, 1], [1.0, 1.0], np.uint64([1, 1]), [True, True]):
+        assert context.sample(head, top_k=k).tokens.tolist() == [[1], [0]]
+    for top in (2**64 - 1, [2**64 - 1] * 2, np.int64([-1, -1])):  # signed arrays stand for unsigned ones of their width
+        result = context.sample(head, seed=top, stream=2**32 - 1, position=2**64 - 1, outputs=["score"])
+        assert np.isfinite(result.score).all()
+    assert context.sample(head, seed=[2**64 - 1] * 2).tokens.tolist() == \
+        context.sample(head, seed=np.int64([-1, -1])).tokens.tolist()
+
+
+@pytest.mark.parametrize("rows, asked, text", [
+    (3, {}, r"tokens: shape \[2, 1\], expected \[3, 1\]"),
+    (2, dict(samples=3), r"tokens: shape \[2, 1\], expected \[2, 3\]"),
+    (2, dict(watch=[[0], []]), r"watch_logit: shape \[2\], expected \[1\]"),
+])
+def test_a_result_of_another_batch_is_refused(context, rows, asked, text):
+    out = fs.Result(fs.Batch(fs.Head(logits=X), watch=[[0], [1]]))
+    with pytest.raises(ValueError, match=text):
+        context.sample(fs.Head(logits=np.zeros((rows, 4), np.float32)), out=out, **asked)
+
+
+@pytest.mark.parametrize("name, array, error, text", [
+    ("tokens", np.zeros((1, 1), "i4"), ValueError, r"tokens: shape \[1, 1\], expected \[2, 1\]"),
+    ("score", np.zeros((2, 1), "f8"), TypeError, "score: array of type <f8, expected f32"),
+    ("score", np.zeros((2, 9), "f4")[:, :1], ValueError, "score: rows are 36 bytes apart, expected a packed array"),
+    ("score", fs.Pointer(X.ctypes.data, (2, 1), "i32"), TypeError, "score: a Pointer to i32, expected f32"),
+    ("score", np.frombuffer(bytes(8), "f4").reshape(2, 1), ValueError, "score: a read-only array"),
+])
+def test_fields_that_do_not_fit_are_refused_whenever_they_were_set(context, name, array, error, text):
+    batch = fs.Batch(fs.Head(logits=X))
+    out = fs.Result(batch, ["score"])
+    setattr(out, name, array)
+    with pytest.raises(error, match=text):
+        context.sample(fs.Head(logits=X), batch, out=out)
+    with pytest.raises(error, match=text):
+        context.sample(fs.Head(logits=X), out={"tokens": np.zeros((2, 1), "i4"), name: array})
+
+
+def test_a_list_is_nothing_to_write_to(context):
+    with pytest.raises(TypeError, match="tokens: a list, expected an array to write to"):
+        context.sample(fs.Head(logits=X), out={"tokens": [[0], [0]]})
+
+
+def test_a_batch_of_another_head_is_refused(context):
+    X32 = np.zeros((2, 32), np.float32)
+    heads = {"weights of 4 columns, 2 tokens": fs.Head(X), "weights of 32 columns, 2 tokens": fs.Head(X32),
+             "weights of 4 columns, 99 tokens": fs.Head(X, vocab=99), "2 rows of logits, 4 tokens": fs.Head(logits=X),
+             "1 rows of logits, 4 tokens": fs.Head(logits=X[:1])}
+    for made_for, own in heads.items():
+        batch = fs.Batch(own, np.zeros((2, own.data.shape[1]), "f4") if own.kind == "weights" else None)
+        for given, head in heads.items():
+            if head is own:
+                assert (context.sample(head, batch).tokens >= 0).all()
+                continue
+            for call in (context.sample, context.work_size, context.partial, lambda *a: context.merge([], *a)):
+                with pytest.raises(ValueError, match="made for a head of %s, not of %s" % (made_for, given)):
+                    call(head, batch)
+
+
+def test_shards_may_share_a_batch():
+    W, context = np.arange(96, dtype=np.float32).reshape(24, 4) % 7, fs.Context("cpu")
+    whole, hidden = fs.Head(W), np.ones((2, 4), np.float32)
+    shards = [fs.Head(W[:16], vocab=24), fs.Head(W[16:], first_token=16)]
+    batch = fs.Batch(shards[0], hidden, seed=1)
+    parts = [context.partial(head, batch) for head in shards]
+    assert context.merge(parts, shards[1], batch).tokens.tolist() == context.sample(whole, batch).tokens.tolist()
 
 
 # -------------------------------------------------------------------------------------------------------- errors ----
@@ -228,6 +349,93 @@ def test_work_memory_of_the_caller(context):
     for later in (size, 0):
         small.set_work(later)
         assert small.sample(head, seed=1).tokens.tolist() == lent.tokens.tolist()
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_work_memory_leaves_the_budget_of_the_second_pass_as_it_is(backend):
+    """A cut of 40,000 equal tokens takes a second pass, whose memory work memory must not have taken away."""
+    head, rules = fs.Head(logits=np.zeros((1, 50000), np.float32)), dict(top_p=0.8, seed=1)
+    fresh = fs.Context(backend)
+    lent = fs.Context(backend, work=fresh.work_size(head, **rules))
+    lent.set_work(0)
+    expected, result = fresh.sample(head, **rules), lent.sample(head, **rules)
+    assert result.status.tolist() == expected.status.tolist() and result.tokens.tolist() == expected.tokens.tolist()
+    assert result.tokens[0, 0] >= 0
+
+
+def test_a_part_of_another_size_is_refused():
+    context, head = fs.Context("cpu"), fs.Head(logits=X)
+    part = context.partial(head, seed=1)
+    whole = context.sample(head, seed=1).tokens.tolist()
+    assert context.merge([part, bytes(part)], head, seed=1).tokens.tolist() == whole
+    for size in (0, 15, 16, 20, len(part) - 1, len(part) + 1):
+        cut = (bytes(part) + b"0")[:size]
+        text = "part 1 of 2: %d bytes, the parts of this call have %d" % (size, len(part))
+        with pytest.raises(fs.Error, match=text) as error:
+            context.merge([part, cut], head, seed=1)
+        assert error.value.name == "peer" and error.value.status == ERRORS["peer"]
+
+
+# ------------------------------------------------------------------------------------------------------- threads ----
+
+
+class Planted(Exception):
+    pass
+
+
+def fail_at(place):
+    def parallel_for(count, task):
+        for i in range(count):
+            if i == place:
+                raise Planted(i)
+            task(i)
+
+    return parallel_for
+
+
+def fail_beside_a_thread(count, task):
+    """Fails while another thread has still to begin its task."""
+    thread = threading.Thread(target=lambda: [task(i) for i in range(count)], daemon=True)
+    thread.start()
+    raise Planted
+
+
+def twice(count, task):
+    for i in [*range(count), *range(-1, count + 1)]:
+        task(i)
+
+
+def forget(count, task):
+    task(count - 1)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_what_the_callers_threads_raise_is_raised_after_the_call(place):
+    rng = np.random.default_rng(1)
+    head = fs.Head(logits=rng.normal(0, 1, (3, 5000)).astype(np.float32))
+    expected = fs.Context("cpu").sample(head, seed=1)
+    context, batch = fs.Context("cpu", threads=4, parallel_for=fail_at(place)), fs.Batch(head, seed=1)
+    out = fs.Result(batch)
+    for _ in range(2):
+        out.tokens[:] = 77
+        with pytest.raises(Planted, match=str(place)):
+            context.sample(head, batch, out=out)
+        assert out.tokens.tolist() == expected.tokens.tolist()  # the call came to its end all the same
+
+
+@pytest.mark.parametrize("parallel_for", [twice, forget], ids=["twice", "forget"])
+def test_every_task_runs_once_whatever_the_callers_threads_do(parallel_for):
+    head = fs.Head(logits=np.random.default_rng(1).normal(0, 1, (3, 5000)).astype(np.float32))
+    context = fs.Context("cpu", threads=4, parallel_for=parallel_for)
+    assert context.sample(head, seed=1).tokens.tolist() == fs.Context("cpu").sample(head, seed=1).tokens.tolist()
+
+
+def test_a_thread_that_outlives_its_call_does_no_harm():
+    head = fs.Head(logits=np.random.default_rng(1).normal(0, 1, (3, 50000)).astype(np.float32))
+    context = fs.Context("cpu", threads=4, parallel_for=fail_beside_a_thread)
+    for _ in range(50):
+        with pytest.raises(Planted):
+            context.sample(head, seed=1)
 
 
 def test_accept_counts_leading_matches():

@@ -104,6 +104,18 @@ def test_version_is_the_librarys():
     (["sample", "--synthetic", "10,4,2", "--mode", "score"], "needs --given"),
     (["sample", "--synthetic", "10,4,2", "--softcap", "-1"], "must be 0 (none) or positive"),
     (["sample", "--synthetic", "10,4,2", "--slot", "0,2000000000"], "--slot 2000000000: must lie in -1 .. 1048575"),
+    (["sample", "--synthetic", "10,4,2", "--slot", "0,-2"], "--slot -2: must lie in -1 .. 1048575"),
+    (["sample", "--synthetic", "10,4,2", "--temperature", "nan"], "nan: expected a finite number, 0 or more"),
+    (["sample", "--synthetic", "10,4,2", "--temperature", "1,-1"], "-1: expected a finite number, 0 or more"),
+    (["sample", "--synthetic", "10,4,2", "--temperature", "1e39"], "inf: expected a finite number, 0 or more"),
+    (["sample", "--synthetic", "10,4,2", "--top-p", "-0.1"], "--top-p -0.1: expected a number, 0 or more"),
+    (["sample", "--synthetic", "10,4,2", "--min-p", "1.5"], "--min-p 1.5: expected a number from 0 to 1"),
+    (["sample", "--synthetic", "10,4,2", "--repetition", "0"], "--repetition 0: expected a finite number above 0"),
+    (["sample", "--synthetic", "10,4,2", "--frequency", "inf"], "--frequency inf: expected a finite number"),
+    (["sample", "--synthetic", "10,4,2", "--presence", "nan"], "--presence nan: expected a finite number"),
+    (["sample", "--synthetic", "10,4,2", "--mode", "score", "--given", "3,10"], "10 for row 1, the vocabulary has"),
+    (["sample", "--synthetic", "10,4,2", "--top-k", "0x"], "--top-k 0x: expected an integer"),
+    (["sample", "--synthetic", "10,4,2", "--top-k", "0b1"], "--top-k 0b1: expected an integer"),
     (["verify", "--draws", "10"], "must lie in 1000 .. 1000000000"),
     (["verify", "--rule", "nonsense"], "--rule nonsense"),
     (["bench", "--batch", "0"], "--batch 0: must lie in"),
@@ -188,6 +200,23 @@ def test_tokens_do_not_depend_on_threads_blocks_or_shards():
         assert tokens_of(sample(*words, *more)) == expected
 
 
+def test_shards_prove_wide_cuts_by_longer_lists():
+    """Lists of 1,024, of 1 and of k entries, which do not prove the cut of the first row."""
+    words = ["--synthetic", "50000,16,2", "--temperature", 50, "--top-p", "0.99,1"]
+    for more in ([], ["--list-capacity", 1], ["--top-k", 30000, "--joint-top-p"],
+                 ["--logprobs", "raw", "--exact-rank", "--top", 3]):
+        whole, shared = sample(*words, *more), sample(*words, *more, "--shards", 3)
+        assert whole["fallback_rows"] == shared["fallback_rows"] > 0
+        assert whole["rows"] == shared["rows"] and shared["rows"][0]["status_text"] == "second pass"
+
+
+def test_integers_are_decimal_or_hexadecimal():
+    words = ["--synthetic", "1000,48,4", "--mode", "without-replacement", "--seed", 5]
+    for option in ("samples", "top-k"):
+        run_with = lambda text: tokens_of(sample(*words, "--samples", 12, f"--{option}", text))
+        assert run_with("010") == run_with("10") == run_with("0xA") == run_with("0xa") != run_with("8")
+
+
 def test_head_and_hidden_states_of_every_type(tmp_path, rng):
     w, h = rng.standard_normal((100, 24)), rng.standard_normal((3, 24))
     bits = lambda x: (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
@@ -230,6 +259,9 @@ def test_masks_as_bytes_and_as_bits(tmp_path, stored, logits):
         got = tokens_of(sample("--logits", stored, *words))
         assert got[1:3] == [[300], [300]]
         assert got[0] == [40 + int(logits[0, 40:44].argmax())] and got[4] == [int(logits[4].argmax())]
+    for index in ("2,0,0,0,0", "-2,0,0,0,0"):
+        _, err = run("sample", "--logits", stored, *words[:2], "--allow-index", index, code=2)
+        assert f"--allow-index: {index[:-8]} for row 0, the file has" in err
     _, err = run("sample", "--logits", stored, "--allow", save(tmp_path, "mask", allow), code=2)
     assert "2 masks for 5 rows" in err
     _, err = run("sample", "--logits", stored, "--allow", save(tmp_path, "mask", allow[:, :9]), code=2)
@@ -240,6 +272,23 @@ def test_a_mask_that_allows_nothing_leaves_no_token(tmp_path, stored, logits):
     words = ["--allow", save(tmp_path, "mask", np.zeros(logits.shape[1], bool)), "--fallback-token", -7]
     row = sample("--logits", stored, *words, "--logprobs", "raw")["rows"][0]
     assert row["tokens"] == [-7] and row["status_text"] == "empty" and row["logprob"] == ["nan"]
+
+
+@pytest.mark.parametrize("words, status, code", [
+    (["--temperature", "1,1e-45,1e-45"], "bad temperature", 2),
+    (["--temperature", 50, "--top-p", "1,0.99,0.99", "--fallback-mib", 0], "incomplete", 3),
+])
+def test_rows_that_failed_are_printed_and_end_the_program_with_a_code(words, status, code):
+    out, err = run("sample", "--synthetic", "50000,16,3", *words, "--json", "--quiet", code=code)
+    first, *failed = json.loads(out)["rows"]
+    assert first["tokens"][0] >= 0 and len(failed) == 2
+    assert all(row["tokens"] == [-1] and row["status_text"] == status for row in failed)
+    assert err == f"flashsample sample: 2 rows have no token; row 1: {status}\n"
+
+
+def test_values_of_files_are_held_to_the_same_limits(tmp_path, stored):
+    values = save(tmp_path, "t", np.array([1, 1, np.nan, 1, 1], np.float32))
+    assert "--temperature nan: expected" in run("sample", "--logits", stored, "--temperature", f"@{values}", code=2)[1]
 
 
 def test_edits_and_penalties_equal_numpy(tmp_path, stored, logits):
