@@ -3,7 +3,7 @@
 #define FS_CPU_AMX_TILE_H
 
 #include "cpu_amx.h"
-#include "cpu_marks_avx512.h"
+#include "cpu_avx512.h"
 
 _Static_assert(FS_SUMS == FS_SIEVE_SUMS && FS_TILE == FS_SIEVE_LANES, "a sieve keeps sums as they are");
 _Static_assert(FS_TOKENS == FS_NOISE_BLOCK, "lifts are kept as long as sums are");
@@ -65,21 +65,6 @@ FS_INLINE void store_tile(const calling *c, int plain, int32_t panel, int32_t j,
 }
 
 /* ----------------------------------------------------------------------------------------------------- sift ---- */
-
-/* Adds terms of rough masses. */
-typedef struct rough_lanes {
-    __m512 per, least, magic;
-} rough_lanes;
-
-FS_INLINE __m512 add_rough(const rough_lanes *s, __m512 y, __m512 sum) {
-    const __m512 x = _mm512_max_ps(y, s->least), shifted = _mm512_fmadd_ps(x, s->per, s->magic);
-    const __m512 f = _mm512_fmsub_ps(x, s->per, _mm512_sub_ps(shifted, s->magic));
-    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(FS_EXP2_4), f, _mm512_set1_ps(FS_EXP2_3));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_2));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_1));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_0));
-    return _mm512_fmadd_ps(p, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23)), sum);
-}
 
 /* Where the sums of a group go, from `place` of the block on, and their lifts: a sieve keeps those of a noise block, for rows of panel p on. */
 FS_INLINE float *sums_at(const calling *c, const fs_sieve *sieve, int32_t p, int32_t place) {
@@ -176,7 +161,10 @@ static __attribute__((noinline)) void sift_share(sifting *s) {
         const rough_lanes rough = {_mm512_loadu_ps(sieve->per + first), _mm512_loadu_ps(sieve->least + first),
                                    _mm512_loadu_ps(sieve->magic + first)};
         __m512 terms = s->terms;
-        for (int32_t j = 0; j < end - s->token; j++) terms = add_rough(&rough, x[j], terms);
+        for (int32_t j = 0; j < end - s->token; j++) {
+            const rough_term term = rough_exp(&rough, x[j]);
+            terms = _mm512_fmadd_ps(term.p, term.power, terms);
+        }
         s->terms = terms;
     }
     s->token = end;
@@ -210,7 +198,7 @@ FS_INLINE void sift_mark(const calling *c, int plain, fs_sieve *sieve, int32_t f
                          __mmask16 lanes, __m512i place, __m512i prefix) {
     const __m512 y = gather_logits(c, plain, first, sum, lanes, place);
     const __m512 bits = _mm512_cvtepi32_ps(_mm512_castps_si512(_mm512_cvtepi32_ps(prefix)));
-    const __m512 noise = _mm512_mul_ps(bits, _mm512_set1_ps(-0x1p-23f * 0.693147181f));
+    const __m512 noise = _mm512_mul_ps(bits, _mm512_set1_ps(FS_MARK_SLOPE));
     const __m512 score = _mm512_add_ps(_mm512_mul_ps(y, _mm512_loadu_ps(sieve->scale + first)), noise);
     uint32_t found = _mm512_mask_cmp_ps_mask(lanes, score, _mm512_loadu_ps(sieve->reach + first), _CMP_GT_OQ);
     for (; found; found &= found - 1) {

@@ -7,7 +7,7 @@
 #define FS_HAS_MASS
 #define FS_HAS_ROUGH
 #define FS_HAS_MARKS
-#include "cpu_marks_avx512.h"
+#include "cpu_avx512.h"
 #include "cpu_scan.h"
 
 /* Sixteen granules at once: at every level two vectors become one, so that 15 x 3 instructions give sixteen maxima, or sums. */
@@ -192,20 +192,13 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
     wide_flush(&wide, wide.top, mass);
 }
 
-static float rough_sum(const float *y, int64_t n, rough_scale s, float *term) {
-    const __m512 per = _mm512_set1_ps(s.per), magic = _mm512_set1_ps(s.magic), least = _mm512_set1_ps(s.least);
+static float rough_sum(const float *y, int64_t n, rough_scale s, float *terms) {
+    const rough_lanes lanes = {_mm512_set1_ps(s.per), _mm512_set1_ps(s.least), _mm512_set1_ps(s.magic)};
     __m512 sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < n; i += FS_GRANULE) {
-        const __m512 x = _mm512_max_ps(_mm512_loadu_ps(y + i), least);
-        const __m512 shifted = _mm512_fmadd_ps(x, per, magic);
-        const __m512 f = _mm512_fmsub_ps(x, per, _mm512_sub_ps(shifted, magic));
-        __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(FS_EXP2_4), f, _mm512_set1_ps(FS_EXP2_3));
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_2));
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_1));
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_0));
-        const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
-        if (term) _mm512_storeu_ps(term + i, _mm512_mul_ps(p, _mm512_castsi512_ps(power)));
-        sum = _mm512_fmadd_ps(p, _mm512_castsi512_ps(power), sum);
+        const rough_term term = rough_exp(&lanes, _mm512_loadu_ps(y + i));
+        if (terms) _mm512_storeu_ps(terms + i, _mm512_mul_ps(term.p, term.power));
+        sum = _mm512_fmadd_ps(term.p, term.power, sum);
     }
     return _mm512_reduce_add_ps(sum);
 }
@@ -275,7 +268,7 @@ static inline __mmask8 pair_passes(const fs_screen *screen, __mmask8 lanes, __m2
     const __mmask8 inside = _mm256_mask_cmplt_epu32_mask(lanes, at, _mm256_set1_epi32((int32_t)screen->span));
     const __m256 y = _mm256_mmask_i32gather_ps(_mm256_setzero_ps(), inside, at, screen->y, 4);
     const __m256 bits = _mm256_cvtepi32_ps(_mm256_castps_si256(_mm256_cvtepi32_ps(prefix)));
-    const __m256 noise = _mm256_mul_ps(bits, _mm256_set1_ps(-0x1p-23f * 0.693147181f));
+    const __m256 noise = _mm256_mul_ps(bits, _mm256_set1_ps(FS_MARK_SLOPE));
     const __m256 score = _mm256_add_ps(_mm256_mul_ps(y, _mm256_set1_ps(screen->scale)), noise);
     return _mm256_mask_cmp_ps_mask(inside, score, _mm256_set1_ps(floor), _CMP_GT_OQ);
 }

@@ -71,6 +71,7 @@ FS_CORE void sieve_find(fs_sieve *sieve, float y, int32_t place, int32_t row, in
 
 /* What marked tokens are screened with, in float: a prefix whose bits as a float are b has at most (151 - b 2^-23) ln 2 of noise, so it can
  * win only if y * scale - b 2^-23 ln 2 is above this. Slack is for roundings of numbers up to 105 and of sums near the floor. */
+#define FS_MARK_SLOPE (-0x1p-23f * 0.693147181f)
 FS_CORE float mark_floor(double floor) {
     const double t = floor + FS_NOISE_G - 151.0 * 0.6931471805599453;
     const double loose = t - (fabs(t) * 0x1p-21 + 1e-3);
@@ -79,7 +80,7 @@ FS_CORE float mark_floor(double floor) {
 
 FS_CORE int mark_passes(float y, float scale, uint32_t prefix, float floor) {
     const float bits = (float)(int32_t)float_bits((float)prefix);
-    return y * scale + bits * (-0x1p-23f * 0.693147181f) > floor;
+    return y * scale + bits * FS_MARK_SLOPE > floor;
 }
 
 #endif
