@@ -264,8 +264,8 @@ struct meeting {
     int64_t stride, dim;
     int64_t block; /* steps that are summed from zero, see block_of */
     int32_t n;
-    const char *then;  /* a later tile whose first lines are to be asked for: see `asking`; or w: nothing is */
-    const char *whole; /* from FS_WHOLE_PANELS on, one that is to be asked for, a line of each row a step; or NULL */
+    const char *then;  /* a later tile whose first lines are to be fetched: see `fetching`; or w: nothing is */
+    const char *whole; /* from FS_WHOLE_PANELS on, one that is to be fetched, a line of each row a step; or NULL */
     const char *h;     /* the first panel's first step */
     int32_t panels;
     packing packing;
@@ -276,38 +276,38 @@ struct meeting {
     sifting *before; /* the tile before this one, to be sifted between products */
 };
 
-/* From three panels on a step takes so long, and so many loads, that W's next steps are out of a core's sight: the whole next tile is asked
- * for, as long as it, this one and H leave half of an L2 of 2 MB. With fewer panels the prefetcher does it, but for first lines. See
+/* From three panels on a step takes so long, and so many loads, that W's next steps are out of a core's sight: the whole next tile is fetched
+ * ahead, as long as it, this one and H leave half of an L2 of 2 MB. With fewer panels the prefetcher does it, but for first lines. See
  * docs/findings/amx-at-64-rows.md, split-weights-on-amx.md. */
 #define FS_WHOLE_PANELS 3
 #define FS_WHOLE_BYTES (1 << 20)
 
-FS_INLINE int asks_whole(const scheme *s, const meeting *m) {
+FS_INLINE int fetches_whole(const scheme *s, const meeting *m) {
     if (m->panels < FS_WHOLE_PANELS || (lifts_weights(s) && m->stride <= FS_PAGE)) return 0;
     return m->panels * m->packing.panel + 2 * FS_TILE * m->stride <= FS_WHOLE_BYTES;
 }
 
-/* Where the line of step k of the tile to be asked for is, `bytes` a step; or NULL. */
-FS_INLINE const char *line_to_ask(const meeting *m, int64_t k, int64_t bytes) {
+/* Where the line of step k of the tile to be fetched is, `bytes` a step; or NULL. */
+FS_INLINE const char *line_to_fetch(const meeting *m, int64_t k, int64_t bytes) {
     return m->whole ? m->whole + k * bytes : NULL;
 }
 
 /* The prefetcher follows a stream to the end of its page and starts anew in the next one, and a tile starts 16 streams at once. So during
- * the last 16 steps of a tile the first two lines of the next one are asked for, a row a step (docs/findings/first-lines-of-a-tile.md). */
-typedef struct asking {
+ * the last 16 steps of a tile the first two lines of the next one are fetched, a row a step (docs/findings/first-lines-of-a-tile.md). */
+typedef struct fetching {
     const char *at;
-    int64_t move; /* to the next row; 0 while nothing is asked for */
+    int64_t move; /* to the next row; 0 while nothing is fetched */
     const char *then;
-    int64_t stride, due; /* the step at which asking starts */
-} asking;
+    int64_t stride, due; /* the step at which that starts */
+} fetching;
 
-/* w: a tile whose rows are `stride` bytes apart; then: the next one, or w itself: nothing is asked for. */
-FS_INLINE asking ask_for(const char *w, const char *then, int64_t stride, int64_t steps) {
-    asking a = {w, 0, then, stride, then == w ? steps : steps > FS_TILE ? steps - FS_TILE : 0};
+/* w: a tile whose rows are `stride` bytes apart; then: the next one, or w itself: nothing is fetched. */
+FS_INLINE fetching fetch_from(const char *w, const char *then, int64_t stride, int64_t steps) {
+    fetching a = {w, 0, then, stride, then == w ? steps : steps > FS_TILE ? steps - FS_TILE : 0};
     return a;
 }
 
-FS_INLINE void ask_step(asking *a, int64_t k) {
+FS_INLINE void fetch_step(fetching *a, int64_t k) {
     a->at = k == a->due ? a->then : a->at;
     a->move = k == a->due ? a->stride : a->move;
     _mm_prefetch(a->at, _MM_HINT_T1);

@@ -326,11 +326,11 @@ FS_INLINE void tile_group(const calling *c, const char *w, const char *then, int
     for (int32_t p = 0; p < panels; p += m.panels) {
         m.panels = panels - p < FS_PANELS ? panels - p : FS_PANELS;
         for (int32_t i = 0; i < tiles; i++) {
-            const int asks = then != w && p + m.panels == panels;
+            const int fetches = then != w && p + m.panels == panels;
             m.w = w + i * c->stride;
-            m.whole = asks && asks_whole(c->s, &m) ? then + i * c->stride : NULL;
+            m.whole = fetches && fetches_whole(c->s, &m) ? then + i * c->stride : NULL;
             /* The last tile's first lines start the pages of all tiles. */
-            m.then = asks && !asks_whole(c->s, &m) && i == tiles - 1 ? then : m.w;
+            m.then = fetches && !fetches_whole(c->s, &m) && i == tiles - 1 ? then : m.w;
             m.h = c->hidden->packed + p * c->packing.panel;
             m.sum = sums_at(c, end->sieve, p, place) + i * FS_SUMS;
             m.lift = c->lift + in_block + i;

@@ -310,7 +310,7 @@ static void absorb_range(const fs_pass *pass, fs_block range, int32_t task) {
         if (pass->sieve && fs_sift_block(pass, task, block)) continue;
         compute_block(pass, block, logits, columns);
         for (int32_t a = 0; a < pass->rows; a++) {
-            if (a + FS_ROWS_AHEAD < pass->rows) fs_rows_ask(pass->call, &pass->lane[a + FS_ROWS_AHEAD], block);
+            if (a + FS_ROWS_AHEAD < pass->rows) fs_rows_fetch(pass->call, &pass->lane[a + FS_ROWS_AHEAD], block);
             fs_rows_absorb(pass->call, pass->cpu->isa, &pass->lane[a], &pass->scratch[task], block,
                            logits + a * columns, &summary[a]);
         }

@@ -38,7 +38,7 @@ const uint32_t *fs_rows_allowed(const fs_call *call, int64_t b) {
     return mask_row(batch->allow, batch->allow_stride, index, call->vocab);
 }
 
-void fs_rows_ask(const fs_call *call, const fs_lane *lane, fs_block block) {
+void fs_rows_fetch(const fs_call *call, const fs_lane *lane, fs_block block) {
     const uint32_t *allow = fs_rows_allowed(call, lane->b);
     for (int64_t id = block.first; allow && id < block.first + block.n; id += 512) __builtin_prefetch(allow + id / 32);
 }

@@ -45,7 +45,7 @@ FS_CORE int64_t block_span(fs_block block) {
 }
 
 /* Asks memory for what absorbing a block will find far away: the row's bits of a mask, a line for 512 tokens. */
-void fs_rows_ask(const fs_call *call, const fs_lane *lane, fs_block block);
+void fs_rows_fetch(const fs_call *call, const fs_lane *lane, fs_block block);
 
 /* Absorbs one block of a row's dot products (or stored logits) into its summary. x [block_span] is overwritten. */
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,

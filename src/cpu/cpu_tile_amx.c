@@ -26,28 +26,28 @@
 
 /* Tiles: 0 .. 3 the sums, 4 tokens, 5 and 6 rows. */
 
-/* The share of panel i of N in asking for 16 lines at `ask`, `stride` bytes apart, if any. */
-FS_INLINE void ask_some(int N, int i, const char *ask, int64_t stride) {
+/* The share of panel i of N in fetching 16 lines at `fetch`, `stride` bytes apart, if any. */
+FS_INLINE void fetch_some(int N, int i, const char *fetch, int64_t stride) {
     const int from = FS_TILE * i / N, to = FS_TILE * (i + 1) / N;
-    for (int r = from; N >= FS_WHOLE_PANELS && ask && r < to; r++) _mm_prefetch(ask + r * stride, _MM_HINT_T1);
+    for (int r = from; N >= FS_WHOLE_PANELS && fetch && r < to; r++) _mm_prefetch(fetch + r * stride, _MM_HINT_T1);
 }
 
 /* One step: 16 tokens at w times N panels. */
-FS_INLINE void dot_step(int32_t unit, int N, const meeting *m, const char *w, int64_t stride, const char *ask,
+FS_INLINE void dot_step(int32_t unit, int N, const meeting *m, const char *w, int64_t stride, const char *fetch,
                         const char *h) {
     const packing *p = &m->packing;
     _tile_loadd(4, w, stride);
     for (int i = 0; i < p->parts; i++, h += p->tile) {
-        if (i == 0) ask_some(N, 0, ask, stride);
+        if (i == 0) fetch_some(N, 0, fetch, stride);
         FS_LOAD_H(5, h);
         FS_MULTIPLY(unit, 0, 4, 5);
-        if (N > 1 && i == 0) ask_some(N, 1, ask, stride);
+        if (N > 1 && i == 0) fetch_some(N, 1, fetch, stride);
         if (N > 1) FS_LOAD_H(6, h + p->panel);
         if (N > 1) FS_MULTIPLY(unit, 1, 4, 6);
-        if (N > 2 && i == 0) ask_some(N, 2, ask, stride);
+        if (N > 2 && i == 0) fetch_some(N, 2, fetch, stride);
         if (N > 2) FS_LOAD_H(5, h + 2 * p->panel);
         if (N > 2) FS_MULTIPLY(unit, 2, 4, 5);
-        if (N > 3 && i == 0) ask_some(N, 3, ask, stride);
+        if (N > 3 && i == 0) fetch_some(N, 3, fetch, stride);
         if (N > 3) FS_LOAD_H(6, h + 3 * p->panel);
         if (N > 3) FS_MULTIPLY(unit, 3, 4, 6);
     }
@@ -56,7 +56,7 @@ FS_INLINE void dot_step(int32_t unit, int N, const meeting *m, const char *w, in
 FS_INLINE void dot_tile(int32_t unit, int N, const meeting *m) {
     const int64_t steps = m->dim / FS_STEP;
     const char *h = m->h;
-    asking ask = ask_for(m->w, m->then, m->stride, steps);
+    fetching fetch = fetch_from(m->w, m->then, m->stride, steps);
     int64_t k = 0;
     do {
         const int64_t from = k, to = steps - k < m->block ? steps : k + m->block;
@@ -64,8 +64,8 @@ FS_INLINE void dot_tile(int32_t unit, int N, const meeting *m) {
         while (k < to) {
             const int64_t stop = sift_aside(m->before, k, to);
             for (; k < stop; k++, h += m->packing.parts * m->packing.tile) {
-                ask_step(&ask, k);
-                dot_step(unit, N, m, m->w + k * FS_STEP * 2, m->stride, line_to_ask(m, k, FS_STEP * 2), h);
+                fetch_step(&fetch, k);
+                dot_step(unit, N, m, m->w + k * FS_STEP * 2, m->stride, line_to_fetch(m, k, FS_STEP * 2), h);
             }
         }
         if (k == steps && m->dim % FS_STEP) {

@@ -89,7 +89,7 @@ FS_INLINE void split_lifted(const char *w, const lifting *lift, char *to) {
 typedef struct splitting {
     __m512i any;         /* bits that some element has */
     const char *w;       /* the next line, `stride` bytes before the one after it */
-    const char *ask;     /* the like of a later tile, or NULL */
+    const char *fetch;   /* the like of a later tile, or NULL */
     const lifting *lift; /* of the next line, for f16 parts */
     int64_t stride;
     char *to;
@@ -104,16 +104,16 @@ FS_INLINE void split_line(int32_t dtype, int32_t unit, int whole, splitting *s) 
         s->any = _mm512_or_si512(s->any, x);
         split_f16(x, s->to);
     }
-    if (whole && s->ask) {
-        _mm_prefetch(s->ask, _MM_HINT_T1);
-        if (dtype == FS_F32) _mm_prefetch(s->ask + 64, _MM_HINT_T1);
-        s->ask += s->stride;
+    if (whole && s->fetch) {
+        _mm_prefetch(s->fetch, _MM_HINT_T1);
+        if (dtype == FS_F32) _mm_prefetch(s->fetch + 64, _MM_HINT_T1);
+        s->fetch += s->stride;
     }
     s->w += s->stride;
     s->to += 64;
 }
 
-/* The lines due at this of `calls` calls. whole: those of a later tile are asked for. */
+/* The lines due at this of `calls` calls. whole: those of a later tile are fetched. */
 FS_INLINE void split_some(int32_t dtype, int32_t unit, int whole, splitting *s, int call, int calls) {
     if (s->n == FS_TILE) {
         const int lines = FS_TILE * (call + 1) / calls - FS_TILE * call / calls;
@@ -180,8 +180,8 @@ FS_INLINE void dot_step(int32_t dtype, int32_t unit, int parts, int N, const mee
 FS_INLINE splitting split_from(int32_t dtype, const meeting *m, const lifting *lift, int64_t k, const char *tail,
                                char *to) {
     const int64_t line = FS_STEP * (dtype == FS_F32 ? 4 : 2);
-    splitting s = {_mm512_setzero_si512(), m->w + k * line, line_to_ask(m, k, line), lift, m->stride, to, m->n};
-    if (k == m->dim / FS_STEP) s.w = tail, s.ask = NULL, s.stride = line;
+    splitting s = {_mm512_setzero_si512(), m->w + k * line, line_to_fetch(m, k, line), lift, m->stride, to, m->n};
+    if (k == m->dim / FS_STEP) s.w = tail, s.fetch = NULL, s.stride = line;
     return s;
 }
 
@@ -197,13 +197,13 @@ FS_INLINE void dot_tile(int32_t dtype, int32_t unit, int parts, int N, const mee
         split_some(dtype, unit, N >= FS_WHOLE_PANELS, &next, 0, 1);
         split_again(dtype, &next);
     }
-    asking ask = ask_for(m->w, m->then, m->stride, steps);
+    fetching fetch = fetch_from(m->w, m->then, m->stride, steps);
     const char *h = m->h;
     for (int64_t k = 0; k < steps;) {
         const int64_t from = k, to = steps - k < m->block ? steps : k + m->block;
         zero_sums(N);
         for (; k < to; k++, h += parts * m->packing.tile) {
-            ask_step(&ask, k);
+            fetch_step(&fetch, k);
             FS_WRITTEN(tiles);
             next = split_from(dtype, m, lift, k + FS_AHEAD, tail, tiles[(k + FS_AHEAD) & (2 * FS_AHEAD - 1)]);
             if (k + FS_AHEAD >= steps) next.n = 0;
