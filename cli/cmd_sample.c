@@ -29,6 +29,7 @@ static const struct {
     {FS_ROW_FALLBACK, "second pass"},
     {FS_ROW_RANK_BOUND, "rank is a bound"},
     {FS_ROW_SHORT, "short"},
+    {FS_ROW_FAR, "far"},
 };
 #define STATUS_NAMES (sizeof status_names / sizeof status_names[0])
 

@@ -18,7 +18,9 @@
  *   l = y * (1 / temperature), or y itself for a greedy row                        -> l is the PROCESSED logit
  *   min-p, then top-k, then top-p on what is left; a token is drawn from softmax(l) over the survivors (the CUT)
  * The total order of tokens is (y descending, id ascending). All arithmetic on x, y, l is in float; -inf is final: what a mask, a
- * ban or an overflow has made -inf is absent, whatever is added later. Masses are accurate to 1e-6 for |l| up to 45,000.
+ * ban or an overflow has made -inf is absent, whatever is added later. log Z is accurate to 1e-6 where the largest |l| is up to
+ * 45,000 (CUDA, from weights: 2e-7 (1 + |l|)), to 2e-4 up to 362,000, and above that FS_ROW_FAR. Tokens do not depend on it: cuts
+ * are exact at any l.
  *
  * Memory: every pointer belongs to the caller and is read or written only during the call (CPU) or until the stream
  * has run the call (CUDA). On the CPU all arrays are host memory; on CUDA they are device memory (mapped host memory
@@ -85,7 +87,8 @@ enum {
     FS_ROW_INF = 1u << 17,            /* an x or l was +inf: the lowest such id wins, log Z is +inf, logprobs NaN */
     FS_ROW_FALLBACK = 1u << 18,       /* the row needed a second pass over W (exact all the same) */
     FS_ROW_RANK_BOUND = 1u << 19,     /* result.rank is a lower bound */
-    FS_ROW_SHORT = 1u << 20           /* without replacement: fewer tokens than samples; the rest are fallback_token */
+    FS_ROW_SHORT = 1u << 20,          /* without replacement: fewer tokens than samples; the rest are fallback_token */
+    FS_ROW_FAR = 1u << 21             /* the largest x or l is too far from 0 for log Z: it and logprobs are NaN */
 };
 
 /* ------------------------------------------------------------------------------------------------------ head ---- */

@@ -47,6 +47,7 @@ class Row(enum.IntFlag):
     FALLBACK = 1 << 18
     RANK_BOUND = 1 << 19
     SHORT = 1 << 20
+    FAR = 1 << 21
 
 
 class HeadStruct(ctypes.Structure):

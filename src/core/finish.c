@@ -83,7 +83,7 @@ static int all_spared(const fs_row *row) {
     for (int32_t i = 0; i < ask->samples; i++) {
         uint64_t key = order_key(s->winner[i].y, score_key_token(s->winner[i].key));
         if (!s->winner[i].key) return 0;
-        if (!cut_spares(&s->list, rules, &s->mass, slack_of(row), s->max_y * rules->inverse_temperature, key)) return 0;
+        if (!cut_spares(&s->list, rules, &s->mass, slack_of(row), key)) return 0;
     }
     return ask->samples > 0;
 }
@@ -253,12 +253,17 @@ static int given_tokens_exist(const fs_call *call, int64_t b) {
     return 1;
 }
 
-static double log_z_of(const fs_row *row) {
+static double log_z_of(fs_row *row) {
     const fs_summary *s = row->summary;
-    if (row->call->result->logits == FS_LOGITS_RAW) return s->max_x < INFINITY ? mass_log(&s->raw_mass) : INFINITY;
-    if (!(s->max_y * row->rules->inverse_temperature < INFINITY)) return INFINITY;
-    if (row->call->result->logits == FS_LOGITS_CUT && row->has_cut) return row->cut.log_z;
-    return mass_log(&s->mass);
+    const fs_result *r = row->call->result;
+    const int raw = r->logits == FS_LOGITS_RAW;
+    const fs_mass *mass = raw ? &s->raw_mass : &s->mass;
+    if (!result_wants_log_z(r)) return NAN;
+    if (!((raw ? s->max_x : s->max_y * row->rules->inverse_temperature) < INFINITY)) return INFINITY;
+    if (r->logits == FS_LOGITS_CUT && row->has_cut) return row->cut.log_z;
+    if (!mass_is_far(mass)) return mass_log(mass);
+    row->status |= FS_ROW_FAR;
+    return NAN;
 }
 
 int fs_finish_row(const fs_call *call, int64_t b, fs_summary *summary, uint32_t extra, int final, fs_winner *scratch) {

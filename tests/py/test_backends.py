@@ -189,6 +189,37 @@ def test_zero_rows_do_nothing(backend):
     assert backend.sample(head, np.zeros((0, 4), np.float32)).tokens.shape == (0, 1)
 
 
+@pytest.mark.parametrize("base", [40.0, -40.0])
+def test_log_z_beyond_its_reach_says_so_and_cuts_do_without(backend, reference, base):
+    x = np.float32(base) + np.float32([[0.0, -0.01, -0.02, -40.0], [0.0, -1e-4, -1e-4, -2e-4]])
+    watch = [[0, 3], [1]]
+    for mode in ("sample", "without_replacement"):
+        rules = dict(seed=2, mode=mode, samples=2, temperature=1e-4, top=4, watch=watch)
+        for cut in (dict(top_p=0.5123), dict(top_k=2), dict(min_p=0.3, top_p=0.9511, list_capacity=4)):
+            case = Case(dict(logits=x), logits="cut", **rules, **cut)
+            check(backend, reference, case)
+            assert_same(merged(backend, case, [1]), case.run(reference).arrays())
+        for cut in (dict(), dict(top_p=0.5123)):
+            case = Case(dict(logits=x), logits="processed", **rules, **cut)
+            expected = case.run(reference).arrays()
+            for name in ("log_z", "logprob", "top_logprob", "watch_logprob"):
+                expected[name] = np.full_like(expected[name], np.nan)
+            expected["status"] = expected["status"] | np.uint32(fs.Row.FAR)
+            assert_same(case.run(backend), expected)
+            assert_same(merged(backend, case, [1]), expected)
+    check(backend, reference, Case(dict(logits=x), logits="raw", temperature=1e-4, seed=2, top=4, watch=watch))
+
+
+@pytest.mark.parametrize("base", [40.0, -40.0])
+def test_groups_whose_masses_are_beyond_their_reach_have_the_best_token(backend, base):
+    rows = np.float32(base) + np.tile(np.float32([-0.03, -0.02, -0.01, 0.0, -40.0]), (40, 1))
+    for mode in ("group_parallel", "group_online"):
+        case = Case(dict(logits=rows), mode=mode, group_size=1, seed=3, temperature=1e-4)
+        assert (case.run(backend).tokens == 3).all()
+        if mode == "group_parallel":
+            assert (merged(backend, case, [1, 2, 3]).tokens == 3).all()
+
+
 # ----------------------------------------------------------------------------------------------------- invariance ----
 
 
