@@ -73,7 +73,7 @@ enum {
 enum {
     FS_ROW_OK = 0,
     FS_ROW_SKIPPED = 1u << 0,         /* slot -1 */
-    FS_ROW_EMPTY = 1u << 1,           /* no finite logit is left: the row has no distribution */
+    FS_ROW_EMPTY = 1u << 1,           /* no l above -inf is left: the row has no distribution */
     FS_ROW_BAD_SLOT = 1u << 2,        /* slot < -1 or slot >= slots */
     FS_ROW_BAD_TEMPERATURE = 1u << 3, /* negative, NaN, infinite, or so small that 1/T overflows */
     FS_ROW_BAD_TOP_P = 1u << 4,       /* negative or NaN */
@@ -84,11 +84,11 @@ enum {
     FS_ROW_PEER = 1u << 9,            /* ranks on CUDA: one failed, or was called with other arguments */
     FS_ROW_NO_TOKEN = 0x3ff,          /* mask of the bits above */
     FS_ROW_NAN = 1u << 16,            /* a logit that no mask removed was NaN; it was treated as -inf */
-    FS_ROW_INF = 1u << 17,            /* an x or l was +inf: the lowest such id wins, log Z is +inf, logprobs NaN */
-    FS_ROW_FALLBACK = 1u << 18,       /* the row needed a second pass over W (exact all the same) */
-    FS_ROW_RANK_BOUND = 1u << 19,     /* result.rank is a lower bound */
-    FS_ROW_SHORT = 1u << 20,          /* without replacement: fewer tokens than samples; the rest are fallback_token */
-    FS_ROW_FAR = 1u << 21             /* the largest x or l is too far from 0 for log Z: it and logprobs are NaN */
+    FS_ROW_INF = 1u << 17,      /* an x or l was +inf: of l the lowest id wins; log Z of x or l is +inf, logprobs NaN */
+    FS_ROW_FALLBACK = 1u << 18, /* the row needed a second pass over W (exact all the same) */
+    FS_ROW_RANK_BOUND = 1u << 19, /* result.rank is a lower bound */
+    FS_ROW_SHORT = 1u << 20,      /* without replacement: fewer tokens than samples; the rest are fallback_token */
+    FS_ROW_FAR = 1u << 21         /* the largest x or l is too far from 0 for log Z: it and logprobs are NaN */
 };
 
 /* ------------------------------------------------------------------------------------------------------ head ---- */
@@ -219,7 +219,8 @@ typedef struct fs_batch {
     int64_t seen_stride;         /* bytes; 0 = packed */
     const int32_t *counts;       /* dense, [S, vocab], or NULL */
     int64_t counts_stride;       /* bytes; 0 = packed */
-    const int64_t *count_offset; /* sparse, [S + 1], or NULL; several of one token add up; not together with dense */
+    const int64_t *count_offset; /* sparse, [S + 1], or NULL; several of one token add up, one by one, and stop at the
+                                  * limits of int32; not together with dense */
     const int32_t *count_token;
     const int32_t *count_value;
 

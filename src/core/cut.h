@@ -87,11 +87,12 @@ FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, co
             if (cut.proven) break;
             if (before >= doubt && sure < 0.0) sure = before, cut.survivors = i, cut.last = last;
         }
-        if ((double)(order_key_logit(key) * inverse) < floor_l) {
+        const float l = order_key_logit(key) * inverse;
+        if ((double)l < floor_l || l == -INFINITY) {
             cut.proven = 1;
             break;
         }
-        before += cut_term(order_key_logit(key) * inverse - origin, unit);
+        before += cut_term(l - origin, unit);
         last = key;
     }
     if (sure < 0.0) cut.survivors = i, cut.last = last;

@@ -26,6 +26,11 @@ static float logit_of(const fs_row *row, float x, float y) {
     return row->call->result->logits == FS_LOGITS_RAW ? x : y * row->rules->inverse_temperature;
 }
 
+/* Whether that logit of a token with this x or y is above -inf: l may be -inf where y is not. */
+static int is_there(const fs_row *row, uint64_t key) {
+    return logit_of(row, order_key_logit(key), order_key_logit(key)) > -INFINITY;
+}
+
 /* The list that is ordered by that logit. */
 static fs_list *list_of(const fs_row *row) {
     const fs_call *call = row->call;
@@ -163,7 +168,8 @@ static int32_t rank_of(fs_row *row, float x, float y) {
             larger += (uint32_t)(list->key[list_at(list, i)] >> 32) > ordered;
         return larger + 1;
     }
-    for (int32_t i = 0; i < list->count; i++) larger += (uint32_t)(list->key[i] >> 32) > ordered;
+    for (int32_t i = 0; i < list->count; i++)
+        larger += (uint32_t)(list->key[i] >> 32) > ordered && is_there(row, list->key[i]);
     if (row->call->batch->flags & FS_EXACT_RANK) {
         if ((uint32_t)(list->bound >> 32) > ordered) row->open = 1;
     } else if (larger >= row->call->ask.rank_depth) {
@@ -205,7 +211,7 @@ static void write_samples(fs_row *row) {
     }
     for (int64_t i = 0; i < row->call->ask.samples; i++) {
         const fs_winner *w = &s->winner[i];
-        if (w->key == FS_KEY_NONE) write_no_sample(row, i);
+        if (!winner_is_token(w)) write_no_sample(row, i);
         else write_sample(row, i, score_key_token(w->key), w->x, w->y, score_key_value(w->key));
     }
 }
@@ -220,6 +226,7 @@ static void write_top(fs_row *row) {
         int64_t at = row->b * r->top_count + i;
         uint64_t key = i < there ? list->key[list_at(list, i)] : FS_KEY_NONE;
         if (i < there && key <= list->bound) row->open = 1;
+        if (key && !is_there(row, key)) key = FS_KEY_NONE;
         float logit = NAN;
         if (key) logit = logit_of(row, order_key_logit(key), order_key_logit(key));
         if (r->top_token) r->top_token[at] = key ? (int32_t)order_key_token(key) : -1;
@@ -281,7 +288,7 @@ int fs_finish_row(const fs_call *call, int64_t b, fs_summary *summary, uint32_t 
     }
     row.status |= summary->flags;
     if (!given_tokens_exist(call, b)) row.status |= FS_ROW_BAD_TOKEN;
-    if (!(summary->max_y > -INFINITY)) row.status |= FS_ROW_EMPTY;
+    if (!(summary->max_y * row.rules->inverse_temperature > -INFINITY)) row.status |= FS_ROW_EMPTY;
     if (row.status & FS_ROW_NO_TOKEN) {
         write_absent(&row);
         return 1;

@@ -85,11 +85,12 @@ FS_CORE fs_rules rules_of_row(const fs_batch *batch, int64_t vocab, int64_t row)
     return rules;
 }
 
-/* The penalties of a token that occurred `count` times in the output; seen: in the prompt or the output. */
+/* The penalties of a token that occurred `count` times in the output; seen: in the prompt or the output. -inf is final, whatever has
+ * made it so. */
 FS_CORE float rules_penalised(const fs_rules *rules, float y, int seen, int32_t count) {
-    if (seen || count > 0) y = y > 0.0f ? y / rules->repetition : y * rules->repetition;
-    y -= rules->frequency * (float)count;
-    if (count > 0) y -= rules->presence;
+    if (y > -INFINITY && (seen || count > 0)) y = y > 0.0f ? y / rules->repetition : y * rules->repetition;
+    if (y > -INFINITY) y -= rules->frequency * (float)count;
+    if (y > -INFINITY && count > 0) y -= rules->presence;
     return y;
 }
 

@@ -164,7 +164,9 @@ static void gather_counts(ref_row *row, const fs_batch *batch) {
     if (!batch->count_offset) return;
     for (int64_t i = batch->count_offset[row->slot]; i < batch->count_offset[row->slot + 1]; i++) {
         int64_t v = batch->count_token[i] - row->first;
-        if (v >= 0 && v < row->size) row->count[v] += batch->count_value[i];
+        if (v < 0 || v >= row->size) continue;
+        int64_t sum = row->count[v] + batch->count_value[i];
+        row->count[v] = sum > INT32_MAX ? INT32_MAX : sum < INT32_MIN ? INT32_MIN : sum;
     }
 }
 
@@ -178,8 +180,8 @@ static void apply_penalties(ref_row *row, const fs_batch *batch) {
         float y = row->y[v];
         if (y == -INFINITY) continue;
         if (count > 0 || (seen && bit_of(seen, id))) y = y > 0.0f ? y / values->repetition : y * values->repetition;
-        y -= values->frequency * (float)count;
-        if (count > 0) y -= values->presence;
+        if (y > -INFINITY) y -= values->frequency * (float)count;
+        if (y > -INFINITY && count > 0) y -= values->presence;
         row->y[v] = y;
     }
 }
