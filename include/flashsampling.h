@@ -84,11 +84,11 @@ enum {
     FS_ROW_PEER = 1u << 9,            /* ranks on CUDA: one failed, or was called with other arguments */
     FS_ROW_NO_TOKEN = 0x3ff,          /* mask of the bits above */
     FS_ROW_NAN = 1u << 16,            /* a logit that no mask removed was NaN; it was treated as -inf */
-    FS_ROW_INF = 1u << 17,      /* an x or l was +inf: of l the lowest id wins; log Z of x or l is +inf, logprobs NaN */
-    FS_ROW_FALLBACK = 1u << 18, /* the row needed a second pass over W (exact all the same) */
-    FS_ROW_RANK_BOUND = 1u << 19, /* result.rank is a lower bound */
-    FS_ROW_SHORT = 1u << 20,      /* without replacement: fewer tokens than samples; the rest are fallback_token */
-    FS_ROW_FAR = 1u << 21         /* the largest x or l is too far from 0 for log Z: it and logprobs are NaN */
+    FS_ROW_INF = 1u << 17,            /* an x or l was +inf: the lowest such id wins, its log Z is +inf, logprobs NaN */
+    FS_ROW_FALLBACK = 1u << 18,       /* the row needed a second pass over W (exact all the same) */
+    FS_ROW_RANK_BOUND = 1u << 19,     /* result.rank is a lower bound */
+    FS_ROW_SHORT = 1u << 20,          /* without replacement: fewer tokens than samples; the rest are fallback_token */
+    FS_ROW_FAR = 1u << 21             /* the largest x or l is too far from 0 for log Z: it and logprobs are NaN */
 };
 
 /* ------------------------------------------------------------------------------------------------------ head ---- */
@@ -304,8 +304,8 @@ typedef struct fs_options {
     fs_alloc alloc; /* for every allocation of the context in host memory; NULL = the C library's */
     fs_free free;
     void *alloc_user;
-    /* The caller's work memory, as in fs_context_set_work; then calls never allocate. NULL = the context's own. CUDA takes none:
-     * FS_ERR_UNSUPPORTED. */
+    /* The caller's work memory, as in fs_context_set_work; then calls never allocate, but for what fs_sample_ranks exchanges. NULL = the
+     * context's own. CUDA takes none: FS_ERR_UNSUPPORTED. */
     void *work;
     size_t work_bytes;
     /* Most memory the second pass of wide rows may allocate; default 64 MiB. With the caller's work memory the second pass takes
@@ -355,7 +355,8 @@ FS_API fs_status fs_sample(fs_context *context, const fs_head *head, const fs_ba
 
 /* Bytes of work memory that are enough for fs_sample and fs_partial with these arguments, or with fewer rows, samples or results, for
  * fs_context_set_work. Nothing is computed. On the CPU it depends on the rules in the arrays: ask with the widest top_k, the most samples
- * and rows that will come. */
+ * and rows that will come. fs_merge, and so fs_sample_ranks, takes the lists of all parts at once: if that is more, FS_ERR_MEMORY says
+ * how much. */
 FS_API fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                               size_t *bytes);
 
@@ -384,8 +385,8 @@ FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_bat
                           int32_t count, fs_result *result);
 
 /* --- ranks: vocabulary-parallel sampling in one call. Each rank holds rows of W (its head's first_token and rows;
- * shards may be unequal or empty, but must adjoin) and calls fs_sample_ranks with the same batch and what the same
- * result asks for; all of them get the whole result. The token is that of the unsharded call, for any number of ranks.
+ * shards may be unequal or empty, but together they are the vocabulary) and calls fs_sample_ranks with the same batch and what the
+ * same result asks for; all of them get the whole result. The token is that of the unsharded call, for any number of ranks.
  * Per row and rank 8 bytes cross the wire for a token, 20 more for log Z, lists for cuts: docs/ranks.md.
  *
  * A transport is two collectives. flashsampling_mpi.h and flashsampling_nccl.h make one from a communicator; a caller
@@ -409,9 +410,10 @@ typedef struct fs_ranks {
 /* fs_sample over ranks. Where a rank fails or the ranks' arguments differ, every rank gets an error that says so
  * (FS_ERR_PEER; on the rank itself its own) and the ranks stay in step; after an error of the transport itself they do
  * not, and the transport is not to be used again. Rows whose lists do not prove their cut take further rounds with
- * longer lists, within options.fallback_bytes, which all ranks must set alike. Every mode but FS_MODE_GROUP_ONLINE;
- * with FS_MODE_GROUP_PARALLEL each rank is one group, as in fs_merge. CUDA: enqueues, needs a device transport, and is
- * capturable in a graph; what goes wrong among ranks there is FS_ROW_PEER. */
+ * longer lists, within options.fallback_bytes, which all ranks must set alike; where a rank has no memory for one they stay
+ * FS_ROW_INCOMPLETE. Every mode but FS_MODE_GROUP_ONLINE; with FS_MODE_GROUP_PARALLEL each rank is one group, as in fs_merge.
+ * CUDA: enqueues, needs a device transport, and is capturable in a graph; what goes wrong among ranks there is FS_ROW_PEER, and
+ * a rank whose arguments are refused does not meet the others. */
 FS_API fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                                  fs_result *result);
 

@@ -375,19 +375,25 @@ static fs_status check_ranks(fs_context *context, const fs_ranks *r) {
     FS_REQUIRE(context, r->rank >= 0 && r->rank < r->count, "ranks.rank is %d, must be 0 to %d", r->rank, r->count - 1);
     FS_REQUIRE(context, r->all_max && r->all_gather, "ranks.all_max or all_gather is NULL");
     FS_REQUIRE(context, r->device == 0 || r->device == 1, "ranks.device is %d, must be 0 or 1", r->device);
-    if (r->device == !context->backend->host_arrays) return FS_OK;
-    return fs_fail(context, FS_ERR_UNSUPPORTED, "ranks.device is %d: the %s backend takes a transport for %s memory",
-                   r->device, context->backend->name, r->device ? "host" : "device");
+    return FS_OK;
 }
 
-static fs_status check_ranks_call(fs_context *context, const fs_head *head, const fs_batch *batch,
+static fs_status check_ranks_call(fs_context *context, const fs_ranks *r, const fs_head *head, const fs_batch *batch,
                                   const fs_result *result, fs_arguments *a) {
+    const fs_backend *backend = context->backend;
+    if (r->device != !backend->host_arrays)
+        return fs_fail(context, FS_ERR_UNSUPPORTED,
+                       "ranks.device is %d: the %s backend takes a transport for %s memory", r->device, backend->name,
+                       r->device ? "host" : "device");
+    if (!backend->sample_ranks && !backend->partial)
+        return fs_fail(context, FS_ERR_UNSUPPORTED, "fs_sample_ranks is not supported by the %s backend",
+                       backend->name);
     FS_TRY(check(context, head, batch, result, a));
     FS_TRY(check_tokens(context, a));
     return check_shard_mode(context, &a->batch);
 }
 
-/* A rank whose arguments are wrong still meets the others, to tell them. */
+/* A rank whose arguments are wrong still meets the others, to tell them; but not in device memory without a device. */
 fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                           fs_result *result) {
     fs_arguments a;
@@ -395,13 +401,10 @@ fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_h
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
     FS_COPY(context, "ranks", ranks, &r);
     FS_TRY(check_ranks(context, &r));
-    fs_status failed = check_ranks_call(context, head, batch, result, &a);
-    if (context->backend->sample_ranks)
-        FS_TRY(context->backend->sample_ranks(context, &r, &a.head, &a.batch, &a.result, failed));
-    else {
-        FS_SUPPORTED(context, partial);
-        FS_TRY(fs_dist_sample(context, &r, &a.head, &a.batch, &a.result, failed));
-    }
+    const fs_status failed = check_ranks_call(context, &r, head, batch, result, &a);
+    if (!r.device) FS_TRY(fs_dist_sample(context, &r, &a.head, &a.batch, &a.result, failed));
+    else if (!context->backend->sample_ranks) return failed;
+    else FS_TRY(context->backend->sample_ranks(context, &r, &a.head, &a.batch, &a.result, failed));
     copy_counters(&a.result, result);
     return FS_OK;
 }
