@@ -28,7 +28,8 @@
  * mutable; one context serves one call at a time.
  *
  * Structs: the first member `size` is sizeof of the struct the caller was compiled with, which the fs_*_default()
- * functions set; later versions append members, and a zero in an appended member keeps the old meaning.
+ * functions set; later versions append members, up to 4,096 bytes, and a zero in an appended member keeps the old meaning. A library
+ * takes the structs of earlier versions, and of later ones what it knows: a member it does not know must be zero.
  */
 #ifndef FLASHSAMPLING_H
 #define FLASHSAMPLING_H
@@ -116,7 +117,7 @@ typedef struct fs_head {
     size_t size;
     int32_t kind;     /* FS_HEAD_WEIGHTS or FS_HEAD_LOGITS */
     int32_t dtype;    /* FS_F32 (default), FS_F16 or FS_BF16 */
-    const void *data; /* [V, D], or [B, V] */
+    const void *data; /* [V, D], or [B, V]; may be NULL if V or, for stored logits, B is 0 */
     int64_t rows;     /* V: rows of W, or logits per row; at most 2^24 - 1 */
     int64_t dim;      /* D; ignored for stored logits */
     int64_t stride;   /* bytes from one row of data to the next; 0 = packed */
@@ -380,7 +381,8 @@ FS_API fs_status fs_partial(fs_context *context, const fs_head *head, const fs_b
  * and order of parts. With batch.mode FS_MODE_GROUP_PARALLEL (in fs_partial too) each part is one group instead, chosen by
  * its log-mass: the paper's B.4, exact in law, parts in rank order. Parts made with other arguments or by another version are
  * refused with FS_ERR_PEER. Rows whose lists do not prove their cut come back FS_ROW_INCOMPLETE: repeat the call (partial
- * too) with a larger batch.list_capacity. The head is the caller's own shard; only its vocabulary size is looked at. */
+ * too) with a larger batch.list_capacity. Neither head.data nor batch.hidden is read; of the head, what all shards have in common must
+ * be there: vocab, kind, dim, round, scale, softcap, post_scale. */
 FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                           int32_t count, fs_result *result);
 

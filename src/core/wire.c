@@ -67,7 +67,7 @@ int fs_wire_check(const fs_call *call, uint64_t hash, const void *part, const ch
     if (words[0] != FS_WIRE_MAGIC) return 0;
     *why = "its rows have another size: batch and result must be the same on every rank";
     if (words[1] != (uint32_t)row_bytes(&call->ask)) return 0;
-    *why = "it was made with another batch, seed, position, rule or vocabulary size";
+    *why = "it was made with another batch, seed, position, rule or head (vocab, kind, dim, round, scales, softcap)";
     return theirs == hash;
 }
 

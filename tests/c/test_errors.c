@@ -59,12 +59,15 @@ static void a_bad_head_is_named(void **state) {
     REFUSED(f.head.data = (const char *)f.weights + 1, "head.data", "aligned");
     REFUSED(f.head.first_token = -3, "head.first_token", "-3");
     REFUSED(f.head.first_token = (1 << 24) - 40, "head.first_token", "16777216");
+    REFUSED(f.head.first_token = INT64_MAX, "head.first_token", "16777216");
     REFUSED(f.head.vocab = -1, "head.vocab", "-1");
     REFUSED(f.head.softcap = -1.0f, "head.softcap", "-1");
     REFUSED(f.head.scale = NAN, "head.scale", "nan");
     REFUSED(f.head.round = 9, "head.round", "9");
     REFUSED(f.head.flags = 8, "head.flags", "0x8");
     REFUSED(f.head.size = 3, "head.size", "fs_head_default");
+    REFUSED(f.head.size = sizeof f.head - 1, "head.size", "fs_head_default");
+    REFUSED(f.head.size = 4097, "head.size", "4096");
 }
 
 static void a_bad_batch_is_named(void **state) {
@@ -89,6 +92,7 @@ static void a_bad_batch_is_named(void **state) {
     REFUSED((f.batch.counts = f.list, f.batch.count_offset = f.offset), "batch.counts", "both");
     REFUSED(f.batch.list_capacity = -1, "batch.list_capacity", "-1");
     REFUSED(f.batch.size = 8, "batch.size", "8");
+    REFUSED(f.batch.size = SIZE_MAX, "batch.size", "4096");
 }
 
 static void a_bad_list_is_named(void **state) {
@@ -110,6 +114,7 @@ static void a_bad_result_is_named(void **state) {
     REFUSED(f.result.top_count = 1025, "result.top_count", "1024");
     REFUSED(f.result.watch_logit = f.bias, "result.watch_logit", "watch_offset");
     REFUSED(f.result.size = 16, "result.size", "16");
+    REFUSED(f.result.size = 4097, "result.size", "4096");
 }
 
 static void what_is_not_there_yet_says_so(void **state) {
@@ -166,6 +171,8 @@ static void null_arguments_are_refused(void **state) {
     assert_int_equal(fs_merge(f.context, &f.head, &f.batch, NULL, 1, &f.result), FS_ERR_ARGUMENT);
     assert_int_equal(fs_accept(1, 1, NULL, NULL, &accepted), FS_ERR_ARGUMENT);
     assert_int_equal(fs_accept(-1, 1, NULL, NULL, &accepted), FS_ERR_ARGUMENT);
+    assert_int_equal(fs_accept(1, INT32_MAX, NULL, NULL, &accepted), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(NULL), "2147483646"));
     assert_int_equal(fs_partial_size(f.context, &f.head, &f.batch, &f.result, &bytes), FS_OK);
     char part[256];
     assert_true(bytes < sizeof part);
@@ -205,6 +212,10 @@ static void bad_options_are_named(void **state) {
     options = fs_options_default();
     options.block = -1;
     assert_int_equal(fs_context_create(&options, &context), FS_ERR_ARGUMENT);
+    options = fs_options_default();
+    options.size = 4097;
+    assert_int_equal(fs_context_create(&options, &context), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(NULL), "4096"));
     options = fs_options_default();
     options.work = (void *)1;
     assert_int_equal(fs_context_create(&options, &context), FS_ERR_ARGUMENT);
@@ -273,6 +284,32 @@ static void parts_of_other_calls_are_refused(void **state) {
     fs_context_destroy(f.context);
 }
 
+/* Who merges has neither W nor hidden states, but says which head the parts are of. */
+static void a_merge_needs_no_data(void **state) {
+    (void)state;
+    fixture f;
+    make(&f);
+    size_t bytes;
+    int32_t drawn[2];
+    char part[256];
+    const void *parts[1] = {part};
+    assert_int_equal(fs_partial_size(f.context, &f.head, &f.batch, &f.result, &bytes), FS_OK);
+    assert_true(bytes <= sizeof part);
+    assert_int_equal(fs_partial(f.context, &f.head, &f.batch, &f.result, part, bytes), FS_OK);
+    assert_int_equal(fs_sample(f.context, &f.head, &f.batch, &f.result), FS_OK);
+    memcpy(drawn, f.tokens, sizeof drawn);
+    f.head.vocab = f.head.rows;
+    f.head.data = NULL, f.head.rows = 0;
+    f.batch.hidden = NULL;
+    f.tokens[0] = f.tokens[1] = 12345;
+    if (fs_merge(f.context, &f.head, &f.batch, parts, 1, &f.result) != FS_OK) fail_msg("%s", fs_error_text(f.context));
+    assert_memory_equal(drawn, f.tokens, sizeof drawn);
+    f.head.softcap = 3.0f;
+    assert_int_equal(fs_merge(f.context, &f.head, &f.batch, parts, 1, &f.result), FS_ERR_PEER);
+    assert_non_null(strstr(fs_error_text(f.context), "softcap"));
+    fs_context_destroy(f.context);
+}
+
 /* Lists of many parts together must fit an index; the check comes before any memory. */
 static void too_many_entries_to_merge_are_refused(void **state) {
     (void)state;
@@ -297,6 +334,9 @@ static void an_empty_batch_is_nothing_to_do(void **state) {
     f.batch.hidden = NULL;
     f.result.tokens = NULL;
     assert_int_equal(fs_sample(f.context, &f.head, &f.batch, &f.result), FS_OK);
+    f.head.kind = FS_HEAD_LOGITS;
+    f.head.data = NULL; /* of no rows there is nothing to store */
+    if (fs_sample(f.context, &f.head, &f.batch, &f.result) != FS_OK) fail_msg("%s", fs_error_text(f.context));
     fs_context_destroy(f.context);
 }
 
@@ -322,6 +362,7 @@ int main(void) {
         cmocka_unit_test(a_forced_choice_that_cannot_run_is_an_error),
         cmocka_unit_test(a_forced_backend_that_is_not_in_this_build_is_an_error),
         cmocka_unit_test(parts_of_other_calls_are_refused),
+        cmocka_unit_test(a_merge_needs_no_data),
         cmocka_unit_test(too_many_entries_to_merge_are_refused),
         cmocka_unit_test(an_empty_batch_is_nothing_to_do),
         cmocka_unit_test(statuses_have_texts),
