@@ -83,7 +83,8 @@ enum {
     FS_ROW_BAD_TOKEN = 1u << 7,       /* score mode: the given token is negative, or not below the vocabulary size */
     FS_ROW_INCOMPLETE = 1u << 8,      /* merge or budget: the lists do not prove the cut; nothing is drawn */
     FS_ROW_PEER = 1u << 9,            /* ranks on CUDA: one failed, or was called with other arguments */
-    FS_ROW_NO_TOKEN = 0x3ff,          /* mask of the bits above */
+    FS_ROW_BAD_MASK = 1u << 10,       /* allow_index < -1, or not below batch.masks */
+    FS_ROW_NO_TOKEN = 0x7ff,          /* mask of the bits above */
     FS_ROW_NAN = 1u << 16,            /* a logit that no mask removed was NaN; it was treated as -inf */
     FS_ROW_INF = 1u << 17,            /* an x or l was +inf: the lowest such id wins, its log Z is +inf, logprobs NaN */
     FS_ROW_FALLBACK = 1u << 18,       /* the row needed a second pass over W (exact all the same) */
@@ -235,6 +236,8 @@ typedef struct fs_batch {
     /* Entries a candidate list may hold per row and part; 0 = chosen. A longer list proves wider cuts in one pass. */
     int32_t list_capacity;
     int32_t reserved;
+
+    int64_t masks; /* how many `allow` has: a row with another is FS_ROW_BAD_MASK; 0 = not said, then only below -1 */
 } fs_batch;
 
 /* ---------------------------------------------------------------------------------------------------- result ---- */

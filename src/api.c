@@ -249,6 +249,7 @@ static fs_status check_batch(fs_context *context, const fs_head *h, const fs_bat
     FS_REQUIRE(context, b->allow_stride == 0 || (b->allow_stride >= words && b->allow_stride % 4 == 0),
                "batch.allow_stride is %lld bytes, must be 0 or a multiple of 4 and at least %lld",
                (long long)b->allow_stride, (long long)words);
+    FS_REQUIRE(context, b->masks >= 0, "batch.masks is %lld, must be 0 (not said) or more", (long long)b->masks);
     FS_REQUIRE(context, b->seen_stride == 0 || (b->seen_stride >= words && b->seen_stride % 4 == 0),
                "batch.seen_stride is %lld bytes, must be 0 or a multiple of 4 and at least %lld",
                (long long)b->seen_stride, (long long)words);
@@ -288,7 +289,7 @@ typedef struct fs_arguments {
 static fs_status check(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                        int computes, fs_arguments *a) {
     FS_COPY(context, head, head, &a->head, reserved);
-    FS_COPY(context, batch, batch, &a->batch, reserved);
+    FS_COPY(context, batch, batch, &a->batch, masks);
     FS_COPY(context, result, result, &a->result, wire_bytes);
     const int rows = a->batch.rows != 0;
     FS_TRY(check_head(context, &a->head, computes && (rows || a->head.kind == FS_HEAD_WEIGHTS)));

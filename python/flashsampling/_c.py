@@ -41,7 +41,8 @@ class Row(enum.IntFlag):
     BAD_TOKEN = 1 << 7
     INCOMPLETE = 1 << 8
     PEER = 1 << 9
-    NO_TOKEN = 0x3FF
+    BAD_MASK = 1 << 10
+    NO_TOKEN = 0x7FF
     NAN = 1 << 16
     INF = 1 << 17
     FALLBACK = 1 << 18
@@ -130,6 +131,7 @@ class BatchStruct(ctypes.Structure):
         ("watch_token", c_void_p),
         ("list_capacity", c_int32),
         ("reserved", c_int32),
+        ("masks", c_int64),
     ]
 
 

@@ -82,6 +82,9 @@ FS_CORE fs_rules rules_of_row(const fs_batch *batch, int64_t vocab, int64_t row)
     if (!(rules.repetition > 0.0f && rules.repetition < INFINITY) || !(fabsf(rules.frequency) < INFINITY) ||
         !(fabsf(rules.presence) < INFINITY))
         rules.status |= FS_ROW_BAD_PENALTY;
+
+    const int64_t mask = !batch->allow ? -1 : batch->allow_index ? batch->allow_index[row] : row;
+    if (mask < -1 || (batch->masks && mask >= batch->masks)) rules.status |= FS_ROW_BAD_MASK;
     return rules;
 }
 

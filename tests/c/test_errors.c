@@ -91,6 +91,7 @@ static void a_bad_batch_is_named(void **state) {
     REFUSED(f.batch.counts_stride = 4, "batch.counts_stride", "160");
     REFUSED((f.batch.counts = f.list, f.batch.count_offset = f.offset), "batch.counts", "both");
     REFUSED(f.batch.list_capacity = -1, "batch.list_capacity", "-1");
+    REFUSED(f.batch.masks = -1, "batch.masks", "-1");
     REFUSED(f.batch.size = 8, "batch.size", "8");
     REFUSED(f.batch.size = SIZE_MAX, "batch.size", "4096");
 }
@@ -340,6 +341,32 @@ static void an_empty_batch_is_nothing_to_do(void **state) {
     fs_context_destroy(f.context);
 }
 
+/* An index far off would lift the mask, or read what is not there. */
+static void a_mask_that_is_not_there_leaves_a_row_without_a_token(void **state) {
+    (void)state;
+    const uint32_t allow[4] = {1u << 7, 0, 1u << 9, 0};
+    const int32_t index[4][2] = {{-2, 1}, {INT32_MIN, 0}, {2, 1}, {0, INT32_MAX}};
+    uint32_t status[2];
+    for (int i = 0; i < 10; i++) {
+        fixture f;
+        make(&f);
+        if (i % 2) fs_context_destroy(f.context), f.context = open_context(FS_BACKEND_REFERENCE, 1, 0);
+        f.batch.allow = allow;
+        f.batch.masks = i / 2 < 2 ? 0 : 2; /* without their number only what is below -1 is known to be wrong */
+        f.batch.allow_index = i / 2 < 4 ? index[i / 2] : NULL;
+        if (i / 2 == 4) f.batch.masks = 1; /* row 1 has none */
+        f.result.status = status;
+        assert_int_equal(fs_sample(f.context, &f.head, &f.batch, &f.result), FS_OK);
+        for (int b = 0; b < 2; b++) {
+            const int32_t mask = f.batch.allow_index ? f.batch.allow_index[b] : b;
+            const int is_bad = mask < -1 || (f.batch.masks && mask >= f.batch.masks);
+            assert_int_equal(status[b], is_bad ? FS_ROW_BAD_MASK : FS_ROW_OK);
+            assert_int_equal(f.tokens[b], is_bad ? -1 : mask ? 9 : 7);
+        }
+        fs_context_destroy(f.context);
+    }
+}
+
 static void statuses_have_texts(void **state) {
     (void)state;
     for (fs_status s = FS_OK; s >= FS_ERR_INTERNAL; s--) assert_string_not_equal(fs_status_text(s), "unknown status");
@@ -365,6 +392,7 @@ int main(void) {
         cmocka_unit_test(a_merge_needs_no_data),
         cmocka_unit_test(too_many_entries_to_merge_are_refused),
         cmocka_unit_test(an_empty_batch_is_nothing_to_do),
+        cmocka_unit_test(a_mask_that_is_not_there_leaves_a_row_without_a_token),
         cmocka_unit_test(statuses_have_texts),
     };
     return cmocka_run_group_tests_name("errors", tests, NULL, NULL);
