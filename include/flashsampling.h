@@ -233,7 +233,8 @@ typedef struct fs_batch {
     const int64_t *watch_offset; /* [B + 1] or NULL */
     const int32_t *watch_token;
 
-    /* Entries a candidate list may hold per row and part; 0 = chosen. A longer list proves wider cuts in one pass. */
+    /* Entries a candidate list holds at least, per row and part, in calls that have lists; 0 = chosen. A longer list proves wider cuts in
+     * one pass. */
     int32_t list_capacity;
     int32_t reserved;
 
@@ -261,7 +262,7 @@ typedef struct fs_result {
     float *log_z;         /* [B] log of the sum of exp over the whole row */
     float *logit;         /* [B, n] of the drawn or given token */
     float *logprob;       /* [B, n] logit - log_z */
-    int32_t *rank;        /* [B, n] 1 + number of strictly larger logits (of survivors, for FS_LOGITS_CUT) */
+    int32_t *rank;        /* [B, n] 1 + number of strictly larger x (raw) or y (of survivors, for FS_LOGITS_CUT) */
     int32_t top_count;    /* N: 0 .. 1024 */
     int32_t reserved;
     int32_t *top_token;   /* [B, N] in the total order; -1 where the row has fewer tokens */
@@ -367,9 +368,10 @@ FS_API fs_status fs_work_size(fs_context *context, const fs_head *head, const fs
 /* --- shards: partial here, the caller's own transport, merge there. Every rank makes the same call on its shard of W
  * and gets the same bytes-per-part, sends its part to whoever wants the result, and that one merges.
  *
- * A part is a header of 16 bytes, two bits per row, and per row 8 bytes per sample, 20 for each log Z, 8 per entry of a candidate
- * list: what the batch and the result ask for decides which are there. Byte order is the machine's. CUDA: parts are device memory, 8-byte
- * aligned, and parts that do not belong together make every row FS_ROW_PEER. */
+ * A part is a header of 16 bytes, two bits per row, and per row 8 bytes per sample, 20 for each log Z, 12 for a candidate list and 8 per
+ * entry, 8 per watched token, and 4 for each other logit that is needed: the drawn token's, the largest, and where tokens are edited the
+ * raw ones beside them, a list's too. What the batch and the result ask for decides which are there (docs/ranks.md). Byte order is the
+ * machine's. CUDA: parts are device memory, 8-byte aligned, and parts that do not belong together make every row FS_ROW_PEER. */
 
 /* Bytes of one part for this batch and what this result asks for; the same on every rank. */
 FS_API fs_status fs_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch,

@@ -82,13 +82,11 @@ static double slack_of(const fs_row *row) {
 static int all_spared(const fs_row *row) {
     const fs_ask *ask = &row->call->ask;
     const fs_summary *s = row->summary;
-    const fs_rules *rules = row->rules;
-    const int alone = rules->top_p < 1.0f && rules->top_k == 0 && !(rules->log_min_p > -INFINITY);
-    if (!alone || !ask->mass_to_cut || ask->rank_depth) return 0;
+    if (!rules_top_p_alone(row->rules) || !ask->mass_to_cut || ask->rank_depth) return 0;
     for (int32_t i = 0; i < ask->samples; i++) {
         uint64_t key = order_key(s->winner[i].y, score_key_token(s->winner[i].key));
         if (!s->winner[i].key) return 0;
-        if (!cut_spares(&s->list, rules, &s->mass, slack_of(row), key)) return 0;
+        if (!cut_spares(&s->list, row->rules, &s->mass, slack_of(row), key)) return 0;
     }
     return ask->samples > 0;
 }

@@ -29,6 +29,11 @@ FS_CORE int rules_cut(const fs_rules *rules) {
     return rules->top_k > 0 || rules->top_p < 1.0f || rules->log_min_p > -INFINITY;
 }
 
+/* Top-p is the row's only cut. */
+FS_CORE int rules_top_p_alone(const fs_rules *rules) {
+    return rules->top_p < 1.0f && rules->top_k == 0 && !(rules->log_min_p > -INFINITY);
+}
+
 FS_CORE int rules_penalise(const fs_rules *rules) {
     return rules->repetition != 1.0f || rules->frequency != 0.0f || rules->presence != 0.0f;
 }
