@@ -194,6 +194,7 @@ OUTPUTS = ("all", (), ("logprob",))  # with and without the largest logits on th
 
 def check_merged(backend, reference, case, cuts):
     """The same alone and in shards."""
+    skip_without_parts(backend)
     check(backend, reference, case)
     assert_same(merged(backend, case, cuts), case.run(reference).arrays())
 
@@ -253,14 +254,13 @@ def test_penalties_leave_masked_tokens_alone(backend, reference):
 
 @pytest.mark.parametrize("base", [40.0, -40.0])
 def test_log_z_beyond_its_reach_says_so_and_cuts_do_without(backend, reference, base):
+    skip_without_parts(backend)
     x = np.float32(base) + np.float32([[0.0, -0.01, -0.02, -40.0], [0.0, -1e-4, -1e-4, -2e-4]])
     watch = [[0, 3], [1]]
     for mode in ("sample", "without_replacement"):
         rules = dict(seed=2, mode=mode, samples=2, temperature=1e-4, top=4, watch=watch)
         for cut in (dict(top_p=0.5123), dict(top_k=2), dict(min_p=0.3, top_p=0.9511, list_capacity=4)):
-            case = Case(dict(logits=x), logits="cut", **rules, **cut)
-            check(backend, reference, case)
-            assert_same(merged(backend, case, [1]), case.run(reference).arrays())
+            check_merged(backend, reference, Case(dict(logits=x), logits="cut", **rules, **cut), [1])
         for cut in (dict(), dict(top_p=0.5123)):
             case = Case(dict(logits=x), logits="processed", **rules, **cut)
             expected = case.run(reference).arrays()
@@ -274,6 +274,7 @@ def test_log_z_beyond_its_reach_says_so_and_cuts_do_without(backend, reference, 
 
 @pytest.mark.parametrize("base", [40.0, -40.0])
 def test_groups_whose_masses_are_beyond_their_reach_have_the_best_token(backend, base):
+    skip_without_parts(backend)
     rows = np.float32(base) + np.tile(np.float32([-0.03, -0.02, -0.01, 0.0, -40.0]), (40, 1))
     for mode in ("group_parallel", "group_online"):
         case = Case(dict(logits=rows), mode=mode, group_size=1, seed=3, temperature=1e-4)
