@@ -24,11 +24,13 @@ static const struct {
     {FS_ROW_BAD_TOKEN, "bad token"},
     {FS_ROW_INCOMPLETE, "incomplete"},
     {FS_ROW_PEER, "peer"},
+    {FS_ROW_BAD_MASK, "bad mask"},
     {FS_ROW_NAN, "nan"},
     {FS_ROW_INF, "inf"},
     {FS_ROW_FALLBACK, "second pass"},
     {FS_ROW_RANK_BOUND, "rank is a bound"},
     {FS_ROW_SHORT, "short"},
+    {FS_ROW_FAR, "far"},
 };
 #define STATUS_NAMES (sizeof status_names / sizeof status_names[0])
 

@@ -172,6 +172,7 @@ static void build_allow(const sample_args *args, fs_batch *b, int64_t vocab) {
     if (!args->allow) return;
     bit_rows bits = read_bits("allow", args->allow, vocab);
     b->allow = bits.data;
+    b->masks = bits.rows;
     b->allow_index = row_values("allow-index", args->allow_index, b->rows);
     for (int64_t i = 0; b->allow_index && i < b->rows; i++)
         if (b->allow_index[i] < -1 || b->allow_index[i] >= bits.rows)

@@ -18,7 +18,9 @@
  *   l = y * (1 / temperature), or y itself for a greedy row                        -> l is the PROCESSED logit
  *   min-p, then top-k, then top-p on what is left; a token is drawn from softmax(l) over the survivors (the CUT)
  * The total order of tokens is (y descending, id ascending). All arithmetic on x, y, l is in float; -inf is final: what a mask, a
- * ban or an overflow has made -inf is absent, whatever is added later. Masses are accurate to 1e-6 for |l| up to 45,000.
+ * ban or an overflow has made -inf is absent, whatever is added later. log Z is accurate to 1e-6 where the largest |l| is up to
+ * 45,000 (CUDA, from weights: 2e-7 (1 + |l|)), to 2e-4 up to 362,000, and above that FS_ROW_FAR. Tokens do not depend on it: cuts
+ * are exact at any l.
  *
  * Memory: every pointer belongs to the caller and is read or written only during the call (CPU) or until the stream
  * has run the call (CUDA). On the CPU all arrays are host memory; on CUDA they are device memory (mapped host memory
@@ -26,7 +28,8 @@
  * mutable; one context serves one call at a time.
  *
  * Structs: the first member `size` is sizeof of the struct the caller was compiled with, which the fs_*_default()
- * functions set; later versions append members, and a zero in an appended member keeps the old meaning.
+ * functions set; later versions append members, up to 4,096 bytes, and a zero in an appended member keeps the old meaning. A library
+ * takes the structs of earlier versions, and of later ones what it knows: a member it does not know must be zero.
  */
 #ifndef FLASHSAMPLING_H
 #define FLASHSAMPLING_H
@@ -71,7 +74,7 @@ enum {
 enum {
     FS_ROW_OK = 0,
     FS_ROW_SKIPPED = 1u << 0,         /* slot -1 */
-    FS_ROW_EMPTY = 1u << 1,           /* no finite logit is left: the row has no distribution */
+    FS_ROW_EMPTY = 1u << 1,           /* no l above -inf is left: the row has no distribution */
     FS_ROW_BAD_SLOT = 1u << 2,        /* slot < -1 or slot >= slots */
     FS_ROW_BAD_TEMPERATURE = 1u << 3, /* negative, NaN, infinite, or so small that 1/T overflows */
     FS_ROW_BAD_TOP_P = 1u << 4,       /* negative or NaN */
@@ -80,12 +83,14 @@ enum {
     FS_ROW_BAD_TOKEN = 1u << 7,       /* score mode: the given token is negative, or not below the vocabulary size */
     FS_ROW_INCOMPLETE = 1u << 8,      /* merge or budget: the lists do not prove the cut; nothing is drawn */
     FS_ROW_PEER = 1u << 9,            /* ranks on CUDA: one failed, or was called with other arguments */
-    FS_ROW_NO_TOKEN = 0x3ff,          /* mask of the bits above */
+    FS_ROW_BAD_MASK = 1u << 10,       /* allow_index < -1, or not below batch.masks */
+    FS_ROW_NO_TOKEN = 0x7ff,          /* mask of the bits above */
     FS_ROW_NAN = 1u << 16,            /* a logit that no mask removed was NaN; it was treated as -inf */
-    FS_ROW_INF = 1u << 17,            /* an x or l was +inf: the lowest such id wins, log Z is +inf, logprobs NaN */
+    FS_ROW_INF = 1u << 17,            /* an x or l was +inf: the lowest such id wins, its log Z is +inf, logprobs NaN */
     FS_ROW_FALLBACK = 1u << 18,       /* the row needed a second pass over W (exact all the same) */
     FS_ROW_RANK_BOUND = 1u << 19,     /* result.rank is a lower bound */
-    FS_ROW_SHORT = 1u << 20           /* without replacement: fewer tokens than samples; the rest are fallback_token */
+    FS_ROW_SHORT = 1u << 20,          /* without replacement: fewer tokens than samples; the rest are fallback_token */
+    FS_ROW_FAR = 1u << 21             /* the largest x or l is too far from 0 for log Z: it and logprobs are NaN */
 };
 
 /* ------------------------------------------------------------------------------------------------------ head ---- */
@@ -113,7 +118,7 @@ typedef struct fs_head {
     size_t size;
     int32_t kind;     /* FS_HEAD_WEIGHTS or FS_HEAD_LOGITS */
     int32_t dtype;    /* FS_F32 (default), FS_F16 or FS_BF16 */
-    const void *data; /* [V, D], or [B, V] */
+    const void *data; /* [V, D], or [B, V]; may be NULL if V or, for stored logits, B is 0 */
     int64_t rows;     /* V: rows of W, or logits per row; at most 2^24 - 1 */
     int64_t dim;      /* D; ignored for stored logits */
     int64_t stride;   /* bytes from one row of data to the next; 0 = packed */
@@ -216,7 +221,8 @@ typedef struct fs_batch {
     int64_t seen_stride;         /* bytes; 0 = packed */
     const int32_t *counts;       /* dense, [S, vocab], or NULL */
     int64_t counts_stride;       /* bytes; 0 = packed */
-    const int64_t *count_offset; /* sparse, [S + 1], or NULL; several of one token add up; not together with dense */
+    const int64_t *count_offset; /* sparse, [S + 1], or NULL; several of one token add up, one by one, and stop at the
+                                  * limits of int32; not together with dense */
     const int32_t *count_token;
     const int32_t *count_value;
 
@@ -227,9 +233,12 @@ typedef struct fs_batch {
     const int64_t *watch_offset; /* [B + 1] or NULL */
     const int32_t *watch_token;
 
-    /* Entries a candidate list may hold per row and part; 0 = chosen. A longer list proves wider cuts in one pass. */
+    /* Entries a candidate list holds at least, per row and part, in calls that have lists; 0 = chosen. A longer list proves wider cuts in
+     * one pass. */
     int32_t list_capacity;
     int32_t reserved;
+
+    int64_t masks; /* how many `allow` has: a row with another is FS_ROW_BAD_MASK; 0 = not said, then only below -1 */
 } fs_batch;
 
 /* ---------------------------------------------------------------------------------------------------- result ---- */
@@ -253,7 +262,7 @@ typedef struct fs_result {
     float *log_z;         /* [B] log of the sum of exp over the whole row */
     float *logit;         /* [B, n] of the drawn or given token */
     float *logprob;       /* [B, n] logit - log_z */
-    int32_t *rank;        /* [B, n] 1 + number of strictly larger logits (of survivors, for FS_LOGITS_CUT) */
+    int32_t *rank;        /* [B, n] 1 + number of strictly larger x (raw) or y (of survivors, for FS_LOGITS_CUT) */
     int32_t top_count;    /* N: 0 .. 1024 */
     int32_t reserved;
     int32_t *top_token;   /* [B, N] in the total order; -1 where the row has fewer tokens */
@@ -300,8 +309,8 @@ typedef struct fs_options {
     fs_alloc alloc; /* for every allocation of the context in host memory; NULL = the C library's */
     fs_free free;
     void *alloc_user;
-    /* The caller's work memory, as in fs_context_set_work; then calls never allocate. NULL = the context's own. CUDA takes none:
-     * FS_ERR_UNSUPPORTED. */
+    /* The caller's work memory, as in fs_context_set_work; then calls never allocate, but for what fs_sample_ranks exchanges. NULL = the
+     * context's own. CUDA takes none: FS_ERR_UNSUPPORTED. */
     void *work;
     size_t work_bytes;
     /* Most memory the second pass of wide rows may allocate; default 64 MiB. With the caller's work memory the second pass takes
@@ -351,16 +360,18 @@ FS_API fs_status fs_sample(fs_context *context, const fs_head *head, const fs_ba
 
 /* Bytes of work memory that are enough for fs_sample and fs_partial with these arguments, or with fewer rows, samples or results, for
  * fs_context_set_work. Nothing is computed. On the CPU it depends on the rules in the arrays: ask with the widest top_k, the most samples
- * and rows that will come. */
+ * and rows that will come. fs_merge, and so fs_sample_ranks, takes the lists of all parts at once: if that is more, FS_ERR_MEMORY says
+ * how much. */
 FS_API fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                               size_t *bytes);
 
 /* --- shards: partial here, the caller's own transport, merge there. Every rank makes the same call on its shard of W
  * and gets the same bytes-per-part, sends its part to whoever wants the result, and that one merges.
  *
- * A part is a header of 16 bytes, two bits per row, and per row 8 bytes per sample, 20 for each log Z, 8 per entry of a candidate
- * list: what the batch and the result ask for decides which are there. Byte order is the machine's. CUDA: parts are device memory, 8-byte
- * aligned, and parts that do not belong together make every row FS_ROW_PEER. */
+ * A part is a header of 16 bytes, two bits per row, and per row 8 bytes per sample, 20 for each log Z, 12 for a candidate list and 8 per
+ * entry, 8 per watched token, and 4 for each other logit that is needed: the drawn token's, the largest, and where tokens are edited the
+ * raw ones beside them, a list's too. What the batch and the result ask for decides which are there (docs/ranks.md). Byte order is the
+ * machine's. CUDA: parts are device memory, 8-byte aligned, and parts that do not belong together make every row FS_ROW_PEER. */
 
 /* Bytes of one part for this batch and what this result asks for; the same on every rank. */
 FS_API fs_status fs_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch,
@@ -375,13 +386,14 @@ FS_API fs_status fs_partial(fs_context *context, const fs_head *head, const fs_b
  * and order of parts. With batch.mode FS_MODE_GROUP_PARALLEL (in fs_partial too) each part is one group instead, chosen by
  * its log-mass: the paper's B.4, exact in law, parts in rank order. Parts made with other arguments or by another version are
  * refused with FS_ERR_PEER. Rows whose lists do not prove their cut come back FS_ROW_INCOMPLETE: repeat the call (partial
- * too) with a larger batch.list_capacity. The head is the caller's own shard; only its vocabulary size is looked at. */
+ * too) with a larger batch.list_capacity. Neither head.data nor batch.hidden is read; of the head, what all shards have in common must
+ * be there: vocab, kind, dim, round, scale, softcap, post_scale. */
 FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                           int32_t count, fs_result *result);
 
 /* --- ranks: vocabulary-parallel sampling in one call. Each rank holds rows of W (its head's first_token and rows;
- * shards may be unequal or empty, but must adjoin) and calls fs_sample_ranks with the same batch and what the same
- * result asks for; all of them get the whole result. The token is that of the unsharded call, for any number of ranks.
+ * shards may be unequal or empty, but together they are the vocabulary) and calls fs_sample_ranks with the same batch and what the
+ * same result asks for; all of them get the whole result. The token is that of the unsharded call, for any number of ranks.
  * Per row and rank 8 bytes cross the wire for a token, 20 more for log Z, lists for cuts: docs/ranks.md.
  *
  * A transport is two collectives. flashsampling_mpi.h and flashsampling_nccl.h make one from a communicator; a caller
@@ -405,9 +417,10 @@ typedef struct fs_ranks {
 /* fs_sample over ranks. Where a rank fails or the ranks' arguments differ, every rank gets an error that says so
  * (FS_ERR_PEER; on the rank itself its own) and the ranks stay in step; after an error of the transport itself they do
  * not, and the transport is not to be used again. Rows whose lists do not prove their cut take further rounds with
- * longer lists, within options.fallback_bytes, which all ranks must set alike. Every mode but FS_MODE_GROUP_ONLINE;
- * with FS_MODE_GROUP_PARALLEL each rank is one group, as in fs_merge. CUDA: enqueues, needs a device transport, and is
- * capturable in a graph; what goes wrong among ranks there is FS_ROW_PEER. */
+ * longer lists, within options.fallback_bytes, which all ranks must set alike; where a rank has no memory for one they stay
+ * FS_ROW_INCOMPLETE. Every mode but FS_MODE_GROUP_ONLINE; with FS_MODE_GROUP_PARALLEL each rank is one group, as in fs_merge.
+ * CUDA: enqueues, needs a device transport, and is capturable in a graph; what goes wrong among ranks there is FS_ROW_PEER, and
+ * a rank whose arguments are refused does not meet the others. */
 FS_API fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                                  fs_result *result);
 

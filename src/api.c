@@ -2,6 +2,7 @@
 #include "backend.h"
 
 #include "core/ask.h"
+#include "core/halves.h"
 #include "dist/dist.h"
 
 #include <stdlib.h>
@@ -35,24 +36,32 @@ uint64_t fs_seed_spread(uint64_t seed, uint64_t slot) {
     return noise_spread_seed(seed, slot);
 }
 
-/* Copies a caller's struct into ours. A caller compiled against a later header may have more members; those must be zero. */
+/* No struct will be longer: what is, was not started from fs_..._default(). */
+#define FS_STRUCT_MOST 4096
+
+/* Copies a caller's struct into ours. A caller compiled against an earlier header may have fewer members, down to the `least` bytes of
+ * the first version, and the others are zero; against a later one more, which must be zero. */
 static fs_status copy_struct(fs_context *context, const char *name, const void *from, size_t size, void *to,
-                             size_t ours) {
-    FS_REQUIRE(context, size >= ours, "%s.size is %zu, must be at least %zu: start from fs_%s_default()", name, size,
-               ours, name);
+                             size_t ours, size_t least) {
+    FS_REQUIRE(context, size >= least && size <= FS_STRUCT_MOST,
+               "%s.size is %zu, must be %zu to %d: start from fs_%s_default()", name, size, least, FS_STRUCT_MOST,
+               name);
     for (size_t i = ours; i < size; i++)
         if (((const char *)from)[i])
             return fs_fail(context, FS_ERR_UNSUPPORTED,
                            "%s.size is %zu and byte %zu is set: a member this version (%s, %zu bytes) does not know",
                            name, size, i, fs_version_text(), ours);
-    memcpy(to, from, ours);
+    memset(to, 0, ours);
+    memcpy(to, from, size < ours ? size : ours);
     return FS_OK;
 }
 
-#define FS_COPY(context, name, from, to)                                                                               \
+/* Of an fs_<name>; last: its last member in the first version. */
+#define FS_COPY(context, name, from, to, last)                                                                         \
     do {                                                                                                               \
-        FS_REQUIRE(context, (from) != NULL, "%s is NULL", name);                                                       \
-        FS_TRY(copy_struct(context, name, from, (from)->size, to, sizeof *(to)));                                      \
+        const size_t least = offsetof(fs_##name, last) + sizeof(to)->last;                                             \
+        FS_REQUIRE(context, (from) != NULL, "%s is NULL", #name);                                                      \
+        FS_TRY(copy_struct(context, #name, from, (from)->size, to, sizeof *(to), least));                              \
     } while (0)
 
 /* --------------------------------------------------------------------------------------------------- context ---- */
@@ -62,7 +71,7 @@ fs_status fs_context_create(const fs_options *given, fs_context **out) {
     fs_status status = FS_OK;
     FS_REQUIRE(NULL, out != NULL, "out is NULL");
     *out = NULL;
-    if (given) FS_COPY(NULL, "options", given, &options);
+    if (given) FS_COPY(NULL, options, given, &options, stream);
     FS_REQUIRE(NULL, options.threads >= 0 && options.threads <= FS_THREADS_MOST,
                "options.threads is %d, must be 0 (every core) to %d", options.threads, FS_THREADS_MOST);
     FS_REQUIRE(NULL, options.block >= 0 && options.block <= FS_BLOCK_MOST,
@@ -130,11 +139,8 @@ static int is_float_type(int32_t dtype) {
     return dtype == FS_F32 || dtype == FS_F16 || dtype == FS_BF16;
 }
 
-static int64_t bytes_of(int32_t dtype) {
-    return dtype == FS_F32 ? 4 : 2;
-}
-
-static fs_status check_head(fs_context *context, const fs_head *h) {
+/* `reads`: its data are. */
+static fs_status check_head(fs_context *context, const fs_head *h, int reads) {
     FS_REQUIRE(context, h->kind == FS_HEAD_WEIGHTS || h->kind == FS_HEAD_LOGITS,
                "head.kind is %d, must be FS_HEAD_WEIGHTS (0) or FS_HEAD_LOGITS (1)", h->kind);
     if (h->dtype >= 16)
@@ -144,19 +150,19 @@ static fs_status check_head(fs_context *context, const fs_head *h) {
                h->dtype);
     FS_REQUIRE(context, h->rows >= 0 && h->rows < FS_TOKEN_LIMIT, "head.rows is %lld, must be 0 to %lld",
                (long long)h->rows, (long long)FS_TOKEN_LIMIT - 1);
-    FS_REQUIRE(context, h->first_token >= 0 && h->first_token + h->rows < FS_TOKEN_LIMIT,
+    FS_REQUIRE(context, h->first_token >= 0 && h->first_token < FS_TOKEN_LIMIT - h->rows,
                "head.first_token is %lld: first_token + rows must be below %lld", (long long)h->first_token,
                (long long)FS_TOKEN_LIMIT);
     FS_REQUIRE(context, h->vocab >= 0 && h->vocab < FS_TOKEN_LIMIT, "head.vocab is %lld, must be 0 (all rows) to %lld",
                (long long)h->vocab, (long long)FS_TOKEN_LIMIT - 1);
-    const int64_t bytes = bytes_of(h->dtype);
+    const int64_t bytes = dtype_bytes(h->dtype);
     const int64_t columns = h->kind == FS_HEAD_WEIGHTS ? h->dim : h->rows;
     FS_REQUIRE(context, h->kind == FS_HEAD_LOGITS || (h->dim > 0 && h->dim <= INT32_MAX),
                "head.dim is %lld, must be 1 to %d", (long long)h->dim, INT32_MAX);
     FS_REQUIRE(context, h->stride == 0 || (h->stride >= columns * bytes && h->stride % bytes == 0),
                "head.stride is %lld bytes, must be 0 or a multiple of %lld and at least %lld", (long long)h->stride,
                (long long)bytes, (long long)(columns * bytes));
-    FS_REQUIRE(context, h->rows == 0 || h->data, "head.data is NULL");
+    FS_REQUIRE(context, !reads || h->rows == 0 || h->data, "head.data is NULL");
     FS_REQUIRE(context, (uintptr_t)h->data % (size_t)bytes == 0, "head.data is %p, must be %lld-byte aligned", h->data,
                (long long)bytes);
     FS_REQUIRE(context, is_float_type(h->round), "head.round is %d, must be FS_F32 (0), FS_F16 (1) or FS_BF16 (2)",
@@ -208,7 +214,8 @@ static fs_status check_host_arrays(fs_context *context, const fs_batch *b, int64
     return FS_OK;
 }
 
-static fs_status check_batch(fs_context *context, const fs_head *h, const fs_batch *b) {
+/* `reads`: the hidden states are. */
+static fs_status check_batch(fs_context *context, const fs_head *h, const fs_batch *b, int reads) {
     const int64_t vocab = head_vocab(h), words = (vocab + 31) / 32 * 4;
     FS_REQUIRE(context, b->rows >= 0 && b->rows <= FS_ROWS_MOST, "batch.rows is %lld, must be 0 to %lld",
                (long long)b->rows, (long long)FS_ROWS_MOST);
@@ -223,8 +230,8 @@ static fs_status check_batch(fs_context *context, const fs_head *h, const fs_bat
     if (h->kind == FS_HEAD_WEIGHTS) {
         FS_REQUIRE(context, is_float_type(b->hidden_dtype),
                    "batch.hidden_dtype is %d, must be FS_F32 (0), FS_F16 (1) or FS_BF16 (2)", b->hidden_dtype);
-        const int64_t bytes = bytes_of(b->hidden_dtype);
-        FS_REQUIRE(context, b->rows == 0 || b->hidden, "batch.hidden is NULL");
+        const int64_t bytes = dtype_bytes(b->hidden_dtype);
+        FS_REQUIRE(context, !reads || b->hidden, "batch.hidden is NULL");
         FS_REQUIRE(context, (uintptr_t)b->hidden % (size_t)bytes == 0, "batch.hidden is %p, must be %lld-byte aligned",
                    b->hidden, (long long)bytes);
         FS_REQUIRE(context,
@@ -242,6 +249,7 @@ static fs_status check_batch(fs_context *context, const fs_head *h, const fs_bat
     FS_REQUIRE(context, b->allow_stride == 0 || (b->allow_stride >= words && b->allow_stride % 4 == 0),
                "batch.allow_stride is %lld bytes, must be 0 or a multiple of 4 and at least %lld",
                (long long)b->allow_stride, (long long)words);
+    FS_REQUIRE(context, b->masks >= 0, "batch.masks is %lld, must be 0 (not said) or more", (long long)b->masks);
     FS_REQUIRE(context, b->seen_stride == 0 || (b->seen_stride >= words && b->seen_stride % 4 == 0),
                "batch.seen_stride is %lld bytes, must be 0 or a multiple of 4 and at least %lld",
                (long long)b->seen_stride, (long long)words);
@@ -277,13 +285,15 @@ typedef struct fs_arguments {
     fs_result result;
 } fs_arguments;
 
+/* `computes`: it is a call that computes logits. W is looked at even for no rows. */
 static fs_status check(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                       fs_arguments *a) {
-    FS_COPY(context, "head", head, &a->head);
-    FS_COPY(context, "batch", batch, &a->batch);
-    FS_COPY(context, "result", result, &a->result);
-    FS_TRY(check_head(context, &a->head));
-    FS_TRY(check_batch(context, &a->head, &a->batch));
+                       int computes, fs_arguments *a) {
+    FS_COPY(context, head, head, &a->head, reserved);
+    FS_COPY(context, batch, batch, &a->batch, masks);
+    FS_COPY(context, result, result, &a->result, wire_bytes);
+    const int rows = a->batch.rows != 0;
+    FS_TRY(check_head(context, &a->head, computes && (rows || a->head.kind == FS_HEAD_WEIGHTS)));
+    FS_TRY(check_batch(context, &a->head, &a->batch, computes && rows));
     return check_result(context, &a->batch, &a->result);
 }
 
@@ -307,7 +317,7 @@ static void copy_counters(const fs_result *from, fs_result *to) {
 fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
     fs_arguments a;
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
-    FS_TRY(check(context, head, batch, result, &a));
+    FS_TRY(check(context, head, batch, result, 1, &a));
     FS_TRY(check_tokens(context, &a));
     FS_TRY(context->backend->sample(context, &a.head, &a.batch, &a.result));
     copy_counters(&a.result, result);
@@ -319,7 +329,7 @@ fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch 
     fs_arguments a;
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
     FS_REQUIRE(context, bytes != NULL, "bytes is NULL");
-    FS_TRY(check(context, head, batch, result, &a));
+    FS_TRY(check(context, head, batch, result, 1, &a));
     FS_SUPPORTED(context, work_size);
     return context->backend->work_size(context, &a.head, &a.batch, &a.result, bytes);
 }
@@ -337,7 +347,7 @@ fs_status fs_partial_size(fs_context *context, const fs_head *head, const fs_bat
     fs_arguments a;
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
     FS_REQUIRE(context, bytes != NULL, "bytes is NULL");
-    FS_TRY(check(context, head, batch, result, &a));
+    FS_TRY(check(context, head, batch, result, 1, &a));
     FS_TRY(check_shard_mode(context, &a.batch));
     FS_SUPPORTED(context, partial_size);
     return context->backend->partial_size(context, &a.head, &a.batch, &a.result, 0, bytes);
@@ -348,7 +358,7 @@ fs_status fs_partial(fs_context *context, const fs_head *head, const fs_batch *b
     fs_arguments a;
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
     FS_REQUIRE(context, part != NULL, "part is NULL");
-    FS_TRY(check(context, head, batch, result, &a));
+    FS_TRY(check(context, head, batch, result, 1, &a));
     FS_TRY(check_shard_mode(context, &a.batch));
     FS_SUPPORTED(context, partial);
     return context->backend->partial(context, &a.head, &a.batch, &a.result, 0, part, bytes);
@@ -358,7 +368,7 @@ fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *bat
                    int32_t count, fs_result *result) {
     fs_arguments a;
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
-    FS_TRY(check(context, head, batch, result, &a));
+    FS_TRY(check(context, head, batch, result, 0, &a));
     FS_TRY(check_tokens(context, &a));
     FS_TRY(check_shard_mode(context, &a.batch));
     FS_REQUIRE(context, count >= 1 && count <= 65536, "count is %d, must be 1 to 65536", count);
@@ -375,40 +385,43 @@ static fs_status check_ranks(fs_context *context, const fs_ranks *r) {
     FS_REQUIRE(context, r->rank >= 0 && r->rank < r->count, "ranks.rank is %d, must be 0 to %d", r->rank, r->count - 1);
     FS_REQUIRE(context, r->all_max && r->all_gather, "ranks.all_max or all_gather is NULL");
     FS_REQUIRE(context, r->device == 0 || r->device == 1, "ranks.device is %d, must be 0 or 1", r->device);
-    if (r->device == !context->backend->host_arrays) return FS_OK;
-    return fs_fail(context, FS_ERR_UNSUPPORTED, "ranks.device is %d: the %s backend takes a transport for %s memory",
-                   r->device, context->backend->name, r->device ? "host" : "device");
+    return FS_OK;
 }
 
-static fs_status check_ranks_call(fs_context *context, const fs_head *head, const fs_batch *batch,
+static fs_status check_ranks_call(fs_context *context, const fs_ranks *r, const fs_head *head, const fs_batch *batch,
                                   const fs_result *result, fs_arguments *a) {
-    FS_TRY(check(context, head, batch, result, a));
+    const fs_backend *backend = context->backend;
+    if (r->device != !backend->host_arrays)
+        return fs_fail(context, FS_ERR_UNSUPPORTED,
+                       "ranks.device is %d: the %s backend takes a transport for %s memory", r->device, backend->name,
+                       r->device ? "host" : "device");
+    if (!backend->sample_ranks && !backend->partial)
+        return fs_fail(context, FS_ERR_UNSUPPORTED, "fs_sample_ranks is not supported by the %s backend",
+                       backend->name);
+    FS_TRY(check(context, head, batch, result, 1, a));
     FS_TRY(check_tokens(context, a));
     return check_shard_mode(context, &a->batch);
 }
 
-/* A rank whose arguments are wrong still meets the others, to tell them. */
+/* A rank whose arguments are wrong still meets the others, to tell them; but not in device memory without a device. */
 fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                           fs_result *result) {
     fs_arguments a;
     fs_ranks r;
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
-    FS_COPY(context, "ranks", ranks, &r);
+    FS_COPY(context, ranks, ranks, &r, error_text);
     FS_TRY(check_ranks(context, &r));
-    fs_status failed = check_ranks_call(context, head, batch, result, &a);
-    if (context->backend->sample_ranks)
-        FS_TRY(context->backend->sample_ranks(context, &r, &a.head, &a.batch, &a.result, failed));
-    else {
-        FS_SUPPORTED(context, partial);
-        FS_TRY(fs_dist_sample(context, &r, &a.head, &a.batch, &a.result, failed));
-    }
+    const fs_status failed = check_ranks_call(context, &r, head, batch, result, &a);
+    if (!r.device) FS_TRY(fs_dist_sample(context, &r, &a.head, &a.batch, &a.result, failed));
+    else if (!context->backend->sample_ranks) return failed;
+    else FS_TRY(context->backend->sample_ranks(context, &r, &a.head, &a.batch, &a.result, failed));
     copy_counters(&a.result, result);
     return FS_OK;
 }
 
 fs_status fs_accept(int64_t sequences, int64_t k, const int32_t *draft, const int32_t *target, int32_t *accepted) {
-    FS_REQUIRE(NULL, sequences >= 0 && k >= 0 && k < INT32_MAX, "sequences is %lld and k is %lld, must not be negative",
-               (long long)sequences, (long long)k);
+    FS_REQUIRE(NULL, sequences >= 0, "sequences is %lld, must not be negative", (long long)sequences);
+    FS_REQUIRE(NULL, k >= 0 && k < INT32_MAX, "k is %lld, must be 0 to %d", (long long)k, INT32_MAX - 1);
     if (sequences == 0) return FS_OK;
     FS_REQUIRE(NULL, target && accepted && (draft || k == 0), "draft, target or accepted is NULL");
     for (int64_t s = 0; s < sequences; s++) {

@@ -22,6 +22,7 @@ typedef struct fs_backend {
                               int32_t least, size_t *bytes);
     fs_status (*partial)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                          int32_t least, void *part, size_t bytes);
+    /* Without parts, as src/dist asks, it only takes the memory that a merge of `count` needs; the next call then has it. */
     fs_status (*merge)(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                        int32_t count, int32_t least, fs_result *result);
     /* fs_sample_ranks of a backend whose arrays are not in host memory; NULL: src/dist does it with the three above. `failed`: what is
@@ -36,9 +37,9 @@ struct fs_context {
     fs_options options;
     void *exchange; /* src/dist: memory for what ranks send each other, grown as needed */
     size_t exchange_bytes;
-    struct { /* src/dist: the shard that was last found to adjoin those of the other ranks */
+    struct { /* src/dist: the shard that was last found to make a vocabulary with those of the other ranks */
         const void *ranks;
-        int64_t first, rows;
+        int64_t first, rows, vocab;
     } adjoined;
     char text[160];
     char error[FS_ERROR_CHARS];

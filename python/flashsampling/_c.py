@@ -41,12 +41,14 @@ class Row(enum.IntFlag):
     BAD_TOKEN = 1 << 7
     INCOMPLETE = 1 << 8
     PEER = 1 << 9
-    NO_TOKEN = 0x3FF
+    BAD_MASK = 1 << 10
+    NO_TOKEN = 0x7FF
     NAN = 1 << 16
     INF = 1 << 17
     FALLBACK = 1 << 18
     RANK_BOUND = 1 << 19
     SHORT = 1 << 20
+    FAR = 1 << 21
 
 
 class HeadStruct(ctypes.Structure):
@@ -129,6 +131,7 @@ class BatchStruct(ctypes.Structure):
         ("watch_token", c_void_p),
         ("list_capacity", c_int32),
         ("reserved", c_int32),
+        ("masks", c_int64),
     ]
 
 

@@ -17,8 +17,7 @@ static int32_t keep_for_cut(const fs_batch *batch, const fs_rules *rules) {
 
 fs_ask fs_ask_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
     const int raw = result->logits == FS_LOGITS_RAW;
-    const int logprob = result->logprob || result->top_logprob || result->watch_logprob;
-    const int log_z = result->log_z || logprob;
+    const int log_z = result_wants_log_z(result);
     const int penalties = batch->seen || batch->counts || batch->count_offset;
     fs_ask ask;
     memset(&ask, 0, sizeof ask);

@@ -45,6 +45,11 @@ FS_CORE int32_t watch_token(const fs_batch *batch, int64_t b, int64_t i) {
     return i < given ? batch->given[b * given + i] : batch->watch_token[batch->watch_offset[b] + i - given];
 }
 
+/* Whether anything that is asked speaks of log Z. */
+FS_CORE int result_wants_log_z(const fs_result *result) {
+    return result->log_z || result->logprob || result->top_logprob || result->watch_logprob;
+}
+
 /* Reads the per-slot arrays of every row, so only where they are host memory. */
 fs_ask fs_ask_of(const fs_head *head, const fs_batch *batch, const fs_result *result);
 

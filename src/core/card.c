@@ -77,10 +77,10 @@ fs_card fs_card_of(const fs_call *call) {
     card.word[FS_CARD_EDITS] = (int64_t)hash_edits(batch);
     uint64_t seeds = 0, positions = 0, rules = 0;
     for (int64_t b = 0; b < batch->rows; b++) {
-        const fs_rules *r = &call->rules[b];
-        seeds = card_mix(card_mix(seeds, r->seed), r->stream);
-        positions = card_mix(positions, r->position);
-        rules = card_mix_rules(rules, r);
+        const fs_rules r = call->rules ? call->rules[b] : rules_of_row(batch, call->vocab, b);
+        seeds = card_mix(card_mix(seeds, r.seed), r.stream);
+        positions = card_mix(positions, r.position);
+        rules = card_mix_rules(rules, &r);
     }
     card.word[FS_CARD_SEEDS] = (int64_t)seeds;
     card.word[FS_CARD_POSITIONS] = (int64_t)positions;

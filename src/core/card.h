@@ -55,7 +55,6 @@ FS_CORE uint64_t card_mix_head(uint64_t h, const fs_head *head) {
     return card_mix(h, float_bits(head->softcap));
 }
 
-/* call->rules must be there. */
 fs_card fs_card_of(const fs_call *call);
 uint64_t fs_card_hash(const fs_card *card);
 

@@ -18,11 +18,28 @@ typedef struct fs_cut {
     double log_z;      /* log of the survivors' mass */
 } fs_cut;
 
-/* exp(l) in units of 2^unit, the exponent of a term that is no smaller. */
+/* exp(l) in units of 2^unit. */
 FS_CORE double cut_term(float l, int32_t unit) {
     fs_exp e = exp_split(l);
     int32_t shift = e.exponent - unit;
+    if (shift > 1000) return INFINITY; /* of parts that are not what they say */
     return shift < -1000 ? 0.0 : (double)e.fraction * bits_double((uint64_t)(1023 + shift) << 52);
+}
+
+/* Further than this below the largest l, all tokens there can be have no mass that counts: 2^24 e^-64 is 3e-21. */
+#define FS_CUT_REACH 64.0f
+
+/* The row's mass in units of exp(first), its largest l, by its list alone. *complete: no token outside has a part in it; else it is less. */
+FS_CORE double cut_weigh(fs_list *list, float inverse, float first, int *complete) {
+    const float reach = first - FS_CUT_REACH;
+    double sum = 0.0;
+    for (int32_t i = 0; i < list->count; i++) {
+        const float l = order_key_logit(list->key[list_at(list, i)]) * inverse;
+        if (l < reach) break;
+        sum += cut_term(l - first, 0);
+    }
+    *complete = list->bound == FS_KEY_NONE || order_key_logit(list->bound) * inverse < reach;
+    return sum;
 }
 
 /* Whether the list is complete at and above this key (with all its ties, if those are to be kept). */
@@ -35,20 +52,29 @@ FS_CORE int cut_certified(const fs_list *list, uint64_t key, int ties) {
 FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, const fs_mass *mass, double slack) {
     const int ties = (flags & FS_KEEP_TIES) != 0, joint = (flags & FS_JOINT_TOP_P) != 0;
     const float inverse = rules->inverse_temperature;
-    const uint64_t first = list->key[list_at(list, 0)];
-    const double floor_l = (double)(order_key_logit(first) * inverse) + rules->log_min_p;
-    const int32_t unit = exp_split(order_key_logit(first) * inverse).exponent;
-    const double whole = mass_is_empty(mass) ? 0.0 : ldexp(mass_scaled(mass), 24 * (mass->top - 2) - unit);
+    const float first = order_key_logit(list->key[list_at(list, 0)]) * inverse;
+    const double floor_l = (double)first + rules->log_min_p;
+    /* Far out masses are not exact, or clamped: there terms are relative to the first, and the row's mass is what the list says. */
+    const float origin = fabsf(first) > FS_EXP_EXACT && first < INFINITY ? first : 0.0f;
+    const int32_t unit = exp_split(first - origin).exponent;
     const int narrowed = (rules->top_k > 0 || rules->log_min_p > -INFINITY) && !joint;
 
     /* All of the mass is at +inf: one token (and its ties) is the nucleus. */
-    const float top_p = order_key_logit(first) * inverse == INFINITY ? 0.0f : rules->top_p;
+    const float top_p = first == INFINITY ? 0.0f : rules->top_p;
     fs_cut cut = {0, 0, 0, FS_KEY_NONE, 0.0};
     double before = 0.0;
     /* Top-p against the whole row stops this walk; against what is left of it, a second one. From `doubt` on nobody is known to
      * survive, from `stop` on nobody does. */
-    const double mark = rules->top_p < 1.0f && !narrowed ? (double)top_p * whole : INFINITY;
-    const double doubt = mark - mark * slack, stop = mark + mark * slack;
+    double doubt = INFINITY, stop = INFINITY;
+    if (rules->top_p < 1.0f && !narrowed) {
+        int complete = 1;
+        double whole = 0.0;
+        if (origin != 0.0f) whole = cut_weigh(list, inverse, first, &complete), slack = 0.0;
+        else if (!mass_is_empty(mass)) whole = ldexp(mass_scaled(mass), 24 * (mass->top - 2) - unit);
+        const double mark = (double)top_p * whole;
+        doubt = mark - mark * slack;
+        if (complete) stop = mark + mark * slack;
+    }
     double sure = -1.0; /* mass of the survivors, once somebody is in doubt */
     uint64_t last = FS_KEY_NONE;
     int32_t i = 0;
@@ -61,11 +87,12 @@ FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, co
             if (cut.proven) break;
             if (before >= doubt && sure < 0.0) sure = before, cut.survivors = i, cut.last = last;
         }
-        if ((double)(order_key_logit(key) * inverse) < floor_l) {
+        const float l = order_key_logit(key) * inverse;
+        if ((double)l < floor_l || l == -INFINITY) {
             cut.proven = 1;
             break;
         }
-        before += cut_term(order_key_logit(key) * inverse, unit);
+        before += cut_term(l - origin, unit);
         last = key;
     }
     if (sure < 0.0) cut.survivors = i, cut.last = last;
@@ -84,28 +111,26 @@ FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, co
             const uint64_t key = list->key[list_at(list, i)];
             int tie = ties && i > 0 && key >> 32 == cut.last >> 32;
             if (i > 0 && before >= limit && !tie) break;
-            before += cut_term(order_key_logit(key) * inverse, unit);
+            before += cut_term(order_key_logit(key) * inverse - origin, unit);
             cut.last = key;
         }
         cut.survivors = cut.possible = i;
     }
     if (sure >= 0.0) before = sure;
-    cut.log_z = cut.survivors ? log(before) + unit * 0.69314718055994530942 : -INFINITY;
+    cut.log_z = cut.survivors ? (double)origin + log(before) + unit * 0.69314718055994530942 : -INFINITY;
     return cut;
 }
 
 /* Whether this key surely survives a cut by top-p alone, in one look at a list in any order: less mass is above it than top_p of
- * the row's, by more than `slack` of it and what sums in another order may differ. 0: who knows. most: the row's largest l. */
-FS_CORE int cut_spares(const fs_list *list, const fs_rules *rules, const fs_mass *mass, double slack, float most,
-                       uint64_t key) {
+ * the row's, by more than `slack` of it and what sums in another order may differ. 0: who knows. */
+FS_CORE int cut_spares(const fs_list *list, const fs_rules *rules, const fs_mass *mass, double slack, uint64_t key) {
     const float inverse = rules->inverse_temperature;
-    const int32_t unit = exp_split(most).exponent;
-    if (key <= list->bound || mass_is_empty(mass) || !(most < INFINITY)) return 0;
-    const double whole = ldexp(mass_scaled(mass), 24 * (mass->top - 2) - unit);
+    const int32_t unit = 24 * mass->top; /* no term is far above it */
+    if (key <= list->bound || mass_is_empty(mass) || !(fabsf(order_key_logit(key) * inverse) <= FS_EXP_EXACT)) return 0;
     double above = 0.0;
     for (int32_t i = 0; i < list->count; i++)
         if (list->key[i] > key) above += cut_term(order_key_logit(list->key[i]) * inverse, unit);
-    return above < (double)rules->top_p * (1.0 - slack - 1e-9) * whole;
+    return above < (double)rules->top_p * (1.0 - slack - 1e-9) * ldexp(mass_scaled(mass), -48);
 }
 
 #endif

@@ -26,6 +26,11 @@ static float logit_of(const fs_row *row, float x, float y) {
     return row->call->result->logits == FS_LOGITS_RAW ? x : y * row->rules->inverse_temperature;
 }
 
+/* Whether that logit of a token with this x or y is above -inf: l may be -inf where y is not. */
+static int is_there(const fs_row *row, uint64_t key) {
+    return logit_of(row, order_key_logit(key), order_key_logit(key)) > -INFINITY;
+}
+
 /* The list that is ordered by that logit. */
 static fs_list *list_of(const fs_row *row) {
     const fs_call *call = row->call;
@@ -77,13 +82,11 @@ static double slack_of(const fs_row *row) {
 static int all_spared(const fs_row *row) {
     const fs_ask *ask = &row->call->ask;
     const fs_summary *s = row->summary;
-    const fs_rules *rules = row->rules;
-    const int alone = rules->top_p < 1.0f && rules->top_k == 0 && !(rules->log_min_p > -INFINITY);
-    if (!alone || !ask->mass_to_cut || ask->rank_depth) return 0;
+    if (!rules_top_p_alone(row->rules) || !ask->mass_to_cut || ask->rank_depth) return 0;
     for (int32_t i = 0; i < ask->samples; i++) {
         uint64_t key = order_key(s->winner[i].y, score_key_token(s->winner[i].key));
         if (!s->winner[i].key) return 0;
-        if (!cut_spares(&s->list, rules, &s->mass, slack_of(row), s->max_y * rules->inverse_temperature, key)) return 0;
+        if (!cut_spares(&s->list, row->rules, &s->mass, slack_of(row), key)) return 0;
     }
     return ask->samples > 0;
 }
@@ -163,7 +166,8 @@ static int32_t rank_of(fs_row *row, float x, float y) {
             larger += (uint32_t)(list->key[list_at(list, i)] >> 32) > ordered;
         return larger + 1;
     }
-    for (int32_t i = 0; i < list->count; i++) larger += (uint32_t)(list->key[i] >> 32) > ordered;
+    for (int32_t i = 0; i < list->count; i++)
+        larger += (uint32_t)(list->key[i] >> 32) > ordered && is_there(row, list->key[i]);
     if (row->call->batch->flags & FS_EXACT_RANK) {
         if ((uint32_t)(list->bound >> 32) > ordered) row->open = 1;
     } else if (larger >= row->call->ask.rank_depth) {
@@ -205,7 +209,7 @@ static void write_samples(fs_row *row) {
     }
     for (int64_t i = 0; i < row->call->ask.samples; i++) {
         const fs_winner *w = &s->winner[i];
-        if (w->key == FS_KEY_NONE) write_no_sample(row, i);
+        if (!winner_is_token(w)) write_no_sample(row, i);
         else write_sample(row, i, score_key_token(w->key), w->x, w->y, score_key_value(w->key));
     }
 }
@@ -220,6 +224,7 @@ static void write_top(fs_row *row) {
         int64_t at = row->b * r->top_count + i;
         uint64_t key = i < there ? list->key[list_at(list, i)] : FS_KEY_NONE;
         if (i < there && key <= list->bound) row->open = 1;
+        if (key && !is_there(row, key)) key = FS_KEY_NONE;
         float logit = NAN;
         if (key) logit = logit_of(row, order_key_logit(key), order_key_logit(key));
         if (r->top_token) r->top_token[at] = key ? (int32_t)order_key_token(key) : -1;
@@ -253,12 +258,17 @@ static int given_tokens_exist(const fs_call *call, int64_t b) {
     return 1;
 }
 
-static double log_z_of(const fs_row *row) {
+static double log_z_of(fs_row *row) {
     const fs_summary *s = row->summary;
-    if (row->call->result->logits == FS_LOGITS_RAW) return s->max_x < INFINITY ? mass_log(&s->raw_mass) : INFINITY;
-    if (!(s->max_y * row->rules->inverse_temperature < INFINITY)) return INFINITY;
-    if (row->call->result->logits == FS_LOGITS_CUT && row->has_cut) return row->cut.log_z;
-    return mass_log(&s->mass);
+    const fs_result *r = row->call->result;
+    const int raw = r->logits == FS_LOGITS_RAW;
+    const fs_mass *mass = raw ? &s->raw_mass : &s->mass;
+    if (!result_wants_log_z(r)) return NAN;
+    if (!((raw ? s->max_x : s->max_y * row->rules->inverse_temperature) < INFINITY)) return INFINITY;
+    if (r->logits == FS_LOGITS_CUT && row->has_cut) return row->cut.log_z;
+    if (!mass_is_far(mass)) return mass_log(mass);
+    row->status |= FS_ROW_FAR;
+    return NAN;
 }
 
 int fs_finish_row(const fs_call *call, int64_t b, fs_summary *summary, uint32_t extra, int final, fs_winner *scratch) {
@@ -276,7 +286,7 @@ int fs_finish_row(const fs_call *call, int64_t b, fs_summary *summary, uint32_t 
     }
     row.status |= summary->flags;
     if (!given_tokens_exist(call, b)) row.status |= FS_ROW_BAD_TOKEN;
-    if (!(summary->max_y > -INFINITY)) row.status |= FS_ROW_EMPTY;
+    if (!(summary->max_y * row.rules->inverse_temperature > -INFINITY)) row.status |= FS_ROW_EMPTY;
     if (row.status & FS_ROW_NO_TOKEN) {
         write_absent(&row);
         return 1;

@@ -22,12 +22,20 @@ FS_CORE int group_is_a_law(const fs_rules *rules, uint32_t flags) {
     return !rules->greedy && !(flags & FS_ROW_INF);
 }
 
+/* Masses that are too far out tell no group from another. The largest key is a draw from all of them. */
+FS_CORE int group_masses_are_far(const fs_group *group, int64_t count, int64_t stride) {
+    fs_mass all = mass_empty();
+    for (int64_t k = 0; k < count; k++) mass_merge(&all, &group[k * stride].mass);
+    return mass_is_far(&all);
+}
+
 /* B.2 and, over ranks, B.4: argmax of L_k plus a Gumbel value of the group's own. Groups first .. first + count - 1, `stride`
  * records apart; groups without mass are passed over. */
 FS_CORE fs_winner group_choose_parallel(const fs_group *group, int64_t count, int64_t stride, int64_t first,
                                         fs_noise noise, uint32_t domain) {
     fs_winner best = {FS_KEY_NONE, 0.0f, 0.0f};
     uint64_t best_key = FS_KEY_NONE;
+    if (group_masses_are_far(group, count, stride)) return group_choose_largest(group, count, stride);
     for (int64_t k = 0; k < count; k++) {
         const fs_group *g = &group[k * stride];
         if (mass_is_empty(&g->mass)) continue;
@@ -43,6 +51,7 @@ FS_CORE fs_winner group_choose_online(const fs_group *group, int64_t count, int6
                                       fs_noise noise) {
     fs_winner best = {FS_KEY_NONE, 0.0f, 0.0f};
     fs_mass running = mass_empty();
+    if (group_masses_are_far(group, count, stride)) return group_choose_largest(group, count, stride);
     for (int64_t k = 0; k < count; k++) {
         const fs_group *g = &group[k * stride];
         if (mass_is_empty(&g->mass)) continue;

@@ -1,10 +1,18 @@
-/* halves.h - bf16 and f16: widened to float, and rounded to nearest, ties to even, as engines that store logits do. */
+/* halves.h - numbers as they are stored: bf16 and f16 widened to float, and rounded to nearest, ties to even, as engines that store
+ * logits do. */
 #ifndef FS_CORE_HALVES_H
 #define FS_CORE_HALVES_H
 
 #include "core.h"
 
+#include "flashsampling.h"
+
 #include <math.h>
+
+/* Bytes of FS_F32, FS_F16 or FS_BF16. */
+FS_CORE int64_t dtype_bytes(int32_t dtype) {
+    return dtype == FS_F32 ? 4 : 2;
+}
 
 FS_CORE float widen_bf16(uint16_t half) {
     return bits_float((uint32_t)half << 16);

@@ -32,12 +32,13 @@ typedef struct fs_exp {
     int32_t exponent;
 } fs_exp;
 
-/* |exponent| < 2^19 keeps every top in 16 bits. Logits beyond +-363,000 saturate here (only here: draws and cuts by
- * rank do not look at masses). */
+/* |exponent| < 2^19 keeps every top in 16 bits. Logits beyond +-363,000 saturate here: see mass_is_far. */
 #define FS_EXP_LIMIT 363000.0f
+/* Up to here both products of exp_split's reduction with the upper parts of ln 2 are exact. */
+#define FS_EXP_EXACT 45000.0f
 
 /* e^r on |r| <= ln2/2 by its Taylor polynomial to r^7: relative error below 1e-7 with float rounding. The reduction
- * splits ln 2 in 4 + 8 + 24 bits so that the first two products are exact up to |l| = 45,000. */
+ * splits ln 2 in 4 + 8 + 24 bits. */
 FS_CORE fs_exp exp_split(float l) {
     l = l > FS_EXP_LIMIT ? FS_EXP_LIMIT : l;
     l = l < -FS_EXP_LIMIT ? -FS_EXP_LIMIT : l;
@@ -70,6 +71,13 @@ FS_CORE fs_mass mass_empty(void) {
 
 FS_CORE int mass_is_empty(const fs_mass *m) {
     return m->top == FS_MASS_EMPTY;
+}
+
+/* Whether the largest term may have been one that exp_split clamps, of an |l| above 362,000; so is no mass at all, where there is a token. */
+#define FS_MASS_REACH 21760 /* 362,000 / (24 ln 2) */
+
+FS_CORE int mass_is_far(const fs_mass *m) {
+    return m->top > FS_MASS_REACH || m->top < -FS_MASS_REACH;
 }
 
 /* Makes `top` the top limb of m; top must not be below m->top. */

@@ -29,6 +29,11 @@ FS_CORE int rules_cut(const fs_rules *rules) {
     return rules->top_k > 0 || rules->top_p < 1.0f || rules->log_min_p > -INFINITY;
 }
 
+/* Top-p is the row's only cut. */
+FS_CORE int rules_top_p_alone(const fs_rules *rules) {
+    return rules->top_p < 1.0f && rules->top_k == 0 && !(rules->log_min_p > -INFINITY);
+}
+
 FS_CORE int rules_penalise(const fs_rules *rules) {
     return rules->repetition != 1.0f || rules->frequency != 0.0f || rules->presence != 0.0f;
 }
@@ -82,14 +87,18 @@ FS_CORE fs_rules rules_of_row(const fs_batch *batch, int64_t vocab, int64_t row)
     if (!(rules.repetition > 0.0f && rules.repetition < INFINITY) || !(fabsf(rules.frequency) < INFINITY) ||
         !(fabsf(rules.presence) < INFINITY))
         rules.status |= FS_ROW_BAD_PENALTY;
+
+    const int64_t mask = !batch->allow ? -1 : batch->allow_index ? batch->allow_index[row] : row;
+    if (mask < -1 || (batch->masks && mask >= batch->masks)) rules.status |= FS_ROW_BAD_MASK;
     return rules;
 }
 
-/* The penalties of a token that occurred `count` times in the output; seen: in the prompt or the output. */
+/* The penalties of a token that occurred `count` times in the output; seen: in the prompt or the output. -inf is final, whatever has
+ * made it so. */
 FS_CORE float rules_penalised(const fs_rules *rules, float y, int seen, int32_t count) {
-    if (seen || count > 0) y = y > 0.0f ? y / rules->repetition : y * rules->repetition;
-    y -= rules->frequency * (float)count;
-    if (count > 0) y -= rules->presence;
+    if (y > -INFINITY && (seen || count > 0)) y = y > 0.0f ? y / rules->repetition : y * rules->repetition;
+    if (y > -INFINITY) y -= rules->frequency * (float)count;
+    if (y > -INFINITY && count > 0) y -= rules->presence;
     return y;
 }
 

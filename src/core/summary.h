@@ -31,6 +31,11 @@ typedef struct fs_winner {
     float x, y;
 } fs_winner;
 
+/* FS_KEY_NONE is no token's key, and a score of -inf is that of a token that is absent. */
+FS_CORE int winner_is_token(const fs_winner *winner) {
+    return score_key_value(winner->key) > -INFINITY; /* of FS_KEY_NONE it is NaN */
+}
+
 /* Logits of a watched token; NaN until its shard has seen it. */
 typedef struct fs_watch {
     float x, y;

@@ -67,7 +67,7 @@ int fs_wire_check(const fs_call *call, uint64_t hash, const void *part, const ch
     if (words[0] != FS_WIRE_MAGIC) return 0;
     *why = "its rows have another size: batch and result must be the same on every rank";
     if (words[1] != (uint32_t)row_bytes(&call->ask)) return 0;
-    *why = "it was made with another batch, seed, position, rule or vocabulary size";
+    *why = "it was made with another batch, seed, position, rule or head (vocab, kind, dim, round, scales, softcap)";
     return theirs == hash;
 }
 
@@ -140,25 +140,24 @@ void fs_wire_get(const fs_call *call, int64_t b, const void *part, fs_summary *s
     const int bits = ((const char *)part)[FS_WIRE_HEADER + b / 4] >> 2 * (b % 4) & 3;
     s->flags = bits & 1 ? (uint32_t)FS_ROW_NAN : 0u;
     s->mass = s->raw_mass = mass_empty();
-    s->max_x = s->max_y = -INFINITY;
+    s->max_y = -INFINITY;
     for (int32_t i = 0; i < ask->samples; i++) {
         at = get(at, &s->winner[i].key, 8);
         s->winner[i].y = s->winner[i].x = 0.0f;
         if (ask->winner_logit) at = get(at, &s->winner[i].y, 4);
         s->winner[i].x = s->winner[i].y;
         if (ask->winner_logit && ask->edited) at = get(at, &s->winner[i].x, 4);
-        /* Some token is there; how large it was nobody asked, but for +inf. */
-        if (s->winner[i].key == FS_KEY_NONE) continue;
-        if (score_key_value(s->winner[i].key) == INFINITY) s->max_y = INFINITY;
-        else if (s->max_y == -INFINITY) s->max_y = 0.0f;
+        /* How large the largest was nobody asked, but whether there is one, and whether it is +inf. */
+        if (winner_is_token(&s->winner[i]))
+            s->max_y = fmaxf(s->max_y, score_key_value(s->winner[i].key) == INFINITY ? INFINITY : 0.0f);
     }
     if (ask->mass) at = get_mass(at, &s->mass);
     if (ask->raw_mass) at = get_mass(at, &s->raw_mass);
     if (has_max(ask)) at = get(at, &s->max_y, 4);
-    s->max_x = s->max_y;
+    s->max_x = has_max(ask) ? s->max_y : 0.0f;
     if (has_max(ask) && ask->edited) at = get(at, &s->max_x, 4);
     if (bits & 2) s->max_x = INFINITY;
-    if (s->max_x == INFINITY || s->max_y == INFINITY) s->flags |= FS_ROW_INF;
+    if (bits & 2 || s->max_y * call->rules[b].inverse_temperature == INFINITY) s->flags |= FS_ROW_INF;
     at = get_list(at, &s->list, ask->keep, ask->raw_column);
     at = get_list(at, &s->raw_list, ask->keep_raw, 0);
     s->list.popped = s->raw_list.popped = 0;

@@ -447,6 +447,7 @@ static fs_status cpu_merge(fs_context *context, const fs_head *head, const fs_ba
         layout_merge(&m, &size);
     }
     FS_TRY(reserve(context, size.used));
+    if (!parts) return FS_OK;
     fs_arena arena = cpu->work;
     layout_merge(&m, &arena);
     for (int64_t b = 0; b < batch->rows; b++) m.rules[b] = rules_of_row(batch, call->vocab, b);

@@ -77,12 +77,8 @@ static fs_survey scan_survey(const uint32_t *allow, int64_t base, float *y, int6
     return survey;
 }
 
-/* Up to here |l| both products of exp_split's reduction with the upper parts of ln 2 are exact, so that a fused multiply-add rounds
- * what the two instructions round. It is also far inside FS_EXP_LIMIT. */
-#define FS_EXP_EXACT 44000.0f
-
 /* exp_split of mass.h, sixteen at once and bit for bit, of |l| <= FS_EXP_EXACT: the same operations in the same order, fused only where
- * that is exact. The exponent stays in the last bits of *shifted. */
+ * that is exact, so that one instruction rounds what two round. The exponent stays in the last bits of *shifted. */
 static inline __m512 split_exp(__m512 l, __m512i *shifted) {
     const __m512 magic = _mm512_set1_ps(12582912.0f);
     __m512 sum = _mm512_add_ps(_mm512_mul_ps(l, _mm512_set1_ps(1.44269504f)), magic);

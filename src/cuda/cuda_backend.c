@@ -1,5 +1,5 @@
 /* cuda_backend.c - the CUDA backend: a context's device, stream and work memory; checks; one launch per tile of rows. Calls enqueue on
- * the stream and return: nothing here allocates or waits after open. */
+ * the stream and return. Nothing here waits; device memory is allocated at open, and by a call that needs more than those before it. */
 #include "cuda_backend.h"
 
 #include "core/ask.h"

@@ -75,6 +75,7 @@ FS_DEVICE fs_group choose_group(const fs_cuda_args &args, const fs_judged_row &r
     const bool lawful = !row.greedy && !(flags & FS_ROW_INF), online = args.batch.mode == FS_MODE_GROUP_ONLINE;
     fs_group all = group_empty();
     uint64_t best = FS_KEY_NONE; /* B.2: score of the best group so far; else the largest key */
+    uint64_t own = FS_KEY_NONE;  /* the largest key of this lane's groups */
     for (int32_t base = 0; base < groups; base += 32) {
         fs_group mine = group_empty();
         const int32_t g = base + lane;
@@ -87,6 +88,7 @@ FS_DEVICE fs_group choose_group(const fs_cuda_args &args, const fs_judged_row &r
         all.mass.top = __shfl_sync(~0u, running.top, 31);
         for (int i = 0; i < 3; i++) all.mass.limb[i] = __shfl_sync(~0u, (unsigned long long)running.limb[i], 31);
         uint64_t key = mine.winner.key; /* what the lanes compare */
+        own = key > own ? key : own;
         if (lawful) {
             key = FS_KEY_NONE;
             const uint32_t index = (uint32_t)(first + g);
@@ -105,6 +107,7 @@ FS_DEVICE fs_group choose_group(const fs_cuda_args &args, const fs_judged_row &r
             all.winner.key = __shfl_sync(~0u, (unsigned long long)mine.winner.key, chosen);
         }
     }
+    if (mass_is_far(&all.mass)) all.winner.key = largest_key(own); /* core/group.h says why */
     return all;
 }
 

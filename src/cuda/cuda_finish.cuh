@@ -92,12 +92,14 @@ FS_DEVICE void write_row(const fs_cuda_args &args, const fs_judged_row &row, int
     const fs_result &result = args.result;
     const int64_t at = args.first_row + b;
     const bool raw = result.logits == FS_LOGITS_RAW;
-    const uint32_t status = final_status(row, found.flags, found.key != FS_KEY_NONE);
+    uint32_t status = final_status(row, found.flags, found.key != FS_KEY_NONE);
     const bool drawn = !(status & FS_ROW_NO_TOKEN);
     const int32_t token = drawn ? (int32_t)score_key_token(found.key) : args.batch.fallback_token;
     const double score = drawn ? score_key_value(found.key) : (double)NAN;
     const bool infinite = found.flags & (raw ? FS_CUDA_X_INF : (uint32_t)FS_ROW_INF);
-    const double log_z = !drawn ? (double)NAN : infinite ? (double)INFINITY : found.log_z;
+    const bool far = drawn && !infinite && (result.log_z || result.logprob) && mass_is_far(&found.mass);
+    const double log_z = !drawn || far ? (double)NAN : infinite ? (double)INFINITY : found.log_z;
+    if (far) status |= FS_ROW_FAR;
     write_token(args, at, token, status, keep);
     if (result.score) store_if(keep, result.score + at, (float)score);
     if (result.log_z) store_if(keep, result.log_z + at, (float)log_z);

@@ -37,7 +37,7 @@ FS_DEVICE fs_verdict merge_rows(const fs_cuda_args &args, const fs_cuda_gathered
         if (args.want & FS_CUDA_PEAK) found.peak = fmaxf(found.peak, bits_float(*word));
     }
     if (found.key && score_key_value(found.key) == INFINITY) found.flags |= FS_ROW_INF;
-    if (from.grouped && !row.greedy && !(found.flags & FS_ROW_INF)) found.key = chosen;
+    if (from.grouped && !row.greedy && !(found.flags & FS_ROW_INF) && !mass_is_far(&found.mass)) found.key = chosen;
     found.log_z = mass_log(&found.mass);
     return found;
 }

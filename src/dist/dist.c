@@ -64,7 +64,7 @@ static int64_t run_end(const fs_round *first, const fs_result *result, int64_t b
     return end;
 }
 
-/* One more round over rows [b, end), in memory of its own. */
+/* One more round over rows [b, end), in memory of its own. If a rank has none for it, all leave the rows as they are. */
 static fs_status later_round(const fs_round *first, fs_result *result, int64_t b, int64_t end, int32_t least,
                              const int32_t *identity, int64_t *sent) {
     fs_view v = fs_view_of(&first->call, result, b, end, identity);
@@ -80,7 +80,10 @@ static fs_status later_round(const fs_round *first, fs_result *result, int64_t b
     fs_context_free(first->context, memory);
     for (int64_t i = b; i < end && status == FS_OK; i++) result->status[i] |= FS_ROW_FALLBACK;
     *sent += round.sent;
-    return status;
+    if (status == FS_OK || round.worst != FS_ERR_MEMORY) return status;
+    fs_context_log(first->context, "rows %lld to %lld: %s", (long long)b, (long long)end - 1,
+                   fs_error_text(first->context));
+    return FS_OK;
 }
 
 static int64_t count_incomplete(const fs_result *result, int64_t rows) {

@@ -5,15 +5,16 @@
  *              [ rows ]              --all_gather->  merge of all parts       anything else: two
  *
  * header  i64  0: h    or  (error code << 48) + rank, which is larger than any hash
- *         i64  ~h, and from bit 48 on  1: some row has seen a NaN or +inf; then their bits follow, else they are left out
- *                                      2: this rank comes with a shard for the first time; then all say where theirs lie, 16 bytes,
- *                                         and the bits follow in any case
+ *         i64  ~h << 2, and below it  1: some row has seen a NaN or +inf; then their bits follow, else they are left out
+ *                                     2: this rank comes with a shard for the first time; then all say where theirs lie, 16 bytes,
+ *                                        and the bits follow in any case
  * with h 48 bits of a hash of everything ranks must agree on: if they do not, no rank finds its own h in both words. A rank that has
  * failed enters the first collective all the same, so nobody waits for it. */
 #ifndef FS_DIST_DIST_H
 #define FS_DIST_DIST_H
 
 #include "backend.h"
+#include "core/card.h"
 #include "core/wire.h"
 
 /* fs_sample_ranks. `failed`: what is wrong on this rank already, with its text set; the arguments are then not looked at. */
@@ -34,6 +35,8 @@ typedef struct fs_round {
     char *all;            /* [ranks, bytes] */
     const void **parts;   /* [ranks] */
     int64_t (*shards)[2]; /* [ranks] first and last + 1 */
+    fs_card *cards;       /* [ranks + 1], our own the last */
+    fs_status worst;      /* the gravest failure of all ranks, which all know after they have met */
 } fs_round;
 
 /* Says how many bytes of memory a round takes; then runs it in them, or with `failed` only meets the others. */

@@ -1,13 +1,12 @@
 /* dist_round.c - one exchange between ranks: see dist.h. */
 #include "dist.h"
 
-#include "core/card.h"
-
 #include <stdlib.h>
 
 #define HASH_BITS 48
 #define HASH_MASK (((int64_t)1 << HASH_BITS) - 1)
 #define HEADER_WORDS 2
+#define NEWS_BITS 2 /* below the hash, or a rank with news would hide the other ranks' */
 #define NEW_SHARD 2
 
 static int64_t count_keys(const fs_round *round) {
@@ -29,6 +28,7 @@ static size_t place(fs_round *round, char *memory) {
     round->part = take(memory, &used, round->bytes);
     round->parts = take(memory, &used, ranks * sizeof *round->parts);
     round->shards = take(memory, &used, ranks * sizeof *round->shards);
+    round->cards = take(memory, &used, (ranks + 1) * sizeof *round->cards);
     round->all = take(memory, &used, ranks * (round->is_keys ? round->rows_at : round->bytes));
     return used;
 }
@@ -50,12 +50,6 @@ static fs_status transport_failed(const fs_round *round, fs_status status) {
     const char *text = ranks->error_text ? ranks->error_text(ranks->self) : NULL;
     return fs_fail(round->context, status, "rank %d of %d: %s", ranks->rank, ranks->count,
                    text && *text ? text : "the transport failed and does not say why");
-}
-
-static fs_status all_max(fs_round *round, int64_t *words, int64_t count) {
-    fs_status status = round->ranks->all_max(round->ranks->self, words, count, NULL);
-    round->sent += count * 8;
-    return status == FS_OK ? FS_OK : transport_failed(round, status);
 }
 
 static fs_status all_gather(fs_round *round, const void *mine, void *all, size_t bytes) {
@@ -80,37 +74,24 @@ static int has_bits(const fs_round *round) {
 
 /* Every rank sends its card; the first one that is not rank 0's is named, so the text is the same everywhere. */
 static fs_status explain_difference(fs_round *round) {
-    fs_call call = round->call;
     const int32_t ranks = round->ranks->count;
-    fs_rules *rules = fs_context_alloc(round->context, (size_t)call.batch->rows * sizeof *rules, "a row's rules");
-    fs_card *cards = fs_context_alloc(round->context, (size_t)(ranks + 1) * sizeof *cards, "the ranks' cards");
-    fs_status status = rules && cards ? FS_OK : FS_ERR_MEMORY;
-    if (status == FS_OK) {
-        for (int64_t b = 0; b < call.batch->rows; b++) rules[b] = rules_of_row(call.batch, call.vocab, b);
-        call.rules = rules;
-        cards[ranks] = fs_card_of(&call);
-        cards[ranks].word[FS_CARD_BUDGET] = (int64_t)round->context->options.fallback_bytes;
-        status = all_gather(round, &cards[ranks], cards, sizeof *cards);
-    }
-    if (status == FS_OK)
-        status =
-            fs_fail(round->context, FS_ERR_PEER, "ranks were called with different arguments, but none on the card");
-    for (int32_t i = 0; i < ranks * FS_CARD_WORDS && status == FS_ERR_PEER && cards; i++) {
+    fs_card *cards = round->cards;
+    cards[ranks] = fs_card_of(&round->call);
+    cards[ranks].word[FS_CARD_BUDGET] = (int64_t)round->context->options.fallback_bytes;
+    FS_TRY(all_gather(round, &cards[ranks], cards, sizeof *cards));
+    for (int32_t i = 0; i < ranks * FS_CARD_WORDS; i++) {
         const int32_t rank = i / FS_CARD_WORDS, word = i % FS_CARD_WORDS;
         const long long theirs = cards[rank].word[word], first = cards[0].word[word];
         int32_t is_value;
         const char *name = fs_card_name(word, &is_value);
         if (theirs == first) continue;
         if (is_value)
-            fs_fail(round->context, FS_ERR_PEER, "ranks differ: %s is %lld on rank %d, but %lld on rank 0", name,
-                    theirs, rank, first);
-        else
-            fs_fail(round->context, FS_ERR_PEER, "ranks differ: %s is not on rank %d what it is on rank 0", name, rank);
-        break;
+            return fs_fail(round->context, FS_ERR_PEER, "ranks differ: %s is %lld on rank %d, but %lld on rank 0", name,
+                           theirs, rank, first);
+        return fs_fail(round->context, FS_ERR_PEER, "ranks differ: %s is not on rank %d what it is on rank 0", name,
+                       rank);
     }
-    fs_context_free(round->context, rules);
-    fs_context_free(round->context, cards);
-    return status;
+    return fs_fail(round->context, FS_ERR_PEER, "ranks were called with different arguments, but none on the card");
 }
 
 /* Whether this shard has been held against the others' before. */
@@ -118,7 +99,7 @@ static int has_adjoined(const fs_round *round) {
     const fs_context *context = round->context;
     const fs_head *head = round->call.head;
     return context->adjoined.ranks == round->ranks->self && context->adjoined.first == head->first_token &&
-           context->adjoined.rows == head->rows;
+           context->adjoined.rows == head->rows && context->adjoined.vocab == round->call.vocab;
 }
 
 static int by_first(const void *left, const void *right) {
@@ -126,30 +107,36 @@ static int by_first(const void *left, const void *right) {
     return a[0] != b[0] ? (a[0] > b[0]) - (a[0] < b[0]) : (a[1] > b[1]) - (a[1] < b[1]);
 }
 
-/* Shards may not overlap, which would count tokens twice, nor leave tokens out between them: a wrong first_token does one or the other. */
+static fs_status belong_to_no_rank(const fs_round *round, int64_t first, int64_t last) {
+    return fs_fail(round->context, FS_ERR_PEER,
+                   "tokens %lld to %lld belong to no rank: head.first_token or rows is wrong on one", (long long)first,
+                   (long long)last);
+}
+
+/* Shards may not overlap, which would count tokens twice, nor leave tokens of the vocabulary out: a wrong first_token does one or the
+ * other. */
 static fs_status check_shards(fs_round *round) {
     fs_context *context = round->context;
     const fs_head *head = round->call.head;
-    const int64_t own[2] = {head->first_token, head->first_token + head->rows};
+    const int64_t own[2] = {head->first_token, head->first_token + head->rows}, vocab = round->call.vocab;
     FS_TRY(all_gather(round, own, round->shards, sizeof own));
     qsort(round->shards, (size_t)round->ranks->count, sizeof *round->shards, by_first);
-    int64_t end = -1;
+    int64_t end = 0;
     for (int32_t i = 0; i < round->ranks->count; i++) {
         const int64_t *shard = round->shards[i];
         if (shard[0] == shard[1]) continue;
-        if (end >= 0 && shard[0] < end)
+        if (shard[0] < end)
             return fs_fail(context, FS_ERR_PEER,
                            "token %lld belongs to two ranks: head.first_token or rows is wrong on one",
                            (long long)shard[0]);
-        if (end >= 0 && shard[0] > end)
-            return fs_fail(context, FS_ERR_PEER,
-                           "tokens %lld to %lld belong to no rank: head.first_token or rows is wrong on one",
-                           (long long)end, (long long)shard[0] - 1);
+        if (shard[0] > end) return belong_to_no_rank(round, end, shard[0] - 1);
         end = shard[1];
     }
+    if (end < vocab) return belong_to_no_rank(round, end, vocab - 1);
     context->adjoined.ranks = round->ranks->self;
     context->adjoined.first = head->first_token;
     context->adjoined.rows = head->rows;
+    context->adjoined.vocab = vocab;
     return FS_OK;
 }
 
@@ -170,19 +157,21 @@ static fs_status meet(fs_round *round, fs_status failed, int *bits) {
         count += count_keys(round);
         hash = hash_of(round);
         words[0] = hash;
-        words[1] = (~hash & HASH_MASK) | (int64_t)(has_adjoined(round) ? has_bits(round) : NEW_SHARD) << HASH_BITS;
+        words[1] = (~hash & HASH_MASK) << NEWS_BITS | (has_adjoined(round) ? has_bits(round) : NEW_SHARD);
     }
-    const fs_status status = all_max(round, words, count);
-    if (failed != FS_OK) return failed;
-    FS_TRY(status);
-    const fs_status theirs = (fs_status) - (words[0] >> HASH_BITS);
-    if (theirs != FS_OK)
+    const fs_status status = round->ranks->all_max(round->ranks->self, words, count, NULL);
+    round->sent += count * 8;
+    if (status == FS_OK) round->worst = (fs_status) - (words[0] >> HASH_BITS);
+    if (failed != FS_OK) return failed; /* its text says more than the transport's would */
+    if (status != FS_OK) return transport_failed(round, status);
+    if (round->worst != FS_OK)
         return fs_fail(round->context, FS_ERR_PEER,
                        "rank %lld failed with an error of kind \"%s\", which it reports itself",
-                       (long long)(words[0] & HASH_MASK), fs_status_text(theirs));
-    if (words[0] != hash || (words[1] & HASH_MASK) != (~hash & HASH_MASK)) return explain_difference(round);
-    *bits = words[1] >> HASH_BITS != 0;
-    return words[1] >> HASH_BITS == NEW_SHARD ? check_shards(round) : FS_OK;
+                       (long long)(words[0] & HASH_MASK), fs_status_text(round->worst));
+    if (words[0] != hash || words[1] >> NEWS_BITS != (~hash & HASH_MASK)) return explain_difference(round);
+    const int64_t news = words[1] & ((1 << NEWS_BITS) - 1);
+    *bits = news != 0;
+    return news == NEW_SHARD ? check_shards(round) : FS_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------------ merge ---- */
@@ -229,20 +218,22 @@ static fs_status gather_parts(fs_round *round, int bits) {
     return FS_OK;
 }
 
+/* Memory to merge is taken before the ranks meet: a failure that came later would leave the others with rounds to go. */
 fs_status fs_round_run(fs_round *round, void *memory, fs_result *result, fs_status failed) {
     const fs_call *call = &round->call;
-    const fs_backend *backend = round->context->backend;
+    fs_context *context = round->context;
+    const fs_backend *backend = context->backend;
+    const int32_t count = round->is_keys ? 1 : round->ranks->count, least = round->least;
     int bits = 0;
     if (failed == FS_OK) {
         place(round, memory);
-        failed = backend->partial(round->context, call->head, call->batch, call->result, round->least, round->part,
-                                  round->bytes);
+        failed = backend->partial(context, call->head, call->batch, call->result, least, round->part, round->bytes);
+        if (failed == FS_OK) failed = backend->merge(context, call->head, call->batch, NULL, count, least, result);
         if (failed == FS_OK) put_keys(round);
     }
     FS_TRY(meet(round, failed, &bits));
     FS_TRY(round->is_keys ? merge_keys(round, bits) : gather_parts(round, bits));
-    const int32_t count = round->is_keys ? 1 : round->ranks->count;
     for (int32_t i = 0; i < count; i++)
         round->parts[i] = round->is_keys ? round->part : round->all + (size_t)i * round->bytes;
-    return backend->merge(round->context, call->head, call->batch, round->parts, count, round->least, result);
+    return backend->merge(context, call->head, call->batch, round->parts, count, least, result);
 }

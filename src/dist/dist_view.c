@@ -2,6 +2,8 @@
  * edits and watched tokens keep their meaning, because they need not begin at 0. */
 #include "dist.h"
 
+#include "core/halves.h"
+
 #define LATER(pointer, by)                                                                                             \
     do {                                                                                                               \
         if (pointer) (pointer) += (by);                                                                                \
@@ -9,10 +11,6 @@
 
 static const void *later_bytes(const void *from, int64_t by) {
     return from ? (const char *)from + by : NULL;
-}
-
-static int64_t element_bytes(int32_t dtype) {
-    return dtype == FS_F32 ? 4 : 2;
 }
 
 static fs_result view_result(const fs_result *result, int64_t b, int64_t n) {
@@ -40,11 +38,11 @@ fs_view fs_view_of(const fs_call *call, const fs_result *result, int64_t b, int6
     batch->slots = batch->slots ? batch->slots : call->batch->rows;
     batch->slot = (batch->slot ? batch->slot : identity) + b;
     if (h->kind == FS_HEAD_LOGITS)
-        h->data = later_bytes(h->data, b * (h->stride ? h->stride : h->rows * element_bytes(h->dtype)));
+        h->data = later_bytes(h->data, b * (h->stride ? h->stride : h->rows * dtype_bytes(h->dtype)));
     else
-        batch->hidden = later_bytes(
-            batch->hidden,
-            b * (batch->hidden_stride ? batch->hidden_stride : h->dim * element_bytes(batch->hidden_dtype)));
+        batch->hidden =
+            later_bytes(batch->hidden,
+                        b * (batch->hidden_stride ? batch->hidden_stride : h->dim * dtype_bytes(batch->hidden_dtype)));
     if (batch->allow && !batch->allow_index) {
         const int64_t words = (call->vocab + 31) / 32;
         batch->allow += b * (batch->allow_stride ? batch->allow_stride / 4 : words);

@@ -85,6 +85,12 @@ static uint32_t check_values(const fs_slot_values *values) {
     return bad;
 }
 
+/* Which of the allow-bitmasks the row has; -1: none. */
+static int64_t mask_of(const ref_row *row, const fs_batch *batch) {
+    if (!batch->allow) return -1;
+    return batch->allow_index ? batch->allow_index[row->b] : row->b;
+}
+
 void fs_ref_row_values(ref_row *row, const fs_batch *batch) {
     int64_t slots = batch->slots ? batch->slots : batch->rows;
     int64_t s = batch->slot ? batch->slot[row->b] : row->b;
@@ -107,6 +113,8 @@ void fs_ref_row_values(ref_row *row, const fs_batch *batch) {
     if (batch->presence) values->presence = batch->presence[s];
     values->seed = batch->seed ? batch->seed[s] : noise_spread_seed(batch->all.seed, (uint64_t)s);
     row->status = check_values(values);
+    int64_t mask = mask_of(row, batch);
+    if (mask < -1 || (batch->masks > 0 && mask >= batch->masks)) row->status |= FS_ROW_BAD_MASK;
 }
 
 /* ----------------------------------------------------------------------------------------------------- logits ---- */
@@ -136,8 +144,7 @@ static float raw_logit(const fs_head *head, const fs_batch *batch, int64_t b, in
 
 /* The row's bitmask, NULL = every token is allowed. */
 static const uint32_t *allow_mask(const ref_row *row, const fs_batch *batch) {
-    if (!batch->allow) return NULL;
-    int64_t mask = batch->allow_index ? batch->allow_index[row->b] : row->b;
+    int64_t mask = mask_of(row, batch);
     if (mask < 0) return NULL;
     return row_of(batch->allow, batch->allow_stride, (row->vocab + 31) / 32 * 4, mask);
 }
@@ -164,7 +171,9 @@ static void gather_counts(ref_row *row, const fs_batch *batch) {
     if (!batch->count_offset) return;
     for (int64_t i = batch->count_offset[row->slot]; i < batch->count_offset[row->slot + 1]; i++) {
         int64_t v = batch->count_token[i] - row->first;
-        if (v >= 0 && v < row->size) row->count[v] += batch->count_value[i];
+        if (v < 0 || v >= row->size) continue;
+        int64_t sum = row->count[v] + batch->count_value[i];
+        row->count[v] = sum > INT32_MAX ? INT32_MAX : sum < INT32_MIN ? INT32_MIN : sum;
     }
 }
 
@@ -178,8 +187,8 @@ static void apply_penalties(ref_row *row, const fs_batch *batch) {
         float y = row->y[v];
         if (y == -INFINITY) continue;
         if (count > 0 || (seen && bit_of(seen, id))) y = y > 0.0f ? y / values->repetition : y * values->repetition;
-        y -= values->frequency * (float)count;
-        if (count > 0) y -= values->presence;
+        if (y > -INFINITY) y -= values->frequency * (float)count;
+        if (y > -INFINITY && count > 0) y -= values->presence;
         row->y[v] = y;
     }
 }

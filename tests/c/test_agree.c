@@ -186,6 +186,8 @@ static void make_batch(rng *r, call *c) {
             for (int64_t i = 0; i < c->rows; i++)
                 c->allow_index[i] = (int32_t)random_below(r, (uint64_t)c->rows + 1) - 1;
             b->allow_index = c->allow_index;
+            b->masks = c->rows;
+            if (random_below(r, 3) == 0) c->allow_index[0] = random_below(r, 2) ? -2 : (int32_t)c->rows;
         }
     }
     if (random_below(r, 3) == 0) {

@@ -79,6 +79,13 @@ static void exp_split_is_accurate(void **state) {
         long double log_e = logl((long double)e.fraction) + (long double)e.exponent * 0.693147180559945309417232121458L;
         assert_true(fabsl(log_e - (long double)l) < 5e-7L);
     }
+    /* Beyond FS_EXP_EXACT a product is rounded. */
+    for (int i = -400000; i < 400000; i++) {
+        float l = (float)i * 0.905f;
+        fs_exp e = exp_split(l);
+        long double log_e = logl((long double)e.fraction) + (long double)e.exponent * 0.693147180559945309417232121458L;
+        assert_true(fabsl(log_e - (long double)l) < (fabsf(l) <= FS_EXP_EXACT ? 5e-7L : 2e-4L));
+    }
 }
 
 static void fill(rng *r, float *l, int64_t n, double scale) {

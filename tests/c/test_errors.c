@@ -59,12 +59,15 @@ static void a_bad_head_is_named(void **state) {
     REFUSED(f.head.data = (const char *)f.weights + 1, "head.data", "aligned");
     REFUSED(f.head.first_token = -3, "head.first_token", "-3");
     REFUSED(f.head.first_token = (1 << 24) - 40, "head.first_token", "16777216");
+    REFUSED(f.head.first_token = INT64_MAX, "head.first_token", "16777216");
     REFUSED(f.head.vocab = -1, "head.vocab", "-1");
     REFUSED(f.head.softcap = -1.0f, "head.softcap", "-1");
     REFUSED(f.head.scale = NAN, "head.scale", "nan");
     REFUSED(f.head.round = 9, "head.round", "9");
     REFUSED(f.head.flags = 8, "head.flags", "0x8");
     REFUSED(f.head.size = 3, "head.size", "fs_head_default");
+    REFUSED(f.head.size = sizeof f.head - 1, "head.size", "fs_head_default");
+    REFUSED(f.head.size = 4097, "head.size", "4096");
 }
 
 static void a_bad_batch_is_named(void **state) {
@@ -88,7 +91,9 @@ static void a_bad_batch_is_named(void **state) {
     REFUSED(f.batch.counts_stride = 4, "batch.counts_stride", "160");
     REFUSED((f.batch.counts = f.list, f.batch.count_offset = f.offset), "batch.counts", "both");
     REFUSED(f.batch.list_capacity = -1, "batch.list_capacity", "-1");
+    REFUSED(f.batch.masks = -1, "batch.masks", "-1");
     REFUSED(f.batch.size = 8, "batch.size", "8");
+    REFUSED(f.batch.size = SIZE_MAX, "batch.size", "4096");
 }
 
 static void a_bad_list_is_named(void **state) {
@@ -110,6 +115,7 @@ static void a_bad_result_is_named(void **state) {
     REFUSED(f.result.top_count = 1025, "result.top_count", "1024");
     REFUSED(f.result.watch_logit = f.bias, "result.watch_logit", "watch_offset");
     REFUSED(f.result.size = 16, "result.size", "16");
+    REFUSED(f.result.size = 4097, "result.size", "4096");
 }
 
 static void what_is_not_there_yet_says_so(void **state) {
@@ -166,6 +172,8 @@ static void null_arguments_are_refused(void **state) {
     assert_int_equal(fs_merge(f.context, &f.head, &f.batch, NULL, 1, &f.result), FS_ERR_ARGUMENT);
     assert_int_equal(fs_accept(1, 1, NULL, NULL, &accepted), FS_ERR_ARGUMENT);
     assert_int_equal(fs_accept(-1, 1, NULL, NULL, &accepted), FS_ERR_ARGUMENT);
+    assert_int_equal(fs_accept(1, INT32_MAX, NULL, NULL, &accepted), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(NULL), "2147483646"));
     assert_int_equal(fs_partial_size(f.context, &f.head, &f.batch, &f.result, &bytes), FS_OK);
     char part[256];
     assert_true(bytes < sizeof part);
@@ -205,6 +213,10 @@ static void bad_options_are_named(void **state) {
     options = fs_options_default();
     options.block = -1;
     assert_int_equal(fs_context_create(&options, &context), FS_ERR_ARGUMENT);
+    options = fs_options_default();
+    options.size = 4097;
+    assert_int_equal(fs_context_create(&options, &context), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(NULL), "4096"));
     options = fs_options_default();
     options.work = (void *)1;
     assert_int_equal(fs_context_create(&options, &context), FS_ERR_ARGUMENT);
@@ -273,6 +285,32 @@ static void parts_of_other_calls_are_refused(void **state) {
     fs_context_destroy(f.context);
 }
 
+/* Who merges has neither W nor hidden states, but says which head the parts are of. */
+static void a_merge_needs_no_data(void **state) {
+    (void)state;
+    fixture f;
+    make(&f);
+    size_t bytes;
+    int32_t drawn[2];
+    char part[256];
+    const void *parts[1] = {part};
+    assert_int_equal(fs_partial_size(f.context, &f.head, &f.batch, &f.result, &bytes), FS_OK);
+    assert_true(bytes <= sizeof part);
+    assert_int_equal(fs_partial(f.context, &f.head, &f.batch, &f.result, part, bytes), FS_OK);
+    assert_int_equal(fs_sample(f.context, &f.head, &f.batch, &f.result), FS_OK);
+    memcpy(drawn, f.tokens, sizeof drawn);
+    f.head.vocab = f.head.rows;
+    f.head.data = NULL, f.head.rows = 0;
+    f.batch.hidden = NULL;
+    f.tokens[0] = f.tokens[1] = 12345;
+    if (fs_merge(f.context, &f.head, &f.batch, parts, 1, &f.result) != FS_OK) fail_msg("%s", fs_error_text(f.context));
+    assert_memory_equal(drawn, f.tokens, sizeof drawn);
+    f.head.softcap = 3.0f;
+    assert_int_equal(fs_merge(f.context, &f.head, &f.batch, parts, 1, &f.result), FS_ERR_PEER);
+    assert_non_null(strstr(fs_error_text(f.context), "softcap"));
+    fs_context_destroy(f.context);
+}
+
 /* Lists of many parts together must fit an index; the check comes before any memory. */
 static void too_many_entries_to_merge_are_refused(void **state) {
     (void)state;
@@ -297,7 +335,36 @@ static void an_empty_batch_is_nothing_to_do(void **state) {
     f.batch.hidden = NULL;
     f.result.tokens = NULL;
     assert_int_equal(fs_sample(f.context, &f.head, &f.batch, &f.result), FS_OK);
+    f.head.kind = FS_HEAD_LOGITS;
+    f.head.data = NULL; /* of no rows there is nothing to store */
+    if (fs_sample(f.context, &f.head, &f.batch, &f.result) != FS_OK) fail_msg("%s", fs_error_text(f.context));
     fs_context_destroy(f.context);
+}
+
+/* An index far off would lift the mask, or read what is not there. */
+static void a_mask_that_is_not_there_leaves_a_row_without_a_token(void **state) {
+    (void)state;
+    const uint32_t allow[4] = {1u << 7, 0, 1u << 9, 0};
+    const int32_t index[4][2] = {{-2, 1}, {INT32_MIN, 0}, {2, 1}, {0, INT32_MAX}};
+    uint32_t status[2];
+    for (int i = 0; i < 10; i++) {
+        fixture f;
+        make(&f);
+        if (i % 2) fs_context_destroy(f.context), f.context = open_context(FS_BACKEND_REFERENCE, 1, 0);
+        f.batch.allow = allow;
+        f.batch.masks = i / 2 < 2 ? 0 : 2; /* without their number only what is below -1 is known to be wrong */
+        f.batch.allow_index = i / 2 < 4 ? index[i / 2] : NULL;
+        if (i / 2 == 4) f.batch.masks = 1; /* row 1 has none */
+        f.result.status = status;
+        assert_int_equal(fs_sample(f.context, &f.head, &f.batch, &f.result), FS_OK);
+        for (int b = 0; b < 2; b++) {
+            const int32_t mask = f.batch.allow_index ? f.batch.allow_index[b] : b;
+            const int is_bad = mask < -1 || (f.batch.masks && mask >= f.batch.masks);
+            assert_int_equal(status[b], is_bad ? FS_ROW_BAD_MASK : FS_ROW_OK);
+            assert_int_equal(f.tokens[b], is_bad ? -1 : mask ? 9 : 7);
+        }
+        fs_context_destroy(f.context);
+    }
 }
 
 static void statuses_have_texts(void **state) {
@@ -322,8 +389,10 @@ int main(void) {
         cmocka_unit_test(a_forced_choice_that_cannot_run_is_an_error),
         cmocka_unit_test(a_forced_backend_that_is_not_in_this_build_is_an_error),
         cmocka_unit_test(parts_of_other_calls_are_refused),
+        cmocka_unit_test(a_merge_needs_no_data),
         cmocka_unit_test(too_many_entries_to_merge_are_refused),
         cmocka_unit_test(an_empty_batch_is_nothing_to_do),
+        cmocka_unit_test(a_mask_that_is_not_there_leaves_a_row_without_a_token),
         cmocka_unit_test(statuses_have_texts),
     };
     return cmocka_run_group_tests_name("errors", tests, NULL, NULL);

@@ -124,6 +124,69 @@ static void language_like_rows_need_no_second_pass(void **state) {
     free(logits);
 }
 
+/* The call on two shards, merged: no largest logit is on the wire, and no second pass is there. */
+static void draw_merged(fs_context *context, const fs_head *head, const fs_batch *batch, int32_t *tokens,
+                        uint32_t *status) {
+    static char part[2][ROWS * 16384];
+    const void *parts[2] = {part[0], part[1]};
+    fs_result r = fs_result_default();
+    r.tokens = tokens, r.status = status;
+    fs_head shard = *head;
+    shard.vocab = head->rows, shard.stride = head->rows * (int64_t)sizeof(float);
+    for (int i = 0; i < 2; i++) {
+        shard.first_token = i ? 4096 : 0;
+        shard.rows = i ? head->rows - 4096 : 4096;
+        shard.data = (const float *)head->data + shard.first_token;
+        if (fs_partial(context, &shard, batch, &r, part[i], sizeof part[i]) != FS_OK)
+            fail_msg("%s", fs_error_text(context));
+    }
+    if (fs_merge(context, &shard, batch, parts, 2, &r) != FS_OK) fail_msg("%s", fs_error_text(context));
+}
+
+/* Logits that are not near 0: of both signs, where exp overflows, and beyond what masses reach. A handful has the mass, near ties among it. */
+static void nuclei_far_from_zero_are_the_references(void **state) {
+    (void)state;
+    static const struct {
+        float base, temperature;
+    } far[] = {{10.0f, 0.01f}, {-10.0f, 0.01f}, {1e3f, 1.0f},  {-1e3f, 1.0f},  {40.0f, 1e-3f}, {-40.0f, 1e-3f},
+               {40.0f, 1e-4f}, {-40.0f, 1e-4f}, {4.0f, 1e-6f}, {-4.0f, 1e-6f}, {40.0f, 1e-8f}, {-40.0f, 1e-8f}};
+    float *logits = malloc(sizeof *logits * ROWS * VOCAB);
+    int32_t expected[ROWS * 3], got[ROWS * 3];
+    uint32_t status[ROWS], other[ROWS];
+    assert_non_null(logits);
+    fs_context *reference = open_context(FS_BACKEND_REFERENCE, 1, 0), *cpu = open_context(FS_BACKEND_CPU, 2, 0);
+    fs_head head = fs_head_default();
+    head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = VOCAB;
+    rng r = random_from(21);
+    for (size_t i = 0; i < sizeof far / sizeof far[0]; i++) {
+        for (int64_t v = 0; v < ROWS * VOCAB; v++) {
+            const double base = (double)far[i].base, over = 4.0 * random_unit(&r) * (double)far[i].temperature;
+            logits[v] = (float)(v % 1000 < 8 ? base + over : base - fabs(base) - 12.0 * over);
+        }
+        for (int k = 0; k < 24; k++) {
+            fs_batch batch = fs_batch_default();
+            batch.rows = ROWS, batch.position_all = (uint64_t)k;
+            batch.all.temperature = far[i].temperature;
+            batch.all.top_p = k % 2 ? 0.3f : 0.8f;
+            batch.samples = k % 3 ? 1 : 3;
+            if (k % 4 == 3) batch.mode = FS_MODE_WITHOUT_REPLACEMENT;
+            if (k % 5 == 4) batch.all.top_k = 9;
+            /* A list of 9 has not the row's mass. */
+            if (k % 10 == 9) batch.flags = FS_JOINT_TOP_P, batch.list_capacity = 1024;
+            const size_t bytes = (size_t)(ROWS * batch.samples) * sizeof *got;
+            draw(reference, &head, &batch, expected, status);
+            draw(cpu, &head, &batch, got, other);
+            assert_memory_equal(got, expected, bytes);
+            draw_merged(cpu, &head, &batch, got, other);
+            assert_memory_equal(got, expected, bytes);
+            assert_memory_equal(other, status, sizeof status);
+        }
+    }
+    fs_context_destroy(reference);
+    fs_context_destroy(cpu);
+    free(logits);
+}
+
 /* --------------------------------------------------------------------------------------------------- lists ---- */
 
 static int descending(const void *a, const void *b) {
@@ -225,8 +288,11 @@ static void narrowed_lists_keep_their_share(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tokens_are_the_references),        cmocka_unit_test(language_like_rows_need_no_second_pass),
-        cmocka_unit_test(lists_hold_all_above_their_bound), cmocka_unit_test(started_lists_hold_all_above_their_bound),
+        cmocka_unit_test(tokens_are_the_references),
+        cmocka_unit_test(language_like_rows_need_no_second_pass),
+        cmocka_unit_test(nuclei_far_from_zero_are_the_references),
+        cmocka_unit_test(lists_hold_all_above_their_bound),
+        cmocka_unit_test(started_lists_hold_all_above_their_bound),
         cmocka_unit_test(narrowed_lists_keep_their_share),
     };
     return cmocka_run_group_tests_name("nucleus", tests, NULL, NULL);

@@ -152,19 +152,144 @@ static void ranks_that_differ_all_say_so(void **state) {
     open_world(&w, seats, 3);
     call c = random_call(3, 3);
     c.batch.mode = FS_MODE_SAMPLE;
-    call other = c;
-    other.batch.position_all++;
-    other.batch.position = NULL;
     c.batch.position = NULL;
-    for (int r = 0; r < 3; r++) seats[r].c = r == 2 ? &other : &c;
-    together(&w, seats);
-    for (int r = 0; r < 3; r++) {
-        assert_int_equal(seats[r].status, FS_ERR_PEER);
-        assert_string_equal(seats[r].text, seats[0].text);
+    call other = c;
+    for (int i = 0; i < 16; i++) {
+        /* A shard that is new on this rank alone is something to say too; whose hash is the larger one is chance. */
+        if (i % 2) fs_context_destroy(seats[2].context), seats[2].context = open_context(FS_BACKEND_CPU, 1, 0);
+        other.batch.position_all++;
+        for (int r = 0; r < 3; r++) seats[r].c = r == 2 ? &other : &c;
+        together(&w, seats);
+        for (int r = 0; r < 3; r++) {
+            assert_int_equal(seats[r].status, FS_ERR_PEER);
+            assert_string_equal(seats[r].text, seats[0].text);
+        }
+        seats[2].c = &c;
+        together(&w, seats);
+        for (int r = 0; r < 3; r++) assert_int_equal(seats[r].status, FS_OK);
     }
-    seats[2].c = &c;
+    close_world(&w, seats);
+}
+
+/* Rank `failing` has this error of its own, the others are told whose it is, and nobody waits. */
+static void expect_failure_of(const world *w, const seat *seats, int failing, fs_status own, const char *why) {
+    char said[32];
+    snprintf(said, sizeof said, "rank %d failed", failing);
+    for (int r = 0; r < w->ranks; r++) {
+        assert_int_equal(seats[r].status, r == failing ? own : FS_ERR_PEER);
+        assert_non_null(strstr(seats[r].text, r == failing ? why : said));
+    }
+}
+
+static void a_backend_that_knows_no_ranks_tells_the_others(void **state) {
+    (void)state;
+    static seat seats[RANKS];
+    world w;
+    open_world(&w, seats, 3);
+    call c = random_call(3, 3);
+    fs_context *cpu = seats[1].context;
+    seats[1].context = open_context(FS_BACKEND_REFERENCE, 1, 0);
+    for (int r = 0; r < 3; r++) seats[r].c = &c;
+    together(&w, seats);
+    expect_failure_of(&w, seats, 1, FS_ERR_UNSUPPORTED, "reference");
+    fs_context_destroy(seats[1].context);
+    seats[1].context = cpu;
     together(&w, seats);
     for (int r = 0; r < 3; r++) assert_int_equal(seats[r].status, FS_OK);
+    close_world(&w, seats);
+}
+
+/* Two flat rows, whose nucleus no list of the usual length holds. */
+static call wide_call(void) {
+    static float logits[2 * MOST_V];
+    call c = {.head = fs_head_default(), .batch = fs_batch_default(), .wants = 2, .logits = FS_LOGITS_CUT};
+    c.head.kind = FS_HEAD_LOGITS, c.head.data = logits, c.head.rows = MOST_V;
+    c.batch.rows = 2, c.batch.all.top_p = 0.9f;
+    c.cut[1] = 1504, c.cut[2] = MOST_V;
+    return c;
+}
+
+/* The first tokens, the last ones, and all. */
+static void tokens_of_no_rank_are_named(void **state) {
+    (void)state;
+    static seat seats[RANKS];
+    world w;
+    open_world(&w, seats, 2);
+    call c = wide_call();
+    const int64_t end = c.head.rows, cuts[][3] = {{16, 32, end}, {0, 16, end - 1}, {end, end, end}, {0, 16, end}};
+    char said[3][64];
+    snprintf(said[0], sizeof said[0], "tokens 0 to 15 belong to no rank");
+    snprintf(said[1], sizeof said[1], "tokens %d to %d belong to no rank", (int)end - 1, (int)end - 1);
+    snprintf(said[2], sizeof said[2], "tokens 0 to %d belong to no rank", (int)end - 1);
+    for (int i = 0; i < 4; i++) {
+        memcpy(c.cut, cuts[i], sizeof cuts[i]);
+        for (int r = 0; r < 2; r++) seats[r].c = &c;
+        together(&w, seats);
+        for (int r = 0; r < 2; r++) {
+            assert_int_equal(seats[r].status, i == 3 ? FS_OK : FS_ERR_PEER);
+            if (i < 3 && !strstr(seats[r].text, said[i])) fail_msg("'%s' is not '%s'", seats[r].text, said[i]);
+        }
+    }
+    /* What was whole of one vocabulary is not of a larger one. */
+    c.head.vocab = end + 1;
+    together(&w, seats);
+    for (int r = 0; r < 2; r++) assert_int_equal(seats[r].status, FS_ERR_PEER);
+    close_world(&w, seats);
+}
+
+/* -------------------------------------------------------------------------------------------------------- memory ---- */
+
+/* Work memory of the caller's for calls with lists of this length. */
+static size_t work_bytes(seat *s, int32_t list_capacity) {
+    size_t bytes;
+    fs_batch batch = s->c->batch;
+    fs_result result = call_result(s->c, &s->a);
+    const fs_head shard = call_shard(s->c, s->rank);
+    batch.list_capacity = list_capacity;
+    assert_int_equal(fs_work_size(s->context, &shard, &batch, &result, &bytes), FS_OK);
+    return bytes;
+}
+
+static void rounds_there_is_no_memory_for_leave_rows_incomplete(void **state) {
+    (void)state;
+    static seat seats[RANKS];
+    _Alignas(64) static char memory[1 << 20];
+    world w;
+    open_world(&w, seats, 2);
+    const call c = wide_call();
+    for (int some = 0; some < 2; some++) { /* on one rank, or on none */
+        for (int r = 0; r < 2; r++) seats[r].c = &c;
+        const size_t bytes = (work_bytes(&seats[0], 1024) + work_bytes(&seats[0], MOST_V)) / 2;
+        assert_true(bytes <= sizeof memory);
+        if (some) assert_int_equal(fs_context_set_work(seats[0].context, memory, bytes), FS_OK);
+        together(&w, seats);
+        for (int r = 0; r < 2; r++) {
+            if (seats[r].status != FS_OK) fail_msg("rank %d: %s", r, seats[r].text);
+            for (int b = 0; b < 2; b++)
+                assert_int_equal(seats[r].a.status[b], some ? FS_ROW_INCOMPLETE : FS_ROW_FALLBACK);
+        }
+    }
+    close_world(&w, seats);
+}
+
+/* Memory to merge is there before the ranks meet, or the others would not know. */
+static void a_rank_without_memory_to_merge_tells_the_others(void **state) {
+    (void)state;
+    static seat seats[RANKS];
+    _Alignas(64) static char memory[1 << 20];
+    world w;
+    open_world(&w, seats, RANKS);
+    call c = wide_call();
+    c.batch.rows = 1;
+    for (int r = 0; r < RANKS; r++) {
+        seats[r].c = &c;
+        c.cut[r + 1] = MOST_V / RANKS * (r + 1);
+    }
+    const size_t bytes = work_bytes(&seats[2], 0);
+    assert_true(bytes <= sizeof memory);
+    assert_int_equal(fs_context_set_work(seats[2].context, memory, bytes), FS_OK);
+    together(&w, seats);
+    expect_failure_of(&w, seats, 2, FS_ERR_MEMORY, "work memory");
     close_world(&w, seats);
 }
 
@@ -179,6 +304,13 @@ static void a_transport_that_fails_is_an_error_with_a_text(void **state) {
     together(&w, seats);
     assert_int_equal(seats[0].status, FS_ERR_PEER);
     assert_non_null(strstr(seats[0].text, "does not say why"));
+    /* What was wrong before says more. */
+    call bad = c;
+    bad.batch.rows = -1;
+    seats[0].c = &bad;
+    together(&w, seats);
+    assert_int_equal(seats[0].status, FS_ERR_ARGUMENT);
+    assert_non_null(strstr(seats[0].text, "batch.rows"));
     close_world(&w, seats);
 }
 
@@ -225,6 +357,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_result_is_that_of_one_call),
         cmocka_unit_test(ranks_that_differ_all_say_so),
+        cmocka_unit_test(a_backend_that_knows_no_ranks_tells_the_others),
+        cmocka_unit_test(tokens_of_no_rank_are_named),
+        cmocka_unit_test(rounds_there_is_no_memory_for_leave_rows_incomplete),
+        cmocka_unit_test(a_rank_without_memory_to_merge_tells_the_others),
         cmocka_unit_test(a_transport_that_fails_is_an_error_with_a_text),
         cmocka_unit_test(bad_ranks_are_refused),
         cmocka_unit_test(the_online_groups_are_refused_on_every_rank),

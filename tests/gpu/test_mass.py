@@ -85,6 +85,20 @@ def test_rows_far_from_zero(level):
     assert ((got["log_z"].double() - want).abs() < 1e-4).all()
 
 
+@pytest.mark.parametrize("level", [-80.0, 80.0])
+def test_log_z_beyond_its_reach_says_so_and_groups_do_without(level):
+    """At T = 1e-4 l is about 800,000."""
+    W, H, asked = weights(5003, 128), hidden(17, 128), rules(17, greedy_every=0)
+    asked["temperature"] = torch.full((17,), 1e-4, device="cuda")
+    head = dict(bias=torch.full((5003,), level, device="cuda"))
+    plain = draw(W, H, asked, ("score",), head, "processed")
+    assert (plain["status"] == 0).all()
+    for more in (dict(), dict(mode="group_parallel", group_size=1280), dict(mode="group_online", group_size=1280)):
+        got = draw(W, H, dict(asked, **more), FIELDS, head, "processed")
+        assert torch.equal(got["tokens"], plain["tokens"]) and (got["status"] == int(fs.Row.FAR)).all()
+        assert torch.isnan(got["log_z"]).all() and torch.isnan(got["logprob"]).all()
+
+
 def test_rows_without_a_token_have_no_log_z():
     asked = rules(64)
     asked["slot"] = torch.arange(64, device="cuda", dtype=torch.int32)

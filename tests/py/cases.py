@@ -7,11 +7,12 @@ SENTINEL = 0xA5  # every byte of every output before the call
 
 
 class Case:
-    """head: keywords of fs.Head; rules: keywords of fs.Batch; logits: which kind; top: how many of the best."""
+    """head: keywords of fs.Head; rules: keywords of fs.Batch; logits: which kind; top: how many of the best; outputs:
+    what is asked for beside tokens, status, the best and the watched."""
 
-    def __init__(self, head, hidden=None, logits="raw", top=0, tokens="i32", **rules):
+    def __init__(self, head, hidden=None, logits="raw", top=0, tokens="i32", outputs="all", **rules):
         self.head, self.hidden, self.rules = head, hidden, rules
-        self.logits, self.top, self.tokens = logits, top, tokens
+        self.logits, self.top, self.tokens, self.outputs = logits, top, tokens, outputs
 
     def rows(self):
         return len(self.head["logits"]) if self.head.get("logits") is not None else len(self.hidden)
@@ -23,7 +24,7 @@ class Case:
         """Head, Batch and a Result whose every byte is a sentinel."""
         head = fs.Head(**(head or self.head))
         batch = fs.Batch(head, self.hidden, **{**self.rules, "slots": self.slots()})
-        out = fs.Result(batch, "all", top=self.top, logits=self.logits, tokens=self.tokens)
+        out = fs.Result(batch, self.outputs, top=self.top, logits=self.logits, tokens=self.tokens)
         for array in out.arrays().values():
             array.view(np.uint8)[...] = SENTINEL
         return head, batch, out

@@ -189,6 +189,100 @@ def test_zero_rows_do_nothing(backend):
     assert backend.sample(head, np.zeros((0, 4), np.float32)).tokens.shape == (0, 1)
 
 
+OUTPUTS = ("all", (), ("logprob",))  # with and without the largest logits on the wire
+
+
+def check_merged(backend, reference, case, cuts):
+    """The same alone and in shards."""
+    skip_without_parts(backend)
+    check(backend, reference, case)
+    assert_same(merged(backend, case, cuts), case.run(reference).arrays())
+
+
+@pytest.mark.parametrize("outputs", OUTPUTS)
+@pytest.mark.parametrize("logits", ["raw", "processed", "cut"])
+@pytest.mark.parametrize("mode", ["sample", "without_replacement", "score", "group_parallel"])
+def test_what_overflows_to_minus_infinity_is_absent(backend, reference, mode, logits, outputs):
+    least = np.finfo(np.float32).min
+    x = np.full((4, 40), least, np.float32)
+    x[1, [5, 30]], x[2, 39], x[3, 7] = (1.0, 2.0), 0.5, 0.9 * least
+    rules = dict(logits=logits, mode=mode, temperature=0.7, seed=4, outputs=outputs, top=5, watch=[[0], [5, 6], [39], [7]])
+    if mode == "group_parallel":
+        rules["group_size"] = 16
+    else:
+        rules.update(samples=3, list_capacity=41, exact_rank=True)
+    if mode == "score":
+        rules["given"] = np.array([[0, 1, 2], [5, 6, 30], [39, 0, 38], [7, 8, 0]], np.int32)
+    cuts = (dict(), dict(top_k=3), dict(top_p=0.9511), dict(min_p=1e-6), dict(top_p=0.9511, keep_ties=True))
+    for cut in cuts if "samples" in rules else cuts[:1]:
+        for noise in ("exact", "fast"):
+            case = Case(dict(logits=x), **rules, **cut, noise=noise)
+            if mode == "group_parallel":
+                check(backend, reference, case)
+                assert (merged(backend, case, [16]).status == case.run(reference).status).all()
+            else:
+                check_merged(backend, reference, case, [16])
+
+
+@pytest.mark.parametrize("outputs", OUTPUTS)
+@pytest.mark.parametrize("logits", ["raw", "processed", "cut"])
+@pytest.mark.parametrize("mode", ["sample", "score"])
+def test_plus_infinity_of_x_of_y_and_of_l_in_shards(backend, reference, mode, logits, outputs):
+    x = np.zeros((4, 40), np.float32)
+    x[0, 3], x[1, 20], x[3, 7] = INF, 30.0, INF  # row 1: l alone; row 2: y; row 3: an x that is banned
+    rules = dict(logits=logits, mode=mode, temperature=[0.5, 1e-38, 0.5, 0.5], seed=4, outputs=outputs, top=3, watch=[[3], [20], [9, 1], [7]],
+                 list_capacity=41)
+    if mode == "score":
+        rules["given"] = np.array([[3], [20], [9], [1]], np.int32)
+    check_merged(backend, reference, Case(dict(logits=x), **rules), [16])
+    rules["edits"] = [[], [], [(9, INF)], [(7, -INF)]]
+    check_merged(backend, reference, Case(dict(logits=x), **rules), [16])
+
+
+def test_sums_of_counts_saturate(backend, reference):
+    most = 2**31 - 1
+    check(backend, reference, Case(dict(logits=np.zeros((1, 3), np.float32)), frequency=2.0**-31, logits="processed", top=3,
+                                   count_list=[[(0, most), (0, most), (1, -most - 1), (1, -9)]]))
+
+
+def test_penalties_leave_masked_tokens_alone(backend, reference):
+    x = np.float32([[1.0, 2.0, -3e38, 3.0]] * 2)
+    case = Case(dict(logits=x), seed=1, allow=fs.pack_bits([[True, False, True, True]] * 2), frequency=[-3e38, 0.0],
+                presence=[0.0, 1.0], repetition=[1.0, 2.0], counts=np.int32([[0, 9, 9, 0]] * 2), logits="processed", top=4)
+    assert not (check(backend, reference, case).status & fs.Row.NAN).any()
+
+
+@pytest.mark.parametrize("base", [40.0, -40.0])
+def test_log_z_beyond_its_reach_says_so_and_cuts_do_without(backend, reference, base):
+    skip_without_parts(backend)
+    x = np.float32(base) + np.float32([[0.0, -0.01, -0.02, -40.0], [0.0, -1e-4, -1e-4, -2e-4]])
+    watch = [[0, 3], [1]]
+    for mode in ("sample", "without_replacement"):
+        rules = dict(seed=2, mode=mode, samples=2, temperature=1e-4, top=4, watch=watch)
+        for cut in (dict(top_p=0.5123), dict(top_k=2), dict(min_p=0.3, top_p=0.9511, list_capacity=4)):
+            check_merged(backend, reference, Case(dict(logits=x), logits="cut", **rules, **cut), [1])
+        for cut in (dict(), dict(top_p=0.5123)):
+            case = Case(dict(logits=x), logits="processed", **rules, **cut)
+            expected = case.run(reference).arrays()
+            for name in ("log_z", "logprob", "top_logprob", "watch_logprob"):
+                expected[name] = np.full_like(expected[name], np.nan)
+            expected["status"] = expected["status"] | np.uint32(fs.Row.FAR)
+            assert_same(case.run(backend), expected)
+            assert_same(merged(backend, case, [1]), expected)
+    check(backend, reference, Case(dict(logits=x), logits="raw", temperature=1e-4, seed=2, top=4, watch=watch))
+
+
+@pytest.mark.parametrize("base", [40.0, -40.0])
+def test_groups_whose_masses_are_beyond_their_reach_have_the_best_token(backend, base):
+    skip_without_parts(backend)
+    rows = np.float32(base) + np.tile(np.float32([-0.03, -0.02, -0.01, 0.0, -40.0]), (40, 1))
+    for mode in ("group_parallel", "group_online"):
+        case = Case(dict(logits=rows), mode=mode, group_size=1, seed=3, temperature=1e-4)
+        assert (case.run(backend).tokens == 3).all()
+        if mode == "group_parallel":
+            assert (merged(backend, case, [1, 2, 3]).tokens == 3).all()
+
+
 # ----------------------------------------------------------------------------------------------------- invariance ----
 
 

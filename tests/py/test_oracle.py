@@ -133,6 +133,13 @@ def test_masks_edits_and_penalties_come_in_this_order(reference):
     check(reference, case)
 
 
+def test_sums_of_counts_saturate(reference):
+    most = 2**31 - 1
+    result = Case(logits([0.0, 0.0, 0.0]), frequency=2.0**-31, logits="processed", top=3,
+                  count_list=[[(0, most), (0, most), (1, -most - 1), (1, -9)]]).run(reference)
+    assert result.top_token.tolist() == [[1, 2, 0]] and result.top_logit.tolist() == [[1.0, 0.0, -1.0]]
+
+
 def test_bans_and_masks_are_final(reference):
     """Neither a +inf logit nor a +inf edit brings a banned token back, and no NaN is made of the two."""
     case = Case(logits([INF, 1.0, 2.0, 3.0]), seed=1, allow=fs.pack_bits([[True, True, True, False]]),

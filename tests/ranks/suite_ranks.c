@@ -23,9 +23,10 @@ static void draw(void *self, const draws *d) {
     result.tokens = d->tokens;
     result.score = d->score;
     fs_status status;
+    const int whole = d->first == 0 &&
+                      d->last == d->vocab; /* a part of the vocabulary is not for ranks, nor are online groups */
     if (s->same_noise) status = ranks_sample_with_same_noise(s->context, &head, &batch, &result);
-    else if (d->mode == FS_MODE_GROUP_ONLINE)
-        status = fs_sample(s->context, &head, &batch, &result); /* not over ranks */
+    else if (d->mode == FS_MODE_GROUP_ONLINE || !whole) status = fs_sample(s->context, &head, &batch, &result);
     else status = ranks_sample(s->context, &head, &batch, &result);
     if (status != FS_OK) fail_msg("%s", fs_error_text(s->context));
     free(ones);
