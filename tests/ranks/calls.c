@@ -198,6 +198,15 @@ void answer_clear(answer *a) {
     memset(a, 0x5A, sizeof *a);
 }
 
+int64_t answer_forget_rounds(answer *a, int64_t rows) {
+    int64_t count = 0;
+    for (int64_t b = 0; b < rows; b++) {
+        count += (a->status[b] & (FS_ROW_FALLBACK | FS_ROW_INCOMPLETE)) != 0;
+        a->status[b] &= ~(uint32_t)FS_ROW_FALLBACK;
+    }
+    return count;
+}
+
 fs_result call_result(const call *c, answer *a) {
     fs_result r = fs_result_default();
     r.tokens = a->token;

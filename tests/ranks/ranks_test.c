@@ -62,12 +62,6 @@ static fs_status merged_here(const call *c, fs_result *result) {
     return status == FS_OK ? fs_merge(context, &own, &c->batch, parts, ranks->count, result) : status;
 }
 
-/* How a row was found out is not the same for every number of ranks; what it was is. */
-static void forget_rounds(answer *a) {
-    for (int b = 0; b < MOST_B; b++) a->status[b] &= ~(uint32_t)FS_ROW_FALLBACK;
-    a->fallback_rows = 0;
-}
-
 /* Once per shard: where it lies, and the rows' bits. */
 #define NEW_SHARD_BYTES(rows) (16 + ((rows) + 31) / 32 * 8)
 
@@ -92,7 +86,7 @@ static void compare(const call *c, int64_t number, const answer *shared) {
     fs_status status = c->batch.mode == FS_MODE_GROUP_PARALLEL ? merged_here(c, &expected)
                                                                : fs_sample(context, &c->head, &c->batch, &expected);
     EXPECT(status == FS_OK, "call %lld alone: %s", (long long)number, fs_error_text(context));
-    forget_rounds(&whole);
+    answer_forget_rounds(&whole, c->batch.rows);
     EXPECT(memcmp(whole.token, shared->token, sizeof whole.token) == 0, "call %lld: tokens differ", (long long)number);
     EXPECT(memcmp(&whole, shared, sizeof whole) == 0, "call %lld: results differ", (long long)number);
 }
@@ -112,7 +106,8 @@ static void test_same(void) {
         rows += c.batch.rows;
         again += got.fallback_rows;
         max_path += got.wire_bytes <= 16 + 8 * c.batch.rows * c.batch.samples + NEW_SHARD_BYTES(c.batch.rows);
-        forget_rounds(&shared);
+        EXPECT(answer_forget_rounds(&shared, c.batch.rows) == got.fallback_rows, "call %lld: %lld fallback rows",
+               (long long)calls, (long long)got.fallback_rows);
         EXPECT(all_have(&shared), "call %lld: not every rank has the same results", (long long)calls);
         if (calls % ranks->count == ranks->rank) compare(&c, calls, &shared);
     }
