@@ -55,9 +55,7 @@ static void fill_logits(rng *r, float *x, int64_t n) {
 }
 
 static void put_dtype(int32_t dtype, void *data, int64_t i, float x) {
-    if (dtype == FS_F32) ((float *)data)[i] = x;
-    if (dtype == FS_BF16) ((uint16_t *)data)[i] = bf16_of(x);
-    if (dtype == FS_F16) ((uint16_t *)data)[i] = f16_of(x);
+    put_number(dtype, (char *)data + i * bytes_of(dtype), x);
 }
 
 static void make_head(rng *r, call *c) {
@@ -66,7 +64,7 @@ static void make_head(rng *r, call *c) {
     h->dtype = (int32_t)random_below(r, 3);
     h->rows = c->vocab + (random_below(r, 4) == 0 ? (int64_t)random_below(r, 40) : 0);
     if (h->rows > c->vocab) h->vocab = c->vocab;
-    const int64_t bytes = h->dtype == FS_F32 ? 4 : 2;
+    const int64_t bytes = bytes_of(h->dtype);
     if (random_below(r, 2)) {
         h->kind = FS_HEAD_LOGITS;
         int64_t columns = h->rows + (int64_t)random_below(r, 3) * 8;
@@ -88,7 +86,7 @@ static void make_head(rng *r, call *c) {
         for (int64_t i = 0; i < h->rows * columns; i++)
             put_dtype(h->dtype, c->data, i, (float)((int)random_below(r, 9) - 4) * 0.25f);
         c->batch.hidden_dtype = (int32_t)random_below(r, 3);
-        const int64_t hidden_bytes = c->batch.hidden_dtype == FS_F32 ? 4 : 2;
+        const int64_t hidden_bytes = bytes_of(c->batch.hidden_dtype);
         int64_t hidden_columns = h->dim + (int64_t)random_below(r, 3);
         c->batch.hidden_stride = hidden_columns * hidden_bytes;
         c->hidden = array((size_t)(c->rows * hidden_columns), 4);
@@ -383,7 +381,7 @@ static void shards_draw_what_the_whole_draws(void **state) {
         int32_t shards = 1 + (int32_t)random_below(&r, 5);
         void *part[5];
         int64_t first = 0;
-        const int64_t bytes_per = c.head.dtype == FS_F32 ? 4 : 2;
+        const int64_t bytes_per = bytes_of(c.head.dtype);
         const int64_t vocab = c.vocab;
         for (int32_t i = 0; i < shards; i++) {
             int64_t last = i + 1 == shards ? c.head.rows

@@ -168,11 +168,6 @@ static void mass_survives_extreme_logits(void **state) {
 
 /* ----------------------------------------------------------------------------------------------------- lists ---- */
 
-static int descending(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x < y) - (x > y);
-}
-
 static void list_is_complete_above_its_bound(void **state) {
     (void)state;
     rng r = random_from(6);

@@ -126,11 +126,6 @@ static void language_like_rows_need_no_second_pass(void **state) {
 
 /* --------------------------------------------------------------------------------------------------- lists ---- */
 
-static int descending(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x < y) - (x > y);
-}
-
 /* What a list claims: it holds every token offered that is above its bound, `keep` of them at least. */
 static void check_list(const fs_list *list, const float *y, int64_t n) {
     static uint64_t all[VOCAB], there[VOCAB];

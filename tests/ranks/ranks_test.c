@@ -11,15 +11,12 @@
 #define _POSIX_C_SOURCE 200809L
 #include "calls.h"
 
-#include "cli.h"
 #include "ranks.h"
 #include "suite_ranks.h"
+#include "support.h"
 
-#include <math.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 static const fs_ranks *ranks;
@@ -65,12 +62,6 @@ static fs_status merged_here(const call *c, fs_result *result) {
 /* Once per shard: where it lies, and the rows' bits. */
 #define NEW_SHARD_BYTES(rows) (16 + ((rows) + 31) / 32 * 8)
 
-static int64_t scaled(int64_t n) {
-    const char *scale = getenv("FLASHSAMPLING_TEST_SCALE");
-    const double wanted = scale ? (double)n * strtod(scale, NULL) : (double)n;
-    return wanted < 20 ? 20 : (int64_t)wanted;
-}
-
 static int all_have(const answer *a) {
     uint64_t hash = 0;
     for (size_t i = 0; i < sizeof *a; i++) hash = (hash ^ ((const unsigned char *)a)[i]) * 0x100000001B3u;
@@ -94,7 +85,7 @@ static void compare(const call *c, int64_t number, const answer *shared) {
 static void test_same(void) {
     static answer shared;
     int64_t rows = 0, again = 0, calls = 0, max_path = 0;
-    const int64_t want = scaled(20000);
+    const int64_t want = (int64_t)test_size(20000);
     for (; rows < want && bad < 5; calls++) {
         const call c = random_call((uint64_t)calls, ranks->count);
         const fs_head shard = call_shard(&c, ranks->rank);
@@ -351,6 +342,12 @@ static void test_fail(void) {
 }
 
 /* -------------------------------------------------------------------------------------------------- stall, die ---- */
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 /* The others are told by the clock; what they return is printed, because mpirun may take this as a failed job. */
 static void test_absence(int dies) {
