@@ -172,6 +172,7 @@ static void rows_of_one_order_give_the_same_bits(void **state) {
         skip();
     }
     for (int round = 0; round < 18; round++) {
+        if (left_out(round)) continue;
         problem p = make_problem(&r, round % 3, round / 3 % 3, ROWS, TOKENS, 1 + (int64_t)random_below(&r, 900));
         for (int i = 0; i < 2; i++) {
             const fs_isa *one = isa_named(same[i][0]), *other = isa_named(same[i][1]);
