@@ -47,6 +47,7 @@ need() { # need essential|useful "packages" check...
 
 need essential gcc has gcc
 need essential libc6-dev has_libc
+need essential make has make
 need essential cmake has cmake
 need essential ninja-build has ninja
 if [ "$set_name" != build ]; then

@@ -5,6 +5,7 @@
     scripts/test.py --quick         the legs release and checks
     scripts/test.py --leg asan      one leg; may be given several times
     scripts/test.py --only PATTERN  only programs, Python files and checks whose name contains PATTERN
+    scripts/test.py --skips FILE    what is skipped and matches no line of FILE fails (.ci/skips)
     scripts/test.py --list          the legs, what they run, and stop
 
 A C test is found by its name, tests/c/test_*.c, and runs in every leg but valgrind unless a table below says otherwise.
@@ -15,24 +16,21 @@ is installed.
 """
 
 import argparse
-import concurrent.futures
 import json
 import os
 import platform
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import mpi
-from outcomes import read_exit, read_junit, read_tap
+from outcomes import exit_text, read_exit, read_junit, read_tap
+from runner import ROOT, Job, Runner, call, end_all, say
 
-ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}.get(platform.machine())
 
@@ -40,14 +38,15 @@ LEGS = {
     "release": "optimised build with warnings as errors: C tests, callers, ranks under every MPI, Python tests",
     "asan": "address, leak and undefined-behaviour sanitizers: C tests, callers, ranks",
     "tsan": "thread sanitizer: C tests, callers, ranks",
-    "isa": "every instruction set this machine runs, forced by FLASHSAMPLING_ISA: C tests",
+    "isa": "every instruction set this machine runs and does not choose, forced by FLASHSAMPLING_ISA: C tests",
     "cross": f"the other architecture ({OTHER}) under qemu-user: C tests, callers",
     "valgrind": "memcheck on the release build: the quick C tests, ranks",
+    "gpu": "the CUDA backend on the GPU that is here: make test-gpu",
     "checks": "tests/checks: layering, exported symbols, flags, header, install, README",
 }
 
 # Seconds until a program is killed.
-TIMEOUT = {"test": 400, "caller": 120, "pytest": 900, "check": 800, "build": 900}
+TIMEOUT = {"test": 400, "caller": 120, "pytest": 900, "check": 1000, "gpu": 1800}
 # How much of a long test a leg does, so that each leg takes about as long as the first.
 SCALE = {"release": 1, "asan": 0.2, "tsan": 0.1, "isa": 0.3, "cross": 0.1, "valgrind": 0.02}
 # These judge the law of the draws; the other legs ask for the same bits, which test_agree and test_invariance compare.
@@ -55,8 +54,11 @@ RELEASE_ONLY = ("test_power", "test_statistics")
 # Memcheck is 50 times slower than the machine. These reach all of the library; only undefined values are its business,
 # the rest is the sanitizers'.
 VALGRIND = ("test_agree", "test_errors", "test_threads", "test_npy", "test_vectors")
-# What a forced row changes is logits and scans over them; test_kernels and test_scans look at every row by itself.
+# What a forced row changes is logits and scans over them; test_kernels and test_scans look at every row by themselves.
+FORCED = ("test_agree", "test_invariance", "test_memory", "test_nucleus", "test_ranks", "test_sieve")
 FORCED_UNDER_EMULATION = "test_agree"
+# A check that compiles for minutes on one core: begun before the first leg.
+LONG_CHECK = "cuda_report"
 # The emulated CPU. Vectors of SVE have 128 bits: with longer ones qemu 7.2 takes up to five times as long, for whatever it does.
 CPU = {"aarch64": "max,sve128=on", "x86_64": "max"}
 # Rows of the dispatch table that a CPU must show, and no others: (CPU, rows).
@@ -66,167 +68,6 @@ CPU_ROWS = {"aarch64": (("cortex-a57", "neon scalar"), ("neoverse-n1", "neon sca
 # extension: (CPU, row).
 ON_OTHER_CPUS = {"aarch64": (("max,sve256=on", "svebf16"), ("max,sve256=on", "sve"), ("max,sve512=on", "svebf16"),
                              ("max,sve512=on", "sve"), ("cortex-a57", "neon"))}
-HEARTBEAT = 15  # seconds between lines about what still runs
-
-
-class Results:
-    """What happened, over all legs."""
-
-    def __init__(self):
-        self.passed, self.failed, self.skipped = 0, [], []
-
-    def add(self, leg, cases):
-        for name, how, text in cases:
-            if how == "passed":
-                self.passed += 1
-            elif how == "failed":
-                self.failed.append((f"{leg}: {name}", text))
-            else:
-                self.skipped.append((f"{leg}: {name}", text))
-
-
-class Job:
-    """One program to run and how to read its outcome as (case, passed | failed | skipped, text)."""
-
-    def __init__(self, name, command, read, timeout, env=None, log=None):
-        self.name, self.command, self.read, self.timeout = name, [str(c) for c in command], read, timeout
-        self.env, self.log = env or {}, log
-        self.start = None
-
-    def run(self):
-        self.start = time.monotonic()
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.log, "wb") as log:
-            code = call(self.command, log, self.timeout, self.env)
-        self.seconds = time.monotonic() - self.start
-        self.output = self.log.read_text(errors="replace")
-        if code is None:
-            return [(self.name, "failed", f"killed after {self.timeout} s")]
-        return self.read(self.name, code, self.output)
-
-
-LIVE = set()  # process groups to end when we are interrupted
-
-
-def call(command, log, timeout, env):
-    """Runs a command in its own process group. Returns its exit code, or None if it had to be killed."""
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT,
-                               env={**os.environ, **env}, start_new_session=True)
-    LIVE.add(process.pid)
-    try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return None
-    finally:
-        LIVE.discard(process.pid)
-
-
-# ----------------------------------------------------------------------------------------------------- running ----
-
-
-def say(text=""):
-    print(text, flush=True)
-
-
-def tail(text, lines=60):
-    rows = text.rstrip().splitlines()
-    dropped = [f"... {len(rows) - lines} lines above"] if len(rows) > lines else []
-    return "\n".join("      | " + row for row in dropped + rows[-lines:])
-
-
-class Heartbeat:
-    """Says every few seconds what is still running."""
-
-    def __init__(self, what):
-        self.what, self.stop = what, threading.Event()
-
-    def __enter__(self):
-        threading.Thread(target=self.loop, daemon=True).start()
-
-    def __exit__(self, *_):
-        self.stop.set()
-
-    def loop(self):
-        while not self.stop.wait(HEARTBEAT):
-            if text := self.what():
-                say(f"  ...   {text}")
-
-
-class Runner:
-    def __init__(self, jobs, only):
-        self.jobs, self.only, self.results = jobs, only, Results()
-        self.built = {}  # folder -> whether it built in this run
-
-    def skip(self, leg, what, why):
-        say(f"  skip  {what}: {why}")
-        self.results.add(leg, [(what, "skipped", why)])
-
-    def build(self, leg, folder, options):
-        """Configures and builds, once in a run; a build that fails is one failed test."""
-        if folder not in self.built:
-            self.built[folder] = self.build_now(leg, folder, options)
-        return self.built[folder]
-
-    def build_now(self, leg, folder, options):
-        folder.mkdir(parents=True, exist_ok=True)
-        log_path = folder / "build.log"
-        configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", "-DFS_WERROR=ON", "-DFS_TESTS=ON"]
-        compile_ = ["cmake", "--build", str(folder), "-j", str(self.jobs)]
-        start = time.monotonic()
-
-        def last_line():
-            rows = log_path.read_text(errors="replace").splitlines()
-            return f"building, {time.monotonic() - start:.0f} s: {rows[-1]}" if rows else ""
-
-        with Heartbeat(last_line), open(log_path, "wb") as log:
-            code = call([*configure, *options], log, TIMEOUT["build"], {})
-            if code == 0:
-                code = call(compile_, log, TIMEOUT["build"], {})
-        if code == 0:
-            say(f"  ok    build  {time.monotonic() - start:.1f} s")
-            return True
-        say(f"  FAIL  build\n{tail(log_path.read_text(errors='replace'), 60)}")
-        self.results.add(leg, [("build", "failed", "does not build; its tests did not run")])
-        return False
-
-    def run(self, leg, jobs):
-        """Runs jobs, a few at a time, and prints a line for each as it ends."""
-        jobs = [job for job in jobs if not self.only or self.only in job.name]
-        running = set()
-
-        def one(job):
-            running.add(job)
-            try:
-                return job, job.run()
-            finally:
-                running.discard(job)
-
-        def what():
-            return ", ".join(f"{j.name} ({time.monotonic() - j.start:.0f} s)" for j in list(running) if j.start)
-
-        with Heartbeat(what), concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            for future in concurrent.futures.as_completed([pool.submit(one, job) for job in jobs]):
-                job, cases = future.result()
-                self.results.add(leg, cases)
-                self.report(job, cases)
-
-    def report(self, job, cases):
-        bad = [(name, text) for name, how, text in cases if how == "failed"]
-        skips = [(name, text) for name, how, text in cases if how == "skipped"]
-        mark = "FAIL" if bad else "skip" if len(skips) == len(cases) and cases else "ok  "
-        parts = [f"{len(cases)} case{'s' * (len(cases) != 1)}"]
-        parts += [f"{len(bad)} failed"] * bool(bad) + [f"{len(skips)} skipped"] * bool(skips)
-        say(f"  {mark}  {job.name:<40} {', '.join(parts)}, {job.seconds:.1f} s")
-        if bad:
-            for name, text in bad:
-                say(f"      failed: {name}{': ' if text else ''}{text}")
-            say(tail(job.output))
-        else:
-            for line in job.output.splitlines():
-                if line.startswith("note: "):
-                    say(f"      {line}")
 
 
 # -------------------------------------------------------------------------------------------------------- legs ----
@@ -242,8 +83,8 @@ def find(folder, kind):
 
 
 def wants(name, leg):
-    if leg == "valgrind":
-        return name in VALGRIND
+    if leg in ("valgrind", "isa"):
+        return name in (VALGRIND if leg == "valgrind" else FORCED)
     return leg == "release" or name not in RELEASE_ONLY
 
 
@@ -270,6 +111,8 @@ RANKS = {"release": (("same", 1), ("same", 2), ("same", 3), ("same", 4), ("same"
                      ("differ", 3), ("fail", 3)),
          "asan": (("same", 2), ("differ", 3), ("fail", 2)), "tsan": (("same", 2), ("fail", 2)),
          "valgrind": (("same", 2), ("differ", 3), ("fail", 2))}
+# The same for every MPI but the first, where it is less.
+RANKS_AGAIN = {"release": (("same", 1), ("same", 3), ("same", 7), ("bytes", 3), ("differ", 3), ("fail", 3))}
 
 
 def rank_jobs(runner, leg, folder, wrapper=(), env=None):
@@ -277,18 +120,19 @@ def rank_jobs(runner, leg, folder, wrapper=(), env=None):
     program = find(folder, "ranks")
     for name in mpi.missing():
         runner.skip(leg, f"ranks [{name}]", f"mpirun.{name} is not installed")
-    jobs = []
+    jobs, table = [], RANKS
     for name, launch in mpi.launchers().items():
         if program is None or not (folder / "lib" / f"libflashsampling_{name}.so").exists():
             runner.skip(leg, f"ranks [{name}]", f"the transport was not built: mpicc.{name} is not installed")
             continue
-        for mode, count in RANKS[leg]:
+        for mode, count in table.get(leg, RANKS[leg]):
             scale = 0.1 if mode == "suite" else SCALE[leg]
             # A sanitizer's dlopen does not look where the program says its libraries are.
             every = {**mpi.ENVIRONMENT, "FLASHSAMPLING_TEST_SCALE": str(scale),
                      "LD_LIBRARY_PATH": f"{folder}/lib:{os.environ.get('LD_LIBRARY_PATH', '')}", **(env or {})}
             jobs.append(Job(f"ranks_{mode} [{name}, {count}]", [*launch(count), *wrapper, program, mode], read_exit,
                             TIMEOUT["test"], every, folder / "logs" / f"{leg}-ranks-{mode}-{name}-{count}.log"))
+        table = RANKS_AGAIN
     return jobs
 
 
@@ -372,33 +216,24 @@ def leg_tsan(runner):
         runner.run("tsan", rank_jobs(runner, "tsan", folder, wrapper, {**env, "FLASHSAMPLING_TEST_THREADS": "2"}))
 
 
-def isa_names(cli, wrapper=()):
-    """What `flashsample info --isa-list` prints: the rows of the dispatch table that run here, one name a line."""
-    if cli is None:
-        return None
-    answer = subprocess.run([*wrapper, cli, "info", "--isa-list"], capture_output=True, text=True, timeout=60)
-    names = answer.stdout.split()
-    return names if answer.returncode == 0 and names else None
-
-
-def other_isas(cli, wrapper):
-    """The rows that run here but are not chosen, from `flashsample info --json`."""
+def other_isas(runner, leg, cli, wrapper=()):
+    """The rows of the dispatch table that run here but are not chosen, from `flashsample info --json`."""
     answer = subprocess.run([*wrapper, cli, "info", "--json"], capture_output=True, text=True, timeout=60)
-    info = json.loads(answer.stdout) if answer.returncode == 0 else {"isas": [], "experimental_isas": []}
+    if answer.returncode != 0:
+        runner.fail(leg, "flashsample info", f"{exit_text(answer.returncode)}: {answer.stderr.strip()}")
+        return []
+    info = json.loads(answer.stdout)
     chosen = next((name for name in info["isas"] if name not in info["experimental_isas"]), None)
     return [name for name in info["isas"] if name != chosen]
 
 
 def leg_isa(runner):
     folder = BUILD / "release"
-    if not runner.build("isa", folder, RELEASE):
-        return None
-    names = isa_names(find(folder, "cli"))
-    if not names:
-        return runner.skip("isa", "leg", "`flashsample info --isa-list` names no instruction set")
-    for name in names:
-        runner.run("isa", c_jobs("isa", folder, env={"FLASHSAMPLING_ISA": name}, kinds=("test",), suffix=f" [{name}]"))
-    return None
+    if runner.build("isa", folder, RELEASE):
+        jobs = []
+        for name in other_isas(runner, "isa", find(folder, "cli")):
+            jobs += c_jobs("isa", folder, env={"FLASHSAMPLING_ISA": name}, kinds=("test",), suffix=f" [{name}]")
+        runner.run("isa", jobs)
 
 
 def leg_cross(runner):
@@ -426,7 +261,7 @@ def leg_cross(runner):
     cli = find(folder, "cli")
     jobs = c_jobs("cross", folder, emulate(CPU[OTHER]))
     # The best row that is not experimental was chosen above; the others are forced.
-    for row in other_isas(cli, emulate(CPU[OTHER])):
+    for row in other_isas(runner, "cross", cli, emulate(CPU[OTHER])):
         jobs += forced(CPU[OTHER], row, FORCED_UNDER_EMULATION)
     for cpu, row in ON_OTHER_CPUS.get(OTHER, ()):
         jobs += forced(cpu, row, "test_kernels") + forced(cpu, row, "test_scans")
@@ -449,18 +284,39 @@ def leg_valgrind(runner):
     return None
 
 
+def leg_gpu(runner):
+    python = os.environ.get("PYTHON", "python3")
+    probe = "import pytest, torch; assert torch.cuda.is_available()"
+    needs = ((["nvcc", "--version"], "nvcc is not on the PATH"), (["nvidia-smi", "-L"], "nvidia-smi lists no GPU"),
+             ([python, "-c", probe], f"{python} has no pytest, or no torch that sees the GPU"))
+    for command, why in needs:
+        if not shutil.which(command[0]) or subprocess.run(command, capture_output=True).returncode != 0:
+            return runner.skip("gpu", "leg", why)
+    report = BUILD / "cuda" / "logs" / "gpu.xml"
+    report.unlink(missing_ok=True)
+    runner.run("gpu", [Job("test-gpu", ["make", "test-gpu", f"ARGS=--junitxml={report}"], read_junit(report), TIMEOUT["gpu"],
+                           log=report.with_suffix(".log"))])
+    return None
+
+
+def check_job(file):
+    start = [sys.executable] if file.suffix == ".py" else ["sh"]
+    env = {"FS_BUILD": str(BUILD / "release"), "FS_NO_INSTALL": "1"}
+    return Job(file.stem, [*start, file], read_exit, TIMEOUT["check"], env, BUILD / "release" / "logs" / f"check-{file.stem}.log")
+
+
 def leg_checks(runner):
-    folder = BUILD / "release"
-    if not runner.build("checks", folder, RELEASE):
-        return
-    env = {"FS_BUILD": str(folder), "FS_NO_INSTALL": "1"}
-    jobs = []
-    for file in sorted((ROOT / "tests" / "checks").iterdir()):
-        if file.suffix in (".py", ".sh"):
-            start = [sys.executable] if file.suffix == ".py" else ["sh"]
-            jobs.append(Job(file.stem, [*start, file], read_exit, TIMEOUT["check"], env,
-                            folder / "logs" / f"check-{file.stem}.log"))
-    runner.run("checks", jobs)
+    if runner.build("checks", BUILD / "release", RELEASE):
+        files = sorted((ROOT / "tests" / "checks").iterdir())
+        runner.run("checks", [check_job(file) for file in files if file.suffix in (".py", ".sh")])
+
+
+def refuse_skips(results, file):
+    """What is skipped and matches no line of the file, as `leg: case: reason`, has failed."""
+    allowed = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
+    for name, why in results.skipped:
+        if not any(re.fullmatch(line, f"{name}: {why}") for line in allowed):
+            results.failed.append((name, f"was skipped, which no line of {file} allows: {why}"))
 
 
 def main():
@@ -468,6 +324,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="only the legs release and checks")
     parser.add_argument("--leg", action="append", choices=LEGS, help="only this leg (repeatable)")
     parser.add_argument("--only", metavar="PATTERN", help="only programs whose name contains PATTERN")
+    parser.add_argument("--skips", metavar="FILE", type=Path, help="what may be skipped; other skips fail")
     parser.add_argument("--list", action="store_true", help="list the legs and stop")
     parser.add_argument("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="programs at a time")
     options = parser.parse_args()
@@ -480,6 +337,8 @@ def main():
     legs = options.leg or (["release", "checks"] if options.quick else list(LEGS))
     runner = Runner(max(1, options.jobs), options.only)
     start = time.monotonic()
+    if "checks" in legs:
+        runner.begin(check_job(ROOT / "tests" / "checks" / f"{LONG_CHECK}.py"))
     for number, leg in enumerate(legs, 1):
         say(f"== [{number}/{len(legs)}] {leg}: {LEGS[leg]}")
         leg_start = time.monotonic()
@@ -489,7 +348,10 @@ def main():
             say("the release build fails: the other legs are not run\n")
             break
 
+    end_all()
     results = runner.results
+    if options.skips:
+        refuse_skips(results, options.skips)
     if results.skipped:
         say("skipped:")
         for name, text in results.skipped:
@@ -507,7 +369,6 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        for group in list(LIVE):
-            os.killpg(group, signal.SIGKILL)
+        end_all()
         say("\ninterrupted")
         os._exit(130)

@@ -147,7 +147,7 @@ typedef struct suite_case {
     move move;
 } suite_case;
 
-#define SUITE_CASES 34
+#define SUITE_CASES 35
 extern const suite_case suite_cases[SUITE_CASES];
 
 /* Draws n tokens as the case asks and counts them; count [vocab]. */

@@ -305,8 +305,10 @@ const suite_case suite_cases[SUITE_CASES] = {
      .temperature = 0.5f},
     {"high_temperature_flattens_the_law", "hot", LAW, .n = 150000, .power_n = 10000, .shape = SHAPE_GAUSS, .vocab = 257,
      .temperature = 2.0f},
-    {"a_tail_of_small_tokens_is_drawn", "tail", run_tail, .n = 40960, .power_n = 20480, .shape = SHAPE_TAIL,
+    {"a_tail_of_small_tokens_is_drawn", "tail", run_tail, .n = 20480, .power_n = 20480, .shape = SHAPE_TAIL,
      .vocab = 151936},
+    {"a_tail_is_drawn_as_often_as_its_mass_says", "tail mass", run_tail, .n = 409600, .power_n = 204800,
+     .shape = SHAPE_TAIL, .vocab = 16411},
     {"draws_merged_from_shards_follow_the_softmax", "shards", LAW, .n = 120000, .power_n = 10000, .shape = SHAPE_FLAT,
      .vocab = 257, .shards = 2},
 

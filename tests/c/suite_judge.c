@@ -27,9 +27,10 @@ void judge_binomial(judge *j, const char *what, int64_t seen, int64_t n, double 
     double chance = binomial_p(seen, n, p);
     if (j->loud)
         print_message(
-            "# %s, %s: n %lld, 2 bins, p %.3g, %lld seen, %.1f expected; false alarm %.0e, sees %.2g at 5 sigma\n",
+            "# %s, %s: n %lld, 2 bins, p %.3g, %lld seen, %.1f expected; false alarm %.0e, sees %.2g at 5 sigma, "
+            "%.0f %% of it\n",
             j->name, what, (long long)n, chance, (long long)seen, (double)n * p, SUITE_ALPHA,
-            5.0 * sqrt(p * (1.0 - p) / (double)n));
+            5.0 * sqrt(p * (1.0 - p) / (double)n), 500.0 * sqrt((1.0 - p) / p / (double)n));
     take(j, chance);
 }
 

@@ -217,11 +217,6 @@ static void draw_row(field *f, int64_t b) {
 
 /* ------------------------------------------------------------------------------------------------------- cuts ---- */
 
-static int descending(const void *left, const void *right) {
-    uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
-    return (a < b) - (a > b);
-}
-
 /* Entries each block of 128 ids may put on a list. Fewer than the top-k of the tests, so that certificates do fail. */
 #define BLOCK_KEEPS 16
 

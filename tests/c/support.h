@@ -50,8 +50,9 @@ static inline uint16_t bf16_of(float x) {
     return (uint16_t)((u + 0x7FFF + (u >> 16 & 1)) >> 16);
 }
 
-/* By the definition: nearest multiple of the spacing, ties to even. NaN is not needed here. */
+/* By the definition: nearest multiple of the spacing, ties to even. */
 static inline uint16_t f16_of(float x) {
+    if (x != x) return 0x7C01;
     uint16_t sign = signbit(x) ? 0x8000 : 0;
     double a = fabs((double)x);
     if (a >= 65520.0) return sign | 0x7C00;
@@ -61,6 +62,23 @@ static inline uint16_t f16_of(float x) {
     if (steps >= 2048.0) steps = 1024.0, e++;
     if (steps < 1024.0) return (uint16_t)(sign | (uint16_t)steps);
     return (uint16_t)(sign | (uint16_t)((e + 15) << 10) | (uint16_t)(steps - 1024.0));
+}
+
+static inline int64_t bytes_of(int32_t dtype) {
+    return dtype == FS_F32 ? 4 : 2;
+}
+
+/* At any address. */
+static inline void put_number(int32_t dtype, void *at, float x) {
+    const uint16_t half = dtype == FS_BF16 ? bf16_of(x) : f16_of(x);
+    if (dtype == FS_F32) memcpy(at, &x, sizeof x);
+    else memcpy(at, &half, sizeof half);
+}
+
+/* For qsort of keys. */
+static inline int descending(const void *left, const void *right) {
+    const uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
+    return (a < b) - (a > b);
 }
 
 static inline fs_context *open_context(int32_t backend, int32_t threads, int32_t block) {

@@ -1,7 +1,8 @@
 /* The CPU backend against the reference on random calls: every rule, mode, kind of logits and shape, drawn at random. Logits are
  * exact in float on both sides (stored, or products of small integers), so tokens must be equal, not close. */
-#include "flashsampling.h"
 #include "support.h"
+
+#include "core/ask.h"
 
 /* One random call and everything it points to. */
 typedef struct call {
@@ -54,9 +55,7 @@ static void fill_logits(rng *r, float *x, int64_t n) {
 }
 
 static void put_dtype(int32_t dtype, void *data, int64_t i, float x) {
-    if (dtype == FS_F32) ((float *)data)[i] = x;
-    if (dtype == FS_BF16) ((uint16_t *)data)[i] = bf16_of(x);
-    if (dtype == FS_F16) ((uint16_t *)data)[i] = f16_of(x);
+    put_number(dtype, (char *)data + i * bytes_of(dtype), x);
 }
 
 static void make_head(rng *r, call *c) {
@@ -65,7 +64,7 @@ static void make_head(rng *r, call *c) {
     h->dtype = (int32_t)random_below(r, 3);
     h->rows = c->vocab + (random_below(r, 4) == 0 ? (int64_t)random_below(r, 40) : 0);
     if (h->rows > c->vocab) h->vocab = c->vocab;
-    const int64_t bytes = h->dtype == FS_F32 ? 4 : 2;
+    const int64_t bytes = bytes_of(h->dtype);
     if (random_below(r, 2)) {
         h->kind = FS_HEAD_LOGITS;
         int64_t columns = h->rows + (int64_t)random_below(r, 3) * 8;
@@ -87,7 +86,7 @@ static void make_head(rng *r, call *c) {
         for (int64_t i = 0; i < h->rows * columns; i++)
             put_dtype(h->dtype, c->data, i, (float)((int)random_below(r, 9) - 4) * 0.25f);
         c->batch.hidden_dtype = (int32_t)random_below(r, 3);
-        const int64_t hidden_bytes = c->batch.hidden_dtype == FS_F32 ? 4 : 2;
+        const int64_t hidden_bytes = bytes_of(c->batch.hidden_dtype);
         int64_t hidden_columns = h->dim + (int64_t)random_below(r, 3);
         c->batch.hidden_stride = hidden_columns * hidden_bytes;
         c->hidden = array((size_t)(c->rows * hidden_columns), 4);
@@ -289,9 +288,30 @@ static void compare_floats(const char *name, uint64_t seed, const float *a, cons
              (long long)b->name[i])
 #define COMPARE_FLOATS(name) compare_floats(#name, seed, a->name, b->name, sizeof a->name / sizeof a->name[0])
 
-static void compare_outputs(uint64_t seed, const outputs *a, const outputs *b, uint32_t ignored, int32_t samples) {
+/* Bits about how a row was computed: the reference never needs a second pass and always knows ranks. */
+#define ONLY_OURS (FS_ROW_FALLBACK | FS_ROW_RANK_BOUND)
+
+/* A rank is the reference's, or a bound of it beyond the depth that is promised; then the row says so, and no exact one was asked for. */
+static void compare_ranks(uint64_t seed, const call *c, const outputs *a, const outputs *b) {
+    int beyond[64] = {0};
+    for (size_t i = 0; i < sizeof a->rank / sizeof a->rank[0]; i++) {
+        const size_t row = i / (size_t)c->batch.samples;
+        const int deep = row < (size_t)c->rows && a->rank[i] > FS_RANK_DEPTH;
+        const int bounded = deep && (a->status[row] & FS_ROW_RANK_BOUND) != 0;
+        if (deep) beyond[row]++;
+        if (bounded ? a->rank[i] > b->rank[i] : a->rank[i] != b->rank[i])
+            fail_msg("call %llu: rank[%zu] is %d, reference %d; token %d, %s", (unsigned long long)seed, i, a->rank[i],
+                     b->rank[i], ((const int32_t *)a->tokens)[i],
+                     b->result.logits == FS_LOGITS_RAW ? "raw" : "processed");
+    }
+    for (int64_t row = 0; row < c->rows; row++)
+        if (a->status[row] & FS_ROW_RANK_BOUND && (!beyond[row] || c->batch.flags & FS_EXACT_RANK))
+            fail_msg("call %llu: row %lld has a bound for a rank", (unsigned long long)seed, (long long)row);
+}
+
+static void compare_outputs(uint64_t seed, const call *c, const outputs *a, const outputs *b) {
     for (size_t i = 0; i < 64; i++) {
-        uint32_t keep = a->status[i] == 0x5A5A5A5A ? ~0u : ~ignored;
+        uint32_t keep = i < (size_t)c->rows ? ~(uint32_t)ONLY_OURS : ~0u;
         if ((a->status[i] & keep) != (b->status[i] & keep))
             fail_msg("call %llu: status[%zu] is 0x%x, reference 0x%x", (unsigned long long)seed, i, a->status[i],
                      b->status[i]);
@@ -307,22 +327,12 @@ static void compare_outputs(uint64_t seed, const outputs *a, const outputs *b, u
     COMPARE_FLOATS(top_logprob);
     COMPARE_FLOATS(watch_logit);
     COMPARE_FLOATS(watch_logprob);
-    for (size_t i = 0; i < sizeof a->rank / sizeof a->rank[0]; i++) {
-        size_t row = i / (size_t)samples;
-        int bounded = row < 64 && a->status[row] != 0x5A5A5A5A && (a->status[row] & FS_ROW_RANK_BOUND) != 0;
-        if (bounded ? a->rank[i] > b->rank[i] : a->rank[i] != b->rank[i])
-            fail_msg("call %llu: rank[%zu] is %d, reference %d; token %d, %s", (unsigned long long)seed, i, a->rank[i],
-                     b->rank[i], ((const int32_t *)a->tokens)[i],
-                     b->result.logits == FS_LOGITS_RAW ? "raw" : "processed");
-    }
+    compare_ranks(seed, c, a, b);
 }
 
 static void sample(fs_context *context, const call *c, outputs *o) {
     if (fs_sample(context, &c->head, &c->batch, &o->result) != FS_OK) fail_msg("%s", fs_error_text(context));
 }
-
-/* Calls whose status bits may differ from the reference's: it never needs a second pass and always knows ranks. */
-#define ONLY_OURS (FS_ROW_FALLBACK | FS_ROW_RANK_BOUND)
 
 static void cpu_draws_what_the_reference_draws(void **state) {
     (void)state;
@@ -342,7 +352,7 @@ static void cpu_draws_what_the_reference_draws(void **state) {
         sample(reference, &c, &expected);
         sample(cpu[seed % 3], &c, &got);
         fallbacks += got.result.fallback_rows;
-        compare_outputs(seed, &got, &expected, ONLY_OURS, c.batch.samples);
+        compare_outputs(seed, &c, &got, &expected);
         free_call(&c);
     }
     /* The second pass must have been exercised, or this test does not see it. */
@@ -373,7 +383,7 @@ static void shards_draw_what_the_whole_draws(void **state) {
         int32_t shards = 1 + (int32_t)random_below(&r, 5);
         void *part[5];
         int64_t first = 0;
-        const int64_t bytes_per = c.head.dtype == FS_F32 ? 4 : 2;
+        const int64_t bytes_per = bytes_of(c.head.dtype);
         const int64_t vocab = c.vocab;
         for (int32_t i = 0; i < shards; i++) {
             int64_t last = i + 1 == shards ? c.head.rows
@@ -397,7 +407,7 @@ static void shards_draw_what_the_whole_draws(void **state) {
         head.vocab = vocab;
         if (fs_merge(context, &head, &c.batch, (const void *const *)part, shards, &merged.result) != FS_OK)
             fail_msg("call %llu: %s", (unsigned long long)seed, fs_error_text(context));
-        compare_outputs(seed, &merged, &whole, ONLY_OURS, c.batch.samples);
+        compare_outputs(seed, &c, &merged, &whole);
         for (int32_t i = 0; i < shards; i++) free(part[i]);
         free_call(&c);
     }

@@ -17,6 +17,7 @@ typedef struct fixture {
 static void make(fixture *f) {
     memset(f, 0, sizeof *f);
     f->context = open_context(FS_BACKEND_CPU, 1, 0);
+    assert_string_equal(fs_error_text(f->context), "");
     f->head = fs_head_default();
     f->head.data = f->weights, f->head.rows = 40, f->head.dim = 4;
     f->batch = fs_batch_default();

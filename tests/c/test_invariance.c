@@ -84,6 +84,7 @@ static void same_for_any_threads_and_blocks(void **state) {
         results expected, got;
         const int32_t threads[] = {1, 2, 3, 7, 64}, blocks[] = {0, 128, 256, 1024, 8192};
         for (int i = 0; i < 25; i++) {
+            if (i % 5 != i / 5 && i % 5 != i / 5 + 1) continue; /* nine pairs have every value, most of them twice */
             fs_context *context = open_context(FS_BACKEND_CPU, threads[i / 5], blocks[i % 5]);
             fs_result r = ask_everything(i ? &got : &expected, logits);
             must(context, fs_sample(context, &w->head, &w->batch, &r));

@@ -78,7 +78,9 @@ static void tokens_are_the_references(void **state) {
             fill(logits, shapes[s], round * SHAPES + (uint64_t)s);
             fs_head head = fs_head_default();
             head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = VOCAB;
-            for (int i = 0; i < 12; i++) {
+            /* Where everything is slow a third of the calls of a shape, and another third of the next. */
+            const int step = test_size(3) < 3 ? 3 : 1;
+            for (int i = s % step; i < 12; i += step) {
                 fs_batch batch = fs_batch_default();
                 batch.rows = ROWS, batch.position_all = round * 12 + (uint64_t)i, batch.all.seed = 3;
                 batch.all.top_p = top_p[((uint64_t)i + round) % 4];
@@ -188,11 +190,6 @@ static void nuclei_far_from_zero_are_the_references(void **state) {
 }
 
 /* --------------------------------------------------------------------------------------------------- lists ---- */
-
-static int descending(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x < y) - (x > y);
-}
 
 /* What a list claims: it holds every token offered that is above its bound, `keep` of them at least. */
 static void check_list(const fs_list *list, const float *y, int64_t n) {

@@ -1,7 +1,7 @@
 /* test_ranks.c - fs_sample_ranks over a transport of the caller's own, here threads of this process: where there is no MPI, and under the
  * sanitizers. Calls are those of tests/ranks/calls.c; what MPI adds is tested in tests/ranks/ranks_test.c. */
 #define _POSIX_C_SOURCE 200112L
-#include "support.h"
+#include "counted.h"
 
 #include "calls.h"
 
@@ -24,6 +24,7 @@ typedef struct seat {
     int rank;
     int fails; /* the next collective does not happen */
     fs_context *context;
+    counter memory;
     const call *c;
     fs_status status;
     answer a;
@@ -92,7 +93,7 @@ static void together(world *w, seat *seats) {
     for (int r = 0; r < w->ranks; r++) pthread_join(thread[r], NULL);
 }
 
-static void open_world(world *w, seat *seats, int ranks) {
+static void open_world_within(world *w, seat *seats, int ranks, size_t fallback_bytes) {
     memset(w, 0, sizeof *w);
     w->ranks = ranks;
     pthread_barrier_init(&w->barrier, NULL, (unsigned)ranks);
@@ -100,21 +101,28 @@ static void open_world(world *w, seat *seats, int ranks) {
         memset(&seats[r], 0, sizeof seats[r]);
         seats[r].w = w;
         seats[r].rank = r;
-        seats[r].context = open_context(FS_BACKEND_CPU, 1 + r % 2, 0);
+        fs_options options = counted_options(&seats[r].memory, FS_BACKEND_CPU);
+        options.threads = 1 + r % 2;
+        options.fallback_bytes = fallback_bytes;
+        if (fs_context_create(&options, &seats[r].context) != FS_OK) fail_msg("%s", fs_error_text(NULL));
     }
 }
 
+#define PLENTY ((size_t)64 << 20)
+
+static void open_world(world *w, seat *seats, int ranks) {
+    open_world_within(w, seats, ranks, PLENTY);
+}
+
 static void close_world(world *w, seat *seats) {
-    for (int r = 0; r < w->ranks; r++) fs_context_destroy(seats[r].context);
+    for (int r = 0; r < w->ranks; r++) {
+        fs_context_destroy(seats[r].context);
+        assert_int_equal(seats[r].memory.live_blocks, 0);
+    }
     pthread_barrier_destroy(&w->barrier);
 }
 
 /* -------------------------------------------------------------------------------------------------------- tests ---- */
-
-static void forget_rounds(answer *a) {
-    for (int b = 0; b < MOST_B; b++) a->status[b] &= ~(uint32_t)FS_ROW_FALLBACK;
-    a->fallback_rows = 0;
-}
 
 static void every_result_is_that_of_one_call(void **state) {
     (void)state;
@@ -130,12 +138,12 @@ static void every_result_is_that_of_one_call(void **state) {
             answer_clear(&whole);
             fs_result expected = call_result(&c, &whole);
             if (fs_sample(alone, &c.head, &c.batch, &expected) != FS_OK) fail_msg("%s", fs_error_text(alone));
-            forget_rounds(&whole);
+            assert_int_equal(answer_forget_rounds(&whole, c.batch.rows), expected.fallback_rows);
             for (int r = 0; r < ranks; r++) seats[r].c = &c;
             together(&w, seats);
             for (int r = 0; r < ranks; r++) {
                 if (seats[r].status != FS_OK) fail_msg("call %d: %s", (int)i, seats[r].text);
-                forget_rounds(&seats[r].a);
+                assert_int_equal(answer_forget_rounds(&seats[r].a, c.batch.rows), seats[r].fallback_rows);
                 assert_memory_equal(&seats[r].a, &whole, sizeof whole);
                 assert_int_equal(seats[r].wire_bytes, seats[0].wire_bytes);
             }
@@ -143,6 +151,54 @@ static void every_result_is_that_of_one_call(void **state) {
         close_world(&w, seats);
     }
     fs_context_destroy(alone);
+}
+
+/* Six rows, the first `tied` of which are one large tie, which top-k with ties kept can prove only when every rank sends all it has. */
+static call tied_call(int64_t tied, int ranks) {
+    enum { ROWS = 6, VOCAB = 3000 };
+    static float logits[ROWS * VOCAB];
+    rng r = random_from(21);
+    call c;
+    memset(&c, 0, sizeof c);
+    for (int64_t i = 0; i < ROWS * VOCAB; i++) logits[i] = i < tied * VOCAB ? 0.0f : (float)random_normal(&r);
+    c.head = fs_head_default();
+    c.head.kind = FS_HEAD_LOGITS, c.head.data = logits, c.head.rows = VOCAB;
+    c.batch = fs_batch_default();
+    c.batch.rows = ROWS, c.batch.all.top_k = 5, c.batch.flags = FS_KEEP_TIES;
+    for (int i = 0; i <= ranks; i++) c.cut[i] = i < ranks ? 1008 * i : VOCAB;
+    return c;
+}
+
+static void further_rounds_stay_within_their_budget(void **state) {
+    (void)state;
+    static seat seats[RANKS];
+    static answer expected;
+    size_t before[3], one = SIZE_MAX; /* what a call without further rounds takes, and such a round of one row */
+    for (int i = 0; i < 5; i++) {
+        const size_t budget = i == 0 ? 0 : i == 3 ? one - 1 : i == 4 ? one : PLENTY;
+        const int64_t tied = i == 1 ? 1 : 3, incomplete = i == 0 || i == 3 ? tied : 0;
+        const call c = tied_call(tied, 3);
+        world w;
+        open_world_within(&w, seats, 3, budget);
+        for (int r = 0; r < 3; r++) seats[r].c = &c;
+        together(&w, seats);
+        for (int r = 0; r < 3; r++) {
+            const uint32_t *status = seats[r].a.status;
+            int64_t said = 0;
+            assert_int_equal(seats[r].status, FS_OK);
+            if (i == 0) before[r] = seats[r].memory.most;
+            if (i == 1) one = seats[r].memory.most - before[r];
+            assert_true(seats[r].memory.most - before[r] <= budget);
+            for (int64_t b = 0; b < c.batch.rows; b++) said += (status[b] & FS_ROW_INCOMPLETE) != 0;
+            assert_int_equal(said, incomplete);
+            assert_int_equal(seats[r].fallback_rows, tied);
+            assert_int_equal(answer_forget_rounds(&seats[r].a, c.batch.rows), tied);
+            if (i == 2 && r == 0) expected = seats[r].a;
+            for (int64_t b = 0; b < c.batch.rows && i > 1; b++)
+                assert_int_equal(seats[r].a.token[b], status[b] & FS_ROW_INCOMPLETE ? -1 : expected.token[b]);
+        }
+        close_world(&w, seats);
+    }
 }
 
 static void ranks_that_differ_all_say_so(void **state) {
@@ -356,6 +412,7 @@ static void the_online_groups_are_refused_on_every_rank(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_result_is_that_of_one_call),
+        cmocka_unit_test(further_rounds_stay_within_their_budget),
         cmocka_unit_test(ranks_that_differ_all_say_so),
         cmocka_unit_test(a_backend_that_knows_no_ranks_tells_the_others),
         cmocka_unit_test(tokens_of_no_rank_are_named),

@@ -1,10 +1,12 @@
 /* Threads: contexts share nothing mutable, a pool runs every task once, and odd numbers of threads work. */
-#define _POSIX_C_SOURCE 200809L /* clock_gettime */
+#define _GNU_SOURCE /* sched_setaffinity */
 #include "support.h"
 
+#include "cpu/cpu_pass.h"
 #include "cpu/cpu_threads.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <time.h>
 
@@ -44,13 +46,13 @@ static void contexts_in_many_threads_draw_the_same(void **state) {
     for (int i = 0; i < B * V; i++) logits[i] = (float)random_normal(&r);
     static work w[6];
     pthread_t thread[6];
-    memset(w, 0, sizeof w);
     for (int i = 0; i < 6; i++) {
         w[i].threads = 1 + i % 3;
+        for (int k = 0; k < 20 * B; k++) w[i].tokens[k / B][k % B] = -7;
         assert_int_equal(pthread_create(&thread[i], NULL, draw_many, &w[i]), 0);
     }
     for (int i = 0; i < 6; i++) pthread_join(thread[i], NULL);
-    assert_true(w[0].tokens[0][0] >= 0);
+    for (int k = 0; k < 20 * B; k++) assert_in_range(w[0].tokens[k / B][k % B], 0, V - 1);
     for (int i = 1; i < 6; i++) assert_memory_equal(w[0].tokens, w[i].tokens, sizeof w[i].tokens);
 }
 
@@ -92,14 +94,62 @@ static void a_pool_runs_every_task_once(void **state) {
     fs_context_destroy(context);
 }
 
+/* Two threads fail in turn, each with a value of its own, and then both look. */
+static pthread_barrier_t turn;
+
+typedef struct failure {
+    int32_t threads; /* what options.threads is, which is wrong */
+    fs_status status;
+    char before[512], after[512];
+} failure;
+
+static void *fail_to_create(void *arg) {
+    failure *f = arg;
+    fs_options options = fs_options_default();
+    fs_context *context = NULL;
+    options.threads = f->threads;
+    snprintf(f->before, sizeof f->before, "%s", fs_error_text(NULL));
+    if (f->threads == -6) pthread_barrier_wait(&turn);
+    f->status = fs_context_create(&options, &context);
+    if (f->threads == -5) pthread_barrier_wait(&turn);
+    pthread_barrier_wait(&turn);
+    snprintf(f->after, sizeof f->after, "%s", fs_error_text(NULL));
+    return NULL;
+}
+
 static void failures_without_a_context_are_told_per_thread(void **state) {
     (void)state;
-    fs_options options = fs_options_default();
-    options.threads = -5;
-    fs_context *context = NULL;
-    assert_int_equal(fs_context_create(&options, &context), FS_ERR_ARGUMENT);
-    assert_non_null(strstr(fs_error_text(NULL), "-5"));
-    assert_null(context);
+    failure f[2] = {{.threads = -5}, {.threads = -6}};
+    pthread_t thread[2];
+    pthread_barrier_init(&turn, NULL, 2);
+    for (int i = 0; i < 2; i++) assert_int_equal(pthread_create(&thread[i], NULL, fail_to_create, &f[i]), 0);
+    for (int i = 0; i < 2; i++) pthread_join(thread[i], NULL);
+    pthread_barrier_destroy(&turn);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(f[i].status, FS_ERR_ARGUMENT);
+        assert_string_equal(f[i].before, "");
+        assert_non_null(strstr(f[i].after, i ? "-6" : "-5"));
+    }
+}
+
+static int32_t default_threads(const cpu_set_t *cores) {
+    assert_int_equal(sched_setaffinity(0, sizeof *cores, cores), 0);
+    fs_context *context = open_context(FS_BACKEND_CPU, 0, 0);
+    const int32_t tasks = ((fs_cpu *)context->state)->tasks;
+    fs_context_destroy(context);
+    return tasks;
+}
+
+static void threads_are_as_many_as_cores_we_may_use(void **state) {
+    (void)state;
+    cpu_set_t all, one;
+    size_t core = 0;
+    assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+    while (!CPU_ISSET(core, &all)) core++;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    assert_int_equal(default_threads(&one), 1);
+    assert_int_equal(default_threads(&all), CPU_COUNT(&all));
 }
 
 int main(void) {
@@ -107,6 +157,7 @@ int main(void) {
         cmocka_unit_test(contexts_in_many_threads_draw_the_same),
         cmocka_unit_test(a_pool_runs_every_task_once),
         cmocka_unit_test(failures_without_a_context_are_told_per_thread),
+        cmocka_unit_test(threads_are_as_many_as_cores_we_may_use),
     };
     return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
 }

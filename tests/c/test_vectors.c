@@ -1,26 +1,8 @@
 /* test_vectors.c - the noise and the keys against tests/vectors/noise.txt, which an independent model has written. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support.h"
 
 #include "core/key.h"
 #include "core/noise.h"
-#include "flashsampling.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-/* FS_TEST_DATA is tests/data; the vectors lie beside it. */
-static FILE *open_vectors(void) {
-    char path[1024];
-    const char *last = strrchr(FS_TEST_DATA, '/');
-    snprintf(path, sizeof path, "%.*s/vectors/noise.txt", (int)(last - FS_TEST_DATA), FS_TEST_DATA);
-    return fopen(path, "r");
-}
 
 /* One line of the file: its numbers, hexadecimal, before and after the arrow. */
 typedef struct vector {
@@ -45,7 +27,7 @@ static int read_numbers(const char *at, uint64_t *to, int most) {
 
 /* Calls check for every line of this name. A file without one is an error: nothing would have been tested. */
 static void each(const char *name, void (*check)(const vector *v)) {
-    FILE *file = open_vectors();
+    FILE *file = fopen(FS_TEST_VECTORS, "r");
     int found = 0;
     vector v;
     assert_non_null(file);
@@ -70,6 +52,11 @@ static fs_noise draw_of(const vector *v) {
 static void assert_near(const vector *v, uint64_t bits, uint64_t expected) {
     uint64_t apart = bits > expected ? bits - expected : expected - bits;
     if (apart > 4) fail_msg("%016llx instead of: %s", (unsigned long long)bits, v->text);
+}
+
+static void check_id(const vector *v) {
+    assert_int_equal(fs_noise_id(), v->out[0]);
+    assert_int_equal(v->outs, 1);
 }
 
 static void check_philox(const vector *v) {
@@ -149,6 +136,11 @@ static void check_order_key(const vector *v) {
     assert_true(order_key_logit(key) == bits_float((uint32_t)v->in[0]));
 }
 
+static void vectors_are_of_this_noise(void **state) {
+    (void)state;
+    each("id", check_id);
+}
+
 static void philox_gives_the_published_answers(void **state) {
     (void)state;
     each("philox", check_philox);
@@ -183,11 +175,9 @@ static void keys_order_like_the_model(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(philox_gives_the_published_answers),
-        cmocka_unit_test(draws_and_seeds_have_their_names),
-        cmocka_unit_test(marks_fall_where_the_model_puts_them),
-        cmocka_unit_test(noise_has_the_models_values),
-        cmocka_unit_test(keys_order_like_the_model),
+        cmocka_unit_test(vectors_are_of_this_noise),        cmocka_unit_test(philox_gives_the_published_answers),
+        cmocka_unit_test(draws_and_seeds_have_their_names), cmocka_unit_test(marks_fall_where_the_model_puts_them),
+        cmocka_unit_test(noise_has_the_models_values),      cmocka_unit_test(keys_order_like_the_model),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests_name("vectors", tests, NULL, NULL);
 }

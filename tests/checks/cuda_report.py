@@ -2,65 +2,84 @@
 """Compiles the CUDA kernels with nvcc, where there is one, and reads the assembler's report: no instantiation may spill a register
 or have its tensor instructions serialised. Also checks that the generated wrappers are what their script writes.
 
-A tile file named after sm_90 is compiled for it, the others for the oldest architecture; with --all for every one of them.
+A tile file named after sm_90 is compiled for it, the others for the oldest architecture; with --all for every one of them. That takes
+minutes, so a good report is kept in the build folder for as long as what it was made from stays the same.
 """
 import concurrent.futures
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-SOURCES = os.path.join(ROOT, "src", "cuda")
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "src" / "cuda"
+KEPT = Path(os.environ.get("FS_BUILD", ROOT / "build")) / "cuda_report.txt"
 OLDEST, ALL = ("80",), ("80", "86", "89", "90", "100", "120")
 
 
 def jobs(portable):
     """(file, architecture) of every compilation, the longest first."""
-    files = sorted((f for f in os.listdir(SOURCES) if f.endswith(".cu")), key=lambda f: (not f.endswith("_sm90.cu"), f))
-    return [(file, arch) for file in files for arch in (("90a",) if file.endswith("_sm90.cu") else portable)]
+    files = sorted(SOURCES.glob("*.cu"), key=lambda f: (not f.name.endswith("_sm90.cu"), f))
+    return [(file, arch) for file in files for arch in (("90a",) if file.name.endswith("_sm90.cu") else portable)]
 
 
 def compile_one(nvcc, folder, file, arch):
     """What is wrong, and a line about the report."""
-    out = os.path.join(folder, "%s.%s.o" % (file, arch))
-    command = [nvcc, "-std=c++17", "-O3", "-gencode=arch=compute_%s,code=sm_%s" % (arch, arch), "-Xptxas", "-v",
-               "-I" + os.path.join(ROOT, "src"), "-I" + os.path.join(ROOT, "include"), "-c", os.path.join(SOURCES, file),
-               "-o", out]
+    command = [nvcc, "-std=c++17", "-O3", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-Xptxas", "-v", f"-I{ROOT / 'src'}",
+               f"-I{ROOT / 'include'}", "-c", file, "-o", Path(folder) / f"{file.name}.{arch}.o"]
     run = subprocess.run(command, capture_output=True, text=True)
     report = run.stdout + run.stderr
     if run.returncode:
-        return [report], "%s, sm_%s: does not compile" % (file, arch)
+        return [report], f"{file.name}, sm_{arch}: does not compile"
     kernels = len(re.findall(r"Compiling entry function", report))
     registers = max((int(n) for n in re.findall(r"Used (\d+) registers", report)), default=0)
     spills = [line for line in report.splitlines() if re.search(r"[1-9]\d* bytes spill", line)]
     serialised = [line for line in report.splitlines() if re.search(r"\(C75\d\d\)", line)]
-    wrong = spills + serialised + ([] if kernels else ["no kernel in " + file])
-    return wrong, ("%s, sm_%s: %d kernels, at most %d registers, %d with spills, %d warnings about serialised tensor instructions"
-                   % (file, arch, kernels, registers, len(spills), len(serialised)))
+    wrong = spills + serialised + ([] if kernels else ["no kernel in " + file.name])
+    return wrong, (f"{file.name}, sm_{arch}: {kernels} kernels, at most {registers} registers, {len(spills)} with spills, "
+                   f"{len(serialised)} warnings about serialised tensor instructions")
+
+
+def fingerprint(nvcc):
+    """Of the sources, of this file and its arguments, and of the compiler."""
+    version = subprocess.run([nvcc, "--version"], capture_output=True, check=True).stdout
+    digest = hashlib.sha256(version + " ".join(sys.argv[1:]).encode())
+    folders = (SOURCES, ROOT / "src" / "core", ROOT / "include")
+    for file in [*(file for folder in folders for file in sorted(folder.iterdir())), Path(__file__)]:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
 
 
 def main() -> int:
-    script = os.path.join(ROOT, "scripts", "make_wgmma.py")
+    script = ROOT / "scripts" / "make_wgmma.py"
     generated = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
-    with open(os.path.join(SOURCES, "cuda_wgmma.cuh"), encoding="utf-8") as file:
-        if file.read() != generated:
-            print("src/cuda/cuda_wgmma.cuh is not what scripts/make_wgmma.py writes")
-            return 1
+    if (SOURCES / "cuda_wgmma.cuh").read_text() != generated:
+        print("src/cuda/cuda_wgmma.cuh is not what scripts/make_wgmma.py writes")
+        return 1
     nvcc = shutil.which("nvcc")
     if not nvcc:
         print("nvcc is not on the PATH: kernels are not compiled here")
         return 77
-    failed = 0
+    lines = [fingerprint(nvcc)]
+    if KEPT.exists() and KEPT.read_text().startswith(lines[0]):
+        print("the sources are those of this report:", *KEPT.read_text().splitlines()[1:], sep="\n")
+        return 0
+    failed = False
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
         work = [pool.submit(compile_one, nvcc, folder, *job) for job in jobs(ALL if "--all" in sys.argv else OLDEST)]
         for future in work:
             wrong, line = future.result()
             failed |= bool(wrong)
-            print("\n".join(wrong + [line]), flush=True)
-    return 1 if failed else 0
+            lines.append(line)
+            print(*wrong, line, sep="\n", flush=True)
+    if not failed:
+        KEPT.parent.mkdir(parents=True, exist_ok=True)
+        KEPT.write_text("\n".join(lines) + "\n")
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -51,9 +51,11 @@ if command -v pkg-config >/dev/null 2>&1; then
         for ranks in 1 3; do
             # shellcheck disable=SC2086 # no option is no word
             timeout 60 "mpirun.$mpi" $options -n "$ranks" "$work/examples/ranks_mpi" >"$work/$mpi-$ranks.txt"
-            cmp "$work/$mpi-$ranks.txt" "$work/openmpi-1.txt" || cmp "$work/$mpi-$ranks.txt" "$work/mpich-1.txt"
+            [ -f "$work/tokens.txt" ] || cp "$work/$mpi-$ranks.txt" "$work/tokens.txt"
+            cmp "$work/$mpi-$ranks.txt" "$work/tokens.txt"
         done
     done
+    [ ! -f "$work/tokens.txt" ] || test "$(wc -l <"$work/tokens.txt")" -eq 6
 else
     echo "note: pkg-config is not here; examples/Makefile was not tried"
 fi

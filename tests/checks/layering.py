@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = {"core", "error.h", "backend.h", "flashsampling.h"}
+ROOTS = ("src", "include", "tests/callers", "examples")
 ALLOWED = {
     "src/core": {"core", "flashsampling.h"},
     "src/ref": SHARED | {"ref"},
@@ -26,36 +27,37 @@ ALLOWED = {
 }
 # Who may include what is not ours and not everywhere.
 FOREIGN = {
-    "mpi.h": {"include/flashsampling_mpi.h", "src/dist/mpi", "examples", "bench"},
+    "mpi.h": {"include/flashsampling_mpi.h", "src/dist/mpi", "examples"},
     "nccl.h": {"include/flashsampling_nccl.h", "src/dist/nccl", "examples"},
 }
 
 bad = []
 count = 0
-for folder, allowed in ALLOWED.items():
-    for file in sorted((ROOT / folder).glob("*")):
-        if file.suffix not in (".c", ".h", ".cu", ".cuh"):
+for file in sorted(file for root in ROOTS for file in (ROOT / root).rglob("*")):
+    if file.suffix not in (".c", ".h", ".cu", ".cuh"):
+        continue
+    folder = str(file.parent.relative_to(ROOT))
+    allowed = ALLOWED.get(folder, set())
+    count += 1
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        foreign = re.match(r"\s*#\s*include\s*<(\w+\.h)>", line)
+        if foreign and foreign[1] in FOREIGN:
+            if not {folder, str(file.relative_to(ROOT))} & FOREIGN[foreign[1]]:
+                bad.append(f"{file.relative_to(ROOT)}:{number}: {foreign[1]} is for {sorted(FOREIGN[foreign[1]])}")
+        match = re.match(r'\s*#\s*include\s*(?:"([^"]+)"|<(flashsampling\w*\.h)>)', line)
+        if not match:
             continue
-        count += 1
-        for number, line in enumerate(file.read_text().splitlines(), 1):
-            foreign = re.match(r"\s*#\s*include\s*<(\w+\.h)>", line)
-            if foreign and foreign[1] in FOREIGN:
-                if not {folder, str(file.relative_to(ROOT))} & FOREIGN[foreign[1]]:
-                    bad.append(f"{file.relative_to(ROOT)}:{number}: {foreign[1]} is for {sorted(FOREIGN[foreign[1]])}")
-            match = re.match(r'\s*#\s*include\s*(?:"([^"]+)"|<(flashsampling\w*\.h)>)', line)
-            if not match:
-                continue
-            name = match[1] or match[2]
-            # What is meant: relative to the file first, as the compiler does, then to src/ and include/.
-            places = [(file.parent / name).resolve(), ROOT / "src" / name, ROOT / "include" / name]
-            place = next((p for p in places if p.exists()), None)
-            if place is None:
-                bad.append(f"{file.relative_to(ROOT)}:{number}: {name} is not a file of ours")
-                continue
-            inside = place.relative_to(ROOT).parts  # ("src", "core", "key.h"), ("include", "flashsampling.h")
-            layer = inside[1] if inside[0] in ("src", "include") else "/".join(inside[:-1])
-            if layer not in allowed:
-                bad.append(f"{file.relative_to(ROOT)}:{number}: {folder} may not include {'/'.join(inside)}")
+        name = match[1] or match[2]
+        # What is meant: relative to the file first, as the compiler does, then to src/ and include/.
+        places = [(file.parent / name).resolve(), ROOT / "src" / name, ROOT / "include" / name]
+        place = next((p for p in places if p.exists()), None)
+        if place is None:
+            bad.append(f"{file.relative_to(ROOT)}:{number}: {name} is not a file of ours")
+            continue
+        inside = place.relative_to(ROOT).parts  # ("src", "core", "key.h"), ("include", "flashsampling.h")
+        layer = inside[1] if inside[0] in ("src", "include") else "/".join(inside[:-1])
+        if layer not in allowed:
+            bad.append(f"{file.relative_to(ROOT)}:{number}: {folder} may not include {'/'.join(inside)}")
 
 for line in bad:
     print(line)

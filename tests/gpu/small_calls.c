@@ -8,6 +8,9 @@
 
 enum { VOCAB = 2571, DIM = 192, MOST = 256, SENTINEL = 0x5A };
 
+/* In device memory: rows are greedy and drawn by turns, and which comes first is the call's choice. */
+static float *temperature;
+
 typedef struct results {
     int32_t tokens[MOST];
     uint32_t status[MOST];
@@ -55,7 +58,7 @@ static asked ask(const void *hidden, int64_t rows, int32_t mode, int wants, resu
     a.batch.mode = mode;
     a.batch.group_size = mode == FS_MODE_SAMPLE ? 0 : 512;
     a.batch.all.seed = 7;
-    a.batch.all.temperature = rows % 2 ? 1.0f : 0.0f;
+    a.batch.temperature = temperature + wants;
     a.result.tokens = device->tokens;
     a.result.status = device->status;
     a.result.logits = FS_LOGITS_PROCESSED;
@@ -123,6 +126,10 @@ int main(int argc, char **argv) {
     results *device = NULL;
     cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
     cuda(cudaMalloc((void **)&device, sizeof *device), "cudaMalloc");
+    float by_turns[MOST + 1];
+    for (int i = 0; i <= MOST; i++) by_turns[i] = (float)(i % 2);
+    cuda(cudaMalloc((void **)&temperature, sizeof by_turns), "cudaMalloc");
+    cuda(cudaMemcpy(temperature, by_turns, sizeof by_turns, cudaMemcpyHostToDevice), "cudaMemcpy");
     fs_options options = fs_options_default();
     options.backend = FS_BACKEND_CUDA;
     options.stream = stream;
@@ -156,6 +163,7 @@ int main(int argc, char **argv) {
     cuda(cudaFree((void *)weights.data), "cudaFree");
     cuda(cudaFree((void *)logits.data), "cudaFree");
     cuda(cudaFree((void *)hidden), "cudaFree");
+    cuda(cudaFree(temperature), "cudaFree");
     cuda(cudaFree(device), "cudaFree");
     cuda(cudaStreamDestroy(stream), "cudaStreamDestroy");
     printf("small_calls: %d calls\n", calls);

@@ -8,6 +8,7 @@ import math
 import struct
 from fractions import Fraction
 
+ID = 2  # of what is specified
 MASK32 = 0xFFFFFFFF
 BLOCK = 128
 Q = Fraction(1, 256)

@@ -1,21 +1,9 @@
 #include "calls.h"
 
-#include <math.h>
-#include <string.h>
-
-typedef struct rng {
-    uint64_t state;
-} rng;
-
-static uint64_t next(rng *r) {
-    uint64_t z = r->state += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
+#include "support.h"
 
 static int64_t below(rng *r, int64_t n) {
-    return (int64_t)(next(r) % (uint64_t)n);
+    return (int64_t)(random_next(r) % (uint64_t)n);
 }
 
 static int one_in(rng *r, int64_t n) {
@@ -23,7 +11,7 @@ static int one_in(rng *r, int64_t n) {
 }
 
 static float unit(rng *r) {
-    return (float)(next(r) >> 40) * 0x1p-24f;
+    return (float)(random_next(r) >> 40) * 0x1p-24f;
 }
 
 static struct {
@@ -83,8 +71,8 @@ static void random_rules(rng *r, fs_batch *b) {
         data.top_p[i] = one_in(r, 3) ? unit(r) : 1.0f;
         data.min_p[i] = one_in(r, 4) ? 0.2f * unit(r) : 0.0f;
         data.repetition[i] = 1.0f + unit(r);
-        data.seed[i] = next(r);
-        data.position[i] = next(r) >> below(r, 60);
+        data.seed[i] = random_next(r);
+        data.position[i] = random_next(r) >> below(r, 60);
         data.slot[i] = (int32_t)below(r, MOST_B + 1) - one_in(r, 6);
     }
     b->temperature = data.temperature;
@@ -92,8 +80,8 @@ static void random_rules(rng *r, fs_batch *b) {
     if (one_in(r, 2)) b->seed = data.seed;
     if (one_in(r, 2)) b->slot = data.slot;
     b->slots = MOST_B;
-    b->all.seed = next(r);
-    b->position_all = next(r);
+    b->all.seed = random_next(r);
+    b->position_all = random_next(r);
     const int grouped = b->mode == FS_MODE_GROUP_PARALLEL, cuts = !grouped && !one_in(r, 3);
     if (cuts && one_in(r, 2)) b->top_k = data.top_k;
     if (cuts && one_in(r, 2)) b->top_p = data.top_p;
@@ -131,7 +119,8 @@ static void random_edits(rng *r, fs_batch *b, int64_t vocab) {
 static void random_masks(rng *r, fs_batch *b, int64_t vocab) {
     const int64_t words = (vocab + 31) / 32;
     for (int64_t i = 0; i < MOST_B * words; i++) {
-        const uint64_t sparse = next(r) & next(r), whole_shards = i % words < words / 2 ? 0 : ~(uint64_t)0;
+        const uint64_t sparse = random_next(r) & random_next(r),
+                       whole_shards = i % words < words / 2 ? 0 : ~(uint64_t)0;
         data.allow[i] = (uint32_t)(one_in(r, 2) ? sparse : whole_shards); /* some shards have no mass at all */
     }
     if (one_in(r, 4)) b->allow = data.allow;
@@ -196,6 +185,15 @@ fs_head call_shard(const call *c, int rank) {
 
 void answer_clear(answer *a) {
     memset(a, 0x5A, sizeof *a);
+}
+
+int64_t answer_forget_rounds(answer *a, int64_t rows) {
+    int64_t count = 0;
+    for (int64_t b = 0; b < rows; b++) {
+        count += (a->status[b] & (FS_ROW_FALLBACK | FS_ROW_INCOMPLETE)) != 0;
+        a->status[b] &= ~(uint32_t)FS_ROW_FALLBACK;
+    }
+    return count;
 }
 
 fs_result call_result(const call *c, answer *a) {

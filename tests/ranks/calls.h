@@ -13,7 +13,6 @@ typedef struct answer {
     float max_logit[MOST_B], log_z[MOST_B], top_logit[MOST_B * MOST_TOP], top_logprob[MOST_B * MOST_TOP];
     float watch_logit[MOST_B * 2], watch_logprob[MOST_B * 2];
     uint32_t status[MOST_B];
-    int64_t fallback_rows;
 } answer;
 
 /* A call on the whole head, and where its ranks' shards begin. */
@@ -31,5 +30,8 @@ fs_head call_shard(const call *c, int rank);
 /* The arrays of `a` that the call wants, the rest NULL. */
 fs_result call_result(const call *c, answer *a);
 void answer_clear(answer *a);
+/* Clears how rows were found out, which is not the same for every number of ranks. Returns how many took, or wanted, more than one
+ * pass: what fallback_rows must say. */
+int64_t answer_forget_rounds(answer *a, int64_t rows);
 
 #endif

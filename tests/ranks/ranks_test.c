@@ -11,15 +11,12 @@
 #define _POSIX_C_SOURCE 200809L
 #include "calls.h"
 
-#include "cli.h"
 #include "ranks.h"
 #include "suite_ranks.h"
+#include "support.h"
 
-#include <math.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 static const fs_ranks *ranks;
@@ -62,20 +59,8 @@ static fs_status merged_here(const call *c, fs_result *result) {
     return status == FS_OK ? fs_merge(context, &own, &c->batch, parts, ranks->count, result) : status;
 }
 
-/* How a row was found out is not the same for every number of ranks; what it was is. */
-static void forget_rounds(answer *a) {
-    for (int b = 0; b < MOST_B; b++) a->status[b] &= ~(uint32_t)FS_ROW_FALLBACK;
-    a->fallback_rows = 0;
-}
-
 /* Once per shard: where it lies, and the rows' bits. */
 #define NEW_SHARD_BYTES(rows) (16 + ((rows) + 31) / 32 * 8)
-
-static int64_t scaled(int64_t n) {
-    const char *scale = getenv("FLASHSAMPLING_TEST_SCALE");
-    const double wanted = scale ? (double)n * strtod(scale, NULL) : (double)n;
-    return wanted < 20 ? 20 : (int64_t)wanted;
-}
 
 static int all_have(const answer *a) {
     uint64_t hash = 0;
@@ -92,7 +77,7 @@ static void compare(const call *c, int64_t number, const answer *shared) {
     fs_status status = c->batch.mode == FS_MODE_GROUP_PARALLEL ? merged_here(c, &expected)
                                                                : fs_sample(context, &c->head, &c->batch, &expected);
     EXPECT(status == FS_OK, "call %lld alone: %s", (long long)number, fs_error_text(context));
-    forget_rounds(&whole);
+    answer_forget_rounds(&whole, c->batch.rows);
     EXPECT(memcmp(whole.token, shared->token, sizeof whole.token) == 0, "call %lld: tokens differ", (long long)number);
     EXPECT(memcmp(&whole, shared, sizeof whole) == 0, "call %lld: results differ", (long long)number);
 }
@@ -100,7 +85,7 @@ static void compare(const call *c, int64_t number, const answer *shared) {
 static void test_same(void) {
     static answer shared;
     int64_t rows = 0, again = 0, calls = 0, max_path = 0;
-    const int64_t want = scaled(20000);
+    const int64_t want = (int64_t)test_size(20000);
     for (; rows < want && bad < 5; calls++) {
         const call c = random_call((uint64_t)calls, ranks->count);
         const fs_head shard = call_shard(&c, ranks->rank);
@@ -112,7 +97,8 @@ static void test_same(void) {
         rows += c.batch.rows;
         again += got.fallback_rows;
         max_path += got.wire_bytes <= 16 + 8 * c.batch.rows * c.batch.samples + NEW_SHARD_BYTES(c.batch.rows);
-        forget_rounds(&shared);
+        EXPECT(answer_forget_rounds(&shared, c.batch.rows) == got.fallback_rows, "call %lld: %lld fallback rows",
+               (long long)calls, (long long)got.fallback_rows);
         EXPECT(all_have(&shared), "call %lld: not every rank has the same results", (long long)calls);
         if (calls % ranks->count == ranks->rank) compare(&c, calls, &shared);
     }
@@ -356,6 +342,12 @@ static void test_fail(void) {
 }
 
 /* -------------------------------------------------------------------------------------------------- stall, die ---- */
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 /* The others are told by the clock; what they return is printed, because mpirun may take this as a failed job. */
 static void test_absence(int dies) {

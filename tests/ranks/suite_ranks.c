@@ -36,7 +36,7 @@ static void draw(void *self, const draws *d) {
 static int is_plain(const suite_case *c) {
     static const move none;
     return c->mode == FS_MODE_SAMPLE && !c->top_k && !(c->top_p > 0.0f) && !(c->min_p > 0.0f) &&
-           c->shape != SHAPE_TAIL && !strstr(c->tag, "score") && memcmp(&c->move, &none, sizeof none) == 0;
+           c->shape != SHAPE_TAIL && memcmp(&c->move, &none, sizeof none) == 0;
 }
 
 /* How many cases reject, of those there are for this sampler. */

@@ -19,6 +19,7 @@ HEAD = """\
 # Integers are hexadecimal. A real number is its IEEE bits, then the value for people to read; backends must come within
 # 4 units of the last place, because logarithms may differ by one or two between libraries.
 #
+#   id         -> fs_noise_id()                         of the noise below
 #   philox     counter[4] key[2] -> word[4]              Random123's published answers
 #   row        seed position sample stream -> r0 r1 r2
 #   spread     seed slot -> seed
@@ -120,6 +121,7 @@ def key_lines():
 
 def main():
     print(HEAD)
+    line("id", (), [f"{nm.ID:x}"])
     print(RANDOM123)
     rows()
     mark_lines()
