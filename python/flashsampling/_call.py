@@ -208,10 +208,12 @@ class Batch:
             self._point(name, pointer)
             packed = pointer.shape[1] * 4
             setattr(self.struct, name + "_stride", pointer.stride or packed)
+            if name == "allow":
+                self.struct.masks = pointer.shape[0]
         if allow_index is not None:
             pointer = converted(allow_index, "i32", "allow_index", [self.rows])
             if allow is not None:
-                check_index(pointer, allow.shape[0])
+                check_index(pointer, self.struct.masks)
             self._point("allow_index", pointer)
 
 
