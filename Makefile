@@ -58,13 +58,13 @@ sanitize-gpu: cuda
 	@scripts/sanitize-gpu.sh $(CUDA)/lib
 
 test-gpu: cuda
-	@FLASHSAMPLING_LIBRARY=$(CUDA)/lib/libflashsampling.so PYTHONPATH=python $(PYTHON) -m pytest -q tests/gpu $(ARGS)
+	@FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python $(PYTHON) -m pytest -q tests/gpu $(ARGS)
 
 bench-gpu: cuda
-	@FLASHSAMPLING_LIBRARY=$(CUDA)/lib/libflashsampling.so PYTHONPATH=python $(PYTHON) bench/gpu.py $(ARGS)
+	@FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python $(PYTHON) bench/gpu.py $(ARGS)
 
 paper: cuda
-	@FLASHSAMPLING_LIBRARY=$(CUDA)/lib/libflashsampling.so PYTHONPATH=python $(PYTHON) bench/paper.py $(ARGS)
+	@FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python $(PYTHON) bench/paper.py $(ARGS)
 
 # Honours DESTDIR.
 install: build
