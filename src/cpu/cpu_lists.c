@@ -102,18 +102,18 @@ void fs_lists_start(fs_list *list, const float *granule, int64_t granules, int32
 }
 
 void fs_lists_offer(fs_list *list, const fs_scan *scan, const float *y, const float *granule, int64_t base,
-                    int64_t granules, float least) {
+                    int64_t granules) {
     for (int64_t g = 0; g < granules;) {
-        g = scan->append(y, granule, g, granules, fmaxf(list_floor(list), least), (uint32_t)base, list);
+        g = scan->append(y, granule, g, granules, list_floor(list), (uint32_t)base, list);
         if (g < granules) thin(list, scan);
     }
 }
 
-void fs_lists_offer_each(fs_list *list, const float *y, const float *x, int64_t base, int64_t span, float least) {
-    float floor = fmaxf(list_floor(list), least);
+void fs_lists_offer_each(fs_list *list, const float *y, const float *x, int64_t base, int64_t span) {
+    float floor = list_floor(list);
     for (int64_t i = 0; i < span; i++) {
         if (!(y[i] > floor)) continue;
         list_offer(list, order_key(y[i], (uint32_t)(base + i)), x[i]);
-        floor = fmaxf(list_floor(list), least);
+        floor = list_floor(list);
     }
 }

@@ -9,17 +9,17 @@ FS_CORE float list_floor(const fs_list *list) {
     return list->bound == FS_KEY_NONE ? -INFINITY : order_key_logit(list->bound);
 }
 
-/* Offers the tokens of a block to a list by y, those above `least`: logits y, the first of id `base`, and the largest of each of their
- * granules. Ids ascend from call to call, so a token with the logit of the list's bound is below it. */
+/* Offers the tokens of a block to a list by y: logits y, the first of id `base`, and the largest of each of their granules. Ids
+ * ascend from call to call, so a token with the logit of the list's bound is below it. */
 void fs_lists_offer(fs_list *list, const fs_scan *scan, const float *y, const float *granule, int64_t base,
-                    int64_t granules, float least);
+                    int64_t granules);
 
 /* A bound for an empty list, before its first block is offered, so that this does not fill it with tokens which it would drop: not above
  * `most`, and one that `least` granules have a token above. */
 void fs_lists_start(fs_list *list, const float *granule, int64_t granules, int32_t least, float most);
 
 /* fs_lists_offer for a list that carries raw logits x beside its keys, or is ordered by logits that nobody has surveyed. */
-void fs_lists_offer_each(fs_list *list, const float *y, const float *x, int64_t base, int64_t span, float least);
+void fs_lists_offer_each(fs_list *list, const float *y, const float *x, int64_t base, int64_t span);
 
 /* Drops what is not among the largest entries that make up this share of `mass`, and sets when the next look is due. Logits times
  * scale are l; there is at least one entry. */

@@ -197,25 +197,16 @@ static void sort_sparse(const int32_t *token, int64_t from, int64_t n, uint64_t 
  * length is not asked for, nothing but tokens comes of it, and ids are dealt in turn so that a task meets a fair sample of them. */
 static double nucleus_of(const fs_pass *pass, const fs_rules *rules) {
     const fs_call *call = pass->call;
-    const int alone = rules->top_p < 1.0f && rules->top_k == 0 && !(rules->log_min_p > -INFINITY);
-    if (!alone || !call->ask.rough || call->ask.rank_depth || call->batch->list_capacity || pass->whole) return 0.0;
+    if (!rules_top_p_alone(rules) || !call->ask.rough || call->ask.rank_depth || call->batch->list_capacity ||
+        pass->whole)
+        return 0.0;
     return deal_of(pass).turns < FS_FAIR_TURNS ? 0.0 : 0.5 + 0.5 * (double)rules->top_p;
-}
-
-/* The largest y that temperature makes -inf. */
-static float absent_below(float inverse) {
-    float y = (float)(-(double)FLT_MAX / (double)inverse);
-    if (!(inverse > 1.0f)) return -INFINITY;
-    while (y * inverse > -INFINITY) y = nextafterf(y, -INFINITY);
-    while (nextafterf(y, 0.0f) * inverse == -INFINITY) y = nextafterf(y, 0.0f);
-    return y;
 }
 
 static void prepare_lane(const fs_pass *pass, fs_lane *lane) {
     const fs_batch *batch = pass->call->batch;
     const fs_rules *rules = &pass->call->rules[lane->b];
     lane->nucleus = nucleus_of(pass, rules);
-    lane->absent = absent_below(rules->inverse_temperature);
     lane->listed = pass->call->ask.keep && (rules_cut(rules) || pass->call->ask.rank_depth);
     for (int32_t i = 0; i < pass->call->ask.samples; i++)
         lane->noise[i] = noise_row(rules->seed, rules->position, (uint32_t)i, rules->stream);
@@ -235,10 +226,6 @@ static void empty_summary(const fs_call *call, fs_summary *s, int64_t watches) {
     s->list.count = s->list.popped = s->raw_list.count = s->raw_list.popped = 0;
     s->list.bound = s->raw_list.bound = FS_KEY_NONE;
     s->list.due = 0;
-}
-
-static int64_t dtype_bytes(int32_t dtype) {
-    return dtype == FS_F32 ? 4 : 2;
 }
 
 static void prepare_task(void *arg, int32_t task) {

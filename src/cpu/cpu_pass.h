@@ -7,6 +7,7 @@
 
 #include "backend.h"
 #include "core/group.h"
+#include "core/halves.h"
 #include "cpu_arena.h"
 #include "cpu_nodes.h"
 
@@ -56,7 +57,7 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena);
 
 /* Bytes from one row of a head of weights to the next. */
 static inline int64_t weights_stride(const fs_head *head) {
-    return head->stride ? head->stride : head->dim * (head->dtype == FS_F32 ? 4 : 2);
+    return head->stride ? head->stride : head->dim * dtype_bytes(head->dtype);
 }
 
 static inline const fs_kernel *pass_kernel(const fs_pass *pass) {

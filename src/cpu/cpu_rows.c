@@ -212,7 +212,7 @@ static void reduce_list(const fs_call *call, const fs_scan *scan, const fs_lane 
     const int is_nucleus = lane->nucleus > 0.0, first = !list->count;
     const double share = is_nucleus ? fs_rows_share(call, lane, block) : 0.0;
     if (first) start_list(scan, lane, rules, share, y, granule, most, span, list);
-    fs_lists_offer(list, scan, y, granule, base, span / FS_GRANULE, lane->absent);
+    fs_lists_offer(list, scan, y, granule, base, span / FS_GRANULE);
     if (is_nucleus && first && list->bound != FS_KEY_NONE) fs_lists_wait(list);
     else if (is_nucleus && list->count >= list->due)
         fs_lists_narrow(list, scan, rules->inverse_temperature, &summary->mass, share);
@@ -250,13 +250,15 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
         fs_watch seen = {x[at], y[at]};
         summary->watch[(uint32_t)lane->watch[i]] = seen;
     }
-    if (ask->keep_raw) fs_lists_offer_each(&summary->raw_list, x, x, base, span, -INFINITY);
-    if (!(most * rules->inverse_temperature > -INFINITY)) return;
+    if (ask->keep_raw) fs_lists_offer_each(&summary->raw_list, x, x, base, span);
+    if (!(most > -INFINITY)) return;
     if (most * rules->inverse_temperature == INFINITY) summary->flags |= FS_ROW_INF;
 
     reduce_mass(call, isa->scan, rules, y, scratch->granule, most, span, &summary->mass);
-    if (lane->listed && summary->list.raw) fs_lists_offer_each(&summary->list, y, x, base, span, lane->absent);
+    if (lane->listed && summary->list.raw) fs_lists_offer_each(&summary->list, y, x, base, span);
     else if (lane->listed) reduce_list(call, isa->scan, lane, rules, block, y, scratch->granule, most, summary);
+    /* Lists are by y, which raw logits may be asked of; what l makes -inf of them core/finish.c leaves out. Races are by l. */
+    if (!(most * rules->inverse_temperature > -INFINITY)) return;
     const int32_t draws = ask->ordered && ask->samples ? 1 : ask->samples;
     for (int32_t i = 0; i < draws; i++) {
         fs_race race = {rules, lane->noise[i], &summary->winner[i], ask->ordered ? ask->samples : 1, 0.0};

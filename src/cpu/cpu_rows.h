@@ -17,7 +17,6 @@ typedef struct fs_lane {
     uint64_t *watch; /* [watches] (token << 32 | place in the row's watched tokens), ascending */
     int64_t watches;
     double nucleus; /* the list is narrowed to this share of the mass; 0: it is not */
-    float absent;   /* y at or below this are l = -inf, and absent */
     int32_t listed; /* its list by y is looked at: a row without cuts needs none, whatever its neighbours ask for */
 } fs_lane;
 

@@ -211,7 +211,6 @@ static void settle(const sifted_row *r, const fs_found *found) {
     fs_list *list = &r->summary->list;
     const uint32_t token = (uint32_t)(r->sieve->first + found->place);
     const uint64_t bound = list->bound;
-    if (!(found->y * r->rules->inverse_temperature > -INFINITY)) return;
     if (found->y > r->summary->max_y) r->summary->max_x = r->summary->max_y = found->y;
     if (r->lane->listed && found->prefix < 0) list_offer(list, order_key(found->y, token), found->y);
     if (list->bound != bound) tell_bound(r);

@@ -317,7 +317,7 @@ static size_t packed_float_bytes(const fs_hidden *hidden) {
 /* [rows, dim rounded up to whole steps] floats, zeros behind dim. */
 static void pack_float(const fs_hidden *hidden, int64_t from, int64_t to) {
     const int64_t dim = hidden->dim, ld = (dim + FS_LANES - 1) / FS_LANES * FS_LANES;
-    const int64_t bytes = hidden->dtype == FS_F32 ? 4 : 2;
+    const int64_t bytes = dtype_bytes(hidden->dtype);
     for (int32_t r = 0; r < hidden->rows; r++)
         for (int64_t d = from; d < to && d < ld; d += FS_LANES) {
             const char *h = hidden->row[r] + d * bytes;

@@ -179,7 +179,7 @@ FS_INLINE void dot_step(int32_t dtype, int32_t unit, int parts, int N, const mee
 
 FS_INLINE splitting split_from(int32_t dtype, const meeting *m, const lifting *lift, int64_t k, const char *tail,
                                char *to) {
-    const int64_t line = FS_STEP * (dtype == FS_F32 ? 4 : 2);
+    const int64_t line = FS_STEP * dtype_bytes(dtype);
     splitting s = {_mm512_setzero_si512(), m->w + k * line, line_to_fetch(m, k, line), lift, m->stride, to, m->n};
     if (k == m->dim / FS_STEP) s.w = tail, s.fetch = NULL, s.stride = line;
     return s;
@@ -189,7 +189,7 @@ FS_INLINE splitting split_from(int32_t dtype, const meeting *m, const lifting *l
 FS_INLINE void dot_tile(int32_t dtype, int32_t unit, int parts, int N, const meeting *m, const lifting *lift) {
     const int64_t steps = (m->dim + FS_STEP - 1) / FS_STEP;
     _Alignas(64) char tiles[2 * FS_AHEAD][FS_PARTS_MOST * FS_TILE_BYTES], tail[FS_TILE * FS_STEP * 4];
-    if (m->dim % FS_STEP) copy_tail(m->w, m->stride, m->n, m->dim, dtype == FS_F32 ? 4 : 2, tail);
+    if (m->dim % FS_STEP) copy_tail(m->w, m->stride, m->n, m->dim, dtype_bytes(dtype), tail);
     splitting next;
     for (int64_t k = 0; k < FS_AHEAD; k++) {
         next = split_from(dtype, m, lift, k, tail, tiles[k]);

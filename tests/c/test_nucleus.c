@@ -219,7 +219,7 @@ static void lists_hold_all_above_their_bound(void **state) {
             const int64_t n = VOCAB / 128 * 128;
             for (int64_t v = 0; v < n; v += 128) {
                 scan->survey(NULL, 0, y + v, 128, granule);
-                fs_lists_offer(&list, scan, y + v, granule, v, 8, -INFINITY);
+                fs_lists_offer(&list, scan, y + v, granule, v, 8);
                 assert_true(list.count <= list.capacity);
                 if (v % 4096 == 0) check_list(&list, y, v + 128);
             }
@@ -242,7 +242,7 @@ static void started_lists_hold_all_above_their_bound(void **state) {
             for (int64_t v = 0; v < 8192; v += 1024) {
                 scan->survey(NULL, 0, y + v, 1024, granule);
                 if (!list.count) fs_lists_start(&list, granule, 64, list.keep, INFINITY);
-                fs_lists_offer(&list, scan, y + v, granule, v, 64, -INFINITY);
+                fs_lists_offer(&list, scan, y + v, granule, v, 64);
                 if (v == 0) short_lists += list.count < 16 * keep;
                 check_list(&list, y, v + 1024);
             }
@@ -271,7 +271,7 @@ static void narrowed_lists_keep_their_share(void **state) {
             for (int64_t v = 0; v < n; v += 1024) {
                 scan->survey(NULL, 0, y + v, 1024, granule);
                 scan->add_mass(y + v, granule, 1024, 1.0f, &mass);
-                fs_lists_offer(&list, scan, y + v, granule, v, 64, -INFINITY);
+                fs_lists_offer(&list, scan, y + v, granule, v, 64);
             }
             fs_lists_narrow(&list, scan, 1.0f, &mass, share);
             double kept = 0.0;
