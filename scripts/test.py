@@ -51,6 +51,8 @@ TIMEOUT = {"test": 400, "caller": 120, "pytest": 900, "check": 1000, "gpu": 1800
 SCALE = {"release": 1, "asan": 0.2, "tsan": 0.1, "isa": 0.3, "cross": 0.1, "valgrind": 0.02}
 # These judge the law of the draws; the other legs ask for the same bits, which test_agree and test_invariance compare.
 RELEASE_ONLY = ("test_power", "test_statistics")
+# What these look at needs AMX, which no emulator has.
+AMX = ("test_amx", "test_sieve")
 # Memcheck is 50 times slower than the machine. These reach all of the library; only undefined values are its business,
 # the rest is the sanitizers'.
 VALGRIND = ("test_agree", "test_errors", "test_threads", "test_npy", "test_vectors")
@@ -85,7 +87,7 @@ def find(folder, kind):
 def wants(name, leg):
     if leg in ("valgrind", "isa"):
         return name in (VALGRIND if leg == "valgrind" else FORCED)
-    return leg == "release" or name not in RELEASE_ONLY
+    return leg == "release" or name not in RELEASE_ONLY + (AMX if leg == "cross" else ())
 
 
 def c_jobs(leg, folder, wrapper=(), env=None, kinds=("test", "caller", "compiled", "skipped"), suffix=""):
