@@ -1,7 +1,5 @@
 #include "cpu_sift.h"
 
-#include <float.h>
-#include <stdlib.h>
 
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
 
@@ -181,16 +179,27 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
 
 /* --------------------------------------------------------------------------------------------------- prepare ---- */
 
-static int compare_u64(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
+/* Ascending, in place: qsort of some libraries allocates. A heap whose largest goes to its end, again and again. */
+static void sort_u64(uint64_t *x, int64_t n) {
+    for (int64_t start = n / 2, end = n; end > 1;) {
+        uint64_t value;
+        if (start > 0) value = x[--start];
+        else value = x[--end], x[end] = x[0];
+        int64_t at = start;
+        for (int64_t child; (child = 2 * at + 1) < end; at = child) {
+            child += child + 1 < end && x[child + 1] > x[child];
+            if (value >= x[child]) break;
+            x[at] = x[child];
+        }
+        x[at] = value;
+    }
 }
 
 /* (token << 32 | entry) ascending: entries of one token stay in the caller's order, so sums do not depend on the sort. Tokens
  * out of range sort beyond every block. */
 static void sort_sparse(const int32_t *token, int64_t from, int64_t n, uint64_t *sorted) {
     for (int64_t i = 0; i < n; i++) sorted[i] = (uint64_t)(uint32_t)token[from + i] << 32 | (uint64_t)(from + i);
-    if (n) qsort(sorted, (size_t)n, sizeof *sorted, compare_u64);
+    sort_u64(sorted, n);
 }
 
 /* Half of what top-p leaves out may be misjudged before a cut is not proven. Only where the row's whole mass decides, a list of another
@@ -214,7 +223,7 @@ static void prepare_lane(const fs_pass *pass, fs_lane *lane) {
     if (lane->counts) sort_sparse(batch->count_token, batch->count_offset[rules->slot], lane->counts, lane->count);
     for (int64_t i = 0; i < lane->watches; i++)
         lane->watch[i] = (uint64_t)(uint32_t)watch_token(batch, lane->b, i) << 32 | (uint64_t)i;
-    if (lane->watches) qsort(lane->watch, (size_t)lane->watches, sizeof *lane->watch, compare_u64);
+    sort_u64(lane->watch, lane->watches);
 }
 
 static void empty_summary(const fs_call *call, fs_summary *s, int64_t watches) {

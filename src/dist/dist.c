@@ -96,7 +96,9 @@ static int64_t count_incomplete(const fs_result *result, int64_t rows) {
 static fs_status further_rounds(fs_round *first, fs_result *result, const int32_t *identity) {
     const fs_ask *ask = &first->call.ask;
     const int64_t rows = first->call.batch->rows, vocab = first->call.vocab;
-    int64_t least = ask->keep > ask->keep_raw ? ask->keep : ask->keep_raw;
+    /* Either list may be what is too short: the shorter one grows first. */
+    const int32_t by_y = ask->keep ? ask->keep : ask->keep_raw, by_x = ask->keep_raw ? ask->keep_raw : ask->keep;
+    int64_t least = by_y < by_x ? by_y : by_x;
     result->fallback_rows = count_incomplete(result, rows);
     while (least < vocab && count_incomplete(result, rows) > 0) {
         least = least * LONGER < vocab ? least * LONGER : vocab;

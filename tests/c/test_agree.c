@@ -190,7 +190,7 @@ static void make_batch(rng *r, call *c) {
         }
     }
     if (random_below(r, 3) == 0) {
-        c->edit_offset = offsets(r, c->rows, 12);
+        c->edit_offset = offsets(r, c->rows, random_below(r, 8) ? 12 : 300);
         c->edit_token = some_tokens(r, c->edit_offset[c->rows], c->vocab);
         c->edit_bias = array((size_t)c->edit_offset[c->rows], 4);
         for (int64_t i = 0; i < c->edit_offset[c->rows]; i++)

@@ -201,6 +201,50 @@ static void further_rounds_stay_within_their_budget(void **state) {
     }
 }
 
+static fs_status alone_max(void *self, int64_t *values, int64_t count, void *stream) {
+    (void)self, (void)values, (void)count, (void)stream;
+    return FS_OK;
+}
+
+static fs_status alone_gather(void *self, const void *mine, void *all, size_t bytes, void *stream) {
+    (void)self, (void)stream;
+    memcpy(all, mine, bytes);
+    return FS_OK;
+}
+
+/* The list by y holds the whole vocabulary at once, the raw one, which an exact raw rank takes, does not. */
+static void a_list_that_is_whole_does_not_keep_the_other_short(void **state) {
+    (void)state;
+    enum { V = 1500 };
+    static float logits[V];
+    const int64_t offset[] = {0, 1};
+    const int32_t edited = 7, given = 1200;
+    const float bias = 1.0f;
+    int32_t token[2], rank[2];
+    uint32_t status[2];
+    for (int i = 0; i < V; i++) logits[i] = -0.001f * (float)i;
+    fs_context *context = open_context(FS_BACKEND_CPU, 2, 0);
+    fs_head head = fs_head_default();
+    head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = V;
+    fs_batch batch = fs_batch_default();
+    batch.rows = 1, batch.mode = FS_MODE_SCORE, batch.given = &given;
+    batch.flags = FS_EXACT_RANK | FS_KEEP_TIES, batch.all.top_k = V - 1;
+    batch.edit_offset = offset, batch.edit_token = &edited, batch.edit_bias = &bias;
+    fs_ranks ranks = fs_ranks_default();
+    ranks.count = 1, ranks.self = &ranks, ranks.all_max = alone_max, ranks.all_gather = alone_gather;
+    for (int i = 0; i < 2; i++) {
+        fs_result result = fs_result_default();
+        result.tokens = &token[i], result.status = &status[i], result.rank = &rank[i], result.logits = FS_LOGITS_RAW;
+        assert_int_equal(i ? fs_sample_ranks(context, &ranks, &head, &batch, &result)
+                           : fs_sample(context, &head, &batch, &result),
+                         FS_OK);
+        assert_int_equal(token[i], given);
+        assert_int_equal(rank[i], given + 1);
+        assert_int_equal(status[i] & ~(uint32_t)FS_ROW_FALLBACK, FS_ROW_OK);
+    }
+    fs_context_destroy(context);
+}
+
 static void ranks_that_differ_all_say_so(void **state) {
     (void)state;
     static seat seats[RANKS];
@@ -413,6 +457,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_result_is_that_of_one_call),
         cmocka_unit_test(further_rounds_stay_within_their_budget),
+        cmocka_unit_test(a_list_that_is_whole_does_not_keep_the_other_short),
         cmocka_unit_test(ranks_that_differ_all_say_so),
         cmocka_unit_test(a_backend_that_knows_no_ranks_tells_the_others),
         cmocka_unit_test(tokens_of_no_rank_are_named),
