@@ -417,7 +417,8 @@ typedef struct fs_ranks {
 /* fs_sample over ranks. Where a rank fails or the ranks' arguments differ, every rank gets an error that says so
  * (FS_ERR_PEER; on the rank itself its own) and the ranks stay in step; after an error of the transport itself they do
  * not, and the transport is not to be used again. Rows whose lists do not prove their cut take further rounds with
- * longer lists, within options.fallback_bytes, which all ranks must set alike; where a rank has no memory for one they stay
+ * longer lists. What such a round exchanges stays within options.fallback_bytes, which all ranks must set alike; the lists of a
+ * rank's own pass come on top, and its work memory keeps their size. Where a rank has no memory for a round, rows stay
  * FS_ROW_INCOMPLETE. Every mode but FS_MODE_GROUP_ONLINE; with FS_MODE_GROUP_PARALLEL each rank is one group, as in fs_merge.
  * CUDA: enqueues, needs a device transport, and is capturable in a graph; what goes wrong among ranks there is FS_ROW_PEER, and
  * a rank whose arguments are refused does not meet the others. */
