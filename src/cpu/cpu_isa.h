@@ -101,9 +101,9 @@ typedef struct fs_isa {
     const char *name;
     int (*runs_here)(void);
     int experimental;           /* never run on hardware: runs when it is forced, is not chosen */
+    int aside;                  /* what a sieve looks at waits until the next tile is multiplied: see cpu_amx_tile.h */
     const fs_kernel *kernel[3]; /* by dtype of W */
     const fs_scan *scan;
-    int aside; /* what a sieve looks at waits until the next tile is multiplied: see cpu_amx_tile.h */
 } fs_isa;
 
 /* The row to use: the environment's FLASHSAMPLING_ISA, or the best that runs here. NULL if the forced one is unknown or does

@@ -1,6 +1,5 @@
 #include "cpu_sift.h"
 
-
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
 
 static int64_t edit_count(const fs_batch *batch, int64_t b) {
