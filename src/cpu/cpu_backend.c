@@ -90,6 +90,7 @@ typedef struct fs_job {
     fs_rules *rules;  /* [B] */
     int32_t *row;     /* [B] rows that take part */
     uint8_t *written; /* [rows that take part] the row's results are there */
+    void *part;       /* where a part's rows go */
     uint32_t extra;   /* status bits of the rows being finished */
     int32_t final;    /* write rows that are not proven as incomplete */
     int32_t grouped;  /* the pass is one of the group modes */
@@ -227,16 +228,19 @@ static void finish_task(void *arg, int32_t task) {
     fs_job *job = arg;
     const fs_pass *pass = &job->pass;
     fs_winner *spare = pass->spare + (int64_t)task * job->call.batch->samples;
-    for (int32_t a = task; a < pass->rows; a += pass->cpu->tasks)
+    for (int32_t a; (a = fs_pass_merged(pass)) >= 0;)
         job->written[a] =
             (uint8_t)fs_finish_row(&job->call, pass->row[a], &pass->summary[a], job->extra, job->final, spare);
 }
 
-static void job_run(fs_job *job) {
+/* Runs the pass; then tasks merge rows (fs_pass_merged), and do with them what is to be done. */
+static void job_run(fs_job *job, void (*task)(void *arg, int32_t i)) {
     const fs_cpu *cpu = job->pass.cpu;
+    fs_threads_stay(cpu->threads, 1);
     fs_pass_prepare(&job->pass);
     fs_pass_run(&job->pass);
-    cpu->parallel_for(cpu->parallel_user, cpu->tasks, finish_task, job);
+    fs_threads_stay(cpu->threads, 0);
+    fs_pass_parallel(cpu, job->pass.rows < cpu->tasks ? job->pass.rows : cpu->tasks, task, job);
 }
 
 static void finish_dropped(const fs_job *job) {
@@ -271,7 +275,7 @@ static fs_status second_pass(fs_job *job, fs_context *context, int32_t *row, int
             fs_pass_layout(&job->pass, &arena);
             job->extra = FS_ROW_FALLBACK;
             job->final = 1;
-            job_run(job);
+            job_run(job, finish_task);
             if (own) fs_context_free(context, arena.memory);
         } else {
             fs_summary none;
@@ -296,7 +300,7 @@ static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_b
     fs_job job = sample_of(head, batch, result);
     FS_TRY(job_take_memory(&job, context));
     finish_dropped(&job);
-    job_run(&job);
+    job_run(&job, finish_task);
 
     int32_t again = 0;
     for (int32_t a = 0; a < job.pass.rows; a++)
@@ -338,22 +342,27 @@ static fs_status cpu_partial_size(fs_context *context, const fs_head *head, cons
     return FS_OK;
 }
 
+static void part_task(void *arg, int32_t task) {
+    const fs_job *job = arg;
+    (void)task;
+    for (int32_t a; (a = fs_pass_merged(&job->pass)) >= 0;) {
+        fs_summary *summary = &job->pass.summary[a];
+        list_compact(&summary->list);
+        list_compact(&summary->raw_list);
+        fs_wire_put(&job->call, job->row[a], summary, job->part);
+    }
+}
+
 static fs_status cpu_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                              int32_t least, void *part, size_t bytes) {
     fs_job job = job_of_part(head, batch, result, least);
     FS_REQUIRE(context, bytes >= fs_wire_size(&job.call), "part has %zu bytes, needs %zu (fs_partial_size)", bytes,
                fs_wire_size(&job.call));
     FS_TRY(job_take_memory(&job, context));
-    fs_pass_prepare(&job.pass);
-    fs_pass_run(&job.pass);
     memset(part, 0, bytes);
     fs_wire_header(&job.call, part);
-    for (int32_t a = 0; a < job.pass.rows; a++) {
-        fs_summary *summary = &job.pass.summary[a];
-        list_compact(&summary->list);
-        list_compact(&summary->raw_list);
-        fs_wire_put(&job.call, job.row[a], summary, part);
-    }
+    job.part = part;
+    job_run(&job, part_task);
     return FS_OK;
 }
 
@@ -459,8 +468,7 @@ static fs_status cpu_merge(fs_context *context, const fs_head *head, const fs_ba
         if (!fs_wire_check(call, hash, parts[i], &why))
             return fs_fail(context, FS_ERR_PEER, "part %d of %d: %s", i, count, why);
     }
-    if (m.tasks > 1) cpu->parallel_for(cpu->parallel_user, m.tasks, merge_task, &m);
-    else merge_task(&m, 0);
+    fs_pass_parallel(cpu, m.tasks, merge_task, &m);
     result->fallback_rows = 0;
     result->work_bytes = (int64_t)size.used;
     result->wire_bytes = (int64_t)fs_wire_size(call);

@@ -24,43 +24,70 @@ static int64_t range_end(const fs_call *call) {
     return end < call->vocab ? end : call->vocab;
 }
 
-/* How the vocabulary is dealt out, in units of whole noise blocks (or whole groups): tasks take blocks in turn as long as there is one for
- * each, then even shares of the rest. In turn, because frequent tokens lie together at low ids: with a range for each task all but one
- * would meet them in no block, and fill lists with what the first one's best tokens leave no chance. */
+static int is_by_nodes(const fs_pass *pass) {
+    const fs_cpu *cpu = pass->cpu;
+    return cpu->nodes.count > 1 && cpu->residence.data == pass->call->head->data;
+}
+
+/* How the vocabulary is dealt out, in units of whole noise blocks (or whole groups).
+ *
+ * Open: whoever is free takes the next block, smaller ones towards the end. Threads start late and are held up, which costs a call that
+ * waits for all of them a sixth to a third of its time (docs/findings/whoever-is-free.md). Ids ascend for each task, as lists expect.
+ *
+ * Settled, where it is known beforehand what each task gets: by memory nodes, in groups, and in a second pass, whose lists have room for
+ * just that. Then tasks take blocks in turn as long as there is one for each, then even shares of the rest; in turn, because frequent
+ * tokens lie together at low ids, which all but one would meet in no block. */
 typedef struct fs_deal {
     int64_t unit, low, units; /* ids of a unit, the first unit, how many */
     int64_t block, turns;     /* units of a block; turns in which each task takes one */
+    int open;
 } fs_deal;
 
 static fs_deal deal_of(const fs_pass *pass) {
     const int64_t first = pass->call->head->first_token, end = range_end(pass->call);
-    fs_deal deal = {pass->groups ? pass->call->batch->group_size : FS_NOISE_BLOCK, 0, 0, 0, 0};
+    fs_deal deal = {pass->groups ? pass->call->batch->group_size : FS_NOISE_BLOCK, 0, 0, 0, 0, 0};
     deal.low = first / deal.unit;
     deal.units = end > first ? (end + deal.unit - 1) / deal.unit - deal.low : 0;
     deal.block = pass->block / FS_NOISE_BLOCK;
     deal.turns = pass->groups ? 0 : deal.units / (deal.block * pass->cpu->tasks);
+    deal.open = !pass->groups && !pass->whole && !is_by_nodes(pass);
     return deal;
+}
+
+/* Ids of `count` units, `from` of which come before. */
+static fs_block ids_of(const fs_pass *pass, const fs_deal *deal, int64_t from, int64_t count) {
+    const int64_t first = pass->call->head->first_token, end = range_end(pass->call);
+    const int64_t low = (deal->low + from) * deal->unit, high = low + count * deal->unit;
+    const int64_t id = low > first ? low : first, to = high < end ? high : end;
+    fs_block range = {id, to > id ? to - id : 0};
+    return range;
 }
 
 /* Ids of task i in a turn, 0 to deal.turns. */
 static fs_block turn_range(const fs_pass *pass, const fs_deal *deal, int32_t i, int64_t turn) {
-    const int64_t first = pass->call->head->first_token, end = range_end(pass->call), tasks = pass->cpu->tasks;
-    const int64_t done = turn * tasks, rest = deal->units - done * deal->block;
-    const int last = turn == deal->turns;
-    const int64_t block = last ? done : pass->order ? pass->order[done + i] : done + i;
-    int64_t from = (deal->low + block * deal->block + (last ? rest * i / tasks : 0)) * deal->unit;
-    int64_t to = (deal->low + block * deal->block + (last ? rest * (i + 1) / tasks : deal->block)) * deal->unit;
-    if (from < first) from = first;
-    if (to > end) to = end;
-    fs_block range = {from, to > from ? to - from : 0};
-    return range;
+    const int64_t tasks = pass->cpu->tasks, done = turn * tasks, rest = deal->units - done * deal->block;
+    const int64_t from = rest * i / tasks;
+    if (turn == deal->turns) return ids_of(pass, deal, done * deal->block + from, rest * (i + 1) / tasks - from);
+    return ids_of(pass, deal, (pass->order ? pass->order[done + i] : done + i) * deal->block, deal->block);
+}
+
+/* The next ids of an open deal, `most` at most; none: there are no more. What is left makes two turns at least: who takes the last
+ * piece holds the others up for half as long as a whole one would. */
+static fs_block take_ids(const fs_pass *pass, const fs_deal *deal, int64_t most) {
+    int64_t at = atomic_load_explicit(pass->next, memory_order_relaxed), count;
+    do {
+        const int64_t left = deal->units - at, share = (left + 2 * pass->cpu->tasks - 1) / (2 * pass->cpu->tasks);
+        count = most / deal->unit < share ? most / deal->unit : share;
+    } while (count > 0 && !atomic_compare_exchange_weak_explicit(pass->next, &at, at + count, memory_order_relaxed,
+                                                                 memory_order_relaxed));
+    return ids_of(pass, deal, at, count);
 }
 
 /* No task has more tokens than this. */
 static int64_t most_tokens(const fs_pass *pass) {
     const fs_deal deal = deal_of(pass);
     const int64_t tasks = pass->cpu->tasks, rest = deal.units - deal.turns * deal.block * tasks;
-    return (deal.turns * deal.block + (rest + tasks - 1) / tasks) * deal.unit;
+    return (deal.open ? deal.units : deal.turns * deal.block + (rest + tasks - 1) / tasks) * deal.unit;
 }
 
 /* The node that a block of the deal lies on: its first row's. */
@@ -74,11 +101,6 @@ static uint8_t node_of_block(const void *user, int64_t block) {
     const int64_t id = (of->deal->low + block * of->deal->block) * of->deal->unit;
     const int64_t row = id - of->pass->call->head->first_token;
     return of->pass->cpu->residence.node[row > 0 ? row / of->pass->cpu->residence.step : 0];
-}
-
-static int is_by_nodes(const fs_pass *pass) {
-    const fs_cpu *cpu = pass->cpu;
-    return cpu->nodes.count > 1 && cpu->residence.data == pass->call->head->data;
 }
 
 #define FS_FAIR_TURNS 4
@@ -161,6 +183,7 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
     pass->logits = arena_take(arena, tasks * rows * columns, sizeof(float));
     pass->scratch = arena_take(arena, tasks, sizeof *pass->scratch);
     pass->spare = arena_take(arena, tasks * (size_t)batch->samples, sizeof *pass->spare);
+    pass->next = arena_take(arena, 1, sizeof *pass->next);
     const size_t dealt = pass->cpu->nodes.count > 1 ? (size_t)deal_of(pass).turns * tasks : 0;
     pass->order = arena_take(arena, dealt, sizeof *pass->order);
     if (!dealt || !weights || !is_by_nodes(pass)) pass->order = NULL;
@@ -236,38 +259,47 @@ static void empty_summary(const fs_call *call, fs_summary *s, int64_t watches) {
     s->list.due = 0;
 }
 
-static void prepare_task(void *arg, int32_t task) {
-    fs_pass *pass = arg;
-    const fs_head *head = pass->call->head;
-    const fs_batch *batch = pass->call->batch;
-    for (int32_t a = task; a < pass->rows; a += pass->cpu->tasks) {
-        fs_lane *lane = &pass->lane[a];
-        prepare_lane(pass, lane);
-        if (pass->sieve) fs_sift_forget(pass, a);
-        for (int32_t t = 0; t < pass->cpu->tasks; t++)
-            empty_summary(pass->call, &pass->summary[(int64_t)t * pass->rows + a], lane->watches);
-        if (head->kind != FS_HEAD_WEIGHTS) continue;
-        int64_t stride = batch->hidden_stride ? batch->hidden_stride : head->dim * dtype_bytes(batch->hidden_dtype);
-        pass->hidden.row[a] = (const char *)batch->hidden + lane->b * stride;
-    }
+static void prepare_row(const fs_pass *pass, int32_t a) {
+    prepare_lane(pass, &pass->lane[a]);
+    if (pass->sieve) fs_sift_forget(pass, a);
+    for (int32_t t = 0; t < pass->cpu->tasks; t++)
+        empty_summary(pass->call, &pass->summary[(int64_t)t * pass->rows + a], pass->lane[a].watches);
 }
 
-/* Tasks share H by columns, in whole cache lines of what is packed. */
-static void pack_task(void *arg, int32_t task) {
-    const fs_pass *pass = arg;
-    const int64_t units = (pass->hidden.dim + FS_PACK - 1) / FS_PACK, tasks = pass->cpu->tasks;
-    pass_kernel(pass)->pack(&pass->hidden, units * task / tasks * FS_PACK, units * (task + 1) / tasks * FS_PACK);
+/* Rows, and shares of H by columns, in whole cache lines of what is packed. */
+typedef struct fs_preparing {
+    const fs_pass *pass;
+    int32_t tasks;
+} fs_preparing;
+
+static void prepare_task(void *arg, int32_t task) {
+    const fs_preparing *p = arg;
+    const fs_hidden *hidden = &p->pass->hidden;
+    const int64_t units = (hidden->dim + FS_PACK - 1) / FS_PACK, tasks = p->tasks;
+    for (int32_t a = task; a < p->pass->rows; a += p->tasks) prepare_row(p->pass, a);
+    if (p->pass->call->head->kind == FS_HEAD_WEIGHTS)
+        pass_kernel(p->pass)->pack(hidden, units * task / tasks * FS_PACK, units * (task + 1) / tasks * FS_PACK);
 }
+
+#define FS_PREPARED_ALONE (1 << 14) /* elements of H, some 10 us: less than it takes to wake a thread */
 
 void fs_pass_prepare(fs_pass *pass) {
+    const fs_cpu *cpu = pass->cpu;
+    const fs_head *head = pass->call->head;
+    const fs_batch *batch = pass->call->batch;
+    const int64_t packed = batch->hidden_stride,
+                  stride = packed ? packed : head->dim * dtype_bytes(batch->hidden_dtype);
+    atomic_init(pass->next, 0);
     if (pass->order) {
         const fs_deal deal = deal_of(pass);
         const fs_block_nodes of = {pass, &deal};
-        fs_nodes_deal(&pass->cpu->nodes, deal.turns, pass->cpu->tasks, node_of_block, &of, pass->order);
+        fs_nodes_deal(&cpu->nodes, deal.turns, cpu->tasks, node_of_block, &of, pass->order);
     }
-    pass->cpu->parallel_for(pass->cpu->parallel_user, pass->cpu->tasks, prepare_task, pass);
-    if (pass->call->head->kind == FS_HEAD_WEIGHTS)
-        pass->cpu->parallel_for(pass->cpu->parallel_user, pass->cpu->tasks, pack_task, pass);
+    for (int32_t a = 0; head->kind == FS_HEAD_WEIGHTS && a < pass->rows; a++)
+        pass->hidden.row[a] = (const char *)batch->hidden + pass->row[a] * stride;
+    const int64_t worth = 1 + pass->rows * head->dim / FS_PREPARED_ALONE;
+    fs_preparing preparing = {pass, worth < cpu->tasks ? (int32_t)worth : cpu->tasks};
+    fs_pass_parallel(cpu, preparing.tasks, prepare_task, &preparing);
 }
 
 /* ------------------------------------------------------------------------------------------------------- run ---- */
@@ -292,23 +324,51 @@ static void compute_block(const fs_pass *pass, fs_block block, float *logits, in
 
 #define FS_ROWS_AHEAD 3 /* a row of a block takes some 200 ns and more, a line from memory 100 to 300 */
 
-static void absorb_range(const fs_pass *pass, fs_block range, int32_t task) {
+/* The long way: logits are stored, and each row takes its own. */
+static void absorb_stored(const fs_pass *pass, fs_block block, int32_t task) {
     const int64_t columns = pass->block + 2 * FS_GRANULE;
+    const fs_heard nothing = {FS_KEY_NONE, NAN};
     float *logits = pass->logits + (int64_t)task * pass->rows * columns;
     fs_summary *summary = pass->summary + (int64_t)task * pass->rows;
+    compute_block(pass, block, logits, columns);
+    /* Each task begins with rows of its own, of which it can tell the others. */
+    const int32_t start = (int32_t)((int64_t)task * pass->rows / pass->cpu->tasks);
+    for (int32_t i = 0; i < pass->rows; i++) {
+        const int32_t a = (start + i) % pass->rows;
+        fs_rows_fetch(pass->call, &pass->lane[(a + FS_ROWS_AHEAD) % pass->rows], block);
+        const fs_heard heard = pass->sieve ? fs_sift_hear(pass, task, a) : nothing;
+        fs_rows_absorb(pass->call, pass->cpu->isa, &pass->lane[a], &pass->scratch[task], block, logits + a * columns,
+                       heard, &summary[a]);
+        if (pass->sieve) fs_sift_tell(pass, task, a);
+    }
+}
+
+#define FS_FREQUENT (2 * FS_NOISE_BLOCK) /* ids, the lowest, where half of a row's mass may lie */
+
+/* Whoever has the most frequent tokens looks at them before the rest of its block, and has told the others of them when those look at theirs. */
+static void absorb_block(const fs_pass *pass, fs_block block, int32_t task) {
+    if (pass->sieve && fs_sift_block(pass, task, block)) return;
+    if (pass->sieve && block.first == 0 && block.n > FS_FREQUENT) {
+        const fs_block low = {0, FS_FREQUENT};
+        absorb_stored(pass, low, task);
+        block.first += FS_FREQUENT;
+        block.n -= FS_FREQUENT;
+    }
+    absorb_stored(pass, block, task);
+}
+
+/* Tokens of a task's next block, at most. */
+static int64_t next_length(const fs_pass *pass, int32_t task) {
+    return pass->sieve ? fs_sift_length(pass, task) : pass->block;
+}
+
+static void absorb_range(const fs_pass *pass, fs_block range, int32_t task) {
     const int64_t end = range.first + range.n;
     for (int64_t first = range.first; first < end;) {
-        const int64_t length = pass->sieve ? fs_sift_length(pass, task) : pass->block;
-        int64_t next = first / FS_NOISE_BLOCK * FS_NOISE_BLOCK + length;
+        const int64_t next = first / FS_NOISE_BLOCK * FS_NOISE_BLOCK + next_length(pass, task);
         fs_block block = {first, (next < end ? next : end) - first};
+        absorb_block(pass, block, task);
         first = next;
-        if (pass->sieve && fs_sift_block(pass, task, block)) continue;
-        compute_block(pass, block, logits, columns);
-        for (int32_t a = 0; a < pass->rows; a++) {
-            if (a + FS_ROWS_AHEAD < pass->rows) fs_rows_fetch(pass->call, &pass->lane[a + FS_ROWS_AHEAD], block);
-            fs_rows_absorb(pass->call, pass->cpu->isa, &pass->lane[a], &pass->scratch[task], block,
-                           logits + a * columns, &summary[a]);
-        }
     }
 }
 
@@ -351,25 +411,27 @@ static void run_task(void *arg, int32_t task) {
     const fs_pass *pass = arg;
     const fs_deal deal = deal_of(pass);
     if (pass->sieve) fs_sift_open(pass, task);
-    for (int64_t turn = 0; turn <= deal.turns; turn++) {
+    for (int64_t turn = 0; !deal.open && turn <= deal.turns; turn++) {
         fs_block range = turn_range(pass, &deal, task, turn);
         if (pass->groups) absorb_groups(pass, range, task);
         else absorb_range(pass, range, task);
     }
+    for (fs_block block; deal.open && (block = take_ids(pass, &deal, next_length(pass, task))).n > 0;)
+        absorb_block(pass, block, task);
     if (pass->sieve) fs_sift_close(pass, task);
 }
 
-static void merge_task(void *arg, int32_t task) {
-    const fs_pass *pass = arg;
-    for (int32_t a = task; a < pass->rows; a += pass->cpu->tasks) {
-        for (int32_t t = 1; t < pass->cpu->tasks; t++)
-            summary_merge(&pass->call->ask, &pass->summary[a], &pass->summary[(int64_t)t * pass->rows + a],
-                          pass->lane[a].watches);
-        if (pass->groups) choose_group(pass, a);
-    }
+void fs_pass_run(fs_pass *pass) {
+    fs_pass_parallel(pass->cpu, pass->cpu->tasks, run_task, pass);
+    atomic_store(pass->next, 0);
 }
 
-void fs_pass_run(fs_pass *pass) {
-    pass->cpu->parallel_for(pass->cpu->parallel_user, pass->cpu->tasks, run_task, pass);
-    pass->cpu->parallel_for(pass->cpu->parallel_user, pass->cpu->tasks, merge_task, pass);
+int32_t fs_pass_merged(const fs_pass *pass) {
+    const int64_t a = atomic_fetch_add(pass->next, 1);
+    if (a >= pass->rows) return -1;
+    for (int32_t t = 1; t < pass->cpu->tasks; t++)
+        summary_merge(&pass->call->ask, &pass->summary[a], &pass->summary[(int64_t)t * pass->rows + a],
+                      pass->lane[a].watches);
+    if (pass->groups) choose_group(pass, (int32_t)a);
+    return (int32_t)a;
 }

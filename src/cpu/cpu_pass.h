@@ -11,6 +11,8 @@
 #include "cpu_arena.h"
 #include "cpu_nodes.h"
 
+#include <stdatomic.h>
+
 /* Where W lies, as it was when a head was first seen: the node of every `step`-th row. In the context, because calls do not allocate. */
 #define FS_PLACES 4096
 typedef struct fs_residence {
@@ -49,7 +51,9 @@ typedef struct fs_pass {
     fs_sieve *sieve;     /* [tasks], or NULL: blocks are not sifted */
     fs_told *told;       /* [rows], for sieves */
     fs_winner *spare;    /* [tasks, samples] for fs_finish_row */
-    int32_t *order;      /* [turns, tasks] blocks by the nodes they lie on (cpu_nodes.h), or NULL: in turn */
+    _Atomic int64_t
+        *next;      /* the first unit of the vocabulary that no task has taken (cpu_pass.c), then the first row */
+    int32_t *order; /* [turns, tasks] blocks by the nodes they lie on (cpu_nodes.h), or NULL: in turn */
 } fs_pass;
 
 /* Takes the pass's arrays from the arena (or only counts them, see cpu_arena.h). Returns 0 if they do not fit. */
@@ -67,7 +71,16 @@ static inline const fs_kernel *pass_kernel(const fs_pass *pass) {
 /* Fills what every block needs: hidden states, noise names, sorted lists; and empties the summaries. */
 void fs_pass_prepare(fs_pass *pass);
 
-/* Runs the pass. Afterwards summary[0 .. rows-1] holds the merged rows. */
+/* Runs the pass. Afterwards each (task, row) has its summary. */
 void fs_pass_run(fs_pass *pass);
+
+/* Merges the next row that no task has taken into summary[a], and returns a; or -1: there is none. */
+int32_t fs_pass_merged(const fs_pass *pass);
+
+/* Tasks on the context's threads, or the caller's; one alone needs neither. */
+static inline void fs_pass_parallel(const fs_cpu *cpu, int32_t tasks, void (*task)(void *arg, int32_t i), void *arg) {
+    if (tasks > 1) cpu->parallel_for(cpu->parallel_user, tasks, task, arg);
+    else task(arg, 0);
+}
 
 #endif

@@ -13,7 +13,8 @@ typedef struct fs_race {
     fs_noise noise;
     fs_winner *winner; /* [n], descending */
     int32_t n;         /* 1, or all samples without replacement */
-    double floor;      /* no token with l at or below this can win without a mark */
+    uint64_t told; /* a score key that another task has: who does not beat it need not be looked at; or FS_KEY_NONE */
+    double floor;  /* no token with l at or below this can win without a mark */
 } fs_race;
 
 /* No token with l at or below this beats a score without a mark. */
@@ -27,7 +28,8 @@ FS_CORE double floor_below(const fs_rules *rules, uint64_t key) {
 }
 
 FS_CORE void race_set_floor(fs_race *race) {
-    race->floor = floor_below(race->rules, race->winner[race->n - 1].key);
+    const uint64_t own = race->winner[race->n - 1].key;
+    race->floor = floor_below(race->rules, own > race->told ? own : race->told);
 }
 
 FS_CORE void race_offer(fs_race *race, uint32_t token, float x, float y, double noise) {

@@ -145,9 +145,10 @@ static void race_exact(fs_race *race, const fs_scan *scan, const float *x, const
     const float inverse = race->rules->inverse_temperature;
     const int greedy = race->rules->greedy;
     race_set_floor(race);
-    if (race->n == 1 && (race->winner[0].key == FS_KEY_NONE || most == INFINITY)) {
+    if (race->n == 1 && ((race->winner[0].key == FS_KEY_NONE && race->told == FS_KEY_NONE) || most == INFINITY)) {
         /* A first real score, so that the race below is sparse from its start; and the lowest id of +inf. */
         int64_t i = 0;
+        while (granule[i / FS_GRANULE] != most) i += FS_GRANULE;
         while (y[i] != most) i++;
         uint32_t token = (uint32_t)(base + i);
         race_offer(race, token, x[i], y[i], greedy ? 0.0 : noise_gumbel(race->noise, token));
@@ -188,38 +189,43 @@ static void reduce_mass(const fs_call *call, const fs_scan *scan, const fs_rules
     else scan->add_mass(y, granule, span, scale, mass);
 }
 
-double fs_rows_share(const fs_call *call, const fs_lane *lane, fs_block block) {
-    const double seen = (double)(block.first + block.n - call->head->first_token);
-    const double k = sqrt((double)call->head->rows / seen), odds = k * lane->nucleus / (1.0 - lane->nucleus);
-    return odds / (odds + 1.0);
+double fs_rows_share(const fs_call *call, const fs_lane *lane, fs_block block, int64_t ids, const fs_mass *mass,
+                     double log_mass) {
+    const double seen = (double)(block.first + block.n - call->head->first_token), all = (double)call->head->rows;
+    const double k = sqrt(all / seen), odds = k * lane->nucleus / (1.0 - lane->nucleus);
+    const double times = exp(fmin(log_mass - mass_log(mass), 100.0)); /* of its own mass */
+    const double dropped = fmax(1.0 / (odds + 1.0), 0.5 * (1.0 - lane->nucleus) * times * ((double)ids / all));
+    return fmax(1.0 - dropped, 0.0);
 }
 
 /* An empty list begins with a bound: for a nucleus by the block's masses, else by how many it keeps. */
-static void start_list(const fs_scan *scan, const fs_lane *lane, const fs_rules *rules, double share, const float *y,
-                       const float *granule, float most, int64_t span, fs_list *list) {
+static void start_list(const fs_scan *scan, const fs_lane *lane, const fs_rules *rules, double share, int32_t least,
+                       const float *y, const float *granule, float most, int64_t span, fs_list *list) {
     const float scale = rules->inverse_temperature;
     const int64_t n = span < FS_WEIGHED_MOST ? span : FS_WEIGHED_MOST;
     if (!(lane->nucleus > 0.0)) fs_lists_start(list, granule, span / FS_GRANULE, list->keep, INFINITY);
     else if (fabsf(most * scale) <= FS_ROUGH_MOST)
-        fs_lists_start(list, granule, span / FS_GRANULE, FS_NARROWEST * 3 / 4,
+        fs_lists_start(list, granule, span / FS_GRANULE, least,
                        scan->floor_of(y, most, n, scale, (float)(1.0 - share)));
 }
 
 static void reduce_list(const fs_call *call, const fs_scan *scan, const fs_lane *lane, const fs_rules *rules,
-                        fs_block block, const float *y, const float *granule, float most, fs_summary *summary) {
+                        fs_block block, const float *y, const float *granule, float most, double log_mass,
+                        fs_summary *summary) {
     fs_list *list = &summary->list;
     const int64_t span = block_span(block), base = block.first - block_lead(block);
     const int is_nucleus = lane->nucleus > 0.0, first = !list->count;
-    const double share = is_nucleus ? fs_rows_share(call, lane, block) : 0.0;
-    if (first) start_list(scan, lane, rules, share, y, granule, most, span, list);
+    const double share = is_nucleus ? fs_rows_share(call, lane, block, block.n, &summary->mass, log_mass) : 0.0;
+    const int32_t least = log_mass == log_mass ? FS_NARROWEST / 4 : FS_NARROWEST * 3 / 4;
+    if (first && list->bound == FS_KEY_NONE) start_list(scan, lane, rules, share, least, y, granule, most, span, list);
     fs_lists_offer(list, scan, y, granule, base, span / FS_GRANULE);
-    if (is_nucleus && first && list->bound != FS_KEY_NONE) fs_lists_wait(list);
+    if (is_nucleus && first) fs_lists_wait(list);
     else if (is_nucleus && list->count >= list->due)
         fs_lists_narrow(list, scan, rules->inverse_temperature, &summary->mass, share);
 }
 
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
-                    fs_block block, float *x, fs_summary *summary) {
+                    fs_block block, float *x, fs_heard heard, fs_summary *summary) {
     const fs_ask *ask = &call->ask;
     const fs_batch *batch = call->batch;
     const fs_rules *rules = &call->rules[lane->b];
@@ -256,12 +262,13 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
 
     reduce_mass(call, isa->scan, rules, y, scratch->granule, most, span, &summary->mass);
     if (lane->listed && summary->list.raw) fs_lists_offer_each(&summary->list, y, x, base, span);
-    else if (lane->listed) reduce_list(call, isa->scan, lane, rules, block, y, scratch->granule, most, summary);
+    else if (lane->listed)
+        reduce_list(call, isa->scan, lane, rules, block, y, scratch->granule, most, heard.log_mass, summary);
     /* Lists are by y, which raw logits may be asked of; what l makes -inf of them core/finish.c leaves out. Races are by l. */
     if (!(most * rules->inverse_temperature > -INFINITY)) return;
     const int32_t draws = ask->ordered && ask->samples ? 1 : ask->samples;
     for (int32_t i = 0; i < draws; i++) {
-        fs_race race = {rules, lane->noise[i], &summary->winner[i], ask->ordered ? ask->samples : 1, 0.0};
+        fs_race race = {rules, lane->noise[i], &summary->winner[i], ask->ordered ? ask->samples : 1, heard.best, 0.0};
         if (batch->noise == FS_NOISE_FAST && !rules->greedy) race_fast(&race, x, y, base, span);
         else race_exact(&race, isa->scan, x, y, scratch->granule, most, base, span);
     }

@@ -46,9 +46,15 @@ FS_CORE int64_t block_span(fs_block block) {
 /* Asks memory for what absorbing a block will find far away: the row's bits of a mask, a line for 512 tokens. */
 void fs_rows_fetch(const fs_call *call, const fs_lane *lane, fs_block block);
 
+/* What a task has heard from others about a row. */
+typedef struct fs_heard {
+    uint64_t best;   /* a score key, see fs_race; or FS_KEY_NONE */
+    double log_mass; /* of a task's mass, the largest; NaN: unknown */
+} fs_heard;
+
 /* Absorbs one block of a row's dot products (or stored logits) into its summary. x [block_span] is overwritten. */
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
-                    fs_block block, float *x, fs_summary *summary);
+                    fs_block block, float *x, fs_heard heard, fs_summary *summary);
 
 /* The bits of row b's allowed tokens, or NULL. */
 const uint32_t *fs_rows_allowed(const fs_call *call, int64_t b);
@@ -57,10 +63,15 @@ FS_CORE int bit_of(const uint32_t *words, int64_t id) {
     return (int)(words[id >> 5] >> (id & 31) & 1);
 }
 
-/* The share of the mass so far that a list must have for its nucleus, as far as it can be told after this block. A token is dropped if all
- * that are no larger have, in proportion of the ids to come, less than a share of 1 - nucleus of the mass: with a share m of the
- * ids so far above it and k times as many ids in all, (1 - m) k <= (1 - nucleus) (m + (1 - m) k). This is a guess, and the cut is
- * proven or not in the end all the same. */
-double fs_rows_share(const fs_call *call, const fs_lane *lane, fs_block block);
+/* The share of a task's mass that its list must have for the row's nucleus, as far as it can be told after this block, of `ids` that the task has
+ * had. Two guesses; the cut is proven or not in the end all the same.
+ *
+ * By its own mass: a token is dropped if all that are no larger have, in proportion of the ids to come, less than a share of 1 - nucleus of
+ * the mass: with a share m of the ids so far above it and k times as many ids in all, (1 - m) k <= (1 - nucleus) (m + (1 - m) k).
+ *
+ * By another task's, if that is known to be large (NaN: unknown), as of who has met the frequent tokens: of what a nucleus leaves out of
+ * it, each id may drop its part, and half of that is. */
+double fs_rows_share(const fs_call *call, const fs_lane *lane, fs_block block, int64_t ids, const fs_mass *mass,
+                     double log_mass);
 
 #endif

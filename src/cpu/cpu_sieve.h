@@ -18,8 +18,9 @@
 #include <stdatomic.h>
 
 #define FS_SIEVE_LANES 16
-#define FS_SIEVE_SUMS 64   /* of a token, side by side: as many rows */
-#define FS_SIEVE_FOUND 128 /* tokens a row, on average, at most; 1 to 4 are usual, 80 of flat logits */
+#define FS_SIEVE_SUMS 64 /* of a token, side by side: as many rows */
+#define FS_SIEVE_FOUND                                                                                                 \
+    256 /* tokens a row, on average, at most; 1 to 4 are usual, 80 of flat logits, 140 of the second block of nuclei */
 
 typedef struct fs_found {
     float y;
@@ -30,7 +31,8 @@ typedef struct fs_found {
 /* What the tasks of a call tell each other about a row. */
 typedef struct fs_told {
     _Atomic uint64_t best;  /* score key: nothing that does not beat it needs to be found */
-    _Atomic uint64_t bound; /* of its list, where a rank decides: some task has as many entries above it as it keeps */
+    _Atomic uint64_t bound; /* of its list: what is not above it is in no list that is asked for */
+    _Atomic uint64_t mass;  /* ordered_float of the log of a task's mass, the largest */
 } fs_told;
 
 /* Arrays are of the rows of a pass, up to a whole FS_SIEVE_LANES; lanes without a row find nothing. */
@@ -54,6 +56,7 @@ typedef struct fs_sieve {
     fs_told *told;         /* [rows of the pass] */
     int32_t aside;         /* tiles are looked at between the products of the next one (fs_isa) */
     int32_t begun;         /* a block has been tried */
+    int64_t taken;         /* tokens of this task so far */
     int32_t noisy;         /* some row has noise */
     int32_t armed;         /* floors are those of the rows' summaries */
     int32_t failed;        /* the block has to go the long way */

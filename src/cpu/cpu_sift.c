@@ -69,11 +69,13 @@ void fs_sift_layout(fs_pass *pass, fs_arena *arena) {
 void fs_sift_forget(const fs_pass *pass, int32_t a) {
     atomic_init(&pass->told[a].best, FS_KEY_NONE);
     atomic_init(&pass->told[a].bound, FS_KEY_NONE);
+    atomic_init(&pass->told[a].mass, 0);
 }
 
 /* Lanes without a row find nothing. */
 void fs_sift_open(const fs_pass *pass, int32_t task) {
     fs_sieve *sieve = &pass->sieve[task];
+    sieve->taken = 0;
     sieve->begun = sieve->noisy = sieve->armed = sieve->pause = sieve->paused = 0;
     for (int32_t a = 0; a < pass->rows; a++) sieve->noisy |= !pass->call->rules[pass->lane[a].b].greedy;
     for (int32_t a = 0; a < lanes_of(pass); a++) {
@@ -95,14 +97,19 @@ typedef struct sifted_row {
     const fs_rules *rules;
     fs_summary *summary;
     fs_sieve *sieve;
+    const fs_scan *scan;
     int32_t a; /* its place in the pass */
 } sifted_row;
 
 static sifted_row row_at(const fs_pass *pass, int32_t task, int32_t a) {
     const fs_lane *lane = &pass->lane[a];
-    sifted_row r = {
-        pass->call,         lane, &pass->call->rules[lane->b], &pass->summary[(int64_t)task * pass->rows + a],
-        &pass->sieve[task], a};
+    sifted_row r = {pass->call,
+                    lane,
+                    &pass->call->rules[lane->b],
+                    &pass->summary[(int64_t)task * pass->rows + a],
+                    &pass->sieve[task],
+                    pass->cpu->isa->scan,
+                    a};
     return r;
 }
 
@@ -133,31 +140,66 @@ static void tell(uint64_t key, _Atomic uint64_t *told) {
     }
 }
 
-/* Whether a list's bound can be told: the cut is a rank that every such list proves. Others would make it a matter of timing which rows take a second
- * pass, and bounds of a nucleus are guesses about one task's mass. */
-static int is_by_rank(const sifted_row *r) {
+/* Whether a list's bound can be told: the cut is a rank that every such list proves; or a nucleus, whose bounds are guesses, of which the
+ * highest is that of the merged list whoever hears of it. */
+static int is_for_all(const sifted_row *r) {
     const int32_t top_k = r->rules->top_k;
-    return r->lane->listed && top_k > 0 && top_k <= r->summary->list.keep && !(r->call->batch->flags & FS_KEEP_TIES);
+    if (!r->lane->listed || r->call->batch->flags & FS_KEEP_TIES) return 0;
+    return r->lane->nucleus > 0.0 || (top_k > 0 && top_k <= r->summary->list.keep);
 }
 
 /* A task that hears of a bound may be at lower ids than who tells it, and floors know logits alone: so it is told below all tokens of its
  * logit, unless it is above them all. */
 static void tell_bound(const sifted_row *r) {
     const uint64_t bound = r->summary->list.bound;
-    if (bound == FS_KEY_NONE || !is_by_rank(r)) return;
+    if (bound == FS_KEY_NONE || !is_for_all(r)) return;
     tell((uint32_t)bound == UINT32_MAX ? bound : (bound >> 32 << 32) - 1, &r->sieve->told[r->a].bound);
 }
 
-/* What other tasks have told. */
+/* The log of the largest mass that a task has of a row with a nucleus; NaN: nobody has told. */
+static void tell_mass(const sifted_row *r) {
+    if (r->lane->nucleus > 0.0) tell(ordered_float((float)mass_log(&r->summary->mass)), &r->sieve->told[r->a].mass);
+}
+
+static double told_mass(const sifted_row *r) {
+    const uint64_t mass = atomic_load_explicit(&r->sieve->told[r->a].mass, memory_order_relaxed);
+    return mass ? (double)order_key_logit(mass << 32) : (double)NAN;
+}
+
+/* Entries below a bound that was heard of are in vain; fewer than this may stay. */
+#define FS_IN_VAIN 128
+
+/* What other tasks have told about the row's list. 0: nothing new. */
+static int hear_bound(const sifted_row *r) {
+    const uint64_t bound = atomic_load_explicit(&r->sieve->told[r->a].bound, memory_order_relaxed);
+    fs_list *list = &r->summary->list;
+    if (bound <= list->bound || !is_for_all(r)) return 0;
+    list->bound = bound;
+    if (list->count > FS_IN_VAIN) list->count = r->scan->keep_above(list->key, list->count, bound);
+    return 1;
+}
+
+/* What they have told. */
 static void hear(const sifted_row *r) {
-    const fs_told *told = &r->sieve->told[r->a];
-    const uint64_t best = atomic_load_explicit(&told->best, memory_order_relaxed);
-    const uint64_t bound = atomic_load_explicit(&told->bound, memory_order_relaxed);
-    const int raised = bound > r->summary->list.bound && is_by_rank(r);
+    const uint64_t best = atomic_load_explicit(&r->sieve->told[r->a].best, memory_order_relaxed);
+    const int raised = hear_bound(r);
     if (best <= r->sieve->best[r->a] && !raised) return;
     if (best > r->sieve->best[r->a]) set_best(r, best);
-    if (raised) r->summary->list.bound = bound;
     set_floor(r);
+}
+
+fs_heard fs_sift_hear(const fs_pass *pass, int32_t task, int32_t a) {
+    const sifted_row r = row_at(pass, task, a);
+    const fs_heard heard = {atomic_load_explicit(&r.sieve->told[a].best, memory_order_relaxed), told_mass(&r)};
+    hear_bound(&r);
+    return heard;
+}
+
+void fs_sift_tell(const fs_pass *pass, int32_t task, int32_t a) {
+    const sifted_row r = row_at(pass, task, a);
+    tell(r.summary->winner[0].key, &r.sieve->told[a].best);
+    tell_bound(&r);
+    tell_mass(&r);
 }
 
 /* Says what is to be found. 0 if the row is not ready for that, and blocks have to go the long way. A row with a mask is after a block: if it has no
@@ -168,8 +210,6 @@ static int arm(const sifted_row *r, int first) {
     if (!(inverse > 1e-20f && inverse < 1e20f)) return 0;
     if (sieve->allow[r->a] && r->rules->log_min_p > -INFINITY) return 0; /* it needs the largest allowed logit */
     if (sieve->per && !(fabsf(most * inverse) <= 0.5f * FS_ROUGH_MOST)) return 0;
-    tell(r->summary->winner[0].key, &sieve->told[r->a].best);
-    tell_bound(r);
     set_best(r, r->summary->winner[0].key);
     set_floor(r);
     hear(r);
@@ -195,7 +235,8 @@ static int arm(const sifted_row *r, int first) {
  * is less than its score, which its mark has found too if it can win. */
 static void settle_race(const sifted_row *r, const fs_found *found, uint32_t token) {
     fs_winner *winner = &r->summary->winner[0];
-    fs_race race = {r->rules, r->lane->noise[0], winner, 1, floor_below(r->rules, r->sieve->best[r->a])};
+    fs_race race = {r->rules, r->lane->noise[0], winner, 1, r->sieve->best[r->a], 0.0};
+    race_set_floor(&race);
     const double l = (double)(found->y * r->rules->inverse_temperature);
     const double most = found->prefix < 0 ? l : l - FS_NOISE_G + (double)noise_ceiling((uint32_t)found->prefix);
     if (!(most > race.floor)) return;
@@ -219,14 +260,16 @@ static void settle(const sifted_row *r, const fs_found *found) {
 }
 
 /* After a block of a sieve with masses. */
-static void weigh(const sifted_row *r, const fs_scan *scan, fs_block block) {
+static void weigh(const sifted_row *r, fs_block block) {
     fs_list *list = &r->summary->list;
     float *mass = &r->sieve->mass[r->a];
     if (*mass > 0x1p-60f) mass_add(&r->summary->mass, *mass, r->sieve->unit[r->a]);
     *mass = 0.0f;
     if (!(r->lane->nucleus > 0.0) || list->count < list->due) return;
-    fs_lists_narrow(list, scan, r->rules->inverse_temperature, &r->summary->mass,
-                    fs_rows_share(r->call, r->lane, block));
+    tell_mass(r);
+    const double share = fs_rows_share(r->call, r->lane, block, r->sieve->taken, &r->summary->mass, told_mass(r));
+    fs_lists_narrow(list, r->scan, r->rules->inverse_temperature, &r->summary->mass, share);
+    tell_bound(r);
     set_floor(r);
 }
 
@@ -246,6 +289,7 @@ int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block) {
     fs_sieve *sieve = &pass->sieve[task];
     const int first = !sieve->begun;
     sieve->begun = 1;
+    sieve->taken += block.n;
     if (block.first % FS_NOISE_BLOCK || (sieve->paused && sieve->paused--)) return sieve->armed = 0;
     for (int32_t a = 0; a < pass->rows; a++) {
         const sifted_row r = row_at(pass, task, a);
@@ -270,7 +314,7 @@ int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block) {
     }
     for (int32_t a = 0; sieve->per && a < pass->rows; a++) {
         const sifted_row r = row_at(pass, task, a);
-        weigh(&r, pass->cpu->isa->scan, block);
+        weigh(&r, block);
     }
     return 1;
 }

@@ -22,6 +22,11 @@ int64_t fs_sift_length(const fs_pass *pass, int32_t task);
  * taken then. */
 int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block);
 
+/* Before and after row a takes a block the long way: what other tasks have told of it (the bound of its list too, which is set), and what this
+ * one has to tell them. */
+fs_heard fs_sift_hear(const fs_pass *pass, int32_t task, int32_t a);
+void fs_sift_tell(const fs_pass *pass, int32_t task, int32_t a);
+
 /* After a task's last block. */
 void fs_sift_close(const fs_pass *pass, int32_t task);
 

@@ -5,25 +5,29 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-/* How often a thread looks for the next job, or for the end of this one, before it sleeps: a call is several jobs in a row, most of them short,
- * and waking a thread takes longer than they do. Some 17 us on Emerald Rapids, and none at all where threads outnumber cores. */
+/* How often a thread looks for the next job, or for the end of this one, before it sleeps: waking it takes longer than most jobs. Some 17 us
+ * on Emerald Rapids, and 20 times that inside a call, which is several jobs; not at all where threads outnumber cores. Longer, and
+ * whoever has the cores after a call is held up (docs/findings/whoever-is-free.md). */
 #define FS_LOOKS 400
+#define FS_LOOKS_INSIDE 8000
 
 struct fs_threads {
     pthread_mutex_t mutex; /* of those who sleep */
     pthread_cond_t wake, done;
     pthread_t *worker;
-    int32_t threads, workers, looks;
+    int32_t threads, workers, looks_at_all;
+    atomic_int looks;
     const fs_nodes *nodes;
     int32_t homes;    /* nodes whose tasks are told apart, at least 1 */
     atomic_int bound; /* workers that have a node */
-    /* The job: written while nobody is busy, read behind a new generation. */
+    /* The job: read by those who have taken a task of it, and written when all of them have ended. Nobody waits for a worker that took none: on
+     * a machine that others use too, some thread is always late. */
     void (*task)(void *arg, int32_t i);
     void *arg;
-    atomic_ullong generation;
     int32_t end[FS_NODES];     /* a node's tasks are those below, behind the node's before */
-    atomic_int next[FS_NODES]; /* the next of them */
-    atomic_int busy;           /* workers that have not ended this job */
+    atomic_int left[FS_NODES]; /* tasks of it that nobody has taken */
+    atomic_int open;           /* tasks that have not ended */
+    atomic_ullong generation;
     atomic_int asleep, waiting, stop;
 };
 
@@ -37,19 +41,33 @@ static void look_away(int32_t i) {
 #endif
 }
 
-/* Its own node's tasks, then what others have left. */
-static void work(fs_threads *pool, int32_t home) {
-    for (int32_t k = 0; k < pool->homes; k++) {
-        const int32_t n = (home + k) % pool->homes;
-        for (int32_t i; (i = atomic_fetch_add(&pool->next[n], 1)) < pool->end[n];) pool->task(pool->arg, i);
+/* One task of node n, if there is any left; of a later job than the one whose number was seen here, if that has begun meanwhile. */
+static int take(fs_threads *pool, int32_t n, int32_t *i) {
+    int left = atomic_load(&pool->left[n]);
+    while (left && !atomic_compare_exchange_weak(&pool->left[n], &left, left - 1)) {
     }
+    if (left) *i = pool->end[n] - left;
+    return left > 0;
+}
+
+/* Its own node's tasks, then what others have left. Who ends the last one wakes who waits for that. */
+static void work(fs_threads *pool, int32_t home) {
+    for (int32_t k = 0; k < pool->homes; k++)
+        for (int32_t i; take(pool, (home + k) % pool->homes, &i);) {
+            pool->task(pool->arg, i);
+            if (atomic_fetch_sub(&pool->open, 1) > 1 || !atomic_load(&pool->waiting)) continue;
+            pthread_mutex_lock(&pool->mutex);
+            pthread_cond_signal(&pool->done);
+            pthread_mutex_unlock(&pool->mutex);
+        }
 }
 
 /* The generation after `seen`. Who gives it out looks for sleepers afterwards, and a sleeper looks for it once it is counted: one of them
  * sees the other. */
 static unsigned long long next_generation(fs_threads *pool, unsigned long long seen) {
     unsigned long long now = atomic_load(&pool->generation);
-    for (int32_t i = 0; i < pool->looks && now == seen; i++, now = atomic_load(&pool->generation)) look_away(i);
+    for (int32_t i = 0; i < atomic_load(&pool->looks) && now == seen; i++, now = atomic_load(&pool->generation))
+        look_away(i);
     if (now != seen) return now;
     pthread_mutex_lock(&pool->mutex);
     atomic_fetch_add(&pool->asleep, 1);
@@ -67,14 +85,14 @@ static void start_generation(fs_threads *pool) {
     pthread_mutex_unlock(&pool->mutex);
 }
 
-/* As above: who waits says so and looks, the last worker ends and looks. */
-static void wait_for_workers(fs_threads *pool) {
-    for (int32_t i = 0; i < pool->looks && atomic_load(&pool->busy); i++) look_away(i);
-    if (!atomic_load(&pool->busy)) return;
+/* As above: who waits says so and looks, who ends the last task ends it and looks. */
+static void wait_for_tasks(fs_threads *pool) {
+    for (int32_t i = 0; i < atomic_load(&pool->looks) && atomic_load(&pool->open); i++) look_away(i);
+    if (!atomic_load(&pool->open)) return;
     pthread_mutex_lock(&pool->mutex);
-    /* Not by a store: under qemu-user 7.2 on x86-64 the load behind it may pass it, and the last worker is missed. */
+    /* Not by a store: under qemu-user 7.2 on x86-64 the load behind it may pass it, and the last task is missed. */
     atomic_exchange(&pool->waiting, 1);
-    while (atomic_load(&pool->busy)) pthread_cond_wait(&pool->done, &pool->mutex);
+    while (atomic_load(&pool->open)) pthread_cond_wait(&pool->done, &pool->mutex);
     atomic_store(&pool->waiting, 0);
     pthread_mutex_unlock(&pool->mutex);
 }
@@ -90,10 +108,6 @@ static void *worker_main(void *arg) {
         seen = next_generation(pool, seen);
         if (atomic_load(&pool->stop)) return NULL;
         work(pool, home);
-        if (atomic_fetch_sub(&pool->busy, 1) > 1 || !atomic_load(&pool->waiting)) continue;
-        pthread_mutex_lock(&pool->mutex);
-        pthread_cond_signal(&pool->done);
-        pthread_mutex_unlock(&pool->mutex);
     }
 }
 
@@ -104,12 +118,17 @@ int32_t fs_threads_available(void) {
     return n > 0 ? n : 1;
 }
 
+void fs_threads_stay(fs_threads *pool, int stay) {
+    if (pool && pool->looks_at_all) atomic_store(&pool->looks, stay ? FS_LOOKS_INSIDE : FS_LOOKS);
+}
+
 fs_threads *fs_threads_start(fs_context *context, int32_t threads, const fs_nodes *nodes) {
     fs_threads *pool = fs_context_alloc(context, sizeof *pool, "the thread pool");
     if (!pool) return NULL;
     memset(pool, 0, sizeof *pool);
     pool->threads = threads;
-    pool->looks = threads <= fs_threads_available() ? FS_LOOKS : 0;
+    pool->looks_at_all = threads <= fs_threads_available();
+    fs_threads_stay(pool, 0);
     pool->nodes = nodes;
     pool->homes = nodes->count > 1 ? nodes->count : 1;
     pthread_mutex_init(&pool->mutex, NULL);
@@ -150,14 +169,14 @@ void fs_threads_run(void *user, int32_t count, void (*task)(void *arg, int32_t i
     fs_threads *pool = user;
     pool->task = task;
     pool->arg = arg;
+    atomic_store(&pool->open, count);
     for (int32_t n = 0, i = 0; n < pool->homes; n++) {
-        atomic_store(&pool->next[n], i);
+        const int32_t first = i;
         while (i < count && (pool->homes == 1 || fs_nodes_home(pool->nodes, i, count) == n)) i++;
         pool->end[n] = i;
+        atomic_store(&pool->left[n], i - first);
     }
-    atomic_store(&pool->busy, pool->workers);
     start_generation(pool);
     work(pool, pool->homes > 1 ? fs_nodes_here(pool->nodes) : 0);
-    /* One may still be inside its last task, and must have left work() before `next` is reset. */
-    wait_for_workers(pool);
+    wait_for_tasks(pool);
 }
