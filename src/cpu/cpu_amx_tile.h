@@ -265,6 +265,41 @@ FS_INLINE void sift_marks(const calling *c, int plain, fs_sieve *sieve, int32_t 
     for (uint32_t r = walks; r; r &= r - 1) sift_walk(c, plain, sieve, first, __builtin_ctz(r), sum, from, n, w);
 }
 
+/* Exact masses of n tokens of a noise block, whose sums are from `sum` on, for the rows of a panel. */
+static __attribute__((noinline)) void weigh_rows(const calling *c, int plain, fs_sieve *sieve, const fs_weighing *w,
+                                                 int32_t panel, const float *sum, int32_t n) {
+    const int32_t first = panel * FS_TILE, left = c->hidden->rows - first;
+    const __mmask16 rows = (__mmask16)(left < FS_TILE ? (1u << left) - 1 : 0xFFFF);
+    const __m512 scale = _mm512_loadu_ps(w->scale + first), none = _mm512_set1_ps(-INFINITY);
+    uint32_t *limb = w->limb + first * 3;
+    for (int32_t g = 0; g < n; g += FS_GRANULE) {
+        __m512 l[FS_GRANULE], most;
+        for (int32_t i = 0; i < FS_GRANULE; i++) {
+            const int32_t at = g + i < n ? g + i : g;
+            const __m512 x = logits_of(c, plain, first, sum + at * FS_SUMS, c->lift + at);
+            l[i] = g + i < n ? _mm512_mul_ps(x, scale) : none;
+        }
+        const wide_term term = sum_granule(l, &most);
+        /* Farther out fs_exp is not what it is here. */
+        if (_mm512_mask_cmp_ps_mask(rows, _mm512_abs_ps(most), _mm512_set1_ps(FS_EXP_EXACT), _CMP_NLE_UQ))
+            sieve->failed = 1;
+        wide_mass wide = {
+            {_mm512_loadu_si512(limb), _mm512_loadu_si512(limb + FS_TILE), _mm512_loadu_si512(limb + 2 * FS_TILE)},
+            _mm512_loadu_si512(w->top + first)};
+        const uint32_t over = wide_over(&wide, &term) & rows;
+        if (over) {
+            int32_t low[FS_TILE];
+            _mm512_storeu_si512(low, term.low);
+            for (uint32_t r = over; r; r &= r - 1)
+                weighing_raise(w, first + __builtin_ctz(r), limb_of(low[__builtin_ctz(r)]));
+            for (int j = 0; j < 3; j++) wide.limb[j] = _mm512_loadu_si512(limb + j * FS_TILE);
+            wide.top = _mm512_loadu_si512(w->top + first);
+        }
+        wide_add(&wide, &term);
+        for (int j = 0; j < 3; j++) _mm512_storeu_si512(limb + j * FS_TILE, wide.limb[j]);
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------- the tile ---- */
 
 /* Steps that are summed from zero. A large sum rounds products of small parts away; so where there are such, as few blocks as there can be,
@@ -285,8 +320,12 @@ FS_INLINE void store_group(const calling *c, int plain, int32_t p, int32_t panel
 /* The marks of the noise block that ends `done` tokens behind place `from`, where all its sums are there. */
 FS_INLINE void sift_group(const calling *c, int plain, fs_sieve *sieve, int32_t p, int32_t panels, int32_t from,
                           int32_t done) {
-    for (int32_t j = 0; j < panels; j++)
-        sift_marks(c, plain, sieve, p + j, sums_at(c, sieve, p, from) + j * FS_TILE, from, done);
+    for (int32_t j = 0; j < panels; j++) {
+        const float *sum = sums_at(c, sieve, p, from) + j * FS_TILE;
+        sift_marks(c, plain, sieve, p + j, sum, from, done);
+        for (int i = 0; i < 2; i++)
+            if (sieve->exact[i].mass) weigh_rows(c, plain, sieve, &sieve->exact[i], p + j, sum, done);
+    }
 }
 
 FS_INLINE void sift_rest(sifting *s) {

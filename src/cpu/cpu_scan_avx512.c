@@ -77,34 +77,7 @@ static fs_survey scan_survey(const uint32_t *allow, int64_t base, float *y, int6
     return survey;
 }
 
-/* exp_split of mass.h, sixteen at once and bit for bit, of |l| <= FS_EXP_EXACT: the same operations in the same order, fused only where
- * that is exact, so that one instruction rounds what two round. The exponent stays in the last bits of *shifted. */
-static inline __m512 split_exp(__m512 l, __m512i *shifted) {
-    const __m512 magic = _mm512_set1_ps(12582912.0f);
-    __m512 sum = _mm512_add_ps(_mm512_mul_ps(l, _mm512_set1_ps(1.44269504f)), magic);
-    __m512 n = _mm512_sub_ps(sum, magic);
-    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.6875f), l);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.005645751953125f), r);
-    r = _mm512_sub_ps(r, _mm512_mul_ps(n, _mm512_set1_ps(1.42860682e-06f)));
-    static const float c[] = {1.38888889e-03f, 8.33333333e-03f, 4.16666667e-02f, 1.66666667e-01f, 0.5f, 1.0f, 1.0f};
-    __m512 p = _mm512_set1_ps(1.98412698e-04f);
-    for (int i = 0; i < 7; i++) p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(c[i]));
-    *shifted = _mm512_castps_si512(sum);
-    return p;
-}
-
-/* A mass with room for the granules of one call: lane i of limb j counts for limb j of the mass, all of whose additions are exact. */
-typedef struct wide_mass {
-    __m512i limb[3];
-    int32_t top;
-} wide_mass;
-
-static inline void wide_empty(wide_mass *wide, int32_t top) {
-    for (int j = 0; j < 3; j++) wide->limb[j] = _mm512_setzero_si512();
-    wide->top = top;
-}
-
-/* Empties it into a mass, whose top limb becomes `top`. */
+/* Empties lanes of one row into its mass, whose top limb becomes `top`. */
 static void wide_flush(wide_mass *wide, int32_t top, fs_mass *mass) {
     for (int j = 0; j < 3; j++) {
         __m512i low = _mm512_cvtepu32_epi64(_mm512_castsi512_si256(wide->limb[j]));
@@ -112,34 +85,11 @@ static void wide_flush(wide_mass *wide, int32_t top, fs_mass *mass) {
         mass->limb[j] += (uint64_t)_mm512_reduce_add_epi64(_mm512_add_epi64(low, high));
     }
     mass_raise(mass, top);
-    wide_empty(wide, top);
-}
-
-/* mass_add of sixteen sums: the bits of a mantissa that fall into each limb, by shifts, which give 0 for whatever is out of reach. */
-static inline void wide_add(wide_mass *wide, __m512 sum, __m512i exponent, fs_mass *mass) {
-    const __m512i bits = _mm512_castps_si512(sum), whole = _mm512_set1_epi32(0xFFFFFF);
-    const __mmask16 some = _mm512_cmp_ps_mask(sum, _mm512_setzero_ps(), _CMP_GT_OQ);
-    const __m512i hidden = _mm512_set1_epi32(0x800000);
-    const __m512i mantissa = _mm512_maskz_or_epi32(some, hidden, _mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFF)));
-    /* Weight of the mantissa's last bit. Its first bit, 23 above, lies in or below the top limb. */
-    const __m512i low =
-        _mm512_add_epi32(exponent, _mm512_sub_epi32(_mm512_srli_epi32(bits, 23), _mm512_set1_epi32(150)));
-    if (_mm512_mask_cmpgt_epi32_mask(some, low, _mm512_set1_epi32(24 * wide->top))) {
-        const int32_t most = _mm512_mask_reduce_max_epi32(some, low) + 23;
-        wide_flush(wide, (most + 24 * 32768) / 24 - 32768, mass);
-    }
-    __m512i left = _mm512_sub_epi32(low, _mm512_set1_epi32(24 * wide->top));
-    for (int j = 0; j < 3; j++) {
-        __m512i right = _mm512_sub_epi32(_mm512_setzero_si512(), left);
-        __m512i part = _mm512_or_si512(_mm512_sllv_epi32(mantissa, left), _mm512_srlv_epi32(mantissa, right));
-        wide->limb[j] = _mm512_add_epi32(wide->limb[j], _mm512_and_si512(part, whole));
-        left = _mm512_add_epi32(left, _mm512_set1_epi32(24));
-    }
+    *wide = wide_empty(_mm512_set1_epi32(24 * top));
 }
 
 /* Sixteen granules. The largest exponent of a granule is that of its largest logit, because every step to it is monotonic. */
 static inline void add_sixteen(const float *y, __m512 max, __m512 times, wide_mass *wide, fs_mass *mass) {
-    const __m512i zero = _mm512_set1_epi32(0x4B400000); /* the exponent 0 */
     __m512i top, shifted;
     __m512 t[16];
     int32_t most[16];
@@ -148,13 +98,12 @@ static inline void add_sixteen(const float *y, __m512 max, __m512 times, wide_ma
     _mm512_storeu_si512(most, top);
     for (int i = 0; i < 16; i++) {
         __m512 l = _mm512_mul_ps(_mm512_loadu_ps(y + i * FS_GRANULE), times);
-        __m512i fraction = _mm512_castps_si512(split_exp(l, &shifted));
-        /* Without a sign: whatever lies below the reach of split_exp, -inf too, is far from the largest exponent. */
-        __m512i down = _mm512_sub_epi32(_mm512_set1_epi32(most[i]), shifted);
-        __mmask16 counts = _mm512_cmple_epu32_mask(down, _mm512_set1_epi32(60));
-        t[i] = _mm512_castsi512_ps(_mm512_maskz_sub_epi32(counts, fraction, _mm512_slli_epi32(down, 23)));
+        const __m512 fraction = split_exp(l, &shifted);
+        t[i] = scale_down(fraction, _mm512_sub_epi32(_mm512_set1_epi32(most[i]), shifted));
     }
-    wide_add(wide, sum_of_sixteen(t), _mm512_sub_epi32(top, zero), mass);
+    const wide_term term = wide_term_of(sum_of_sixteen(t), top);
+    if (wide_over(wide, &term)) wide_flush(wide, limb_of(_mm512_mask_reduce_max_epi32(term.some, term.low)), mass);
+    wide_add(wide, &term);
 }
 
 static void add_slowly(const float *y, float scale, fs_mass *mass) {
@@ -167,8 +116,7 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
     const int64_t granules = n / FS_GRANULE;
     const __m512 times = _mm512_set1_ps(scale), none = _mm512_set1_ps(-INFINITY);
     const __m512 reach = _mm512_set1_ps(FS_EXP_EXACT);
-    wide_mass wide;
-    wide_empty(&wide, mass->top);
+    wide_mass wide = wide_empty(_mm512_set1_epi32(24 * mass->top));
     for (int64_t g = 0; g < granules; g += 16) {
         const int64_t count = granules - g < 16 ? granules - g : 16;
         const __mmask16 there = (__mmask16)((1u << count) - 1);
@@ -176,16 +124,15 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
         __mmask16 far =
             _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(m, none, _CMP_NEQ_OQ), _mm512_abs_ps(m), reach, _CMP_GT_OQ);
         if (far || count < 16) {
-            wide_flush(&wide, wide.top, mass);
+            wide_flush(&wide, mass->top, mass);
             for (int64_t i = g; i < g + count; i++) add_slowly(y + i * FS_GRANULE, scale, mass);
-            wide_empty(&wide, mass->top);
+            wide = wide_empty(_mm512_set1_epi32(24 * mass->top));
             continue;
         }
         add_sixteen(y + g * FS_GRANULE, m, times, &wide, mass);
-        /* A lane has room for 2^8 parts of 24 bits. */
-        if ((g / 16 & 127) == 127) wide_flush(&wide, wide.top, mass);
+        if (g / 16 % FS_WIDE_TERMS == FS_WIDE_TERMS - 1) wide_flush(&wide, mass->top, mass);
     }
-    wide_flush(&wide, wide.top, mass);
+    wide_flush(&wide, mass->top, mass);
 }
 
 static float rough_sum(const float *y, int64_t n, rough_scale s, float *terms) {

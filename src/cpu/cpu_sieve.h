@@ -12,6 +12,7 @@
 #ifndef FS_CPU_SIEVE_H
 #define FS_CPU_SIEVE_H
 
+#include "core/mass.h"
 #include "core/noise.h"
 #include "cpu_rough.h"
 
@@ -35,6 +36,37 @@ typedef struct fs_told {
     _Atomic uint64_t mass;  /* ordered_float of the log of a task's mass, the largest */
 } fs_told;
 
+/* Exact masses of a block (core/mass.h): lanes of 16 rows, which take in granules, and what these have been emptied into. */
+typedef struct fs_weighing {
+    float *scale;   /* logits times this are l; 0 where no row is */
+    uint32_t *limb; /* [rows / 16, 3, 16] */
+    int32_t *top;   /* 24 times each row's top limb */
+    fs_mass *mass;
+} fs_weighing;
+
+/* A row's lane, which is 0 then, into its mass. */
+FS_CORE void weighing_empty(const fs_weighing *w, int32_t row) {
+    uint32_t *limb = w->limb + row / FS_SIEVE_LANES * 3 * FS_SIEVE_LANES + row % FS_SIEVE_LANES;
+    for (int j = 0; j < 3; j++) {
+        w->mass[row].limb[j] += limb[j * FS_SIEVE_LANES];
+        limb[j * FS_SIEVE_LANES] = 0;
+    }
+}
+
+/* Makes `top` the top limb of a row. */
+FS_CORE void weighing_raise(const fs_weighing *w, int32_t row, int32_t top) {
+    weighing_empty(w, row);
+    mass_raise(&w->mass[row], top);
+    w->top[row] = 24 * w->mass[row].top;
+}
+
+/* A row has no mass, in limbs up to `top`. */
+FS_CORE void weighing_start(const fs_weighing *w, int32_t row, int32_t top) {
+    weighing_empty(w, row);
+    w->mass[row] = mass_empty();
+    weighing_raise(w, row, top);
+}
+
 /* Arrays are of the rows of a pass, up to a whole FS_SIEVE_LANES; lanes without a row find nothing. */
 typedef struct fs_sieve {
     float *floor; /* a token is found if its logit is above this; INFINITY where no row is */
@@ -49,8 +81,9 @@ typedef struct fs_sieve {
     float *per;             /* rough masses: a rough_scale, and the sum of the block's terms; NULL: there are none */
     float *least, *magic, *mass;
     int32_t *unit;
-    float *sums;   /* [rows / 64, FS_NOISE_BLOCK, 64] of a noise block's tokens, until its marks are looked at */
-    int64_t first; /* id of the block's first token, a multiple of FS_NOISE_BLOCK */
+    fs_weighing exact[2]; /* of exp(l), and of exp(x); without arrays where there is none */
+    float *sums;          /* [rows / 64, FS_NOISE_BLOCK, 64] of a noise block's tokens, until its marks are looked at */
+    int64_t first;        /* id of the block's first token, a multiple of FS_NOISE_BLOCK */
     fs_found *found;
     int32_t count, capacity;
     fs_told *told;         /* [rows of the pass] */

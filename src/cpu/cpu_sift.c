@@ -14,10 +14,11 @@ static int is_sifted(const fs_pass *pass) {
     if (head->bias || head->round != FS_F32 || head->scale != 1.0f || head->softcap > 0.0f || head->post_scale != 1.0f)
         return 0;
     if (pass->groups || pass->whole || batch->noise == FS_NOISE_FAST || ask->samples != 1 || ask->ordered) return 0;
-    if (ask->edited || ask->raw_mass || ask->rank_depth || ask->watched) return 0;
-    if (batch->allow && (ask->mass || ask->max)) return 0;
-    /* A block's terms are one float sum, of 16 at a time: as many as keep it within half of mass_slack. */
-    return !ask->mass || (ask->rough && pass->block <= FS_WEIGHED_MOST);
+    if (ask->edited || ask->rank_depth || ask->watched) return 0;
+    if (batch->allow && (ask->mass || ask->raw_mass || ask->max)) return 0;
+    /* A block's rough terms are one float sum, of 16 at a time: as many as keep it within half of mass_slack. Lanes of exact ones have room for
+     * that many granules (FS_WIDE_TERMS). */
+    return !(ask->mass || ask->raw_mass) || pass->block <= FS_WEIGHED_MOST;
 }
 
 /* Lanes of a pass's rows, whole vectors of them. */
@@ -26,6 +27,7 @@ static int32_t lanes_of(const fs_pass *pass) {
 }
 
 static fs_sieve layout_sieve(const fs_pass *pass, fs_arena *arena) {
+    const fs_ask *ask = &pass->call->ask;
     const size_t rows = (size_t)lanes_of(pass), groups = (rows + FS_SIEVE_SUMS - 1) / FS_SIEVE_SUMS;
     fs_sieve s;
     memset(&s, 0, sizeof s);
@@ -41,7 +43,15 @@ static fs_sieve layout_sieve(const fs_pass *pass, fs_arena *arena) {
     s.r2 = arena_take(arena, rows, sizeof *s.r2);
     s.most = arena_take(arena, rows, sizeof *s.most);
     s.max = arena_take(arena, rows, sizeof *s.max);
-    if (pass->call->ask.mass || pass->largest) {
+    const int exact[2] = {ask->mass && !ask->rough, ask->raw_mass};
+    for (int i = 0; i < 2; i++) {
+        if (!exact[i] && !pass->largest) continue;
+        s.exact[i].scale = arena_take(arena, rows, sizeof(float));
+        s.exact[i].limb = arena_take(arena, 3 * rows, sizeof(uint32_t));
+        s.exact[i].top = arena_take(arena, rows, sizeof(int32_t));
+        s.exact[i].mass = arena_take(arena, rows, sizeof(fs_mass));
+    }
+    if ((ask->mass && ask->rough) || pass->largest) {
         s.per = arena_take(arena, rows, sizeof *s.per);
         s.least = arena_take(arena, rows, sizeof *s.least);
         s.magic = arena_take(arena, rows, sizeof *s.magic);
@@ -85,6 +95,8 @@ void fs_sift_open(const fs_pass *pass, int32_t task) {
         sieve->most[a] = sieve->max[a] = -INFINITY;
         sieve->r0[a] = sieve->r1[a] = sieve->r2[a] = 0;
         if (sieve->per) sieve->per[a] = sieve->least[a] = sieve->magic[a] = sieve->mass[a] = 0.0f;
+        for (int i = 0; i < 2; i++)
+            if (sieve->exact[i].mass) sieve->exact[i].scale[a] = 0.0f, sieve->exact[i].top[a] = INT32_MAX;
     }
 }
 
@@ -273,6 +285,29 @@ static void weigh(const sifted_row *r, fs_block block) {
     set_floor(r);
 }
 
+/* Before a block: masses of it alone, in limbs of the row's mass so far, so that hardly any has to be raised. */
+static void open_masses(const sifted_row *r) {
+    const fs_mass *mass[2] = {&r->summary->mass, &r->summary->raw_mass};
+    const float scale[2] = {r->rules->inverse_temperature, 1.0f};
+    for (int i = 0; i < 2; i++) {
+        const fs_weighing *w = &r->sieve->exact[i];
+        if (!w->mass) continue;
+        w->scale[r->a] = scale[i];
+        weighing_start(w, r->a, mass[i]->top);
+    }
+}
+
+/* After it. */
+static void close_masses(const sifted_row *r) {
+    fs_mass *mass[2] = {&r->summary->mass, &r->summary->raw_mass};
+    for (int i = 0; i < 2; i++) {
+        const fs_weighing *w = &r->sieve->exact[i];
+        if (!w->mass) continue;
+        weighing_empty(w, r->a);
+        mass_merge(mass[i], &w->mass[r->a]);
+    }
+}
+
 /* Whether a row's terms were numbers: from 2^128 times the unit on their exponents run over, into the sign. */
 static int is_weighed(const fs_sieve *sieve, int32_t a) {
     return sieve->most[a] * sieve->per[a] - (float)sieve->unit[a] < 120.0f && sieve->mass[a] < FLT_MAX;
@@ -296,6 +331,7 @@ int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block) {
         if (sieve->armed) hear(&r);
         else if (!arm(&r, first)) return 0;
         sieve->most[a] = -INFINITY;
+        open_masses(&r);
     }
     sieve->armed = 1;
     sieve->count = sieve->failed = 0;
@@ -312,9 +348,10 @@ int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block) {
         const sifted_row r = row_at(pass, task, sieve->found[i].row);
         settle(&r, &sieve->found[i]);
     }
-    for (int32_t a = 0; sieve->per && a < pass->rows; a++) {
+    for (int32_t a = 0; a < pass->rows; a++) {
         const sifted_row r = row_at(pass, task, a);
-        weigh(&r, block);
+        if (sieve->per) weigh(&r, block);
+        close_masses(&r);
     }
     return 1;
 }

@@ -75,6 +75,7 @@ typedef struct call {
     int32_t
         backwards; /* tasks run one after the other, the last one first: it tells the others what it knows of later tokens */
     int32_t by_parts; /* fs_partial and fs_merge */
+    int32_t log_z;    /* 1: log Z and logprobs are asked for, 2: raw ones */
 } call;
 
 static char weights[MOST_WEIGHTS * 4], hidden[MOST_ROWS * 2100 * 4];
@@ -144,7 +145,7 @@ static void make_rules(rng *r, int kind, call *c) {
 typedef struct drawn {
     int32_t token[MOST_ROWS];
     uint32_t status[MOST_ROWS];
-    float logit[MOST_ROWS], max_logit[MOST_ROWS];
+    float logit[MOST_ROWS], max_logit[MOST_ROWS], log_z[MOST_ROWS], logprob[MOST_ROWS];
     int64_t sifted, stored, fallback_rows; /* tokens whose logits were computed, for all rows */
 } drawn;
 
@@ -225,6 +226,8 @@ static void draw(const call *c, int watch, drawn *d) {
     result.status = d->status;
     result.logit = d->logit;
     if (!batch.allow) result.max_logit = d->max_logit; /* of rows with masks it takes stored logits */
+    if (c->log_z) result.log_z = d->log_z, result.logprob = d->logprob;
+    if (c->log_z == 2) result.logits = FS_LOGITS_RAW;
     for (int64_t b = 0; b < batch.rows; b++) offset[b + 1] = b + 1, watched[b] = 7;
     if (watch) {
         batch.watch_offset = offset;
@@ -257,13 +260,17 @@ static void hold_against(const call *c, const char *what, const drawn *sifted, c
         const int skipped = c->batch.slot && c->batch.slot[b] < 0; /* its logits are nobody's */
         if (sifted->token[b] == stored->token[b] && sifted->status[b] == stored->status[b] &&
             (skipped || memcmp(&sifted->logit[b], &stored->logit[b], 4) == 0) &&
-            (skipped || memcmp(&sifted->max_logit[b], &stored->max_logit[b], 4) == 0))
+            (skipped || memcmp(&sifted->max_logit[b], &stored->max_logit[b], 4) == 0) &&
+            (skipped || memcmp(&sifted->log_z[b], &stored->log_z[b], 4) == 0) &&
+            (skipped || memcmp(&sifted->logprob[b], &stored->logprob[b], 4) == 0))
             continue;
-        fail_msg("%s, W %d, H %d, D %d, row %d of %d: token %d, logit %.9g, largest %.9g, status %x; stored %d, %.9g, "
-                 "%.9g, %x",
-                 what, c->head.dtype, c->batch.hidden_dtype, (int)c->head.dim, (int)b, (int)c->batch.rows,
-                 sifted->token[b], (double)sifted->logit[b], (double)sifted->max_logit[b], sifted->status[b],
-                 stored->token[b], (double)stored->logit[b], (double)stored->max_logit[b], stored->status[b]);
+        fail_msg(
+            "%s, W %d, H %d, D %d, row %d of %d: token %d, logit %.9g, largest %.9g, log Z %.9g, status %x; stored "
+            "%d, %.9g, %.9g, %.9g, %x",
+            what, c->head.dtype, c->batch.hidden_dtype, (int)c->head.dim, (int)b, (int)c->batch.rows, sifted->token[b],
+            (double)sifted->logit[b], (double)sifted->max_logit[b], (double)sifted->log_z[b], sifted->status[b],
+            stored->token[b], (double)stored->logit[b], (double)stored->max_logit[b], (double)stored->log_z[b],
+            stored->status[b]);
     }
 }
 
@@ -299,7 +306,8 @@ static void sifted_calls_draw_what_stored_ones_do(void **state) {
         c.threads = 1 + (int32_t)random_below(&r, 3);
         c.backwards = random_below(&r, 2) == 0;
         c.by_parts = random_below(&r, 4) == 0 && kind != NUCLEUS; /* its masses are exact then, and logits stored */
-        snprintf(what, sizeof what, "round %d, shape %d, kind %d", round, shape, kind);
+        if (!c.batch.allow) c.log_z = (int32_t)random_below(&r, 3);
+        snprintf(what, sizeof what, "round %d, shape %d, kind %d, log Z %d", round, shape, kind, (int)c.log_z);
         draw(&c, 0, &sifted);
         draw(&c, 1, &stored);
         hold_against(&c, what, &sifted, &stored);
