@@ -27,6 +27,7 @@ void fs_wire_header(const fs_call *call, void *part);
 /* 0: not a part of this call, whose hash is given; *why says what differs. */
 int fs_wire_check(const fs_call *call, uint64_t hash, const void *part, const char **why);
 
+/* One row after the other: rows share bytes. */
 void fs_wire_put(const fs_call *call, int64_t b, const fs_summary *summary, void *part);
 /* Lists of `summary` must have room for ask.keep and ask.keep_raw entries. */
 void fs_wire_get(const fs_call *call, int64_t b, const void *part, fs_summary *summary);

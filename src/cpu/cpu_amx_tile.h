@@ -144,32 +144,46 @@ FS_INLINE void start_panel(sifting *s, int32_t panel) {
 
 #define FS_SHARE 8 /* tokens that are looked at at a time */
 
-/* Looks at some more tokens of a panel. */
-static __attribute__((noinline)) void sift_share(sifting *s) {
+/* Looks at n more tokens of a panel; n, a power of two, and lifted, whether sums are of lifted numbers, are constants. */
+FS_INLINE void look_at(sifting *s, int n, int lifted) {
     const fs_sieve *sieve = s->sieve;
-    const int32_t first = s->panel * FS_TILE, end = s->n - s->token < FS_SHARE ? s->n : s->token + FS_SHARE;
-    const float *sum = s->sum + s->panel % FS_PANELS * FS_TILE;
-    __m512 x[FS_SHARE], most = s->most, odd = s->odd;
-    for (int32_t i = s->token, j = 0; i < end; i++, j++) {
-        x[j] = logits_of(s->c, s->plain, first, sum + i * s->spacing * FS_SUMS, &s->lift[i]);
-        most = _mm512_max_ps(most, x[j]);
-        odd = _mm512_fmadd_ps(x[j], _mm512_setzero_ps(), odd); /* NaN from the first that is not finite on */
-    }
-    s->most = most;
-    s->odd = odd;
+    const int32_t first = s->panel * FS_TILE;
+    const float *sum = s->sum + s->panel % FS_PANELS * FS_TILE + s->token * s->spacing * FS_SUMS;
+    __m512 x[FS_SHARE];
+    for (int i = 0; i < n; i++)
+        x[i] = logits_of(s->c, !lifted, first, sum + i * s->spacing * FS_SUMS, &s->lift[s->token + i]);
+    /* Pairs, and pairs of those, so that no step waits for the one before. */
+    __m512 most[FS_SHARE], sums[FS_SHARE];
+    for (int i = 0; i < n; i++) most[i] = sums[i] = x[i];
+    for (int half = n / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) {
+            most[i] = _mm512_max_ps(most[i], most[i + half]);
+            sums[i] = _mm512_add_ps(sums[i], sums[i + half]);
+        }
+    s->most = _mm512_max_ps(s->most, most[0]);
+    s->odd = _mm512_fmadd_ps(sums[0], _mm512_setzero_ps(), s->odd); /* NaN from the first that is not finite on */
     if (sieve->per) {
         const rough_lanes rough = {_mm512_loadu_ps(sieve->per + first), _mm512_loadu_ps(sieve->least + first),
                                    _mm512_loadu_ps(sieve->magic + first)};
-        __m512 terms = s->terms;
-        for (int32_t j = 0; j < end - s->token; j++) {
-            const rough_term term = rough_exp(&rough, x[j]);
-            terms = _mm512_fmadd_ps(term.p, term.power, terms);
+        __m512 terms[2] = {s->terms, _mm512_setzero_ps()};
+        for (int i = 0; i < n; i++) {
+            const rough_term term = rough_exp(&rough, x[i]);
+            terms[i % 2] = _mm512_fmadd_ps(term.p, term.power, terms[i % 2]);
         }
-        s->terms = terms;
+        s->terms = _mm512_add_ps(terms[0], terms[1]);
     }
-    s->token = end;
+    s->token += n;
+}
+
+/* Looks at some more tokens of a panel. */
+static __attribute__((noinline)) void sift_share(sifting *s) {
+    const int lifted = !s->plain && s->c->s->unit == FS_F16;
+    if (s->n - s->token < FS_SHARE)
+        while (s->token < s->n) look_at(s, 1, lifted);
+    else if (lifted) look_at(s, FS_SHARE, 1);
+    else look_at(s, FS_SHARE, 0);
     s->due += s->every;
-    if (end < s->n) return;
+    if (s->token < s->n) return;
     sift_panel(s);
     start_panel(s, s->panel + 1);
     if (s->panel == s->end) s->due = -1;

@@ -90,7 +90,6 @@ typedef struct fs_job {
     fs_rules *rules;  /* [B] */
     int32_t *row;     /* [B] rows that take part */
     uint8_t *written; /* [rows that take part] the row's results are there */
-    void *part;       /* where a part's rows go */
     uint32_t extra;   /* status bits of the rows being finished */
     int32_t final;    /* write rows that are not proven as incomplete */
     int32_t grouped;  /* the pass is one of the group modes */
@@ -342,14 +341,12 @@ static fs_status cpu_partial_size(fs_context *context, const fs_head *head, cons
     return FS_OK;
 }
 
-static void part_task(void *arg, int32_t task) {
+static void compact_task(void *arg, int32_t task) {
     const fs_job *job = arg;
     (void)task;
     for (int32_t a; (a = fs_pass_merged(&job->pass)) >= 0;) {
-        fs_summary *summary = &job->pass.summary[a];
-        list_compact(&summary->list);
-        list_compact(&summary->raw_list);
-        fs_wire_put(&job->call, job->row[a], summary, job->part);
+        list_compact(&job->pass.summary[a].list);
+        list_compact(&job->pass.summary[a].raw_list);
     }
 }
 
@@ -359,10 +356,10 @@ static fs_status cpu_partial(fs_context *context, const fs_head *head, const fs_
     FS_REQUIRE(context, bytes >= fs_wire_size(&job.call), "part has %zu bytes, needs %zu (fs_partial_size)", bytes,
                fs_wire_size(&job.call));
     FS_TRY(job_take_memory(&job, context));
+    job_run(&job, compact_task);
     memset(part, 0, bytes);
     fs_wire_header(&job.call, part);
-    job.part = part;
-    job_run(&job, part_task);
+    for (int32_t a = 0; a < job.pass.rows; a++) fs_wire_put(&job.call, job.row[a], &job.pass.summary[a], part);
     return FS_OK;
 }
 
