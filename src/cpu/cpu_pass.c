@@ -259,13 +259,6 @@ static void empty_summary(const fs_call *call, fs_summary *s, int64_t watches) {
     s->list.due = 0;
 }
 
-static void prepare_row(const fs_pass *pass, int32_t a) {
-    prepare_lane(pass, &pass->lane[a]);
-    if (pass->sieve) fs_sift_forget(pass, a);
-    for (int32_t t = 0; t < pass->cpu->tasks; t++)
-        empty_summary(pass->call, &pass->summary[(int64_t)t * pass->rows + a], pass->lane[a].watches);
-}
-
 /* Rows, and shares of H by columns, in whole cache lines of what is packed. */
 typedef struct fs_preparing {
     const fs_pass *pass;
@@ -276,12 +269,16 @@ static void prepare_task(void *arg, int32_t task) {
     const fs_preparing *p = arg;
     const fs_hidden *hidden = &p->pass->hidden;
     const int64_t units = (hidden->dim + FS_PACK - 1) / FS_PACK, tasks = p->tasks;
-    for (int32_t a = task; a < p->pass->rows; a += p->tasks) prepare_row(p->pass, a);
+    for (int32_t a = task; a < p->pass->rows; a += p->tasks) {
+        prepare_lane(p->pass, &p->pass->lane[a]);
+        if (p->pass->sieve) fs_sift_forget(p->pass, a);
+    }
     if (p->pass->call->head->kind == FS_HEAD_WEIGHTS)
         pass_kernel(p->pass)->pack(hidden, units * task / tasks * FS_PACK, units * (task + 1) / tasks * FS_PACK);
 }
 
-#define FS_PREPARED_ALONE (1 << 14) /* elements of H, some 10 us: less than it takes to wake a thread */
+#define FS_PREPARED_ALONE                                                                                              \
+    (1 << 17) /* elements of H, some 50 us: less than it takes to wake threads, and to wait for a late one */
 
 void fs_pass_prepare(fs_pass *pass) {
     const fs_cpu *cpu = pass->cpu;
@@ -410,6 +407,8 @@ static void choose_group(const fs_pass *pass, int32_t a) {
 static void run_task(void *arg, int32_t task) {
     const fs_pass *pass = arg;
     const fs_deal deal = deal_of(pass);
+    for (int32_t a = 0; a < pass->rows; a++)
+        empty_summary(pass->call, &pass->summary[(int64_t)task * pass->rows + a], pass->lane[a].watches);
     if (pass->sieve) fs_sift_open(pass, task);
     for (int64_t turn = 0; !deal.open && turn <= deal.turns; turn++) {
         fs_block range = turn_range(pass, &deal, task, turn);

@@ -68,7 +68,7 @@ static inline const fs_kernel *pass_kernel(const fs_pass *pass) {
     return pass->cpu->isa->kernel[pass->call->head->dtype];
 }
 
-/* Fills what every block needs: hidden states, noise names, sorted lists; and empties the summaries. */
+/* Fills what every block needs: hidden states, noise names, sorted lists. */
 void fs_pass_prepare(fs_pass *pass);
 
 /* Runs the pass. Afterwards each (task, row) has its summary. */

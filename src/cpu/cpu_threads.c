@@ -119,7 +119,9 @@ int32_t fs_threads_available(void) {
 }
 
 void fs_threads_stay(fs_threads *pool, int stay) {
-    if (pool && pool->looks_at_all) atomic_store(&pool->looks, stay ? FS_LOOKS_INSIDE : FS_LOOKS);
+    if (!pool || !pool->looks_at_all) return;
+    atomic_store(&pool->looks, stay ? FS_LOOKS_INSIDE : FS_LOOKS);
+    if (stay) start_generation(pool);
 }
 
 fs_threads *fs_threads_start(fs_context *context, int32_t threads, const fs_nodes *nodes) {

@@ -12,7 +12,7 @@ typedef struct fs_threads fs_threads;
 fs_threads *fs_threads_start(fs_context *context, int32_t threads, const fs_nodes *nodes);
 void fs_threads_stop(fs_context *context, fs_threads *pool);
 
-/* Inside a call, until its last job is given out: workers stay awake longer. pool may be NULL. */
+/* Inside a call, until its last job is given out: workers wake up, and stay awake longer. pool may be NULL. */
 void fs_threads_stay(fs_threads *pool, int stay);
 
 /* An fs_parallel_for; user is the pool. */
