@@ -136,10 +136,10 @@ static void print_blas(fs_context *context, const workload *w, int threads) {
         usual u = {.V = w->s.V, .D = w->s.D, .B = rows[i], .threads = threads};
         usual_prepare(&u);
         times other[2] = {{0}};
-        for (int turn = 0; turn < 5; turn++) {
-            /* The threads of a BLAS spin for some 30 ms after a call: with 16 of them ours took four times as long. */
-            thrd_sleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
-            run_arm(context, w, &a, turn);
+        /* The threads of a BLAS spin after a call: with 16 of them, and a tenth of a second later, ours still took four times as long. */
+        thrd_sleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
+        for (int turn = 0; turn < 8; turn++) run_arm(context, w, &a, turn);
+        for (int turn = 0; turn < 5; turn++)
             for (int k = 0; k < n; k++) {
                 double begin = now();
                 /* Row-major, W transposed: logits [B, V] = H [B, D] W^T. */
@@ -148,7 +148,6 @@ static void print_blas(fs_context *context, const workload *w, int threads) {
                 usual_sample(&u);
                 times_add(&other[k], now() - begin);
             }
-        }
         for (int k = -1; k < n; k++) {
             const times *of = k < 0 ? &a.times : &other[k];
             char name[64];

@@ -87,10 +87,11 @@ enum {
     FS_ROW_NO_TOKEN = 0x7ff,          /* mask of the bits above */
     FS_ROW_NAN = 1u << 16,            /* a logit that no mask removed was NaN; it was treated as -inf */
     FS_ROW_INF = 1u << 17,            /* an x or l was +inf: the lowest such id wins, its log Z is +inf, logprobs NaN */
-    FS_ROW_FALLBACK = 1u << 18,       /* the row needed a second pass over W (exact all the same) */
-    FS_ROW_RANK_BOUND = 1u << 19,     /* result.rank is a lower bound */
-    FS_ROW_SHORT = 1u << 20,          /* without replacement: fewer tokens than samples; the rest are fallback_token */
-    FS_ROW_FAR = 1u << 21             /* the largest x or l is too far from 0 for log Z: it and logprobs are NaN */
+    FS_ROW_FALLBACK =
+        1u << 18, /* the row needed a second pass over W (exact all the same); may differ from run to run */
+    FS_ROW_RANK_BOUND = 1u << 19, /* result.rank is a lower bound */
+    FS_ROW_SHORT = 1u << 20,      /* without replacement: fewer tokens than samples; the rest are fallback_token */
+    FS_ROW_FAR = 1u << 21         /* the largest x or l is too far from 0 for log Z: it and logprobs are NaN */
 };
 
 /* ------------------------------------------------------------------------------------------------------ head ---- */

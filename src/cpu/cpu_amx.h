@@ -315,14 +315,6 @@ FS_INLINE void fetch_step(fetching *a, int64_t k) {
     a->at += a->move;
 }
 
-/* Of several panels H does not stay in L1 until the next tokens: by tileloaddt1 it leaves L1 to W (64 rows, one core of Emerald Rapids,
- * 2026-11-15: 92 -> 88 ns a step from memory, 59 -> 53 from L2). One panel does, and is slower so. */
-#define FS_LOAD_H(tile, at)                                                                                            \
-    do {                                                                                                               \
-        if (N > 1) _tile_stream_loadd(tile, at, 64);                                                                   \
-        else _tile_loadd(tile, at, m->packing.columns * 4);                                                            \
-    } while (0)
-
 FS_INLINE void zero_sums(int N) {
     _tile_zero(0);
     if (N > 1) _tile_zero(1);

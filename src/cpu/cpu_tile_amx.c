@@ -36,19 +36,20 @@ FS_INLINE void fetch_some(int N, int i, const char *fetch, int64_t stride) {
 FS_INLINE void dot_step(int32_t unit, int N, const meeting *m, const char *w, int64_t stride, const char *fetch,
                         const char *h) {
     const packing *p = &m->packing;
+    const int64_t columns = p->columns * 4; /* bytes */
     _tile_loadd(4, w, stride);
     for (int i = 0; i < p->parts; i++, h += p->tile) {
         if (i == 0) fetch_some(N, 0, fetch, stride);
-        FS_LOAD_H(5, h);
+        _tile_loadd(5, h, columns);
         FS_MULTIPLY(unit, 0, 4, 5);
         if (N > 1 && i == 0) fetch_some(N, 1, fetch, stride);
-        if (N > 1) FS_LOAD_H(6, h + p->panel);
+        if (N > 1) _tile_loadd(6, h + p->panel, columns);
         if (N > 1) FS_MULTIPLY(unit, 1, 4, 6);
         if (N > 2 && i == 0) fetch_some(N, 2, fetch, stride);
-        if (N > 2) FS_LOAD_H(5, h + 2 * p->panel);
+        if (N > 2) _tile_loadd(5, h + 2 * p->panel, columns);
         if (N > 2) FS_MULTIPLY(unit, 2, 4, 5);
         if (N > 3 && i == 0) fetch_some(N, 3, fetch, stride);
-        if (N > 3) FS_LOAD_H(6, h + 3 * p->panel);
+        if (N > 3) _tile_loadd(6, h + 3 * p->panel, columns);
         if (N > 3) FS_MULTIPLY(unit, 3, 4, 6);
     }
 }

@@ -144,6 +144,14 @@ FS_INLINE int products_before(int32_t dtype, int32_t unit, int j) {
     return n;
 }
 
+/* Of several panels H does not stay in L1 until the next tokens: by tileloaddt1 it leaves L1 to the parts of W. One panel does, and is slower
+ * so; and so are weights as they lie, which come from L2 themselves (docs/findings/amx-at-64-rows.md). */
+#define FS_LOAD_H(tile, at)                                                                                            \
+    do {                                                                                                               \
+        if (N > 1) _tile_stream_loadd(tile, at, 64);                                                                   \
+        else _tile_loadd(tile, at, m->packing.columns * 4);                                                            \
+    } while (0)
+
 /* Tiles: 0 .. 3 the sums, 4 .. 6 parts of W, 7 one of H. Behind each product its share of the lines is split: the finer both are mixed, the
  * more of them overlaps. */
 #define FS_PRODUCT(j, p, i, of_w)                                                                                      \
