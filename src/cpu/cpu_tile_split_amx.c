@@ -144,11 +144,11 @@ FS_INLINE int products_before(int32_t dtype, int32_t unit, int j) {
     return n;
 }
 
-/* Of several panels H does not stay in L1 until the next tokens: by tileloaddt1 it leaves L1 to the parts of W. One panel does, and is slower
- * so; and so are weights as they lie, which come from L2 themselves (docs/findings/amx-at-64-rows.md). */
+/* Of several panels H does not stay in L1 until the next tokens: by tileloaddt1 it leaves L1 to the three parts of f32. One panel does, and is
+ * slower so; and so are the two of f16, and weights as they lie (docs/findings/amx-at-64-rows.md). */
 #define FS_LOAD_H(tile, at)                                                                                            \
     do {                                                                                                               \
-        if (N > 1) _tile_stream_loadd(tile, at, 64);                                                                   \
+        if (N > 1 && dtype == FS_F32) _tile_stream_loadd(tile, at, 64);                                                \
         else _tile_loadd(tile, at, m->packing.columns * 4);                                                            \
     } while (0)
 
