@@ -87,11 +87,10 @@ enum {
     FS_ROW_NO_TOKEN = 0x7ff,          /* mask of the bits above */
     FS_ROW_NAN = 1u << 16,            /* a logit that no mask removed was NaN; it was treated as -inf */
     FS_ROW_INF = 1u << 17,            /* an x or l was +inf: the lowest such id wins, its log Z is +inf, logprobs NaN */
-    FS_ROW_FALLBACK =
-        1u << 18, /* the row needed a second pass over W (exact all the same); may differ from run to run */
-    FS_ROW_RANK_BOUND = 1u << 19, /* result.rank is a lower bound */
-    FS_ROW_SHORT = 1u << 20,      /* without replacement: fewer tokens than samples; the rest are fallback_token */
-    FS_ROW_FAR = 1u << 21         /* the largest x or l is too far from 0 for log Z: it and logprobs are NaN */
+    FS_ROW_FALLBACK = 1u << 18,       /* the row needed a second pass over W (exact all the same) */
+    FS_ROW_RANK_BOUND = 1u << 19,     /* result.rank is a lower bound */
+    FS_ROW_SHORT = 1u << 20,          /* without replacement: fewer tokens than samples; the rest are fallback_token */
+    FS_ROW_FAR = 1u << 21             /* the largest x or l is too far from 0 for log Z: it and logprobs are NaN */
 };
 
 /* ------------------------------------------------------------------------------------------------------ head ---- */
@@ -273,9 +272,11 @@ typedef struct fs_result {
     float *watch_logprob; /* likewise */
 
     /* Written by the call, host side (CUDA: what is known without synchronising). */
-    int64_t fallback_rows; /* rows that needed a second pass over W */
-    int64_t work_bytes;    /* temporary memory of the call */
-    int64_t wire_bytes;    /* bytes this rank has put into parts or collectives */
+    /* Rows that needed a second pass over W. Which do may differ from run to run, as it depends on which thread had which tokens; so does, where
+     * a budget or the caller's memory leaves no room for that pass, which are FS_ROW_INCOMPLETE. */
+    int64_t fallback_rows;
+    int64_t work_bytes; /* temporary memory of the call */
+    int64_t wire_bytes; /* bytes this rank has put into parts or collectives */
 } fs_result;
 
 /* --------------------------------------------------------------------------------------------------- context ---- */

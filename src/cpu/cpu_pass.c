@@ -277,8 +277,16 @@ static void prepare_task(void *arg, int32_t task) {
         pass_kernel(p->pass)->pack(hidden, units * task / tasks * FS_PACK, units * (task + 1) / tasks * FS_PACK);
 }
 
-#define FS_PREPARED_ALONE                                                                                              \
-    (1 << 17) /* elements of H, some 50 us: less than it takes to wake threads, and to wait for a late one */
+/* Elements of H, some 50 us: less than it takes to wake threads, and to wait for a late one. Sorting an entry costs as much as some of them. */
+#define FS_PREPARED_ALONE (1 << 17)
+#define FS_SORTED_ENTRY 8
+
+static int64_t work_to_prepare(const fs_pass *pass) {
+    int64_t work = pass->call->head->kind == FS_HEAD_WEIGHTS ? pass->rows * pass->call->head->dim : 0;
+    for (int32_t a = 0; a < pass->rows; a++)
+        work += FS_SORTED_ENTRY * (pass->lane[a].edits + pass->lane[a].counts + pass->lane[a].watches);
+    return work;
+}
 
 void fs_pass_prepare(fs_pass *pass) {
     const fs_cpu *cpu = pass->cpu;
@@ -294,7 +302,7 @@ void fs_pass_prepare(fs_pass *pass) {
     }
     for (int32_t a = 0; head->kind == FS_HEAD_WEIGHTS && a < pass->rows; a++)
         pass->hidden.row[a] = (const char *)batch->hidden + pass->row[a] * stride;
-    const int64_t worth = 1 + pass->rows * head->dim / FS_PREPARED_ALONE;
+    const int64_t worth = 1 + work_to_prepare(pass) / FS_PREPARED_ALONE;
     fs_preparing preparing = {pass, worth < cpu->tasks ? (int32_t)worth : cpu->tasks};
     fs_pass_parallel(cpu, preparing.tasks, prepare_task, &preparing);
 }

@@ -1,4 +1,4 @@
-/* cpu_pass.h - one pass over W for a set of rows: tasks take blocks of the vocabulary in turn, a block's logits live in cache or are sifted
+/* cpu_pass.h - one pass over W for a set of rows: tasks take blocks of the vocabulary, a block's logits live in cache or are sifted
  * as they are computed (cpu_sieve.h), and each (task, row) has one running summary. */
 #ifndef FS_CPU_PASS_H
 #define FS_CPU_PASS_H

@@ -193,7 +193,7 @@ double fs_rows_share(const fs_call *call, const fs_lane *lane, fs_block block, i
                      double log_mass) {
     const double seen = (double)(block.first + block.n - call->head->first_token), all = (double)call->head->rows;
     const double k = sqrt(all / seen), odds = k * lane->nucleus / (1.0 - lane->nucleus);
-    const double times = exp(fmin(log_mass - mass_log(mass), 100.0)); /* of its own mass */
+    const double more = log_mass - mass_log(mass), times = more == more ? exp(fmin(more, 100.0)) : 0.0; /* its own */
     const double dropped = fmax(1.0 / (odds + 1.0), 0.5 * (1.0 - lane->nucleus) * times * ((double)ids / all));
     return fmax(1.0 - dropped, 0.0);
 }

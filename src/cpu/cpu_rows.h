@@ -63,8 +63,8 @@ FS_CORE int bit_of(const uint32_t *words, int64_t id) {
     return (int)(words[id >> 5] >> (id & 31) & 1);
 }
 
-/* The share of a task's mass that its list must have for the row's nucleus, as far as it can be told after this block, of `ids` that the task has
- * had. Two guesses; the cut is proven or not in the end all the same.
+/* The share of a task's mass that its list must have for the row's nucleus, as far as it can be told after this block. ids: as
+ * many of its ids that mass is of, or fewer. Two guesses; the cut is proven or not in the end all the same.
  *
  * By its own mass: a token is dropped if all that are no larger have, in proportion of the ids to come, less than a share of 1 - nucleus of
  * the mass: with a share m of the ids so far above it and k times as many ids in all, (1 - m) k <= (1 - nucleus) (m + (1 - m) k).

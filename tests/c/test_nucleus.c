@@ -12,6 +12,10 @@ static float gaussian(rng *r, int64_t v) {
     (void)v;
     return (float)(2.0 * random_normal(r));
 }
+static float wide(rng *r, int64_t v) {
+    (void)v;
+    return (float)(3.5 * random_normal(r));
+}
 /* Frequent ids first, as in a vocabulary of byte pairs; and last, where every guess about ids to come is wrong. */
 static float hot_first(rng *r, int64_t v) {
     return (float)(random_normal(r) - 2.2 * log1p((double)v / 32.0));
@@ -113,7 +117,7 @@ static void language_like_rows_need_no_second_pass(void **state) {
     fs_head head = fs_head_default();
     head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = VOCAB;
     fs_context *cpu = open_context(FS_BACKEND_CPU, 2, 0);
-    int64_t again = 0;
+    int64_t again = 0, again_of_wide = 0;
     const uint64_t rounds = test_size(40);
     fill(logits, hot_first, 1);
     for (uint64_t round = 0; round < rounds; round++) {
@@ -122,6 +126,14 @@ static void language_like_rows_need_no_second_pass(void **state) {
         again += draw(cpu, &head, &batch, tokens, status);
     }
     assert_true(again <= 1);
+    /* A nucleus of some 200 tokens, spread over all ids: more than a list keeps at least. */
+    fill(logits, wide, 1);
+    for (uint64_t round = 0; round < rounds; round++) {
+        fs_batch batch = fs_batch_default();
+        batch.rows = ROWS, batch.position_all = round, batch.all.top_p = 0.9f;
+        again_of_wide += draw(cpu, &head, &batch, tokens, status);
+    }
+    assert_true(again_of_wide <= 1 + (int64_t)rounds / 10);
     fs_context_destroy(cpu);
     free(logits);
 }

@@ -73,7 +73,7 @@ typedef struct call {
     fs_batch batch;
     int32_t threads, block;
     int32_t
-        backwards; /* tasks run one after the other, the last one first: it tells the others what it knows of later tokens */
+        backwards; /* tasks run one after the other, the last one first: 1, it takes all; 2, its own, and tells the others of later tokens */
     int32_t by_parts; /* fs_partial and fs_merge */
     int32_t log_z;    /* 1: log Z and logprobs are asked for, 2: raw ones */
 } call;
@@ -198,7 +198,7 @@ static fs_context *open_for(const call *c) {
     options.block = c->block;
     if (c->backwards) options.parallel_for = run_backwards;
     if (fs_context_create(&options, &context) != FS_OK) fail_msg("%s", fs_error_text(NULL));
-    if (c->backwards) pretend_nodes(context);
+    if (c->backwards == 2) pretend_nodes(context);
     count_calls(context, c->head.dtype);
     return context;
 }
@@ -304,8 +304,8 @@ static void sifted_calls_draw_what_stored_ones_do(void **state) {
         c.block = blocks[random_below(&r, sizeof blocks / sizeof blocks[0])];
         if (kind == NUCLEUS) c.block = 768; /* shorter ones give its lists no bound to begin with */
         c.threads = 1 + (int32_t)random_below(&r, 3);
-        c.backwards = random_below(&r, 2) == 0;
-        c.by_parts = random_below(&r, 4) == 0 && kind != NUCLEUS; /* its masses are exact then, and logits stored */
+        c.backwards = random_below(&r, 2) ? 0 : 1 + (int32_t)random_below(&r, 2);
+        c.by_parts = random_below(&r, 4) == 0; /* then masses are exact */
         if (!c.batch.allow) c.log_z = (int32_t)random_below(&r, 3);
         snprintf(what, sizeof what, "round %d, shape %d, kind %d, log Z %d", round, shape, kind, (int)c.log_z);
         draw(&c, 0, &sifted);

@@ -16,6 +16,7 @@ static float logits[B * V];
 static void draw(fs_context *context, uint64_t position, int32_t *tokens) {
     fs_head head = fs_head_default();
     head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = V;
+    head.dim = -65536; /* which nobody may look at here */
     fs_batch batch = fs_batch_default();
     batch.rows = B, batch.position_all = position, batch.all.top_p = 0.9137f;
     fs_result result = fs_result_default();
