@@ -1,7 +1,7 @@
 # Compiler flags, in three interface targets: what every file of ours gets, and two sets of warnings.
 #
 # The flags are the arithmetic. Which token a seed draws must not depend on whether a compiler contracted a*b+c, so
-# contraction is off; cmake/isa.cmake turns it on for tile kernels alone. Nothing here may relax IEEE rules further:
+# contraction is off; cmake/isa.cmake turns it on for tile kernels but AMX's. Nothing here may relax IEEE rules further:
 # tests/checks/no_fast_math.py looks. The two -fno-... below change no value, they only drop errno and the exception
 # flags, which nothing of ours reads and which would keep loops over sqrt, floor and comparisons from being vectorised.
 add_library(fs_flags INTERFACE)

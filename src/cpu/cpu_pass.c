@@ -418,13 +418,16 @@ static void run_task(void *arg, int32_t task) {
     for (int32_t a = 0; a < pass->rows; a++)
         empty_summary(pass->call, &pass->summary[(int64_t)task * pass->rows + a], pass->lane[a].watches);
     if (pass->sieve) fs_sift_open(pass, task);
-    for (int64_t turn = 0; !deal.open && turn <= deal.turns; turn++) {
-        fs_block range = turn_range(pass, &deal, task, turn);
-        if (pass->groups) absorb_groups(pass, range, task);
-        else absorb_range(pass, range, task);
+    if (deal.open) {
+        for (fs_block block; (block = take_ids(pass, &deal, next_length(pass, task))).n > 0;)
+            absorb_block(pass, block, task);
+    } else {
+        for (int64_t turn = 0; turn <= deal.turns; turn++) {
+            fs_block range = turn_range(pass, &deal, task, turn);
+            if (pass->groups) absorb_groups(pass, range, task);
+            else absorb_range(pass, range, task);
+        }
     }
-    for (fs_block block; deal.open && (block = take_ids(pass, &deal, next_length(pass, task))).n > 0;)
-        absorb_block(pass, block, task);
     if (pass->sieve) fs_sift_close(pass, task);
 }
 

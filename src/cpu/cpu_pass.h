@@ -38,22 +38,21 @@ typedef struct fs_pass {
     const fs_call *call;
     const int32_t *row; /* [rows] the rows of the batch that take part */
     int32_t rows;
-    int32_t whole;       /* lists hold everything: the second pass */
-    int32_t largest;     /* only counted, for the largest call of these rows or fewer */
-    int32_t block;       /* tokens per block, a multiple of FS_NOISE_BLOCK */
-    int64_t groups;      /* group modes: number of groups, else 0 */
-    fs_hidden hidden;    /* of a head of weights */
-    fs_lane *lane;       /* [rows] */
-    fs_summary *summary; /* [tasks, rows] */
-    fs_group *group;     /* [groups, rows] */
-    float *logits;       /* [tasks, rows, block + 2 FS_GRANULE] */
-    fs_scratch *scratch; /* [tasks] */
-    fs_sieve *sieve;     /* [tasks], or NULL: blocks are not sifted */
-    fs_told *told;       /* [rows], for sieves */
-    fs_winner *spare;    /* [tasks, samples] for fs_finish_row */
-    _Atomic int64_t
-        *next;      /* the first unit of the vocabulary that no task has taken (cpu_pass.c), then the first row */
-    int32_t *order; /* [turns, tasks] blocks by the nodes they lie on (cpu_nodes.h), or NULL: in turn */
+    int32_t whole;         /* lists hold everything: the second pass */
+    int32_t largest;       /* only counted, for the largest call of these rows or fewer */
+    int32_t block;         /* tokens per block, a multiple of FS_NOISE_BLOCK */
+    int64_t groups;        /* group modes: number of groups, else 0 */
+    fs_hidden hidden;      /* of a head of weights */
+    fs_lane *lane;         /* [rows] */
+    fs_summary *summary;   /* [tasks, rows] */
+    fs_group *group;       /* [groups, rows] */
+    float *logits;         /* [tasks, rows, block + 2 FS_GRANULE] */
+    fs_scratch *scratch;   /* [tasks] */
+    fs_sieve *sieve;       /* [tasks], or NULL: blocks are not sifted */
+    fs_told *told;         /* [rows], for sieves */
+    fs_winner *spare;      /* [tasks, samples] for fs_finish_row */
+    _Atomic int64_t *next; /* the first unit of the vocabulary that no task has taken, then the first row */
+    int32_t *order;        /* [turns, tasks] blocks by the nodes they lie on (cpu_nodes.h), or NULL: in turn */
 } fs_pass;
 
 /* Takes the pass's arrays from the arena (or only counts them, see cpu_arena.h). Returns 0 if they do not fit. */

@@ -20,8 +20,8 @@
 
 #define FS_SIEVE_LANES 16
 #define FS_SIEVE_SUMS 64 /* of a token, side by side: as many rows */
-#define FS_SIEVE_FOUND                                                                                                 \
-    256 /* tokens a row, on average, at most; 1 to 4 are usual, 80 of flat logits, 140 of the second block of nuclei */
+/* Tokens a row, on average, at most: 1 to 4 are usual, 80 of flat logits, 140 of the second block of nuclei. */
+#define FS_SIEVE_FOUND 256
 
 typedef struct fs_found {
     float y;
@@ -38,33 +38,39 @@ typedef struct fs_told {
 
 /* Exact masses of a block (core/mass.h): lanes of 16 rows, which take in granules, and what these have been emptied into. */
 typedef struct fs_weighing {
-    float *scale;   /* logits times this are l; 0 where no row is */
+    float *scale;   /* logits times this are l; lanes without a row are not looked at */
     uint32_t *limb; /* [rows / 16, 3, 16] */
     int32_t *top;   /* 24 times each row's top limb */
     fs_mass *mass;
 } fs_weighing;
 
+/* A row's limbs are FS_SIEVE_LANES apart. */
+FS_CORE uint32_t *weighing_lane(const fs_weighing *w, int32_t row) {
+    return w->limb + row / FS_SIEVE_LANES * 3 * FS_SIEVE_LANES + row % FS_SIEVE_LANES;
+}
+
+/* A row has no mass, in limbs up to `top`. */
+FS_CORE void weighing_start(const fs_weighing *w, int32_t row, int32_t top) {
+    for (int j = 0; j < 3; j++) weighing_lane(w, row)[j * FS_SIEVE_LANES] = 0;
+    w->mass[row] = mass_empty();
+    mass_raise(&w->mass[row], top);
+    w->top[row] = 24 * top;
+}
+
 /* A row's lane, which is 0 then, into its mass. */
 FS_CORE void weighing_empty(const fs_weighing *w, int32_t row) {
-    uint32_t *limb = w->limb + row / FS_SIEVE_LANES * 3 * FS_SIEVE_LANES + row % FS_SIEVE_LANES;
+    uint32_t *limb = weighing_lane(w, row);
     for (int j = 0; j < 3; j++) {
         w->mass[row].limb[j] += limb[j * FS_SIEVE_LANES];
         limb[j * FS_SIEVE_LANES] = 0;
     }
 }
 
-/* Makes `top` the top limb of a row. */
+/* Makes `top`, which is above the row's, its top limb. */
 FS_CORE void weighing_raise(const fs_weighing *w, int32_t row, int32_t top) {
     weighing_empty(w, row);
     mass_raise(&w->mass[row], top);
-    w->top[row] = 24 * w->mass[row].top;
-}
-
-/* A row has no mass, in limbs up to `top`. */
-FS_CORE void weighing_start(const fs_weighing *w, int32_t row, int32_t top) {
-    weighing_empty(w, row);
-    w->mass[row] = mass_empty();
-    weighing_raise(w, row, top);
+    w->top[row] = 24 * top;
 }
 
 /* Arrays are of the rows of a pass, up to a whole FS_SIEVE_LANES; lanes without a row find nothing. */

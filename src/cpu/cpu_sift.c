@@ -96,7 +96,7 @@ void fs_sift_open(const fs_pass *pass, int32_t task) {
         sieve->r0[a] = sieve->r1[a] = sieve->r2[a] = 0;
         if (sieve->per) sieve->per[a] = sieve->least[a] = sieve->magic[a] = sieve->mass[a] = 0.0f;
         for (int i = 0; i < 2; i++)
-            if (sieve->exact[i].mass) sieve->exact[i].scale[a] = 0.0f, sieve->exact[i].top[a] = INT32_MAX;
+            if (sieve->exact[i].mass) sieve->exact[i].scale[a] = 0.0f, weighing_start(&sieve->exact[i], a, 0);
     }
 }
 

@@ -72,8 +72,8 @@ typedef struct call {
     fs_head head;
     fs_batch batch;
     int32_t threads, block;
-    int32_t
-        backwards; /* tasks run one after the other, the last one first: 1, it takes all; 2, its own, and tells the others of later tokens */
+    /* Tasks run one after the other, the last one first: 1, it takes all blocks; 2, its own, and tells the others of later tokens. */
+    int32_t backwards;
     int32_t by_parts; /* fs_partial and fs_merge */
     int32_t log_z;    /* 1: log Z and logprobs are asked for, 2: raw ones */
 } call;
