@@ -34,7 +34,7 @@ static void read_part(void *argument, int i) {
     p->sink = s0[0] ^ s0[1] ^ s0[2] ^ s0[3] ^ s0[4] ^ s0[5] ^ s0[6] ^ s0[7];
 }
 
-/* Bytes per second of one pass over several buffers, as many as make what it takes to start threads little. */
+/* Bytes per second of one pass over all buffers: so much that what it takes to start threads is little. */
 static double read_once(const void *const *buffers, int count, int64_t bytes, int streams, int threads) {
     pass p = {(const line *const *)buffers, bytes / (int64_t)sizeof(line), streams, 1 + (int)(bytes / PART_BYTES), 0};
     double begin = now();
@@ -42,13 +42,10 @@ static double read_once(const void *const *buffers, int count, int64_t bytes, in
     return (double)count * (double)bytes / (now() - begin);
 }
 
-#define READ_BYTES ((int64_t)1 << 30)
-
 ceiling measure_reading(const void *const *buffers, int count, int64_t bytes, int threads, double seconds) {
     static const int streams[] = {1, 2, 4};
     ceiling best = {0, 0, bytes};
     double end = now() + seconds;
-    while (count > 1 && (count - 1) * bytes >= READ_BYTES) count--;
     do {
         for (int s = 0; s < 3; s++) {
             double rate = read_once(buffers, count, bytes, streams[s], threads);
