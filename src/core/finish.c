@@ -117,7 +117,9 @@ static void race_survivors(fs_row *row, uint32_t sample, fs_winner *winner, int3
         int32_t at = list_at(list, i);
         uint32_t token = order_key_token(list->key[at]);
         float y = order_key_logit(list->key[at]);
-        double score = race_score(rules, row->call->batch->noise, noise, token, y);
+        double floor = winner[n - 1].key ? score_key_value(winner[n - 1].key) : -INFINITY;
+        double score = race_score_from(rules, row->call->batch->noise, noise, token, y, floor);
+        if (!(score > -INFINITY)) continue;
         fs_winner offer = {score_key(score, token), list->raw ? list->raw[at] : y, y};
         winners_insert(winner, n, offer);
     }

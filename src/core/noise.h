@@ -176,11 +176,16 @@ FS_CORE float noise_ceiling(uint32_t prefix) {
     return -logf((float)FS_NOISE_Q * w) + 1e-5f;
 }
 
-FS_CORE double noise_gumbel(fs_noise noise, uint32_t token) {
+/* The prefix of this token's mark; -1: it has none. */
+FS_CORE int32_t noise_prefix(fs_noise noise, uint32_t token) {
     fs_walk walk = noise_walk(noise, token / FS_NOISE_BLOCK);
     while (noise_next(&walk))
-        if (walk.token == token) return noise_gumbel_given(noise, token, (int32_t)walk.prefix);
-    return noise_gumbel_given(noise, token, -1);
+        if (walk.token == token) return (int32_t)walk.prefix;
+    return -1;
+}
+
+FS_CORE double noise_gumbel(fs_noise noise, uint32_t token) {
+    return noise_gumbel_given(noise, token, noise_prefix(noise, token));
 }
 
 /* Uniform and Gumbel values for groups, the online merge and the merge of ranks: dense, one call each. */

@@ -153,15 +153,18 @@ FS_INLINE void look_at(sifting *s, int n, int lifted) {
     for (int i = 0; i < n; i++)
         x[i] = logits_of(s->c, !lifted, first, sum + i * s->spacing * FS_SUMS, &s->lift[s->token + i]);
     /* Pairs, and pairs of those, so that no step waits for the one before. */
-    __m512 most[FS_SHARE], sums[FS_SHARE];
-    for (int i = 0; i < n; i++) most[i] = sums[i] = x[i];
+    __m512 most[FS_SHARE];
+    for (int i = 0; i < n; i++) most[i] = x[i];
     for (int half = n / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) {
-            most[i] = _mm512_max_ps(most[i], most[i + half]);
-            sums[i] = _mm512_add_ps(sums[i], sums[i + half]);
-        }
+        for (int i = 0; i < half; i++) most[i] = _mm512_max_ps(most[i], most[i + half]);
     s->most = _mm512_max_ps(s->most, most[0]);
-    s->odd = _mm512_fmadd_ps(sums[0], _mm512_setzero_ps(), s->odd); /* NaN from the first that is not finite on */
+    if (!sieve->per || !s->plain) { /* else terms tell NaN and +inf (is_weighed), and -inf is what it seems */
+        __m512 sums[FS_SHARE];
+        for (int i = 0; i < n; i++) sums[i] = x[i];
+        for (int half = n / 2; half > 0; half /= 2)
+            for (int i = 0; i < half; i++) sums[i] = _mm512_add_ps(sums[i], sums[i + half]);
+        s->odd = _mm512_fmadd_ps(sums[0], _mm512_setzero_ps(), s->odd); /* NaN from the first that is not finite on */
+    }
     if (sieve->per) {
         const rough_lanes rough = {_mm512_loadu_ps(sieve->per + first), _mm512_loadu_ps(sieve->least + first),
                                    _mm512_loadu_ps(sieve->magic + first)};

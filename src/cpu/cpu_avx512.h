@@ -132,8 +132,9 @@ typedef struct rough_term {
     __m512 p, power;
 } rough_term;
 
+/* NaN stays NaN: of two operands max returns the second then. */
 static inline rough_term rough_exp(const rough_lanes *s, __m512 y) {
-    const __m512 x = _mm512_max_ps(y, s->least), shifted = _mm512_fmadd_ps(x, s->per, s->magic);
+    const __m512 x = _mm512_max_ps(s->least, y), shifted = _mm512_fmadd_ps(x, s->per, s->magic);
     const __m512 f = _mm512_fmsub_ps(x, s->per, _mm512_sub_ps(shifted, s->magic));
     __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(FS_EXP2_4), f, _mm512_set1_ps(FS_EXP2_3));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_2));

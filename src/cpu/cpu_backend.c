@@ -238,8 +238,8 @@ static void job_run(fs_job *job, void (*task)(void *arg, int32_t i)) {
     fs_threads_stay(cpu->threads, 1);
     fs_pass_prepare(&job->pass);
     fs_pass_run(&job->pass);
-    fs_threads_stay(cpu->threads, 0);
     fs_pass_parallel(cpu, job->pass.rows < cpu->tasks ? job->pass.rows : cpu->tasks, task, job);
+    fs_threads_stay(cpu->threads, 0);
 }
 
 static void finish_dropped(const fs_job *job) {

@@ -130,14 +130,6 @@ static void race_marks(fs_race *race, const fs_scan *scan, const float *x, const
     }
 }
 
-/* Whether race_marks has seen to this token. A walk of its own, because hardly any token gets here. */
-static int is_marked(fs_noise noise, uint32_t token) {
-    fs_walk walk = noise_walk(noise, token / FS_NOISE_BLOCK);
-    while (noise_next(&walk))
-        if (walk.token == token) return 1;
-    return 0;
-}
-
 /* The sparse race: marked tokens, then the others whose logit alone is in reach of the best score so far. x, y, granule start at id
  * `base`, a multiple of FS_GRANULE; span places. Greedy rows race without noise. */
 static void race_exact(fs_race *race, const fs_scan *scan, const float *x, const float *y, const float *granule,
@@ -162,7 +154,7 @@ static void race_exact(fs_race *race, const fs_scan *scan, const float *x, const
             if (!((double)(y[i] * inverse) > race->floor)) continue;
             uint32_t token = (uint32_t)(base + i);
             if (greedy) race_offer(race, token, x[i], y[i], 0.0);
-            else if (!is_marked(race->noise, token))
+            else if (noise_prefix(race->noise, token) < 0) /* race_marks has seen to the others */
                 race_offer(race, token, x[i], y[i], noise_gumbel_given(race->noise, token, -1));
         }
     }
@@ -215,9 +207,11 @@ static void reduce_list(const fs_call *call, const fs_scan *scan, const fs_lane 
     fs_list *list = &summary->list;
     const int64_t span = block_span(block), base = block.first - block_lead(block);
     const int is_nucleus = lane->nucleus > 0.0, first = !list->count;
-    const double share = is_nucleus ? fs_rows_share(call, lane, block, block.n, &summary->mass, log_mass) : 0.0;
     const int32_t least = log_mass == log_mass ? FS_NARROWEST / 4 : FS_NARROWEST * 3 / 4;
-    if (first && list->bound == FS_KEY_NONE) start_list(scan, lane, rules, share, least, y, granule, most, span, list);
+    const int starts = first && list->bound == FS_KEY_NONE;
+    double share = 0.0;
+    if (is_nucleus && (starts || !first)) share = fs_rows_share(call, lane, block, block.n, &summary->mass, log_mass);
+    if (starts) start_list(scan, lane, rules, share, least, y, granule, most, span, list);
     fs_lists_offer(list, scan, y, granule, base, span / FS_GRANULE);
     if (is_nucleus && first) fs_lists_wait(list);
     else if (is_nucleus && list->count >= list->due)

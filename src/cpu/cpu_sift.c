@@ -61,7 +61,7 @@ static fs_sieve layout_sieve(const fs_pass *pass, fs_arena *arena) {
     s.sums = arena_take(arena, groups * FS_NOISE_BLOCK * FS_SIEVE_SUMS, sizeof *s.sums);
     s.found = arena_take(arena, (size_t)s.capacity, sizeof *s.found);
     s.told = pass->told;
-    s.aside = pass->cpu->isa->aside;
+    s.aside = pass->cpu->isa->aside || s.per;
     return s;
 }
 
@@ -259,6 +259,17 @@ static void settle_race(const sifted_row *r, const fs_found *found, uint32_t tok
     set_best(r, winner->key);
 }
 
+/* Most of what is found is above the bound of a list, and in no race. 0: there is more to do. */
+static int settle_listed(const sifted_row *r, const fs_found *found) {
+    fs_list *list = &r->summary->list;
+    const uint64_t key = order_key(found->y, (uint32_t)(r->sieve->first + found->place));
+    if (found->prefix >= 0 || found->y > r->sieve->bare[r->a] || found->y > r->summary->max_y) return 0;
+    if (!r->lane->listed || list->raw || list->count == list->capacity) return 0;
+    list->key[list->count] = key;
+    list->count += key > list->bound;
+    return 1;
+}
+
 /* A token that was found in the block, of this row. */
 static void settle(const sifted_row *r, const fs_found *found) {
     fs_list *list = &r->summary->list;
@@ -345,8 +356,9 @@ int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block) {
     }
     for (int32_t a = 0; a < pass->rows; a++) sieve->max[a] = fmaxf(sieve->max[a], sieve->most[a]);
     for (int32_t i = 0; i < sieve->count; i++) {
-        const sifted_row r = row_at(pass, task, sieve->found[i].row);
-        settle(&r, &sieve->found[i]);
+        const fs_found *found = &sieve->found[i];
+        const sifted_row r = row_at(pass, task, found->row);
+        if (!settle_listed(&r, found)) settle(&r, found);
     }
     for (int32_t a = 0; a < pass->rows; a++) {
         const sifted_row r = row_at(pass, task, a);

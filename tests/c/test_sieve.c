@@ -37,6 +37,10 @@ static float broken(rng *r, int64_t v, int64_t d) {
     if (v % 1501 == 900 && d % 7 == 0) return -INFINITY;
     return (float)random_normal(r);
 }
+/* No number, and nothing else that would show. */
+static float undefined(rng *r, int64_t v, int64_t d) {
+    return v % 1301 == 1200 && d == 3 ? NAN : (float)random_normal(r);
+}
 /* Two of each row's tokens, late ones, are a jump that no rough mass can bear, and share its mass. */
 static int64_t jump;
 static float jumping(rng *r, int64_t v, int64_t d) {
@@ -55,7 +59,8 @@ static float sparse(rng *r, int64_t v, int64_t d) {
 }
 
 /* The last one is of any H and W, scaled row by row: see make_head. */
-static logit_of *const shapes[] = {gaussian, hot_first, flat, rising, tied, broken, jumping, topped, sparse, NULL};
+static logit_of *const shapes[] = {gaussian, hot_first, flat,   rising,    tied, broken,
+                                   jumping,  topped,    sparse, undefined, NULL};
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
 static void put(int32_t dtype, char *base, int64_t i, float x) {
