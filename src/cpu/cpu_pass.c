@@ -277,8 +277,8 @@ static void prepare_task(void *arg, int32_t task) {
         pass_kernel(p->pass)->pack(hidden, units * task / tasks * FS_PACK, units * (task + 1) / tasks * FS_PACK);
 }
 
-/* Elements of H, some 50 us: less than it takes to wake threads, and to wait for a late one. Sorting an entry costs as much as some of them. */
-#define FS_PREPARED_ALONE (1 << 17)
+/* Elements of H, some 5 us: what a thread takes of them at least. Sorting an entry costs as much as some of them. */
+#define FS_PREPARED_AT_LEAST (1 << 13)
 #define FS_SORTED_ENTRY 8
 
 static int64_t work_to_prepare(const fs_pass *pass) {
@@ -302,7 +302,7 @@ void fs_pass_prepare(fs_pass *pass) {
     }
     for (int32_t a = 0; head->kind == FS_HEAD_WEIGHTS && a < pass->rows; a++)
         pass->hidden.row[a] = (const char *)batch->hidden + pass->row[a] * stride;
-    const int64_t worth = 1 + work_to_prepare(pass) / FS_PREPARED_ALONE;
+    const int64_t worth = 1 + work_to_prepare(pass) / FS_PREPARED_AT_LEAST;
     fs_preparing preparing = {pass, worth < cpu->tasks ? (int32_t)worth : cpu->tasks};
     fs_pass_parallel(cpu, preparing.tasks, prepare_task, &preparing);
 }
