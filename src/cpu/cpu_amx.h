@@ -265,7 +265,7 @@ struct meeting {
     int64_t block; /* steps that are summed from zero, see block_of */
     int32_t n;
     const char *then;  /* a later tile whose first lines are to be fetched: see `fetching`; or w: nothing is */
-    const char *whole; /* from FS_WHOLE_PANELS on, one that is to be fetched, a line of each row a step; or NULL */
+    const char *whole; /* one that is to be fetched, a line of each row a step; or NULL: see fetches_whole */
     const char *h;     /* the first panel's first step */
     int32_t panels;
     packing packing;
@@ -277,14 +277,21 @@ struct meeting {
 };
 
 /* From three panels on a step takes so long, and so many loads, that W's next steps are out of a core's sight: the whole next tile is fetched
- * ahead, as long as it, this one and H leave half of an L2 of 2 MB. With fewer panels the prefetcher does it, but for first lines. See
- * docs/findings/amx-at-64-rows.md, split-weights-on-amx.md. */
+ * ahead, as long as it, this one and H leave half of an L2 of 2 MB. With fewer panels the prefetcher does it, but for first lines; and not
+ * for rows of f32, pages long, where one panel has time for it. See docs/findings/amx-at-64-rows.md, split-weights-on-amx.md. */
 #define FS_WHOLE_PANELS 3
 #define FS_WHOLE_BYTES (1 << 20)
+#define FS_WHOLE_BYTES_ALONE (640 << 10) /* of one panel */
+
+FS_INLINE int may_fetch_whole(int32_t weights, int panels) {
+    return panels >= FS_WHOLE_PANELS || (panels == 1 && weights == FS_F32);
+}
 
 FS_INLINE int fetches_whole(const scheme *s, const meeting *m) {
-    if (m->panels < FS_WHOLE_PANELS || (lifts_weights(s) && m->stride <= FS_PAGE)) return 0;
-    return m->panels * m->packing.panel + 2 * FS_TILE * m->stride <= FS_WHOLE_BYTES;
+    const int64_t bytes = m->panels * m->packing.panel + 2 * FS_TILE * m->stride;
+    if (!may_fetch_whole(s->weights, m->panels)) return 0;
+    if (m->panels == 1) return bytes <= FS_WHOLE_BYTES_ALONE;
+    return !(lifts_weights(s) && m->stride <= FS_PAGE) && bytes <= FS_WHOLE_BYTES;
 }
 
 /* Where the line of step k of the tile to be fetched is, `bytes` a step; or NULL. */

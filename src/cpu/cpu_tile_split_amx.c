@@ -157,8 +157,8 @@ FS_INLINE int products_before(int32_t dtype, int32_t unit, int j) {
 #define FS_PRODUCT(j, p, i, of_w)                                                                                      \
     if (met_by(dtype, unit, j) > i) {                                                                                  \
         FS_MULTIPLY(unit, p, of_w, 7);                                                                                 \
-        split_some(dtype, unit, N >= FS_WHOLE_PANELS, next,                                                            \
-                   N * products_before(dtype, unit, j) + p * met_by(dtype, unit, j) + i,                               \
+        split_some(dtype, unit, may_fetch_whole(dtype, N), next,                                                       \
+                   N *products_before(dtype, unit, j) + p * met_by(dtype, unit, j) + i,                                \
                    N * products_before(dtype, unit, parts));                                                           \
     }
 #define FS_DOT(j, p)                                                                                                   \
@@ -202,7 +202,7 @@ FS_INLINE void dot_tile(int32_t dtype, int32_t unit, int parts, int N, const mee
     for (int64_t k = 0; k < FS_AHEAD; k++) {
         next = split_from(dtype, m, lift, k, tail, tiles[k]);
         if (k > 0 && k >= steps) next.n = 0; /* there is always one step */
-        split_some(dtype, unit, N >= FS_WHOLE_PANELS, &next, 0, 1);
+        split_some(dtype, unit, may_fetch_whole(dtype, N), &next, 0, 1);
         split_again(dtype, &next);
     }
     fetching fetch = fetch_from(m->w, m->then, m->stride, steps);
