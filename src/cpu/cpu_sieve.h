@@ -93,7 +93,7 @@ typedef struct fs_sieve {
     fs_found *found;
     int32_t count, capacity;
     fs_told *told;         /* [rows of the pass] */
-    int32_t aside;         /* tiles are looked at between the products of the next one (fs_isa) */
+    int32_t aside;         /* tiles are looked at between the products of the next one */
     int32_t begun;         /* a block has been tried */
     int64_t taken;         /* tokens of this task so far */
     int32_t noisy;         /* some row has noise */

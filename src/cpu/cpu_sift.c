@@ -264,7 +264,7 @@ static int settle_listed(const sifted_row *r, const fs_found *found) {
     fs_list *list = &r->summary->list;
     const uint64_t key = order_key(found->y, (uint32_t)(r->sieve->first + found->place));
     if (found->prefix >= 0 || found->y > r->sieve->bare[r->a] || found->y > r->summary->max_y) return 0;
-    if (!r->lane->listed || list->raw || list->count == list->capacity) return 0;
+    if (!r->lane->listed || list->count == list->capacity) return 0;
     list->key[list->count] = key;
     list->count += key > list->bound;
     return 1;

@@ -158,8 +158,8 @@ FS_INLINE int products_before(int32_t dtype, int32_t unit, int j) {
     if (met_by(dtype, unit, j) > i) {                                                                                  \
         FS_MULTIPLY(unit, p, of_w, 7);                                                                                 \
         split_some(dtype, unit, may_fetch_whole(dtype, N), next,                                                       \
-                   N *products_before(dtype, unit, j) + p * met_by(dtype, unit, j) + i,                                \
-                   N * products_before(dtype, unit, parts));                                                           \
+                   products_before(dtype, unit, j) * N + met_by(dtype, unit, j) * p + i,                               \
+                   products_before(dtype, unit, parts) * N);                                                           \
     }
 #define FS_DOT(j, p)                                                                                                   \
     if (j < parts && p < N) {                                                                                          \
