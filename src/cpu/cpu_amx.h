@@ -277,8 +277,8 @@ struct meeting {
 };
 
 /* From three panels on a step takes so long, and so many loads, that W's next steps are out of a core's sight: the whole next tile is fetched
- * ahead, as long as it, this one and H leave half of an L2 of 2 MB. With fewer panels the prefetcher does it, but for first lines; and not
- * for rows of f32, pages long, where one panel has time for it. See docs/findings/amx-at-64-rows.md, split-weights-on-amx.md. */
+ * ahead, as long as it, this one and H leave half of an L2 of 2 MB. With fewer panels the prefetcher does it, but for first lines; f32,
+ * which takes more instructions to split, gains by it with one panel too. See docs/findings/amx-at-64-rows.md, split-weights-on-amx.md. */
 #define FS_WHOLE_PANELS 3
 #define FS_WHOLE_BYTES (1 << 20)
 #define FS_WHOLE_BYTES_ALONE (640 << 10) /* of one panel */
