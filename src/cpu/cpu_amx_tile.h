@@ -15,6 +15,7 @@ typedef struct calling {
     const scheme *s;
     const fs_hidden *hidden;
     packing packing;
+    int32_t first, end; /* the panels that are multiplied now */
     int64_t stride;
     float *sum;  /* [FS_TOKENS, FS_PANELS, 16] */
     float *lift; /* [FS_TOKENS] */
@@ -372,17 +373,17 @@ FS_INLINE void sift_next(const calling *c, const meeting *m, fs_sieve *sieve, in
 /* `tiles` tiles of n tokens from `place` on, of `all`: token t of tile i is row i + t * tiles of w. then: the next group, or w. */
 FS_INLINE void tile_group(const calling *c, const char *w, const char *then, int32_t tiles, int32_t n,
                           const ending *end, int32_t place, int32_t all, sifting *before) {
-    const int32_t panels = c->packing.panels, in_block = end->sieve ? place % FS_NOISE_BLOCK : 0, many = tiles * n;
+    const int32_t in_block = end->sieve ? place % FS_NOISE_BLOCK : 0, many = tiles * n;
     const int32_t done = in_block + many, whole = done == FS_NOISE_BLOCK || place + many == all;
     meeting m = {
         .stride = tiles * c->stride, .dim = c->hidden->dim, .block = block_of(c), .n = n, .packing = c->packing};
     m.sum_stride = tiles * FS_SUMS * 4;
     m.spacing = tiles;
     m.before = before;
-    for (int32_t p = 0; p < panels; p += m.panels) {
-        m.panels = panels - p < FS_PANELS ? panels - p : FS_PANELS;
+    for (int32_t p = c->first; p < c->end; p += m.panels) {
+        m.panels = c->end - p < FS_PANELS ? c->end - p : FS_PANELS;
         for (int32_t i = 0; i < tiles; i++) {
-            const int fetches = then != w && p + m.panels == panels;
+            const int fetches = then != w && p + m.panels == c->end;
             m.w = w + i * c->stride;
             m.whole = fetches && fetches_whole(c->s, &m) ? then + i * c->stride : NULL;
             /* The last tile's first lines start the pages of all tiles. */
@@ -408,20 +409,33 @@ FS_INLINE int32_t spacing_of(int64_t stride, int32_t most) {
     return tiles;
 }
 
+/* The panels that a call takes at a time, whole groups of them: while W streams by they stay in half of an L2 of 2 MB. More of them came from
+ * L3 for every tile; so W comes once for each of these instead (docs/findings/large-batches.md). */
+#define FS_KEPT_BYTES (1 << 20)
+
+FS_INLINE int32_t kept_panels(const packing *p) {
+    const int64_t kept = FS_KEPT_BYTES / p->panel / FS_PANELS * FS_PANELS;
+    return kept < FS_PANELS ? FS_PANELS : kept < p->panels ? (int32_t)kept : p->panels;
+}
+
 FS_INLINE void tile_all(const scheme *s, const fs_hidden *hidden, const char *w, int64_t stride, int32_t tokens,
                         const ending *end) {
     _Alignas(64) float sum[FS_TOKENS * FS_SUMS], lift[FS_TOKENS] = {0};
-    const calling c = {s, hidden, packing_of(s, hidden), stride, sum, lift};
+    calling c = {s, hidden, packing_of(s, hidden), 0, 0, stride, sum, lift};
     const int of_w = parts_in(s->unit, s->weights);
-    const int32_t most = spacing_of(stride, FS_TOKENS / FS_TILE);
+    const int32_t most = spacing_of(stride, FS_TOKENS / FS_TILE), kept = kept_panels(&c.packing);
     sifting before = {.due = -1};
-    if (tokens >= FS_TILE) configure(FS_TILE, of_w, c.packing.columns);
-    for (int32_t t = 0, many; t < tokens; t += many) {
-        const int32_t left = tokens - t, n = left < FS_TILE ? left : FS_TILE, tiles = left < most * FS_TILE ? 1 : most;
-        many = tiles * n;
-        const char *at = w + t * stride, *then = left - many < FS_TILE ? at : at + many * stride;
-        if (n < FS_TILE) configure(n, of_w, c.packing.columns);
-        tile_group(&c, at, then, tiles, n, end, t, tokens, &before);
+    for (; c.first < c.packing.panels; c.first = c.end) {
+        c.end = c.packing.panels - c.first < kept ? c.packing.panels : c.first + kept;
+        if (tokens >= FS_TILE) configure(FS_TILE, of_w, c.packing.columns);
+        for (int32_t t = 0, many; t < tokens; t += many) {
+            const int32_t left = tokens - t, n = left < FS_TILE ? left : FS_TILE;
+            const int32_t tiles = left < most * FS_TILE ? 1 : most;
+            many = tiles * n;
+            const char *at = w + t * stride, *then = left - many < FS_TILE ? at : at + many * stride;
+            if (n < FS_TILE) configure(n, of_w, c.packing.columns);
+            tile_group(&c, at, then, tiles, n, end, t, tokens, &before);
+        }
     }
     sift_rest(&before);
     _tile_release();
