@@ -265,8 +265,9 @@ struct meeting {
     int64_t block; /* steps that are summed from zero, see block_of */
     int32_t n;
     const char *then;  /* a later tile whose first lines are to be fetched: see `fetching`; or w: nothing is */
-    const char *whole; /* one that is to be fetched, a line of each row a step; or NULL: see fetches_whole */
-    const char *h;     /* the first panel's first step */
+    const char *whole; /* one that is to be fetched, a line of each of `fetched` rows a step: see fetches_whole */
+    int32_t fetched;
+    const char *h; /* the first panel's first step */
     int32_t panels;
     packing packing;
     float *sum; /* [tokens, FS_PANELS, 16], tokens `sum_stride` bytes apart */
@@ -287,16 +288,12 @@ FS_INLINE int may_fetch_whole(int32_t weights, int panels) {
     return panels >= FS_WHOLE_PANELS || (panels == 1 && weights == FS_F32);
 }
 
-FS_INLINE int fetches_whole(const scheme *s, const meeting *m) {
-    const int64_t bytes = m->panels * m->packing.panel + 2 * FS_TILE * m->stride;
-    if (!may_fetch_whole(s->weights, m->panels)) return 0;
-    if (m->panels == 1) return bytes <= FS_WHOLE_BYTES_ALONE;
-    return !(lifts_weights(s) && m->stride <= FS_PAGE) && bytes <= FS_WHOLE_BYTES;
-}
-
-/* Where the line of step k of the tile to be fetched is, `bytes` a step; or NULL. */
-FS_INLINE const char *line_to_fetch(const meeting *m, int64_t k, int64_t bytes) {
-    return m->whole ? m->whole + k * bytes : NULL;
+/* Whether a meeting of this many panels does, of a tile whose rows are `stride` bytes apart. */
+FS_INLINE int fetches_whole(const scheme *s, const packing *p, int64_t stride, int32_t panels) {
+    const int64_t bytes = panels * p->panel + 2 * FS_TILE * stride;
+    if (!may_fetch_whole(s->weights, panels)) return 0;
+    if (panels == 1) return bytes <= FS_WHOLE_BYTES_ALONE;
+    return !(lifts_weights(s) && stride <= FS_PAGE) && bytes <= FS_WHOLE_BYTES;
 }
 
 /* The prefetcher follows a stream to the end of its page and starts anew in the next one, and a tile starts 16 streams at once. So during

@@ -380,14 +380,21 @@ FS_INLINE void tile_group(const calling *c, const char *w, const char *then, int
     m.sum_stride = tiles * FS_SUMS * 4;
     m.spacing = tiles;
     m.before = before;
-    for (int32_t p = c->first; p < c->end; p += m.panels) {
+    /* The fewest panels come first. Those that fetch what is next share its rows; if none does, the last one fetches first lines. */
+    const int32_t count = c->end - c->first, rest = count % FS_PANELS;
+    const int all_fetch = fetches_whole(c->s, &c->packing, m.stride, FS_PANELS);
+    const int rest_fetches = rest && fetches_whole(c->s, &c->packing, m.stride, rest);
+    const int32_t turns = (all_fetch ? count / FS_PANELS : 0) + rest_fetches;
+    for (int32_t p = c->end - (rest ? rest : FS_PANELS), turn = 0; p >= c->first; p -= FS_PANELS) {
         m.panels = c->end - p < FS_PANELS ? c->end - p : FS_PANELS;
+        const int fetches = then != w && (m.panels < FS_PANELS ? rest_fetches : all_fetch);
+        const int32_t row = fetches ? FS_TILE * turn++ / turns : 0;
+        m.fetched = fetches ? FS_TILE * turn / turns - row : 0;
         for (int32_t i = 0; i < tiles; i++) {
-            const int fetches = then != w && p + m.panels == c->end;
             m.w = w + i * c->stride;
-            m.whole = fetches && fetches_whole(c->s, &m) ? then + i * c->stride : NULL;
+            m.whole = then + i * c->stride + row * m.stride;
             /* The last tile's first lines start the pages of all tiles. */
-            m.then = fetches && !fetches_whole(c->s, &m) && i == tiles - 1 ? then : m.w;
+            m.then = !turns && then != w && p == c->first && i == tiles - 1 ? then : m.w;
             m.h = c->hidden->packed + p * c->packing.panel;
             m.sum = sums_at(c, end->sieve, p, place) + i * FS_SUMS;
             m.lift = c->lift + in_block + i;

@@ -26,29 +26,30 @@
 
 /* Tiles: 0 .. 3 the sums, 4 tokens, 5 and 6 rows. */
 
-/* The share of panel i of N in fetching 16 lines at `fetch`, `stride` bytes apart, if any. */
-FS_INLINE void fetch_some(int N, int i, const char *fetch, int64_t stride) {
-    const int from = FS_TILE * i / N, to = FS_TILE * (i + 1) / N;
-    for (int r = from; N >= FS_WHOLE_PANELS && fetch && r < to; r++) _mm_prefetch(fetch + r * stride, _MM_HINT_T1);
+/* The share of panel i of N in fetching the lines of a step, of m->fetched rows. */
+FS_INLINE void fetch_some(int N, int i, const meeting *m, int64_t k) {
+    const char *at = m->whole + k * FS_STEP * 2;
+    const int32_t from = m->fetched * i / N, to = m->fetched * (i + 1) / N;
+    for (int32_t r = from; N >= FS_WHOLE_PANELS && r < to; r++) _mm_prefetch(at + r * m->stride, _MM_HINT_T1);
 }
 
 /* One step: 16 tokens at w times N panels. */
-FS_INLINE void dot_step(int32_t unit, int N, const meeting *m, const char *w, int64_t stride, const char *fetch,
+FS_INLINE void dot_step(int32_t unit, int N, const meeting *m, const char *w, int64_t stride, int64_t k,
                         const char *h) {
     const packing *p = &m->packing;
     const int64_t columns = p->columns * 4; /* bytes */
     _tile_loadd(4, w, stride);
     for (int i = 0; i < p->parts; i++, h += p->tile) {
-        if (i == 0) fetch_some(N, 0, fetch, stride);
+        if (i == 0) fetch_some(N, 0, m, k);
         _tile_loadd(5, h, columns);
         FS_MULTIPLY(unit, 0, 4, 5);
-        if (N > 1 && i == 0) fetch_some(N, 1, fetch, stride);
+        if (N > 1 && i == 0) fetch_some(N, 1, m, k);
         if (N > 1) _tile_loadd(6, h + p->panel, columns);
         if (N > 1) FS_MULTIPLY(unit, 1, 4, 6);
-        if (N > 2 && i == 0) fetch_some(N, 2, fetch, stride);
+        if (N > 2 && i == 0) fetch_some(N, 2, m, k);
         if (N > 2) _tile_loadd(5, h + 2 * p->panel, columns);
         if (N > 2) FS_MULTIPLY(unit, 2, 4, 5);
-        if (N > 3 && i == 0) fetch_some(N, 3, fetch, stride);
+        if (N > 3 && i == 0) fetch_some(N, 3, m, k);
         if (N > 3) _tile_loadd(6, h + 3 * p->panel, columns);
         if (N > 3) FS_MULTIPLY(unit, 3, 4, 6);
     }
@@ -66,14 +67,14 @@ FS_INLINE void dot_tile(int32_t unit, int N, const meeting *m) {
             const int64_t stop = sift_aside(m->before, k, to);
             for (; k < stop; k++, h += m->packing.parts * m->packing.tile) {
                 fetch_step(&fetch, k);
-                dot_step(unit, N, m, m->w + k * FS_STEP * 2, m->stride, line_to_fetch(m, k, FS_STEP * 2), h);
+                dot_step(unit, N, m, m->w + k * FS_STEP * 2, m->stride, k, h);
             }
         }
         if (k == steps && m->dim % FS_STEP) {
             _Alignas(64) char tail[FS_TILE_BYTES];
             copy_tail(m->w, m->stride, m->n, m->dim, 2, tail);
             FS_WRITTEN(tail);
-            dot_step(unit, N, m, tail, 64, NULL, h);
+            dot_step(unit, N, m, tail, 64, k, h);
         }
         store_sums(N, m, from == 0);
     } while (k < steps);

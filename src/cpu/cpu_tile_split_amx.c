@@ -89,7 +89,8 @@ FS_INLINE void split_lifted(const char *w, const lifting *lift, char *to) {
 typedef struct splitting {
     __m512i any;         /* bits that some element has */
     const char *w;       /* the next line, `stride` bytes before the one after it */
-    const char *fetch;   /* the like of a later tile, or NULL */
+    const char *fetch;   /* the like of a later tile */
+    int32_t fetched;     /* lines of it that are still to be fetched */
     const lifting *lift; /* of the next line, for f16 parts */
     int64_t stride;
     char *to;
@@ -104,7 +105,7 @@ FS_INLINE void split_line(int32_t dtype, int32_t unit, int whole, splitting *s) 
         s->any = _mm512_or_si512(s->any, x);
         split_f16(x, s->to);
     }
-    if (whole && s->fetch) {
+    if (whole && s->fetched-- > 0) {
         _mm_prefetch(s->fetch, _MM_HINT_T1);
         if (dtype == FS_F32) _mm_prefetch(s->fetch + 64, _MM_HINT_T1);
         s->fetch += s->stride;
@@ -188,8 +189,8 @@ FS_INLINE void dot_step(int32_t dtype, int32_t unit, int parts, int N, const mee
 FS_INLINE splitting split_from(int32_t dtype, const meeting *m, const lifting *lift, int64_t k, const char *tail,
                                char *to) {
     const int64_t line = FS_STEP * dtype_bytes(dtype);
-    splitting s = {_mm512_setzero_si512(), m->w + k * line, line_to_fetch(m, k, line), lift, m->stride, to, m->n};
-    if (k == m->dim / FS_STEP) s.w = tail, s.fetch = NULL, s.stride = line;
+    splitting s = {_mm512_setzero_si512(), m->w + k * line, m->whole + k * line, m->fetched, lift, m->stride, to, m->n};
+    if (k == m->dim / FS_STEP) s.w = tail, s.fetched = 0, s.stride = line;
     return s;
 }
 
