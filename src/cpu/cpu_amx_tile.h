@@ -387,7 +387,7 @@ FS_INLINE void tile_group(const calling *c, const char *w, const char *then, int
     const int32_t turns = (all_fetch ? count / FS_PANELS : 0) + rest_fetches;
     for (int32_t p = c->end - (rest ? rest : FS_PANELS), turn = 0; p >= c->first; p -= FS_PANELS) {
         m.panels = c->end - p < FS_PANELS ? c->end - p : FS_PANELS;
-        const int fetches = then != w && (m.panels < FS_PANELS ? rest_fetches : all_fetch);
+        const int fetches = turns && then != w && (m.panels < FS_PANELS ? rest_fetches : all_fetch);
         const int32_t row = fetches ? FS_TILE * turn++ / turns : 0;
         m.fetched = fetches ? FS_TILE * turn / turns - row : 0;
         for (int32_t i = 0; i < tiles; i++) {
