@@ -25,6 +25,10 @@ def positive(text):
     return value
 
 
+def row_counts(text):
+    return [positive(rows) for rows in text.split(",")]
+
+
 def ours(args, rows):
     words = [args.program, "bench", "--json", "--quiet", "--seconds", str(args.seconds), "--vocab", str(args.vocab),
              "--dim", str(args.dim), "--dtype", args.dtype, "--threads", str(args.threads), "--batch", str(rows)]
@@ -64,7 +68,7 @@ def theirs(args, heads, rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", help="the flashsample to run")
-    parser.add_argument("--batch", default="1,4,16,64,256", help="rows (default %(default)s)")
+    parser.add_argument("--batch", type=row_counts, default="1,4,16,64,256", help="rows (default %(default)s)")
     parser.add_argument("--vocab", type=positive, default=151936, help="default %(default)s")
     parser.add_argument("--dim", type=positive, default=1024, help="default %(default)s")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of W and H (default %(default)s)")
@@ -72,13 +76,12 @@ def main():
     parser.add_argument("--copies", type=positive, default=2, help="of W, for PyTorch (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure (default %(default)s)")
     args = parser.parse_args()
-    batches = [positive(rows) for rows in args.batch.split(",")]
     torch.set_num_threads(args.threads)
     heads = [(torch.randn(args.vocab, args.dim) * 0.02).to(DTYPES[args.dtype]) for _ in range(args.copies)]
     print(f"{args.dtype}, V = {args.vocab:,}, D = {args.dim:,}, {args.threads} threads, PyTorch {torch.__version__};"
           " fastest (median), ms\n")
     print(f"  {'rows':>5}  {'ours, with a draw':>19}  {'linear alone':>19}  {'linear and a draw':>19}")
-    for rows in batches:
+    for rows in args.batch:
         figures = [ours(args, rows), *theirs(args, heads, rows)]
         print(f"  {rows:5}  " + "  ".join(f"{1e3 * low:9.2f} ({1e3 * mid:7.2f})" for low, mid in figures), flush=True)
 
@@ -86,7 +89,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except (argparse.ArgumentTypeError, ValueError) as error:
-        sys.exit(f"cpu_torch.py: --batch: {error}")
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"cpu_torch.py: {error}")
