@@ -45,6 +45,11 @@ FS_CORE uint64_t order_key(float logit, uint32_t token) {
     return (uint64_t)ordered_float(logit) << 32 | (0xFFFFFFFFu - token);
 }
 
+/* Not below any token's key of this logit, and below those of larger ones. */
+FS_CORE uint64_t order_key_behind(float logit) {
+    return (uint64_t)ordered_float(logit) << 32 | 0xFFFFFFFFu;
+}
+
 FS_CORE uint32_t order_key_token(uint64_t key) {
     return 0xFFFFFFFFu - (uint32_t)key;
 }

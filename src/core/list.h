@@ -16,7 +16,6 @@ typedef struct fs_list {
     int32_t keep;     /* how many survive when the list is full; 0: there is no list */
     int32_t capacity; /* more than keep */
     uint64_t bound;
-    int32_t due; /* entries at which a pass looks whether it needs them all; its own business */
 } fs_list;
 
 FS_CORE void list_swap(fs_list *list, int32_t i, int32_t j) {

@@ -65,7 +65,7 @@ typedef struct fs_bins {
 } fs_bins;
 
 /* Scans over n logits in cache. Results are the same for every instruction set, bit for bit, without fused multiply-adds; but for rough
- * masses and the floors that come of them, which decide which rows take a second pass and no token. */
+ * masses, which decide which rows take a second pass and no token. */
 typedef struct fs_scan {
     /* out[i] = in[i] widened to float, by dtype. */
     void (*load[3])(const void *in, int64_t n, float *out);
@@ -85,12 +85,10 @@ typedef struct fs_scan {
     void (*add_mass)(const float *y, const float *max, int64_t n, float scale, fs_mass *mass);
     /* The same, off by at most half of mass_slack; most: the largest y, |most * scale| <= FS_ROUGH_MOST. */
     void (*add_rough)(const float *y, float most, int64_t n, float scale, fs_mass *mass);
-    /* A y above which nearly 1 - share of the mass of n tokens lies, no less; or -inf. n up to FS_WEIGHED_MOST, the rest as add_rough. */
-    float (*floor_of)(const float *y, float most, int64_t n, float scale, float share);
     /* The largest of n keys, n > 0, and the smallest. */
     uint64_t (*key_range)(const uint64_t *key, int32_t n, uint64_t *least);
-    /* Of n order keys the terms exp(l) 2^-unit, none above 2, and their bins. */
-    void (*weigh)(const uint64_t *key, int32_t n, fs_bins bins, float scale, int32_t unit, float *term, int32_t *bin);
+    /* The bins of n order keys. */
+    void (*bin)(const uint64_t *key, int32_t n, fs_bins bins, int32_t *bin);
     /* How many of n keys are above this one. */
     int32_t (*count_above)(const uint64_t *key, int32_t n, uint64_t above);
     /* Moves those to the front, in their order, and returns how many. May write a vector behind them, not behind key[n + 7]. */

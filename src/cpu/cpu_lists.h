@@ -14,23 +14,14 @@ FS_CORE float list_floor(const fs_list *list) {
 void fs_lists_offer(fs_list *list, const fs_scan *scan, const float *y, const float *granule, int64_t base,
                     int64_t granules);
 
-/* A bound for an empty list, before its first block is offered, so that this does not fill it with tokens which it would drop: not above
- * `most`, and one that `least` granules have a token above. */
-void fs_lists_start(fs_list *list, const float *granule, int64_t granules, int32_t least, float most);
+/* A bound for an empty list, before its first block is offered, so that this does not fill it with tokens which it would drop: one that as
+ * many granules as it keeps have a token above. */
+void fs_lists_start(fs_list *list, const float *granule, int64_t granules);
+
+/* Makes this key the bound of a list without raw logits, unless that is higher: then 0. */
+int fs_lists_raise(fs_list *list, const fs_scan *scan, uint64_t bound);
 
 /* fs_lists_offer for a list that carries raw logits x beside its keys, or is ordered by logits that nobody has surveyed. */
 void fs_lists_offer_each(fs_list *list, const float *y, const float *x, int64_t base, int64_t span);
-
-/* Drops what is not among the largest entries that make up this share of `mass`, and sets when the next look is due. Logits times
- * scale are l; there is at least one entry. */
-void fs_lists_narrow(fs_list *list, const fs_scan *scan, float scale, const fs_mass *mass, double share);
-
-/* Entries a list has at least when it is narrowed. */
-#define FS_NARROWEST 64
-
-/* The next look at a list is due when it has twice the entries. */
-FS_CORE void fs_lists_wait(fs_list *list) {
-    list->due = list->count < FS_NARROWEST * 2 ? FS_NARROWEST * 4 : list->count * 2;
-}
 
 #endif

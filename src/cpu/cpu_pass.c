@@ -1,3 +1,4 @@
+#include "cpu_lists.h"
 #include "cpu_sift.h"
 
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
@@ -103,8 +104,6 @@ static uint8_t node_of_block(const void *user, int64_t block) {
     return of->pass->cpu->residence.node[row > 0 ? row / of->pass->cpu->residence.step : 0];
 }
 
-#define FS_FAIR_TURNS 4
-
 /* Lists are no shorter than this many entries. */
 #define FS_LIST_SHORT 256
 
@@ -184,6 +183,8 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
     pass->scratch = arena_take(arena, tasks, sizeof *pass->scratch);
     pass->spare = arena_take(arena, tasks * (size_t)batch->samples, sizeof *pass->spare);
     pass->next = arena_take(arena, 1, sizeof *pass->next);
+    pass->told = arena_take(arena, rows, sizeof *pass->told);
+    pass->said = arena_take(arena, tasks * rows, sizeof *pass->said);
     const size_t dealt = pass->cpu->nodes.count > 1 ? (size_t)deal_of(pass).turns * tasks : 0;
     pass->order = arena_take(arena, dealt, sizeof *pass->order);
     if (!dealt || !weights || !is_by_nodes(pass)) pass->order = NULL;
@@ -224,20 +225,21 @@ static void sort_sparse(const int32_t *token, int64_t from, int64_t n, uint64_t 
     sort_u64(sorted, n);
 }
 
-/* Half of what top-p leaves out may be misjudged before a cut is not proven. Only where the row's whole mass decides, a list of another
- * length is not asked for, nothing but tokens comes of it, and ids are dealt in turn so that a task meets a fair sample of them. */
-static double nucleus_of(const fs_pass *pass, const fs_rules *rules) {
+/* See rows_bound. Only where the row's whole mass decides, a list of another length is not asked for, and nothing but tokens comes of it. Of
+ * a small top_p the share is its own: where no token has that much, nuclei have more tokens than a list too. */
+static double rare_of(const fs_pass *pass, const fs_rules *rules) {
     const fs_call *call = pass->call;
-    if (!rules_top_p_alone(rules) || !call->ask.rough || call->ask.rank_depth || call->batch->list_capacity ||
-        pass->whole)
-        return 0.0;
-    return deal_of(pass).turns < FS_FAIR_TURNS ? 0.0 : 0.5 + 0.5 * (double)rules->top_p;
+    const double least = fmin((double)rules->top_p, 1.0 - (double)rules->top_p);
+    if (!rules_top_p_alone(rules) || !call->ask.rough || call->ask.rank_depth || call->ask.raw_column ||
+        call->batch->list_capacity || pass->whole || pass->groups)
+        return -INFINITY;
+    return log(least / (2.0 * (double)call->ask.keep));
 }
 
 static void prepare_lane(const fs_pass *pass, fs_lane *lane) {
     const fs_batch *batch = pass->call->batch;
     const fs_rules *rules = &pass->call->rules[lane->b];
-    lane->nucleus = nucleus_of(pass, rules);
+    lane->rare = rare_of(pass, rules);
     lane->listed = pass->call->ask.keep && (rules_cut(rules) || pass->call->ask.rank_depth);
     for (int32_t i = 0; i < pass->call->ask.samples; i++)
         lane->noise[i] = noise_row(rules->seed, rules->position, (uint32_t)i, rules->stream);
@@ -256,7 +258,6 @@ static void empty_summary(const fs_call *call, fs_summary *s, int64_t watches) {
     for (int64_t i = 0; i < watches; i++) s->watch[i].x = s->watch[i].y = NAN;
     s->list.count = s->list.popped = s->raw_list.count = s->raw_list.popped = 0;
     s->list.bound = s->raw_list.bound = FS_KEY_NONE;
-    s->list.due = 0;
 }
 
 /* Rows, and shares of H by columns, in whole cache lines of what is packed. */
@@ -271,7 +272,7 @@ static void prepare_task(void *arg, int32_t task) {
     const int64_t units = (hidden->dim + FS_PACK - 1) / FS_PACK, tasks = p->tasks;
     for (int32_t a = task; a < p->pass->rows; a += p->tasks) {
         prepare_lane(p->pass, &p->pass->lane[a]);
-        if (p->pass->sieve) fs_sift_forget(p->pass, a);
+        told_forget(&p->pass->told[a]);
     }
     if (p->pass->call->head->kind == FS_HEAD_WEIGHTS)
         pass_kernel(p->pass)->pack(hidden, units * task / tasks * FS_PACK, units * (task + 1) / tasks * FS_PACK);
@@ -309,11 +310,17 @@ void fs_pass_prepare(fs_pass *pass) {
 
 /* ------------------------------------------------------------------------------------------------------- run ---- */
 
+/* Places of a row in a task's logits. */
+static int64_t logits_columns(const fs_pass *pass) {
+    return pass->block + 2 * FS_GRANULE;
+}
+
 /* load, dot: the block's logits of every row, each at its lead in its line of `logits`. */
-static void compute_block(const fs_pass *pass, fs_block block, float *logits, int64_t columns) {
+static void compute_block(const fs_pass *pass, fs_block block, float *logits) {
     const fs_head *head = pass->call->head;
     const fs_isa *isa = pass->cpu->isa;
     const int64_t local = block.first - head->first_token, bytes = dtype_bytes(head->dtype);
+    const int64_t columns = logits_columns(pass);
     float *out = logits + block_lead(block);
     if (head->kind == FS_HEAD_WEIGHTS) {
         int64_t stride = weights_stride(head);
@@ -327,39 +334,56 @@ static void compute_block(const fs_pass *pass, fs_block block, float *logits, in
                                      out + a * columns);
 }
 
+static void tell_mass(const fs_pass *pass, int32_t task, int32_t a, const fs_mass *mass) {
+    if (pass->lane[a].rare > -INFINITY) told_weigh(&pass->told[a], mass, &pass->said[(int64_t)task * pass->rows + a]);
+}
+
 #define FS_ROWS_AHEAD 3 /* a row of a block takes some 200 ns and more, a line from memory 100 to 300 */
 
 /* The long way: logits are stored, and each row takes its own. */
-static void absorb_stored(const fs_pass *pass, fs_block block, int32_t task) {
-    const int64_t columns = pass->block + 2 * FS_GRANULE;
-    const fs_heard nothing = {FS_KEY_NONE, NAN};
-    float *logits = pass->logits + (int64_t)task * pass->rows * columns;
+static void absorb_stored(const fs_pass *pass, fs_block block, int32_t task, float *logits) {
+    const int64_t columns = logits_columns(pass);
     fs_summary *summary = pass->summary + (int64_t)task * pass->rows;
-    compute_block(pass, block, logits, columns);
     /* Each task begins with rows of its own, of which it can tell the others. */
     const int32_t start = (int32_t)((int64_t)task * pass->rows / pass->cpu->tasks);
     for (int32_t i = 0; i < pass->rows; i++) {
         const int32_t a = (start + i) % pass->rows;
         fs_rows_fetch(pass->call, &pass->lane[(a + FS_ROWS_AHEAD) % pass->rows], block);
-        const fs_heard heard = pass->sieve ? fs_sift_hear(pass, task, a) : nothing;
+        fs_heard heard = {FS_KEY_NONE, told_log(told_load(&pass->told[a].mass))};
+        if (pass->sieve) heard.best = fs_sift_hear(pass, task, a);
         fs_rows_absorb(pass->call, pass->cpu->isa, &pass->lane[a], &pass->scratch[task], block, logits + a * columns,
                        heard, &summary[a]);
         if (pass->sieve) fs_sift_tell(pass, task, a);
+        tell_mass(pass, task, a, &summary[a].mass);
     }
 }
 
 #define FS_FREQUENT (2 * FS_NOISE_BLOCK) /* ids, the lowest, where half of a row's mass may lie */
 
-/* Whoever has the most frequent tokens looks at them before the rest of its block, and has told the others of them when those look at theirs. */
+/* Whoever has the most frequent tokens looks at them before the rest of its block, and has told the others of them when those look at theirs; of
+ * their masses first, before a race is run. */
+static void absorb_frequent(const fs_pass *pass, int32_t task, float *logits) {
+    const fs_block low = {0, FS_FREQUENT};
+    compute_block(pass, low, logits);
+    for (int32_t a = 0; a < pass->rows; a++) {
+        if (!(pass->lane[a].rare > -INFINITY)) continue;
+        const fs_mass mass = fs_rows_weigh(pass->call, pass->cpu->isa, &pass->lane[a], &pass->scratch[task], low,
+                                           logits + a * logits_columns(pass));
+        tell_mass(pass, task, a, &mass);
+    }
+    absorb_stored(pass, low, task, logits);
+}
+
 static void absorb_block(const fs_pass *pass, fs_block block, int32_t task) {
+    float *logits = pass->logits + (int64_t)task * pass->rows * logits_columns(pass);
     if (pass->sieve && fs_sift_block(pass, task, block)) return;
     if (pass->sieve && block.first == 0 && block.n > FS_FREQUENT) {
-        const fs_block low = {0, FS_FREQUENT};
-        absorb_stored(pass, low, task);
+        absorb_frequent(pass, task, logits);
         block.first += FS_FREQUENT;
         block.n -= FS_FREQUENT;
     }
-    absorb_stored(pass, block, task);
+    compute_block(pass, block, logits);
+    absorb_stored(pass, block, task, logits);
 }
 
 /* Tokens of a task's next block, at most. */
@@ -415,8 +439,10 @@ static void choose_group(const fs_pass *pass, int32_t a) {
 static void run_task(void *arg, int32_t task) {
     const fs_pass *pass = arg;
     const fs_deal deal = deal_of(pass);
-    for (int32_t a = 0; a < pass->rows; a++)
+    for (int32_t a = 0; a < pass->rows; a++) {
         empty_summary(pass->call, &pass->summary[(int64_t)task * pass->rows + a], pass->lane[a].watches);
+        pass->said[(int64_t)task * pass->rows + a] = -INFINITY;
+    }
     if (pass->sieve) fs_sift_open(pass, task);
     if (deal.open) {
         for (fs_block block; (block = take_ids(pass, &deal, next_length(pass, task))).n > 0;)
@@ -436,9 +462,19 @@ void fs_pass_run(fs_pass *pass) {
     atomic_store(pass->next, 0);
 }
 
+/* The bound that all of a row's mass gives its list. */
+static void bound_merged(const fs_pass *pass, int64_t a) {
+    const fs_lane *lane = &pass->lane[a];
+    fs_mass mass = mass_empty();
+    for (int32_t t = 0; t < pass->cpu->tasks; t++) mass_merge(&mass, &pass->summary[(int64_t)t * pass->rows + a].mass);
+    fs_lists_raise(&pass->summary[a].list, pass->cpu->isa->scan,
+                   rows_bound(lane, &pass->call->rules[lane->b], mass_log(&mass)));
+}
+
 int32_t fs_pass_merged(const fs_pass *pass) {
     const int64_t a = atomic_fetch_add(pass->next, 1);
     if (a >= pass->rows) return -1;
+    if (pass->lane[a].rare > -INFINITY) bound_merged(pass, a);
     for (int32_t t = 1; t < pass->cpu->tasks; t++)
         summary_merge(&pass->call->ask, &pass->summary[a], &pass->summary[(int64_t)t * pass->rows + a],
                       pass->lane[a].watches);

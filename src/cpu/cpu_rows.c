@@ -181,41 +181,24 @@ static void reduce_mass(const fs_call *call, const fs_scan *scan, const fs_rules
     else scan->add_mass(y, granule, span, scale, mass);
 }
 
-double fs_rows_share(const fs_call *call, const fs_lane *lane, fs_block block, int64_t ids, const fs_mass *mass,
-                     double log_mass) {
-    const double seen = (double)(block.first + block.n - call->head->first_token), all = (double)call->head->rows;
-    const double k = sqrt(all / seen), odds = k * lane->nucleus / (1.0 - lane->nucleus);
-    const double more = log_mass - mass_log(mass), times = more == more ? exp(fmin(more, 100.0)) : 0.0; /* its own */
-    const double dropped = fmax(1.0 / (odds + 1.0), 0.5 * (1.0 - lane->nucleus) * times * ((double)ids / all));
-    return fmax(1.0 - dropped, 0.0);
+fs_mass fs_rows_weigh(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
+                      fs_block block, float *x) {
+    const int64_t span = block_span(block);
+    const fs_survey survey = isa->scan->survey(NULL, block.first, x, span, scratch->granule);
+    fs_mass mass = mass_empty();
+    if (survey.most > -INFINITY)
+        reduce_mass(call, isa->scan, &call->rules[lane->b], x, scratch->granule, survey.most, span, &mass);
+    return mass;
 }
 
-/* An empty list begins with a bound: for a nucleus by the block's masses, else by how many it keeps. */
-static void start_list(const fs_scan *scan, const fs_lane *lane, const fs_rules *rules, double share, int32_t least,
-                       const float *y, const float *granule, float most, int64_t span, fs_list *list) {
-    const float scale = rules->inverse_temperature;
-    const int64_t n = span < FS_WEIGHED_MOST ? span : FS_WEIGHED_MOST;
-    if (!(lane->nucleus > 0.0)) fs_lists_start(list, granule, span / FS_GRANULE, list->keep, INFINITY);
-    else if (fabsf(most * scale) <= FS_ROUGH_MOST)
-        fs_lists_start(list, granule, span / FS_GRANULE, least,
-                       scan->floor_of(y, most, n, scale, (float)(1.0 - share)));
-}
-
-static void reduce_list(const fs_call *call, const fs_scan *scan, const fs_lane *lane, const fs_rules *rules,
-                        fs_block block, const float *y, const float *granule, float most, double log_mass,
-                        fs_summary *summary) {
+static void reduce_list(const fs_scan *scan, const fs_lane *lane, const fs_rules *rules, fs_block block, const float *y,
+                        const float *granule, double log_mass, fs_summary *summary) {
     fs_list *list = &summary->list;
-    const int64_t span = block_span(block), base = block.first - block_lead(block);
-    const int is_nucleus = lane->nucleus > 0.0, first = !list->count;
-    const int32_t least = log_mass == log_mass ? FS_NARROWEST / 4 : FS_NARROWEST * 3 / 4;
-    const int starts = first && list->bound == FS_KEY_NONE;
-    double share = 0.0;
-    if (is_nucleus && (starts || !first)) share = fs_rows_share(call, lane, block, block.n, &summary->mass, log_mass);
-    if (starts) start_list(scan, lane, rules, share, least, y, granule, most, span, list);
-    fs_lists_offer(list, scan, y, granule, base, span / FS_GRANULE);
-    if (is_nucleus && first) fs_lists_wait(list);
-    else if (is_nucleus && list->count >= list->due)
-        fs_lists_narrow(list, scan, rules->inverse_temperature, &summary->mass, share);
+    const int64_t granules = block_span(block) / FS_GRANULE;
+    if (lane->rare > -INFINITY)
+        fs_lists_raise(list, scan, rows_bound(lane, rules, fmax(log_mass, mass_log(&summary->mass))));
+    else if (!list->count && list->bound == FS_KEY_NONE) fs_lists_start(list, granule, granules);
+    fs_lists_offer(list, scan, y, granule, block.first - block_lead(block), granules);
 }
 
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
@@ -256,8 +239,7 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
 
     reduce_mass(call, isa->scan, rules, y, scratch->granule, most, span, &summary->mass);
     if (lane->listed && summary->list.raw) fs_lists_offer_each(&summary->list, y, x, base, span);
-    else if (lane->listed)
-        reduce_list(call, isa->scan, lane, rules, block, y, scratch->granule, most, heard.log_mass, summary);
+    else if (lane->listed) reduce_list(isa->scan, lane, rules, block, y, scratch->granule, heard.log_mass, summary);
     /* Lists are by y, which raw logits may be asked of; what l makes -inf of them core/finish.c leaves out. Races are by l. */
     if (!(most * rules->inverse_temperature > -INFINITY)) return;
     const int32_t draws = ask->ordered && ask->samples ? 1 : ask->samples;

@@ -16,7 +16,7 @@ typedef struct fs_lane {
     int64_t counts;
     uint64_t *watch; /* [watches] (token << 32 | place in the row's watched tokens), ascending */
     int64_t watches;
-    double nucleus; /* the list is narrowed to this share of the mass; 0: it is not */
+    double rare;    /* tokens with less than this share of the mass, as a log, are not listed; -inf: all are */
     int32_t listed; /* its list by y is looked at: a row without cuts needs none, whatever its neighbours ask for */
 } fs_lane;
 
@@ -49,12 +49,16 @@ void fs_rows_fetch(const fs_call *call, const fs_lane *lane, fs_block block);
 /* What a task has heard from others about a row. */
 typedef struct fs_heard {
     uint64_t best;   /* a score key, see fs_race; or FS_KEY_NONE */
-    double log_mass; /* of a task's mass, the largest; NaN: unknown */
+    double log_mass; /* of the mass that they have told of; -inf: none */
 } fs_heard;
 
 /* Absorbs one block of a row's dot products (or stored logits) into its summary. x [block_span] is overwritten. */
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
                     fs_block block, float *x, fs_heard heard, fs_summary *summary);
+
+/* The mass of a block of whole granules before it is absorbed, where logits are dot products as they are. */
+fs_mass fs_rows_weigh(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
+                      fs_block block, float *x);
 
 /* The bits of row b's allowed tokens, or NULL. */
 const uint32_t *fs_rows_allowed(const fs_call *call, int64_t b);
@@ -63,15 +67,16 @@ FS_CORE int bit_of(const uint32_t *words, int64_t id) {
     return (int)(words[id >> 5] >> (id & 31) & 1);
 }
 
-/* The share of a task's mass that its list must have for the row's nucleus, as far as it can be told after this block. ids: as
- * many of its ids that mass is of, or fewer. Two guesses; the cut is proven or not in the end all the same.
+/* The bound of a row's list that a mass gives it, the log of some or all of its own; FS_KEY_NONE: none.
  *
- * By its own mass: a token is dropped if all that are no larger have, in proportion of the ids to come, less than a share of 1 - nucleus of
- * the mass: with a share m of the ids so far above it and k times as many ids in all, (1 - m) k <= (1 - nucleus) (m + (1 - m) k).
- *
- * By another task's, if that is known to be large (NaN: unknown), as of who has met the frequent tokens: of what a nucleus leaves out of
- * it, each id may drop its part, and half of that is. */
-double fs_rows_share(const fs_call *call, const fs_lane *lane, fs_block block, int64_t ids, const fs_mass *mass,
-                     double log_mass);
+ * Who is in a nucleus, top-p of the mass, is not known before all masses are. But where tokens with less than (1 - top_p) / n of the mass
+ * matter, some of them before it is complete and the others behind it, it is likely to have more tokens than a list of n entries
+ * holds; so they are not listed. Masses only grow, so the bound of any part of it is below that of the whole, and no guess. The cut
+ * is proven or not in the end all the same. */
+FS_CORE uint64_t rows_bound(const fs_lane *lane, const fs_rules *rules, double log_mass) {
+    const double y = (log_mass + lane->rare) / (double)rules->inverse_temperature;
+    if (!(fabs(log_mass) <= (double)FS_EXP_EXACT) || !(fabs(y) < 1e30)) return FS_KEY_NONE;
+    return order_key_behind((float)y);
+}
 
 #endif

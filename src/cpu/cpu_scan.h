@@ -118,10 +118,9 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
 
 #define FS_ROUGH_CHUNK FS_WEIGHED_MOST /* tokens whose terms are summed in float: 64 additions a lane */
 
-/* term: where the terms go, or NULL. */
-static float rough_sum(const float *y, int64_t n, rough_scale s, float *term);
+static float rough_sum(const float *y, int64_t n, rough_scale s);
 #ifndef FS_HAS_ROUGH
-static float rough_sum(const float *y, int64_t n, rough_scale s, float *term) {
+static float rough_sum(const float *y, int64_t n, rough_scale s) {
     float sum[FS_GRANULE] = {0};
     for (int64_t g = 0; g < n; g += FS_GRANULE)
         for (int i = 0; i < FS_GRANULE; i++) {
@@ -132,9 +131,7 @@ static float rough_sum(const float *y, int64_t n, rough_scale s, float *term) {
             p = p * f + FS_EXP2_2;
             p = p * f + FS_EXP2_1;
             p = p * f + FS_EXP2_0;
-            p *= bits_float(float_bits(shifted) << 23);
-            sum[i] += p;
-            if (term) term[g + i] = p;
+            sum[i] += p * bits_float(float_bits(shifted) << 23);
         }
     float all = 0.0f;
     for (int i = 0; i < FS_GRANULE; i++) all += sum[i];
@@ -145,37 +142,9 @@ static float rough_sum(const float *y, int64_t n, rough_scale s, float *term) {
 static void scan_add_rough(const float *y, float most, int64_t n, float scale, fs_mass *mass) {
     const rough_scale s = rough_scale_of(most, scale);
     for (int64_t i = 0; i < n; i += FS_ROUGH_CHUNK) {
-        float sum = rough_sum(y + i, n - i < FS_ROUGH_CHUNK ? n - i : FS_ROUGH_CHUNK, s, NULL);
+        float sum = rough_sum(y + i, n - i < FS_ROUGH_CHUNK ? n - i : FS_ROUGH_CHUNK, s);
         if (sum > 0x1p-60f) mass_add(mass, sum, s.unit);
     }
-}
-
-/* The terms of logits up to this one, by a factor of 1 or 0: gcc 12.2 loads a choice with another element's mask (AVX2,
- * docs/findings/micro-kernels-and-gcc.md). */
-static float sum_up_to(const float *y, const float *term, int64_t n, float last);
-#ifndef FS_HAS_ROUGH
-static float sum_up_to(const float *y, const float *term, int64_t n, float last) {
-    float sum[FS_GRANULE] = {0}, all = 0.0f;
-    for (int64_t g = 0; g < n; g += FS_GRANULE)
-        for (int i = 0; i < FS_GRANULE; i++) sum[i] += (float)(y[g + i] <= last) * term[g + i];
-    for (int i = 0; i < FS_GRANULE; i++) all += sum[i];
-    return all;
-}
-#endif
-
-#define FS_FLOOR_HALVINGS 5 /* of the way from a floor that every n terms allow to the largest logit */
-
-static float scan_floor_of(const float *y, float most, int64_t n, float scale, float share) {
-    float term[FS_WEIGHED_MOST];
-    const rough_scale s = rough_scale_of(most, scale);
-    const float allowed = share * rough_sum(y, n, s, term);
-    float low = (log2f(allowed / (float)n) + (float)s.unit) / s.per, high = most;
-    for (int i = 0; i < FS_FLOOR_HALVINGS; i++) {
-        const float middle = 0.5f * low + 0.5f * high;
-        if (sum_up_to(y, term, n, middle) <= allowed) low = middle;
-        else high = middle;
-    }
-    return low;
 }
 
 static uint64_t scan_key_range(const uint64_t *key, int32_t n, uint64_t *least) {
@@ -188,13 +157,9 @@ static uint64_t scan_key_range(const uint64_t *key, int32_t n, uint64_t *least) 
     return most;
 }
 
-static void scan_weigh(const uint64_t *key, int32_t n, fs_bins bins, float scale, int32_t unit, float *term,
-                       int32_t *bin) {
+static void scan_bin(const uint64_t *key, int32_t n, fs_bins bins, int32_t *bin) {
     for (int32_t i = 0; i < n; i++) {
-        const float y = order_key_logit(key[i]);
-        const fs_exp e = exp_split(y * scale);
-        const float down = (bins.top - y) * bins.per;
-        term[i] = exp_scaled(e.fraction, e.exponent - unit);
+        const float down = (bins.top - order_key_logit(key[i])) * bins.per;
         bin[i] = down < (float)(FS_BINS - 1) ? (int32_t)down : FS_BINS - 1;
     }
 }
@@ -225,8 +190,7 @@ const fs_scan FS_JOIN(fs_scan_, FS_ISA) = {.load = {scan_load_f32, scan_load_f16
                                            .marks = scan_marks,
                                            .add_mass = scan_add_mass,
                                            .add_rough = scan_add_rough,
-                                           .floor_of = scan_floor_of,
                                            .key_range = scan_key_range,
-                                           .weigh = scan_weigh,
+                                           .bin = scan_bin,
                                            .count_above = scan_count_above,
                                            .keep_above = scan_keep_above};

@@ -135,23 +135,12 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
     wide_flush(&wide, mass->top, mass);
 }
 
-static float rough_sum(const float *y, int64_t n, rough_scale s, float *terms) {
+static float rough_sum(const float *y, int64_t n, rough_scale s) {
     const rough_lanes lanes = {_mm512_set1_ps(s.per), _mm512_set1_ps(s.least), _mm512_set1_ps(s.magic)};
     __m512 sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < n; i += FS_GRANULE) {
         const rough_term term = rough_exp(&lanes, _mm512_loadu_ps(y + i));
-        if (terms) _mm512_storeu_ps(terms + i, _mm512_mul_ps(term.p, term.power));
         sum = _mm512_fmadd_ps(term.p, term.power, sum);
-    }
-    return _mm512_reduce_add_ps(sum);
-}
-
-static float sum_up_to(const float *y, const float *term, int64_t n, float last) {
-    const __m512 limit = _mm512_set1_ps(last);
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < n; i += FS_GRANULE) {
-        const __mmask16 counts = _mm512_cmp_ps_mask(_mm512_loadu_ps(y + i), limit, _CMP_LE_OQ);
-        sum = _mm512_mask_add_ps(sum, counts, sum, _mm512_loadu_ps(term + i));
     }
     return _mm512_reduce_add_ps(sum);
 }

@@ -15,8 +15,7 @@
 #include "core/mass.h"
 #include "core/noise.h"
 #include "cpu_rough.h"
-
-#include <stdatomic.h>
+#include "cpu_told.h"
 
 #define FS_SIEVE_LANES 16
 #define FS_SIEVE_SUMS 64 /* of a token, side by side: as many rows */
@@ -28,13 +27,6 @@ typedef struct fs_found {
     int32_t place, row; /* place: in the block */
     int32_t prefix;     /* of its mark; -1: found by its logit, marked or not */
 } fs_found;
-
-/* What the tasks of a call tell each other about a row. */
-typedef struct fs_told {
-    _Atomic uint64_t best;  /* score key: nothing that does not beat it needs to be found */
-    _Atomic uint64_t bound; /* of its list: what is not above it is in no list that is asked for */
-    _Atomic uint64_t mass;  /* ordered_float of the log of a task's mass, the largest */
-} fs_told;
 
 /* Exact masses of a block (core/mass.h): lanes of 16 rows, which take in granules, and what these have been emptied into. */
 typedef struct fs_weighing {
@@ -87,15 +79,18 @@ typedef struct fs_sieve {
     float *per;             /* rough masses: a rough_scale, and the sum of the block's terms; NULL: there are none */
     float *least, *magic, *mass;
     int32_t *unit;
+    float *untold,
+        *worth; /* terms since others were told of the row's mass, and how much is worth telling; INFINITY: nothing is */
+    uint64_t *heard;      /* the mass that its bound and that are of */
     fs_weighing exact[2]; /* of exp(l), and of exp(x); without arrays where there is none */
     float *sums;          /* [rows / 64, FS_NOISE_BLOCK, 64] of a noise block's tokens, until its marks are looked at */
     int64_t first;        /* id of the block's first token, a multiple of FS_NOISE_BLOCK */
     fs_found *found;
     int32_t count, capacity;
     fs_told *told;         /* [rows of the pass] */
+    float *said;           /* of this task, see told_weigh */
     int32_t aside;         /* tiles are looked at between the products of the next one */
     int32_t begun;         /* a block has been tried */
-    int64_t taken;         /* tokens of this task so far */
     int32_t noisy;         /* some row has noise */
     int32_t armed;         /* floors are those of the rows' summaries */
     int32_t failed;        /* the block has to go the long way */

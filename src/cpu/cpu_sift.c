@@ -57,6 +57,9 @@ static fs_sieve layout_sieve(const fs_pass *pass, fs_arena *arena) {
         s.magic = arena_take(arena, rows, sizeof *s.magic);
         s.mass = arena_take(arena, rows, sizeof *s.mass);
         s.unit = arena_take(arena, rows, sizeof *s.unit);
+        s.untold = arena_take(arena, rows, sizeof *s.untold);
+        s.worth = arena_take(arena, rows, sizeof *s.worth);
+        s.heard = arena_take(arena, rows, sizeof *s.heard);
     }
     s.sums = arena_take(arena, groups * FS_NOISE_BLOCK * FS_SIEVE_SUMS, sizeof *s.sums);
     s.found = arena_take(arena, (size_t)s.capacity, sizeof *s.found);
@@ -69,23 +72,17 @@ void fs_sift_layout(fs_pass *pass, fs_arena *arena) {
     pass->sieve = NULL;
     if (!is_sifted(pass)) return;
     pass->sieve = arena_take(arena, (size_t)pass->cpu->tasks, sizeof *pass->sieve);
-    pass->told = arena_take(arena, (size_t)pass->rows, sizeof *pass->told);
     for (int32_t t = 0; t < pass->cpu->tasks; t++) {
-        const fs_sieve sieve = layout_sieve(pass, arena);
-        if (arena_fits(arena)) pass->sieve[t] = sieve;
+        fs_sieve sieve = layout_sieve(pass, arena);
+        if (!arena_fits(arena)) continue;
+        sieve.said = pass->said + (int64_t)t * pass->rows;
+        pass->sieve[t] = sieve;
     }
-}
-
-void fs_sift_forget(const fs_pass *pass, int32_t a) {
-    atomic_init(&pass->told[a].best, FS_KEY_NONE);
-    atomic_init(&pass->told[a].bound, FS_KEY_NONE);
-    atomic_init(&pass->told[a].mass, 0);
 }
 
 /* Lanes without a row find nothing. */
 void fs_sift_open(const fs_pass *pass, int32_t task) {
     fs_sieve *sieve = &pass->sieve[task];
-    sieve->taken = 0;
     sieve->begun = sieve->noisy = sieve->armed = sieve->pause = sieve->paused = 0;
     for (int32_t a = 0; a < pass->rows; a++) sieve->noisy |= !pass->call->rules[pass->lane[a].b].greedy;
     for (int32_t a = 0; a < lanes_of(pass); a++) {
@@ -144,20 +141,11 @@ static void set_best(const sifted_row *r, uint64_t key) {
     r->sieve->reach[r->a] = r->rules->greedy ? INFINITY : mark_floor(floor);
 }
 
-/* Tells the other tasks of a key above what they know. */
-static void tell(uint64_t key, _Atomic uint64_t *told) {
-    uint64_t most = atomic_load_explicit(told, memory_order_relaxed);
-    while (key > most &&
-           !atomic_compare_exchange_weak_explicit(told, &most, key, memory_order_relaxed, memory_order_relaxed)) {
-    }
-}
-
-/* Whether a list's bound can be told: the cut is a rank that every such list proves; or a nucleus, whose bounds are guesses, of which the
- * highest is that of the merged list whoever hears of it. */
+/* Whether a list's bound can be told: the cut is a rank that every such list proves. */
 static int is_for_all(const sifted_row *r) {
     const int32_t top_k = r->rules->top_k;
     if (!r->lane->listed || r->call->batch->flags & FS_KEEP_TIES) return 0;
-    return r->lane->nucleus > 0.0 || (top_k > 0 && top_k <= r->summary->list.keep);
+    return top_k > 0 && top_k <= r->summary->list.keep;
 }
 
 /* A task that hears of a bound may be at lower ids than who tells it, and floors know logits alone: so it is told below all tokens of its
@@ -165,53 +153,46 @@ static int is_for_all(const sifted_row *r) {
 static void tell_bound(const sifted_row *r) {
     const uint64_t bound = r->summary->list.bound;
     if (bound == FS_KEY_NONE || !is_for_all(r)) return;
-    tell((uint32_t)bound == UINT32_MAX ? bound : (bound >> 32 << 32) - 1, &r->sieve->told[r->a].bound);
+    told_raise(&r->sieve->told[r->a].bound, (uint32_t)bound == UINT32_MAX ? bound : (bound >> 32 << 32) - 1);
 }
-
-/* The log of the largest mass that a task has of a row with a nucleus; NaN: nobody has told. */
-static void tell_mass(const sifted_row *r) {
-    if (r->lane->nucleus > 0.0) tell(ordered_float((float)mass_log(&r->summary->mass)), &r->sieve->told[r->a].mass);
-}
-
-static double told_mass(const sifted_row *r) {
-    const uint64_t mass = atomic_load_explicit(&r->sieve->told[r->a].mass, memory_order_relaxed);
-    return mass ? (double)order_key_logit(mass << 32) : (double)NAN;
-}
-
-/* Entries below a bound that was heard of are in vain; fewer than this may stay. */
-#define FS_IN_VAIN 128
 
 /* What other tasks have told about the row's list. 0: nothing new. */
 static int hear_bound(const sifted_row *r) {
-    const uint64_t bound = atomic_load_explicit(&r->sieve->told[r->a].bound, memory_order_relaxed);
-    fs_list *list = &r->summary->list;
-    if (bound <= list->bound || !is_for_all(r)) return 0;
-    list->bound = bound;
-    if (list->count > FS_IN_VAIN) list->count = r->scan->keep_above(list->key, list->count, bound);
-    return 1;
+    const uint64_t bound = told_load(&r->sieve->told[r->a].bound);
+    return is_for_all(r) && fs_lists_raise(&r->summary->list, r->scan, bound);
+}
+
+/* And about its mass: a bound, and what is worth telling of the terms to come. */
+static int hear_mass(const sifted_row *r) {
+    fs_sieve *sieve = r->sieve;
+    if (!sieve->per || !(r->lane->rare > -INFINITY)) return 0;
+    const uint64_t mass = told_load(&sieve->told[r->a].mass);
+    if (mass == sieve->heard[r->a]) return 0;
+    sieve->heard[r->a] = mass;
+    sieve->worth[r->a] = (float)FS_WORTH_TELLING *
+                         exp2f((float)(told_log(mass) * 1.4426950408889634 - sieve->unit[r->a]));
+    return fs_lists_raise(&r->summary->list, r->scan, rows_bound(r->lane, r->rules, told_log(mass)));
 }
 
 /* What they have told. */
 static void hear(const sifted_row *r) {
-    const uint64_t best = atomic_load_explicit(&r->sieve->told[r->a].best, memory_order_relaxed);
-    const int raised = hear_bound(r);
+    const uint64_t best = told_load(&r->sieve->told[r->a].best);
+    const int raised = hear_bound(r) | hear_mass(r);
     if (best <= r->sieve->best[r->a] && !raised) return;
     if (best > r->sieve->best[r->a]) set_best(r, best);
     set_floor(r);
 }
 
-fs_heard fs_sift_hear(const fs_pass *pass, int32_t task, int32_t a) {
+uint64_t fs_sift_hear(const fs_pass *pass, int32_t task, int32_t a) {
     const sifted_row r = row_at(pass, task, a);
-    const fs_heard heard = {atomic_load_explicit(&r.sieve->told[a].best, memory_order_relaxed), told_mass(&r)};
     hear_bound(&r);
-    return heard;
+    return told_load(&r.sieve->told[a].best);
 }
 
 void fs_sift_tell(const fs_pass *pass, int32_t task, int32_t a) {
     const sifted_row r = row_at(pass, task, a);
-    tell(r.summary->winner[0].key, &r.sieve->told[a].best);
+    told_raise(&r.sieve->told[a].best, r.summary->winner[0].key);
     tell_bound(&r);
-    tell_mass(&r);
 }
 
 /* Says what is to be found. 0 if the row is not ready for that, and blocks have to go the long way. A row with a mask is after a block: if it has no
@@ -222,6 +203,16 @@ static int arm(const sifted_row *r, int first) {
     if (!(inverse > 1e-20f && inverse < 1e20f)) return 0;
     if (sieve->allow[r->a] && r->rules->log_min_p > -INFINITY) return 0; /* it needs the largest allowed logit */
     if (sieve->per && !(fabsf(most * inverse) <= 0.5f * FS_ROUGH_MOST)) return 0;
+    if (sieve->per) {
+        const rough_scale s = rough_scale_of(most, inverse);
+        sieve->per[r->a] = s.per;
+        sieve->least[r->a] = s.least;
+        sieve->magic[r->a] = s.magic;
+        sieve->unit[r->a] = s.unit;
+        sieve->mass[r->a] = sieve->untold[r->a] = 0.0f;
+        sieve->worth[r->a] = INFINITY;
+        sieve->heard[r->a] = FS_KEY_NONE;
+    }
     set_best(r, r->summary->winner[0].key);
     set_floor(r);
     hear(r);
@@ -231,13 +222,6 @@ static int arm(const sifted_row *r, int first) {
     sieve->r0[r->a] = r->lane->noise[0].r0;
     sieve->r1[r->a] = r->lane->noise[0].r1;
     sieve->r2[r->a] = r->lane->noise[0].r2 ^ FS_DOMAIN_MARK;
-    if (!sieve->per) return 1;
-    const rough_scale s = rough_scale_of(most, inverse);
-    sieve->per[r->a] = s.per;
-    sieve->least[r->a] = s.least;
-    sieve->magic[r->a] = s.magic;
-    sieve->unit[r->a] = s.unit;
-    sieve->mass[r->a] = 0.0f;
     return 1;
 }
 
@@ -255,7 +239,7 @@ static void settle_race(const sifted_row *r, const fs_found *found, uint32_t tok
     race_offer(&race, token, found->y, found->y,
                r->rules->greedy ? 0.0 : noise_gumbel_given(race.noise, token, found->prefix));
     if (winner->key <= r->sieve->best[r->a]) return;
-    tell(winner->key, &r->sieve->told[r->a].best);
+    told_raise(&r->sieve->told[r->a].best, winner->key);
     set_best(r, winner->key);
 }
 
@@ -283,17 +267,16 @@ static void settle(const sifted_row *r, const fs_found *found) {
 }
 
 /* After a block of a sieve with masses. */
-static void weigh(const sifted_row *r, fs_block block) {
-    fs_list *list = &r->summary->list;
-    float *mass = &r->sieve->mass[r->a];
-    if (*mass > 0x1p-60f) mass_add(&r->summary->mass, *mass, r->sieve->unit[r->a]);
-    *mass = 0.0f;
-    if (!(r->lane->nucleus > 0.0) || list->count < list->due) return;
-    tell_mass(r);
-    const double share = fs_rows_share(r->call, r->lane, block, r->sieve->taken, &r->summary->mass, told_mass(r));
-    fs_lists_narrow(list, r->scan, r->rules->inverse_temperature, &r->summary->mass, share);
-    tell_bound(r);
-    set_floor(r);
+static void weigh(const sifted_row *r) {
+    fs_sieve *sieve = r->sieve;
+    const float mass = sieve->mass[r->a];
+    if (mass > 0x1p-60f) mass_add(&r->summary->mass, mass, sieve->unit[r->a]);
+    sieve->untold[r->a] += mass;
+    sieve->mass[r->a] = 0.0f;
+    if (!(sieve->untold[r->a] > sieve->worth[r->a])) return;
+    sieve->untold[r->a] = 0.0f;
+    told_weigh(&sieve->told[r->a], &r->summary->mass, &sieve->said[r->a]);
+    if (hear_mass(r)) set_floor(r);
 }
 
 /* Before a block: masses of it alone, in limbs of the row's mass so far, so that hardly any has to be raised. */
@@ -335,7 +318,6 @@ int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block) {
     fs_sieve *sieve = &pass->sieve[task];
     const int first = !sieve->begun;
     sieve->begun = 1;
-    sieve->taken += block.n;
     if (block.first % FS_NOISE_BLOCK || (sieve->paused && sieve->paused--)) return sieve->armed = 0;
     for (int32_t a = 0; a < pass->rows; a++) {
         const sifted_row r = row_at(pass, task, a);
@@ -362,7 +344,7 @@ int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block) {
     }
     for (int32_t a = 0; a < pass->rows; a++) {
         const sifted_row r = row_at(pass, task, a);
-        if (sieve->per) weigh(&r, block);
+        if (sieve->per) weigh(&r);
         close_masses(&r);
     }
     return 1;

@@ -8,9 +8,6 @@
  * pass->sieve is NULL, and none of the following may be called. */
 void fs_sift_layout(fs_pass *pass, fs_arena *arena);
 
-/* Before the pass: row a has been told nothing. */
-void fs_sift_forget(const fs_pass *pass, int32_t a);
-
 /* Before a task's first block. */
 void fs_sift_open(const fs_pass *pass, int32_t task);
 
@@ -22,9 +19,10 @@ int64_t fs_sift_length(const fs_pass *pass, int32_t task);
  * taken then. */
 int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block);
 
-/* Before and after row a takes a block the long way: what other tasks have told of it (the bound of its list too, which is set), and what this
- * one has to tell them. */
-fs_heard fs_sift_hear(const fs_pass *pass, int32_t task, int32_t a);
+/* Before row a takes a block the long way: the best score that other tasks have told of; the bound of its list, where they have, is set. */
+uint64_t fs_sift_hear(const fs_pass *pass, int32_t task, int32_t a);
+
+/* After it: tells them. */
 void fs_sift_tell(const fs_pass *pass, int32_t task, int32_t a);
 
 /* After a task's last block. */

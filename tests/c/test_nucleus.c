@@ -1,5 +1,5 @@
-/* Top-p where nothing but tokens is asked: rough masses, lists narrowed by a guess, winners that are spared without a sorted list. Whatever
- * the guess, tokens are the reference's, for any threads and blocks. */
+/* Top-p where nothing but tokens is asked: rough masses, lists without rare tokens, winners that are spared without a sorted list. Whatever
+ * lists hold, tokens are the reference's, for any threads and blocks. */
 #include "core/cut.h"
 #include "cpu/cpu_lists.h"
 #include "support.h"
@@ -254,46 +254,34 @@ static void started_lists_hold_all_above_their_bound(void **state) {
             fs_list list = {.key = key, .keep = keep, .capacity = 2048};
             for (int64_t v = 0; v < 8192; v += 1024) {
                 scan->survey(NULL, 0, y + v, 1024, granule);
-                if (!list.count) fs_lists_start(&list, granule, 64, list.keep, INFINITY);
+                if (!list.count) fs_lists_start(&list, granule, 64);
                 fs_lists_offer(&list, scan, y + v, granule, v, 64);
                 if (v == 0) short_lists += list.count < 16 * keep;
                 check_list(&list, y, v + 1024);
             }
-            fs_list low = {.key = key, .keep = 1, .capacity = 2048};
-            scan->survey(NULL, 0, y, 1024, granule);
-            fs_lists_start(&low, granule, 64, 1, y[7]);
-            assert_true(low.bound == FS_KEY_NONE || order_key_logit(low.bound) <= y[7]);
         }
     assert_true(short_lists > 2 * SHAPES);
 }
 
-/* Narrowing keeps the share it was asked for, and the list's claim. */
-static void narrowed_lists_keep_their_share(void **state) {
+/* A bound that is raised keeps the list's claim, whatever it still holds below it; and never falls. */
+static void raised_lists_hold_all_above_their_bound(void **state) {
     (void)state;
     char text[256];
     const fs_scan *scan = fs_isa_choose(NULL, text, sizeof text)->scan;
     static float y[ROWS * VOCAB], granule[64];
     static uint64_t key[VOCAB + FS_GRANULE];
-    for (int s = 0; s < SHAPES - 2; s++)
-        for (int i = 0; i < 4; i++) {
-            const double share = 1.0 - pow(10.0, -1.0 - i);
-            fill(y, shapes[s], 99 + (uint64_t)s);
-            fs_list list = {.key = key, .keep = 0, .capacity = VOCAB};
-            fs_mass mass = mass_empty();
-            const int64_t n = VOCAB / 1024 * 1024;
-            for (int64_t v = 0; v < n; v += 1024) {
-                scan->survey(NULL, 0, y + v, 1024, granule);
-                scan->add_mass(y + v, granule, 1024, 1.0f, &mass);
-                fs_lists_offer(&list, scan, y + v, granule, v, 64);
-            }
-            fs_lists_narrow(&list, scan, 1.0f, &mass, share);
-            double kept = 0.0;
-            for (int32_t k = 0; k < list.count; k++)
-                kept += exp((double)order_key_logit(list.key[k]) - mass_log(&mass));
-            assert_true(kept >= share - 1e-5 || list.bound == FS_KEY_NONE);
-            assert_true(list.due > list.count);
-            check_list(&list, y, n);
+    for (int s = 0; s < SHAPES; s++) {
+        fill(y, shapes[s], 99 + (uint64_t)s);
+        fs_list list = {.key = key, .keep = 0, .capacity = VOCAB};
+        for (int64_t v = 0; v + 1024 <= VOCAB; v += 1024) {
+            scan->survey(NULL, 0, y + v, 1024, granule);
+            const uint64_t before = list.bound, bound = order_key_behind(y[v + 5]);
+            assert_int_equal(fs_lists_raise(&list, scan, bound), bound > before);
+            assert_true(list.bound == (bound > before ? bound : before));
+            fs_lists_offer(&list, scan, y + v, granule, v, 64);
+            check_list(&list, y, v + 1024);
         }
+    }
 }
 
 int main(void) {
@@ -303,7 +291,7 @@ int main(void) {
         cmocka_unit_test(nuclei_far_from_zero_are_the_references),
         cmocka_unit_test(lists_hold_all_above_their_bound),
         cmocka_unit_test(started_lists_hold_all_above_their_bound),
-        cmocka_unit_test(narrowed_lists_keep_their_share),
+        cmocka_unit_test(raised_lists_hold_all_above_their_bound),
     };
     return cmocka_run_group_tests_name("nucleus", tests, NULL, NULL);
 }

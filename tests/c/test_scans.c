@@ -164,43 +164,11 @@ static void rough_masses_are_as_close_as_promised(void **state) {
     assert_true(worst < 0.5);
 }
 
-/* No more than the share lies up to a floor, and more than it a 32nd of the way further to the largest logit. */
-static void floors_leave_what_they_are_asked_to(void **state) {
-    (void)state;
-    static float y[FS_WEIGHED_MOST], max[FS_WEIGHED_MOST / 16];
-    rng r = random_from(19);
-    for (int i = 0; i < NAMES; i++) {
-        const fs_isa *isa = isa_at(i);
-        for (int round = 0; isa && round < 20 + (int)test_size(380); round++) {
-            const int64_t n = 16 * (1 + (int64_t)random_below(&r, FS_WEIGHED_MOST / 16));
-            const double scale = pow(10.0, random_unit(&r) - 0.5), spread = pow(10.0, 2.0 * random_unit(&r) - 1.0);
-            const double share = pow(10.0, -0.5 - 3.0 * random_unit(&r)), at = 200.0 * random_unit(&r) - 100.0;
-            for (int64_t k = 0; k < n; k++) {
-                y[k] = (float)((at + spread * random_normal(&r)) / scale);
-                if (round % 5 == 0 && k && random_below(&r, 3) == 0) y[k] = -INFINITY;
-            }
-            const double most = (double)isa->scan->survey(NULL, 0, y, n, max).most;
-            const double floor = (double)isa->scan->floor_of(y, (float)most, n, (float)scale, (float)share);
-            double all = 0.0, below = 0.0, next = 0.0;
-            for (int64_t k = 0; k < n; k++) all += exp(((double)y[k] - most) * scale);
-            const double further = floor + (most - (most + log(share * all / (double)n) / scale)) / 32.0;
-            for (int64_t k = 0; k < n; k++) {
-                const double mass = exp(((double)y[k] - most) * scale);
-                below += (double)y[k] <= floor ? mass : 0.0;
-                next += (double)y[k] <= further + 1e-3 / scale ? mass : 0.0;
-            }
-            assert_true(floor < most && below <= share * all * 1.001);
-            assert_true(next >= share * all * 0.999);
-        }
-    }
-}
-
-/* Keys that are kept, counted and weighed, against plain loops. */
+/* Keys that are kept, counted and binned, against plain loops. */
 static void keys_are_sifted_the_same_everywhere(void **state) {
     (void)state;
     enum { N = 300 };
     static uint64_t key[N + 8], kept[N + 8];
-    static float term[N];
     static int32_t bin[N];
     rng r = random_from(14);
     for (int i = 0; i < NAMES; i++) {
@@ -217,11 +185,9 @@ static void keys_are_sifted_the_same_everywhere(void **state) {
             }
             assert_true(isa->scan->key_range(key, n, &low) == most && low == least);
             const fs_bins bins = {order_key_logit(most), 8.0f};
-            isa->scan->weigh(key, n, bins, 1.0f, exp_split(bins.top).exponent, term, bin);
+            isa->scan->bin(key, n, bins, bin);
             for (int32_t k = 0; k < n; k++) {
-                double l = (double)order_key_logit(key[k]), down = 8.0 * ((double)bins.top - l);
-                double expected = ldexp(exp(l), -exp_split(bins.top).exponent);
-                assert_true(fabs((double)term[k] - expected) <= 1e-6 * expected);
+                const double down = 8.0 * ((double)bins.top - (double)order_key_logit(key[k]));
                 assert_true(bin[k] >= 0 && bin[k] < FS_BINS);
                 assert_true(bin[k] == FS_BINS - 1 ? down > FS_BINS - 1.001 : fabs(down - bin[k] - 0.5) <= 0.501);
             }
@@ -238,7 +204,6 @@ int main(void) {
         cmocka_unit_test(masses_of_extreme_logits_are_the_same_everywhere),
         cmocka_unit_test(screened_marks_miss_no_winner),
         cmocka_unit_test(rough_masses_are_as_close_as_promised),
-        cmocka_unit_test(floors_leave_what_they_are_asked_to),
         cmocka_unit_test(keys_are_sifted_the_same_everywhere),
     };
     return cmocka_run_group_tests_name("scans", tests, NULL, NULL);
