@@ -107,34 +107,39 @@ static uint8_t node_of_block(const void *user, int64_t block) {
 /* Lists are no shorter than this many entries. */
 #define FS_LIST_SHORT 256
 
-/* A list of a task that has this many tokens: at least twice what it keeps, so that thinning is rare, but never more than those. Behind it there is room for what fs_scan's append writes too much. */
-static void layout_list(const fs_pass *pass, fs_arena *arena, int64_t tokens, int32_t keep, int with_raw,
-                        fs_list *list) {
-    int64_t capacity = keep < FS_LIST_SHORT / 2 ? FS_LIST_SHORT : 2 * (int64_t)keep;
-    if (pass->whole || capacity > tokens) capacity = tokens;
-    if (keep == 0) capacity = 0;
-    uint64_t *key = arena_take(arena, (size_t)(capacity ? capacity + FS_GRANULE : 0), sizeof *key);
-    float *raw = with_raw ? arena_take(arena, (size_t)capacity, sizeof *raw) : NULL;
-    if (!list) return;
-    memset(list, 0, sizeof *list);
-    list->key = key;
-    list->raw = raw;
-    list->capacity = (int32_t)capacity;
-    list->keep = capacity < keep || pass->whole ? (int32_t)capacity : keep;
+/* Lists of `keep` entries: at least twice what they keep, so that thinning is rare, but never more than a task has tokens. Behind each there is room
+ * for what fs_scan's append writes too much. */
+static fs_room layout_room(const fs_pass *pass, fs_arena *arena, int32_t keep, int with_raw) {
+    const fs_call *call = pass->call;
+    const int64_t left = range_end(call) - call->head->first_token, all = left > 0 ? left : 0;
+    const int64_t tokens[2] = {all, most_tokens(pass)};
+    const size_t lists[2] = {(size_t)pass->rows, (size_t)pass->rows * (size_t)(pass->cpu->tasks - 1)};
+    fs_room room;
+    memset(&room, 0, sizeof room);
+    for (int i = 0; keep && i < 2; i++) {
+        int64_t capacity = keep < FS_LIST_SHORT / 2 ? FS_LIST_SHORT : 2 * (int64_t)keep;
+        if (pass->whole || capacity > tokens[i]) capacity = tokens[i];
+        room.stride[i] = capacity ? capacity + FS_GRANULE : 0;
+        room.capacity[i] = (int32_t)capacity;
+        room.keep[i] = capacity < keep || pass->whole ? (int32_t)capacity : keep;
+        room.key[i] = arena_take(arena, lists[i] * (size_t)room.stride[i], sizeof *room.key[i]);
+        if (with_raw) room.raw[i] = arena_take(arena, lists[i] * (size_t)room.stride[i], sizeof *room.raw[i]);
+    }
+    return room;
 }
 
-/* What each row, and each task of it, has of its own. Task 0's lists take the merged entries of all. */
-static void layout_rows(const fs_pass *pass, fs_arena *arena) {
+/* What each row, and each task of it, has of its own. */
+static void layout_rows(fs_pass *pass, fs_arena *arena) {
     const fs_call *call = pass->call;
     const fs_batch *batch = call->batch;
     const fs_ask *ask = &call->ask;
     const size_t rows = (size_t)pass->rows, tasks = (size_t)pass->cpu->tasks;
-    const int64_t most = most_tokens(pass), left = range_end(call) - call->head->first_token, all = left > 0 ? left : 0;
     /* What every block looks at lies side by side, row after row, where the next row's is fetched ahead; W has washed it out of the
      * nearer caches since the last block. */
     const size_t samples = (size_t)ask->samples;
     fs_noise *noise = arena_take(arena, rows * samples, sizeof *noise);
-    fs_winner *winner = arena_take(arena, tasks * rows * samples, sizeof *winner);
+    pass->winner = arena_take(arena, tasks * rows * samples, sizeof *pass->winner);
+    pass->watches = 0;
     for (size_t a = 0; a < rows; a++) {
         const int64_t b = row_of(pass, a);
         fs_lane lane;
@@ -143,24 +148,17 @@ static void layout_rows(const fs_pass *pass, fs_arena *arena) {
         lane.edits = edit_count(batch, b);
         lane.counts = batch->count_offset ? sparse_counts(batch, slot_of(call, b)) : 0;
         lane.watches = watch_count(batch, b);
+        lane.watched = pass->watches;
         lane.noise = noise ? noise + a * samples : NULL;
         lane.edit = arena_take(arena, (size_t)lane.edits, sizeof *lane.edit);
         lane.count = arena_take(arena, (size_t)lane.counts, sizeof *lane.count);
         lane.watch = arena_take(arena, (size_t)lane.watches, sizeof *lane.watch);
+        pass->watches += lane.watches;
         if (arena_fits(arena)) pass->lane[a] = lane;
-        for (size_t t = 0; t < tasks; t++) {
-            fs_summary *summary = arena_fits(arena) ? &pass->summary[t * rows + a] : NULL;
-            fs_watch *watch = arena_take(arena, (size_t)lane.watches, sizeof *watch);
-            if (summary) {
-                memset(summary, 0, sizeof *summary);
-                summary->winner = winner + (t * rows + a) * samples;
-                summary->watch = watch;
-            }
-            const int64_t tokens = t ? most : all;
-            layout_list(pass, arena, tokens, ask->keep, ask->raw_column, summary ? &summary->list : NULL);
-            layout_list(pass, arena, tokens, ask->keep_raw, 0, summary ? &summary->raw_list : NULL);
-        }
     }
+    pass->watch = arena_take(arena, tasks * (size_t)pass->watches, sizeof *pass->watch);
+    pass->list = layout_room(pass, arena, ask->keep, ask->raw_column);
+    pass->raw_list = layout_room(pass, arena, ask->keep_raw, 0);
 }
 
 int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
@@ -248,16 +246,6 @@ static void prepare_lane(const fs_pass *pass, fs_lane *lane) {
     for (int64_t i = 0; i < lane->watches; i++)
         lane->watch[i] = (uint64_t)(uint32_t)watch_token(batch, lane->b, i) << 32 | (uint64_t)i;
     sort_u64(lane->watch, lane->watches);
-}
-
-static void empty_summary(const fs_call *call, fs_summary *s, int64_t watches) {
-    s->flags = 0;
-    s->max_x = s->max_y = -INFINITY;
-    s->mass = s->raw_mass = mass_empty();
-    memset(s->winner, 0, (size_t)call->ask.samples * sizeof *s->winner);
-    for (int64_t i = 0; i < watches; i++) s->watch[i].x = s->watch[i].y = NAN;
-    s->list.count = s->list.popped = s->raw_list.count = s->raw_list.popped = 0;
-    s->list.bound = s->raw_list.bound = FS_KEY_NONE;
 }
 
 /* Rows, and shares of H by columns, in whole cache lines of what is packed. */
@@ -436,13 +424,41 @@ static void choose_group(const fs_pass *pass, int32_t a) {
     else summary->winner[0] = group_choose_online(group, pass->groups, pass->rows, first, noise);
 }
 
+static fs_list empty_list(const fs_pass *pass, const fs_room *room, int32_t task, int32_t a) {
+    const int i = task > 0;
+    const int64_t at = ((int64_t)(task - i) * pass->rows + a) * room->stride[i];
+    fs_list list;
+    memset(&list, 0, sizeof list);
+    if (!room->capacity[i]) return list;
+    list.key = room->key[i] + at;
+    list.raw = room->raw[i] ? room->raw[i] + at : NULL;
+    list.keep = room->keep[i];
+    list.capacity = room->capacity[i];
+    list.bound = FS_KEY_NONE;
+    return list;
+}
+
+/* By the task itself: where its summaries lie the others have no business. */
+static void empty_summary(const fs_pass *pass, int32_t task, int32_t a) {
+    const int64_t at = (int64_t)task * pass->rows + a, samples = pass->call->ask.samples;
+    const fs_lane *lane = &pass->lane[a];
+    fs_summary *s = &pass->summary[at];
+    s->flags = 0;
+    s->max_x = s->max_y = -INFINITY;
+    s->mass = s->raw_mass = mass_empty();
+    s->winner = pass->winner + at * samples;
+    memset(s->winner, 0, (size_t)samples * sizeof *s->winner);
+    s->list = empty_list(pass, &pass->list, task, a);
+    s->raw_list = empty_list(pass, &pass->raw_list, task, a);
+    s->watch = pass->watch + task * pass->watches + lane->watched;
+    for (int64_t i = 0; i < lane->watches; i++) s->watch[i].x = s->watch[i].y = NAN;
+    pass->said[at] = -INFINITY;
+}
+
 static void run_task(void *arg, int32_t task) {
     const fs_pass *pass = arg;
     const fs_deal deal = deal_of(pass);
-    for (int32_t a = 0; a < pass->rows; a++) {
-        empty_summary(pass->call, &pass->summary[(int64_t)task * pass->rows + a], pass->lane[a].watches);
-        pass->said[(int64_t)task * pass->rows + a] = -INFINITY;
-    }
+    for (int32_t a = 0; a < pass->rows; a++) empty_summary(pass, task, a);
     if (pass->sieve) fs_sift_open(pass, task);
     if (deal.open) {
         for (fs_block block; (block = take_ids(pass, &deal, next_length(pass, task))).n > 0;)

@@ -33,18 +33,30 @@ typedef struct fs_cpu {
     fs_residence residence;     /* of the last head */
 } fs_cpu;
 
+/* Room for a list of each (task, row): those of task 0, which take the merged entries of all, and those of the others. */
+typedef struct fs_room {
+    uint64_t *key[2];
+    float *raw[2];     /* or NULL */
+    int64_t stride[2]; /* entries from one list to the next */
+    int32_t capacity[2], keep[2];
+} fs_room;
+
 typedef struct fs_pass {
     const fs_cpu *cpu;
     const fs_call *call;
     const int32_t *row; /* [rows] the rows of the batch that take part */
     int32_t rows;
-    int32_t whole;         /* lists hold everything: the second pass */
-    int32_t largest;       /* only counted, for the largest call of these rows or fewer */
-    int32_t block;         /* tokens per block, a multiple of FS_NOISE_BLOCK */
-    int64_t groups;        /* group modes: number of groups, else 0 */
-    fs_hidden hidden;      /* of a head of weights */
-    fs_lane *lane;         /* [rows] */
-    fs_summary *summary;   /* [tasks, rows] */
+    int32_t whole;       /* lists hold everything: the second pass */
+    int32_t largest;     /* only counted, for the largest call of these rows or fewer */
+    int32_t block;       /* tokens per block, a multiple of FS_NOISE_BLOCK */
+    int64_t groups;      /* group modes: number of groups, else 0 */
+    fs_hidden hidden;    /* of a head of weights */
+    fs_lane *lane;       /* [rows] */
+    fs_summary *summary; /* [tasks, rows] */
+    fs_winner *winner;   /* [tasks, rows, samples] */
+    fs_watch *watch;     /* [tasks, watches] */
+    int64_t watches;     /* of all rows */
+    fs_room list, raw_list;
     fs_group *group;       /* [groups, rows] */
     float *logits;         /* [tasks, rows, block + 2 FS_GRANULE] */
     fs_scratch *scratch;   /* [tasks] */

@@ -14,8 +14,8 @@ typedef struct fs_lane {
     int64_t edits;
     uint64_t *count; /* [counts] likewise, of the slot's sparse counts */
     int64_t counts;
-    uint64_t *watch; /* [watches] (token << 32 | place in the row's watched tokens), ascending */
-    int64_t watches;
+    uint64_t *watch;          /* [watches] (token << 32 | place in the row's watched tokens), ascending */
+    int64_t watches, watched; /* watched: those of the rows before */
     double rare;    /* tokens with less than this share of the mass, as a log, are not listed; -inf: all are */
     int32_t listed; /* its list by y is looked at: a row without cuts needs none, whatever its neighbours ask for */
 } fs_lane;
