@@ -121,16 +121,20 @@ FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, co
     return cut;
 }
 
-/* Whether this key surely survives a cut by top-p alone, in one look at a list in any order: less mass is above it than top_p of
- * the row's, by more than `slack` of it and what sums in another order may differ. 0: who knows. */
-FS_CORE int cut_spares(const fs_list *list, const fs_rules *rules, const fs_mass *mass, double slack, uint64_t key) {
+/* A key and a cut by top-p alone, in one look at a list in any order: 1 if it surely survives, -1 if it surely does not, and so nobody below it, 0:
+ * who knows. Less mass is above it than top_p of the row's, or more, by more than `slack` of it and what sums in another order may differ. Of a
+ * key that is not above the list's bound the bound is judged. Where ties are kept -1 is no answer. */
+FS_CORE int cut_judge(const fs_list *list, const fs_rules *rules, const fs_mass *mass, double slack, uint64_t key) {
     const float inverse = rules->inverse_temperature;
     const int32_t unit = 24 * mass->top; /* no term is far above it */
-    if (key <= list->bound || mass_is_empty(mass) || !(fabsf(order_key_logit(key) * inverse) <= FS_EXP_EXACT)) return 0;
+    const uint64_t judged = key > list->bound ? key : list->bound;
+    if (mass_is_empty(mass) || !(fabsf(order_key_logit(judged) * inverse) <= FS_EXP_EXACT)) return 0;
     double above = 0.0;
     for (int32_t i = 0; i < list->count; i++)
-        if (list->key[i] > key) above += cut_term(order_key_logit(list->key[i]) * inverse, unit);
-    return above < (double)rules->top_p * (1.0 - slack - 1e-9) * ldexp(mass_scaled(mass), -48);
+        if (list->key[i] > judged) above += cut_term(order_key_logit(list->key[i]) * inverse, unit);
+    const double mark = (double)rules->top_p * ldexp(mass_scaled(mass), -48), off = slack + 1e-9;
+    if (key > list->bound && above < mark - mark * off) return 1;
+    return above > mark + mark * off ? -1 : 0;
 }
 
 #endif

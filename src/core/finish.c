@@ -78,16 +78,46 @@ static double slack_of(const fs_row *row) {
     return row->call->ask.rough ? mass_slack(row->summary->max_y * row->rules->inverse_temperature) : 0.0;
 }
 
-/* Most winners lie well inside a nucleus that nobody asked for: then there is no need to sort it. */
-static int all_spared(const fs_row *row) {
-    const fs_ask *ask = &row->call->ask;
-    const fs_summary *s = row->summary;
-    if (!rules_top_p_alone(row->rules) || !ask->mass_to_cut || ask->rank_depth) return 0;
-    for (int32_t i = 0; i < ask->samples; i++) {
-        uint64_t key = order_key(s->winner[i].y, score_key_token(s->winner[i].key));
-        if (!s->winner[i].key) return 0;
-        if (!cut_spares(&s->list, row->rules, &s->mass, slack_of(row), key)) return 0;
+/* The best of a row's list above this key. */
+static fs_winner race_above(const fs_row *row, uint32_t sample, uint64_t key) {
+    const fs_rules *rules = row->rules;
+    const fs_list *list = &row->summary->list;
+    const fs_noise noise = noise_row(rules->seed, rules->position, sample, rules->stream);
+    fs_winner winner = {FS_KEY_NONE, 0.0f, 0.0f};
+    for (int32_t i = 0; i < list->count; i++) {
+        if (list->key[i] <= key) continue;
+        const uint32_t token = order_key_token(list->key[i]);
+        const float y = order_key_logit(list->key[i]);
+        const double floor = winner.key ? score_key_value(winner.key) : -INFINITY;
+        const double score = race_score_from(rules, row->call->batch->noise, noise, token, y, floor);
+        const fs_winner offer = {score_key(score, token), list->raw ? list->raw[i] : y, y};
+        if (score > -INFINITY && offer.key > winner.key) winner = offer;
     }
+    return winner;
+}
+
+/* A winner that a nucleus leaves out is replaced by the best of those above it, which is all that the nucleus can still have, until one is in it:
+ * hardly ever takes more than one, and nothing is sorted. 0 if there is doubt, or ties or an order are to be kept: then nothing has changed that
+ * a cut does not find again. */
+static int draw_inside(const fs_row *row, uint32_t sample) {
+    const fs_summary *s = row->summary;
+    const int in_turn = row->call->ask.ordered || row->call->batch->flags & FS_KEEP_TIES;
+    fs_winner *winner = &s->winner[sample];
+    while (winner->key) {
+        const uint64_t key = order_key(winner->y, score_key_token(winner->key));
+        const int verdict = cut_judge(&s->list, row->rules, &s->mass, slack_of(row), key);
+        if (verdict >= 0 || in_turn) return verdict > 0;
+        *winner = race_above(row, sample, key > s->list.bound ? key : s->list.bound);
+    }
+    return 0;
+}
+
+/* Of a nucleus that nobody asked for but for its tokens. */
+static int draw_all_inside(const fs_row *row) {
+    const fs_ask *ask = &row->call->ask;
+    if (!rules_top_p_alone(row->rules) || !ask->mass_to_cut || ask->rank_depth) return 0;
+    for (int32_t i = 0; i < ask->samples; i++)
+        if (!draw_inside(row, (uint32_t)i)) return 0;
     return ask->samples > 0;
 }
 
@@ -293,7 +323,7 @@ int fs_finish_row(const fs_call *call, int64_t b, fs_summary *summary, uint32_t 
         write_absent(&row);
         return 1;
     }
-    if (!all_spared(&row)) {
+    if (!draw_all_inside(&row)) {
         cut_row(&row);
         draw(&row, scratch);
     }

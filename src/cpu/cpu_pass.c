@@ -122,6 +122,8 @@ static fs_room layout_room(const fs_pass *pass, fs_arena *arena, int32_t keep, i
         room.stride[i] = capacity ? capacity + FS_GRANULE : 0;
         room.capacity[i] = (int32_t)capacity;
         room.keep[i] = capacity < keep || pass->whole ? (int32_t)capacity : keep;
+        /* Wide nuclei may fill the merged list: it keeps as many as it can. */
+        if (i == 0 && call->ask.rough && capacity == 2 * (int64_t)keep) room.keep[i] = keep + keep / 2;
         room.key[i] = arena_take(arena, lists[i] * (size_t)room.stride[i], sizeof *room.key[i]);
         if (with_raw) room.raw[i] = arena_take(arena, lists[i] * (size_t)room.stride[i], sizeof *room.raw[i]);
     }
@@ -223,6 +225,9 @@ static void sort_sparse(const int32_t *token, int64_t from, int64_t n, uint64_t 
     sort_u64(sorted, n);
 }
 
+/* Tokens that a nucleus can have, in entries that a list keeps. It has room for two; with a little more fewer rows take a second pass. */
+#define FS_NUCLEUS 2.5
+
 /* See rows_bound. Only where the row's whole mass decides, a list of another length is not asked for, and nothing but tokens comes of it. Of
  * a small top_p the share is its own: where no token has that much, nuclei have more tokens than a list too. */
 static double rare_of(const fs_pass *pass, const fs_rules *rules) {
@@ -231,7 +236,7 @@ static double rare_of(const fs_pass *pass, const fs_rules *rules) {
     if (!rules_top_p_alone(rules) || !call->ask.rough || call->ask.rank_depth || call->ask.raw_column ||
         call->batch->list_capacity || pass->whole || pass->groups)
         return -INFINITY;
-    return log(least / (2.0 * (double)call->ask.keep));
+    return log(least / (FS_NUCLEUS * (double)call->ask.keep));
 }
 
 static void prepare_lane(const fs_pass *pass, fs_lane *lane) {
