@@ -107,7 +107,7 @@ static int draw_inside(const fs_row *row, uint32_t sample) {
         const uint64_t key = order_key(winner->y, score_key_token(winner->key));
         const int verdict = cut_judge(&s->list, row->rules, &s->mass, slack_of(row), key);
         if (verdict >= 0 || in_turn) return verdict > 0;
-        *winner = race_above(row, sample, key > s->list.bound ? key : s->list.bound);
+        *winner = race_above(row, sample, key);
     }
     return 0;
 }

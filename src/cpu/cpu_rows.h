@@ -67,12 +67,11 @@ FS_CORE int bit_of(const uint32_t *words, int64_t id) {
     return (int)(words[id >> 5] >> (id & 31) & 1);
 }
 
-/* The bound of a row's list that a mass gives it, the log of some or all of its own; FS_KEY_NONE: none.
+/* The bound that mass gives a row's list: the log of all that it has, or of a part. FS_KEY_NONE: none.
  *
- * Who is in a nucleus, top-p of the mass, is not known before all masses are. But where tokens with less than (1 - top_p) / n of the mass
- * matter, some of them before it is complete and the others behind it, it is likely to have more tokens than a list of n entries
- * holds; so they are not listed. Masses only grow, so the bound of any part of it is below that of the whole, and no guess. The cut
- * is proven or not in the end all the same. */
+ * Which tokens are in a nucleus is known only when all masses are. But one that needs tokens with less than (1 - top_p) / n of the mass has, as a
+ * rule, more than n of them, and no list of n entries proves it: so those are not listed. Masses only grow: what part of one gives is
+ * below what all of it gives, and nobody has to guess. Whether the cut is proven shows in the end (docs/findings/rare-tokens.md). */
 FS_CORE uint64_t rows_bound(const fs_lane *lane, const fs_rules *rules, double log_mass) {
     const double y = (log_mass + lane->rare) / (double)rules->inverse_temperature;
     if (!(fabs(log_mass) <= (double)FS_EXP_EXACT) || !(fabs(y) < 1e30)) return FS_KEY_NONE;
