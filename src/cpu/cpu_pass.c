@@ -183,7 +183,9 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
     pass->scratch = arena_take(arena, tasks, sizeof *pass->scratch);
     pass->spare = arena_take(arena, tasks * (size_t)batch->samples, sizeof *pass->spare);
     pass->next = arena_take(arena, 1, sizeof *pass->next);
-    pass->told = arena_take(arena, rows, sizeof *pass->told);
+    pass->told.best = arena_take(arena, rows, sizeof *pass->told.best);
+    pass->told.bound = arena_take(arena, rows, sizeof *pass->told.bound);
+    pass->told.mass = arena_take(arena, rows, sizeof *pass->told.mass);
     pass->said = arena_take(arena, tasks * rows, sizeof *pass->said);
     const size_t dealt = pass->cpu->nodes.count > 1 ? (size_t)deal_of(pass).turns * tasks : 0;
     pass->order = arena_take(arena, dealt, sizeof *pass->order);
@@ -265,7 +267,7 @@ static void prepare_task(void *arg, int32_t task) {
     const int64_t units = (hidden->dim + FS_PACK - 1) / FS_PACK, tasks = p->tasks;
     for (int32_t a = task; a < p->pass->rows; a += p->tasks) {
         prepare_lane(p->pass, &p->pass->lane[a]);
-        told_forget(&p->pass->told[a]);
+        told_forget(&p->pass->told, a);
     }
     if (p->pass->call->head->kind == FS_HEAD_WEIGHTS)
         pass_kernel(p->pass)->pack(hidden, units * task / tasks * FS_PACK, units * (task + 1) / tasks * FS_PACK);
@@ -328,7 +330,8 @@ static void compute_block(const fs_pass *pass, fs_block block, float *logits) {
 }
 
 static void tell_mass(const fs_pass *pass, int32_t task, int32_t a, const fs_mass *mass) {
-    if (pass->lane[a].rare > -INFINITY) told_weigh(&pass->told[a], mass, &pass->said[(int64_t)task * pass->rows + a]);
+    if (pass->lane[a].rare > -INFINITY)
+        told_weigh(&pass->told.mass[a], mass, &pass->said[(int64_t)task * pass->rows + a]);
 }
 
 #define FS_ROWS_AHEAD 3 /* a row of a block takes some 200 ns and more, a line from memory 100 to 300 */
@@ -342,7 +345,7 @@ static void absorb_stored(const fs_pass *pass, fs_block block, int32_t task, flo
     for (int32_t i = 0; i < pass->rows; i++) {
         const int32_t a = (start + i) % pass->rows;
         fs_rows_fetch(pass->call, &pass->lane[(a + FS_ROWS_AHEAD) % pass->rows], block);
-        fs_heard heard = {FS_KEY_NONE, told_log(told_load(&pass->told[a].mass))};
+        fs_heard heard = {FS_KEY_NONE, told_log(told_load(&pass->told.mass[a]))};
         if (pass->sieve) heard.best = fs_sift_hear(pass, task, a);
         fs_rows_absorb(pass->call, pass->cpu->isa, &pass->lane[a], &pass->scratch[task], block, logits + a * columns,
                        heard, &summary[a]);

@@ -61,7 +61,7 @@ typedef struct fs_pass {
     float *logits;         /* [tasks, rows, block + 2 FS_GRANULE] */
     fs_scratch *scratch;   /* [tasks] */
     fs_sieve *sieve;       /* [tasks], or NULL: blocks are not sifted */
-    fs_told *told;         /* [rows] */
+    fs_told told;          /* arrays of [rows] */
     float *said;           /* [tasks, rows] of what masses tasks have told, see told_weigh */
     fs_winner *spare;      /* [tasks, samples] for fs_finish_row */
     _Atomic int64_t *next; /* the first unit of the vocabulary that no task has taken, then the first row */

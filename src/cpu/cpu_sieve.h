@@ -76,18 +76,17 @@ typedef struct fs_sieve {
     uint64_t *best;         /* the best score key that this task knows of, its own or another's: floors come from it */
     uint32_t *r0, *r1, *r2; /* names of draws, the last with the domain of marks */
     float *most, *max;      /* the largest logit of this block, and of all that were sifted */
-    float *per;             /* rough masses: a rough_scale, and the sum of the block's terms; NULL: there are none */
+    uint64_t *heard_bound, *heard_mass; /* what was told when it was last looked at; other than bests */
+    float *per; /* rough masses: a rough_scale, and the sum of the block's terms; NULL: there are none */
     float *least, *magic, *mass;
     int32_t *unit;
-    float *untold,
-        *worth; /* terms since others were told of the row's mass, and how much is worth telling; INFINITY: nothing is */
-    uint64_t *heard;      /* the mass that its bound and that are of */
-    fs_weighing exact[2]; /* of exp(l), and of exp(x); without arrays where there is none */
-    float *sums;          /* [rows / 64, FS_NOISE_BLOCK, 64] of a noise block's tokens, until its marks are looked at */
-    int64_t first;        /* id of the block's first token, a multiple of FS_NOISE_BLOCK */
+    double *weight, *worth; /* terms that are not in the row's mass yet, and how many of them shall be */
+    fs_weighing exact[2];   /* of exp(l), and of exp(x); without arrays where there is none */
+    float *sums;   /* [rows / 64, FS_NOISE_BLOCK, 64] of a noise block's tokens, until its marks are looked at */
+    int64_t first; /* id of the block's first token, a multiple of FS_NOISE_BLOCK */
     fs_found *found;
     int32_t count, capacity;
-    fs_told *told;         /* [rows of the pass] */
+    fs_told told;
     float *said;           /* of this task, see told_weigh */
     int32_t aside;         /* tiles are looked at between the products of the next one */
     int32_t begun;         /* a block has been tried */

@@ -43,6 +43,8 @@ static fs_sieve layout_sieve(const fs_pass *pass, fs_arena *arena) {
     s.r2 = arena_take(arena, rows, sizeof *s.r2);
     s.most = arena_take(arena, rows, sizeof *s.most);
     s.max = arena_take(arena, rows, sizeof *s.max);
+    s.heard_bound = arena_take(arena, rows, sizeof *s.heard_bound);
+    s.heard_mass = arena_take(arena, rows, sizeof *s.heard_mass);
     const int exact[2] = {ask->mass && !ask->rough, ask->raw_mass};
     for (int i = 0; i < 2; i++) {
         if (!exact[i] && !pass->largest) continue;
@@ -57,9 +59,8 @@ static fs_sieve layout_sieve(const fs_pass *pass, fs_arena *arena) {
         s.magic = arena_take(arena, rows, sizeof *s.magic);
         s.mass = arena_take(arena, rows, sizeof *s.mass);
         s.unit = arena_take(arena, rows, sizeof *s.unit);
-        s.untold = arena_take(arena, rows, sizeof *s.untold);
+        s.weight = arena_take(arena, rows, sizeof *s.weight);
         s.worth = arena_take(arena, rows, sizeof *s.worth);
-        s.heard = arena_take(arena, rows, sizeof *s.heard);
     }
     s.sums = arena_take(arena, groups * FS_NOISE_BLOCK * FS_SIEVE_SUMS, sizeof *s.sums);
     s.found = arena_take(arena, (size_t)s.capacity, sizeof *s.found);
@@ -91,7 +92,8 @@ void fs_sift_open(const fs_pass *pass, int32_t task) {
         sieve->scale[a] = 0.0f;
         sieve->most[a] = sieve->max[a] = -INFINITY;
         sieve->r0[a] = sieve->r1[a] = sieve->r2[a] = 0;
-        if (sieve->per) sieve->per[a] = sieve->least[a] = sieve->magic[a] = sieve->mass[a] = 0.0f;
+        if (sieve->per)
+            sieve->per[a] = sieve->least[a] = sieve->magic[a] = sieve->mass[a] = 0.0f, sieve->weight[a] = 0.0;
         for (int i = 0; i < 2; i++)
             if (sieve->exact[i].mass) sieve->exact[i].scale[a] = 0.0f, weighing_start(&sieve->exact[i], a, 0);
     }
@@ -153,30 +155,36 @@ static int is_for_all(const sifted_row *r) {
 static void tell_bound(const sifted_row *r) {
     const uint64_t bound = r->summary->list.bound;
     if (bound == FS_KEY_NONE || !is_for_all(r)) return;
-    told_raise(&r->sieve->told[r->a].bound, (uint32_t)bound == UINT32_MAX ? bound : (bound >> 32 << 32) - 1);
+    told_raise(&r->sieve->told.bound[r->a], (uint32_t)bound == UINT32_MAX ? bound : (bound >> 32 << 32) - 1);
 }
 
 /* What other tasks have told about the row's list. 0: nothing new. */
 static int hear_bound(const sifted_row *r) {
-    const uint64_t bound = told_load(&r->sieve->told[r->a].bound);
+    const uint64_t bound = r->sieve->heard_bound[r->a] = told_load(&r->sieve->told.bound[r->a]);
     return is_for_all(r) && fs_lists_raise(&r->summary->list, r->scan, bound);
 }
+
+#define FS_WEIGHT_MOST 0x1p100 /* a float holds it, and a block's terms besides */
 
 /* And about its mass: a bound, and what is worth telling of the terms to come. */
 static int hear_mass(const sifted_row *r) {
     fs_sieve *sieve = r->sieve;
+    const uint64_t mass = sieve->heard_mass[r->a] = told_load(&sieve->told.mass[r->a]);
     if (!sieve->per || !(r->lane->rare > -INFINITY)) return 0;
-    const uint64_t mass = told_load(&sieve->told[r->a].mass);
-    if (mass == sieve->heard[r->a]) return 0;
-    sieve->heard[r->a] = mass;
-    sieve->worth[r->a] = (float)FS_WORTH_TELLING *
-                         exp2f((float)(told_log(mass) * 1.4426950408889634 - sieve->unit[r->a]));
+    const double known = exp2(told_log(mass) * 1.4426950408889634 - (double)sieve->unit[r->a]);
+    sieve->worth[r->a] = fmin(FS_WORTH_TELLING * known, FS_WEIGHT_MOST);
     return fs_lists_raise(&r->summary->list, r->scan, rows_bound(r->lane, r->rules, told_log(mass)));
+}
+
+static int has_news(const fs_sieve *sieve, int32_t a) {
+    return told_load(&sieve->told.best[a]) > sieve->best[a] ||
+           told_load(&sieve->told.bound[a]) != sieve->heard_bound[a] ||
+           told_load(&sieve->told.mass[a]) != sieve->heard_mass[a];
 }
 
 /* What they have told. */
 static void hear(const sifted_row *r) {
-    const uint64_t best = told_load(&r->sieve->told[r->a].best);
+    const uint64_t best = told_load(&r->sieve->told.best[r->a]);
     const int raised = hear_bound(r) | hear_mass(r);
     if (best <= r->sieve->best[r->a] && !raised) return;
     if (best > r->sieve->best[r->a]) set_best(r, best);
@@ -186,33 +194,44 @@ static void hear(const sifted_row *r) {
 uint64_t fs_sift_hear(const fs_pass *pass, int32_t task, int32_t a) {
     const sifted_row r = row_at(pass, task, a);
     hear_bound(&r);
-    return told_load(&r.sieve->told[a].best);
+    return told_load(&r.sieve->told.best[a]);
 }
 
 void fs_sift_tell(const fs_pass *pass, int32_t task, int32_t a) {
     const sifted_row r = row_at(pass, task, a);
-    told_raise(&r.sieve->told[a].best, r.summary->winner[0].key);
+    told_raise(&r.sieve->told.best[a], r.summary->winner[0].key);
     tell_bound(&r);
+}
+
+/* The terms since the last time into the row's mass. */
+static void weigh(const sifted_row *r) {
+    double *weight = &r->sieve->weight[r->a];
+    if (*weight > 0x1p-60) mass_add(&r->summary->mass, (float)*weight, r->sieve->unit[r->a]);
+    *weight = 0.0;
+}
+
+/* The scale of terms to come. */
+static void set_scale(const sifted_row *r) {
+    fs_sieve *sieve = r->sieve;
+    const rough_scale s = rough_scale_of(r->summary->max_y, r->rules->inverse_temperature);
+    weigh(r);
+    sieve->per[r->a] = s.per;
+    sieve->least[r->a] = s.least;
+    sieve->magic[r->a] = s.magic;
+    sieve->unit[r->a] = s.unit;
+    sieve->mass[r->a] = 0.0f;
+    sieve->worth[r->a] = FS_WEIGHT_MOST;
 }
 
 /* Says what is to be found. 0 if the row is not ready for that, and blocks have to go the long way. A row with a mask is after a block: if it has no
  * winner then, or no bound, its mask allows so little that all of it may be found. */
 static int arm(const sifted_row *r, int first) {
     fs_sieve *sieve = r->sieve;
-    const float inverse = r->rules->inverse_temperature, most = r->summary->max_y;
+    const float inverse = r->rules->inverse_temperature;
     if (!(inverse > 1e-20f && inverse < 1e20f)) return 0;
     if (sieve->allow[r->a] && r->rules->log_min_p > -INFINITY) return 0; /* it needs the largest allowed logit */
-    if (sieve->per && !(fabsf(most * inverse) <= 0.5f * FS_ROUGH_MOST)) return 0;
-    if (sieve->per) {
-        const rough_scale s = rough_scale_of(most, inverse);
-        sieve->per[r->a] = s.per;
-        sieve->least[r->a] = s.least;
-        sieve->magic[r->a] = s.magic;
-        sieve->unit[r->a] = s.unit;
-        sieve->mass[r->a] = sieve->untold[r->a] = 0.0f;
-        sieve->worth[r->a] = INFINITY;
-        sieve->heard[r->a] = FS_KEY_NONE;
-    }
+    if (sieve->per && !(fabsf(r->summary->max_y * inverse) <= 0.5f * FS_ROUGH_MOST)) return 0;
+    if (sieve->per) set_scale(r);
     set_best(r, r->summary->winner[0].key);
     set_floor(r);
     hear(r);
@@ -239,7 +258,7 @@ static void settle_race(const sifted_row *r, const fs_found *found, uint32_t tok
     race_offer(&race, token, found->y, found->y,
                r->rules->greedy ? 0.0 : noise_gumbel_given(race.noise, token, found->prefix));
     if (winner->key <= r->sieve->best[r->a]) return;
-    told_raise(&r->sieve->told[r->a].best, winner->key);
+    told_raise(&r->sieve->told.best[r->a], winner->key);
     set_best(r, winner->key);
 }
 
@@ -266,17 +285,20 @@ static void settle(const sifted_row *r, const fs_found *found) {
     set_floor(r);
 }
 
-/* After a block of a sieve with masses. */
-static void weigh(const sifted_row *r) {
-    fs_sieve *sieve = r->sieve;
-    const float mass = sieve->mass[r->a];
-    if (mass > 0x1p-60f) mass_add(&r->summary->mass, mass, sieve->unit[r->a]);
-    sieve->untold[r->a] += mass;
-    sieve->mass[r->a] = 0.0f;
-    if (!(sieve->untold[r->a] > sieve->worth[r->a])) return;
-    sieve->untold[r->a] = 0.0f;
-    told_weigh(&sieve->told[r->a], &r->summary->mass, &sieve->said[r->a]);
-    if (hear_mass(r)) set_floor(r);
+/* After a block of a sieve with masses: its terms, of which the others are told when they are worth it. */
+static void weigh_all(const fs_pass *pass, int32_t task) {
+    fs_sieve *sieve = &pass->sieve[task];
+    for (int32_t a = 0; a < pass->rows; a++) {
+        sieve->weight[a] += (double)sieve->mass[a];
+        sieve->mass[a] = 0.0f;
+    }
+    for (int32_t a = 0; a < pass->rows; a++) {
+        if (!(sieve->weight[a] > sieve->worth[a])) continue;
+        const sifted_row r = row_at(pass, task, a);
+        weigh(&r);
+        if (r.lane->rare > -INFINITY) told_weigh(&sieve->told.mass[a], &r.summary->mass, &sieve->said[a]);
+        if (hear_mass(&r)) set_floor(&r);
+    }
 }
 
 /* Before a block: masses of it alone, in limbs of the row's mass so far, so that hardly any has to be raised. */
@@ -316,14 +338,15 @@ int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block) {
     const fs_head *head = pass->call->head;
     const int64_t stride = weights_stride(head);
     fs_sieve *sieve = &pass->sieve[task];
-    const int first = !sieve->begun;
+    const int first = !sieve->begun, exact = sieve->exact[0].mass || sieve->exact[1].mass;
     sieve->begun = 1;
     if (block.first % FS_NOISE_BLOCK || (sieve->paused && sieve->paused--)) return sieve->armed = 0;
     for (int32_t a = 0; a < pass->rows; a++) {
+        sieve->most[a] = -INFINITY;
+        if (sieve->armed && !has_news(sieve, a) && !exact) continue;
         const sifted_row r = row_at(pass, task, a);
         if (sieve->armed) hear(&r);
         else if (!arm(&r, first)) return 0;
-        sieve->most[a] = -INFINITY;
         open_masses(&r);
     }
     sieve->armed = 1;
@@ -342,9 +365,9 @@ int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block) {
         const sifted_row r = row_at(pass, task, found->row);
         if (!settle_listed(&r, found)) settle(&r, found);
     }
-    for (int32_t a = 0; a < pass->rows; a++) {
+    if (sieve->per) weigh_all(pass, task);
+    for (int32_t a = 0; exact && a < pass->rows; a++) {
         const sifted_row r = row_at(pass, task, a);
-        if (sieve->per) weigh(&r);
         close_masses(&r);
     }
     return 1;
@@ -354,6 +377,7 @@ void fs_sift_close(const fs_pass *pass, int32_t task) {
     for (int32_t a = 0; a < pass->rows; a++) {
         const sifted_row r = row_at(pass, task, a);
         const float max = r.sieve->max[a];
+        if (r.sieve->per) weigh(&r);
         if (!r.sieve->allow[a] && max > r.summary->max_y) r.summary->max_x = r.summary->max_y = max;
         if (r.summary->max_y * r.rules->inverse_temperature == INFINITY) r.summary->flags |= FS_ROW_INF;
     }
