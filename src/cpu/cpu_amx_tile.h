@@ -159,7 +159,7 @@ FS_INLINE void look_at(sifting *s, int n, int lifted) {
     for (int half = n / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) most[i] = _mm512_max_ps(most[i], most[i + half]);
     s->most = _mm512_max_ps(s->most, most[0]);
-    if (!sieve->per || !s->plain) { /* else terms tell NaN and +inf (is_weighed), and -inf is what it seems */
+    if (!sieve->per || !s->plain) { /* else terms tell NaN and +inf, and -inf is what it seems */
         __m512 sums[FS_SHARE];
         for (int i = 0; i < n; i++) sums[i] = x[i];
         for (int half = n / 2; half > 0; half /= 2)
@@ -167,13 +167,10 @@ FS_INLINE void look_at(sifting *s, int n, int lifted) {
         s->odd = _mm512_fmadd_ps(sums[0], _mm512_setzero_ps(), s->odd); /* NaN from the first that is not finite on */
     }
     if (sieve->per) {
-        const rough_lanes rough = {_mm512_loadu_ps(sieve->per + first), _mm512_loadu_ps(sieve->least + first),
-                                   _mm512_loadu_ps(sieve->magic + first)};
+        const __m512 unit = _mm512_cvtepi32_ps(_mm512_loadu_si512(sieve->unit + first));
+        const rough_lanes rough = {_mm512_loadu_ps(sieve->per + first), unit};
         __m512 terms[2] = {s->terms, _mm512_setzero_ps()};
-        for (int i = 0; i < n; i++) {
-            const rough_term term = rough_exp(&rough, x[i]);
-            terms[i % 2] = _mm512_fmadd_ps(term.p, term.power, terms[i % 2]);
-        }
+        for (int i = 0; i < n; i++) terms[i % 2] = _mm512_add_ps(terms[i % 2], rough_exp(&rough, x[i]));
         s->terms = _mm512_add_ps(terms[0], terms[1]);
     }
     s->token += n;

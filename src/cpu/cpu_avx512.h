@@ -124,24 +124,18 @@ static inline wide_term sum_granule(const __m512 *l, __m512 *most) {
 
 /* rough_scale of sixteen rows, or of one. */
 typedef struct rough_lanes {
-    __m512 per, least, magic;
+    __m512 per, unit;
 } rough_lanes;
 
-/* exp(y scale) 2^-unit = p * power */
-typedef struct rough_term {
-    __m512 p, power;
-} rough_term;
-
-/* NaN stays NaN: of two operands max returns the second then. */
-static inline rough_term rough_exp(const rough_lanes *s, __m512 y) {
-    const __m512 x = _mm512_max_ps(s->least, y), shifted = _mm512_fmadd_ps(x, s->per, s->magic);
-    const __m512 f = _mm512_fmsub_ps(x, s->per, _mm512_sub_ps(shifted, s->magic));
+/* exp(y scale) 2^-unit. What is far down is 0, -inf too; +inf and what is too large are +inf, NaN is NaN. */
+static inline __m512 rough_exp(const rough_lanes *s, __m512 y) {
+    const __m512 t = _mm512_fmsub_ps(y, s->per, s->unit);
+    const __m512 f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); /* t - floor(t); 0 of infinities */
     __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(FS_EXP2_4), f, _mm512_set1_ps(FS_EXP2_3));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_2));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_1));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(FS_EXP2_0));
-    const rough_term term = {p, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23))};
-    return term;
+    return _mm512_scalef_ps(p, t);
 }
 
 #endif

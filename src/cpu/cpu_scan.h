@@ -121,11 +121,13 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
 static float rough_sum(const float *y, int64_t n, rough_scale s);
 #ifndef FS_HAS_ROUGH
 static float rough_sum(const float *y, int64_t n, rough_scale s) {
+    /* magic + t is rounded to an integer whose last bits are the exponent of 2^(t - unit). */
+    const float least = (float)(s.unit - 100) / s.per, magic = (float)(12582912 + 127 - s.unit);
     float sum[FS_GRANULE] = {0};
     for (int64_t g = 0; g < n; g += FS_GRANULE)
         for (int i = 0; i < FS_GRANULE; i++) {
-            const float t = (y[g + i] > s.least ? y[g + i] : s.least) * s.per;
-            const float shifted = t + s.magic, f = t - (shifted - s.magic);
+            const float t = (y[g + i] > least ? y[g + i] : least) * s.per;
+            const float shifted = (t - 0.5f) + magic, f = t - (shifted - magic);
             float p = FS_EXP2_4;
             p = p * f + FS_EXP2_3;
             p = p * f + FS_EXP2_2;

@@ -136,12 +136,9 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
 }
 
 static float rough_sum(const float *y, int64_t n, rough_scale s) {
-    const rough_lanes lanes = {_mm512_set1_ps(s.per), _mm512_set1_ps(s.least), _mm512_set1_ps(s.magic)};
+    const rough_lanes lanes = {_mm512_set1_ps(s.per), _mm512_set1_ps((float)s.unit)};
     __m512 sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < n; i += FS_GRANULE) {
-        const rough_term term = rough_exp(&lanes, _mm512_loadu_ps(y + i));
-        sum = _mm512_fmadd_ps(term.p, term.power, sum);
-    }
+    for (int64_t i = 0; i < n; i += FS_GRANULE) sum = _mm512_add_ps(sum, rough_exp(&lanes, _mm512_loadu_ps(y + i)));
     return _mm512_reduce_add_ps(sum);
 }
 

@@ -78,8 +78,8 @@ typedef struct fs_sieve {
     float *most, *max;      /* the largest logit of this block, and of all that were sifted */
     uint64_t *heard_bound, *heard_mass; /* what was told when it was last looked at; other than bests */
     float *per; /* rough masses: a rough_scale, and the sum of the block's terms; NULL: there are none */
-    float *least, *magic, *mass;
     int32_t *unit;
+    float *mass;
     double *weight, *worth; /* terms that are not in the row's mass yet, and how many of them shall be */
     fs_weighing exact[2];   /* of exp(l), and of exp(x); without arrays where there is none */
     float *sums;   /* [rows / 64, FS_NOISE_BLOCK, 64] of a noise block's tokens, until its marks are looked at */

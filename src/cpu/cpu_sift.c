@@ -55,8 +55,6 @@ static fs_sieve layout_sieve(const fs_pass *pass, fs_arena *arena) {
     }
     if ((ask->mass && ask->rough) || pass->largest) {
         s.per = arena_take(arena, rows, sizeof *s.per);
-        s.least = arena_take(arena, rows, sizeof *s.least);
-        s.magic = arena_take(arena, rows, sizeof *s.magic);
         s.mass = arena_take(arena, rows, sizeof *s.mass);
         s.unit = arena_take(arena, rows, sizeof *s.unit);
         s.weight = arena_take(arena, rows, sizeof *s.weight);
@@ -92,8 +90,7 @@ void fs_sift_open(const fs_pass *pass, int32_t task) {
         sieve->scale[a] = 0.0f;
         sieve->most[a] = sieve->max[a] = -INFINITY;
         sieve->r0[a] = sieve->r1[a] = sieve->r2[a] = 0;
-        if (sieve->per)
-            sieve->per[a] = sieve->least[a] = sieve->magic[a] = sieve->mass[a] = 0.0f, sieve->weight[a] = 0.0;
+        if (sieve->per) sieve->per[a] = sieve->mass[a] = 0.0f, sieve->weight[a] = 0.0, sieve->unit[a] = 0;
         for (int i = 0; i < 2; i++)
             if (sieve->exact[i].mass) sieve->exact[i].scale[a] = 0.0f, weighing_start(&sieve->exact[i], a, 0);
     }
@@ -216,8 +213,6 @@ static void set_scale(const sifted_row *r) {
     const rough_scale s = rough_scale_of(r->summary->max_y, r->rules->inverse_temperature);
     weigh(r);
     sieve->per[r->a] = s.per;
-    sieve->least[r->a] = s.least;
-    sieve->magic[r->a] = s.magic;
     sieve->unit[r->a] = s.unit;
     sieve->mass[r->a] = 0.0f;
     sieve->worth[r->a] = FS_WEIGHT_MOST;
@@ -324,11 +319,6 @@ static void close_masses(const sifted_row *r) {
     }
 }
 
-/* Whether a row's terms were numbers: from 2^128 times the unit on their exponents run over, into the sign. */
-static int is_weighed(const fs_sieve *sieve, int32_t a) {
-    return sieve->most[a] * sieve->per[a] - (float)sieve->unit[a] < 120.0f && sieve->mass[a] < FLT_MAX;
-}
-
 int64_t fs_sift_length(const fs_pass *pass, int32_t task) {
     const fs_sieve *sieve = &pass->sieve[task];
     return sieve->begun || sieve->noisy || pass->call->ask.keep ? pass->block : FS_NOISE_BLOCK;
@@ -354,7 +344,7 @@ int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block) {
     sieve->first = block.first;
     pass_kernel(pass)->sift(&pass->hidden, (const char *)head->data + (block.first - head->first_token) * stride,
                             stride, (int32_t)block.n, sieve);
-    for (int32_t a = 0; sieve->per && a < pass->rows; a++) sieve->failed |= !is_weighed(sieve, a);
+    for (int32_t a = 0; sieve->per && a < pass->rows; a++) sieve->failed |= !(sieve->mass[a] < FLT_MAX);
     if (sieve->failed) {
         sieve->paused = sieve->pause = sieve->pause ? 2 * sieve->pause : 4;
         return sieve->armed = 0;
