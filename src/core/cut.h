@@ -121,17 +121,23 @@ FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, co
     return cut;
 }
 
-/* A key and a cut by top-p alone, in one look at a list in any order: 1 if it surely survives, -1 if it surely does not, and so nobody below it, 0:
- * who knows. Less mass is above it than top_p of the row's, or more, by more than `slack` of it and what sums in another order may differ. Of a
- * key that is not above the list's bound the bound is judged. Where ties are kept -1 is no answer. */
+/* A key and a cut by top-p alone, in one look at a list in any order: 1 if it surely survives, -1 if it surely does not, and so
+ * nobody below it, 0: who knows. Less mass is above it than top_p of the row's, or more, by more than `slack` of it and what sums
+ * in another order may differ. Of a key that is not above the list's bound the bound is judged. Where ties are kept -1 is no
+ * answer, and where cut_list looks at no mass there is none. */
 FS_CORE int cut_judge(const fs_list *list, const fs_rules *rules, const fs_mass *mass, double slack, uint64_t key) {
     const float inverse = rules->inverse_temperature;
     const int32_t unit = 24 * mass->top; /* no term is far above it */
     const uint64_t judged = key > list->bound ? key : list->bound;
-    if (mass_is_empty(mass) || !(fabsf(order_key_logit(judged) * inverse) <= FS_EXP_EXACT)) return 0;
+    uint64_t first = judged;
     double above = 0.0;
-    for (int32_t i = 0; i < list->count; i++)
-        if (list->key[i] > judged) above += cut_term(order_key_logit(list->key[i]) * inverse, unit);
+    if (mass_is_empty(mass) || !(fabsf(order_key_logit(judged) * inverse) <= FS_EXP_EXACT)) return 0;
+    for (int32_t i = 0; i < list->count; i++) {
+        if (list->key[i] <= judged) continue;
+        above += cut_term(order_key_logit(list->key[i]) * inverse, unit);
+        first = list->key[i] > first ? list->key[i] : first;
+    }
+    if (!(fabsf(order_key_logit(first) * inverse) <= FS_EXP_EXACT)) return 0;
     const double mark = (double)rules->top_p * ldexp(mass_scaled(mass), -48), off = slack + 1e-9;
     if (key > list->bound && above < mark - mark * off) return 1;
     return above > mark + mark * off ? -1 : 0;

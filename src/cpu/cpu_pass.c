@@ -122,7 +122,7 @@ static fs_room layout_room(const fs_pass *pass, fs_arena *arena, int32_t keep, i
         room.stride[i] = capacity ? capacity + FS_GRANULE : 0;
         room.capacity[i] = (int32_t)capacity;
         room.keep[i] = capacity < keep || pass->whole ? (int32_t)capacity : keep;
-        /* Wide nuclei may fill the merged list: it keeps as many as it can. */
+        /* Wide nuclei may fill the merged list: it keeps as many as it can. Parts, which have room for `keep`, are never rough. */
         if (i == 0 && call->ask.rough && capacity == 2 * (int64_t)keep) room.keep[i] = keep + keep / 2;
         room.key[i] = arena_take(arena, lists[i] * (size_t)room.stride[i], sizeof *room.key[i]);
         if (with_raw) room.raw[i] = arena_take(arena, lists[i] * (size_t)room.stride[i], sizeof *room.raw[i]);
@@ -364,7 +364,8 @@ static void absorb_frequent(const fs_pass *pass, int32_t task, float *logits) {
     for (int32_t a = 0; a < pass->rows; a++) {
         if (!(pass->lane[a].rare > -INFINITY)) continue;
         const fs_mass mass = fs_rows_weigh(pass->call, pass->cpu->isa, &pass->lane[a], &pass->scratch[task], low,
-                                           logits + a * logits_columns(pass));
+                                           logits + a * logits_columns(pass),
+                                           &pass->summary[(int64_t)task * pass->rows + a]);
         tell_mass(pass, task, a, &mass);
     }
     absorb_stored(pass, low, task, logits);
@@ -437,7 +438,7 @@ static fs_list empty_list(const fs_pass *pass, const fs_room *room, int32_t task
     const int64_t at = ((int64_t)(task - i) * pass->rows + a) * room->stride[i];
     fs_list list;
     memset(&list, 0, sizeof list);
-    if (!room->capacity[i]) return list;
+    if (!room->key[i]) return list;
     list.key = room->key[i] + at;
     list.raw = room->raw[i] ? room->raw[i] + at : NULL;
     list.keep = room->keep[i];

@@ -182,10 +182,11 @@ static void reduce_mass(const fs_call *call, const fs_scan *scan, const fs_rules
 }
 
 fs_mass fs_rows_weigh(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
-                      fs_block block, float *x) {
+                      fs_block block, float *x, fs_summary *summary) {
     const int64_t span = block_span(block);
     const fs_survey survey = isa->scan->survey(NULL, block.first, x, span, scratch->granule);
     fs_mass mass = mass_empty();
+    summary->flags |= survey.flags;
     if (survey.most > -INFINITY)
         reduce_mass(call, isa->scan, &call->rules[lane->b], x, scratch->granule, survey.most, span, &mass);
     return mass;

@@ -56,9 +56,10 @@ typedef struct fs_heard {
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
                     fs_block block, float *x, fs_heard heard, fs_summary *summary);
 
-/* The mass of a block of whole granules before it is absorbed, where logits are dot products as they are. */
+/* The mass of a block of whole granules before it is absorbed, where logits are dot products as they are. Its NaN become -inf, of which the
+ * summary is told; nothing else is taken yet. */
 fs_mass fs_rows_weigh(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
-                      fs_block block, float *x);
+                      fs_block block, float *x, fs_summary *summary);
 
 /* The bits of row b's allowed tokens, or NULL. */
 const uint32_t *fs_rows_allowed(const fs_call *call, int64_t b);
@@ -69,9 +70,10 @@ FS_CORE int bit_of(const uint32_t *words, int64_t id) {
 
 /* The bound that mass gives a row's list: the log of all that it has, or of a part. FS_KEY_NONE: none.
  *
- * Which tokens are in a nucleus is known only when all masses are. But one that needs tokens with less than (1 - top_p) / n of the mass has, as a
- * rule, more than n of them, and no list of n entries proves it: so those are not listed. Masses only grow: what part of one gives is
- * below what all of it gives, and nobody has to guess. Whether the cut is proven shows in the end (docs/findings/rare-tokens.md). */
+ * Which tokens are in a nucleus is known only when all masses are. But one that needs tokens with less than (1 - top_p) / n of
+ * the mass has, as a rule, more than n of them, and no list of n entries proves it: so those are not listed. Masses only grow:
+ * what part of one gives is below what all of it gives, and nobody has to guess. Whether the cut is proven shows in the end
+ * (docs/findings/rare-tokens.md). */
 FS_CORE uint64_t rows_bound(const fs_lane *lane, const fs_rules *rules, double log_mass) {
     const double y = (log_mass + lane->rare) / (double)rules->inverse_temperature;
     if (!(fabs(log_mass) <= (double)FS_EXP_EXACT) || !(fabs(y) < 1e30)) return FS_KEY_NONE;

@@ -76,7 +76,7 @@ typedef struct fs_sieve {
     uint64_t *best;         /* the best score key that this task knows of, its own or another's: floors come from it */
     uint32_t *r0, *r1, *r2; /* names of draws, the last with the domain of marks */
     float *most, *max;      /* the largest logit of this block, and of all that were sifted */
-    uint64_t *heard_bound, *heard_mass; /* what was told when it was last looked at; other than bests */
+    uint64_t *heard_bound, *heard_mass; /* what had been told at the last look; of scores `best` knows */
     float *per; /* rough masses: a rough_scale, and the sum of the block's terms; NULL: there are none */
     int32_t *unit;
     float *mass;

@@ -16,7 +16,7 @@ static float wide(rng *r, int64_t v) {
     (void)v;
     return (float)(3.5 * random_normal(r));
 }
-/* Frequent ids first, as in a vocabulary of byte pairs; and last, where every guess about ids to come is wrong. */
+/* Frequent ids first, as in a vocabulary of byte pairs; and last, where nothing is known of the mass until the end. */
 static float hot_first(rng *r, int64_t v) {
     return (float)(random_normal(r) - 2.2 * log1p((double)v / 32.0));
 }
@@ -126,7 +126,7 @@ static void language_like_rows_need_no_second_pass(void **state) {
         again += draw(cpu, &head, &batch, tokens, status);
     }
     assert_true(again <= 1);
-    /* A nucleus of some 200 tokens, spread over all ids: more than a list keeps at least. */
+    /* A nucleus of some 200 tokens, spread over all ids. */
     fill(logits, wide, 1);
     for (uint64_t round = 0; round < rounds; round++) {
         fs_batch batch = fs_batch_default();

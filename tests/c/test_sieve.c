@@ -37,9 +37,10 @@ static float broken(rng *r, int64_t v, int64_t d) {
     if (v % 1501 == 900 && d % 7 == 0) return -INFINITY;
     return (float)random_normal(r);
 }
-/* No number, and nothing else that would show. */
+/* One that is no number, among the lowest ids or later, and nothing else that would show. */
+static int64_t hole;
 static float undefined(rng *r, int64_t v, int64_t d) {
-    return v % 1301 == 1200 && d == 3 ? NAN : (float)random_normal(r);
+    return v == hole && d == 3 ? NAN : (float)random_normal(r);
 }
 /* Two of each row's tokens, late ones, are a jump that no rough mass can bear, and share its mass. */
 static int64_t jump;
@@ -72,6 +73,7 @@ static void put(int32_t dtype, char *base, int64_t i, float x) {
 /* ------------------------------------------------------------------------------------------------------- calls ---- */
 
 enum { PLAIN, CUTS, NUCLEUS, MIN_P, MASKED, TIGHT, MASKED_CUTS, KINDS };
+enum { LONG = 9000 }; /* tokens at least, of nuclei */
 
 typedef struct call {
     fs_head head;
@@ -100,6 +102,7 @@ static void make_head(rng *r, logit_of *shape, int64_t least, call *c) {
     const int32_t w_dtype = (int32_t)random_below(r, 3), h_dtype = (int32_t)random_below(r, 3);
     const int64_t first = random_below(r, 3) ? 0 : 1 + (int64_t)random_below(r, 500);
     jump = vocab * 3 / 5;
+    hole = least == LONG ? 33 : vocab / 2;
     head.kind = FS_HEAD_WEIGHTS;
     head.dtype = w_dtype;
     head.data = weights;
@@ -304,7 +307,7 @@ static void sifted_calls_draw_what_stored_ones_do(void **state) {
         char what[64];
         call c;
         memset(&c, 0, sizeof c);
-        make_head(&r, shapes[shape], kind == NUCLEUS ? 9000 : 2500, &c);
+        make_head(&r, shapes[shape], kind == NUCLEUS ? LONG : 2500, &c);
         make_rules(&r, kind, &c);
         c.block = blocks[random_below(&r, sizeof blocks / sizeof blocks[0])];
         if (kind == NUCLEUS) c.block = 768; /* shorter ones give its lists no bound to begin with */
@@ -321,6 +324,27 @@ static void sifted_calls_draw_what_stored_ones_do(void **state) {
     }
     for (int kind = 0; kind < KINDS && kind * SHAPES < rounds; kind++)
         if (!sifted_of[kind * 2 % KINDS]) fail_msg("of kind %d nothing was sifted", kind * 2 % KINDS);
+}
+
+/* A nucleus looks at its lowest ids before anything else does. */
+static void what_is_no_number_is_seen_among_the_lowest_ids(void **state) {
+    (void)state;
+    rng r = random_from(23);
+    if (!some_kernel_sifts()) skip();
+    for (int i = 0; i < 2 + (int)test_size(6); i++) {
+        static drawn sifted, stored;
+        call c;
+        memset(&c, 0, sizeof c);
+        make_head(&r, undefined, LONG, &c);
+        make_rules(&r, NUCLEUS, &c);
+        c.threads = 1 + i % 3;
+        draw(&c, 0, &sifted);
+        draw(&c, 1, &stored);
+        hold_against(&c, "a NaN", &sifted, &stored);
+        for (int64_t b = 0; b < c.batch.rows; b++)
+            if (!(c.batch.slot && slot[b] < 0))
+                assert_int_equal(sifted.status[b] & FS_ROW_NAN, c.head.first_token > 33 ? 0 : FS_ROW_NAN);
+    }
 }
 
 /* What fs_work_size says is enough, with masses and without. */
@@ -412,6 +436,7 @@ static void what_is_enough_for_the_largest_call_is_enough_for_others(void **stat
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sifted_calls_draw_what_stored_ones_do),
+        cmocka_unit_test(what_is_no_number_is_seen_among_the_lowest_ids),
         cmocka_unit_test(the_sieve_fits_the_callers_memory),
         cmocka_unit_test(what_is_enough_for_the_largest_call_is_enough_for_others),
     };
