@@ -78,27 +78,35 @@ static double slack_of(const fs_row *row) {
     return row->call->ask.rough ? mass_slack(row->summary->max_y * row->rules->inverse_temperature) : 0.0;
 }
 
+/* The entry of a row's list at this place as a winner of its sample; or none, if it is surely below the last one so far. */
+static fs_winner race_entry(const fs_row *row, fs_noise noise, int32_t at, const fs_winner *last) {
+    const fs_list *list = &row->summary->list;
+    const uint32_t token = order_key_token(list->key[at]);
+    const float y = order_key_logit(list->key[at]);
+    const double floor = last->key ? score_key_value(last->key) : -INFINITY;
+    const double score = race_score_from(row->rules, row->call->batch->noise, noise, token, y, floor);
+    const fs_winner entry = {score > -INFINITY ? score_key(score, token) : FS_KEY_NONE, list->raw ? list->raw[at] : y,
+                             y};
+    return entry;
+}
+
+static fs_noise noise_of(const fs_row *row, uint32_t sample) {
+    return noise_row(row->rules->seed, row->rules->position, sample, row->rules->stream);
+}
+
 /* The best of a row's list above this key. */
 static fs_winner race_above(const fs_row *row, uint32_t sample, uint64_t key) {
-    const fs_rules *rules = row->rules;
     const fs_list *list = &row->summary->list;
-    const fs_noise noise = noise_row(rules->seed, rules->position, sample, rules->stream);
+    const fs_noise noise = noise_of(row, sample);
     fs_winner winner = {FS_KEY_NONE, 0.0f, 0.0f};
-    for (int32_t i = 0; i < list->count; i++) {
-        if (list->key[i] <= key) continue;
-        const uint32_t token = order_key_token(list->key[i]);
-        const float y = order_key_logit(list->key[i]);
-        const double floor = winner.key ? score_key_value(winner.key) : -INFINITY;
-        const double score = race_score_from(rules, row->call->batch->noise, noise, token, y, floor);
-        const fs_winner offer = {score_key(score, token), list->raw ? list->raw[i] : y, y};
-        if (score > -INFINITY && offer.key > winner.key) winner = offer;
-    }
+    for (int32_t i = 0; i < list->count; i++)
+        if (list->key[i] > key) winners_insert(&winner, 1, race_entry(row, noise, i, &winner));
     return winner;
 }
 
-/* A winner that a nucleus leaves out is replaced by the best of those above it, which is all that the nucleus can still have, until one is in it:
- * hardly ever takes more than one, and nothing is sorted. 0 if there is doubt, or ties or an order are to be kept: then nothing has changed that
- * a cut does not find again. */
+/* A winner that a nucleus leaves out is replaced by the best of those above it, which is all that the nucleus can still have,
+ * until one is in it: hardly ever takes more than one, and nothing is sorted. 0 if there is doubt, or ties or an order are to be
+ * kept: then nothing has changed that a cut does not find again. */
 static int draw_inside(const fs_row *row, uint32_t sample) {
     const fs_summary *s = row->summary;
     const int in_turn = row->call->ask.ordered || row->call->batch->flags & FS_KEEP_TIES;
@@ -139,20 +147,10 @@ static void cut_row(fs_row *row) {
 /* Races the survivors again, one sample or (without replacement) all: only they are left, so noise is drawn for them alone. Those in
  * doubt race too: if none of them wins it does not matter whether they survive. */
 static void race_survivors(fs_row *row, uint32_t sample, fs_winner *winner, int32_t n) {
-    const fs_rules *rules = row->rules;
-    fs_list *list = &row->summary->list;
-    fs_noise noise = noise_row(rules->seed, rules->position, sample, rules->stream);
+    const fs_noise noise = noise_of(row, sample);
     for (int32_t i = 0; i < n; i++) winner[i].key = FS_KEY_NONE;
-    for (int32_t i = 0; i < row->cut.possible; i++) {
-        int32_t at = list_at(list, i);
-        uint32_t token = order_key_token(list->key[at]);
-        float y = order_key_logit(list->key[at]);
-        double floor = winner[n - 1].key ? score_key_value(winner[n - 1].key) : -INFINITY;
-        double score = race_score_from(rules, row->call->batch->noise, noise, token, y, floor);
-        if (!(score > -INFINITY)) continue;
-        fs_winner offer = {score_key(score, token), list->raw ? list->raw[at] : y, y};
-        winners_insert(winner, n, offer);
-    }
+    for (int32_t i = 0; i < row->cut.possible; i++)
+        winners_insert(winner, n, race_entry(row, noise, list_at(&row->summary->list, i), &winner[n - 1]));
     for (int32_t i = 0; i < n; i++)
         if (winner[i].key && !survives(row, winner[i].y, score_key_token(winner[i].key))) row->open = 1;
 }

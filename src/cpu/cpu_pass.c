@@ -1,3 +1,4 @@
+#include "cpu_deal.h"
 #include "cpu_lists.h"
 #include "cpu_sift.h"
 
@@ -20,90 +21,6 @@ static int32_t slot_of(const fs_call *call, int64_t b) {
     return call->rules ? call->rules[b].slot : rules_of_row(call->batch, call->vocab, b).slot;
 }
 
-static int64_t range_end(const fs_call *call) {
-    int64_t end = call->head->first_token + call->head->rows;
-    return end < call->vocab ? end : call->vocab;
-}
-
-static int is_by_nodes(const fs_pass *pass) {
-    const fs_cpu *cpu = pass->cpu;
-    return cpu->nodes.count > 1 && cpu->residence.data == pass->call->head->data;
-}
-
-/* How the vocabulary is dealt out, in units of whole noise blocks (or whole groups).
- *
- * Open: whoever is free takes the next block, smaller ones towards the end. Threads start late and are held up, which costs a call that
- * waits for all of them a sixth to a third of its time (docs/findings/whoever-is-free.md). Ids ascend for each task, as lists expect.
- *
- * Settled, where it is known beforehand what each task gets: by memory nodes, in groups, and in a second pass, whose lists have room for
- * just that. Then tasks take blocks in turn as long as there is one for each, then even shares of the rest; in turn, because frequent
- * tokens lie together at low ids, which all but one would meet in no block. */
-typedef struct fs_deal {
-    int64_t unit, low, units; /* ids of a unit, the first unit, how many */
-    int64_t block, turns;     /* units of a block; turns in which each task takes one */
-    int open;
-} fs_deal;
-
-static fs_deal deal_of(const fs_pass *pass) {
-    const int64_t first = pass->call->head->first_token, end = range_end(pass->call);
-    fs_deal deal = {pass->groups ? pass->call->batch->group_size : FS_NOISE_BLOCK, 0, 0, 0, 0, 0};
-    deal.low = first / deal.unit;
-    deal.units = end > first ? (end + deal.unit - 1) / deal.unit - deal.low : 0;
-    deal.block = pass->block / FS_NOISE_BLOCK;
-    deal.turns = pass->groups ? 0 : deal.units / (deal.block * pass->cpu->tasks);
-    deal.open = !pass->groups && !pass->whole && !is_by_nodes(pass);
-    return deal;
-}
-
-/* Ids of `count` units, `from` of which come before. */
-static fs_block ids_of(const fs_pass *pass, const fs_deal *deal, int64_t from, int64_t count) {
-    const int64_t first = pass->call->head->first_token, end = range_end(pass->call);
-    const int64_t low = (deal->low + from) * deal->unit, high = low + count * deal->unit;
-    const int64_t id = low > first ? low : first, to = high < end ? high : end;
-    fs_block range = {id, to > id ? to - id : 0};
-    return range;
-}
-
-/* Ids of task i in a turn, 0 to deal.turns. */
-static fs_block turn_range(const fs_pass *pass, const fs_deal *deal, int32_t i, int64_t turn) {
-    const int64_t tasks = pass->cpu->tasks, done = turn * tasks, rest = deal->units - done * deal->block;
-    const int64_t from = rest * i / tasks;
-    if (turn == deal->turns) return ids_of(pass, deal, done * deal->block + from, rest * (i + 1) / tasks - from);
-    return ids_of(pass, deal, (pass->order ? pass->order[done + i] : done + i) * deal->block, deal->block);
-}
-
-/* The next ids of an open deal, `most` at most; none: there are no more. What is left makes two turns at least: who takes the last
- * piece holds the others up for half as long as a whole one would. */
-static fs_block take_ids(const fs_pass *pass, const fs_deal *deal, int64_t most) {
-    int64_t at = atomic_load_explicit(pass->next, memory_order_relaxed), count;
-    do {
-        const int64_t left = deal->units - at, share = (left + 2 * pass->cpu->tasks - 1) / (2 * pass->cpu->tasks);
-        count = most / deal->unit < share ? most / deal->unit : share;
-    } while (count > 0 && !atomic_compare_exchange_weak_explicit(pass->next, &at, at + count, memory_order_relaxed,
-                                                                 memory_order_relaxed));
-    return ids_of(pass, deal, at, count);
-}
-
-/* No task has more tokens than this. */
-static int64_t most_tokens(const fs_pass *pass) {
-    const fs_deal deal = deal_of(pass);
-    const int64_t tasks = pass->cpu->tasks, rest = deal.units - deal.turns * deal.block * tasks;
-    return (deal.open ? deal.units : deal.turns * deal.block + (rest + tasks - 1) / tasks) * deal.unit;
-}
-
-/* The node that a block of the deal lies on: its first row's. */
-typedef struct fs_block_nodes {
-    const fs_pass *pass;
-    const fs_deal *deal;
-} fs_block_nodes;
-
-static uint8_t node_of_block(const void *user, int64_t block) {
-    const fs_block_nodes *of = user;
-    const int64_t id = (of->deal->low + block * of->deal->block) * of->deal->unit;
-    const int64_t row = id - of->pass->call->head->first_token;
-    return of->pass->cpu->residence.node[row > 0 ? row / of->pass->cpu->residence.step : 0];
-}
-
 /* Lists are no shorter than this many entries. */
 #define FS_LIST_SHORT 256
 
@@ -111,8 +28,8 @@ static uint8_t node_of_block(const void *user, int64_t block) {
  * for what fs_scan's append writes too much. */
 static fs_room layout_room(const fs_pass *pass, fs_arena *arena, int32_t keep, int with_raw) {
     const fs_call *call = pass->call;
-    const int64_t left = range_end(call) - call->head->first_token, all = left > 0 ? left : 0;
-    const int64_t tokens[2] = {all, most_tokens(pass)};
+    const int64_t left = deal_end(call) - call->head->first_token, all = left > 0 ? left : 0;
+    const int64_t tokens[2] = {all, deal_most(pass)};
     const size_t lists[2] = {(size_t)pass->rows, (size_t)pass->rows * (size_t)(pass->cpu->tasks - 1)};
     fs_room room;
     memset(&room, 0, sizeof room);
@@ -189,7 +106,7 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
     pass->said = arena_take(arena, tasks * rows, sizeof *pass->said);
     const size_t dealt = pass->cpu->nodes.count > 1 ? (size_t)deal_of(pass).turns * tasks : 0;
     pass->order = arena_take(arena, dealt, sizeof *pass->order);
-    if (!dealt || !weights || !is_by_nodes(pass)) pass->order = NULL;
+    if (!dealt || !weights || !deal_is_by_nodes(pass)) pass->order = NULL;
     for (size_t t = 0; t < tasks; t++) {
         float *y = arena_take(arena, columns, sizeof *y);
         int32_t *count = arena_take(arena, columns, sizeof *count);
@@ -291,11 +208,7 @@ void fs_pass_prepare(fs_pass *pass) {
     const int64_t packed = batch->hidden_stride,
                   stride = packed ? packed : head->dim * dtype_bytes(batch->hidden_dtype);
     atomic_init(pass->next, 0);
-    if (pass->order) {
-        const fs_deal deal = deal_of(pass);
-        const fs_block_nodes of = {pass, &deal};
-        fs_nodes_deal(&cpu->nodes, deal.turns, cpu->tasks, node_of_block, &of, pass->order);
-    }
+    if (pass->order) deal_by_nodes(pass);
     for (int32_t a = 0; head->kind == FS_HEAD_WEIGHTS && a < pass->rows; a++)
         pass->hidden.row[a] = (const char *)batch->hidden + pass->row[a] * stride;
     const int64_t worth = 1 + work_to_prepare(pass) / FS_PREPARED_AT_LEAST;
@@ -470,11 +383,11 @@ static void run_task(void *arg, int32_t task) {
     for (int32_t a = 0; a < pass->rows; a++) empty_summary(pass, task, a);
     if (pass->sieve) fs_sift_open(pass, task);
     if (deal.open) {
-        for (fs_block block; (block = take_ids(pass, &deal, next_length(pass, task))).n > 0;)
+        for (fs_block block; (block = deal_take(pass, &deal, next_length(pass, task))).n > 0;)
             absorb_block(pass, block, task);
     } else {
         for (int64_t turn = 0; turn <= deal.turns; turn++) {
-            fs_block range = turn_range(pass, &deal, task, turn);
+            fs_block range = deal_turn(pass, &deal, task, turn);
             if (pass->groups) absorb_groups(pass, range, task);
             else absorb_range(pass, range, task);
         }
