@@ -24,8 +24,8 @@ static int32_t slot_of(const fs_call *call, int64_t b) {
 /* Lists are no shorter than this many entries. */
 #define FS_LIST_SHORT 256
 
-/* Lists of `keep` entries: at least twice what they keep, so that thinning is rare, but never more than a task has tokens. Behind each there is room
- * for what fs_scan's append writes too much. */
+/* Lists of `keep` entries: at least twice what they keep, so that thinning is rare, but never more than a task has tokens. Behind
+ * each there is room for what fs_scan's append writes too much. */
 static fs_room layout_room(const fs_pass *pass, fs_arena *arena, int32_t keep, int with_raw) {
     const fs_call *call = pass->call;
     const int64_t left = deal_end(call) - call->head->first_token, all = left > 0 ? left : 0;
@@ -80,11 +80,16 @@ static void layout_rows(fs_pass *pass, fs_arena *arena) {
     pass->raw_list = layout_room(pass, arena, ask->keep_raw, 0);
 }
 
+/* Places of a row in a task's logits. */
+static int64_t logits_columns(const fs_pass *pass) {
+    return pass->block + 2 * FS_GRANULE;
+}
+
 int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
     const fs_call *call = pass->call;
     const fs_batch *batch = call->batch;
     const size_t rows = (size_t)pass->rows, tasks = (size_t)pass->cpu->tasks;
-    const size_t columns = (size_t)pass->block + 2 * FS_GRANULE;
+    const size_t columns = (size_t)logits_columns(pass);
     const int weights = call->head->kind == FS_HEAD_WEIGHTS;
 
     if (weights) {
@@ -144,11 +149,12 @@ static void sort_sparse(const int32_t *token, int64_t from, int64_t n, uint64_t 
     sort_u64(sorted, n);
 }
 
-/* Tokens that a nucleus can have, in entries that a list keeps. It has room for two; with a little more fewer rows take a second pass. */
+/* Tokens that a nucleus can have, in entries that a list keeps. It has room for two; with a little more fewer rows take a second
+ * pass. */
 #define FS_NUCLEUS 2.5
 
-/* See rows_bound. Only where the row's whole mass decides, a list of another length is not asked for, and nothing but tokens comes of it. Of
- * a small top_p the share is its own: where no token has that much, nuclei have more tokens than a list too. */
+/* See rows_bound. Only where the row's whole mass decides, a list of another length is not asked for, and nothing but tokens comes
+ * of it. Of a small top_p the share is its own: where no token has that much, nuclei have more tokens than a list too. */
 static double rare_of(const fs_pass *pass, const fs_rules *rules) {
     const fs_call *call = pass->call;
     const double least = fmin((double)rules->top_p, 1.0 - (double)rules->top_p);
@@ -218,11 +224,6 @@ void fs_pass_prepare(fs_pass *pass) {
 
 /* ------------------------------------------------------------------------------------------------------- run ---- */
 
-/* Places of a row in a task's logits. */
-static int64_t logits_columns(const fs_pass *pass) {
-    return pass->block + 2 * FS_GRANULE;
-}
-
 /* load, dot: the block's logits of every row, each at its lead in its line of `logits`. */
 static void compute_block(const fs_pass *pass, fs_block block, float *logits) {
     const fs_head *head = pass->call->head;
@@ -269,8 +270,8 @@ static void absorb_stored(const fs_pass *pass, fs_block block, int32_t task, flo
 
 #define FS_FREQUENT (2 * FS_NOISE_BLOCK) /* ids, the lowest, where half of a row's mass may lie */
 
-/* Whoever has the most frequent tokens looks at them before the rest of its block, and has told the others of them when those look at theirs; of
- * their masses first, before a race is run. */
+/* Whoever has the most frequent tokens looks at them before the rest of its block, and has told the others of them when those look
+ * at theirs; of their masses first, before a race is run. */
 static void absorb_frequent(const fs_pass *pass, int32_t task, float *logits) {
     const fs_block low = {0, FS_FREQUENT};
     compute_block(pass, low, logits);
