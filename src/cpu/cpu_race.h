@@ -39,4 +39,13 @@ FS_CORE void race_offer(fs_race *race, uint32_t token, float x, float y, double 
     race_set_floor(race);
 }
 
+/* A token that l gives a chance, as if it had no mark. marks_seen: whether one that has is somebody else's. */
+FS_CORE void race_bare(fs_race *race, uint32_t token, float x, float y, int marks_seen) {
+    const fs_words extension = noise_words(race->noise, token, FS_DOMAIN_EXTENSION);
+    const double over = (double)(y * race->rules->inverse_temperature) - FS_NOISE_G;
+    if (over + (double)noise_bare_ceiling(extension) <= race->floor) return;
+    if (marks_seen && noise_prefix(race->noise, token) >= 0) return;
+    race_offer(race, token, x, y, noise_gumbel_from(extension, -1));
+}
+
 #endif

@@ -154,8 +154,7 @@ static void race_exact(fs_race *race, const fs_scan *scan, const float *x, const
             if (!((double)(y[i] * inverse) > race->floor)) continue;
             uint32_t token = (uint32_t)(base + i);
             if (greedy) race_offer(race, token, x[i], y[i], 0.0);
-            else if (noise_prefix(race->noise, token) < 0) /* race_marks has seen to the others */
-                race_offer(race, token, x[i], y[i], noise_gumbel_given(race->noise, token, -1));
+            else race_bare(race, token, x[i], y[i], 1);
         }
     }
 }

@@ -250,8 +250,9 @@ static void settle_race(const sifted_row *r, const fs_found *found, uint32_t tok
     const double l = (double)(found->y * r->rules->inverse_temperature);
     const double most = found->prefix < 0 ? l : l - FS_NOISE_G + (double)noise_ceiling((uint32_t)found->prefix);
     if (!(most > race.floor)) return;
-    race_offer(&race, token, found->y, found->y,
-               r->rules->greedy ? 0.0 : noise_gumbel_given(race.noise, token, found->prefix));
+    if (r->rules->greedy) race_offer(&race, token, found->y, found->y, 0.0);
+    else if (found->prefix < 0) race_bare(&race, token, found->y, found->y, 0);
+    else race_offer(&race, token, found->y, found->y, noise_gumbel_given(race.noise, token, found->prefix));
     if (winner->key <= r->sieve->best[r->a]) return;
     told_raise(&r->sieve->told.best[r->a], winner->key);
     set_best(r, winner->key);

@@ -334,6 +334,24 @@ static void marked_noise_stays_below_the_ceiling_of_its_prefix(void **state) {
     }
 }
 
+/* The most an extension can have is the noise of its least w: the bits that are looked at, and zeros behind them. */
+static void unmarked_noise_stays_below_the_ceiling_of_its_extension(void **state) {
+    (void)state;
+    for (uint32_t top = 0; top < 1u << 24; top += top < 70000 ? 1 : 97) {
+        const fs_words least = {{0, top << 8, 0, 0}}, last = {{0, 0xFFFFFFFFu - (top << 8), 0, 0}};
+        const double ceiling = (double)noise_bare_ceiling(least), most = noise_gumbel_from(least, -1);
+        assert_true(ceiling >= most);
+        /* 0.06 for log2, and what w^3 / 3 and the terms behind it are worth. */
+        const double w = (double)top * 0x1p-24;
+        if (w < 0.5) assert_true(ceiling <= most + 0.0597 + 2e-5 + w * w * 0.5);
+        assert_true((double)noise_bare_ceiling(last) >= noise_gumbel_from(last, -1));
+    }
+    for (uint32_t i = 0; i < 200000; i++) {
+        const fs_words r = noise_words(noise_row(9, i, 0, 0), i, FS_DOMAIN_EXTENSION);
+        assert_true(noise_gumbel_from(r, -1) <= (double)noise_bare_ceiling(r));
+    }
+}
+
 /* A token has the noise that its block's walk says. */
 static void noise_of_a_token_is_that_of_its_walk(void **state) {
     (void)state;
@@ -385,6 +403,7 @@ int main(void) {
         cmocka_unit_test(the_number_of_marks_takes_two_words),
         cmocka_unit_test(unmarked_noise_stays_below_its_ceiling),
         cmocka_unit_test(marked_noise_stays_below_the_ceiling_of_its_prefix),
+        cmocka_unit_test(unmarked_noise_stays_below_the_ceiling_of_its_extension),
         cmocka_unit_test(noise_of_a_token_is_that_of_its_walk),
     };
     return cmocka_run_group_tests_name("core", tests, NULL, NULL);
