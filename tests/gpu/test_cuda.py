@@ -182,6 +182,19 @@ def test_the_lowest_infinite_token_wins(B):
 
 
 @pytest.mark.parametrize("B", [3, 64, 200])
+def test_a_logit_the_temperature_makes_minus_infinite_is_never_drawn(B):
+    W, H, bias = weights(10007, 128), hidden(B, 128), torch.full((10007,), -1e38, device="cuda")
+    asked = rules(B)
+    greedy = asked["temperature"].cpu().numpy() == 0
+    asked["temperature"][asked["temperature"] > 0] = 0.01
+    got = check(W, H, dict(asked, fallback_token=-7), dict(bias=bias))
+    assert (got["tokens"][~greedy] == -7).all() and (got["tokens"][greedy] == 0).all()
+    bias[9876] = 0
+    got = check(W, H, asked, dict(bias=bias))
+    assert (got["status"] == 0).all() and (got["tokens"] == 9876).all()
+
+
+@pytest.mark.parametrize("B", [3, 64, 200])
 def test_a_row_without_tokens_is_empty(B):
     W, H = weights(10007, 128), hidden(B, 128)
     bias = torch.full((10007,), -float("inf"), device="cuda")

@@ -220,6 +220,21 @@ def test_a_logit_the_temperature_makes_infinite_wins_by_its_id():
 
 @pytest.mark.parametrize("fields", [PLAIN, FIELDS])
 @pytest.mark.parametrize("B", [3, 64, 200])
+def test_a_logit_the_temperature_makes_minus_infinite_is_never_drawn(B, fields):
+    """Of most rows that is all of them; greedy ones race without a temperature, and every third row has one token left."""
+    X = logits(B, 10007, scale=1e36, level=-1e38)
+    X[::3, 9876] = -1e35
+    asked = rules(B)
+    greedy = asked["temperature"].cpu().numpy() == 0
+    asked["temperature"][asked["temperature"] > 0] = 0.01
+    got = check(X, dict(asked, fallback_token=-7), fields=fields)
+    left = np.arange(B) % 3 == 0
+    assert (got["tokens"][left] == 9876).all() and (got["tokens"][~left & ~greedy] == -7).all()
+    assert (got["tokens"][greedy] >= 0).all()
+
+
+@pytest.mark.parametrize("fields", [PLAIN, FIELDS])
+@pytest.mark.parametrize("B", [3, 64, 200])
 def test_a_row_without_tokens_is_empty(B, fields):
     X = torch.full((B, 10007), -float("inf"), device="cuda")
     X[1, 9876] = 0
