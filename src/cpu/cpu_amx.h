@@ -155,11 +155,7 @@ typedef struct scheme {
     void (*dot)(const meeting *m);
 } scheme;
 
-/* Whether weights, or hidden states, are lifted: neither is if both are f16 as they lie. */
-FS_INLINE int lifts_weights(const scheme *s) {
-    return s->unit == FS_F16 && s->weights != FS_F16;
-}
-
+/* Whether hidden states are lifted: they are not if they are f16 as they lie. */
 FS_INLINE int lifts_hidden(const scheme *s, const fs_hidden *hidden) {
     return s->unit == FS_F16 && hidden->dtype != FS_F16;
 }
@@ -291,9 +287,7 @@ FS_INLINE int may_fetch_whole(int32_t weights, int panels) {
 /* Whether a meeting of this many panels does, of a tile whose rows are `stride` bytes apart. */
 FS_INLINE int fetches_whole(const scheme *s, const packing *p, int64_t stride, int32_t panels) {
     const int64_t bytes = panels * p->panel + 2 * FS_TILE * stride;
-    if (!may_fetch_whole(s->weights, panels)) return 0;
-    if (panels == 1) return bytes <= FS_WHOLE_BYTES_ALONE;
-    return !(lifts_weights(s) && stride <= FS_PAGE) && bytes <= FS_WHOLE_BYTES;
+    return may_fetch_whole(s->weights, panels) && bytes <= (panels == 1 ? FS_WHOLE_BYTES_ALONE : FS_WHOLE_BYTES);
 }
 
 /* The prefetcher follows a stream to the end of its page and starts anew in the next one, and a tile starts 16 streams at once. So during
