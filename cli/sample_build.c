@@ -144,11 +144,12 @@ static const int32_t *row_values(const char *option, const char *text, int64_t c
 
 /* S: the longest slot a row names, or the number of rows. */
 static int64_t count_slots(const fs_batch *b) {
-    int64_t slots = b->slot ? 1 : b->rows;
-    for (int64_t i = 0; b->slot && i < b->rows; i++) {
-        if (b->slot[i] < -1 || b->slot[i] >= 1 << 20)
-            die(END_USAGE, "--slot %d: must lie in -1 .. %d", b->slot[i], (1 << 20) - 1);
-        if (b->slot[i] >= slots) slots = (int64_t)b->slot[i] + 1;
+    const int32_t *slot = b->slot;
+    int64_t slots = slot ? 1 : b->rows;
+    for (int64_t i = 0; slot && i < b->rows; i++) {
+        if (slot[i] < -1 || slot[i] >= 1 << 20)
+            die(END_USAGE, "--slot %d: must lie in -1 .. %d", slot[i], (1 << 20) - 1);
+        if (slot[i] >= slots) slots = (int64_t)slot[i] + 1;
     }
     return slots;
 }

@@ -17,19 +17,29 @@
  *   y = x + edits; repetition penalty; frequency and presence penalties            -> y orders tokens
  *   l = y * (1 / temperature), or y itself for a greedy row                        -> l is the PROCESSED logit
  *   min-p, then top-k, then top-p on what is left; a token is drawn from softmax(l) over the survivors (the CUT)
- * The total order of tokens is (y descending, id ascending). All arithmetic on x, y, l is in float; -inf is final: what a mask, a
- * ban or an overflow has made -inf is absent, whatever is added later. log Z is accurate to 1e-6 where the largest |l| is up to
- * 45,000 (CUDA, from weights: 2e-7 (1 + |l|)), to 2e-4 up to 362,000, and above that FS_ROW_FAR. Tokens do not depend on it: cuts
- * are exact at any l.
+ * Flags of a batch change this order as engines differ in it (docs/engines.md): FS_EDITS_LAST, FS_MIN_P_LAST,
+ * FS_CUT_BEFORE_TEMPERATURE.
+ *
+ * The total order of tokens is (y descending, id ascending), and every cut keeps a first part of it, at least one token:
+ *   min-p   the tokens with l >= max l + log(min_p)
+ *   top-k   the first k
+ *   top-p   a token stays while the mass strictly before it is below p times the mass of all that min-p and top-k left (with
+ *           FS_JOINT_TOP_P: of the whole row), mass being the sum of exp(l)
+ * All arithmetic on x, y, l is in float; -inf is final: what a mask, a ban or an overflow has made -inf is absent, whatever is added
+ * later. log Z is within 1e-6 of the truth, and then rounded to float, where the largest |l| is up to 45,000 (CUDA, from weights: see
+ * docs/exactness.md), within 2e-4 up to 362,000, and above that the row is FS_ROW_FAR. Tokens do not depend on it: cuts are exact at any
+ * l.
  *
  * Memory: every pointer belongs to the caller and is read or written only during the call (CPU) or until the stream
  * has run the call (CUDA). On the CPU all arrays are host memory; on CUDA they are device memory (mapped host memory
- * works and is read once per row). The library never prints, exits or aborts. Thread safety: contexts share nothing
- * mutable; one context serves one call at a time.
+ * works and is read once per row). Pointers are aligned to their elements, and strides are bytes. The library never prints, exits or
+ * aborts. Thread safety: contexts share nothing mutable; one context serves one call at a time. After fork() the child may destroy
+ * the contexts it has inherited, and nothing else; it creates its own.
  *
  * Structs: the first member `size` is sizeof of the struct the caller was compiled with, which the fs_*_default()
  * functions set; later versions append members, up to 4,096 bytes, and a zero in an appended member keeps the old meaning. A library
- * takes the structs of earlier versions, and of later ones what it knows: a member it does not know must be zero.
+ * takes the structs of earlier versions, and of later ones what it knows: a member it does not know must be zero, and so must those
+ * that are called reserved.
  */
 #ifndef FLASHSAMPLING_H
 #define FLASHSAMPLING_H
@@ -70,7 +80,8 @@ enum {
 };
 
 /* Status bits of one row, written to result.status. A row with a bit of FS_ROW_NO_TOKEN set has no drawn token: its tokens
- * are batch.fallback_token, its scores and logprobs NaN. */
+ * are batch.fallback_token, its ranks and top tokens -1, its other results NaN. All bits that apply are set, but a row that is skipped or
+ * has a bad slot has no other. */
 enum {
     FS_ROW_OK = 0,
     FS_ROW_SKIPPED = 1u << 0,         /* slot -1 */
@@ -80,17 +91,20 @@ enum {
     FS_ROW_BAD_TOP_P = 1u << 4,       /* negative or NaN */
     FS_ROW_BAD_MIN_P = 1u << 5,       /* negative, above 1 or NaN */
     FS_ROW_BAD_PENALTY = 1u << 6,     /* repetition <= 0, or a penalty that is NaN or infinite */
-    FS_ROW_BAD_TOKEN = 1u << 7,       /* score mode: the given token is negative, or not below the vocabulary size */
-    FS_ROW_INCOMPLETE = 1u << 8,      /* merge or budget: the lists do not prove the cut; nothing is drawn */
-    FS_ROW_PEER = 1u << 9,            /* ranks on CUDA: one failed, or was called with other arguments */
-    FS_ROW_BAD_MASK = 1u << 10,       /* allow_index < -1, or not below batch.masks */
-    FS_ROW_NO_TOKEN = 0x7ff,          /* mask of the bits above */
-    FS_ROW_NAN = 1u << 16,            /* a logit that no mask removed was NaN; it was treated as -inf */
-    FS_ROW_INF = 1u << 17,            /* an x or l was +inf: the lowest such id wins, its log Z is +inf, logprobs NaN */
-    FS_ROW_FALLBACK = 1u << 18,       /* the row needed a second pass over W (exact all the same) */
-    FS_ROW_RANK_BOUND = 1u << 19,     /* result.rank is a lower bound */
-    FS_ROW_SHORT = 1u << 20,          /* without replacement: fewer tokens than samples; the rest are fallback_token */
-    FS_ROW_FAR = 1u << 21             /* the largest x or l is too far from 0 for log Z: it and logprobs are NaN */
+    FS_ROW_BAD_TOKEN =
+        1u << 7, /* an edited, counted, watched or given token is negative, or not below the vocabulary size */
+    FS_ROW_INCOMPLETE = 1u << 8, /* merge or budget: the lists do not prove the cut; nothing is drawn */
+    FS_ROW_PEER = 1u << 9,      /* parts or ranks on CUDA: one failed, is missing, or was called with other arguments */
+    FS_ROW_BAD_MASK = 1u << 10, /* allow_index < -1, or not below batch.masks */
+    FS_ROW_BAD_LIST = 1u << 11, /* edit_count is negative, or more than edit_stride has room for */
+    FS_ROW_OVER_LIMIT = 1u << 12, /* the row uses a rule, or a larger top_k, than batch.limits said */
+    FS_ROW_NO_TOKEN = 0xffff,     /* mask of the bits above, and of those to come in their place */
+    FS_ROW_NAN = 1u << 16,        /* a logit that no mask removed was NaN; it was treated as -inf */
+    FS_ROW_INF = 1u << 17,        /* an x or l was +inf: the lowest such id wins, its log Z is +inf, logprobs NaN */
+    FS_ROW_FALLBACK = 1u << 18,   /* the row needed a second pass over W (exact all the same) */
+    FS_ROW_RANK_BOUND = 1u << 19, /* result.rank is a lower bound */
+    FS_ROW_SHORT = 1u << 20,      /* without replacement: fewer tokens than samples; the rest are fallback_token */
+    FS_ROW_FAR = 1u << 21         /* the largest x or l is too far from 0 for log Z: it and logprobs are NaN */
 };
 
 /* ------------------------------------------------------------------------------------------------------ head ---- */
@@ -99,9 +113,16 @@ typedef enum {
     FS_F32 = 0,
     FS_F16 = 1,
     FS_BF16 = 2,
-    FS_I32 = 8, /* token ids only */
-    FS_I64 = 9  /* token ids only */
-    /* 16 and up: block-quantised weights, to come */
+    FS_I32 = 8, /* token ids and slots only */
+    FS_I64 = 9, /* token ids and slots only */
+    /* Weights in fewer bits. No backend has them yet: FS_ERR_UNSUPPORTED. */
+    FS_FP8_E4M3 = 16, /* scales per row, or per block of group_rows x group */
+    FS_INT8 = 17,
+    FS_INT4 = 18,  /* two in a byte, the first in its lower half */
+    FS_NVFP4 = 19, /* E2M1, an E4M3 scale for 16 of them and one scale for all */
+    FS_Q8_0 = 32,  /* GGUF: scales lie inside the blocks */
+    FS_Q5_K = 33,
+    FS_Q6_K = 34
 } fs_dtype;
 
 enum {
@@ -129,11 +150,22 @@ typedef struct fs_head {
                           * 0 = first_token + rows */
     const float *bias; /* [V] or NULL */
     int32_t round;     /* FS_F32: keep (default, finer); FS_BF16, FS_F16: round x as engines that store logits do */
-    float scale;       /* before the soft-cap; default 1 */
+    float scale;       /* of logits, before the soft-cap; default 1 */
     float softcap;     /* 0 = none */
     float post_scale;  /* after the soft-cap; default 1 */
     uint32_t flags;    /* FS_HEAD_CONSTANT */
-    int32_t reserved;
+
+    /* Weights in fewer bits than 16: w = (q - zero) * weight_scale * weight_scale_all. One scale and one zero point for group_rows x group
+     * weights, [ceil(V / group_rows), ceil(D / group)]. All zero or NULL for f32, f16 and bf16, and where data has its scales inside. */
+    int32_t weight_scale_dtype;
+    const void *weight_scale;
+    const void *weight_zero; /* of weight_zero_dtype, or NULL = 0 */
+    int64_t
+        weight_scale_stride; /* bytes from one row of scales to the next, 0 = packed; that of zero points is packed */
+    int32_t weight_zero_dtype;
+    int32_t group;          /* columns; 0 = D */
+    int32_t group_rows;     /* 0 = 1 */
+    float weight_scale_all; /* 0 = 1 */
 } fs_head;
 
 /* ----------------------------------------------------------------------------------------------------- batch ---- */
@@ -152,10 +184,37 @@ enum {
 };
 
 enum {
-    FS_KEEP_TIES = 1u << 0,   /* top-k and top-p keep every token whose y equals the last kept one */
-    FS_JOINT_TOP_P = 1u << 1, /* top-p counts mass against the whole row, not against what min-p and top-k left */
-    FS_EXACT_RANK = 1u << 2   /* pay a second pass rather than return a lower bound of the rank */
+    FS_KEEP_TIES_TOP_K = 1u << 0, /* top-k keeps every token whose y equals that of the last kept one */
+    FS_KEEP_TIES_TOP_P = 1u << 1, /* likewise top-p, of what top-k and min-p have left */
+    FS_KEEP_TIES = 3u,            /* both */
+    FS_JOINT_TOP_P = 1u << 2,     /* top-p counts mass against the whole row, not against what min-p and top-k left */
+    FS_MIN_P_LAST = 1u << 3,      /* top-k, then top-p, then min-p: what min-p removes still counts as mass for top-p */
+    FS_CUT_BEFORE_TEMPERATURE =
+        1u << 4,              /* cuts look at y where they would look at l; the draw is from softmax(l) all the same */
+    FS_EDITS_LAST = 1u << 5,  /* penalties of x, then edits */
+    FS_EXACT_RANK = 1u << 6,  /* pay a second pass rather than return a lower bound of the rank */
+    FS_RANK_OF_TIES = 1u << 7 /* result.rank counts logits that are larger or equal, the token's own among them */
 };
+
+/* What can be done to a row's logits; bits. */
+enum {
+    FS_RULE_TOP_K = 1u << 0,
+    FS_RULE_TOP_P = 1u << 1,
+    FS_RULE_MIN_P = 1u << 2,
+    FS_RULE_ALLOW = 1u << 3,
+    FS_RULE_EDITS = 1u << 4,
+    FS_RULE_PENALTIES = 1u << 5 /* repetition, frequency, presence */
+};
+
+/* What is known of the arrays of a batch without reading them. The CUDA backend cannot look into device memory before it launches: what
+ * is not said is taken to be anything. A row that breaks a promise is FS_ROW_OVER_LIMIT, on every backend. */
+typedef struct fs_limits {
+    uint32_t absent; /* FS_RULE_...: rules that no row uses, although there is an array for them */
+    int32_t top_k;   /* no top_k that is not off is above this; 0 = not said */
+    int64_t edits;   /* entries of all rows' edits together, 0 = not said; so for the next two */
+    int64_t counts;  /* of all slots' sparse counts */
+    int64_t watched; /* of all rows' watched tokens */
+} fs_limits;
 
 /* The values one slot has. In fs_batch, `all` holds what is used where the array of the same name is NULL. */
 typedef struct fs_slot_values {
@@ -175,7 +234,7 @@ typedef struct fs_slot_values {
  * sample index, and of nothing else: not of B, the row's place, its neighbours, threads, blocks or ranks. */
 typedef struct fs_batch {
     size_t size;
-    int64_t rows;           /* B; 0 is valid and does nothing */
+    int64_t rows;           /* B, up to 2^20; 0 is valid and does nothing */
     const void *hidden;     /* [B, D]; ignored for stored logits */
     int32_t hidden_dtype;   /* FS_F32 (default), FS_F16 or FS_BF16; CUDA: that of the head */
     int32_t mode;           /* FS_MODE_... */
@@ -184,11 +243,17 @@ typedef struct fs_batch {
     int32_t noise;          /* FS_NOISE_... */
     uint32_t flags;         /* FS_KEEP_TIES | ... */
     int32_t fallback_token; /* written where a row has no token; default -1 */
-    int64_t group_size;     /* group modes: ids [k * group_size, (k+1) * group_size) form group k; CUDA: a multiple
+    int64_t
+        group_size; /* group modes of fs_sample: ids [k * group_size, (k+1) * group_size) form group k; CUDA: a multiple
                              * of 128 */
 
+    /* Entries a candidate list holds at least, per row and part, in calls that have lists; 0 = chosen. A longer list proves wider cuts in
+     * one pass. */
+    int32_t list_capacity;
+
     /* Which slot a row is, and where it is in its sequence. */
-    const int32_t *slot;      /* [B], -1 = skip the row; NULL = row b is slot b */
+    int32_t slot_dtype;       /* FS_I32 (default) or FS_I64 */
+    const void *slot;         /* [B] of slot_dtype, -1 = skip the row; NULL = row b is slot b */
     int64_t slots;            /* S, the length of per-slot arrays; 0 = B */
     const uint64_t *position; /* [B] or NULL = position_all */
     uint64_t position_all;    /* advance it (or position) with every token: equal positions draw with equal noise */
@@ -209,11 +274,15 @@ typedef struct fs_batch {
     const uint32_t *allow;      /* [masks, ceil(vocab / 32)] or NULL = all */
     int64_t allow_stride;       /* bytes from one mask to the next; 0 = packed */
     const int32_t *allow_index; /* [B]: which mask row b uses, -1 = none; NULL = mask b */
+    int64_t masks; /* how many `allow` has: a row with another is FS_ROW_BAD_MASK; 0 = not said, then only below -1 */
 
-    /* Edits of row b: entries edit_offset[b] .. edit_offset[b+1]; several of one token add up, in their order. */
-    const int64_t *edit_offset; /* [B + 1] or NULL = none */
+    /* Edits: entries edit_offset[b] .. edit_offset[b+1] for row b; or, with edit_count in place of edit_offset, the first edit_count[s] of
+     * slot s's line, lines being edit_stride apart. Several of one token add up, in their order. */
+    const int64_t *edit_offset; /* [B + 1] or NULL */
+    const int32_t *edit_count;  /* [S] or NULL */
+    int64_t edit_stride;        /* bytes from one slot's line to the next, in both arrays below; only with edit_count */
     const int32_t *edit_token;
-    const float *edit_bias; /* added to x; -inf bans the token */
+    const float *edit_bias; /* added to the logit; -inf bans the token */
 
     /* What each slot has produced so far. Repetition applies to tokens whose seen bit is set or whose count is
      * above 0; frequency and presence look at counts only. */
@@ -233,12 +302,7 @@ typedef struct fs_batch {
     const int64_t *watch_offset; /* [B + 1] or NULL */
     const int32_t *watch_token;
 
-    /* Entries a candidate list holds at least, per row and part, in calls that have lists; 0 = chosen. A longer list proves wider cuts in
-     * one pass. */
-    int32_t list_capacity;
-    int32_t reserved;
-
-    int64_t masks; /* how many `allow` has: a row with another is FS_ROW_BAD_MASK; 0 = not said, then only below -1 */
+    fs_limits limits;
 } fs_batch;
 
 /* ---------------------------------------------------------------------------------------------------- result ---- */
@@ -259,15 +323,17 @@ typedef struct fs_result {
     uint32_t *status;     /* [B] FS_ROW_... bits */
     float *score;         /* [B, n] the token's own l + noise (y for greedy rows); NaN in score mode */
     float *max_logit;     /* [B] */
-    float *log_z;         /* [B] log of the sum of exp over the whole row */
-    float *logit;         /* [B, n] of the drawn or given token */
-    float *logprob;       /* [B, n] logit - log_z */
-    int32_t *rank;        /* [B, n] 1 + number of strictly larger x (raw) or y (of survivors, for FS_LOGITS_CUT) */
-    int32_t top_count;    /* N: 0 .. 1024 */
+    float *log_z;         /* [B] log of the sum of exp over the whole row; not below max_logit */
+    float *logit;         /* [B, n] of the drawn or given token, also where a cut has removed it */
+    float *logprob;       /* [B, n] logit - log_z; never above 0 */
+    int32_t
+        *rank; /* [B, n] 1 + number of strictly larger x (raw) or y (of survivors, for FS_LOGITS_CUT); FS_RANK_OF_TIES:
+                           * number of those that are not smaller */
+    int32_t top_count; /* N: 0 .. 1024 */
     int32_t reserved;
-    int32_t *top_token;   /* [B, N] in the total order; -1 where the row has fewer tokens */
-    float *top_logit;     /* [B, N] */
-    float *top_logprob;   /* [B, N] */
+    int32_t *top_token;   /* [B, N] in the total order; -1 where the row has fewer tokens, and there */
+    float *top_logit;     /* [B, N] NaN */
+    float *top_logprob;   /* [B, N] NaN */
     float *watch_logit;   /* [entries of watch_token] */
     float *watch_logprob; /* likewise */
 
@@ -311,18 +377,33 @@ typedef struct fs_options {
     fs_alloc alloc; /* for every allocation of the context in host memory; NULL = the C library's */
     fs_free free;
     void *alloc_user;
-    /* The caller's work memory, as in fs_context_set_work; then calls never allocate, but for what fs_sample_ranks exchanges. NULL = the
-     * context's own. CUDA takes none: FS_ERR_UNSUPPORTED. */
+    /* The caller's work memory, as in fs_context_set_work; then calls never allocate, but for what fs_sample_ranks exchanges on the CPU.
+     * NULL = the context's own. */
     void *work;
     size_t work_bytes;
     /* Most memory the second pass of wide rows may allocate; default 64 MiB. With the caller's work memory the second pass takes
      * what the call has left of it. */
     size_t fallback_bytes;
-    /* CUDA: the stream calls go to (a cudaStream_t). NULL = none yet: calls are FS_ERR_ARGUMENT until fs_context_set_stream gives
-     * one, so that none goes to the default stream by accident; who wants that says cudaStreamLegacy or cudaStreamPerThread. CPU:
-     * ignored. */
+    /* CUDA: the stream calls go to, as in fs_context_set_stream. NULL = none yet: calls are FS_ERR_ARGUMENT until there is one, so that
+     * none goes to the default stream by accident. CPU: ignored. */
     void *stream;
+    uint32_t flags; /* FS_CHECK_POINTERS */
+    int32_t reserved;
 } fs_options;
+
+/* fs_options.flags. CUDA: asks the driver about every pointer of every call, and refuses what the device cannot reach with FS_ERR_ARGUMENT;
+ * without it such a pointer is a fault of the device, which ends the process's use of it. Some microseconds a call: for development. The
+ * environment variable FLASHSAMPLING_CHECK_POINTERS=1 does the same. */
+#define FS_CHECK_POINTERS (1u << 0)
+
+/* CUDA's default stream, said explicitly: cudaStreamLegacy, what CUDA and torch mean by a handle of 0; and cudaStreamPerThread. */
+#define FS_STREAM_DEFAULT ((void *)(uintptr_t)1)
+#define FS_STREAM_PER_THREAD ((void *)(uintptr_t)2)
+
+/* A handle from elsewhere, torch's current stream for one, for fs_context_set_stream: 0 is the default stream. */
+static inline void *fs_stream(void *handle) {
+    return handle ? handle : FS_STREAM_DEFAULT;
+}
 
 /* Version of the library at run time, (major << 16) | (minor << 8) | patch, and as text. */
 FS_API uint32_t fs_version(void);
@@ -337,7 +418,8 @@ FS_API const char *fs_status_text(fs_status status);
 /* Creates a context. options may be NULL. On failure *out is NULL and fs_error_text(NULL) tells why (per thread). */
 FS_API fs_status fs_context_create(const fs_options *options, fs_context **out);
 
-/* Frees the context and what it allocated; NULL is allowed. On CUDA waits for work in flight. */
+/* Frees the context and what it allocated; NULL is allowed. On CUDA waits for the device, and needs none of the streams that calls went
+ * to. */
 FS_API void fs_context_destroy(fs_context *context);
 
 /* What the last failed call on this context said, with value and limit; "" if none failed. NULL context: the last failure
@@ -348,10 +430,14 @@ FS_API const char *fs_error_text(const fs_context *context);
 FS_API const char *fs_context_text(const fs_context *context);
 
 /* Gives the context the caller's work memory (64-byte aligned, not shared with another context in use), or takes it back with NULL.
- * The memory must be there for every call that follows. Sizes: fs_work_size. CUDA: both are FS_ERR_UNSUPPORTED. */
+ * The memory must be there for every call that follows. Sizes: fs_work_size. CUDA: device memory (256-byte aligned), which the stream may
+ * have used before; each call that is captured in a graph takes a piece of its own from it, as long as the graph lives, and when none is
+ * left that is FS_ERR_MEMORY: give memory for as many calls as are captured, and for one that is not. */
 FS_API fs_status fs_context_set_work(fs_context *context, void *memory, size_t bytes);
 
-/* CUDA: sets the stream (a cudaStream_t) of the calls that follow. CPU: FS_ERR_UNSUPPORTED. */
+/* CUDA: sets the stream (a cudaStream_t, or fs_stream() of a handle) of the calls that follow. They wait there for those that went to the
+ * stream before, which must still exist; a call that is captured in a graph waits for nobody, and needs nobody to wait: it has work memory
+ * of its own, so that graphs may be replayed at once. CPU: FS_ERR_UNSUPPORTED. */
 FS_API fs_status fs_context_set_stream(fs_context *context, void *stream);
 
 /* ------------------------------------------------------------------------------------------------- the calls ---- */
@@ -360,20 +446,63 @@ FS_API fs_status fs_context_set_stream(fs_context *context, void *stream);
  * and returns; no allocation after the first call of a shape, no synchronisation, capturable in a graph. */
 FS_API fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
 
-/* Bytes of work memory that are enough for fs_sample and fs_partial with these arguments, or with fewer rows, samples or results, for
- * fs_context_set_work. Nothing is computed. On the CPU it depends on the rules in the arrays: ask with the widest top_k, the most samples
- * and rows that will come. fs_merge, and so fs_sample_ranks, takes the lists of all parts at once: if that is more, FS_ERR_MEMORY says
- * how much. */
+/* Bytes of work memory for fs_sample and fs_partial with these arguments, or with fewer rows, samples or results, for
+ * fs_context_set_work. Nothing is computed. *bytes is enough for every call to run, and for the cuts of common rows; *every also for the
+ * second pass of a row whose cut is as wide as the vocabulary, without which such a row is FS_ROW_INCOMPLETE. Either may be NULL; on CUDA
+ * they are equal. On the CPU they depend on the rules in the arrays: ask with the widest top_k, the most samples and rows that will come.
+ * fs_merge, and so fs_sample_ranks, takes the lists of all parts at once: if that is more, FS_ERR_MEMORY says how much. */
 FS_API fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                              size_t *bytes);
+                              size_t *bytes, size_t *every);
+
+/* --- what a backend can do. A call in outline, without its arrays: */
+enum {
+    FS_CALL_SAMPLE = 0,
+    FS_CALL_PARTIAL = 1, /* and fs_merge */
+    FS_CALL_RANKS = 2
+};
+
+/* What is asked for beside tokens and status; bits. */
+enum {
+    FS_RESULT_SCORE = 1u << 0,
+    FS_RESULT_MAX_LOGIT = 1u << 1,
+    FS_RESULT_LOG_Z = 1u << 2,
+    FS_RESULT_LOGIT = 1u << 3,
+    FS_RESULT_LOGPROB = 1u << 4,
+    FS_RESULT_RANK = 1u << 5,
+    FS_RESULT_TOP = 1u << 6,
+    FS_RESULT_WATCH = 1u << 7
+};
+
+typedef struct fs_outline {
+    size_t size;
+    int32_t call;         /* FS_CALL_... */
+    int32_t kind;         /* FS_HEAD_... */
+    int32_t dtype;        /* of the head */
+    int32_t hidden_dtype; /* of the batch; of no meaning for stored logits */
+    int32_t mode;         /* FS_MODE_... */
+    int32_t noise;        /* FS_NOISE_... */
+    int32_t samples;
+    int32_t logits;   /* FS_LOGITS_... */
+    uint32_t rules;   /* FS_RULE_... that rows may use */
+    uint32_t results; /* FS_RESULT_... */
+    uint32_t flags;   /* of the batch */
+    int32_t reserved;
+    int64_t group_size; /* group modes */
+} fs_outline;
+
+/* Whether a backend (FS_BACKEND_..., not AUTO) does such calls: FS_OK, or FS_ERR_UNSUPPORTED, or FS_ERR_ARGUMENT if nobody could. *why, if it
+ * is not NULL, is then a constant text, else "". A call that is refused as unsupported says the same words. Needs no device and no
+ * context. */
+FS_API fs_status fs_supports(int32_t backend, const fs_outline *outline, const char **why);
 
 /* --- shards: partial here, the caller's own transport, merge there. Every rank makes the same call on its shard of W
  * and gets the same bytes-per-part, sends its part to whoever wants the result, and that one merges.
  *
- * A part is a header of 16 bytes, two bits per row, and per row 8 bytes per sample, 20 for each log Z, 12 for a candidate list and 8 per
+ * A part is a header of 32 bytes, two bits per row, and per row 8 bytes per sample, 20 for each log Z, 12 for a candidate list and 8 per
  * entry, 8 per watched token, and 4 for each other logit that is needed: the drawn token's, the largest, and where tokens are edited the
- * raw ones beside them, a list's too. What the batch and the result ask for decides which are there (docs/ranks.md). Byte order is the
- * machine's. CUDA: parts are device memory, 8-byte aligned, and parts that do not belong together make every row FS_ROW_PEER. */
+ * raw ones beside them, a list's too. What the batch and the result ask for decides which are there (docs/ranks.md). The header says which
+ * ids the part speaks of, and has a checksum. Byte order is the machine's. CUDA: parts are device memory, 8-byte aligned, and what fs_merge
+ * refuses on the CPU makes every row FS_ROW_PEER. */
 
 /* Bytes of one part for this batch and what this result asks for; the same on every rank. */
 FS_API fs_status fs_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch,
@@ -386,8 +515,8 @@ FS_API fs_status fs_partial(fs_context *context, const fs_head *head, const fs_b
 
 /* Merges `count` parts ([count] pointers) and writes the result. The largest key wins, so the token is the same for any number
  * and order of parts. With batch.mode FS_MODE_GROUP_PARALLEL (in fs_partial too) each part is one group instead, chosen by
- * its log-mass: the paper's B.4, exact in law, parts in rank order. Parts made with other arguments or by another version are
- * refused with FS_ERR_PEER. Rows whose lists do not prove their cut come back FS_ROW_INCOMPLETE: repeat the call (partial
+ * its log-mass: the paper's B.4, exact in law, parts in rank order. Parts made with other arguments or by another version, parts that are
+ * not what fs_partial wrote, and parts that do not make the whole vocabulary, each id once, are refused with FS_ERR_PEER. Rows whose lists do not prove their cut come back FS_ROW_INCOMPLETE: repeat the call (partial
  * too) with a larger batch.list_capacity. Neither head.data nor batch.hidden is read; of the head, what all shards have in common must
  * be there: vocab, kind, dim, round, scale, softcap, post_scale. */
 FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
@@ -431,10 +560,11 @@ FS_API fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, con
  * is bit for bit the one without a draft. Sample the target on all k+1 rows of a sequence, then count. Rows of one sequence share its
  * seed: give `seed` as an array, or `slot` so that they are one slot (a scalar seed alone is spread over rows). */
 
-/* accepted[s] = how many leading tokens of draft [s, k] equal the target's tokens [s, k+1]; sequence s then continues with
- * target[s, accepted[s]]. A negative token never matches. Host arrays; needs no context. */
-FS_API fs_status fs_accept(int64_t sequences, int64_t k, const int32_t *draft, const int32_t *target,
-                           int32_t *accepted);
+/* accepted[s] = how many leading tokens of draft [s, k] equal the target's tokens [s, k+1], of dtype FS_I32 or FS_I64; sequence s then
+ * continues with target[s, accepted[s]]. A negative token never matches. context NULL or of the CPU: host arrays; of CUDA: device
+ * arrays, and the call only enqueues. */
+FS_API fs_status fs_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
+                           const void *target, int32_t *accepted);
 
 /* --- the noise itself, for tests and for other implementations: the Gumbel value of one token, in double. */
 FS_API double fs_noise_gumbel(uint64_t seed, uint64_t position, uint32_t sample, uint32_t stream, uint32_t token);
@@ -458,6 +588,7 @@ static inline fs_batch fs_batch_default(void) {
     b.size = sizeof b;
     b.samples = 1;
     b.fallback_token = -1;
+    b.slot_dtype = FS_I32;
     b.all.temperature = 1.0f;
     b.all.top_p = 1.0f;
     b.all.repetition = 1.0f;
@@ -470,6 +601,14 @@ static inline fs_result fs_result_default(void) {
     r.size = sizeof r;
     r.tokens_dtype = FS_I32;
     return r;
+}
+
+static inline fs_outline fs_outline_default(void) {
+    fs_outline o;
+    memset(&o, 0, sizeof o);
+    o.size = sizeof o;
+    o.samples = 1;
+    return o;
 }
 
 static inline fs_ranks fs_ranks_default(void) {

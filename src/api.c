@@ -1,6 +1,7 @@
 /* api.c - argument checks of every public function, nothing else. Each check names the value and the limit. */
 #include "backend.h"
 
+#include "core/accept.h"
 #include "core/ask.h"
 #include "core/halves.h"
 #include "dist/dist.h"
@@ -12,6 +13,7 @@
 #define FS_TOP_MOST 1024
 #define FS_THREADS_MOST 4096
 #define FS_BLOCK_MOST (1 << 20)
+#define FS_FLAGS_KNOWN 0xffu /* of a batch */
 
 uint32_t fs_version(void) {
     return FS_VERSION_MAJOR << 16 | FS_VERSION_MINOR << 8 | FS_VERSION_PATCH;
@@ -71,7 +73,7 @@ fs_status fs_context_create(const fs_options *given, fs_context **out) {
     fs_status status = FS_OK;
     FS_REQUIRE(NULL, out != NULL, "out is NULL");
     *out = NULL;
-    if (given) FS_COPY(NULL, options, given, &options, stream);
+    if (given) FS_COPY(NULL, options, given, &options, reserved);
     FS_REQUIRE(NULL, options.threads >= 0 && options.threads <= FS_THREADS_MOST,
                "options.threads is %d, must be 0 (every core) to %d", options.threads, FS_THREADS_MOST);
     FS_REQUIRE(NULL, options.block >= 0 && options.block <= FS_BLOCK_MOST,
@@ -225,8 +227,10 @@ static fs_status check_batch(fs_context *context, const fs_head *h, const fs_bat
                b->samples, FS_SAMPLES_MOST);
     FS_REQUIRE(context, b->noise == FS_NOISE_EXACT || b->noise == FS_NOISE_FAST, "batch.noise is %d, must be 0 or 1",
                b->noise);
-    FS_REQUIRE(context, (b->flags & ~(uint32_t)(FS_KEEP_TIES | FS_JOINT_TOP_P | FS_EXACT_RANK)) == 0,
-               "batch.flags is 0x%x, known bits are 0x7", b->flags);
+    FS_REQUIRE(context, (b->flags & ~FS_FLAGS_KNOWN) == 0, "batch.flags is 0x%x, known bits are 0x%x", b->flags,
+               FS_FLAGS_KNOWN);
+    FS_REQUIRE(context, !b->slot || b->slot_dtype == FS_I32 || b->slot_dtype == FS_I64,
+               "batch.slot_dtype is %d, must be FS_I32 (8) or FS_I64 (9)", b->slot_dtype);
     if (h->kind == FS_HEAD_WEIGHTS) {
         FS_REQUIRE(context, is_float_type(b->hidden_dtype),
                    "batch.hidden_dtype is %d, must be FS_F32 (0), FS_F16 (1) or FS_BF16 (2)", b->hidden_dtype);
@@ -288,8 +292,8 @@ typedef struct fs_arguments {
 /* `computes`: it is a call that computes logits. W is looked at even for no rows. */
 static fs_status check(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                        int computes, fs_arguments *a) {
-    FS_COPY(context, head, head, &a->head, reserved);
-    FS_COPY(context, batch, batch, &a->batch, masks);
+    FS_COPY(context, head, head, &a->head, weight_scale_all);
+    FS_COPY(context, batch, batch, &a->batch, limits);
     FS_COPY(context, result, result, &a->result, wire_bytes);
     const int rows = a->batch.rows != 0;
     FS_TRY(check_head(context, &a->head, computes && (rows || a->head.kind == FS_HEAD_WEIGHTS)));
@@ -325,13 +329,17 @@ fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *ba
 }
 
 fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                       size_t *bytes) {
+                       size_t *bytes, size_t *every) {
     fs_arguments a;
+    size_t sizes[2] = {0, 0};
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
-    FS_REQUIRE(context, bytes != NULL, "bytes is NULL");
+    FS_REQUIRE(context, bytes || every, "bytes and every are both NULL");
     FS_TRY(check(context, head, batch, result, 1, &a));
     FS_SUPPORTED(context, work_size);
-    return context->backend->work_size(context, &a.head, &a.batch, &a.result, bytes);
+    FS_TRY(context->backend->work_size(context, &a.head, &a.batch, &a.result, sizes));
+    if (bytes) *bytes = sizes[0];
+    if (every) *every = sizes[1];
+    return FS_OK;
 }
 
 /* Shards may use every mode but the online one: its groups are chosen in order over the whole vocabulary. */
@@ -419,15 +427,15 @@ fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_h
     return FS_OK;
 }
 
-fs_status fs_accept(int64_t sequences, int64_t k, const int32_t *draft, const int32_t *target, int32_t *accepted) {
-    FS_REQUIRE(NULL, sequences >= 0, "sequences is %lld, must not be negative", (long long)sequences);
-    FS_REQUIRE(NULL, k >= 0 && k < INT32_MAX, "k is %lld, must be 0 to %d", (long long)k, INT32_MAX - 1);
+fs_status fs_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
+                    const void *target, int32_t *accepted) {
+    FS_REQUIRE(context, dtype == FS_I32 || dtype == FS_I64, "dtype is %d, must be FS_I32 (8) or FS_I64 (9)", dtype);
+    FS_REQUIRE(context, sequences >= 0, "sequences is %lld, must not be negative", (long long)sequences);
+    FS_REQUIRE(context, k >= 0 && k < INT32_MAX, "k is %lld, must be 0 to %d", (long long)k, INT32_MAX - 1);
     if (sequences == 0) return FS_OK;
-    FS_REQUIRE(NULL, target && accepted && (draft || k == 0), "draft, target or accepted is NULL");
-    for (int64_t s = 0; s < sequences; s++) {
-        int64_t i = 0;
-        while (i < k && draft[s * k + i] >= 0 && draft[s * k + i] == target[s * (k + 1) + i]) i++;
-        accepted[s] = (int32_t)i;
-    }
+    FS_REQUIRE(context, target && accepted && (draft || k == 0), "draft, target or accepted is NULL");
+    if (context && context->backend->accept)
+        return context->backend->accept(context, dtype, sequences, k, draft, target, accepted);
+    for (int64_t s = 0; s < sequences; s++) accepted[s] = (int32_t)accept_count(dtype, k, s, draft, target);
     return FS_OK;
 }

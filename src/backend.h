@@ -15,8 +15,12 @@ typedef struct fs_backend {
     /* Each of the following may be NULL: not supported by this backend. */
     fs_status (*set_stream)(fs_context *context, void *stream);
     fs_status (*set_work)(fs_context *context, void *memory, size_t bytes);
+    /* bytes[0] for common rows, bytes[1] for every row: see fs_work_size. */
     fs_status (*work_size)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                           size_t *bytes);
+                           size_t bytes[2]);
+    /* fs_accept of device arrays; NULL: arrays are host memory. */
+    fs_status (*accept)(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
+                        const void *target, int32_t *accepted);
     /* `least`: entries that lists must be able to hold beyond what the batch asks for; 0 in a first round. */
     fs_status (*partial_size)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                               int32_t least, size_t *bytes);

@@ -22,9 +22,26 @@ HEAD_CONSTANT = 1
 class Flag(enum.IntFlag):
     """batch.flags."""
 
-    KEEP_TIES = 1 << 0
-    JOINT_TOP_P = 1 << 1
-    EXACT_RANK = 1 << 2
+    KEEP_TIES_TOP_K = 1 << 0
+    KEEP_TIES_TOP_P = 1 << 1
+    KEEP_TIES = 3
+    JOINT_TOP_P = 1 << 2
+    MIN_P_LAST = 1 << 3
+    CUT_BEFORE_TEMPERATURE = 1 << 4
+    EDITS_LAST = 1 << 5
+    EXACT_RANK = 1 << 6
+    RANK_OF_TIES = 1 << 7
+
+
+class Rule(enum.IntFlag):
+    """Limits.absent, OutlineStruct.rules."""
+
+    TOP_K = 1 << 0
+    TOP_P = 1 << 1
+    MIN_P = 1 << 2
+    ALLOW = 1 << 3
+    EDITS = 1 << 4
+    PENALTIES = 1 << 5
 
 
 class Row(enum.IntFlag):
@@ -42,7 +59,9 @@ class Row(enum.IntFlag):
     INCOMPLETE = 1 << 8
     PEER = 1 << 9
     BAD_MASK = 1 << 10
-    NO_TOKEN = 0x7FF
+    BAD_LIST = 1 << 11
+    OVER_LIMIT = 1 << 12
+    NO_TOKEN = 0xFFFF
     NAN = 1 << 16
     INF = 1 << 17
     FALLBACK = 1 << 18
@@ -68,7 +87,24 @@ class HeadStruct(ctypes.Structure):
         ("softcap", c_float),
         ("post_scale", c_float),
         ("flags", c_uint32),
-        ("reserved", c_int32),
+        ("weight_scale_dtype", c_int32),
+        ("weight_scale", c_void_p),
+        ("weight_zero", c_void_p),
+        ("weight_scale_stride", c_int64),
+        ("weight_zero_dtype", c_int32),
+        ("group", c_int32),
+        ("group_rows", c_int32),
+        ("weight_scale_all", c_float),
+    ]
+
+
+class Limits(ctypes.Structure):
+    _fields_ = [
+        ("absent", c_uint32),
+        ("top_k", c_int32),
+        ("edits", c_int64),
+        ("counts", c_int64),
+        ("watched", c_int64),
     ]
 
 
@@ -99,6 +135,8 @@ class BatchStruct(ctypes.Structure):
         ("flags", c_uint32),
         ("fallback_token", c_int32),
         ("group_size", c_int64),
+        ("list_capacity", c_int32),
+        ("slot_dtype", c_int32),
         ("slot", c_void_p),
         ("slots", c_int64),
         ("position", c_void_p),
@@ -116,7 +154,10 @@ class BatchStruct(ctypes.Structure):
         ("allow", c_void_p),
         ("allow_stride", c_int64),
         ("allow_index", c_void_p),
+        ("masks", c_int64),
         ("edit_offset", c_void_p),
+        ("edit_count", c_void_p),
+        ("edit_stride", c_int64),
         ("edit_token", c_void_p),
         ("edit_bias", c_void_p),
         ("seen", c_void_p),
@@ -129,9 +170,7 @@ class BatchStruct(ctypes.Structure):
         ("given", c_void_p),
         ("watch_offset", c_void_p),
         ("watch_token", c_void_p),
-        ("list_capacity", c_int32),
-        ("reserved", c_int32),
-        ("masks", c_int64),
+        ("limits", Limits),
     ]
 
 
@@ -186,6 +225,27 @@ class OptionsStruct(ctypes.Structure):
         ("work_bytes", c_size_t),
         ("fallback_bytes", c_size_t),
         ("stream", c_void_p),
+        ("flags", c_uint32),
+        ("reserved", c_int32),
+    ]
+
+
+class OutlineStruct(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("call", c_int32),
+        ("kind", c_int32),
+        ("dtype", c_int32),
+        ("hidden_dtype", c_int32),
+        ("mode", c_int32),
+        ("noise", c_int32),
+        ("samples", c_int32),
+        ("logits", c_int32),
+        ("rules", c_uint32),
+        ("results", c_uint32),
+        ("flags", c_uint32),
+        ("reserved", c_int32),
+        ("group_size", c_int64),
     ]
 
 
@@ -202,12 +262,12 @@ _PROTOTYPES = {
     "fs_context_set_stream": (c_int32, [c_void_p, c_void_p]),
     "fs_context_set_work": (c_int32, [c_void_p, c_void_p, c_size_t]),
     "fs_sample": (c_int32, _call),
-    "fs_work_size": (c_int32, _call + [POINTER(c_size_t)]),
+    "fs_work_size": (c_int32, _call + [POINTER(c_size_t), POINTER(c_size_t)]),
     "fs_partial_size": (c_int32, _call + [POINTER(c_size_t)]),
     "fs_partial": (c_int32, _call + [c_void_p, c_size_t]),
     "fs_merge": (c_int32, _call[:3] + [POINTER(c_void_p), c_int32, POINTER(ResultStruct)]),
     "fs_sample_ranks": (c_int32, [c_void_p, c_void_p] + _call[1:]),
-    "fs_accept": (c_int32, [c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
+    "fs_accept": (c_int32, [c_void_p, c_int32, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
     "fs_noise_gumbel": (c_double, [c_uint64, c_uint64, c_uint32, c_uint32, c_uint32]),
     "fs_seed_spread": (c_uint64, [c_uint64, c_uint64]),
 }

@@ -185,6 +185,7 @@ class Batch:
             elif value is not None:
                 dtype = _SLOT_DTYPES[name]
                 setattr(c.all, name, float(value) if dtype == "f32" else integer(value, dtype, name))
+        c.slot_dtype = _c.DTYPES["i32"]
         if slot is not None:
             self._point("slot", converted(slot, "i32", "slot", [self.rows]))
         if position is not None and is_scalar(position):

@@ -173,15 +173,15 @@ class Context:
             self._run(lambda context, *rest: self._library.fs_sample_ranks(context, ranks, *rest), head, batch, byref(c))
         return result.take(c)
 
-    def _size(self, function, head, hidden, out, outputs, top, logits, tokens, rules):
+    def _size(self, function, head, hidden, out, outputs, top, logits, tokens, rules, *more):
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         bytes_, c = ctypes.c_size_t(), result.struct(batch)
-        self._run(function, head, batch, byref(c), byref(bytes_))
+        self._run(function, head, batch, byref(c), byref(bytes_), *more)
         return bytes_.value
 
     def work_size(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
         """Bytes of work memory `sample` with these arguments takes."""
-        return self._size(self._library.fs_work_size, head, hidden, out, outputs, top, logits, tokens, rules)
+        return self._size(self._library.fs_work_size, head, hidden, out, outputs, top, logits, tokens, rules, None)
 
     def partial_size(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
         """Bytes of one part; the same on every shard."""
@@ -234,7 +234,7 @@ def accept(draft, target):
     draft = converted(draft, "i32", "draft", [-1, -1])
     target = converted(target, "i32", "target", [draft.shape[0], draft.shape[1] + 1])
     accepted = np.empty(draft.shape[0], "<i4")
-    _check(_c.library().fs_accept(*draft.shape, draft.address, target.address, accepted.ctypes.data))
+    _check(_c.library().fs_accept(None, _c.DTYPES["i32"], *draft.shape, draft.address, target.address, accepted.ctypes.data))
     return accepted
 
 

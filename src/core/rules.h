@@ -41,11 +41,17 @@ FS_CORE int rules_penalise(const fs_rules *rules) {
 /* The value of an array for this slot, or the scalar. */
 #define FS_SLOT_VALUE(batch, name, slot) ((batch)->name ? (batch)->name[slot] : (batch)->all.name)
 
+/* The slot of a row, as the caller wrote it. */
+FS_CORE int64_t batch_slot(const fs_batch *batch, int64_t row) {
+    if (!batch->slot) return row;
+    return batch->slot_dtype == FS_I64 ? ((const int64_t *)batch->slot)[row] : ((const int32_t *)batch->slot)[row];
+}
+
 FS_CORE fs_rules rules_of_row(const fs_batch *batch, int64_t vocab, int64_t row) {
     fs_rules rules;
     memset(&rules, 0, sizeof rules);
     int64_t slots = batch->slots ? batch->slots : batch->rows;
-    int64_t slot = batch->slot ? batch->slot[row] : row;
+    int64_t slot = batch_slot(batch, row);
     rules.slot = -1;
     rules.inverse_temperature = 1.0f;
     rules.top_p = 1.0f;

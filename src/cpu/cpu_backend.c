@@ -315,8 +315,8 @@ static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_b
 /* What is enough for fewer rows and results too, and for a part: fewer rows have longer blocks, who asks for less may have a sieve, and a part is
  * not grouped. */
 static fs_status cpu_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                               size_t *bytes) {
-    *bytes = 0;
+                               size_t bytes[2]) {
+    bytes[0] = 0;
     for (int32_t block = FS_BLOCK_MOST; block > 0; block -= FS_NOISE_BLOCK) {
         fs_batch fewer = *batch;
         if (fewer.rows > FS_BLOCK_LOGITS / block) fewer.rows = FS_BLOCK_LOGITS / block;
@@ -324,10 +324,11 @@ static fs_status cpu_work_size(fs_context *context, const fs_head *head, const f
             fs_job job = part ? job_of_part(head, &fewer, result, 0) : sample_of(head, &fewer, result);
             job.largest = 1;
             const size_t size = job_size(&job, context);
-            if (size > *bytes) *bytes = size;
+            if (size > bytes[0]) bytes[0] = size;
         }
         if (fewer.rows == batch->rows) break;
     }
+    bytes[1] = bytes[0];
     return FS_OK;
 }
 

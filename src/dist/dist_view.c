@@ -36,7 +36,8 @@ fs_view fs_view_of(const fs_call *call, const fs_result *result, int64_t b, int6
     fs_batch *batch = &v.batch;
     batch->rows = end - b;
     batch->slots = batch->slots ? batch->slots : call->batch->rows;
-    batch->slot = (batch->slot ? batch->slot : identity) + b;
+    if (batch->slot) batch->slot = later_bytes(batch->slot, b * (batch->slot_dtype == FS_I64 ? 8 : 4));
+    else batch->slot = identity + b, batch->slot_dtype = FS_I32;
     if (h->kind == FS_HEAD_LOGITS)
         h->data = later_bytes(h->data, b * (h->stride ? h->stride : h->rows * dtype_bytes(h->dtype)));
     else

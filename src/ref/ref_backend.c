@@ -41,10 +41,10 @@ static fs_status set_work(fs_context *context, void *memory, size_t bytes) {
 }
 
 static fs_status work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                           size_t *bytes) {
+                           size_t bytes[2]) {
     (void)context, (void)result;
     ref_row row;
-    *bytes = place_arrays(&row, NULL, head->rows, batch->samples);
+    bytes[0] = bytes[1] = place_arrays(&row, NULL, head->rows, batch->samples);
     return FS_OK;
 }
 

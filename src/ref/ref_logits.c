@@ -91,9 +91,15 @@ static int64_t mask_of(const ref_row *row, const fs_batch *batch) {
     return batch->allow_index ? batch->allow_index[row->b] : row->b;
 }
 
+static int64_t slot_of(const fs_batch *batch, int64_t b) {
+    if (!batch->slot) return b;
+    if (batch->slot_dtype == FS_I64) return ((const int64_t *)batch->slot)[b];
+    return ((const int32_t *)batch->slot)[b];
+}
+
 void fs_ref_row_values(ref_row *row, const fs_batch *batch) {
     int64_t slots = batch->slots ? batch->slots : batch->rows;
-    int64_t s = batch->slot ? batch->slot[row->b] : row->b;
+    int64_t s = slot_of(batch, row->b);
     row->slot = s;
     row->position = batch->position ? batch->position[row->b] : batch->position_all;
     row->values = batch->all;

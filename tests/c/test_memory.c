@@ -110,7 +110,7 @@ static void callers_memory_of_the_asked_size_is_enough(void **state) {
     make_small(&s);
     fs_context *asking = open_context(FS_BACKEND_CPU, 2, 0);
     size_t bytes = 0;
-    assert_int_equal(fs_work_size(asking, &s.head, &s.batch, &s.result, &bytes), FS_OK);
+    assert_int_equal(fs_work_size(asking, &s.head, &s.batch, &s.result, &bytes, NULL), FS_OK);
     assert_int_equal(fs_sample(asking, &s.head, &s.batch, &s.result), FS_OK);
     int32_t expected[12];
     memcpy(expected, s.tokens, sizeof expected);
@@ -183,7 +183,7 @@ static void the_second_pass_stays_within_its_budget(void **state) {
         fs_context *context = NULL;
         assert_int_equal(fs_context_create(&options, &context), FS_OK);
         const size_t idle = c.live;
-        assert_int_equal(fs_work_size(context, &s.head, &s.batch, &s.result, &work), FS_OK);
+        assert_int_equal(fs_work_size(context, &s.head, &s.batch, &s.result, &work, NULL), FS_OK);
         assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_OK);
         const size_t extra = c.most - idle - work;
         assert_true(extra <= budget);
@@ -217,7 +217,7 @@ static void memory_may_be_lent_later_and_taken_back(void **state) {
         fs_options options = counted_options(&c, backends[i]);
         assert_int_equal(fs_context_create(&options, &context), FS_OK);
         const int64_t blocks = c.live_blocks;
-        assert_int_equal(fs_work_size(context, &s.head, &s.batch, &s.result, &bytes), FS_OK);
+        assert_int_equal(fs_work_size(context, &s.head, &s.batch, &s.result, &bytes, NULL), FS_OK);
         assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_OK);
         memcpy(expected, s.tokens, sizeof expected);
 
@@ -293,7 +293,7 @@ static void temporary_memory_stays_under_four_mebibytes(void **state) {
         if (result.fallback_rows) assert_true(rule == 2 || rule == 3); /* wide rows */
         head.dim = 1024;
         size_t bytes = 0;
-        assert_int_equal(fs_work_size(context, &head, &batch, &result, &bytes), FS_OK);
+        assert_int_equal(fs_work_size(context, &head, &batch, &result, &bytes, NULL), FS_OK);
         assert_true(bytes < (size_t)4 << 20);
         fs_context_destroy(context);
         assert_int_equal(c.live_blocks, 0);

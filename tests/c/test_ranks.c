@@ -346,7 +346,7 @@ static size_t work_bytes(seat *s, int32_t list_capacity) {
     fs_result result = call_result(s->c, &s->a);
     const fs_head shard = call_shard(s->c, s->rank);
     batch.list_capacity = list_capacity;
-    assert_int_equal(fs_work_size(s->context, &shard, &batch, &result, &bytes), FS_OK);
+    assert_int_equal(fs_work_size(s->context, &shard, &batch, &result, &bytes, NULL), FS_OK);
     return bytes;
 }
 

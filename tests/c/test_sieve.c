@@ -265,7 +265,7 @@ static int some_kernel_sifts(void) {
 
 static void hold_against(const call *c, const char *what, const drawn *sifted, const drawn *stored) {
     for (int64_t b = 0; b < c->batch.rows; b++) {
-        const int skipped = c->batch.slot && c->batch.slot[b] < 0; /* its logits are nobody's */
+        const int skipped = c->batch.slot && ((const int32_t *)c->batch.slot)[b] < 0; /* its logits are nobody's */
         if (sifted->token[b] == stored->token[b] && sifted->status[b] == stored->status[b] &&
             (skipped || memcmp(&sifted->logit[b], &stored->logit[b], 4) == 0) &&
             (skipped || memcmp(&sifted->max_logit[b], &stored->max_logit[b], 4) == 0) &&
@@ -362,7 +362,7 @@ static void the_sieve_fits_the_callers_memory(void **state) {
         fs_context *context = open_context(FS_BACKEND_CPU, 2, 128);
         fs_result result = fs_result_default();
         result.tokens = d.token;
-        assert_int_equal(fs_work_size(context, &c.head, &c.batch, &result, &bytes), FS_OK);
+        assert_int_equal(fs_work_size(context, &c.head, &c.batch, &result, &bytes, NULL), FS_OK);
         fs_context_destroy(context);
         options.backend = FS_BACKEND_CPU;
         options.threads = 2;
@@ -400,7 +400,7 @@ static sized_call call_of_size(int64_t rows, int32_t samples, float share, int w
 
 static size_t work_size(fs_context *context, const fs_head *head, sized_call c) {
     size_t bytes = 0;
-    if (fs_work_size(context, head, &c.batch, &c.result, &bytes) != FS_OK) fail_msg("%s", fs_error_text(context));
+    if (fs_work_size(context, head, &c.batch, &c.result, &bytes, NULL) != FS_OK) fail_msg("%s", fs_error_text(context));
     return bytes;
 }
 

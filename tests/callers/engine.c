@@ -148,7 +148,7 @@ static engine *engine_create(void) {
     /* The widest rules this engine admits, before the first request: is the planned memory enough? */
     size_t bytes;
     for (int s = 0; s < SLOTS; s++) e->temperature[s] = 1.0f, e->top_p[s] = 0.5f, e->frequency[s] = 1.0f;
-    check(fs_work_size(e->context, &e->head, &e->batch, &e->result, &bytes), e->context);
+    check(fs_work_size(e->context, &e->head, &e->batch, &e->result, &bytes, NULL), e->context);
     if (bytes > sizeof work) fail("fs_work_size", "the planned memory is too small");
     return e;
 }

@@ -72,7 +72,7 @@ static int generate_speculatively(fs_context *context, int32_t *text) {
         guess[0] = text[at]; /* what is known, then K guesses */
         for (int i = 0; i < K; i++) draw(context, &draft, &guess[i], at + i, 1, &guess[i + 1]);
         draw(context, &target, guess, at, K + 1, verdict);
-        check(fs_accept(1, K, &guess[1], verdict, &accepted), NULL);
+        check(fs_accept(NULL, FS_I32, 1, K, &guess[1], verdict, &accepted), NULL);
         /* The accepted guesses and the target's own next token: all of them are the target's draws. */
         for (int i = 0; i <= accepted && at + 1 < LENGTH; i++) text[++at] = verdict[i];
     }

@@ -10,7 +10,7 @@ import noise_model as nm
 
 SKIPPED, EMPTY, BAD_SLOT, BAD_TEMPERATURE, BAD_TOP_P, BAD_MIN_P, BAD_PENALTY, BAD_TOKEN = (1 << i for i in range(8))
 NAN, INF, SHORT = 1 << 16, 1 << 17, 1 << 20
-NO_TOKEN = 0x7FF
+NO_TOKEN = 0xFFFF
 
 f32 = np.float32
 DEFAULTS = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, stream=0, repetition=1.0, frequency=0.0,
