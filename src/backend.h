@@ -1,5 +1,5 @@
 /* backend.h - where a backend is chosen, and what a backend is: a struct of a few functions. Arguments have been checked
- * by api.c when they get here, as far as a host can check them. */
+ * by check.c when they get here, as far as a host can check them. */
 #ifndef FS_BACKEND_H
 #define FS_BACKEND_H
 

@@ -81,7 +81,7 @@ static void a_bad_batch_is_named(void **state) {
     REFUSED(f.batch.samples = 0, "batch.samples", "1024");
     REFUSED(f.batch.samples = 1025, "batch.samples", "1025");
     REFUSED(f.batch.noise = 2, "batch.noise", "2");
-    REFUSED(f.batch.flags = 64, "batch.flags", "0x40");
+    REFUSED(f.batch.flags = 256, "batch.flags", "0x100");
     REFUSED(f.batch.slots = -1, "batch.slots", "-1");
     REFUSED(f.batch.mode = FS_MODE_SCORE, "batch.given", "score");
     REFUSED(f.batch.mode = FS_MODE_GROUP_ONLINE, "batch.group_size", "0");

@@ -20,7 +20,7 @@ ALLOWED = {
     "src/dist/mpi": {"flashsampling.h", "flashsampling_mpi.h"},
     "src/dist/nccl": {"flashsampling.h", "flashsampling_nccl.h"},
     "src/io": {"io"},
-    "src": SHARED | {"dist"},
+    "src": SHARED | {"check.h", "dist"},
     "include": {"flashsampling.h"},
     "tests/callers": {"flashsampling.h"},
     "examples": {"flashsampling.h", "flashsampling_mpi.h", "flashsampling_nccl.h"},

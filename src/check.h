@@ -1,0 +1,37 @@
+/* check.h - argument checks of every public function. */
+#ifndef FS_CHECK_H
+#define FS_CHECK_H
+
+#include "backend.h"
+
+/* Copies a caller's struct into ours. A caller compiled against an earlier header may have fewer members, down to the `least` bytes of
+ * the first version, and the others are zero; against a later one more, which must be zero. */
+fs_status fs_copy_struct(fs_context *context, const char *name, const void *from, size_t size, void *to, size_t ours,
+                         size_t least);
+
+/* Of an fs_<name>; last: its last member in the first version. */
+#define FS_COPY(context, name, from, to, last)                                                                         \
+    do {                                                                                                               \
+        const size_t least = offsetof(fs_##name, last) + sizeof(to)->last;                                             \
+        FS_REQUIRE(context, (from) != NULL, "%s is NULL", #name);                                                      \
+        FS_TRY(fs_copy_struct(context, #name, from, (from)->size, to, sizeof *(to), least));                           \
+    } while (0)
+
+fs_status fs_check_options(const fs_options *options);
+fs_status fs_check_ranks(fs_context *context, const fs_ranks *ranks);
+
+/* A call's structs, copied and checked. */
+typedef struct fs_arguments {
+    fs_head head;
+    fs_batch batch;
+    fs_result result;
+} fs_arguments;
+
+/* `computes`: it is a call that computes logits. */
+fs_status fs_check_call(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                        int computes, fs_arguments *a);
+/* Of a call that draws. */
+fs_status fs_check_tokens(fs_context *context, const fs_arguments *a);
+fs_status fs_check_host_arrays(fs_context *context, const fs_batch *batch, int64_t vocab);
+
+#endif
