@@ -55,9 +55,9 @@ static fs_status cpu_open(fs_context *context) {
     context->state = cpu;
     char where[48] = "";
     if (cpu->nodes.count > 1) snprintf(where, sizeof where, " on %d memory nodes", cpu->nodes.count);
-    snprintf(context->text, sizeof context->text, "cpu: %s kernel (%s%s), %d %s%s", isa->name,
-             forced ? "forced by FLASHSAMPLING_ISA" : "best of this CPU",
-             isa->experimental ? ", experimental: never run on hardware" : "", cpu->tasks,
+    snprintf(context->text, sizeof context->text, "cpu: %s kernel (%s%s%s), %d %s%s", isa->name,
+             forced ? "forced by FLASHSAMPLING_ISA" : "best of this CPU", isa->experimental ? ", experimental: " : "",
+             isa->experimental ? isa->experimental : "", cpu->tasks,
              cpu->threads ? "threads" : "tasks on the caller's threads", where);
     return FS_OK;
 }

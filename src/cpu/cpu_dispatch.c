@@ -50,6 +50,10 @@ static int has_amxfp16(void) {
 #endif
 
 #if defined(__aarch64__)
+/* Why a row is experimental. */
+#define FS_ONE_CPU "run on Neoverse V1 alone"
+#define FS_EMULATED "run under emulation alone"
+
 static int has_sve(void) {
     return (getauxval(AT_HWCAP) & HWCAP_SVE) != 0;
 }
@@ -75,25 +79,24 @@ static int always(void) {
 #define FS_KERNELS(f32, f16, bf16)                                                                                     \
     { &fs_kernel_f32__##f32, &fs_kernel_f16__##f16, &fs_kernel_bf16__##bf16 }
 
-/* Rows marked 1 first have run under emulation only: they are there to be forced, and are not chosen. */
 static const fs_isa table[] = {
 #if defined(__x86_64__)
-    {"amxfp16", has_amxfp16, 0, 1, FS_KERNELS(amxfp16, amxfp16, amx), &fs_scan_avx512},
-    {"amx", has_amx, 0, 0, FS_KERNELS(amx, amx, amx), &fs_scan_avx512},
-    {"avx512bf16", has_avx512bf16, 0, 0, FS_KERNELS(avx512, avx512, avx512bf16), &fs_scan_avx512},
-    {"avx512", has_avx512, 0, 0, FS_KERNELS(avx512, avx512, avx512), &fs_scan_avx512},
-    {"avx2", has_avx2, 0, 0, FS_KERNELS(avx2, avx2, avx2), &fs_scan_avx2},
+    {"amxfp16", has_amxfp16, NULL, 1, FS_KERNELS(amxfp16, amxfp16, amx), &fs_scan_avx512},
+    {"amx", has_amx, NULL, 0, FS_KERNELS(amx, amx, amx), &fs_scan_avx512},
+    {"avx512bf16", has_avx512bf16, NULL, 0, FS_KERNELS(avx512, avx512, avx512bf16), &fs_scan_avx512},
+    {"avx512", has_avx512, NULL, 0, FS_KERNELS(avx512, avx512, avx512), &fs_scan_avx512},
+    {"avx2", has_avx2, NULL, 0, FS_KERNELS(avx2, avx2, avx2), &fs_scan_avx2},
 #endif
 #if defined(__aarch64__)
     /* SVE alone adds no f16 to float. */
-    {"svebf16", has_svebf16, 1, 0, FS_KERNELS(sve, neonf16, svebf16), &fs_scan_neon},
-    {"sve", has_sve, 1, 0, FS_KERNELS(sve, sve, sve), &fs_scan_neon},
-    {"neonmmla", has_bf16, 1, 0, FS_KERNELS(neon, neonf16, neonmmla), &fs_scan_neon},
-    {"neonbf16", has_bf16, 1, 0, FS_KERNELS(neon, neonf16, neonbf16), &fs_scan_neon},
-    {"neonf16", has_fhm, 1, 0, FS_KERNELS(neon, neonf16, neon), &fs_scan_neon},
-    {"neon", always, 1, 0, FS_KERNELS(neon, neon, neon), &fs_scan_neon},
+    {"svebf16", has_svebf16, FS_EMULATED, 0, FS_KERNELS(sve, neonf16, svebf16), &fs_scan_neon},
+    {"sve", has_sve, FS_EMULATED, 0, FS_KERNELS(sve, sve, sve), &fs_scan_neon},
+    {"neonmmla", has_bf16, FS_ONE_CPU, 0, FS_KERNELS(neon, neonf16, neonmmla), &fs_scan_neon},
+    {"neonbf16", has_bf16, FS_ONE_CPU, 0, FS_KERNELS(neon, neonf16, neonbf16), &fs_scan_neon},
+    {"neonf16", has_fhm, FS_ONE_CPU, 0, FS_KERNELS(neon, neonf16, neon), &fs_scan_neon},
+    {"neon", always, NULL, 0, FS_KERNELS(neon, neon, neon), &fs_scan_neon},
 #endif
-    {"scalar", always, 0, 0, FS_KERNELS(scalar, scalar, scalar), &fs_scan_scalar},
+    {"scalar", always, NULL, 0, FS_KERNELS(scalar, scalar, scalar), &fs_scan_scalar},
 };
 
 const fs_isa *fs_isa_choose(const char *forced, char *names, size_t names_size) {

@@ -98,8 +98,8 @@ typedef struct fs_scan {
 typedef struct fs_isa {
     const char *name;
     int (*runs_here)(void);
-    int experimental; /* never run on hardware: runs when it is forced, is not chosen */
-    int aside;        /* what a sieve looks at waits until the next tile is multiplied; for masses it always does */
+    const char *experimental; /* why it is not chosen and runs only when forced; NULL: it is chosen */
+    int aside; /* what a sieve looks at waits until the next tile is multiplied; for masses it always does */
     const fs_kernel *kernel[3]; /* by dtype of W */
     const fs_scan *scan;
 } fs_isa;
