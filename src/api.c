@@ -153,7 +153,7 @@ fs_status fs_partial(fs_context *context, const fs_head *head, const fs_batch *b
     FS_TRY(fs_check_call(context, head, batch, result, 1, &a));
     FS_TRY(check_shard_mode(context, &a.batch));
     FS_SUPPORTED(context, partial);
-    return context->backend->partial(context, &a.head, &a.batch, &a.result, 0, part, bytes);
+    return context->backend->partial(context, &a.head, &a.batch, &a.result, 0, 1, part, bytes);
 }
 
 fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
@@ -167,7 +167,7 @@ fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *bat
     FS_REQUIRE(context, parts != NULL, "parts is NULL");
     for (int32_t i = 0; i < count; i++) FS_REQUIRE(context, parts[i] != NULL, "parts[%d] is NULL", i);
     FS_SUPPORTED(context, merge);
-    FS_TRY(context->backend->merge(context, &a.head, &a.batch, parts, count, 0, &a.result));
+    FS_TRY(context->backend->merge(context, &a.head, &a.batch, parts, count, 0, 1, &a.result));
     copy_counters(&a.result, result);
     return FS_OK;
 }

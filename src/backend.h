@@ -24,11 +24,13 @@ typedef struct fs_backend {
     /* `least`: entries that lists must be able to hold beyond what the batch asks for; 0 in a first round. */
     fs_status (*partial_size)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                               int32_t least, size_t *bytes);
+    /* `sealed`: the part has its checksum. src/dist does without: it has checked shards itself, and its transport is reliable. */
     fs_status (*partial)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                         int32_t least, void *part, size_t bytes);
-    /* Without parts, as src/dist asks, it only takes the memory that a merge of `count` needs; the next call then has it. */
+                         int32_t least, int32_t sealed, void *part, size_t bytes);
+    /* Without parts, as src/dist asks, it only takes the memory that a merge of `count` needs; the next call then has it. What is sealed is
+     * checked: each part, and that together they are the vocabulary. */
     fs_status (*merge)(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
-                       int32_t count, int32_t least, fs_result *result);
+                       int32_t count, int32_t least, int32_t sealed, fs_result *result);
     /* fs_sample_ranks of a backend whose arrays are not in host memory; NULL: src/dist does it with the three above. `failed`: what is
      * wrong on this rank already; it takes part all the same where it can. */
     fs_status (*sample_ranks)(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,

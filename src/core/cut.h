@@ -21,7 +21,7 @@ typedef struct fs_cut {
 /* exp(l) in units of 2^unit. */
 FS_CORE double cut_term(float l, int32_t unit) {
     fs_exp e = exp_split(l);
-    int32_t shift = e.exponent - unit;
+    const int64_t shift = (int64_t)e.exponent - unit;
     if (shift > 1000) return INFINITY; /* of parts that are not what they say */
     return shift < -1000 ? 0.0 : (double)e.fraction * bits_double((uint64_t)(1023 + shift) << 52);
 }

@@ -1,8 +1,13 @@
 #include "wire.h"
 
-#include "card.h"
+#include "part.h"
 
-#define FS_WIRE_MAGIC 0x31505346u /* "FSP1" */
+#include <stdio.h>
+#include <stdlib.h>
+
+#define FS_WIRE_MAGIC 0x32505346u /* "FSP2" */
+#define FS_WIRE_IDS 16            /* where in the header the ids lie, and the checksum */
+#define FS_WIRE_SUM 24
 #define FS_WIRE_MASS (4 * FS_MASS_WORDS)
 
 static int has_max(const fs_ask *ask) {
@@ -55,21 +60,85 @@ void fs_wire_header(const fs_call *call, void *part) {
     uint64_t hash = fs_wire_hash(call);
     memcpy(part, words, sizeof words);
     memcpy((char *)part + FS_WIRE_HASH, &hash, sizeof hash);
-    memset((char *)part + FS_WIRE_HEADER, 0, bitmap_bytes(call));
+    memset((char *)part + FS_WIRE_IDS, 0, FS_WIRE_HEADER - FS_WIRE_IDS + bitmap_bytes(call));
 }
 
-int fs_wire_check(const fs_call *call, uint64_t hash, const void *part, const char **why) {
-    uint32_t words[2];
-    uint64_t theirs;
-    memcpy(words, part, sizeof words);
-    memcpy(&theirs, (const char *)part + FS_WIRE_HASH, sizeof theirs);
-    *why = "it is not a summary of this library's version";
-    if (words[0] != FS_WIRE_MAGIC) return 0;
-    *why = "its rows have another size: batch and result must be the same on every rank";
-    if (words[1] != (uint32_t)row_bytes(&call->ask)) return 0;
-    *why = "it was made with another batch, seed, position, rule or head (vocab, kind, dim, round, scales, softcap)";
-    return theirs == hash;
+/* ------------------------------------------------------------------------------------------- whole and unharmed ---- */
+
+static uint64_t sum_of(const fs_call *call, const void *part, const uint32_t ids[2]) {
+    const char *body = (const char *)part + FS_WIRE_HEADER;
+    const size_t bytes = fs_wire_size(call) - FS_WIRE_HEADER, words = bytes / 8;
+    uint64_t sum = part_term_of_ids(ids[0], ids[1]), word = 0;
+    for (size_t i = 0; i < words; i++) {
+        memcpy(&word, body + i * 8, 8);
+        sum += part_term(word, i);
+    }
+    word = 0;
+    memcpy(&word, body + words * 8, bytes % 8);
+    return sum + part_term(word, words);
 }
+
+void fs_wire_seal(const fs_call *call, void *part) {
+    int64_t shard[2];
+    fs_shard_of(call->head, call->vocab, shard);
+    const uint32_t ids[2] = {(uint32_t)shard[0], (uint32_t)shard[1]};
+    const uint64_t sum = sum_of(call, part, ids);
+    memcpy((char *)part + FS_WIRE_IDS, ids, sizeof ids);
+    memcpy((char *)part + FS_WIRE_SUM, &sum, sizeof sum);
+}
+
+/* The header is looked at first: only a part of this call has the size that is then read. */
+const char *fs_wire_check(const fs_call *call, uint64_t hash, const void *part, int64_t shard[2]) {
+    const char *header = part;
+    uint32_t words[2], ids[2];
+    uint64_t theirs, sum;
+    memcpy(words, header, sizeof words);
+    memcpy(&theirs, header + FS_WIRE_HASH, sizeof theirs);
+    memcpy(ids, header + FS_WIRE_IDS, sizeof ids);
+    memcpy(&sum, header + FS_WIRE_SUM, sizeof sum);
+    if (words[0] != FS_WIRE_MAGIC) return "it is not a summary of this library's version";
+    if (words[1] != (uint32_t)row_bytes(&call->ask))
+        return "its rows have another size: batch and result must be the same on every rank";
+    if (theirs != hash)
+        return "it was made with another batch, seed, position, rule or head (vocab, kind, dim, round, scales, "
+               "softcap)";
+    if (sum != sum_of(call, part, ids) || ids[0] > ids[1] || ids[1] > (uint64_t)call->vocab)
+        return "its checksum is not that of its bytes, which have changed on their way";
+    shard[0] = ids[0], shard[1] = ids[1];
+    return NULL;
+}
+
+void fs_shard_of(const fs_head *head, int64_t vocab, int64_t shard[2]) {
+    const int64_t end = head->first_token + head->rows;
+    shard[0] = head->first_token < vocab ? head->first_token : vocab;
+    shard[1] = end < vocab ? end : vocab;
+}
+
+static int by_first(const void *left, const void *right) {
+    const int64_t *a = left, *b = right;
+    return a[0] != b[0] ? (a[0] > b[0]) - (a[0] < b[0]) : (a[1] > b[1]) - (a[1] < b[1]);
+}
+
+/* Shards may not overlap, which would count tokens twice, nor leave tokens out: a wrong first_token does one or the other. */
+int fs_shards_are_whole(int64_t (*shard)[2], int32_t count, int64_t vocab, const char *holder, char *why, size_t size) {
+    int64_t end = 0;
+    qsort(shard, (size_t)count, sizeof *shard, by_first);
+    for (int32_t i = 0; i <= count; i++) {
+        const int64_t first = i < count ? shard[i][0] : vocab;
+        if (i < count && first == shard[i][1]) continue;
+        if (first < end)
+            snprintf(why, size, "token %lld belongs to two %ss: head.first_token or rows is wrong on one",
+                     (long long)first, holder);
+        if (first > end)
+            snprintf(why, size, "tokens %lld to %lld belong to no %s: head.first_token or rows is wrong on one",
+                     (long long)end, (long long)first - 1, holder);
+        if (first != end) return 0;
+        if (i < count) end = shard[i][1];
+    }
+    return 1;
+}
+
+/* --------------------------------------------------------------------------------------------------------- rows ---- */
 
 /* A cursor over bytes; every field goes through one of these two. */
 static char *put(char *at, const void *field, size_t bytes) {
@@ -104,13 +173,28 @@ static char *put_list(char *at, const fs_list *list, int32_t keep, int raw) {
     return start + list_bytes(keep, raw);
 }
 
-static const char *get_list(const char *at, fs_list *list, int32_t keep, int raw) {
+/* Parts are bytes from elsewhere, and a checksum can be forged: what follows believes no id and no count. */
+static uint64_t sound_winner(uint64_t key, int64_t vocab) {
+    return score_key_token(key) < vocab ? key : FS_KEY_NONE;
+}
+
+static int keys_are_sound(const uint64_t *key, int32_t count, int64_t vocab) {
+    const uint32_t least = ordered_float(-INFINITY), most = ordered_float(INFINITY);
+    int sound = 1;
+    for (int32_t i = 0; i < count; i++) {
+        const uint32_t logit = (uint32_t)(key[i] >> 32);
+        sound &= (order_key_token(key[i]) < vocab) & (logit >= least) & (logit <= most);
+    }
+    return sound;
+}
+
+static const char *get_list(const char *at, fs_list *list, int32_t keep, int raw, int64_t vocab) {
     if (!keep) return at;
     const char *start = at;
     at = get(get(at, &list->count, 4), &list->bound, 8);
-    /* Parts are bytes from elsewhere: a count is believed only within its limits. */
     if (list->count < 0 || list->count > keep) list->count = 0, list->bound = UINT64_MAX;
     get(at, list->key, (size_t)list->count * 8);
+    if (!keys_are_sound(list->key, list->count, vocab)) list->count = 0, list->bound = UINT64_MAX;
     if (raw) get(at + (size_t)keep * 8, list->raw, (size_t)list->count * 4);
     return start + list_bytes(keep, raw);
 }
@@ -143,6 +227,7 @@ void fs_wire_get(const fs_call *call, int64_t b, const void *part, fs_summary *s
     s->max_y = -INFINITY;
     for (int32_t i = 0; i < ask->samples; i++) {
         at = get(at, &s->winner[i].key, 8);
+        s->winner[i].key = sound_winner(s->winner[i].key, call->vocab);
         s->winner[i].y = s->winner[i].x = 0.0f;
         if (ask->winner_logit) at = get(at, &s->winner[i].y, 4);
         s->winner[i].x = s->winner[i].y;
@@ -158,8 +243,8 @@ void fs_wire_get(const fs_call *call, int64_t b, const void *part, fs_summary *s
     if (has_max(ask) && ask->edited) at = get(at, &s->max_x, 4);
     if (bits & 2) s->max_x = INFINITY;
     if (bits & 2 || s->max_y * call->rules[b].inverse_temperature == INFINITY) s->flags |= FS_ROW_INF;
-    at = get_list(at, &s->list, ask->keep, ask->raw_column);
-    at = get_list(at, &s->raw_list, ask->keep_raw, 0);
+    at = get_list(at, &s->list, ask->keep, ask->raw_column, call->vocab);
+    at = get_list(at, &s->raw_list, ask->keep_raw, 0, call->vocab);
     s->list.popped = s->raw_list.popped = 0;
     get(at, s->watch, (size_t)watch_count(call->batch, b) * sizeof *s->watch);
 }

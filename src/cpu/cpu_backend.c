@@ -352,7 +352,7 @@ static void compact_task(void *arg, int32_t task) {
 }
 
 static fs_status cpu_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                             int32_t least, void *part, size_t bytes) {
+                             int32_t least, int32_t sealed, void *part, size_t bytes) {
     fs_job job = job_of_part(head, batch, result, least);
     FS_REQUIRE(context, bytes >= fs_wire_size(&job.call), "part has %zu bytes, needs %zu (fs_partial_size)", bytes,
                fs_wire_size(&job.call));
@@ -361,6 +361,7 @@ static fs_status cpu_partial(fs_context *context, const fs_head *head, const fs_
     memset(part, 0, bytes);
     fs_wire_header(&job.call, part);
     for (int32_t a = 0; a < job.pass.rows; a++) fs_wire_put(&job.call, job.row[a], &job.pass.summary[a], part);
+    if (sealed) fs_wire_seal(&job.call, part);
     return FS_OK;
 }
 
@@ -376,8 +377,12 @@ typedef struct fs_merging {
     const void *const *parts;
     int32_t count, tasks;
     int64_t watches; /* most of a row */
-    fs_rules *rules; /* [B] */
-    fs_desk *desk;   /* [tasks] */
+    int32_t sealed;
+    uint64_t hash;
+    int64_t (*shard)[2]; /* [count] if sealed, like the next: which ids a part speaks of */
+    const char **fault;  /* [count] what is wrong with a part, or NULL */
+    fs_rules *rules;     /* [B] */
+    fs_desk *desk;       /* [tasks] */
 } fs_merging;
 
 static void layout_merge_list(fs_arena *arena, int32_t keep, int raw, int32_t parts, fs_list *list) {
@@ -403,10 +408,31 @@ static void layout_desk(const fs_merging *m, fs_arena *arena, fs_desk *desk) {
 }
 
 static void layout_merge(fs_merging *m, fs_arena *arena) {
+    const size_t sealed = m->sealed ? (size_t)m->count : 0;
     fs_desk counted;
+    m->shard = arena_take(arena, sealed, sizeof *m->shard);
+    m->fault = arena_take(arena, sealed, sizeof *m->fault);
     m->rules = arena_take(arena, (size_t)m->call->batch->rows, sizeof *m->rules);
     m->desk = arena_take(arena, (size_t)m->tasks, sizeof *m->desk);
     for (int32_t i = 0; i < m->tasks; i++) layout_desk(m, arena, m->desk ? &m->desk[i] : &counted);
+}
+
+static void check_task(void *arg, int32_t task) {
+    const fs_merging *m = arg;
+    for (int32_t i = task; i < m->count; i += m->tasks)
+        m->fault[i] = fs_wire_check(m->call, m->hash, m->parts[i], m->shard[i]);
+}
+
+/* Each part is what fs_partial wrote in this call, and together they are the vocabulary. */
+static fs_status check_parts(fs_context *context, fs_merging *m) {
+    char why[128];
+    m->hash = fs_wire_hash(m->call);
+    fs_pass_parallel(context->state, m->tasks, check_task, m);
+    for (int32_t i = 0; i < m->count; i++)
+        if (m->fault[i]) return fs_fail(context, FS_ERR_PEER, "part %d of %d: %s", i, m->count, m->fault[i]);
+    if (!fs_shards_are_whole(m->shard, m->count, m->call->vocab, "part", why, sizeof why))
+        return fs_fail(context, FS_ERR_PEER, "%s", why);
+    return FS_OK;
 }
 
 static void merge_row(const fs_merging *m, fs_desk *desk, int64_t b) {
@@ -435,7 +461,7 @@ static void merge_task(void *arg, int32_t task) {
 }
 
 static fs_status cpu_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
-                           int32_t count, int32_t least, fs_result *result) {
+                           int32_t count, int32_t least, int32_t sealed, fs_result *result) {
     fs_cpu *cpu = context->state;
     fs_job job = job_of_part(head, batch, result, least);
     fs_call *call = &job.call;
@@ -443,7 +469,8 @@ static fs_status cpu_merge(fs_context *context, const fs_head *head, const fs_ba
     FS_REQUIRE(context, most * count <= INT32_MAX,
                "%d parts with lists of %lld entries; together they must stay below 2^31", count, (long long)most);
     /* Only lists are worth waking threads for. */
-    fs_merging m = {call, parts, count, most && batch->rows > 1 ? cpu->tasks : 1, 0, NULL, NULL};
+    fs_merging m = {.call = call, .parts = parts, .count = count, .sealed = sealed};
+    m.tasks = most && batch->rows > 1 ? cpu->tasks : 1;
     for (int64_t b = 0; b < batch->rows; b++)
         if (watch_count(batch, b) > m.watches) m.watches = watch_count(batch, b);
     fs_arena size = {NULL, 0, 0};
@@ -460,12 +487,7 @@ static fs_status cpu_merge(fs_context *context, const fs_head *head, const fs_ba
     for (int64_t b = 0; b < batch->rows; b++) m.rules[b] = rules_of_row(batch, call->vocab, b);
     call->rules = m.rules;
 
-    const uint64_t hash = fs_wire_hash(call);
-    for (int32_t i = 0; i < count; i++) {
-        const char *why;
-        if (!fs_wire_check(call, hash, parts[i], &why))
-            return fs_fail(context, FS_ERR_PEER, "part %d of %d: %s", i, count, why);
-    }
+    if (sealed) FS_TRY(check_parts(context, &m));
     fs_pass_parallel(cpu, m.tasks, merge_task, &m);
     result->fallback_rows = 0;
     result->work_bytes = (int64_t)size.used;

@@ -69,8 +69,8 @@ fs_status fs_cuda_sample_ranks(fs_context *context, const fs_ranks *ranks, const
 fs_status fs_cuda_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                                int32_t least, size_t *bytes);
 fs_status fs_cuda_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                          int32_t least, void *part, size_t bytes);
+                          int32_t least, int32_t sealed, void *part, size_t bytes);
 fs_status fs_cuda_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
-                        int32_t count, int32_t least, fs_result *result);
+                        int32_t count, int32_t least, int32_t sealed, fs_result *result);
 
 #endif

@@ -155,12 +155,12 @@ fs_status fs_cuda_partial_size(fs_context *context, const fs_head *head, const f
 }
 
 fs_status fs_cuda_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                          int32_t least, void *part, size_t bytes) {
+                          int32_t least, int32_t sealed, void *part, size_t bytes) {
     fs_cuda *cuda = context->state;
     fs_cuda_args args;
     int before;
     int64_t work_bytes = 0;
-    (void)least;
+    (void)least, (void)sealed;
     FS_TRY(prepare(context, head, batch, result, &args));
     const layout l = layout_of(batch, result, args.want, 1);
     FS_REQUIRE(context, bytes >= l.bytes, "part has %zu bytes, needs %zu (fs_partial_size)", bytes, l.bytes);
@@ -190,11 +190,11 @@ static fs_status merge_scattered(fs_context *context, const fs_cuda_args *args, 
 }
 
 fs_status fs_cuda_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
-                        int32_t count, int32_t least, fs_result *result) {
+                        int32_t count, int32_t least, int32_t sealed, fs_result *result) {
     fs_cuda *cuda = context->state;
     fs_cuda_args args;
     int before;
-    (void)least;
+    (void)least, (void)sealed;
     FS_TRY(prepare(context, head, batch, result, &args));
     const layout l = layout_of(batch, result, args.want, 1);
     if (batch->rows > 0) {

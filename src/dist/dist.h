@@ -34,7 +34,7 @@ typedef struct fs_round {
     char *part;           /* [bytes] */
     char *all;            /* [ranks, bytes] */
     const void **parts;   /* [ranks] */
-    int64_t (*shards)[2]; /* [ranks] first and last + 1 */
+    int64_t (*shards)[2]; /* [ranks] first and last id + 1 */
     fs_card *cards;       /* [ranks + 1], our own the last */
     fs_status worst;      /* the gravest failure of all ranks, which all know after they have met */
 } fs_round;

@@ -1,8 +1,6 @@
 /* dist_round.c - one exchange between ranks: see dist.h. */
 #include "dist.h"
 
-#include <stdlib.h>
-
 #define HASH_BITS 48
 #define HASH_MASK (((int64_t)1 << HASH_BITS) - 1)
 #define HEADER_WORDS 2
@@ -102,37 +100,16 @@ static int has_adjoined(const fs_round *round) {
            context->adjoined.rows == head->rows && context->adjoined.vocab == round->call.vocab;
 }
 
-static int by_first(const void *left, const void *right) {
-    const int64_t *a = left, *b = right;
-    return a[0] != b[0] ? (a[0] > b[0]) - (a[0] < b[0]) : (a[1] > b[1]) - (a[1] < b[1]);
-}
-
-static fs_status belong_to_no_rank(const fs_round *round, int64_t first, int64_t last) {
-    return fs_fail(round->context, FS_ERR_PEER,
-                   "tokens %lld to %lld belong to no rank: head.first_token or rows is wrong on one", (long long)first,
-                   (long long)last);
-}
-
-/* Shards may not overlap, which would count tokens twice, nor leave tokens of the vocabulary out: a wrong first_token does one or the
- * other. */
 static fs_status check_shards(fs_round *round) {
     fs_context *context = round->context;
     const fs_head *head = round->call.head;
-    const int64_t own[2] = {head->first_token, head->first_token + head->rows}, vocab = round->call.vocab;
+    const int64_t vocab = round->call.vocab;
+    int64_t own[2];
+    char why[128];
+    fs_shard_of(head, vocab, own);
     FS_TRY(all_gather(round, own, round->shards, sizeof own));
-    qsort(round->shards, (size_t)round->ranks->count, sizeof *round->shards, by_first);
-    int64_t end = 0;
-    for (int32_t i = 0; i < round->ranks->count; i++) {
-        const int64_t *shard = round->shards[i];
-        if (shard[0] == shard[1]) continue;
-        if (shard[0] < end)
-            return fs_fail(context, FS_ERR_PEER,
-                           "token %lld belongs to two ranks: head.first_token or rows is wrong on one",
-                           (long long)shard[0]);
-        if (shard[0] > end) return belong_to_no_rank(round, end, shard[0] - 1);
-        end = shard[1];
-    }
-    if (end < vocab) return belong_to_no_rank(round, end, vocab - 1);
+    if (!fs_shards_are_whole(round->shards, round->ranks->count, vocab, "rank", why, sizeof why))
+        return fs_fail(context, FS_ERR_PEER, "%s", why);
     context->adjoined.ranks = round->ranks->self;
     context->adjoined.first = head->first_token;
     context->adjoined.rows = head->rows;
@@ -227,13 +204,13 @@ fs_status fs_round_run(fs_round *round, void *memory, fs_result *result, fs_stat
     int bits = 0;
     if (failed == FS_OK) {
         place(round, memory);
-        failed = backend->partial(context, call->head, call->batch, call->result, least, round->part, round->bytes);
-        if (failed == FS_OK) failed = backend->merge(context, call->head, call->batch, NULL, count, least, result);
+        failed = backend->partial(context, call->head, call->batch, call->result, least, 0, round->part, round->bytes);
+        if (failed == FS_OK) failed = backend->merge(context, call->head, call->batch, NULL, count, least, 0, result);
         if (failed == FS_OK) put_keys(round);
     }
     FS_TRY(meet(round, failed, &bits));
     FS_TRY(round->is_keys ? merge_keys(round, bits) : gather_parts(round, bits));
     for (int32_t i = 0; i < count; i++)
         round->parts[i] = round->is_keys ? round->part : round->all + (size_t)i * round->bytes;
-    return backend->merge(context, call->head, call->batch, round->parts, count, least, result);
+    return backend->merge(context, call->head, call->batch, round->parts, count, least, 0, result);
 }

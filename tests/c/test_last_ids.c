@@ -1,5 +1,6 @@
 /* The last ids there can be, up to 2^24 - 2, in a shard of their own with a mask and edits by global id: the reference's tokens, and never
  * one that is not allowed. */
+#include "parts.h"
 #include "support.h"
 
 enum { IDS = 64, VOCAB = (1 << 24) - 1, FIRST = VOCAB - IDS, ROWS = 4, WORDS = (VOCAB + 31) / 32, EDITS = 5 };
@@ -28,11 +29,18 @@ static void must(fs_context *context, fs_status status) {
 
 static void draw_by_parts(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
     size_t bytes = 0;
+    fs_head none = *head;
+    none.first_token = none.rows = 0;
     must(context, fs_partial_size(context, head, batch, result, &bytes));
-    void *part = malloc(bytes);
-    must(context, fs_partial(context, head, batch, result, part, bytes));
-    must(context, fs_merge(context, head, batch, (const void *const *)&part, 1, result));
-    free(part);
+    char *part[2] = {malloc(bytes), malloc(bytes)};
+    must(context, fs_partial(context, head, batch, result, part[0], bytes));
+    /* The ids before, which no row may draw: a part of nothing that says it is theirs. */
+    must(context, fs_partial(context, &none, batch, result, part[1], bytes));
+    const uint32_t ids[2] = {0, FIRST};
+    memcpy(part[1] + PART_IDS, ids, sizeof ids);
+    part_forge(part[1], bytes);
+    must(context, fs_merge(context, head, batch, (const void *const *)part, 2, result));
+    free(part[0]), free(part[1]);
 }
 
 static void the_last_ids_are_drawn_like_others(void **state) {
