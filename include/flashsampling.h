@@ -498,9 +498,9 @@ FS_API fs_status fs_supports(int32_t backend, const fs_outline *outline, const c
 /* --- shards: partial here, the caller's own transport, merge there. Every rank makes the same call on its shard of W
  * and gets the same bytes-per-part, sends its part to whoever wants the result, and that one merges.
  *
- * A part is a header of 32 bytes, two bits per row, and per row 8 bytes per sample, 20 for each log Z, 12 for a candidate list and 8 per
- * entry, 8 per watched token, and 4 for each other logit that is needed: the drawn token's, the largest, and where tokens are edited the
- * raw ones beside them, a list's too. What the batch and the result ask for decides which are there (docs/ranks.md). The header says which
+ * A part is a header of 32 bytes, two bits per row, and per row 8 bytes per sample, 20 for log Z and for each other sum, 12 for a candidate
+ * list and 8 per entry, 8 per watched token, and 4 for each other logit that is needed: the drawn token's, the largest (also for log Z), and
+ * where tokens are edited the raw ones beside them, a list's too. What the batch and the result ask for decides which are there (docs/ranks.md). The header says which
  * ids the part speaks of, and has a checksum. Byte order is the machine's. CUDA: parts are device memory, 8-byte aligned, and what fs_merge
  * refuses on the CPU makes every row FS_ROW_PEER. */
 
@@ -525,7 +525,7 @@ FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_bat
 /* --- ranks: vocabulary-parallel sampling in one call. Each rank holds rows of W (its head's first_token and rows;
  * shards may be unequal or empty, but together they are the vocabulary) and calls fs_sample_ranks with the same batch and what the
  * same result asks for; all of them get the whole result. The token is that of the unsharded call, for any number of ranks.
- * Per row and rank 8 bytes cross the wire for a token, 20 more for log Z, lists for cuts: docs/ranks.md.
+ * Per row and rank 8 bytes cross the wire for a token, 24 more for log Z, lists for cuts: docs/ranks.md.
  *
  * A transport is two collectives. flashsampling_mpi.h and flashsampling_nccl.h make one from a communicator; a caller
  * with a transport of its own fills the struct. Collectives are entered by all ranks in the same order and return on

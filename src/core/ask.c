@@ -26,7 +26,7 @@ fs_ask fs_ask_of(const fs_head *head, const fs_batch *batch, const fs_result *re
     ask.raw_mass = raw && log_z;
     ask.mass = (!raw && log_z) || batch->mode == FS_MODE_GROUP_PARALLEL || batch->mode == FS_MODE_GROUP_ONLINE;
     ask.winner_logit = result->logit || result->logprob || result->rank;
-    ask.max = result->max_logit != NULL;
+    ask.max = result->max_logit || log_z;
     ask.mass_to_cut = !ask.mass &&
                       !(result->logits == FS_LOGITS_CUT && (result->rank || result->top_token || result->top_logit));
     ask.edited = batch->edit_offset != NULL;

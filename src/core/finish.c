@@ -288,15 +288,17 @@ static int given_tokens_exist(const fs_call *call, int64_t b) {
     return 1;
 }
 
+/* Never below the largest logit: a sum is not below its largest term, whatever the rounding of its logarithm. */
 static double log_z_of(fs_row *row) {
     const fs_summary *s = row->summary;
     const fs_result *r = row->call->result;
     const int raw = r->logits == FS_LOGITS_RAW;
     const fs_mass *mass = raw ? &s->raw_mass : &s->mass;
     if (!result_wants_log_z(r)) return NAN;
-    if (!((raw ? s->max_x : s->max_y * row->rules->inverse_temperature) < INFINITY)) return INFINITY;
-    if (r->logits == FS_LOGITS_CUT && row->has_cut) return row->cut.log_z;
-    if (!mass_is_far(mass)) return mass_log(mass);
+    const float largest = logit_of(row, s->max_x, s->max_y);
+    if (!(largest < INFINITY)) return INFINITY;
+    if (r->logits == FS_LOGITS_CUT && row->has_cut) return fmax(row->cut.log_z, (double)largest);
+    if (!mass_is_far(mass)) return fmax(mass_log(mass), (double)largest);
     row->status |= FS_ROW_FAR;
     return NAN;
 }

@@ -178,9 +178,9 @@ static void test_bytes(void) {
     result.status = status_bits;
     expect_bytes("tokens and status", &batch, &result, 16 + 8 * B);
     result.log_z = log_z;
-    expect_bytes("log Z", &batch, &result, 16 + (8 + 20) * B);
+    expect_bytes("log Z", &batch, &result, 16 + (8 + 20 + 4) * B);
     result.logprob = logprob;
-    expect_bytes("logprobs", &batch, &result, 16 + (8 + 4 + 20) * B);
+    expect_bytes("logprobs", &batch, &result, 16 + (8 + 4 + 20 + 4) * B);
     result = plain_result();
     batch.all.top_k = 50;
     expect_bytes("top-k", &batch, &result, 16 + (8 + 4 + 12 + 8 * 50) * B);
@@ -246,7 +246,7 @@ static const difference differences[] = {
     {"softcap", other_cap},
     {"batch.mode is 1", other_mode},
     {"batch.noise is 1", other_noise},
-    {"batch.flags is 1", other_flags},
+    {"batch.flags is 3", other_flags},
     {"batch.samples is 2", other_samples},
     {"result.logits is 2", other_logits},
     {"results are asked", other_results},
