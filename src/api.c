@@ -97,15 +97,10 @@ static void copy_counters(const fs_result *from, fs_result *to) {
     to->wire_bytes = from->wire_bytes;
 }
 
-#define FS_SUPPORTED(context, function)                                                                                \
-    if (!(context)->backend->function)                                                                                 \
-    return fs_fail(context, FS_ERR_UNSUPPORTED, "fs_" #function " is not supported by the %s backend",                 \
-                   (context)->backend->name)
-
 fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
     fs_arguments a;
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
-    FS_TRY(fs_check_call(context, head, batch, result, 1, &a));
+    FS_TRY(fs_check_call(context, FS_CALL_SAMPLE, head, batch, result, 1, &a));
     FS_TRY(fs_check_tokens(context, &a));
     FS_TRY(context->backend->sample(context, &a.head, &a.batch, &a.result));
     copy_counters(&a.result, result);
@@ -118,19 +113,13 @@ fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch 
     size_t sizes[2] = {0, 0};
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
     FS_REQUIRE(context, bytes || every, "bytes and every are both NULL");
-    FS_TRY(fs_check_call(context, head, batch, result, 1, &a));
-    FS_SUPPORTED(context, work_size);
+    FS_TRY(fs_check_call(context, FS_CALL_SAMPLE, head, batch, result, 1, &a));
+    if (!context->backend->work_size)
+        return fs_fail(context, FS_ERR_UNSUPPORTED, "fs_work_size is not supported by the %s backend",
+                       context->backend->name);
     FS_TRY(context->backend->work_size(context, &a.head, &a.batch, &a.result, sizes));
     if (bytes) *bytes = sizes[0];
     if (every) *every = sizes[1];
-    return FS_OK;
-}
-
-/* Shards may use every mode but the online one: its groups are chosen in order over the whole vocabulary. */
-static fs_status check_shard_mode(fs_context *context, const fs_batch *batch) {
-    if (batch->mode == FS_MODE_GROUP_ONLINE)
-        return fs_fail(context, FS_ERR_UNSUPPORTED,
-                       "batch.mode FS_MODE_GROUP_ONLINE has no partial form; use FS_MODE_GROUP_PARALLEL");
     return FS_OK;
 }
 
@@ -139,9 +128,7 @@ fs_status fs_partial_size(fs_context *context, const fs_head *head, const fs_bat
     fs_arguments a;
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
     FS_REQUIRE(context, bytes != NULL, "bytes is NULL");
-    FS_TRY(fs_check_call(context, head, batch, result, 1, &a));
-    FS_TRY(check_shard_mode(context, &a.batch));
-    FS_SUPPORTED(context, partial_size);
+    FS_TRY(fs_check_call(context, FS_CALL_PARTIAL, head, batch, result, 1, &a));
     return context->backend->partial_size(context, &a.head, &a.batch, &a.result, 0, bytes);
 }
 
@@ -150,9 +137,7 @@ fs_status fs_partial(fs_context *context, const fs_head *head, const fs_batch *b
     fs_arguments a;
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
     FS_REQUIRE(context, part != NULL, "part is NULL");
-    FS_TRY(fs_check_call(context, head, batch, result, 1, &a));
-    FS_TRY(check_shard_mode(context, &a.batch));
-    FS_SUPPORTED(context, partial);
+    FS_TRY(fs_check_call(context, FS_CALL_PARTIAL, head, batch, result, 1, &a));
     return context->backend->partial(context, &a.head, &a.batch, &a.result, 0, 1, part, bytes);
 }
 
@@ -160,13 +145,11 @@ fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *bat
                    int32_t count, fs_result *result) {
     fs_arguments a;
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
-    FS_TRY(fs_check_call(context, head, batch, result, 0, &a));
+    FS_TRY(fs_check_call(context, FS_CALL_PARTIAL, head, batch, result, 0, &a));
     FS_TRY(fs_check_tokens(context, &a));
-    FS_TRY(check_shard_mode(context, &a.batch));
     FS_REQUIRE(context, count >= 1 && count <= 65536, "count is %d, must be 1 to 65536", count);
     FS_REQUIRE(context, parts != NULL, "parts is NULL");
     for (int32_t i = 0; i < count; i++) FS_REQUIRE(context, parts[i] != NULL, "parts[%d] is NULL", i);
-    FS_SUPPORTED(context, merge);
     FS_TRY(context->backend->merge(context, &a.head, &a.batch, parts, count, 0, 1, &a.result));
     copy_counters(&a.result, result);
     return FS_OK;
@@ -179,12 +162,8 @@ static fs_status check_ranks_call(fs_context *context, const fs_ranks *r, const 
         return fs_fail(context, FS_ERR_UNSUPPORTED,
                        "ranks.device is %d: the %s backend takes a transport for %s memory", r->device, backend->name,
                        r->device ? "host" : "device");
-    if (!backend->sample_ranks && !backend->partial)
-        return fs_fail(context, FS_ERR_UNSUPPORTED, "fs_sample_ranks is not supported by the %s backend",
-                       backend->name);
-    FS_TRY(fs_check_call(context, head, batch, result, 1, a));
-    FS_TRY(fs_check_tokens(context, a));
-    return check_shard_mode(context, &a->batch);
+    FS_TRY(fs_check_call(context, FS_CALL_RANKS, head, batch, result, 1, a));
+    return fs_check_tokens(context, a);
 }
 
 /* A rank whose arguments are wrong still meets the others, to tell them; but not in device memory without a device. */

@@ -20,6 +20,17 @@ static const struct {
     {FS_BACKEND_REFERENCE, "reference", &fs_backend_reference, 0},
 };
 
+fs_status fs_backend_find(int32_t kind, const fs_backend **backend, const char **why) {
+    *why = "backend must be FS_BACKEND_CPU (1), FS_BACKEND_CUDA (2) or FS_BACKEND_REFERENCE (3)";
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        if (table[i].kind != kind) continue;
+        *backend = table[i].backend;
+        *why = "the cuda backend is not in this build"; /* the others always are */
+        return *backend ? FS_OK : FS_ERR_UNSUPPORTED;
+    }
+    return FS_ERR_ARGUMENT;
+}
+
 const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status) {
     const char *forced = getenv("FLASHSAMPLING_BACKEND");
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {

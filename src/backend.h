@@ -5,6 +5,15 @@
 
 #include "error.h"
 
+/* A row of a table of what a backend does not do: whether a call asks for it, and the words for that. */
+typedef struct fs_lack {
+    int asked;
+    const char *words;
+} fs_lack;
+
+/* The words of the first row that is asked for; NULL: none is. */
+const char *fs_first_lack(const fs_lack *table, size_t count);
+
 typedef struct fs_backend {
     const char *name;
     int host_arrays; /* arrays of a batch can be read, and so checked, on the host */
@@ -12,6 +21,9 @@ typedef struct fs_backend {
     fs_status (*open)(fs_context *context);
     void (*close)(fs_context *context);
     fs_status (*sample)(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
+    /* The words, constant, for something in this outline that the backend does not do, or NULL; calls are refused with them. Without
+     * the function it does everything. */
+    const char *(*lacks)(const fs_outline *outline);
     /* Each of the following may be NULL: not supported by this backend. */
     fs_status (*set_stream)(fs_context *context, void *stream);
     fs_status (*set_work)(fs_context *context, void *memory, size_t bytes);
@@ -53,6 +65,9 @@ struct fs_context {
 
 /* The backend for these options and the environment; NULL, with *status and this thread's text set, if there is none. */
 const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status);
+
+/* The backend of this kind; else FS_ERR_UNSUPPORTED, if it is not in this build, or FS_ERR_ARGUMENT, and constant words. */
+fs_status fs_backend_find(int32_t kind, const fs_backend **backend, const char **why);
 
 /* The context's allocator. fs_context_alloc fails with FS_ERR_MEMORY and a text that says for what. */
 void *fs_context_alloc(fs_context *context, size_t bytes, const char *what);

@@ -5,11 +5,9 @@
 #include "core/halves.h"
 
 #define FS_ROWS_MOST ((int64_t)1 << 20)
-#define FS_SAMPLES_MOST 1024
 #define FS_TOP_MOST 1024
 #define FS_THREADS_MOST 4096
 #define FS_BLOCK_MOST (1 << 20)
-#define FS_FLAGS_KNOWN 0xffu /* of a batch */
 
 /* No struct will be longer: what is, was not started from fs_..._default(). */
 #define FS_STRUCT_MOST 4096
@@ -31,19 +29,15 @@ fs_status fs_copy_struct(fs_context *context, const char *name, const void *from
 
 /* ------------------------------------------------------------------------------------------------------ head ---- */
 
-static int is_float_type(int32_t dtype) {
-    return dtype == FS_F32 || dtype == FS_F16 || dtype == FS_BF16;
-}
-
 /* `reads`: its data are. */
 static fs_status check_head(fs_context *context, const fs_head *h, int reads) {
     FS_REQUIRE(context, h->kind == FS_HEAD_WEIGHTS || h->kind == FS_HEAD_LOGITS,
                "head.kind is %d, must be FS_HEAD_WEIGHTS (0) or FS_HEAD_LOGITS (1)", h->kind);
-    if (h->dtype >= 16)
-        return fs_fail(context, FS_ERR_UNSUPPORTED, "head.dtype is %d: quantised heads are not supported yet",
-                       h->dtype);
-    FS_REQUIRE(context, is_float_type(h->dtype), "head.dtype is %d, must be FS_F32 (0), FS_F16 (1) or FS_BF16 (2)",
-               h->dtype);
+    const char *quantised = is_float_type(h->dtype) ? NULL : fs_quantised_lack(h->dtype);
+    if (quantised && h->kind == FS_HEAD_WEIGHTS)
+        return fs_fail(context, FS_ERR_UNSUPPORTED, "head.dtype is %d: %s", h->dtype, quantised);
+    FS_REQUIRE(context, is_float_type(h->dtype), "head.dtype is %d, must be %s%s", h->dtype, FS_FLOAT_WORDS,
+               quantised ? " for stored logits" : "");
     FS_REQUIRE(context, h->rows >= 0 && h->rows < FS_TOKEN_LIMIT, "head.rows is %lld, must be 0 to %lld",
                (long long)h->rows, (long long)FS_TOKEN_LIMIT - 1);
     FS_REQUIRE(context, h->first_token >= 0 && h->first_token < FS_TOKEN_LIMIT - h->rows,
@@ -61,8 +55,7 @@ static fs_status check_head(fs_context *context, const fs_head *h, int reads) {
     FS_REQUIRE(context, !reads || h->rows == 0 || h->data, "head.data is NULL");
     FS_REQUIRE(context, (uintptr_t)h->data % (size_t)bytes == 0, "head.data is %p, must be %lld-byte aligned", h->data,
                (long long)bytes);
-    FS_REQUIRE(context, is_float_type(h->round), "head.round is %d, must be FS_F32 (0), FS_F16 (1) or FS_BF16 (2)",
-               h->round);
+    FS_REQUIRE(context, is_float_type(h->round), "head.round is %d, must be " FS_FLOAT_WORDS, h->round);
     FS_REQUIRE(context, fabsf(h->scale) < INFINITY && fabsf(h->post_scale) < INFINITY,
                "head.scale is %g and head.post_scale is %g, must be finite", (double)h->scale, (double)h->post_scale);
     FS_REQUIRE(context, h->softcap >= 0.0f && h->softcap < INFINITY,
@@ -75,7 +68,7 @@ static fs_status check_head(fs_context *context, const fs_head *h, int reads) {
 /* ----------------------------------------------------------------------------------------------------- batch ---- */
 
 /* `reads`: the hidden states are. */
-static fs_status check_batch(fs_context *context, const fs_head *h, const fs_batch *b, int reads) {
+static fs_status check_batch(fs_context *context, int32_t call, const fs_head *h, const fs_batch *b, int reads) {
     const int64_t vocab = head_vocab(h), words = (vocab + 31) / 32 * 4;
     FS_REQUIRE(context, b->rows >= 0 && b->rows <= FS_ROWS_MOST, "batch.rows is %lld, must be 0 to %lld",
                (long long)b->rows, (long long)FS_ROWS_MOST);
@@ -90,8 +83,8 @@ static fs_status check_batch(fs_context *context, const fs_head *h, const fs_bat
     FS_REQUIRE(context, !b->slot || b->slot_dtype == FS_I32 || b->slot_dtype == FS_I64,
                "batch.slot_dtype is %d, must be FS_I32 (8) or FS_I64 (9)", b->slot_dtype);
     if (h->kind == FS_HEAD_WEIGHTS) {
-        FS_REQUIRE(context, is_float_type(b->hidden_dtype),
-                   "batch.hidden_dtype is %d, must be FS_F32 (0), FS_F16 (1) or FS_BF16 (2)", b->hidden_dtype);
+        FS_REQUIRE(context, is_float_type(b->hidden_dtype), "batch.hidden_dtype is %d, must be " FS_FLOAT_WORDS,
+                   b->hidden_dtype);
         const int64_t bytes = dtype_bytes(b->hidden_dtype);
         FS_REQUIRE(context, !reads || b->hidden, "batch.hidden is NULL");
         FS_REQUIRE(context, (uintptr_t)b->hidden % (size_t)bytes == 0, "batch.hidden is %p, must be %lld-byte aligned",
@@ -103,7 +96,7 @@ static fs_status check_batch(fs_context *context, const fs_head *h, const fs_bat
     }
     const int grouped = b->mode == FS_MODE_GROUP_PARALLEL || b->mode == FS_MODE_GROUP_ONLINE;
     FS_REQUIRE(context, !grouped || b->samples == 1, "batch.samples is %d, group modes draw 1", b->samples);
-    FS_REQUIRE(context, !grouped || (b->group_size >= 1 && b->group_size < FS_TOKEN_LIMIT),
+    FS_REQUIRE(context, !grouped || call != FS_CALL_SAMPLE || (b->group_size >= 1 && b->group_size < FS_TOKEN_LIMIT),
                "batch.group_size is %lld, must be 1 to %lld in group modes", (long long)b->group_size,
                (long long)FS_TOKEN_LIMIT - 1);
     FS_REQUIRE(context, b->slots >= 0 && b->slots <= INT32_MAX, "batch.slots is %lld, must be 0 (rows) to %d",
@@ -141,15 +134,16 @@ static fs_status check_result(fs_context *context, const fs_batch *b, const fs_r
 }
 
 /* W is looked at even for no rows. */
-fs_status fs_check_call(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                        int computes, fs_arguments *a) {
+fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, const fs_batch *batch,
+                        const fs_result *result, int computes, fs_arguments *a) {
     FS_COPY(context, head, head, &a->head, weight_scale_all);
     FS_COPY(context, batch, batch, &a->batch, limits);
     FS_COPY(context, result, result, &a->result, wire_bytes);
     const int rows = a->batch.rows != 0;
     FS_TRY(check_head(context, &a->head, computes && (rows || a->head.kind == FS_HEAD_WEIGHTS)));
-    FS_TRY(check_batch(context, &a->head, &a->batch, computes && rows));
-    return check_result(context, &a->batch, &a->result);
+    FS_TRY(check_batch(context, call, &a->head, &a->batch, computes && rows));
+    FS_TRY(check_result(context, &a->batch, &a->result));
+    return fs_check_supported(context, call, a);
 }
 
 fs_status fs_check_tokens(fs_context *context, const fs_arguments *a) {

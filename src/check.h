@@ -20,6 +20,20 @@ fs_status fs_copy_struct(fs_context *context, const char *name, const void *from
 fs_status fs_check_options(const fs_options *options);
 fs_status fs_check_ranks(fs_context *context, const fs_ranks *ranks);
 
+#define FS_SAMPLES_MOST 1024
+#define FS_FLAGS_KNOWN 0xffu /* of a batch */
+#define FS_RULES_KNOWN 0x3fu
+#define FS_RULES_CUT ((uint32_t)(FS_RULE_TOP_K | FS_RULE_TOP_P | FS_RULE_MIN_P))
+#define FS_RESULTS_KNOWN 0xffu
+#define FS_FLOAT_WORDS "FS_F32 (0), FS_F16 (1) or FS_BF16 (2)"
+
+static inline int is_float_type(int32_t dtype) {
+    return dtype == FS_F32 || dtype == FS_F16 || dtype == FS_BF16;
+}
+
+/* The words for weights in a dtype of fewer bits; NULL: it is none. */
+const char *fs_quantised_lack(int32_t dtype);
+
 /* A call's structs, copied and checked. */
 typedef struct fs_arguments {
     fs_head head;
@@ -27,11 +41,13 @@ typedef struct fs_arguments {
     fs_result result;
 } fs_arguments;
 
-/* `computes`: it is a call that computes logits. */
-fs_status fs_check_call(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                        int computes, fs_arguments *a);
+/* `call`: FS_CALL_...; `computes`: it computes logits. */
+fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, const fs_batch *batch,
+                        const fs_result *result, int computes, fs_arguments *a);
 /* Of a call that draws. */
 fs_status fs_check_tokens(fs_context *context, const fs_arguments *a);
+/* Whether the backend does this call of arguments that are valid. */
+fs_status fs_check_supported(fs_context *context, int32_t call, const fs_arguments *a);
 fs_status fs_check_host_arrays(fs_context *context, const fs_batch *batch, int64_t vocab);
 
 #endif

@@ -157,43 +157,6 @@ static fs_status cuda_set_stream(fs_context *context, void *stream) {
     return FS_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------- checks ---- */
-
-#define FS_CUDA_LACKS(context, condition, what)                                                                        \
-    if (condition) return fs_fail(context, FS_ERR_UNSUPPORTED, "%s is not supported yet by the cuda backend", what)
-
-static fs_status check_weights(fs_context *context, const fs_head *h, const fs_batch *b) {
-    FS_CUDA_LACKS(context, h->dtype == FS_F32, "head.dtype FS_F32");
-    FS_CUDA_LACKS(context, b->hidden_dtype != h->dtype, "a batch.hidden_dtype other than head.dtype");
-    return FS_OK;
-}
-
-static fs_status check_supported(fs_context *context, const fs_head *h, const fs_batch *b, const fs_result *r) {
-    const fs_slot_values *all = &b->all;
-    if (h->kind == FS_HEAD_WEIGHTS) FS_TRY(check_weights(context, h, b));
-    FS_CUDA_LACKS(context, b->mode != FS_MODE_SAMPLE && !fs_cuda_plan_grouped(b),
-                  "a batch.mode other than FS_MODE_SAMPLE and the group modes");
-    if (fs_cuda_plan_grouped(b)) {
-        if (b->group_size % FS_CUDA_TILE)
-            return fs_fail(context, FS_ERR_UNSUPPORTED,
-                           "batch.group_size is %lld; the cuda backend takes multiples of %d", (long long)b->group_size,
-                           FS_CUDA_TILE);
-        FS_CUDA_LACKS(context, (r->log_z || r->logprob) && r->logits == FS_LOGITS_RAW,
-                      "log Z of raw logits together with a group mode");
-    }
-    FS_CUDA_LACKS(context, b->samples != 1, "batch.samples above 1");
-    FS_CUDA_LACKS(context, b->noise != FS_NOISE_EXACT, "FS_NOISE_FAST");
-    FS_CUDA_LACKS(context, b->top_k || b->top_p || b->min_p || all->top_k > 0 || all->top_p < 1.0f || all->min_p > 0.0f,
-                  "a cut");
-    FS_CUDA_LACKS(context, b->allow, "batch.allow");
-    FS_CUDA_LACKS(context, b->edit_offset, "batch.edit_offset");
-    FS_CUDA_LACKS(context, b->seen || b->counts || b->count_offset, "a penalty");
-    FS_CUDA_LACKS(context, b->watch_offset, "batch.watch_offset");
-    FS_CUDA_LACKS(context, r->rank, "result.rank");
-    FS_CUDA_LACKS(context, r->top_token || r->top_logit || r->top_logprob, "result.top_...");
-    return FS_OK;
-}
-
 /* ---------------------------------------------------------------------------------------------------- sample ---- */
 
 /* A map of [rows, dim] 16-bit elements in boxes of 64 columns. L2 promotion and eviction hints cost bandwidth on the H200: none. */
@@ -318,9 +281,8 @@ static fs_status launch(fs_context *context, fs_cuda_args *args, int64_t *work_b
     return FS_OK;
 }
 
-fs_status fs_cuda_check(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result) {
+fs_status fs_cuda_check(fs_context *context, const fs_batch *batch) {
     const fs_cuda *cuda = context->state;
-    FS_TRY(check_supported(context, head, batch, result));
     FS_REQUIRE(context, cuda->stream || batch->rows == 0,
                "the stream is NULL: calls go to no default stream by accident; give options.stream or "
                "fs_context_set_stream one, cudaStreamLegacy and cudaStreamPerThread included");
@@ -344,7 +306,7 @@ fs_status fs_cuda_pass(fs_context *context, fs_cuda_args *args, int64_t *work_by
 
 static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
     fs_cuda *cuda = context->state;
-    FS_TRY(fs_cuda_check(context, head, batch, result));
+    FS_TRY(fs_cuda_check(context, batch));
     if (batch->rows == 0) return FS_OK;
     int before;
     int64_t parts_bytes = 0;
@@ -367,6 +329,7 @@ const fs_backend fs_backend_cuda = {.name = "cuda",
                                     .open = cuda_open,
                                     .close = cuda_close,
                                     .sample = cuda_sample,
+                                    .lacks = fs_cuda_lacks,
                                     .set_stream = cuda_set_stream,
                                     .partial_size = fs_cuda_partial_size,
                                     .partial = fs_cuda_partial,

@@ -50,8 +50,8 @@ typedef struct fs_cuda {
 fs_status fs_cuda_enter(fs_context *context, int *before);
 void fs_cuda_leave(const fs_cuda *cuda, int before);
 
-/* Whether this backend can do the call, and has a stream for it. */
-fs_status fs_cuda_check(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result);
+/* Whether there is a stream for the call. */
+fs_status fs_cuda_check(fs_context *context, const fs_batch *batch);
 /* What the call asks of each row beyond its token: FS_CUDA_MASS, ... */
 uint32_t fs_cuda_want(const fs_batch *batch, const fs_result *result);
 

@@ -60,6 +60,9 @@ int fs_cuda_plan_aligned(const fs_head *head, const fs_batch *batch);
 /* Whether the mode draws by groups. */
 int fs_cuda_plan_grouped(const fs_batch *batch);
 
+/* The words for what this backend does not do of such calls (backend.h). */
+const char *fs_cuda_lacks(const fs_outline *outline);
+
 /* ---------------------------------------------------------------------------------------------- stored logits ---- */
 
 /* Warps of a CTA that reads stored logits. */

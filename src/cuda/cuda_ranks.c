@@ -61,10 +61,7 @@ static fs_status prepare(fs_context *context, const fs_head *head, const fs_batc
     fs_batch plain = *batch;
     memset(args, 0, sizeof *args);
     if (grouped) plain.mode = FS_MODE_SAMPLE;
-    if (grouped && (result->log_z || result->logprob) && result->logits == FS_LOGITS_RAW)
-        return fs_fail(context, FS_ERR_UNSUPPORTED,
-                       "log Z of raw logits together with a group mode is not supported yet by the cuda backend");
-    FS_TRY(fs_cuda_check(context, head, &plain, result));
+    FS_TRY(fs_cuda_check(context, batch));
     args->head = *head;
     args->batch = *batch;
     args->result = *result;

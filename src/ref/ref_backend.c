@@ -83,12 +83,19 @@ static fs_status sample(fs_context *context, const fs_head *head, const fs_batch
     return FS_OK;
 }
 
+static const char *lacks(const fs_outline *outline) {
+    return outline->call == FS_CALL_SAMPLE
+               ? NULL
+               : "fs_partial, fs_merge and fs_sample_ranks are not supported by the reference backend";
+}
+
 const fs_backend fs_backend_reference = {
     .name = "reference",
     .host_arrays = 1,
     .open = open_reference,
     .close = close_reference,
     .sample = sample,
+    .lacks = lacks,
     .set_work = set_work,
     .work_size = work_size,
 };

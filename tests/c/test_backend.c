@@ -1,10 +1,11 @@
 /* A build with the CUDA backend, as far as a machine without a GPU can show it: src/backend.c once more, with a backend of that name
- * that has only what every backend must have. */
+ * that says what it supports as CUDA does, and draws nothing. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #define FS_WITH_CUDA
 #include "backend.c"
 
-#include "support.h"
+#include "cuda/cuda_plan.h"
+#include "outlines.h"
 
 static int opened;
 
@@ -24,7 +25,39 @@ static fs_status fake_sample(fs_context *context, const fs_head *head, const fs_
     return fs_fail(context, FS_ERR_INTERNAL, "a fake draws nothing");
 }
 
-const fs_backend fs_backend_cuda = {.name = "cuda", .open = fake_open, .close = fake_close, .sample = fake_sample};
+static fs_status fake_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                           int32_t least, size_t *bytes) {
+    (void)least, (void)bytes;
+    return fake_sample(context, head, batch, (fs_result *)(uintptr_t)result);
+}
+
+static fs_status fake_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                              int32_t least, int32_t sealed, void *part, size_t bytes) {
+    (void)part, (void)sealed;
+    return fake_size(context, head, batch, result, least, &bytes);
+}
+
+static fs_status fake_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
+                            int32_t count, int32_t least, int32_t sealed, fs_result *result) {
+    (void)parts, (void)count, (void)least, (void)sealed;
+    return fake_sample(context, head, batch, result);
+}
+
+static fs_status fake_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
+                            fs_result *result, fs_status failed) {
+    (void)ranks;
+    return failed ? failed : fake_sample(context, head, batch, result);
+}
+
+const fs_backend fs_backend_cuda = {.name = "cuda",
+                                    .open = fake_open,
+                                    .close = fake_close,
+                                    .sample = fake_sample,
+                                    .lacks = fs_cuda_lacks,
+                                    .partial_size = fake_size,
+                                    .partial = fake_partial,
+                                    .merge = fake_merge,
+                                    .sample_ranks = fake_ranks};
 
 static void the_cuda_backend_is_there_when_it_is_asked_for(void **state) {
     (void)state;
@@ -64,10 +97,95 @@ static void work_memory_is_refused_by_a_backend_that_takes_none(void **state) {
     fs_context_destroy(context);
 }
 
+static void calls_are_refused_in_the_words_of_the_answer(void **state) {
+    (void)state;
+    fs_context *context = open_context(FS_BACKEND_CUDA, 0, 0);
+    answers_are_kept(FS_BACKEND_CUDA, context, FS_ERR_INTERNAL);
+    fs_context_destroy(context);
+}
+
+/* What the table of CUDA says, by hand. */
+static void cuda_does_plain_and_grouped_rows(void **state) {
+    (void)state;
+    static const struct {
+        int32_t call, kind, dtype, hidden_dtype, mode, samples, logits;
+        uint32_t rules, results;
+        int64_t group_size;
+        const char *word; /* NULL: it does */
+    } cases[] = {
+        {0, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, NULL},
+        {0, 0, FS_F16, FS_F16, FS_MODE_SAMPLE, 1, 0, 0, FS_RESULT_LOGPROB | FS_RESULT_SCORE, 0, NULL},
+        {0, 0, FS_F32, FS_F32, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, "FS_F32"},
+        {0, 1, FS_F32, FS_BF16, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, NULL},
+        {0, 0, FS_BF16, FS_F32, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, "hidden_dtype"},
+        {0, 0, FS_BF16, FS_BF16, FS_MODE_SCORE, 1, 0, 0, 0, 0, "mode"},
+        {0, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 1, 0, FS_RESULT_LOG_Z, 256, NULL},
+        {0, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 0, 0, FS_RESULT_LOG_Z, 256, "raw"},
+        {0, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 0, 0, 0, 200, "128"},
+        {1, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_PARALLEL, 1, 0, 0, 0, 0, NULL},
+        {2, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 0, 0, 0, 256, "FS_MODE_GROUP_PARALLEL"},
+        {0, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 2, 0, 0, 0, 0, "samples"},
+        {0, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 1, 0, FS_RULE_TOP_K, 0, 0, "top-k"},
+        {0, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 1, 0, FS_RULE_EDITS, 0, 0, "edit"},
+        {0, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 1, 0, 0, FS_RESULT_RANK, 0, "rank"},
+        {0, 0, FS_Q8_0, FS_BF16, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, "FS_Q8_0"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *why;
+        fs_outline o = fs_outline_default();
+        o.call = cases[i].call, o.kind = cases[i].kind;
+        o.dtype = cases[i].dtype, o.hidden_dtype = cases[i].hidden_dtype;
+        o.mode = cases[i].mode, o.samples = cases[i].samples, o.logits = cases[i].logits;
+        o.rules = cases[i].rules, o.results = cases[i].results, o.group_size = cases[i].group_size;
+        const fs_status status = fs_supports(FS_BACKEND_CUDA, &o, &why);
+        assert_int_equal(status, cases[i].word ? FS_ERR_UNSUPPORTED : FS_OK);
+        if (cases[i].word && !strstr(why, cases[i].word)) fail_msg("'%s' does not name %s", why, cases[i].word);
+    }
+}
+
+/* An array is no reason to refuse a call whose limits say that no row uses it. */
+static void rules_that_are_said_to_be_absent_are_no_reason_to_refuse(void **state) {
+    (void)state;
+    fs_context *context = open_context(FS_BACKEND_CUDA, 0, 0);
+    for (uint32_t rules = 1; rules < 64; rules++)
+        for (int arrays = 0; arrays < 2; arrays++) {
+            outlined c;
+            fs_outline o = fs_outline_default();
+            o.dtype = o.hidden_dtype = FS_BF16, o.rules = rules;
+            call_of_outline(&c, &o, arrays);
+            assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_UNSUPPORTED);
+            c.batch.limits.absent = rules & (rules - 1); /* all but one */
+            assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_UNSUPPORTED);
+            c.batch.limits.absent = rules;
+            assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_INTERNAL);
+        }
+    fs_context_destroy(context);
+}
+
+/* Neither does an array for results of no length, a top_k as large as the vocabulary, or counts without a penalty. */
+static void what_changes_nothing_is_no_reason_to_refuse(void **state) {
+    (void)state;
+    fs_context *context = open_context(FS_BACKEND_CUDA, 0, 0);
+    outlined c;
+    fs_outline o = fs_outline_default();
+    o.dtype = o.hidden_dtype = FS_BF16;
+    call_of_outline(&c, &o, 0);
+    c.batch.all.top_k = OUTLINE_V, c.batch.counts = c.counts;
+    c.batch.watch_offset = c.offset, c.result.top_token = c.top;
+    assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_INTERNAL);
+    c.batch.all.top_k = OUTLINE_V - 1;
+    assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_UNSUPPORTED);
+    fs_context_destroy(context);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_cuda_backend_is_there_when_it_is_asked_for),
         cmocka_unit_test(work_memory_is_refused_by_a_backend_that_takes_none),
+        cmocka_unit_test(calls_are_refused_in_the_words_of_the_answer),
+        cmocka_unit_test(cuda_does_plain_and_grouped_rows),
+        cmocka_unit_test(rules_that_are_said_to_be_absent_are_no_reason_to_refuse),
+        cmocka_unit_test(what_changes_nothing_is_no_reason_to_refuse),
     };
     return cmocka_run_group_tests_name("backend", tests, NULL, NULL);
 }

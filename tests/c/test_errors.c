@@ -123,8 +123,8 @@ static void what_is_not_there_yet_says_so(void **state) {
     (void)state;
     fixture f;
     make(&f);
-    f.head.dtype = 16;
-    refused(&f, FS_ERR_UNSUPPORTED, "head.dtype", "quantised");
+    f.head.dtype = FS_Q6_K;
+    refused(&f, FS_ERR_UNSUPPORTED, "head.dtype", "FS_Q6_K weights are not supported yet");
     fs_options options = fs_options_default();
     options.backend = FS_BACKEND_CUDA;
     fs_context *context = NULL;

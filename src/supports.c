@@ -1,0 +1,133 @@
+/* supports.c - what a backend can do: a call in outline, and the words of the tables for what it does not. */
+#include "check.h"
+
+#include "core/ask.h"
+
+const char *fs_first_lack(const fs_lack *table, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (table[i].asked) return table[i].words;
+    return NULL;
+}
+
+const char *fs_quantised_lack(int32_t dtype) {
+#define FS_QUANTISED(name)                                                                                             \
+    { dtype == name, #name " weights are not supported yet by any backend" }
+    const fs_lack table[] = {
+        FS_QUANTISED(FS_FP8_E4M3), FS_QUANTISED(FS_INT8), FS_QUANTISED(FS_INT4), FS_QUANTISED(FS_NVFP4),
+        FS_QUANTISED(FS_Q8_0),     FS_QUANTISED(FS_Q5_K), FS_QUANTISED(FS_Q6_K),
+    };
+#undef FS_QUANTISED
+    return fs_first_lack(table, sizeof table / sizeof table[0]);
+}
+
+/* What no backend does, then what this one does not. The online groups are chosen in order over the whole vocabulary. */
+static const char *lack_of(const fs_backend *backend, const fs_outline *o) {
+    const char *words = o->dtype == FS_F32 ? NULL : fs_quantised_lack(o->dtype);
+    if (words) return words;
+    if (o->call != FS_CALL_SAMPLE && o->mode == FS_MODE_GROUP_ONLINE)
+        return "FS_MODE_GROUP_ONLINE has no partial form; use FS_MODE_GROUP_PARALLEL";
+    return backend->lacks ? backend->lacks(o) : NULL;
+}
+
+/* ---------------------------------------------------------------------------------------------------- a call ---- */
+
+/* Rules that a row may use. */
+static uint32_t rules_of(const fs_head *h, const fs_batch *b) {
+    const fs_slot_values *all = &b->all;
+    const int top_k = b->top_k || (all->top_k > 0 && all->top_k < head_vocab(h));
+    const int counted = b->seen || b->counts || b->count_offset;
+    const int priced = b->repetition || b->frequency || b->presence || all->repetition != 1.0f ||
+                       all->frequency != 0.0f || all->presence != 0.0f;
+    uint32_t rules = 0;
+    if (top_k) rules |= FS_RULE_TOP_K;
+    if (b->top_p || all->top_p < 1.0f) rules |= FS_RULE_TOP_P;
+    if (b->min_p || all->min_p > 0.0f) rules |= FS_RULE_MIN_P;
+    if (b->allow) rules |= FS_RULE_ALLOW;
+    if (b->edit_offset || b->edit_count) rules |= FS_RULE_EDITS;
+    if (counted && priced) rules |= FS_RULE_PENALTIES;
+    return rules & ~b->limits.absent;
+}
+
+static uint32_t results_of(const fs_result *r) {
+    uint32_t results = 0;
+    if (r->score) results |= FS_RESULT_SCORE;
+    if (r->max_logit) results |= FS_RESULT_MAX_LOGIT;
+    if (r->log_z) results |= FS_RESULT_LOG_Z;
+    if (r->logit) results |= FS_RESULT_LOGIT;
+    if (r->logprob) results |= FS_RESULT_LOGPROB;
+    if (r->rank) results |= FS_RESULT_RANK;
+    if (r->top_count && (r->top_token || r->top_logit || r->top_logprob)) results |= FS_RESULT_TOP;
+    if (r->watch_logit || r->watch_logprob) results |= FS_RESULT_WATCH;
+    return results;
+}
+
+fs_status fs_check_supported(fs_context *context, int32_t call, const fs_arguments *a) {
+    const fs_head *h = &a->head;
+    const fs_batch *b = &a->batch;
+    fs_outline o = fs_outline_default();
+    o.call = call;
+    o.kind = h->kind;
+    o.dtype = h->dtype;
+    o.hidden_dtype = b->hidden_dtype;
+    o.mode = b->mode;
+    o.noise = b->noise;
+    o.samples = b->samples;
+    o.logits = a->result.logits;
+    o.rules = rules_of(h, b);
+    o.results = results_of(&a->result);
+    o.flags = b->flags;
+    o.group_size = b->group_size;
+    const char *words = lack_of(context->backend, &o);
+    return words ? fs_fail(context, FS_ERR_UNSUPPORTED, "%s", words) : FS_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------- fs_supports ---- */
+
+/* The words are constant; the text has the value too. */
+#define FS_OUTLINE(condition, member, words)                                                                           \
+    do {                                                                                                               \
+        if (condition) break;                                                                                          \
+        *why = "outline." #member " must be " words;                                                                   \
+        return fs_fail(NULL, FS_ERR_ARGUMENT, "%s, not %lld", *why, (long long)o->member);                             \
+    } while (0)
+
+static fs_status check_outline(const fs_outline *o, const char **why) {
+    const int weights = o->kind == FS_HEAD_WEIGHTS;
+    const int grouped = o->mode == FS_MODE_GROUP_PARALLEL || o->mode == FS_MODE_GROUP_ONLINE;
+    FS_OUTLINE(o->call >= FS_CALL_SAMPLE && o->call <= FS_CALL_RANKS, call, "FS_CALL_SAMPLE (0) to FS_CALL_RANKS (2)");
+    FS_OUTLINE(weights || o->kind == FS_HEAD_LOGITS, kind, "FS_HEAD_WEIGHTS (0) or FS_HEAD_LOGITS (1)");
+    FS_OUTLINE(is_float_type(o->dtype) || (weights && fs_quantised_lack(o->dtype)), dtype,
+               FS_FLOAT_WORDS ", or for weights one of fewer bits");
+    FS_OUTLINE(!weights || is_float_type(o->hidden_dtype), hidden_dtype, FS_FLOAT_WORDS);
+    FS_OUTLINE(o->mode >= FS_MODE_SAMPLE && o->mode <= FS_MODE_SCORE, mode, "FS_MODE_SAMPLE (0) to FS_MODE_SCORE (4)");
+    FS_OUTLINE(o->noise == FS_NOISE_EXACT || o->noise == FS_NOISE_FAST, noise,
+               "FS_NOISE_EXACT (0) or FS_NOISE_FAST (1)");
+    FS_OUTLINE(o->samples >= 1 && o->samples <= FS_SAMPLES_MOST, samples, "1 to 1024");
+    FS_OUTLINE(!grouped || o->samples == 1, samples, "1 in group modes");
+    FS_OUTLINE(o->logits >= FS_LOGITS_RAW && o->logits <= FS_LOGITS_CUT, logits,
+               "FS_LOGITS_RAW (0) to FS_LOGITS_CUT (2)");
+    FS_OUTLINE((o->rules & ~FS_RULES_KNOWN) == 0, rules, "of the bits FS_RULE_... (0x3f)");
+    FS_OUTLINE(!grouped || (o->rules & FS_RULES_CUT) == 0, rules, "without cuts in group modes");
+    FS_OUTLINE((o->results & ~FS_RESULTS_KNOWN) == 0, results, "of the bits FS_RESULT_... (0xff)");
+    FS_OUTLINE((o->flags & ~FS_FLAGS_KNOWN) == 0, flags, "of the bits of batch.flags (0xff)");
+    FS_OUTLINE(o->reserved == 0, reserved, "0");
+    FS_OUTLINE(!grouped || o->call != FS_CALL_SAMPLE || (o->group_size >= 1 && o->group_size < FS_TOKEN_LIMIT),
+               group_size, "1 to 16777215 in group modes");
+    return FS_OK;
+}
+
+fs_status fs_supports(int32_t kind, const fs_outline *given, const char **why) {
+    const char *words;
+    fs_outline outline;
+    if (!why) why = &words;
+    *why = "outline is not one this version knows: start from fs_outline_default()";
+    FS_COPY(NULL, outline, given, &outline, group_size);
+    FS_TRY(check_outline(&outline, why));
+    const fs_backend *backend;
+    const fs_status found = fs_backend_find(kind, &backend, why);
+    if (found != FS_OK) return fs_fail(NULL, found, "%s; backend is %d", *why, kind);
+    *why = lack_of(backend, &outline);
+    if (*why) return fs_fail(NULL, FS_ERR_UNSUPPORTED, "%s", *why);
+    *why = "";
+    return FS_OK;
+}
