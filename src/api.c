@@ -3,6 +3,7 @@
 
 #include "core/accept.h"
 #include "core/noise.h"
+#include "core/key.h"
 #include "dist/dist.h"
 
 #include <stdlib.h>
@@ -102,6 +103,8 @@ fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *ba
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
     FS_TRY(fs_check_call(context, FS_CALL_SAMPLE, head, batch, result, 1, &a));
     FS_TRY(fs_check_tokens(context, &a));
+    FS_REQUIRE(context, a.batch.group_size || !is_group_mode(a.batch.mode),
+               "batch.group_size is 0, must be 1 to %lld in group modes", (long long)FS_TOKEN_LIMIT - 1);
     FS_TRY(context->backend->sample(context, &a.head, &a.batch, &a.result));
     copy_counters(&a.result, result);
     return FS_OK;
@@ -117,6 +120,7 @@ fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch 
     if (!context->backend->work_size)
         return fs_fail(context, FS_ERR_UNSUPPORTED, "fs_work_size is not supported by the %s backend",
                        context->backend->name);
+    if (a.batch.group_size == 0) a.batch.group_size = FS_TOKEN_LIMIT - 1; /* of fs_partial, where a part is one group */
     FS_TRY(context->backend->work_size(context, &a.head, &a.batch, &a.result, sizes));
     if (bytes) *bytes = sizes[0];
     if (every) *every = sizes[1];
@@ -184,13 +188,13 @@ fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_h
 
 fs_status fs_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
                     const void *target, int32_t *accepted) {
-    FS_REQUIRE(context, dtype == FS_I32 || dtype == FS_I64, "dtype is %d, must be FS_I32 (8) or FS_I64 (9)", dtype);
-    FS_REQUIRE(context, sequences >= 0, "sequences is %lld, must not be negative", (long long)sequences);
-    FS_REQUIRE(context, k >= 0 && k < INT32_MAX, "k is %lld, must be 0 to %d", (long long)k, INT32_MAX - 1);
+    FS_TRY(fs_check_accept(context, dtype, sequences, k, draft, target, accepted));
     if (sequences == 0) return FS_OK;
-    FS_REQUIRE(context, target && accepted && (draft || k == 0), "draft, target or accepted is NULL");
     if (context && context->backend->accept)
         return context->backend->accept(context, dtype, sequences, k, draft, target, accepted);
+    if (context && !context->backend->host_arrays)
+        return fs_fail(context, FS_ERR_UNSUPPORTED, "fs_accept is not supported by the %s backend",
+                       context->backend->name);
     for (int64_t s = 0; s < sequences; s++) accepted[s] = (int32_t)accept_count(dtype, k, s, draft, target);
     return FS_OK;
 }

@@ -22,12 +22,45 @@ fs_status fs_copy_struct(fs_context *context, const char *name, const void *from
             return fs_fail(context, FS_ERR_UNSUPPORTED,
                            "%s.size is %zu and byte %zu is set: a member this version (%s, %zu bytes) does not know",
                            name, size, i, fs_version_text(), ours);
-    memset(to, 0, ours);
+    if (size < ours) memset((char *)to + size, 0, ours - size);
     memcpy(to, from, size < ours ? size : ours);
     return FS_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------------ head ---- */
+
+/* `count` rows of at least `packed` bytes, this stride apart, in elements of so many bytes. */
+static fs_status check_stride(fs_context *context, const char *name, int64_t stride, int64_t element, int64_t packed,
+                              int64_t count) {
+    FS_REQUIRE(context, stride == 0 || (stride >= packed && stride % element == 0),
+               "%s is %lld bytes, must be 0 or a multiple of %lld and at least %lld", name, (long long)stride,
+               (long long)element, (long long)packed);
+    const int64_t apart = stride ? stride : packed;
+    int64_t bytes;
+    FS_REQUIRE(context, !__builtin_mul_overflow(apart, count, &bytes),
+               "%s is %lld bytes, and %lld times that is more than 2^63 - 1", name, (long long)apart, (long long)count);
+    return FS_OK;
+}
+
+/* What only weights in fewer bits have. */
+static fs_status check_unquantised(fs_context *context, const fs_head *h) {
+    const struct {
+        const char *name;
+        int64_t value;
+    } zero[] = {{"weight_scale_dtype", h->weight_scale_dtype},
+                {"weight_scale", (int64_t)(intptr_t)h->weight_scale},
+                {"weight_zero", (int64_t)(intptr_t)h->weight_zero},
+                {"weight_scale_stride", h->weight_scale_stride},
+                {"weight_zero_dtype", h->weight_zero_dtype},
+                {"group", h->group},
+                {"group_rows", h->group_rows}};
+    for (size_t i = 0; i < sizeof zero / sizeof zero[0]; i++)
+        FS_REQUIRE(context, zero[i].value == 0, "head.%s is %lld, must be 0 for FS_F32, FS_F16 and FS_BF16",
+                   zero[i].name, (long long)zero[i].value);
+    FS_REQUIRE(context, h->weight_scale_all == 0.0f,
+               "head.weight_scale_all is %g, must be 0 for FS_F32, FS_F16 and FS_BF16", (double)h->weight_scale_all);
+    return FS_OK;
+}
 
 /* `reads`: its data are. */
 static fs_status check_head(fs_context *context, const fs_head *h, int reads) {
@@ -41,20 +74,17 @@ static fs_status check_head(fs_context *context, const fs_head *h, int reads) {
     FS_REQUIRE(context, h->rows >= 0 && h->rows < FS_TOKEN_LIMIT, "head.rows is %lld, must be 0 to %lld",
                (long long)h->rows, (long long)FS_TOKEN_LIMIT - 1);
     FS_REQUIRE(context, h->first_token >= 0 && h->first_token < FS_TOKEN_LIMIT - h->rows,
-               "head.first_token is %lld: first_token + rows must be below %lld", (long long)h->first_token,
-               (long long)FS_TOKEN_LIMIT);
+               "head.first_token is %lld, must be 0 to %lld for %lld rows", (long long)h->first_token,
+               (long long)(FS_TOKEN_LIMIT - 1 - h->rows), (long long)h->rows);
     FS_REQUIRE(context, h->vocab >= 0 && h->vocab < FS_TOKEN_LIMIT, "head.vocab is %lld, must be 0 (all rows) to %lld",
                (long long)h->vocab, (long long)FS_TOKEN_LIMIT - 1);
     const int64_t bytes = dtype_bytes(h->dtype);
     const int64_t columns = h->kind == FS_HEAD_WEIGHTS ? h->dim : h->rows;
     FS_REQUIRE(context, h->kind == FS_HEAD_LOGITS || (h->dim > 0 && h->dim <= INT32_MAX),
                "head.dim is %lld, must be 1 to %d", (long long)h->dim, INT32_MAX);
-    FS_REQUIRE(context, h->stride == 0 || (h->stride >= columns * bytes && h->stride % bytes == 0),
-               "head.stride is %lld bytes, must be 0 or a multiple of %lld and at least %lld", (long long)h->stride,
-               (long long)bytes, (long long)(columns * bytes));
+    FS_TRY(check_stride(context, "head.stride", h->stride, bytes, columns * bytes,
+                        h->kind == FS_HEAD_WEIGHTS ? h->rows : FS_ROWS_MOST));
     FS_REQUIRE(context, !reads || h->rows == 0 || h->data, "head.data is NULL");
-    FS_REQUIRE(context, (uintptr_t)h->data % (size_t)bytes == 0, "head.data is %p, must be %lld-byte aligned", h->data,
-               (long long)bytes);
     FS_REQUIRE(context, is_float_type(h->round), "head.round is %d, must be " FS_FLOAT_WORDS, h->round);
     FS_REQUIRE(context, fabsf(h->scale) < INFINITY && fabsf(h->post_scale) < INFINITY,
                "head.scale is %g and head.post_scale is %g, must be finite", (double)h->scale, (double)h->post_scale);
@@ -62,13 +92,13 @@ static fs_status check_head(fs_context *context, const fs_head *h, int reads) {
                "head.softcap is %g, must be 0 (none) or positive and finite", (double)h->softcap);
     FS_REQUIRE(context, (h->flags & ~FS_HEAD_CONSTANT) == 0, "head.flags is 0x%x, known is FS_HEAD_CONSTANT (1)",
                h->flags);
-    return FS_OK;
+    return check_unquantised(context, h);
 }
 
 /* ----------------------------------------------------------------------------------------------------- batch ---- */
 
 /* `reads`: the hidden states are. */
-static fs_status check_batch(fs_context *context, int32_t call, const fs_head *h, const fs_batch *b, int reads) {
+static fs_status check_batch(fs_context *context, const fs_head *h, const fs_batch *b, int reads) {
     const int64_t vocab = head_vocab(h), words = (vocab + 31) / 32 * 4;
     FS_REQUIRE(context, b->rows >= 0 && b->rows <= FS_ROWS_MOST, "batch.rows is %lld, must be 0 to %lld",
                (long long)b->rows, (long long)FS_ROWS_MOST);
@@ -87,35 +117,27 @@ static fs_status check_batch(fs_context *context, int32_t call, const fs_head *h
                    b->hidden_dtype);
         const int64_t bytes = dtype_bytes(b->hidden_dtype);
         FS_REQUIRE(context, !reads || b->hidden, "batch.hidden is NULL");
-        FS_REQUIRE(context, (uintptr_t)b->hidden % (size_t)bytes == 0, "batch.hidden is %p, must be %lld-byte aligned",
-                   b->hidden, (long long)bytes);
-        FS_REQUIRE(context,
-                   b->hidden_stride == 0 || (b->hidden_stride >= h->dim * bytes && b->hidden_stride % bytes == 0),
-                   "batch.hidden_stride is %lld bytes, must be 0 or a multiple of %lld and at least %lld",
-                   (long long)b->hidden_stride, (long long)bytes, (long long)(h->dim * bytes));
+        FS_TRY(check_stride(context, "batch.hidden_stride", b->hidden_stride, bytes, h->dim * bytes, b->rows));
     }
-    const int grouped = b->mode == FS_MODE_GROUP_PARALLEL || b->mode == FS_MODE_GROUP_ONLINE;
+    const int grouped = is_group_mode(b->mode);
     FS_REQUIRE(context, !grouped || b->samples == 1, "batch.samples is %d, group modes draw 1", b->samples);
-    FS_REQUIRE(context, !grouped || call != FS_CALL_SAMPLE || (b->group_size >= 1 && b->group_size < FS_TOKEN_LIMIT),
+    FS_REQUIRE(context, !grouped || (b->group_size >= 0 && b->group_size < FS_TOKEN_LIMIT),
                "batch.group_size is %lld, must be 1 to %lld in group modes", (long long)b->group_size,
                (long long)FS_TOKEN_LIMIT - 1);
     FS_REQUIRE(context, b->slots >= 0 && b->slots <= INT32_MAX, "batch.slots is %lld, must be 0 (rows) to %d",
                (long long)b->slots, INT32_MAX);
-    FS_REQUIRE(context, b->allow_stride == 0 || (b->allow_stride >= words && b->allow_stride % 4 == 0),
-               "batch.allow_stride is %lld bytes, must be 0 or a multiple of 4 and at least %lld",
-               (long long)b->allow_stride, (long long)words);
     FS_REQUIRE(context, b->masks >= 0, "batch.masks is %lld, must be 0 (not said) or more", (long long)b->masks);
-    FS_REQUIRE(context, b->seen_stride == 0 || (b->seen_stride >= words && b->seen_stride % 4 == 0),
-               "batch.seen_stride is %lld bytes, must be 0 or a multiple of 4 and at least %lld",
-               (long long)b->seen_stride, (long long)words);
-    FS_REQUIRE(context, b->counts_stride == 0 || (b->counts_stride >= vocab * 4 && b->counts_stride % 4 == 0),
-               "batch.counts_stride is %lld bytes, must be 0 or a multiple of 4 and at least %lld",
-               (long long)b->counts_stride, (long long)vocab * 4);
+    /* A mask's index is an int32, where it is not the row's. */
+    const int64_t masks = b->masks ? b->masks : b->allow_index ? INT32_MAX : b->rows;
+    const int64_t slots = b->slots ? b->slots : b->rows;
+    FS_TRY(check_stride(context, "batch.allow_stride", b->allow_stride, 4, words, masks));
+    FS_TRY(check_stride(context, "batch.seen_stride", b->seen_stride, 4, words, slots));
+    FS_TRY(check_stride(context, "batch.counts_stride", b->counts_stride, 4, vocab * 4, slots));
     FS_REQUIRE(context, !b->counts || !b->count_offset, "batch.counts and batch.count_offset are both given; take one");
     FS_REQUIRE(context, b->mode != FS_MODE_SCORE || b->given || b->rows == 0, "batch.given is NULL in score mode");
     FS_REQUIRE(context, b->list_capacity >= 0 && b->list_capacity < FS_TOKEN_LIMIT,
                "batch.list_capacity is %d, must be 0 to %lld", b->list_capacity, (long long)FS_TOKEN_LIMIT - 1);
-    return context->backend->host_arrays ? fs_check_host_arrays(context, b, vocab) : FS_OK;
+    return check_stride(context, "batch.edit_stride", b->edit_stride, 4, 0, slots);
 }
 
 /* ---------------------------------------------------------------------------------------------------- result ---- */
@@ -127,10 +149,19 @@ static fs_status check_result(fs_context *context, const fs_batch *b, const fs_r
                r->logits);
     FS_REQUIRE(context, r->top_count >= 0 && r->top_count <= FS_TOP_MOST, "result.top_count is %d, must be 0 to %d",
                r->top_count, FS_TOP_MOST);
+    FS_REQUIRE(context, r->reserved == 0, "result.reserved is %d, must be 0", r->reserved);
     int watch = r->watch_logit || r->watch_logprob;
     FS_REQUIRE(context, !watch || b->watch_offset,
                "result.watch_logit or watch_logprob is given, but batch.watch_offset is NULL");
     return FS_OK;
+}
+
+/* Stored logits have none: what the caller left there is not looked at, here or later. */
+static void ignore_hidden(fs_arguments *a) {
+    a->head.dim = 0;
+    a->batch.hidden = NULL;
+    a->batch.hidden_dtype = FS_F32;
+    a->batch.hidden_stride = 0;
 }
 
 /* W is looked at even for no rows. */
@@ -139,10 +170,13 @@ fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, 
     FS_COPY(context, head, head, &a->head, weight_scale_all);
     FS_COPY(context, batch, batch, &a->batch, limits);
     FS_COPY(context, result, result, &a->result, wire_bytes);
+    if (a->head.kind == FS_HEAD_LOGITS) ignore_hidden(a);
     const int rows = a->batch.rows != 0;
     FS_TRY(check_head(context, &a->head, computes && (rows || a->head.kind == FS_HEAD_WEIGHTS)));
-    FS_TRY(check_batch(context, call, &a->head, &a->batch, computes && rows));
+    FS_TRY(check_batch(context, &a->head, &a->batch, computes && rows));
     FS_TRY(check_result(context, &a->batch, &a->result));
+    FS_TRY(fs_check_pointers(context, a));
+    if (context->backend->host_arrays) FS_TRY(fs_check_host_arrays(context, &a->batch, head_vocab(&a->head)));
     return fs_check_supported(context, call, a);
 }
 
@@ -163,6 +197,9 @@ fs_status fs_check_options(const fs_options *o) {
     FS_REQUIRE(NULL, !o->work || (uintptr_t)o->work % 64 == 0, "options.work is %p, must be 64-byte aligned", o->work);
     FS_REQUIRE(NULL, o->work || o->work_bytes == 0, "options.work_bytes is %zu but options.work is NULL",
                o->work_bytes);
+    FS_REQUIRE(NULL, (o->flags & ~FS_CHECK_POINTERS) == 0, "options.flags is 0x%x, known is FS_CHECK_POINTERS (1)",
+               o->flags);
+    FS_REQUIRE(NULL, o->reserved == 0, "options.reserved is %d, must be 0", o->reserved);
     return FS_OK;
 }
 
@@ -171,5 +208,6 @@ fs_status fs_check_ranks(fs_context *context, const fs_ranks *r) {
     FS_REQUIRE(context, r->rank >= 0 && r->rank < r->count, "ranks.rank is %d, must be 0 to %d", r->rank, r->count - 1);
     FS_REQUIRE(context, r->all_max && r->all_gather, "ranks.all_max or all_gather is NULL");
     FS_REQUIRE(context, r->device == 0 || r->device == 1, "ranks.device is %d, must be 0 or 1", r->device);
+    FS_REQUIRE(context, r->reserved == 0, "ranks.reserved is %d, must be 0", r->reserved);
     return FS_OK;
 }

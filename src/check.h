@@ -34,6 +34,10 @@ static inline int is_float_type(int32_t dtype) {
 /* The words for weights in a dtype of fewer bits; NULL: it is none. */
 const char *fs_quantised_lack(int32_t dtype);
 
+static inline int is_group_mode(int32_t mode) {
+    return mode == FS_MODE_GROUP_PARALLEL || mode == FS_MODE_GROUP_ONLINE;
+}
+
 /* A call's structs, copied and checked. */
 typedef struct fs_arguments {
     fs_head head;
@@ -46,8 +50,11 @@ fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, 
                         const fs_result *result, int computes, fs_arguments *a);
 /* Of a call that draws. */
 fs_status fs_check_tokens(fs_context *context, const fs_arguments *a);
+fs_status fs_check_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
+                          const void *target, const int32_t *accepted);
 /* Whether the backend does this call of arguments that are valid. */
 fs_status fs_check_supported(fs_context *context, int32_t call, const fs_arguments *a);
+fs_status fs_check_pointers(fs_context *context, const fs_arguments *a);
 fs_status fs_check_host_arrays(fs_context *context, const fs_batch *batch, int64_t vocab);
 
 #endif

@@ -30,7 +30,7 @@ fs_status fs_check_host_arrays(fs_context *context, const fs_batch *b, int64_t v
                    "batch.count_value is NULL");
     }
     if (b->watch_offset) FS_TRY(check_sparse(context, "watch", b->watch_offset, b->watch_token, b->rows, vocab));
-    if (b->mode != FS_MODE_GROUP_PARALLEL && b->mode != FS_MODE_GROUP_ONLINE) return FS_OK;
+    if (!is_group_mode(b->mode)) return FS_OK;
     for (int64_t i = 0; i < b->rows; i++) {
         fs_rules rules = rules_of_row(b, vocab, i);
         FS_REQUIRE(context, !rules_cut(&rules), "row %lld has top_k %d, top_p %g or min_p: group modes take no cuts",

@@ -93,7 +93,7 @@ fs_status fs_check_supported(fs_context *context, int32_t call, const fs_argumen
 
 static fs_status check_outline(const fs_outline *o, const char **why) {
     const int weights = o->kind == FS_HEAD_WEIGHTS;
-    const int grouped = o->mode == FS_MODE_GROUP_PARALLEL || o->mode == FS_MODE_GROUP_ONLINE;
+    const int grouped = is_group_mode(o->mode);
     FS_OUTLINE(o->call >= FS_CALL_SAMPLE && o->call <= FS_CALL_RANKS, call, "FS_CALL_SAMPLE (0) to FS_CALL_RANKS (2)");
     FS_OUTLINE(weights || o->kind == FS_HEAD_LOGITS, kind, "FS_HEAD_WEIGHTS (0) or FS_HEAD_LOGITS (1)");
     FS_OUTLINE(is_float_type(o->dtype) || (weights && fs_quantised_lack(o->dtype)), dtype,
@@ -111,8 +111,8 @@ static fs_status check_outline(const fs_outline *o, const char **why) {
     FS_OUTLINE((o->results & ~FS_RESULTS_KNOWN) == 0, results, "of the bits FS_RESULT_... (0xff)");
     FS_OUTLINE((o->flags & ~FS_FLAGS_KNOWN) == 0, flags, "of the bits of batch.flags (0xff)");
     FS_OUTLINE(o->reserved == 0, reserved, "0");
-    FS_OUTLINE(!grouped || o->call != FS_CALL_SAMPLE || (o->group_size >= 1 && o->group_size < FS_TOKEN_LIMIT),
-               group_size, "1 to 16777215 in group modes");
+    FS_OUTLINE(!grouped || (o->group_size >= (o->call == FS_CALL_SAMPLE) && o->group_size < FS_TOKEN_LIMIT), group_size,
+               "1 to 16777215 in group modes");
     return FS_OK;
 }
 

@@ -1,0 +1,104 @@
+/* check_pointers.c - whether pointers are aligned to their elements: on CUDA one that is not ends the process's use of the device. */
+#include "check.h"
+
+typedef struct member {
+    const char *name;
+    size_t at, dtype_at; /* in fs_arguments: the pointer, and where its elements have a dtype that */
+    size_t alignment;    /* 0: by the dtype */
+} member;
+
+#define FIXED(name, bytes)                                                                                             \
+    { #name, offsetof(fs_arguments, name), 0, bytes }
+#define TYPED(name)                                                                                                    \
+    { #name, offsetof(fs_arguments, name), offsetof(fs_arguments, name##_dtype), 0 }
+
+static const member table[] = {
+    {"head.data", offsetof(fs_arguments, head.data), offsetof(fs_arguments, head.dtype), 0},
+    FIXED(head.bias, 4),
+    TYPED(batch.hidden),
+    TYPED(batch.slot),
+    FIXED(batch.position, 8),
+    FIXED(batch.temperature, 4),
+    FIXED(batch.top_k, 4),
+    FIXED(batch.top_p, 4),
+    FIXED(batch.min_p, 4),
+    FIXED(batch.seed, 8),
+    FIXED(batch.stream, 4),
+    FIXED(batch.repetition, 4),
+    FIXED(batch.frequency, 4),
+    FIXED(batch.presence, 4),
+    FIXED(batch.allow, 4),
+    FIXED(batch.allow_index, 4),
+    FIXED(batch.edit_offset, 8),
+    FIXED(batch.edit_count, 4),
+    FIXED(batch.edit_token, 4),
+    FIXED(batch.edit_bias, 4),
+    FIXED(batch.seen, 4),
+    FIXED(batch.counts, 4),
+    FIXED(batch.count_offset, 8),
+    FIXED(batch.count_token, 4),
+    FIXED(batch.count_value, 4),
+    FIXED(batch.given, 4),
+    FIXED(batch.watch_offset, 8),
+    FIXED(batch.watch_token, 4),
+    TYPED(result.tokens),
+    FIXED(result.status, 4),
+    FIXED(result.score, 4),
+    FIXED(result.max_logit, 4),
+    FIXED(result.log_z, 4),
+    FIXED(result.logit, 4),
+    FIXED(result.logprob, 4),
+    FIXED(result.rank, 4),
+    FIXED(result.top_token, 4),
+    FIXED(result.top_logit, 4),
+    FIXED(result.top_logprob, 4),
+    FIXED(result.watch_logit, 4),
+    FIXED(result.watch_logprob, 4),
+};
+
+#define FS_ALIGNED_TEXT "%s is %p, must be %zu-byte aligned"
+
+static size_t bytes_of(int32_t dtype) {
+    return dtype == FS_I64 ? 8 : dtype == FS_F16 || dtype == FS_BF16 ? 2 : 4;
+}
+
+static int32_t dtype_at(const char *base, size_t at) {
+    int32_t dtype;
+    memcpy(&dtype, base + at, sizeof dtype);
+    return dtype;
+}
+
+fs_status fs_check_pointers(fs_context *context, const fs_arguments *a) {
+    const char *base = (const char *)a;
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        const member *m = &table[i];
+        uintptr_t address;
+        memcpy(&address, base + m->at, sizeof address);
+        const size_t alignment = m->alignment ? m->alignment : bytes_of(dtype_at(base, m->dtype_at));
+        FS_REQUIRE(context, (address & (alignment - 1)) == 0, FS_ALIGNED_TEXT, m->name, (const void *)address,
+                   alignment);
+    }
+    return FS_OK;
+}
+
+fs_status fs_check_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
+                          const void *target, const int32_t *accepted) {
+    FS_REQUIRE(context, dtype == FS_I32 || dtype == FS_I64, "dtype is %d, must be FS_I32 (8) or FS_I64 (9)", dtype);
+    const size_t bytes = bytes_of(dtype);
+    FS_REQUIRE(context, k >= 0 && k < INT32_MAX, "k is %lld, must be 0 to %d", (long long)k, INT32_MAX - 1);
+    const int64_t most = INT64_MAX / (int64_t)bytes / (k + 1);
+    FS_REQUIRE(context, sequences >= 0 && sequences <= most, "sequences is %lld, must be 0 to %lld for k = %lld",
+               (long long)sequences, (long long)most, (long long)k);
+    const struct {
+        const char *name;
+        const void *pointer;
+        size_t alignment;
+        int needed;
+    } arrays[] = {{"draft", draft, bytes, k > 0}, {"target", target, bytes, 1}, {"accepted", accepted, 4, 1}};
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
+        FS_REQUIRE(context, arrays[i].pointer || !arrays[i].needed || sequences == 0, "%s is NULL", arrays[i].name);
+        FS_REQUIRE(context, (uintptr_t)arrays[i].pointer % arrays[i].alignment == 0, FS_ALIGNED_TEXT, arrays[i].name,
+                   arrays[i].pointer, arrays[i].alignment);
+    }
+    return FS_OK;
+}
