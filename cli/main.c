@@ -27,7 +27,7 @@ static int help(void) {
            "Environment, each to force a choice; what does not exist or does not run here is an error:\n"
            "  FLASHSAMPLING_BACKEND    cpu, cuda, reference\n"
            "  FLASHSAMPLING_ISA        an instruction set of the CPU; info --isa-list names those that run here\n"
-           "  FLASHSAMPLING_NODES      off, or the folder memory nodes are read from\n"
+           "  FLASHSAMPLING_NODES      on: threads keep to memory nodes; off (default); or a folder of nodes\n"
            "  FLASHSAMPLING_CUDA_TILE  sm90 or portable, with :N its tile for N rows\n"
            "  FLASHSAMPLING_MPI        the transport under mpirun: openmpi, mpich, mpi, a file, none\n\n"
            "Exit codes: 0 done; 1 verification rejected; 2 wrong usage or a value out of range; 3 a file, memory,\n"

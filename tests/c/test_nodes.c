@@ -221,6 +221,25 @@ static void tokens_do_not_depend_on_nodes(void **state) {
     delete_folder();
 }
 
+static int32_t nodes_of_a_context(void) {
+    fs_context *context = open_context(FS_BACKEND_CPU, 2, 0);
+    const int32_t count = ((fs_cpu *)context->state)->nodes.count;
+    fs_context_destroy(context);
+    return count;
+}
+
+static void nodes_are_off_unless_asked_for(void **state) {
+    (void)state;
+    fs_nodes nodes;
+    fs_nodes_find("/sys/devices/system/node", &nodes);
+    assert_int_equal(nodes_of_a_context(), 0);
+    setenv("FLASHSAMPLING_NODES", "off", 1);
+    assert_int_equal(nodes_of_a_context(), 0);
+    setenv("FLASHSAMPLING_NODES", "on", 1);
+    assert_int_equal(nodes_of_a_context(), nodes.count);
+    unsetenv("FLASHSAMPLING_NODES");
+}
+
 static void a_forced_folder_without_nodes_is_an_error(void **state) {
     (void)state;
     fs_options options = fs_options_default();
@@ -230,10 +249,6 @@ static void a_forced_folder_without_nodes_is_an_error(void **state) {
     assert_int_equal(fs_context_create(&options, &context), FS_ERR_ENVIRONMENT);
     assert_null(context);
     assert_non_null(strstr(fs_error_text(NULL), "/no/such/folder"));
-    setenv("FLASHSAMPLING_NODES", "off", 1);
-    context = open_context(FS_BACKEND_CPU, 2, 0);
-    assert_int_equal(((fs_cpu *)context->state)->nodes.count, 0);
-    fs_context_destroy(context);
     unsetenv("FLASHSAMPLING_NODES");
 }
 
@@ -244,6 +259,7 @@ int main(void) {
         cmocka_unit_test(tasks_are_shared_as_cores_are),
         cmocka_unit_test(every_block_is_dealt_once_and_at_home_where_it_can_be),
         cmocka_unit_test(tokens_do_not_depend_on_nodes),
+        cmocka_unit_test(nodes_are_off_unless_asked_for),
         cmocka_unit_test(a_forced_folder_without_nodes_is_an_error),
     };
     return cmocka_run_group_tests_name("nodes", tests, NULL, NULL);
