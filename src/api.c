@@ -40,6 +40,7 @@ fs_status fs_context_create(const fs_options *given, fs_context **out) {
     *out = NULL;
     if (given) FS_COPY(NULL, options, given, &options, reserved);
     FS_TRY(fs_check_options(&options));
+    FS_TRY(fs_forks_watch());
     const fs_backend *backend = fs_backend_choose(&options, &status);
     if (!backend) return status;
     if (options.work && !backend->set_work)
@@ -50,6 +51,7 @@ fs_status fs_context_create(const fs_options *given, fs_context **out) {
     memset(&blank, 0, sizeof blank);
     blank.backend = backend;
     blank.options = options;
+    blank.forks = fs_forks;
     fs_context *context = fs_context_alloc(&blank, sizeof *context, "the context");
     if (!context) return fs_fail(NULL, FS_ERR_MEMORY, "%s", blank.error);
     *context = blank;
@@ -76,15 +78,22 @@ const char *fs_context_text(const fs_context *context) {
     return context ? context->text : "";
 }
 
-fs_status fs_context_set_stream(fs_context *context, void *stream) {
+/* What every call on a context begins with. */
+static fs_status enter(fs_context *context) {
     FS_REQUIRE(NULL, context != NULL, "context is NULL");
+    if (!fs_context_inherited(context)) return FS_OK;
+    return fs_fail(context, FS_ERR_STATE, "the context is from before a fork(): here it can only be destroyed");
+}
+
+fs_status fs_context_set_stream(fs_context *context, void *stream) {
+    FS_TRY(enter(context));
     if (!context->backend->set_stream)
         return fs_fail(context, FS_ERR_UNSUPPORTED, "the %s backend has no streams", context->backend->name);
     return context->backend->set_stream(context, stream);
 }
 
 fs_status fs_context_set_work(fs_context *context, void *memory, size_t bytes) {
-    FS_REQUIRE(NULL, context != NULL, "context is NULL");
+    FS_TRY(enter(context));
     FS_REQUIRE(context, (uintptr_t)memory % 64 == 0, "memory is %p, must be 64-byte aligned", memory);
     FS_REQUIRE(context, memory || bytes == 0, "bytes is %zu but memory is NULL", bytes);
     if (!context->backend->set_work)
@@ -100,7 +109,7 @@ static void copy_counters(const fs_result *from, fs_result *to) {
 
 fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
     fs_arguments a;
-    FS_REQUIRE(NULL, context != NULL, "context is NULL");
+    FS_TRY(enter(context));
     FS_TRY(fs_check_call(context, FS_CALL_SAMPLE, head, batch, result, 1, &a));
     FS_TRY(fs_check_tokens(context, &a));
     FS_REQUIRE(context, a.batch.group_size || !is_group_mode(a.batch.mode),
@@ -114,7 +123,7 @@ fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch 
                        size_t *bytes, size_t *every) {
     fs_arguments a;
     size_t sizes[2] = {0, 0};
-    FS_REQUIRE(NULL, context != NULL, "context is NULL");
+    FS_TRY(enter(context));
     FS_REQUIRE(context, bytes || every, "bytes and every are both NULL");
     FS_TRY(fs_check_call(context, FS_CALL_SAMPLE, head, batch, result, 1, &a));
     if (!context->backend->work_size)
@@ -130,7 +139,7 @@ fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch 
 fs_status fs_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                           size_t *bytes) {
     fs_arguments a;
-    FS_REQUIRE(NULL, context != NULL, "context is NULL");
+    FS_TRY(enter(context));
     FS_REQUIRE(context, bytes != NULL, "bytes is NULL");
     FS_TRY(fs_check_call(context, FS_CALL_PARTIAL, head, batch, result, 1, &a));
     return context->backend->partial_size(context, &a.head, &a.batch, &a.result, 0, bytes);
@@ -139,7 +148,7 @@ fs_status fs_partial_size(fs_context *context, const fs_head *head, const fs_bat
 fs_status fs_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                      void *part, size_t bytes) {
     fs_arguments a;
-    FS_REQUIRE(NULL, context != NULL, "context is NULL");
+    FS_TRY(enter(context));
     FS_REQUIRE(context, part != NULL, "part is NULL");
     FS_TRY(fs_check_call(context, FS_CALL_PARTIAL, head, batch, result, 1, &a));
     return context->backend->partial(context, &a.head, &a.batch, &a.result, 0, 1, part, bytes);
@@ -148,7 +157,7 @@ fs_status fs_partial(fs_context *context, const fs_head *head, const fs_batch *b
 fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                    int32_t count, fs_result *result) {
     fs_arguments a;
-    FS_REQUIRE(NULL, context != NULL, "context is NULL");
+    FS_TRY(enter(context));
     FS_TRY(fs_check_call(context, FS_CALL_PARTIAL, head, batch, result, 0, &a));
     FS_TRY(fs_check_tokens(context, &a));
     FS_REQUIRE(context, count >= 1 && count <= 65536, "count is %d, must be 1 to 65536", count);
@@ -175,7 +184,7 @@ fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_h
                           fs_result *result) {
     fs_arguments a;
     fs_ranks r;
-    FS_REQUIRE(NULL, context != NULL, "context is NULL");
+    FS_TRY(enter(context));
     FS_COPY(context, ranks, ranks, &r, error_text);
     FS_TRY(fs_check_ranks(context, &r));
     const fs_status failed = check_ranks_call(context, &r, head, batch, result, &a);
@@ -188,6 +197,7 @@ fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_h
 
 fs_status fs_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
                     const void *target, int32_t *accepted) {
+    if (context) FS_TRY(enter(context));
     FS_TRY(fs_check_accept(context, dtype, sequences, k, draft, target, accepted));
     if (sequences == 0) return FS_OK;
     if (context && context->backend->accept)

@@ -1,6 +1,7 @@
 /* backend.c - where a backend is chosen: one table, one loop, best first. */
 #include "backend.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,6 +52,24 @@ const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status
         *status = fs_fail(NULL, FS_ERR_ARGUMENT, "options.backend is %d, not one of FS_BACKEND_... (0 to 3)",
                           options->backend);
     return NULL;
+}
+
+unsigned fs_forks;
+static int watch_error;
+
+static void count_fork(void) {
+    fs_forks++; /* in the child, which has one thread yet */
+}
+
+static void watch_forks(void) {
+    watch_error = pthread_atfork(NULL, NULL, count_fork);
+}
+
+fs_status fs_forks_watch(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    if (!watch_error) return FS_OK;
+    return fs_fail(NULL, FS_ERR_MEMORY, "pthread_atfork failed: %s", strerror(watch_error));
 }
 
 void *fs_context_alloc(fs_context *context, size_t bytes, const char *what) {

@@ -53,6 +53,7 @@ struct fs_context {
     const fs_backend *backend;
     void *state;
     fs_options options;
+    unsigned forks; /* fs_forks when it was created */
     void *exchange; /* src/dist: memory for what ranks send each other, grown as needed */
     size_t exchange_bytes;
     struct { /* src/dist: the shard that was last found to make a vocabulary with those of the other ranks */
@@ -68,6 +69,14 @@ const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status
 
 /* The backend of this kind; else FS_ERR_UNSUPPORTED, if it is not in this build, or FS_ERR_ARGUMENT, and constant words. */
 fs_status fs_backend_find(int32_t kind, const fs_backend **backend, const char **why);
+
+/* Forks between the process that loaded the library and this one, counted from the first fs_forks_watch() on. */
+extern unsigned fs_forks;
+fs_status fs_forks_watch(void);
+/* Whether this process has the context by fork(): without its threads, and with locks as they were held. */
+static inline int fs_context_inherited(const fs_context *context) {
+    return context->forks != fs_forks;
+}
 
 /* The context's allocator. fs_context_alloc fails with FS_ERR_MEMORY and a text that says for what. */
 void *fs_context_alloc(fs_context *context, size_t bytes, const char *what);

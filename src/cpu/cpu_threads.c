@@ -157,12 +157,15 @@ failed:
 
 void fs_threads_stop(fs_context *context, fs_threads *pool) {
     if (!pool) return;
-    atomic_store(&pool->stop, 1);
-    start_generation(pool);
-    for (int32_t i = 0; i < pool->workers; i++) pthread_join(pool->worker[i], NULL);
-    pthread_mutex_destroy(&pool->mutex);
-    pthread_cond_destroy(&pool->wake);
-    pthread_cond_destroy(&pool->done);
+    if (!fs_context_inherited(
+            context)) { /* else the workers are another process's, and whoever waits there is waited for here */
+        atomic_store(&pool->stop, 1);
+        start_generation(pool);
+        for (int32_t i = 0; i < pool->workers; i++) pthread_join(pool->worker[i], NULL);
+        pthread_mutex_destroy(&pool->mutex);
+        pthread_cond_destroy(&pool->wake);
+        pthread_cond_destroy(&pool->done);
+    }
     fs_context_free(context, pool->worker);
     fs_context_free(context, pool);
 }
