@@ -43,13 +43,10 @@ def make_multinomial(bench, logits):
 
 
 def make_b1(bench, logits):
-    try:
-        run = bench.draw(bench.fs.Head(logits=logits), None, 1.0)
-        run()
-    except bench.fs.Error as error:
-        if error.name != "unsupported":
-            raise
-        raise Absent(error.text) from None
+    done, why = bench.fs.supports("cuda", kind="logits", dtype="bf16")
+    if not done:
+        raise Absent(why)
+    run = bench.draw(bench.fs.Head(logits=logits), None, 1.0)
     return lambda: run().tokens, ""
 
 

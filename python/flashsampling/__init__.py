@@ -12,9 +12,9 @@ The meaning of every rule is in the C header, flashsampling.h; names are the sam
 from ._arrays import Pointer, from_bf16, pack_bits, to_bf16
 from ._c import Flag, Row
 from ._call import Batch, Head, Result
-from ._context import Context, Error, accept, noise_gumbel, noise_id, seed_spread, version
+from ._context import Context, Error, accept, noise_gumbel, noise_id, seed_spread, supports, version
 
 __all__ = [
     "Batch", "Context", "Error", "Flag", "Head", "Pointer", "Result", "Row", "accept", "from_bf16", "noise_gumbel",
-    "noise_id", "pack_bits", "seed_spread", "to_bf16", "version",
+    "noise_id", "pack_bits", "seed_spread", "supports", "to_bf16", "version",
 ]

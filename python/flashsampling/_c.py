@@ -8,13 +8,16 @@ from ctypes import c_void_p
 VERSION = (0, 1)  # of the header mirrored here; before 1.0 another minor version is another interface
 
 STATUS_OK = 0
+STATUS_UNSUPPORTED = -2
 STATUS_PEER = -5
 FALLBACK_BYTES = 64 << 20  # fs_options_default
 DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "i32": 8, "i64": 9}
+QUANTISED = {"fp8_e4m3": 16, "int8": 17, "int4": 18, "nvfp4": 19, "q8_0": 32, "q5_k": 33, "q6_k": 34}
 BACKENDS = {"auto": 0, "cpu": 1, "cuda": 2, "reference": 3}
 KINDS = {"weights": 0, "logits": 1}
 MODES = {"sample": 0, "without_replacement": 1, "group_parallel": 2, "group_online": 3, "score": 4}
 NOISES = {"exact": 0, "fast": 1}
+CALLS = {"sample": 0, "partial": 1, "ranks": 2}
 LOGITS = {"raw": 0, "processed": 1, "cut": 2}
 HEAD_CONSTANT = 1
 
@@ -42,6 +45,19 @@ class Rule(enum.IntFlag):
     ALLOW = 1 << 3
     EDITS = 1 << 4
     PENALTIES = 1 << 5
+
+
+class Wanted(enum.IntFlag):
+    """OutlineStruct.results; FS_RESULT_... in the header."""
+
+    SCORE = 1 << 0
+    MAX_LOGIT = 1 << 1
+    LOG_Z = 1 << 2
+    LOGIT = 1 << 3
+    LOGPROB = 1 << 4
+    RANK = 1 << 5
+    TOP = 1 << 6
+    WATCH = 1 << 7
 
 
 class Row(enum.IntFlag):
@@ -263,6 +279,7 @@ _PROTOTYPES = {
     "fs_context_set_work": (c_int32, [c_void_p, c_void_p, c_size_t]),
     "fs_sample": (c_int32, _call),
     "fs_work_size": (c_int32, _call + [POINTER(c_size_t), POINTER(c_size_t)]),
+    "fs_supports": (c_int32, [c_int32, POINTER(OutlineStruct), POINTER(c_char_p)]),
     "fs_partial_size": (c_int32, _call + [POINTER(c_size_t)]),
     "fs_partial": (c_int32, _call + [c_void_p, c_size_t]),
     "fs_merge": (c_int32, _call[:3] + [POINTER(c_void_p), c_int32, POINTER(ResultStruct)]),

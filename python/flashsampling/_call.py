@@ -37,7 +37,7 @@ def same_memory(device, pointer, what):
     """Refuses what the backend cannot reach: it would fail far from here, or read elsewhere."""
     if device is not None and pointer.device is not None and device != pointer.device:
         names = ("host", "device")
-        raise ValueError("%s: in %s memory, the head in %s memory" % (what, names[pointer.device], names[device]))
+        raise ValueError("%s: in %s memory, expected %s memory" % (what, names[pointer.device], names[device]))
 
 
 def check_index(pointer, masks):

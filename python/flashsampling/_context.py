@@ -4,8 +4,8 @@ import threading
 from ctypes import byref
 
 from . import _c
-from ._arrays import converted, integer, is_tensor, numpy
-from ._call import Batch, Result, choice
+from ._arrays import as_pointer, converted, integer, is_tensor, numpy
+from ._call import Batch, Result, choice, same_memory
 
 
 class Error(RuntimeError):
@@ -228,14 +228,58 @@ class Context:
         return result.take(c)
 
 
-def accept(draft, target):
-    """How many leading tokens of draft [S, k] equal those of target [S, k + 1], per sequence."""
-    np = numpy()
-    draft = converted(draft, "i32", "draft", [-1, -1])
-    target = converted(target, "i32", "target", [draft.shape[0], draft.shape[1] + 1])
-    accepted = np.empty(draft.shape[0], "<i4")
-    _check(_c.library().fs_accept(None, _c.DTYPES["i32"], *draft.shape, draft.address, target.address, accepted.ctypes.data))
-    return accepted
+def accept(draft, target, *, context=None, out=None):
+    """How many leading tokens of draft [S, k] equal those of target [S, k + 1], per sequence: int32 or int64 as they lie.
+
+    In device memory with a context of "cuda" and out, int32 [S] in device memory; the call is then only queued.
+    """
+    dtypes = {str(getattr(tokens, "dtype", "")).split(".")[-1] for tokens in (draft, target)}
+    dtype = "i64" if dtypes & {"int64", "i64"} else "i32"
+    draft = converted(draft, dtype, "draft", [-1, -1])
+    target = converted(target, dtype, "target", [draft.shape[0], draft.shape[1] + 1])
+    handle = context._handle() if context else None
+    device = bool(context) and context.text.startswith("cuda")
+    out = numpy().empty(draft.shape[0], "<i4") if out is None else out
+    accepted = as_pointer(out, "out", "i32")
+    for array, name in ((draft, "draft"), (target, "target"), (accepted, "out")):
+        same_memory(device, array, name)
+    if accepted.shape != draft.shape[:1]:
+        raise ValueError("out: shape %s, expected [%d]" % (list(accepted.shape), draft.shape[0]))
+    arrays = draft.address, target.address, accepted.address
+    _check(_c.library().fs_accept(handle, _c.DTYPES[dtype], *draft.shape, *arrays), handle)
+    return out
+
+
+def _bits(kind, value, what):
+    """Bits of an IntFlag from their sum or from names."""
+    if isinstance(value, int):
+        return integer(value, "u32", what)
+    names = {name.lower(): bit for name, bit in kind.__members__.items()}
+    return sum({choice(names, name, what) for name in value})
+
+
+def supports(backend, *, call="sample", kind="weights", dtype="f32", hidden_dtype=None, mode="sample", noise="exact",
+             samples=1, logits="raw", rules=(), results=(), flags=0, group_size=0):
+    """Whether a backend does such calls, and "" or why not, in the words a call would be refused with.
+
+    Names are those of Batch, Head and Result; rules are some of "top_k", "top_p", "min_p", "allow", "edits", "penalties",
+    results of "score", "max_logit", "log_z", "logit", "logprob", "rank", "top", "watch". call is "sample", "partial" (and
+    merge) or "ranks". hidden_dtype is the head's unless it is said. Raises Error for what no backend could do.
+    """
+    hidden_dtype = hidden_dtype or (dtype if dtype in _c.DTYPES else "f32")
+    o = _c.OutlineStruct(size=ctypes.sizeof(_c.OutlineStruct))
+    o.call, o.kind = choice(_c.CALLS, call, "call"), choice(_c.KINDS, kind, "kind")
+    o.dtype = choice({**_c.DTYPES, **_c.QUANTISED}, dtype, "dtype")
+    o.hidden_dtype = choice(_c.DTYPES, hidden_dtype, "hidden_dtype")
+    o.mode, o.noise = choice(_c.MODES, mode, "mode"), choice(_c.NOISES, noise, "noise")
+    o.samples, o.logits = integer(samples, "i32", "samples"), choice(_c.LOGITS, logits, "logits")
+    o.rules, o.results = _bits(_c.Rule, rules, "rules"), _bits(_c.Wanted, results, "results")
+    o.flags, o.group_size = _bits(_c.Flag, flags, "flags"), integer(group_size, "i64", "group_size")
+    why = ctypes.c_char_p()
+    status = _c.library().fs_supports(choice(_c.BACKENDS, backend, "backend"), byref(o), byref(why))
+    if status != _c.STATUS_UNSUPPORTED:
+        _check(status)
+    return status == _c.STATUS_OK, why.value.decode()
 
 
 def noise_gumbel(seed, position, sample, stream, token):

@@ -26,10 +26,12 @@ def context():
 
 STRUCTS = {
     "fs_head": _c.HeadStruct,
+    "fs_limits": _c.Limits,
     "fs_slot_values": _c.SlotValues,
     "fs_batch": _c.BatchStruct,
     "fs_result": _c.ResultStruct,
     "fs_options": _c.OptionsStruct,
+    "fs_outline": _c.OutlineStruct,
 }
 
 
@@ -57,13 +59,15 @@ def test_structures_are_laid_out_as_in_C(tmp_path):
 
 
 def test_constants_are_those_of_the_header():
-    text = open(os.path.join(ROOT, "include", "flashsampling.h")).read()
-    shifts = dict((bit.name, bit.value.bit_length() - 1) for bit in _c.Row if bit.name not in ("OK", "NO_TOKEN"))
-    for name, shift in shifts.items():
-        assert "FS_ROW_%s = 1u << %d," % (name, shift) in text or "FS_ROW_%s = 1u << %d " % (name, shift) in text
-    for bit in _c.Flag:
-        assert "FS_%s = 1u << %d" % (bit.name, bit.value.bit_length() - 1) in text
-    for prefix, table in (("FS_", _c.DTYPES), ("FS_MODE_", _c.MODES), ("FS_NOISE_", _c.NOISES), ("FS_HEAD_", _c.KINDS),
+    text = " ".join(open(os.path.join(ROOT, "include", "flashsampling.h")).read().split())
+    for prefix, bits in (("FS_ROW_", _c.Row), ("FS_", _c.Flag), ("FS_RULE_", _c.Rule), ("FS_RESULT_", _c.Wanted)):
+        found = {name: int(shift) for name, shift in re.findall(r"\b%s(\w+) = 1u << (\d+)\b" % prefix, text)}
+        for name, bit in bits.__members__.items():
+            if bit and bit & bit - 1 == 0:
+                assert found[name] == bit.bit_length() - 1
+        if prefix != "FS_":
+            assert set(found) == {name for name, bit in bits.__members__.items() if bit and bit & bit - 1 == 0}
+    for prefix, table in (("FS_", _c.DTYPES), ("FS_", _c.QUANTISED), ("FS_CALL_", _c.CALLS), ("FS_MODE_", _c.MODES), ("FS_NOISE_", _c.NOISES), ("FS_HEAD_", _c.KINDS),
                           ("FS_LOGITS_", _c.LOGITS), ("FS_BACKEND_", _c.BACKENDS)):
         for name, value in table.items():
             assert "%s%s = %d" % (prefix, name.upper(), value) in text
@@ -80,7 +84,7 @@ def test_errors_keep_their_numbers():
     text = open(os.path.join(ROOT, "include", "flashsampling.h")).read()
     assert "    FS_OK = 0,\n" in text
     assert {name.lower(): int(value) for name, value in re.findall(r"FS_ERR_(\w+) = (-?\d+)", text)} == ERRORS
-    assert (_c.STATUS_OK, _c.STATUS_PEER) == (0, ERRORS["peer"])
+    assert (_c.STATUS_OK, _c.STATUS_PEER, _c.STATUS_UNSUPPORTED) == (0, ERRORS["peer"], ERRORS["unsupported"])
     assert [_c.library().fs_status_text(value).decode() for value in ERRORS.values()] == list(ERRORS)
 
 
@@ -271,7 +275,7 @@ def test_shards_may_share_a_batch():
     (dict(samples=0), "argument", r"batch.samples is 0, must be 1 to 1024"),
     (dict(mode=9), "argument", r"batch.mode is 9"),
     (dict(noise=7), "argument", r"batch.noise is 7"),
-    (dict(flags=64), "argument", r"batch.flags is 0x40"),
+    (dict(flags=256), "argument", r"batch.flags is 0x100"),
     (dict(mode="group_parallel"), "argument", r"batch.group_size is 0, must be 1 to"),
     (dict(mode="group_online", group_size=2, top_k=2), "argument", r"top_k 2.*group modes take no cuts"),
     (dict(mode="score"), "argument", r"batch.given is NULL"),
@@ -444,6 +448,43 @@ def test_accept_counts_leading_matches():
     assert fs.accept(draft, target).tolist() == [3, 1, 0, 0]
     with pytest.raises(ValueError, match="target"):
         fs.accept(draft, draft)
+
+
+@pytest.mark.parametrize("types", [("i4", "i4"), ("i8", "i8"), ("i4", "i8"), ("i8", "i4")])
+def test_accept_takes_tokens_of_32_and_64_bits(types):
+    draft = np.array([[1, 2, 3], [1, 2, 3], [7, 2, 3]], types[0])
+    target = np.array([[1, 2, 3, 4], [1, 5, 3, 4], [1, 2, 3, 4]], types[1])
+    out = np.full(3, 77, np.int32)
+    assert fs.accept(draft, target, out=out) is out and out.tolist() == [3, 1, 0]
+    if types == ("i8", "i8"):
+        target[0, 1] += 2**32  # equal in its lower half
+        assert fs.accept(draft, target, context=fs.Context("reference")).tolist() == [1, 1, 0]
+    with pytest.raises(ValueError, match=r"out: shape \[2\], expected \[3\]"):
+        fs.accept(draft, target, out=out[:2])
+
+
+# ------------------------------------------------------------------------------------------------------ supports ----
+
+
+def test_supports_answers_and_says_why():
+    assert fs.supports("cpu", rules=["top_k", "edits"], results=["rank", "top"], samples=2) == (True, "")
+    assert fs.supports("cpu", dtype="q6_k") == (False, "FS_Q6_K weights are not supported yet by any backend")
+    done, why = fs.supports("reference", call="ranks")
+    assert not done and "reference" in why
+    done, why = fs.supports("cuda", dtype="f32")
+    assert not done and ("FS_F32" in why or "not in this build" in why)
+
+
+@pytest.mark.parametrize("outline, error, text", [
+    (dict(samples=0), fs.Error, "outline.samples must be 1 to 1024, not 0"),
+    (dict(mode=9), fs.Error, "outline.mode must be .*, not 9"),
+    (dict(rules=64), fs.Error, "outline.rules"),
+    (dict(rules=["top_q"]), ValueError, "rules 'top_q': expected one of top_k, top_p"),
+    (dict(dtype="q2"), ValueError, "dtype 'q2': expected one of f32"),
+])
+def test_outlines_that_nobody_could_do_are_errors(outline, error, text):
+    with pytest.raises(error, match=text):
+        fs.supports("cpu", **outline)
 
 
 # ------------------------------------------------------------------------------------------------------- library ----
