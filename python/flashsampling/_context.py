@@ -173,19 +173,20 @@ class Context:
             self._run(lambda context, *rest: self._library.fs_sample_ranks(context, ranks, *rest), head, batch, byref(c))
         return result.take(c)
 
-    def _size(self, function, head, hidden, out, outputs, top, logits, tokens, rules, *more):
+    def work_size(self, head, hidden=None, *, every=True, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
+        """Bytes of work memory `sample` with these arguments takes, for every row; without `every` rows whose cut is too
+        wide for one pass come back INCOMPLETE."""
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
-        bytes_, c = ctypes.c_size_t(), result.struct(batch)
-        self._run(function, head, batch, byref(c), byref(bytes_), *more)
-        return bytes_.value
-
-    def work_size(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
-        """Bytes of work memory `sample` with these arguments takes."""
-        return self._size(self._library.fs_work_size, head, hidden, out, outputs, top, logits, tokens, rules, None)
+        common, all_, c = ctypes.c_size_t(), ctypes.c_size_t(), result.struct(batch)
+        self._run(self._library.fs_work_size, head, batch, byref(c), byref(common), byref(all_))
+        return all_.value if every else common.value
 
     def partial_size(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
         """Bytes of one part; the same on every shard."""
-        return self._size(self._library.fs_partial_size, head, hidden, out, outputs, top, logits, tokens, rules)
+        batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
+        bytes_, c = ctypes.c_size_t(), result.struct(batch)
+        self._run(self._library.fs_partial_size, head, batch, byref(c), byref(bytes_))
+        return bytes_.value
 
     def partial(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
         """This shard's summary as an array of bytes (on "cuda" a tensor of its device), for merge. The arguments say what

@@ -248,30 +248,31 @@ static void finish_dropped(const fs_job *job) {
         if (rules_drop_row(&job->rules[b])) fs_finish_row(&job->call, b, NULL, 0, 1, NULL);
 }
 
-/* The second pass for rows [rows] whose lists were too short: the same pass with lists that hold the whole vocabulary, as many
- * rows at a time as the budget allows. Its memory is what the caller's leaves, or is allocated for the occasion. */
+/* Makes the pass the second one of these rows: the same with lists that hold the whole vocabulary. Returns the bytes it takes. */
+static size_t job_start_second(fs_job *job, fs_context *context, const int32_t *row, int32_t rows) {
+    fs_arena count = {NULL, 0, 0};
+    job->call.ask.rough = 0;
+    job_start_pass(job, context, row, rows);
+    job->pass.whole = 1;
+    fs_pass_layout(&job->pass, &count);
+    return count.used;
+}
+
+/* The second pass for rows [rows] whose lists were too short, as many at a time as the budget allows. Its memory is what the caller's leaves,
+ * or is allocated for the occasion. */
 static fs_status second_pass(fs_job *job, fs_context *context, int32_t *row, int32_t rows, size_t *most_bytes) {
     fs_cpu *cpu = context->state;
     const int own = context->options.work == NULL;
-    job->call.ask.rough = 0;
     size_t left = own ? context->options.fallback_bytes : cpu->work.size - cpu->work.used;
     for (int32_t done = 0; done < rows;) {
         int32_t now = rows - done;
-        fs_arena arena = {NULL, 0, 0};
-        for (;; now /= 2) {
-            job_start_pass(job, context, row + done, now);
-            job->pass.whole = 1;
-            arena.used = 0;
-            fs_pass_layout(&job->pass, &arena);
-            if (arena.used <= left || now == 1) break;
-        }
-        arena.size = arena.used;
-        if (arena.used <= left) {
+        fs_arena arena = {NULL, job_start_second(job, context, row + done, now), 0};
+        while (arena.size > left && now > 1) arena.size = job_start_second(job, context, row + done, now /= 2);
+        if (arena.size <= left) {
             arena.memory = own ? fs_context_alloc(context, arena.size, "the second pass")
                                : cpu->work.memory + cpu->work.used;
             if (!arena.memory) return FS_ERR_MEMORY;
             *most_bytes = arena.size > *most_bytes ? arena.size : *most_bytes;
-            arena.used = 0;
             fs_pass_layout(&job->pass, &arena);
             job->extra = FS_ROW_FALLBACK;
             job->final = 1;
@@ -313,23 +314,42 @@ static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_b
     return FS_OK;
 }
 
-/* What is enough for fewer rows and results too, and for a part: fewer rows have longer blocks, who asks for less may have a sieve, and a part is
- * not grouped. */
+/* Bytes of the second pass of whichever of `rows` rows takes the most, alone. Without lists there is none. */
+static size_t second_size(const fs_job *job, fs_context *context, int64_t rows) {
+    const fs_batch *batch = job->call.batch;
+    const int alike = !batch->edit_offset && !batch->edit_count && !batch->count_offset && !batch->watch_offset;
+    size_t most = 0;
+    if (!job->call.ask.keep && !job->call.ask.keep_raw) return 0;
+    for (int32_t b = 0; b < rows && (b == 0 || !alike); b++) {
+        fs_job copy = *job;
+        const size_t size = job_start_second(&copy, context, &b, 1);
+        most = size > most ? size : most;
+    }
+    return most;
+}
+
+/* What is enough for fewer rows and results too, and for a part: fewer rows have longer blocks, who asks for less may have a sieve, and a
+ * part is not grouped and has no second pass. */
 static fs_status cpu_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                                size_t bytes[2]) {
-    bytes[0] = 0;
-    for (int32_t block = FS_BLOCK_MOST; block > 0; block -= FS_NOISE_BLOCK) {
-        fs_batch fewer = *batch;
-        if (fewer.rows > FS_BLOCK_LOGITS / block) fewer.rows = FS_BLOCK_LOGITS / block;
+    const fs_job jobs[2] = {sample_of(head, batch, result), job_of_part(head, batch, result, 0)};
+    fs_batch fewer = *batch;
+    fewer.slots = batch->slots ? batch->slots : batch->rows;
+    bytes[0] = bytes[1] = 0;
+    int32_t block = FS_BLOCK_MOST;
+    do {
+        const int64_t most = FS_BLOCK_LOGITS / block; /* rows of such blocks; of the shortest ones there is no most */
+        fewer.rows = batch->rows < most || block == FS_NOISE_BLOCK ? batch->rows : most;
         for (int part = 0; part < 2; part++) {
-            fs_job job = part ? job_of_part(head, &fewer, result, 0) : sample_of(head, &fewer, result);
+            fs_job job = jobs[part];
+            job.call.batch = &fewer;
             job.largest = 1;
-            const size_t size = job_size(&job, context);
-            if (size > bytes[0]) bytes[0] = size;
+            const size_t size = job_size(&job, context), second = part ? 0 : second_size(&job, context, batch->rows);
+            bytes[0] = size > bytes[0] ? size : bytes[0];
+            bytes[1] = size + second > bytes[1] ? size + second : bytes[1];
         }
-        if (fewer.rows == batch->rows) break;
-    }
-    bytes[1] = bytes[0];
+        block -= FS_NOISE_BLOCK;
+    } while (fewer.rows < batch->rows);
     return FS_OK;
 }
 
