@@ -97,6 +97,16 @@ static fs_status check_head(fs_context *context, const fs_head *h, int reads) {
 
 /* ----------------------------------------------------------------------------------------------------- batch ---- */
 
+static fs_status check_limits(fs_context *context, const fs_limits *l) {
+    FS_REQUIRE(context, (l->absent & ~FS_RULES_KNOWN) == 0, "batch.limits.absent is 0x%x, known bits are 0x%x",
+               l->absent, FS_RULES_KNOWN);
+    FS_REQUIRE(context, l->top_k >= 0, "batch.limits.top_k is %d, must be 0 (not said) or more", l->top_k);
+    FS_REQUIRE(context, l->edits >= 0 && l->counts >= 0 && l->watched >= 0,
+               "batch.limits.edits is %lld, counts %lld and watched %lld, must be 0 (not said) or more",
+               (long long)l->edits, (long long)l->counts, (long long)l->watched);
+    return FS_OK;
+}
+
 /* `reads`: the hidden states are. */
 static fs_status check_batch(fs_context *context, const fs_head *h, const fs_batch *b, int reads) {
     const int64_t vocab = head_vocab(h), words = (vocab + 31) / 32 * 4;
@@ -134,6 +144,11 @@ static fs_status check_batch(fs_context *context, const fs_head *h, const fs_bat
     FS_TRY(check_stride(context, "batch.seen_stride", b->seen_stride, 4, words, slots));
     FS_TRY(check_stride(context, "batch.counts_stride", b->counts_stride, 4, vocab * 4, slots));
     FS_REQUIRE(context, !b->counts || !b->count_offset, "batch.counts and batch.count_offset are both given; take one");
+    FS_REQUIRE(context, !b->edit_offset || !b->edit_count,
+               "batch.edit_offset and batch.edit_count are both given; take one");
+    FS_REQUIRE(context, !b->edit_count || b->edit_stride > 0,
+               "batch.edit_stride is %lld bytes, must be at least 4 with batch.edit_count", (long long)b->edit_stride);
+    FS_TRY(check_limits(context, &b->limits));
     FS_REQUIRE(context, b->mode != FS_MODE_SCORE || b->given || b->rows == 0, "batch.given is NULL in score mode");
     FS_REQUIRE(context, b->list_capacity >= 0 && b->list_capacity < FS_TOKEN_LIMIT,
                "batch.list_capacity is %d, must be 0 to %lld", b->list_capacity, (long long)FS_TOKEN_LIMIT - 1);

@@ -10,11 +10,11 @@
 The meaning of every rule is in the C header, flashsampling.h; names are the same here.
 """
 from ._arrays import Pointer, from_bf16, pack_bits, to_bf16
-from ._c import Flag, Row
+from ._c import Flag, Row, Rule
 from ._call import Batch, Head, Result
 from ._context import Context, Error, accept, noise_gumbel, noise_id, seed_spread, supports, version
 
 __all__ = [
-    "Batch", "Context", "Error", "Flag", "Head", "Pointer", "Result", "Row", "accept", "from_bf16", "noise_gumbel",
-    "noise_id", "pack_bits", "seed_spread", "supports", "to_bf16", "version",
+    "Batch", "Context", "Error", "Flag", "Head", "Pointer", "Result", "Row", "Rule", "accept", "from_bf16",
+    "noise_gumbel", "noise_id", "pack_bits", "seed_spread", "supports", "to_bf16", "version",
 ]

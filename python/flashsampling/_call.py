@@ -15,6 +15,8 @@ _SLOT_DTYPES = {
     "frequency": "f32",
     "presence": "f32",
 }
+_FLAGS = {name.lower(): flag for name, flag in _c.Flag.__members__.items()}
+_LIMIT_DTYPES = {"absent": "u32", "top_k": "i32", "edits": "i64", "counts": "i64", "watched": "i64"}
 
 
 def choice(table, value, what):
@@ -93,19 +95,25 @@ class Batch:
 
     temperature, top_k, top_p, min_p, seed, stream, repetition, frequency, presence
         a number for all, or an array with one value per slot. A scalar seed is spread over the slots.
-    samples, mode, noise, flags (or keep_ties, joint_top_p, exact_rank), fallback_token, group_size, list_capacity
-    slot [B], slots, position (a number or [B])
+    samples, mode, noise, fallback_token, group_size, list_capacity
+    flags, or each by its name in Flag: keep_ties=True, min_p_last=True, ...
+    slot [B] (int32, or int64 as it lies), slots, position (a number or [B])
     allow [masks, words] uint32, allow_index [B]; seen [S, words] uint32; counts [S, vocabulary] int32
     edits, count_list, watch
         per row (count_list: per slot) a dictionary {token: value}, a list of (token, value) or, for watch, of tokens;
         or the tuple of arrays (offset, token, value)
+    padded_edits, in place of edits: (count [S], token [S, N] int32, bias [S, N] float32), by slot
     given [B, samples]
+    limits: a dictionary of fs_limits' members, absent being bits of Rule
     """
 
     def __init__(self, head, hidden=None, *, hidden_dtype=None, samples=1, mode="sample", noise="exact", flags=0,
-                 keep_ties=False, joint_top_p=False, exact_rank=False, fallback_token=-1, group_size=0,
-                 list_capacity=0, slot=None, slots=None, position=None, allow=None, allow_index=None, edits=None,
-                 seen=None, counts=None, count_list=None, given=None, watch=None, **values):
+                 fallback_token=-1, group_size=0, list_capacity=0, slot=None, slots=None, position=None, allow=None,
+                 allow_index=None, edits=None, padded_edits=None, seen=None, counts=None, count_list=None, given=None,
+                 watch=None, limits=None, **values):
+        flags = integer(flags, "u32", "flags")
+        for name in _FLAGS:
+            flags |= _FLAGS[name] * bool(values.pop(name, False))
         unknown = set(values) - set(_SLOT_DTYPES)
         if unknown:
             raise TypeError("unknown rule: %s" % ", ".join(sorted(unknown)))
@@ -116,10 +124,13 @@ class Batch:
         c.fallback_token = integer(fallback_token, "i32", "fallback_token")
         c.group_size = integer(group_size, "i64", "group_size")
         c.list_capacity = integer(list_capacity, "i32", "list_capacity")
-        c.flags = integer(flags, "u32", "flags") | _c.Flag.KEEP_TIES * bool(keep_ties)
-        c.flags |= _c.Flag.JOINT_TOP_P * bool(joint_top_p) | _c.Flag.EXACT_RANK * bool(exact_rank)
+        c.flags = flags
+        for name, value in (limits or {}).items():
+            if name not in _LIMIT_DTYPES:
+                raise ValueError("limits: %s: expected some of %s" % (name, ", ".join(_LIMIT_DTYPES)))
+            setattr(c.limits, name, integer(value, _LIMIT_DTYPES[name], "limits." + name))
         self._set_hidden(head, hidden, hidden_dtype)
-        self._set_slots(slot, slots, position, values, [seen, counts], count_list)
+        self._set_slots(slot, slots, position, values, [seen, counts, padded_edits and padded_edits[1]], count_list)
         self._set_masks(head, allow, allow_index, seen, counts)
         self.watched = 0
         for names, lists, rows, dtypes in (
@@ -133,6 +144,8 @@ class Batch:
                     self._point(name, pointer)
                 if names[0] == "watch_offset":
                     self.watched = pointers[1].shape[0]
+        if padded_edits is not None:
+            self._set_padded_edits(*padded_edits)
         if given is not None:
             self._point("given", converted(given, "i32", "given", [self.rows, self.samples]))
 
@@ -187,11 +200,33 @@ class Batch:
                 setattr(c.all, name, float(value) if dtype == "f32" else integer(value, dtype, name))
         c.slot_dtype = _c.DTYPES["i32"]
         if slot is not None:
-            self._point("slot", converted(slot, "i32", "slot", [self.rows]))
+            wide = str(getattr(slot, "dtype", "")).split(".")[-1] in ("int64", "i64")
+            pointer = converted(slot, "i64" if wide else "i32", "slot", [self.rows])
+            c.slot_dtype = _c.DTYPES[pointer.dtype]
+            self._point("slot", pointer)
         if position is not None and is_scalar(position):
             c.position_all = integer(position, "u64", "position")
         elif position is not None:
             self._point("position", converted(position, "u64", "position", [self.rows]))
+
+    def _set_padded_edits(self, count, token, bias):
+        counts = converted(count, "i32", "edit_count", [self.slots])
+        self._point("edit_count", counts)
+        strides = set()
+        for name, value, dtype in (("edit_token", token, "i32"), ("edit_bias", bias, "f32")):
+            pointer = matrix(value, name, dtype)
+            if pointer.shape[0] < self.slots:
+                raise ValueError("%s: %d rows, expected at least %d" % (name, pointer.shape[0], self.slots))
+            strides.add((pointer.shape[1], pointer.stride or pointer.shape[1] * 4))
+            self._point(name, pointer)
+        if len(strides) > 1:
+            raise ValueError("edit_token and edit_bias: rows of %s entries and bytes, expected the same"
+                             % " and ".join(map(str, sorted(strides))))
+        columns, stride = strides.pop()
+        # What the stride has room for and the rows do not is not there behind the last one; the library knows the stride.
+        if stride > columns * 4 and counts.keep is not None and not counts.device and (counts.keep > columns).any():
+            raise ValueError("edit_count: %d, rows have %d entries" % (counts.keep.max(), columns))
+        self.struct.edit_stride = stride
 
     def _set_masks(self, head, allow, allow_index, seen, counts):
         words = (head.vocab + 31) // 32

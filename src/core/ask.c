@@ -9,16 +9,41 @@ static int32_t largest(int32_t a, int32_t b) {
 static int32_t keep_for_cut(const fs_batch *batch, const fs_rules *rules) {
     if (!rules_cut(rules)) return 0;
     int64_t keep = FS_LIST_DEFAULT;
-    if (rules->top_k > 0) keep = batch->flags & FS_KEEP_TIES ? 2 * (int64_t)rules->top_k + 64 : rules->top_k;
+    if (rules->top_k > 0) keep = batch->flags & FS_KEEP_TIES_TOP_K ? 2 * (int64_t)rules->top_k + 64 : rules->top_k;
     if (batch->list_capacity) keep = batch->list_capacity > keep ? batch->list_capacity : keep;
     else if (keep > FS_LIST_MOST) keep = FS_LIST_MOST;
     return keep < FS_TOKEN_LIMIT ? (int32_t)keep : (int32_t)FS_TOKEN_LIMIT;
 }
 
+/* Whether all of these are ids. */
+static int are_tokens(const int32_t *token, int64_t count, int64_t vocab) {
+    for (int64_t i = 0; i < count; i++)
+        if (token[i] < 0 || token[i] >= vocab) return 0;
+    return 1;
+}
+
+static int lists_are_tokens(const fs_batch *batch, int64_t vocab, int64_t b, int64_t slot) {
+    const fs_edits edits = batch_edits(batch, b, slot);
+    const int64_t given = watch_given(batch);
+    if (edits.count && !are_tokens(batch->edit_token + edits.first, edits.count, vocab)) return 0;
+    if (given && !are_tokens(batch->given + b * given, given, vocab)) return 0;
+    const int64_t *offset = batch->count_offset ? batch->count_offset + slot : NULL;
+    if (offset && offset[1] > offset[0] && !are_tokens(batch->count_token + offset[0], offset[1] - offset[0], vocab))
+        return 0;
+    offset = batch->watch_offset ? batch->watch_offset + b : NULL;
+    return !offset || offset[1] == offset[0] ||
+           are_tokens(batch->watch_token + offset[0], offset[1] - offset[0], vocab);
+}
+
+fs_rules fs_rules_of_row(const fs_batch *batch, int64_t vocab, int64_t b) {
+    fs_rules rules = rules_of_row(batch, vocab, b);
+    if (rules.slot >= 0 && !lists_are_tokens(batch, vocab, b, rules.slot)) rules.status |= FS_ROW_BAD_TOKEN;
+    return rules;
+}
+
 fs_ask fs_ask_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
     const int raw = result->logits == FS_LOGITS_RAW;
     const int log_z = result_wants_log_z(result);
-    const int penalties = batch->seen || batch->counts || batch->count_offset;
     fs_ask ask;
     memset(&ask, 0, sizeof ask);
     ask.samples = batch->mode == FS_MODE_SCORE ? 0 : batch->samples;
@@ -29,21 +54,23 @@ fs_ask fs_ask_of(const fs_head *head, const fs_batch *batch, const fs_result *re
     ask.max = result->max_logit || log_z;
     ask.mass_to_cut = !ask.mass &&
                       !(result->logits == FS_LOGITS_CUT && (result->rank || result->top_token || result->top_logit));
-    ask.edited = batch->edit_offset != NULL;
     for (int64_t b = 0; b < batch->rows; b++) {
         fs_rules rules = rules_of_row(batch, head_vocab(head), b);
         if (rules_drop_row(&rules)) continue;
         ask.keep = largest(ask.keep, keep_for_cut(batch, &rules));
-        ask.edited |= penalties && rules_penalise(&rules);
+        ask.edited |= batch_edits(batch, b, rules.slot).count > 0;
+        ask.edited |= batch_penalises(batch) && rules_penalise(&rules);
         ask.winner_logit |= rules_cut(&rules);
-        int narrowed = rules.top_k > 0 || rules.log_min_p > -INFINITY;
-        ask.mass |= rules.top_p < 1.0f && (!narrowed || (batch->flags & FS_JOINT_TOP_P));
+        if (batch->flags & FS_CUT_BEFORE_TEMPERATURE) ask.cut_mass |= rules_top_p_of_row(&rules, batch->flags);
+        else ask.mass |= rules_top_p_of_row(&rules, batch->flags);
     }
     ask.mass_to_cut &= ask.mass;
     int32_t depth = result->top_token || result->top_logit || result->top_logprob ? result->top_count : 0;
     if (result->rank) depth = largest(depth, FS_RANK_DEPTH);
     if (depth) depth = largest(depth, batch->list_capacity);
     ask.rank_depth = depth;
+    /* One more shows whether a tie is beyond that depth. */
+    if (depth && result->rank && batch->flags & FS_RANK_OF_TIES) depth++;
     if (raw && ask.edited) ask.keep_raw = depth;
     else ask.keep = largest(ask.keep, depth);
     /* No list needs more than there are tokens. */

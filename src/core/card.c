@@ -31,7 +31,8 @@ const char *fs_card_name(int32_t i, int32_t *is_value) {
 }
 
 static uint64_t asked(const fs_ask *ask) {
-    const int bits[] = {ask->mass, ask->raw_mass, ask->winner_logit, ask->max, ask->edited, ask->raw_column};
+    const int bits[] = {ask->mass,   ask->raw_mass,   ask->winner_logit, ask->max,
+                        ask->edited, ask->raw_column, ask->cut_mass};
     uint64_t set = 0;
     for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++) set |= (uint64_t)(bits[i] != 0) << i;
     return set | (uint64_t)ask->ordered << 32;
@@ -47,11 +48,13 @@ static uint64_t hash_watched(const fs_call *call) {
 
 static uint64_t hash_edits(const fs_batch *batch) {
     uint64_t h = 0;
-    for (int64_t b = 0; b < batch->rows && batch->edit_offset; b++)
-        for (int64_t i = batch->edit_offset[b]; i < batch->edit_offset[b + 1]; i++) {
+    for (int64_t b = 0; b < batch->rows && (batch->edit_offset || batch->edit_count); b++) {
+        const fs_edits edits = batch_edits(batch, b, batch_slot_index(batch, b));
+        for (int64_t i = edits.first; i < edits.first + edits.count; i++) {
             h = card_mix(h, (uint64_t)batch->edit_token[i] << 32 | float_bits(batch->edit_bias[i]));
             h = card_mix(h, (uint64_t)b);
         }
+    }
     return h;
 }
 
@@ -77,7 +80,7 @@ fs_card fs_card_of(const fs_call *call) {
     card.word[FS_CARD_EDITS] = (int64_t)hash_edits(batch);
     uint64_t seeds = 0, positions = 0, rules = 0;
     for (int64_t b = 0; b < batch->rows; b++) {
-        const fs_rules r = call->rules ? call->rules[b] : rules_of_row(batch, call->vocab, b);
+        const fs_rules r = call->rules ? call->rules[b] : fs_rules_of_row(batch, call->vocab, b);
         seeds = card_mix(card_mix(seeds, r.seed), r.stream);
         positions = card_mix(positions, r.position);
         rules = card_mix_rules(rules, &r);

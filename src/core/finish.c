@@ -78,6 +78,11 @@ static double slack_of(const fs_row *row) {
     return row->call->ask.rough ? mass_slack(row->summary->max_y * row->rules->inverse_temperature) : 0.0;
 }
 
+/* The mass that cuts look at. */
+static const fs_mass *cut_mass_of(const fs_row *row) {
+    return row->call->ask.cut_mass ? &row->summary->cut_mass : &row->summary->mass;
+}
+
 /* The entry of a row's list at this place as a winner of its sample; or none, if it is surely below the last one so far. */
 static fs_winner race_entry(const fs_row *row, fs_noise noise, int32_t at, const fs_winner *last) {
     const fs_list *list = &row->summary->list;
@@ -109,7 +114,7 @@ static fs_winner race_above(const fs_row *row, uint32_t sample, uint64_t key) {
  * kept: then nothing has changed that a cut does not find again. */
 static int draw_inside(const fs_row *row, uint32_t sample) {
     const fs_summary *s = row->summary;
-    const int in_turn = row->call->ask.ordered || row->call->batch->flags & FS_KEEP_TIES;
+    const int in_turn = row->call->ask.ordered || row->call->batch->flags & FS_KEEP_TIES_TOP_P;
     fs_winner *winner = &s->winner[sample];
     while (winner->key) {
         const uint64_t key = order_key(winner->y, score_key_token(winner->key));
@@ -137,7 +142,7 @@ static void cut_row(fs_row *row) {
     if (row->call->ask.keep_raw) list_heapify(&row->summary->raw_list);
     row->has_cut = rules_cut(row->rules);
     if (!row->has_cut) return;
-    if (list->count) row->cut = cut_list(list, row->rules, row->call->batch->flags, &row->summary->mass, slack_of(row));
+    if (list->count) row->cut = cut_list(list, row->rules, row->call->batch->flags, cut_mass_of(row), slack_of(row));
     int looks_at_cut = r->log_z || r->logprob || r->rank || r->top_token || r->top_logit || r->top_logprob ||
                        r->watch_logprob;
     const int known = row->cut.proven && row->cut.survivors == row->cut.possible;
@@ -183,29 +188,35 @@ static void draw(fs_row *row, fs_winner *scratch) {
     }
 }
 
-/* 1 + number of strictly larger logits: exact up to the depth every list proves, or (on request) if nothing that large was left
- * out of the list. */
-static int32_t rank_of(fs_row *row, float x, float y) {
+/* Whether a key has a part in a token's rank: those of larger logits, and where ties count the other ones of an equal one. */
+static int is_ahead(const fs_row *row, uint64_t key, uint32_t ordered, uint32_t token) {
+    const uint32_t logit = (uint32_t)(key >> 32);
+    if (logit != ordered) return logit > ordered;
+    return row->call->batch->flags & FS_RANK_OF_TIES && order_key_token(key) != token;
+}
+
+/* Exact up to the depth every list proves, or (on request) if nobody with a part in it was left out of the list. */
+static int32_t rank_of(fs_row *row, float x, float y, uint32_t token) {
     const int32_t kind = row->call->result->logits;
-    const int among_survivors = kind == FS_LOGITS_CUT && row->has_cut;
+    const uint32_t flags = row->call->batch->flags;
     fs_list *list = list_of(row);
-    uint32_t ordered = ordered_float(kind == FS_LOGITS_RAW ? x : y);
-    int32_t larger = 0;
-    if (among_survivors) {
+    const uint32_t ordered = ordered_float(kind == FS_LOGITS_RAW ? x : y), bound = (uint32_t)(list->bound >> 32);
+    int32_t ahead = 0;
+    if (kind == FS_LOGITS_CUT && row->has_cut) {
         for (int32_t i = 0; i < row->cut.survivors; i++)
-            larger += (uint32_t)(list->key[list_at(list, i)] >> 32) > ordered;
-        return larger + 1;
+            ahead += is_ahead(row, list->key[list_at(list, i)], ordered, token);
+        return ahead + 1;
     }
     for (int32_t i = 0; i < list->count; i++)
-        larger += (uint32_t)(list->key[i] >> 32) > ordered && is_there(row, list->key[i]);
-    if (row->call->batch->flags & FS_EXACT_RANK) {
-        if ((uint32_t)(list->bound >> 32) > ordered) row->open = 1;
-    } else if (larger >= row->call->ask.rank_depth) {
+        ahead += is_ahead(row, list->key[i], ordered, token) && is_there(row, list->key[i]);
+    if (flags & FS_EXACT_RANK) {
+        if (bound > ordered || (flags & FS_RANK_OF_TIES && bound == ordered)) row->open = 1;
+    } else if (ahead >= row->call->ask.rank_depth) {
         /* The list may know more, but how much depends on what other rows asked of it. */
-        larger = row->call->ask.rank_depth;
+        ahead = row->call->ask.rank_depth;
         row->status |= FS_ROW_RANK_BOUND;
     }
-    return larger + 1;
+    return ahead + 1;
 }
 
 static void write_sample(fs_row *row, int64_t i, int64_t token, float x, float y, double score) {
@@ -216,7 +227,7 @@ static void write_sample(fs_row *row, int64_t i, int64_t token, float x, float y
     if (r->score) r->score[at] = (float)score;
     if (r->logit) r->logit[at] = logit;
     if (r->logprob) r->logprob[at] = (float)logprob_of(row, logit, y, (uint32_t)token);
-    if (r->rank) r->rank[at] = y != y ? -1 : rank_of(row, x, y);
+    if (r->rank) r->rank[at] = y != y ? -1 : rank_of(row, x, y, (uint32_t)token);
 }
 
 static void write_no_sample(fs_row *row, int64_t i) {
@@ -280,14 +291,6 @@ static void write_watch(const fs_row *row) {
     }
 }
 
-static int given_tokens_exist(const fs_call *call, int64_t b) {
-    for (int64_t i = 0; i < watch_given(call->batch); i++) {
-        int32_t token = watch_token(call->batch, b, i);
-        if (token < 0 || token >= call->vocab) return 0;
-    }
-    return 1;
-}
-
 /* Never below the largest logit: a sum is not below its largest term, whatever the rounding of its logarithm. */
 static double log_z_of(fs_row *row) {
     const fs_summary *s = row->summary;
@@ -317,7 +320,6 @@ int fs_finish_row(const fs_call *call, int64_t b, fs_summary *summary, uint32_t 
         return 1;
     }
     row.status |= summary->flags;
-    if (!given_tokens_exist(call, b)) row.status |= FS_ROW_BAD_TOKEN;
     if (!(summary->max_y * row.rules->inverse_temperature > -INFINITY)) row.status |= FS_ROW_EMPTY;
     if (row.status & FS_ROW_NO_TOKEN) {
         write_absent(&row);

@@ -12,6 +12,7 @@ typedef struct fs_rules {
     int32_t slot;              /* index of the per-slot arrays; -1 if the row is skipped or its slot is bad */
     int32_t greedy;            /* temperature 0 */
     float inverse_temperature; /* 1 for greedy rows: then l = y */
+    float cut_scale;           /* cuts look at y times this: inverse_temperature, or 1 */
     int32_t top_k;             /* 0: off */
     float top_p;               /* 1: off */
     double log_min_p;          /* -inf: off */
@@ -34,8 +35,19 @@ FS_CORE int rules_top_p_alone(const fs_rules *rules) {
     return rules->top_p < 1.0f && rules->top_k == 0 && !(rules->log_min_p > -INFINITY);
 }
 
+/* Top-p counts mass against the whole row: nothing has narrowed it before, or it is not to matter. */
+FS_CORE int rules_top_p_of_row(const fs_rules *rules, uint32_t flags) {
+    const int min_p_before = rules->log_min_p > -INFINITY && !(flags & FS_MIN_P_LAST);
+    return rules->top_p < 1.0f && ((flags & FS_JOINT_TOP_P) || (rules->top_k == 0 && !min_p_before));
+}
+
 FS_CORE int rules_penalise(const fs_rules *rules) {
     return rules->repetition != 1.0f || rules->frequency != 0.0f || rules->presence != 0.0f;
+}
+
+/* Whether there is anything that penalties look at. */
+FS_CORE int batch_penalises(const fs_batch *batch) {
+    return batch->seen || batch->counts || batch->count_offset;
 }
 
 /* The value of an array for this slot, or the scalar. */
@@ -47,25 +59,67 @@ FS_CORE int64_t batch_slot(const fs_batch *batch, int64_t row) {
     return batch->slot_dtype == FS_I64 ? ((const int64_t *)batch->slot)[row] : ((const int32_t *)batch->slot)[row];
 }
 
+/* That slot as an index of the per-slot arrays; -1: the row is skipped, or its slot is bad. */
+FS_CORE int32_t batch_slot_index(const fs_batch *batch, int64_t row) {
+    const int64_t slot = batch_slot(batch, row);
+    return slot >= 0 && slot < (batch->slots ? batch->slots : batch->rows) ? (int32_t)slot : -1;
+}
+
+/* A row's edits: `count` places of edit_token and edit_bias from `first` on. */
+typedef struct fs_edits {
+    int64_t first, count;
+} fs_edits;
+
+/* Of a row of this slot; bad counts are none, and make the row FS_ROW_BAD_LIST. */
+FS_CORE fs_edits batch_edits(const fs_batch *batch, int64_t row, int64_t slot) {
+    fs_edits edits = {0, 0};
+    if (batch->edit_offset) {
+        edits.first = batch->edit_offset[row];
+        edits.count = batch->edit_offset[row + 1] - edits.first;
+    } else if (batch->edit_count && slot >= 0) {
+        const int64_t line = batch->edit_stride / 4, count = batch->edit_count[slot];
+        edits.first = slot * line;
+        edits.count = count >= 0 && count <= line ? count : 0;
+    }
+    return edits;
+}
+
+FS_CORE int batch_edits_are_bad(const fs_batch *batch, int64_t slot) {
+    return batch->edit_count && (batch->edit_count[slot] < 0 || batch->edit_count[slot] > batch->edit_stride / 4);
+}
+
+/* Which allow-bitmask a row has; -1: none. */
+FS_CORE int64_t batch_mask(const fs_batch *batch, int64_t row) {
+    return !batch->allow ? -1 : batch->allow_index ? batch->allow_index[row] : row;
+}
+
+/* Whether the row breaks a promise of batch.limits. */
+FS_CORE int rules_over_limit(const fs_batch *batch, const fs_rules *rules, int64_t row) {
+    const fs_limits *limits = &batch->limits;
+    uint32_t uses = 0;
+    if (limits->top_k > 0 && rules->top_k > limits->top_k) return 1;
+    if (!limits->absent) return 0;
+    if (rules->top_k > 0) uses |= FS_RULE_TOP_K;
+    if (rules->top_p < 1.0f) uses |= FS_RULE_TOP_P;
+    if (rules->log_min_p > -INFINITY) uses |= FS_RULE_MIN_P;
+    if (batch_mask(batch, row) >= 0) uses |= FS_RULE_ALLOW;
+    if (batch_edits(batch, row, rules->slot).count > 0) uses |= FS_RULE_EDITS;
+    if (batch_penalises(batch) && rules_penalise(rules)) uses |= FS_RULE_PENALTIES;
+    return (uses & limits->absent) != 0;
+}
+
 FS_CORE fs_rules rules_of_row(const fs_batch *batch, int64_t vocab, int64_t row) {
     fs_rules rules;
     memset(&rules, 0, sizeof rules);
-    int64_t slots = batch->slots ? batch->slots : batch->rows;
-    int64_t slot = batch_slot(batch, row);
-    rules.slot = -1;
-    rules.inverse_temperature = 1.0f;
+    const int32_t slot = rules.slot = batch_slot_index(batch, row);
+    rules.inverse_temperature = rules.cut_scale = 1.0f;
     rules.top_p = 1.0f;
     rules.log_min_p = -INFINITY;
     rules.repetition = 1.0f;
-    if (slot == -1) {
-        rules.status = FS_ROW_SKIPPED;
+    if (slot < 0) {
+        rules.status = batch_slot(batch, row) == -1 ? FS_ROW_SKIPPED : FS_ROW_BAD_SLOT;
         return rules;
     }
-    if (slot < 0 || slot >= slots) {
-        rules.status = FS_ROW_BAD_SLOT;
-        return rules;
-    }
-    rules.slot = (int32_t)slot;
     rules.position = batch->position ? batch->position[row] : batch->position_all;
     rules.seed = batch->seed ? batch->seed[slot] : noise_spread_seed(batch->all.seed, (uint64_t)slot);
     rules.stream = FS_SLOT_VALUE(batch, stream, slot);
@@ -75,6 +129,7 @@ FS_CORE fs_rules rules_of_row(const fs_batch *batch, int64_t vocab, int64_t row)
     rules.greedy = temperature == 0.0f;
     if (!rules.greedy) {
         rules.inverse_temperature = inverse;
+        if (!(batch->flags & FS_CUT_BEFORE_TEMPERATURE)) rules.cut_scale = inverse;
         if (!(temperature > 0.0f) || !(inverse > 0.0f && inverse < INFINITY)) rules.status |= FS_ROW_BAD_TEMPERATURE;
     }
 
@@ -94,8 +149,10 @@ FS_CORE fs_rules rules_of_row(const fs_batch *batch, int64_t vocab, int64_t row)
         !(fabsf(rules.presence) < INFINITY))
         rules.status |= FS_ROW_BAD_PENALTY;
 
-    const int64_t mask = !batch->allow ? -1 : batch->allow_index ? batch->allow_index[row] : row;
+    const int64_t mask = batch_mask(batch, row);
     if (mask < -1 || (batch->masks && mask >= batch->masks)) rules.status |= FS_ROW_BAD_MASK;
+    if (batch_edits_are_bad(batch, slot)) rules.status |= FS_ROW_BAD_LIST;
+    if (rules_over_limit(batch, &rules, row)) rules.status |= FS_ROW_OVER_LIMIT;
     return rules;
 }
 

@@ -15,6 +15,7 @@ typedef struct fs_ask {
     int32_t mass_to_cut;  /* that mass only decides cuts, of which nothing but tokens is asked */
     int32_t rough;        /* it may be off by mass_slack: set by a backend that can make a second pass without */
     int32_t raw_mass;     /* mass of exp(x) */
+    int32_t cut_mass;     /* mass of exp(y), where top-p looks at that of the whole row before temperature */
     int32_t winner_logit; /* the drawn token's x and y */
     int32_t max;          /* largest x and y (always kept; on the wire only if asked) */
     int32_t edited;       /* y may differ from x */
@@ -44,7 +45,7 @@ typedef struct fs_watch {
 typedef struct fs_summary {
     uint32_t flags; /* FS_ROW_NAN, FS_ROW_INF */
     float max_x, max_y;
-    fs_mass mass, raw_mass;
+    fs_mass mass, raw_mass, cut_mass;
     fs_winner *winner; /* [samples] */
     fs_list list;      /* by y */
     fs_list raw_list;  /* by x */
@@ -69,6 +70,7 @@ FS_CORE void summary_merge(const fs_ask *ask, fs_summary *into, const fs_summary
     if (from->max_y > into->max_y) into->max_y = from->max_y;
     mass_merge(&into->mass, &from->mass);
     mass_merge(&into->raw_mass, &from->raw_mass);
+    mass_merge(&into->cut_mass, &from->cut_mass);
     for (int32_t i = 0; i < ask->samples; i++) {
         if (ask->ordered) winners_insert(into->winner, ask->samples, from->winner[i]);
         else if (from->winner[i].key > into->winner[i].key) into->winner[i] = from->winner[i];

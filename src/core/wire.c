@@ -21,7 +21,8 @@ static size_t list_bytes(int32_t keep, int raw) {
 static size_t row_bytes(const fs_ask *ask) {
     size_t winner = 8 + (ask->winner_logit ? (ask->edited ? 8u : 4u) : 0u);
     size_t bytes = (size_t)ask->samples * winner;
-    bytes += (size_t)(ask->mass != 0) * FS_WIRE_MASS + (size_t)(ask->raw_mass != 0) * FS_WIRE_MASS;
+    bytes += (size_t)(ask->mass != 0) * FS_WIRE_MASS + (size_t)(ask->raw_mass != 0) * FS_WIRE_MASS +
+             (size_t)(ask->cut_mass != 0) * FS_WIRE_MASS;
     if (has_max(ask)) bytes += ask->edited ? 8 : 4;
     return bytes + list_bytes(ask->keep, ask->raw_column) + list_bytes(ask->keep_raw, 0);
 }
@@ -211,6 +212,7 @@ void fs_wire_put(const fs_call *call, int64_t b, const fs_summary *s, void *part
     }
     if (ask->mass) at = put_mass(at, &s->mass);
     if (ask->raw_mass) at = put_mass(at, &s->raw_mass);
+    if (ask->cut_mass) at = put_mass(at, &s->cut_mass);
     if (has_max(ask)) at = put(at, &s->max_y, 4);
     if (has_max(ask) && ask->edited) at = put(at, &s->max_x, 4);
     at = put_list(at, &s->list, ask->keep, ask->raw_column);
@@ -223,7 +225,7 @@ void fs_wire_get(const fs_call *call, int64_t b, const void *part, fs_summary *s
     const char *at = (const char *)part + row_start(call, b);
     const int bits = ((const char *)part)[FS_WIRE_HEADER + b / 4] >> 2 * (b % 4) & 3;
     s->flags = bits & 1 ? (uint32_t)FS_ROW_NAN : 0u;
-    s->mass = s->raw_mass = mass_empty();
+    s->mass = s->raw_mass = s->cut_mass = mass_empty();
     s->max_y = -INFINITY;
     for (int32_t i = 0; i < ask->samples; i++) {
         at = get(at, &s->winner[i].key, 8);
@@ -238,6 +240,7 @@ void fs_wire_get(const fs_call *call, int64_t b, const void *part, fs_summary *s
     }
     if (ask->mass) at = get_mass(at, &s->mass);
     if (ask->raw_mass) at = get_mass(at, &s->raw_mass);
+    if (ask->cut_mass) at = get_mass(at, &s->cut_mass);
     if (has_max(ask)) at = get(at, &s->max_y, 4);
     s->max_x = has_max(ask) ? s->max_y : 0.0f;
     if (has_max(ask) && ask->edited) at = get(at, &s->max_x, 4);

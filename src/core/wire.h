@@ -3,7 +3,8 @@
  *   part    header 32 | two bits per row (NaN seen, +inf seen), in 64-bit words | B rows of equal size
  *   header  u32 magic, u32 bytes per row, u64 hash of what the call was asked,
  *           u32 first id and u32 end of the shard, without its padding, u64 checksum of these two and of what follows
- *   row     samples x (u64 key [, f32 y [, f32 x]]) | mass 20 | raw mass 20 | max y [, max x] | lists | watched tokens
+ *   row     samples x (u64 key [, f32 y [, f32 x]]) | mass 20 | raw mass 20 | cut mass 20 | max y [, max x] | lists |
+ *           watched tokens
  * A mass is packed by mass_pack. */
 #ifndef FS_CORE_WIRE_H
 #define FS_CORE_WIRE_H

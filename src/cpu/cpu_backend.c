@@ -162,7 +162,7 @@ static int job_layout(fs_job *job, fs_context *context, fs_arena *arena) {
     if (arena_fits(arena)) {
         active = 0;
         for (int64_t b = 0; b < batch->rows; b++) {
-            job->rules[b] = rules_of_row(batch, job->call.vocab, b);
+            job->rules[b] = fs_rules_of_row(batch, job->call.vocab, b);
             if (!rules_drop_row(&job->rules[b])) job->row[active++] = (int32_t)b;
         }
     }
@@ -505,7 +505,7 @@ static fs_status cpu_merge(fs_context *context, const fs_head *head, const fs_ba
     if (!parts) return FS_OK;
     fs_arena arena = cpu->work;
     layout_merge(&m, &arena);
-    for (int64_t b = 0; b < batch->rows; b++) m.rules[b] = rules_of_row(batch, call->vocab, b);
+    for (int64_t b = 0; b < batch->rows; b++) m.rules[b] = fs_rules_of_row(batch, call->vocab, b);
     call->rules = m.rules;
 
     if (sealed) FS_TRY(check_parts(context, &m));

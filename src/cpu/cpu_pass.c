@@ -4,21 +4,13 @@
 
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
 
-static int64_t edit_count(const fs_batch *batch, int64_t b) {
-    return batch->edit_offset ? batch->edit_offset[b + 1] - batch->edit_offset[b] : 0;
-}
-
 static int64_t sparse_counts(const fs_batch *batch, int32_t slot) {
-    return slot >= 0 ? batch->count_offset[slot + 1] - batch->count_offset[slot] : 0;
+    return batch->count_offset && slot >= 0 ? batch->count_offset[slot + 1] - batch->count_offset[slot] : 0;
 }
 
 /* Row a of the pass; a pass that is only counted has no rows yet. */
 static int64_t row_of(const fs_pass *pass, size_t a) {
     return pass->row ? pass->row[a] : (int64_t)a;
-}
-
-static int32_t slot_of(const fs_call *call, int64_t b) {
-    return call->rules ? call->rules[b].slot : rules_of_row(call->batch, call->vocab, b).slot;
 }
 
 /* Lists are no shorter than this many entries. */
@@ -61,11 +53,12 @@ static void layout_rows(fs_pass *pass, fs_arena *arena) {
     pass->watches = 0;
     for (size_t a = 0; a < rows; a++) {
         const int64_t b = row_of(pass, a);
+        const int32_t slot = batch_slot_index(batch, b);
         fs_lane lane;
         memset(&lane, 0, sizeof lane);
         lane.b = b;
-        lane.edits = edit_count(batch, b);
-        lane.counts = batch->count_offset ? sparse_counts(batch, slot_of(call, b)) : 0;
+        lane.edits = batch_edits(batch, b, slot).count;
+        lane.counts = sparse_counts(batch, slot);
         lane.watches = watch_count(batch, b);
         lane.watched = pass->watches;
         lane.noise = noise ? noise + a * samples : NULL;
@@ -142,10 +135,9 @@ static void sort_u64(uint64_t *x, int64_t n) {
     }
 }
 
-/* (token << 32 | entry) ascending: entries of one token stay in the caller's order, so sums do not depend on the sort. Tokens
- * out of range sort beyond every block. */
-static void sort_sparse(const int32_t *token, int64_t from, int64_t n, uint64_t *sorted) {
-    for (int64_t i = 0; i < n; i++) sorted[i] = (uint64_t)(uint32_t)token[from + i] << 32 | (uint64_t)(from + i);
+/* (token << 32 | entry) ascending: entries of one token stay in the caller's order, so sums do not depend on the sort. */
+static void sort_sparse(const int32_t *token, int64_t n, uint64_t *sorted) {
+    for (int64_t i = 0; i < n; i++) sorted[i] = (uint64_t)(uint32_t)token[i] << 32 | (uint64_t)i;
     sort_u64(sorted, n);
 }
 
@@ -171,8 +163,16 @@ static void prepare_lane(const fs_pass *pass, fs_lane *lane) {
     lane->listed = pass->call->ask.keep && (rules_cut(rules) || pass->call->ask.rank_depth);
     for (int32_t i = 0; i < pass->call->ask.samples; i++)
         lane->noise[i] = noise_row(rules->seed, rules->position, (uint32_t)i, rules->stream);
-    if (lane->edits) sort_sparse(batch->edit_token, batch->edit_offset[lane->b], lane->edits, lane->edit);
-    if (lane->counts) sort_sparse(batch->count_token, batch->count_offset[rules->slot], lane->counts, lane->count);
+    if (lane->edits) {
+        const int64_t first = batch_edits(batch, lane->b, rules->slot).first;
+        lane->edit_bias = batch->edit_bias + first;
+        sort_sparse(batch->edit_token + first, lane->edits, lane->edit);
+    }
+    if (lane->counts) {
+        const int64_t first = batch->count_offset[rules->slot];
+        lane->count_value = batch->count_value + first;
+        sort_sparse(batch->count_token + first, lane->counts, lane->count);
+    }
     for (int64_t i = 0; i < lane->watches; i++)
         lane->watch[i] = (uint64_t)(uint32_t)watch_token(batch, lane->b, i) << 32 | (uint64_t)i;
     sort_u64(lane->watch, lane->watches);
@@ -368,7 +368,7 @@ static void empty_summary(const fs_pass *pass, int32_t task, int32_t a) {
     fs_summary *s = &pass->summary[at];
     s->flags = 0;
     s->max_x = s->max_y = -INFINITY;
-    s->mass = s->raw_mass = mass_empty();
+    s->mass = s->raw_mass = s->cut_mass = mass_empty();
     s->winner = pass->winner + at * samples;
     memset(s->winner, 0, (size_t)samples * sizeof *s->winner);
     s->list = empty_list(pass, &pass->list, task, a);

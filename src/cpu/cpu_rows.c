@@ -34,8 +34,7 @@ static const uint32_t *mask_row(const uint32_t *mask, int64_t stride, int64_t in
 
 const uint32_t *fs_rows_allowed(const fs_call *call, int64_t b) {
     const fs_batch *batch = call->batch;
-    int64_t index = batch->allow_index ? batch->allow_index[b] : b;
-    return mask_row(batch->allow, batch->allow_stride, index, call->vocab);
+    return mask_row(batch->allow, batch->allow_stride, batch_mask(batch, b), call->vocab);
 }
 
 void fs_rows_fetch(const fs_call *call, const fs_lane *lane, fs_block block) {
@@ -75,7 +74,7 @@ static void transform_penalties(const fs_call *call, const fs_lane *lane, const 
     } else {
         memset(counts, 0, (size_t)block.n * sizeof *counts);
         FS_SPARSE_EACH(i, lane->count, lane->counts, block)
-        add_count(&counts[(int64_t)(lane->count[i] >> 32) - block.first], batch->count_value[(uint32_t)lane->count[i]]);
+        add_count(&counts[(int64_t)(lane->count[i] >> 32) - block.first], lane->count_value[(uint32_t)lane->count[i]]);
     }
     for (int64_t i = 0; i < block.n; i++) {
         int was_seen = seen && bit_of(seen, block.first + i);
@@ -83,9 +82,9 @@ static void transform_penalties(const fs_call *call, const fs_lane *lane, const 
     }
 }
 
-static void transform_edits(const fs_call *call, const fs_lane *lane, fs_block block, float *y) {
+static void transform_edits(const fs_lane *lane, fs_block block, float *y) {
     FS_SPARSE_EACH(i, lane->edit, lane->edits, block) {
-        float bias = call->batch->edit_bias[(uint32_t)lane->edit[i]];
+        float bias = lane->edit_bias[(uint32_t)lane->edit[i]];
         float *at = &y[(int64_t)(lane->edit[i] >> 32) - block.first];
         /* -inf is final: a ban of a +inf logit is a ban, not a NaN. */
         if (*at > -INFINITY) *at = bias == -INFINITY ? bias : *at + bias;
@@ -217,12 +216,14 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
     if (ask->raw_mass) isa->scan->add_mass(x, scratch->granule, span, 1.0f, &summary->raw_mass);
 
     float *y = x;
-    const int penalised = rules_penalise(rules) && (batch->seen || batch->counts || batch->count_offset);
+    const int penalised = rules_penalise(rules) && batch_penalises(batch),
+              edits_last = (batch->flags & FS_EDITS_LAST) != 0;
     if (lane->edits || penalised) {
         y = scratch->y;
         memcpy(y, x, (size_t)span * sizeof *y);
-        transform_edits(call, lane, block, y + lead);
+        if (!edits_last) transform_edits(lane, block, y + lead);
         if (penalised) transform_penalties(call, lane, rules, scratch->count, block, y + lead);
+        if (edits_last) transform_edits(lane, block, y + lead);
         survey = isa->scan->survey(NULL, base, y, span, scratch->granule);
         summary->flags |= survey.flags;
     }
@@ -238,6 +239,7 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
     if (most * rules->inverse_temperature == INFINITY) summary->flags |= FS_ROW_INF;
 
     reduce_mass(call, isa->scan, rules, y, scratch->granule, most, span, &summary->mass);
+    if (ask->cut_mass) isa->scan->add_mass(y, scratch->granule, span, 1.0f, &summary->cut_mass);
     if (lane->listed && summary->list.raw) fs_lists_offer_each(&summary->list, y, x, base, span);
     else if (lane->listed) reduce_list(isa->scan, lane, rules, block, y, scratch->granule, heard.log_mass, summary);
     /* Lists are by y, which raw logits may be asked of; what l makes -inf of them core/finish.c leaves out. Races are by l. */

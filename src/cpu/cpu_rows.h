@@ -12,10 +12,12 @@ typedef struct fs_lane {
     fs_noise *noise; /* [samples] */
     uint64_t *edit;  /* [edits] (token << 32 | entry), ascending */
     int64_t edits;
-    uint64_t *count; /* [counts] likewise, of the slot's sparse counts */
+    const float *edit_bias; /* [edits] by entry */
+    uint64_t *count;        /* [counts] likewise, of the slot's sparse counts */
     int64_t counts;
-    uint64_t *watch;          /* [watches] (token << 32 | place in the row's watched tokens), ascending */
-    int64_t watches, watched; /* watched: those of the rows before */
+    const int32_t *count_value; /* [counts] by entry */
+    uint64_t *watch;            /* [watches] (token << 32 | place in the row's watched tokens), ascending */
+    int64_t watches, watched;   /* watched: those of the rows before */
     double rare;    /* tokens with less than this share of the mass, as a log, are not listed; -inf: all are */
     int32_t listed; /* its list by y is looked at: a row without cuts needs none, whatever its neighbours ask for */
 } fs_lane;

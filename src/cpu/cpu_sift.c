@@ -14,7 +14,7 @@ static int is_sifted(const fs_pass *pass) {
     if (head->bias || head->round != FS_F32 || head->scale != 1.0f || head->softcap > 0.0f || head->post_scale != 1.0f)
         return 0;
     if (pass->groups || pass->whole || batch->noise == FS_NOISE_FAST || ask->samples != 1 || ask->ordered) return 0;
-    if (ask->edited || ask->rank_depth || ask->watched) return 0;
+    if (ask->edited || ask->rank_depth || ask->watched || ask->cut_mass) return 0;
     if (batch->allow && (ask->mass || ask->raw_mass || ask->max)) return 0;
     /* A block's rough terms are one float sum, of 16 at a time: as many as keep it within half of mass_slack. Lanes of exact ones have room for
      * that many granules (FS_WIDE_TERMS). */

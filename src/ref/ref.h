@@ -26,16 +26,17 @@ typedef struct ref_row {
     float *y;          /* [V] orders tokens */
     float *l;          /* [V] processed */
     int64_t *count;    /* [V] how often the slot has produced a token */
-    uint64_t *order;   /* [live] order keys of the tokens with l > -inf, sorted, best first */
+    uint64_t *order;   /* [there] order keys of the tokens with y > -inf, sorted, best first */
     uint64_t *scratch; /* [V] keys to be sorted for one purpose */
-    int64_t live;
+    int64_t there;
+    int64_t live; /* of them those with l > -inf, which come first */
     int64_t kept; /* the cut leaves order[0 .. kept) */
 
     int64_t *token; /* [n] drawn or given; fewer than n without replacement from a small support */
     double *score;  /* [n] */
 } ref_row;
 
-/* Reads the row's slot, position and values; sets the status bits of bad ones. */
+/* Reads the row's slot, position and values; sets the status bits of bad ones, of bad lists and of broken limits. */
 void fs_ref_row_values(ref_row *row, const fs_batch *batch);
 /* Fills x, y, l, order and live. */
 void fs_ref_row_logits(ref_row *row, const fs_head *head, const fs_batch *batch);

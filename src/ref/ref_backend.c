@@ -68,7 +68,7 @@ static fs_status sample(fs_context *context, const fs_head *head, const fs_batch
 
     for (row.b = 0; row.b < batch->rows; row.b++) {
         fs_ref_row_values(&row, batch);
-        row.live = row.kept = 0;
+        row.there = row.live = row.kept = 0;
         if (!row.status) fs_ref_row_logits(&row, head, batch);
         if (!(row.status & FS_ROW_NO_TOKEN)) {
             fs_ref_row_cut(&row, batch);

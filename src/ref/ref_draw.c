@@ -21,40 +21,61 @@ static float y_at(const ref_row *row, int64_t i) {
 
 /* ------------------------------------------------------------------------------------------------------- cut ---- */
 
-/* Every cut keeps a prefix of the total order; with FS_KEEP_TIES it is lengthened to the last token of equal y. */
-static int64_t with_ties(const ref_row *row, int64_t kept, int64_t limit, uint32_t flags) {
-    if (flags & FS_KEEP_TIES)
-        while (kept < limit && y_at(row, kept) == y_at(row, kept - 1)) kept++;
+/* One row's cuts. They look at l, or before temperature at y; every one keeps a prefix of the total order. */
+typedef struct cuts {
+    const ref_row *row;
+    const fs_slot_values *values;
+    uint32_t flags;
+    const float *seen; /* [V] what they look at */
+    int64_t all;       /* tokens there are */
+} cuts;
+
+static double seen_at(const cuts *c, int64_t i) {
+    return (double)c->seen[local(c->row, c->row->order[i])];
+}
+
+/* With this flag a prefix is lengthened to the last token of equal y. */
+static int64_t with_ties(const cuts *c, int64_t kept, int64_t limit, uint32_t flag) {
+    if (c->flags & flag)
+        while (kept < limit && y_at(c->row, kept) == y_at(c->row, kept - 1)) kept++;
     return kept;
 }
 
-static int64_t cut_min_p(const ref_row *row, float min_p) {
-    if (min_p == 0.0f) return row->live;
-    double limit = (double)l_at(row, 0) + log((double)min_p);
-    int64_t kept = 0;
-    while (kept < row->live && (double)l_at(row, kept) >= limit) kept++;
-    return kept;
-}
-
-/* The shortest prefix with mass >= p Z: a token stays iff the mass strictly before it is below p Z. Where the best l is
- * +inf all of the mass is there, and one token stays. */
-static int64_t cut_top_p(const ref_row *row, int64_t kept, float p, uint32_t flags) {
-    if (p >= 1.0f) return kept;
-    double most = l_at(row, 0), total = 0.0, before = 0.0;
-    if (isinf(most)) return with_ties(row, 1, kept, flags);
-    int64_t counted = flags & FS_JOINT_TOP_P ? row->live : kept;
-    for (int64_t i = 0; i < counted; i++) total += exp((double)l_at(row, i) - most);
+static int64_t cut_min_p(const cuts *c, int64_t kept) {
+    if (c->values->min_p == 0.0f) return kept;
+    double limit = seen_at(c, 0) + log((double)c->values->min_p);
     int64_t prefix = 0;
-    while (prefix < kept && before < (double)p * total) before += exp((double)l_at(row, prefix++) - most);
+    while (prefix < kept && seen_at(c, prefix) >= limit) prefix++;
+    return prefix;
+}
+
+static int64_t cut_top_k(const cuts *c, int64_t kept) {
+    int64_t k = c->values->top_k;
+    return k > 0 && k < kept ? with_ties(c, k, kept, FS_KEEP_TIES_TOP_K) : kept;
+}
+
+/* The shortest prefix with mass >= p Z: a token stays iff the mass strictly before it is below p Z. Where the best is
+ * +inf all of the mass is there, and one token stays. */
+static int64_t cut_top_p(const cuts *c, int64_t kept) {
+    double p = (double)c->values->top_p, most = seen_at(c, 0), total = 0.0, before = 0.0;
+    if (p >= 1.0) return kept;
+    if (isinf(most)) return with_ties(c, 1, kept, FS_KEEP_TIES_TOP_P);
+    int64_t counted = c->flags & FS_JOINT_TOP_P ? c->all : kept;
+    for (int64_t i = 0; i < counted; i++) total += exp(seen_at(c, i) - most);
+    int64_t prefix = 0;
+    while (prefix < kept && before < p * total) before += exp(seen_at(c, prefix++) - most);
     if (prefix == 0) prefix = 1;
-    return with_ties(row, prefix, kept, flags);
+    return with_ties(c, prefix, kept, FS_KEEP_TIES_TOP_P);
 }
 
 void fs_ref_row_cut(ref_row *row, const fs_batch *batch) {
-    const fs_slot_values *values = &row->values;
-    int64_t kept = cut_min_p(row, values->min_p);
-    if (values->top_k > 0 && values->top_k < kept) kept = with_ties(row, values->top_k, kept, batch->flags);
-    row->kept = cut_top_p(row, kept, values->top_p, batch->flags);
+    cuts c = {row, &row->values, batch->flags, row->l, row->live};
+    if (batch->flags & FS_CUT_BEFORE_TEMPERATURE) c.seen = row->y, c.all = row->there;
+    int64_t kept = c.all;
+    if (!(batch->flags & FS_MIN_P_LAST)) kept = cut_min_p(&c, kept);
+    kept = cut_top_p(&c, cut_top_k(&c, kept));
+    if (batch->flags & FS_MIN_P_LAST) kept = cut_min_p(&c, kept);
+    row->kept = kept < row->live ? kept : row->live;
 }
 
 /* ------------------------------------------------------------------------------------------------------ draw ---- */

@@ -91,6 +91,69 @@ static int64_t mask_of(const ref_row *row, const fs_batch *batch) {
     return batch->allow_index ? batch->allow_index[row->b] : row->b;
 }
 
+/* ------------------------------------------------------------------------------------------------------ lists ---- */
+
+static int64_t room_of_line(const fs_batch *batch) {
+    return batch->edit_stride / 4;
+}
+
+/* The row's edits: entries [*first, *last). A list that is bad is none. */
+static void edits_of(const ref_row *row, const fs_batch *batch, int64_t *first, int64_t *last) {
+    *first = *last = 0;
+    if (batch->edit_offset) {
+        *first = batch->edit_offset[row->b];
+        *last = batch->edit_offset[row->b + 1];
+    }
+    if (batch->edit_count && batch->edit_count[row->slot] > 0 && batch->edit_count[row->slot] <= room_of_line(batch)) {
+        *first = row->slot * room_of_line(batch);
+        *last = *first + batch->edit_count[row->slot];
+    }
+}
+
+static uint32_t check_tokens(const int32_t *token, int64_t first, int64_t last, int64_t vocab) {
+    for (int64_t i = first; i < last; i++)
+        if (token[i] < 0 || token[i] >= vocab) return FS_ROW_BAD_TOKEN;
+    return 0;
+}
+
+static uint32_t check_lists(const ref_row *row, const fs_batch *batch) {
+    const int64_t b = row->b, s = row->slot, n = batch->samples;
+    int64_t first, last;
+    uint32_t bad = 0;
+    edits_of(row, batch, &first, &last);
+    bad |= check_tokens(batch->edit_token, first, last, row->vocab);
+    if (batch->count_offset)
+        bad |= check_tokens(batch->count_token, batch->count_offset[s], batch->count_offset[s + 1], row->vocab);
+    if (batch->watch_offset)
+        bad |= check_tokens(batch->watch_token, batch->watch_offset[b], batch->watch_offset[b + 1], row->vocab);
+    if (batch->mode == FS_MODE_SCORE) bad |= check_tokens(batch->given, b * n, (b + 1) * n, row->vocab);
+    if (batch->edit_count && (batch->edit_count[s] < 0 || batch->edit_count[s] > room_of_line(batch)))
+        bad |= FS_ROW_BAD_LIST;
+    return bad;
+}
+
+/* Whether the row does what batch.limits says that no row does. */
+static uint32_t check_limits(const ref_row *row, const fs_batch *batch) {
+    const fs_slot_values *values = &row->values;
+    const uint32_t absent = batch->limits.absent;
+    const int cuts_k = values->top_k > 0 && values->top_k < row->vocab;
+    const int penalises = values->repetition != 1.0f || values->frequency != 0.0f || values->presence != 0.0f;
+    const int has_penalised = batch->seen || batch->counts || batch->count_offset;
+    int64_t first, last;
+    int over = 0;
+    edits_of(row, batch, &first, &last);
+    over |= cuts_k && batch->limits.top_k > 0 && values->top_k > batch->limits.top_k;
+    over |= cuts_k && absent & FS_RULE_TOP_K;
+    over |= values->top_p >= 0.0f && values->top_p < 1.0f && absent & FS_RULE_TOP_P;
+    over |= values->min_p > 0.0f && values->min_p <= 1.0f && absent & FS_RULE_MIN_P;
+    over |= mask_of(row, batch) >= 0 && absent & FS_RULE_ALLOW;
+    over |= last > first && absent & FS_RULE_EDITS;
+    over |= penalises && has_penalised && absent & FS_RULE_PENALTIES;
+    return over ? FS_ROW_OVER_LIMIT : 0;
+}
+
+/* -------------------------------------------------------------------------------------------------------- row ---- */
+
 static int64_t slot_of(const fs_batch *batch, int64_t b) {
     if (!batch->slot) return b;
     if (batch->slot_dtype == FS_I64) return ((const int64_t *)batch->slot)[b];
@@ -121,6 +184,7 @@ void fs_ref_row_values(ref_row *row, const fs_batch *batch) {
     row->status = check_values(values);
     int64_t mask = mask_of(row, batch);
     if (mask < -1 || (batch->masks > 0 && mask >= batch->masks)) row->status |= FS_ROW_BAD_MASK;
+    row->status |= check_lists(row, batch) | check_limits(row, batch);
 }
 
 /* ----------------------------------------------------------------------------------------------------- logits ---- */
@@ -158,8 +222,9 @@ static const uint32_t *allow_mask(const ref_row *row, const fs_batch *batch) {
 /* Several edits of one token add up in the order they are listed. -inf is final: neither a masked nor a banned token
  * comes back through a +inf, and no NaN is made of the two. */
 static void apply_edits(ref_row *row, const fs_batch *batch) {
-    if (!batch->edit_offset) return;
-    for (int64_t i = batch->edit_offset[row->b]; i < batch->edit_offset[row->b + 1]; i++) {
+    int64_t first, last;
+    edits_of(row, batch, &first, &last);
+    for (int64_t i = first; i < last; i++) {
         int64_t v = batch->edit_token[i] - row->first;
         if (v < 0 || v >= row->size || row->y[v] == -INFINITY) continue;
         float bias = batch->edit_bias[i];
@@ -206,14 +271,6 @@ static float drop_nan(ref_row *row, float value) {
     return -INFINITY;
 }
 
-static void check_given(ref_row *row, const fs_batch *batch) {
-    if (batch->mode != FS_MODE_SCORE) return;
-    for (int32_t i = 0; i < batch->samples; i++) {
-        int64_t token = batch->given[row->b * batch->samples + i];
-        if (token < 0 || token >= row->vocab) row->status |= FS_ROW_BAD_TOKEN;
-    }
-}
-
 void fs_ref_row_logits(ref_row *row, const fs_head *head, const fs_batch *batch) {
     const uint32_t *allow = allow_mask(row, batch);
     for (int64_t v = 0; v < row->size; v++) {
@@ -222,19 +279,20 @@ void fs_ref_row_logits(ref_row *row, const fs_head *head, const fs_batch *batch)
         row->x[v] = absent ? -INFINITY : drop_nan(row, raw_logit(head, batch, row->b, v));
         row->y[v] = row->x[v];
     }
-    apply_edits(row, batch);
+    if (!(batch->flags & FS_EDITS_LAST)) apply_edits(row, batch);
     apply_penalties(row, batch);
+    if (batch->flags & FS_EDITS_LAST) apply_edits(row, batch);
 
     float t = row->values.temperature;
     float inverse = t > 0.0f ? 1.0f / t : 1.0f;
-    row->live = 0;
+    row->there = row->live = 0;
     for (int64_t v = 0; v < row->size; v++) {
         row->y[v] = drop_nan(row, row->y[v]);
         row->l[v] = row->y[v] * inverse;
         if (row->x[v] == INFINITY || row->l[v] == INFINITY) row->status |= FS_ROW_INF;
-        if (row->l[v] > -INFINITY) row->order[row->live++] = order_key(row->y[v], (uint32_t)(row->first + v));
+        if (row->y[v] > -INFINITY) row->order[row->there++] = order_key(row->y[v], (uint32_t)(row->first + v));
+        if (row->l[v] > -INFINITY) row->live++;
     }
     if (row->live == 0) row->status |= FS_ROW_EMPTY;
-    check_given(row, batch);
-    fs_ref_sort_keys(row->order, row->live);
+    fs_ref_sort_keys(row->order, row->there);
 }

@@ -57,12 +57,16 @@ static float logprob_of(const view *w, int64_t token) {
     return (float)((double)logit_of(w, token) - w->log_z);
 }
 
-static int32_t rank_of(const view *w, int64_t token) {
+static int32_t rank_of(const view *w, int64_t token, int ties) {
     if (!in_head(w, token)) return -1;
     float y = w->order[token - w->row->first];
-    int32_t larger = 0;
-    for (int64_t i = 0; i < w->count; i++) larger += order_key_logit(w->best[i]) > y;
-    return 1 + larger;
+    int32_t ahead = 0;
+    for (int64_t i = 0; i < w->count; i++) {
+        float other = order_key_logit(w->best[i]);
+        int itself = order_key_token(w->best[i]) == (uint32_t)token;
+        ahead += other > y || (ties && other == y && !itself);
+    }
+    return 1 + ahead;
 }
 
 static void put_token(fs_result *result, int64_t i, int64_t token) {
@@ -97,7 +101,7 @@ static void put_samples(const ref_row *row, const fs_batch *batch, fs_result *re
         put(result->score, at, batch->mode == FS_MODE_SCORE ? NAN : (float)row->score[i]);
         put(result->logit, at, logit_of(w, token));
         put(result->logprob, at, logprob_of(w, token));
-        if (result->rank) result->rank[at] = rank_of(w, token);
+        if (result->rank) result->rank[at] = rank_of(w, token, (batch->flags & FS_RANK_OF_TIES) != 0);
     }
 }
 

@@ -233,7 +233,7 @@ static void cut_refuses_a_proof_when_a_tie_may_be_missing(void **state) {
     uint64_t key[8];
     fs_rules rules;
     memset(&rules, 0, sizeof rules);
-    rules.inverse_temperature = 1.0f;
+    rules.inverse_temperature = rules.cut_scale = 1.0f;
     rules.top_p = 1.0f;
     rules.log_min_p = -INFINITY;
     rules.top_k = 4;

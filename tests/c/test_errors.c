@@ -56,11 +56,34 @@ static void a_bad_list_is_named(void **state) {
     (void)state;
     REFUSED((f.batch.edit_offset = f.offset, f.batch.edit_bias = f.bias), "batch.edit_token", "NULL");
     REFUSED((f.batch.edit_offset = f.offset, f.batch.edit_token = f.list), "batch.edit_bias", "NULL");
-    REFUSED((f.batch.edit_offset = f.offset, f.batch.edit_token = f.list, f.list[1] = 40), "batch.edit_token[1]", "39");
-    REFUSED((f.batch.edit_offset = f.offset, f.batch.edit_token = f.list, f.list[0] = -7), "batch.edit_token[0]", "-7");
     REFUSED((f.batch.edit_offset = f.offset, f.offset[0] = -1), "batch.edit_offset[0]", "-1");
     REFUSED((f.batch.watch_offset = f.offset, f.offset[1] = 9), "batch.watch_offset[2]", "ascend");
     REFUSED((f.batch.count_offset = f.offset, f.batch.count_token = f.list), "batch.count_value", "NULL");
+    REFUSED((f.batch.edit_offset = f.offset, f.batch.edit_count = f.list), "batch.edit_count", "both");
+    REFUSED(f.batch.edit_stride = 6, "batch.edit_stride", "6");
+    REFUSED(f.batch.edit_stride = -4, "batch.edit_stride", "-4");
+    REFUSED(f.batch.edit_stride = INT64_MAX / 4 * 4, "batch.edit_stride", "2^33");
+    REFUSED(f.batch.edit_count = f.list, "batch.edit_stride", "at least 4");
+    REFUSED((f.batch.edit_count = f.list, f.batch.edit_stride = 4, f.list[0] = 1), "batch.edit_token", "NULL");
+    REFUSED((f.batch.edit_count = f.list, f.batch.edit_stride = 4, f.list[0] = 1, f.batch.edit_token = f.list),
+            "batch.edit_bias", "NULL");
+}
+
+static void a_bad_limit_is_named(void **state) {
+    (void)state;
+    REFUSED(f.batch.limits.absent = 0x40, "batch.limits.absent", "0x40");
+    REFUSED(f.batch.limits.top_k = -3, "batch.limits.top_k", "-3");
+    REFUSED(f.batch.limits.edits = -5, "batch.limits.edits", "-5");
+    REFUSED(f.batch.limits.counts = -6, "counts", "-6");
+    REFUSED(f.batch.limits.watched = -7, "watched", "-7");
+    REFUSED((f.batch.edit_offset = f.offset, f.batch.edit_token = f.list, f.batch.edit_bias = f.bias,
+             f.batch.limits.edits = 1),
+            "batch.limits.edits is 1", "2 entries");
+    REFUSED((f.batch.count_offset = f.offset, f.batch.count_token = f.list, f.batch.count_value = f.list,
+             f.batch.limits.counts = 1),
+            "batch.limits.counts is 1", "2 entries");
+    REFUSED((f.batch.watch_offset = f.offset, f.batch.watch_token = f.list, f.batch.limits.watched = 1),
+            "batch.limits.watched is 1", "2 entries");
 }
 
 static void a_bad_result_is_named(void **state) {
@@ -329,6 +352,7 @@ int main(void) {
         cmocka_unit_test(a_bad_head_is_named),
         cmocka_unit_test(a_bad_batch_is_named),
         cmocka_unit_test(a_bad_list_is_named),
+        cmocka_unit_test(a_bad_limit_is_named),
         cmocka_unit_test(a_bad_result_is_named),
         cmocka_unit_test(what_is_not_there_yet_says_so),
         cmocka_unit_test(later_structs_are_read_as_far_as_they_are_known),

@@ -171,7 +171,10 @@ def random_rules(rng, rows, first, vocab, mode=None):
     else:
         rules["samples"] = int(pick(rng, 1, 1, 2, 5))
         rules.update(random_cuts(rng, slots, vocab - first))
-        rules["keep_ties"], rules["joint_top_p"] = bool(rng.integers(2)), bool(rng.integers(2))
+        rules["joint_top_p"] = bool(rng.integers(2))
+        rules.update({name: True for name in ("keep_ties_top_k", "keep_ties_top_p") if rng.random() < 0.4})
+    rules.update({name: True for name in ("min_p_last", "cut_before_temperature", "edits_last", "rank_of_ties")
+                  if rng.random() < 0.3})
     if rules["mode"] == "score":
         rules["given"] = rng.integers(first, vocab, (rows, rules["samples"])).astype(np.int32)
         if rng.random() < 0.2:
@@ -183,15 +186,20 @@ def random_rules(rng, rows, first, vocab, mode=None):
     rules["position"] = pick(rng, 3, rng.integers(0, 2**40, rows).astype(np.uint64))
     rules["fallback_token"] = pick(rng, -1, -7)
     if slots > rows or rng.random() < 0.3:
-        rules["slot"] = rng.permutation(slots)[:rows].astype(np.int32)
+        rules["slot"] = rng.permutation(slots)[:rows].astype(pick(rng, np.int32, np.int64))
         if rng.random() < 0.3:
             rules["slot"][rng.integers(rows)] = pick(rng, -1, -1, -2, slots)
+        if rng.random() < 0.1 and rules["slot"].dtype == np.int64:
+            rules["slot"][rng.integers(rows)] = pick(rng, 2**32, 2**32 - 1, -(2**40), 2**62)
     random_edits(rng, rules, rows, slots, first, vocab)
     random_penalties(rng, rules, slots, first, vocab)
     if rng.random() < 0.4:
         watched = lambda: [int(t) for t in rng.integers(max(0, first - 3), vocab, rng.integers(4))]
         rules["watch"] = [watched() for _ in range(rows)]
         rules["watch"][0].append(first)
+    plant_bad_tokens(rng, rules, rows, slots, vocab)
+    if rng.random() < 0.15:
+        rules["limits"] = dict(absent=int(rng.integers(64)) & int(rng.integers(64)), top_k=int(pick(rng, 0, 0, 3, 50)))
     return {name: value for name, value in rules.items() if value is not None}
 
 
@@ -205,8 +213,40 @@ def random_edits(rng, rules, rows, slots, first, vocab):
             rules["allow_index"] = rng.integers(-1, masks, rows).astype(np.int32)
     if rng.random() < 0.3:
         bias = lambda: float(pick(rng, -inf, -inf, 2.5, -1.25, float(np.float32(rng.normal()))))
-        rules["edits"] = [[(int(rng.integers(max(0, first - 5), vocab)), bias()) for _ in range(rng.integers(9))]
-                          for _ in range(rows)]
+        line = lambda: [(int(rng.integers(max(0, first - 5), vocab)), bias()) for _ in range(rng.integers(9))]
+        if rng.random() < 0.5:
+            rules["edits"] = [line() for _ in range(rows)]
+        else:
+            rules["padded_edits"] = padded(rng, [line() for _ in range(slots)])
+
+
+def padded(rng, lines):
+    """Lists of (token, bias) side by side, with room for more that nobody may look at: (count, token, bias)."""
+    columns = max(1, max(map(len, lines))) + int(rng.integers(3))
+    token = np.full((len(lines), columns), 10**9, np.int32)
+    bias = np.full((len(lines), columns), np.nan, np.float32)
+    for s, line in enumerate(lines):
+        for i, entry in enumerate(line):
+            token[s, i], bias[s, i] = entry
+    count = np.array(list(map(len, lines)), np.int32)
+    if rng.random() < 0.15:
+        count[rng.integers(len(lines))] = pick(rng, -1, columns + 1, 2**31 - 1, -(2**31))
+    return count, token, bias
+
+
+def plant_bad_tokens(rng, rules, rows, slots, vocab):
+    """Seldom one token that is none, in one of the lists there are."""
+    bad = int(pick(rng, -1, vocab, 10**9, -(2**31)))
+    if rng.random() > 0.1:
+        return
+    if rules.get("edits"):
+        rules["edits"][rng.integers(rows)].append((bad, 0.5))
+    elif rules.get("padded_edits") is not None:
+        rules["padded_edits"][1][rng.integers(slots), 0] = bad
+    elif rules.get("count_list"):
+        rules["count_list"][rng.integers(slots)].append((bad, 1))
+    elif rules.get("watch"):
+        rules["watch"][rng.integers(rows)].append(bad)
 
 
 def random_penalties(rng, rules, slots, first, vocab):

@@ -9,6 +9,7 @@ from scipy.special import logsumexp
 import noise_model as nm
 
 SKIPPED, EMPTY, BAD_SLOT, BAD_TEMPERATURE, BAD_TOP_P, BAD_MIN_P, BAD_PENALTY, BAD_TOKEN = (1 << i for i in range(8))
+BAD_MASK, BAD_LIST, OVER_LIMIT = 1 << 10, 1 << 11, 1 << 12
 NAN, INF, SHORT = 1 << 16, 1 << 17, 1 << 20
 NO_TOKEN = 0xFFFF
 
@@ -61,28 +62,50 @@ def bit(words, ids):
     return (words[ids // 32] >> (ids % 32).astype(np.uint32) & 1).astype(bool)
 
 
-def processed(x, ids, rules, values, b, slot):
-    """y of one row."""
-    y = x.copy()
+def edits_of(rules, b, slot):
+    """The edits of a row, (token, bias) in their order, and whether their count is bad."""
+    if rules.get("edits") is not None:
+        return rules["edits"][b], False
+    if rules.get("padded_edits") is None:
+        return [], False
+    count, token, bias = rules["padded_edits"]
+    if not 0 <= count[slot] <= token.shape[1]:
+        return [], True
+    return list(zip(token[slot].tolist(), bias[slot].tolist()))[: count[slot]], False
+
+
+def edited(y, ids, edits):
+    y = y.copy()
     place = {int(token): i for i, token in enumerate(ids)}
-    for token, bias in (rules.get("edits") or {b: []})[b]:
+    for token, bias in edits:
         i = place.get(token)
         if i is not None and y[i] != -np.inf:
             y[i] = -np.inf if bias == -np.inf else y[i] + f32(bias)
+    return y
+
+
+def penalised(y, ids, rules, values, slot):
     count = np.zeros(len(ids), np.int64)
     if rules.get("counts") is not None:
         count[:] = rules["counts"][slot][ids]
     for token, n in (rules.get("count_list") or {slot: []})[slot]:
-        if token in place:
-            count[place[token]] += n
+        count[ids == token] += n
     seen = count > 0
     if rules.get("seen") is not None:
         seen = seen | bit(rules["seen"][slot], ids)
     r = f32(values["repetition"])
-    y = np.where(seen, np.where(y > 0, y / r, y * r), y)
-    y = y - f32(values["frequency"]) * count.astype(f32)
-    y = np.where(count > 0, y - f32(values["presence"]), y)
-    return np.where(x == -np.inf, f32(-np.inf), y).astype(f32)
+    z = np.where(seen, np.where(y > 0, y / r, y * r), y)
+    z = z - f32(values["frequency"]) * count.astype(f32)
+    z = np.where(count > 0, z - f32(values["presence"]), z)
+    return np.where(y == -np.inf, f32(-np.inf), z).astype(f32)
+
+
+def processed(x, ids, rules, values, b, slot):
+    """y of one row."""
+    edits, _ = edits_of(rules, b, slot)
+    if rules.get("edits_last"):
+        return edited(penalised(x, ids, rules, values, slot), ids, edits)
+    return penalised(edited(x, ids, edits), ids, rules, values, slot)
 
 
 # -------------------------------------------------------------------------------------------------- cut and draw ----
@@ -93,36 +116,45 @@ def order(y, ids):
     return np.lexsort((ids, -y))
 
 
-def cut(y, l, ids, values, keep_ties, joint):
-    """Which of the tokens (all with l > -inf) survive."""
-    keep = np.ones(len(ids), bool)
-    l64 = l.astype(np.float64)
-    if values["min_p"] > 0:
-        keep &= l64 >= l64.max() + np.log(np.float64(f32(values["min_p"])))
+def cut(y, seen, ids, values, rules):
+    """Which of the tokens (all with y > -inf) survive. Cuts look at `seen`: l, or y before temperature."""
+    seen = seen.astype(np.float64)
     by_order = order(y, ids)
+    ties_k = rules.get("keep_ties") or rules.get("keep_ties_top_k")
+    ties_p = rules.get("keep_ties") or rules.get("keep_ties_top_p")
 
-    def with_ties(kept):
-        return kept | (keep & np.isin(y, y[kept].min())) if keep_ties else kept
+    def min_p(keep):
+        if values["min_p"] == 0:
+            return keep
+        return keep & (seen >= seen.max() + np.log(np.float64(f32(values["min_p"]))))
 
-    k = values["top_k"]
-    if 0 < k < keep.sum():
-        first = np.zeros_like(keep)
-        first[[i for i in by_order if keep[i]][:k]] = True
-        keep = with_ties(first)
-    p = np.float64(f32(values["top_p"]))
-    if p < 1:
-        survivors = np.array([i for i in by_order if keep[i]])
-        if np.isposinf(l64.max()):
-            stay = survivors[:1]
-        else:
-            weight = np.exp(l64 - l64.max())
-            total = np.cumsum(weight[by_order if joint else survivors])[-1]
-            before = np.concatenate([[0.0], np.cumsum(weight[survivors])[:-1]])
-            stay = survivors[before < p * total]
-            stay = stay if len(stay) else survivors[:1]
+    def only(places, keep, ties):
+        """These places, and with ties all of `keep` that equal the last of them."""
         kept = np.zeros_like(keep)
-        kept[stay] = True
-        keep = with_ties(kept)
+        kept[places] = True
+        return kept | (keep & (y == y[kept].min())) if ties else kept
+
+    def top_k(keep):
+        k = values["top_k"]
+        return only([i for i in by_order if keep[i]][:k], keep, ties_k) if 0 < k < keep.sum() else keep
+
+    def top_p(keep):
+        p = np.float64(f32(values["top_p"]))
+        if p >= 1:
+            return keep
+        left = np.array([i for i in by_order if keep[i]])
+        if np.isposinf(seen.max()):
+            return only(left[:1], keep, ties_p)
+        weight = np.exp(seen - seen.max())
+        total = np.cumsum(weight[by_order if rules.get("joint_top_p") else left])[-1]
+        before = np.concatenate([[0.0], np.cumsum(weight[left])[:-1]])
+        stay = left[before < p * total]
+        return only(stay if len(stay) else left[:1], keep, ties_p)
+
+    keep = np.ones(len(ids), bool)
+    stages = (top_k, top_p, min_p) if rules.get("min_p_last") else (min_p, top_k, top_p)
+    for stage in stages:
+        keep = stage(keep)
     return keep
 
 
@@ -219,6 +251,34 @@ def bad_values(values):
     return bad
 
 
+def bad_lists(rules, b, slot, vocab):
+    edits, bad = edits_of(rules, b, slot)
+    tokens = [token for token, _ in edits] + [token for token, _ in (rules.get("count_list") or {slot: []})[slot]]
+    tokens += list((rules.get("watch") or {b: []})[b])
+    if rules.get("mode") == "score":
+        tokens += list(rules["given"][b])
+    return BAD_LIST * bad | BAD_TOKEN * any(not 0 <= token < vocab for token in tokens)
+
+
+def over_limit(rules, values, b, slot, vocab):
+    """Whether the row breaks a promise of its limits."""
+    limits = rules.get("limits") or {}
+    k = values["top_k"] if 0 < values["top_k"] < vocab else 0
+    penalties = any(rules.get(name) is not None for name in ("seen", "counts", "count_list"))
+    uses = [k > 0, 0 <= values["top_p"] < 1, 0 < values["min_p"] <= 1, mask_of(rules, b) >= 0,
+            len(edits_of(rules, b, slot)[0]) > 0,
+            penalties and (values["repetition"], values["frequency"], values["presence"]) != (1, 0, 0)]
+    used = sum(1 << i for i, use in enumerate(uses) if use)
+    most = limits.get("top_k", 0)
+    return OVER_LIMIT * bool(used & limits.get("absent", 0) or (most and k > most))
+
+
+def mask_of(rules, b):
+    if rules.get("allow") is None:
+        return -1
+    return b if rules.get("allow_index") is None else int(rules["allow_index"][b])
+
+
 def slot_values(rules, slot):
     values = {}
     for name, default in DEFAULTS.items():
@@ -271,15 +331,13 @@ def sample_row(case, b, x, out):
         out["status"][b] = BAD_SLOT
         return
     values = slot_values(rules, slot)
-    status = bad_values(values)
+    status = bad_values(values) | bad_lists(rules, b, slot, vocab) | over_limit(rules, values, b, slot, vocab)
     if status:
         out["status"][b] = status
         return
 
-    if rules.get("allow") is not None:
-        mask = b if rules.get("allow_index") is None else rules["allow_index"][b]
-        if mask >= 0:
-            x = np.where(bit(rules["allow"][mask], ids), x, f32(-np.inf))
+    if mask_of(rules, b) >= 0:
+        x = np.where(bit(rules["allow"][mask_of(rules, b)], ids), x, f32(-np.inf))
     y = processed(np.where(np.isnan(x), f32(-np.inf), x), ids, rules, values, b, slot)
     if np.isnan(x).any() or np.isnan(y).any():
         status |= NAN
@@ -290,9 +348,6 @@ def sample_row(case, b, x, out):
     live = l > -np.inf
     if not live.any():
         status |= EMPTY
-    given = rules["given"][b] if rules.get("mode") == "score" else []
-    if any(token < 0 or token >= vocab for token in given):
-        status |= BAD_TOKEN
     out["status"][b] = status
     if status & NO_TOKEN:
         return
@@ -302,9 +357,11 @@ def sample_row(case, b, x, out):
     if rules.get("mode", "sample").startswith("group"):
         keep[live] = True
     else:
-        keep[live] = cut(y[live], l[live], ids[live], values, rules.get("keep_ties"), rules.get("joint_top_p"))
+        there, seen = (y > -np.inf, y) if rules.get("cut_before_temperature") else (live, l)
+        keep[there] = cut(y[there], seen[there], ids[there], values, rules)
+        keep &= live
     if rules.get("mode") == "score":
-        tokens, scores = list(given), [np.nan] * len(given)
+        tokens, scores = list(rules["given"][b]), [np.nan] * rules["samples"]
     else:
         places, scores = draw(rules, values, position, y[live], l[live], ids[live], keep[live])
         tokens = list(ids[live][places])
@@ -330,7 +387,8 @@ def report(case, b, out, ids, x, y, l, keep, tokens, scores):
         if token in place:
             i = place[token]
             out["logit"][b, j], out["logprob"][b, j] = logit[i], logprob[i]
-            out["rank"][b, j] = 1 + (by[among] > by[i]).sum()
+            equal = bool(case.rules.get("rank_of_ties")) & (by == by[i]) & (ids != token)
+            out["rank"][b, j] = 1 + (among & ((by > by[i]) | equal)).sum()
     if case.top:
         best = [i for i in order(by, ids) if among[i]][: case.top]
         out["top_token"][b, : len(best)] = ids[best]
