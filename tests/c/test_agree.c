@@ -12,7 +12,7 @@ typedef struct call {
     int64_t vocab, rows, slots;
     void *data, *hidden;
     float *bias;
-    int32_t *slot;
+    void *slot;
     uint64_t *position, *seed;
     float *temperature, *top_p, *min_p, *repetition, *frequency, *presence;
     int32_t *top_k;
@@ -20,6 +20,7 @@ typedef struct call {
     int32_t *allow_index, *counts;
     int64_t *edit_offset, *count_offset, *watch_offset;
     int32_t *edit_token, *count_token, *count_value, *watch_token, *given;
+    int32_t *edit_count;
     float *edit_bias;
 } call;
 
@@ -118,6 +119,66 @@ static int32_t *some_tokens(rng *r, int64_t n, int64_t vocab) {
     return token;
 }
 
+/* Of either dtype; -1 and a bad one among them. */
+static void make_slots(rng *r, call *c) {
+    const int wide = random_below(r, 2) == 0, bad = random_below(r, 5) == 0;
+    const int64_t far[] = {1000, -2, ((int64_t)1 << 32) - 1, (int64_t)1 << 32, -((int64_t)1 << 40)};
+    c->slot = array((size_t)c->rows, 8);
+    for (int64_t i = 0; i < c->rows; i++) {
+        int64_t slot = (int64_t)random_below(r, (uint64_t)c->slots + 1) - 1;
+        if (i == 0 && bad) slot = far[random_below(r, wide ? 5 : 2)];
+        if (wide) ((int64_t *)c->slot)[i] = slot;
+        else ((int32_t *)c->slot)[i] = (int32_t)slot;
+    }
+    c->batch.slot = c->slot;
+    c->batch.slot_dtype = wide ? FS_I64 : FS_I32;
+}
+
+static float *some_biases(rng *r, int64_t n) {
+    float *bias = array((size_t)n, 4);
+    for (int64_t i = 0; i < n; i++)
+        bias[i] = random_below(r, 4) ? (float)((int)random_below(r, 65) - 32) * 0.25f : -INFINITY;
+    return bias;
+}
+
+/* By row, or by slot in lines of equal length, of which some are said to be longer than they are. */
+static void make_edits(rng *r, call *c) {
+    fs_batch *b = &c->batch;
+    const uint64_t most = random_below(r, 8) ? 12 : 300;
+    int64_t entries;
+    if (random_below(r, 2)) {
+        b->edit_offset = c->edit_offset = offsets(r, c->rows, most);
+        entries = c->edit_offset[c->rows];
+    } else {
+        const int64_t line = 1 + (int64_t)random_below(r, most);
+        const int32_t bad[] = {-1, (int32_t)line + 1, INT32_MAX, INT32_MIN};
+        c->edit_count = array((size_t)c->slots, 4);
+        for (int64_t s = 0; s < c->slots; s++) c->edit_count[s] = (int32_t)random_below(r, (uint64_t)line + 1);
+        if (random_below(r, 5) == 0) c->edit_count[random_below(r, (uint64_t)c->slots)] = bad[random_below(r, 4)];
+        b->edit_count = c->edit_count;
+        b->edit_stride = line * 4;
+        entries = line * c->slots;
+    }
+    b->edit_token = c->edit_token = some_tokens(r, entries, c->vocab);
+    b->edit_bias = c->edit_bias = some_biases(r, entries);
+}
+
+/* One of the last entries of a list, if it has any, is no token. */
+static void spoil(rng *r, call *c, int32_t *token, int64_t entries) {
+    const int32_t bad[] = {-1, (int32_t)c->vocab, INT32_MAX, INT32_MIN};
+    if (token && entries && random_below(r, 10) == 0)
+        token[entries - 1 - (int64_t)random_below(r, entries < 4 ? (uint64_t)entries : 4)] = bad[random_below(r, 4)];
+}
+
+/* Promises, of which some are broken. Those of how much there is are checked with the arguments, so they hold. */
+static void make_limits(rng *r, call *c) {
+    fs_batch *b = &c->batch;
+    if (random_below(r, 6)) return;
+    b->limits.absent = (uint32_t)(random_below(r, 64) & random_below(r, 64));
+    b->limits.top_k = random_below(r, 2) ? 0 : 1 + (int32_t)random_below(r, 50);
+    b->limits.edits = b->limits.watched = b->limits.counts = (int64_t)1 << 40;
+}
+
 static void make_batch(rng *r, call *c) {
     fs_batch *b = &c->batch;
     const int64_t words = (c->vocab + 31) / 32;
@@ -129,14 +190,9 @@ static void make_batch(rng *r, call *c) {
     const int grouped = b->mode == FS_MODE_GROUP_PARALLEL || b->mode == FS_MODE_GROUP_ONLINE;
     if (grouped) b->samples = 1, b->group_size = 1 + (int64_t)random_below(r, (uint64_t)c->vocab);
     if (random_below(r, 6) == 0) b->noise = FS_NOISE_FAST;
-    b->flags = (uint32_t)random_below(r, 8);
+    b->flags = (uint32_t)(random_below(r, 256) & (random_below(r, 3) ? random_below(r, 256) : 0x47));
     c->slots = c->rows + 3;
-    if (random_below(r, 2)) {
-        c->slot = array((size_t)c->rows, 4);
-        for (int64_t i = 0; i < c->rows; i++) c->slot[i] = (int32_t)random_below(r, (uint64_t)c->slots + 1) - 1;
-        if (random_below(r, 5) == 0) c->slot[0] = 1000;
-        b->slot = c->slot;
-    }
+    if (random_below(r, 2)) make_slots(r, c);
     b->slots = c->slots;
     b->position_all = random_next(r);
     if (random_below(r, 2)) {
@@ -189,14 +245,7 @@ static void make_batch(rng *r, call *c) {
             if (random_below(r, 3) == 0) c->allow_index[0] = random_below(r, 2) ? -2 : (int32_t)c->rows;
         }
     }
-    if (random_below(r, 3) == 0) {
-        c->edit_offset = offsets(r, c->rows, random_below(r, 8) ? 12 : 300);
-        c->edit_token = some_tokens(r, c->edit_offset[c->rows], c->vocab);
-        c->edit_bias = array((size_t)c->edit_offset[c->rows], 4);
-        for (int64_t i = 0; i < c->edit_offset[c->rows]; i++)
-            c->edit_bias[i] = random_below(r, 4) ? (float)((int)random_below(r, 65) - 32) * 0.25f : -INFINITY;
-        b->edit_offset = c->edit_offset, b->edit_token = c->edit_token, b->edit_bias = c->edit_bias;
-    }
+    if (random_below(r, 3) == 0) make_edits(r, c);
     if (random_below(r, 3) == 0) {
         b->repetition = c->repetition, b->frequency = c->frequency, b->presence = c->presence;
         if (random_below(r, 2)) {
@@ -225,6 +274,10 @@ static void make_batch(rng *r, call *c) {
     c->given = some_tokens(r, c->rows * b->samples, c->vocab);
     if (random_below(r, 6) == 0) c->given[0] = (int32_t)c->vocab;
     if (b->mode == FS_MODE_SCORE) b->given = c->given;
+    spoil(r, c, c->edit_token, b->edit_offset ? c->edit_offset[c->rows] : b->edit_stride / 4 * c->slots);
+    spoil(r, c, c->count_token, c->count_offset ? c->count_offset[c->slots] : 0);
+    spoil(r, c, c->watch_token, c->watch_offset ? c->watch_offset[c->rows] : 0);
+    make_limits(r, c);
 }
 
 static void make_call(rng *r, call *c) {
@@ -245,7 +298,7 @@ static void free_call(call *c) {
                    c->temperature, c->top_p,        c->min_p,        c->repetition, c->frequency,   c->presence,
                    c->top_k,       c->stream,       c->allow,        c->seen,       c->allow_index, c->counts,
                    c->edit_offset, c->count_offset, c->watch_offset, c->edit_token, c->count_token, c->count_value,
-                   c->watch_token, c->given,        c->edit_bias};
+                   c->watch_token, c->given,        c->edit_bias,    c->edit_count};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
 }
 

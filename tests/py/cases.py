@@ -111,10 +111,10 @@ def random_logits(rng, rows, vocab):
     return x.astype(np.float32)
 
 
-def random_head(rng, rows, vocab, dim=None):
-    """Keywords of a head and hidden states. Dot products are sums of small integers, exact in float in any order."""
+def random_head(rng, rows, vocab, dim=None, whole=False):
+    """Keywords of a head and hidden states, with `whole` of all there is of a vocabulary. Dot products are sums of small integers, exact in float in any order."""
     dtype = pick(rng, "f32", "f16", "bf16")
-    first = int(pick(rng, 0, 0, 16, 128, int(rng.integers(1, 500))))
+    first = 0 if whole else int(pick(rng, 0, 0, 16, 128, int(rng.integers(1, 500))))
     head = dict(dtype=dtype, first_token=first)
     hidden = None
     if rng.random() < 0.5:
@@ -124,7 +124,7 @@ def random_head(rng, rows, vocab, dim=None):
         head["weights"] = strided(rng, stored_as(rng.integers(-4, 5, (vocab, dim)) / 4, dtype))
         hidden = strided(rng, stored_as(rng.integers(-4, 5, (rows, dim)) / 4, pick(rng, "f32", "f16", "bf16")))
     if rng.random() < 0.3:
-        head["vocab"] = first + int(rng.integers(max(1, vocab - 40), vocab + 40))
+        head["vocab"] = first + int(rng.integers(max(1, vocab - 40), vocab + (1 if whole else 40)))
     if rng.random() < 0.3:
         head["bias"] = (rng.integers(-8, 9, vocab) / 4).astype(np.float32)
     if rng.random() < 0.3:
@@ -267,9 +267,9 @@ def random_penalties(rng, rules, slots, first, vocab):
                                for _ in range(slots)]
 
 
-def random_case(rng, mode=None, vocab=None, dim=None):
+def random_case(rng, mode=None, vocab=None, dim=None, whole=False):
     rows, size = int(rng.integers(1, 6)), vocab or int(rng.integers(1, 300))
-    head, hidden = random_head(rng, rows, size, dim)
+    head, hidden = random_head(rng, rows, size, dim, whole)
     vocab = head.get("vocab") or head["first_token"] + size
     rules = random_rules(rng, rows, head["first_token"], vocab, mode)
     if "logits" in head and head["dtype"] == "f32" and rng.random() < 0.2:

@@ -399,7 +399,7 @@ def skip_without_parts(backend):
 def test_merged_shards_are_the_whole(backend, reference, seed):
     skip_without_parts(backend)
     rng = np.random.default_rng(5000 + seed)
-    case = random_case(rng, mode=pick(rng, "sample", "sample", "without_replacement", "score"))
+    case = random_case(rng, mode=pick(rng, "sample", "sample", "without_replacement", "score"), whole=True)
     size = case.head["weights"].shape[0] if "weights" in case.head else case.head["logits"].shape[1]
     case.rules.update(list_capacity=size + 1, exact_rank=True)
     whole = case.run(reference)
