@@ -134,8 +134,11 @@ static void make_rules(rng *r, int kind, call *c) {
         slot[i] = random_below(r, 8) ? (int32_t)i : -1;
         top_k[i] = kind == CUTS || kind == MASKED_CUTS ? 1 + (int32_t)random_below(r, 60) : 0;
         top_p[i] = kind == CUTS || kind == NUCLEUS ? 0.5f + 0.5f * (float)random_unit(r) : 1.0f;
-        min_p[i] = kind == MIN_P ? 0.05f : 0.0f;
+        min_p[i] = kind == MIN_P || (kind == CUTS && random_below(r, 4) == 0) ? 0.05f : 0.0f;
     }
+    /* Nuclei of the row before temperature are not sifted. */
+    const uint32_t flags = FS_KEEP_TIES | FS_MIN_P_LAST | FS_CUT_BEFORE_TEMPERATURE;
+    if (kind != NUCLEUS && random_below(r, 3) == 0) b->flags = flags & (uint32_t)random_next(r);
     if (random_below(r, 3) == 0) b->slot = slot;
     b->temperature = temperature;
     b->top_k = top_k;

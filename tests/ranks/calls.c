@@ -18,10 +18,11 @@ static struct {
     float w[MOST_V * MOST_D], h[MOST_B * MOST_D], logits[MOST_B * MOST_V], bias[MOST_V];
     float temperature[MOST_B], top_p[MOST_B], min_p[MOST_B], repetition[MOST_B];
     int32_t top_k[MOST_B], slot[MOST_B], counts[MOST_B * MOST_V], given[MOST_B * MOST_N];
+    int64_t wide_slot[MOST_B];
     uint64_t seed[MOST_B], position[MOST_B];
     uint32_t allow[MOST_B * (MOST_V / 32 + 1)];
     int64_t edit_offset[MOST_B + 1], watch_offset[MOST_B + 1];
-    int32_t edit_token[MOST_B * 4], watch_token[MOST_B * 2];
+    int32_t edit_count[MOST_B], edit_token[MOST_B * 4], watch_token[MOST_B * 2];
     float edit_bias[MOST_B * 4];
 } data;
 
@@ -74,11 +75,13 @@ static void random_rules(rng *r, fs_batch *b) {
         data.seed[i] = random_next(r);
         data.position[i] = random_next(r) >> below(r, 60);
         data.slot[i] = (int32_t)below(r, MOST_B + 1) - one_in(r, 6);
+        data.wide_slot[i] = one_in(r, 30) ? (int64_t)1 << 32 : data.slot[i];
     }
     b->temperature = data.temperature;
     if (one_in(r, 2)) b->position = data.position;
     if (one_in(r, 2)) b->seed = data.seed;
     if (one_in(r, 2)) b->slot = data.slot;
+    if (one_in(r, 3)) b->slot = data.wide_slot, b->slot_dtype = FS_I64;
     b->slots = MOST_B;
     b->all.seed = random_next(r);
     b->position_all = random_next(r);
@@ -86,8 +89,11 @@ static void random_rules(rng *r, fs_batch *b) {
     if (cuts && one_in(r, 2)) b->top_k = data.top_k;
     if (cuts && one_in(r, 2)) b->top_p = data.top_p;
     if (cuts && one_in(r, 2)) b->min_p = data.min_p;
-    if (one_in(r, 3)) b->flags |= FS_KEEP_TIES;
-    if (one_in(r, 3)) b->flags |= FS_JOINT_TOP_P;
+    static const uint32_t flags[] = {FS_KEEP_TIES_TOP_K,        FS_KEEP_TIES_TOP_P, FS_JOINT_TOP_P, FS_MIN_P_LAST,
+                                     FS_CUT_BEFORE_TEMPERATURE, FS_EDITS_LAST,      FS_RANK_OF_TIES};
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
+        if (one_in(r, 3)) b->flags |= flags[i];
+    if (one_in(r, 6)) b->limits.absent = 1u << below(r, 6), b->limits.top_k = (int32_t)below(r, 40);
     if (!grouped && one_in(r, 8)) b->flags |= FS_EXACT_RANK; /* a merge alone cannot promise it */
     if (one_in(r, 6)) b->list_capacity = 1 + (int32_t)below(r, 40);
 }
@@ -96,19 +102,22 @@ static void random_edits(rng *r, fs_batch *b, int64_t vocab) {
     int64_t edits = 0, watched = 0;
     for (int i = 0; i < MOST_B; i++) {
         data.edit_offset[i] = edits;
+        data.edit_count[i] = (int32_t)below(r, 5) - one_in(r, 40);
         data.watch_offset[i] = watched;
         for (int64_t k = below(r, 5); k > 0; k--, edits++) {
-            data.edit_token[edits] = (int32_t)below(r, vocab);
+            data.edit_token[edits] = (int32_t)below(r, vocab + one_in(r, 60));
             data.edit_bias[edits] = one_in(r, 4) ? -INFINITY : 4.0f * unit(r) - 2.0f;
         }
-        for (int64_t k = below(r, 3); k > 0; k--) data.watch_token[watched++] = (int32_t)below(r, vocab);
+        for (int64_t k = below(r, 3); k > 0; k--)
+            data.watch_token[watched++] = (int32_t)below(r, vocab + one_in(r, 60));
     }
     data.edit_offset[MOST_B] = edits;
     data.watch_offset[MOST_B] = watched;
-    if (one_in(r, 3)) {
-        b->edit_offset = data.edit_offset;
+    if (one_in(r, 2)) {
         b->edit_token = data.edit_token;
         b->edit_bias = data.edit_bias;
+        if (one_in(r, 2)) b->edit_offset = data.edit_offset;
+        else b->edit_count = data.edit_count, b->edit_stride = 4 * sizeof *data.edit_token;
     }
     if (one_in(r, 3)) {
         b->watch_offset = data.watch_offset;
