@@ -20,7 +20,7 @@ static const struct {
     [FS_CARD_WATCHED] = {"batch.given or watch_token", 0},
     [FS_CARD_SEEDS] = {"a seed or stream", 0},
     [FS_CARD_POSITIONS] = {"a position", 0},
-    [FS_CARD_RULES] = {"a slot, temperature, top_k, top_p, min_p or penalty", 0},
+    [FS_CARD_RULES] = {"a slot, temperature, top_k, top_p, min_p or penalty, or whether a limit or list holds", 0},
     [FS_CARD_EDITS] = {"an edit", 0},
     [FS_CARD_BUDGET] = {"options.fallback_bytes", 1},
 };
