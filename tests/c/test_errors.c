@@ -62,7 +62,7 @@ static void a_bad_list_is_named(void **state) {
     REFUSED((f.batch.edit_offset = f.offset, f.batch.edit_count = f.list), "batch.edit_count", "both");
     REFUSED(f.batch.edit_stride = 6, "batch.edit_stride", "6");
     REFUSED(f.batch.edit_stride = -4, "batch.edit_stride", "-4");
-    REFUSED(f.batch.edit_stride = INT64_MAX / 4 * 4, "batch.edit_stride", "2^33");
+    REFUSED(f.batch.edit_stride = INT64_MAX / 4 * 4, "batch.edit_stride", "9223372036854775804");
     REFUSED(f.batch.edit_count = f.list, "batch.edit_stride", "at least 4");
     REFUSED((f.batch.edit_count = f.list, f.batch.edit_stride = 4, f.list[0] = 1), "batch.edit_token", "NULL");
     REFUSED((f.batch.edit_count = f.list, f.batch.edit_stride = 4, f.list[0] = 1, f.batch.edit_token = f.list),
