@@ -25,6 +25,8 @@ static const struct {
     {FS_ROW_INCOMPLETE, "incomplete"},
     {FS_ROW_PEER, "peer"},
     {FS_ROW_BAD_MASK, "bad mask"},
+    {FS_ROW_BAD_LIST, "bad list"},
+    {FS_ROW_OVER_LIMIT, "over limit"},
     {FS_ROW_NAN, "nan"},
     {FS_ROW_INF, "inf"},
     {FS_ROW_FALLBACK, "second pass"},

@@ -18,7 +18,9 @@ typedef struct sample_args {
     const char *repetition, *frequency, *presence;
     const char *allow, *allow_index, *edits, *seen, *counts, *count_list;
     const char *given, *watch;
-    int mode, noise, keep_ties, joint_top_p, exact_rank;
+    int mode, noise;
+    int keep_ties; /* bits of FS_KEEP_TIES */
+    int joint_top_p, min_p_last, cut_before_temperature, edits_last, exact_rank, rank_of_ties;
     int64_t samples, fallback_token, group_size, list_capacity;
 
     int logprobs; /* 0 = none, else 1 + FS_LOGITS_... */

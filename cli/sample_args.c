@@ -8,6 +8,7 @@
 static const char *const mode_names[] = {"sample", "without-replacement", "group-parallel", "group-online", "score",
                                          NULL};
 static const char *const noise_names[] = {"exact", "fast", NULL};
+static const char *const tie_names[] = {"none", "top-k", "top-p", "both", NULL}; /* the bits of FS_KEEP_TIES */
 static const char *const logprob_names[] = {"none", "raw", "processed", "cut", NULL};
 
 static const command about = {
@@ -69,8 +70,13 @@ sample_args parse_sample(int argc, char **argv) {
         OPT_TEXT_TO("repetition", "VALUES", "penalty of seen tokens, 1 = off (default)", &a.repetition),
         OPT_TEXT_TO("frequency", "VALUES", "penalty times count, 0 = off (default)", &a.frequency),
         OPT_TEXT_TO("presence", "VALUES", "penalty where count > 0, 0 = off (default)", &a.presence),
-        OPT_FLAG_TO("keep-ties", "top-k and top-p keep every token that ties with the last kept one", &a.keep_ties),
+        OPT_CHOICE_TO("keep-ties", "who keeps every token that ties with the last kept one (default none)",
+                      &a.keep_ties, tie_names),
         OPT_FLAG_TO("joint-top-p", "top-p counts mass against the whole distribution", &a.joint_top_p),
+        OPT_FLAG_TO("min-p-last", "min-p after top-k and top-p, for which what it removes still counts", &a.min_p_last),
+        OPT_FLAG_TO("cut-before-temperature", "top-k, top-p and min-p look at logits before temperature",
+                    &a.cut_before_temperature),
+        OPT_FLAG_TO("edits-last", "penalties of the model's logits, then edits", &a.edits_last),
 
         OPT_HEAD("Which noise: the token is a function of these"),
         OPT_TEXT_TO("seed", "VALUES", "one number is spread over slots, a list is used as it is (default 0)", &a.seed),
@@ -102,6 +108,7 @@ sample_args parse_sample(int argc, char **argv) {
         OPT_INT_TO("top", "N", "the N largest logits of each row, up to 1024 (default 0)", &a.top, 0, 1024),
         OPT_TEXT_TO("watch", "LIST", "[ROW/]TOKEN,...: logits of these tokens", &a.watch),
         OPT_FLAG_TO("exact-rank", "pay a second pass rather than print a lower bound of the rank", &a.exact_rank),
+        OPT_FLAG_TO("rank-of-ties", "the rank counts tokens that tie, too", &a.rank_of_ties),
         OPT_FLAG_TO("json", "one JSON object on stdout", &a.json),
         OPT_TEXT_TO("out", "FILE", "write the tokens [B, N] as .npy as well", &a.out),
         OPT_FLAG_TO("i64", "tokens as 64-bit integers in --out", &a.i64),

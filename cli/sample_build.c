@@ -196,6 +196,12 @@ static void *spread_rows(const char *option, const void *data, int64_t rows, int
     return out;
 }
 
+static void check_tokens(const char *option, const int32_t *token, int64_t count, int64_t vocab) {
+    for (int64_t i = 0; i < count; i++)
+        if (token[i] < 0 || token[i] >= vocab)
+            die(END_USAGE, "--%s: token %d, must be 0 to %lld", option, token[i], (long long)vocab - 1);
+}
+
 static void build_counts(const sample_args *args, fs_batch *b, int64_t vocab) {
     if (args->seen) {
         bit_rows bits = read_bits("seen", args->seen, vocab);
@@ -214,6 +220,7 @@ static void build_counts(const sample_args *args, fs_batch *b, int64_t vocab) {
     }
     sparse list = read_sparse("count-list", args->count_list, b->slots, 1);
     if (!list.offset) return;
+    check_tokens("count-list", list.token, list.offset[b->slots], vocab);
     int32_t *value = take_memory(list.offset[b->slots], sizeof *value, "count-list");
     for (int64_t i = 0; i < list.offset[b->slots]; i++) {
         if (list.value[i] < 0 || list.value[i] > 2147483647.0 || list.value[i] != (double)(int32_t)list.value[i])
@@ -225,10 +232,11 @@ static void build_counts(const sample_args *args, fs_batch *b, int64_t vocab) {
     b->count_value = value;
 }
 
-static void build_edits(const sample_args *args, fs_batch *b) {
+static void build_edits(const sample_args *args, fs_batch *b, int64_t vocab) {
     sparse edits = read_sparse("edits", args->edits, b->rows, 1);
     if (!edits.offset) return;
     int64_t n = edits.offset[b->rows];
+    check_tokens("edits", edits.token, n, vocab);
     float *bias = take_memory(n, sizeof *bias, "edits");
     for (int64_t i = 0; i < n; i++) bias[i] = (float)edits.value[i];
     b->edit_offset = edits.offset;
@@ -236,13 +244,23 @@ static void build_edits(const sample_args *args, fs_batch *b) {
     b->edit_bias = bias;
 }
 
+static uint32_t flags_of(const sample_args *args) {
+    uint32_t flags = (uint32_t)args->keep_ties;
+    if (args->joint_top_p) flags |= FS_JOINT_TOP_P;
+    if (args->min_p_last) flags |= FS_MIN_P_LAST;
+    if (args->cut_before_temperature) flags |= FS_CUT_BEFORE_TEMPERATURE;
+    if (args->edits_last) flags |= FS_EDITS_LAST;
+    if (args->exact_rank) flags |= FS_EXACT_RANK;
+    if (args->rank_of_ties) flags |= FS_RANK_OF_TIES;
+    return flags;
+}
+
 static void build_batch(const sample_args *args, sample_call *c) {
     fs_batch *b = &c->batch;
     b->mode = args->mode;
     b->samples = (int32_t)args->samples;
     b->noise = args->noise;
-    b->flags = (args->keep_ties ? FS_KEEP_TIES : 0) | (args->joint_top_p ? FS_JOINT_TOP_P : 0) |
-               (args->exact_rank ? FS_EXACT_RANK : 0);
+    b->flags = flags_of(args);
     b->fallback_token = (int32_t)args->fallback_token;
     b->group_size = args->group_size;
     b->list_capacity = (int32_t)args->list_capacity;
@@ -251,18 +269,16 @@ static void build_batch(const sample_args *args, sample_call *c) {
     build_rules(args, b);
     build_allow(args, b, c->head.vocab);
     build_counts(args, b, c->head.vocab);
-    build_edits(args, b);
+    build_edits(args, b, c->head.vocab);
     if (b->mode == FS_MODE_SCORE && !args->given) die(END_USAGE, "--mode score needs --given");
     if (b->mode != FS_MODE_SCORE && args->given) die(END_USAGE, "--given goes with --mode score");
     b->given = row_values("given", args->given, b->rows * b->samples);
-    for (int64_t i = 0; b->given && i < b->rows * b->samples; i++)
-        if (b->given[i] < 0 || b->given[i] >= c->head.vocab)
-            die(END_USAGE, "--given: %d for row %lld, the vocabulary has %lld", b->given[i],
-                (long long)(i / b->samples), (long long)c->head.vocab);
+    if (b->given) check_tokens("given", b->given, b->rows * b->samples, c->head.vocab);
     sparse watch = read_sparse("watch", args->watch, b->rows, 0);
     b->watch_offset = watch.offset;
     b->watch_token = watch.token;
     c->watch_count = watch.offset ? watch.offset[b->rows] : 0;
+    check_tokens("watch", watch.token, c->watch_count, c->head.vocab);
 }
 
 /* ---------------------------------------------------------------------------------------------------- result ---- */

@@ -100,7 +100,10 @@ def test_version_is_the_librarys():
     (["sample", "--synthetic", "10,4,2", "--edits", "3=1"], "not a token id"),
     (["sample", "--synthetic", "10,4,2", "--edits", "7/3:1"], "must lie in 0 .. 1"),
     (["sample", "--synthetic", "10,4,2", "--edits", "3"], "expected [ROW/]TOKEN:VALUE"),
-    (["sample", "--synthetic", "10,4,2", "--edits", "12:1"], "is 12, must be 0 to 9"),
+    (["sample", "--synthetic", "10,4,2", "--edits", "12:1"], "--edits: token 12, must be 0 to 9"),
+    (["sample", "--synthetic", "10,4,2", "--watch", "10"], "--watch: token 10, must be 0 to 9"),
+    (["sample", "--synthetic", "10,4,2", "--count-list", "11:1"], "--count-list: token 11, must be 0 to 9"),
+    (["sample", "--synthetic", "10,4,2", "--keep-ties", "some"], "one of none, top-k, top-p, both"),
     (["sample", "--synthetic", "10,4,2", "--mode", "score"], "needs --given"),
     (["sample", "--synthetic", "10,4,2", "--softcap", "-1"], "must be 0 (none) or positive"),
     (["sample", "--synthetic", "10,4,2", "--slot", "0,2000000000"], "--slot 2000000000: must lie in -1 .. 1048575"),
@@ -113,7 +116,7 @@ def test_version_is_the_librarys():
     (["sample", "--synthetic", "10,4,2", "--repetition", "0"], "--repetition 0: expected a finite number above 0"),
     (["sample", "--synthetic", "10,4,2", "--frequency", "inf"], "--frequency inf: expected a finite number"),
     (["sample", "--synthetic", "10,4,2", "--presence", "nan"], "--presence nan: expected a finite number"),
-    (["sample", "--synthetic", "10,4,2", "--mode", "score", "--given", "3,10"], "10 for row 1, the vocabulary has"),
+    (["sample", "--synthetic", "10,4,2", "--mode", "score", "--given", "3,10"], "--given: token 10, must be 0 to 9"),
     (["sample", "--synthetic", "10,4,2", "--top-k", "0x"], "--top-k 0x: expected an integer"),
     (["sample", "--synthetic", "10,4,2", "--top-k", "0b1"], "--top-k 0b1: expected an integer"),
     (["verify", "--draws", "10"], "must lie in 1000 .. 1000000000"),
@@ -208,6 +211,31 @@ def test_shards_prove_wide_cuts_by_longer_lists():
         whole, shared = sample(*words, *more), sample(*words, *more, "--shards", 3)
         assert whole["fallback_rows"] == shared["fallback_rows"] > 0
         assert whole["rows"] == shared["rows"] and shared["rows"][0]["status_text"] == "second pass"
+
+
+def test_each_flag_is_the_librarys(tmp_path, rng):
+    """On logits with ties, so that each flag shows."""
+    x = (np.round(rng.standard_normal((8, 60)) * 4) / 2).astype(np.float32)
+    seen = (rng.random((8, 60)) < 0.5).astype(np.uint8)
+    rules = dict(top_k=12, top_p=0.8, min_p=0.15, temperature=1.5, repetition=1.5, seed=1, samples=6)
+    words = ["--logits", save(tmp_path, "x", x), "--seen", save(tmp_path, "seen", seen), "--edits", "3:2,0/4:1.5,5:1",
+             "--logprobs", "cut", "--top", 60]
+    words += [word for name, value in rules.items() for word in ("--" + name.replace("_", "-"), value)]
+    context, head = fs.Context(), fs.Head(logits=x)
+    edits = [[(3, 2.0), (4, 1.5), (5, 1.0)]] + [[(3, 2.0), (5, 1.0)]] * 7
+    flags = {"--joint-top-p": "joint_top_p", "--min-p-last": "min_p_last", "--edits-last": "edits_last",
+             "--cut-before-temperature": "cut_before_temperature", "--rank-of-ties": "rank_of_ties",
+             "--keep-ties=top-k": "keep_ties_top_k", "--keep-ties=top-p": "keep_ties_top_p", "--keep-ties=both": "keep_ties"}
+    plain = sample(*words)["rows"]
+    for word, flag in flags.items():
+        rows = sample(*words, word)["rows"]
+        result = context.sample(head, **rules, seen=fs.pack_bits(seen), edits=edits, outputs="all", top=60,
+                                logits="cut", **{flag: True})
+        for b, row in enumerate(rows):
+            kept = (result.top_token[b] >= 0).sum()
+            assert row["tokens"] == result.tokens[b].tolist() and row["rank"] == result.rank[b].tolist(), word
+            assert [t for t in row["top_token"] if t is not None and t >= 0] == result.top_token[b, :kept].tolist(), word
+        assert rows != plain, word
 
 
 def test_integers_are_decimal_or_hexadecimal():
