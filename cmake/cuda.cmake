@@ -27,7 +27,7 @@ foreach(kernels flashsampling_kernels flashsampling_kernels_90a)
     target_compile_options(${kernels} PRIVATE --threads=2) # two architectures at a time
 endforeach()
 
-add_library(flashsampling_cuda OBJECT src/cuda/cuda_backend.c src/cuda/cuda_ranks.c)
+add_library(flashsampling_cuda OBJECT src/cuda/cuda_backend.c src/cuda/cuda_memory.c src/cuda/cuda_ranks.c)
 target_include_directories(flashsampling_cuda PRIVATE include src src/cuda)
 target_link_libraries(flashsampling_cuda PRIVATE fs_flags fs_strict_warnings CUDA::cudart_static)
 

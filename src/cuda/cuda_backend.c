@@ -1,5 +1,5 @@
-/* cuda_backend.c - the CUDA backend: a context's device, stream and work memory; checks; one launch per tile of rows. Calls enqueue on
- * the stream and return. Nothing here waits; device memory is allocated at open, and by a call that needs more than those before it. */
+/* cuda_backend.c - the CUDA backend: a context's device and stream; checks; one launch per tile of rows. Calls enqueue on the stream and
+ * return; nothing here waits. */
 #include "cuda_backend.h"
 
 #include "core/ask.h"
@@ -76,38 +76,13 @@ static fs_status check_forced(fs_context *context, const fs_cuda *cuda) {
     return FS_OK;
 }
 
-/* Zeroes it on a stream of its own, which waits for no other. */
-static fs_status open_work(fs_context *context, fs_cuda *cuda) {
-    cudaStream_t stream;
-    FS_CUDA_TRY(context, cudaMalloc((void **)&cuda->work, sizeof *cuda->work));
-    FS_CUDA_TRY(context, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    cudaError_t error = cudaMemsetAsync(cuda->work, 0, sizeof *cuda->work, stream);
-    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
-    cudaStreamDestroy(stream);
-    FS_CUDA_TRY(context, error);
-    return FS_OK;
-}
-
-static void free_blocks(fs_context *context, fs_cuda_block *block) {
-    while (block) {
-        fs_cuda_block *next = block->next;
-        cudaFree(block->memory);
-        fs_context_free(context, block);
-        block = next;
-    }
-}
-
 static void cuda_close(fs_context *context) {
     fs_cuda *cuda = context->state;
     int before;
     if (!cuda) return;
     /* Only where there is something to free: a failed open keeps the text of what failed. */
-    if (cuda->work && fs_cuda_enter(context, &before) == FS_OK) {
-        if (cuda->stream) cudaStreamSynchronize(cuda->stream);
-        free_blocks(context, cuda->parts);
-        free_blocks(context, cuda->exchange);
-        free_blocks(context, cuda->gathered);
-        cudaFree(cuda->work);
+    if (cuda->opened && fs_cuda_enter(context, &before) == FS_OK) {
+        fs_cuda_memory_close(context);
         fs_cuda_leave(cuda, before);
     }
     fs_context_free(context, cuda);
@@ -125,7 +100,9 @@ static fs_status open_device(fs_context *context, fs_cuda *cuda) {
     fs_status status = open_families(context, cuda);
     if (status == FS_OK) status = open_stored(context, cuda);
     if (status == FS_OK) status = check_forced(context, cuda);
-    if (status == FS_OK) status = open_work(context, cuda);
+    if (status == FS_OK && context->options.work)
+        status = fs_cuda_memory_give(context, context->options.work, context->options.work_bytes);
+    cuda->opened = status == FS_OK;
     fs_cuda_leave(cuda, before);
     return status;
 }
@@ -153,7 +130,25 @@ static fs_status cuda_open(fs_context *context) {
 }
 
 static fs_status cuda_set_stream(fs_context *context, void *stream) {
-    ((fs_cuda *)context->state)->stream = stream;
+    fs_cuda *cuda = context->state;
+    int before;
+    if (stream == cuda->stream) return FS_OK;
+    FS_TRY(fs_cuda_enter(context, &before));
+    const fs_status status = fs_cuda_memory_leave_stream(context, stream);
+    fs_cuda_leave(cuda, before);
+    FS_TRY(status);
+    cuda->stream = stream;
+    return FS_OK;
+}
+
+static fs_status cuda_set_work(fs_context *context, void *memory, size_t bytes) {
+    int before;
+    FS_TRY(fs_cuda_enter(context, &before));
+    const fs_status status = fs_cuda_memory_give(context, memory, bytes);
+    fs_cuda_leave(context->state, before);
+    FS_TRY(status);
+    context->options.work = memory;
+    context->options.work_bytes = bytes;
     return FS_OK;
 }
 
@@ -187,32 +182,6 @@ uint32_t fs_cuda_want(const fs_batch *batch, const fs_result *result) {
     return want;
 }
 
-fs_status fs_cuda_reserve(fs_context *context, fs_cuda_block **list, size_t bytes) {
-    fs_cuda *cuda = context->state;
-    const size_t have = *list ? (*list)->bytes : 0;
-    if (bytes <= have) return FS_OK;
-    enum cudaStreamCaptureStatus capturing;
-    FS_CUDA_TRY(context, cudaStreamIsCapturing(cuda->stream, &capturing));
-    if (capturing != cudaStreamCaptureStatusNone)
-        return fs_fail(context, FS_ERR_STATE,
-                       "cuda: this call needs %zu bytes of work memory, the calls before it %zu; more cannot be "
-                       "allocated while the stream is being captured: make the call once before",
-                       bytes, have);
-    fs_cuda_block *block = fs_context_alloc(context, sizeof *block, "a block of device memory");
-    if (!block) return FS_ERR_MEMORY;
-    block->bytes = bytes > 2 * have ? bytes : 2 * have;
-    if (cudaMalloc(&block->memory, block->bytes) != cudaSuccess) {
-        (void)cudaGetLastError(); /* not left for the caller's next call to find */
-        fs_fail(context, FS_ERR_MEMORY, "cuda: no %zu bytes of device memory for this call", block->bytes);
-        fs_context_free(context, block);
-        return FS_ERR_MEMORY;
-    }
-    block->next = *list;
-    *list = block;
-    FS_CUDA_TRY(context, cudaMemsetAsync(block->memory, 0, block->bytes, cuda->stream));
-    return FS_OK;
-}
-
 static fs_status launch_sm90(fs_context *context, const fs_cuda_plan *plan, const fs_cuda_args *args, int32_t shaped) {
     const fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;
@@ -228,28 +197,65 @@ static fs_status launch_sm90(fs_context *context, const fs_cuda_plan *plan, cons
     return FS_OK;
 }
 
-/* The parts of a launch, where it needs them. */
-static fs_status give_parts(fs_context *context, fs_cuda_args *args, int32_t groups, int32_t slots,
-                            int64_t *work_bytes) {
-    fs_cuda *cuda = context->state;
-    if (!(args->want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS))) return FS_OK;
-    size_t bytes = (size_t)args->rows * (size_t)groups * (size_t)slots * sizeof(fs_group);
-    FS_TRY(fs_cuda_reserve(context, &cuda->parts, bytes));
-    args->parts = (fs_cuda_parts){cuda->parts->memory, groups, slots,
+/* Masses of stored logits, and groups, are in parts. */
+static size_t parts_size(const fs_cuda_args *args, int32_t rows, int32_t groups, int32_t slots) {
+    const int stored = args->head.kind == FS_HEAD_LOGITS;
+    const uint32_t needs = stored ? FS_CUDA_MASS | FS_CUDA_RAW_MASS : FS_CUDA_GROUPS;
+    return args->want & needs ? (size_t)rows * (size_t)groups * (size_t)slots * sizeof(fs_group) : 0;
+}
+
+static void give_parts(fs_cuda_args *args, const fs_cuda_room *room, int32_t groups, int32_t slots) {
+    if (!room->parts) return;
+    args->parts = (fs_cuda_parts){room->parts, groups, slots,
                                   (int32_t)(args->want & FS_CUDA_GROUPS ? args->batch.group_size / FS_CUDA_TILE : 0)};
-    if ((int64_t)bytes > *work_bytes) *work_bytes = (int64_t)bytes;
+}
+
+static fs_status plan_fused(fs_context *context, const fs_cuda_args *args, fs_cuda_plan *plan) {
+    const fs_cuda *cuda = context->state;
+    if (!fs_cuda_plan_launch(&cuda->device, cuda->family, FS_CUDA_FAMILIES, cuda->forced, &args->head, &args->batch,
+                             args->batch.rows - args->first_row, plan))
+        return fs_fail(context, FS_ERR_UNSUPPORTED, "cuda: %s", plan->text);
+    return FS_OK;
+}
+
+/* Bytes of the parts of one launch, over the first rows that are left; takes them off. */
+static fs_status next_parts(fs_context *context, fs_cuda_args *args, size_t *bytes) {
+    const fs_cuda *cuda = context->state;
+    if (args->head.kind == FS_HEAD_LOGITS) {
+        fs_cuda_stored_plan plan;
+        fs_cuda_plan_stored(cuda->stored_ctas, &args->head, &args->batch, args->batch.rows - args->first_row, &plan);
+        *bytes = parts_size(args, plan.rows, plan.groups, plan.slots);
+        args->first_row += plan.rows;
+    } else {
+        fs_cuda_plan plan;
+        FS_TRY(plan_fused(context, args, &plan));
+        *bytes = parts_size(args, plan.rows, plan.groups, plan.slots);
+        args->first_row += plan.rows;
+    }
+    return FS_OK;
+}
+
+fs_status fs_cuda_parts_bytes(fs_context *context, const fs_cuda_args *call, size_t *bytes) {
+    fs_cuda_args args = *call;
+    *bytes = 0;
+    if (!parts_size(&args, 1, 1, 1) || args.head.rows == 0) return FS_OK;
+    while (args.first_row < args.batch.rows) {
+        size_t size;
+        FS_TRY(next_parts(context, &args, &size));
+        if (size > *bytes) *bytes = size;
+    }
     return FS_OK;
 }
 
 /* One launch over stored logits, as below. */
-static fs_status launch_stored(fs_context *context, fs_cuda_args *args, int32_t shaped, int64_t *work_bytes) {
+static fs_status launch_stored(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args, int32_t shaped) {
     fs_cuda *cuda = context->state;
     fs_cuda_stored_plan plan;
     fs_cuda_plan_stored(cuda->stored_ctas, &args->head, &args->batch, args->batch.rows - args->first_row, &plan);
     if (cuda->stored_told != plan.share.segments) fs_context_log(context, "%s", plan.text);
     cuda->stored_told = plan.share.segments;
     args->rows = plan.rows;
-    FS_TRY(give_parts(context, args, plan.groups, plan.slots, work_bytes));
+    give_parts(args, room, plan.groups, plan.slots);
     FS_CUDA_TRY(context, fs_cuda_stored_launch(&plan, args, shaped, cuda->stream));
     if (args->want) FS_CUDA_TRY(context, fs_cuda_finish_launch(args, cuda->stream));
     args->first_row += plan.rows;
@@ -257,23 +263,21 @@ static fs_status launch_stored(fs_context *context, fs_cuda_args *args, int32_t 
 }
 
 /* One launch, over the first rows that are left; takes them off. */
-static fs_status launch(fs_context *context, fs_cuda_args *args, int64_t *work_bytes) {
+static fs_status launch(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args) {
     fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;
     const int32_t shaped = head->bias || head->round != FS_F32 || head->scale != 1.0f || head->softcap > 0.0f ||
                            head->post_scale != 1.0f;
-    if (head->kind == FS_HEAD_LOGITS) return launch_stored(context, args, shaped, work_bytes);
+    if (head->kind == FS_HEAD_LOGITS) return launch_stored(context, room, args, shaped);
     fs_cuda_plan plan;
-    if (!fs_cuda_plan_launch(&cuda->device, cuda->family, FS_CUDA_FAMILIES, cuda->forced, head, &args->batch,
-                             args->batch.rows - args->first_row, &plan))
-        return fs_fail(context, FS_ERR_UNSUPPORTED, "cuda: %s", plan.text);
+    FS_TRY(plan_fused(context, args, &plan));
     if (cuda->told != plan.shape) fs_context_log(context, "%s", plan.text);
     cuda->told = plan.shape;
     args->rows = plan.rows;
     args->k_steps = plan.k_steps;
     args->deal = plan.deal;
     args->turn = plan.turn;
-    if (args->want & FS_CUDA_GROUPS) FS_TRY(give_parts(context, args, plan.groups, plan.slots, work_bytes));
+    give_parts(args, room, plan.groups, plan.slots);
     if (plan.family == &cuda->family[FS_CUDA_SM90]) FS_TRY(launch_sm90(context, &plan, args, shaped));
     else FS_CUDA_TRY(context, fs_cuda_sm80_launch(&plan, args, shaped, cuda->stream));
     if (args->want & FS_CUDA_GROUPS) FS_CUDA_TRY(context, fs_cuda_finish_launch(args, cuda->stream));
@@ -281,47 +285,86 @@ static fs_status launch(fs_context *context, fs_cuda_args *args, int64_t *work_b
     return FS_OK;
 }
 
-fs_status fs_cuda_check(fs_context *context, const fs_batch *batch) {
-    const fs_cuda *cuda = context->state;
-    FS_REQUIRE(context, cuda->stream || batch->rows == 0,
+fs_status fs_cuda_check_stream(fs_context *context) {
+    FS_REQUIRE(context, ((const fs_cuda *)context->state)->stream,
                "the stream is NULL: calls go to no default stream by accident; give options.stream or "
-               "fs_context_set_stream one, cudaStreamLegacy and cudaStreamPerThread included");
+               "fs_context_set_stream one, FS_STREAM_DEFAULT or fs_stream(handle) for CUDA's and torch's 0");
     return FS_OK;
 }
 
 /* A head without rows has nothing to pass over, and every row of the batch is empty. */
-fs_status fs_cuda_pass(fs_context *context, fs_cuda_args *args, int64_t *work_bytes) {
+fs_status fs_cuda_pass(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args) {
     fs_cuda *cuda = context->state;
     args->vocab = head_vocab(&args->head);
-    args->work = cuda->work;
+    args->work = room->work;
     args->overlap = cuda->device.major >= 9;
     if (args->head.rows == 0) {
         args->rows = (int32_t)args->batch.rows;
         FS_CUDA_TRY(context, fs_cuda_blank_launch(args, cuda->stream));
         return FS_OK;
     }
-    while (args->first_row < args->batch.rows) FS_TRY(launch(context, args, work_bytes));
+    while (args->first_row < args->batch.rows) FS_TRY(launch(context, room, args));
     return FS_OK;
 }
 
-static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
-    fs_cuda *cuda = context->state;
-    FS_TRY(fs_cuda_check(context, batch));
-    if (batch->rows == 0) return FS_OK;
-    int before;
-    int64_t parts_bytes = 0;
-    FS_TRY(fs_cuda_enter(context, &before));
+fs_cuda_args fs_cuda_args_of(const fs_head *head, const fs_batch *batch, const fs_result *result, uint32_t want) {
     fs_cuda_args args;
     memset(&args, 0, sizeof args);
     args.head = *head;
     args.batch = *batch;
     args.result = *result;
-    args.want = fs_cuda_want(batch, result);
-    fs_status status = fs_cuda_pass(context, &args, &parts_bytes);
-    fs_cuda_leave(cuda, before);
+    args.vocab = head_vocab(head);
+    args.want = want;
+    return args;
+}
+
+static fs_status enqueue(fs_context *context, fs_cuda_args *args, int64_t *work_bytes) {
+    fs_cuda_room room;
+    memset(&room, 0, sizeof room);
+    FS_TRY(fs_cuda_parts_bytes(context, args, &room.parts_bytes));
+    FS_TRY(fs_cuda_memory_take(context, &room));
+    *work_bytes = (int64_t)fs_cuda_room_bytes(&room);
+    return fs_cuda_pass(context, &room, args);
+}
+
+static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+    if (batch->rows == 0) return FS_OK;
+    FS_TRY(fs_cuda_check_stream(context));
+    int before;
+    fs_cuda_args args = fs_cuda_args_of(head, batch, result, fs_cuda_want(batch, result));
+    FS_TRY(fs_cuda_enter(context, &before));
+    fs_status status = enqueue(context, &args, &result->work_bytes);
+    fs_cuda_leave(context->state, before);
     FS_TRY(status);
     result->fallback_rows = result->wire_bytes = 0;
-    result->work_bytes = (int64_t)sizeof *cuda->work + parts_bytes;
+    return FS_OK;
+}
+
+/* Fewer rows may have more parts. */
+static fs_status cuda_work_size(fs_context *context, const fs_head *head, const fs_batch *batch,
+                                const fs_result *result, size_t bytes[2]) {
+    fs_cuda_args args = fs_cuda_args_of(head, batch, result, fs_cuda_want(batch, result));
+    fs_cuda_room room;
+    memset(&room, 0, sizeof room);
+    for (int64_t rows = batch->rows < FS_CUDA_ROWS ? batch->rows : FS_CUDA_ROWS; rows > 0; rows--) {
+        size_t size;
+        args.batch.rows = rows;
+        FS_TRY(fs_cuda_parts_bytes(context, &args, &size));
+        if (size > room.parts_bytes) room.parts_bytes = size;
+    }
+    bytes[0] = bytes[1] = fs_cuda_room_bytes(&room);
+    return FS_OK;
+}
+
+static fs_status cuda_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
+                             const void *target, int32_t *accepted) {
+    const fs_cuda *cuda = context->state;
+    int before;
+    FS_TRY(fs_cuda_check_stream(context));
+    FS_TRY(fs_cuda_enter(context, &before));
+    const cudaError_t error = fs_cuda_accept_launch(dtype, sequences, k, draft, target, accepted, cuda->stream);
+    fs_cuda_leave(cuda, before);
+    FS_CUDA_TRY(context, error);
     return FS_OK;
 }
 
@@ -331,6 +374,9 @@ const fs_backend fs_backend_cuda = {.name = "cuda",
                                     .sample = cuda_sample,
                                     .lacks = fs_cuda_lacks,
                                     .set_stream = cuda_set_stream,
+                                    .set_work = cuda_set_work,
+                                    .work_size = cuda_work_size,
+                                    .accept = cuda_accept,
                                     .partial_size = fs_cuda_partial_size,
                                     .partial = fs_cuda_partial,
                                     .merge = fs_cuda_merge,

@@ -5,6 +5,7 @@
 #include "backend.h"
 
 #include "cuda_launch.h"
+#include "cuda_memory.h"
 
 typedef CUresult (*encode_tiled)(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *base,
                                  const cuuint64_t *size, const cuuint64_t *stride, const cuuint32_t *box,
@@ -14,21 +15,11 @@ typedef CUresult (*encode_tiled)(CUtensorMap *map, CUtensorMapDataType type, cuu
 /* Best first: Hopper's own tile, then the one for every device and all data. */
 enum { FS_CUDA_SM90, FS_CUDA_PORTABLE, FS_CUDA_FAMILIES };
 
-/* Memory for parts and exchanges. A captured graph may hold the address of any block, so none is freed before the context is. */
-typedef struct fs_cuda_block {
-    struct fs_cuda_block *next;
-    void *memory; /* on the device */
-    size_t bytes;
-} fs_cuda_block;
-
 typedef struct fs_cuda {
     fs_cuda_device device;
     int32_t ordinal;
     cudaStream_t stream;
-    fs_cuda_work *work;      /* device memory */
-    fs_cuda_block *parts;    /* of the largest call so far that needed them, then of smaller ones before it */
-    fs_cuda_block *exchange; /* likewise, this rank's part; zero between calls */
-    fs_cuda_block *gathered; /* likewise, those of all ranks */
+    fs_cuda_memory memory;
     encode_tiled encode;
     fs_cuda_family family[FS_CUDA_FAMILIES];
     const char *forced;        /* the environment's choice of a tile, or NULL */
@@ -36,6 +27,7 @@ typedef struct fs_cuda {
     const fs_cuda_shape *told; /* the last choice that went to the log */
     int32_t stored_ctas;       /* of the kernel for stored logits: as many as run at once */
     int32_t stored_told;       /* CTAs per row of its last plan that went to the log */
+    int32_t opened;
 } fs_cuda;
 
 /* Returns a device failure in the driver's words. */
@@ -50,17 +42,17 @@ typedef struct fs_cuda {
 fs_status fs_cuda_enter(fs_context *context, int *before);
 void fs_cuda_leave(const fs_cuda *cuda, int before);
 
-/* Whether there is a stream for the call. */
-fs_status fs_cuda_check(fs_context *context, const fs_batch *batch);
+/* Refuses calls as long as there is no stream. */
+fs_status fs_cuda_check_stream(fs_context *context);
 /* What the call asks of each row beyond its token: FS_CUDA_MASS, ... */
 uint32_t fs_cuda_want(const fs_batch *batch, const fs_result *result);
 
-/* The first block of the list then has room; new ones are zeroed. Allocates where no call before needed as much, twice as much as the
- * last time at least, and not while a graph is being captured. */
-fs_status fs_cuda_reserve(fs_context *context, fs_cuda_block **list, size_t bytes);
-
-/* Enqueues the launches of a call over all of its rows. args: head, batch, result, want and exchange are set. */
-fs_status fs_cuda_pass(fs_context *context, fs_cuda_args *args, int64_t *work_bytes);
+/* A call's arguments for kernels, before there is a plan. */
+fs_cuda_args fs_cuda_args_of(const fs_head *head, const fs_batch *batch, const fs_result *result, uint32_t want);
+/* Bytes of the parts of the largest launch; 0: there are none. */
+fs_status fs_cuda_parts_bytes(fs_context *context, const fs_cuda_args *args, size_t *bytes);
+/* Enqueues the launches of a call over all of its rows, in this room. args->exchange is set where rows go there. */
+fs_status fs_cuda_pass(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args);
 
 /* cuda_ranks.c */
 fs_status fs_cuda_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,

@@ -64,15 +64,19 @@ typedef struct fs_cuda_parts {
  *   rows          header 16 | two bits per row in u32 words (NaN seen, +inf seen) | per row: key 8, mass 20, peak 4, as far as wanted
  *
  * The header is a hash of everything ranks must agree on, a sum over rows so that they can add to it in any order, and beside it its
- * complement (keys) or 0 (rows). A part is zero before and after a call, because the next may have another layout. */
+ * complement (keys) or 0 (rows). A part is zero before and after a call, because the next may have another layout. A sealed part, of
+ * fs_partial, has two words more: the range of its ids (end << 32 | first), and a checksum of that and of its rows, a sum too. */
 #define FS_CUDA_HEADER 16
+#define FS_CUDA_SEALED_HEADER 32
 
 typedef struct fs_cuda_exchange {
     unsigned long long *header; /* NULL: results are written */
     uint32_t *bits;             /* NULL: keys alone */
     uint32_t *rows;             /* [B, row_words] */
     int32_t row_words;
-    uint64_t hash; /* of what the host knows of the call */
+    int32_t sealed;
+    uint64_t hash;  /* of what the host knows of the call */
+    uint64_t range; /* of a sealed part */
 } fs_cuda_exchange;
 
 /* The parts of all ranks, after the collective: [ranks, bytes], or of keys one that has the largest. */

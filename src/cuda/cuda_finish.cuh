@@ -46,6 +46,17 @@ FS_DEVICE uint64_t row_hash(const fs_judged_row &row, int64_t at) {
     return card_mix(h, (uint64_t)float_bits(row.inverse) << 32 | (uint32_t)row.greedy);
 }
 
+/* A row's share of a sealed part's checksum: no change of one word leaves it as it was. `seen` are its two bits. */
+FS_DEVICE uint64_t row_sum(const uint32_t *word, int32_t words, uint32_t seen, int64_t at) {
+    uint64_t h = card_mix(~(uint64_t)at, seen);
+    for (int32_t i = 0; i < words; i++) h = card_mix(h, word[i]);
+    return h;
+}
+
+FS_DEVICE uint64_t range_sum(uint64_t range) {
+    return card_mix(0x31505346u, range);
+}
+
 /* The row into this rank's part: see fs_cuda_exchange. */
 FS_DEVICE void put_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b, const fs_verdict &found) {
     const fs_cuda_exchange &to = args.exchange;
@@ -65,6 +76,10 @@ FS_DEVICE void put_row(const fs_cuda_args &args, const fs_judged_row &row, int32
         word += FS_MASS_WORDS;
     }
     if (args.want & FS_CUDA_PEAK) *word = float_bits(found.peak);
+    if (!to.sealed) return;
+    uint64_t sum = row_sum(to.rows + at * to.row_words, to.row_words, seen, at);
+    if (at == 0) to.header[2] = to.range, sum += range_sum(to.range);
+    atomicAdd(to.header + 3, (unsigned long long)sum);
 }
 
 /* A row's status once its pass is over. */
@@ -98,18 +113,22 @@ FS_DEVICE void write_row(const fs_cuda_args &args, const fs_judged_row &row, int
     const double score = drawn ? score_key_value(found.key) : (double)NAN;
     const bool infinite = found.flags & (raw ? FS_CUDA_X_INF : (uint32_t)FS_ROW_INF);
     const bool far = drawn && !infinite && (result.log_z || result.logprob) && mass_is_far(&found.mass);
-    const double log_z = !drawn || far ? (double)NAN : infinite ? (double)INFINITY : found.log_z;
+    const float peak = found.peak * (raw ? 1.0f : row.inverse); /* NaN where it is not wanted */
+    const double sum = found.log_z < (double)peak ? (double)peak : found.log_z;
+    const double log_z = !drawn || far ? (double)NAN : infinite ? (double)INFINITY : sum;
     if (far) status |= FS_ROW_FAR;
     write_token(args, at, token, status, keep);
     if (result.score) store_if(keep, result.score + at, (float)score);
     if (result.log_z) store_if(keep, result.log_z + at, (float)log_z);
-    if (result.max_logit) store_if(keep, result.max_logit + at, drawn ? found.peak * (raw ? 1.0f : row.inverse) : NAN);
+    if (result.max_logit) store_if(keep, result.max_logit + at, drawn ? peak : NAN);
     if (result.logit || result.logprob) {
         double l = drawn && !row.greedy ? score - noise_gumbel(row.noise, (uint32_t)token) : score;
         if (raw) l *= (double)row.temperature;
         if (found.x == found.x) l = (double)(raw ? found.x : found.x * row.inverse);
         if (result.logit) store_if(keep, result.logit + at, (float)l);
-        if (result.logprob) store_if(keep, result.logprob + at, infinite ? NAN : (float)(l - log_z));
+        /* A sum of rounded terms may be below one of them; fmin would lose a NaN. */
+        const double logprob = l > log_z ? 0.0 : l - log_z;
+        if (result.logprob) store_if(keep, result.logprob + at, infinite ? NAN : (float)logprob);
     }
 }
 

@@ -43,6 +43,10 @@ cudaError_t fs_cuda_blank_launch(const fs_cuda_args *args, cudaStream_t stream);
 cudaError_t fs_cuda_failed_launch(const fs_cuda_exchange *part, cudaStream_t stream);
 cudaError_t fs_cuda_merge_launch(const fs_cuda_args *args, const fs_cuda_gathered *from, cudaStream_t stream);
 
+/* fs_accept: a thread a sequence. */
+cudaError_t fs_cuda_accept_launch(int32_t dtype, int64_t sequences, int64_t k, const void *draft, const void *target,
+                                  int32_t *accepted, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -3,7 +3,8 @@
  * nothing waits.
  *
  *   tokens alone           all_max of    header 16 | key 8 per row
- *   anything else          all_gather of header 16 | two bits and key 8, mass 20, peak 4 per row, as far as wanted */
+ *   anything else          all_gather of header 16 | two bits and key 8, mass 20, peak 4 per row, as far as wanted
+ *   fs_partial             the same with a header of 32, sealed */
 #include "cuda_backend.h"
 
 #include "core/card.h"
@@ -11,14 +12,16 @@
 typedef struct layout {
     size_t bytes, bits_at, rows_at; /* of a part; bits_at 0: keys alone */
     int32_t row_words;
+    int32_t
+        sealed; /* the part goes through other hands than ours: it says which ids it speaks of, and has a checksum */
 } layout;
 
-/* With `whole`, rows even where keys would do: a part that somebody else carries is gathered. */
-static layout layout_of(const fs_batch *batch, const fs_result *result, uint32_t want, int whole) {
+/* A sealed part has rows even where keys would do: it is gathered. */
+static layout layout_of(const fs_batch *batch, const fs_result *result, uint32_t want, int32_t sealed) {
     const size_t rows = (size_t)batch->rows;
-    layout l = {0, 0, FS_CUDA_HEADER, 2};
-    if (whole || want || result->status) {
-        l.bits_at = FS_CUDA_HEADER;
+    layout l = {0, 0, FS_CUDA_HEADER, 2, sealed};
+    if (sealed || want || result->status) {
+        l.bits_at = sealed ? FS_CUDA_SEALED_HEADER : FS_CUDA_HEADER;
         l.rows_at = l.bits_at + (rows + 15) / 16 * 4;
         if (want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS)) l.row_words += FS_MASS_WORDS;
         if (want & FS_CUDA_PEAK) l.row_words++;
@@ -59,32 +62,56 @@ static fs_status prepare(fs_context *context, const fs_head *head, const fs_batc
                          fs_cuda_args *args) {
     const int grouped = batch->mode == FS_MODE_GROUP_PARALLEL;
     fs_batch plain = *batch;
-    memset(args, 0, sizeof *args);
     if (grouped) plain.mode = FS_MODE_SAMPLE;
-    FS_TRY(fs_cuda_check(context, batch));
-    args->head = *head;
-    args->batch = *batch;
-    args->result = *result;
-    args->vocab = head_vocab(head);
-    args->want = fs_cuda_want(&plain, result) | (grouped ? (uint32_t)FS_CUDA_MASS : 0u);
+    if (batch->rows) FS_TRY(fs_cuda_check_stream(context));
+    *args =
+        fs_cuda_args_of(head, batch, result, fs_cuda_want(&plain, result) | (grouped ? (uint32_t)FS_CUDA_MASS : 0u));
     return FS_OK;
+}
+
+/* The ids of this shard, first and end, padding left out. */
+static uint64_t range_of(const fs_cuda_args *args) {
+    const int64_t first = args->head.first_token, vocab = args->vocab;
+    int64_t end = first + args->head.rows;
+    if (end > vocab) end = vocab;
+    return (uint64_t)(end > first ? end : first) << 32 | (uint64_t)first;
 }
 
 static fs_cuda_exchange part_at(const fs_cuda_args *args, const layout *l, char *part) {
     const fs_cuda_exchange exchange = {(unsigned long long *)(void *)part,
                                        l->bits_at ? (uint32_t *)(void *)(part + l->bits_at) : NULL,
-                                       (uint32_t *)(void *)(part + l->rows_at), l->row_words,
-                                       hash_of(&args->head, &args->batch, &args->result, args->want)};
+                                       (uint32_t *)(void *)(part + l->rows_at),
+                                       l->row_words,
+                                       l->sealed,
+                                       hash_of(&args->head, &args->batch, &args->result, args->want),
+                                       range_of(args)};
     return exchange;
 }
 
-/* The pass over this shard, into a part that is zero. */
-static fs_status make_part(fs_context *context, const fs_cuda_args *args, const fs_cuda_exchange *part,
-                           int64_t *work_bytes) {
+/* A part is one group, whatever the mode. */
+static fs_cuda_args pass_of(const fs_cuda_args *args) {
     fs_cuda_args pass = *args;
-    pass.batch.mode = FS_MODE_SAMPLE; /* a part is one group, whatever the mode */
+    pass.batch.mode = FS_MODE_SAMPLE;
+    return pass;
+}
+
+/* The pass over this shard, into a part that is zero. */
+static fs_status make_part(fs_context *context, const fs_cuda_room *room, const fs_cuda_args *args,
+                           const fs_cuda_exchange *part) {
+    fs_cuda_args pass = pass_of(args);
     pass.exchange = *part;
-    return fs_cuda_pass(context, &pass, work_bytes);
+    return fs_cuda_pass(context, room, &pass);
+}
+
+/* Room for the pass and, as far as they are not 0, an exchange and what is gathered. */
+static fs_status take_room(fs_context *context, const fs_cuda_args *args, size_t exchange, size_t gathered,
+                           fs_cuda_room *room) {
+    const fs_cuda_args pass = pass_of(args);
+    memset(room, 0, sizeof *room);
+    room->exchange_bytes = exchange;
+    room->gathered_bytes = gathered;
+    FS_TRY(fs_cuda_parts_bytes(context, &pass, &room->parts_bytes));
+    return fs_cuda_memory_take(context, room);
 }
 
 /* From the parts of all ranks to results; `own` is zeroed. */
@@ -101,16 +128,12 @@ static fs_status merge_parts(fs_context *context, const fs_cuda_args *args, cons
 /* The launches of one call, the device being current. */
 static fs_status enqueue(fs_context *context, const fs_ranks *ranks, const fs_cuda_args *args, const layout *l,
                          fs_result *result) {
-    fs_cuda *cuda = context->state;
-    int64_t parts_bytes = 0;
-    FS_TRY(fs_cuda_reserve(context, &cuda->exchange, l->bytes));
-    char *mine = cuda->exchange->memory, *all = mine;
-    if (l->bits_at) {
-        FS_TRY(fs_cuda_reserve(context, &cuda->gathered, l->bytes * (size_t)ranks->count));
-        all = cuda->gathered->memory;
-    }
+    const fs_cuda *cuda = context->state;
+    fs_cuda_room room;
+    FS_TRY(take_room(context, args, l->bytes, l->bits_at ? l->bytes * (size_t)ranks->count : 0, &room));
+    char *mine = room.exchange, *all = l->bits_at ? room.gathered : mine;
     const fs_cuda_exchange own = part_at(args, l, mine);
-    const fs_status drawn = make_part(context, args, &own, &parts_bytes);
+    const fs_status drawn = make_part(context, &room, args, &own);
     /* A rank that has failed still meets the others. */
     if (drawn != FS_OK) (void)fs_cuda_failed_launch(&own, cuda->stream);
     const fs_status met = collect(context, ranks, l, mine, all);
@@ -119,7 +142,7 @@ static fs_status enqueue(fs_context *context, const fs_ranks *ranks, const fs_cu
         return drawn != FS_OK ? drawn : met;
     }
     FS_TRY(merge_parts(context, args, l, all, ranks->count, &own));
-    result->work_bytes = (int64_t)(sizeof *cuda->work + cuda->exchange->bytes) + parts_bytes;
+    result->work_bytes = (int64_t)fs_cuda_room_bytes(&room);
     result->wire_bytes = (int64_t)l->bytes;
     result->fallback_rows = 0;
     return FS_OK;
@@ -151,12 +174,18 @@ fs_status fs_cuda_partial_size(fs_context *context, const fs_head *head, const f
     return FS_OK;
 }
 
+static fs_status enqueue_part(fs_context *context, const fs_cuda_args *args, const layout *l, void *part) {
+    const fs_cuda_exchange own = part_at(args, l, part);
+    fs_cuda_room room;
+    FS_TRY(take_room(context, args, 0, 0, &room));
+    FS_CUDA_TRY(context, cudaMemsetAsync(part, 0, l->bytes, ((fs_cuda *)context->state)->stream));
+    return make_part(context, &room, args, &own);
+}
+
 fs_status fs_cuda_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                           int32_t least, int32_t sealed, void *part, size_t bytes) {
-    fs_cuda *cuda = context->state;
     fs_cuda_args args;
     int before;
-    int64_t work_bytes = 0;
     (void)least, (void)sealed;
     FS_TRY(prepare(context, head, batch, result, &args));
     const layout l = layout_of(batch, result, args.want, 1);
@@ -164,21 +193,21 @@ fs_status fs_cuda_partial(fs_context *context, const fs_head *head, const fs_bat
     FS_REQUIRE(context, (uintptr_t)part % 8 == 0, "part is %p, must be 8-byte aligned device memory", part);
     if (batch->rows == 0) return FS_OK;
     FS_TRY(fs_cuda_enter(context, &before));
-    const fs_cuda_exchange own = part_at(&args, &l, part);
-    fs_status status = FS_OK;
-    if (cudaMemsetAsync(part, 0, l.bytes, cuda->stream) != cudaSuccess)
-        status = fs_fail(context, FS_ERR_DEVICE, "cuda: the part at %p cannot be written", part);
-    if (status == FS_OK) status = make_part(context, &args, &own, &work_bytes);
-    fs_cuda_leave(cuda, before);
+    const fs_status status = enqueue_part(context, &args, &l, part);
+    fs_cuda_leave(context->state, before);
     return status;
 }
 
 /* Parts lie where their carrier has put them: they are copied side by side first. */
 static fs_status merge_scattered(fs_context *context, const fs_cuda_args *args, const layout *l,
-                                 const void *const *parts, int32_t count) {
-    fs_cuda *cuda = context->state;
-    FS_TRY(fs_cuda_reserve(context, &cuda->gathered, l->bytes * (size_t)count));
-    char *all = cuda->gathered->memory;
+                                 const void *const *parts, int32_t count, int64_t *work_bytes) {
+    const fs_cuda *cuda = context->state;
+    fs_cuda_room room;
+    memset(&room, 0, sizeof room);
+    room.gathered_bytes = l->bytes * (size_t)count;
+    FS_TRY(fs_cuda_memory_take(context, &room));
+    *work_bytes = (int64_t)fs_cuda_room_bytes(&room);
+    char *all = room.gathered;
     for (int32_t i = 0; i < count; i++)
         FS_CUDA_TRY(context, cudaMemcpyAsync(all + (size_t)i * l->bytes, parts[i], l->bytes, cudaMemcpyDeviceToDevice,
                                              cuda->stream));
@@ -188,20 +217,22 @@ static fs_status merge_scattered(fs_context *context, const fs_cuda_args *args, 
 
 fs_status fs_cuda_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                         int32_t count, int32_t least, int32_t sealed, fs_result *result) {
-    fs_cuda *cuda = context->state;
     fs_cuda_args args;
     int before;
     (void)least, (void)sealed;
     FS_TRY(prepare(context, head, batch, result, &args));
     const layout l = layout_of(batch, result, args.want, 1);
+    for (int32_t i = 0; i < count; i++)
+        FS_REQUIRE(context, (uintptr_t)parts[i] % 8 == 0, "parts[%d] is %p, must be 8-byte aligned device memory", i,
+                   parts[i]);
+    result->work_bytes = 0;
     if (batch->rows > 0) {
         FS_TRY(fs_cuda_enter(context, &before));
-        const fs_status status = merge_scattered(context, &args, &l, parts, count);
-        fs_cuda_leave(cuda, before);
+        const fs_status status = merge_scattered(context, &args, &l, parts, count, &result->work_bytes);
+        fs_cuda_leave(context->state, before);
         FS_TRY(status);
     }
     result->fallback_rows = 0;
-    result->work_bytes = cuda->gathered ? (int64_t)cuda->gathered->bytes : 0;
     result->wire_bytes = (int64_t)l.bytes;
     return FS_OK;
 }

@@ -3,6 +3,8 @@
  *
  *   part of each rank  --all_max or all_gather-->  all  --thread per row-->  results;  own part back to zero  */
 #include "cuda_finish.cuh"
+
+#include "core/accept.h"
 #include "cuda_launch.h"
 
 namespace {
@@ -48,6 +50,65 @@ FS_DEVICE fs_verdict merged_key(const fs_cuda_gathered &from, int32_t b) {
     return {key, 0, NAN, (double)NAN, NAN, mass_empty()};
 }
 
+/* The sum over the CTA's threads. */
+FS_DEVICE uint64_t block_sum(uint64_t value) {
+    __shared__ unsigned long long sum;
+    if (threadIdx.x == 0) sum = 0;
+    __syncthreads();
+    atomicAdd(&sum, (unsigned long long)value);
+    __syncthreads();
+    const uint64_t all = sum;
+    __syncthreads(); /* before the next sum begins */
+    return all;
+}
+
+/* Whether sealed parts are what they were when they were made, of a call like this one. */
+FS_DEVICE bool are_intact(const fs_cuda_args &args, const fs_cuda_gathered &from) {
+    const int32_t rows = (int32_t)args.batch.rows, words = from.own.row_words;
+    uint64_t hash = threadIdx.x == 0 ? from.own.hash : 0;
+    for (int32_t b = threadIdx.x; b < rows; b += THREADS) hash += row_hash(judged_row(args, b), b);
+    hash = block_sum(hash);
+    for (int32_t r = 0; r < from.ranks; r++) {
+        const char *part = from.all + r * from.bytes;
+        const unsigned long long *header = (const unsigned long long *)part;
+        const uint32_t *bits = (const uint32_t *)(part + from.bits_at), *word = (const uint32_t *)(part + from.rows_at);
+        uint64_t sum = threadIdx.x == 0 ? range_sum(header[2]) : 0;
+        for (int32_t b = threadIdx.x; b < rows; b += THREADS)
+            sum += row_sum(word + (int64_t)b * words, words, bits[b / 16] >> 2 * (b % 16) & 3, b);
+        if (block_sum(sum) != header[3] || header[0] != hash || header[1]) return false;
+    }
+    return true;
+}
+
+FS_DEVICE uint64_t range_first(uint64_t range) {
+    return range & 0xFFFFFFFFu;
+}
+
+FS_DEVICE uint64_t range_of_part(const fs_cuda_gathered &from, int32_t r) {
+    return ((const unsigned long long *)(from.all + r * from.bytes))[2];
+}
+
+/* Whether the ranges of the parts are the vocabulary, each id once: together they are as long, one begins at 0, no two begin at the same
+ * id, and where one ends another begins. */
+FS_DEVICE bool are_whole(const fs_cuda_gathered &from, uint64_t vocab) {
+    uint64_t length = 0, starts = 0, wrong = 0;
+    for (int32_t r = threadIdx.x; r < from.ranks; r += THREADS) {
+        const uint64_t range = range_of_part(from, r), first = range_first(range), end = range >> 32;
+        if (first >= end) continue;
+        length += end - first;
+        starts += first == 0;
+        uint32_t same = 0, next = end == vocab;
+        for (int32_t i = 0; i < from.ranks; i++) {
+            const uint64_t other = range_of_part(from, i), start = range_first(other);
+            if (start >= other >> 32) continue;
+            same += start == first;
+            next |= start == end;
+        }
+        wrong += same != 1 || !next;
+    }
+    return block_sum(length) == vocab && block_sum(starts) == (vocab > 0) && block_sum(wrong) == 0;
+}
+
 /* Whether all ranks made the same call and none has failed. */
 FS_DEVICE bool agreed(const fs_cuda_gathered &from) {
     const unsigned long long *first = (const unsigned long long *)from.all;
@@ -62,7 +123,7 @@ FS_DEVICE bool agreed(const fs_cuda_gathered &from) {
 __global__ void __launch_bounds__(THREADS)
     merge(const __grid_constant__ fs_cuda_args args, const __grid_constant__ fs_cuda_gathered from) {
     const int32_t rows = (int32_t)args.batch.rows;
-    const bool well = agreed(from);
+    const bool well = from.own.sealed ? are_intact(args, from) && are_whole(from, (uint64_t)args.vocab) : agreed(from);
     for (int32_t b = threadIdx.x; b < rows; b += THREADS) {
         fs_judged_row row = judged_row(args, b);
         const fs_verdict found = from.own.bits ? merge_rows(args, from, row, b) : merged_key(from, b);
@@ -83,7 +144,20 @@ __global__ void failed(fs_cuda_exchange part) {
     part.header[0] = part.header[1] = INT64_MAX; /* more than any hash; never the complement of itself */
 }
 
+__global__ void __launch_bounds__(THREADS)
+    accept(int32_t dtype, int64_t sequences, int64_t k, const void *draft, const void *target, int32_t *accepted) {
+    const int64_t s = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (s < sequences) accepted[s] = (int32_t)accept_count(dtype, k, s, draft, target);
+}
+
 } // namespace
+
+extern "C" cudaError_t fs_cuda_accept_launch(int32_t dtype, int64_t sequences, int64_t k, const void *draft,
+                                             const void *target, int32_t *accepted, cudaStream_t stream) {
+    const int64_t ctas = (sequences + THREADS - 1) / THREADS;
+    accept<<<(unsigned)ctas, THREADS, 0, stream>>>(dtype, sequences, k, draft, target, accepted);
+    return cudaGetLastError();
+}
 
 extern "C" cudaError_t fs_cuda_merge_launch(const fs_cuda_args *args, const fs_cuda_gathered *from,
                                             cudaStream_t stream) {

@@ -17,8 +17,9 @@ typedef struct stored_call {
     int32_t tokens_only; /* of the results only tokens and status are asked for */
     int32_t plain_rules; /* what follows is all there is to a row's rules; else the batch has to be read */
     uint32_t status;     /* of all rows, before any logit */
-    const int32_t *slot; /* as in fs_batch, from here on */
+    const void *slot;    /* as in fs_batch, from here on */
     int64_t slots;
+    int32_t wide_slots; /* of 64 bits */
     const uint64_t *position, *seed;
     uint64_t position_all, seed_all;
     const float *temperature;
@@ -58,7 +59,7 @@ struct memory_rules {
 FS_DEVICE memory_rules fetch_rules(const stored_call &call, int32_t b) {
     const int32_t at = call.first_row + b;
     memory_rules rules = {at, call.position_all, call.seed_all, call.temperature_all};
-    if (call.slot) rules.slot = call.slot[at];
+    if (call.slot) rules.slot = call.wide_slots ? ((const int64_t *)call.slot)[at] : ((const int32_t *)call.slot)[at];
     if (rules.slot < 0 || rules.slot >= call.slots) return rules;
     if (call.position) rules.position = load_now(call.position + at);
     if (call.seed) rules.seed = load_now(call.seed + rules.slot);
@@ -110,6 +111,7 @@ static inline stored_call call_of(const fs_cuda_stored_plan &plan, const fs_cuda
                        !batch.frequency && !batch.presence;
     if (call.plain_rules) call.status = status_of_all(batch, args.vocab);
     call.slot = batch.slot;
+    call.wide_slots = batch.slot_dtype == FS_I64;
     call.slots = batch.slots ? batch.slots : batch.rows;
     call.position = batch.position;
     call.seed = batch.seed;
