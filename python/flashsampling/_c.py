@@ -20,6 +20,8 @@ NOISES = {"exact": 0, "fast": 1}
 CALLS = {"sample": 0, "partial": 1, "ranks": 2}
 LOGITS = {"raw": 0, "processed": 1, "cut": 2}
 HEAD_CONSTANT = 1
+CHECK_POINTERS = 1
+STREAM_DEFAULT = 1
 
 
 class Flag(enum.IntFlag):

@@ -69,18 +69,20 @@ class Context:
     backend is "auto", "cpu", "cuda" or "reference"; threads 0 = every core. log(line) hears what was chosen and why.
     parallel_for(count, task) runs task(i) for i in range(count) on the caller's threads; what it raises is raised when
     the call has come to its end. work is the number of bytes to set aside once; calls then never allocate (work_size
-    tells how many). On "cuda" device is its number and stream the address of the stream (torch: stream.cuda_stream);
-    calls return when they are queued there, and the arrays must live until they have run.
+    tells how many). On "cuda" device is its number and stream the handle of the stream (torch: stream.cuda_stream; 0 is
+    the default stream); calls return when they are queued there, and the arrays must live until they have run.
+    check_pointers asks the driver about every pointer of every call.
     """
 
     def __init__(self, backend="auto", *, device=0, threads=0, block=0, log=None, parallel_for=None, work=0,
-                 fallback_bytes=None, stream=None):
+                 fallback_bytes=None, stream=None, check_pointers=False):
         self._context = self._parallel_for = None
         self._library = _c.library()
         o = _c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct))
         o.backend = choice(_c.BACKENDS, backend, "backend")
         o.device, o.threads = integer(device, "i32", "device"), integer(threads, "i32", "threads")
-        o.block, o.stream = integer(block, "i32", "block"), stream
+        o.block, o.stream = integer(block, "i32", "block"), self._stream(stream)
+        o.flags = _c.CHECK_POINTERS if check_pointers else 0
         o.fallback_bytes = _c.FALLBACK_BYTES if fallback_bytes is None else fallback_bytes
         if log:
             o.log = _c.LogFunction(lambda user, line: log(line.decode(errors="replace")))
@@ -132,14 +134,26 @@ class Context:
         """One line: backend, instruction set, threads."""
         return self._library.fs_context_text(self._handle()).decode() if self._context else "closed"
 
+    @staticmethod
+    def _stream(handle):
+        """A handle as the library takes it: 0 is CUDA's default stream, said explicitly; None is no stream."""
+        return _c.STREAM_DEFAULT if handle == 0 else handle
+
     def set_stream(self, stream):
-        """CUDA: the stream (an address) of the calls that follow."""
-        _check(self._library.fs_context_set_stream(self._handle(), stream), self._context)
+        """CUDA: the stream (its handle, 0 for the default stream) of the calls that follow; they wait for those before."""
+        _check(self._library.fs_context_set_stream(self._handle(), self._stream(stream)), self._context)
 
     def set_work(self, size):
         """Sets aside `size` bytes once, so that calls never allocate (work_size tells how many); 0 gives them back."""
-        memory = numpy().empty(size + 64, "u1") if size else None
-        address = memory.ctypes.data + -memory.ctypes.data % 64 if size else None
+        memory = address = None
+        if size and self.text.startswith("cuda"):
+            import torch
+
+            memory = torch.empty(size + 256, dtype=torch.uint8, device="cuda:%d" % self._options.device)
+            address = memory.data_ptr() + -memory.data_ptr() % 256
+        elif size:
+            memory = numpy().empty(size + 64, "u1")
+            address = memory.ctypes.data + -memory.ctypes.data % 64
         _check(self._library.fs_context_set_work(self._handle(), address, size), self._context)
         self._work = memory
 

@@ -355,24 +355,6 @@ def test_what_is_not_there_yet_says_so_and_writes_nothing(name):
 
 
 @pytest.mark.parametrize("call", [
-    lambda head, out: GPU.work_size(head, H0, out=out),
-    lambda head, out: GPU.set_work(4096),
-], ids=["work_size", "set_work"])
-def test_functions_that_are_not_there_yet_say_so(call):
-    with pytest.raises(fs.Error) as error:
-        call(fs.Head(W0), Outputs(2).rows)
-    assert error.value.status == UNSUPPORTED and error.value.text
-
-
-def test_work_memory_in_the_options_is_refused():
-    memory = np.zeros(4096 + 64, "u1")
-    options = _c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct), backend=_c.BACKENDS["cuda"], work_bytes=4096)
-    options.work, context = memory.ctypes.data + -memory.ctypes.data % 64, ctypes.c_void_p()
-    assert _c.library().fs_context_create(ctypes.byref(options), ctypes.byref(context)) == UNSUPPORTED
-    assert not context and b"options.work" in _c.library().fs_error_text(None)
-
-
-@pytest.mark.parametrize("call", [
     lambda: GPU.sample(fs.Head(W0), H0, seed=1),
     lambda: GPU.sample(fs.Head(W0), H0, temperature=[1.0, 0.5], out=Outputs(2).rows),
     lambda: GPU.sample(fs.Head(W0, bias=[0.0] * 1000), H0, out=Outputs(2).rows),
