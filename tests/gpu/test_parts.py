@@ -19,7 +19,7 @@ def parts_of(floats, edges=EDGES, **changed):
 
 def merged(parts, floats, **changed):
     out = Outputs(B, floats=floats)
-    GPU.merge(shard(0, 128), parts, hidden(B, D), out=out.rows, **dict(rules(B), **changed))
+    GPU.merge(parts, shard(0, 128), hidden(B, D), out=out.rows, **dict(rules(B), **changed))
     return out.taken()
 
 
