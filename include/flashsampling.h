@@ -391,7 +391,7 @@ typedef struct fs_options {
     int32_t reserved;
 } fs_options;
 
-/* fs_options.flags. CUDA: asks the driver about every pointer of every call, and refuses what the device cannot reach with FS_ERR_ARGUMENT;
+/* fs_options.flags. CUDA: asks the driver about every pointer of every call, and refuses what is neither memory of the device nor mapped with FS_ERR_ARGUMENT;
  * without it such a pointer is a fault of the device, which ends the process's use of it. Some microseconds a call: for development. The
  * environment variable FLASHSAMPLING_CHECK_POINTERS=1 does the same. */
 #define FS_CHECK_POINTERS (1u << 0)

@@ -356,6 +356,20 @@ static fs_status cuda_work_size(fs_context *context, const fs_head *head, const 
     return FS_OK;
 }
 
+static fs_status cuda_check_pointer(fs_context *context, const char *name, const void *pointer) {
+    const fs_cuda *cuda = context->state;
+    struct cudaPointerAttributes found;
+    FS_CUDA_TRY(context, cudaPointerGetAttributes(&found, pointer));
+    FS_REQUIRE(context, found.type != cudaMemoryTypeUnregistered,
+               "%s is %p, host memory that was not mapped; must be memory of device %d, or mapped", name, pointer,
+               cuda->ordinal);
+    int reached = found.type != cudaMemoryTypeDevice || found.device == cuda->ordinal;
+    if (!reached) FS_CUDA_TRY(context, cudaDeviceCanAccessPeer(&reached, cuda->ordinal, found.device));
+    FS_REQUIRE(context, reached, "%s is %p, memory of device %d, which device %d cannot reach", name, pointer,
+               found.device, cuda->ordinal);
+    return FS_OK;
+}
+
 static fs_status cuda_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
                              const void *target, int32_t *accepted) {
     const fs_cuda *cuda = context->state;
@@ -377,6 +391,7 @@ const fs_backend fs_backend_cuda = {.name = "cuda",
                                     .set_work = cuda_set_work,
                                     .work_size = cuda_work_size,
                                     .accept = cuda_accept,
+                                    .check_pointer = cuda_check_pointer,
                                     .partial_size = fs_cuda_partial_size,
                                     .partial = fs_cuda_partial,
                                     .merge = fs_cuda_merge,
