@@ -332,7 +332,7 @@ REQUESTS = {
     "seen": dict(seen=torch.zeros(2, 32, device="cuda", dtype=torch.int32), repetition=1.5),
     "counts": dict(counts=torch.zeros(2, 1000, device="cuda", dtype=torch.int32), presence=1.0),
     "count lists": dict(count_list=LISTS + (cuda([1]),), presence=1.0),
-    "watch": dict(watch=LISTS),
+    "watch": dict(field("watch_logit", shape=(1,)), watch=LISTS),
     "rank": field("rank", torch.int32),
     "top tokens": field("top_token", torch.int32, (2, 3)),
     "top logits": field("top_logit", shape=(2, 3)),

@@ -1,5 +1,6 @@
 """Calls of one context that meet: on several streams, in graphs that are replayed at once, in memory of the caller's."""
 import ctypes
+import os
 import subprocess
 import sys
 
@@ -125,8 +126,12 @@ print("alive", tokens.min().item() >= 0)
 """
 
 
-def test_a_context_outlives_its_stream():
-    found = subprocess.run([sys.executable, "-c", DEAD % ""], capture_output=True, text=True, timeout=120)
+@pytest.mark.parametrize("more", ["", "context.set_stream(torch.cuda.current_stream().cuda_stream)\ncontext.sample(fs.Head(W), H, "
+                                      "out={\"tokens\": tokens})"], ids=["closed", "another stream"])
+def test_a_context_outlives_its_stream(more):
+    package = os.path.dirname(os.path.dirname(fs.__file__))
+    found = subprocess.run([sys.executable, "-c", DEAD % more], capture_output=True, text=True, timeout=120,
+                           env={**os.environ, "PYTHONPATH": package})
     assert found.returncode == 0 and "alive True" in found.stdout, found.stderr[-2000:]
 
 
