@@ -26,9 +26,9 @@
  *   top-p   a token stays while the mass strictly before it is below p times the mass of all that min-p and top-k left (with
  *           FS_JOINT_TOP_P: of the whole row), mass being the sum of exp(l)
  * All arithmetic on x, y, l is in float; -inf is final: what a mask, a ban or an overflow has made -inf is absent, whatever is added
- * later. log Z is within 1e-6 of the truth, and then rounded to float, where the largest |l| is up to 45,000 (CUDA, from weights: see
- * docs/exactness.md), within 2e-4 up to 362,000, and above that the row is FS_ROW_FAR. Tokens do not depend on it: cuts are exact at any
- * l.
+ * later. log Z is within 1e-6 of the truth, and then rounded to float, where the largest |l| is up to 45,000, within 2e-4 up to 362,000, and
+ * above that the row is FS_ROW_FAR. On CUDA, from weights, the sum of exp adds 2e-7 (1 + |l|), and the logits themselves are sums of tensor
+ * cores, which are off by some 1e-9 D |x| (docs/exactness.md). Tokens do not depend on log Z: cuts are exact at any l.
  *
  * Memory: every pointer belongs to the caller and is read or written only during the call (CPU) or until the stream
  * has run the call (CUDA). On the CPU all arrays are host memory; on CUDA they are device memory (mapped host memory
@@ -323,7 +323,7 @@ typedef struct fs_result {
     uint32_t *status;     /* [B] FS_ROW_... bits */
     float *score;         /* [B, n] the token's own l + noise (y for greedy rows); NaN in score mode */
     float *max_logit;     /* [B] */
-    float *log_z;         /* [B] log of the sum of exp over the whole row; not below max_logit */
+    float *log_z;         /* [B] log of the sum of exp over the whole row; CPU: not below max_logit */
     float *logit;         /* [B, n] of the drawn or given token, also where a cut has removed it */
     float *logprob;       /* [B, n] logit - log_z; never above 0 */
     int32_t

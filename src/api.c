@@ -33,6 +33,15 @@ uint64_t fs_seed_spread(uint64_t seed, uint64_t slot) {
 
 /* --------------------------------------------------------------------------------------------------- context ---- */
 
+static fs_status read_environment(fs_options *options) {
+    const char *checks = getenv("FLASHSAMPLING_CHECK_POINTERS");
+    if (!checks || strcmp(checks, "0") == 0) return FS_OK;
+    if (strcmp(checks, "1") != 0)
+        return fs_fail(NULL, FS_ERR_ENVIRONMENT, "FLASHSAMPLING_CHECK_POINTERS=%s, must be 0 or 1", checks);
+    options->flags |= FS_CHECK_POINTERS;
+    return FS_OK;
+}
+
 fs_status fs_context_create(const fs_options *given, fs_context **out) {
     fs_options options = fs_options_default();
     fs_status status = FS_OK;
@@ -40,6 +49,7 @@ fs_status fs_context_create(const fs_options *given, fs_context **out) {
     *out = NULL;
     if (given) FS_COPY(NULL, options, given, &options, reserved);
     FS_TRY(fs_check_options(&options));
+    FS_TRY(read_environment(&options));
     FS_TRY(fs_forks_watch());
     const fs_backend *backend = fs_backend_choose(&options, &status);
     if (!backend) return status;

@@ -1,4 +1,5 @@
-/* check_pointers.c - whether pointers are aligned to their elements: on CUDA one that is not ends the process's use of the device. */
+/* check_pointers.c - whether pointers are aligned to their elements, and on request where they point: on CUDA a wrong one ends the process's
+ * use of the device. */
 #include "check.h"
 
 typedef struct member {
@@ -70,6 +71,7 @@ static int32_t dtype_at(const char *base, size_t at) {
 
 fs_status fs_check_pointers(fs_context *context, const fs_arguments *a) {
     const char *base = (const char *)a;
+    const int asks = (context->options.flags & FS_CHECK_POINTERS) && context->backend->check_pointer;
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         const member *m = &table[i];
         uintptr_t address;
@@ -77,6 +79,7 @@ fs_status fs_check_pointers(fs_context *context, const fs_arguments *a) {
         const size_t alignment = m->alignment ? m->alignment : bytes_of(dtype_at(base, m->dtype_at));
         FS_REQUIRE(context, (address & (alignment - 1)) == 0, FS_ALIGNED_TEXT, m->name, (const void *)address,
                    alignment);
+        if (asks && address) FS_TRY(context->backend->check_pointer(context, m->name, (const void *)address));
     }
     return FS_OK;
 }

@@ -113,14 +113,12 @@ FS_DEVICE void write_row(const fs_cuda_args &args, const fs_judged_row &row, int
     const double score = drawn ? score_key_value(found.key) : (double)NAN;
     const bool infinite = found.flags & (raw ? FS_CUDA_X_INF : (uint32_t)FS_ROW_INF);
     const bool far = drawn && !infinite && (result.log_z || result.logprob) && mass_is_far(&found.mass);
-    const float peak = found.peak * (raw ? 1.0f : row.inverse); /* NaN where it is not wanted */
-    const double sum = found.log_z < (double)peak ? (double)peak : found.log_z;
-    const double log_z = !drawn || far ? (double)NAN : infinite ? (double)INFINITY : sum;
+    const double log_z = !drawn || far ? (double)NAN : infinite ? (double)INFINITY : found.log_z;
     if (far) status |= FS_ROW_FAR;
     write_token(args, at, token, status, keep);
     if (result.score) store_if(keep, result.score + at, (float)score);
     if (result.log_z) store_if(keep, result.log_z + at, (float)log_z);
-    if (result.max_logit) store_if(keep, result.max_logit + at, drawn ? peak : NAN);
+    if (result.max_logit) store_if(keep, result.max_logit + at, drawn ? found.peak * (raw ? 1.0f : row.inverse) : NAN);
     if (result.logit || result.logprob) {
         double l = drawn && !row.greedy ? score - noise_gumbel(row.noise, (uint32_t)token) : score;
         if (raw) l *= (double)row.temperature;

@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(THREADS)
     const bool well = from.own.sealed ? are_intact(args, from) && are_whole(from, (uint64_t)args.vocab) : agreed(from);
     for (int32_t b = threadIdx.x; b < rows; b += THREADS) {
         fs_judged_row row = judged_row(args, b);
-        const fs_verdict found = from.own.bits ? merge_rows(args, from, row, b) : merged_key(from, b);
-        if (!well) row.status |= FS_ROW_PEER;
+        fs_verdict found = from.own.bits ? merge_rows(args, from, row, b) : merged_key(from, b);
+        if (!well) row.status |= FS_ROW_PEER, found.flags = 0;
         write_row(args, row, b, found, true);
     }
     __syncthreads(); /* everyone has read it */
