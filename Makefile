@@ -8,7 +8,7 @@ ARGS   ?=
 CUDA   := build/cuda
 PYTHON ?= python3
 
-.PHONY: help demo test bench build install format lint clean cuda cuda-all test-gpu bench-gpu paper sanitize-gpu
+.PHONY: help demo test fuzz bench build install format lint clean cuda cuda-all test-gpu bench-gpu paper sanitize-gpu
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo
 	@echo '  make demo      install what is needed, build, draw tokens from an LM head of 151,936 tokens, explain'
 	@echo '  make test      install what is needed, run every test that can run here   (ARGS=--quick, ARGS=--help)'
+	@echo '  make fuzz      random structs, parts and files under the sanitizers, 10,000,000 cases  (ARGS="--calls N --seed S")'
 	@echo '  make bench     the CPU backend against its bars, in one run                (ARGS=--help)'
 	@echo '  make cuda      build with the CUDA backend for A100, H100, H200, into $(CUDA); needs nvcc, no GPU'
 	@echo '  make cuda-all  the same for compute capability 8.0 to 12.0, into $(CUDA)-all'
@@ -40,6 +41,12 @@ demo: build
 test:
 	@scripts/install-deps.sh test
 	@python3 scripts/test.py $(ARGS)
+
+fuzz:
+	@scripts/install-deps.sh test
+	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=Release -DFS_SANITIZE=address,undefined --log-level=WARNING
+	@cmake --build build/fuzz --target fuzz_structs fuzz_parts fuzz_npy
+	@scripts/fuzz.sh build/fuzz/tests $(ARGS)
 
 bench: build
 	@$(BUILD)/bin/flashsample bench $(if $(ARGS),$(ARGS),--bars)

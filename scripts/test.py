@@ -35,8 +35,8 @@ BUILD = ROOT / "build"
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}.get(platform.machine())
 
 LEGS = {
-    "release": "optimised build with warnings as errors: C tests, callers, ranks under every MPI, Python tests",
-    "asan": "address, leak and undefined-behaviour sanitizers: C tests, callers, ranks",
+    "release": "optimised build with warnings as errors: C tests, fuzzing, callers, ranks under every MPI, Python tests",
+    "asan": "address, leak and undefined-behaviour sanitizers: C tests, fuzzing, callers, ranks",
     "tsan": "thread sanitizer: C tests, callers, ranks",
     "isa": "every instruction set this machine runs and does not choose, forced by FLASHSAMPLING_ISA: C tests",
     "cross": f"the other architecture ({OTHER}) under qemu-user: C tests, callers",
@@ -46,7 +46,7 @@ LEGS = {
 }
 
 # Seconds until a program is killed.
-TIMEOUT = {"test": 400, "caller": 120, "pytest": 900, "check": 1000, "gpu": 1800}
+TIMEOUT = {"test": 400, "fuzz": 400, "caller": 120, "pytest": 900, "check": 1000, "gpu": 1800}
 # How much of a long test a leg does, so that each leg takes about as long as the first.
 SCALE = {"release": 1, "asan": 0.2, "tsan": 0.1, "isa": 0.3, "cross": 0.1, "valgrind": 0.02}
 # These judge the law of the draws; the other legs ask for the same bits, which test_agree and test_invariance compare.
@@ -87,10 +87,12 @@ def find(folder, kind):
 def wants(name, leg):
     if leg in ("valgrind", "isa"):
         return name in (VALGRIND if leg == "valgrind" else FORCED)
+    if leg == "tsan" and name.startswith("fuzz_"):
+        return False  # one case after the other: there are no races to find
     return leg == "release" or name not in RELEASE_ONLY + (AMX if leg == "cross" else ())
 
 
-def c_jobs(leg, folder, wrapper=(), env=None, kinds=("test", "caller", "compiled", "skipped"), suffix=""):
+def c_jobs(leg, folder, wrapper=(), env=None, kinds=("test", "fuzz", "caller", "compiled", "skipped"), suffix=""):
     """The C programs of a build folder that run in this leg."""
     env = {"CMOCKA_MESSAGE_OUTPUT": "TAP", "FLASHSAMPLING_TEST_SCALE": str(SCALE[leg]), **(env or {})}
     jobs = []

@@ -41,10 +41,16 @@ static int survives(const fs_row *row, float y, uint32_t token) {
     return !row->has_cut || (row->cut.survivors > 0 && order_key(y, token) >= row->cut.last);
 }
 
+/* Never above 0, in parts that somebody has forged too; NaN stays. */
+static double below_log_z(const fs_row *row, float logit) {
+    const double difference = row->log_z < INFINITY ? (double)logit - row->log_z : NAN;
+    return difference > 0.0 ? 0.0 : difference;
+}
+
 static double logprob_of(const fs_row *row, float logit, float y, uint32_t token) {
-    if (row->log_z == INFINITY) return NAN;
-    if (row->call->result->logits == FS_LOGITS_CUT && !survives(row, y, token)) return -INFINITY;
-    return (double)logit - row->log_z;
+    if (row->log_z < INFINITY && row->call->result->logits == FS_LOGITS_CUT && !survives(row, y, token))
+        return -INFINITY;
+    return below_log_z(row, logit);
 }
 
 /* Every slot of a row without a token. */
@@ -270,8 +276,7 @@ static void write_top(fs_row *row) {
         if (key) logit = logit_of(row, order_key_logit(key), order_key_logit(key));
         if (r->top_token) r->top_token[at] = key ? (int32_t)order_key_token(key) : -1;
         if (r->top_logit) r->top_logit[at] = logit;
-        if (r->top_logprob)
-            r->top_logprob[at] = key && row->log_z < INFINITY ? (float)((double)logit - row->log_z) : NAN;
+        if (r->top_logprob) r->top_logprob[at] = key ? (float)below_log_z(row, logit) : NAN;
     }
     if (there < r->top_count && there == list->count && list->bound) row->open = 1;
 }

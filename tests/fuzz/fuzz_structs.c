@@ -1,0 +1,252 @@
+/* fuzz_structs.c - every entry point with structs of any contents: nothing crashes, writes outside of its arrays or answers what is not an
+ * answer; what succeeds draws the reference's tokens. */
+#include "fuzz_call.h"
+
+static fs_context *cpu, *pair, *reference, *bounded;
+
+static void open_contexts(void) {
+    if (cpu) return;
+    cpu = fuzz_open(FS_BACKEND_CPU, 1, (size_t)64 << 20);
+    pair = fuzz_open(FS_BACKEND_CPU, 2, (size_t)64 << 20);
+    bounded = fuzz_open(FS_BACKEND_CPU, 1, 4096);
+    reference = fuzz_open(FS_BACKEND_REFERENCE, 1, 0);
+}
+
+/* A call as its caller has it. */
+typedef struct arguments {
+    fs_head *head;
+    fs_batch *batch;
+    fs_result *result;
+} arguments;
+
+static int place(rng *r, const fuzz_call *c, arguments *p) {
+    p->head = fuzz_place(r, &c->head, sizeof c->head);
+    p->batch = fuzz_place(r, &c->batch, sizeof c->batch);
+    p->result = fuzz_place(r, &c->result, sizeof c->result);
+    return p->head && p->batch && p->result;
+}
+
+static void count_status(fs_status status) {
+    fuzz_count(status == FS_OK                ? "ok"
+               : status == FS_ERR_ARGUMENT    ? "argument"
+               : status == FS_ERR_UNSUPPORTED ? "unsupported"
+                                              : "other errors");
+}
+
+static int64_t end_of(const fuzz_call *c) {
+    if (fuzz_call_must_fail(c)) return 0; /* what cannot be added either */
+    const int64_t end = c->head.first_token + c->head.rows;
+    return end < c->vocab ? end : c->vocab;
+}
+
+/* ---------------------------------------------------------------------------------------------- the same tokens ---- */
+
+typedef struct drawn {
+    int64_t token[64 * 16];
+    uint32_t status[64];
+    float score[64 * 16];
+} drawn;
+
+static fs_status draw(fs_context *context, const fuzz_call *c, drawn *to) {
+    fs_result result = fs_result_default();
+    result.tokens = to->token, result.tokens_dtype = FS_I64, result.status = to->status, result.score = to->score;
+    return fs_sample(context, &c->head, &c->batch, &result);
+}
+
+/* Whether row b keeps a part of the mass: where rounding decides which part, another token is no fault. */
+static int has_top_p(const fs_batch *b, int64_t row) {
+    const int64_t slot = !b->slot                  ? row
+                         : b->slot_dtype == FS_I64 ? ((const int64_t *)b->slot)[row]
+                                                   : ((const int32_t *)b->slot)[row];
+    return (b->top_p ? b->top_p[slot] : b->all.top_p) < 1.0f;
+}
+
+/* Tokens of a call that succeeded, against the reference's. Logits are the same where dot products are exact and no soft-cap
+ * rounds them. */
+static void compare(const fuzz_call *c) {
+    static drawn ours, theirs;
+    const fs_batch *b = &c->batch;
+    const uint32_t differs = FS_ROW_INCOMPLETE;
+    if (b->rows > 64 || b->samples > 16 || c->head.softcap != 0.0f || !c->exact) return;
+    if (draw(cpu, c, &ours) != FS_OK || draw(reference, c, &theirs) != FS_OK) return;
+    fuzz_count("compared");
+    for (int64_t row = 0; row < b->rows; row++) {
+        if ((ours.status[row] | theirs.status[row]) & differs) continue;
+        if ((ours.status[row] ^ theirs.status[row]) & FS_ROW_NO_TOKEN)
+            fuzz_fault("row %lld has status 0x%x, the reference 0x%x", (long long)row, ours.status[row],
+                       theirs.status[row]);
+        for (int64_t i = row * b->samples; i < (row + 1) * b->samples; i++) {
+            if (ours.token[i] == theirs.token[i]) continue;
+            const float gap = fabsf(ours.score[i] - theirs.score[i]);
+            fuzz_count("near ties");
+            if ((ours.status[row] & FS_ROW_NO_TOKEN) || has_top_p(b, row) ||
+                gap <= 1e-4f * (1.0f + fabsf(ours.score[i])))
+                continue;
+            fuzz_fault("row %lld draws %lld with %.9g, the reference %lld with %.9g", (long long)row,
+                       (long long)ours.token[i], (double)ours.score[i], (long long)theirs.token[i],
+                       (double)theirs.score[i]);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- entry points ---- */
+
+static void sample(rng *r, fuzz_call *c, const arguments *p) {
+    fs_context *const contexts[] = {cpu, cpu, cpu, cpu, pair, bounded, reference};
+    fs_context *context = PICK(r, contexts);
+    const fs_status status = fs_sample(context, p->head, p->batch, p->result);
+    count_status(status);
+    fuzz_call_judge(c, status, fs_error_text(context), c->head.first_token, end_of(c));
+    if (status == FS_OK && one_in(r, 4)) compare(c);
+}
+
+/* A part, and its merge: alone, or (of a call with nothing wrong) together with that of the other rows. */
+static void parts(rng *r, fuzz_call *c, const arguments *p, int wild) {
+    const int count = wild ? 1 : 1 + (int)below(r, 2);
+    const int64_t cut = count == 1 ? c->head.rows : below(r, c->head.rows / 16 + 1) * 16;
+    const void *part[2] = {NULL, NULL};
+    size_t bytes = 0;
+    fs_status status = fs_partial_size(cpu, p->head, p->batch, p->result, &bytes);
+    fuzz_call_judge(c, status == FS_OK ? FS_ERR_STATE : status, fs_error_text(cpu)[0] ? fs_error_text(cpu) : "none", 0,
+                    0);
+    if (status == FS_OK && fuzz_call_must_fail(c)) fuzz_fault("the size of a part beyond the header's limits");
+    for (int i = 0; i < count && status == FS_OK; i++) {
+        const fs_head shard = fuzz_call_shard(c, i ? cut : 0, i ? c->head.rows : cut);
+        void *to = slab_take(bytes, (size_t)below(r, 8));
+        if (!to) return;
+        status = fs_partial(cpu, wild ? p->head : &shard, p->batch, p->result, to, bytes - (wild && one_in(r, 50)));
+        part[i] = to;
+    }
+    for (int i = 0; i < c->outputs; i++) /* a part has no results */
+        for (size_t k = 0; k < c->output[i].bytes; k++)
+            if (c->output[i].at[k] != 0x5A) fuzz_fault("fs_partial has written to result array %d", i);
+    if (status != FS_OK) {
+        if (!*fs_error_text(cpu)) fuzz_fault("fs_partial fails without a text");
+        return count_status(status);
+    }
+    const int odd = wild && one_in(r, 30);
+    status = fs_merge(cpu, p->head, p->batch, odd && one_in(r, 2) ? NULL : part, odd ? (int32_t)below(r, 3) - 1 : count,
+                      p->result);
+    count_status(status);
+    fuzz_call_judge(c, status, fs_error_text(cpu), 0, c->vocab);
+    if (status == FS_OK) fuzz_count("merged");
+}
+
+static void work(rng *r, fuzz_call *c, const arguments *p) {
+    fs_context *context = one_in(r, 3) ? reference : cpu;
+    size_t bytes[2] = {0, 0};
+    fs_status status = fs_work_size(context, p->head, p->batch, p->result, one_in(r, 9) ? NULL : &bytes[0],
+                                    one_in(r, 9) ? NULL : &bytes[1]);
+    if (status != FS_OK) {
+        fuzz_call_judge(c, status, fs_error_text(context), 0, 0);
+        return count_status(status);
+    }
+    const size_t size = bytes[below(r, 2)] - (size_t)one_in(r, 4);
+    void *memory = size < (size_t)4 << 20 ? slab_take(size, one_in(r, 20)) : NULL;
+    if (memory && fs_context_set_work(context, memory, size) == FS_OK) {
+        status = fs_sample(context, p->head, p->batch, p->result);
+        count_status(status);
+        fuzz_call_judge(c, status, fs_error_text(context), c->head.first_token, end_of(c));
+        fuzz_count("in the caller's memory");
+    }
+    if (fs_context_set_work(context, NULL, 0) != FS_OK) fuzz_fault("%s", fs_error_text(context));
+}
+
+static fs_status alone_max(void *self, int64_t *values, int64_t count, void *stream) {
+    (void)self, (void)values, (void)count, (void)stream;
+    return FS_OK;
+}
+
+static fs_status alone_gather(void *self, const void *mine, void *all, size_t bytes, void *stream) {
+    (void)self, (void)stream;
+    memcpy(all, mine, bytes);
+    return FS_OK;
+}
+
+static void ranks(rng *r, fuzz_call *c, const arguments *p, int wild) {
+    fs_ranks one = fs_ranks_default();
+    one.all_max = alone_max, one.all_gather = alone_gather, one.self = &one;
+    for (int64_t n = wild ? below(r, 2) : 0; n > 0; n--) fuzz_wild_ranks(r, &one);
+    if (one.count > 1 && one.count <= 65536) one.count = 1; /* nobody else is here */
+    fs_ranks *placed = fuzz_place(r, &one, sizeof one);
+    if (!placed) return;
+    const fs_status status = fs_sample_ranks(cpu, placed, p->head, p->batch, p->result);
+    count_status(status);
+    fuzz_call_judge(c, status, fs_error_text(cpu), 0, c->vocab);
+    if (status == FS_OK) fuzz_count("over ranks");
+}
+
+static void options(rng *r) {
+    fs_options o = fs_options_default();
+    fs_context *context = NULL;
+    o.threads = 1;
+    for (int64_t n = below(r, 3); n > 0; n--) fuzz_wild_options(r, &o);
+    if (o.threads == 0 || o.threads > 4)
+        o.threads = o.threads > 4096 ? o.threads : 2; /* as many as the header allows take long */
+    if (one_in(r, 8)) o.work = slab_take(4096, one_in(r, 2) ? 0 : 8);
+    if (o.work && o.work_bytes > 4096) o.work_bytes = 4096;
+    fs_options *placed = fuzz_place(r, &o, sizeof o);
+    if (!placed) return;
+    const fs_status status = fs_context_create(placed, &context);
+    count_status(status);
+    if ((status == FS_OK) != (context != NULL)) fuzz_fault("status %d, context %p", status, (void *)context);
+    if (status != FS_OK && !*fs_error_text(NULL)) fuzz_fault("status %d without a text", status);
+    fs_context_destroy(context);
+}
+
+static void supports(rng *r) {
+    fs_outline o = fs_outline_default();
+    const char *why = NULL;
+    for (int64_t n = below(r, 4); n > 0; n--) fuzz_wild_outline(r, &o);
+    fs_outline *placed = fuzz_place(r, &o, sizeof o);
+    if (!placed) return;
+    const fs_status status = fs_supports((int32_t)below(r, 6) - 1, placed, one_in(r, 9) ? NULL : &why);
+    count_status(status);
+    if (status != FS_OK && status != FS_ERR_ARGUMENT && status != FS_ERR_UNSUPPORTED)
+        fuzz_fault("fs_supports returns %d", status);
+    if (why && (status == FS_OK) == (*why != 0)) fuzz_fault("fs_supports returns %d and says '%s'", status, why);
+}
+
+static void accept_tokens(rng *r) {
+    const int32_t dtype = one_in(r, 9) ? (int32_t)below(r, 20) : one_in(r, 2) ? FS_I32 : FS_I64;
+    const int64_t sequences = one_in(r, 20) ? -1 : below(r, 5),
+                  k = one_in(r, 20) ? (one_in(r, 2) ? -1 : INT64_MAX) : below(r, 5);
+    const size_t size = dtype == FS_I64 ? 8 : 4, n = sequences > 0 && k >= 0 && k < 9 ? (size_t)sequences : 0;
+    char *draft = slab_take(n * (size_t)k * size, 0), *target = slab_take(n * ((size_t)k + 1) * size, 0);
+    int32_t *accepted = slab_take(n * 4, 0);
+    if (!draft || !target || !accepted) return;
+    for (size_t i = 0; i < n * (size_t)k * size; i++) draft[i] = (char)(i % size ? 0 : below(r, 2));
+    for (size_t i = 0; i < n * ((size_t)k + 1) * size; i++) target[i] = (char)(i % size ? 0 : below(r, 2));
+    const fs_status status = fs_accept(one_in(r, 2) ? cpu : NULL, dtype, sequences, k, one_in(r, 20) ? NULL : draft,
+                                       one_in(r, 20) ? NULL : target, accepted);
+    count_status(status);
+    for (size_t i = 0; i < n && status == FS_OK; i++)
+        if (accepted[i] < 0 || accepted[i] > k) fuzz_fault("%d of %lld tokens are accepted", accepted[i], (long long)k);
+}
+
+static void one(rng *r) {
+    fuzz_call c;
+    arguments p;
+    open_contexts();
+    if (one_in(r, 20)) return options(r);
+    if (one_in(r, 20)) return supports(r);
+    if (one_in(r, 30)) return accept_tokens(r);
+    const int wild = !one_in(r, 3);
+    fuzz_call_make(r, &c, wild);
+    if (!place(r, &c, &p) || (c.absurd && !fuzz_call_must_fail(&c))) return fuzz_count("left out");
+    fuzz_call_clear(&c);
+    switch (below(r, 6)) {
+    case 0:
+        return parts(r, &c, &p, wild || c.absurd);
+    case 1:
+        return work(r, &c, &p);
+    case 2:
+        return ranks(r, &c, &p, wild);
+    default:
+        return sample(r, &c, &p);
+    }
+}
+
+int main(int argc, char **argv) {
+    return fuzz_main(argc, argv, "fuzz_structs", 150000, one);
+}
