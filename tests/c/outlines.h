@@ -2,6 +2,7 @@
 #ifndef FS_TESTS_OUTLINES_H
 #define FS_TESTS_OUTLINES_H
 
+#include "alone.h"
 #include "support.h"
 
 enum { OUTLINE_V = 40, OUTLINE_D = 4, OUTLINE_B = 2, OUTLINE_N = 2, OUTLINE_PART = 1 << 16 };
@@ -65,17 +66,6 @@ static void call_of_outline(outlined *c, const fs_outline *o, int arrays) {
         r->watch_logprob = c->out[6], c->batch.watch_offset = c->offset, c->batch.watch_token = c->ids;
 }
 
-static fs_status outline_max(void *self, int64_t *values, int64_t count, void *stream) {
-    (void)self, (void)values, (void)count, (void)stream;
-    return FS_OK;
-}
-
-static fs_status outline_gather(void *self, const void *mine, void *all, size_t bytes, void *stream) {
-    (void)self, (void)stream;
-    memcpy(all, mine, bytes);
-    return FS_OK;
-}
-
 /* fs_partial_size, fs_partial and fs_merge agree about what they can do. */
 static fs_status call_partial(fs_context *context, outlined *c) {
     _Alignas(64) static char part[OUTLINE_PART];
@@ -92,8 +82,8 @@ static fs_status call_partial(fs_context *context, outlined *c) {
 static fs_status call_it(fs_context *context, outlined *c, int32_t call, int32_t device) {
     if (call == FS_CALL_SAMPLE) return fs_sample(context, &c->head, &c->batch, &c->result);
     if (call == FS_CALL_PARTIAL) return call_partial(context, c);
-    fs_ranks ranks = fs_ranks_default();
-    ranks.all_max = outline_max, ranks.all_gather = outline_gather, ranks.device = device;
+    fs_ranks ranks = alone_ranks();
+    ranks.device = device;
     return fs_sample_ranks(context, &ranks, &c->head, &c->batch, &c->result);
 }
 

@@ -3,6 +3,7 @@
 #define FS_TESTS_SUPPORT_H
 
 #include "flashsampling.h"
+#include "random.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -13,23 +14,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-/* splitmix64: every test names its own seed. */
-typedef struct rng {
-    uint64_t state;
-} rng;
-
-static inline rng random_from(uint64_t seed) {
-    rng r = {seed * 0x9E3779B97F4A7C15u + 0x1234567u};
-    return r;
-}
-
-static inline uint64_t random_next(rng *r) {
-    uint64_t z = r->state += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
 
 static inline uint64_t random_below(rng *r, uint64_t n) {
     return (uint64_t)((double)(random_next(r) >> 11) * (1.0 / 9007199254740992.0) * (double)n);

@@ -1,4 +1,5 @@
 /* What no call may be given, on any backend: pointers that are not aligned, sizes whose product overflows, members that must be zero. */
+#include "alone.h"
 #include "refusals.h"
 
 /* Half an element off. */
@@ -118,23 +119,11 @@ static void members_that_must_be_zero_are_named(void **state) {
     fs_context_destroy(context);
 }
 
-static fs_status never(void *self, int64_t *values, int64_t count, void *stream) {
-    (void)self, (void)values, (void)count, (void)stream;
-    return FS_OK;
-}
-
-static fs_status copies(void *self, const void *mine, void *all, size_t bytes, void *stream) {
-    (void)self, (void)stream;
-    memcpy(all, mine, bytes);
-    return FS_OK;
-}
-
 static void a_bad_member_of_ranks_is_named(void **state) {
     (void)state;
     fixture f;
     make(&f);
-    fs_ranks ranks = fs_ranks_default();
-    ranks.all_max = never, ranks.all_gather = copies;
+    fs_ranks ranks = alone_ranks();
     assert_int_equal(fs_sample_ranks(f.context, &ranks, &f.head, &f.batch, &f.result), FS_OK);
     ranks.reserved = 2;
     assert_int_equal(fs_sample_ranks(f.context, &ranks, &f.head, &f.batch, &f.result), FS_ERR_ARGUMENT);
@@ -199,8 +188,7 @@ static void shards_need_no_group_size(void **state) {
     assert_int_equal(fs_partial(c.context, &c.head, &c.batch, &c.result, part, bytes), FS_OK);
     if (fs_merge(c.context, &c.head, &c.batch, parts, 1, &c.result) != FS_OK) fail_msg("%s", fs_error_text(c.context));
     assert_int_equal(c.tokens[0], 11);
-    fs_ranks ranks = fs_ranks_default();
-    ranks.all_max = never, ranks.all_gather = copies;
+    fs_ranks ranks = alone_ranks();
     assert_int_equal(fs_sample_ranks(c.context, &ranks, &c.head, &c.batch, &c.result), FS_OK);
     assert_int_equal(c.tokens[1], 11);
     c.tokens[0] = 12345;

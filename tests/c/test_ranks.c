@@ -1,6 +1,7 @@
 /* test_ranks.c - fs_sample_ranks over a transport of the caller's own, here threads of this process: where there is no MPI, and under the
  * sanitizers. Calls are those of tests/ranks/calls.c; what MPI adds is tested in tests/ranks/ranks_test.c. */
 #define _POSIX_C_SOURCE 200112L
+#include "alone.h"
 #include "counted.h"
 
 #include "calls.h"
@@ -201,17 +202,6 @@ static void further_rounds_stay_within_their_budget(void **state) {
     }
 }
 
-static fs_status alone_max(void *self, int64_t *values, int64_t count, void *stream) {
-    (void)self, (void)values, (void)count, (void)stream;
-    return FS_OK;
-}
-
-static fs_status alone_gather(void *self, const void *mine, void *all, size_t bytes, void *stream) {
-    (void)self, (void)stream;
-    memcpy(all, mine, bytes);
-    return FS_OK;
-}
-
 /* The list by y holds the whole vocabulary at once, the raw one, which an exact raw rank takes, does not. */
 static void a_list_that_is_whole_does_not_keep_the_other_short(void **state) {
     (void)state;
@@ -230,8 +220,7 @@ static void a_list_that_is_whole_does_not_keep_the_other_short(void **state) {
     batch.rows = 1, batch.mode = FS_MODE_SCORE, batch.given = &given;
     batch.flags = FS_EXACT_RANK | FS_KEEP_TIES, batch.all.top_k = V - 1;
     batch.edit_offset = offset, batch.edit_token = &edited, batch.edit_bias = &bias;
-    fs_ranks ranks = fs_ranks_default();
-    ranks.count = 1, ranks.self = &ranks, ranks.all_max = alone_max, ranks.all_gather = alone_gather;
+    const fs_ranks ranks = alone_ranks();
     for (int i = 0; i < 2; i++) {
         fs_result result = fs_result_default();
         result.tokens = &token[i], result.status = &status[i], result.rank = &rank[i], result.logits = FS_LOGITS_RAW;

@@ -5,24 +5,14 @@
 #ifndef FS_TESTS_FUZZ_H
 #define FS_TESTS_FUZZ_H
 
+#include "random.h"
+
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* splitmix64 */
-typedef struct rng {
-    uint64_t state;
-} rng;
-
-static inline uint64_t random_next(rng *r) {
-    uint64_t z = r->state += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
 
 static inline int64_t below(rng *r, int64_t n) {
     return (int64_t)(random_next(r) % (uint64_t)n);

@@ -2,6 +2,8 @@
  * answer; what succeeds draws the reference's tokens. */
 #include "fuzz_call.h"
 
+#include "alone.h"
+
 static fs_context *cpu, *pair, *reference, *bounded;
 
 static void open_contexts(void) {
@@ -152,20 +154,8 @@ static void work(rng *r, fuzz_call *c, const arguments *p) {
     if (fs_context_set_work(context, NULL, 0) != FS_OK) fuzz_fault("%s", fs_error_text(context));
 }
 
-static fs_status alone_max(void *self, int64_t *values, int64_t count, void *stream) {
-    (void)self, (void)values, (void)count, (void)stream;
-    return FS_OK;
-}
-
-static fs_status alone_gather(void *self, const void *mine, void *all, size_t bytes, void *stream) {
-    (void)self, (void)stream;
-    memcpy(all, mine, bytes);
-    return FS_OK;
-}
-
 static void ranks(rng *r, fuzz_call *c, const arguments *p, int wild) {
-    fs_ranks one = fs_ranks_default();
-    one.all_max = alone_max, one.all_gather = alone_gather, one.self = &one;
+    fs_ranks one = alone_ranks();
     for (int64_t n = wild ? below(r, 2) : 0; n > 0; n--) fuzz_wild_ranks(r, &one);
     if (one.count > 1 && one.count <= 65536) one.count = 1; /* nobody else is here */
     fs_ranks *placed = fuzz_place(r, &one, sizeof one);
