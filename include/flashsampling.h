@@ -33,7 +33,8 @@
  * Memory: every pointer belongs to the caller and is read or written only during the call (CPU) or until the stream
  * has run the call (CUDA). On the CPU all arrays are host memory; on CUDA they are device memory (mapped host memory
  * works and is read once per row). Pointers are aligned to their elements, and strides are bytes. The library never prints, exits or
- * aborts. Thread safety: contexts share nothing mutable; one context serves one call at a time. After fork() the child may destroy
+ * aborts. Thread safety: contexts share nothing mutable; one context serves one call at a time. A call on the
+ * CPU keeps AMX's tile configuration of its threads, not what is in the tiles. After fork() the child may destroy
  * the contexts it has inherited, and nothing else; it creates its own.
  *
  * Structs: the first member `size` is sizeof of the struct the caller was compiled with, which the fs_*_default()

@@ -40,6 +40,19 @@ FS_INLINE void configure(int32_t n, int of_w, int32_t columns) {
     _tile_loadconfig(&config);
 }
 
+/* The configuration is the caller's, who may have set it once for the thread and count on it; what is in tiles is nobody's after a call, as with
+ * other registers. Palette 0: there is none. Once per block: with few tokens, too, its own configuration costs more. */
+FS_INLINE void keep_config(tile_config *config) {
+    _tile_storeconfig(config);
+    FS_WRITTEN(config); /* all of it: gcc 12 takes it for 8 bytes */
+}
+
+FS_INLINE void give_back_config(const tile_config *config) {
+    FS_WRITTEN(config);
+    if (config->palette) _tile_loadconfig(config);
+    else _tile_release();
+}
+
 FS_INLINE int64_t steps_of(const fs_hidden *hidden) {
     return (hidden->dim + FS_STEP - 1) / FS_STEP;
 }

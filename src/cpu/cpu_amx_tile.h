@@ -429,6 +429,8 @@ FS_INLINE void tile_all(const scheme *s, const fs_hidden *hidden, const char *w,
     const int of_w = parts_in(s->unit, s->weights);
     const int32_t most = spacing_of(stride, FS_TOKENS / FS_TILE), kept = kept_panels(&c.packing);
     sifting before = {.due = -1};
+    tile_config callers;
+    keep_config(&callers);
     for (; c.first < c.packing.panels; c.first = c.end) {
         c.end = c.packing.panels - c.first < kept ? c.packing.panels : c.first + kept;
         if (tokens >= FS_TILE) configure(FS_TILE, of_w, c.packing.columns);
@@ -442,7 +444,7 @@ FS_INLINE void tile_all(const scheme *s, const fs_hidden *hidden, const char *w,
         }
     }
     sift_rest(&before);
-    _tile_release();
+    give_back_config(&callers);
 }
 
 /* The functions of a kernel, of scheme_<type>. */
