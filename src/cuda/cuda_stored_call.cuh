@@ -108,7 +108,8 @@ static inline stored_call call_of(const fs_cuda_stored_plan &plan, const fs_cuda
     call.tokens_only = !args.exchange.header && !result.score && !result.logit && !result.logprob && !result.log_z &&
                        !result.max_logit;
     call.plain_rules = !batch.stream && !batch.top_k && !batch.top_p && !batch.min_p && !batch.repetition &&
-                       !batch.frequency && !batch.presence;
+                       !batch.frequency && !batch.presence && !batch.allow && !batch.edit_offset && !batch.edit_count &&
+                       !batch.seen && !batch.counts && !batch.count_offset;
     if (call.plain_rules) call.status = status_of_all(batch, args.vocab);
     call.slot = batch.slot;
     call.wide_slots = batch.slot_dtype == FS_I64;
