@@ -99,7 +99,8 @@ static int store_integer(column_type type, void *out, int64_t i, uint64_t magnit
 void convert_elements(const char *option, const npy_array *a, int64_t from, int64_t count, column_type type,
                       void *out) {
     if (a->type == NPY_BITS16 || (is_float(a->type) && type != COLUMN_F32))
-        die(END_USAGE, "--%s: the file holds %s, expected %s", option, npy_type_name(a->type), column_info[type].what);
+        die(END_RUNTIME, "--%s: the file holds %s, expected %s", option, npy_type_name(a->type),
+            column_info[type].what);
     for (int64_t i = 0; i < count; i++) {
         if (is_float(a->type)) {
             ((float *)out)[i] = (float)element_real(a, from + i);
@@ -152,7 +153,7 @@ column read_column(const char *option, const char *text, column_type type) {
     if (!text) return c;
     if (*text == '@') {
         npy_array a = read_npy(option, text + 1);
-        if (a.count == 0) die(END_USAGE, "--%s %s: the file has no elements", option, text + 1);
+        if (a.count == 0) die(END_RUNTIME, "--%s %s: the file has no elements", option, text + 1);
         c.count = a.count;
         c.scalar = a.rank == 0;
         c.data = take_memory(a.count, column_info[type].size, option);
@@ -181,7 +182,7 @@ bit_rows read_bits(const char *option, const char *path, int64_t vocab) {
     int64_t words = (vocab + 31) / 32, width = a.rank ? a.shape[a.rank - 1] : 0;
     int dense = a.type == NPY_BOOL || a.type == NPY_U8, packed = a.type == NPY_U32 || a.type == NPY_I32;
     if ((!dense && !packed) || a.rank < 1 || a.rank > 2 || width != (dense ? vocab : words))
-        die(END_USAGE, "--%s %s: %s, expected bool [.., %lld] or u4 words [.., %lld]", option, path, shape,
+        die(END_RUNTIME, "--%s %s: %s, expected bool [.., %lld] or u4 words [.., %lld]", option, path, shape,
             (long long)vocab, (long long)words);
     bit_rows bits = {a.rank == 2 ? a.shape[0] : 1, words, NULL};
     bits.data = packed ? a.data : take_memory(bits.rows * words, sizeof(uint32_t), option);

@@ -25,10 +25,17 @@ void die(int code, const char *format, ...) {
     if (code == END_USAGE && launch_rank() > 0) exit(code); /* rank 0 says the same */
     fprintf(stderr, "flashsample%s%s: ", *command ? " " : "", command);
     if (launched()) fprintf(stderr, "rank %d: ", launch_rank());
+    char text[4096];
     va_start(list, format);
-    vfprintf(stderr, format, list);
+    vsnprintf(text, sizeof text, format, list);
     va_end(list);
+    print_visible(stderr, text);
     fputc('\n', stderr);
+    exit(code);
+}
+
+void finish(int code) {
+    if (fflush(stdout) != 0 || ferror(stdout)) die(END_RUNTIME, "writing to stdout failed");
     exit(code);
 }
 
@@ -124,7 +131,9 @@ context_args context_args_default(void) {
 
 static void log_line(void *user, const char *line) {
     (void)user;
-    fprintf(stderr, "flashsample: %s\n", line);
+    fputs("flashsample: ", stderr);
+    print_visible(stderr, line);
+    fputc('\n', stderr);
 }
 
 /* A command may open several contexts (one per kernel, one per thread count). */
@@ -147,6 +156,7 @@ fs_context *open_context(const context_args *args) {
     o.fallback_bytes = (size_t)args->fallback_mib << 20;
     if (args->verbose) o.log = log_line;
     fs_context *context;
+    check_transport();
     check(NULL, fs_context_create(&o, &context));
     if (opened.count == 0) atexit(close_contexts);
     if (opened.count == 64) die(END_RUNTIME, "more than 64 contexts");

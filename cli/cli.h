@@ -13,6 +13,9 @@ enum { END_OK = 0, END_REJECTED = 1, END_USAGE = 2, END_RUNTIME = 3 };
 /* Prints "flashsample COMMAND: text" to stderr and ends the program. */
 void die(int code, const char *format, ...) __attribute__((format(printf, 2, 3), noreturn));
 
+/* Ends the program with this code, or with END_RUNTIME where what it printed could not be written. */
+void finish(int code) __attribute__((noreturn));
+
 /* The command in messages; set once by main. */
 void set_command(const char *name);
 

@@ -125,7 +125,9 @@ static void print_text(const char *backend, const found_isa *isas, int isa_count
     printf("version      %s\n", fs_version_text());
     printf("noise id     %u%s\n", fs_noise_id() & 0x7fffffffu,
            fs_noise_id() >> 31 ? " (draft: tokens of a seed may still change)" : "");
-    printf("backend      %s\n", backend);
+    fputs("backend      ", stdout);
+    print_visible(stdout, backend);
+    fputc('\n', stdout);
     printf("kernels      ");
     for (int i = 0; i < isa_count; i++)
         printf("%s%s%s", isas[i].name, isas[i].experimental ? " (experimental)" : "", i + 1 < isa_count ? " " : "");

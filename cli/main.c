@@ -30,8 +30,9 @@ static int help(void) {
            "  FLASHSAMPLING_NODES      on: threads keep to memory nodes; off (default); or a folder of nodes\n"
            "  FLASHSAMPLING_CUDA_TILE  sm90 or portable, with :N its tile for N rows\n"
            "  FLASHSAMPLING_MPI        the transport under mpirun: openmpi, mpich, mpi, a file, none\n\n"
-           "Exit codes: 0 done; 1 verification rejected; 2 wrong usage or a value out of range; 3 a file, memory,\n"
-           "device or another rank failed, or lists were too short to prove a row's cut.\n");
+           "Exit codes: 0 done; 1 verification rejected; 2 wrong usage or a value out of range; 3 a file is\n"
+           "not there or not what is needed, memory, device or another rank failed, or lists were too short to\n"
+           "prove a row's cut.\n");
     return END_OK;
 }
 
@@ -48,16 +49,13 @@ int main(int argc, char **argv) {
         return END_USAGE;
     }
     const char *word = argv[1];
-    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) return help();
-    if (strcmp(word, "--version") == 0) return version();
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) finish(help());
+    if (strcmp(word, "--version") == 0) finish(version());
     for (int i = 0; i < COMMANDS; i++) {
         names[i] = commands[i].name;
         if (strcmp(word, commands[i].name) != 0) continue;
         set_command(word);
-        int code = commands[i].run(argc - 2, argv + 2);
-        /* Output that could not be written must not look like success. */
-        if (fflush(stdout) != 0 || ferror(stdout)) die(END_RUNTIME, "writing to stdout failed");
-        return code;
+        finish(commands[i].run(argc - 2, argv + 2));
     }
     names[COMMANDS] = NULL;
     const char *near = nearest(word, names);

@@ -195,7 +195,7 @@ void parse_options(const command *c, const opt *table, int count, int argc, char
     for (int i = 0; i < argc; i++) {
         if (strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0) {
             print_help(c, table, count);
-            exit(END_OK);
+            finish(END_OK);
         }
     }
     for (int i = 0; i < argc; i++) {

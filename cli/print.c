@@ -10,6 +10,28 @@
 #include <string.h>
 #include <unistd.h>
 
+/* ----------------------------------------------------------------------------------------------------- texts ---- */
+
+/* Bytes of the visible character that begins here; 0: it is none. */
+static int visible_bytes(const unsigned char *c) {
+    if (c[0] < 0x80) return c[0] >= 0x20 && c[0] != 0x7f;
+    const int more = c[0] >= 0xf0 ? 3 : c[0] >= 0xe0 ? 2 : 1;
+    if (c[0] < 0xc2 || c[0] > 0xf4 || (c[0] == 0xc2 && c[1] < 0xa0)) return 0; /* U+0080 to U+009F are controls */
+    for (int i = 1; i <= more; i++)
+        if ((c[i] & 0xc0) != 0x80) return 0;
+    return more + 1;
+}
+
+void print_visible(FILE *to, const char *text) {
+    const unsigned char *c = (const unsigned char *)text;
+    while (*c) {
+        const int n = visible_bytes(c);
+        if (n) fwrite(c, 1, (size_t)n, to);
+        else fprintf(to, "\\x%02x", *c);
+        c += n ? n : 1;
+    }
+}
+
 /* ---------------------------------------------------------------------------------------------------- tables ---- */
 
 #define MAX_COLUMNS 24

@@ -4,6 +4,11 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+
+/* Prints a text that may hold what somebody else wrote (a file's name, a value of the environment): UTF-8 as it is, other bytes and
+ * control characters, which a terminal would obey, as \xNN. */
+void print_visible(FILE *to, const char *text);
 
 /* ---- tables: cells are collected, columns get the width of their widest cell. */
 typedef struct table table;

@@ -1,15 +1,17 @@
 /* ranks.c - see ranks.h. The transport is loaded, not linked: one flashsample serves every MPI, and machines without one. */
-#define _POSIX_C_SOURCE 200809L /* setenv, getenv */
+#define _POSIX_C_SOURCE 200809L /* access */
 #include "ranks.h"
 #include "cli.h"
 #include "print.h"
 #include "shards.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Who starts processes, and how they know it. */
 static const struct {
@@ -27,8 +29,25 @@ static struct {
     void (*close)(fs_ranks *);
 } opened = {.seconds = 60};
 
+/* The transport that the environment names, NULL if none is; known by name, or a file. */
+static const char *forced_mpi(void) {
+    return getenv("FLASHSAMPLING_MPI");
+}
+
+void check_transport(void) {
+    static const char *const known[] = {"openmpi", "mpich", "mpi", "none"};
+    const char *forced = forced_mpi();
+    if (!forced) return;
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (strcmp(forced, known[i]) == 0) return;
+    if (!strchr(forced, '/'))
+        die(END_USAGE, "FLASHSAMPLING_MPI=%s is unknown; known are openmpi, mpich, mpi, none and files, with a /",
+            forced);
+    if (access(forced, R_OK) != 0) die(END_USAGE, "FLASHSAMPLING_MPI=%s: %s", forced, strerror(errno));
+}
+
 static int launcher(void) {
-    const char *forced = getenv("FLASHSAMPLING_MPI");
+    const char *forced = forced_mpi();
     if (forced && strcmp(forced, "none") == 0) return -1;
     for (int i = 0; i < LAUNCHERS; i++)
         if (getenv(launchers[i].size)) return i;
@@ -93,10 +112,11 @@ static void load(const char *mpi) {
 
 const fs_ranks *ranks_open(void) {
     const int i = launcher();
-    if (opened.asked || i < 0) return opened.ranks;
+    if (opened.asked) return opened.ranks;
     opened.asked = 1;
-    const char *forced = getenv("FLASHSAMPLING_MPI");
-    load(forced ? forced : launchers[i].mpi);
+    check_transport();
+    if (i < 0) return NULL;
+    load(forced_mpi() ? forced_mpi() : launchers[i].mpi);
     if (opened.ranks->rank > 0) {
         progress_off();
         if (!freopen("/dev/null", "w", stdout)) die(END_RUNTIME, "/dev/null cannot be opened");

@@ -12,6 +12,9 @@ int launch_local_count(void);
 /* Cores for this process: ranks on one machine share them. */
 int cores_of_rank(void);
 
+/* Ends the program if FLASHSAMPLING_MPI names what is no transport, launcher or not. */
+void check_transport(void);
+
 /* The ranks, or NULL where there is no launcher. The first call loads the transport of the MPI whose mpirun started us (or the one
  * FLASHSAMPLING_MPI names: openmpi, mpich, mpi, a file; none = every process on its own) and initialises it; ranks above 0 print
  * nothing from then on. Ends the program if the transport is not there: N copies of one run would look like N ranks. */

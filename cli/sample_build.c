@@ -15,11 +15,11 @@
 static int matrix_dtype(const char *option, const char *path, const npy_array *a, int bf16) {
     char shape[128];
     npy_describe(a, shape, sizeof shape);
-    if (a->rank != 2) die(END_USAGE, "--%s %s: %s, expected two dimensions", option, path, shape);
+    if (a->rank != 2) die(END_RUNTIME, "--%s %s: %s, expected two dimensions", option, path, shape);
     if (a->type == NPY_F32) return FS_F32;
     if (a->type == NPY_F16) return FS_F16;
     if (a->type == NPY_BITS16 || (a->type == NPY_U16 && bf16)) return FS_BF16;
-    die(END_USAGE, "--%s %s: %s, expected f4, f2 or V2%s", option, path, shape,
+    die(END_RUNTIME, "--%s %s: %s, expected f4, f2 or V2%s", option, path, shape,
         a->type == NPY_U16 ? "; with --bf16, u2 is read as bf16" : "");
 }
 
@@ -51,7 +51,7 @@ static void build_matmul(const sample_args *args, sample_call *c) {
     c->head.dtype = matrix_dtype("head", args->head, &w, args->bf16);
     c->batch.hidden_dtype = matrix_dtype("hidden", args->hidden, &h, args->bf16);
     if (w.shape[1] != h.shape[1])
-        die(END_USAGE, "--hidden %s: %lld columns, the head has %lld", args->hidden, (long long)h.shape[1],
+        die(END_RUNTIME, "--hidden %s: %lld columns, the head has %lld", args->hidden, (long long)h.shape[1],
             (long long)w.shape[1]);
     c->head.data = w.data;
     c->head.rows = w.shape[0];
@@ -88,7 +88,7 @@ static void build_head(const sample_args *args, sample_call *c) {
     if (args->bias) {
         npy_array a = read_npy("bias", args->bias);
         if (a.count != h->rows)
-            die(END_USAGE, "--bias %s: %lld elements, the head has %lld rows", args->bias, (long long)a.count,
+            die(END_RUNTIME, "--bias %s: %lld elements, the head has %lld rows", args->bias, (long long)a.count,
                 (long long)h->rows);
         float *bias = take_memory(a.count, sizeof *bias, "bias");
         convert_elements("bias", &a, 0, a.count, COLUMN_F32, bias);
@@ -108,7 +108,8 @@ static const void *values(const char *option, const char *text, column_type type
         return NULL;
     }
     if (c.count != count)
-        die(END_USAGE, "--%s: %lld values for %lld %s", option, (long long)c.count, (long long)count, of);
+        die(*text == '@' ? END_RUNTIME : END_USAGE, "--%s: %lld values for %lld %s", option, (long long)c.count,
+            (long long)count, of);
     return c.data;
 }
 
@@ -181,7 +182,7 @@ static void build_allow(const sample_args *args, fs_batch *b, int64_t vocab) {
                 (long long)bits.rows);
     if (b->allow_index || bits.rows == b->rows) return;
     if (bits.rows != 1)
-        die(END_USAGE, "--allow %s: %lld masks for %lld rows; --allow-index says which", args->allow,
+        die(END_RUNTIME, "--allow %s: %lld masks for %lld rows; --allow-index says which", args->allow,
             (long long)bits.rows, (long long)b->rows);
     b->allow_index = take_memory(b->rows, sizeof(int32_t), "allow-index"); /* zeros: all rows share it */
 }
@@ -189,7 +190,7 @@ static void build_allow(const sample_args *args, fs_batch *b, int64_t vocab) {
 /* Rows of a per-slot file: one row serves all slots. */
 static void *spread_rows(const char *option, const void *data, int64_t rows, int64_t slots, size_t bytes) {
     if (rows != slots && rows != 1)
-        die(END_USAGE, "--%s: %lld rows for %lld slots", option, (long long)rows, (long long)slots);
+        die(END_RUNTIME, "--%s: %lld rows for %lld slots", option, (long long)rows, (long long)slots);
     char *out = take_memory(slots, bytes, option);
     for (int64_t s = 0; s < slots; s++)
         memcpy(out + s * (int64_t)bytes, (const char *)data + (rows > 1 ? s : 0) * (int64_t)bytes, bytes);
@@ -213,7 +214,7 @@ static void build_counts(const sample_args *args, fs_batch *b, int64_t vocab) {
         char shape[128];
         npy_describe(&a, shape, sizeof shape);
         if (a.rank < 1 || a.rank > 2 || a.shape[a.rank - 1] != vocab)
-            die(END_USAGE, "--counts %s: %s, expected [.., %lld]", args->counts, shape, (long long)vocab);
+            die(END_RUNTIME, "--counts %s: %s, expected [.., %lld]", args->counts, shape, (long long)vocab);
         int32_t *dense = take_memory(a.count, sizeof *dense, "counts");
         convert_elements("counts", &a, 0, a.count, COLUMN_I32, dense);
         b->counts = spread_rows("counts", dense, a.rank == 2 ? a.shape[0] : 1, b->slots, (size_t)vocab * 4);

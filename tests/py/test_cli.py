@@ -135,12 +135,67 @@ def test_more_memory_than_the_machine_has_is_refused():
     assert "1048576000064 bytes, the machine has" in err
 
 
-def test_output_that_cannot_be_written_is_a_failure():
+SMALL = ["--vocab", "300", "--dim", "16", "--seconds", "0"]
+
+
+@pytest.mark.parametrize("words", [
+    ["--help"], ["--version"], *[[name, "--help"] for name in COMMANDS], ["info"], ["info", "--json"], ["info", "--isa-list"],
+    ["sample", "--synthetic", "10,4,1"], ["sample", "--synthetic", "10,4,1", "--json"], ["verify", "--list"],
+    ["bench", *SMALL, "--batch", "1", "--copies", "1", "--json"], ["demo", *SMALL, "--draws", "1000"],
+], ids=" ".join)
+def test_output_that_cannot_be_written_is_a_failure(words):
     if not os.access("/dev/full", os.W_OK):
         pytest.skip("no /dev/full here")
     with open("/dev/full", "w") as full:
-        done = subprocess.run([PROGRAM, "info"], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 3 and "stdout" in done.stderr
+        done = subprocess.run([PROGRAM, *words], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 3 and "writing to stdout failed" in done.stderr
+
+
+ESC = "\x1b]0;title\x07\x1b[31m\n\u009b2J\x7f"
+SHOWN = r"\x1b]0;title\x07\x1b[31m\x0a\xc2\x9b2J\x7f"
+
+
+@pytest.mark.parametrize("words, env", [
+    (["sample", "--logits", "/no/é" + ESC], {}),
+    (["sample", "--samples", "é" + ESC], {}),
+    (["sample", "--é" + ESC, "1"], {}),
+    (["é" + ESC], {}),
+    (["sample", "é" + ESC], {}),
+    (["sample", "--mode", "é" + ESC], {}),
+    (["sample", "--synthetic", "10,4,1", "--top-k", "é" + ESC], {}),
+    (["sample", "--synthetic", "10,4,1"], {"FLASHSAMPLING_ISA": "é" + ESC}),
+    (["sample", "--synthetic", "10,4,1"], {"FLASHSAMPLING_BACKEND": "é" + ESC}),
+    (["sample", "--synthetic", "10,4,1"], {"FLASHSAMPLING_MPI": "é" + ESC}),
+    (["sample", "--synthetic", "10,4,1", "--out", "/no/é" + ESC], {}),
+    (["info"], {"FLASHSAMPLING_BACKEND": "é" + ESC}),
+])
+def test_what_a_terminal_would_obey_is_shown_instead(words, env):
+    done = subprocess.run([PROGRAM, *words], capture_output=True, env={**os.environ, **env})
+    said = (done.stderr + done.stdout).decode()
+    assert "é" + SHOWN in said and not set(said) & set(map(chr, [*range(10), *range(11, 32), *range(127, 160)]))
+    assert done.returncode != 0 or words == ["info"]
+
+
+def test_bytes_that_are_no_text_are_shown_as_numbers():
+    done = subprocess.run([PROGRAM, b"\xff\xc3\x28\xf0\x9f\x98\x80\xe2\x82"], capture_output=True)
+    assert b'"\\xff\\xc3(\xf0\x9f\x98\x80\\xe2\\x82"' in done.stderr
+
+
+@pytest.mark.parametrize("name, said", [
+    ("nosuch", "FLASHSAMPLING_MPI=nosuch is unknown; known are openmpi, mpich, mpi, none"),
+    ("", "FLASHSAMPLING_MPI= is unknown"),
+    ("/no/such/file.so", "FLASHSAMPLING_MPI=/no/such/file.so: No such file"),
+])
+@pytest.mark.parametrize("words", [["sample", "--synthetic", "10,4,1"], ["verify", "--rule", "plain"], ["bench", *SMALL],
+                                   ["demo", *SMALL]], ids=lambda words: words[0])
+def test_an_unknown_transport_is_an_error_without_mpirun_too(words, name, said):
+    out, err = run(*words, env={"FLASHSAMPLING_MPI": name}, code=2)
+    assert said in err
+
+
+def test_known_transports_are_not_needed_without_mpirun():
+    for name in ("openmpi", "mpich", "mpi", "none", str(PROGRAM)):
+        assert sample("--synthetic", "10,4,1", env={"FLASHSAMPLING_MPI": name})["ranks"] == 1
 
 
 # ---------------------------------------------------------------------------------------------------------- info ----
@@ -290,9 +345,9 @@ def test_masks_as_bytes_and_as_bits(tmp_path, stored, logits):
     for index in ("2,0,0,0,0", "-2,0,0,0,0"):
         _, err = run("sample", "--logits", stored, *words[:2], "--allow-index", index, code=2)
         assert f"--allow-index: {index[:-8]} for row 0, the file has" in err
-    _, err = run("sample", "--logits", stored, "--allow", save(tmp_path, "mask", allow), code=2)
+    _, err = run("sample", "--logits", stored, "--allow", save(tmp_path, "mask", allow), code=3)
     assert "2 masks for 5 rows" in err
-    _, err = run("sample", "--logits", stored, "--allow", save(tmp_path, "mask", allow[:, :9]), code=2)
+    _, err = run("sample", "--logits", stored, "--allow", save(tmp_path, "mask", allow[:, :9]), code=3)
     assert "[2, 9] b1" in err and "317" in err
 
 
@@ -404,14 +459,17 @@ def test_hostile_files_are_refused_by_name(tmp_path, stored, name, option):
 def test_a_missing_file_and_a_wrong_shape_are_refused(tmp_path, stored):
     assert "No such file" in run("sample", "--logits", tmp_path / "nothing.npy", code=3)[1]
     flat = save(tmp_path, "flat", np.zeros(4, np.float32))
-    assert "[4] f4, expected two dimensions" in run("sample", "--logits", flat, code=2)[1]
+    assert "[4] f4, expected two dimensions" in run("sample", "--logits", flat, code=3)[1]
     ints = save(tmp_path, "ints", np.zeros((2, 4), np.int32))
-    assert "[2, 4] i4, expected f4, f2 or V2" in run("sample", "--logits", ints, code=2)[1]
+    assert "[2, 4] i4, expected f4, f2 or V2" in run("sample", "--logits", ints, code=3)[1]
     u2 = save(tmp_path, "u2", np.zeros((2, 4), np.uint16))
-    assert "--bf16" in run("sample", "--logits", u2, code=2)[1]
-    assert "2 elements" in run("sample", "--logits", stored, "--bias", save(tmp_path, "b", np.zeros(2)), code=2)[1]
+    assert "--bf16" in run("sample", "--logits", u2, code=3)[1]
+    assert "2 elements" in run("sample", "--logits", stored, "--bias", save(tmp_path, "b", np.zeros(2)), code=3)[1]
     reals = save(tmp_path, "reals", np.ones(5))
-    assert "the file holds f8" in run("sample", "--logits", stored, "--seed", f"@{reals}", code=2)[1]
+    assert "the file holds f8" in run("sample", "--logits", stored, "--seed", f"@{reals}", code=3)[1]
+    four = save(tmp_path, "four", np.arange(4))
+    assert "4 values for 5 slots" in run("sample", "--logits", stored, "--seed", f"@{four}", code=3)[1]
+    assert "4 values for 5 slots" in run("sample", "--logits", stored, "--seed", "1,2,3,4", code=2)[1]
     big = save(tmp_path, "big", np.full(5, 2**40))
     assert "1099511627776" in run("sample", "--logits", stored, "--top-k", f"@{big}", code=2)[1]
     assert "Is a directory" in run("sample", "--logits", tmp_path, code=3)[1]
