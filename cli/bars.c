@@ -8,8 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <threads.h>
-#include <time.h>
 
 enum { GREEDY, PLAIN, TOP_K_P, TOP_P, MASK, LOG_Z, ARMS };
 static const char *const arm_names[ARMS] = {"greedy",     "plain",   "top-k 50 + top-p 0.9",
@@ -137,8 +135,7 @@ static void print_blas(fs_context *context, const workload *w, int threads) {
         usual u = {.V = w->s.V, .D = w->s.D, .B = rows[i], .threads = threads};
         usual_prepare(&u);
         times other[2] = {{0}};
-        /* The threads of a BLAS spin after a call: with 16 of them, and a tenth of a second later, ours still took four times as long. */
-        thrd_sleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
+        blas_rest();
         for (int turn = 0; turn < 8; turn++) run_arm(context, w, &a, turn);
         for (int turn = 0; turn < 5; turn++)
             for (int k = 0; k < n; k++) {

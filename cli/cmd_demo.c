@@ -1,4 +1,5 @@
 /* cmd_demo.c - `flashsample demo`: the main job on a real shape, and what it costs beside the usual way. */
+#include "half.h"
 #include "machine.h"
 #include "measure.h"
 #include "options.h"
@@ -34,6 +35,9 @@ typedef struct demo {
     workload w;
     ceiling reading;
     int widest; /* the shown row with the largest nucleus, for the check */
+    blas library[2];
+    int libraries;
+    float *wf; /* W as float, for them; NULL: there is none, or no memory for it */
 } demo;
 
 static void section(const char *title) {
@@ -101,10 +105,31 @@ static void show_draws(demo *d) {
 typedef struct cost {
     int64_t B, work_bytes;
     times fused, matmul, sampler;
+    const char *how; /* the usual way multiplies */
 } cost;
 
-/* Fused and usual calls in turn, so that both see the same neighbours on the machine; `done` sizes came before. */
-static void time_both(demo *d, cost *c, double done) {
+/* Whether it is time to stop, after `turn` turns since `begin`; `done` parts of the whole came before. */
+static int is_over(const demo *d, int turn, double begin, double done) {
+    const double share = (now() - begin) / (0.5 * d->seconds);
+    progress_at(done + 0.5 * fmin(1.0, share));
+    return (turn >= 4 && share >= 1.0) || turn >= 1000;
+}
+
+static void time_usual(const demo *d, cost *c, usual *u, double done) {
+    double begin = now();
+    for (int turn = 0; !is_over(d, turn, begin, done); turn++) {
+        double t0 = now();
+        usual_matmul(u);
+        double t1 = now();
+        usual_sample(u);
+        double t2 = now();
+        if (turn == 0) continue; /* the first touches memory nobody had touched before */
+        times_add(&c->matmul, t1 - t0);
+        times_add(&c->sampler, t2 - t1);
+    }
+}
+
+static void time_fused(demo *d, cost *c, double done) {
     fs_head head = workload_head(&d->w, 0);
     fs_batch batch = fs_batch_default();
     batch.rows = c->B;
@@ -112,33 +137,45 @@ static void time_both(demo *d, cost *c, double done) {
     batch.hidden_dtype = d->w.s.dtype;
     fs_result result = fs_result_default();
     result.tokens = take_memory(c->B, sizeof(int32_t), "tokens");
-    usual u = {.V = d->w.s.V, .D = d->w.s.D, .B = c->B, .w = d->w.w[0], .h = d->w.h, .threads = d->threads};
-    usual_prepare(&u);
     double begin = now();
-    for (int turn = 0; turn < 4 || (now() - begin < d->seconds && turn < 1000); turn++) {
-        progress_at(done + fmin(1.0, (now() - begin) / d->seconds));
+    for (int turn = 0; !is_over(d, turn, begin, done); turn++) {
         double t0 = now();
         check(d->context, fs_sample(d->context, &head, &batch, &result));
         double t1 = now();
-        usual_matmul(&u);
-        double t2 = now();
-        usual_sample(&u);
-        double t3 = now();
         batch.position_all++;
         ceiling again = measure_reading(d->w.w, 1, d->w.w_bytes, d->threads, 0);
         if (again.bytes_per_s > d->reading.bytes_per_s) d->reading = again;
-        if (turn == 0) continue; /* the first touches memory nobody had touched before */
-        times_add(&c->fused, t1 - t0);
-        times_add(&c->matmul, t2 - t1);
-        times_add(&c->sampler, t3 - t2);
+        if (turn > 0) times_add(&c->fused, t1 - t0);
     }
     c->work_bytes = result.work_bytes;
+}
+
+/* One after the other, as the threads of a BLAS would be in our way. */
+static void time_both(demo *d, cost *c, double done) {
+    usual u = {.V = d->w.s.V, .D = d->w.s.D, .B = c->B, .w = d->w.w[0], .h = d->w.h, .threads = d->threads};
+    u.wf = d->wf;
+    time_fused(d, c, done);
+    usual_prepare(&u);
+    usual_choose_matmul(&u, d->library, d->libraries);
+    time_usual(d, c, &u, done + 0.5);
+    c->how = u.how;
+    if (d->libraries) blas_rest();
+}
+
+static void load_libraries(demo *d) {
+    const int64_t n = d->w.s.V * d->w.s.D;
+    const uint16_t *w = d->w.w[0];
+    d->libraries = load_blas(d->library);
+    if (!d->libraries || 4 * n > memory_bytes() / 4) return;
+    d->wf = take_memory(n, sizeof *d->wf, "W as float");
+    for (int64_t i = 0; i < n; i++) d->wf[i] = float_of_bf16(w[i]);
 }
 
 static void show_costs(demo *d) {
     static const int64_t sizes[] = {1, 16, 64};
     cost *costs = take_memory(3, sizeof *costs, "times");
     progress_start("timing", 3);
+    load_libraries(d);
     d->reading = measure_reading(d->w.w, 1, d->w.w_bytes, d->threads, 0.3);
     for (int i = 0; i < 3; i++) {
         costs[i].B = sizes[i];
@@ -156,7 +193,8 @@ static void show_costs(demo *d) {
         table_cell(t, "%s", text_count((double)c->B / fused));
         table_cell(t, "%.0f %%", 100.0 * (double)d->w.w_bytes / fused / d->reading.bytes_per_s);
         table_cell(t, "%s", text_bytes((double)c->work_bytes));
-        table_cell(t, "%.2f x as fast, %.3g x less memory", (matmul + sampler) / fused, logits / (double)c->work_bytes);
+        table_cell(t, "%.2f x as fast as %s%s, %.3g x less memory", (matmul + sampler) / fused, c->how,
+                   d->libraries ? "" : " (no BLAS found)", logits / (double)c->work_bytes);
         table_cell(t, " ");
         table_cell(t, "usual");
         table_cell(t, "%s", text_seconds(matmul + sampler));
@@ -168,12 +206,12 @@ static void show_costs(demo *d) {
     table_print(t);
     printf(
         "\n  Reading W (%s) and nothing else: %.1f GB/s with %d threads, %d streams each; the last-level cache of %s\n"
-        "  may hold a part of it. Times are medians. The usual way (the paper's Algorithm 1) is plain code of our "
-        "own:\n"
-        "  a matmul with register tiles of this CPU's widest vectors into stored float logits, then softmax, prefix\n"
-        "  sum and search, all on %d threads.\n",
+        "  may hold a part of it. Times are medians. The usual way (the paper's Algorithm 1) is a matmul into stored\n"
+        "  float logits, then softmax, prefix sum and search, all on %d threads. Its matmul %s.\n",
         text_bytes((double)d->w.w_bytes), d->reading.bytes_per_s * 1e-9, d->threads, d->reading.streams,
-        text_cache(cache_bytes()), d->threads);
+        text_cache(cache_bytes()), d->threads,
+        d->libraries ? "is the fastest found\n  here, a BLAS that is installed or a loop of our own"
+                     : "is a plain loop\n  of our own: no BLAS was found, and OpenBLAS may be faster");
 }
 
 /* --------------------------------------------------------------------------------------------------- exactness ---- */

@@ -1,6 +1,7 @@
 /* usual.c - the usual way to draw a token, for comparison: a matmul that stores its logits, then a sampler that reads
  * them back (Algorithm 1 of the paper). Plain loops, but no straw man: the matmul has 4 x 4 register tiles of the
- * widest vectors this CPU has, and every step runs on all threads. It is not a tuned BLAS.
+ * widest vectors this CPU has, and every step runs on all threads. It is not a tuned BLAS: where one is installed and
+ * faster, it multiplies (blas.c).
  *
  *   W [V, D] --4 rows widened to float in L1--> 4 x 4 tiles with H --> logits [B, V] --> max --> exp, sums --> search
  */
@@ -125,10 +126,15 @@ static void dot_plain(const usual *u, float *w, int64_t D16, int64_t v) {
 #endif
 }
 
-static dot_function choose_dot(void) {
+static dot_function choose_dot(const char **name) {
 #if defined(__x86_64__)
+    *name = "our plain AVX-512 loop";
     if (__builtin_cpu_supports("avx512f")) return dot_avx512;
+    *name = "our plain AVX2 loop";
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return dot_avx2;
+    *name = "our plain SSE2 loop";
+#else
+    *name = "our plain NEON loop";
 #endif
     return dot_plain;
 }
@@ -142,18 +148,27 @@ static int64_t padded(int64_t D) {
 
 static void matmul_task(void *argument, int i) {
     const usual *u = argument;
-    dot_function dot = choose_dot();
+    const char *name;
+    dot_function dot = choose_dot(&name);
     _Alignas(64) float w[4 * MAX_D16];
     int64_t D16 = padded(u->D), begin = (int64_t)i * ROWS_PER_TASK, end = begin + ROWS_PER_TASK;
     memset(w, 0, sizeof(float) * (size_t)(4 * D16));
     for (int64_t v = begin; v < end && v < u->V; v += 4) dot(u, w, D16, v);
 }
 
-void usual_matmul(usual *u) {
+void usual_widen_hidden(usual *u) {
     int64_t D16 = padded(u->D);
     for (int64_t b = 0; b < u->B; b++)
         for (int64_t d = 0; d < u->D; d++) u->hf[b * D16 + d] = float_of_bf16(u->h[b * u->D + d]);
+}
+
+static void multiply_plainly(usual *u) {
+    usual_widen_hidden(u);
     parallel_for(u->threads, (int)((u->V + ROWS_PER_TASK - 1) / ROWS_PER_TASK), matmul_task, u);
+}
+
+void usual_matmul(usual *u) {
+    u->multiply(u);
 }
 
 /* --------------------------------------------------------------------------------------------------- sampler ---- */
@@ -230,4 +245,6 @@ void usual_prepare(usual *u) {
     u->part_max = take_memory(u->B * USUAL_PARTS, sizeof(float), "partial maxima");
     u->part_sum = take_memory(u->B * USUAL_PARTS, sizeof(double), "partial sums");
     u->tokens = take_memory(u->B, sizeof(int32_t), "tokens");
+    u->multiply = multiply_plainly;
+    choose_dot(&u->how);
 }

@@ -475,7 +475,7 @@ def test_a_missing_file_and_a_wrong_shape_are_refused(tmp_path, stored):
     assert "Is a directory" in run("sample", "--logits", tmp_path, code=3)[1]
 
 
-# --------------------------------------------------------------------------------------- verify, bench and demo ----
+# --------------------------------------------------------------------------------------- verify and bench ----
 
 def test_verify_accepts_right_draws_and_its_p_values_are_scipys():
     answer = json.loads(run("verify", "--draws", 4000, "--json", "--quiet")[0])
@@ -513,21 +513,3 @@ def test_bench_checks_then_times():
         assert np.isclose(row["flops"], 2 * row["rows"] * 3001 * 64 / row["min_s"], rtol=1e-6)
     text = run("bench", *words, "--top-p", 0.9, "--dtype", "f16", "--quiet")[0]
     assert "GFLOP/s" in text and max(map(len, text.splitlines())) <= 110
-
-
-def test_demo_on_a_small_head():
-    out, _ = run("demo", "--vocab", 5003, "--dim", 100, "--seconds", 0, "--draws", 20000)
-    for said in ("What is drawn", "the same token", "What it costs", "GB/s", "Is it exact?", "follow the distribution"):
-        assert said in out
-
-
-def test_top_p_on_the_demo_head_needs_one_pass():
-    """64 rows of a language-like head, T = 1, p = 0.95: W is read once, and memory stays below 4 MiB.
-
-    Which rows need a second pass is a matter of timing, about one in 20,000: of 192 one may, two in one run of 20,000."""
-    answers = [
-        sample("--synthetic", "151936,1024,64,1", "--top-p", 0.95, "--position", position) for position in range(3)
-    ]
-    assert sum(answer["fallback_rows"] for answer in answers) <= 1
-    for answer in answers:
-        assert answer["work_bytes"] < 4 << 20 or answer["fallback_rows"]
