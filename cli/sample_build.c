@@ -101,8 +101,8 @@ static void build_head(const sample_args *args, sample_call *c) {
 /* Reads VALUES: a scalar goes to `all` (bytes wide), an array of `count` is returned. */
 static const void *values(const char *option, const char *text, column_type type, void *all, size_t bytes,
                           int64_t count, const char *of) {
+    if (!text) return NULL;
     column c = read_column(option, text, type);
-    if (!c.count) return NULL;
     if (c.scalar) {
         memcpy(all, c.data, bytes);
         return NULL;

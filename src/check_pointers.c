@@ -74,12 +74,11 @@ fs_status fs_check_pointers(fs_context *context, const fs_arguments *a) {
     const int asks = (context->options.flags & FS_CHECK_POINTERS) && context->backend->check_pointer;
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         const member *m = &table[i];
-        uintptr_t address;
-        memcpy(&address, base + m->at, sizeof address);
+        const void *pointer;
+        memcpy(&pointer, base + m->at, sizeof pointer);
         const size_t alignment = m->alignment ? m->alignment : bytes_of(dtype_at(base, m->dtype_at));
-        FS_REQUIRE(context, (address & (alignment - 1)) == 0, FS_ALIGNED_TEXT, m->name, (const void *)address,
-                   alignment);
-        if (asks && address) FS_TRY(context->backend->check_pointer(context, m->name, (const void *)address));
+        FS_REQUIRE(context, ((uintptr_t)pointer & (alignment - 1)) == 0, FS_ALIGNED_TEXT, m->name, pointer, alignment);
+        if (asks && pointer) FS_TRY(context->backend->check_pointer(context, m->name, pointer));
     }
     return FS_OK;
 }
