@@ -175,7 +175,8 @@ static void reduce_mass(const fs_call *call, const fs_scan *scan, const fs_rules
                         const float *granule, float most, int64_t span, fs_mass *mass) {
     const float scale = rules->inverse_temperature;
     if (!call->ask.mass) return;
-    if (call->ask.rough && fabsf(most * scale) <= FS_ROUGH_MOST) scan->add_rough(y, most, span, scale, mass);
+    const int common = scale * FS_ROUGH_SCALE > 1.0f && scale < FS_ROUGH_SCALE;
+    if (call->ask.rough && common && fabsf(most * scale) <= FS_ROUGH_MOST) scan->add_rough(y, most, span, scale, mass);
     else scan->add_mass(y, granule, span, scale, mass);
 }
 

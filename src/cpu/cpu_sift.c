@@ -223,7 +223,7 @@ static void set_scale(const sifted_row *r) {
 static int arm(const sifted_row *r, int first) {
     fs_sieve *sieve = r->sieve;
     const float inverse = r->rules->inverse_temperature;
-    if (!(inverse > 1e-20f && inverse < 1e20f)) return 0;
+    if (!(inverse * FS_ROUGH_SCALE > 1.0f && inverse < FS_ROUGH_SCALE)) return 0;
     if (sieve->allow[r->a] && r->rules->log_min_p > -INFINITY) return 0; /* it needs the largest allowed logit */
     if (sieve->per && !(fabsf(r->summary->max_y * inverse) <= 0.5f * FS_ROUGH_MOST)) return 0;
     if (sieve->per) set_scale(r);

@@ -204,6 +204,40 @@ static void nuclei_far_from_zero_are_the_references(void **state) {
 
 /* --------------------------------------------------------------------------------------------------- lists ---- */
 
+/* Temperatures as hot and as cold as their reciprocal lets them be, of a vocabulary whose last granule is not full. */
+static void nuclei_of_extreme_temperatures_are_the_references(void **state) {
+    (void)state;
+    enum { V = 121 };
+    static const float temperatures[] = {3e-39f, 2e-38f, 1e-30f, 1e-19f, 1e19f, 1e30f, 4e36f, 6e36f, 1e38f, 3.3e38f};
+    static float logits[ROWS * V];
+    fs_context *reference = open_context(FS_BACKEND_REFERENCE, 1, 0), *cpu = open_context(FS_BACKEND_CPU, 1, 0);
+    rng r = random_from(31);
+    int distinct = 0;
+    fs_head head = fs_head_default();
+    head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = V;
+    for (int i = 0; i < 20; i++) {
+        const float t = temperatures[i / 2];
+        fs_batch batch = fs_batch_default();
+        int32_t tokens[2][ROWS];
+        fs_result result = fs_result_default();
+        /* Flat rows, or rows that the temperature makes like others; 1/16 apart, so that rounding decides no nucleus. */
+        for (int k = 0; k < ROWS * V; k++)
+            logits[k] = ((float)random_below(&r, 129) - 64.0f) / 16.0f * (i % 2 ? fminf(t, 1e37f) : fminf(t, 1.0f));
+        batch.rows = ROWS, batch.all.temperature = t, batch.all.top_p = 0.6f;
+        result.tokens = tokens[0];
+        assert_int_equal(fs_sample(reference, &head, &batch, &result), FS_OK);
+        result.tokens = tokens[1];
+        assert_int_equal(fs_sample(cpu, &head, &batch, &result), FS_OK);
+        for (int b = 0; b < ROWS; b++)
+            if (tokens[0][b] != tokens[1][b])
+                fail_msg("temperature %g: token %d, the reference %d", (double)t, tokens[1][b], tokens[0][b]);
+        distinct += tokens[0][0] != tokens[0][1];
+    }
+    assert_true(distinct > 10);
+    fs_context_destroy(reference);
+    fs_context_destroy(cpu);
+}
+
 /* What a list claims: it holds every token offered that is above its bound, `keep` of them at least. */
 static void check_list(const fs_list *list, const float *y, int64_t n) {
     static uint64_t all[VOCAB], there[VOCAB];
@@ -289,6 +323,7 @@ int main(void) {
         cmocka_unit_test(tokens_are_the_references),
         cmocka_unit_test(language_like_rows_need_no_second_pass),
         cmocka_unit_test(nuclei_far_from_zero_are_the_references),
+        cmocka_unit_test(nuclei_of_extreme_temperatures_are_the_references),
         cmocka_unit_test(lists_hold_all_above_their_bound),
         cmocka_unit_test(started_lists_hold_all_above_their_bound),
         cmocka_unit_test(raised_lists_hold_all_above_their_bound),

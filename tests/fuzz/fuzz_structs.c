@@ -52,7 +52,10 @@ typedef struct drawn {
 static fs_status draw(fs_context *context, const fuzz_call *c, drawn *to) {
     fs_result result = fs_result_default();
     result.tokens = to->token, result.tokens_dtype = FS_I64, result.status = to->status, result.score = to->score;
-    return fs_sample(context, &c->head, &c->batch, &result);
+    fs_head head = c->head;
+    fs_batch batch = c->batch;
+    head.size = sizeof head, batch.size = sizeof batch; /* of these, whatever the caller's were */
+    return fs_sample(context, &head, &batch, &result);
 }
 
 /* Whether row b keeps a part of the mass: where rounding decides which part, another token is no fault. */
@@ -88,6 +91,20 @@ static void compare(const fuzz_call *c) {
                        (long long)ours.token[i], (double)ours.score[i], (long long)theirs.token[i],
                        (double)theirs.score[i]);
         }
+    }
+}
+
+/* What was drawn over shards, against one call. Where a merge cannot prove a cut there is no token. */
+static void expect_tokens_of_one_call(const fuzz_call *c) {
+    static drawn whole;
+    const int32_t mode = c->batch.mode, n = c->batch.samples;
+    if (mode == FS_MODE_GROUP_PARALLEL || mode == FS_MODE_SCORE || c->batch.rows > 64 || n > 16) return;
+    if (draw(cpu, c, &whole) != FS_OK) fuzz_fault("%s", fs_error_text(cpu));
+    for (int64_t i = 0; i < c->batch.rows * n; i++) {
+        const int64_t token = fuzz_token(c, i / n, i % n);
+        if (token != whole.token[i] && token != c->batch.fallback_token)
+            fuzz_fault("row %lld draws %lld, and over shards %lld", (long long)(i / n), (long long)whole.token[i],
+                       (long long)token);
     }
 }
 
@@ -131,7 +148,9 @@ static void parts(rng *r, fuzz_call *c, const arguments *p, int wild) {
                       p->result);
     count_status(status);
     fuzz_call_judge(c, status, fs_error_text(cpu), 0, c->vocab);
-    if (status == FS_OK) fuzz_count("merged");
+    if (status != FS_OK) return;
+    fuzz_count("merged");
+    expect_tokens_of_one_call(c);
 }
 
 static void work(rng *r, fuzz_call *c, const arguments *p) {
@@ -163,7 +182,9 @@ static void ranks(rng *r, fuzz_call *c, const arguments *p, int wild) {
     const fs_status status = fs_sample_ranks(cpu, placed, p->head, p->batch, p->result);
     count_status(status);
     fuzz_call_judge(c, status, fs_error_text(cpu), 0, c->vocab);
-    if (status == FS_OK) fuzz_count("over ranks");
+    if (status != FS_OK) return;
+    fuzz_count("over ranks");
+    expect_tokens_of_one_call(c);
 }
 
 static void options(rng *r) {
