@@ -50,9 +50,7 @@ static int has_amxfp16(void) {
 #endif
 
 #if defined(__aarch64__)
-/* Why a row is experimental. */
-#define FS_ONE_CPU "run on Neoverse V1 alone"
-#define FS_EMULATED "run under emulation alone"
+#define FS_EMULATED "run under emulation alone" /* why a row is experimental */
 
 static int has_sve(void) {
     return (getauxval(AT_HWCAP) & HWCAP_SVE) != 0;
@@ -91,9 +89,9 @@ static const fs_isa table[] = {
     /* SVE alone adds no f16 to float. */
     {"svebf16", has_svebf16, FS_EMULATED, 0, FS_KERNELS(sve, neonf16, svebf16), &fs_scan_neon},
     {"sve", has_sve, FS_EMULATED, 0, FS_KERNELS(sve, sve, sve), &fs_scan_neon},
-    {"neonmmla", has_bf16, FS_ONE_CPU, 0, FS_KERNELS(neon, neonf16, neonmmla), &fs_scan_neon},
-    {"neonbf16", has_bf16, FS_ONE_CPU, 0, FS_KERNELS(neon, neonf16, neonbf16), &fs_scan_neon},
-    {"neonf16", has_fhm, FS_ONE_CPU, 0, FS_KERNELS(neon, neonf16, neon), &fs_scan_neon},
+    {"neonmmla", has_bf16, NULL, 0, FS_KERNELS(neon, neonf16, neonmmla), &fs_scan_neon},
+    {"neonbf16", has_bf16, NULL, 0, FS_KERNELS(neon, neonf16, neonbf16), &fs_scan_neon},
+    {"neonf16", has_fhm, NULL, 0, FS_KERNELS(neon, neonf16, neon), &fs_scan_neon},
     {"neon", always, NULL, 0, FS_KERNELS(neon, neon, neon), &fs_scan_neon},
 #endif
     {"scalar", always, NULL, 0, FS_KERNELS(scalar, scalar, scalar), &fs_scan_scalar},

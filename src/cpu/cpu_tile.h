@@ -35,6 +35,10 @@
 #ifndef FS_BLOCK
 #define FS_BLOCK 0
 #endif
+/* Rows, of weights of that many bytes, that are few enough for W to come token by token, in one stream. */
+#ifndef FS_FEW_ROWS
+#define FS_FEW_ROWS(bytes) 0
+#endif
 #define FS_ROWS_AT_ONCE 48 /* rows whose accumulators are kept between chunks: 24 KB */
 
 /* A register, and 16 lanes of them. Vectors wider than a register are kept in memory by gcc 12, so lanes are an array. */
@@ -297,11 +301,12 @@ static void tile_all(const scheme *s, const fs_hidden *hidden, const char *w, in
         meeting m = {s,    FS_TILE_TOKENS, hidden->packed + first * h_ld,
                      h_ld, rows,           (rows + FS_TILE_ROWS - 1) / FS_TILE_ROWS};
         float *to = out + first * out_ld;
+        const int32_t together = rows <= FS_FEW_ROWS(s->bytes) ? 0 : tokens;
         int32_t t = 0;
-        for (; t + span <= tokens; t += span)
+        for (; t + span <= together; t += span)
             for (int32_t i = 0; i < apart; i++)
                 tile_tokens(&m, w + (t + i) * stride, apart * stride, dim, to + t + i, out_ld, apart);
-        for (; t + FS_TILE_TOKENS <= tokens; t += FS_TILE_TOKENS)
+        for (; t + FS_TILE_TOKENS <= together; t += FS_TILE_TOKENS)
             tile_tokens(&m, w + t * stride, stride, dim, to + t, out_ld, 1);
         for (m.T = 1; t < tokens; t++) tile_tokens(&m, w + t * stride, stride, dim, to + t, out_ld, 1);
     }

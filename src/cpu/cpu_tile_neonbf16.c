@@ -1,5 +1,5 @@
-/* NEON with BF16 (Armv8.6): bfdot adds the products of elements 2 i and 2 i + 1 to lane i, and flushes denormals. Written without
- * the hardware and run under emulation only: experimental.
+/* NEON with BF16 (Armv8.6): bfdot adds the products of elements 2 i and 2 i + 1 to lane i, and flushes denormals. The row
+ * neonmmla, which runs wherever this does, is faster from two rows on (Neoverse V1, 2026-11-17).
  *
  * It rounds to odd: the sum of two products, and that with the lane, towards zero, and then sets the last bit if anything was
  * lost. So a lane that is odd already stays as it is when less than its last bit is added, every time, where rounding to nearest
@@ -12,6 +12,7 @@
 #define FS_TILE_TOKENS 2 /* as neon */
 #define FS_TILE_ROWS 3
 #define FS_REGISTER 16
+#define FS_FEW_ROWS(bytes) 2
 #define FS_BLOCK 32 /* 1,024 elements of bf16 hidden states, 512 of f16, 320 of f32 */
 #define FS_OWN_KERNELS
 #include "cpu_tile.h"
