@@ -238,13 +238,39 @@ static void cut_refuses_a_proof_when_a_tie_may_be_missing(void **state) {
     rules.log_min_p = -INFINITY;
     rules.top_k = 4;
     fs_mass none = mass_empty();
-    for (int ties = 0; ties < 2; ties++) {
+    static const uint32_t flags[] = {0, FS_KEEP_TIES_TOP_P, FS_KEEP_TIES_TOP_K, FS_KEEP_TIES};
+    for (int i = 0; i < 4; i++) {
+        const int ties = (flags[i] & FS_KEEP_TIES_TOP_K) != 0;
         fs_list list = {.key = key, .keep = 6, .capacity = 8};
-        for (uint32_t i = 0; i < 100; i++) list_offer(&list, order_key(1.0f, i), 0.0f);
+        for (uint32_t token = 0; token < 100; token++) list_offer(&list, order_key(1.0f, token), 0.0f);
         list_heapify(&list);
-        fs_cut cut = cut_list(&list, &rules, ties ? FS_KEEP_TIES : 0, &none, 0.0);
+        fs_cut cut = cut_list(&list, &rules, flags[i], &none, 0.0);
         assert_int_equal(cut.proven, !ties);
         if (!ties) assert_int_equal(cut.survivors, 4);
+    }
+}
+
+/* Min-p after a top-p of what top-k left: the mass needs all k of them, of which a list may hold fewer. That min-p ends the cut is a proof of
+ * its own; that top-p does is none. */
+static void cut_with_min_p_last_is_proven_where_min_p_ends_it(void **state) {
+    (void)state;
+    uint64_t key[8];
+    fs_rules rules;
+    memset(&rules, 0, sizeof rules);
+    rules.inverse_temperature = rules.cut_scale = 1.0f;
+    rules.top_k = 50;
+    fs_mass none = mass_empty();
+    for (int i = 0; i < 2; i++) {
+        rules.top_p = i ? 0.9f : 0.1f;
+        rules.log_min_p = log(0.5);
+        fs_list list = {.key = key, .keep = 6, .capacity = 8};
+        for (uint32_t token = 0; token < 100; token++)
+            list_offer(&list, order_key(token < 3 ? 2.0f : -0.01f * (float)token, token), 0.0f);
+        list_heapify(&list);
+        fs_cut cut = cut_list(&list, &rules, FS_MIN_P_LAST, &none, 0.0);
+        assert_int_equal(cut.proven, i);
+        assert_int_equal(cut.survivors, i ? 3 : 1);
+        assert_int_equal(cut_list(&list, &rules, 0, &none, 0.0).proven, 1);
     }
 }
 
@@ -398,6 +424,7 @@ int main(void) {
         cmocka_unit_test(list_without_spare_room_stays_inside),
         cmocka_unit_test(list_keeps_raw_logits_beside_their_keys),
         cmocka_unit_test(cut_refuses_a_proof_when_a_tie_may_be_missing),
+        cmocka_unit_test(cut_with_min_p_last_is_proven_where_min_p_ends_it),
         cmocka_unit_test(winners_stay_the_largest_in_order),
         cmocka_unit_test(marks_are_subsets_of_every_size),
         cmocka_unit_test(the_number_of_marks_takes_two_words),
