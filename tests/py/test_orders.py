@@ -80,8 +80,8 @@ def test_the_draw_after_such_cuts_is_from_what_temperature_made(context):
 
 
 def test_what_temperature_makes_infinite_was_there_when_cuts_were_made(context):
-    """l is +inf, +inf, 0, -inf, -inf: the cut counts the last two, and nothing is left of them."""
-    x = [[20.0, 19.0, 0.0, -20.0, -20.0]]
+    """l is +inf, +inf, 0 and -inf three times: a cut counts those too, and nothing is left of them."""
+    x = [[20.0, 19.0, 0.0, -20.0, -20.0, -30.0]]
     flags = dict(temperature=1e-38, cut_before_temperature=True)
     assert kept(context, x, top_k=4, **flags) == [[0, 1, 2]]
     assert kept(context, x, top_p=0.9, **flags) == [[0, 1]]
@@ -90,6 +90,8 @@ def test_what_temperature_makes_infinite_was_there_when_cuts_were_made(context):
         assert kept(context, [[-2.0, -2.5] + [-4.0] * 20 + [-INF]], top_k=top_k, top_p=0.3, **flags) == [[0, 1]]
     result = Case(logits(x[0]), logits="cut", top_k=4, seed=1, **flags).run(context)
     assert result.tokens.tolist() == [[0]] and result.status.tolist() == [fs.Row.INF]
+    scored = Case(logits(x[0]), logits="cut", top_k=5, mode="score", given=np.int32([[3]]), rank_of_ties=True, **flags)
+    assert scored.run(context).rank.tolist() == [[4]]
 
 
 def test_edits_last_are_not_penalised(context):
@@ -258,6 +260,8 @@ def test_a_row_that_breaks_a_promise_says_so_and_the_others_do_not(context):
     """Slot 0 uses nothing, each of the others one rule."""
     x = np.random.default_rng(7).normal(0, 1, (8, 64)).astype(np.float32)
     one = np.ones(8)
+    bare = Case(dict(logits=x), repetition=2.0, limits=dict(absent=fs.Rule.PENALTIES)).run(context)
+    assert (bare.status == 0).all(), "there is nothing to penalise"
     rules = dict(top_k=[0, 9, 0, 0, 0, 0, 0, 64], top_p=one - 0.5 * (np.arange(8) == 2), min_p=0.5 * (np.arange(8) == 3),
                  allow=np.full((1, 2), 2**32 - 1, np.uint32), allow_index=[-1, -1, -1, -1, 0, -1, -1, -1],
                  edits=[[], [], [], [], [], [(3, 1.0)], [], []], seen=np.zeros((8, 2), np.uint32),
