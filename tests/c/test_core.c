@@ -227,17 +227,20 @@ static void list_keeps_raw_logits_beside_their_keys(void **state) {
     }
 }
 
+static fs_rules cuts_of(int32_t top_k, float top_p, double log_min_p) {
+    fs_rules rules;
+    memset(&rules, 0, sizeof rules);
+    rules.inverse_temperature = rules.cut_scale = 1.0f;
+    rules.top_k = top_k, rules.top_p = top_p, rules.log_min_p = log_min_p;
+    return rules;
+}
+
 /* A row of tied logits, cut by top-k with ties kept, from a list too short to hold them all: the proof must be refused. */
 static void cut_refuses_a_proof_when_a_tie_may_be_missing(void **state) {
     (void)state;
     uint64_t key[8];
-    fs_rules rules;
-    memset(&rules, 0, sizeof rules);
-    rules.inverse_temperature = rules.cut_scale = 1.0f;
-    rules.top_p = 1.0f;
-    rules.log_min_p = -INFINITY;
-    rules.top_k = 4;
-    fs_mass none = mass_empty();
+    const fs_rules rules = cuts_of(4, 1.0f, -INFINITY);
+    const fs_mass none = mass_empty();
     static const uint32_t flags[] = {0, FS_KEEP_TIES_TOP_P, FS_KEEP_TIES_TOP_K, FS_KEEP_TIES};
     for (int i = 0; i < 4; i++) {
         const int ties = (flags[i] & FS_KEEP_TIES_TOP_K) != 0;
@@ -255,14 +258,9 @@ static void cut_refuses_a_proof_when_a_tie_may_be_missing(void **state) {
 static void cut_with_min_p_last_is_proven_where_min_p_ends_it(void **state) {
     (void)state;
     uint64_t key[8];
-    fs_rules rules;
-    memset(&rules, 0, sizeof rules);
-    rules.inverse_temperature = rules.cut_scale = 1.0f;
-    rules.top_k = 50;
-    fs_mass none = mass_empty();
+    const fs_mass none = mass_empty();
     for (int i = 0; i < 2; i++) {
-        rules.top_p = i ? 0.9f : 0.1f;
-        rules.log_min_p = log(0.5);
+        const fs_rules rules = cuts_of(50, i ? 0.9f : 0.1f, log(0.5));
         fs_list list = {.key = key, .keep = 6, .capacity = 8};
         for (uint32_t token = 0; token < 100; token++)
             list_offer(&list, order_key(token < 3 ? 2.0f : -0.01f * (float)token, token), 0.0f);
