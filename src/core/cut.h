@@ -189,10 +189,10 @@ FS_CORE double cut_log_z(const cut_view *c, const cut_prefix *prefix) {
     int32_t unit = c->unit;
     if (inverse != c->rules->cut_scale) {
         const float first = order_key_logit(cut_key(c, 0)) * inverse;
-        mass = 0.0;
         origin = cut_origin(first);
         unit = exp_split(first - origin).exponent;
-        for (int32_t i = 0; i < prefix->count; i++)
+        mass = cut_term(first - origin, unit);
+        for (int32_t i = 1; i < prefix->count; i++)
             mass += cut_term(order_key_logit(cut_key(c, i)) * inverse - origin, unit);
     }
     return (double)origin + log(mass) + unit * 0.69314718055994530942;
