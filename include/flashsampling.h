@@ -437,7 +437,7 @@ FS_API const char *fs_context_text(const fs_context *context);
 FS_API fs_status fs_context_set_work(fs_context *context, void *memory, size_t bytes);
 
 /* CUDA: sets the stream (a cudaStream_t, or fs_stream() of a handle) of the calls that follow. They wait there for those that went to the
- * stream before (if that is gone, this waits for the device); a call that is captured in a graph waits for nobody, and needs nobody to wait: it has work memory
+ * stream before, which must still exist (NULL in its place is no stream: say so before it is destroyed); a call that is captured in a graph waits for nobody, and needs nobody to wait: it has work memory
  * of its own, so that graphs may be replayed at once (but not one that was instantiated twice). CPU: FS_ERR_UNSUPPORTED. */
 FS_API fs_status fs_context_set_stream(fs_context *context, void *stream);
 

@@ -154,22 +154,25 @@ static fs_status cuda_set_work(fs_context *context, void *memory, size_t bytes) 
 
 /* ---------------------------------------------------------------------------------------------------- sample ---- */
 
-/* A map of [rows, dim] 16-bit elements in boxes of 64 columns. L2 promotion and eviction hints cost bandwidth on the H200: none. */
-static fs_status encode(fs_context *context, CUtensorMap *map, int32_t dtype, const void *data, int64_t rows,
-                        int64_t dim, int64_t stride, uint32_t box_rows) {
+/* The map of a matrix in boxes of 64 columns; of one that was the last in this place already, the last. L2 promotion and eviction hints
+ * cost bandwidth on the H200: none. */
+static fs_status encode(fs_context *context, fs_cuda_map *place, fs_cuda_matrix m) {
     const fs_cuda *cuda = context->state;
-    cuuint64_t size[2] = {(cuuint64_t)dim, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)stride};
-    cuuint32_t box[2] = {64, box_rows}, step[2] = {1, 1};
-    CUtensorMapDataType type = dtype == FS_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    if (memcmp(&place->of, &m, sizeof m) == 0) return FS_OK;
+    memset(&place->of, 0, sizeof place->of);
+    cuuint64_t size[2] = {(cuuint64_t)m.dim, (cuuint64_t)m.rows}, strides[1] = {(cuuint64_t)m.stride};
+    cuuint32_t box[2] = {64, (cuuint32_t)m.box_rows}, step[2] = {1, 1};
+    CUtensorMapDataType type = m.dtype == FS_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     void *base;
-    memcpy(&base, &data, sizeof base); /* the interface is not const, the memory is only read */
-    CUresult result = cuda->encode(map, type, 2, base, size, strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+    memcpy(&base, &m.data, sizeof base); /* the interface is not const, the memory is only read */
+    CUresult result = cuda->encode(&place->map, type, 2, base, size, strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                    CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
                                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
         return fs_fail(context, FS_ERR_DEVICE,
-                       "cuda: cuTensorMapEncodeTiled gave %d for [%lld, %lld], stride %lld, box of %u rows",
-                       (int)result, (long long)rows, (long long)dim, (long long)stride, box_rows);
+                       "cuda: cuTensorMapEncodeTiled gave %d for [%lld, %lld], stride %lld, box of %d rows",
+                       (int)result, (long long)m.rows, (long long)m.dim, (long long)m.stride, (int)m.box_rows);
+    place->of = m;
     return FS_OK;
 }
 
@@ -183,16 +186,19 @@ uint32_t fs_cuda_want(const fs_batch *batch, const fs_result *result) {
 }
 
 static fs_status launch_sm90(fs_context *context, const fs_cuda_plan *plan, const fs_cuda_args *args, int32_t shaped) {
-    const fs_cuda *cuda = context->state;
+    fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;
     const fs_batch *batch = &args->batch;
     const int64_t w_stride = head->stride ? head->stride : head->dim * 2;
     const int64_t h_stride = batch->hidden_stride ? batch->hidden_stride : head->dim * 2;
-    fs_cuda_maps maps;
-    FS_TRY(encode(context, &maps.w_tile, head->dtype, head->data, head->rows, head->dim, w_stride, FS_CUDA_TILE));
-    FS_TRY(encode(context, &maps.w_box, head->dtype, head->data, head->rows, head->dim, w_stride, 16));
-    FS_TRY(encode(context, &maps.h, head->dtype, batch->hidden, batch->rows, head->dim, h_stride,
-                  (uint32_t)(plan->shape->rows / plan->shape->cluster)));
+    const int32_t h_rows = plan->shape->rows / plan->shape->cluster;
+    fs_cuda_matrix w = {head->data, head->rows, head->dim, w_stride, head->dtype, FS_CUDA_TILE};
+    const fs_cuda_matrix h = {batch->hidden, batch->rows, head->dim, h_stride, head->dtype, h_rows};
+    FS_TRY(encode(context, &cuda->map[0], w));
+    w.box_rows = 16;
+    FS_TRY(encode(context, &cuda->map[1], w));
+    FS_TRY(encode(context, &cuda->map[2], h));
+    const fs_cuda_maps maps = {cuda->map[0].map, cuda->map[1].map, cuda->map[2].map};
     FS_CUDA_TRY(context, fs_cuda_sm90_launch(plan, &maps, args, shaped, cuda->stream));
     return FS_OK;
 }
@@ -252,7 +258,11 @@ static fs_status launch_stored(fs_context *context, const fs_cuda_room *room, fs
     fs_cuda *cuda = context->state;
     fs_cuda_stored_plan plan;
     fs_cuda_plan_stored(cuda->stored_ctas, &args->head, &args->batch, args->batch.rows - args->first_row, &plan);
-    if (cuda->stored_told != plan.share.segments) fs_context_log(context, "%s", plan.text);
+    if (cuda->stored_told != plan.share.segments && context->options.log) {
+        char text[160];
+        fs_cuda_plan_describe_stored(&plan, text, sizeof text);
+        fs_context_log(context, "%s", text);
+    }
     cuda->stored_told = plan.share.segments;
     args->rows = plan.rows;
     give_parts(args, room, plan.groups, plan.slots);
@@ -271,7 +281,11 @@ static fs_status launch(fs_context *context, const fs_cuda_room *room, fs_cuda_a
     if (head->kind == FS_HEAD_LOGITS) return launch_stored(context, room, args, shaped);
     fs_cuda_plan plan;
     FS_TRY(plan_fused(context, args, &plan));
-    if (cuda->told != plan.shape) fs_context_log(context, "%s", plan.text);
+    if (cuda->told != plan.shape && context->options.log) {
+        char text[160];
+        fs_cuda_plan_describe(&plan, cuda->forced, text, sizeof text);
+        fs_context_log(context, "%s", text);
+    }
     cuda->told = plan.shape;
     args->rows = plan.rows;
     args->k_steps = plan.k_steps;

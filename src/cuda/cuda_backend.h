@@ -15,7 +15,20 @@ typedef CUresult (*encode_tiled)(CUtensorMap *map, CUtensorMapDataType type, cuu
 /* Best first: Hopper's own tile, then the one for every device and all data. */
 enum { FS_CUDA_SM90, FS_CUDA_PORTABLE, FS_CUDA_FAMILIES };
 
+/* A matrix of 16-bit elements [rows, dim] in device memory, without padding, and the rows of a box of it. */
+typedef struct fs_cuda_matrix {
+    const void *data;
+    int64_t rows, dim, stride;
+    int32_t dtype, box_rows;
+} fs_cuda_matrix;
+
+typedef struct fs_cuda_map {
+    CUtensorMap map;
+    fs_cuda_matrix of;
+} fs_cuda_map;
+
 typedef struct fs_cuda {
+    fs_cuda_map map[3]; /* the last ones: W in tiles, W in boxes, H */
     fs_cuda_device device;
     int32_t ordinal;
     cudaStream_t stream;

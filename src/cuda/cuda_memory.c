@@ -128,11 +128,7 @@ fs_status fs_cuda_memory_leave_stream(fs_context *context, cudaStream_t next) {
     memory->changed = memory->called && next != memory->used;
     if (!memory->changed) return FS_OK;
     if (!memory->event) FS_CUDA_TRY(context, cudaEventCreateWithFlags(&memory->event, cudaEventDisableTiming));
-    if (cudaEventRecord(memory->event, memory->used) == cudaSuccess) return FS_OK;
-    /* A stream that its owner has destroyed: what went there is waited for at once. */
-    (void)cudaGetLastError();
-    FS_CUDA_TRY(context, cudaDeviceSynchronize());
-    memory->changed = 0;
+    FS_CUDA_TRY(context, cudaEventRecord(memory->event, memory->used));
     return FS_OK;
 }
 

@@ -128,11 +128,14 @@ int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *fami
     double read = 2.0 * (double)head->rows * (double)head->dim / FS_CUDA_READ;
     double compute = 2.0 * (double)head->rows * (double)head->dim * s->rows / FS_CUDA_FLOPS;
     plan->microseconds = read > compute ? read : compute;
-    snprintf(plan->text, sizeof plan->text,
-             "%s tile 128x%d, %d stages of %d, cluster %d, grid %d: %.0f us predicted on an H200%s", plan->family->name,
-             s->rows, s->stages, s->k, s->cluster, plan->grid, plan->microseconds,
-             forced ? ", forced by FLASHSAMPLING_CUDA_TILE" : "");
     return 1;
+}
+
+void fs_cuda_plan_describe(const fs_cuda_plan *plan, const char *forced, char *text, size_t size) {
+    const fs_cuda_shape *s = plan->shape;
+    snprintf(text, size, "%s tile 128x%d, %d stages of %d, cluster %d, grid %d: %.0f us predicted on an H200%s",
+             plan->family->name, s->rows, s->stages, s->k, s->cluster, plan->grid, plan->microseconds,
+             forced ? ", forced by FLASHSAMPLING_CUDA_TILE" : "");
 }
 
 /* ---------------------------------------------------------------------------------------------- stored logits ---- */
@@ -181,6 +184,9 @@ void fs_cuda_plan_stored(int32_t ctas, const fs_head *head, const fs_batch *batc
     }
     const int64_t bytes = head->dtype == FS_F32 ? 4 : 2;
     plan->microseconds = (double)(plan->rows * head->rows * bytes) / FS_CUDA_READ;
-    snprintf(plan->text, sizeof plan->text, "stored logits, %d CTAs per row, grid %d: %.0f us predicted",
-             share->segments, plan->grid, plan->microseconds);
+}
+
+void fs_cuda_plan_describe_stored(const fs_cuda_stored_plan *plan, char *text, size_t size) {
+    snprintf(text, size, "stored logits, %d CTAs per row, grid %d: %.0f us predicted", plan->share.segments, plan->grid,
+             plan->microseconds);
 }

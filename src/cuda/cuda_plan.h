@@ -46,8 +46,11 @@ typedef struct fs_cuda_plan {
     uint32_t turn;         /* of fs_cuda_args */
     int32_t groups, slots; /* parts per row (cuda_call.h), where a call needs parts */
     double microseconds;   /* predicted: the larger of reading W and the tensor cores */
-    char text[160];        /* the choice in words, for the log; or why there is none */
+    char text[160];        /* why there is none */
 } fs_cuda_plan;
+
+/* A choice in words, for the log: not in every call, where it would take a microsecond. */
+void fs_cuda_plan_describe(const fs_cuda_plan *plan, const char *forced, char *text, size_t size);
 
 /* The plan of a launch over the first of `rows` rows of the batch, or as many as a tile takes. `forced` is NULL or the environment's
  * choice: a family's name, with ":N" one of its tiles. 0 if nothing fits; text says why. */
@@ -87,8 +90,9 @@ typedef struct fs_cuda_stored_plan {
     int32_t grid;
     int32_t groups, slots; /* parts per row (cuda_call.h), where a call needs parts */
     double microseconds;   /* predicted: reading the logits */
-    char text[160];        /* the choice in words, for the log */
 } fs_cuda_stored_plan;
+
+void fs_cuda_plan_describe_stored(const fs_cuda_stored_plan *plan, char *text, size_t size);
 
 /* The plan of a launch over the first of `rows` rows of the batch. `ctas` run on the device at once. */
 void fs_cuda_plan_stored(int32_t ctas, const fs_head *head, const fs_batch *batch, int64_t rows,

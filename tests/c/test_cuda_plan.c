@@ -172,7 +172,9 @@ static void the_environment_forces_a_family_or_a_tile(void **state) {
     fs_cuda_plan plan;
     assert_true(fs_cuda_plan_launch(&h200, families, 2, "portable", &head, &batch, 8, &plan));
     assert_string_equal(plan.family->name, "portable");
-    assert_non_null(strstr(plan.text, "FLASHSAMPLING_CUDA_TILE"));
+    char text[160] = "";
+    fs_cuda_plan_describe(&plan, "portable", text, sizeof text);
+    assert_non_null(strstr(text, "FLASHSAMPLING_CUDA_TILE"));
     assert_true(fs_cuda_plan_launch(&h200, families, 2, "sm90:128", &head, &batch, 8, &plan));
     assert_int_equal(plan.shape->rows, 128);
     const char *bad[] = {"sm9", "sm90:7", "sm90x", "", "tensor", "sm90:", "sm90:8x", "portable:-8"};
@@ -260,7 +262,10 @@ static void stored_rows_are_shared_by_as_many_ctas_as_run_at_once(void **state) 
     assert_int_equal(stored_plan(12 * 128 + 1, 1).share.segments, 2); /* no warp without a block, but in the last CTA */
     assert_int_equal(stored_plan(1, 1).share.segments, 1);
     assert_true(stored_plan(151936, 256).microseconds > 33.0 && stored_plan(151936, 256).microseconds < 36.0);
-    assert_true(strlen(stored_plan(151936, 1).text) > 10);
+    const fs_cuda_stored_plan described = stored_plan(151936, 1);
+    char text[160] = "";
+    fs_cuda_plan_describe_stored(&described, text, sizeof text);
+    assert_non_null(strstr(text, "CTAs per row"));
 }
 
 static void stored_rows_that_are_padding_alone_have_no_blocks(void **state) {

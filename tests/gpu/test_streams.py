@@ -118,6 +118,7 @@ assert runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
 torch.cuda.synchronize()
 context = fs.Context("cuda", stream=stream.value)
 context.sample(fs.Head(W), H, out={"tokens": tokens})
+%s
 assert runtime.cudaStreamDestroy(stream) == 0
 %s
 context.close()
@@ -126,11 +127,16 @@ print("alive", tokens.min().item() >= 0)
 """
 
 
-@pytest.mark.parametrize("more", ["", "context.set_stream(torch.cuda.current_stream().cuda_stream)\ncontext.sample(fs.Head(W), H, "
-                                      "out={\"tokens\": tokens})"], ids=["closed", "another stream"])
-def test_a_context_outlives_its_stream(more):
+AGAIN = """
+context.set_stream(torch.cuda.current_stream().cuda_stream)
+context.sample(fs.Head(W), H, out={"tokens": tokens})
+"""
+
+
+@pytest.mark.parametrize("before, after", [("", ""), ("context.set_stream(None)", AGAIN)], ids=["closed", "left"])
+def test_a_context_outlives_its_stream(before, after):
     package = os.path.dirname(os.path.dirname(fs.__file__))
-    found = subprocess.run([sys.executable, "-c", DEAD % more], capture_output=True, text=True, timeout=120,
+    found = subprocess.run([sys.executable, "-c", DEAD % (before, after)], capture_output=True, text=True, timeout=120,
                            env={**os.environ, "PYTHONPATH": package})
     assert found.returncode == 0 and "alive True" in found.stdout, found.stderr[-2000:]
 
