@@ -80,8 +80,8 @@ static void cuda_close(fs_context *context) {
     fs_cuda *cuda = context->state;
     int before;
     if (!cuda) return;
-    /* Only where there is something to free: a failed open keeps the text of what failed. */
-    if (cuda->opened && fs_cuda_enter(context, &before) == FS_OK) {
+    /* Only where there is something to free: a failed open keeps the text of what failed, and a forked child has no device. */
+    if (cuda->opened && !fs_context_inherited(context) && fs_cuda_enter(context, &before) == FS_OK) {
         fs_cuda_memory_close(context);
         fs_cuda_leave(cuda, before);
     }
