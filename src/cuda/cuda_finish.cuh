@@ -57,10 +57,8 @@ FS_DEVICE uint64_t range_sum(uint64_t range) {
     return card_mix(0x31505346u, range);
 }
 
-/* The row into this rank's part: see fs_cuda_exchange. Out of line: in line it lay in the way of results, cold, 2.6 us of a call over one row
- * of stored logits (H200, 2026-11). */
-static __device__ __noinline__ void put_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b,
-                                            const fs_verdict &found) {
+/* The row into this rank's part: see fs_cuda_exchange. */
+FS_DEVICE void put_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b, const fs_verdict &found) {
     const fs_cuda_exchange &to = args.exchange;
     const int64_t at = args.first_row + b;
     const unsigned long long hash = row_hash(row, at) + (at == 0 ? to.hash : 0);
@@ -102,7 +100,7 @@ FS_DEVICE void write_token(const fs_cuda_args &args, int64_t at, int32_t token, 
  * better, and the noise is known, so what is left is l. Without `keep` everything is computed and nothing written (see close_row). */
 FS_DEVICE void write_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b, const fs_verdict &found,
                          bool keep) {
-    if (args.exchange.header) {
+    if (__builtin_expect(args.exchange.header != NULL, 0)) { /* not in the way of results, whose code is cold */
         if (keep) put_row(args, row, b, found);
         return;
     }

@@ -125,10 +125,11 @@ static fs_status too_small(fs_context *context, size_t bytes) {
 
 fs_status fs_cuda_memory_leave_stream(fs_context *context, cudaStream_t next) {
     fs_cuda_memory *memory = &((fs_cuda *)context->state)->memory;
-    memory->changed = memory->called && next != memory->used;
-    if (!memory->changed) return FS_OK;
+    /* Once is enough: what was left may be gone by now. */
+    if (memory->changed || !memory->called || next == memory->used) return FS_OK;
     if (!memory->event) FS_CUDA_TRY(context, cudaEventCreateWithFlags(&memory->event, cudaEventDisableTiming));
     FS_CUDA_TRY(context, cudaEventRecord(memory->event, memory->used));
+    memory->changed = 1;
     return FS_OK;
 }
 

@@ -245,6 +245,7 @@ static void *foreign_main(void *arg) {
     const int configured = t->i % 2 == 0;
     int wrong = 0;
     if (configured) foreign_configure();
+    else foreign_release(); /* a new thread has what its creator had */
     for (int32_t i = t->i; i < t->count; i += THREADS) {
         t->task(t->arg, i);
         wrong += !foreign_config_is(configured) || (configured && !foreign_product((uint64_t)i));
