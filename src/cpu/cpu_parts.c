@@ -1,0 +1,170 @@
+#include "cpu_parts.h"
+#include "cpu_job.h"
+
+#include "core/finish.h"
+#include "core/wire.h"
+
+/* --------------------------------------------------------------------------------------------------- partial ---- */
+
+fs_status fs_cpu_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                              int32_t least, size_t *bytes) {
+    (void)context;
+    fs_job job = fs_job_of_part(head, batch, result, least);
+    *bytes = fs_wire_size(&job.call);
+    return FS_OK;
+}
+
+static void compact_task(void *arg, int32_t task) {
+    const fs_job *job = arg;
+    (void)task;
+    for (int32_t a; (a = fs_pass_merged(&job->pass)) >= 0;) {
+        list_compact(&job->pass.summary[a].list);
+        list_compact(&job->pass.summary[a].raw_list);
+    }
+}
+
+fs_status fs_cpu_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                         int32_t least, int32_t sealed, void *part, size_t bytes) {
+    fs_job job = fs_job_of_part(head, batch, result, least);
+    FS_REQUIRE(context, bytes >= fs_wire_size(&job.call), "part has %zu bytes, needs %zu (fs_partial_size)", bytes,
+               fs_wire_size(&job.call));
+    FS_TRY(fs_job_take_memory(&job, context));
+    fs_job_run(&job, compact_task);
+    memset(part, 0, bytes);
+    fs_wire_header(&job.call, part);
+    for (int32_t a = 0; a < job.pass.rows; a++) fs_wire_put(&job.call, job.row[a], &job.pass.summary[a], part);
+    if (sealed) fs_wire_seal(&job.call, part);
+    return FS_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------- merge ---- */
+
+/* What a task merges a row in: the parts' summaries come one after the other into `from` and from there into `into`. */
+typedef struct fs_desk {
+    fs_summary into, from;
+    fs_group *group;  /* [count] */
+    fs_winner *spare; /* [samples] */
+} fs_desk;
+
+typedef struct fs_merging {
+    const fs_call *call;
+    const void *const *parts;
+    int32_t count, tasks;
+    int64_t watches; /* most of a row */
+    int32_t sealed;
+    uint64_t hash;
+    int64_t (*shard)[2]; /* [count] if sealed, like the next: which ids a part speaks of */
+    const char **fault;  /* [count] what is wrong with a part, or NULL */
+    fs_rules *rules;     /* [B] */
+    fs_desk *desk;       /* [tasks] */
+} fs_merging;
+
+static void layout_merge_list(fs_arena *arena, int32_t keep, int raw, int32_t parts, fs_list *list) {
+    memset(list, 0, sizeof *list);
+    list->capacity = keep * parts;
+    list->keep = list->capacity;
+    list->key = arena_take(arena, (size_t)list->capacity, sizeof *list->key);
+    if (raw) list->raw = arena_take(arena, (size_t)list->capacity, sizeof *list->raw);
+}
+
+static void layout_desk(const fs_merging *m, fs_arena *arena, fs_desk *desk) {
+    const fs_ask *ask = &m->call->ask;
+    fs_summary *summary[2] = {&desk->into, &desk->from};
+    memset(desk, 0, sizeof *desk);
+    desk->group = arena_take(arena, (size_t)m->count, sizeof *desk->group);
+    desk->spare = arena_take(arena, (size_t)m->call->batch->samples, sizeof *desk->spare);
+    for (int i = 0; i < 2; i++) {
+        summary[i]->winner = arena_take(arena, (size_t)ask->samples, sizeof(fs_winner));
+        summary[i]->watch = arena_take(arena, (size_t)m->watches, sizeof(fs_watch));
+        layout_merge_list(arena, ask->keep, ask->raw_column, i == 0 ? m->count : 1, &summary[i]->list);
+        layout_merge_list(arena, ask->keep_raw, 0, i == 0 ? m->count : 1, &summary[i]->raw_list);
+    }
+}
+
+static void layout_merge(fs_merging *m, fs_arena *arena) {
+    const size_t sealed = m->sealed ? (size_t)m->count : 0;
+    fs_desk counted;
+    m->shard = arena_take(arena, sealed, sizeof *m->shard);
+    m->fault = arena_take(arena, sealed, sizeof *m->fault);
+    m->rules = arena_take(arena, (size_t)m->call->batch->rows, sizeof *m->rules);
+    m->desk = arena_take(arena, (size_t)m->tasks, sizeof *m->desk);
+    for (int32_t i = 0; i < m->tasks; i++) layout_desk(m, arena, m->desk ? &m->desk[i] : &counted);
+}
+
+static void check_task(void *arg, int32_t task) {
+    const fs_merging *m = arg;
+    for (int32_t i = task; i < m->count; i += m->tasks)
+        m->fault[i] = fs_wire_check(m->call, m->hash, m->parts[i], m->shard[i]);
+}
+
+/* Each part is what fs_partial wrote in this call, and together they are the vocabulary. */
+static fs_status check_parts(fs_context *context, fs_merging *m) {
+    char why[128];
+    m->hash = fs_wire_hash(m->call);
+    fs_pass_parallel(context->state, m->tasks, check_task, m);
+    for (int32_t i = 0; i < m->count; i++)
+        if (m->fault[i]) return fs_fail(context, FS_ERR_PEER, "part %d of %d: %s", i, m->count, m->fault[i]);
+    if (!fs_shards_are_whole(m->shard, m->count, m->call->vocab, "part", why, sizeof why))
+        return fs_fail(context, FS_ERR_PEER, "%s", why);
+    return FS_OK;
+}
+
+static void merge_row(const fs_merging *m, fs_desk *desk, int64_t b) {
+    const fs_call *call = m->call;
+    const fs_rules *rules = &call->rules[b];
+    const int64_t watches = watch_count(call->batch, b);
+    for (int32_t i = 0; i < m->count; i++) {
+        fs_summary *to = i == 0 ? &desk->into : &desk->from;
+        fs_wire_get(call, b, m->parts[i], to);
+        if (call->ask.samples) desk->group[i].winner = to->winner[0];
+        desk->group[i].mass = to->mass;
+        if (i > 0) summary_merge(&call->ask, &desk->into, &desk->from, watches);
+    }
+    if (call->batch->mode == FS_MODE_GROUP_PARALLEL && group_is_a_law(rules, desk->into.flags))
+        desk->into.winner[0] = group_choose_parallel(
+            desk->group, m->count, 1, 0, noise_row(rules->seed, rules->position, 0, rules->stream), FS_DOMAIN_MERGE);
+}
+
+static void merge_task(void *arg, int32_t task) {
+    const fs_merging *m = arg;
+    fs_desk *desk = &m->desk[task];
+    for (int64_t b = task; b < m->call->batch->rows; b += m->tasks) {
+        merge_row(m, desk, b);
+        fs_finish_row(m->call, b, &desk->into, 0, 1, desk->spare);
+    }
+}
+
+fs_status fs_cpu_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
+                       int32_t count, int32_t least, int32_t sealed, fs_result *result) {
+    fs_cpu *cpu = context->state;
+    fs_job job = fs_job_of_part(head, batch, result, least);
+    fs_call *call = &job.call;
+    const int64_t most = call->ask.keep > call->ask.keep_raw ? call->ask.keep : call->ask.keep_raw;
+    FS_REQUIRE(context, most * count <= INT32_MAX,
+               "%d parts with lists of %lld entries; together they must stay below 2^31", count, (long long)most);
+    /* Only lists are worth waking threads for. */
+    fs_merging m = {.call = call, .parts = parts, .count = count, .sealed = sealed};
+    m.tasks = most && batch->rows > 1 ? cpu->tasks : 1;
+    for (int64_t b = 0; b < batch->rows; b++)
+        if (watch_count(batch, b) > m.watches) m.watches = watch_count(batch, b);
+    fs_arena size = {NULL, 0, 0};
+    layout_merge(&m, &size);
+    if (context->options.work && size.used > cpu->work.size && m.tasks > 1) { /* the caller's memory may do for one */
+        m.tasks = 1;
+        size.used = 0;
+        layout_merge(&m, &size);
+    }
+    FS_TRY(fs_work_reserve(context, size.used));
+    if (!parts) return FS_OK;
+    fs_arena arena = cpu->work;
+    layout_merge(&m, &arena);
+    for (int64_t b = 0; b < batch->rows; b++) m.rules[b] = fs_rules_of_row(batch, call->vocab, b);
+    call->rules = m.rules;
+
+    if (sealed) FS_TRY(check_parts(context, &m));
+    fs_pass_parallel(cpu, m.tasks, merge_task, &m);
+    result->fallback_rows = 0;
+    result->work_bytes = (int64_t)size.used;
+    result->wire_bytes = (int64_t)fs_wire_size(call);
+    return FS_OK;
+}
