@@ -152,7 +152,10 @@ FS_CORE fs_rules rules_of_row(const fs_batch *batch, int64_t vocab, int64_t row)
     const int64_t mask = batch_mask(batch, row);
     if (mask < -1 || (batch->masks && mask >= batch->masks)) rules.status |= FS_ROW_BAD_MASK;
     if (batch_edits_are_bad(batch, slot)) rules.status |= FS_ROW_BAD_LIST;
-    if (rules_over_limit(batch, &rules, row)) rules.status |= FS_ROW_OVER_LIMIT;
+    /* Out of the way of rows without: on a GPU code that is jumped over is fetched all the same. */
+    const fs_limits *limits = &batch->limits;
+    if (__builtin_expect(limits->absent || limits->top_k, 0) && rules_over_limit(batch, &rules, row))
+        rules.status |= FS_ROW_OVER_LIMIT;
     return rules;
 }
 

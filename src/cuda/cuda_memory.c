@@ -2,7 +2,8 @@
 #include "cuda_backend.h"
 
 #define ALIGNMENT 256
-#define SLAB ((size_t)1 << 20) /* some thirty captured calls */
+/* The least that is allocated: some thirty captured calls; and one block for most that are not, since each is in pages of its own. */
+#define SLAB ((size_t)1 << 20)
 
 static size_t aligned(size_t bytes) {
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -173,7 +174,8 @@ static fs_status take_shared(fs_context *context, fs_cuda_room *room) {
     } else {
         const size_t have = memory->calls ? memory->calls->bytes : 0;
         if (bytes > have) {
-            FS_TRY(grow(context, &memory->calls, bytes > 2 * have ? bytes : 2 * have));
+            const size_t least = have ? 2 * have : SLAB;
+            FS_TRY(grow(context, &memory->calls, bytes > least ? bytes : least));
             memory->dirty_from = memory->dirty_end = 0;
         }
         region = memory->calls->memory;
