@@ -327,13 +327,13 @@ static void test_fail(void) {
         fs_batch batch = plain_batch();
         fs_result result = plain_result();
         const int mine = ranks->rank == failing;
-        if (i == 0 && mine) head.dtype = 99;
+        if (i == 0 && mine) head.dtype = FS_Q6_K;
         if (i == 1 && mine) batch.rows = -1;
         if (i == 2) batch.all.top_p = 0.5f; /* needs more memory than there is */
         alloc_fails = i == 2 && mine;
         fs_status status = draw(&head, &batch, &result);
         alloc_fails = 0;
-        static const char *const what[] = {"a bad dtype", "bad rows", "no memory"};
+        static const char *const what[] = {"a dtype that is not there", "bad rows", "no memory"};
         static const fs_status own[] = {FS_ERR_UNSUPPORTED, FS_ERR_ARGUMENT, FS_ERR_MEMORY};
         expect_failure(what[i], status, own[i], failing);
         if (ranks->rank == 0) printf("%s: %s\n", what[i], fs_error_text(context));
