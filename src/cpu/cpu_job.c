@@ -121,6 +121,7 @@ fs_status fs_job_take_memory(fs_job *job, fs_context *context) {
 
 void fs_job_run(fs_job *job, void (*task)(void *arg, int32_t i)) {
     const fs_cpu *cpu = job->pass.cpu;
+    if (job->pass.rows == 0) return; /* W is not read, and kernels need not know of no rows */
     fs_threads_stay(cpu->threads, 1);
     fs_pass_prepare(&job->pass);
     fs_pass_run(&job->pass);

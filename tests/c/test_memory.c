@@ -1,6 +1,9 @@
 /* Memory: every allocation may fail, nothing leaks, the caller's memory is enough when it is as large as promised, and temporary
  * memory does not grow with B x V. */
+#define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include "counted.h"
+
+#include <sys/mman.h>
 
 /* A small call with lists, edits and watches. Three of its rows are one large tie, which top-k with ties kept can prove only in a
  * second pass. */
@@ -301,8 +304,36 @@ static void temporary_memory_stays_under_four_mebibytes(void **state) {
     free(weights), free(hidden);
 }
 
+/* They lie where nobody may read. */
+static void weights_are_not_read_for_rows_that_are_dropped(void **state) {
+    (void)state;
+    enum { V = 3000, D = 64, ROWS = 3 };
+    void *nowhere = mmap(NULL, V * D * 4, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(nowhere != MAP_FAILED);
+    const int32_t slot[ROWS] = {-1, -1, -1};
+    static const float hidden[ROWS * D];
+    int32_t tokens[ROWS] = {7, 7, 7};
+    uint32_t status[ROWS];
+    fs_head head = fs_head_default();
+    fs_batch batch = fs_batch_default();
+    fs_result result = fs_result_default();
+    head.data = nowhere, head.rows = V, head.dim = D;
+    batch.hidden = hidden, batch.rows = ROWS, batch.slot = slot;
+    result.tokens = tokens, result.status = status;
+    for (int32_t dtype = FS_F32; dtype <= FS_BF16; dtype++)
+        for (int32_t threads = 1; threads < 4; threads++) {
+            fs_context *context = open_context(FS_BACKEND_CPU, threads, 0);
+            head.dtype = dtype;
+            assert_int_equal(fs_sample(context, &head, &batch, &result), FS_OK);
+            for (int b = 0; b < ROWS; b++) assert_true(tokens[b] == -1 && status[b] == FS_ROW_SKIPPED);
+            fs_context_destroy(context);
+        }
+    munmap(nowhere, V * D * 4);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(weights_are_not_read_for_rows_that_are_dropped),
         cmocka_unit_test(every_allocation_may_fail),
         cmocka_unit_test(a_failed_call_leaves_the_context_usable),
         cmocka_unit_test(nothing_is_allocated_after_the_first_call),
