@@ -42,7 +42,7 @@ LEGS = {
     "cross": f"the other architecture ({OTHER}) under qemu-user: C tests, callers",
     "valgrind": "memcheck on the release build: the quick C tests, ranks",
     "gpu": "the CUDA backend on the GPU that is here: make test-gpu",
-    "checks": "tests/checks: layering, exported symbols, flags, header, install, README",
+    "checks": "tests/checks: layering, exported symbols, flags, header, install, README, links",
 }
 
 # Seconds until a program is killed.
