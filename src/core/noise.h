@@ -178,7 +178,7 @@ FS_CORE float noise_ceiling(uint32_t prefix) {
 
 /* No unmarked token with this extension has more noise than this, without a logarithm: E >= c + w + w^2 / 2, and the bits of a
  * float, taken for a number, are at most its log2. Nineteen of twenty tokens that have a chance by their logit lose it here
- * (docs/findings/losing-without-a-logarithm.md). */
+ * (docs/findings/cpu-draws.md, "lose without a logarithm"). */
 FS_CORE float noise_bare_ceiling(fs_words r) {
     const float w = (float)(r.w[1] >> 8) * (1.0f / 16777216.0f);
     const float least = (float)FS_NOISE_C + w + 0.5f * w * w;

@@ -288,7 +288,7 @@ struct meeting {
 
 /* From three panels on a step takes so long, and so many loads, that W's next steps are out of a core's sight: the whole next tile is fetched
  * ahead, as long as it, this one and H leave half of an L2 of 2 MB. With fewer panels the prefetcher does it, but for first lines; f32,
- * which takes more instructions to split, gains by it with one panel too. See docs/findings/amx-at-64-rows.md, split-weights-on-amx.md. */
+ * which takes more instructions to split, gains by it with one panel too. See docs/findings/cpu-memory.md, "the whole next tile is asked for". */
 #define FS_WHOLE_PANELS 3
 #define FS_WHOLE_BYTES (1 << 20)
 #define FS_WHOLE_BYTES_ALONE (640 << 10) /* of one panel */
@@ -304,7 +304,7 @@ FS_INLINE int fetches_whole(const scheme *s, const packing *p, int64_t stride, i
 }
 
 /* The prefetcher follows a stream to the end of its page and starts anew in the next one, and a tile starts 16 streams at once. So during
- * the last 16 steps of a tile the first two lines of the next one are fetched, a row a step (docs/findings/first-lines-of-a-tile.md). */
+ * the last 16 steps of a tile the first two lines of the next one are fetched, a row a step (docs/findings/cpu-memory.md). */
 typedef struct fetching {
     const char *at;
     int64_t move; /* to the next row; 0 while nothing is fetched */

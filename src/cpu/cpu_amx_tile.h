@@ -82,7 +82,7 @@ FS_INLINE __m512 logits_of(const calling *c, int plain, int32_t first, const flo
 }
 
 /* A tile's sums on their way through a sieve, some at a time (sift_share): while the unit multiplies the next tile nothing else keeps the
- * vector units busy, and behind the products they kept the unit waiting (docs/findings/sieve.md). */
+ * vector units busy, and behind the products they kept the unit waiting (docs/findings/cpu-draws.md, "between the products"). */
 typedef struct sifting {
     const calling *c;
     int plain;
@@ -406,7 +406,7 @@ FS_INLINE void tile_group(const calling *c, const char *w, const char *then, int
     }
 }
 
-/* Tiles side by side in one page, at most `most`: rows of the tile are that far apart. See docs/findings/one-stream-per-page.md. */
+/* Tiles side by side in one page, at most `most`: rows of the tile are that far apart. See docs/findings/cpu-memory.md. */
 FS_INLINE int32_t spacing_of(int64_t stride, int32_t most) {
     int32_t tiles = 1;
     while (tiles * stride < FS_PAGE && tiles < most) tiles *= 2;
@@ -414,7 +414,7 @@ FS_INLINE int32_t spacing_of(int64_t stride, int32_t most) {
 }
 
 /* The panels that a call takes at a time, whole groups of them: while W streams by they stay in half of an L2 of 2 MB. More of them came from
- * L3 for every tile; so W comes once for each of these instead (docs/findings/large-batches.md). */
+ * L3 for every tile; so W comes once for each of these instead (docs/findings/amx.md, "Rows that outgrow L2"). */
 #define FS_KEPT_BYTES (1 << 20)
 
 FS_INLINE int32_t kept_panels(const packing *p) {

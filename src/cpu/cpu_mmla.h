@@ -15,7 +15,7 @@
  * - more rows: 8 tokens x 8 rows, 16 sums; 4 elements are 8 loads for 16 bfmmla. The zipped tokens lie in a panel in L1, 4 KB for
  *   8 of them, made once for all rows.
  * A last row without a partner is packed beside zeros: half of what is computed for it is thrown away. Rows of W are taken as
- * they follow each other: whether one stream per page is better (docs/findings/one-stream-per-page.md) is not known for these
+ * they follow each other: whether one stream per page is better (docs/findings/cpu-memory.md) is not known for these
  * cores.
  *
  * The order of additions for every (row, token), whatever the shape: 256 elements are a block (128 for f16 hidden states, 64 for
@@ -210,7 +210,7 @@ FS_INLINE void dot_panel(int P, int parts, const bfloat16x8_t *panel, const char
 }
 #endif
 
-/* One function for each shape, by number of parts and of pairs: docs/findings/micro-kernels-and-gcc.md. */
+/* One function for each shape, by number of parts and of pairs: docs/findings/vector-kernels.md. */
 typedef void (*few_dot)(const char *w, int64_t stride, const char *h, int64_t steps, sums *sum);
 typedef void (*panel_dot)(int parts, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum);
 

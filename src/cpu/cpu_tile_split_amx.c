@@ -18,7 +18,7 @@
  * instructions of two a cycle for each of 16 lines, 64 or 112; a matrix instruction takes 16, and there are 4, 6 or 3 for each 16 rows. So
  * memory is the roof up to 32 rows or, with 3, up to 64, and the unit above. The lines of the next step but one are split between the products
  * of this one, so that both go on at once; a tile that was stored during the last step would come late. Up to 64 rows W streams by
- * once (docs/findings/split-weights-on-amx.md).
+ * once (docs/findings/amx-split-weights.md).
  *
  * f16 has subnormals, which are common in weights, and tdpbf16ps would flush what becomes of the shorter exponent. So f16 weights are
  * multiplied by 2^14, and the result's bits, shifted by three, are read as bf16: 2^-98 w; H is scaled by 2^98. Where an f16 is not
@@ -146,7 +146,7 @@ FS_INLINE int products_before(int32_t dtype, int32_t unit, int j) {
 }
 
 /* Of several panels H does not stay in L1 until the next tokens: by tileloaddt1 it leaves L1 to the three parts of f32. One panel does, and is
- * slower so; and so are the two of f16, and weights as they lie (docs/findings/amx-at-64-rows.md). */
+ * slower so; and so are the two of f16, and weights as they lie (docs/findings/amx.md, "plain tileloadd"). */
 #define FS_LOAD_H(tile, at)                                                                                            \
     do {                                                                                                               \
         if (N > 1 && dtype == FS_F32) _tile_stream_loadd(tile, at, 64);                                                \
@@ -224,7 +224,7 @@ FS_INLINE void dot_tile(int32_t dtype, int32_t unit, int parts, int N, const mee
     }
 }
 
-/* One function for each shape: what gcc 12 makes of several in one frame is slower (docs/findings/micro-kernels-and-gcc.md). */
+/* One function for each shape: what gcc 12 makes of several in one frame is slower (docs/findings/vector-kernels.md). */
 #define FS_DEFINE_DOT(name, of_w, unit, parts, N)                                                                      \
     static __attribute__((noinline)) void dot_##name##_##parts##_##N(const meeting *m, const lifting *lift) {          \
         dot_tile(of_w, unit, parts, N, m, lift);                                                                       \

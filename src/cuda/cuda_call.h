@@ -105,7 +105,7 @@ typedef struct fs_cuda_args {
 } fs_cuda_args;
 
 /* What a kernel is for. Each is there several times, because code that is not there need not be fetched, and is not jumped over: 1 to 3 us of
- * a call for tokens, 1 to 5 of one for log Z (docs/findings/cold-code.md). */
+ * a call for tokens, 1 to 5 of one for log Z (docs/findings/gpu-instructions.md). */
 typedef enum fs_cuda_kind {
     FS_CUDA_ANY,    /* everything */
     FS_CUDA_MASSES, /* no groups, no largest logits, logits as they are: tokens, scores, log Z */

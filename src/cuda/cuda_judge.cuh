@@ -117,7 +117,7 @@ typedef struct fs_held {
 
 /* A token's score, bounded in float: if it may be the row's best, all CTAs are told the lower bound and the token is returned to be held,
  * for settle_one. Out of line, for first scores and survivors alike, because it is large: cold instructions come from L2 or memory, a
- * line in some hundred cycles (docs/findings/cold-code.md). */
+ * line in some hundred cycles (docs/findings/gpu-instructions.md). */
 static __device__ __noinline__ fs_held judge_one(const fs_judged_row &row, uint32_t *best, uint32_t *hint,
                                                  uint32_t *flags, float x, uint32_t id) {
     const uint32_t token = (id - 1) >> 8;

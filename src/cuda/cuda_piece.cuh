@@ -18,7 +18,7 @@ struct piece {
  * Plain calls deal spans out in turn, so that all CTAs read one stretch of W at a time (D = 2,048: 2 us faster than a stretch for each CTA,
  * H200, 2026-11); groups give each CTA a stretch, so that few of them meet in a group. Uneven shares cost nothing while memory is the
  * limit, if those with one more are spread over the processors: who is done early leaves the others its bandwidth. Cutting tiles to even
- * them out cost 4 to 5 %: a short piece has too few bytes in flight (docs/findings/whole-tiles.md). */
+ * them out cost 4 to 5 %: a short piece has too few bytes in flight (docs/findings/gpu-reading-weights.md). */
 struct share {
     int32_t first, step, count, last;
 };

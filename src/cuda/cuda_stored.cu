@@ -10,7 +10,7 @@
  * block of 512 bytes; this takes about 50 (counted, sm_90a). Dense noise would take 32 Philox calls per block of 128; marks
  * (core/noise.h) take one, which lane i makes for the i-th of the warp's next 32 blocks, and a logit costs little more than a max.
  * Of 151,936 normal logits 50 to 300 are judged (counted). What is left is latency, the first and the last microseconds, most of it
- * for instructions that are in no cache yet (docs/findings/cold-code.md): rules and logits are on their way early, what all calls
+ * for instructions that are in no cache yet (docs/findings/gpu-instructions.md): rules and logits are on their way early, what all calls
  * need is little code, what few need is out of line, and every row is finished by the last of its own CTAs.
  *
  * Masses (log Z): 16 ids, a granule of core/mass.h, are four lanes; the order of its additions is kept, and between granules sums are

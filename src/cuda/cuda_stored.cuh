@@ -4,7 +4,7 @@
  * thresholds of all, and one from above. If it may still be the part's best, the lane holds it. It holds one: by the time of a
  * second one the first is out, or the two are so close that their exact scores in double decide. When the part is over one token is
  * left, again but for the closest of cases. So most rows see no double arithmetic, whose code is large and cold
- * (docs/findings/cold-code.md).
+ * (docs/findings/gpu-instructions.md).
  *
  * Rough keys are what CTAs tell each other of a row: the ordered float of a score from above, then the complemented token. The
  * largest wins, unless another came so close that both left exact keys. */
@@ -35,7 +35,7 @@ struct trip {
 };
 
 /* Shared memory of a CTA, beside the warps' rings. [WARPS]: per warp, or per team, of which there are WARPS or one. Aligned for
- * what comes behind it: where copies begin matters (docs/findings/stored-copies.md). */
+ * what comes behind it: where copies begin matters (docs/findings/stored-logits.md). */
 struct alignas(128) desk {
     fs_judged_row row;
     stored_row data;
