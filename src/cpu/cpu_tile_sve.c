@@ -49,7 +49,7 @@ FS_INLINE void end_sum(int there, svbool_t on, svfloat32_t x, float *sum) {
 #define FS_BEGIN(t) FS_EACH_ROW(FS_BEGIN_SUM, t)
 #define FS_ADD_ROW(t, r) sum_##t##r = add_row(t < T && r < R, on, sum_##t##r, x_##t, y_##r);
 #define FS_ADD(t)                                                                                                      \
-    const svfloat32_t x_##t = load_lanes(load, on, w + (t < T ? t : 0) * stride);                                      \
+    const svfloat32_t x_##t = load_lanes(load, on, w + (t < T ? t : T - 1) * stride);                                  \
     FS_EACH_ROW(FS_ADD_ROW, t)
 #define FS_END_SUM(t, r) end_sum(t < T && r < R, on, sum_##t##r, sum + (t * R + r) * FS_LANES);
 #define FS_END(t) FS_EACH_ROW(FS_END_SUM, t)
