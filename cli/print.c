@@ -12,20 +12,29 @@
 
 /* ----------------------------------------------------------------------------------------------------- texts ---- */
 
-/* Bytes of the visible character that begins here; 0: it is none. */
-static int visible_bytes(const unsigned char *c) {
-    if (c[0] < 0x80) return c[0] >= 0x20 && c[0] != 0x7f;
+/* Bytes of the character of UTF-8 that begins here; 0: none does. */
+static int utf8_bytes(const unsigned char *c) {
+    if (c[0] < 0x80) return 1;
     const int more = c[0] >= 0xf0 ? 3 : c[0] >= 0xe0 ? 2 : 1;
-    if (c[0] < 0xc2 || c[0] > 0xf4 || (c[0] == 0xc2 && c[1] < 0xa0)) return 0; /* U+0080 to U+009F are controls */
+    if (c[0] < 0xc2 || c[0] > 0xf4) return 0;
     for (int i = 1; i <= more; i++)
         if ((c[i] & 0xc0) != 0x80) return 0;
+    /* What has a shorter form, halves of surrogate pairs, and what is above U+10FFFF. */
+    if ((c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xed && c[1] >= 0xa0)) return 0;
+    if ((c[0] == 0xf0 && c[1] < 0x90) || (c[0] == 0xf4 && c[1] >= 0x90)) return 0;
     return more + 1;
+}
+
+/* Which control character begins here; -1: none does. */
+static int control_code(const unsigned char *c) {
+    if (c[0] < 0x20 || c[0] == 0x7f) return c[0];
+    return c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0 ? c[1] : -1;
 }
 
 void print_visible(FILE *to, const char *text) {
     const unsigned char *c = (const unsigned char *)text;
     while (*c) {
-        const int n = visible_bytes(c);
+        const int n = control_code(c) < 0 ? utf8_bytes(c) : 0;
         if (n) fwrite(c, 1, (size_t)n, to);
         else fprintf(to, "\\x%02x", *c);
         c += n ? n : 1;
@@ -219,11 +228,12 @@ void json_bool(const char *key, int value) {
 void json_text(const char *key, const char *value) {
     json_key(key);
     putchar('"');
-    for (; *value; value++) {
-        unsigned char c = (unsigned char)*value;
-        if (c == '"' || c == '\\') printf("\\%c", c);
-        else if (c < 0x20) printf("\\u%04x", c);
-        else putchar(c);
+    for (const unsigned char *c = (const unsigned char *)value; *c;) {
+        const int n = utf8_bytes(c), control = control_code(c);
+        if (n == 0) printf("\\\\x%02x", *c);
+        else if (control >= 0) printf("\\u%04x", (unsigned)control);
+        else printf("%s%.*s", *c == '"' || *c == '\\' ? "\\" : "", n, (const char *)c);
+        c += n ? n : 1;
     }
     putchar('"');
 }

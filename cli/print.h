@@ -6,8 +6,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* Prints a text that may hold what somebody else wrote (a file's name, a value of the environment): UTF-8 as it is, other bytes and
- * control characters, which a terminal would obey, as \xNN. */
+/* Prints a text that may hold what somebody else wrote (a file's name, a value of the environment): UTF-8 as it is,
+ * other bytes and control characters, which a terminal would obey, as \xNN. */
 void print_visible(FILE *to, const char *text);
 
 /* ---- tables: cells are collected, columns get the width of their widest cell. */
@@ -25,7 +25,8 @@ const char *text_seconds(double seconds); /* "12.3 ms" */
 const char *text_cache(int64_t bytes);    /* "315 MB", or "unknown size" for 0 */
 const char *text_real(double value);      /* four significant digits; "-inf", "nan" */
 
-/* ---- JSON on stdout. key is NULL inside an array. Numbers that are not finite are the texts "nan", "inf", "-inf". */
+/* ---- JSON on stdout. key is NULL inside an array. Numbers that are not finite are the texts "nan", "inf", "-inf"; a
+ * byte of a text that is not UTF-8 is the text \xNN. */
 void json_open(const char *key, char bracket); /* '{' or '[' */
 void json_close(char bracket);                 /* '}' or ']'; the outermost ends the line */
 void json_int(const char *key, int64_t value);

@@ -1,4 +1,4 @@
-"""Finds the package beside the tests and holds the context the tests share."""
+"""Finds the package beside the tests and holds the contexts tests use."""
 import os
 import sys
 
@@ -12,4 +12,10 @@ import flashsampling as fs
 
 @pytest.fixture(scope="session")
 def reference():
+    return fs.Context("reference")
+
+
+@pytest.fixture
+def context():
+    """One that a test may break or close."""
     return fs.Context("reference")

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 import pytest
-from test_cli import pytestmark, run, sample  # noqa: F401
+from program import pytestmark, run, sample  # noqa: F401
 
 BLAS = r"""
 /* Right the first time, at once when asked again: nothing here is faster. With `wrong`, logits that are others. */
