@@ -1,4 +1,5 @@
-/* blas.c - a BLAS, if one is installed: loaded at run time, never needed; and whether it is the faster way to multiply. */
+/* blas.c - a BLAS, if one is installed: loaded at run time, never needed; and whether it is the faster way to
+ * multiply. */
 #include "cli.h"
 #include "machine.h"
 

@@ -35,8 +35,8 @@ typedef struct blas {
 
 /* Loads OpenBLAS and BLIS where they are; returns how many, at most 2. */
 int load_blas(blas *found);
-/* Waits until its threads have stopped spinning: with 16 of them, and a tenth of a second after a call, ours still took four times as
- * long. */
+/* Waits until its threads have stopped spinning: with 16 of them, and a tenth of a second after a call, ours still took
+ * four times as long. */
 void blas_rest(void);
 
 /* Algorithm 1 of the paper, the usual way: logits = H W^T stored in float, softmax, prefix sum, search. */
@@ -63,8 +63,8 @@ typedef struct usual {
 
 /* Allocates hf, logits, part_* and tokens for up to B rows; it multiplies with our own loop. */
 void usual_prepare(usual *u);
-/* Makes it multiply with whatever is fastest here: our own loop, or one of the `count` libraries. One whose logits are others is left
- * out. */
+/* Makes it multiply with whatever is fastest here: our own loop, or one of the `count` libraries. One whose logits are
+ * others is left out. */
 void usual_choose_matmul(usual *u, const blas *libraries, int count);
 /* hf = H. */
 void usual_widen_hidden(usual *u);

@@ -20,27 +20,28 @@
  * Flags of a batch change this order as engines differ in it (docs/engines.md): FS_EDITS_LAST, FS_MIN_P_LAST,
  * FS_CUT_BEFORE_TEMPERATURE.
  *
- * The total order of tokens is (y descending, id ascending), and every cut keeps a first part of it, at least one token:
+ * The total order of tokens is (y descending, id ascending), and a cut keeps a first part of it, at least one token:
  *   min-p   the tokens with l >= max l + log(min_p)
  *   top-k   the first k
- *   top-p   a token stays while the mass strictly before it is below p times the mass of all that min-p and top-k left (with
- *           FS_JOINT_TOP_P: of the whole row), mass being the sum of exp(l)
- * All arithmetic on x, y, l is in float; -inf is final: what a mask, a ban or an overflow has made -inf is absent, whatever is added
- * later. log Z is within 1e-6 of the truth, and then rounded to float, where the largest |l| is up to 45,000, within 2e-4 up to 362,000, and
- * above that the row is FS_ROW_FAR. On CUDA, from weights, the sum of exp adds 2e-7 (1 + |l|), and the logits themselves are sums of tensor
- * cores, which are off by some 1e-9 D |x| (docs/exactness.md). Tokens do not depend on log Z: cuts are exact at any l.
+ *   top-p   a token stays while the mass strictly before it is below p times the mass of all that min-p and top-k left
+ *           (with FS_JOINT_TOP_P: of the whole row), mass being the sum of exp(l)
+ * All arithmetic on x, y, l is in float; -inf is final: what a mask, a ban or an overflow has made -inf is absent,
+ * whatever is added later. log Z is within 1e-6 of the truth, and then rounded to float, where the largest |l| is up to
+ * 45,000, within 2e-4 up to 362,000, and above that the row is FS_ROW_FAR. On CUDA, from weights, the sum of exp adds
+ * 2e-7 (1 + |l|), and the logits themselves are sums of tensor cores, which are off by some 1e-9 D |x|
+ * (docs/exactness.md). Tokens do not depend on log Z: cuts are exact at any l.
  *
- * Memory: every pointer belongs to the caller and is read or written only during the call (CPU) or until the stream
- * has run the call (CUDA). On the CPU all arrays are host memory; on CUDA they are device memory (mapped host memory
- * works and is read once per row). Pointers are aligned to their elements, and strides are bytes. The library never prints, exits or
- * aborts. Thread safety: contexts share nothing mutable; one context serves one call at a time. A call on the
- * CPU keeps AMX's tile configuration of its threads, not what is in the tiles. After fork() the child may destroy
- * the contexts it has inherited, and nothing else; it creates its own.
+ * Memory: every pointer belongs to the caller and is read or written only during the call (CPU) or until the stream has
+ * run the call (CUDA). On the CPU all arrays are host memory; on CUDA they are device memory (mapped host memory works
+ * and is read once per row). Pointers are aligned to their elements, and strides are bytes. The library never prints,
+ * exits or aborts. Thread safety: contexts share nothing mutable; one context serves one call at a time. A call on the
+ * CPU keeps AMX's tile configuration of its threads, not what is in the tiles. After fork() the child may destroy the
+ * contexts it has inherited, and nothing else; it creates its own.
  *
  * Structs: the first member `size` is sizeof of the struct the caller was compiled with, which the fs_*_default()
- * functions set; later versions append members, up to 4,096 bytes, and a zero in an appended member keeps the old meaning. A library
- * takes the structs of earlier versions, and of later ones what it knows: a member it does not know must be zero, and so must those
- * that are called reserved.
+ * functions set; later versions append members, up to 4,096 bytes, and a zero in an appended member keeps the old
+ * meaning. A library takes the structs of earlier versions, and of later ones what it knows: a member it does not know
+ * must be zero, and so must those that are called reserved.
  */
 #ifndef FLASHSAMPLING_H
 #define FLASHSAMPLING_H
@@ -80,9 +81,9 @@ enum {
     FS_ERR_INTERNAL = -8     /* a bug of ours */
 };
 
-/* Status bits of one row, written to result.status. A row with a bit of FS_ROW_NO_TOKEN set has no drawn token: its tokens
- * are batch.fallback_token, its ranks and top tokens -1, its other results NaN. All bits that apply are set, but a row that is skipped or
- * has a bad slot has no other. */
+/* Status bits of one row, written to result.status. A row with a bit of FS_ROW_NO_TOKEN set has no drawn token: its
+ * tokens are batch.fallback_token, its ranks and top tokens -1, its other results NaN. All bits that apply are set, but
+ * a row that is skipped or has a bad slot has no other. */
 enum {
     FS_ROW_OK = 0,
     FS_ROW_SKIPPED = 1u << 0,         /* slot -1 */
@@ -156,8 +157,9 @@ typedef struct fs_head {
     float post_scale;  /* after the soft-cap; default 1 */
     uint32_t flags;    /* FS_HEAD_CONSTANT */
 
-    /* Weights in fewer bits than 16: w = (q - zero) * weight_scale * weight_scale_all. One scale and one zero point for group_rows x group
-     * weights, [ceil(V / group_rows), ceil(D / group)]. All zero or NULL for f32, f16 and bf16, and where data has its scales inside. */
+    /* Weights in fewer bits than 16: w = (q - zero) * weight_scale * weight_scale_all. One scale and one zero point for
+     * group_rows x group weights, [ceil(V / group_rows), ceil(D / group)]. All zero or NULL for f32, f16 and bf16, and
+     * where data has its scales inside. */
     int32_t weight_scale_dtype;
     const void *weight_scale;
     const void *weight_zero; /* of weight_zero_dtype, or NULL = 0 */
@@ -207,8 +209,9 @@ enum {
     FS_RULE_PENALTIES = 1u << 5 /* repetition, frequency, presence */
 };
 
-/* What is known of the arrays of a batch without reading them. The CUDA backend cannot look into device memory before it launches: what
- * is not said is taken to be anything. A row that breaks a promise is FS_ROW_OVER_LIMIT, on every backend. */
+/* What is known of the arrays of a batch without reading them. The CUDA backend cannot look into device memory before
+ * it launches: what is not said is taken to be anything. A row that breaks a promise is FS_ROW_OVER_LIMIT, on every
+ * backend. */
 typedef struct fs_limits {
     uint32_t absent; /* FS_RULE_...: rules that no row uses, although there is an array for them */
     int32_t top_k;   /* no top_k that is not off is above this; 0 = not said */
@@ -244,12 +247,12 @@ typedef struct fs_batch {
     int32_t noise;          /* FS_NOISE_... */
     uint32_t flags;         /* FS_KEEP_TIES | ... */
     int32_t fallback_token; /* written where a row has no token; default -1 */
-    int64_t
-        group_size; /* group modes of fs_sample: ids [k * group_size, (k+1) * group_size) form group k; CUDA: a multiple
-                             * of 128 */
 
-    /* Entries a candidate list holds at least, per row and part, in calls that have lists; 0 = chosen. A longer list proves wider cuts in
-     * one pass. */
+    /* Group modes of fs_sample: ids [k * group_size, (k+1) * group_size) form group k; CUDA: a multiple of 128. */
+    int64_t group_size;
+
+    /* Entries a candidate list holds at least, per row and part, in calls that have lists; 0 = chosen. A longer list
+     * proves wider cuts in one pass. */
     int32_t list_capacity;
 
     /* Which slot a row is, and where it is in its sequence. */
@@ -277,8 +280,9 @@ typedef struct fs_batch {
     const int32_t *allow_index; /* [B]: which mask row b uses, -1 = none; NULL = mask b */
     int64_t masks; /* how many `allow` has: a row with another is FS_ROW_BAD_MASK; 0 = not said, then only below -1 */
 
-    /* Edits: entries edit_offset[b] .. edit_offset[b+1] for row b; or, with edit_count in place of edit_offset, the first edit_count[s] of
-     * slot s's line, lines being edit_stride apart. Several of one token add up, in their order. */
+    /* Edits: entries edit_offset[b] .. edit_offset[b+1] for row b; or, with edit_count in place of edit_offset, the
+     * first edit_count[s] of slot s's line, lines being edit_stride apart. Several of one token add up, in their
+     * order. */
     const int64_t *edit_offset; /* [B + 1] or NULL */
     const int32_t *edit_count;  /* [S] or NULL */
     int64_t edit_stride;        /* bytes from one slot's line to the next, in both arrays below; only with edit_count */
@@ -378,26 +382,28 @@ typedef struct fs_options {
     fs_alloc alloc; /* for every allocation of the context in host memory; NULL = the C library's */
     fs_free free;
     void *alloc_user;
-    /* The caller's work memory, as in fs_context_set_work; then calls never allocate, but for what fs_sample_ranks exchanges on the CPU.
-     * NULL = the context's own. */
+    /* The caller's work memory, as in fs_context_set_work; then calls never allocate, but for what fs_sample_ranks
+     * exchanges on the CPU. NULL = the context's own. */
     void *work;
     size_t work_bytes;
     /* Most memory the second pass of wide rows may allocate; default 64 MiB. With the caller's work memory the second pass takes
      * what the call has left of it. */
     size_t fallback_bytes;
-    /* CUDA: the stream calls go to, as in fs_context_set_stream. NULL = none yet: calls are FS_ERR_ARGUMENT until there is one, so that
-     * none goes to the default stream by accident. CPU: ignored. */
+    /* CUDA: the stream calls go to, as in fs_context_set_stream. NULL = none yet: calls are FS_ERR_ARGUMENT until there
+     * is one, so that none goes to the default stream by accident. CPU: ignored. */
     void *stream;
     uint32_t flags; /* FS_CHECK_POINTERS */
     int32_t reserved;
 } fs_options;
 
-/* fs_options.flags. CUDA: asks the driver about every pointer of every call, and refuses what is neither memory of the device nor mapped with FS_ERR_ARGUMENT;
- * without it such a pointer is a fault of the device, which ends the process's use of it. Some microseconds a call: for development. The
- * environment variable FLASHSAMPLING_CHECK_POINTERS=1 does the same. */
+/* fs_options.flags. CUDA: asks the driver about every pointer of every call, and refuses what is neither memory of the
+ * device nor mapped with FS_ERR_ARGUMENT; without it such a pointer is a fault of the device, which ends the process's
+ * use of it. Some microseconds a call: for development. The environment variable FLASHSAMPLING_CHECK_POINTERS=1 does
+ * the same. */
 #define FS_CHECK_POINTERS (1u << 0)
 
-/* CUDA's default stream, said explicitly: cudaStreamLegacy, what CUDA and torch mean by a handle of 0; and cudaStreamPerThread. */
+/* CUDA's default stream, said explicitly: cudaStreamLegacy, what CUDA and torch mean by a handle of 0; and
+ * cudaStreamPerThread. */
 #define FS_STREAM_DEFAULT ((void *)(uintptr_t)1)
 #define FS_STREAM_PER_THREAD ((void *)(uintptr_t)2)
 
@@ -419,8 +425,8 @@ FS_API const char *fs_status_text(fs_status status);
 /* Creates a context. options may be NULL. On failure *out is NULL and fs_error_text(NULL) tells why (per thread). */
 FS_API fs_status fs_context_create(const fs_options *options, fs_context **out);
 
-/* Frees the context and what it allocated; NULL is allowed. On CUDA waits for the device, and needs none of the streams that calls went
- * to. */
+/* Frees the context and what it allocated; NULL is allowed. On CUDA waits for the device, and needs none of the streams
+ * that calls went to. */
 FS_API void fs_context_destroy(fs_context *context);
 
 /* What the last failed call on this context said, with value and limit; "" if none failed. NULL context: the last failure
@@ -430,15 +436,17 @@ FS_API const char *fs_error_text(const fs_context *context);
 /* One line about the context: backend, instruction set, threads. Valid as long as the context. */
 FS_API const char *fs_context_text(const fs_context *context);
 
-/* Gives the context the caller's work memory (64-byte aligned, not shared with another context in use), or takes it back with NULL.
- * The memory must be there for every call that follows. Sizes: fs_work_size. CUDA: device memory (256-byte aligned), which the stream may
- * have used before; each call that is captured in a graph takes a piece of its own from it, as long as the graph lives, and when none is
- * left that is FS_ERR_MEMORY: give memory for as many calls as are captured, and for one that is not. */
+/* Gives the context the caller's work memory (64-byte aligned, not shared with another context in use), or takes it
+ * back with NULL. The memory must be there for every call that follows. Sizes: fs_work_size. CUDA: device memory
+ * (256-byte aligned), which the stream may have used before; each call that is captured in a graph takes a piece of its
+ * own from it, as long as the graph lives, and when none is left that is FS_ERR_MEMORY: give memory for as many calls
+ * as are captured, and for one that is not. */
 FS_API fs_status fs_context_set_work(fs_context *context, void *memory, size_t bytes);
 
-/* CUDA: sets the stream (a cudaStream_t, or fs_stream() of a handle) of the calls that follow. They wait there for those that went to the
- * stream before, which must still exist (NULL in its place is no stream: say so before it is destroyed); a call that is captured in a graph waits for nobody, and needs nobody to wait: it has work memory
- * of its own, so that graphs may be replayed at once (but not one that was instantiated twice). CPU: FS_ERR_UNSUPPORTED. */
+/* CUDA: sets the stream (a cudaStream_t, or fs_stream() of a handle) of the calls that follow. They wait there for
+ * those that went to the stream before, which must still exist (NULL in its place is no stream: say so before it is
+ * destroyed); a call that is captured in a graph waits for nobody, and needs nobody to wait: it has work memory of its
+ * own, so that graphs may be replayed at once (but not one that was instantiated twice). CPU: FS_ERR_UNSUPPORTED. */
 FS_API fs_status fs_context_set_stream(fs_context *context, void *stream);
 
 /* ------------------------------------------------------------------------------------------------- the calls ---- */
@@ -448,10 +456,11 @@ FS_API fs_status fs_context_set_stream(fs_context *context, void *stream);
 FS_API fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
 
 /* Bytes of work memory for fs_sample and fs_partial with these arguments, or with fewer rows, samples or results, for
- * fs_context_set_work. Nothing is computed. *bytes is enough for every call to run, and for the cuts of common rows; *every also for the
- * second pass of a row whose cut is as wide as the vocabulary, without which such a row is FS_ROW_INCOMPLETE. Either may be NULL; on CUDA
- * they are equal. On the CPU they depend on the rules in the arrays: ask with the widest top_k, the most samples and rows that will come.
- * fs_merge, and so fs_sample_ranks, takes the lists of all parts at once: if that is more, FS_ERR_MEMORY says how much. */
+ * fs_context_set_work. Nothing is computed. *bytes is enough for every call to run, and for the cuts of common rows;
+ * *every also for the second pass of a row whose cut is as wide as the vocabulary, without which such a row is
+ * FS_ROW_INCOMPLETE. Either may be NULL; on CUDA they are equal. On the CPU they depend on the rules in the arrays: ask
+ * with the widest top_k, the most samples and rows that will come. fs_merge, and so fs_sample_ranks, takes the lists of
+ * all parts at once: if that is more, FS_ERR_MEMORY says how much. */
 FS_API fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                               size_t *bytes, size_t *every);
 
@@ -491,18 +500,19 @@ typedef struct fs_outline {
     int64_t group_size; /* group modes */
 } fs_outline;
 
-/* Whether a backend (FS_BACKEND_..., not AUTO) does such calls: FS_OK, or FS_ERR_UNSUPPORTED, or FS_ERR_ARGUMENT if nobody could. *why, if it
- * is not NULL, is then a constant text, else "". A call that is refused as unsupported says the same words. Needs no device and no
- * context. */
+/* Whether a backend (FS_BACKEND_..., not AUTO) does such calls: FS_OK, or FS_ERR_UNSUPPORTED, or FS_ERR_ARGUMENT if
+ * nobody could. *why, if it is not NULL, is then a constant text, else "". A call that is refused as unsupported says
+ * the same words. Needs no device and no context. */
 FS_API fs_status fs_supports(int32_t backend, const fs_outline *outline, const char **why);
 
 /* --- shards: partial here, the caller's own transport, merge there. Every rank makes the same call on its shard of W
  * and gets the same bytes-per-part, sends its part to whoever wants the result, and that one merges.
  *
- * A part is a header of 32 bytes, two bits per row, and per row 8 bytes per sample, 20 for log Z and for each other sum, 12 for a candidate
- * list and 8 per entry, 8 per watched token, and 4 for each other logit that is needed: the drawn token's, the largest (also for log Z), and
- * where tokens are edited the raw ones beside them, a list's too. What the batch and the result ask for decides which are there (docs/ranks.md). The header says which
- * ids the part speaks of, and has a checksum. Byte order is the machine's. CUDA: parts are device memory, 8-byte aligned, and what fs_merge
+ * A part is a header of 32 bytes, two bits per row, and per row 8 bytes per sample, 20 for log Z and for each other
+ * sum, 12 for a candidate list and 8 per entry, 8 per watched token, and 4 for each other logit that is needed: the
+ * drawn token's, the largest (also for log Z), and where tokens are edited the raw ones beside them, a list's too. What
+ * the batch and the result ask for decides which are there (docs/ranks.md). The header says which ids the part speaks
+ * of, and has a checksum. Byte order is the machine's. CUDA: parts are device memory, 8-byte aligned, and what fs_merge
  * refuses on the CPU makes every row FS_ROW_PEER. */
 
 /* Bytes of one part for this batch and what this result asks for; the same on every rank. */
@@ -514,12 +524,13 @@ FS_API fs_status fs_partial_size(fs_context *context, const fs_head *head, const
 FS_API fs_status fs_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                             void *part, size_t bytes);
 
-/* Merges `count` parts ([count] pointers) and writes the result. The largest key wins, so the token is the same for any number
- * and order of parts. With batch.mode FS_MODE_GROUP_PARALLEL (in fs_partial too) each part is one group instead, chosen by
- * its log-mass: the paper's B.4, exact in law, parts in rank order. Parts made with other arguments or by another version, parts that are
- * not what fs_partial wrote, and parts that do not make the whole vocabulary, each id once, are refused with FS_ERR_PEER. Rows whose lists do not prove their cut come back FS_ROW_INCOMPLETE: repeat the call (partial
- * too) with a larger batch.list_capacity. Neither head.data nor batch.hidden is read; of the head, what all shards have in common must
- * be there: vocab, kind, dim, round, scale, softcap, post_scale. */
+/* Merges `count` parts ([count] pointers) and writes the result. The largest key wins, so the token is the same for any
+ * number and order of parts. With batch.mode FS_MODE_GROUP_PARALLEL (in fs_partial too) each part is one group instead,
+ * chosen by its log-mass: the paper's B.4, exact in law, parts in rank order. Parts made with other arguments or by
+ * another version, parts that are not what fs_partial wrote, and parts that do not make the whole vocabulary, each id
+ * once, are refused with FS_ERR_PEER. Rows whose lists do not prove their cut come back FS_ROW_INCOMPLETE: repeat the
+ * call (partial too) with a larger batch.list_capacity. Neither head.data nor batch.hidden is read; of the head, what
+ * all shards have in common must be there: vocab, kind, dim, round, scale, softcap, post_scale. */
 FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                           int32_t count, fs_result *result);
 
@@ -561,9 +572,9 @@ FS_API fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, con
  * is bit for bit the one without a draft. Sample the target on all k+1 rows of a sequence, then count. Rows of one sequence share its
  * seed: give `seed` as an array, or `slot` so that they are one slot (a scalar seed alone is spread over rows). */
 
-/* accepted[s] = how many leading tokens of draft [s, k] equal the target's tokens [s, k+1], of dtype FS_I32 or FS_I64; sequence s then
- * continues with target[s, accepted[s]]. A negative token never matches. context NULL or of the CPU: host arrays; of CUDA: device
- * arrays, and the call only enqueues. */
+/* accepted[s] = how many leading tokens of draft [s, k] equal the target's tokens [s, k+1], of dtype FS_I32 or FS_I64;
+ * sequence s then continues with target[s, accepted[s]]. A negative token never matches. context NULL or of the CPU:
+ * host arrays; of CUDA: device arrays, and the call only enqueues. */
 FS_API fs_status fs_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
                            const void *target, int32_t *accepted);
 

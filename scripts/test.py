@@ -51,7 +51,8 @@ TIMEOUT = {"test": 400, "fuzz": 400, "caller": 120, "pytest": 900, "check": 1000
 SCALE = {"release": 1, "asan": 0.2, "tsan": 0.1, "isa": 0.3, "cross": 0.1, "valgrind": 0.02}
 # These judge the law of the draws; the other legs ask for the same bits, which test_agree and test_invariance compare.
 RELEASE_ONLY = ("test_power", "test_statistics")
-# What the first two look at needs AMX, which no emulator has; the third starts threads after a fork, which qemu 7.2 cannot.
+# What the first two look at needs AMX, which no emulator has; the third starts threads after a fork, which qemu 7.2
+# cannot.
 NOT_EMULATED = ("test_amx", "test_sieve", "test_fork")
 # Memcheck is 50 times slower than the machine. These reach all of the library; only undefined values are its business,
 # the rest is the sanitizers'.
@@ -193,7 +194,8 @@ def sanitizer_works(folder, flag, wrapper, env):
 def leg_asan(runner):
     folder = BUILD / "asan"
     asan = "detect_leaks=1:strict_string_checks=1:allocator_may_return_null=1"
-    # What gcc 12 makes for aarch64 never gives a small frame back, and each call then searches all of them: hundreds of times slower.
+    # What gcc 12 makes for aarch64 never gives a small frame back, and each call then searches all of them: hundreds of
+    # times slower.
     asan += f":detect_stack_use_after_return={int(platform.machine() != 'aarch64')}"
     env = {"ASAN_OPTIONS": asan, "UBSAN_OPTIONS": "print_stacktrace=1"}
     if not sanitizer_works(folder, "address,undefined", (), env):

@@ -21,8 +21,8 @@ typedef struct fs_backend {
     fs_status (*open)(fs_context *context);
     void (*close)(fs_context *context);
     fs_status (*sample)(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
-    /* The words, constant, for something in this outline that the backend does not do, or NULL; calls are refused with them. Without
-     * the function it does everything. */
+    /* The words, constant, for something in this outline that the backend does not do, or NULL; calls are refused with
+     * them. Without the function it does everything. */
     const char *(*lacks)(const fs_outline *outline);
     /* Each of the following may be NULL: not supported by this backend. */
     fs_status (*set_stream)(fs_context *context, void *stream);
@@ -38,11 +38,12 @@ typedef struct fs_backend {
     /* `least`: entries that lists must be able to hold beyond what the batch asks for; 0 in a first round. */
     fs_status (*partial_size)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                               int32_t least, size_t *bytes);
-    /* `sealed`: the part has its checksum. src/dist does without: it has checked shards itself, and its transport is reliable. */
+    /* `sealed`: the part has its checksum. src/dist does without: it has checked shards itself, and its transport is
+     * reliable. */
     fs_status (*partial)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                          int32_t least, int32_t sealed, void *part, size_t bytes);
-    /* Without parts, as src/dist asks, it only takes the memory that a merge of `count` needs; the next call then has it. What is sealed is
-     * checked: each part, and that together they are the vocabulary. */
+    /* Without parts, as src/dist asks, it only takes the memory that a merge of `count` needs; the next call then has
+     * it. What is sealed is checked: each part, and that together they are the vocabulary. */
     fs_status (*merge)(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                        int32_t count, int32_t least, int32_t sealed, fs_result *result);
     /* fs_sample_ranks of a backend whose arrays are not in host memory; NULL: src/dist does it with the three above. `failed`: what is
@@ -69,7 +70,8 @@ struct fs_context {
 /* The backend for these options and the environment; NULL, with *status and this thread's text set, if there is none. */
 const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status);
 
-/* The backend of this kind; else FS_ERR_UNSUPPORTED, if it is not in this build, or FS_ERR_ARGUMENT, and constant words. */
+/* The backend of this kind; else FS_ERR_UNSUPPORTED, if it is not in this build, or FS_ERR_ARGUMENT, and constant
+ * words. */
 fs_status fs_backend_find(int32_t kind, const fs_backend **backend, const char **why);
 
 /* Forks between the process that loaded the library and this one, counted from the first fs_forks_watch() on. */

@@ -4,8 +4,8 @@
 
 #include "backend.h"
 
-/* Copies a caller's struct into ours. A caller compiled against an earlier header may have fewer members, down to the `least` bytes of
- * the first version, and the others are zero; against a later one more, which must be zero. */
+/* Copies a caller's struct into ours. A caller compiled against an earlier header may have fewer members, down to the
+ * `least` bytes of the first version, and the others are zero; against a later one more, which must be zero. */
 fs_status fs_copy_struct(fs_context *context, const char *name, const void *from, size_t size, void *to, size_t ours,
                          size_t least);
 

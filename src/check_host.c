@@ -3,8 +3,8 @@
 
 #include "core/rules.h"
 
-/* Lists of `rows` in host memory: their offsets ascend from a non-negative one. What tokens they hold is the rows' own affair
- * (FS_ROW_BAD_TOKEN). */
+/* Lists of `rows` in host memory: their offsets ascend from a non-negative one. What tokens they hold is the rows' own
+ * affair (FS_ROW_BAD_TOKEN). */
 static fs_status check_sparse(fs_context *context, const char *name, const int64_t *offset, const int32_t *token,
                               int64_t rows) {
     FS_REQUIRE(context, offset[0] >= 0, "batch.%s_offset[0] is %lld, must not be negative", name, (long long)offset[0]);

@@ -1,5 +1,5 @@
-/* check_pointers.c - whether pointers are aligned to their elements, and on request where they point: on CUDA a wrong one ends the process's
- * use of the device. */
+/* check_pointers.c - whether pointers are aligned to their elements, and on request where they point: on CUDA a wrong
+ * one ends the process's use of the device. */
 #include "check.h"
 
 typedef struct member {

@@ -20,7 +20,8 @@ const char *fs_quantised_lack(int32_t dtype) {
     return fs_first_lack(table, sizeof table / sizeof table[0]);
 }
 
-/* What no backend does, then what this one does not. The online groups are chosen in order over the whole vocabulary. */
+/* What no backend does, then what this one does not. The online groups are chosen in order over the whole
+ * vocabulary. */
 static const char *lack_of(const fs_backend *backend, const fs_outline *o) {
     const char *words = o->dtype == FS_F32 ? NULL : fs_quantised_lack(o->dtype);
     if (words) return words;

@@ -223,7 +223,8 @@ class Batch:
             raise ValueError("edit_token and edit_bias: rows of %s entries and bytes, expected the same"
                              % " and ".join(map(str, sorted(strides))))
         columns, stride = strides.pop()
-        # What the stride has room for and the rows do not is not there behind the last one; the library knows the stride.
+        # What the stride has room for and the rows do not is not there behind the last one; the library knows the
+        # stride.
         if stride > columns * 4 and counts.keep is not None and not counts.device and (counts.keep > columns).any():
             raise ValueError("edit_count: %d, rows have %d entries" % (counts.keep.max(), columns))
         self.struct.edit_stride = stride

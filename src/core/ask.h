@@ -50,7 +50,8 @@ FS_CORE int result_wants_log_z(const fs_result *result) {
     return result->log_z || result->logprob || result->top_logprob || result->watch_logprob;
 }
 
-/* rules_of_row, and whether the row's lists hold tokens, which nobody may use as such before: once a call, for host memory. */
+/* rules_of_row, and whether the row's lists hold tokens, which nobody may use as such before: once a call, for host
+ * memory. */
 fs_rules fs_rules_of_row(const fs_batch *batch, int64_t vocab, int64_t b);
 
 /* Reads the per-slot arrays of every row, so only where they are host memory. */

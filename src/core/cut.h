@@ -90,7 +90,8 @@ typedef struct cut_marks {
     double doubt, stop;
 } cut_marks;
 
-/* The row's mass in units of exp(first) by its list alone. *complete: no token outside has a part in it; else it is less. */
+/* The row's mass in units of exp(first) by its list alone. *complete: no token outside has a part in it; else it is
+ * less. */
 FS_CORE double cut_weigh(const cut_view *c, int *complete) {
     const float reach = c->first - FS_CUT_REACH;
     double sum = 0.0;
@@ -124,8 +125,8 @@ FS_CORE int cut_ends(const cut_view *c, const cut_prefix *prefix, uint64_t next,
            (prefix->mass >= stop && !cut_keeps_tie(c, prefix, next, FS_KEEP_TIES_TOP_P));
 }
 
-/* Down the list as far as a floor, top-k and top-p of the row let it; *sure is what top-p leaves for sure. Returns whether nobody below
- * can be let in: somebody was turned away, or even the bound would be. */
+/* Down the list as far as a floor, top-k and top-p of the row let it; *sure is what top-p leaves for sure. Returns
+ * whether nobody below can be let in: somebody was turned away, or even the bound would be. */
 FS_CORE int cut_walk(const cut_view *c, double floor, cut_marks marks, cut_prefix *all, cut_prefix *sure) {
     const fs_list *list = c->list;
     cut_prefix p = {0, FS_KEY_NONE, 0.0};
@@ -152,8 +153,8 @@ FS_CORE int cut_walk(const cut_view *c, double floor, cut_marks marks, cut_prefi
     return p.count > 0 && cut_ends(c, &p, list->bound, marks.stop);
 }
 
-/* Top-p of what is left, and of that what min-p leaves. Where not all that is left is known, its mass is a lower bound: what is kept survives
- * all the same, and is all that does if min-p has ended it. */
+/* Top-p of what is left, and of that what min-p leaves. Where not all that is left is known, its mass is a lower bound:
+ * what is kept survives all the same, and is all that does if min-p has ended it. */
 FS_CORE cut_prefix cut_top_p(const cut_view *c, const cut_prefix *left, float top_p, int *proven) {
     const double limit = (double)top_p * left->mass;
     cut_prefix p = {0, FS_KEY_NONE, 0.0};
@@ -169,7 +170,7 @@ FS_CORE cut_prefix cut_top_p(const cut_view *c, const cut_prefix *left, float to
     return p;
 }
 
-/* --------------------------------------------------------------------------------------------- what is drawn from ---- */
+/* ------------------------------------------------------------------------------------------ what is drawn from ---- */
 
 /* Without those whose l is -inf, where cuts have looked at y. */
 FS_CORE void cut_drop_absent(const cut_view *c, cut_prefix *prefix) {
@@ -198,11 +199,11 @@ FS_CORE double cut_log_z(const cut_view *c, const cut_prefix *prefix) {
     return (double)origin + log(mass) + unit * 0.69314718055994530942;
 }
 
-/* The list must have been heapified and hold at least one entry; mass is that of the whole row, of what cuts look at (top-p alone needs it),
- * off by at most `slack` of it.
+/* The list must have been heapified and hold at least one entry; mass is that of the whole row, of what cuts look at
+ * (top-p alone needs it), off by at most `slack` of it.
  *
- * That min-p comes last matters only to a top-p of what top-k left, whose mass is then more: everywhere else a floor can be looked at on
- * the way. */
+ * That min-p comes last matters only to a top-p of what top-k left, whose mass is then more: everywhere else a floor
+ * can be looked at on the way. */
 FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, const fs_mass *mass, double slack) {
     const cut_view c = cut_view_of(list, rules, flags);
     const int of_row = rules_top_p_of_row(rules, flags), of_left = rules->top_p < 1.0f && !of_row;

@@ -194,7 +194,8 @@ static void draw(fs_row *row, fs_winner *scratch) {
     }
 }
 
-/* Whether a key has a part in a token's rank: those of larger logits, and where ties count the other ones of an equal one. */
+/* Whether a key has a part in a token's rank: those of larger logits, and where ties count the other ones of an equal
+ * one. */
 static int is_ahead(const fs_row *row, uint64_t key, uint32_t ordered, uint32_t token) {
     const uint32_t logit = (uint32_t)(key >> 32);
     if (logit != ordered) return logit > ordered;

@@ -64,7 +64,7 @@ void fs_wire_header(const fs_call *call, void *part) {
     memset((char *)part + FS_WIRE_IDS, 0, FS_WIRE_HEADER - FS_WIRE_IDS + bitmap_bytes(call));
 }
 
-/* ------------------------------------------------------------------------------------------- whole and unharmed ---- */
+/* ------------------------------------------------------------------------------------------ whole and unharmed ---- */
 
 static uint64_t sum_of(const fs_call *call, const void *part, const uint32_t ids[2]) {
     const char *body = (const char *)part + FS_WIRE_HEADER;
@@ -120,7 +120,8 @@ static int by_first(const void *left, const void *right) {
     return a[0] != b[0] ? (a[0] > b[0]) - (a[0] < b[0]) : (a[1] > b[1]) - (a[1] < b[1]);
 }
 
-/* Shards may not overlap, which would count tokens twice, nor leave tokens out: a wrong first_token does one or the other. */
+/* Shards may not overlap, which would count tokens twice, nor leave tokens out: a wrong first_token does one or the
+ * other. */
 int fs_shards_are_whole(int64_t (*shard)[2], int32_t count, int64_t vocab, const char *holder, char *why, size_t size) {
     int64_t end = 0;
     qsort(shard, (size_t)count, sizeof *shard, by_first);
@@ -139,7 +140,7 @@ int fs_shards_are_whole(int64_t (*shard)[2], int32_t count, int64_t vocab, const
     return 1;
 }
 
-/* --------------------------------------------------------------------------------------------------------- rows ---- */
+/* -------------------------------------------------------------------------------------------------------- rows ---- */
 
 /* A cursor over bytes; every field goes through one of these two. */
 static char *put(char *at, const void *field, size_t bytes) {

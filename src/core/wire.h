@@ -28,19 +28,20 @@ size_t fs_wire_rows_at(const fs_call *call);
 void fs_wire_header(const fs_call *call, void *part);
 /* The checksum, when all else is written. */
 void fs_wire_seal(const fs_call *call, void *part);
-/* NULL: a part of this call, whose hash is given, as it was sealed, of the ids [shard[0], shard[1]); else what is wrong. */
+/* NULL: a part of this call, whose hash is given, as it was sealed, of the ids [shard[0], shard[1]); else what is
+ * wrong. */
 const char *fs_wire_check(const fs_call *call, uint64_t hash, const void *part, int64_t shard[2]);
 
 /* The ids of a head's rows that are no padding: none of a shard is first == end. */
 void fs_shard_of(const fs_head *head, int64_t vocab, int64_t shard[2]);
-/* Whether shards [count] together are the vocabulary, each id in one; else `why` names the first that is not; `holder`: what a shard
- * is of. Sorts them. */
+/* Whether shards [count] together are the vocabulary, each id in one; else `why` names the first that is not; `holder`:
+ * what a shard is of. Sorts them. */
 int fs_shards_are_whole(int64_t (*shard)[2], int32_t count, int64_t vocab, const char *holder, char *why, size_t size);
 
 /* One row after the other: rows share bytes. */
 void fs_wire_put(const fs_call *call, int64_t b, const fs_summary *summary, void *part);
-/* Lists of `summary` must have room for ask.keep and ask.keep_raw entries. Whatever the bytes are, keys are none or those of ids of the
- * vocabulary, and the logits in them are numbers. */
+/* Lists of `summary` must have room for ask.keep and ask.keep_raw entries. Whatever the bytes are, keys are none or
+ * those of ids of the vocabulary, and the logits in them are numbers. */
 void fs_wire_get(const fs_call *call, int64_t b, const void *part, fs_summary *summary);
 
 #endif

@@ -40,8 +40,9 @@ FS_INLINE void configure(int32_t n, int of_w, int32_t columns) {
     _tile_loadconfig(&config);
 }
 
-/* The configuration is the caller's, who may have set it once for the thread and count on it; what is in tiles is nobody's after a call, as with
- * other registers. Palette 0: there is none. Once per block: with few tokens, too, its own configuration costs more. */
+/* The configuration is the caller's, who may have set it once for the thread and count on it; what is in tiles is
+ * nobody's after a call, as with other registers. Palette 0: there is none. Once per block: with few tokens, too, its
+ * own configuration costs more. */
 FS_INLINE void keep_config(tile_config *config) {
     _tile_storeconfig(config);
     FS_WRITTEN(config); /* all of it: gcc 12 takes it for 8 bytes */
@@ -286,9 +287,10 @@ struct meeting {
     sifting *before; /* the tile before this one, to be sifted between products */
 };
 
-/* From three panels on a step takes so long, and so many loads, that W's next steps are out of a core's sight: the whole next tile is fetched
- * ahead, as long as it, this one and H leave half of an L2 of 2 MB. With fewer panels the prefetcher does it, but for first lines; f32,
- * which takes more instructions to split, gains by it with one panel too. See docs/findings/cpu-memory.md, "the whole next tile is asked for". */
+/* From three panels on a step takes so long, and so many loads, that W's next steps are out of a core's sight: the
+ * whole next tile is fetched ahead, as long as it, this one and H leave half of an L2 of 2 MB. With fewer panels the
+ * prefetcher does it, but for first lines; f32, which takes more instructions to split, gains by it with one panel too.
+ * See docs/findings/cpu-memory.md, "the whole next tile is asked for". */
 #define FS_WHOLE_PANELS 3
 #define FS_WHOLE_BYTES (1 << 20)
 #define FS_WHOLE_BYTES_ALONE (640 << 10) /* of one panel */
@@ -303,8 +305,9 @@ FS_INLINE int fetches_whole(const scheme *s, const packing *p, int64_t stride, i
     return may_fetch_whole(s->weights, panels) && bytes <= (panels == 1 ? FS_WHOLE_BYTES_ALONE : FS_WHOLE_BYTES);
 }
 
-/* The prefetcher follows a stream to the end of its page and starts anew in the next one, and a tile starts 16 streams at once. So during
- * the last 16 steps of a tile the first two lines of the next one are fetched, a row a step (docs/findings/cpu-memory.md). */
+/* The prefetcher follows a stream to the end of its page and starts anew in the next one, and a tile starts 16 streams
+ * at once. So during the last 16 steps of a tile the first two lines of the next one are fetched, a row a step
+ * (docs/findings/cpu-memory.md). */
 typedef struct fetching {
     const char *at;
     int64_t move; /* to the next row; 0 while nothing is fetched */

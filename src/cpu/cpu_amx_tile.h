@@ -81,8 +81,9 @@ FS_INLINE __m512 logits_of(const calling *c, int plain, int32_t first, const flo
     return _mm512_scalef_ps(x, _mm512_sub_ps(_mm512_set1_ps(-*lift), of_rows));
 }
 
-/* A tile's sums on their way through a sieve, some at a time (sift_share): while the unit multiplies the next tile nothing else keeps the
- * vector units busy, and behind the products they kept the unit waiting (docs/findings/cpu-draws.md, "between the products"). */
+/* A tile's sums on their way through a sieve, some at a time (sift_share): while the unit multiplies the next tile
+ * nothing else keeps the vector units busy, and behind the products they kept the unit waiting
+ * (docs/findings/cpu-draws.md, "between the products"). */
 typedef struct sifting {
     const calling *c;
     int plain;
@@ -406,7 +407,8 @@ FS_INLINE void tile_group(const calling *c, const char *w, const char *then, int
     }
 }
 
-/* Tiles side by side in one page, at most `most`: rows of the tile are that far apart. See docs/findings/cpu-memory.md. */
+/* Tiles side by side in one page, at most `most`: rows of the tile are that far apart. See
+ * docs/findings/cpu-memory.md. */
 FS_INLINE int32_t spacing_of(int64_t stride, int32_t most) {
     int32_t tiles = 1;
     while (tiles * stride < FS_PAGE && tiles < most) tiles *= 2;

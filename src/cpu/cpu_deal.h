@@ -6,8 +6,9 @@
 
 /* In units of whole noise blocks (or whole groups).
  *
- * Open: whoever is free takes the next block, smaller ones towards the end. Threads start late and are held up, which costs a call that
- * waits for all of them a sixth to a third of its time (docs/findings/cpu-threads.md). Ids ascend for each task, as lists expect.
+ * Open: whoever is free takes the next block, smaller ones towards the end. Threads start late and are held up, which
+ * costs a call that waits for all of them a sixth to a third of its time (docs/findings/cpu-threads.md). Ids ascend for
+ * each task, as lists expect.
  *
  * Settled, where it is known beforehand what each task gets: by memory nodes, in groups, and in a second pass, whose lists have room for
  * just that. Then tasks take blocks in turn as long as there is one for each, then even shares of the rest; in turn, because frequent

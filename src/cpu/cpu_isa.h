@@ -54,8 +54,8 @@ typedef struct fs_marks {
     uint32_t w[4][FS_MARK_BATCH]; /* word k of block i */
 } fs_marks;
 
-/* What a rough mass is of: a largest |l| up to the first, and a scale below the second and above one over it, beyond which 100 / scale, where
- * terms end, would be no number. */
+/* What a rough mass is of: a largest |l| up to the first, and a scale below the second and above one over it, beyond
+ * which 100 / scale, where terms end, would be no number. */
 #define FS_ROUGH_MOST 40000.0f
 #define FS_ROUGH_SCALE 1e20f
 #define FS_WEIGHED_MOST (64 * FS_GRANULE)

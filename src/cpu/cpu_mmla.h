@@ -6,9 +6,10 @@
  *       as they lie, any address                    |              dot     bfmmla, one order for every shape
  *   h   2 rows of H, 4 elements each, packed ------ y              store   sums unzipped: logits of a row lie side by side
  *
- * Cost, with the figures of LLVM's scheduling model of Neoverse V1: four bfmmla a cycle, 5 cycles each and 3 from sum to sum;
- * zips use the same four pipes. Two loads a cycle are enough for either shape. Measured with
- * NEON, one core, V = 151,936, D = 1,024, 1 / 16 / 64 rows: 14.2 / 55 / 148 ms, where widened weights take 24.2 / 243 / 914 (2026-11-17).
+ * Cost, with the figures of LLVM's scheduling model of Neoverse V1: four bfmmla a cycle, 5 cycles each and 3 from sum
+ * to sum; zips use the same four pipes. Two loads a cycle are enough for either shape. Measured with NEON, one core,
+ * V = 151,936, D = 1,024, 1 / 16 / 64 rows: 14.2 / 55 / 148 ms, where widened weights take 24.2 / 243 / 914
+ * (2026-11-17).
  * - up to 2 rows: 16 tokens, 8 sums and 8 operands of H in registers. A line of two tokens is 8 loads, 8 zips and 8 bfmmla, 4
  *   cycles or 32 bytes of W a cycle, more than memory brings. A line is read at once: 16 rows a power of two apart share sets of
  *   L1.

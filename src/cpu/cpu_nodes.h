@@ -1,9 +1,9 @@
 /* cpu_nodes.h - memory nodes: which cores are near which pages, and which task therefore reads which block of W.
  *
- * On a machine with several nodes (sockets, or parts of one) a core reads its own node's memory faster than another's. W stays
- * where its owner has put it: what is dealt out is who reads it. A task belongs to a node, threads are bound to the cores of theirs
- * (cpu_threads.h), and each takes blocks whose first page is there as long as there are any. With one node, where it is not known,
- * or unless FLASHSAMPLING_NODES asks for it, all this is nothing. */
+ * On a machine with several nodes (sockets, or parts of one) a core reads its own node's memory faster than another's.
+ * W stays where its owner has put it: what is dealt out is who reads it. A task belongs to a node, threads are bound to
+ * the cores of theirs (cpu_threads.h), and each takes blocks whose first page is there as long as there are any. With
+ * one node, where it is not known, or unless FLASHSAMPLING_NODES asks for it, all this is nothing. */
 #ifndef FS_CPU_NODES_H
 #define FS_CPU_NODES_H
 

@@ -135,7 +135,8 @@ static void sort_u64(uint64_t *x, int64_t n) {
     }
 }
 
-/* (token << 32 | entry) ascending: entries of one token stay in the caller's order, so sums do not depend on the sort. */
+/* (token << 32 | entry) ascending: entries of one token stay in the caller's order, so sums do not depend on the
+ * sort. */
 static void sort_sparse(const int32_t *token, int64_t n, uint64_t *sorted) {
     for (int64_t i = 0; i < n; i++) sorted[i] = (uint64_t)(uint32_t)token[i] << 32 | (uint64_t)i;
     sort_u64(sorted, n);

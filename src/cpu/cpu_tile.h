@@ -6,10 +6,10 @@
  *   h   R rows of H, -- T x R --> out  store   lanes added in one fixed order
  *       packed, in L2
  *
- * Cost: W comes from memory once, in streams that the prefetcher follows (docs/findings/cpu-memory.md). H comes from L2 once per T tokens.
- * A step of a T x R tile is T R multiply-adds for T + R loads, so with 8 x 3 the two multiply-adds a cycle of AVX-512 need one
- * load each, most of them from L1. Halves are widened once per T tokens into a panel that stays in L1 for all rows, if there are
- * more than R.
+ * Cost: W comes from memory once, in streams that the prefetcher follows (docs/findings/cpu-memory.md). H comes from L2
+ * once per T tokens. A step of a T x R tile is T R multiply-adds for T + R loads, so with 8 x 3 the two multiply-adds a
+ * cycle of AVX-512 need one load each, most of them from L1. Halves are widened once per T tokens into a panel that
+ * stays in L1 for all rows, if there are more than R.
  *
  * The order of additions: step k adds its products to the lanes, for pairs the lower element's after the upper's and part by
  * part; then lanes are added 8, 4, 2, 1 apart. Which accumulator a product goes to, and when, depends on its place in the row

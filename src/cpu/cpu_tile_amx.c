@@ -80,7 +80,8 @@ FS_INLINE void dot_tile(int32_t unit, int N, const meeting *m) {
     } while (k < steps);
 }
 
-/* One function for each shape: what gcc 12 makes of several in one frame is slower (docs/findings/vector-kernels.md). */
+/* One function for each shape: what gcc 12 makes of several in one frame is slower
+ * (docs/findings/vector-kernels.md). */
 #define FS_DEFINE_DOT(type, of_w, N)                                                                                   \
     static __attribute__((noinline)) void dot_##type##_##N(const meeting *m) {                                         \
         dot_tile(of_w, N, m);                                                                                          \

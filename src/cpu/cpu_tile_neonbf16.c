@@ -1,5 +1,5 @@
-/* NEON with BF16 (Armv8.6): bfdot adds the products of elements 2 i and 2 i + 1 to lane i, and flushes denormals. The row
- * neonmmla, which runs wherever this does, is faster from two rows on (Neoverse V1, 2026-11-17).
+/* NEON with BF16 (Armv8.6): bfdot adds the products of elements 2 i and 2 i + 1 to lane i, and flushes denormals. The
+ * row neonmmla, which runs wherever this does, is faster from two rows on (Neoverse V1, 2026-11-17).
  *
  * It rounds to odd: the sum of two products, and that with the lane, towards zero, and then sets the last bit if anything was
  * lost. So a lane that is odd already stays as it is when less than its last bit is added, every time, where rounding to nearest

@@ -1,7 +1,7 @@
-/* NEON with FHM (Armv8.4, before that an option): fmlal and fmlal2 multiply f16 by f16 and add to float, the lower and the upper
- * four of eight elements. So f16 weights and hidden states are multiplied as they lie, in half the loads and without the
- * conversion that every four weights take in the row neon: 15.0 instead of 20.6 ms for one row, 750 instead of 896 for 64 (Neoverse V1, one
- * core, V = 151,936, D = 1,024, 2026-11-17).
+/* NEON with FHM (Armv8.4, before that an option): fmlal and fmlal2 multiply f16 by f16 and add to float, the lower and
+ * the upper four of eight elements. So f16 weights and hidden states are multiplied as they lie, in half the loads and
+ * without the conversion that every four weights take in the row neon: 15.0 instead of 20.6 ms for one row, 750 instead
+ * of 896 for 64 (Neoverse V1, one core, V = 151,936, D = 1,024, 2026-11-17).
  *
  * A product of two f16 is exact in float and each sum is rounded once, to nearest even: a logit is as exact as with widened
  * numbers. Nothing is flushed or saturated, since the sums are float. A step is 32 elements: lane 4 p + i takes

@@ -224,7 +224,8 @@ FS_INLINE void dot_tile(int32_t dtype, int32_t unit, int parts, int N, const mee
     }
 }
 
-/* One function for each shape: what gcc 12 makes of several in one frame is slower (docs/findings/vector-kernels.md). */
+/* One function for each shape: what gcc 12 makes of several in one frame is slower
+ * (docs/findings/vector-kernels.md). */
 #define FS_DEFINE_DOT(name, of_w, unit, parts, N)                                                                      \
     static __attribute__((noinline)) void dot_##name##_##parts##_##N(const meeting *m, const lifting *lift) {          \
         dot_tile(of_w, unit, parts, N, m, lift);                                                                       \

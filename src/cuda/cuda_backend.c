@@ -1,5 +1,5 @@
-/* cuda_backend.c - the CUDA backend: a context's device and stream; checks; one launch per tile of rows. Calls enqueue on the stream and
- * return; nothing here waits. */
+/* cuda_backend.c - the CUDA backend: a context's device and stream; checks; one launch per tile of rows. Calls enqueue
+ * on the stream and return; nothing here waits. */
 #include "cuda_backend.h"
 
 #include "core/ask.h"
@@ -80,7 +80,8 @@ static void cuda_close(fs_context *context) {
     fs_cuda *cuda = context->state;
     int before;
     if (!cuda) return;
-    /* Only where there is something to free: a failed open keeps the text of what failed, and a forked child has no device. */
+    /* Only where there is something to free: a failed open keeps the text of what failed, and a forked child has no
+     * device. */
     if (cuda->opened && !fs_context_inherited(context) && fs_cuda_enter(context, &before) == FS_OK) {
         fs_cuda_memory_close(context);
         fs_cuda_leave(cuda, before);
@@ -154,8 +155,8 @@ static fs_status cuda_set_work(fs_context *context, void *memory, size_t bytes) 
 
 /* ---------------------------------------------------------------------------------------------------- sample ---- */
 
-/* The map of a matrix in boxes of 64 columns; of one that was the last in this place already, the last. L2 promotion and eviction hints
- * cost bandwidth on the H200: none. */
+/* The map of a matrix in boxes of 64 columns; of one that was the last in this place already, the last. L2 promotion
+ * and eviction hints cost bandwidth on the H200: none. */
 static fs_status encode(fs_context *context, fs_cuda_map *place, fs_cuda_matrix m) {
     const fs_cuda *cuda = context->state;
     if (memcmp(&place->of, &m, sizeof m) == 0) return FS_OK;

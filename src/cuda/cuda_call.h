@@ -63,9 +63,10 @@ typedef struct fs_cuda_parts {
  *   keys alone    header 16 | i64 key [B], in the order of signed integers: the largest over ranks win
  *   rows          header 16 | two bits per row in u32 words (NaN seen, +inf seen) | per row: key 8, mass 20, peak 4, as far as wanted
  *
- * The header is a hash of everything ranks must agree on, a sum over rows so that they can add to it in any order, and beside it its
- * complement (keys) or 0 (rows). A part is zero before and after a call, because the next may have another layout. A sealed part, of
- * fs_partial, has two words more: the range of its ids (end << 32 | first), and a checksum of that and of its rows, a sum too. */
+ * The header is a hash of everything ranks must agree on, a sum over rows so that they can add to it in any order, and
+ * beside it its complement (keys) or 0 (rows). A part is zero before and after a call, because the next may have
+ * another layout. A sealed part, of fs_partial, has two words more: the range of its ids (end << 32 | first), and a
+ * checksum of that and of its rows, a sum too. */
 #define FS_CUDA_HEADER 16
 #define FS_CUDA_SEALED_HEADER 32
 

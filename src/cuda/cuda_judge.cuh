@@ -293,8 +293,8 @@ template <int N, int J> FS_DEVICE void set_thresholds(fs_court<N, J> *court, int
     const fs_tile_marks marks = marks_of(court)[b];
     const uint32_t known = *(volatile uint32_t *)&court->best[b];
     const float best = known_score(known), temperature = court->row[b].temperature;
-    /* Slack for the float products on both sides of the compare. Of those that l makes +inf the lowest id wins, so all of them pass: x need
-     * not be infinite where 1 / temperature is large. */
+    /* Slack for the float products on both sides of the compare. Of those that l makes +inf the lowest id wins, so all
+     * of them pass: x need not be infinite where 1 / temperature is large. */
     auto bar = [&](float noise) {
         if (best == INFINITY) return 3.4e38f * fminf(temperature * 0.999999f, 1.0f);
         return (best - noise - 1e-5f - 1e-6f * (fabsf(best) + noise)) * temperature;

@@ -2,7 +2,8 @@
 #include "cuda_backend.h"
 
 #define ALIGNMENT 256
-/* The least that is allocated: some thirty captured calls; and one block for most that are not, since each is in pages of its own. */
+/* The least that is allocated: some thirty captured calls; and one block for most that are not, since each is in pages
+ * of its own. */
 #define SLAB ((size_t)1 << 20)
 
 static size_t aligned(size_t bytes) {
@@ -30,7 +31,8 @@ static void place(fs_cuda_room *room, char *at) {
 
 /* ------------------------------------------------------------------------------------------------------ blocks ---- */
 
-/* Allocating disturbs captures, of any thread, unless this one says that it knows what it does: new memory is in no graph yet. */
+/* Allocating disturbs captures, of any thread, unless this one says that it knows what it does: new memory is in no
+ * graph yet. */
 static enum cudaStreamCaptureMode exchange_mode(enum cudaStreamCaptureMode mode) {
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     return mode;
@@ -92,7 +94,7 @@ void fs_cuda_memory_close(fs_context *context) {
     (void)exchange_mode(before);
 }
 
-/* ------------------------------------------------------------------------------------------ the caller's memory ---- */
+/* ----------------------------------------------------------------------------------------- the caller's memory ---- */
 
 fs_status fs_cuda_memory_give(fs_context *context, void *given, size_t bytes) {
     fs_cuda *cuda = context->state;

@@ -1,14 +1,14 @@
 /* cuda_memory.h - work memory of calls, and how calls of one context that share it keep apart.
  *
- * Calls that are enqueued follow each other on the context's stream and share one region. Where the stream changes, the first call on the
- * new one waits for the last on the old one. A call that is captured runs whenever its graph is replayed, beside anything else: it has
- * a region of its own, for as long as the context lives.
+ * Calls that are enqueued follow each other on the context's stream and share one region. Where the stream changes, the
+ * first call on the new one waits for the last on the old one. A call that is captured runs whenever its graph is
+ * replayed, beside anything else: it has a region of its own, for as long as the context lives.
  *
  *   the context's own      calls:    one block, which grows                     captured: slabs, a piece each
  *   the caller's           calls:    from its front                             captured: from its end
  *
- * In a region the pass's lines, parts and the exchange are zero between calls, wherever a call puts them; what ranks have gathered lies
- * behind them and is not. */
+ * In a region the pass's lines, parts and the exchange are zero between calls, wherever a call puts them; what ranks
+ * have gathered lies behind them and is not. */
 #ifndef FS_CUDA_MEMORY_H
 #define FS_CUDA_MEMORY_H
 

@@ -7,7 +7,8 @@
 /* Measured on one H200 (docs/findings): bytes per microsecond from memory, and bf16 operations per microsecond. */
 #define FS_CUDA_READ 4.5e6
 #define FS_CUDA_FLOPS 7.9e8
-/* Slices of 128 in K a pair of tiles starts after its predecessor (docs/findings/gpu-reading-weights.md, "Pairs of tiles start in K"). */
+/* Slices of 128 in K a pair of tiles starts after its predecessor (docs/findings/gpu-reading-weights.md, "Pairs of
+ * tiles start in K"). */
 #define FS_CUDA_TURN 4
 /* Tokens per tile. */
 #define FS_CUDA_SPAN 128

@@ -88,8 +88,8 @@ FS_DEVICE uint64_t range_of_part(const fs_cuda_gathered &from, int32_t r) {
     return ((const unsigned long long *)(from.all + r * from.bytes))[2];
 }
 
-/* Whether the ranges of the parts are the vocabulary, each id once: together they are as long, one begins at 0, no two begin at the same
- * id, and where one ends another begins. */
+/* Whether the ranges of the parts are the vocabulary, each id once: together they are as long, one begins at 0, no two
+ * begin at the same id, and where one ends another begins. */
 FS_DEVICE bool are_whole(const fs_cuda_gathered &from, uint64_t vocab) {
     uint64_t length = 0, starts = 0, wrong = 0;
     for (int32_t r = threadIdx.x; r < from.ranks; r += THREADS) {

@@ -6,12 +6,13 @@
  *                                                 ^ (threshold, one per lane)  |
  *                                                 +-- best - largest noise ----+
  *
- * Cost model (H200): reading is everything, 4.45 TB/s or 19 bytes per cycle and SM, which leaves 107 instructions of a warp for a
- * block of 512 bytes; this takes about 50 (counted, sm_90a). Dense noise would take 32 Philox calls per block of 128; marks
- * (core/noise.h) take one, which lane i makes for the i-th of the warp's next 32 blocks, and a logit costs little more than a max.
- * Of 151,936 normal logits 50 to 300 are judged (counted). What is left is latency, the first and the last microseconds, most of it
- * for instructions that are in no cache yet (docs/findings/gpu-instructions.md): rules and logits are on their way early, what all calls
- * need is little code, what few need is out of line, and every row is finished by the last of its own CTAs.
+ * Cost model (H200): reading is everything, 4.45 TB/s or 19 bytes per cycle and SM, which leaves 107 instructions of a
+ * warp for a block of 512 bytes; this takes about 50 (counted, sm_90a). Dense noise would take 32 Philox calls per
+ * block of 128; marks (core/noise.h) take one, which lane i makes for the i-th of the warp's next 32 blocks, and a
+ * logit costs little more than a max. Of 151,936 normal logits 50 to 300 are judged (counted). What is left is latency,
+ * the first and the last microseconds, most of it for instructions that are in no cache yet
+ * (docs/findings/gpu-instructions.md): rules and logits are on their way early, what all calls need is little code,
+ * what few need is out of line, and every row is finished by the last of its own CTAs.
  *
  * Masses (log Z): 16 ids, a granule of core/mass.h, are four lanes; the order of its additions is kept, and between granules sums are
  * integers, so log Z does not depend on the batch, the shares or the shards. */

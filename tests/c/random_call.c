@@ -39,7 +39,8 @@ static void make_head(rng *r, call *c) {
         free(x);
         c->hidden = array(1, 4);
     } else {
-        /* Integers of magnitude up to 4 over a power of two: every partial sum is exact, so every order gives the same dot product. */
+        /* Integers of magnitude up to 4 over a power of two: every partial sum is exact, so every order gives the same
+         * dot product. */
         h->dim = 1 + (int64_t)random_below(r, 70);
         int64_t columns = h->dim + (int64_t)random_below(r, 3) * 8;
         h->stride = columns * bytes;

@@ -1,5 +1,5 @@
-/* The CPU backend against the reference on random calls, and shards against the whole. Logits are exact in float on both
- * sides, so tokens must be equal, not close. */
+/* The CPU backend against the reference on random calls, and shards against the whole. Logits are exact in float on
+ * both sides, so tokens must be equal, not close. */
 #include "random_call.h"
 
 #include "core/ask.h"
@@ -120,7 +120,8 @@ static void cpu_draws_what_the_reference_draws(void **state) {
         compare_outputs(seed, &c, &got, &expected);
         free_call(&c);
     }
-    /* One call in a hundred takes the second pass: among enough of them some must have, or this test does not see it. */
+    /* One call in a hundred takes the second pass: among enough of them some must have, or this test does not see
+     * it. */
     if (calls >= 500) assert_true(fallbacks > 0);
     fs_context_destroy(reference);
     for (int i = 0; i < 3; i++) fs_context_destroy(cpu[i]);

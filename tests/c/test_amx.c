@@ -1,4 +1,5 @@
-/* The order in which AMX adds, as cpu_tile_amx.c and cpu_tile_split_amx.c state it, bit for bit; and tiles that belong to somebody else. */
+/* The order in which AMX adds, as cpu_tile_amx.c and cpu_tile_split_amx.c state it, bit for bit; and tiles that belong
+ * to somebody else. */
 #define _DEFAULT_SOURCE /* setenv */
 #include "problems.h"
 
@@ -130,7 +131,7 @@ static void amx_adds_in_the_order_it_states(void **state) {
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------- other people's tiles ---- */
+/* ---------------------------------------------------------------------------------------- other people's tiles ---- */
 
 #ifdef __x86_64__
 #define FOREIGN __attribute__((target("amx-tile,amx-bf16")))
@@ -174,7 +175,8 @@ FOREIGN static int foreign_config_is(int there) {
     return memcmp(&c, &expected, sizeof c) == 0;
 }
 
-/* A product of small integers, as an engine does it that has configured its thread's tiles once. Whether it is right. */
+/* A product of small integers, as an engine does it that has configured its thread's tiles once. Whether it is
+ * right. */
 FOREIGN static int foreign_product(uint64_t seed) {
     rng r = random_from(seed);
     uint16_t a[M][K], b[K / 2][2 * N];

@@ -1,4 +1,5 @@
-/* What no call may be given, on any backend: pointers that are not aligned, sizes whose product overflows, members that must be zero. */
+/* What no call may be given, on any backend: pointers that are not aligned, sizes whose product overflows, members that
+ * must be zero. */
 #include "alone.h"
 #include "refusals.h"
 

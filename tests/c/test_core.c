@@ -253,8 +253,8 @@ static void cut_refuses_a_proof_when_a_tie_may_be_missing(void **state) {
     }
 }
 
-/* Min-p after a top-p of what top-k left: the mass needs all k of them, of which a list may hold fewer. That min-p ends the cut is a proof of
- * its own; that top-p does is none. */
+/* Min-p after a top-p of what top-k left: the mass needs all k of them, of which a list may hold fewer. That min-p ends
+ * the cut is a proof of its own; that top-p does is none. */
 static void cut_with_min_p_last_is_proven_where_min_p_ends_it(void **state) {
     (void)state;
     uint64_t key[8];

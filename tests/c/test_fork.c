@@ -1,4 +1,5 @@
-/* fork(): the child may destroy the contexts it has inherited, any other call on them is refused, and it may create its own. */
+/* fork(): the child may destroy the contexts it has inherited, any other call on them is refused, and it may create its
+ * own. */
 #define _GNU_SOURCE /* usleep */
 #include "counted.h"
 
@@ -76,7 +77,8 @@ static int destroys(void *arg) {
     return destroy_all(arg);
 }
 
-/* Their threads asleep, which they are after some ms, or still looking for the next call; or without any call so far. */
+/* Their threads asleep, which they are after some ms, or still looking for the next call; or without any call so
+ * far. */
 static void a_child_destroys_what_it_has_inherited(void **state) {
     (void)state;
     static contexts all;

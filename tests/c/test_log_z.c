@@ -1,5 +1,6 @@
-/* test_log_z.c - a sum is not below its largest term: log Z never below the largest logit, logprobs never above 0, on every backend, of every
- * kind of logits, and the same over shards. Rows in which one token has all of the mass are where rounding would show. */
+/* test_log_z.c - a sum is not below its largest term: log Z never below the largest logit, logprobs never above 0, on
+ * every backend, of every kind of logits, and the same over shards. Rows in which one token has all of the mass are
+ * where rounding would show. */
 #include "core/mass.h"
 #include "support.h"
 

@@ -220,7 +220,8 @@ static void nuclei_of_extreme_temperatures_are_the_references(void **state) {
         fs_batch batch = fs_batch_default();
         int32_t tokens[2][ROWS];
         fs_result result = fs_result_default();
-        /* Flat rows, or rows that the temperature makes like others; 1/16 apart, so that rounding decides no nucleus. */
+        /* Flat rows, or rows that the temperature makes like others; 1/16 apart, so that rounding decides no
+         * nucleus. */
         for (int k = 0; k < ROWS * V; k++)
             logits[k] = ((float)random_below(&r, 129) - 64.0f) / 16.0f * (i % 2 ? fminf(t, 1e37f) : fminf(t, 1.0f));
         batch.rows = ROWS, batch.all.temperature = t, batch.all.top_p = 0.6f;

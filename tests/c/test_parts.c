@@ -1,10 +1,11 @@
-/* test_parts.c - what fs_merge believes of parts: each as fs_partial wrote it, and all of them together the vocabulary. */
+/* test_parts.c - what fs_merge believes of parts: each as fs_partial wrote it, and all of them together the
+ * vocabulary. */
 #include "parts.h"
 #include "support.h"
 
 enum { B = 3, N = 2, D = 4, V = 130, PADDED = 144, TOP = 3, PARTS = 4, MOST = 2048 };
 
-/* ---------------------------------------------------------------------------------------------------- the calls ---- */
+/* --------------------------------------------------------------------------------------------------- the calls ---- */
 
 typedef struct answer {
     int32_t token[B * N], rank[B * N], top_token[B * TOP];
@@ -91,7 +92,7 @@ static void expect_refused(problem *p, int count, const char *text) {
     assert_memory_equal(&p->a, &untouched, sizeof untouched);
 }
 
-/* -------------------------------------------------------------------------------------------------------- whole ---- */
+/* ------------------------------------------------------------------------------------------------------- whole ---- */
 
 static void parts_of_the_whole_vocabulary_merge_in_any_order(void **state) {
     (void)state;
@@ -151,7 +152,7 @@ static void what_is_not_the_vocabulary_is_named(void **state) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ damaged ---- */
+/* ----------------------------------------------------------------------------------------------------- damaged ---- */
 
 static void every_flipped_bit_is_seen(void **state) {
     (void)state;
@@ -194,7 +195,7 @@ static void words_that_trade_places_are_seen(void **state) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ hostile ---- */
+/* ----------------------------------------------------------------------------------------------------- hostile ---- */
 
 static void expect_tokens_that_exist(const problem *p) {
     for (int i = 0; i < p->batch.rows * p->batch.samples; i++)

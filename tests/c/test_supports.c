@@ -1,4 +1,5 @@
-/* What fs_supports says of a backend is what its calls do; tests/c/test_backend.c has the same of CUDA's answers, without a GPU. */
+/* What fs_supports says of a backend is what its calls do; tests/c/test_backend.c has the same of CUDA's answers,
+ * without a GPU. */
 #include "outlines.h"
 
 static void the_cpu_backend_does_what_it_says(void **state) {

@@ -1,4 +1,5 @@
-/* fs_work_size: with *bytes every call runs, with *every no row is left without a second pass, and with less some are. */
+/* fs_work_size: with *bytes every call runs, with *every no row is left without a second pass, and with less some
+ * are. */
 #include "support.h"
 
 enum { V = 50257, MOST_ROWS = 21, TOP = 1024, SAMPLES = 4, EDITS = 40 };

@@ -145,7 +145,8 @@ static engine *engine_create(void) {
     e->result.status = e->status;
     e->result.logprob = e->logprob;
 
-    /* The widest rules this engine admits, before the first request: is the planned memory enough, for the widest cut too? */
+    /* The widest rules this engine admits, before the first request: is the planned memory enough, for the widest cut
+     * too? */
     size_t every;
     for (int s = 0; s < SLOTS; s++) e->temperature[s] = 1.0f, e->top_p[s] = 0.5f, e->frequency[s] = 1.0f;
     check(fs_work_size(e->context, &e->head, &e->batch, &e->result, NULL, &every), e->context);

@@ -80,7 +80,8 @@ static void run(void (*one)(rng *r)) {
     }
 }
 
-/* Waits for the process that runs cases; a terminal sees it getting on. Returns its exit status, or that it had to be killed. */
+/* Waits for the process that runs cases; a terminal sees it getting on. Returns its exit status, or that it had to be
+ * killed. */
 static int watch(pid_t child, double start) {
     int status = 0;
     double said = start, moved = start;
@@ -153,7 +154,7 @@ int fuzz_main(int argc, char **argv, const char *name, int64_t calls, void (*one
     return fault;
 }
 
-/* --------------------------------------------------------------------------------------------------------- slab ---- */
+/* -------------------------------------------------------------------------------------------------------- slab ---- */
 
 enum { SLAB = 8 << 20, GUARD = 64, ARRAYS = 512 };
 

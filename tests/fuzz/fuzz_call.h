@@ -1,4 +1,5 @@
-/* fuzz_call.h - random calls: structs of any contents, and arrays that are exactly as long as the header says they must be. */
+/* fuzz_call.h - random calls: structs of any contents, and arrays that are exactly as long as the header says they must
+ * be. */
 #ifndef FS_TESTS_FUZZ_CALL_H
 #define FS_TESTS_FUZZ_CALL_H
 
@@ -12,7 +13,7 @@ typedef struct fuzz_call {
     fs_batch batch;
     fs_result result;
     int64_t vocab;
-    int absurd; /* an array would have to be longer than there is memory: only a call that must be refused may be made */
+    int absurd; /* an array would have to be longer than there is memory: only a call that must be refused may come */
     int exact;  /* dot products are, in whatever order they are summed */
     int misaligned; /* some pointer is not aligned to its elements */
     int outputs;
@@ -45,12 +46,14 @@ void fuzz_wild_options(rng *r, fs_options *options);
 void fuzz_wild_ranks(rng *r, fs_ranks *ranks);
 void fuzz_wild_outline(rng *r, fs_outline *outline);
 
-/* A struct as the caller has it: as many bytes as its size says, between guards; what this version does not know is zero, or is not. */
+/* A struct as the caller has it: as many bytes as its size says, between guards; what this version does not know is
+ * zero, or is not. */
 void *fuzz_place(rng *r, const void *from, size_t bytes);
 
 /* Fills the result's arrays with a pattern. */
 void fuzz_call_clear(const fuzz_call *c);
-/* What is promised of a call that ended like this: of the tokens of ids [first, end). `text`: what fs_error_text says. */
+/* What is promised of a call that ended like this: of the tokens of ids [first, end). `text`: what fs_error_text
+ * says. */
 void fuzz_call_judge(const fuzz_call *c, fs_status status, const char *text, int64_t first, int64_t end);
 /* Of row b, sample i. */
 int64_t fuzz_token(const fuzz_call *c, int64_t b, int64_t i);

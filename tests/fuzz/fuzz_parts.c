@@ -1,5 +1,5 @@
-/* fuzz_parts.c - fs_merge of parts that are not what fs_partial wrote. What has changed is refused; what was forged, checksum and all, may say
- * anything, but harms nobody and draws no id that is not there. */
+/* fuzz_parts.c - fs_merge of parts that are not what fs_partial wrote. What has changed is refused; what was forged,
+ * checksum and all, may say anything, but harms nobody and draws no id that is not there. */
 #include "fuzz_call.h"
 
 #include "parts.h"
@@ -37,7 +37,7 @@ static int make_parts(rng *r, whole *w) {
     return 1;
 }
 
-/* ------------------------------------------------------------------------------------------------------ mutation ---- */
+/* ---------------------------------------------------------------------------------------------------- mutation ---- */
 
 static void flip(rng *r, char *part, size_t bytes) {
     for (int64_t n = 1 + below(r, 4); n > 0; n--) part[below(r, (int64_t)bytes)] ^= (char)(1 << below(r, 8));
@@ -81,7 +81,7 @@ static void mutate(rng *r, const whole *w, char *part) {
     for (int64_t n = 1 + below(r, 3); n > 0; n--) PICK(r, ways)(r, part + spared, w->bytes - spared);
 }
 
-/* -------------------------------------------------------------------------------------------------------- merge ---- */
+/* ------------------------------------------------------------------------------------------------------- merge ---- */
 
 /* Parts in any order, of which some may be others' or missing. Returns whether they are the vocabulary for sure. */
 static int arrange(rng *r, const whole *w, const void **parts, int *count) {

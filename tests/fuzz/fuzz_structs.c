@@ -1,5 +1,5 @@
-/* fuzz_structs.c - every entry point with structs of any contents: nothing crashes, writes outside of its arrays or answers what is not an
- * answer; what succeeds draws the reference's tokens. */
+/* fuzz_structs.c - every entry point with structs of any contents: nothing crashes, writes outside of its arrays or
+ * answers what is not an answer; what succeeds draws the reference's tokens. */
 #include "fuzz_call.h"
 
 #include "alone.h"
@@ -41,7 +41,7 @@ static int64_t end_of(const fuzz_call *c) {
     return end < c->vocab ? end : c->vocab;
 }
 
-/* ---------------------------------------------------------------------------------------------- the same tokens ---- */
+/* --------------------------------------------------------------------------------------------- the same tokens ---- */
 
 typedef struct drawn {
     int64_t token[64 * 16];
@@ -66,8 +66,8 @@ static int has_top_p(const fs_batch *b, int64_t row) {
     return (b->top_p ? b->top_p[slot] : b->all.top_p) < 1.0f;
 }
 
-/* Tokens of a call that succeeded, against the reference's. Logits are the same where dot products are exact and no soft-cap
- * rounds them. */
+/* Tokens of a call that succeeded, against the reference's. Logits are the same where dot products are exact and no
+ * soft-cap rounds them. */
 static void compare(const fuzz_call *c) {
     static drawn ours, theirs;
     const fs_batch *b = &c->batch;
@@ -108,7 +108,7 @@ static void expect_tokens_of_one_call(const fuzz_call *c) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------- entry points ---- */
+/* ------------------------------------------------------------------------------------------------ entry points ---- */
 
 static void sample(rng *r, fuzz_call *c, const arguments *p) {
     fs_context *const contexts[] = {cpu, cpu, cpu, cpu, pair, bounded, reference};

@@ -215,7 +215,7 @@ def test_work_memory_may_come_with_the_options():
     assert same_bits(out.taken(), draw(W, H, asked))
 
 
-# ------------------------------------------------------------------------------------------ arguments of the device ----
+# ----------------------------------------------------------------------------------------- arguments of the device ----
 
 
 def test_slots_of_64_bits_are_those_of_32():
