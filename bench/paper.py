@@ -5,7 +5,7 @@
     ceiling    W read once; cuBLAS alone in both orientations
 
 Medians of graph replays after warm-ups, L2 overwritten before each, all arms in turn (gpu_bench.py). Tokens are checked
-first. Writes a JSON file, a Markdown page beside it and, where matplotlib is installed, plots.
+first. Writes a JSON file, Markdown pages beside it and, where matplotlib is installed, plots.
 """
 import argparse
 import json

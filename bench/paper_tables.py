@@ -18,8 +18,8 @@ before each and all arms take turns. bf16, random data, temperature 1. *ours* go
 The baselines store bf16 logits [B, V] with cuBLAS and draw from them: *Algorithm 1* by softmax and `torch.multinomial`
 under `torch.compile`, *B.1* by our own sampler over stored logits, *sort* by a full sort with top-k 50 and top-p 0.9
 per row, *FI1* and *FI2* by FlashInfer (top-k/top-p, Gumbel-max). sort and FI1 cut and so answer another question, as in
-the paper. Samplers read [B, V], so that is the orientation they follow; the last table has the other. The compute
-ceiling is cuBLAS on 8,192 x 8,192 x 8,192: {peak_tflops:.0f} TFLOP/s.
+the paper. Samplers read [B, V], so that is the orientation they follow; the table of all times has the other. The
+compute ceiling is cuBLAS on 8,192 x 8,192 x 8,192: {peak_tflops:.0f} TFLOP/s.
 """
 SHARE_NOTE = """\
 Baselines: the sampler's time over matmul plus sampler, each timed alone. Ours: sampled minus greedy over sampled, since
@@ -72,11 +72,14 @@ def absences(absent):
             for why, names in reasons.items()]
 
 
+def warning(results):
+    return ["**Not evidence:** %s.\n" % results["note"]] * bool(results["note"])
+
+
 def introduction(results):
     facts = "{device}, driver {driver}, CUDA {cuda}, torch {torch}; library {library}; commit {commit}, {date}"
     text = ["# The paper's protocol on %s\n" % results["device"], facts.format(**results) + ".\n"]
-    if results["note"]:
-        text.append("**Not evidence:** %s.\n" % results["note"])
+    text += warning(results)
     text.append(METHOD.format(**results))
     text += absences(results["absent"])
     text += ["Note on %s: %s.\n" % (model.LABELS.get(name, name), why) for name, why in results["notes"].items()]
@@ -191,34 +194,51 @@ def times(lines):
     return table(heading + ["SM, MHz", "power, W"], rows)
 
 
-def markdown(results, name):
-    """The page. name is that of the plots beside it, without their endings."""
+def body(results, title, note, section):
+    """A section: its title, its note, and a table for every head."""
+    text = ["## %s\n" % title] + [note] * bool(note)
+    for head, lines in model.heads(results).items():
+        text.append("%s\n\n%s" % (shape(head), section(lines)))
+        text += [kernel_counts(lines)] * bool(section is shares and kernel_counts(lines))
+    return text
+
+
+def first_page(results, name):
     text = [introduction(results)]
     for head, lines in model.heads(results).items():
         title = {(151936, 4096): " (the paper's table 3)", (128256, 8192): " (the paper's table 6)"}.get(head, "")
         text.append("## Speedup, %s%s\n\nAbove 1 ours is faster; bold is the largest.\n" % (shape(head), title))
         text += [speedups(head, lines), losses(lines)]
-    text.append("![%s](%s-speedup.svg)\n" % (PLOTS["speedup"], name))
-    sections = (("Sampling share of kernel time (table 4)", SHARE_NOTE, shares, "sampling"),
-                ("Cost model of section 4.7", MODEL_NOTE, against_model, "model"),
-                ("Logits that are not stored", "", logits_saved, None),
-                ("Bandwidth and rate (figure 4)", RATE_NOTE, rates, "roofline"),
-                ("All times", "", times, None))
-    for title, note, section, plot in sections:
-        text.append("## %s\n" % title)
-        text += [note] * bool(note)
-        for head, lines in model.heads(results).items():
-            text.append("%s\n\n%s" % (shape(head), section(lines)))
-            text += [kernel_counts(lines)] * bool(section is shares and kernel_counts(lines))
-        text += ["![%s](%s-%s.svg)\n" % (PLOTS[plot], name, plot)] if plot else []
-    return "\n".join(text)
+    links = ["[%s](%s-%s.md)" % (PLOTS[plot], name, plot) for plot, _ in PAGES]
+    return "\n".join(text + ["![%s](%s-speedup.svg)\n" % (PLOTS["speedup"], name), "More: %s.\n" % "; ".join(links)])
+
+
+PAGES = (("sampling", (("Sampling share of kernel time (table 4)", SHARE_NOTE, shares),)),
+         ("model", (("Cost model of section 4.7", MODEL_NOTE, against_model),
+                    ("Logits that are not stored", "", logits_saved))),
+         ("roofline", (("Bandwidth and rate (figure 4)", RATE_NOTE, rates), ("All times", "", times))))
+
+
+def pages(results, name):
+    """The pages, short enough to be read, by the ending of their names: the first, and one for each other plot. name is
+    that of the first page and the plots, without their endings."""
+    made = {"": first_page(results, name)}
+    for plot, sections in PAGES:
+        text = ["# %s\n" % PLOTS[plot], "%s, commit %s, %s; how it was measured: [%s.md](%s.md).\n" % (
+            results["device"], results["commit"], results["date"], name, name)]
+        text += warning(results) + ["![%s](%s-%s.svg)\n" % (PLOTS[plot], name, plot)]
+        for section in sections:
+            text += body(results, *section)
+        made["-" + plot] = "\n".join(text)
+    return made
 
 
 def write(path):
-    """Writes the page beside the JSON file and returns its path."""
+    """Writes the pages beside the JSON file and returns the path of the first."""
     base = os.path.splitext(path)[0]
-    with open(base + ".md", "w") as file:
-        file.write(markdown(model.load(path), os.path.basename(base)))
+    for ending, text in pages(model.load(path), os.path.basename(base)).items():
+        with open(base + ending + ".md", "w") as file:
+            file.write(text)
     return base + ".md"
 
 

@@ -1,4 +1,5 @@
-"""Reports files of more than 500 lines. A note, not a failure: such a file needs a reason, and a reader judges it."""
+"""Reports files of more than 500 lines, and pages of results of more than 80. A note, not a failure: such a file needs a reason, and a
+reader judges it."""
 
 from pathlib import Path
 
@@ -9,3 +10,7 @@ for folder in ("include", "src", "cli", "python", "tests", "scripts", "bench"):
             lines = len(file.read_text(errors="replace").splitlines())
             if lines > 500:
                 print(f"note: {file.relative_to(ROOT)} has {lines} lines")
+for file in sorted((ROOT / "docs" / "results").glob("*.md")):
+    lines = len(file.read_text().splitlines())
+    if lines > 80:
+        print(f"note: {file.relative_to(ROOT)} has {lines} lines")

@@ -67,6 +67,11 @@ def tables(text):
     return [[[cell.strip() for cell in row.strip("|").split("|")] for row in block.splitlines()] for block in blocks]
 
 
+def page_of(results):
+    """All pages of a run, one behind the other."""
+    return "\n".join(paper_tables.pages(results, "run").values())
+
+
 def section(text, title):
     return text.split("## " + title)[1].split("\n## ")[0]
 
@@ -113,7 +118,7 @@ def test_bandwidth_times_intensity_is_the_rate(results):
 
 
 def test_speedups_are_baseline_over_ours_and_the_largest_is_bold(results):
-    rows = tables(section(paper_tables.markdown(results, "run"), "Speedup, V = 151,936, D = 4,096"))[0]
+    rows = tables(section(page_of(results), "Speedup, V = 151,936, D = 4,096"))[0]
     assert rows[0][:6] == ["B", "ours", "Algorithm 1", "speedup", "cuBLAS + sort", "speedup"]
     assert [row[3] for row in rows[2:]] == ["**2.00**", "1.50", "0.80"]
     assert [row[5] for row in rows[2:]] == ["4.00", "5.00", "**6.00**"]
@@ -121,27 +126,27 @@ def test_speedups_are_baseline_over_ours_and_the_largest_is_bold(results):
 
 
 def test_a_loss_is_said_in_words(results):
-    page = paper_tables.markdown(results, "run")
+    page = page_of(results)
     assert "Ours is not faster than Algorithm 1 at B = 128 (0.800)." in page
     assert "Ours is faster than every baseline measured here at every B." in section(page, "Speedup, V = 128,256")
 
 
 def test_an_absent_baseline_is_named_with_its_reason_and_has_no_column(results):
-    page = paper_tables.markdown(results, "run")
+    page = page_of(results)
     assert "B.1 was not measured: head.kind FS_HEAD_LOGITS is not supported yet." in page
     assert "FI2 was not measured: FlashInfer was not installed." in page
     assert not any("B.1" in cell for table in tables(page) for cell in table[0])
 
 
 def test_a_baseline_without_a_graph_is_said_to_be(results):
-    assert "without a graph" not in paper_tables.markdown(results, "run")
+    assert "without a graph" not in page_of(results)
     results["lines"][2]["eager"]["multinomial"] = "it waits for the device"
-    page = paper_tables.markdown(results, "run")
+    page = page_of(results)
     assert "Algorithm 1 was timed without a graph" in page and "(it waits for the device)." in page
 
 
 def test_every_table_is_a_rectangle_with_a_row_per_batch_size(results):
-    found = tables(paper_tables.markdown(results, "run"))
+    found = tables(page_of(results))
     assert len(found) == 2 * 6
     for i, rows in enumerate(found):
         assert {len(row) for row in rows} == {len(rows[0])}
@@ -149,21 +154,34 @@ def test_every_table_is_a_rectangle_with_a_row_per_batch_size(results):
 
 
 def test_the_page_names_device_driver_commit_and_date_and_a_run_that_is_no_evidence(results):
-    page = paper_tables.markdown(results, "run")
+    page = page_of(results)
     assert "NVIDIA H200, driver 580.1, CUDA 13.0, torch 2.11; library 0.1.0, cuda; commit abc1234, 2026-01-02" in page
     assert "Not evidence" not in page
     results["note"] = "the ceiling fell"
-    assert "**Not evidence:** the ceiling fell." in paper_tables.markdown(results, "run")
+    assert "**Not evidence:** the ceiling fell." in page_of(results)
 
 
 def test_what_was_not_measured_is_a_dash(results):
     results["lines"][0]["clock"] = None
-    page = paper_tables.markdown(results, "run")
+    page = page_of(results)
     small = tables(section(page, "All times"))[0]
     assert small[2][-2:] == ["-", "-"] and small[3][-2:] == ["1755", "612"]
     shares = tables(section(page, "Sampling share of kernel time"))[0]
     assert [row[4] for row in shares[2:]] == ["25.0 %", "-", "-"]
     assert "Kernels per call at B = 1: ours 1, Algorithm 1 7." in page
+
+
+def test_the_first_page_leads_to_all_others(saved):
+    first = Path(paper_tables.write(str(saved))).read_text()
+    linked = {saved.parent / name for name in re.findall(r"\]\((.*?\.md)\)", first)}
+    assert len(linked) == 3 and linked | {saved.with_suffix(".md")} == set(saved.parent.glob("*.md"))
+
+
+def test_the_tracked_pages_are_those_of_their_run_and_short():
+    base = ROOT / "docs" / "results" / "paper-h200"
+    for ending, text in paper_tables.pages(model.load(f"{base}.json"), base.name).items():
+        assert Path(f"{base}{ending}.md").read_text() == text
+        assert len(text.splitlines()) <= 80
 
 
 # --------------------------------------------------------------------------------------------------------- plots ----
@@ -177,8 +195,9 @@ def plots():
     return paper_plots
 
 
-def test_every_plot_the_page_shows_is_written(plots, saved):
-    page = Path(paper_tables.write(str(saved))).read_text()
+def test_every_plot_the_pages_show_is_written(plots, saved):
+    paper_tables.write(str(saved))
+    page = "".join(path.read_text() for path in saved.parent.glob("*.md"))
     written = {Path(path) for path in plots.write(str(saved))}
     assert {saved.parent / name for name in re.findall(r"\]\((.*\.svg)\)", page)} == written
     for path in written:
@@ -298,4 +317,4 @@ def test_a_run_is_saved_with_all_that_was_derived_and_read_back(results, tmp_pat
     assert stored["lines"][0]["derived"]["speedup"]["multinomial"] == 2.0
     assert loaded["lines"][1]["derived"]["model"]["fused_us"] == pytest.approx(
         results["lines"][1]["derived"]["model"]["fused_us"], rel=1e-5)
-    assert paper_tables.markdown(loaded, "run") == paper_tables.markdown(results, "run")
+    assert page_of(loaded) == page_of(results)
