@@ -16,7 +16,7 @@ help:
 	@echo
 	@echo '  make demo      install what is needed, build, draw tokens from an LM head of 151,936 tokens, explain'
 	@echo '  make test      install what is needed, run every test that can run here   (ARGS=--quick, ARGS=--help)'
-	@echo '  make fuzz      random structs, parts and files under the sanitizers, 10,000,000 cases  (ARGS="--calls N --seed S")'
+	@echo '  make fuzz      random structs, parts and files under the sanitizers, 10,000,000 cases   (ARGS="--calls N")'
 	@echo '  make bench     the CPU backend against its bars, in one run                (ARGS=--help)'
 	@echo '  make cuda      build with the CUDA backend for A100, H100, H200, into $(CUDA); needs nvcc, no GPU'
 	@echo '  make cuda-all  the same for compute capability 8.0 to 12.0, into $(CUDA)-all'

@@ -35,7 +35,7 @@ BUILD = ROOT / "build"
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}.get(platform.machine())
 
 LEGS = {
-    "release": "optimised build with warnings as errors: C tests, fuzzing, callers, ranks under every MPI, Python tests",
+    "release": "optimised build, warnings are errors: C tests, fuzzing, callers, ranks under every MPI, Python tests",
     "asan": "address, leak and undefined-behaviour sanitizers: C tests, fuzzing, callers, ranks",
     "tsan": "thread sanitizer: C tests, callers, ranks",
     "isa": "every instruction set this machine runs and does not choose, forced by FLASHSAMPLING_ISA: C tests",

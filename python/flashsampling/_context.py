@@ -140,7 +140,7 @@ class Context:
         return _c.STREAM_DEFAULT if handle == 0 else handle
 
     def set_stream(self, stream):
-        """CUDA: the stream (its handle, 0 for the default stream) of the calls that follow; they wait for those before."""
+        """CUDA: the stream of the calls that follow (its handle, 0: the default stream); they wait for those before."""
         _check(self._library.fs_context_set_stream(self._handle(), self._stream(stream)), self._context)
 
     def set_work(self, size):
@@ -187,9 +187,10 @@ class Context:
             self._run(lambda context, *rest: self._library.fs_sample_ranks(context, ranks, *rest), head, batch, byref(c))
         return result.take(c)
 
-    def work_size(self, head, hidden=None, *, every=True, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
-        """Bytes of work memory `sample` with these arguments takes, for every row; without `every` rows whose cut is too
-        wide for one pass come back INCOMPLETE."""
+    def work_size(self, head, hidden=None, *, every=True, out=None, outputs=(), top=0, logits="raw", tokens="i32",
+                  **rules):
+        """Bytes of work memory `sample` with these arguments takes, for every row; without `every` rows whose cut is
+        too wide for one pass come back INCOMPLETE."""
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         common, all_, c = ctypes.c_size_t(), ctypes.c_size_t(), result.struct(batch)
         self._run(self._library.fs_work_size, head, batch, byref(c), byref(common), byref(all_))
@@ -244,7 +245,7 @@ class Context:
 
 
 def accept(draft, target, *, context=None, out=None):
-    """How many leading tokens of draft [S, k] equal those of target [S, k + 1], per sequence: int32 or int64 as they lie.
+    """How many leading tokens of draft [S, k] equal those of target [S, k + 1], per sequence: int32 or int64 as it is.
 
     In device memory with a context of "cuda" and out, int32 [S] in device memory; the call is then only queued.
     """
@@ -277,9 +278,10 @@ def supports(backend, *, call="sample", kind="weights", dtype="f32", hidden_dtyp
              samples=1, logits="raw", rules=(), results=(), flags=0, group_size=0):
     """Whether a backend does such calls, and "" or why not, in the words a call would be refused with.
 
-    Names are those of Batch, Head and Result; rules are some of "top_k", "top_p", "min_p", "allow", "edits", "penalties",
-    results of "score", "max_logit", "log_z", "logit", "logprob", "rank", "top", "watch". call is "sample", "partial" (and
-    merge) or "ranks". hidden_dtype is the head's unless it is said. Raises Error for what no backend could do.
+    Names are those of Batch, Head and Result; rules are some of "top_k", "top_p", "min_p", "allow", "edits",
+    "penalties", results of "score", "max_logit", "log_z", "logit", "logprob", "rank", "top", "watch". call is "sample",
+    "partial" (and merge) or "ranks". hidden_dtype is the head's unless it is said. Raises Error for what no backend
+    could do.
     """
     hidden_dtype = hidden_dtype or (dtype if dtype in _c.DTYPES else "f32")
     o = _c.OutlineStruct(size=ctypes.sizeof(_c.OutlineStruct))

@@ -128,8 +128,9 @@ static fs_outline outline_of_number(uint64_t i) {
 }
 
 /* Every outline without rules and results, with one rule, with one result; then random ones. */
-static void answers_are_kept(int32_t backend, fs_context *context, fs_status done) {
+static void answers_are_kept(int32_t backend, fs_status done) {
     static outlined c;
+    fs_context *context = open_context(backend, 1, 0);
     rng r = random_from(77);
     for (uint64_t i = 0; i < OUTLINES; i++)
         for (int one = 0; one < 15; one++) {
@@ -147,6 +148,7 @@ static void answers_are_kept(int32_t backend, fs_context *context, fs_status don
         call_of_outline(&c, &o, (int)random_below(&r, 2));
         answer_is_kept(backend, context, &o, &c, done);
     }
+    fs_context_destroy(context);
 }
 
 #endif

@@ -1,5 +1,6 @@
-"""What documents and comments point to is there: relative links of Markdown files with their #headings, and every docs/... path
-in any source, where `docs/a.md, b.md` names two files of one folder and `docs/a.md, "words"` a heading with those words.
+"""What documents and comments point to is there: relative links of Markdown files with their #headings, and every
+docs/... path in any source, where `docs/a.md, b.md` names two files of one folder and `docs/a.md, "words"` a heading
+with those words.
 
 First a small tree with one fault of each kind is looked at: a check that finds none of them finds nothing here either.
 """
@@ -28,7 +29,8 @@ def texts(root):
 def headings(file):
     """The headings of a Markdown file, fenced blocks apart, without their marks of code and links."""
     text = re.sub(r"^```.*?^```", "", file.read_text(), flags=re.S | re.M)
-    return [re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", line) for line in re.findall(r"^#+ +(.*?) *$", text, flags=re.M)]
+    lines = re.findall(r"^#+ +(.*?) *$", text, flags=re.M)
+    return [re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", line) for line in lines]
 
 
 def anchors(file):
@@ -54,7 +56,8 @@ def broken_citations(root, text):
     for cited in CITED.findall(text):
         first, *more = re.split(r", ", cited, maxsplit=1)
         words = re.findall(r'"([^"]+)"', cited)
-        names = [first] + [str(Path(first).parent / name) for name in re.findall(r"[\w-]+\.md", "".join(more).split('"')[0])]
+        others = re.findall(r"[\w-]+\.md", "".join(more).split('"')[0])
+        names = [first] + [str(Path(first).parent / name) for name in others]
         missing = [name for name in names if not (root / name).exists()]
         yield from (f"{name} is not there" for name in missing)
         if words and not missing and not any(words[0] in heading for heading in headings(root / names[-1])):
@@ -77,7 +80,8 @@ def planted():
         (root / "docs").mkdir()
         (root / "docs" / "a.md").write_text("# Some `words`, here\n[self](#some-words-here) [b](b.md) [c](#none)\n")
         (root / "README.md").write_text("[a](docs/a.md#some-words-here) [b](docs/a.md#other) ![p](p.svg)\n")
-        (root / "src" / "x.c").write_text('/* docs/a.md, "words, here", docs/a.md,\n * c.md and docs/a.md, "other\n * words" */\n')
+        (root / "src" / "x.c").write_text('/* docs/a.md, "words, here", docs/a.md,\n * c.md and docs/a.md, "other\n'
+                                          ' * words" */\n')
         return problems(root)
 
 

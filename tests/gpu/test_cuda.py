@@ -1,6 +1,4 @@
 """The CUDA backend against the CPU backend and torch: every width of tile, every tail, every rule it has."""
-import ctypes
-
 import pytest
 
 from draws import BF16, F16, GPU, NEAR, STREAM, Outputs, check, dots, draw, hidden, laid, rules, same_bits, select, weights
@@ -9,7 +7,6 @@ import numpy as np
 import torch
 
 import flashsampling as fs
-from flashsampling import _c
 
 ROWS = (1, 2, 3, 8, 17, 32, 48, 64, 96, 128, 160, 192, 256, 300, 512)
 UNSUPPORTED = -2

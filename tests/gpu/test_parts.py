@@ -1,4 +1,4 @@
-"""Parts on the device: what does not belong together, is not whole or is not what it was makes every row FS_ROW_PEER."""
+"""Parts on the device: what does not belong together, is not whole or has changed makes every row FS_ROW_PEER."""
 import pytest
 
 from draws import GPU, Outputs, draw, fs, hidden, rules, same_bits, torch, weights
@@ -14,7 +14,8 @@ def shard(a, b):
 
 def parts_of(floats, edges=EDGES, **changed):
     out = Outputs(B, floats=floats).rows
-    return [GPU.partial(shard(a, b), hidden(B, D), out=out, **dict(rules(B), **changed)) for a, b in zip(edges, edges[1:])]
+    asked = dict(rules(B), **changed)
+    return [GPU.partial(shard(a, b), hidden(B, D), out=out, **asked) for a, b in zip(edges, edges[1:])]
 
 
 def merged(parts, floats, **changed):

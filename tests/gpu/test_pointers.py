@@ -1,4 +1,4 @@
-"""Pointers that the device cannot use: refused on the host, before a fault of the device ends the process's use of it."""
+"""Pointers that the device cannot use: refused on the host, before a fault ends the process's use of the device."""
 import ctypes
 
 import pytest

@@ -1,4 +1,4 @@
-"""Calls of one context that meet: on several streams, in graphs that are replayed at once, in memory of the caller's."""
+"""Calls of one context that meet: on several streams, in graphs that are replayed at once, in the caller's memory."""
 import ctypes
 import os
 import subprocess
@@ -82,7 +82,7 @@ def test_graphs_of_one_context_replay_at_once_and_beside_other_calls(kind, outpu
 
 def test_a_first_call_may_be_a_captured_one():
     """Memory is taken then, too."""
-    H, asked, out = hidden(64, D), rules(64), Outputs(64, floats=("log_z",))
+    asked, out = rules(64), Outputs(64, floats=("log_z",))
     head = fs.Head(logits=hidden(64, V).float())
     with fs.Context("cuda", stream=STREAM.cuda_stream) as warm:  # loads the kernels, which a capture does not allow
         warm.sample(head, out=Outputs(64, floats=("log_z",)).rows, **asked)
@@ -208,8 +208,7 @@ def test_work_memory_may_come_with_the_options():
     batch = fs.Batch(head, H, **asked)
     result = fs.Result.into(batch, out.rows).struct(batch)
     for _ in range(2):
-        status = _c.library().fs_sample(context, ctypes.byref(head.struct), ctypes.byref(batch.struct), ctypes.byref(result))
-        assert status == 0
+        assert _c.library().fs_sample(context, *map(ctypes.byref, (head.struct, batch.struct, result))) == 0
     torch.cuda.synchronize()
     _c.library().fs_context_destroy(context)
     assert same_bits(out.taken(), draw(W, H, asked))

@@ -1,7 +1,8 @@
 """What fs.supports says of the cuda backend is what its calls do, and a call is refused in the same words.
 
-Every outline without rules and results, with one rule, and with one result. tests/c/test_backend.c has the refusals without a
-GPU; here what is not refused runs. Calls are made with structures of our own: the binding would refuse some before the library.
+Every outline without rules and results, with one rule, and with one result. tests/c/test_backend.c has the refusals
+without a GPU; here what is not refused runs. Calls are made with structures of our own: the binding would refuse some
+before the library.
 """
 import ctypes
 import itertools

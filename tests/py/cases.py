@@ -112,7 +112,8 @@ def random_logits(rng, rows, vocab):
 
 
 def random_head(rng, rows, vocab, dim=None, whole=False):
-    """Keywords of a head and hidden states, with `whole` of all there is of a vocabulary. Dot products are sums of small integers, exact in float in any order."""
+    """Keywords of a head and hidden states, with `whole` of all there is of a vocabulary. Dot products are sums of
+    small integers, exact in float in any order."""
     dtype = pick(rng, "f32", "f16", "bf16")
     first = 0 if whole else int(pick(rng, 0, 0, 16, 128, int(rng.integers(1, 500))))
     head = dict(dtype=dtype, first_token=first)

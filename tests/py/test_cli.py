@@ -97,7 +97,8 @@ SMALL = ["--vocab", "300", "--dim", "16", "--seconds", "0"]
 
 
 @pytest.mark.parametrize("words", [
-    ["--help"], ["--version"], *[[name, "--help"] for name in COMMANDS], ["info"], ["info", "--json"], ["info", "--isa-list"],
+    ["--help"], ["--version"], *[[name, "--help"] for name in COMMANDS],
+    ["info"], ["info", "--json"], ["info", "--isa-list"],
     ["sample", "--synthetic", "10,4,1"], ["sample", "--synthetic", "10,4,1", "--json"], ["verify", "--list"],
     ["bench", *SMALL, "--batch", "1", "--copies", "1", "--json"], ["demo", *SMALL, "--draws", "1000"],
 ], ids=" ".join)
@@ -158,8 +159,8 @@ def test_info_is_json_whatever_the_environment_holds(value):
     ("", "FLASHSAMPLING_MPI= is unknown"),
     ("/no/such/file.so", "FLASHSAMPLING_MPI=/no/such/file.so: No such file"),
 ])
-@pytest.mark.parametrize("words", [["sample", "--synthetic", "10,4,1"], ["verify", "--rule", "plain"], ["bench", *SMALL],
-                                   ["demo", *SMALL]], ids=lambda words: words[0])
+@pytest.mark.parametrize("words", [["sample", "--synthetic", "10,4,1"], ["verify", "--rule", "plain"],
+                                   ["bench", *SMALL], ["demo", *SMALL]], ids=lambda words: words[0])
 def test_an_unknown_transport_is_an_error_without_mpirun_too(words, name, said):
     out, err = run(*words, env={"FLASHSAMPLING_MPI": name}, code=2)
     assert said in err

@@ -44,9 +44,9 @@ def test_the_demo_compares_with_the_fastest_matmul_it_finds(tmp_path, flags, sai
         pytest.skip("no C compiler")
     # Both are there, so that none that is installed gets in the way.
     for name, text in (("libopenblas.so.0", BLAS if flags else "int nothing;"), ("libblis.so.4", "int nothing;")):
-        (tmp_path / "blas.c").write_text(text)
-        subprocess.run([compiler, "-O2", "-shared", "-fPIC", *(flags or []), tmp_path / "blas.c", "-o", tmp_path / name],
-                       check=True)
+        source = tmp_path / "blas.c"
+        source.write_text(text)
+        subprocess.run([compiler, "-O2", "-shared", "-fPIC", *(flags or []), source, "-o", tmp_path / name], check=True)
     words = ["--vocab", 3001, "--dim", 100, "--seconds", 0, "--draws", 1000, "--quiet"]
     out, _ = run("demo", *words, env={"LD_LIBRARY_PATH": f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}"})
     costs = [line for line in out.splitlines() if "x as fast as" in line]
@@ -63,7 +63,8 @@ def test_demo_on_a_small_head():
 def test_top_p_on_the_demo_head_needs_one_pass():
     """64 rows of a language-like head, T = 1, p = 0.95: W is read once, and memory stays below 4 MiB.
 
-    Which rows need a second pass is a matter of timing, about one in 20,000: of 192 one may, two in one run of 20,000."""
+    Which rows need a second pass is a matter of timing, about one in 20,000: of 192 one may, two in one run of 20,000.
+    """
     answers = [
         sample("--synthetic", "151936,1024,64,1", "--top-p", 0.95, "--position", position) for position in range(3)
     ]

@@ -56,8 +56,8 @@ def test_cuts_before_temperature_do_not_depend_on_it(context):
     rng = np.random.default_rng(1)
     x = rng.normal(0, 2, (6, 3000))
     temperature = [0.0, 0.2, 0.7, 1.0, 1.5, 30.0]
-    for rules in (dict(top_p=0.9), dict(min_p=0.1), dict(top_k=50, top_p=0.7), dict(top_k=50, top_p=0.5, joint_top_p=True),
-                  dict(top_k=300, top_p=0.9, min_p=0.05, min_p_last=True)):
+    for rules in (dict(top_p=0.9), dict(min_p=0.1), dict(top_k=50, top_p=0.7),
+                  dict(top_k=50, top_p=0.5, joint_top_p=True), dict(top_k=300, top_p=0.9, min_p=0.05, min_p_last=True)):
         expected = kept(context, x, **rules)
         assert kept(context, x, temperature=temperature, cut_before_temperature=True, **rules) == expected
         assert kept(context, x, temperature=temperature, **rules) != expected
@@ -96,7 +96,8 @@ def test_what_temperature_makes_infinite_was_there_when_cuts_were_made(context):
 
 def test_edits_last_are_not_penalised(context):
     """y is 2 + 1 = 3 halved; or 2 halved and then 1 more. A ban is one either way."""
-    rules = dict(seen=fs.pack_bits([[True, True, False]]), repetition=2.0, edits=[[(0, 1.0), (1, -INF), (2, 1.0)]], top=3)
+    rules = dict(seen=fs.pack_bits([[True, True, False]]), repetition=2.0, top=3,
+                 edits=[[(0, 1.0), (1, -INF), (2, 1.0)]])
     head = logits([2.0, 9.0, 0.25])
     first = Case(head, logits="processed", **rules).run(context)
     last = Case(head, logits="processed", edits_last=True, **rules).run(context)
@@ -129,18 +130,22 @@ def test_ties_at_top_p_alone(context):
 
 @pytest.mark.parametrize("kind", ["raw", "processed", "cut"])
 def test_a_rank_may_count_ties(context, kind):
-    """Tokens 7, 5 5 5, 1: the tied ones are of rank 2, or 4. Of what top-k 3 leaves, 7 5 5, it is 3, and 4 for one that is out of it."""
+    """Tokens 7, 5 5 5, 1: the tied ones are of rank 2, or 4. Of what top-k 3 leaves, 7 5 5, it is 3, and 4 for one that
+    is out of it."""
     case = Case(logits([5.0, 1.0, 7.0, 5.0, 5.0]), mode="score", samples=5, given=np.int32([[0, 1, 2, 3, 4]]), top_k=3,
                 logits=kind, temperature=0.5)
     strict = case.run(context).rank.tolist()
     case.rules["rank_of_ties"] = True
     ties = case.run(context).rank.tolist()
-    assert (strict, ties) == (([[2, 4, 1, 2, 2]], [[3, 4, 1, 3, 4]]) if kind == "cut" else ([[2, 5, 1, 2, 2]], [[4, 5, 1, 4, 4]]))
+    if kind == "cut":
+        assert (strict, ties) == ([[2, 4, 1, 2, 2]], [[3, 4, 1, 3, 4]])
+    else:
+        assert (strict, ties) == ([[2, 5, 1, 2, 2]], [[4, 5, 1, 4, 4]])
 
 
 @pytest.mark.parametrize("others", [254, 255, 256, 257, 5000])
 def test_ties_beyond_what_a_list_holds_are_a_bound(context, others):
-    """The given token ties with `others`. Ranks up to 256 are exact, more are said to be bounds, or cost a second pass."""
+    """The given token ties with `others`. Ranks up to 256 are exact, more are called bounds, or cost a second pass."""
     x = np.zeros((3, 6000), np.float32)
     x[:, 6000 - others - 1:] = 1.0
     rules = dict(mode="score", samples=1, given=np.int32([[5999], [6000 - others - 1], [0]]), rank_of_ties=True)
@@ -165,7 +170,8 @@ def test_padded_edits_are_the_ones_by_row(context):
     x = rng.normal(0, 2, (4, 50)).astype(np.float32)
     lines = [[(3, 1.0), (3, 0.5), (7, -INF)], [], [(49, 9.0)], [(0, -2.0), (1, 3.0), (2, 1.0), (3, -INF)], [(5, 1.0)]]
     slot = np.array([3, 0, 1, 2])
-    by_row = Case(dict(logits=x), seed=1, slots=5, slot=slot, edits=[lines[s] for s in slot], top=50, logits="processed").run(context)
+    rules = dict(seed=1, slots=5, slot=slot, top=50, logits="processed")
+    by_row = Case(dict(logits=x), edits=[lines[s] for s in slot], **rules).run(context)
     for columns in (4, 9):
         token, bias = np.full((5, columns + 3), 10**9, np.int32), np.full((5, columns + 3), np.nan, np.float32)
         for s, line in enumerate(lines):
@@ -173,7 +179,7 @@ def test_padded_edits_are_the_ones_by_row(context):
                 token[s, i], bias[s, i] = t, b
         count = np.array([len(line) for line in lines], np.int32)
         for padded in ((count, token, bias), (count, token[:, :columns], bias[:, :columns])):
-            result = Case(dict(logits=x), seed=1, slots=5, slot=slot, padded_edits=padded, top=50, logits="processed").run(context)
+            result = Case(dict(logits=x), padded_edits=padded, **rules).run(context)
             for name, array in result.arrays().items():
                 np.testing.assert_array_equal(array, getattr(by_row, name), err_msg=name)
 
@@ -190,7 +196,8 @@ def test_a_bad_count_of_edits_is_its_slots_affair(context):
 
 BAD = dict(
     edits=lambda bad: dict(edits=[[(0, 1.0)], [(1, 1.0), (bad, 2.0)], [(2, -INF)]]),
-    padded=lambda bad: dict(padded_edits=(np.int32([1, 2, 1]), np.int32([[0, bad], [1, bad], [2, bad]]), np.ones((3, 2), np.float32))),
+    padded=lambda bad: dict(padded_edits=(np.int32([1, 2, 1]), np.int32([[0, bad], [1, bad], [2, bad]]),
+                                          np.ones((3, 2), np.float32))),
     counts=lambda bad: dict(count_list=[[(0, 1)], [(bad, 1)], []], frequency=0.5),
     watch=lambda bad: dict(watch=[[0], [3, bad], [1]]),
     given=lambda bad: dict(mode="score", given=np.int32([[3], [bad], [1]])),
@@ -201,7 +208,8 @@ BAD = dict(
 @pytest.mark.parametrize("kind", BAD)
 def test_one_requests_bad_edit_leaves_the_others_alone(context, kind, bad):
     x = np.random.default_rng(3).normal(0, 2, (3, 40)).astype(np.float32)
-    good, result = (Case(dict(logits=x), seed=5, top=4, logits="processed", **BAD[kind](t)).run(context) for t in (4, bad))
+    rules = dict(seed=5, top=4, logits="processed")
+    good, result = (Case(dict(logits=x), **rules, **BAD[kind](t)).run(context) for t in (4, bad))
     assert result.status.tolist() == [0, fs.Row.BAD_TOKEN, 0] and result.tokens[1, 0] == -1
     for name, array in result.arrays().items():
         if name.startswith("watch"):
@@ -238,7 +246,8 @@ def test_slots_of_64_bits_are_used_as_they_lie(context):
     result = context.sample(head, batch, outputs="all")
     skipped, bad = int(fs.Row.SKIPPED), int(fs.Row.BAD_SLOT)
     assert result.status.tolist() == [0, skipped, 0, bad, bad, bad]
-    narrow = context.sample(head, slot=np.int32([4, -1, 0, -2, -2, 5]), slots=5, temperature=[0.0, 1, 1, 1, 2.0], seed=7)
+    slot = np.int32([4, -1, 0, -2, -2, 5])
+    narrow = context.sample(head, slot=slot, slots=5, temperature=[0.0, 1, 1, 1, 2.0], seed=7)
     np.testing.assert_array_equal(narrow.tokens, result.tokens)
     np.testing.assert_array_equal(narrow.status, result.status)
 
@@ -247,7 +256,8 @@ def test_slots_of_64_bits_in_parts():
     cpu = fs.Context("cpu")
     x = np.random.default_rng(6).normal(0, 1, (4, 100)).astype(np.float32)
     rules = dict(slot=np.array([3, -1, 2**40, 0]), slots=4, seed=7, top_k=[5, 6, 7, 8])
-    parts = [cpu.partial(fs.Head(logits=x[:, :48], vocab=100), **rules), cpu.partial(fs.Head(logits=x[:, 48:], first_token=48), **rules)]
+    shards = fs.Head(logits=x[:, :48], vocab=100), fs.Head(logits=x[:, 48:], first_token=48)
+    parts = [cpu.partial(shard, **rules) for shard in shards]
     merged, whole = cpu.merge(parts, fs.Head(logits=x), **rules), cpu.sample(fs.Head(logits=x), **rules)
     np.testing.assert_array_equal(merged.tokens, whole.tokens)
     np.testing.assert_array_equal(merged.status, whole.status)
@@ -262,13 +272,14 @@ def test_a_row_that_breaks_a_promise_says_so_and_the_others_do_not(context):
     one = np.ones(8)
     bare = Case(dict(logits=x), repetition=2.0, limits=dict(absent=fs.Rule.PENALTIES)).run(context)
     assert (bare.status == 0).all(), "there is nothing to penalise"
-    rules = dict(top_k=[0, 9, 0, 0, 0, 0, 0, 64], top_p=one - 0.5 * (np.arange(8) == 2), min_p=0.5 * (np.arange(8) == 3),
-                 allow=np.full((1, 2), 2**32 - 1, np.uint32), allow_index=[-1, -1, -1, -1, 0, -1, -1, -1],
+    rules = dict(top_k=[0, 9, 0, 0, 0, 0, 0, 64], top_p=one - 0.5 * (np.arange(8) == 2),
+                 min_p=0.5 * (np.arange(8) == 3), allow=np.full((1, 2), 2**32 - 1, np.uint32),
+                 allow_index=[-1, -1, -1, -1, 0, -1, -1, -1],
                  edits=[[], [], [], [], [], [(3, 1.0)], [], []], seen=np.zeros((8, 2), np.uint32),
                  repetition=one + (np.arange(8) == 6), seed=3)
     free = Case(dict(logits=x), **rules).run(context)
     assert (free.status == 0).all()
-    for i, rule in enumerate((fs.Rule.TOP_K, fs.Rule.TOP_P, fs.Rule.MIN_P, fs.Rule.ALLOW, fs.Rule.EDITS, fs.Rule.PENALTIES)):
+    for i, rule in enumerate(fs.Rule):
         result = Case(dict(logits=x), limits=dict(absent=rule), **rules).run(context)
         over = np.arange(8) == i + 1
         assert (result.status == fs.Row.OVER_LIMIT * over).all(), rule
@@ -282,7 +293,8 @@ def test_promises_of_how_much_there_is_hold_or_the_call_is_refused(context):
     x = np.zeros((2, 9), np.float32)
     padded = (np.int32([2, 1]), np.zeros((2, 2), np.int32), np.zeros((2, 2), np.float32))
     for name, rules in (("edits", dict(edits=[[(1, 1.0)], [(2, 1.0), (3, 1.0)]])), ("edits", dict(padded_edits=padded)),
-                        ("counts", dict(count_list=[[(1, 1), (2, 1)], [(1, 1)]])), ("watched", dict(watch=[[1], [2, 3]]))):
+                        ("counts", dict(count_list=[[(1, 1), (2, 1)], [(1, 1)]])),
+                        ("watched", dict(watch=[[1], [2, 3]]))):
         assert (Case(dict(logits=x), limits={name: 3}, **rules).run(context).status == 0).all()
         with pytest.raises(fs.Error, match="batch.limits.%s is 2, but there are 3 entries" % name):
             Case(dict(logits=x), limits={name: 2}, **rules).run(context)
@@ -322,7 +334,7 @@ def of_vllm(x, k, p, m, t):
 
 
 def of_sglang(x, k, p, m, t):
-    """Probabilities of the whole row: the k first of them, those that less than p is before, those of m of the first."""
+    """Of the whole row's probabilities: the k first, those that less than p is before, those of m of the first."""
     z = np.sort(x.astype(np.float64) / t)[::-1]
     q, before = masses(z)
     return z[(np.arange(len(z)) < k) & (before < p) & (q >= m * q[0])] * t
