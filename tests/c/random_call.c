@@ -19,7 +19,7 @@ static void put_dtype(int32_t dtype, void *data, int64_t i, float x) {
     put_number(dtype, (char *)data + i * bytes_of(dtype), x);
 }
 
-static void make_head(rng *r, call *c) {
+static void make_head(rng *r, random_call *c) {
     fs_head *h = &c->head;
     *h = fs_head_default();
     h->dtype = (int32_t)random_below(r, 3);
@@ -81,7 +81,7 @@ static int32_t *some_tokens(rng *r, int64_t n, int64_t vocab) {
 }
 
 /* Of either dtype; -1 and a bad one among them. */
-static void make_slots(rng *r, call *c) {
+static void make_slots(rng *r, random_call *c) {
     const int wide = random_below(r, 2) == 0, bad = random_below(r, 5) == 0;
     const int64_t far[] = {1000, -2, ((int64_t)1 << 32) - 1, (int64_t)1 << 32, -((int64_t)1 << 40)};
     c->slot = array((size_t)c->rows, 8);
@@ -103,7 +103,7 @@ static float *some_biases(rng *r, int64_t n) {
 }
 
 /* By row, or by slot in lines of equal length, of which some are said to be longer than they are. */
-static void make_edits(rng *r, call *c) {
+static void make_edits(rng *r, random_call *c) {
     fs_batch *b = &c->batch;
     const uint64_t most = random_below(r, 8) ? 12 : 300;
     int64_t entries;
@@ -125,14 +125,14 @@ static void make_edits(rng *r, call *c) {
 }
 
 /* One of the last entries of a list, if it has any, is no token. */
-static void spoil(rng *r, call *c, int32_t *token, int64_t entries) {
+static void spoil(rng *r, random_call *c, int32_t *token, int64_t entries) {
     const int32_t bad[] = {-1, (int32_t)c->vocab, INT32_MAX, INT32_MIN};
     if (token && entries && random_below(r, 10) == 0)
         token[entries - 1 - (int64_t)random_below(r, entries < 4 ? (uint64_t)entries : 4)] = bad[random_below(r, 4)];
 }
 
 /* Promises, of which some are broken. Those of how much there is are checked with the arguments, so they hold. */
-static void make_limits(rng *r, call *c) {
+static void make_limits(rng *r, random_call *c) {
     fs_batch *b = &c->batch;
     if (random_below(r, 6)) return;
     b->limits.absent = (uint32_t)(random_below(r, 64) & random_below(r, 64));
@@ -140,7 +140,7 @@ static void make_limits(rng *r, call *c) {
     b->limits.edits = b->limits.watched = b->limits.counts = (int64_t)1 << 40;
 }
 
-static void make_batch(rng *r, call *c) {
+static void make_batch(rng *r, random_call *c) {
     fs_batch *b = &c->batch;
     const int64_t words = (c->vocab + 31) / 32;
     b->rows = c->rows;
@@ -241,7 +241,7 @@ static void make_batch(rng *r, call *c) {
     make_limits(r, c);
 }
 
-void make_call(rng *r, call *c) {
+void make_call(rng *r, random_call *c) {
     memset(c, 0, sizeof *c);
     c->batch = fs_batch_default();
     c->result = fs_result_default();
@@ -254,7 +254,7 @@ void make_call(rng *r, call *c) {
     c->result.top_count = (int32_t)random_below(r, 3) ? (int32_t)random_below(r, 40) : 0;
 }
 
-void free_call(call *c) {
+void free_call(random_call *c) {
     void *all[] = {c->data,        c->hidden,       c->bias,         c->slot,       c->position,    c->seed,
                    c->temperature, c->top_p,        c->min_p,        c->repetition, c->frequency,   c->presence,
                    c->top_k,       c->stream,       c->allow,        c->seen,       c->allow_index, c->counts,

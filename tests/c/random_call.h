@@ -6,7 +6,7 @@
 #include "support.h"
 
 /* One random call and everything it points to. */
-typedef struct call {
+typedef struct random_call {
     fs_head head;
     fs_batch batch;
     fs_result result; /* which outputs are wanted; pointers are set per run */
@@ -23,7 +23,7 @@ typedef struct call {
     int32_t *edit_token, *count_token, *count_value, *watch_token, *given;
     int32_t *edit_count;
     float *edit_bias;
-} call;
+} random_call;
 
 /* Zeroed, never NULL. */
 static inline void *array(size_t count, size_t bytes) {
@@ -32,7 +32,7 @@ static inline void *array(size_t count, size_t bytes) {
     return p;
 }
 
-void make_call(rng *r, call *c);
-void free_call(call *c);
+void make_call(rng *r, random_call *c);
+void free_call(random_call *c);
 
 #endif

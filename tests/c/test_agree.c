@@ -15,7 +15,7 @@ typedef struct outputs {
 } outputs;
 
 /* `wanted` chooses outputs by bits, the same for both runs. */
-static void prepare_outputs(const call *c, uint32_t wanted, outputs *o) {
+static void prepare_outputs(const random_call *c, uint32_t wanted, outputs *o) {
     memset(o, 0x5A, sizeof *o);
     o->result = c->result;
     o->result.tokens = o->tokens;
@@ -57,7 +57,7 @@ static void compare_floats(const char *name, uint64_t seed, const float *a, cons
 #define ONLY_OURS (FS_ROW_FALLBACK | FS_ROW_RANK_BOUND)
 
 /* A rank is the reference's, or a bound of it beyond the depth that is promised; then the row says so, and no exact one was asked for. */
-static void compare_ranks(uint64_t seed, const call *c, const outputs *a, const outputs *b) {
+static void compare_ranks(uint64_t seed, const random_call *c, const outputs *a, const outputs *b) {
     int beyond[64] = {0};
     for (size_t i = 0; i < sizeof a->rank / sizeof a->rank[0]; i++) {
         const size_t row = i / (size_t)c->batch.samples;
@@ -74,7 +74,7 @@ static void compare_ranks(uint64_t seed, const call *c, const outputs *a, const 
             fail_msg("call %llu: row %lld has a bound for a rank", (unsigned long long)seed, (long long)row);
 }
 
-static void compare_outputs(uint64_t seed, const call *c, const outputs *a, const outputs *b) {
+static void compare_outputs(uint64_t seed, const random_call *c, const outputs *a, const outputs *b) {
     for (size_t i = 0; i < 64; i++) {
         uint32_t keep = i < (size_t)c->rows ? ~(uint32_t)ONLY_OURS : ~0u;
         if ((a->status[i] & keep) != (b->status[i] & keep))
@@ -95,7 +95,7 @@ static void compare_outputs(uint64_t seed, const call *c, const outputs *a, cons
     compare_ranks(seed, c, a, b);
 }
 
-static void sample(fs_context *context, const call *c, outputs *o) {
+static void sample(fs_context *context, const random_call *c, outputs *o) {
     if (fs_sample(context, &c->head, &c->batch, &o->result) != FS_OK) fail_msg("%s", fs_error_text(context));
 }
 
@@ -109,7 +109,7 @@ static void cpu_draws_what_the_reference_draws(void **state) {
     int64_t fallbacks = 0;
     for (uint64_t seed = 0; seed < calls; seed++) {
         rng r = random_from(seed);
-        call c;
+        random_call c;
         make_call(&r, &c);
         uint32_t wanted = (uint32_t)random_next(&r);
         prepare_outputs(&c, wanted, &expected);
@@ -135,7 +135,7 @@ static void shards_draw_what_the_whole_draws(void **state) {
     const uint64_t calls = test_size(1500);
     for (uint64_t seed = 0; seed < calls; seed++) {
         rng r = random_from(seed);
-        call c;
+        random_call c;
         make_call(&r, &c);
         uint32_t wanted = (uint32_t)random_next(&r);
         if (c.batch.mode == FS_MODE_GROUP_ONLINE || c.batch.mode == FS_MODE_GROUP_PARALLEL) {
