@@ -44,13 +44,15 @@ typedef struct found_isa {
     int experimental;
 } found_isa;
 
-/* The runnable names, best first; the environment is as before when this returns. A backend or nodes that are forced do not change
+/* The runnable names, best first; the environment is as before when this returns. What else is forced does not change
  * which kernels this CPU runs. */
 static int list_isas(found_isa *found) {
-    static const char *const names[] = {"FLASHSAMPLING_ISA", "FLASHSAMPLING_BACKEND", "FLASHSAMPLING_NODES"};
-    char *kept[3];
+    static const char *const names[] = {"FLASHSAMPLING_ISA", "FLASHSAMPLING_BACKEND", "FLASHSAMPLING_NODES",
+                                        "FLASHSAMPLING_CHECK_POINTERS"};
+    enum { NAMES = sizeof names / sizeof *names };
+    char *kept[NAMES];
     int n = 0;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < NAMES; i++) {
         const char *forced = getenv(names[i]);
         kept[i] = forced ? strdup(forced) : NULL;
         unsetenv(names[i]);
@@ -60,7 +62,7 @@ static int list_isas(found_isa *found) {
         found_isa isa = {isa_names[i], runs == 2};
         if (runs) found[n++] = isa;
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < NAMES; i++) {
         if (kept[i]) setenv(names[i], kept[i], 1);
         else unsetenv(names[i]);
         free(kept[i]);

@@ -25,14 +25,15 @@ static int help(void) {
     printf("\n  flashsample COMMAND --help   the options of a command\n"
            "  flashsample --version        version and noise id\n\n"
            "Environment, each to force a choice; what does not exist or does not run here is an error:\n"
-           "  FLASHSAMPLING_BACKEND    cpu, cuda, reference\n"
-           "  FLASHSAMPLING_ISA        an instruction set of the CPU; info --isa-list names those that run here\n"
-           "  FLASHSAMPLING_NODES      on: threads keep to memory nodes; off (default); or a folder of nodes\n"
-           "  FLASHSAMPLING_CUDA_TILE  sm90 or portable, with :N its tile for N rows\n"
-           "  FLASHSAMPLING_MPI        the transport under mpirun: openmpi, mpich, mpi, a file, none\n\n"
+           "  FLASHSAMPLING_BACKEND         cpu, cuda, reference\n"
+           "  FLASHSAMPLING_ISA             a kernel of the CPU; info --isa-list names those that run here\n"
+           "  FLASHSAMPLING_NODES           on: threads keep to memory nodes; off (default); or a folder of nodes\n"
+           "  FLASHSAMPLING_CUDA_TILE       sm90 or portable, with :N its tile for N rows\n"
+           "  FLASHSAMPLING_CHECK_POINTERS  1: CUDA asks the driver about every pointer; 0 (default)\n"
+           "  FLASHSAMPLING_MPI             the transport under mpirun: openmpi, mpich, mpi, a file, none\n\n"
            "Exit codes: 0 done; 1 verification rejected; 2 wrong usage or a value out of range; 3 a file is\n"
-           "not there or not what is needed, memory, device or another rank failed, or lists were too short to\n"
-           "prove a row's cut.\n");
+           "not there or not what is needed, this build or backend does not do it, memory, device or another\n"
+           "rank failed, or lists were too short to prove a row's cut.\n");
     return END_OK;
 }
 

@@ -16,7 +16,7 @@ static const command about = {
     .usage = "(--head W.npy --hidden H.npy | --logits L.npy | --synthetic V,D,B[,SEED]) [options]",
     .about =
         "Draws tokens from softmax(transform(H W^T)) in one pass over W, or from stored logits, and prints them. Every "
-        "parameter of the C header is an option.",
+        "rule, mode and result of the C header is an option.",
     .details =
         "VALUES is one number for all, or a list 0.7,1.0,0 or @file.npy with one element per slot; --position, --slot "
         "and --allow-index take one per row, --given [B, N]. Without --slot, row b is slot b.\n"
@@ -58,9 +58,9 @@ sample_args parse_sample(int argc, char **argv) {
         OPT_REAL_TO("scale", "X", "of the logits, before the soft-cap (default 1)", &a.scale, -all, all),
         OPT_REAL_TO("softcap", "X", "x = softcap * tanh(x / softcap); 0 = none (default)", &a.softcap, -all, all),
         OPT_REAL_TO("post-scale", "X", "of the logits, after the soft-cap (default 1)", &a.post_scale, -all, all),
-        OPT_INT_TO("first-token", "N", "global id of row 0, for a shard (default 0)", &a.first_token, 0, 1 << 24),
+        OPT_INT_TO("first-token", "N", "global id of row 0, for a shard (default 0)", &a.first_token, 0, (1 << 24) - 1),
         OPT_INT_TO("vocab", "N", "real vocabulary size; ids from it on are padding (default: all rows)", &a.vocab, 0,
-                   1 << 24),
+                   (1 << 24) - 1),
 
         OPT_HEAD("Rules, each VALUES"),
         OPT_TEXT_TO("temperature", "VALUES", "0 = greedy (default 1)", &a.temperature),
@@ -89,7 +89,7 @@ sample_args parse_sample(int argc, char **argv) {
         OPT_CHOICE_TO("mode", "(default sample)", &a.mode, mode_names),
         OPT_INT_TO("samples", "N", "per row, 1 .. 1024 (default 1)", &a.samples, 1, 1024),
         OPT_TEXT_TO("given", "VALUES", "score mode: the tokens [B, N]", &a.given),
-        OPT_INT_TO("group-size", "N", "group modes: ids per group", &a.group_size, 0, 1 << 24),
+        OPT_INT_TO("group-size", "N", "group modes: ids per group", &a.group_size, 0, (1 << 24) - 1),
         OPT_TEXT_TO("slot", "VALUES", "which slot each row is, -1 = skip the row", &a.slot),
         OPT_TEXT_TO("allow", "FILE", "mask of allowed tokens", &a.allow),
         OPT_TEXT_TO("allow-index", "VALUES", "which mask each row uses, -1 = none", &a.allow_index),
@@ -100,7 +100,7 @@ sample_args parse_sample(int argc, char **argv) {
         OPT_INT_TO("fallback-token", "N", "printed where a row has no token (default -1)", &a.fallback_token,
                    -2147483648.0, 2147483647.0),
         OPT_INT_TO("list-capacity", "N", "entries of a candidate list; 0 = chosen (default)", &a.list_capacity, 0,
-                   1 << 24),
+                   (1 << 24) - 1),
 
         OPT_HEAD("What is told"),
         OPT_CHOICE_TO("logprobs", "logit, logprob, rank, max and log Z of these logits (default none)", &a.logprobs,

@@ -1,7 +1,8 @@
 /* flashsampling.h - exact sampling fused into the LM-head matmul.
  *
  * The next token of a language model is drawn from softmax(transform(H W^T)) in one pass over W, without storing the
- * logits. This is the only header a user includes. It is C11 and C++11 clean and names no CUDA, MPI or NCCL type.
+ * logits. This header is all a user includes, but for ranks over MPI or NCCL. It is C11 and C++11 clean and names no
+ * type of CUDA, MPI or NCCL.
  *
  * Legend, used in every comment below and nowhere redefined:
  *   B rows of the batch, D hidden size, V rows of the head (the vocabulary, or one shard of it), n samples per row,
@@ -20,28 +21,31 @@
  * Flags of a batch change this order as engines differ in it (docs/engines.md): FS_EDITS_LAST, FS_MIN_P_LAST,
  * FS_CUT_BEFORE_TEMPERATURE.
  *
- * The total order of tokens is (y descending, id ascending), and a cut keeps a first part of it, at least one token:
- *   min-p   the tokens with l >= max l + log(min_p)
+ * The total order of tokens is (y descending, id ascending). Every cut keeps a first part of it, at least one token:
+ *   min-p   the tokens with l >= max l + log(min_p), the right side in double
  *   top-k   the first k
  *   top-p   a token stays while the mass strictly before it is below p times the mass of all that min-p and top-k left
  *           (with FS_JOINT_TOP_P: of the whole row), mass being the sum of exp(l)
- * All arithmetic on x, y, l is in float; -inf is final: what a mask, a ban or an overflow has made -inf is absent,
- * whatever is added later. log Z is within 1e-6 of the truth, and then rounded to float, where the largest |l| is up to
- * 45,000, within 2e-4 up to 362,000, and above that the row is FS_ROW_FAR. On CUDA, from weights, the sum of exp adds
- * 2e-7 (1 + |l|), and the logits themselves are sums of tensor cores, which are off by some 1e-9 D |x|
- * (docs/exactness.md). Tokens do not depend on log Z: cuts are exact at any l.
+ * All arithmetic on x, y, l is in float. -inf is final: a token that a mask, a ban or an overflow has made -inf is
+ * absent, whatever is added later.
  *
- * Memory: every pointer belongs to the caller and is read or written only during the call (CPU) or until the stream has
- * run the call (CUDA). On the CPU all arrays are host memory; on CUDA they are device memory (mapped host memory works
- * and is read once per row). Pointers are aligned to their elements, and strides are bytes. The library never prints,
- * exits or aborts. Thread safety: contexts share nothing mutable; one context serves one call at a time. A call on the
- * CPU keeps AMX's tile configuration of its threads, not what is in the tiles. After fork() the child may destroy the
- * contexts it has inherited, and nothing else; it creates its own.
+ * log Z is within 1e-6 of the truth, then rounded to float, where the largest |l| is up to 45,000; within 2e-4 up to
+ * 362,000; above that the row is FS_ROW_FAR. On CUDA, from weights, the sum of exp adds 2e-7 (1 + |l|), and the logits
+ * are sums of tensor cores, off by some 1e-9 D |x| (docs/exactness.md). Draws, top-k and min-p do not look
+ * at it and are exact at any l; top-p may move its last token where the mass is within 3e-7 of p.
+ *
+ * Memory: every pointer belongs to the caller and is read or written only during the call (CPU) or until the stream
+ * has run the call (CUDA). On the CPU all arrays are host memory; on CUDA they are device memory (mapped host memory
+ * works and is read once per row). Pointers are aligned to their elements, strides are bytes: anything else is
+ * FS_ERR_ARGUMENT. The library never prints, exits or aborts.
+ *
+ * Threads: contexts share nothing mutable; one context serves one call at a time. A call on the CPU leaves the AMX tile
+ * configuration of its threads as it was, but not what is in the tiles. After fork() the child may destroy the contexts
+ * it has inherited; any other call with one is FS_ERR_STATE. It creates its own.
  *
  * Structs: the first member `size` is sizeof of the struct the caller was compiled with, which the fs_*_default()
- * functions set; later versions append members, up to 4,096 bytes, and a zero in an appended member keeps the old
- * meaning. A library takes the structs of earlier versions, and of later ones what it knows: a member it does not know
- * must be zero, and so must those that are called reserved.
+ * functions set. Later versions append members, up to 4,096 bytes, whose zero keeps the old meaning. A library takes
+ * structs of earlier versions, and of later ones if what it does not know is zero. Members called reserved are zero.
  */
 #ifndef FLASHSAMPLING_H
 #define FLASHSAMPLING_H
@@ -73,7 +77,7 @@ enum {
     FS_OK = 0,
     FS_ERR_ARGUMENT = -1,    /* a host argument is wrong; nothing was written */
     FS_ERR_UNSUPPORTED = -2, /* valid, but this backend or build does not do it (yet); nothing was written */
-    FS_ERR_MEMORY = -3,      /* an allocation failed, or the caller's memory is too small */
+    FS_ERR_MEMORY = -3,      /* an allocation failed, or the caller's work memory is too small */
     FS_ERR_DEVICE = -4,      /* the device or its driver failed; the text has its words */
     FS_ERR_PEER = -5,        /* another rank failed, died, or was called with other arguments */
     FS_ERR_STATE = -6,       /* the object cannot do this now (communicator unusable after a peer error, ...) */
@@ -81,9 +85,10 @@ enum {
     FS_ERR_INTERNAL = -8     /* a bug of ours */
 };
 
-/* Status bits of one row, written to result.status. A row with a bit of FS_ROW_NO_TOKEN set has no drawn token: its
- * tokens are batch.fallback_token, its ranks and top tokens -1, its other results NaN. All bits that apply are set, but
- * a row that is skipped or has a bad slot has no other. */
+/* Status bits of one row, written to result.status. A row with a bit of FS_ROW_NO_TOKEN set has no token: its tokens
+ * are batch.fallback_token, its ranks and top tokens -1, its other results NaN. All bits that apply are set, but a
+ * skipped row or one with a bad slot has no other, and where its rules (BAD_..., OVER_LIMIT) leave a row no token, its
+ * logits are not looked at: no EMPTY, NAN, INF, ... */
 enum {
     FS_ROW_OK = 0,
     FS_ROW_SKIPPED = 1u << 0,         /* slot -1 */
@@ -93,9 +98,8 @@ enum {
     FS_ROW_BAD_TOP_P = 1u << 4,       /* negative or NaN */
     FS_ROW_BAD_MIN_P = 1u << 5,       /* negative, above 1 or NaN */
     FS_ROW_BAD_PENALTY = 1u << 6,     /* repetition <= 0, or a penalty that is NaN or infinite */
-    FS_ROW_BAD_TOKEN =
-        1u << 7, /* an edited, counted, watched or given token is negative, or not below the vocabulary size */
-    FS_ROW_INCOMPLETE = 1u << 8, /* merge or budget: the lists do not prove the cut; nothing is drawn */
+    FS_ROW_BAD_TOKEN = 1u << 7,       /* an edited, counted, watched or given token is negative or not below vocab */
+    FS_ROW_INCOMPLETE = 1u << 8,      /* merge or budget: the lists do not prove the cut; nothing is drawn */
     FS_ROW_PEER = 1u << 9,      /* parts or ranks on CUDA: one failed, is missing, or was called with other arguments */
     FS_ROW_BAD_MASK = 1u << 10, /* allow_index < -1, or not below batch.masks */
     FS_ROW_BAD_LIST = 1u << 11, /* edit_count is negative, or more than edit_stride has room for */
@@ -104,8 +108,8 @@ enum {
     FS_ROW_NAN = 1u << 16,        /* a logit that no mask removed was NaN; it was treated as -inf */
     FS_ROW_INF = 1u << 17,        /* an x or l was +inf: the lowest such id wins, its log Z is +inf, logprobs NaN */
     FS_ROW_FALLBACK = 1u << 18,   /* the row needed a second pass over W (exact all the same) */
-    FS_ROW_RANK_BOUND = 1u << 19, /* result.rank is a lower bound */
-    FS_ROW_SHORT = 1u << 20,      /* without replacement: fewer tokens than samples; the rest are fallback_token */
+    FS_ROW_RANK_BOUND = 1u << 19, /* result.rank is a lower bound, 257 or more */
+    FS_ROW_SHORT = 1u << 20,      /* without replacement: fewer tokens than samples; the rest have none (see above) */
     FS_ROW_FAR = 1u << 21         /* the largest x or l is too far from 0 for log Z: it and logprobs are NaN */
 };
 
@@ -139,32 +143,30 @@ enum {
 /* What the logits come from. W is used as it lies: no copy is made and nothing is written to it. */
 typedef struct fs_head {
     size_t size;
-    int32_t kind;     /* FS_HEAD_WEIGHTS or FS_HEAD_LOGITS */
-    int32_t dtype;    /* FS_F32 (default), FS_F16 or FS_BF16 */
-    const void *data; /* [V, D], or [B, V]; may be NULL if V or, for stored logits, B is 0 */
-    int64_t rows;     /* V: rows of W, or logits per row; at most 2^24 - 1 */
-    int64_t dim;      /* D; ignored for stored logits */
-    int64_t stride;   /* bytes from one row of data to the next; 0 = packed */
-    int64_t
-        first_token;   /* global id of row 0, for a shard; bit-identical log Z over shards needs a multiple of 16, or on
-                          * CUDA of 128 */
-    int64_t vocab;     /* real size of the whole vocabulary; rows with ids at or above it are padding and never drawn.
+    int32_t kind;        /* FS_HEAD_WEIGHTS or FS_HEAD_LOGITS */
+    int32_t dtype;       /* FS_F32 (default), FS_F16 or FS_BF16 */
+    const void *data;    /* [V, D], or [B, V]; may be NULL if V or, for stored logits, B is 0 */
+    int64_t rows;        /* V: rows of W, or logits per row; at most 2^24 - 1 */
+    int64_t dim;         /* D; ignored for stored logits */
+    int64_t stride;      /* bytes from one row of data to the next; 0 = packed */
+    int64_t first_token; /* global id of row 0, for a shard; first_token + rows is at most 2^24 - 1. Bit-identical log Z
+                          * over shards needs a multiple of 16, or on CUDA of 128 */
+    int64_t vocab;       /* real size of the whole vocabulary; rows with ids at or above it are padding and never drawn.
                           * 0 = first_token + rows */
-    const float *bias; /* [V] or NULL */
-    int32_t round;     /* FS_F32: keep (default, finer); FS_BF16, FS_F16: round x as engines that store logits do */
-    float scale;       /* of logits, before the soft-cap; default 1 */
-    float softcap;     /* 0 = none */
-    float post_scale;  /* after the soft-cap; default 1 */
-    uint32_t flags;    /* FS_HEAD_CONSTANT */
+    const float *bias;   /* [V] or NULL */
+    int32_t round;       /* FS_F32: keep (default, finer); FS_BF16, FS_F16: round x as engines that store logits do */
+    float scale;         /* of logits, before the soft-cap; default 1 */
+    float softcap;       /* 0 = none */
+    float post_scale;    /* after the soft-cap; default 1 */
+    uint32_t flags;      /* FS_HEAD_CONSTANT */
 
     /* Weights in fewer bits than 16: w = (q - zero) * weight_scale * weight_scale_all. One scale and one zero point for
      * group_rows x group weights, [ceil(V / group_rows), ceil(D / group)]. All zero or NULL for f32, f16 and bf16, and
      * where data has its scales inside. */
     int32_t weight_scale_dtype;
     const void *weight_scale;
-    const void *weight_zero; /* of weight_zero_dtype, or NULL = 0 */
-    int64_t
-        weight_scale_stride; /* bytes from one row of scales to the next, 0 = packed; that of zero points is packed */
+    const void *weight_zero;     /* of weight_zero_dtype, or NULL = 0 */
+    int64_t weight_scale_stride; /* bytes from one row of scales to the next, 0 = packed; zero points are packed */
     int32_t weight_zero_dtype;
     int32_t group;          /* columns; 0 = D */
     int32_t group_rows;     /* 0 = 1 */
@@ -192,11 +194,10 @@ enum {
     FS_KEEP_TIES = 3u,            /* both */
     FS_JOINT_TOP_P = 1u << 2,     /* top-p counts mass against the whole row, not against what min-p and top-k left */
     FS_MIN_P_LAST = 1u << 3,      /* top-k, then top-p, then min-p: what min-p removes still counts as mass for top-p */
-    FS_CUT_BEFORE_TEMPERATURE =
-        1u << 4,              /* cuts look at y where they would look at l; the draw is from softmax(l) all the same */
-    FS_EDITS_LAST = 1u << 5,  /* penalties of x, then edits */
-    FS_EXACT_RANK = 1u << 6,  /* pay a second pass rather than return a lower bound of the rank */
-    FS_RANK_OF_TIES = 1u << 7 /* result.rank counts logits that are larger or equal, the token's own among them */
+    FS_CUT_BEFORE_TEMPERATURE = 1u << 4, /* cuts look at y in place of l; the draw is from softmax(l) all the same */
+    FS_EDITS_LAST = 1u << 5,             /* penalties of x, then edits */
+    FS_EXACT_RANK = 1u << 6,             /* pay a second pass rather than return a lower bound of the rank */
+    FS_RANK_OF_TIES = 1u << 7 /* result.rank counts logits that are not smaller, the token's own among them */
 };
 
 /* What can be done to a row's logits; bits. */
@@ -210,8 +211,8 @@ enum {
 };
 
 /* What is known of the arrays of a batch without reading them. The CUDA backend cannot look into device memory before
- * it launches: what is not said is taken to be anything. A row that breaks a promise is FS_ROW_OVER_LIMIT, on every
- * backend. */
+ * it launches: what is not said is taken to be anything. A row that breaks a promise of `absent` or `top_k` is
+ * FS_ROW_OVER_LIMIT, on every backend; lists that are longer together than was said are FS_ERR_ARGUMENT on the CPU. */
 typedef struct fs_limits {
     uint32_t absent; /* FS_RULE_...: rules that no row uses, although there is an array for them */
     int32_t top_k;   /* no top_k that is not off is above this; 0 = not said */
@@ -247,13 +248,10 @@ typedef struct fs_batch {
     int32_t noise;          /* FS_NOISE_... */
     uint32_t flags;         /* FS_KEEP_TIES | ... */
     int32_t fallback_token; /* written where a row has no token; default -1 */
-
-    /* Group modes of fs_sample: ids [k * group_size, (k+1) * group_size) form group k; CUDA: a multiple of 128. */
-    int64_t group_size;
-
-    /* Entries a candidate list holds at least, per row and part, in calls that have lists; 0 = chosen. A longer list
-     * proves wider cuts in one pass. */
-    int32_t list_capacity;
+    int64_t group_size;     /* group modes of fs_sample: ids [k * group_size, (k+1) * group_size) form group k; at least
+                             * 1, on CUDA a multiple of 128; elsewhere ignored */
+    int32_t list_capacity;  /* entries a candidate list holds at least, per row and part, in calls that have lists;
+                             * 0 = chosen. A longer list proves wider cuts in one pass */
 
     /* Which slot a row is, and where it is in its sequence. */
     int32_t slot_dtype;       /* FS_I32 (default) or FS_I64 */
@@ -280,12 +278,12 @@ typedef struct fs_batch {
     const int32_t *allow_index; /* [B]: which mask row b uses, -1 = none; NULL = mask b */
     int64_t masks; /* how many `allow` has: a row with another is FS_ROW_BAD_MASK; 0 = not said, then only below -1 */
 
-    /* Edits: entries edit_offset[b] .. edit_offset[b+1] for row b; or, with edit_count in place of edit_offset, the
-     * first edit_count[s] of slot s's line, lines being edit_stride apart. Several of one token add up, in their
-     * order. */
+    /* Edits: entries edit_offset[b] .. edit_offset[b+1] - 1 for row b; or, with edit_count in place of edit_offset, the
+     * first edit_count[s] of slot s's line, lines being edit_stride apart; what is behind them is not read. Several of
+     * one token add up, in their order. Offsets begin at 0 or above and ascend. */
     const int64_t *edit_offset; /* [B + 1] or NULL */
     const int32_t *edit_count;  /* [S] or NULL */
-    int64_t edit_stride;        /* bytes from one slot's line to the next, in both arrays below; only with edit_count */
+    int64_t edit_stride;        /* bytes from one slot's line to the next, in both arrays below; 4 or more */
     const int32_t *edit_token;
     const float *edit_bias; /* added to the logit; -inf bans the token */
 
@@ -303,7 +301,7 @@ typedef struct fs_batch {
     /* Score mode. */
     const int32_t *given; /* [B, n]; one bad token makes its row FS_ROW_BAD_TOKEN */
 
-    /* Tokens whose logits are wanted, per row: entries watch_offset[b] .. watch_offset[b+1]. */
+    /* Tokens whose logits are wanted, per row: entries watch_offset[b] .. watch_offset[b+1] - 1. */
     const int64_t *watch_offset; /* [B + 1] or NULL */
     const int32_t *watch_token;
 
@@ -328,26 +326,25 @@ typedef struct fs_result {
     uint32_t *status;     /* [B] FS_ROW_... bits */
     float *score;         /* [B, n] the token's own l + noise (y for greedy rows); NaN in score mode */
     float *max_logit;     /* [B] */
-    float *log_z;         /* [B] log of the sum of exp over the whole row; CPU: not below max_logit */
+    float *log_z;         /* [B] log of the sum of exp (of survivors, for FS_LOGITS_CUT); CPU: not below max_logit */
     float *logit;         /* [B, n] of the drawn or given token, also where a cut has removed it */
     float *logprob;       /* [B, n] logit - log_z; never above 0 */
-    int32_t
-        *rank; /* [B, n] 1 + number of strictly larger x (raw) or y (of survivors, for FS_LOGITS_CUT); FS_RANK_OF_TIES:
-                           * number of those that are not smaller */
-    int32_t top_count; /* N: 0 .. 1024 */
+    int32_t *rank;        /* [B, n] 1 + number of strictly larger x (raw) or y (of survivors, for FS_LOGITS_CUT);
+                           * FS_RANK_OF_TIES: of other ones that are not smaller. Absent tokens are not counted */
+    int32_t top_count;    /* N: 0 .. 1024 */
     int32_t reserved;
-    int32_t *top_token;   /* [B, N] in the total order; -1 where the row has fewer tokens, and there */
+    int32_t *top_token;   /* [B, N] in the total order (raw: of x); -1 where the row has fewer tokens, and there */
     float *top_logit;     /* [B, N] NaN */
     float *top_logprob;   /* [B, N] NaN */
     float *watch_logit;   /* [entries of watch_token] */
     float *watch_logprob; /* likewise */
 
-    /* Written by the call, host side (CUDA: what is known without synchronising). */
-    /* Rows that needed a second pass over W. Which do may differ from run to run, as it depends on which thread had which tokens; so does, where
-     * a budget or the caller's memory leaves no room for that pass, which are FS_ROW_INCOMPLETE. */
-    int64_t fallback_rows;
-    int64_t work_bytes; /* temporary memory of the call */
-    int64_t wire_bytes; /* bytes this rank has put into parts or collectives */
+    /* Written by the call, host side (CUDA: what is known without synchronising). Which rows need a second pass may
+     * differ from run to run, as it depends on which thread had which tokens; so does, where a budget or the caller's
+     * memory leaves no room for that pass, which are FS_ROW_INCOMPLETE. */
+    int64_t fallback_rows; /* rows that needed a second pass over W */
+    int64_t work_bytes;    /* temporary memory of the call */
+    int64_t wire_bytes;    /* bytes this rank has put into parts or collectives */
 } fs_result;
 
 /* --------------------------------------------------------------------------------------------------- context ---- */
@@ -386,8 +383,8 @@ typedef struct fs_options {
      * exchanges on the CPU. NULL = the context's own. */
     void *work;
     size_t work_bytes;
-    /* Most memory the second pass of wide rows may allocate; default 64 MiB. With the caller's work memory the second pass takes
-     * what the call has left of it. */
+    /* Most memory the second pass of wide rows may allocate; default 64 MiB. With the caller's work memory the second
+     * pass takes what the call has left of it. */
     size_t fallback_bytes;
     /* CUDA: the stream calls go to, as in fs_context_set_stream. NULL = none yet: calls are FS_ERR_ARGUMENT until there
      * is one, so that none goes to the default stream by accident. CPU: ignored. */
@@ -396,10 +393,10 @@ typedef struct fs_options {
     int32_t reserved;
 } fs_options;
 
-/* fs_options.flags. CUDA: asks the driver about every pointer of every call, and refuses what is neither memory of the
- * device nor mapped with FS_ERR_ARGUMENT; without it such a pointer is a fault of the device, which ends the process's
- * use of it. Some microseconds a call: for development. The environment variable FLASHSAMPLING_CHECK_POINTERS=1 does
- * the same. */
+/* fs_options.flags. CUDA: asks the driver about every pointer of every call, and refuses with FS_ERR_ARGUMENT what is
+ * neither memory of the device nor mapped; without it such a pointer is a fault of the device, which ends the process's
+ * use of it. Some microseconds a call: for development. FLASHSAMPLING_CHECK_POINTERS=1 in the environment does the
+ * same. CPU: ignored. */
 #define FS_CHECK_POINTERS (1u << 0)
 
 /* CUDA's default stream, said explicitly: cudaStreamLegacy, what CUDA and torch mean by a handle of 0; and
@@ -416,7 +413,7 @@ static inline void *fs_stream(void *handle) {
 FS_API uint32_t fs_version(void);
 FS_API const char *fs_version_text(void);
 
-/* Identifier of the noise mapping: which token a (seed, position) draws is API. Bit 31 set = draft, may still change. */
+/* Identifier of the noise mapping: which token a (seed, position) draws is API. Bit 31 set: a draft, may change. */
 FS_API uint32_t fs_noise_id(void);
 
 /* A short constant text for a status: "argument", "memory", ... Never NULL. */
@@ -429,35 +426,35 @@ FS_API fs_status fs_context_create(const fs_options *options, fs_context **out);
  * that calls went to. */
 FS_API void fs_context_destroy(fs_context *context);
 
-/* What the last failed call on this context said, with value and limit; "" if none failed. NULL context: the last failure
- * of a call without a context in this thread. Valid until the next call. */
+/* What the last failed call on this context said, with value and limit; "" if none failed. NULL context: the last
+ * failure of a call without a context in this thread. Valid until the next call. */
 FS_API const char *fs_error_text(const fs_context *context);
 
 /* One line about the context: backend, instruction set, threads. Valid as long as the context. */
 FS_API const char *fs_context_text(const fs_context *context);
 
 /* Gives the context the caller's work memory (64-byte aligned, not shared with another context in use), or takes it
- * back with NULL. The memory must be there for every call that follows. Sizes: fs_work_size. CUDA: device memory
- * (256-byte aligned), which the stream may have used before; each call that is captured in a graph takes a piece of its
- * own from it, as long as the graph lives, and when none is left that is FS_ERR_MEMORY: give memory for as many calls
- * as are captured, and for one that is not. */
+ * back with NULL. The memory must be there for every call that follows. Sizes: fs_work_size; less is FS_ERR_MEMORY.
+ * CUDA: device memory (256-byte aligned), which the stream may have used before. Each call that is captured in a graph
+ * takes a piece of its own from it, as long as the graph lives, and when none is left that is FS_ERR_MEMORY: give
+ * memory for as many calls as are captured, and for one that is not. */
 FS_API fs_status fs_context_set_work(fs_context *context, void *memory, size_t bytes);
 
-/* CUDA: sets the stream (a cudaStream_t, or fs_stream() of a handle) of the calls that follow. They wait there for
- * those that went to the stream before, which must still exist (NULL in its place is no stream: say so before it is
- * destroyed); a call that is captured in a graph waits for nobody, and needs nobody to wait: it has work memory of its
- * own, so that graphs may be replayed at once (but not one that was instantiated twice). CPU: FS_ERR_UNSUPPORTED. */
+/* CUDA: sets the stream (a cudaStream_t, or fs_stream() of a handle) of the calls that follow; NULL is no stream. They
+ * wait there for the calls that went to the stream before it, which must still exist: set NULL before it is destroyed.
+ * A call that is captured in a graph waits for nobody, and nobody for it: it has work memory of its own, so that graphs
+ * may be replayed at once (but not one that was instantiated twice). CPU: FS_ERR_UNSUPPORTED. */
 FS_API fs_status fs_context_set_stream(fs_context *context, void *stream);
 
 /* ------------------------------------------------------------------------------------------------- the calls ---- */
 
-/* Draws (or, in score mode, scores) every row and writes the result. CPU: returns when done. CUDA: enqueues on the stream
- * and returns; no allocation after the first call of a shape, no synchronisation, capturable in a graph. */
+/* Draws (or, in score mode, scores) every row and writes the result. CPU: returns when done. CUDA: enqueues on the
+ * stream and returns; no allocation after the first call of a shape, no synchronisation, capturable in a graph. */
 FS_API fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
 
 /* Bytes of work memory for fs_sample and fs_partial with these arguments, or with fewer rows, samples or results, for
  * fs_context_set_work. Nothing is computed. *bytes is enough for every call to run, and for the cuts of common rows;
- * *every also for the second pass of a row whose cut is as wide as the vocabulary, without which such a row is
+ * *every also for the second pass of rows whose cut is as wide as the vocabulary, without which such a row is
  * FS_ROW_INCOMPLETE. Either may be NULL; on CUDA they are equal. On the CPU they depend on the rules in the arrays: ask
  * with the widest top_k, the most samples and rows that will come. fs_merge, and so fs_sample_ranks, takes the lists of
  * all parts at once: if that is more, FS_ERR_MEMORY says how much. */
@@ -500,44 +497,46 @@ typedef struct fs_outline {
     int64_t group_size; /* group modes */
 } fs_outline;
 
-/* Whether a backend (FS_BACKEND_..., not AUTO) does such calls: FS_OK, or FS_ERR_UNSUPPORTED, or FS_ERR_ARGUMENT if
- * nobody could. *why, if it is not NULL, is then a constant text, else "". A call that is refused as unsupported says
- * the same words. Needs no device and no context. */
+/* Whether a backend (FS_BACKEND_..., not AUTO) does such calls: FS_OK, FS_ERR_UNSUPPORTED, or FS_ERR_ARGUMENT if nobody
+ * could. why may be NULL; *why becomes a constant text, "" for FS_OK. A call that is refused as unsupported says the
+ * same words. Needs no device and no context. */
 FS_API fs_status fs_supports(int32_t backend, const fs_outline *outline, const char **why);
 
 /* --- shards: partial here, the caller's own transport, merge there. Every rank makes the same call on its shard of W
  * and gets the same bytes-per-part, sends its part to whoever wants the result, and that one merges.
  *
- * A part is a header of 32 bytes, two bits per row, and per row 8 bytes per sample, 20 for log Z and for each other
- * sum, 12 for a candidate list and 8 per entry, 8 per watched token, and 4 for each other logit that is needed: the
- * drawn token's, the largest (also for log Z), and where tokens are edited the raw ones beside them, a list's too. What
- * the batch and the result ask for decides which are there (docs/ranks.md). The header says which ids the part speaks
- * of, and has a checksum. Byte order is the machine's. CUDA: parts are device memory, 8-byte aligned, and what fs_merge
- * refuses on the CPU makes every row FS_ROW_PEER. */
+ * A part is a header of 32 bytes, which says what ids the part speaks of and has a checksum, two bits per row, and per
+ * row what the batch and the result ask for (docs/ranks.md): 8 bytes per sample, 20 for log Z and for each other sum,
+ * 12 for a candidate list and 8 per entry, 8 per watched token, and 4 for each other logit that is needed: the drawn
+ * token's, the largest (also for log Z), and where tokens are edited the raw ones beside them, a list's too. Its byte
+ * order is the machine's. CPU: parts have any alignment. CUDA: they are device memory, 8-byte aligned, and what
+ * fs_merge refuses on the CPU makes every row FS_ROW_PEER. */
 
 /* Bytes of one part for this batch and what this result asks for; the same on every rank. */
 FS_API fs_status fs_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch,
                                  const fs_result *result, size_t *bytes);
 
-/* Runs the pass over this shard and writes its summary to part [bytes]. `result` only says what will be asked of merge;
- * nothing is written to its arrays. */
+/* Runs the pass over this shard and writes its summary to part [bytes], bytes being at least fs_partial_size. `result`
+ * only says what will be asked of merge; nothing is written to its arrays. */
 FS_API fs_status fs_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                             void *part, size_t bytes);
 
-/* Merges `count` parts ([count] pointers) and writes the result. The largest key wins, so the token is the same for any
- * number and order of parts. With batch.mode FS_MODE_GROUP_PARALLEL (in fs_partial too) each part is one group instead,
- * chosen by its log-mass: the paper's B.4, exact in law, parts in rank order. Parts made with other arguments or by
- * another version, parts that are not what fs_partial wrote, and parts that do not make the whole vocabulary, each id
- * once, are refused with FS_ERR_PEER. Rows whose lists do not prove their cut come back FS_ROW_INCOMPLETE: repeat the
- * call (partial too) with a larger batch.list_capacity. Neither head.data nor batch.hidden is read; of the head, what
- * all shards have in common must be there: vocab, kind, dim, round, scale, softcap, post_scale. */
+/* Merges `count` parts ([count] pointers, 1 to 65,536) and writes the result. The largest key wins, so the token is the
+ * same for any number and order of parts. With batch.mode FS_MODE_GROUP_PARALLEL (in fs_partial too) each part is one
+ * group instead, chosen by its log-mass: the paper's B.4, exact in law, parts in rank order. FS_ERR_PEER refuses parts
+ * made with other arguments or by another version, parts that are not what fs_partial wrote, and parts that together
+ * are not the whole vocabulary, each id once; parts of no ids do no harm. Rows whose lists do not prove their cut come
+ * back FS_ROW_INCOMPLETE: repeat the call (partial too) with a larger batch.list_capacity. Neither head.data nor
+ * batch.hidden is read; of the head, what all shards have in common must be there: vocab, kind, dim, round, scale,
+ * softcap, post_scale. */
 FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                           int32_t count, fs_result *result);
 
 /* --- ranks: vocabulary-parallel sampling in one call. Each rank holds rows of W (its head's first_token and rows;
- * shards may be unequal or empty, but together they are the vocabulary) and calls fs_sample_ranks with the same batch and what the
- * same result asks for; all of them get the whole result. The token is that of the unsharded call, for any number of ranks.
- * Per row and rank 8 bytes cross the wire for a token, 24 more for log Z, lists for cuts: docs/ranks.md.
+ * shards may be unequal or empty, but together they are the vocabulary) and calls fs_sample_ranks with the same batch
+ * and a result that asks for the same; all of them get the whole result. The token is that of the unsharded call, for
+ * any number of ranks. Per row and rank 8 bytes cross the wire for a token, 24 more for log Z, lists for cuts:
+ * docs/ranks.md.
  *
  * A transport is two collectives. flashsampling_mpi.h and flashsampling_nccl.h make one from a communicator; a caller
  * with a transport of its own fills the struct. Collectives are entered by all ranks in the same order and return on
@@ -548,8 +547,8 @@ typedef struct fs_ranks {
     int32_t device;      /* 0: arrays are host memory. 1: device memory, and the functions only enqueue on the stream */
     int32_t reserved;
     void *self; /* handed to the functions */
-    /* values [count] become their largest over ranks. A rank that has failed may come with 2 values alone: the first two are then
-     * reduced all the same, or everyone gets FS_ERR_PEER. */
+    /* values [count] become their largest over ranks. A rank that has failed may come with 2 values alone: the first
+     * two are then reduced all the same, or everyone gets FS_ERR_PEER. */
     fs_status (*all_max)(void *self, int64_t *values, int64_t count, void *stream);
     /* all [ranks, bytes] becomes every rank's mine [bytes], which does not overlap it. */
     fs_status (*all_gather)(void *self, const void *mine, void *all, size_t bytes, void *stream);
@@ -560,21 +559,23 @@ typedef struct fs_ranks {
 /* fs_sample over ranks. Where a rank fails or the ranks' arguments differ, every rank gets an error that says so
  * (FS_ERR_PEER; on the rank itself its own) and the ranks stay in step; after an error of the transport itself they do
  * not, and the transport is not to be used again. Rows whose lists do not prove their cut take further rounds with
- * longer lists. What such a round exchanges stays within options.fallback_bytes, which all ranks must set alike; the lists of a
- * rank's own pass come on top, and its work memory keeps their size. Where a rank has no memory for a round, rows stay
- * FS_ROW_INCOMPLETE. Every mode but FS_MODE_GROUP_ONLINE; with FS_MODE_GROUP_PARALLEL each rank is one group, as in fs_merge.
- * CUDA: enqueues, needs a device transport, and is capturable in a graph; what goes wrong among ranks there is FS_ROW_PEER, and
- * a rank whose arguments are refused does not meet the others. */
+ * longer lists. What such a round exchanges stays within options.fallback_bytes, which all ranks must set alike; the
+ * lists of a rank's own pass come on top, and its work memory keeps their size. Where a rank has no memory for a round,
+ * rows stay FS_ROW_INCOMPLETE. Every mode but FS_MODE_GROUP_ONLINE; with FS_MODE_GROUP_PARALLEL each rank is one group,
+ * as in fs_merge. CUDA: enqueues, needs a device transport, and is capturable in a graph; what goes wrong among ranks
+ * there is FS_ROW_PEER, and a rank whose arguments are refused does not meet the others. */
 FS_API fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                                  fs_result *result);
 
-/* --- speculative decoding with shared noise: draft and target draw with the same (seed, position, stream), and the output
- * is bit for bit the one without a draft. Sample the target on all k+1 rows of a sequence, then count. Rows of one sequence share its
- * seed: give `seed` as an array, or `slot` so that they are one slot (a scalar seed alone is spread over rows). */
+/* --- speculative decoding with shared noise: draft and target draw with the same (seed, position, stream), and the
+ * output is bit for bit the one without a draft. Sample the target on all k+1 rows of a sequence, then count. Rows of
+ * one sequence share its seed: give `seed` as an array, or `slot` so that they are one slot (a scalar seed alone is
+ * spread over rows). */
 
-/* accepted[s] = how many leading tokens of draft [s, k] equal the target's tokens [s, k+1], of dtype FS_I32 or FS_I64;
- * sequence s then continues with target[s, accepted[s]]. A negative token never matches. context NULL or of the CPU:
- * host arrays; of CUDA: device arrays, and the call only enqueues. */
+/* accepted[s] = how many leading tokens of draft [sequences, k] equal those of target [sequences, k+1] in row s, both
+ * of dtype FS_I32 or FS_I64; sequence s then continues with target[s, accepted[s]]. A negative token never matches.
+ * draft may be NULL if k is 0. context NULL or of the CPU: host arrays; of CUDA: device arrays, and the call only
+ * enqueues. */
 FS_API fs_status fs_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
                            const void *target, int32_t *accepted);
 

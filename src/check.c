@@ -146,13 +146,13 @@ static fs_status check_batch(fs_context *context, const fs_head *h, const fs_bat
     FS_REQUIRE(context, !b->counts || !b->count_offset, "batch.counts and batch.count_offset are both given; take one");
     FS_REQUIRE(context, !b->edit_offset || !b->edit_count,
                "batch.edit_offset and batch.edit_count are both given; take one");
-    FS_REQUIRE(context, !b->edit_count || b->edit_stride > 0,
-               "batch.edit_stride is %lld bytes, must be at least 4 with batch.edit_count", (long long)b->edit_stride);
+    FS_REQUIRE(context, !b->edit_count || (b->edit_stride >= 4 && b->edit_stride % 4 == 0),
+               "batch.edit_stride is %lld bytes, must be a multiple of 4 and at least 4", (long long)b->edit_stride);
     FS_TRY(check_limits(context, &b->limits));
     FS_REQUIRE(context, b->mode != FS_MODE_SCORE || b->given || b->rows == 0, "batch.given is NULL in score mode");
     FS_REQUIRE(context, b->list_capacity >= 0 && b->list_capacity < FS_TOKEN_LIMIT,
                "batch.list_capacity is %d, must be 0 to %lld", b->list_capacity, (long long)FS_TOKEN_LIMIT - 1);
-    return check_stride(context, "batch.edit_stride", b->edit_stride, 4, 0, slots);
+    return check_stride(context, "batch.edit_stride", b->edit_stride, 4, 4, slots);
 }
 
 /* ---------------------------------------------------------------------------------------------------- result ---- */

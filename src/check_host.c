@@ -50,8 +50,8 @@ fs_status fs_check_host_arrays(fs_context *context, const fs_batch *b, int64_t v
     if (!is_group_mode(b->mode)) return FS_OK;
     for (int64_t i = 0; i < b->rows; i++) {
         fs_rules rules = rules_of_row(b, vocab, i);
-        FS_REQUIRE(context, !rules_cut(&rules), "row %lld has top_k %d, top_p %g or min_p: group modes take no cuts",
-                   (long long)i, rules.top_k, (double)rules.top_p);
+        FS_REQUIRE(context, !rules_cut(&rules), "row %lld has top_k %d, top_p %g, min_p %g: group modes take no cuts",
+                   (long long)i, rules.top_k, (double)rules.top_p, exp(rules.log_min_p));
     }
     return FS_OK;
 }

@@ -101,8 +101,8 @@ const char *fs_wire_check(const fs_call *call, uint64_t hash, const void *part, 
     if (words[1] != (uint32_t)row_bytes(&call->ask))
         return "its rows have another size: batch and result must be the same on every rank";
     if (theirs != hash)
-        return "it was made with another batch, seed, position, rule or head (vocab, kind, dim, round, scales, "
-               "softcap)";
+        return "it was made with another batch, result, seed, position, rule or head (vocab, kind, dim, round, "
+               "scales, softcap)";
     if (sum != sum_of(call, part, ids) || ids[0] > ids[1] || ids[1] > (uint64_t)call->vocab)
         return "its checksum is not that of its bytes, which have changed on their way";
     shard[0] = ids[0], shard[1] = ids[1];
@@ -129,11 +129,14 @@ int fs_shards_are_whole(int64_t (*shard)[2], int32_t count, int64_t vocab, const
         const int64_t first = i < count ? shard[i][0] : vocab;
         if (i < count && first == shard[i][1]) continue;
         if (first < end)
-            snprintf(why, size, "token %lld belongs to two %ss: head.first_token or rows is wrong on one",
+            snprintf(why, size,
+                     "token %lld belongs to two %ss: a shard is there twice, or its head.first_token or rows is wrong",
                      (long long)first, holder);
         if (first > end)
-            snprintf(why, size, "tokens %lld to %lld belong to no %s: head.first_token or rows is wrong on one",
-                     (long long)end, (long long)first - 1, holder);
+            snprintf(
+                why, size,
+                "tokens %lld to %lld belong to no %s: a shard is missing, or its head.first_token or rows is wrong",
+                (long long)end, (long long)first - 1, holder);
         if (first != end) return 0;
         if (i < count) end = shard[i][1];
     }

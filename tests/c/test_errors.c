@@ -63,7 +63,8 @@ static void a_bad_list_is_named(void **state) {
     REFUSED(f.batch.edit_stride = 6, "batch.edit_stride", "6");
     REFUSED(f.batch.edit_stride = -4, "batch.edit_stride", "-4");
     REFUSED(f.batch.edit_stride = INT64_MAX / 4 * 4, "batch.edit_stride", "9223372036854775804");
-    REFUSED(f.batch.edit_count = f.list, "batch.edit_stride", "at least 4");
+    REFUSED(f.batch.edit_count = f.list, "batch.edit_stride", "must be a multiple of 4 and at least 4");
+    REFUSED((f.batch.edit_count = f.list, f.batch.edit_stride = 6), "batch.edit_stride", "6 bytes, must be a multiple");
     REFUSED((f.batch.edit_count = f.list, f.batch.edit_stride = 4, f.list[0] = 1), "batch.edit_token", "NULL");
     REFUSED((f.batch.edit_count = f.list, f.batch.edit_stride = 4, f.list[0] = 1, f.batch.edit_token = f.list),
             "batch.edit_bias", "NULL");

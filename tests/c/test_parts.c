@@ -133,9 +133,9 @@ static void what_is_not_the_vocabulary_is_named(void **state) {
     for (int layout = 0; layout < LAYOUTS; layout++) {
         make(&p, layout);
         put_parts(&p);
-        expect_refused(&p, 3, "tokens 112 to 129 belong to no part"); /* the last is missing */
+        expect_refused(&p, 3, "tokens 112 to 129 belong to no part: a shard is missing"); /* the last is missing */
         memcpy(p.part[1], p.part[0], MOST);
-        expect_refused(&p, PARTS, "token 0 belongs to two parts"); /* one is there twice */
+        expect_refused(&p, PARTS, "token 0 belongs to two parts: a shard is there twice"); /* one is there twice */
         put_part(&p, 1, 32, 48);
         expect_refused(&p, PARTS, "token 32 belongs to two parts"); /* overlaps one part */
         put_part(&p, 1, 96, 128);

@@ -132,6 +132,7 @@ def test_a_batch_of_another_head_is_refused(context):
     (dict(flags=256), "argument", r"batch.flags is 0x100"),
     (dict(mode="group_parallel"), "argument", r"batch.group_size is 0, must be 1 to"),
     (dict(mode="group_online", group_size=2, top_k=2), "argument", r"top_k 2.*group modes take no cuts"),
+    (dict(mode="group_online", group_size=2, min_p=0.25), "argument", r"min_p 0.25: group modes take no cuts"),
     (dict(mode="score"), "argument", r"batch.given is NULL"),
     (dict(limits=dict(absent=64)), "argument", r"batch.limits.absent is 0x40"),
     (dict(edits=[[(3, 1.0)], []], limits=dict(edits=1, top_k=-1)), "argument", r"batch.limits.top_k is -1"),

@@ -46,6 +46,8 @@ def test_version_is_the_librarys():
     (["sample", "--top"], "--top needs a value (N)"),
     (["sample", "--json=1"], "--json takes no value"),
     (["sample", "--samples", "0"], "--samples 0: must lie in 1 .. 1024"),
+    *[(["sample", "--synthetic", "10,4,2", f"--{name}", "16777216"], f"--{name} 16777216: must lie in 0 .. 16777215")
+      for name in ("vocab", "first-token", "group-size", "list-capacity")],
     (["sample", "--samples", "two"], "--samples two: not an integer"),
     (["sample", "--scale", "nan?"], "--scale nan?: not a number"),
     (["sample", "--mode", "dance"], "--mode dance: expected one of sample,"),
@@ -186,7 +188,8 @@ def test_info_lists_instruction_sets_and_each_can_be_forced():
 def test_info_lists_instruction_sets_whatever_else_is_forced():
     names = run("info", "--isa-list")[0].split()
     for forced in ({"FLASHSAMPLING_BACKEND": "cuda"}, {"FLASHSAMPLING_BACKEND": "reference"},
-                   {"FLASHSAMPLING_BACKEND": "abacus"}, {"FLASHSAMPLING_NODES": "/no/such/folder"}):
+                   {"FLASHSAMPLING_BACKEND": "abacus"}, {"FLASHSAMPLING_NODES": "/no/such/folder"},
+                   {"FLASHSAMPLING_CHECK_POINTERS": "maybe"}):
         assert run("info", "--isa-list", env=forced)[0].split() == names
         answer = json.loads(run("info", "--json", env=forced)[0])
         assert answer["isas"] == names and answer["backend"]
