@@ -75,9 +75,7 @@ typedef struct fs_cuda_exchange {
     uint32_t *bits;             /* NULL: keys alone */
     uint32_t *rows;             /* [B, row_words] */
     int32_t row_words;
-    int32_t sealed;
-    uint64_t hash;  /* of what the host knows of the call */
-    uint64_t range; /* of a sealed part */
+    uint64_t hash; /* of what the host knows of the call */
 } fs_cuda_exchange;
 
 /* The parts of all ranks, after the collective: [ranks, bytes], or of keys one that has the largest. */
@@ -86,6 +84,7 @@ typedef struct fs_cuda_gathered {
     size_t bytes, bits_at, rows_at; /* of a part, and where in it */
     int32_t ranks;
     int32_t grouped;      /* each rank is a group, chosen by its mass: the paper's B.4 */
+    int32_t sealed;       /* the parts are */
     fs_cuda_exchange own; /* to be cleared */
 } fs_cuda_gathered;
 

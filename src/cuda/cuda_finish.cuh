@@ -46,17 +46,6 @@ FS_DEVICE uint64_t row_hash(const fs_judged_row &row, int64_t at) {
     return card_mix(h, (uint64_t)float_bits(row.inverse) << 32 | (uint32_t)row.greedy);
 }
 
-/* A row's share of a sealed part's checksum: no change of one word leaves it as it was. `seen` are its two bits. */
-FS_DEVICE uint64_t row_sum(const uint32_t *word, int32_t words, uint32_t seen, int64_t at) {
-    uint64_t h = card_mix(~(uint64_t)at, seen);
-    for (int32_t i = 0; i < words; i++) h = card_mix(h, word[i]);
-    return h;
-}
-
-FS_DEVICE uint64_t range_sum(uint64_t range) {
-    return card_mix(0x31505346u, range);
-}
-
 /* The row into this rank's part: see fs_cuda_exchange. */
 FS_DEVICE void put_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b, const fs_verdict &found) {
     const fs_cuda_exchange &to = args.exchange;
@@ -76,10 +65,6 @@ FS_DEVICE void put_row(const fs_cuda_args &args, const fs_judged_row &row, int32
         word += FS_MASS_WORDS;
     }
     if (args.want & FS_CUDA_PEAK) *word = float_bits(found.peak);
-    if (!to.sealed) return;
-    uint64_t sum = row_sum(to.rows + at * to.row_words, to.row_words, seen, at);
-    if (at == 0) to.header[2] = to.range, sum += range_sum(to.range);
-    atomicAdd(to.header + 3, (unsigned long long)sum);
 }
 
 /* A row's status once its pass is over. */

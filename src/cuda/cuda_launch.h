@@ -37,10 +37,12 @@ cudaError_t fs_cuda_stored_launch(const fs_cuda_stored_plan *plan, const fs_cuda
 /* The second launch of a call whose args.want is not 0. */
 cudaError_t fs_cuda_finish_launch(const fs_cuda_args *args, cudaStream_t stream);
 
-/* Ranks: rows of an empty shard, which no pass has seen; a part that says this rank has failed; from the parts of all ranks to results,
+/* Ranks: rows of an empty shard, which no pass has seen; a part that says this rank has failed; a part's
+ * range of ids and checksum; from the parts of all ranks to results,
  * one small launch for all rows. */
 cudaError_t fs_cuda_blank_launch(const fs_cuda_args *args, cudaStream_t stream);
 cudaError_t fs_cuda_failed_launch(const fs_cuda_exchange *part, cudaStream_t stream);
+cudaError_t fs_cuda_seal_launch(const fs_cuda_exchange *part, int32_t rows, uint64_t range, cudaStream_t stream);
 cudaError_t fs_cuda_merge_launch(const fs_cuda_args *args, const fs_cuda_gathered *from, cudaStream_t stream);
 
 /* fs_accept: a thread a sequence. */

@@ -80,11 +80,8 @@ static uint64_t range_of(const fs_cuda_args *args) {
 static fs_cuda_exchange part_at(const fs_cuda_args *args, const layout *l, char *part) {
     const fs_cuda_exchange exchange = {(unsigned long long *)(void *)part,
                                        l->bits_at ? (uint32_t *)(void *)(part + l->bits_at) : NULL,
-                                       (uint32_t *)(void *)(part + l->rows_at),
-                                       l->row_words,
-                                       l->sealed,
-                                       hash_of(&args->head, &args->batch, &args->result, args->want),
-                                       range_of(args)};
+                                       (uint32_t *)(void *)(part + l->rows_at), l->row_words,
+                                       hash_of(&args->head, &args->batch, &args->result, args->want)};
     return exchange;
 }
 
@@ -118,7 +115,7 @@ static fs_status take_room(fs_context *context, const fs_cuda_args *args, size_t
 static fs_status merge_parts(fs_context *context, const fs_cuda_args *args, const layout *l, const char *all,
                              int32_t ranks, const fs_cuda_exchange *own) {
     const fs_cuda_gathered from = {
-        all, l->bytes, l->bits_at, l->rows_at, ranks, args->batch.mode == FS_MODE_GROUP_PARALLEL, *own};
+        all, l->bytes, l->bits_at, l->rows_at, ranks, args->batch.mode == FS_MODE_GROUP_PARALLEL, l->sealed, *own};
     FS_CUDA_TRY(context, fs_cuda_merge_launch(args, &from, ((fs_cuda *)context->state)->stream));
     return FS_OK;
 }
@@ -179,7 +176,10 @@ static fs_status enqueue_part(fs_context *context, const fs_cuda_args *args, con
     fs_cuda_room room;
     FS_TRY(take_room(context, args, 0, 0, &room));
     FS_CUDA_TRY(context, cudaMemsetAsync(part, 0, l->bytes, ((fs_cuda *)context->state)->stream));
-    return make_part(context, &room, args, &own);
+    FS_TRY(make_part(context, &room, args, &own));
+    FS_CUDA_TRY(context, fs_cuda_seal_launch(&own, (int32_t)args->batch.rows, range_of(args),
+                                             ((fs_cuda *)context->state)->stream));
+    return FS_OK;
 }
 
 fs_status fs_cuda_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
