@@ -355,18 +355,22 @@ static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_
     return FS_OK;
 }
 
-/* Fewer rows may have more parts. */
+/* Fewer rows may have more parts, and so may fs_partial, which is not grouped. */
 static fs_status cuda_work_size(fs_context *context, const fs_head *head, const fs_batch *batch,
                                 const fs_result *result, size_t bytes[2]) {
-    fs_cuda_args args = fs_cuda_args_of(head, batch, result, fs_cuda_want(batch, result));
+    fs_cuda_args calls[2];
     fs_cuda_room room;
     memset(&room, 0, sizeof room);
-    for (int64_t rows = batch->rows < FS_CUDA_ROWS ? batch->rows : FS_CUDA_ROWS; rows > 0; rows--) {
-        size_t size;
-        args.batch.rows = rows;
-        FS_TRY(fs_cuda_parts_bytes(context, &args, &size));
-        if (size > room.parts_bytes) room.parts_bytes = size;
-    }
+    calls[0] = calls[1] = fs_cuda_args_of(head, batch, result, fs_cuda_want(batch, result));
+    calls[1].batch.mode = FS_MODE_SAMPLE;
+    calls[1].want &= ~(uint32_t)FS_CUDA_GROUPS;
+    for (int64_t rows = batch->rows < FS_CUDA_ROWS ? batch->rows : FS_CUDA_ROWS; rows > 0; rows--)
+        for (int i = 0; i < 2; i++) {
+            size_t size;
+            calls[i].batch.rows = rows;
+            FS_TRY(fs_cuda_parts_bytes(context, &calls[i], &size));
+            if (size > room.parts_bytes) room.parts_bytes = size;
+        }
     bytes[0] = bytes[1] = fs_cuda_room_bytes(&room);
     return FS_OK;
 }

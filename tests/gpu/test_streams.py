@@ -196,6 +196,17 @@ def test_captured_calls_have_a_piece_each_of_the_callers_memory():
         del graph
 
 
+def test_work_memory_for_a_call_by_groups_is_enough_for_its_part():
+    """A part is one group, over which more CTAs share a row than over a group of a call: 99 and 64 of them here."""
+    head, out = fs.Head(logits=hidden(1, 151936).float()), Outputs(1, floats=()).rows
+    batch = fs.Batch(head, mode="group_parallel", group_size=151936, seed=1)
+    with fs.Context("cuda", stream=STREAM.cuda_stream) as context:
+        context.set_work(context.work_size(head, batch, out=out))
+        context.sample(head, batch, out=out)
+        context.partial(head, batch, out=out)
+        torch.cuda.synchronize()
+
+
 def test_work_memory_may_come_with_the_options():
     W, H, asked, out = weights(V, D), hidden(3, D), rules(3), Outputs(3)
     memory = torch.full((1 << 17,), 0x5A, dtype=torch.uint8, device="cuda")
