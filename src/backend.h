@@ -30,7 +30,7 @@ typedef struct fs_backend {
     /* bytes[0] for common rows, bytes[1] for every row: see fs_work_size. */
     fs_status (*work_size)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                            size_t bytes[2]);
-    /* With FS_CHECK_POINTERS: refuses one that the device cannot reach. NULL: there is nothing to ask. */
+    /* With FS_CHECK_POINTERS: refuses one that the device cannot reach. NULL: there is nothing to needs. */
     fs_status (*check_pointer)(fs_context *context, const char *name, const void *pointer);
     /* fs_accept of device arrays; NULL: arrays are host memory. */
     fs_status (*accept)(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,

@@ -1,7 +1,7 @@
 /* check.c - the checks of structs. Each text names the value and the limit. */
 #include "check.h"
 
-#include "core/ask.h"
+#include "core/needs.h"
 #include "core/halves.h"
 
 #define FS_ROWS_MOST ((int64_t)1 << 20)

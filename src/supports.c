@@ -1,7 +1,7 @@
 /* supports.c - what a backend can do: a call in outline, and the words of the tables for what it does not. */
 #include "check.h"
 
-#include "core/ask.h"
+#include "core/needs.h"
 
 const char *fs_first_lack(const fs_lack *table, size_t count) {
     for (size_t i = 0; i < count; i++)

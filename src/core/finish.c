@@ -34,7 +34,7 @@ static int is_there(const fs_row *row, uint64_t key) {
 /* The list that is ordered by that logit. */
 static fs_list *list_of(const fs_row *row) {
     const fs_call *call = row->call;
-    return call->result->logits == FS_LOGITS_RAW && call->ask.edited ? &row->summary->raw_list : &row->summary->list;
+    return call->result->logits == FS_LOGITS_RAW && call->needs.edited ? &row->summary->raw_list : &row->summary->list;
 }
 
 static int survives(const fs_row *row, float y, uint32_t token) {
@@ -81,12 +81,12 @@ static void write_absent(const fs_row *row) {
 }
 
 static double slack_of(const fs_row *row) {
-    return row->call->ask.rough ? mass_slack(row->summary->max_y * row->rules->inverse_temperature) : 0.0;
+    return row->call->needs.rough ? mass_slack(row->summary->max_y * row->rules->inverse_temperature) : 0.0;
 }
 
 /* The mass that cuts look at. */
 static const fs_mass *cut_mass_of(const fs_row *row) {
-    return row->call->ask.cut_mass ? &row->summary->cut_mass : &row->summary->mass;
+    return row->call->needs.cut_mass ? &row->summary->cut_mass : &row->summary->mass;
 }
 
 /* The entry of a row's list at this place as a winner of its sample; or none, if it is surely below the last one so far. */
@@ -120,7 +120,7 @@ static fs_winner race_above(const fs_row *row, uint32_t sample, uint64_t key) {
  * kept: then nothing has changed that a cut does not find again. */
 static int draw_inside(const fs_row *row, uint32_t sample) {
     const fs_summary *s = row->summary;
-    const int in_turn = row->call->ask.ordered || row->call->batch->flags & FS_KEEP_TIES_TOP_P;
+    const int in_turn = row->call->needs.ordered || row->call->batch->flags & FS_KEEP_TIES_TOP_P;
     fs_winner *winner = &s->winner[sample];
     while (winner->key) {
         const uint64_t key = order_key(winner->y, score_key_token(winner->key));
@@ -133,19 +133,19 @@ static int draw_inside(const fs_row *row, uint32_t sample) {
 
 /* Of a nucleus that nobody asked for but for its tokens. */
 static int draw_all_inside(const fs_row *row) {
-    const fs_ask *ask = &row->call->ask;
-    if (!rules_top_p_alone(row->rules) || !ask->mass_to_cut || ask->rank_depth) return 0;
-    for (int32_t i = 0; i < ask->samples; i++)
+    const fs_needs *needs = &row->call->needs;
+    if (!rules_top_p_alone(row->rules) || !needs->mass_to_cut || needs->rank_depth) return 0;
+    for (int32_t i = 0; i < needs->samples; i++)
         if (!draw_inside(row, (uint32_t)i)) return 0;
-    return ask->samples > 0;
+    return needs->samples > 0;
 }
 
 /* Finds what the cuts leave. The token alone may not need the proof: see draw(). */
 static void cut_row(fs_row *row) {
     const fs_result *r = row->call->result;
     fs_list *list = &row->summary->list;
-    if (row->call->ask.keep) list_heapify(list);
-    if (row->call->ask.keep_raw) list_heapify(&row->summary->raw_list);
+    if (row->call->needs.keep) list_heapify(list);
+    if (row->call->needs.keep_raw) list_heapify(&row->summary->raw_list);
     row->has_cut = rules_cut(row->rules);
     if (!row->has_cut) return;
     if (list->count) row->cut = cut_list(list, row->rules, row->call->batch->flags, cut_mass_of(row), slack_of(row));
@@ -170,9 +170,9 @@ static void race_survivors(fs_row *row, uint32_t sample, fs_winner *winner, int3
  * so only rows whose winner was cut off race again, and only they need a proven cut. */
 static void draw(fs_row *row, fs_winner *scratch) {
     fs_winner *winner = row->summary->winner;
-    const int32_t n = row->call->ask.samples;
+    const int32_t n = row->call->needs.samples;
     if (!row->has_cut || n == 0) return;
-    if (row->call->ask.ordered) {
+    if (row->call->needs.ordered) {
         int32_t kept = 0;
         for (int32_t i = 0; i < n; i++)
             if (winner[i].key && survives(row, winner[i].y, score_key_token(winner[i].key)))
@@ -218,9 +218,9 @@ static int32_t rank_of(fs_row *row, float x, float y, uint32_t token) {
         ahead += is_ahead(row, list->key[i], ordered, token) && is_there(row, list->key[i]);
     if (flags & FS_EXACT_RANK) {
         if (bound > ordered || (flags & FS_RANK_OF_TIES && bound == ordered)) row->open = 1;
-    } else if (ahead >= row->call->ask.rank_depth) {
+    } else if (ahead >= row->call->needs.rank_depth) {
         /* The list may know more, but how much depends on what other rows asked of it. */
-        ahead = row->call->ask.rank_depth;
+        ahead = row->call->needs.rank_depth;
         row->status |= FS_ROW_RANK_BOUND;
     }
     return ahead + 1;
@@ -255,7 +255,7 @@ static void write_samples(fs_row *row) {
             write_sample(row, i, watch_token(row->call->batch, row->b, i), s->watch[i].x, s->watch[i].y, NAN);
         return;
     }
-    for (int64_t i = 0; i < row->call->ask.samples; i++) {
+    for (int64_t i = 0; i < row->call->needs.samples; i++) {
         const fs_winner *w = &s->winner[i];
         if (!winner_is_token(w)) write_no_sample(row, i);
         else write_sample(row, i, score_key_token(w->key), w->x, w->y, score_key_value(w->key));

@@ -2,7 +2,7 @@
 #ifndef FS_CORE_FINISH_H
 #define FS_CORE_FINISH_H
 
-#include "ask.h"
+#include "needs.h"
 
 /* Writes every result of row b, or returns 0 if the row's lists do not prove what was asked: it needs a second pass with longer lists,
  * and what is in its results until then means nothing. With `final` it always writes, and such a row is FS_ROW_INCOMPLETE. The

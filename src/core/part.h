@@ -2,14 +2,14 @@
 #ifndef FS_CORE_PART_H
 #define FS_CORE_PART_H
 
-#include "card.h"
+#include "agreement.h"
 
 /* The term of a word at this place. Of one place it is a bijection, so that a change of one word never goes unseen; and
  * after three rounds a difference of one bit has reached every other, so that words which trade places cancel out as
  * seldom as random numbers would: of 2^43 pairs of words that differ in one bit none does. 6 GB/s on one core
  * (Neoverse-V1). */
 FS_CORE uint64_t part_term(uint64_t word, uint64_t place) {
-    return card_mix(card_mix(card_mix(place * 0xD1B54A32D192ED03u, word), 0), 0);
+    return hash_mix(hash_mix(hash_mix(place * 0xD1B54A32D192ED03u, word), 0), 0);
 }
 
 /* The ids [first, end) that a part speaks of have a place of their own. */

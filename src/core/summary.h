@@ -8,7 +8,7 @@
 #include "rules.h"
 
 /* What a call needs of each row, decided once from (head, batch, result). Rows that need less leave the rest empty. */
-typedef struct fs_ask {
+typedef struct fs_needs {
     int32_t samples;      /* n winners per row; 0 in score mode */
     int32_t ordered;      /* without replacement: the n winners are the n largest keys */
     int32_t mass;         /* mass of exp(l) */
@@ -24,7 +24,7 @@ typedef struct fs_ask {
     int32_t raw_column;   /* the list by y carries x */
     int32_t rank_depth;   /* ranks up to here are exact in one pass */
     int64_t watched;      /* watched tokens of all rows together, given ones included */
-} fs_ask;
+} fs_needs;
 
 /* One sample's best so far. x and y are those of the key's token. */
 typedef struct fs_winner {
@@ -64,19 +64,19 @@ FS_CORE void winners_insert(fs_winner *winner, int32_t n, fs_winner offer) {
 }
 
 /* The one merge. Associative, and commutative for tokens and masses; `from` is not changed. */
-FS_CORE void summary_merge(const fs_ask *ask, fs_summary *into, const fs_summary *from, int64_t watched) {
+FS_CORE void summary_merge(const fs_needs *needs, fs_summary *into, const fs_summary *from, int64_t watched) {
     into->flags |= from->flags;
     if (from->max_x > into->max_x) into->max_x = from->max_x;
     if (from->max_y > into->max_y) into->max_y = from->max_y;
     mass_merge(&into->mass, &from->mass);
     mass_merge(&into->raw_mass, &from->raw_mass);
     mass_merge(&into->cut_mass, &from->cut_mass);
-    for (int32_t i = 0; i < ask->samples; i++) {
-        if (ask->ordered) winners_insert(into->winner, ask->samples, from->winner[i]);
+    for (int32_t i = 0; i < needs->samples; i++) {
+        if (needs->ordered) winners_insert(into->winner, needs->samples, from->winner[i]);
         else if (from->winner[i].key > into->winner[i].key) into->winner[i] = from->winner[i];
     }
-    if (ask->keep) list_merge(&into->list, &from->list);
-    if (ask->keep_raw) list_merge(&into->raw_list, &from->raw_list);
+    if (needs->keep) list_merge(&into->list, &from->list);
+    if (needs->keep_raw) list_merge(&into->raw_list, &from->raw_list);
     for (int64_t i = 0; i < watched; i++)
         if (from->watch[i].y == from->watch[i].y) into->watch[i] = from->watch[i];
 }

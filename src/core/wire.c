@@ -10,21 +10,21 @@
 #define FS_WIRE_SUM 24
 #define FS_WIRE_MASS (4 * FS_MASS_WORDS)
 
-static int has_max(const fs_ask *ask) {
-    return ask->max || ask->samples == 0; /* without a winner, max y alone tells an empty row */
+static int has_max(const fs_needs *needs) {
+    return needs->max || needs->samples == 0; /* without a winner, max y alone tells an empty row */
 }
 
 static size_t list_bytes(int32_t keep, int raw) {
     return keep ? 12 + (size_t)keep * (raw ? 12 : 8) : 0;
 }
 
-static size_t row_bytes(const fs_ask *ask) {
-    size_t winner = 8 + (ask->winner_logit ? (ask->edited ? 8u : 4u) : 0u);
-    size_t bytes = (size_t)ask->samples * winner;
-    bytes += (size_t)(ask->mass != 0) * FS_WIRE_MASS + (size_t)(ask->raw_mass != 0) * FS_WIRE_MASS +
-             (size_t)(ask->cut_mass != 0) * FS_WIRE_MASS;
-    if (has_max(ask)) bytes += ask->edited ? 8 : 4;
-    return bytes + list_bytes(ask->keep, ask->raw_column) + list_bytes(ask->keep_raw, 0);
+static size_t row_bytes(const fs_needs *needs) {
+    size_t winner = 8 + (needs->winner_logit ? (needs->edited ? 8u : 4u) : 0u);
+    size_t bytes = (size_t)needs->samples * winner;
+    bytes += (size_t)(needs->mass != 0) * FS_WIRE_MASS + (size_t)(needs->raw_mass != 0) * FS_WIRE_MASS +
+             (size_t)(needs->cut_mass != 0) * FS_WIRE_MASS;
+    if (has_max(needs)) bytes += needs->edited ? 8 : 4;
+    return bytes + list_bytes(needs->keep, needs->raw_column) + list_bytes(needs->keep_raw, 0);
 }
 
 /* Two bits per row: a NaN was seen, an x is +inf. A key tells of +inf scores, but not of a +inf that was banned. */
@@ -33,23 +33,23 @@ static size_t bitmap_bytes(const fs_call *call) {
 }
 
 size_t fs_wire_size(const fs_call *call) {
-    return FS_WIRE_HEADER + bitmap_bytes(call) + (size_t)call->batch->rows * row_bytes(&call->ask) +
-           (size_t)call->ask.watched * sizeof(fs_watch);
+    return FS_WIRE_HEADER + bitmap_bytes(call) + (size_t)call->batch->rows * row_bytes(&call->needs) +
+           (size_t)call->needs.watched * sizeof(fs_watch);
 }
 
 static size_t row_start(const fs_call *call, int64_t b) {
-    return FS_WIRE_HEADER + bitmap_bytes(call) + (size_t)b * row_bytes(&call->ask) +
+    return FS_WIRE_HEADER + bitmap_bytes(call) + (size_t)b * row_bytes(&call->needs) +
            (size_t)watch_before(call->batch, b) * sizeof(fs_watch);
 }
 
 uint64_t fs_wire_hash(const fs_call *call) {
-    const fs_card card = fs_card_of(call);
-    return fs_card_hash(&card);
+    const fs_agreement agreement = fs_agreement_of(call);
+    return fs_agreement_hash(&agreement);
 }
 
 int fs_wire_is_keys(const fs_call *call) {
-    const fs_ask *ask = &call->ask;
-    return ask->samples && !ask->ordered && !ask->watched && row_bytes(ask) == (size_t)ask->samples * 8;
+    const fs_needs *needs = &call->needs;
+    return needs->samples && !needs->ordered && !needs->watched && row_bytes(needs) == (size_t)needs->samples * 8;
 }
 
 size_t fs_wire_rows_at(const fs_call *call) {
@@ -57,7 +57,7 @@ size_t fs_wire_rows_at(const fs_call *call) {
 }
 
 void fs_wire_header(const fs_call *call, void *part) {
-    uint32_t words[2] = {FS_WIRE_MAGIC, (uint32_t)row_bytes(&call->ask)};
+    uint32_t words[2] = {FS_WIRE_MAGIC, (uint32_t)row_bytes(&call->needs)};
     uint64_t hash = fs_wire_hash(call);
     memcpy(part, words, sizeof words);
     memcpy((char *)part + FS_WIRE_HASH, &hash, sizeof hash);
@@ -98,7 +98,7 @@ const char *fs_wire_check(const fs_call *call, uint64_t hash, const void *part, 
     memcpy(ids, header + FS_WIRE_IDS, sizeof ids);
     memcpy(&sum, header + FS_WIRE_SUM, sizeof sum);
     if (words[0] != FS_WIRE_MAGIC) return "it is not a summary of this library's version";
-    if (words[1] != (uint32_t)row_bytes(&call->ask))
+    if (words[1] != (uint32_t)row_bytes(&call->needs))
         return "its rows have another size: batch and result must be the same on every rank";
     if (theirs != hash)
         return "it was made with another batch, result, seed, position, rule or head (vocab, kind, dim, round, "
@@ -205,53 +205,53 @@ static const char *get_list(const char *at, fs_list *list, int32_t keep, int raw
 }
 
 void fs_wire_put(const fs_call *call, int64_t b, const fs_summary *s, void *part) {
-    const fs_ask *ask = &call->ask;
+    const fs_needs *needs = &call->needs;
     char *at = (char *)part + row_start(call, b);
     const int bits = ((s->flags & FS_ROW_NAN) != 0) | (s->max_x == INFINITY) << 1;
     ((char *)part)[FS_WIRE_HEADER + b / 4] |= (char)(bits << 2 * (b % 4));
-    for (int32_t i = 0; i < ask->samples; i++) {
+    for (int32_t i = 0; i < needs->samples; i++) {
         at = put(at, &s->winner[i].key, 8);
-        if (ask->winner_logit) at = put(at, &s->winner[i].y, 4);
-        if (ask->winner_logit && ask->edited) at = put(at, &s->winner[i].x, 4);
+        if (needs->winner_logit) at = put(at, &s->winner[i].y, 4);
+        if (needs->winner_logit && needs->edited) at = put(at, &s->winner[i].x, 4);
     }
-    if (ask->mass) at = put_mass(at, &s->mass);
-    if (ask->raw_mass) at = put_mass(at, &s->raw_mass);
-    if (ask->cut_mass) at = put_mass(at, &s->cut_mass);
-    if (has_max(ask)) at = put(at, &s->max_y, 4);
-    if (has_max(ask) && ask->edited) at = put(at, &s->max_x, 4);
-    at = put_list(at, &s->list, ask->keep, ask->raw_column);
-    at = put_list(at, &s->raw_list, ask->keep_raw, 0);
+    if (needs->mass) at = put_mass(at, &s->mass);
+    if (needs->raw_mass) at = put_mass(at, &s->raw_mass);
+    if (needs->cut_mass) at = put_mass(at, &s->cut_mass);
+    if (has_max(needs)) at = put(at, &s->max_y, 4);
+    if (has_max(needs) && needs->edited) at = put(at, &s->max_x, 4);
+    at = put_list(at, &s->list, needs->keep, needs->raw_column);
+    at = put_list(at, &s->raw_list, needs->keep_raw, 0);
     put(at, s->watch, (size_t)watch_count(call->batch, b) * sizeof *s->watch);
 }
 
 void fs_wire_get(const fs_call *call, int64_t b, const void *part, fs_summary *s) {
-    const fs_ask *ask = &call->ask;
+    const fs_needs *needs = &call->needs;
     const char *at = (const char *)part + row_start(call, b);
     const int bits = ((const char *)part)[FS_WIRE_HEADER + b / 4] >> 2 * (b % 4) & 3;
     s->flags = bits & 1 ? (uint32_t)FS_ROW_NAN : 0u;
     s->mass = s->raw_mass = s->cut_mass = mass_empty();
     s->max_y = -INFINITY;
-    for (int32_t i = 0; i < ask->samples; i++) {
+    for (int32_t i = 0; i < needs->samples; i++) {
         at = get(at, &s->winner[i].key, 8);
         s->winner[i].key = sound_winner(s->winner[i].key, call->vocab);
         s->winner[i].y = s->winner[i].x = 0.0f;
-        if (ask->winner_logit) at = get(at, &s->winner[i].y, 4);
+        if (needs->winner_logit) at = get(at, &s->winner[i].y, 4);
         s->winner[i].x = s->winner[i].y;
-        if (ask->winner_logit && ask->edited) at = get(at, &s->winner[i].x, 4);
+        if (needs->winner_logit && needs->edited) at = get(at, &s->winner[i].x, 4);
         /* How large the largest was nobody asked, but whether there is one, and whether it is +inf. */
         if (winner_is_token(&s->winner[i]))
             s->max_y = fmaxf(s->max_y, score_key_value(s->winner[i].key) == INFINITY ? INFINITY : 0.0f);
     }
-    if (ask->mass) at = get_mass(at, &s->mass);
-    if (ask->raw_mass) at = get_mass(at, &s->raw_mass);
-    if (ask->cut_mass) at = get_mass(at, &s->cut_mass);
-    if (has_max(ask)) at = get(at, &s->max_y, 4);
-    s->max_x = has_max(ask) ? s->max_y : 0.0f;
-    if (has_max(ask) && ask->edited) at = get(at, &s->max_x, 4);
+    if (needs->mass) at = get_mass(at, &s->mass);
+    if (needs->raw_mass) at = get_mass(at, &s->raw_mass);
+    if (needs->cut_mass) at = get_mass(at, &s->cut_mass);
+    if (has_max(needs)) at = get(at, &s->max_y, 4);
+    s->max_x = has_max(needs) ? s->max_y : 0.0f;
+    if (has_max(needs) && needs->edited) at = get(at, &s->max_x, 4);
     if (bits & 2) s->max_x = INFINITY;
     if (bits & 2 || s->max_y * call->rules[b].inverse_temperature == INFINITY) s->flags |= FS_ROW_INF;
-    at = get_list(at, &s->list, ask->keep, ask->raw_column, call->vocab);
-    at = get_list(at, &s->raw_list, ask->keep_raw, 0, call->vocab);
+    at = get_list(at, &s->list, needs->keep, needs->raw_column, call->vocab);
+    at = get_list(at, &s->raw_list, needs->keep_raw, 0, call->vocab);
     s->list.popped = s->raw_list.popped = 0;
     get(at, s->watch, (size_t)watch_count(call->batch, b) * sizeof *s->watch);
 }

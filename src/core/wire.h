@@ -9,7 +9,7 @@
 #ifndef FS_CORE_WIRE_H
 #define FS_CORE_WIRE_H
 
-#include "ask.h"
+#include "needs.h"
 
 #define FS_WIRE_HEADER 32
 #define FS_WIRE_HASH 8 /* where in it the hash lies */
@@ -17,7 +17,7 @@
 /* Bytes of a part, and of row b in it. All rows are equally long but for their watched tokens, which come last. */
 size_t fs_wire_size(const fs_call *call);
 
-/* Hash of everything two ranks must agree on: see card.h. */
+/* Hash of everything two ranks must agree on: see agreement.h. */
 uint64_t fs_wire_hash(const fs_call *call);
 
 /* Whether rows are nothing but keys, u64 [B, samples], of which the largest win: then a max of integers merges two parts. */
@@ -40,7 +40,7 @@ int fs_shards_are_whole(int64_t (*shard)[2], int32_t count, int64_t vocab, const
 
 /* One row after the other: rows share bytes. */
 void fs_wire_put(const fs_call *call, int64_t b, const fs_summary *summary, void *part);
-/* Lists of `summary` must have room for ask.keep and ask.keep_raw entries. Whatever the bytes are, keys are none or
+/* Lists of `summary` must have room for needs.keep and needs.keep_raw entries. Whatever the bytes are, keys are none or
  * those of ids of the vocabulary, and the logits in them are numbers. */
 void fs_wire_get(const fs_call *call, int64_t b, const void *part, fs_summary *summary);
 

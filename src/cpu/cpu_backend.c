@@ -103,7 +103,7 @@ static void finish_dropped(const fs_job *job) {
  * takes. */
 static size_t job_start_second(fs_job *job, fs_context *context, const int32_t *row, int32_t rows) {
     fs_arena count = {NULL, 0, 0};
-    job->call.ask.rough = 0;
+    job->call.needs.rough = 0;
     fs_job_start_pass(job, context, row, rows);
     job->pass.whole = 1;
     fs_pass_layout(&job->pass, &count);
@@ -145,7 +145,7 @@ static fs_status second_pass(fs_job *job, fs_context *context, int32_t *row, int
 /* Masses may be rough: there is a second pass. */
 static fs_job sample_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
     fs_job job = fs_job_of(head, batch, result);
-    job.call.ask.rough = job.call.ask.mass_to_cut;
+    job.call.needs.rough = job.call.needs.mass_to_cut;
     return job;
 }
 
@@ -171,7 +171,7 @@ static size_t second_size(const fs_job *job, fs_context *context, int64_t rows) 
     const fs_batch *batch = job->call.batch;
     const int alike = !batch->edit_offset && !batch->edit_count && !batch->count_offset && !batch->watch_offset;
     size_t most = 0;
-    if (!job->call.ask.keep && !job->call.ask.keep_raw) return 0;
+    if (!job->call.needs.keep && !job->call.needs.keep_raw) return 0;
     for (int32_t b = 0; b < rows && (b == 0 || !alike); b++) {
         fs_job copy = *job;
         const size_t size = job_start_second(&copy, context, &b, 1);

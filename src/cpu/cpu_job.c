@@ -8,14 +8,14 @@ fs_job fs_job_of(const fs_head *head, const fs_batch *batch, const fs_result *re
     job.call.batch = batch;
     job.call.result = result;
     job.call.vocab = head_vocab(head);
-    job.call.ask = fs_ask_of(head, batch, result);
+    job.call.needs = fs_needs_of(head, batch, result);
     job.grouped = batch->mode == FS_MODE_GROUP_PARALLEL || batch->mode == FS_MODE_GROUP_ONLINE;
     return job;
 }
 
 fs_job fs_job_of_part(const fs_head *head, const fs_batch *batch, const fs_result *result, int32_t least) {
     fs_job job = fs_job_of(head, batch, result);
-    int32_t *keep[2] = {&job.call.ask.keep, &job.call.ask.keep_raw};
+    int32_t *keep[2] = {&job.call.needs.keep, &job.call.needs.keep_raw};
     job.grouped = 0;
     if (least > job.call.vocab) least = (int32_t)job.call.vocab;
     for (int i = 0; i < 2; i++)

@@ -68,16 +68,16 @@ static void layout_merge_list(fs_arena *arena, int32_t keep, int raw, int32_t pa
 }
 
 static void layout_desk(const fs_merging *m, fs_arena *arena, fs_desk *desk) {
-    const fs_ask *ask = &m->call->ask;
+    const fs_needs *needs = &m->call->needs;
     fs_summary *summary[2] = {&desk->into, &desk->from};
     memset(desk, 0, sizeof *desk);
     desk->group = arena_take(arena, (size_t)m->count, sizeof *desk->group);
     desk->spare = arena_take(arena, (size_t)m->call->batch->samples, sizeof *desk->spare);
     for (int i = 0; i < 2; i++) {
-        summary[i]->winner = arena_take(arena, (size_t)ask->samples, sizeof(fs_winner));
+        summary[i]->winner = arena_take(arena, (size_t)needs->samples, sizeof(fs_winner));
         summary[i]->watch = arena_take(arena, (size_t)m->watches, sizeof(fs_watch));
-        layout_merge_list(arena, ask->keep, ask->raw_column, i == 0 ? m->count : 1, &summary[i]->list);
-        layout_merge_list(arena, ask->keep_raw, 0, i == 0 ? m->count : 1, &summary[i]->raw_list);
+        layout_merge_list(arena, needs->keep, needs->raw_column, i == 0 ? m->count : 1, &summary[i]->list);
+        layout_merge_list(arena, needs->keep_raw, 0, i == 0 ? m->count : 1, &summary[i]->raw_list);
     }
 }
 
@@ -116,9 +116,9 @@ static void merge_row(const fs_merging *m, fs_desk *desk, int64_t b) {
     for (int32_t i = 0; i < m->count; i++) {
         fs_summary *to = i == 0 ? &desk->into : &desk->from;
         fs_wire_get(call, b, m->parts[i], to);
-        if (call->ask.samples) desk->group[i].winner = to->winner[0];
+        if (call->needs.samples) desk->group[i].winner = to->winner[0];
         desk->group[i].mass = to->mass;
-        if (i > 0) summary_merge(&call->ask, &desk->into, &desk->from, watches);
+        if (i > 0) summary_merge(&call->needs, &desk->into, &desk->from, watches);
     }
     if (call->batch->mode == FS_MODE_GROUP_PARALLEL && group_is_a_law(rules, desk->into.flags))
         desk->into.winner[0] = group_choose_parallel(
@@ -139,7 +139,7 @@ fs_status fs_cpu_merge(fs_context *context, const fs_head *head, const fs_batch 
     fs_cpu *cpu = context->state;
     fs_job job = fs_job_of_part(head, batch, result, least);
     fs_call *call = &job.call;
-    const int64_t most = call->ask.keep > call->ask.keep_raw ? call->ask.keep : call->ask.keep_raw;
+    const int64_t most = call->needs.keep > call->needs.keep_raw ? call->needs.keep : call->needs.keep_raw;
     FS_REQUIRE(context, most * count <= INT32_MAX,
                "%d parts with lists of %lld entries; together they must stay below 2^31", count, (long long)most);
     /* Only lists are worth waking threads for. */

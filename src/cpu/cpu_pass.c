@@ -32,7 +32,7 @@ static fs_room layout_room(const fs_pass *pass, fs_arena *arena, int32_t keep, i
         room.capacity[i] = (int32_t)capacity;
         room.keep[i] = capacity < keep || pass->whole ? (int32_t)capacity : keep;
         /* Wide nuclei may fill the merged list: it keeps as many as it can. Parts, which have room for `keep`, are never rough. */
-        if (i == 0 && call->ask.rough && capacity == 2 * (int64_t)keep) room.keep[i] = keep + keep / 2;
+        if (i == 0 && call->needs.rough && capacity == 2 * (int64_t)keep) room.keep[i] = keep + keep / 2;
         room.key[i] = arena_take(arena, lists[i] * (size_t)room.stride[i], sizeof *room.key[i]);
         if (with_raw) room.raw[i] = arena_take(arena, lists[i] * (size_t)room.stride[i], sizeof *room.raw[i]);
     }
@@ -43,11 +43,11 @@ static fs_room layout_room(const fs_pass *pass, fs_arena *arena, int32_t keep, i
 static void layout_rows(fs_pass *pass, fs_arena *arena) {
     const fs_call *call = pass->call;
     const fs_batch *batch = call->batch;
-    const fs_ask *ask = &call->ask;
+    const fs_needs *needs = &call->needs;
     const size_t rows = (size_t)pass->rows, tasks = (size_t)pass->cpu->tasks;
     /* What every block looks at lies side by side, row after row, where the next row's is fetched ahead; W has washed it out of the
      * nearer caches since the last block. */
-    const size_t samples = (size_t)ask->samples;
+    const size_t samples = (size_t)needs->samples;
     fs_noise *noise = arena_take(arena, rows * samples, sizeof *noise);
     pass->winner = arena_take(arena, tasks * rows * samples, sizeof *pass->winner);
     pass->watches = 0;
@@ -69,8 +69,8 @@ static void layout_rows(fs_pass *pass, fs_arena *arena) {
         if (arena_fits(arena)) pass->lane[a] = lane;
     }
     pass->watch = arena_take(arena, tasks * (size_t)pass->watches, sizeof *pass->watch);
-    pass->list = layout_room(pass, arena, ask->keep, ask->raw_column);
-    pass->raw_list = layout_room(pass, arena, ask->keep_raw, 0);
+    pass->list = layout_room(pass, arena, needs->keep, needs->raw_column);
+    pass->raw_list = layout_room(pass, arena, needs->keep_raw, 0);
 }
 
 /* Places of a row in a task's logits. */
@@ -151,18 +151,18 @@ static void sort_sparse(const int32_t *token, int64_t n, uint64_t *sorted) {
 static double rare_of(const fs_pass *pass, const fs_rules *rules) {
     const fs_call *call = pass->call;
     const double least = fmin((double)rules->top_p, 1.0 - (double)rules->top_p);
-    if (!rules_top_p_alone(rules) || !call->ask.rough || call->ask.rank_depth || call->ask.raw_column ||
+    if (!rules_top_p_alone(rules) || !call->needs.rough || call->needs.rank_depth || call->needs.raw_column ||
         call->batch->list_capacity || pass->whole || pass->groups)
         return -INFINITY;
-    return log(least / (FS_NUCLEUS * (double)call->ask.keep));
+    return log(least / (FS_NUCLEUS * (double)call->needs.keep));
 }
 
 static void prepare_lane(const fs_pass *pass, fs_lane *lane) {
     const fs_batch *batch = pass->call->batch;
     const fs_rules *rules = &pass->call->rules[lane->b];
     lane->rare = rare_of(pass, rules);
-    lane->listed = pass->call->ask.keep && (rules_cut(rules) || pass->call->ask.rank_depth);
-    for (int32_t i = 0; i < pass->call->ask.samples; i++)
+    lane->listed = pass->call->needs.keep && (rules_cut(rules) || pass->call->needs.rank_depth);
+    for (int32_t i = 0; i < pass->call->needs.samples; i++)
         lane->noise[i] = noise_row(rules->seed, rules->position, (uint32_t)i, rules->stream);
     if (lane->edits) {
         const int64_t first = batch_edits(batch, lane->b, rules->slot).first;
@@ -364,7 +364,7 @@ static fs_list empty_list(const fs_pass *pass, const fs_room *room, int32_t task
 
 /* By the task itself: where its summaries lie the others have no business. */
 static void empty_summary(const fs_pass *pass, int32_t task, int32_t a) {
-    const int64_t at = (int64_t)task * pass->rows + a, samples = pass->call->ask.samples;
+    const int64_t at = (int64_t)task * pass->rows + a, samples = pass->call->needs.samples;
     const fs_lane *lane = &pass->lane[a];
     fs_summary *s = &pass->summary[at];
     s->flags = 0;
@@ -416,7 +416,7 @@ int32_t fs_pass_merged(const fs_pass *pass) {
     if (a >= pass->rows) return -1;
     if (pass->lane[a].rare > -INFINITY) bound_merged(pass, a);
     for (int32_t t = 1; t < pass->cpu->tasks; t++)
-        summary_merge(&pass->call->ask, &pass->summary[a], &pass->summary[(int64_t)t * pass->rows + a],
+        summary_merge(&pass->call->needs, &pass->summary[a], &pass->summary[(int64_t)t * pass->rows + a],
                       pass->lane[a].watches);
     if (pass->groups) choose_group(pass, (int32_t)a);
     return (int32_t)a;

@@ -174,9 +174,10 @@ static void race_fast(fs_race *race, const float *x, const float *y, int64_t bas
 static void reduce_mass(const fs_call *call, const fs_scan *scan, const fs_rules *rules, const float *y,
                         const float *granule, float most, int64_t span, fs_mass *mass) {
     const float scale = rules->inverse_temperature;
-    if (!call->ask.mass) return;
+    if (!call->needs.mass) return;
     const int common = scale * FS_ROUGH_SCALE > 1.0f && scale < FS_ROUGH_SCALE;
-    if (call->ask.rough && common && fabsf(most * scale) <= FS_ROUGH_MOST) scan->add_rough(y, most, span, scale, mass);
+    if (call->needs.rough && common && fabsf(most * scale) <= FS_ROUGH_MOST)
+        scan->add_rough(y, most, span, scale, mass);
     else scan->add_mass(y, granule, span, scale, mass);
 }
 
@@ -203,7 +204,7 @@ static void reduce_list(const fs_scan *scan, const fs_lane *lane, const fs_rules
 
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
                     fs_block block, float *x, fs_heard heard, fs_summary *summary) {
-    const fs_ask *ask = &call->ask;
+    const fs_needs *needs = &call->needs;
     const fs_batch *batch = call->batch;
     const fs_rules *rules = &call->rules[lane->b];
     const int64_t lead = block_lead(block), span = block_span(block), base = block.first - lead;
@@ -214,7 +215,7 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
     fs_survey survey = isa->scan->survey(fs_rows_allowed(call, lane->b), base, x, span, scratch->granule);
     summary->flags |= survey.flags;
     if (survey.most > summary->max_x) summary->max_x = survey.most;
-    if (ask->raw_mass) isa->scan->add_mass(x, scratch->granule, span, 1.0f, &summary->raw_mass);
+    if (needs->raw_mass) isa->scan->add_mass(x, scratch->granule, span, 1.0f, &summary->raw_mass);
 
     float *y = x;
     const int penalised = rules_penalise(rules) && batch_penalises(batch),
@@ -235,19 +236,20 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
         fs_watch seen = {x[at], y[at]};
         summary->watch[(uint32_t)lane->watch[i]] = seen;
     }
-    if (ask->keep_raw) fs_lists_offer_each(&summary->raw_list, x, x, base, span);
+    if (needs->keep_raw) fs_lists_offer_each(&summary->raw_list, x, x, base, span);
     if (!(most > -INFINITY)) return;
     if (most * rules->inverse_temperature == INFINITY) summary->flags |= FS_ROW_INF;
 
     reduce_mass(call, isa->scan, rules, y, scratch->granule, most, span, &summary->mass);
-    if (ask->cut_mass) isa->scan->add_mass(y, scratch->granule, span, 1.0f, &summary->cut_mass);
+    if (needs->cut_mass) isa->scan->add_mass(y, scratch->granule, span, 1.0f, &summary->cut_mass);
     if (lane->listed && summary->list.raw) fs_lists_offer_each(&summary->list, y, x, base, span);
     else if (lane->listed) reduce_list(isa->scan, lane, rules, block, y, scratch->granule, heard.log_mass, summary);
     /* Lists are by y, which raw logits may be asked of; what l makes -inf of them core/finish.c leaves out. Races are by l. */
     if (!(most * rules->inverse_temperature > -INFINITY)) return;
-    const int32_t draws = ask->ordered && ask->samples ? 1 : ask->samples;
+    const int32_t draws = needs->ordered && needs->samples ? 1 : needs->samples;
     for (int32_t i = 0; i < draws; i++) {
-        fs_race race = {rules, lane->noise[i], &summary->winner[i], ask->ordered ? ask->samples : 1, heard.best, 0.0};
+        fs_race race = {rules, lane->noise[i], &summary->winner[i], needs->ordered ? needs->samples : 1, heard.best,
+                        0.0};
         if (batch->noise == FS_NOISE_FAST && !rules->greedy) race_fast(&race, x, y, base, span);
         else race_exact(&race, isa->scan, x, y, scratch->granule, most, base, span);
     }

@@ -4,7 +4,7 @@
 
 #include "cpu_isa.h"
 
-#include "core/ask.h"
+#include "core/needs.h"
 
 /* What one active row brings to every block. */
 typedef struct fs_lane {

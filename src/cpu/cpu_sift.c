@@ -8,17 +8,17 @@
 static int is_sifted(const fs_pass *pass) {
     const fs_head *head = pass->call->head;
     const fs_batch *batch = pass->call->batch;
-    const fs_ask *ask = &pass->call->ask;
+    const fs_needs *needs = &pass->call->needs;
     if (head->kind != FS_HEAD_WEIGHTS || !pass_kernel(pass)->sift || pass->rows <= FS_SIEVE_LANES) return 0;
     if (pass->largest) return 1;
     if (head->bias || head->round != FS_F32 || head->scale != 1.0f || head->softcap > 0.0f || head->post_scale != 1.0f)
         return 0;
-    if (pass->groups || pass->whole || batch->noise == FS_NOISE_FAST || ask->samples != 1 || ask->ordered) return 0;
-    if (ask->edited || ask->rank_depth || ask->watched || ask->cut_mass) return 0;
-    if (batch->allow && (ask->mass || ask->raw_mass || ask->max)) return 0;
+    if (pass->groups || pass->whole || batch->noise == FS_NOISE_FAST || needs->samples != 1 || needs->ordered) return 0;
+    if (needs->edited || needs->rank_depth || needs->watched || needs->cut_mass) return 0;
+    if (batch->allow && (needs->mass || needs->raw_mass || needs->max)) return 0;
     /* A block's rough terms are one float sum, of 16 at a time: as many as keep it within half of mass_slack. Lanes of exact ones have room for
      * that many granules (FS_WIDE_TERMS). */
-    return !(ask->mass || ask->raw_mass) || pass->block <= FS_WEIGHED_MOST;
+    return !(needs->mass || needs->raw_mass) || pass->block <= FS_WEIGHED_MOST;
 }
 
 /* Lanes of a pass's rows, whole vectors of them. */
@@ -27,7 +27,7 @@ static int32_t lanes_of(const fs_pass *pass) {
 }
 
 static fs_sieve layout_sieve(const fs_pass *pass, fs_arena *arena) {
-    const fs_ask *ask = &pass->call->ask;
+    const fs_needs *needs = &pass->call->needs;
     const size_t rows = (size_t)lanes_of(pass), groups = (rows + FS_SIEVE_SUMS - 1) / FS_SIEVE_SUMS;
     fs_sieve s;
     memset(&s, 0, sizeof s);
@@ -45,7 +45,7 @@ static fs_sieve layout_sieve(const fs_pass *pass, fs_arena *arena) {
     s.max = arena_take(arena, rows, sizeof *s.max);
     s.heard_bound = arena_take(arena, rows, sizeof *s.heard_bound);
     s.heard_mass = arena_take(arena, rows, sizeof *s.heard_mass);
-    const int exact[2] = {ask->mass && !ask->rough, ask->raw_mass};
+    const int exact[2] = {needs->mass && !needs->rough, needs->raw_mass};
     for (int i = 0; i < 2; i++) {
         if (!exact[i] && !pass->largest) continue;
         s.exact[i].scale = arena_take(arena, rows, sizeof(float));
@@ -53,7 +53,7 @@ static fs_sieve layout_sieve(const fs_pass *pass, fs_arena *arena) {
         s.exact[i].top = arena_take(arena, rows, sizeof(int32_t));
         s.exact[i].mass = arena_take(arena, rows, sizeof(fs_mass));
     }
-    if ((ask->mass && ask->rough) || pass->largest) {
+    if ((needs->mass && needs->rough) || pass->largest) {
         s.per = arena_take(arena, rows, sizeof *s.per);
         s.mass = arena_take(arena, rows, sizeof *s.mass);
         s.unit = arena_take(arena, rows, sizeof *s.unit);
@@ -322,7 +322,7 @@ static void close_masses(const sifted_row *r) {
 
 int64_t fs_sift_length(const fs_pass *pass, int32_t task) {
     const fs_sieve *sieve = &pass->sieve[task];
-    return sieve->begun || sieve->noisy || pass->call->ask.keep ? pass->block : FS_NOISE_BLOCK;
+    return sieve->begun || sieve->noisy || pass->call->needs.keep ? pass->block : FS_NOISE_BLOCK;
 }
 
 int fs_sift_block(const fs_pass *pass, int32_t task, fs_block block) {

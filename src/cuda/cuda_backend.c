@@ -2,7 +2,7 @@
  * on the stream and return; nothing here waits. */
 #include "cuda_backend.h"
 
-#include "core/ask.h"
+#include "core/needs.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
 #include "cuda_call.h"
 #include "cuda_ptx.cuh"
 
-#include "core/card.h"
+#include "core/agreement.h"
 
 /* A row's part of the call, in shared memory or registers. */
 typedef struct fs_judged_row {
@@ -41,9 +41,9 @@ typedef struct fs_verdict {
 
 /* What a row draws with, as a number: equal on every rank that was called alike. */
 FS_DEVICE uint64_t row_hash(const fs_judged_row &row, int64_t at) {
-    uint64_t h = card_mix((uint64_t)at, (uint64_t)row.noise.r0 << 32 | row.noise.r1);
-    h = card_mix(h, (uint64_t)row.noise.r2 << 32 | row.status);
-    return card_mix(h, (uint64_t)float_bits(row.inverse) << 32 | (uint32_t)row.greedy);
+    uint64_t h = hash_mix((uint64_t)at, (uint64_t)row.noise.r0 << 32 | row.noise.r1);
+    h = hash_mix(h, (uint64_t)row.noise.r2 << 32 | row.status);
+    return hash_mix(h, (uint64_t)float_bits(row.inverse) << 32 | (uint32_t)row.greedy);
 }
 
 /* The row into this rank's part: see fs_cuda_exchange. */

@@ -7,7 +7,7 @@
  *   fs_partial             the same with a header of 32, sealed */
 #include "cuda_backend.h"
 
-#include "core/card.h"
+#include "core/agreement.h"
 
 typedef struct layout {
     size_t bytes, bits_at, rows_at; /* of a part; bits_at 0: keys alone */
@@ -41,8 +41,8 @@ static uint64_t hash_of(const fs_head *head, const fs_batch *batch, const fs_res
                               (uint64_t)batch->mode,
                               (uint64_t)result->logits,
                               want};
-    uint64_t h = card_mix_head(0, head);
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) h = card_mix(h, words[i]);
+    uint64_t h = hash_head(0, head);
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) h = hash_mix(h, words[i]);
     return h;
 }
 

@@ -64,14 +64,14 @@ FS_DEVICE uint64_t block_sum(uint64_t value) {
 
 /* A row's share of a sealed part's checksum: no change of one word leaves it as it was. `bits` are the part's, two a row. */
 FS_DEVICE uint64_t row_sum(const uint32_t *word, int32_t words, const uint32_t *bits, int32_t b) {
-    uint64_t h = card_mix(~(uint64_t)b, bits[b / 16] >> 2 * (b % 16) & 3);
-    for (int32_t i = 0; i < words; i++) h = card_mix(h, word[(int64_t)b * words + i]);
+    uint64_t h = hash_mix(~(uint64_t)b, bits[b / 16] >> 2 * (b % 16) & 3);
+    for (int32_t i = 0; i < words; i++) h = hash_mix(h, word[(int64_t)b * words + i]);
     return h;
 }
 
 /* The checksum of a part with this range of ids. The whole CTA. */
 FS_DEVICE uint64_t part_sum(const uint32_t *rows, int32_t words, const uint32_t *bits, int32_t count, uint64_t range) {
-    uint64_t sum = threadIdx.x == 0 ? card_mix(0x31505346u, range) : 0;
+    uint64_t sum = threadIdx.x == 0 ? hash_mix(0x31505346u, range) : 0;
     for (int32_t b = threadIdx.x; b < count; b += THREADS) sum += row_sum(rows, words, bits, b);
     return block_sum(sum);
 }

@@ -25,7 +25,7 @@ static fs_round round_of(fs_context *context, const fs_ranks *ranks, const fs_he
     round.call.batch = batch;
     round.call.result = result;
     round.call.vocab = head_vocab(head);
-    round.call.ask = fs_ask_of(head, batch, result);
+    round.call.needs = fs_needs_of(head, batch, result);
     round.least = least;
     return round;
 }
@@ -94,10 +94,11 @@ static int64_t count_incomplete(const fs_result *result, int64_t rows) {
 
 /* All ranks have merged the same parts, so all agree on which rows these are. */
 static fs_status further_rounds(fs_round *first, fs_result *result, const int32_t *identity) {
-    const fs_ask *ask = &first->call.ask;
+    const fs_needs *needs = &first->call.needs;
     const int64_t rows = first->call.batch->rows, vocab = first->call.vocab;
     /* Either list may be what is too short: the shorter one grows first. */
-    const int32_t by_y = ask->keep ? ask->keep : ask->keep_raw, by_x = ask->keep_raw ? ask->keep_raw : ask->keep;
+    const int32_t by_y = needs->keep ? needs->keep : needs->keep_raw,
+                  by_x = needs->keep_raw ? needs->keep_raw : needs->keep;
     int64_t least = by_y < by_x ? by_y : by_x;
     result->fallback_rows = count_incomplete(result, rows);
     while (least < vocab && count_incomplete(result, rows) > 0) {

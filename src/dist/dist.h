@@ -14,7 +14,7 @@
 #define FS_DIST_DIST_H
 
 #include "backend.h"
-#include "core/card.h"
+#include "core/agreement.h"
 #include "core/wire.h"
 
 /* fs_sample_ranks. `failed`: what is wrong on this rank already, with its text set; the arguments are then not looked at. */
@@ -30,13 +30,13 @@ typedef struct fs_round {
     int32_t is_keys;
     size_t bytes, rows_at; /* of a part */
     int64_t sent;
-    int64_t *words;       /* [2 + keys] */
-    char *part;           /* [bytes] */
-    char *all;            /* [ranks, bytes] */
-    const void **parts;   /* [ranks] */
-    int64_t (*shards)[2]; /* [ranks] first and last id + 1 */
-    fs_card *cards;       /* [ranks + 1], our own the last */
-    fs_status worst;      /* the gravest failure of all ranks, which all know after they have met */
+    int64_t *words;           /* [2 + keys] */
+    char *part;               /* [bytes] */
+    char *all;                /* [ranks, bytes] */
+    const void **parts;       /* [ranks] */
+    int64_t (*shards)[2];     /* [ranks] first and last id + 1 */
+    fs_agreement *agreements; /* [ranks + 1], our own the last */
+    fs_status worst;          /* the gravest failure of all ranks, which all know after they have met */
 } fs_round;
 
 /* Says how many bytes of memory a round takes; then runs it in them, or with `failed` only meets the others. */

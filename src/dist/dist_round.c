@@ -8,7 +8,7 @@
 #define NEW_SHARD 2
 
 static int64_t count_keys(const fs_round *round) {
-    return round->is_keys ? round->call.batch->rows * round->call.ask.samples : 0;
+    return round->is_keys ? round->call.batch->rows * round->call.needs.samples : 0;
 }
 
 /* The next bytes of the memory, at a multiple of 64; without memory they are only counted. */
@@ -26,7 +26,7 @@ static size_t place(fs_round *round, char *memory) {
     round->part = take(memory, &used, round->bytes);
     round->parts = take(memory, &used, ranks * sizeof *round->parts);
     round->shards = take(memory, &used, ranks * sizeof *round->shards);
-    round->cards = take(memory, &used, (ranks + 1) * sizeof *round->cards);
+    round->agreements = take(memory, &used, (ranks + 1) * sizeof *round->agreements);
     round->all = take(memory, &used, ranks * (round->is_keys ? round->rows_at : round->bytes));
     return used;
 }
@@ -61,7 +61,7 @@ static fs_status all_gather(fs_round *round, const void *mine, void *all, size_t
 static int64_t hash_of(const fs_round *round) {
     uint64_t hash;
     memcpy(&hash, round->part + FS_WIRE_HASH, sizeof hash);
-    return (int64_t)(card_mix(hash, round->context->options.fallback_bytes) >> (64 - HASH_BITS));
+    return (int64_t)(hash_mix(hash, round->context->options.fallback_bytes) >> (64 - HASH_BITS));
 }
 
 static int has_bits(const fs_round *round) {
@@ -70,18 +70,18 @@ static int has_bits(const fs_round *round) {
     return 0;
 }
 
-/* Every rank sends its card; the first one that is not rank 0's is named, so the text is the same everywhere. */
+/* Every rank sends what it was called with; the first word that is not rank 0's is named, so the text is the same everywhere. */
 static fs_status explain_difference(fs_round *round) {
     const int32_t ranks = round->ranks->count;
-    fs_card *cards = round->cards;
-    cards[ranks] = fs_card_of(&round->call);
-    cards[ranks].word[FS_CARD_BUDGET] = (int64_t)round->context->options.fallback_bytes;
-    FS_TRY(all_gather(round, &cards[ranks], cards, sizeof *cards));
-    for (int32_t i = 0; i < ranks * FS_CARD_WORDS; i++) {
-        const int32_t rank = i / FS_CARD_WORDS, word = i % FS_CARD_WORDS;
-        const long long theirs = cards[rank].word[word], first = cards[0].word[word];
+    fs_agreement *agreements = round->agreements;
+    agreements[ranks] = fs_agreement_of(&round->call);
+    agreements[ranks].word[FS_AGREE_BUDGET] = (int64_t)round->context->options.fallback_bytes;
+    FS_TRY(all_gather(round, &agreements[ranks], agreements, sizeof *agreements));
+    for (int32_t i = 0; i < ranks * FS_AGREE_WORDS; i++) {
+        const int32_t rank = i / FS_AGREE_WORDS, word = i % FS_AGREE_WORDS;
+        const long long theirs = agreements[rank].word[word], first = agreements[0].word[word];
         int32_t is_value;
-        const char *name = fs_card_name(word, &is_value);
+        const char *name = fs_agreement_name(word, &is_value);
         if (theirs == first) continue;
         if (is_value)
             return fs_fail(round->context, FS_ERR_PEER, "ranks differ: %s is %lld on rank %d, but %lld on rank 0", name,
@@ -89,7 +89,8 @@ static fs_status explain_difference(fs_round *round) {
         return fs_fail(round->context, FS_ERR_PEER, "ranks differ: %s is not on rank %d what it is on rank 0", name,
                        rank);
     }
-    return fs_fail(round->context, FS_ERR_PEER, "ranks were called with different arguments, but none on the card");
+    return fs_fail(round->context, FS_ERR_PEER,
+                   "ranks were called with different arguments, but none of those that are compared");
 }
 
 /* Whether this shard has been held against the others' before. */

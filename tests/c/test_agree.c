@@ -2,7 +2,7 @@
  * both sides, so tokens must be equal, not close. */
 #include "random_call.h"
 
-#include "core/ask.h"
+#include "core/needs.h"
 
 /* Everything a call writes, prefilled with sentinels. */
 typedef struct outputs {

@@ -46,7 +46,7 @@ EXACT = ("tokens", "status", "top_token")
 HOW = np.uint32(fs.Row.FALLBACK | fs.Row.RANK_BOUND)  # bits about how a row was computed, not about the row
 
 
-RANK_DEPTH = 256  # FS_RANK_DEPTH in src/core/ask.h: every list knows ranks up to it
+RANK_DEPTH = 256  # FS_RANK_DEPTH in src/core/needs.h: every list knows ranks up to it
 
 
 def assert_ranks(rank, want, bound, exact):

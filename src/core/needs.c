@@ -1,4 +1,4 @@
-#include "ask.h"
+#include "needs.h"
 
 static int32_t largest(int32_t a, int32_t b) {
     return a > b ? a : b;
@@ -41,42 +41,42 @@ fs_rules fs_rules_of_row(const fs_batch *batch, int64_t vocab, int64_t b) {
     return rules;
 }
 
-fs_ask fs_ask_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
+fs_needs fs_needs_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
     const int raw = result->logits == FS_LOGITS_RAW;
     const int log_z = result_wants_log_z(result);
-    fs_ask ask;
-    memset(&ask, 0, sizeof ask);
-    ask.samples = batch->mode == FS_MODE_SCORE ? 0 : batch->samples;
-    ask.ordered = batch->mode == FS_MODE_WITHOUT_REPLACEMENT;
-    ask.raw_mass = raw && log_z;
-    ask.mass = (!raw && log_z) || batch->mode == FS_MODE_GROUP_PARALLEL || batch->mode == FS_MODE_GROUP_ONLINE;
-    ask.winner_logit = result->logit || result->logprob || result->rank;
-    ask.max = result->max_logit || log_z;
-    ask.mass_to_cut = !ask.mass &&
-                      !(result->logits == FS_LOGITS_CUT && (result->rank || result->top_token || result->top_logit));
+    fs_needs needs;
+    memset(&needs, 0, sizeof needs);
+    needs.samples = batch->mode == FS_MODE_SCORE ? 0 : batch->samples;
+    needs.ordered = batch->mode == FS_MODE_WITHOUT_REPLACEMENT;
+    needs.raw_mass = raw && log_z;
+    needs.mass = (!raw && log_z) || batch->mode == FS_MODE_GROUP_PARALLEL || batch->mode == FS_MODE_GROUP_ONLINE;
+    needs.winner_logit = result->logit || result->logprob || result->rank;
+    needs.max = result->max_logit || log_z;
+    needs.mass_to_cut = !needs.mass &&
+                        !(result->logits == FS_LOGITS_CUT && (result->rank || result->top_token || result->top_logit));
     for (int64_t b = 0; b < batch->rows; b++) {
         fs_rules rules = rules_of_row(batch, head_vocab(head), b);
         if (rules_drop_row(&rules)) continue;
-        ask.keep = largest(ask.keep, keep_for_cut(batch, &rules));
-        ask.edited |= batch_edits(batch, b, rules.slot).count > 0;
-        ask.edited |= batch_penalises(batch) && rules_penalise(&rules);
-        ask.winner_logit |= rules_cut(&rules);
-        if (batch->flags & FS_CUT_BEFORE_TEMPERATURE) ask.cut_mass |= rules_top_p_of_row(&rules, batch->flags);
-        else ask.mass |= rules_top_p_of_row(&rules, batch->flags);
+        needs.keep = largest(needs.keep, keep_for_cut(batch, &rules));
+        needs.edited |= batch_edits(batch, b, rules.slot).count > 0;
+        needs.edited |= batch_penalises(batch) && rules_penalise(&rules);
+        needs.winner_logit |= rules_cut(&rules);
+        if (batch->flags & FS_CUT_BEFORE_TEMPERATURE) needs.cut_mass |= rules_top_p_of_row(&rules, batch->flags);
+        else needs.mass |= rules_top_p_of_row(&rules, batch->flags);
     }
-    ask.mass_to_cut &= ask.mass;
+    needs.mass_to_cut &= needs.mass;
     int32_t depth = result->top_token || result->top_logit || result->top_logprob ? result->top_count : 0;
     if (result->rank) depth = largest(depth, FS_RANK_DEPTH);
     if (depth) depth = largest(depth, batch->list_capacity);
-    ask.rank_depth = depth;
+    needs.rank_depth = depth;
     /* One more shows whether a tie is beyond that depth. */
     if (depth && result->rank && batch->flags & FS_RANK_OF_TIES) depth++;
-    if (raw && ask.edited) ask.keep_raw = depth;
-    else ask.keep = largest(ask.keep, depth);
+    if (raw && needs.edited) needs.keep_raw = depth;
+    else needs.keep = largest(needs.keep, depth);
     /* No list needs more than there are tokens. */
-    if (ask.keep > head_vocab(head)) ask.keep = (int32_t)head_vocab(head);
-    if (ask.keep_raw > head_vocab(head)) ask.keep_raw = (int32_t)head_vocab(head);
-    ask.raw_column = raw && ask.edited && ask.keep && ask.winner_logit;
-    ask.watched = watch_before(batch, batch->rows);
-    return ask;
+    if (needs.keep > head_vocab(head)) needs.keep = (int32_t)head_vocab(head);
+    if (needs.keep_raw > head_vocab(head)) needs.keep_raw = (int32_t)head_vocab(head);
+    needs.raw_column = raw && needs.edited && needs.keep && needs.winner_logit;
+    needs.watched = watch_before(batch, batch->rows);
+    return needs;
 }

@@ -1,6 +1,6 @@
-/* ask.h - one call: what it was given, what it needs of each row (fs_ask), and which tokens each row watches. */
-#ifndef FS_CORE_ASK_H
-#define FS_CORE_ASK_H
+/* needs.h - one call: what it was given, what it needs of each row (fs_needs), and which tokens each row watches. */
+#ifndef FS_CORE_NEEDS_H
+#define FS_CORE_NEEDS_H
 
 #include "summary.h"
 
@@ -17,7 +17,7 @@ typedef struct fs_call {
     const fs_result *result;
     const fs_rules *rules; /* [B] */
     int64_t vocab;         /* real vocabulary size */
-    fs_ask ask;
+    fs_needs needs;
 } fs_call;
 
 FS_CORE int64_t head_vocab(const fs_head *head) {
@@ -55,6 +55,6 @@ FS_CORE int result_wants_log_z(const fs_result *result) {
 fs_rules fs_rules_of_row(const fs_batch *batch, int64_t vocab, int64_t b);
 
 /* Reads the per-slot arrays of every row, so only where they are host memory. */
-fs_ask fs_ask_of(const fs_head *head, const fs_batch *batch, const fs_result *result);
+fs_needs fs_needs_of(const fs_head *head, const fs_batch *batch, const fs_result *result);
 
 #endif
