@@ -111,7 +111,8 @@ def plot(data, path):
                 x = [int(k) for k in data[name]]
                 y = [data[name][k][rows] * 1e3 for k in data[name]]
                 color, marker = LOOKS[rows]
-                place.loglog(x, y, color=color, marker=marker, label=f"B = {rows}: slope {slope_text(data, name, rows)}")
+                place.loglog(x, y, color=color, marker=marker,
+                             label=f"B = {rows}: slope {slope_text(data, name, rows)}")
             label_ticks(place, x)
             place.set_xlabel(title)
             place.set_ylabel("ms per call")

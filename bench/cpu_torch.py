@@ -1,8 +1,8 @@
 """The CPU backend beside PyTorch: python3 bench/cpu_torch.py FLASHSAMPLE [--batch LIST] [--dim D] [--dtype NAME] ...
 
-PyTorch multiplies with the library it was built with (oneDNN on x86): `linear` alone, which leaves logits in memory, and
-with a draw of them (Gumbel noise and argmax). Ours is the whole call, by `flashsample bench --json`. Each number of rows
-is timed by both, one after the other, with as many threads and copies of W taken in turn. Needs torch.
+PyTorch multiplies with the library it was built with (oneDNN on x86): `linear` alone, which leaves logits in memory,
+and with a draw of them (Gumbel noise and argmax). Ours is the whole call, by `flashsample bench --json`. Each number of
+rows is timed by both, one after the other, with as many threads and copies of W taken in turn. Needs torch.
 """
 import argparse
 import json

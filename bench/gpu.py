@@ -10,7 +10,8 @@
 With --stored: draws from stored float32 logits (the paper's B.1), beside the read ceiling of the same bytes.
 
 Every repetition of every arm is a graph replay after the L2 cache was overwritten, the arms in turn, so that a slow
-moment of the machine meets them all. Times are medians in microseconds. Tokens are checked against the CPU backend first.
+moment of the machine meets them all. Times are medians in microseconds. Tokens are checked against the CPU backend
+first.
 
 FLASHSAMPLING_CUDA_TILE=portable in the environment times that kernel instead of the device's own.
 """

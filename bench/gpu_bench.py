@@ -1,9 +1,9 @@
 """What the GPU benches share: one device, one stream, how a call is timed there, and when a run counts.
 
 Every repetition of every arm is a graph replay after the L2 cache was overwritten, the arms in turn, so that a slow
-moment of the machine meets them all. Before each, another kernel has run, as in an engine: no arm finds its instructions in
-the processors' caches because the arm before it was the same kernel. Each repetition draws at new positions: a time is
-of many draws, not of one. Times are microseconds.
+moment of the machine meets them all. Before each, another kernel has run, as in an engine: no arm finds its
+instructions in the processors' caches because the arm before it was the same kernel. Each repetition draws at new
+positions: a time is of many draws, not of one. Times are microseconds.
 """
 import ctypes
 import datetime

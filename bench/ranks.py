@@ -53,7 +53,8 @@ def exchanges(name, launch, options):
 
 
 def overhead(launchers, options):
-    print("| MPI | B | plain median ms | one rank median ms | median of differences us | middle half us | of plain | pairs |")
+    print("| MPI | B | plain median ms | one rank median ms | median of differences us | middle half us | of plain "
+          "| pairs |")
     print("|---|---|---|---|---|---|---|---|")
     for name, launch in launchers.items():
         program = compiled(name, "ranks_overhead")

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What the way over ranks costs on a GPU where there is one: fs_sample beside fs_sample_ranks over NCCL, the collective really called.
+"""What the way over ranks costs on a GPU where there is one: fs_sample beside fs_sample_ranks over NCCL, the collective
+really called.
 
     make cuda
     FLASHSAMPLING_LIBRARY=build/cuda/lib/libflashsampling.so python3 bench/ranks_gpu.py        # V = 151,936, D = 4,096
@@ -30,7 +31,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         ranks = Ranks(0, 1, folder)
         facts = about(bench, options.reps)
-        print("%(device)s, driver %(driver)s, torch %(torch)s, commit %(commit)s, %(date)s, medians of %(reps)d\n" % facts)
+        print("%(device)s, driver %(driver)s, torch %(torch)s, commit %(commit)s, %(date)s, medians of %(reps)d\n"
+              % facts)
         print("| B | wanted | plain us | one rank us | difference us |\n|---|---|---|---|---|")
         for B in options.rows:
             H = bench.hidden(B, options.dim)
@@ -44,7 +46,8 @@ def main():
                 arms = {"plain": call, "ranks": lambda: call(ranks=ranks.address)}
                 times = bench.time_in_turn(arms, options.reps)
                 plain, over = times["plain"][1], times["ranks"][1]
-                print("| %d | %s | %.1f | %.1f | %+.1f |" % (B, ", ".join(wanted), plain, over, over - plain), flush=True)
+                print("| %d | %s | %.1f | %.1f | %+.1f |" % (B, ", ".join(wanted), plain, over, over - plain),
+                      flush=True)
         ranks.close()
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Predicted step times over ranks, from the measured times of one H200 (docs/results/h200.md) and assumed networks: Markdown on stdout.
+"""Predicted step times over ranks, from the measured times of one H200 (docs/results/h200.md) and assumed networks:
+Markdown on stdout.
 
     pass(R)      f + w * waves(R): W's tiles of 128 tokens over 132 processors per rank; f and w from one rank's time
     all-reduce   2 a ceil(log2 R) + bytes / b        bytes = 16 + 8 B
@@ -10,7 +11,8 @@
 import math
 
 V, TILE, PROCESSORS = 151_936, 128, 132
-# Measured, H200, D = 4,096, microseconds: our call; the read ceiling, which is what scales with W; sampler over stored logits.
+# Measured, H200, D = 4,096, microseconds: our call; the read ceiling, which is what scales with W; sampler over stored
+# logits.
 OURS, CEILING, SAMPLER = {1: 283.8, 64: 290.5, 256: 450.3}, 276.4, {1: 10.4, 64: 25.6, 256: 56.0}
 FIXED = OURS[1] - CEILING  # start and end of a launch: what one row costs beyond the read
 # Assumed: latency of one step in microseconds and bandwidth per rank in bytes per microsecond, as software sees them.

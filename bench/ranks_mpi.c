@@ -1,7 +1,9 @@
-/* ranks_mpi.c - what ranks send each other, timed: our exchange for several rules beside the all-gather of logits that a sampler over
- * whole rows needs. Only the exchange: what is sent is made before, nothing is drawn. Started by bench/ranks.py.
+/* ranks_mpi.c - what ranks send each other, timed: our exchange for several rules beside the all-gather of logits that
+ * a sampler over whole rows needs. Only the exchange: what is sent is made before, nothing is drawn. Started by
+ * bench/ranks.py.
  *
- *   mpirun -n N ranks_mpi V SECONDS B...      one line per B and way: rows, way, bytes per rank, least and median seconds */
+ *   mpirun -n N ranks_mpi V SECONDS B...    one line per B and way: rows, way, bytes per rank, least and median
+ *                                          seconds */
 #include <flashsampling_mpi.h>
 
 #include <stdio.h>

@@ -1,8 +1,10 @@
-/* ranks_overhead.c - what the way over ranks costs where there is one: fs_sample and fs_sample_ranks take turns in one process, on the
- * same weights, every exchange really made (a rank sends to itself). Started by bench/ranks.py --overhead.
+/* ranks_overhead.c - what the way over ranks costs where there is one: fs_sample and fs_sample_ranks take turns in one
+ * process, on the same weights, every exchange really made (a rank sends to itself). Started by bench/ranks.py
+ * --overhead.
  *
- *   mpirun -n 1 ranks_overhead V D SECONDS B...      one line per B: rows, least and median seconds of either, and the median of the
- *                                                    differences of neighbours with the quarters around it */
+ *   mpirun -n 1 ranks_overhead V D SECONDS B...    one line per B: rows, least and median seconds of either, and the
+ *                                                  median of the differences of neighbours with the quarters around
+ *                                                  it */
 #include <flashsampling_mpi.h>
 
 #include <stdio.h>

@@ -1,8 +1,8 @@
-/* read_ceiling.cu - how fast this device reads memory: 16-byte loads, or bulk copies into a ring in shared memory; nothing kept. What a
- * pass over W is measured against.
+/* read_ceiling.cu - how fast this device reads memory: 16-byte loads, or bulk copies into a ring in shared memory;
+ * nothing kept. What a pass over W is measured against.
  *
- * Loads in flight per thread and blocks per processor trade registers for threads, copies are large or many, and which is best differs
- * between devices and sizes: there are several, and the caller takes the best. */
+ * Loads in flight per thread and blocks per processor trade registers for threads, copies are large or many, and which
+ * is best differs between devices and sizes: there are several, and the caller takes the best. */
 #include <cstdint>
 #include <cuda_runtime.h>
 
@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) read_all(const uint4 *data, s
     if (bits == 0x12345678) *out = bits;
 }
 
-/* The same by the copy engine, from sm_90 on: one block per processor, a ring of STAGES copies in flight, each taken as soon as it is
- * there. Copies go round the blocks. */
+/* The same by the copy engine, from sm_90 on: one block per processor, a ring of STAGES copies in flight, each taken as
+ * soon as it is there. Copies go round the blocks. */
 constexpr int RING_THREADS = 64; /* one copies, the others wait and give back */
 
 #if __CUDA_ARCH__ >= 900

@@ -1,14 +1,12 @@
 /* cmd_bench.c - `flashsample bench`: the fused call, checked, then timed against the machine's read bandwidth. */
 #include "arrays.h"
 #include "bars.h"
-#include "machine.h"
-#include "measure.h"
 #include "options.h"
 #include "print.h"
 #include "ranks.h"
 #include "shards.h"
+#include "sweep.h"
 
-#include <math.h>
 #include <stdio.h>
 
 static const command about = {
@@ -78,79 +76,11 @@ static bench_args parse(int argc, char **argv) {
     return a;
 }
 
-typedef struct bench_row {
-    int64_t B;
-    times times;
-    int64_t work_bytes, fallback_rows, wire_bytes;
-} bench_row;
-
-/* A call's arguments with room for its results. */
-typedef struct bench_call {
-    fs_batch batch;
-    fs_result result;
-} bench_call;
-
-static bench_call make_call(const bench_args *a, const workload *w, int64_t B) {
-    bench_call c = {fs_batch_default(), fs_result_default()};
-    c.batch.rows = B;
-    c.batch.hidden = w->h;
-    c.batch.hidden_dtype = w->s.dtype;
-    c.batch.samples = (int32_t)a->samples;
-    c.batch.all.temperature = (float)a->temperature;
-    c.batch.all.top_k = (int32_t)a->top_k;
-    c.batch.all.top_p = (float)a->top_p;
-    c.batch.all.min_p = (float)a->min_p;
-    c.batch.all.seed = (uint64_t)a->seed;
-    c.result.tokens = take_memory(B * a->samples, sizeof(int32_t), "tokens");
-    if (a->logprobs) {
-        c.result.log_z = take_memory(B, sizeof(float), "log Z");
-        c.result.logprob = take_memory(B * a->samples, sizeof(float), "logprobs");
-    }
-    return c;
-}
-
-/* Ends the program if the first or the last row's token is not what the definition says. */
-static void verify_call(fs_context *context, const workload *w, bench_call *c) {
-    fs_head head = workload_head(w, 0);
-    const int32_t *tokens = c->result.tokens;
-    check(context, ranks_sample_shard(context, &head, &c->batch, &c->result));
-    int64_t rows[2] = {0, c->batch.rows - 1};
-    for (int i = 0; i < (c->batch.rows > 1 ? 2 : 1); i++) {
-        int32_t token = tokens[rows[i] * c->batch.samples];
-        if (!row_is_right(w, &c->batch, rows[i], token))
-            die(END_REJECTED, "B = %lld, row %lld: token %d is not the one the definition gives; nothing was timed",
-                (long long)c->batch.rows, (long long)rows[i], token);
-    }
-}
-
-static void time_calls(fs_context *context, const bench_args *a, const workload *w, bench_call *c, bench_row *row,
-                       ceiling *best, int threads) {
-    double end = now() + a->seconds;
-    /* Ranks go on together; asking also lines them up before a call. */
-    for (int turn = 0; ranks_max(row->times.count < 5 || now() < end) > 0; turn++) {
-        fs_head head = workload_head(w, turn);
-        double begin = now();
-        check(context, ranks_sample_shard(context, &head, &c->batch, &c->result));
-        times_add(&row->times, now() - begin);
-        c->batch.position_all++;
-        if (turn % 8 == 0) {
-            ceiling again = measure_reading(w->w, w->copies, w->w_bytes, threads, 0);
-            if (again.bytes_per_s > best->bytes_per_s) *best = again;
-        }
-        if (row->times.count >= 4096) break;
-    }
-    row->work_bytes = c->result.work_bytes;
-    row->fallback_rows = c->result.fallback_rows;
-    row->wire_bytes = c->result.wire_bytes;
-}
-
-/* ---------------------------------------------------------------------------------------------------- output ---- */
-
-static double flops(const workload *w, const bench_row *r) {
+static double flops(const workload *w, const sweep_row *r) {
     return 2.0 * (double)r->B * (double)synth_rows(&w->s) * (double)w->s.D / times_min(&r->times);
 }
 
-static void print_text(const bench_args *a, const workload *w, const bench_row *rows, int count, ceiling c,
+static void print_text(const bench_args *a, const workload *w, const sweep_row *rows, int count, ceiling c,
                        const char *context) {
     printf("%s; %s\nV = %s, D = %lld, %s: W is %s, %d cop%s in turn; last-level cache %s\n", context, cpu_name(),
            text_count((double)w->s.V), (long long)w->s.D, dtype_names[w->s.dtype], text_bytes((double)w->w_bytes),
@@ -161,7 +91,7 @@ static void print_text(const bench_args *a, const workload *w, const bench_row *
     if (ranks_open()) printf("%d ranks\n\n", ranks_open()->count);
     table *t = table_new("rows|calls|min|median|tokens/s|GB/s|of reading|GFLOP/s|temporary|second passes|sent");
     for (int i = 0; i < count; i++) {
-        const bench_row *r = &rows[i];
+        const sweep_row *r = &rows[i];
         double least = times_min(&r->times), rate = (double)w->w_bytes / least;
         table_cell(t, "%lld", (long long)r->B);
         table_cell(t, "%d", r->times.count);
@@ -178,7 +108,7 @@ static void print_text(const bench_args *a, const workload *w, const bench_row *
     table_print(t);
 }
 
-static void print_json(const bench_args *a, const workload *w, const bench_row *rows, int count, ceiling c,
+static void print_json(const bench_args *a, const workload *w, const sweep_row *rows, int count, ceiling c,
                        const char *context) {
     json_open(NULL, '{');
     json_text("version", fs_version_text());
@@ -219,6 +149,20 @@ static void print_json(const bench_args *a, const workload *w, const bench_row *
     json_close('}');
 }
 
+/* What is measured: all of the head, or this rank's slice of it. */
+static synth rank_synth(const bench_args *a, int64_t rows) {
+    synth s = {a->vocab, a->dim, rows, a->dtype, (uint64_t)a->seed, 0, 0};
+    const fs_ranks *ranks = ranks_open();
+    if (!ranks) return s;
+    fs_head whole = fs_head_default();
+    whole.rows = a->vocab;
+    fs_head shard = head_shard(&whole, ranks->rank, ranks->count);
+    if (shard.rows == 0) die(END_USAGE, "--vocab %lld: too few for %d ranks", (long long)a->vocab, ranks->count);
+    s.first = shard.first_token;
+    s.rows = shard.rows;
+    return s;
+}
+
 int cmd_bench(int argc, char **argv) {
     bench_args a = parse(argc, argv);
     if (a.quiet) progress_off();
@@ -233,36 +177,21 @@ int cmd_bench(int argc, char **argv) {
         if (batch[i] < 1 || batch[i] > 65536) die(END_USAGE, "--batch %d: must lie in 1 .. 65536", batch[i]);
         if (batch[i] > most) most = batch[i];
     }
-    ranks_open();
-    int threads = a.context.threads ? (int)a.context.threads : cores_of_rank();
-    synth s = {a.vocab, a.dim, most, a.dtype, (uint64_t)a.seed, 0, 0};
-    const fs_ranks *ranks = ranks_open();
-    if (ranks) {
-        fs_head whole = fs_head_default();
-        whole.rows = a.vocab;
-        fs_head shard = head_shard(&whole, ranks->rank, ranks->count);
-        if (shard.rows == 0) die(END_USAGE, "--vocab %lld: too few for %d ranks", (long long)a.vocab, ranks->count);
-        s.first = shard.first_token;
-        s.rows = shard.rows;
-    }
+    synth s = rank_synth(&a, most);
+    sweep_args args = {.all = fs_batch_default().all, .samples = (int32_t)a.samples, .logprobs = a.logprobs};
+    args.all.temperature = (float)a.temperature;
+    args.all.top_k = (int32_t)a.top_k;
+    args.all.top_p = (float)a.top_p;
+    args.all.min_p = (float)a.min_p;
+    args.all.seed = (uint64_t)a.seed;
+    args.seconds = a.seconds;
+    args.threads = a.context.threads ? (int)a.context.threads : cores_of_rank();
     int64_t w_bytes = synth_rows(&s) * s.D * dtype_bytes(s.dtype);
     fs_context *context = open_context(&a.context);
-    workload w = make_workload(&s, a.copies ? (int)a.copies : copies_for(w_bytes), threads);
-    bench_row *rows = take_memory(list.count, sizeof *rows, "results");
-    progress_start("bench", (double)list.count);
-    ceiling best = measure_reading(w.w, w.copies, w.w_bytes, threads, 0.5);
-    for (int64_t i = 0; i < list.count; i++) {
-        char label[32];
-        snprintf(label, sizeof label, "bench, B = %d", batch[i]);
-        progress_label(label);
-        bench_call c = make_call(&a, &w, batch[i]);
-        rows[i].B = batch[i];
-        verify_call(context, &w, &c);
-        time_calls(context, &a, &w, &c, &rows[i], &best, threads);
-        progress_at((double)i + 1);
-    }
-    progress_end();
-    if (a.json) print_json(&a, &w, rows, (int)list.count, best, fs_context_text(context));
-    else print_text(&a, &w, rows, (int)list.count, best, fs_context_text(context));
+    workload w = make_workload(&s, a.copies ? (int)a.copies : copies_for(w_bytes), args.threads);
+    ceiling read;
+    const sweep_row *rows = sweep_batches(context, &w, &args, batch, list.count, &read);
+    if (a.json) print_json(&a, &w, rows, (int)list.count, read, fs_context_text(context));
+    else print_text(&a, &w, rows, (int)list.count, read, fs_context_text(context));
     return END_OK;
 }

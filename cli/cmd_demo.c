@@ -6,6 +6,7 @@
 #include "print.h"
 #include "stats.h"
 #include "truth.h"
+#include "usual.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -24,8 +24,8 @@ static const command about = {
     .details = NULL,
 };
 
-/* Whether the library runs with this instruction set: it refuses what it does not have. 2: it calls it experimental, and would not
- * choose it by itself. */
+/* Whether the library runs with this instruction set: it refuses what it does not have. 2: it calls it experimental,
+ * and would not choose it by itself. */
 static int runs_isa(const char *name) {
     fs_options o = fs_options_default();
     o.backend = FS_BACKEND_CPU;

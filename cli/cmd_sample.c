@@ -207,8 +207,8 @@ static void write_tokens(const sample_args *args, const sample_call *c) {
     if (npy_write(args->out, &a, error) != 0) die(END_RUNTIME, "--out %s", error);
 }
 
-/* How the program ends. Rows that failed were printed, but are no success; to skip a row was asked for, and one without a
- * finite logit has no token by right. */
+/* How the program ends. Rows that failed were printed, but are no success; to skip a row was asked for, and one without
+ * a finite logit has no token by right. */
 static int end_of(const sample_call *c) {
     const uint32_t failure = FS_ROW_NO_TOKEN & ~(uint32_t)(FS_ROW_SKIPPED | FS_ROW_EMPTY);
     int64_t count = 0, first = 0;

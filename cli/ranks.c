@@ -1,4 +1,5 @@
-/* ranks.c - see ranks.h. The transport is loaded, not linked: one flashsample serves every MPI, and machines without one. */
+/* ranks.c - see ranks.h. The transport is loaded, not linked: one flashsample serves every MPI, and machines without
+ * one. */
 #define _POSIX_C_SOURCE 200809L /* access */
 #include "ranks.h"
 #include "cli.h"
@@ -137,7 +138,8 @@ fs_status ranks_sample(fs_context *context, const fs_head *head, const fs_batch 
     return fs_sample_ranks(context, ranks, &own, batch, result);
 }
 
-/* ------------------------------------------------------------------------------------------------------ mistakes ---- */
+/* ------------------------------------------------------------------------------------------------------ mistakes
+ * ---- */
 
 typedef struct local_draw {
     float score;

@@ -18,7 +18,7 @@ format() { { find_c; find_cuda; } | xargs clang-format --dry-run -Werror; }
 # The files that compile here: another architecture's kernels have no compile command.
 tidy() {
     cmake -S . -B build/lint -G Ninja -DCMAKE_BUILD_TYPE=Release --log-level=WARNING >/dev/null
-    find_c | grep -E '^(src|cli)/.*\.c$' | while read -r file; do
+    find_c | grep -E '^(src|cli|bench)/.*\.c$' | while read -r file; do
         if grep -q "\"file\": \".*/$file\"" build/lint/compile_commands.json; then echo "$file"; fi
     done | xargs -P "$jobs" -n 1 clang-tidy -p build/lint --quiet
 }
@@ -27,7 +27,7 @@ tidy() {
 check() {
     cppcheck --std=c11 --enable=warning,portability,performance --error-exitcode=1 --inline-suppr --quiet -j "$jobs" \
         --suppress=missingIncludeSystem --suppress=constStatement \
-        --suppress=unmatchedSuppression --library=scripts/cppcheck.cfg -Iinclude -Isrc -Icli src cli
+        --suppress=unmatchedSuppression --library=scripts/cppcheck.cfg -Iinclude -Isrc -Icli -Ibench src cli bench
 }
 
 status=0

@@ -46,7 +46,8 @@ fs_head workload_head(const workload *w, int copy) {
     return h;
 }
 
-/* Logits x [V] of one hidden state in double; over ranks each computes those of its slice, and they are put together. */
+/* Logits x [V] of one hidden state in double; over ranks each computes those of its slice, and they are put
+ * together. */
 static void whole_logits(const workload *w, const void *h, double *x) {
     const fs_ranks *ranks = ranks_open();
     const int64_t V = w->s.V;

@@ -1,7 +1,7 @@
 /* blas.c - a BLAS, if one is installed: loaded at run time, never needed; and whether it is the faster way to
  * multiply. */
+#include "usual.h"
 #include "cli.h"
-#include "machine.h"
 
 #include <dlfcn.h>
 #include <math.h>

@@ -3,6 +3,7 @@
 #include "machine.h"
 #include "measure.h"
 #include "print.h"
+#include "usual.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -107,7 +108,8 @@ static void print_rules(table *t, fs_context *context, const workload *w, int64_
     char what[64];
     for (int k = 0; k < ARMS; k++) a[k] = make_arm(w, k, B);
     double end = now() + seconds;
-    /* Each turn begins with another arm, so that all arms meet all copies of W, of which some may be faster than others. */
+    /* Each turn begins with another arm, so that all arms meet all copies of W, of which some may be faster than
+     * others. */
     for (int turn = 0; turn < 6 || now() < end; turn++)
         for (int k = 0; k < ARMS; k++) run_arm(context, w, &a[(turn + k) % ARMS], turn * ARMS + k);
     static const double asked[ARMS] = {0, 0, 1.05, 1.10, 1.03, 1.08};

@@ -1,6 +1,6 @@
 /* bars.h - the bars of the CPU backend, see bars.c. */
-#ifndef FS_CLI_BARS_H
-#define FS_CLI_BARS_H
+#ifndef FS_BENCH_BARS_H
+#define FS_BENCH_BARS_H
 
 #include "cli.h"
 

@@ -1,27 +1,9 @@
-/* machine.h - what the machine can do, and what it does the usual way: the two things a fused draw is compared with. */
-#ifndef FS_CLI_MACHINE_H
-#define FS_CLI_MACHINE_H
+/* usual.h - the usual way to draw a token, which a fused draw is compared with: a matmul that stores its logits, by a
+ * loop of our own (usual.c) or by a BLAS (blas.c), then a sampler over them. */
+#ifndef FS_BENCH_USUAL_H
+#define FS_BENCH_USUAL_H
 
 #include <stdint.h>
-
-/* The fastest this machine was seen to read memory. */
-typedef struct ceiling {
-    double bytes_per_s;
-    int streams;   /* per thread: 1, 2 or 4, whichever was fastest */
-    int64_t bytes; /* read per pass */
-} ceiling;
-
-/* Reads the buffers [count], `bytes` each, one after the other, several times over, on `threads` threads. Buffers in
- * turn keep a cache from answering; one buffer measures what repeated calls on one W can get. Takes about `seconds`. */
-ceiling measure_reading(const void *const *buffers, int count, int64_t bytes, int threads, double seconds);
-
-/* How many multiply-adds of its instruction the kernel `isa` (as FLASHSAMPLING_ISA names it) spends on one of the matmul, where W and H
- * are of this dtype and rows fill its tiles. */
-int peak_products(const char *isa, int dtype);
-
-/* Floating-point operations per second of the instruction that the kernel uses for weights of this dtype, divided by peak_products: from
- * a loop over registers on `threads` threads, the best seen in about `seconds`. */
-double measure_peak(const char *isa, int dtype, int threads, double seconds);
 
 /* A BLAS that is installed. */
 typedef struct blas {

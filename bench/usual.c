@@ -5,9 +5,9 @@
  *
  *   W [V, D] --4 rows widened to float in L1--> 4 x 4 tiles with H --> logits [B, V] --> max --> exp, sums --> search
  */
+#include "usual.h"
 #include "cli.h"
 #include "half.h"
-#include "machine.h"
 #include "parallel.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
 /* measure.h - what `bench` and `demo` share: a head in memory, a check that a call is right, and times. */
-#ifndef FS_CLI_MEASURE_H
-#define FS_CLI_MEASURE_H
+#ifndef FS_BENCH_MEASURE_H
+#define FS_BENCH_MEASURE_H
 
 #include "flashsampling.h"
 #include "synth.h"

@@ -6,7 +6,8 @@
 /* A cache line, summed so that no load can be dropped. */
 typedef uint64_t line __attribute__((vector_size(64)));
 
-/* Parts are taken by whoever is free and small, so that nobody waits for a thread that started late or was held up: the library does not either. */
+/* Parts are taken by whoever is free and small, so that nobody waits for a thread that started late or was held up: the
+ * library does not either. */
 #define PART_BYTES (2 << 20)
 
 typedef struct pass {

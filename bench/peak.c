@@ -1,4 +1,5 @@
-/* peak.c - how fast this machine multiplies: the instruction a kernel is made of, in a loop that touches registers only. */
+/* peak.c - how fast this machine multiplies: the instruction a kernel is made of, in a loop that touches registers
+ * only. */
 #include "cli.h"
 #include "machine.h"
 #include "parallel.h"
@@ -51,9 +52,9 @@ __attribute__((target("avx512bf16,avx512f"))) static double pairs_avx512bf16(voi
     return (double)ROUNDS * SUMS * 64;
 }
 
-/* Four tiles of numbers, the unit being a fifth faster with zeros (5.9 ns an instruction instead of 7.1 on Emerald Rapids), which weights are
- * not: of both signs, their other bits being `half`, that of 1/2, and `bits` random ones. The library has asked the system for
- * tiles when it opened a context with that kernel. */
+/* Four tiles of numbers, the unit being a fifth faster with zeros (5.9 ns an instruction instead of 7.1 on Emerald
+ * Rapids), which weights are not: of both signs, their other bits being `half`, that of 1/2, and `bits` random ones.
+ * The library has asked the system for tiles when it opened a context with that kernel. */
 __attribute__((target("amx-tile"))) static void load_numbers(uint32_t half, int bits) {
     uint8_t config[64] = {1};
     uint16_t number[4][512];
@@ -100,8 +101,8 @@ __attribute__((target("amx-tile"))) static double tiles_amxfp16(void) {
 #define REGISTER(x) "w"(x)
 #define MULTIPLY_ADD(a, b, c) ((v4)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
 
-/* Encoded, since compilers and assemblers differ in how a function gets more instructions than its file. Operands are v31 and sums
- * v0 to v23, more than the latency of 9 cycles of A64FX times two a cycle needs. */
+/* Encoded, since compilers and assemblers differ in how a function gets more instructions than its file. Operands are
+ * v31 and sums v0 to v23, more than the latency of 9 cycles of A64FX times two a cycle needs. */
 #define ENCODED_LOOP(instruction, products)                                                                            \
     for (int i = 0; i < ROUNDS; i++)                                                                                   \
         __asm__ volatile("movi v31.4s, #0\n"                                                                           \
@@ -168,8 +169,8 @@ static peak_loop choose_loop(const char *isa, int dtype) {
     return fma_plain;
 }
 
-/* Of bf16 parts f16 is two and f32 three, and of 3 x 3 products the three smallest are left out; of f16 parts f32 is two, and the
- * smallest of 2 x 2 is. */
+/* Of bf16 parts f16 is two and f32 three, and of 3 x 3 products the three smallest are left out; of f16 parts f32 is
+ * two, and the smallest of 2 x 2 is. */
 int peak_products(const char *isa, int dtype) {
     if (strncmp(isa, "amx", 3) != 0 || dtype == FS_BF16) return 1;
     if (strcmp(isa, "amxfp16") == 0) return dtype == FS_F32 ? 3 : 1;

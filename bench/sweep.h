@@ -1,0 +1,28 @@
+/* sweep.h - the fused call at one batch size after the other: checked, then timed. */
+#ifndef FS_BENCH_SWEEP_H
+#define FS_BENCH_SWEEP_H
+
+#include "machine.h"
+#include "measure.h"
+
+typedef struct sweep_args {
+    fs_slot_values all; /* the rule of every row */
+    int32_t samples;
+    int logprobs;   /* ask for log Z and logprobs as well */
+    double seconds; /* per batch size, at least 5 calls */
+    int threads;    /* that read memory, for the ceiling */
+} sweep_args;
+
+typedef struct sweep_row {
+    int64_t B;
+    times times;
+    int64_t work_bytes, fallback_rows, wire_bytes;
+} sweep_row;
+
+/* Times the call with each of batch [count] rows, each at most w->s.B; over ranks, all of them together. Before that
+ * the tokens of its first and last row are recomputed, and another token ends the program. *read is the fastest read of
+ * the same memory, measured between the calls. Valid until the program ends. */
+const sweep_row *sweep_batches(fs_context *context, const workload *w, const sweep_args *args, const int32_t *batch,
+                               int64_t count, ceiling *read);
+
+#endif
