@@ -92,7 +92,7 @@ static void print_roof(table *t, fs_context *context, const workload *w, const c
     const int products = peak_products(isa, w->s.dtype);
     printf("  %s: W %s, read %.1f GB/s (%d streams per thread), peak of the kernel's instruction %.0f GFLOP/s", what,
            text_bytes((double)w->w_bytes), read.bytes_per_s * 1e-9, read.streams, peak * products * 1e-9);
-    if (products > 1) printf(", %d products of parts for one: %.0f", products, peak * 1e-9);
+    if (products > 1) printf(", %d products of pieces for one: %.0f", products, peak * 1e-9);
     printf("\n");
     for (int i = 0; i < 4; i++) {
         double work = 2.0 * (double)rows[i] * (double)w->s.V * (double)w->s.D;

@@ -169,7 +169,7 @@ static peak_loop choose_loop(const char *isa, int dtype) {
     return fma_plain;
 }
 
-/* Of bf16 parts f16 is two and f32 three, and of 3 x 3 products the three smallest are left out; of f16 parts f32 is
+/* Of bf16 pieces f16 is two and f32 three, and of 3 x 3 products the three smallest are left out; of f16 pieces f32 is
  * two, and the smallest of 2 x 2 is. */
 int peak_products(const char *isa, int dtype) {
     if (strncmp(isa, "amx", 3) != 0 || dtype == FS_BF16) return 1;

@@ -138,8 +138,7 @@ fs_status ranks_sample(fs_context *context, const fs_head *head, const fs_batch 
     return fs_sample_ranks(context, ranks, &own, batch, result);
 }
 
-/* ------------------------------------------------------------------------------------------------------ mistakes
- * ---- */
+/* ---------------------------------------------------------------------------------------------------- mistakes ---- */
 
 typedef struct local_draw {
     float score;

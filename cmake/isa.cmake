@@ -1,6 +1,6 @@
-# A file of src/cpu whose name ends in an instruction set is compiled for it, and only on the architecture that has it:
-# cpu_tile_avx2.c, cpu_scan_avx2.c. Which of them runs is decided at run time in src/cpu/cpu_dispatch.c; no other file
-# may use more than the architecture's baseline. One row per set: name, architecture, flags.
+# A file of src/cpu/kernels whose name ends in an instruction set is compiled for it, and only on the architecture that has it:
+# cpu_tile_avx2.c, cpu_scan_avx2.c. Which of them runs is decided at run time in src/cpu/kernels/cpu_dispatch.c; no other
+# file may use more than the architecture's baseline. One row per set: name, architecture, flags.
 #
 # The tile kernels, cpu_tile_*.c, are the one place where a*b+c may become a fused multiply-add: there it is the point, a
 # dot product's rounding differs between instruction sets anyway, and the K order is written out. Everything behind the
@@ -39,7 +39,7 @@ function(fs_isa_sources sources)
             string(REGEX MATCH "^([a-z0-9]+) +([a-z0-9_]+) *(.*)$" _ "${rule}")
             set(architecture ${CMAKE_MATCH_2})
             set(flags "${CMAKE_MATCH_3}")
-            if(file MATCHES "/src/cpu/" AND stem MATCHES "_${CMAKE_MATCH_1}$")
+            if(file MATCHES "/src/cpu/kernels/" AND stem MATCHES "_${CMAKE_MATCH_1}$")
                 set(known TRUE)
                 if(architecture STREQUAL fs_architecture)
                     separate_arguments(flags UNIX_COMMAND "${flags}")
@@ -52,7 +52,7 @@ function(fs_isa_sources sources)
         if(stem MATCHES "^cpu_tile_" AND NOT known)
             message(FATAL_ERROR "${file}: its instruction set has no row in cmake/isa.cmake")
         endif()
-        # AMX multiplies in units of its own, and its sieves add to masses, whose bits are promised.
+        # AMX multiplies in units of its own, and its filters add to masses, whose bits are promised.
         if(stem MATCHES "^cpu_tile_" AND NOT stem MATCHES "_amx$")
             set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS -ffp-contract=fast)
         endif()

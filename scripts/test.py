@@ -53,12 +53,12 @@ SCALE = {"release": 1, "asan": 0.2, "tsan": 0.1, "isa": 0.3, "cross": 0.1, "valg
 RELEASE_ONLY = ("test_power", "test_statistics")
 # What the first two look at needs AMX, which no emulator has; the third starts threads after a fork, which qemu 7.2
 # cannot.
-NOT_EMULATED = ("test_amx", "test_sieve", "test_fork")
+NOT_EMULATED = ("test_amx", "test_filter", "test_fork")
 # Memcheck is 50 times slower than the machine. These reach all of the library; only undefined values are its business,
 # the rest is the sanitizers'.
 VALGRIND = ("test_agree", "test_errors", "test_threads", "test_npy", "test_vectors")
 # What a forced row changes is logits and scans over them; test_kernels and test_scans look at every row by themselves.
-FORCED = ("test_agree", "test_invariance", "test_memory", "test_nucleus", "test_ranks", "test_sieve")
+FORCED = ("test_agree", "test_invariance", "test_memory", "test_nucleus", "test_ranks", "test_filter")
 FORCED_UNDER_EMULATION = "test_agree"
 # A check that compiles for minutes on one core: begun before the first leg.
 LONG_CHECK = "cuda_report"

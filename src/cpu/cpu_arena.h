@@ -1,5 +1,5 @@
-/* cpu_arena.h - work memory handed out front to back. An arena without memory counts only: the same layout function then
- * tells how much a call takes. */
+/* cpu_arena.h - work memory handed out front to back. An arena without memory counts only: the same layout function
+ * then tells how much a call takes. */
 #ifndef FS_CPU_ARENA_H
 #define FS_CPU_ARENA_H
 

@@ -181,7 +181,7 @@ static size_t second_size(const fs_job *job, fs_context *context, int64_t rows) 
 }
 
 /* What is enough for fewer rows and results too, and for a part: fewer rows have longer blocks, who asks for less may
- * have a sieve, and a part is not grouped and has no second pass. */
+ * be filtered, and a part is not grouped and has no second pass. */
 static fs_status cpu_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                                size_t bytes[2]) {
     const fs_job jobs[2] = {sample_of(head, batch, result), fs_job_of_part(head, batch, result, 0)};

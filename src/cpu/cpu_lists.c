@@ -20,8 +20,8 @@ static uint64_t key_behind(fs_bins bins, int32_t last) {
     return order_key_behind(bins.top - (float)(last + 1) / bins.per);
 }
 
-/* Makes room: drops about half, never one of the `keep` largest. Which of the others go decides how soon the next thinning comes and
- * nothing else, so bins do instead of a selection. */
+/* Makes room: drops about half, never one of the `keep` largest. Which of the others go decides how soon the next
+ * thinning comes and nothing else, so bins do instead of a selection. */
 static void thin(fs_list *list, const fs_scan *scan) {
     int32_t count[FS_BINS];
     uint64_t least, most = scan->key_range(list->key, list->count, &least);
@@ -38,13 +38,13 @@ static void thin(fs_list *list, const fs_scan *scan) {
     } else list_compact(list); /* too many share a bin */
 }
 
-/* Entries below a new bound are in vain; fewer than this may stay. */
-#define FS_IN_VAIN 128
+/* Entries below a new bound are stale; this many may stay. */
+#define FS_STALE_MOST 128
 
 int fs_lists_raise(fs_list *list, const fs_scan *scan, uint64_t bound) {
     if (bound <= list->bound) return 0;
     list->bound = bound;
-    if (list->count > FS_IN_VAIN) list->count = scan->keep_above(list->key, list->count, bound);
+    if (list->count > FS_STALE_MOST) list->count = scan->keep_above(list->key, list->count, bound);
     return 1;
 }
 

@@ -116,9 +116,10 @@ void fs_nodes_of_pages(const fs_nodes *nodes, const char *data, int64_t step, in
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ deal ---- */
+/* ---------------------------------------------------------------------------------------------------- schedule ---- */
 
-/* Ascending, as lists expect ids to come (cpu_lists.h): what a task has of its own node is, and so are the others behind that. */
+/* Ascending, as lists expect ids to come (cpu_lists.h): what a task has of its own node is, and so are the others
+ * behind that. */
 static void merge_turns(int32_t *order, int64_t turns, int32_t tasks, int32_t i) {
     for (int64_t t = 1; t < turns; t++) {
         const int32_t block = order[t * tasks + i];
@@ -128,11 +129,11 @@ static void merge_turns(int32_t *order, int64_t turns, int32_t tasks, int32_t i)
     }
 }
 
-void fs_nodes_deal(const fs_nodes *nodes, int64_t turns, int32_t tasks,
-                   uint8_t (*node)(const void *user, int64_t block), const void *user, int32_t *order) {
+void fs_nodes_schedule(const fs_nodes *nodes, int64_t turns, int32_t tasks,
+                       uint8_t (*node)(const void *user, int64_t block), const void *user, int32_t *order) {
     const int64_t blocks = turns * tasks;
     int64_t place[FS_NODES] = {0},
-            dealt[FS_NODES] = {0}; /* the next place of a node's tasks, turn after turn; blocks they have */
+            assigned[FS_NODES] = {0}; /* the next place of a node's tasks, turn after turn; blocks they have */
     for (int64_t i = 0; i < blocks; i++) order[i] = -1;
     for (int64_t block = 0; block < blocks; block++) {
         const uint8_t home = node(user, block);
@@ -141,12 +142,13 @@ void fs_nodes_deal(const fs_nodes *nodes, int64_t turns, int32_t tasks,
         while (*at < blocks && fs_nodes_home(nodes, (int32_t)(*at % tasks), tasks) != home) ++*at;
         if (*at == blocks) continue;
         order[(*at)++] = (int32_t)block;
-        dealt[home]++;
+        assigned[home]++;
     }
-    /* A node's first blocks are dealt out; those its tasks have no turn for, and those of no node, take the places left over. */
+    /* A node's first blocks are assigned; those its tasks have no turn for, and those of no node, take the places
+     * left over. */
     for (int64_t block = 0, left = 0; block < blocks; block++) {
         const uint8_t home = node(user, block);
-        if (home < nodes->count && dealt[home]-- > 0) continue;
+        if (home < nodes->count && assigned[home]-- > 0) continue;
         while (order[left] >= 0) left++;
         order[left] = (int32_t)block;
     }

@@ -1,9 +1,9 @@
 /* cpu_nodes.h - memory nodes: which cores are near which pages, and which task therefore reads which block of W.
  *
- * On a machine with several nodes (sockets, or parts of one) a core reads its own node's memory faster than another's.
- * W stays where its owner has put it: what is dealt out is who reads it. A task belongs to a node, threads are bound to
- * the cores of theirs (cpu_threads.h), and each takes blocks whose first page is there as long as there are any. With
- * one node, where it is not known, or unless FLASHSAMPLING_NODES asks for it, all this is nothing. */
+ * On a machine with several nodes (sockets, or fractions of one) a core reads its own node's memory faster than
+ * another's. W stays where its owner has put it: what is chosen is who reads it. A task belongs to a node, threads are
+ * bound to the cores of theirs (cpu_threads.h), and each takes blocks whose first page is there as long as there are
+ * any. With one node, where it is not known, or unless FLASHSAMPLING_NODES asks for it, all this is nothing. */
 #ifndef FS_CPU_NODES_H
 #define FS_CPU_NODES_H
 
@@ -34,9 +34,9 @@ void fs_nodes_bind(const fs_nodes *nodes, int32_t node);
 /* node[i] = that of the page at data + i * step, or FS_NODE_UNKNOWN. */
 void fs_nodes_of_pages(const fs_nodes *nodes, const char *data, int64_t step, int64_t count, uint8_t *node);
 
-/* order[t * tasks + i] = the block that task i takes in turn t, of turns * tasks blocks, in ascending order: those of its own node, as long as
- * there are any, and others. node(user, block) is a block's. */
-void fs_nodes_deal(const fs_nodes *nodes, int64_t turns, int32_t tasks,
-                   uint8_t (*node)(const void *user, int64_t block), const void *user, int32_t *order);
+/* order[t * tasks + i] = the block that task i takes in turn t, of turns * tasks blocks, in ascending order: those of
+ * its own node, as long as there are any, and others. node(user, block) is a block's. */
+void fs_nodes_schedule(const fs_nodes *nodes, int64_t turns, int32_t tasks,
+                       uint8_t (*node)(const void *user, int64_t block), const void *user, int32_t *order);
 
 #endif

@@ -40,11 +40,11 @@ fs_status fs_cpu_partial(fs_context *context, const fs_head *head, const fs_batc
 /* ----------------------------------------------------------------------------------------------------- merge ---- */
 
 /* What a task merges a row in: the parts' summaries come one after the other into `from` and from there into `into`. */
-typedef struct fs_desk {
+typedef struct fs_merge_scratch {
     fs_summary into, from;
     fs_group *group;  /* [count] */
     fs_winner *spare; /* [samples] */
-} fs_desk;
+} fs_merge_scratch;
 
 typedef struct fs_merging {
     const fs_call *call;
@@ -53,10 +53,10 @@ typedef struct fs_merging {
     int64_t watches; /* most of a row */
     int32_t sealed;
     uint64_t hash;
-    int64_t (*shard)[2]; /* [count] if sealed, like the next: which ids a part speaks of */
-    const char **fault;  /* [count] what is wrong with a part, or NULL */
-    fs_rules *rules;     /* [B] */
-    fs_desk *desk;       /* [tasks] */
+    int64_t (*shard)[2];       /* [count] if sealed, like the next: which ids a part speaks of */
+    const char **fault;        /* [count] what is wrong with a part, or NULL */
+    fs_rules *rules;           /* [B] */
+    fs_merge_scratch *scratch; /* [tasks] */
 } fs_merging;
 
 static void layout_merge_list(fs_arena *arena, int32_t keep, int raw, int32_t parts, fs_list *list) {
@@ -67,12 +67,12 @@ static void layout_merge_list(fs_arena *arena, int32_t keep, int raw, int32_t pa
     if (raw) list->raw = arena_take(arena, (size_t)list->capacity, sizeof *list->raw);
 }
 
-static void layout_desk(const fs_merging *m, fs_arena *arena, fs_desk *desk) {
+static void layout_scratch(const fs_merging *m, fs_arena *arena, fs_merge_scratch *scratch) {
     const fs_needs *needs = &m->call->needs;
-    fs_summary *summary[2] = {&desk->into, &desk->from};
-    memset(desk, 0, sizeof *desk);
-    desk->group = arena_take(arena, (size_t)m->count, sizeof *desk->group);
-    desk->spare = arena_take(arena, (size_t)m->call->batch->samples, sizeof *desk->spare);
+    fs_summary *summary[2] = {&scratch->into, &scratch->from};
+    memset(scratch, 0, sizeof *scratch);
+    scratch->group = arena_take(arena, (size_t)m->count, sizeof *scratch->group);
+    scratch->spare = arena_take(arena, (size_t)m->call->batch->samples, sizeof *scratch->spare);
     for (int i = 0; i < 2; i++) {
         summary[i]->winner = arena_take(arena, (size_t)needs->samples, sizeof(fs_winner));
         summary[i]->watch = arena_take(arena, (size_t)m->watches, sizeof(fs_watch));
@@ -83,12 +83,12 @@ static void layout_desk(const fs_merging *m, fs_arena *arena, fs_desk *desk) {
 
 static void layout_merge(fs_merging *m, fs_arena *arena) {
     const size_t sealed = m->sealed ? (size_t)m->count : 0;
-    fs_desk counted;
+    fs_merge_scratch counted;
     m->shard = arena_take(arena, sealed, sizeof *m->shard);
     m->fault = arena_take(arena, sealed, sizeof *m->fault);
     m->rules = arena_take(arena, (size_t)m->call->batch->rows, sizeof *m->rules);
-    m->desk = arena_take(arena, (size_t)m->tasks, sizeof *m->desk);
-    for (int32_t i = 0; i < m->tasks; i++) layout_desk(m, arena, m->desk ? &m->desk[i] : &counted);
+    m->scratch = arena_take(arena, (size_t)m->tasks, sizeof *m->scratch);
+    for (int32_t i = 0; i < m->tasks; i++) layout_scratch(m, arena, m->scratch ? &m->scratch[i] : &counted);
 }
 
 static void check_task(void *arg, int32_t task) {
@@ -109,28 +109,28 @@ static fs_status check_parts(fs_context *context, fs_merging *m) {
     return FS_OK;
 }
 
-static void merge_row(const fs_merging *m, fs_desk *desk, int64_t b) {
+static void merge_row(const fs_merging *m, fs_merge_scratch *scratch, int64_t b) {
     const fs_call *call = m->call;
     const fs_rules *rules = &call->rules[b];
     const int64_t watches = watch_count(call->batch, b);
     for (int32_t i = 0; i < m->count; i++) {
-        fs_summary *to = i == 0 ? &desk->into : &desk->from;
+        fs_summary *to = i == 0 ? &scratch->into : &scratch->from;
         fs_wire_get(call, b, m->parts[i], to);
-        if (call->needs.samples) desk->group[i].winner = to->winner[0];
-        desk->group[i].mass = to->mass;
-        if (i > 0) summary_merge(&call->needs, &desk->into, &desk->from, watches);
+        if (call->needs.samples) scratch->group[i].winner = to->winner[0];
+        scratch->group[i].mass = to->mass;
+        if (i > 0) summary_merge(&call->needs, &scratch->into, &scratch->from, watches);
     }
-    if (call->batch->mode == FS_MODE_GROUP_PARALLEL && group_is_a_law(rules, desk->into.flags))
-        desk->into.winner[0] = group_choose_parallel(
-            desk->group, m->count, 1, 0, noise_row(rules->seed, rules->position, 0, rules->stream), FS_DOMAIN_MERGE);
+    if (call->batch->mode == FS_MODE_GROUP_PARALLEL && group_is_a_law(rules, scratch->into.flags))
+        scratch->into.winner[0] = group_choose_parallel(
+            scratch->group, m->count, 1, 0, noise_row(rules->seed, rules->position, 0, rules->stream), FS_DOMAIN_MERGE);
 }
 
 static void merge_task(void *arg, int32_t task) {
     const fs_merging *m = arg;
-    fs_desk *desk = &m->desk[task];
+    fs_merge_scratch *scratch = &m->scratch[task];
     for (int64_t b = task; b < m->call->batch->rows; b += m->tasks) {
-        merge_row(m, desk, b);
-        fs_finish_row(m->call, b, &desk->into, 0, 1, desk->spare);
+        merge_row(m, scratch, b);
+        fs_finish_row(m->call, b, &scratch->into, 0, 1, scratch->spare);
     }
 }
 

@@ -1,6 +1,6 @@
-#include "cpu_deal.h"
+#include "cpu_schedule.h"
 #include "cpu_lists.h"
-#include "cpu_sift.h"
+#include "cpu/filter/cpu_filter_rows.h"
 
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
 
@@ -16,12 +16,12 @@ static int64_t row_of(const fs_pass *pass, size_t a) {
 /* Lists are no shorter than this many entries. */
 #define FS_LIST_SHORT 256
 
-/* Lists of `keep` entries: at least twice what they keep, so that thinning is rare, but never more than a task has tokens. Behind
- * each there is room for what fs_scan's append writes too much. */
+/* Lists of `keep` entries: at least twice what they keep, so that thinning is rare, but never more than a task has
+ * tokens. Behind each there is room for what fs_scan's append writes too much. */
 static fs_room layout_room(const fs_pass *pass, fs_arena *arena, int32_t keep, int with_raw) {
     const fs_call *call = pass->call;
-    const int64_t left = deal_end(call) - call->head->first_token, all = left > 0 ? left : 0;
-    const int64_t tokens[2] = {all, deal_most(pass)};
+    const int64_t left = schedule_end(call) - call->head->first_token, all = left > 0 ? left : 0;
+    const int64_t tokens[2] = {all, schedule_most(pass)};
     const size_t lists[2] = {(size_t)pass->rows, (size_t)pass->rows * (size_t)(pass->cpu->tasks - 1)};
     fs_room room;
     memset(&room, 0, sizeof room);
@@ -31,7 +31,8 @@ static fs_room layout_room(const fs_pass *pass, fs_arena *arena, int32_t keep, i
         room.stride[i] = capacity ? capacity + FS_GRANULE : 0;
         room.capacity[i] = (int32_t)capacity;
         room.keep[i] = capacity < keep || pass->whole ? (int32_t)capacity : keep;
-        /* Wide nuclei may fill the merged list: it keeps as many as it can. Parts, which have room for `keep`, are never rough. */
+        /* Wide nuclei may fill the merged list: it keeps as many as it can. Parts, which have room for `keep`, are
+         * never rough. */
         if (i == 0 && call->needs.rough && capacity == 2 * (int64_t)keep) room.keep[i] = keep + keep / 2;
         room.key[i] = arena_take(arena, lists[i] * (size_t)room.stride[i], sizeof *room.key[i]);
         if (with_raw) room.raw[i] = arena_take(arena, lists[i] * (size_t)room.stride[i], sizeof *room.raw[i]);
@@ -45,8 +46,8 @@ static void layout_rows(fs_pass *pass, fs_arena *arena) {
     const fs_batch *batch = call->batch;
     const fs_needs *needs = &call->needs;
     const size_t rows = (size_t)pass->rows, tasks = (size_t)pass->cpu->tasks;
-    /* What every block looks at lies side by side, row after row, where the next row's is fetched ahead; W has washed it out of the
-     * nearer caches since the last block. */
+    /* What every block looks at lies side by side, row after row, where the next row's is fetched ahead; W has washed
+     * it out of the nearer caches since the last block. */
     const size_t samples = (size_t)needs->samples;
     fs_noise *noise = arena_take(arena, rows * samples, sizeof *noise);
     pass->winner = arena_take(arena, tasks * rows * samples, sizeof *pass->winner);
@@ -54,19 +55,19 @@ static void layout_rows(fs_pass *pass, fs_arena *arena) {
     for (size_t a = 0; a < rows; a++) {
         const int64_t b = row_of(pass, a);
         const int32_t slot = batch_slot_index(batch, b);
-        fs_lane lane;
-        memset(&lane, 0, sizeof lane);
-        lane.b = b;
-        lane.edits = batch_edits(batch, b, slot).count;
-        lane.counts = sparse_counts(batch, slot);
-        lane.watches = watch_count(batch, b);
-        lane.watched = pass->watches;
-        lane.noise = noise ? noise + a * samples : NULL;
-        lane.edit = arena_take(arena, (size_t)lane.edits, sizeof *lane.edit);
-        lane.count = arena_take(arena, (size_t)lane.counts, sizeof *lane.count);
-        lane.watch = arena_take(arena, (size_t)lane.watches, sizeof *lane.watch);
-        pass->watches += lane.watches;
-        if (arena_fits(arena)) pass->lane[a] = lane;
+        fs_active_row active;
+        memset(&active, 0, sizeof active);
+        active.b = b;
+        active.edits = batch_edits(batch, b, slot).count;
+        active.counts = sparse_counts(batch, slot);
+        active.watches = watch_count(batch, b);
+        active.watched = pass->watches;
+        active.noise = noise ? noise + a * samples : NULL;
+        active.edit = arena_take(arena, (size_t)active.edits, sizeof *active.edit);
+        active.count = arena_take(arena, (size_t)active.counts, sizeof *active.count);
+        active.watch = arena_take(arena, (size_t)active.watches, sizeof *active.watch);
+        pass->watches += active.watches;
+        if (arena_fits(arena)) pass->active[a] = active;
     }
     pass->watch = arena_take(arena, tasks * (size_t)pass->watches, sizeof *pass->watch);
     pass->list = layout_room(pass, arena, needs->keep, needs->raw_column);
@@ -91,20 +92,20 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
         hidden.packed = arena_take(arena, pass_kernel(pass)->packed_bytes(&hidden), 1);
         pass->hidden = hidden;
     }
-    pass->lane = arena_take(arena, rows, sizeof *pass->lane);
+    pass->active = arena_take(arena, rows, sizeof *pass->active);
     pass->summary = arena_take(arena, tasks * rows, sizeof *pass->summary);
     pass->group = arena_take(arena, (size_t)pass->groups * rows, sizeof *pass->group);
     pass->logits = arena_take(arena, tasks * rows * columns, sizeof(float));
     pass->scratch = arena_take(arena, tasks, sizeof *pass->scratch);
     pass->spare = arena_take(arena, tasks * (size_t)batch->samples, sizeof *pass->spare);
     pass->next = arena_take(arena, 1, sizeof *pass->next);
-    pass->told.best = arena_take(arena, rows, sizeof *pass->told.best);
-    pass->told.bound = arena_take(arena, rows, sizeof *pass->told.bound);
-    pass->told.mass = arena_take(arena, rows, sizeof *pass->told.mass);
-    pass->said = arena_take(arena, tasks * rows, sizeof *pass->said);
-    const size_t dealt = pass->cpu->nodes.count > 1 ? (size_t)deal_of(pass).turns * tasks : 0;
-    pass->order = arena_take(arena, dealt, sizeof *pass->order);
-    if (!dealt || !weights || !deal_is_by_nodes(pass)) pass->order = NULL;
+    pass->shared.best = arena_take(arena, rows, sizeof *pass->shared.best);
+    pass->shared.bound = arena_take(arena, rows, sizeof *pass->shared.bound);
+    pass->shared.mass = arena_take(arena, rows, sizeof *pass->shared.mass);
+    pass->published = arena_take(arena, tasks * rows, sizeof *pass->published);
+    const size_t scheduled = pass->cpu->nodes.count > 1 ? (size_t)schedule_of(pass).turns * tasks : 0;
+    pass->order = arena_take(arena, scheduled, sizeof *pass->order);
+    if (!scheduled || !weights || !schedule_is_by_nodes(pass)) pass->order = NULL;
     for (size_t t = 0; t < tasks; t++) {
         float *y = arena_take(arena, columns, sizeof *y);
         int32_t *count = arena_take(arena, columns, sizeof *count);
@@ -112,7 +113,7 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
         fs_scratch scratch = {y, count, granule};
         if (arena_fits(arena)) pass->scratch[t] = scratch;
     }
-    fs_sift_layout(pass, arena);
+    fs_filter_layout(pass, arena);
     layout_rows(pass, arena);
     return arena_fits(arena);
 }
@@ -142,12 +143,13 @@ static void sort_sparse(const int32_t *token, int64_t n, uint64_t *sorted) {
     sort_u64(sorted, n);
 }
 
-/* Tokens that a nucleus can have, in entries that a list keeps. It has room for two; with a little more fewer rows take a second
- * pass. */
+/* Tokens that a nucleus can have, in entries that a list keeps. It has room for two; with a little more fewer rows take
+ * a second pass. */
 #define FS_NUCLEUS 2.5
 
-/* See rows_bound. Only where the row's whole mass decides, a list of another length is not asked for, and nothing but tokens comes
- * of it. Of a small top_p the share is its own: where no token has that much, nuclei have more tokens than a list too. */
+/* See rows_bound. Only where the row's whole mass decides, a list of another length is not asked for, and nothing but
+ * tokens comes of it. Of a small top_p the share is its own: where no token has that much, nuclei have more tokens than
+ * a list too. */
 static double rare_of(const fs_pass *pass, const fs_rules *rules) {
     const fs_call *call = pass->call;
     const double least = fmin((double)rules->top_p, 1.0 - (double)rules->top_p);
@@ -157,26 +159,26 @@ static double rare_of(const fs_pass *pass, const fs_rules *rules) {
     return log(least / (FS_NUCLEUS * (double)call->needs.keep));
 }
 
-static void prepare_lane(const fs_pass *pass, fs_lane *lane) {
+static void prepare_active(const fs_pass *pass, fs_active_row *active) {
     const fs_batch *batch = pass->call->batch;
-    const fs_rules *rules = &pass->call->rules[lane->b];
-    lane->rare = rare_of(pass, rules);
-    lane->listed = pass->call->needs.keep && (rules_cut(rules) || pass->call->needs.rank_depth);
+    const fs_rules *rules = &pass->call->rules[active->b];
+    active->rare = rare_of(pass, rules);
+    active->listed = pass->call->needs.keep && (rules_cut(rules) || pass->call->needs.rank_depth);
     for (int32_t i = 0; i < pass->call->needs.samples; i++)
-        lane->noise[i] = noise_row(rules->seed, rules->position, (uint32_t)i, rules->stream);
-    if (lane->edits) {
-        const int64_t first = batch_edits(batch, lane->b, rules->slot).first;
-        lane->edit_bias = batch->edit_bias + first;
-        sort_sparse(batch->edit_token + first, lane->edits, lane->edit);
+        active->noise[i] = noise_row(rules->seed, rules->position, (uint32_t)i, rules->stream);
+    if (active->edits) {
+        const int64_t first = batch_edits(batch, active->b, rules->slot).first;
+        active->edit_bias = batch->edit_bias + first;
+        sort_sparse(batch->edit_token + first, active->edits, active->edit);
     }
-    if (lane->counts) {
+    if (active->counts) {
         const int64_t first = batch->count_offset[rules->slot];
-        lane->count_value = batch->count_value + first;
-        sort_sparse(batch->count_token + first, lane->counts, lane->count);
+        active->count_value = batch->count_value + first;
+        sort_sparse(batch->count_token + first, active->counts, active->count);
     }
-    for (int64_t i = 0; i < lane->watches; i++)
-        lane->watch[i] = (uint64_t)(uint32_t)watch_token(batch, lane->b, i) << 32 | (uint64_t)i;
-    sort_u64(lane->watch, lane->watches);
+    for (int64_t i = 0; i < active->watches; i++)
+        active->watch[i] = (uint64_t)(uint32_t)watch_token(batch, active->b, i) << 32 | (uint64_t)i;
+    sort_u64(active->watch, active->watches);
 }
 
 /* Rows, and shares of H by columns, in whole cache lines of what is packed. */
@@ -190,8 +192,8 @@ static void prepare_task(void *arg, int32_t task) {
     const fs_hidden *hidden = &p->pass->hidden;
     const int64_t units = (hidden->dim + FS_PACK - 1) / FS_PACK, tasks = p->tasks;
     for (int32_t a = task; a < p->pass->rows; a += p->tasks) {
-        prepare_lane(p->pass, &p->pass->lane[a]);
-        told_forget(&p->pass->told, a);
+        prepare_active(p->pass, &p->pass->active[a]);
+        shared_clear(&p->pass->shared, a);
     }
     if (p->pass->call->head->kind == FS_HEAD_WEIGHTS)
         pass_kernel(p->pass)->pack(hidden, units * task / tasks * FS_PACK, units * (task + 1) / tasks * FS_PACK);
@@ -204,7 +206,7 @@ static void prepare_task(void *arg, int32_t task) {
 static int64_t work_to_prepare(const fs_pass *pass) {
     int64_t work = pass->call->head->kind == FS_HEAD_WEIGHTS ? pass->rows * pass->call->head->dim : 0;
     for (int32_t a = 0; a < pass->rows; a++)
-        work += FS_SORTED_ENTRY * (pass->lane[a].edits + pass->lane[a].counts + pass->lane[a].watches);
+        work += FS_SORTED_ENTRY * (pass->active[a].edits + pass->active[a].counts + pass->active[a].watches);
     return work;
 }
 
@@ -215,7 +217,7 @@ void fs_pass_prepare(fs_pass *pass) {
     const int64_t packed = batch->hidden_stride,
                   stride = packed ? packed : head->dim * dtype_bytes(batch->hidden_dtype);
     atomic_init(pass->next, 0);
-    if (pass->order) deal_by_nodes(pass);
+    if (pass->order) schedule_by_nodes(pass);
     for (int32_t a = 0; head->kind == FS_HEAD_WEIGHTS && a < pass->rows; a++)
         pass->hidden.row[a] = (const char *)batch->hidden + pass->row[a] * stride;
     const int64_t worth = 1 + work_to_prepare(pass) / FS_PREPARED_AT_LEAST;
@@ -240,56 +242,56 @@ static void compute_block(const fs_pass *pass, fs_block block, float *logits) {
     }
     int64_t stride = head->stride ? head->stride : head->rows * bytes;
     for (int32_t a = 0; a < pass->rows; a++)
-        isa->scan->load[head->dtype]((const char *)head->data + pass->lane[a].b * stride + local * bytes, block.n,
+        isa->scan->load[head->dtype]((const char *)head->data + pass->active[a].b * stride + local * bytes, block.n,
                                      out + a * columns);
 }
 
-static void tell_mass(const fs_pass *pass, int32_t task, int32_t a, const fs_mass *mass) {
-    if (pass->lane[a].rare > -INFINITY)
-        told_weigh(&pass->told.mass[a], mass, &pass->said[(int64_t)task * pass->rows + a]);
+static void share_mass(const fs_pass *pass, int32_t task, int32_t a, const fs_mass *mass) {
+    if (pass->active[a].rare > -INFINITY)
+        shared_add_mass(&pass->shared.mass[a], mass, &pass->published[(int64_t)task * pass->rows + a]);
 }
 
 #define FS_ROWS_AHEAD 3 /* a row of a block takes some 200 ns and more, a line from memory 100 to 300 */
 
-/* The long way: logits are stored, and each row takes its own. */
+/* Logits are stored, and each row takes its own. */
 static void absorb_stored(const fs_pass *pass, fs_block block, int32_t task, float *logits) {
     const int64_t columns = logits_columns(pass);
     fs_summary *summary = pass->summary + (int64_t)task * pass->rows;
-    /* Each task begins with rows of its own, of which it can tell the others. */
+    /* Each task begins with rows of its own, whose bounds it shares first. */
     const int32_t start = (int32_t)((int64_t)task * pass->rows / pass->cpu->tasks);
     for (int32_t i = 0; i < pass->rows; i++) {
         const int32_t a = (start + i) % pass->rows;
-        fs_rows_fetch(pass->call, &pass->lane[(a + FS_ROWS_AHEAD) % pass->rows], block);
-        fs_heard heard = {FS_KEY_NONE, told_log(told_load(&pass->told.mass[a]))};
-        if (pass->sieve) heard.best = fs_sift_hear(pass, task, a);
-        fs_rows_absorb(pass->call, pass->cpu->isa, &pass->lane[a], &pass->scratch[task], block, logits + a * columns,
-                       heard, &summary[a]);
-        if (pass->sieve) fs_sift_tell(pass, task, a);
-        tell_mass(pass, task, a, &summary[a].mass);
+        fs_rows_fetch(pass->call, &pass->active[(a + FS_ROWS_AHEAD) % pass->rows], block);
+        fs_shared_row shared = {FS_KEY_NONE, shared_log(shared_load(&pass->shared.mass[a]))};
+        if (pass->filter) shared.best = fs_filter_read_shared(pass, task, a);
+        fs_rows_absorb(pass->call, pass->cpu->isa, &pass->active[a], &pass->scratch[task], block, logits + a * columns,
+                       shared, &summary[a]);
+        if (pass->filter) fs_filter_share(pass, task, a);
+        share_mass(pass, task, a, &summary[a].mass);
     }
 }
 
 #define FS_FREQUENT (2 * FS_NOISE_BLOCK) /* ids, the lowest, where half of a row's mass may lie */
 
-/* Whoever has the most frequent tokens looks at them before the rest of its block, and has told the others of them when those look
- * at theirs; of their masses first, before a race is run. */
+/* Whoever has the most frequent tokens looks at them before the rest of its block, so that bounds are shared when the
+ * other tasks look at theirs; masses first, before a race is run. */
 static void absorb_frequent(const fs_pass *pass, int32_t task, float *logits) {
     const fs_block low = {0, FS_FREQUENT};
     compute_block(pass, low, logits);
     for (int32_t a = 0; a < pass->rows; a++) {
-        if (!(pass->lane[a].rare > -INFINITY)) continue;
-        const fs_mass mass = fs_rows_weigh(pass->call, pass->cpu->isa, &pass->lane[a], &pass->scratch[task], low,
-                                           logits + a * logits_columns(pass),
-                                           &pass->summary[(int64_t)task * pass->rows + a]);
-        tell_mass(pass, task, a, &mass);
+        if (!(pass->active[a].rare > -INFINITY)) continue;
+        const fs_mass mass = fs_rows_mass(pass->call, pass->cpu->isa, &pass->active[a], &pass->scratch[task], low,
+                                          logits + a * logits_columns(pass),
+                                          &pass->summary[(int64_t)task * pass->rows + a]);
+        share_mass(pass, task, a, &mass);
     }
     absorb_stored(pass, low, task, logits);
 }
 
 static void absorb_block(const fs_pass *pass, fs_block block, int32_t task) {
     float *logits = pass->logits + (int64_t)task * pass->rows * logits_columns(pass);
-    if (pass->sieve && fs_sift_block(pass, task, block)) return;
-    if (pass->sieve && block.first == 0 && block.n > FS_FREQUENT) {
+    if (pass->filter && fs_filter_block(pass, task, block)) return;
+    if (pass->filter && block.first == 0 && block.n > FS_FREQUENT) {
         absorb_frequent(pass, task, logits);
         block.first += FS_FREQUENT;
         block.n -= FS_FREQUENT;
@@ -300,7 +302,7 @@ static void absorb_block(const fs_pass *pass, fs_block block, int32_t task) {
 
 /* Tokens of a task's next block, at most. */
 static int64_t next_length(const fs_pass *pass, int32_t task) {
-    return pass->sieve ? fs_sift_length(pass, task) : pass->block;
+    return pass->filter ? fs_filter_length(pass, task) : pass->block;
 }
 
 static void absorb_range(const fs_pass *pass, fs_block range, int32_t task) {
@@ -313,7 +315,7 @@ static void absorb_range(const fs_pass *pass, fs_block range, int32_t task) {
     }
 }
 
-/* Group modes: a group is absorbed like a range of its own, and its mass and winner are set aside. */
+/* Group modes: a group is absorbed like a range of its own, and its mass and winner are kept. */
 static void absorb_groups(const fs_pass *pass, fs_block range, int32_t task) {
     const int64_t size = pass->call->batch->group_size, end = range.first + range.n;
     const int64_t first_group = pass->call->head->first_token / size;
@@ -338,10 +340,10 @@ static void choose_group(const fs_pass *pass, int32_t a) {
     const fs_batch *batch = pass->call->batch;
     const int64_t first = pass->call->head->first_token / batch->group_size;
     const fs_group *group = pass->group + a;
-    const fs_noise noise = pass->lane[a].noise[0];
+    const fs_noise noise = pass->active[a].noise[0];
     fs_summary *summary = &pass->summary[a];
     for (int64_t k = 0; k < pass->groups; k++) mass_merge(&summary->mass, &group[k * pass->rows].mass);
-    if (!group_is_a_law(&pass->call->rules[pass->lane[a].b], summary->flags))
+    if (!group_is_a_law(&pass->call->rules[pass->active[a].b], summary->flags))
         summary->winner[0] = group_choose_largest(group, pass->groups, pass->rows);
     else if (batch->mode == FS_MODE_GROUP_PARALLEL)
         summary->winner[0] = group_choose_parallel(group, pass->groups, pass->rows, first, noise, FS_DOMAIN_GROUP);
@@ -362,10 +364,10 @@ static fs_list empty_list(const fs_pass *pass, const fs_room *room, int32_t task
     return list;
 }
 
-/* By the task itself: where its summaries lie the others have no business. */
+/* By the task itself: no other one writes where its summaries lie. */
 static void empty_summary(const fs_pass *pass, int32_t task, int32_t a) {
     const int64_t at = (int64_t)task * pass->rows + a, samples = pass->call->needs.samples;
-    const fs_lane *lane = &pass->lane[a];
+    const fs_active_row *active = &pass->active[a];
     fs_summary *s = &pass->summary[at];
     s->flags = 0;
     s->max_x = s->max_y = -INFINITY;
@@ -374,27 +376,27 @@ static void empty_summary(const fs_pass *pass, int32_t task, int32_t a) {
     memset(s->winner, 0, (size_t)samples * sizeof *s->winner);
     s->list = empty_list(pass, &pass->list, task, a);
     s->raw_list = empty_list(pass, &pass->raw_list, task, a);
-    s->watch = pass->watch + task * pass->watches + lane->watched;
-    for (int64_t i = 0; i < lane->watches; i++) s->watch[i].x = s->watch[i].y = NAN;
-    pass->said[at] = -INFINITY;
+    s->watch = pass->watch + task * pass->watches + active->watched;
+    for (int64_t i = 0; i < active->watches; i++) s->watch[i].x = s->watch[i].y = NAN;
+    pass->published[at] = -INFINITY;
 }
 
 static void run_task(void *arg, int32_t task) {
     const fs_pass *pass = arg;
-    const fs_deal deal = deal_of(pass);
+    const fs_schedule schedule = schedule_of(pass);
     for (int32_t a = 0; a < pass->rows; a++) empty_summary(pass, task, a);
-    if (pass->sieve) fs_sift_open(pass, task);
-    if (deal.open) {
-        for (fs_block block; (block = deal_take(pass, &deal, next_length(pass, task))).n > 0;)
+    if (pass->filter) fs_filter_open(pass, task);
+    if (schedule.dynamic) {
+        for (fs_block block; (block = schedule_take(pass, &schedule, next_length(pass, task))).n > 0;)
             absorb_block(pass, block, task);
     } else {
-        for (int64_t turn = 0; turn <= deal.turns; turn++) {
-            fs_block range = deal_turn(pass, &deal, task, turn);
+        for (int64_t turn = 0; turn <= schedule.turns; turn++) {
+            fs_block range = schedule_turn(pass, &schedule, task, turn);
             if (pass->groups) absorb_groups(pass, range, task);
             else absorb_range(pass, range, task);
         }
     }
-    if (pass->sieve) fs_sift_close(pass, task);
+    if (pass->filter) fs_filter_close(pass, task);
 }
 
 void fs_pass_run(fs_pass *pass) {
@@ -404,20 +406,20 @@ void fs_pass_run(fs_pass *pass) {
 
 /* The bound that all of a row's mass gives its list. */
 static void bound_merged(const fs_pass *pass, int64_t a) {
-    const fs_lane *lane = &pass->lane[a];
+    const fs_active_row *active = &pass->active[a];
     fs_mass mass = mass_empty();
     for (int32_t t = 0; t < pass->cpu->tasks; t++) mass_merge(&mass, &pass->summary[(int64_t)t * pass->rows + a].mass);
     fs_lists_raise(&pass->summary[a].list, pass->cpu->isa->scan,
-                   rows_bound(lane, &pass->call->rules[lane->b], mass_log(&mass)));
+                   rows_bound(active, &pass->call->rules[active->b], mass_log(&mass)));
 }
 
 int32_t fs_pass_merged(const fs_pass *pass) {
     const int64_t a = atomic_fetch_add(pass->next, 1);
     if (a >= pass->rows) return -1;
-    if (pass->lane[a].rare > -INFINITY) bound_merged(pass, a);
+    if (pass->active[a].rare > -INFINITY) bound_merged(pass, a);
     for (int32_t t = 1; t < pass->cpu->tasks; t++)
         summary_merge(&pass->call->needs, &pass->summary[a], &pass->summary[(int64_t)t * pass->rows + a],
-                      pass->lane[a].watches);
+                      pass->active[a].watches);
     if (pass->groups) choose_group(pass, (int32_t)a);
     return (int32_t)a;
 }

@@ -1,5 +1,5 @@
-/* cpu_pass.h - one pass over W for a set of rows: tasks take blocks of the vocabulary, a block's logits live in cache or are sifted
- * as they are computed (cpu_sieve.h), and each (task, row) has one running summary. */
+/* cpu_pass.h - one pass over W for a set of rows: tasks take blocks of the vocabulary, a block's logits live in cache
+ * or are filtered as they are computed (cpu_filter.h), and each (task, row) has one running summary. */
 #ifndef FS_CPU_PASS_H
 #define FS_CPU_PASS_H
 
@@ -13,7 +13,8 @@
 
 #include <stdatomic.h>
 
-/* Where W lies, as it was when a head was first seen: the node of every `step`-th row. In the context, because calls do not allocate. */
+/* Where W lies, as it was when a head was first seen: the node of every `step`-th row. In the context, because calls do
+ * not allocate. */
 #define FS_PLACES 4096
 typedef struct fs_residence {
     const void *data; /* NULL: no head yet */
@@ -33,7 +34,8 @@ typedef struct fs_cpu {
     fs_residence residence;     /* of the last head */
 } fs_cpu;
 
-/* Room for a list of each (task, row): those of task 0, which take the merged entries of all, and those of the others. */
+/* Room for a list of each (task, row): those of task 0, which take the merged entries of all, and those of the
+ * others. */
 typedef struct fs_room {
     uint64_t *key[2];
     float *raw[2];     /* or NULL */
@@ -46,23 +48,23 @@ typedef struct fs_pass {
     const fs_call *call;
     const int32_t *row; /* [rows] the rows of the batch that take part */
     int32_t rows;
-    int32_t whole;       /* lists hold everything: the second pass */
-    int32_t largest;     /* only counted, for the largest call of these rows or fewer */
-    int32_t block;       /* tokens per block, a multiple of FS_NOISE_BLOCK */
-    int64_t groups;      /* group modes: number of groups, else 0 */
-    fs_hidden hidden;    /* of a head of weights */
-    fs_lane *lane;       /* [rows] */
-    fs_summary *summary; /* [tasks, rows] */
-    fs_winner *winner;   /* [tasks, rows, samples] */
-    fs_watch *watch;     /* [tasks, watches] */
-    int64_t watches;     /* of all rows */
+    int32_t whole;         /* lists hold everything: the second pass */
+    int32_t largest;       /* only counted, for the largest call of these rows or fewer */
+    int32_t block;         /* tokens per block, a multiple of FS_NOISE_BLOCK */
+    int64_t groups;        /* group modes: number of groups, else 0 */
+    fs_hidden hidden;      /* of a head of weights */
+    fs_active_row *active; /* [rows] */
+    fs_summary *summary;   /* [tasks, rows] */
+    fs_winner *winner;     /* [tasks, rows, samples] */
+    fs_watch *watch;       /* [tasks, watches] */
+    int64_t watches;       /* of all rows */
     fs_room list, raw_list;
     fs_group *group;       /* [groups, rows] */
     float *logits;         /* [tasks, rows, block + 2 FS_GRANULE] */
     fs_scratch *scratch;   /* [tasks] */
-    fs_sieve *sieve;       /* [tasks], or NULL: blocks are not sifted */
-    fs_told told;          /* arrays of [rows] */
-    float *said;           /* [tasks, rows] of what masses tasks have told, see told_weigh */
+    fs_filter *filter;     /* [tasks], or NULL: blocks are not filtered */
+    fs_shared shared;      /* arrays of [rows] */
+    float *published;      /* [tasks, rows] log of the mass that a task has shared, see shared_add_mass */
     fs_winner *spare;      /* [tasks, samples] for fs_finish_row */
     _Atomic int64_t *next; /* the first unit of the vocabulary that no task has taken, then the first row */
     int32_t *order;        /* [turns, tasks] blocks by the nodes they lie on (cpu_nodes.h), or NULL: in turn */

@@ -13,15 +13,15 @@ typedef struct fs_race {
     fs_noise noise;
     fs_winner *winner; /* [n], descending */
     int32_t n;         /* 1, or all samples without replacement */
-    uint64_t told; /* a score key that another task has: who does not beat it need not be looked at; or FS_KEY_NONE */
-    double floor;  /* no token with l at or below this can win without a mark */
+    uint64_t shared;   /* a score key that another task has: what does not beat it is not looked at; or FS_KEY_NONE */
+    double floor;      /* no token with l at or below this can win without a mark */
 } fs_race;
 
 /* No token with l at or below this beats a score without a mark. */
 FS_CORE double floor_below(const fs_rules *rules, uint64_t key) {
     if (key == FS_KEY_NONE) return -INFINITY;
-    /* Slack covers the last bits of log on any library and of this subtraction, and lets in who is equal and has a lower id; a lower
-     * floor is slower, never wrong. Below +inf for the same reason. */
+    /* Slack covers the last bits of log on any library and of this subtraction, and lets in who is equal and has a
+     * lower id; a lower floor is slower, never wrong. Below +inf for the same reason. */
     double score = fmin(score_key_value(key), DBL_MAX);
     double reach = rules->greedy ? 0.0 : FS_NOISE_G + 1e-6;
     return score - reach - fabs(score) * 0x1p-50 - DBL_MIN;
@@ -29,7 +29,7 @@ FS_CORE double floor_below(const fs_rules *rules, uint64_t key) {
 
 FS_CORE void race_set_floor(fs_race *race) {
     const uint64_t own = race->winner[race->n - 1].key;
-    race->floor = floor_below(race->rules, own > race->told ? own : race->told);
+    race->floor = floor_below(race->rules, own > race->shared ? own : race->shared);
 }
 
 FS_CORE void race_offer(fs_race *race, uint32_t token, float x, float y, double noise) {

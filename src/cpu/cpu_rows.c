@@ -37,8 +37,8 @@ const uint32_t *fs_rows_allowed(const fs_call *call, int64_t b) {
     return mask_row(batch->allow, batch->allow_stride, batch_mask(batch, b), call->vocab);
 }
 
-void fs_rows_fetch(const fs_call *call, const fs_lane *lane, fs_block block) {
-    const uint32_t *allow = fs_rows_allowed(call, lane->b);
+void fs_rows_fetch(const fs_call *call, const fs_active_row *active, fs_block block) {
+    const uint32_t *allow = fs_rows_allowed(call, active->b);
     for (int64_t id = block.first; allow && id < block.first + block.n; id += 512) __builtin_prefetch(allow + id / 32);
 }
 
@@ -63,8 +63,8 @@ static void add_count(int32_t *sum, int32_t more) {
     *sum = all > INT32_MAX ? INT32_MAX : all < INT32_MIN ? INT32_MIN : (int32_t)all;
 }
 
-static void transform_penalties(const fs_call *call, const fs_lane *lane, const fs_rules *rules, int32_t *counts,
-                                fs_block block, float *y) {
+static void transform_penalties(const fs_call *call, const fs_active_row *active, const fs_rules *rules,
+                                int32_t *counts, fs_block block, float *y) {
     const fs_batch *batch = call->batch;
     const uint32_t *seen = mask_row(batch->seen, batch->seen_stride, rules->slot, call->vocab);
     if (batch->counts) {
@@ -73,8 +73,9 @@ static void transform_penalties(const fs_call *call, const fs_lane *lane, const 
         memcpy(counts, row + block.first * 4, (size_t)block.n * 4);
     } else {
         memset(counts, 0, (size_t)block.n * sizeof *counts);
-        FS_SPARSE_EACH(i, lane->count, lane->counts, block)
-        add_count(&counts[(int64_t)(lane->count[i] >> 32) - block.first], lane->count_value[(uint32_t)lane->count[i]]);
+        FS_SPARSE_EACH(i, active->count, active->counts, block)
+        add_count(&counts[(int64_t)(active->count[i] >> 32) - block.first],
+                  active->count_value[(uint32_t)active->count[i]]);
     }
     for (int64_t i = 0; i < block.n; i++) {
         int was_seen = seen && bit_of(seen, block.first + i);
@@ -82,10 +83,10 @@ static void transform_penalties(const fs_call *call, const fs_lane *lane, const 
     }
 }
 
-static void transform_edits(const fs_lane *lane, fs_block block, float *y) {
-    FS_SPARSE_EACH(i, lane->edit, lane->edits, block) {
-        float bias = lane->edit_bias[(uint32_t)lane->edit[i]];
-        float *at = &y[(int64_t)(lane->edit[i] >> 32) - block.first];
+static void transform_edits(const fs_active_row *active, fs_block block, float *y) {
+    FS_SPARSE_EACH(i, active->edit, active->edits, block) {
+        float bias = active->edit_bias[(uint32_t)active->edit[i]];
+        float *at = &y[(int64_t)(active->edit[i] >> 32) - block.first];
         /* -inf is final: a ban of a +inf logit is a ban, not a NaN. */
         if (*at > -INFINITY) *at = bias == -INFINITY ? bias : *at + bias;
     }
@@ -129,14 +130,14 @@ static void race_marks(fs_race *race, const fs_scan *scan, const float *x, const
     }
 }
 
-/* The sparse race: marked tokens, then the others whose logit alone is in reach of the best score so far. x, y, granule start at id
- * `base`, a multiple of FS_GRANULE; span places. Greedy rows race without noise. */
+/* The sparse race: marked tokens, then the others whose logit alone is in reach of the best score so far. x, y, granule
+ * start at id `base`, a multiple of FS_GRANULE; span places. Greedy rows race without noise. */
 static void race_exact(fs_race *race, const fs_scan *scan, const float *x, const float *y, const float *granule,
                        float most, int64_t base, int64_t span) {
     const float inverse = race->rules->inverse_temperature;
     const int greedy = race->rules->greedy;
     race_set_floor(race);
-    if (race->n == 1 && ((race->winner[0].key == FS_KEY_NONE && race->told == FS_KEY_NONE) || most == INFINITY)) {
+    if (race->n == 1 && ((race->winner[0].key == FS_KEY_NONE && race->shared == FS_KEY_NONE) || most == INFINITY)) {
         /* A first real score, so that the race below is sparse from its start; and the lowest id of +inf. */
         int64_t i = 0;
         while (granule[i / FS_GRANULE] != most) i += FS_GRANULE;
@@ -181,38 +182,38 @@ static void reduce_mass(const fs_call *call, const fs_scan *scan, const fs_rules
     else scan->add_mass(y, granule, span, scale, mass);
 }
 
-fs_mass fs_rows_weigh(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
-                      fs_block block, float *x, fs_summary *summary) {
+fs_mass fs_rows_mass(const fs_call *call, const fs_isa *isa, const fs_active_row *active, const fs_scratch *scratch,
+                     fs_block block, float *x, fs_summary *summary) {
     const int64_t span = block_span(block);
     const fs_survey survey = isa->scan->survey(NULL, block.first, x, span, scratch->granule);
     fs_mass mass = mass_empty();
     summary->flags |= survey.flags;
     if (survey.most > -INFINITY)
-        reduce_mass(call, isa->scan, &call->rules[lane->b], x, scratch->granule, survey.most, span, &mass);
+        reduce_mass(call, isa->scan, &call->rules[active->b], x, scratch->granule, survey.most, span, &mass);
     return mass;
 }
 
-static void reduce_list(const fs_scan *scan, const fs_lane *lane, const fs_rules *rules, fs_block block, const float *y,
-                        const float *granule, double log_mass, fs_summary *summary) {
+static void reduce_list(const fs_scan *scan, const fs_active_row *active, const fs_rules *rules, fs_block block,
+                        const float *y, const float *granule, double log_mass, fs_summary *summary) {
     fs_list *list = &summary->list;
     const int64_t granules = block_span(block) / FS_GRANULE;
-    if (lane->rare > -INFINITY)
-        fs_lists_raise(list, scan, rows_bound(lane, rules, fmax(log_mass, mass_log(&summary->mass))));
+    if (active->rare > -INFINITY)
+        fs_lists_raise(list, scan, rows_bound(active, rules, fmax(log_mass, mass_log(&summary->mass))));
     else if (!list->count && list->bound == FS_KEY_NONE) fs_lists_start(list, granule, granules);
     fs_lists_offer(list, scan, y, granule, block.first - block_lead(block), granules);
 }
 
-void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
-                    fs_block block, float *x, fs_heard heard, fs_summary *summary) {
+void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_active_row *active, const fs_scratch *scratch,
+                    fs_block block, float *x, fs_shared_row shared, fs_summary *summary) {
     const fs_needs *needs = &call->needs;
     const fs_batch *batch = call->batch;
-    const fs_rules *rules = &call->rules[lane->b];
+    const fs_rules *rules = &call->rules[active->b];
     const int64_t lead = block_lead(block), span = block_span(block), base = block.first - lead;
 
     transform_head(call->head, block, x + lead);
     for (int64_t i = 0; i < lead; i++) x[i] = -INFINITY;
     for (int64_t i = lead + block.n; i < span; i++) x[i] = -INFINITY;
-    fs_survey survey = isa->scan->survey(fs_rows_allowed(call, lane->b), base, x, span, scratch->granule);
+    fs_survey survey = isa->scan->survey(fs_rows_allowed(call, active->b), base, x, span, scratch->granule);
     summary->flags |= survey.flags;
     if (survey.most > summary->max_x) summary->max_x = survey.most;
     if (needs->raw_mass) isa->scan->add_mass(x, scratch->granule, span, 1.0f, &summary->raw_mass);
@@ -220,21 +221,21 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
     float *y = x;
     const int penalised = rules_penalise(rules) && batch_penalises(batch),
               edits_last = (batch->flags & FS_EDITS_LAST) != 0;
-    if (lane->edits || penalised) {
+    if (active->edits || penalised) {
         y = scratch->y;
         memcpy(y, x, (size_t)span * sizeof *y);
-        if (!edits_last) transform_edits(lane, block, y + lead);
-        if (penalised) transform_penalties(call, lane, rules, scratch->count, block, y + lead);
-        if (edits_last) transform_edits(lane, block, y + lead);
+        if (!edits_last) transform_edits(active, block, y + lead);
+        if (penalised) transform_penalties(call, active, rules, scratch->count, block, y + lead);
+        if (edits_last) transform_edits(active, block, y + lead);
         survey = isa->scan->survey(NULL, base, y, span, scratch->granule);
         summary->flags |= survey.flags;
     }
     const float most = survey.most;
     if (most > summary->max_y) summary->max_y = most;
-    FS_SPARSE_EACH(i, lane->watch, lane->watches, block) {
-        int64_t at = (int64_t)(lane->watch[i] >> 32) - base;
+    FS_SPARSE_EACH(i, active->watch, active->watches, block) {
+        int64_t at = (int64_t)(active->watch[i] >> 32) - base;
         fs_watch seen = {x[at], y[at]};
-        summary->watch[(uint32_t)lane->watch[i]] = seen;
+        summary->watch[(uint32_t)active->watch[i]] = seen;
     }
     if (needs->keep_raw) fs_lists_offer_each(&summary->raw_list, x, x, base, span);
     if (!(most > -INFINITY)) return;
@@ -242,13 +243,15 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane,
 
     reduce_mass(call, isa->scan, rules, y, scratch->granule, most, span, &summary->mass);
     if (needs->cut_mass) isa->scan->add_mass(y, scratch->granule, span, 1.0f, &summary->cut_mass);
-    if (lane->listed && summary->list.raw) fs_lists_offer_each(&summary->list, y, x, base, span);
-    else if (lane->listed) reduce_list(isa->scan, lane, rules, block, y, scratch->granule, heard.log_mass, summary);
-    /* Lists are by y, which raw logits may be asked of; what l makes -inf of them core/finish.c leaves out. Races are by l. */
+    if (active->listed && summary->list.raw) fs_lists_offer_each(&summary->list, y, x, base, span);
+    else if (active->listed)
+        reduce_list(isa->scan, active, rules, block, y, scratch->granule, shared.log_mass, summary);
+    /* Lists are by y, which raw logits may be asked of; what l makes -inf of them core/finish.c leaves out. Races are
+     * by l. */
     if (!(most * rules->inverse_temperature > -INFINITY)) return;
     const int32_t draws = needs->ordered && needs->samples ? 1 : needs->samples;
     for (int32_t i = 0; i < draws; i++) {
-        fs_race race = {rules, lane->noise[i], &summary->winner[i], needs->ordered ? needs->samples : 1, heard.best,
+        fs_race race = {rules, active->noise[i], &summary->winner[i], needs->ordered ? needs->samples : 1, shared.best,
                         0.0};
         if (batch->noise == FS_NOISE_FAST && !rules->greedy) race_fast(&race, x, y, base, span);
         else race_exact(&race, isa->scan, x, y, scratch->granule, most, base, span);

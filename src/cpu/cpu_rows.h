@@ -1,13 +1,13 @@
-/* cpu_rows.h - one row meets one block of logits: transform, noise, reduce. */
+/* cpu_rows.h - one row and one block of logits: transform, noise, reduce. */
 #ifndef FS_CPU_ROWS_H
 #define FS_CPU_ROWS_H
 
-#include "cpu_isa.h"
+#include "cpu/kernels/cpu_isa.h"
 
 #include "core/needs.h"
 
 /* What one active row brings to every block. */
-typedef struct fs_lane {
+typedef struct fs_active_row {
     int64_t b;       /* row of the batch */
     fs_noise *noise; /* [samples] */
     uint64_t *edit;  /* [edits] (token << 32 | entry), ascending */
@@ -20,7 +20,7 @@ typedef struct fs_lane {
     int64_t watches, watched;   /* watched: those of the rows before */
     double rare;    /* tokens with less than this share of the mass, as a log, are not listed; -inf: all are */
     int32_t listed; /* its list by y is looked at: a row without cuts needs none, whatever its neighbours ask for */
-} fs_lane;
+} fs_active_row;
 
 /* Scratch of one task; everything is one block long. */
 typedef struct fs_scratch {
@@ -29,8 +29,9 @@ typedef struct fs_scratch {
     float *granule; /* maxima of granules */
 } fs_scratch;
 
-/* A block: ids [first, first + n), at most one block long. Logits lie at x[first % FS_GRANULE ...], so that granules are aligned
- * to global ids; the places around them up to whole granules are scratch. No id is at or above the vocabulary. */
+/* A block: ids [first, first + n), at most one block long. Logits lie at x[first % FS_GRANULE ...], so that granules
+ * are aligned to global ids; the places around them up to whole granules are scratch. No id is at or above the
+ * vocabulary. */
 typedef struct fs_block {
     int64_t first;
     int64_t n;
@@ -46,22 +47,22 @@ FS_CORE int64_t block_span(fs_block block) {
 }
 
 /* Asks memory for what absorbing a block will find far away: the row's bits of a mask, a line for 512 tokens. */
-void fs_rows_fetch(const fs_call *call, const fs_lane *lane, fs_block block);
+void fs_rows_fetch(const fs_call *call, const fs_active_row *active, fs_block block);
 
-/* What a task has heard from others about a row. */
-typedef struct fs_heard {
+/* A row's shared bounds (cpu_shared.h), as a task has read them. */
+typedef struct fs_shared_row {
     uint64_t best;   /* a score key, see fs_race; or FS_KEY_NONE */
-    double log_mass; /* of the mass that they have told of; -inf: none */
-} fs_heard;
+    double log_mass; /* -inf: none */
+} fs_shared_row;
 
 /* Absorbs one block of a row's dot products (or stored logits) into its summary. x [block_span] is overwritten. */
-void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
-                    fs_block block, float *x, fs_heard heard, fs_summary *summary);
+void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_active_row *active, const fs_scratch *scratch,
+                    fs_block block, float *x, fs_shared_row shared, fs_summary *summary);
 
-/* The mass of a block of whole granules before it is absorbed, where logits are dot products as they are. Its NaN become -inf, of which the
- * summary is told; nothing else is taken yet. */
-fs_mass fs_rows_weigh(const fs_call *call, const fs_isa *isa, const fs_lane *lane, const fs_scratch *scratch,
-                      fs_block block, float *x, fs_summary *summary);
+/* The mass of a block of whole granules before it is absorbed, where logits are dot products as they are. Its NaN
+ * become -inf, which the summary's flags say; nothing else is taken yet. */
+fs_mass fs_rows_mass(const fs_call *call, const fs_isa *isa, const fs_active_row *active, const fs_scratch *scratch,
+                     fs_block block, float *x, fs_summary *summary);
 
 /* The bits of row b's allowed tokens, or NULL. */
 const uint32_t *fs_rows_allowed(const fs_call *call, int64_t b);
@@ -70,14 +71,14 @@ FS_CORE int bit_of(const uint32_t *words, int64_t id) {
     return (int)(words[id >> 5] >> (id & 31) & 1);
 }
 
-/* The bound that mass gives a row's list: the log of all that it has, or of a part. FS_KEY_NONE: none.
+/* The bound that mass gives a row's list: the log of all that it has, or of some of it. FS_KEY_NONE: none.
  *
- * Which tokens are in a nucleus is known only when all masses are. But one that needs tokens with less than (1 - top_p) / n of
- * the mass has, as a rule, more than n of them, and no list of n entries proves it: so those are not listed. Masses only grow:
- * what part of one gives is below what all of it gives, and nobody has to guess. Whether the cut is proven shows in the end
- * (docs/findings/cpu-lists.md). */
-FS_CORE uint64_t rows_bound(const fs_lane *lane, const fs_rules *rules, double log_mass) {
-    const double y = (log_mass + lane->rare) / (double)rules->inverse_temperature;
+ * Which tokens are in a nucleus is known only when all masses are. But one that needs tokens with less than
+ * (1 - top_p) / n of the mass has, as a rule, more than n of them, and no list of n entries proves it: so those are
+ * not listed. Masses only grow: what some of one gives is below what all of it gives, and nobody has to guess. Whether
+ * the cut is proven shows in the end (docs/findings/cpu-lists.md). */
+FS_CORE uint64_t rows_bound(const fs_active_row *active, const fs_rules *rules, double log_mass) {
+    const double y = (log_mass + active->rare) / (double)rules->inverse_temperature;
     if (!(fabs(log_mass) <= (double)FS_EXP_EXACT) || !(fabs(y) < 1e30)) return FS_KEY_NONE;
     return order_key_behind((float)y);
 }

@@ -5,9 +5,9 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-/* How often a thread looks for the next job, or for the end of this one, before it sleeps: waking it takes longer than most jobs. Some 17 us
- * on Emerald Rapids, and 20 times that inside a call, which is several jobs; not at all where threads outnumber cores. Longer, and
- * whoever has the cores after a call is held up (docs/findings/cpu-threads.md). */
+/* How often a thread looks for the next job, or for the end of this one, before it sleeps: waking it takes longer than
+ * most jobs. Some 17 us on Emerald Rapids, and 20 times that inside a call, which is several jobs; not at all where
+ * threads outnumber cores. Longer, and whoever has the cores after a call is held up (docs/findings/cpu-threads.md). */
 #define FS_LOOKS 400
 #define FS_LOOKS_INSIDE 8000
 
@@ -20,8 +20,8 @@ struct fs_threads {
     const fs_nodes *nodes;
     int32_t homes;    /* nodes whose tasks are told apart, at least 1 */
     atomic_int bound; /* workers that have a node */
-    /* The job: read by those who have taken a task of it, and written when all of them have ended. Nobody waits for a worker that took none: on
-     * a machine that others use too, some thread is always late. */
+    /* The job: read by those who have taken a task of it, and written when all of them have ended. Nobody waits for a
+     * worker that took none: on a machine that others use too, some thread is always late. */
     void (*task)(void *arg, int32_t i);
     void *arg;
     int32_t end[FS_NODES];     /* a node's tasks are those below, behind the node's before */
@@ -41,7 +41,8 @@ static void look_away(int32_t i) {
 #endif
 }
 
-/* One task of node n, if there is any left; of a later job than the one whose number was seen here, if that has begun meanwhile. */
+/* One task of node n, if there is any left; of a later job than the one whose number was seen here, if that has begun
+ * meanwhile. */
 static int take(fs_threads *pool, int32_t n, int32_t *i) {
     int left = atomic_load(&pool->left[n]);
     while (left && !atomic_compare_exchange_weak(&pool->left[n], &left, left - 1)) {
@@ -62,8 +63,8 @@ static void work(fs_threads *pool, int32_t home) {
         }
 }
 
-/* The generation after `seen`. Who gives it out looks for sleepers afterwards, and a sleeper looks for it once it is counted: one of them
- * sees the other. */
+/* The generation after `seen`. Who gives it out looks for sleepers afterwards, and a sleeper looks for it once it is
+ * counted: one of them sees the other. */
 static unsigned long long next_generation(fs_threads *pool, unsigned long long seen) {
     unsigned long long now = atomic_load(&pool->generation);
     for (int32_t i = 0; i < atomic_load(&pool->looks) && now == seen; i++, now = atomic_load(&pool->generation))

@@ -7,8 +7,8 @@
 
 typedef struct fs_threads fs_threads;
 
-/* Starts threads - 1 workers; the caller of fs_threads_run is the last thread. With several nodes each worker is bound to the cores of one,
- * and takes that node's tasks first. NULL (with the context's text) on failure. */
+/* Starts threads - 1 workers; the caller of fs_threads_run is the last thread. With several nodes each worker is bound
+ * to the cores of one, and takes that node's tasks first. NULL (with the context's text) on failure. */
 fs_threads *fs_threads_start(fs_context *context, int32_t threads, const fs_nodes *nodes);
 void fs_threads_stop(fs_context *context, fs_threads *pool);
 

@@ -1,7 +1,9 @@
-/* dist.c - fs_sample_ranks: a first round over all rows, and further ones over rows whose lists did not prove their cut. */
+/* dist.c - fs_sample_ranks: a first round over all rows, and further ones over rows whose lists did not prove their
+ * cut. */
 #include "dist.h"
 
-/* How much longer lists become from round to round: from the usual 1024 entries over 16,384 to a whole vocabulary of 262,144 in two. */
+/* How much longer lists become from round to round: from the usual 1024 entries over 16,384 to a whole vocabulary of
+ * 262,144 in two. */
 #define LONGER 16
 
 /* The context's memory for exchanges, all of it free. */
@@ -64,7 +66,8 @@ static int64_t run_end(const fs_round *first, const fs_result *result, int64_t b
     return end;
 }
 
-/* One more round over rows [b, end), in memory of its own. If a rank has none for it, all leave the rows as they are. */
+/* One more round over rows [b, end), in memory of its own. If a rank has none for it, all leave the rows as they
+ * are. */
 static fs_status later_round(const fs_round *first, fs_result *result, int64_t b, int64_t end, int32_t least,
                              const int32_t *identity, int64_t *sent) {
     fs_view v = fs_view_of(&first->call, result, b, end, identity);

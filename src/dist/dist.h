@@ -1,15 +1,16 @@
-/* dist.h - one call over ranks, on host memory: what crosses the wire is the backend's own summaries (core/wire.h), and a header.
+/* dist.h - one call over ranks, on host memory: what crosses the wire is the backend's own summaries (core/wire.h), and
+ * a header.
  *
  *   partial -> [ header 16 | keys ]  --all_max-->  merge of one part          tokens alone: one collective
  *           -> [ header 16 ]         --all_max-->
  *              [ rows ]              --all_gather->  merge of all parts       anything else: two
  *
  * header  i64  0: h    or  (error code << 48) + rank, which is larger than any hash
- *         i64  ~h << 2, and below it  1: some row has seen a NaN or +inf; then their bits follow, else they are left out
- *                                     2: this rank comes with a shard for the first time; then all say where theirs lie, 16 bytes,
- *                                        and the bits follow in any case
- * with h 48 bits of a hash of everything ranks must agree on: if they do not, no rank finds its own h in both words. A rank that has
- * failed enters the first collective all the same, so nobody waits for it. */
+ *         i64  ~h << 2, and below it  1: some row has seen a NaN or +inf; then their bits follow, else they do not
+ *                                     2: this rank comes with a shard for the first time; then all say where theirs
+ *                                        lie, 16 bytes, and the bits follow in any case
+ * with h 48 bits of a hash of everything ranks must agree on: if they do not, no rank finds its own h in both words. A
+ * rank that has failed enters the first collective all the same, so nobody waits for it. */
 #ifndef FS_DIST_DIST_H
 #define FS_DIST_DIST_H
 
@@ -17,7 +18,8 @@
 #include "core/agreement.h"
 #include "core/wire.h"
 
-/* fs_sample_ranks. `failed`: what is wrong on this rank already, with its text set; the arguments are then not looked at. */
+/* fs_sample_ranks. `failed`: what is wrong on this rank already, with its text set; the arguments are then not looked
+ * at. */
 fs_status fs_dist_sample(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                          fs_result *result, fs_status failed);
 
@@ -43,7 +45,8 @@ typedef struct fs_round {
 fs_status fs_round_size(fs_round *round, size_t *bytes);
 fs_status fs_round_run(fs_round *round, void *memory, fs_result *result, fs_status failed);
 
-/* --- dist_view.c: rows [begin, end) of a call as a call of their own, without copying anything. identity [B] is 0, 1, ... */
+/* --- dist_view.c: rows [begin, end) of a call as a call of their own, without copying anything. identity [B] is 0, 1,
+ * ... */
 typedef struct fs_view {
     fs_head head;
     fs_batch batch;

@@ -70,7 +70,8 @@ static int has_bits(const fs_round *round) {
     return 0;
 }
 
-/* Every rank sends what it was called with; the first word that is not rank 0's is named, so the text is the same everywhere. */
+/* Every rank sends what it was called with; the first word that is not rank 0's is named, so the text is the same
+ * everywhere. */
 static fs_status explain_difference(fs_round *round) {
     const int32_t ranks = round->ranks->count;
     fs_agreement *agreements = round->agreements;
@@ -196,7 +197,8 @@ static fs_status gather_parts(fs_round *round, int bits) {
     return FS_OK;
 }
 
-/* Memory to merge is taken before the ranks meet: a failure that came later would leave the others with rounds to go. */
+/* Memory to merge is taken before the ranks meet: a failure that came later would leave the others with rounds to
+ * go. */
 fs_status fs_round_run(fs_round *round, void *memory, fs_result *result, fs_status failed) {
     const fs_call *call = &round->call;
     fs_context *context = round->context;

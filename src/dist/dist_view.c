@@ -1,5 +1,5 @@
-/* dist_view.c - some rows of a call as a call of their own. Every array of a batch that is per row begins later; offsets into
- * edits and watched tokens keep their meaning, because they need not begin at 0. */
+/* dist_view.c - some rows of a call as a call of their own. Every array of a batch that is per row begins later;
+ * offsets into edits and watched tokens keep their meaning, because they need not begin at 0. */
 #include "dist.h"
 
 #include "core/halves.h"

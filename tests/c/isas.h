@@ -1,9 +1,9 @@
-/* isas.h - rows of the dispatch table for tests that look at each: those that run here (experimental ones too), or the one that
- * FLASHSAMPLING_ISA forces. */
+/* isas.h - rows of the dispatch table for tests that look at each: those that run here (experimental ones too), or the
+ * one that FLASHSAMPLING_ISA forces. */
 #ifndef ISAS_H
 #define ISAS_H
 
-#include "cpu/cpu_isa.h"
+#include "cpu/kernels/cpu_isa.h"
 
 #include <stdlib.h>
 #include <string.h>

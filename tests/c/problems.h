@@ -1,4 +1,5 @@
-/* problems.h - dot products to compute: random rows of W and H of any dtype, how a row of the dispatch table computes them. */
+/* problems.h - dot products to compute: random rows of W and H of any dtype, how a row of the dispatch table computes
+ * them. */
 #ifndef FS_TESTS_PROBLEMS_H
 #define FS_TESTS_PROBLEMS_H
 
@@ -42,7 +43,8 @@ typedef struct problem {
     char *w, *h;
 } problem;
 
-/* Normal numbers of deviation 0.1 and 1, by dtype: made once, because making them takes longer than multiplying them. */
+/* Normal numbers of deviation 0.1 and 1, by dtype: made once, because making them takes longer than multiplying
+ * them. */
 enum { POOL = 4096 };
 static inline const char *pool_of(int32_t dtype, int small) {
     static char pool[2][3][POOL * 4];
@@ -98,8 +100,8 @@ static inline void run(const fs_isa *isa, const problem *p, int32_t first, int32
     free(hidden.packed);
 }
 
-/* Tokens that do not get the power of two that their first elements ask for; and one whose elements are of all sizes, the largest of which the
- * last row of H does not see. */
+/* Tokens that do not get the power of two that their first elements ask for; and one whose elements are of all sizes,
+ * the largest of which the last row of H does not see. */
 static inline void make_odd_rows(problem *p) {
     const int64_t size = bytes_of(p->w_dtype);
     for (int64_t d = 0; d < p->dim; d++) {
@@ -115,8 +117,8 @@ static inline void make_odd_rows(problem *p) {
     put_number(p->w_dtype, p->w + 17 * p->w_stride + p->dim / 2 * size, -100.0f);
 }
 
-/* Where everything is slow each shape meets three of the nine pairs of dtypes: every dtype of W, and of H, once. Rounds are pairs
- * first, then shapes. */
+/* Where everything is slow each shape meets three of the nine pairs of dtypes: every dtype of W, and of H, once. Rounds
+ * are pairs first, then shapes. */
 static inline int left_out(int round) {
     return test_size(9) < 9 && (round % 3 + round / 3 % 3 + round / 9) % 3 != 0;
 }

@@ -156,8 +156,8 @@ void suite_count(const suite_case *c, const sampler *s, int32_t noise, int64_t n
 draws suite_draws(const suite_case *c);
 void suite_free(draws *d);
 
-/* A case's draws as a call of the library: its batch, and its head for ids [from, to). One row is a row of stored logits; for more, W is
- * the logits and every hidden state is 1. */
+/* A case's draws as a call of the library: its batch, and its head for ids [from, to). One row is a row of stored
+ * logits; for more, W is the logits and every hidden state is 1. */
 static inline fs_batch suite_batch(const draws *d) {
     fs_batch batch = fs_batch_default();
     batch.rows = d->rows;

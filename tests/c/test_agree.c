@@ -56,7 +56,8 @@ static void compare_floats(const char *name, uint64_t seed, const float *a, cons
 /* Bits about how a row was computed: the reference never needs a second pass and always knows ranks. */
 #define ONLY_OURS (FS_ROW_FALLBACK | FS_ROW_RANK_BOUND)
 
-/* A rank is the reference's, or a bound of it beyond the depth that is promised; then the row says so, and no exact one was asked for. */
+/* A rank is the reference's, or a bound of it beyond the depth that is promised; then the row says so, and no exact one
+ * was asked for. */
 static void compare_ranks(uint64_t seed, const random_call *c, const outputs *a, const outputs *b) {
     int beyond[64] = {0};
     for (size_t i = 0; i < sizeof a->rank / sizeof a->rank[0]; i++) {

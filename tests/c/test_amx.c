@@ -10,13 +10,13 @@
 #include <immintrin.h>
 #endif
 
-enum { MOST_DIM = 2100, MOST_PARTS = 3 };
+enum { MOST_DIM = 2100, MOST_PIECES = 3 };
 
 /* A row of W or H on its way to an instruction that multiplies numbers of type `unit`. */
 typedef struct cut_row {
     int32_t dtype, unit;
-    int is_w, parts, lift; /* the power of two it is multiplied by */
-    float part[MOST_DIM][MOST_PARTS];
+    int is_w, pieces, upscale; /* the power of two it is multiplied by */
+    float piece[MOST_DIM][MOST_PIECES];
 } cut_row;
 
 static float first_bits(float x, uint32_t mask) {
@@ -27,9 +27,9 @@ static float first_bits(float x, uint32_t mask) {
     return x;
 }
 
-static int lift_to(int to, float x) {
-    const int lift = x < FLT_MIN ? 126 : to - ilogbf(x);
-    return lift < 126 ? lift : 126;
+static int upscale_to(int to, float x) {
+    const int upscale = x < FLT_MIN ? 126 : to - ilogbf(x);
+    return upscale < 126 ? upscale : 126;
 }
 
 static float largest_of(int32_t dtype, const char *row, int64_t dim) {
@@ -43,24 +43,25 @@ static float largest_of(int32_t dtype, const char *row, int64_t dim) {
 
 #define BEYOND (1 + 0x1.555556p-12f)
 
-static int lift_of(const cut_row *c, const char *row, int64_t dim) {
+static int upscale_of(const cut_row *c, const char *row, int64_t dim) {
     const float most = largest_of(c->dtype, row, dim), first = largest_of(c->dtype, row, dim < 32 ? dim : 32);
     if (c->unit != FS_F16 || c->dtype == FS_F16) return 0;
-    if (!c->is_w || ldexpf(most, lift_to(9, first)) * BEYOND >= 65536) return lift_to(14, most);
-    return lift_to(9, first);
+    if (!c->is_w || ldexpf(most, upscale_to(9, first)) * BEYOND >= 65536) return upscale_to(14, most);
+    return upscale_to(9, first);
 }
 
-/* Parts of bf16 are cut off, those of f16 rounded to nearest. But the first of a weight is cut off what is a little further from zero. */
+/* Pieces of bf16 are cut off, those of f16 rounded to nearest. But the first of a weight is cut off what is a little
+ * further from zero. */
 static void cut(cut_row *c, const char *row, int64_t dim) {
-    c->parts = c->dtype == FS_F32 ? (c->unit == FS_F16 ? 2 : 3) : c->dtype == FS_F16 && c->unit == FS_BF16 ? 2 : 1;
-    c->lift = lift_of(c, row, dim);
+    c->pieces = c->dtype == FS_F32 ? (c->unit == FS_F16 ? 2 : 3) : c->dtype == FS_F16 && c->unit == FS_BF16 ? 2 : 1;
+    c->upscale = upscale_of(c, row, dim);
     for (int64_t d = 0; d < dim; d++) {
-        float x = ldexpf((float)get(c->dtype, row + d * bytes_of(c->dtype)), c->lift);
-        for (int i = 0; i < c->parts; i++) {
-            const float top = c->unit == FS_BF16                  ? first_bits(x, 0xFFFF0000)
-                              : c->is_w && c->parts > 1 && i == 0 ? first_bits(x * BEYOND, 0xFFFFE000)
-                                                                  : (float)f16_value(f16_of(x));
-            c->part[d][i] = c->unit == FS_BF16 ? top : (float)f16_value(f16_of(top));
+        float x = ldexpf((float)get(c->dtype, row + d * bytes_of(c->dtype)), c->upscale);
+        for (int i = 0; i < c->pieces; i++) {
+            const float top = c->unit == FS_BF16                   ? first_bits(x, 0xFFFF0000)
+                              : c->is_w && c->pieces > 1 && i == 0 ? first_bits(x * BEYOND, 0xFFFFE000)
+                                                                   : (float)f16_value(f16_of(x));
+            c->piece[d][i] = c->unit == FS_BF16 ? top : (float)f16_value(f16_of(top));
             x -= top;
         }
     }
@@ -69,22 +70,22 @@ static void cut(cut_row *c, const char *row, int64_t dim) {
 /* A logit as cpu_tile_amx.c and cpu_tile_split_amx.c say that it is added up. */
 static float dot_as_stated(const cut_row *w, const cut_row *h, int64_t dim) {
     const int many = w->dtype != w->unit || h->dtype != h->unit, most = w->unit == FS_F16 ? 2 : 3;
-    const int64_t steps = (dim + 31) / 32, blocks = (steps + 31) / 32, size = (steps + blocks - 1) / blocks;
-    float sum = 0, block = 0;
+    const int64_t steps = (dim + 31) / 32, segments = (steps + 31) / 32, size = (steps + segments - 1) / segments;
+    float sum = 0, segment = 0;
     for (int64_t k = 0; k < steps; k++) {
-        if (many && k && k % size == 0) sum = k == size ? block : sum + block, block = 0;
-        for (int j = 0; j < h->parts; j++)
-            for (int i = 0; i < w->parts && i + j < most; i++) {
+        if (many && k && k % size == 0) sum = k == size ? segment : sum + segment, segment = 0;
+        for (int j = 0; j < h->pieces; j++)
+            for (int i = 0; i < w->pieces && i + j < most; i++) {
                 float half[2] = {0, 0};
                 for (int64_t d = 0; d < 32; d++) {
-                    /* Of three parts elements 16 apart are a pair, of which the first is even. */
-                    const int64_t at = 32 * k + (w->parts == 3 ? d / 2 + d % 2 * 16 : d);
-                    if (at < dim) half[d % 2] = fmaf(w->part[at][i], h->part[at][j], half[d % 2]);
+                    /* Of three pieces elements 16 apart are a pair, of which the first is even. */
+                    const int64_t at = 32 * k + (w->pieces == 3 ? d / 2 + d % 2 * 16 : d);
+                    if (at < dim) half[d % 2] = fmaf(w->piece[at][i], h->piece[at][j], half[d % 2]);
                 }
-                block += half[0] + half[1];
+                segment += half[0] + half[1];
             }
     }
-    return ldexpf(many && blocks > 1 ? sum + block : block, -w->lift - h->lift);
+    return ldexpf(many && segments > 1 ? sum + segment : segment, -w->upscale - h->upscale);
 }
 
 static void skip_without_amx(void) {
@@ -205,7 +206,7 @@ FOREIGN static int foreign_product(uint64_t seed) {
 enum { HEAD_ROWS = 3000, HEAD_DIM = 70, HIDDEN = 20 };
 static float weights[HEAD_ROWS * HEAD_DIM], hidden[HIDDEN * HEAD_DIM];
 
-/* The bits of the weights are any; 20 rows are sifted, fewer stored. */
+/* The bits of the weights are any; 20 rows are filtered, fewer stored. */
 static void draw(fs_context *context, int32_t dtype, int32_t rows, int32_t *tokens) {
     fs_head head = fs_head_default();
     fs_batch batch = fs_batch_default();

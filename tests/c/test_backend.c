@@ -1,5 +1,5 @@
-/* A build with the CUDA backend, as far as a machine without a GPU can show it: src/backend.c once more, with a backend of that name
- * that says what it supports as CUDA does, and draws nothing. */
+/* A build with the CUDA backend, as far as a machine without a GPU can show it: src/backend.c once more, with a backend
+ * of that name that says what it supports as CUDA does, and draws nothing. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #define FS_WITH_CUDA
 #include "backend.c"

@@ -235,7 +235,8 @@ static fs_rules cuts_of(int32_t top_k, float top_p, double log_min_p) {
     return rules;
 }
 
-/* A row of tied logits, cut by top-k with ties kept, from a list too short to hold them all: the proof must be refused. */
+/* A row of tied logits, cut by top-k with ties kept, from a list too short to hold them all: the proof must be
+ * refused. */
 static void cut_refuses_a_proof_when_a_tie_may_be_missing(void **state) {
     (void)state;
     uint64_t key[8];

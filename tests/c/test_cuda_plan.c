@@ -184,7 +184,8 @@ static void the_environment_forces_a_family_or_a_tile(void **state) {
     }
 }
 
-/* What a part's index is on the device (cuda_piece.cuh), for every tile of a shard: inside its group's slots, and no two CTAs in one. */
+/* What a part's index is on the device (cuda_piece.cuh), for every tile of a shard: inside its group's slots, and no
+ * two CTAs in one. */
 static void every_piece_has_a_part_of_its_own(void **state) {
     (void)state;
     const int64_t sizes[] = {128, 256, 384, 1280, 4096, 100096};
@@ -295,8 +296,8 @@ static void stored_blocks_are_whole_where_all_their_tokens_are(void **state) {
     assert_true(plan.share.whole == 6 && plan.share.whole_end == 11);
 }
 
-/* What a part's index is on the device (cuda_stored.cu), for every team and group: inside the group's slots, no two teams in one, and
- * every block with one team. */
+/* What a part's index is on the device (cuda_stored.cu), for every team and group: inside the group's slots, no two
+ * teams in one, and every block with one team. */
 static void every_team_has_a_part_of_its_own_in_every_group(void **state) {
     (void)state;
     const int64_t sizes[] = {128, 256, 1280, 8064, 8192, 20096, 1 << 20}, rows[] = {1, 3, 40, 256};

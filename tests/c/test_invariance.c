@@ -1,5 +1,5 @@
-/* A row's token is a function of the row alone: bit for bit the same results for any thread count, block size, batch, slot and
- * shard. The head is a small real one (floats that round), because here both sides round the same way. */
+/* A row's token is a function of the row alone: bit for bit the same results for any thread count, block size, batch,
+ * slot and shard. The head is a small real one (floats that round), because here both sides round the same way. */
 #include "support.h"
 
 enum { VOCAB = 5003, DIM = 37, ROWS = 24, SAMPLES = 3, TOP = 20 };
@@ -201,7 +201,8 @@ static void same_for_any_shards(void **state) {
     free(w);
 }
 
-/* Stored logits against the fused call, where the logits agree: those of the fused call itself, read through its watch list. */
+/* Stored logits against the fused call, where the logits agree: those of the fused call itself, read through its watch
+ * list. */
 static void stored_logits_draw_what_the_fused_call_draws(void **state) {
     (void)state;
     world *w = make_world();

@@ -1,5 +1,5 @@
-/* The kernels of every row of the dispatch table (isas.h) against dot products in double, and bit for bit the same in any tile. Which
- * rows are listed, forced and chosen. */
+/* The kernels of every row of the dispatch table (isas.h) against dot products in double, and bit for bit the same in
+ * any tile. Which rows are listed, forced and chosen. */
 #include "machine.h"
 #include "problems.h"
 
@@ -154,8 +154,9 @@ static void set_signs(int32_t dtype, int64_t bytes, int negative, char *at) {
         at[k] = (char)((at[k] & 0x7F) | (negative ? 0x80 : 0));
 }
 
-/* Products of one sign: a sum only grows, and what its additions lose may be lost in the same direction every time, such as the small parts of
- * f32 numbers beside a large sum. Rows that multiply parts sum in blocks: docs/exactness.md. */
+/* Products of one sign: a sum only grows, and what its additions lose may be lost in the same direction every time,
+ * such as the small pieces of f32 numbers beside a large sum. Rows that multiply pieces sum in segments:
+ * docs/exactness.md. */
 static void sums_that_only_grow_are_as_exact(void **state) {
     (void)state;
     static float out[MOST_ROWS * MOST_TOKENS];
@@ -274,7 +275,8 @@ static void infinite_weights_and_denormals_are_what_float_makes_of_them(void **s
     }
 }
 
-/* f16 from its smallest subnormal to its largest number, f32 where parts of it are denormal, and hidden states of any size. */
+/* f16 from its smallest subnormal to its largest number, f32 where pieces of it are denormal, and hidden states of any
+ * size. */
 static void kernels_compute_dot_products_of_any_magnitude(void **state) {
     (void)state;
     static float out[MOST_ROWS * MOST_TOKENS];

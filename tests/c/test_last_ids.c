@@ -1,5 +1,5 @@
-/* The last ids there can be, up to 2^24 - 2, in a shard of their own with a mask and edits by global id: the reference's tokens, and never
- * one that is not allowed. */
+/* The last ids there can be, up to 2^24 - 2, in a shard of their own with a mask and edits by global id: the
+ * reference's tokens, and never one that is not allowed. */
 #include "parts.h"
 #include "support.h"
 

@@ -1,12 +1,12 @@
-/* Memory: every allocation may fail, nothing leaks, the caller's memory is enough when it is as large as promised, and temporary
- * memory does not grow with B x V. */
+/* Memory: every allocation may fail, nothing leaks, the caller's memory is enough when it is as large as promised, and
+ * temporary memory does not grow with B x V. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include "counted.h"
 
 #include <sys/mman.h>
 
-/* A small call with lists, edits and watches. Three of its rows are one large tie, which top-k with ties kept can prove only in a
- * second pass. */
+/* A small call with lists, edits and watches. Three of its rows are one large tie, which top-k with ties kept can prove
+ * only in a second pass. */
 typedef struct small {
     float logits[6 * 700];
     int64_t offset[7];
@@ -164,7 +164,8 @@ static int64_t count_rows(const uint32_t *status, int64_t rows, uint32_t bits) {
     return count;
 }
 
-/* The rows of a tie get a second pass as far as the budget goes, at once or by turns, and what is allocated for it is within it. */
+/* The rows of a tie get a second pass as far as the budget goes, at once or by turns, and what is allocated for it is
+ * within it. */
 static void the_second_pass_stays_within_its_budget(void **state) {
     (void)state;
     static small s;
@@ -224,7 +225,8 @@ static void memory_may_be_lent_later_and_taken_back(void **state) {
         assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_OK);
         memcpy(expected, s.tokens, sizeof expected);
 
-        /* Lent twice, in two places: the context's own memory goes with the first, nothing is allocated from then on. */
+        /* Lent twice, in two places: the context's own memory goes with the first, nothing is allocated from then
+         * on. */
         char *work = aligned_alloc(64, 2 * (bytes + MORE));
         assert_non_null(work);
         assert_true(bytes % 64 == 0);
@@ -263,8 +265,8 @@ static void memory_may_be_lent_later_and_taken_back(void **state) {
     }
 }
 
-/* B = 64 over 151,936 tokens: stored logits would be 37 MiB of floats. D is small so that the test is quick; the hidden states of
- * a real D = 1024 are counted through fs_work_size. */
+/* B = 64 over 151,936 tokens: stored logits would be 37 MiB of floats. D is small so that the test is quick; the hidden
+ * states of a real D = 1024 are counted through fs_work_size. */
 static void temporary_memory_stays_under_four_mebibytes(void **state) {
     (void)state;
     enum { B = 64, V = 151936, D = 8 };

@@ -1,5 +1,5 @@
-/* Memory nodes: what the system says is read with suspicion, every block is dealt out once and at home where it can be, and tokens do not
- * depend on any of it. */
+/* Memory nodes: what the system says is read with suspicion, every block is scheduled once and at home where it can be,
+ * and tokens do not depend on any of it. */
 #define _GNU_SOURCE /* sched_getaffinity, mkdtemp */
 #include "support.h"
 
@@ -153,7 +153,7 @@ static void every_block_is_dealt_once_and_at_home_where_it_can_be(void **state) 
     enum { TURNS = 30, TASKS = 4, BLOCKS = TURNS * TASKS };
     for (int64_t pattern = 0; pattern < 5; pattern++) {
         int32_t order[BLOCKS], seen[BLOCKS] = {0}, lying[2] = {0, 0}, at_home[2] = {0, 0};
-        fs_nodes_deal(&nodes, TURNS, TASKS, pretended_node, &pattern, order);
+        fs_nodes_schedule(&nodes, TURNS, TASKS, pretended_node, &pattern, order);
         for (int32_t i = TASKS; i < BLOCKS; i++) assert_true(order[i] > order[i - TASKS]); /* lists count on it */
         for (int i = 0; i < BLOCKS; i++) {
             assert_in_range(order[i], 0, BLOCKS - 1);

@@ -1,5 +1,5 @@
-/* Top-p where nothing but tokens is asked: rough masses, lists without rare tokens, winners that are spared without a sorted list. Whatever
- * lists hold, tokens are the reference's, for any threads and blocks. */
+/* Top-p where nothing but tokens is asked: rough masses, lists without rare tokens, winners that are spared without a
+ * sorted list. Whatever lists hold, tokens are the reference's, for any threads and blocks. */
 #include "core/cut.h"
 #include "cpu/cpu_lists.h"
 #include "support.h"
@@ -107,7 +107,8 @@ static void tokens_are_the_references(void **state) {
     free(logits);
 }
 
-/* A token that wins from the doubtful place takes the second pass; that rows with a real nucleus hardly ever do is the point of it all. */
+/* A token that wins from the doubtful place takes the second pass; that rows with a real nucleus hardly ever do is the
+ * point of it all. */
 static void language_like_rows_need_no_second_pass(void **state) {
     (void)state;
     float *logits = malloc(sizeof *logits * ROWS * VOCAB);
@@ -157,7 +158,8 @@ static void draw_merged(fs_context *context, const fs_head *head, const fs_batch
     if (fs_merge(context, &shard, batch, parts, 2, &r) != FS_OK) fail_msg("%s", fs_error_text(context));
 }
 
-/* Logits that are not near 0: of both signs, where exp overflows, and beyond what masses reach. A handful has the mass, near ties among it. */
+/* Logits that are not near 0: of both signs, where exp overflows, and beyond what masses reach. A handful has the mass,
+ * near ties among it. */
 static void nuclei_far_from_zero_are_the_references(void **state) {
     (void)state;
     static const struct {

@@ -38,7 +38,8 @@ static int expected(const verdict *v, const char *tag) {
     return 0;
 }
 
-/* Runs on the planted sampler the tests that must reject it, and returns how many do not; on the control all of them. */
+/* Runs on the planted sampler the tests that must reject it, and returns how many do not; on the control all of
+ * them. */
 static int count_missing(verdict *v) {
     planted self = {v->error};
     const sampler s = planted_sampler(&self);

@@ -1,5 +1,6 @@
-/* test_ranks.c - fs_sample_ranks over a transport of the caller's own, here threads of this process: where there is no MPI, and under the
- * sanitizers. Calls are those of tests/ranks/calls.c; what MPI adds is tested in tests/ranks/ranks_test.c. */
+/* test_ranks.c - fs_sample_ranks over a transport of the caller's own, here threads of this process: where there is no
+ * MPI, and under the sanitizers. Calls are those of tests/ranks/calls.c; what MPI adds is tested in
+ * tests/ranks/ranks_test.c. */
 #define _POSIX_C_SOURCE 200112L
 #include "alone.h"
 #include "counted.h"
@@ -10,7 +11,7 @@
 
 enum { RANKS = 5 };
 
-/* ------------------------------------------------------------------------------------------------ the transport ---- */
+/* ----------------------------------------------------------------------------------------------- the transport ---- */
 
 typedef struct world {
     int ranks;
@@ -123,7 +124,7 @@ static void close_world(world *w, seat *seats) {
     pthread_barrier_destroy(&w->barrier);
 }
 
-/* -------------------------------------------------------------------------------------------------------- tests ---- */
+/* ------------------------------------------------------------------------------------------------------- tests ---- */
 
 static void every_result_is_that_of_one_call(void **state) {
     (void)state;
@@ -154,7 +155,8 @@ static void every_result_is_that_of_one_call(void **state) {
     fs_context_destroy(alone);
 }
 
-/* Six rows, the first `tied` of which are one large tie, which top-k with ties kept can prove only when every rank sends all it has. */
+/* Six rows, the first `tied` of which are one large tie, which top-k with ties kept can prove only when every rank
+ * sends all it has. */
 static call tied_call(int64_t tied, int ranks) {
     enum { ROWS = 6, VOCAB = 3000 };
     static float logits[ROWS * VOCAB];
@@ -326,7 +328,7 @@ static void tokens_of_no_rank_are_named(void **state) {
     close_world(&w, seats);
 }
 
-/* -------------------------------------------------------------------------------------------------------- memory ---- */
+/* ------------------------------------------------------------------------------------------------------ memory ---- */
 
 /* Work memory of the caller's for calls with lists of this length. */
 static size_t work_bytes(seat *s, int32_t list_capacity) {

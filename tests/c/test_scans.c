@@ -1,4 +1,5 @@
-/* The scans of every row of the dispatch table (isas.h) against those of the scalar row, bit for bit where they promise it. */
+/* The scans of every row of the dispatch table (isas.h) against those of the scalar row, bit for bit where they promise
+ * it. */
 #include "isas.h"
 #include "support.h"
 
@@ -165,7 +166,7 @@ static void rough_masses_are_as_close_as_promised(void **state) {
 }
 
 /* Keys that are kept, counted and binned, against plain loops. */
-static void keys_are_sifted_the_same_everywhere(void **state) {
+static void keys_are_selected_the_same_everywhere(void **state) {
     (void)state;
     enum { N = 300 };
     static uint64_t key[N + 8], kept[N + 8];
@@ -204,7 +205,7 @@ int main(void) {
         cmocka_unit_test(masses_of_extreme_logits_are_the_same_everywhere),
         cmocka_unit_test(screened_marks_miss_no_winner),
         cmocka_unit_test(rough_masses_are_as_close_as_promised),
-        cmocka_unit_test(keys_are_sifted_the_same_everywhere),
+        cmocka_unit_test(keys_are_selected_the_same_everywhere),
     };
     return cmocka_run_group_tests_name("scans", tests, NULL, NULL);
 }

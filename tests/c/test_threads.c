@@ -67,7 +67,8 @@ static double microseconds(void) {
     return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
 }
 
-/* Workers look for a while and then sleep, and so does who waits for them: jobs come at once, while they look, as they fall asleep, and after. */
+/* Workers look for a while and then sleep, and so does who waits for them: jobs come at once, while they look, as they
+ * fall asleep, and after. */
 static void a_pool_runs_every_task_once(void **state) {
     (void)state;
     enum { MOST = 40 };

@@ -15,6 +15,8 @@ ALLOWED = {
     "src/core": {"core", "flashsampling.h"},
     "src/ref": SHARED | {"ref"},
     "src/cpu": SHARED | {"cpu"},
+    "src/cpu/kernels": SHARED | {"cpu"},
+    "src/cpu/filter": SHARED | {"cpu"},
     "src/cuda": SHARED | {"cuda"},
     "src/dist": SHARED | {"dist"},
     # A transport is a library of its own: it sees what a user sees.

@@ -34,7 +34,7 @@ for file in files:
                 bad = 1
 for entry in json.loads(files[-1].read_text()):
     contraction = re.findall(r"-ffp-contract=(\w+)", entry["command"])
-    tile = re.search(r"/src/cpu/cpu_tile_\w+\.c$", entry["file"])
+    tile = re.search(r"/src/cpu/kernels/cpu_tile_\w+\.c$", entry["file"])
     if not contraction or (contraction[-1] != "off" and not tile):
         print(f"{entry['file']}: compiled with contraction {contraction}, not off")
         bad = 1

@@ -1,13 +1,15 @@
-/* mpi_ranks.c - ranks of an MPI communicator: see flashsampling_mpi.h. Compiled once per MPI, against the public headers alone.
+/* mpi_ranks.c - ranks of an MPI communicator: see flashsampling_mpi.h. Compiled once per MPI, against the public
+ * headers alone.
  *
- * The largest over ranks is exchanged point to point, by dissemination: in step k = 1, 2, 4, ... each rank sends what it has to the
- * rank k above it and takes what the one k below has. A max may count a rank twice, so this needs no power of two and ends after
- * ceil(log2 ranks) steps, which is what MPI libraries do for short messages too. Unlike MPI_Iallreduce it defines what happens when
- * ranks come with different counts, and that is how ranks learn that their calls differ: the values both have are compared.
- * Gathering has one size on all ranks, agreed on before, and is MPI_Iallgather.
+ * The largest over ranks is exchanged point to point, by dissemination: in step k = 1, 2, 4, ... each rank sends what
+ * it has to the rank k above it and takes what the one k below has. A max may count a rank twice, so this needs no
+ * power of two and ends after ceil(log2 ranks) steps, which is what MPI libraries do for short messages too. Unlike
+ * MPI_Iallreduce it defines what happens when ranks come with different counts, and that is how ranks learn that their
+ * calls differ: the values both have are compared. Gathering has one size on all ranks, agreed on before, and is
+ * MPI_Iallgather.
  *
- * Memory MPI may still write to when an exchange is given up must stay: exchanges go through buffers of our own, which are left behind
- * with a transport that has failed. */
+ * Memory MPI may still write to when an exchange is given up must stay: exchanges go through buffers of our own, which
+ * are left behind with a transport that has failed. */
 #define _POSIX_C_SOURCE 200809L
 #include <flashsampling_mpi.h>
 
@@ -20,8 +22,8 @@
 #define TEXT_CHARS 256
 /* Looks before the core is offered to others: some hundred microseconds, longer than a message takes on one machine. */
 #define SPINS 2000
-/* Nanoseconds between looks from then on. Ranks that share cores and only yield wait whole time slices: 7 ranks on 2 busy
- * cores took 70 s for what takes 20 with a pause (2026-11). */
+/* Nanoseconds between looks from then on. Ranks that share cores and only yield wait whole time slices: 7 ranks on 2
+ * busy cores took 70 s for what takes 20 with a pause (2026-11). */
 #define PAUSE 10000
 
 typedef struct fs_mpi {
@@ -74,7 +76,7 @@ static fs_status break_off(fs_mpi *mpi, fs_status status, const char *what, int 
         if (try_status != FS_OK) return try_status;                                                                    \
     } while (0)
 
-/* ------------------------------------------------------------------------------------------------------ waiting ---- */
+/* ----------------------------------------------------------------------------------------------------- waiting ---- */
 
 typedef struct watch {
     double end; /* 0: none */
@@ -124,7 +126,7 @@ static fs_status reserve(fs_mpi *mpi, char **memory, size_t *have, size_t bytes)
     return FS_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------ all_max ---- */
+/* ----------------------------------------------------------------------------------------------------- all_max ---- */
 
 /* Receives what rank `from` sends, however long it is, into mpi->in. */
 static fs_status receive(fs_mpi *mpi, int from, watch *w, size_t *bytes) {
@@ -177,7 +179,7 @@ static fs_status all_max(void *self, int64_t *values, int64_t count, void *strea
     return FS_OK;
 }
 
-/* --------------------------------------------------------------------------------------------------- all_gather ---- */
+/* -------------------------------------------------------------------------------------------------- all_gather ---- */
 
 static fs_status all_gather(void *self, const void *mine, void *all, size_t bytes, void *stream) {
     (void)stream;
@@ -199,7 +201,7 @@ static const char *error_text(void *self) {
     return ((fs_mpi *)self)->text;
 }
 
-/* -------------------------------------------------------------------------------------------------- open, close ---- */
+/* ------------------------------------------------------------------------------------------------- open, close ---- */
 
 const char *fs_mpi_error_text(void) {
     return open_text;

@@ -4,16 +4,16 @@
 
 #include <arm_neon.h>
 
-FS_INLINE piece load_bf16(const char *p) {
+FS_INLINE vec load_bf16(const char *p) {
     uint16x4_t h;
     memcpy(&h, p, sizeof h);
-    return (piece)vshlq_n_u32(vmovl_u16(h), 16);
+    return (vec)vshlq_n_u32(vmovl_u16(h), 16);
 }
 
-FS_INLINE piece load_f16(const char *p) {
+FS_INLINE vec load_f16(const char *p) {
     float16x4_t h;
     memcpy(&h, p, sizeof h);
-    return (piece)vcvt_f32_f16(h);
+    return (vec)vcvt_f32_f16(h);
 }
 
 #endif

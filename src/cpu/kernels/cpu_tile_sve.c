@@ -1,13 +1,13 @@
-/* SVE, vectors of any length: float multiply-adds of widened weights. Written without the hardware and run under emulation only,
- * with vectors of 128 to 2048 bits: experimental.
+/* SVE, vectors of any length: float multiply-adds of widened weights. Written without the hardware and run under
+ * emulation only, with vectors of 128 to 2048 bits: experimental.
  *
- * The 16 lanes of cpu_tile.h are one vector of 512 bits (A64FX), two of 256 (Neoverse V1) or four of 128. A tile of 8 tokens x 3
- * rows goes over a chunk of its operands once for each of them, with one register a sum; what it reads again comes from L1. So
- * there are 11 loads for 24 multiply-adds whatever the length, and 28 registers of 32 in use. Nothing here is
- * measured.
+ * The 16 lanes of cpu_tile.h are one vector of 512 bits (A64FX), two of 256 (Neoverse V1) or four of 128. A tile of 8
+ * tokens x 3 rows goes over a chunk of its operands once for each of them, with one register a sum; what it reads again
+ * comes from L1. So there are 11 loads for 24 multiply-adds whatever the length, and 28 registers of 32 in use. Nothing
+ * here is measured.
  *
- * The order of additions is cpu_tile.h's: neither the batch nor the length of vectors changes a logit, and it has the bits of the
- * row neon. The length is asked for in every call: a thread may change its own. */
+ * The order of additions is cpu_tile.h's: neither the batch nor the length of vectors changes a logit, and it has the
+ * bits of the row neon. The length is asked for in every call: a thread may change its own. */
 #include <arm_neon.h>
 #include <arm_sve.h>
 
@@ -22,7 +22,7 @@
 #include "cpu_neon.h"
 
 /* What `load` does, for the lanes that are on. */
-FS_INLINE svfloat32_t load_lanes(piece (*load)(const char *), svbool_t on, const char *p) {
+FS_INLINE svfloat32_t load_lanes(vec (*load)(const char *), svbool_t on, const char *p) {
     if (load == load_f32) return svld1_f32(on, (const float *)(const void *)p);
     const svuint32_t half = svld1uh_u32(on, (const uint16_t *)(const void *)p);
     if (load == load_f16) return svcvt_f32_f16_x(on, svreinterpret_f16_u32(half));
@@ -55,7 +55,7 @@ FS_INLINE void end_sum(int there, svbool_t on, svfloat32_t x, float *sum) {
 #define FS_END(t) FS_EACH_ROW(FS_END_SUM, t)
 
 /* Adds the lanes that are on of `steps` steps to sum [T, R, FS_LANES]. */
-FS_INLINE void dot_lanes(int T, int R, piece (*load)(const char *), svbool_t on, int step_bytes, const char *w,
+FS_INLINE void dot_lanes(int T, int R, vec (*load)(const char *), svbool_t on, int step_bytes, const char *w,
                          int64_t stride, const float *h, int64_t h_ld, int64_t steps, float *sum) {
     FS_EACH_TOKEN(FS_BEGIN)
     for (int64_t k = 0; k < steps; k++, w += step_bytes, h += FS_LANES) {
@@ -66,10 +66,10 @@ FS_INLINE void dot_lanes(int T, int R, piece (*load)(const char *), svbool_t on,
     FS_EACH_TOKEN(FS_END)
 }
 
-FS_INLINE void dot(int T, int R, int parts, piece (*load)(const char *), piece (*add)(piece, piece, piece),
-                   int step_bytes, int line_bytes, const char *w, int64_t stride, const char *h, int64_t h_ld,
-                   int64_t steps, lanes *sum) {
-    (void)parts, (void)add; /* one, and add_product */
+FS_INLINE void dot(int T, int R, int pieces, vec (*load)(const char *), vec (*add)(vec, vec, vec), int step_bytes,
+                   int line_bytes, const char *w, int64_t stride, const char *h, int64_t h_ld, int64_t steps,
+                   lanes *sum) {
+    (void)pieces, (void)add; /* one, and add_product */
     const int64_t width = (int64_t)svcntw();
     for (int64_t k = 0; k < steps; k += FS_CHUNK)
         for (int64_t lane = 0; lane < FS_LANES; lane += width)

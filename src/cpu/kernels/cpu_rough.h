@@ -1,4 +1,5 @@
-/* cpu_rough.h - masses that only decide cuts, where an error of mass_slack may be proven harmless: exp by a short polynomial, in float. */
+/* cpu_rough.h - masses that only decide cuts, where an error of mass_slack may be proven harmless: exp by a short
+ * polynomial, in float. */
 #ifndef FS_CPU_ROUGH_H
 #define FS_CPU_ROUGH_H
 

@@ -8,11 +8,11 @@
 #define FS_HAS_LOAD
 #include "cpu_tile.h"
 
-FS_INLINE piece load_bf16(const char *p) {
+FS_INLINE vec load_bf16(const char *p) {
     __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
-    return (piece)_mm256_slli_epi32(x, 16);
+    return (vec)_mm256_slli_epi32(x, 16);
 }
 
-FS_INLINE piece load_f16(const char *p) {
-    return (piece)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+FS_INLINE vec load_f16(const char *p) {
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 }

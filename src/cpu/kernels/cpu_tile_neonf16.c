@@ -3,12 +3,13 @@
  * without the conversion that every four weights take in the row neon: 15.0 instead of 20.6 ms for one row, 750 instead
  * of 896 for 64 (Neoverse V1, one core, V = 151,936, D = 1,024, 2026-11-17).
  *
- * A product of two f16 is exact in float and each sum is rounded once, to nearest even: a logit is as exact as with widened
- * numbers. Nothing is flushed or saturated, since the sums are float. A step is 32 elements: lane 4 p + i takes
+ * A product of two f16 is exact in float and each sum is rounded once, to nearest even: a logit is as exact as with
+ * widened numbers. Nothing is flushed or saturated, since the sums are float. A step is 32 elements: lane 4 p + i takes
  * 8 p + i, then 8 p + i + 4.
  *
- * Only f16 hidden states are multiplied this way. As sums of f16 parts, f32 and bf16 would lose what is below 2^-24 and above
- * 65504, and cost an instruction for every part; they are widened weights times floats, the kernel of the row neon, bit for bit. */
+ * Only f16 hidden states are multiplied this way. As sums of f16 pieces, f32 and bf16 would lose what is below 2^-24
+ * and above 65504, and cost an instruction for every piece; they are widened weights times floats, the kernel of the
+ * row neon, bit for bit. */
 #include <arm_neon.h>
 
 #define FS_ISA neonf16
@@ -21,13 +22,13 @@
 
 #define FS_STEP 32 /* elements */
 
-FS_INLINE piece add_eight(piece sum, piece x, piece y) {
+FS_INLINE vec add_eight(vec sum, vec x, vec y) {
     const float32x4_t low = vfmlalq_low_f16((float32x4_t)sum, (float16x8_t)x, (float16x8_t)y);
-    return (piece)vfmlalq_high_f16(low, (float16x8_t)x, (float16x8_t)y);
+    return (vec)vfmlalq_high_f16(low, (float16x8_t)x, (float16x8_t)y);
 }
 
 FS_DEFINE_DOTS(dot_halves, 1, load_f32, add_eight, FS_LINE, FS_LINE)
-static const scheme scheme_halves = {dot_halves, FS_STEP, 2, 1, NULL, NULL};
+static const microkernel microkernel_halves = {dot_halves, FS_STEP, 2, 1, NULL, NULL};
 
 static size_t packed_bytes(const fs_hidden *hidden) {
     if (hidden->dtype != FS_F16) return fs_kernel_f16__neon.packed_bytes(hidden);
@@ -51,7 +52,7 @@ static void pack(const fs_hidden *hidden, int64_t from, int64_t to) {
 
 static void tile(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out, int64_t out_ld) {
     if (hidden->dtype != FS_F16) fs_kernel_f16__neon.tile(hidden, w, stride, tokens, out, out_ld);
-    else tile_all(&scheme_halves, hidden, (const char *)w, stride, tokens, out, out_ld);
+    else tile_all(&microkernel_halves, hidden, (const char *)w, stride, tokens, out, out_ld);
 }
 
 const fs_kernel fs_kernel_f16__neonf16 = {packed_bytes, pack, tile, NULL};

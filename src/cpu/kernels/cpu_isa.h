@@ -1,12 +1,12 @@
-/* cpu_isa.h - what an instruction set brings: the kernels that compute logits and the scans over them. One row of the table in
- * cpu_dispatch.c each. */
+/* cpu_isa.h - what an instruction set brings: the kernels that compute logits and the scans over them. One row of the
+ * table in cpu_dispatch.c each. */
 #ifndef FS_CPU_ISA_H
 #define FS_CPU_ISA_H
 
 #include "core/list.h"
 #include "core/mass.h"
 #include "core/noise.h"
-#include "cpu_sieve.h"
+#include "cpu/filter/cpu_filter.h"
 
 #include "flashsampling.h"
 
@@ -19,8 +19,8 @@ typedef struct fs_hidden {
     char *packed; /* FS_ALIGNMENT aligned; what lies there is the kernel's business */
 } fs_hidden;
 
-/* Logits of one dtype of W. A logit's bits depend on its row of H and its row of W alone: each kernel has one order of products and
- * sums for every tile shape, stated where it is written. */
+/* Logits of one dtype of W. A logit's bits depend on its row of H and its row of W alone: each kernel has one order of
+ * products and sums for every tile shape, stated where it is written. */
 typedef struct fs_kernel {
     /* Bytes of packed H. */
     size_t (*packed_bytes)(const fs_hidden *hidden);
@@ -28,8 +28,8 @@ typedef struct fs_kernel {
     void (*pack)(const fs_hidden *hidden, int64_t from, int64_t to);
     /* out[r * out_ld + t] = dot(h[r], w[t]) for t < tokens; w: `tokens` rows of dim elements, `stride` bytes apart. */
     void (*tile)(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out, int64_t out_ld);
-    /* The same logits, sifted instead of stored, for more than 16 rows; NULL where a kernel cannot. */
-    void (*sift)(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, fs_sieve *sieve);
+    /* The same logits, filtered instead of stored, for more than 16 rows; NULL where a kernel cannot. */
+    void (*filter)(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, fs_filter *filter);
 } fs_kernel;
 
 #define FS_PACK 64 /* elements: whole cache lines of every packed form, so that threads share none */
@@ -58,31 +58,33 @@ typedef struct fs_marks {
  * which 100 / scale, where terms end, would be no number. */
 #define FS_ROUGH_MOST 40000.0f
 #define FS_ROUGH_SCALE 1e20f
-#define FS_WEIGHED_MOST (64 * FS_GRANULE)
+#define FS_MASS_BLOCK_MOST (64 * FS_GRANULE)
 
-/* Entries of a list by logit: bin i holds those that are i to i + 1 bins below `top`, the last one everything further down and what is
- * no number. */
+/* Entries of a list by logit: bin i holds those that are i to i + 1 bins below `top`, the last one everything further
+ * down and what is no number. */
 #define FS_BINS 64
 typedef struct fs_bins {
     float top, per; /* bins per unit of logit */
 } fs_bins;
 
-/* Scans over n logits in cache. Results are the same for every instruction set, bit for bit, without fused multiply-adds; but for rough
- * masses, which decide which rows take a second pass and no token. */
+/* Scans over n logits in cache. Results are the same for every instruction set, bit for bit, without fused
+ * multiply-adds; but for rough masses, which decide which rows take a second pass and no token. */
 typedef struct fs_scan {
     /* out[i] = in[i] widened to float, by dtype. */
     void (*load[3])(const void *in, int64_t n, float *out);
-    /* Replaces NaN by -inf and looks for maxima: max[i] = largest of y[16 i .. 16 i + 15]; n is a multiple of FS_GRANULE. Before that
-     * y[i] = -inf where bit base + i of the bitmask is not set; base is a multiple of FS_GRANULE, allow may be NULL. */
+    /* Replaces NaN by -inf and looks for maxima: max[i] = largest of y[16 i .. 16 i + 15]; n is a multiple of
+     * FS_GRANULE. Before that y[i] = -inf where bit base + i of the bitmask is not set; base is a multiple of
+     * FS_GRANULE, allow may be NULL. */
     fs_survey (*survey)(const uint32_t *allow, int64_t base, float *y, int64_t n, float *max);
     /* The first place from `from` on with max[i] * scale > floor, or `to`. */
     int64_t (*next_above)(const float *max, int64_t from, int64_t to, float scale, double floor);
-    /* Appends to a list the tokens y[i] > floor of granules [from, to), whose maxima are max; y[0] has id `base`. Returns the first granule
-     * for which there is no room, or `to`. May write up to FS_GRANULE keys behind the list's capacity. */
+    /* Appends to a list the tokens y[i] > floor of granules [from, to), whose maxima are max; y[0] has id `base`.
+     * Returns the first granule for which there is no room, or `to`. May write up to FS_GRANULE keys behind the list's
+     * capacity. */
     int64_t (*append)(const float *y, const float *max, int64_t from, int64_t to, float floor, uint32_t base,
                       fs_list *list);
-    /* The first call of each of FS_MARK_BATCH blocks of marks, from block `first` on. Returns those, bit i for block first + i, of which a
-     * marked token may win; some of which none does are among them. */
+    /* The first call of each of FS_MARK_BATCH blocks of marks, from block `first` on. Returns those, bit i for block
+     * first + i, of which a marked token may win; some of which none does are among them. */
     uint32_t (*marks)(const fs_screen *screen, uint32_t first, fs_marks *marks);
     /* Adds exp(y * scale) of n tokens, n a multiple of FS_GRANULE, the first one's id too; max as survey gave it. */
     void (*add_mass)(const float *y, const float *max, int64_t n, float scale, fs_mass *mass);
@@ -94,21 +96,22 @@ typedef struct fs_scan {
     void (*bin)(const uint64_t *key, int32_t n, fs_bins bins, int32_t *bin);
     /* How many of n keys are above this one. */
     int32_t (*count_above)(const uint64_t *key, int32_t n, uint64_t above);
-    /* Moves those to the front, in their order, and returns how many. May write a vector behind them, not behind key[n + 7]. */
+    /* Moves those to the front, in their order, and returns how many. May write a vector behind them, not behind key[n
+     * + 7]. */
     int32_t (*keep_above)(uint64_t *key, int32_t n, uint64_t above);
 } fs_scan;
 
 typedef struct fs_isa {
     const char *name;
     int (*runs_here)(void);
-    const char *experimental; /* why it is not chosen and runs only when forced; NULL: it is chosen */
-    int aside; /* what a sieve looks at waits until the next tile is multiplied; for masses it always does */
+    const char *experimental;   /* why it is not chosen and runs only when forced; NULL: it is chosen */
+    int overlapped;             /* filters look at a tile while the next one is multiplied; for masses they always do */
     const fs_kernel *kernel[3]; /* by dtype of W */
     const fs_scan *scan;
 } fs_isa;
 
-/* The row to use: the environment's FLASHSAMPLING_ISA, or the best that runs here. NULL if the forced one is unknown or does
- * not run here; *names then lists the rows that do. */
+/* The row to use: the environment's FLASHSAMPLING_ISA, or the best that runs here. NULL if the forced one is unknown or
+ * does not run here; *names then lists the rows that do. */
 const fs_isa *fs_isa_choose(const char *forced, char *names, size_t names_size);
 
 /* What the files cpu_tile_<isa>.c and cpu_scan_<isa>.c define. */

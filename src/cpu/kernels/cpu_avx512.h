@@ -1,5 +1,5 @@
-/* cpu_avx512.h - what scans and sieves share: marks of noise blocks by the vector, of one row's next eight or of one block for eight rows,
- * and terms of masses, exact and rough. */
+/* cpu_avx512.h - what scans and filters share: marks of noise blocks by the vector, of one row's next eight or of one
+ * block for eight rows, and terms of masses, exact and rough. */
 #ifndef FS_CPU_AVX512_H
 #define FS_CPU_AVX512_H
 
@@ -9,8 +9,8 @@
 #include "cpu_isa.h"
 #include "cpu_rough.h"
 
-/* One product of a Philox round in 64-bit lanes: upper half xor a word xor the round's key; the lower half needs no instruction, since
- * whatever lies above a lane's 32 bits is ignored by the next product. */
+/* One product of a Philox round in 64-bit lanes: upper half xor a word xor the round's key; the lower half needs no
+ * instruction, since whatever lies above a lane's 32 bits is ignored by the next product. */
 static inline __m512i philox_mix(__m512i product, __m512i word, uint32_t key) {
     return _mm512_ternarylogic_epi64(_mm512_srli_epi64(product, 32), word, _mm512_set1_epi64(key), 0x96);
 }
@@ -28,8 +28,9 @@ static inline void mark_words(__m512i *c) {
 
 /* ------------------------------------------------------------------------------------------------------ exact ---- */
 
-/* exp_split of mass.h, sixteen at once and bit for bit, of |l| <= FS_EXP_EXACT: the same operations in the same order, fused only where
- * that is exact, so that one instruction rounds what two round. The exponent stays in the last bits of *shifted. */
+/* exp_split of mass.h, sixteen at once and bit for bit, of |l| <= FS_EXP_EXACT: the same operations in the same order,
+ * fused only where that is exact, so that one instruction rounds what two round. The exponent stays in the last bits of
+ * *shifted. */
 static inline __m512 split_exp(__m512 l, __m512i *shifted) {
     const __m512 magic = _mm512_set1_ps(12582912.0f);
     __m512 sum = _mm512_add_ps(_mm512_mul_ps(l, _mm512_set1_ps(1.44269504f)), magic);
@@ -44,7 +45,8 @@ static inline __m512 split_exp(__m512 l, __m512i *shifted) {
     return p;
 }
 
-/* exp_scaled: fractions times 2^-down. Without a sign: whatever lies below the reach of split_exp, -inf too, is far down. */
+/* exp_scaled: fractions times 2^-down. Without a sign: whatever lies below the reach of split_exp, -inf too, is far
+ * down. */
 static inline __m512 scale_down(__m512 fraction, __m512i down) {
     const __mmask16 counts = _mm512_cmple_epu32_mask(down, _mm512_set1_epi32(60));
     const __m512i bits = _mm512_castps_si512(fraction);
@@ -68,8 +70,8 @@ static inline wide_term wide_term_of(__m512 sum, __m512i shifted) {
     return t;
 }
 
-/* A mass in lanes, of one row or of sixteen: lane i of limb j counts for limb j of a mass with that top. All additions are exact, and there is room for
- * FS_WIDE_TERMS terms of 24 bits. */
+/* A mass in lanes, of one row or of sixteen: lane i of limb j counts for limb j of a mass with that top. All additions
+ * are exact, and there is room for FS_WIDE_TERMS terms of 24 bits. */
 #define FS_WIDE_TERMS 128
 typedef struct wide_mass {
     __m512i limb[3];
@@ -98,8 +100,8 @@ static inline void wide_add(wide_mass *wide, const wide_term *t) {
     __m512i left = _mm512_sub_epi32(t->low, wide->top);
     for (int j = 0; j < 3; j++) {
         __m512i right = _mm512_sub_epi32(_mm512_setzero_si512(), left);
-        __m512i part = _mm512_or_si512(_mm512_sllv_epi32(t->mantissa, left), _mm512_srlv_epi32(t->mantissa, right));
-        wide->limb[j] = _mm512_add_epi32(wide->limb[j], _mm512_and_si512(part, whole));
+        __m512i bits = _mm512_or_si512(_mm512_sllv_epi32(t->mantissa, left), _mm512_srlv_epi32(t->mantissa, right));
+        wide->limb[j] = _mm512_add_epi32(wide->limb[j], _mm512_and_si512(bits, whole));
         left = _mm512_add_epi32(left, _mm512_set1_epi32(24));
     }
 }

@@ -15,7 +15,8 @@
 #endif
 
 #if defined(__x86_64__)
-/* The compiler's check includes the operating system's (XCR0). Every CPU with AVX2 has F16C, which clang 14 cannot ask for. */
+/* The compiler's check includes the operating system's (XCR0). Every CPU with AVX2 has F16C, which clang 14 cannot ask
+ * for. */
 static int has_avx2(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
@@ -33,8 +34,9 @@ static int has_avx512bf16(void) {
     return has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
 }
 
-/* Every CPU with AMX has FP16, which splits f16 weights for it; a hypervisor may hide one. The system saves 8 KB of tiles per thread only
- * for processes that have asked; it refuses where it does not know AMX, or a signal stack is too small for them. */
+/* Every CPU with AMX has FP16, which splits f16 weights for it; a hypervisor may hide one. The system saves 8 KB of
+ * tiles per thread only for processes that have asked; it refuses where it does not know AMX, or a signal stack is too
+ * small for them. */
 static int has_amx(void) {
     unsigned a = 0, b = 0, c = 0, d = 0;
     const unsigned all = 1u << 24 | 1u << 22 | 1u << 23; /* AMX-TILE, AMX-BF16, AVX512-FP16 */

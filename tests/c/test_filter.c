@@ -1,6 +1,6 @@
-/* Blocks that are sifted (cpu_sieve.h) against blocks whose logits are stored: the same call, with one watched token a row, goes the long way.
- * Tokens, their logits, the largest ones and status must be the same, whatever the logits, the rules, the shape and the order of tasks; and W must be
- * read once, but for blocks that could not be sifted. */
+/* Blocks that are filtered (cpu_filter.h) against blocks whose logits are stored: the same call, with one watched token
+ * a row, is stored. Tokens, their logits, the largest ones and status must be the same, whatever the logits,
+ * the rules, the shape and the order of tasks; and W must be read once, but for blocks that could not be filtered. */
 #include "cpu/cpu_pass.h"
 #include "support.h"
 
@@ -31,7 +31,7 @@ static float tied(rng *r, int64_t v, int64_t d) {
     (void)v, (void)d;
     return (float)floor(2.0 * random_normal(r));
 }
-/* A few tokens, for some rows, that no sum can be sifted with. */
+/* A few tokens, for some rows, that no sum can be filtered with. */
 static float broken(rng *r, int64_t v, int64_t d) {
     if (v % 1201 == 700 && d % 5 == 0) return d % 2 ? NAN : INFINITY;
     if (v % 1501 == 900 && d % 7 == 0) return -INFINITY;
@@ -79,7 +79,8 @@ typedef struct call {
     fs_head head;
     fs_batch batch;
     int32_t threads, block;
-    /* Tasks run one after the other, the last one first: 1, it takes all blocks; 2, its own, and tells the others of later tokens. */
+    /* Tasks run one after the other, the last one first: 1, it takes all blocks; 2, its own, and shares bounds of
+     * later tokens. */
     int32_t backwards;
     int32_t by_parts; /* fs_partial and fs_merge */
     int32_t log_z;    /* 1: log Z and logprobs are asked for, 2: raw ones */
@@ -90,8 +91,8 @@ static uint32_t mask[MOST_ROWS * ((MOST_VOCAB + 31) / 32)];
 static float temperature[MOST_ROWS], top_p[MOST_ROWS], min_p[MOST_ROWS];
 static int32_t top_k[MOST_ROWS], slot[MOST_ROWS];
 
-/* Row b of H is 1 at b % DIM and 0 elsewhere: its logits are that column of W. Without a shape both are of any numbers, rows of H of
- * any size, and sums take up to three blocks of parts. least: tokens. */
+/* Row b of H is 1 at b % DIM and 0 elsewhere: its logits are that column of W. Without a shape both are of any numbers,
+ * rows of H of any size, and sums take up to three segments of pieces. least: tokens. */
 static void make_head(rng *r, logit_of *shape, int64_t least, call *c) {
     static const int32_t sizes[] = {17, 32, 50, 64, 65, 130, MOST_ROWS}, dims[] = {80, 700, 1030, 2100};
     fs_head head = fs_head_default();
@@ -136,7 +137,7 @@ static void make_rules(rng *r, int kind, call *c) {
         top_p[i] = kind == CUTS || kind == NUCLEUS ? 0.5f + 0.5f * (float)random_unit(r) : 1.0f;
         min_p[i] = kind == MIN_P || (kind == CUTS && random_below(r, 4) == 0) ? 0.05f : 0.0f;
     }
-    /* Nuclei of the row before temperature are not sifted. */
+    /* Nuclei of the row before temperature are not filtered. */
     const uint32_t flags = FS_KEEP_TIES | FS_MIN_P_LAST | FS_CUT_BEFORE_TEMPERATURE;
     if (kind != NUCLEUS && random_below(r, 3) == 0) b->flags = flags & (uint32_t)random_next(r);
     if (random_below(r, 3) == 0) b->slot = slot;
@@ -157,14 +158,14 @@ typedef struct drawn {
     int32_t token[MOST_ROWS];
     uint32_t status[MOST_ROWS];
     float logit[MOST_ROWS], max_logit[MOST_ROWS], log_z[MOST_ROWS], logprob[MOST_ROWS];
-    int64_t sifted, stored, fallback_rows; /* tokens whose logits were computed, for all rows */
+    int64_t filtered, stored, fallback_rows; /* tokens whose logits were computed, for all rows */
 } drawn;
 
 /* A kernel that counts. */
 static const fs_kernel *real;
 static fs_kernel counting;
 static fs_isa counting_isa;
-static _Atomic int64_t sifted_tokens, stored_tokens;
+static _Atomic int64_t filtered_tokens, stored_tokens;
 
 static void count_stored(const fs_hidden *h, const void *w, int64_t stride, int32_t tokens, float *out,
                          int64_t out_ld) {
@@ -172,9 +173,9 @@ static void count_stored(const fs_hidden *h, const void *w, int64_t stride, int3
     real->tile(h, w, stride, tokens, out, out_ld);
 }
 
-static void count_sifted(const fs_hidden *h, const void *w, int64_t stride, int32_t tokens, fs_sieve *sieve) {
-    atomic_fetch_add(&sifted_tokens, tokens);
-    real->sift(h, w, stride, tokens, sieve);
+static void count_filtered(const fs_hidden *h, const void *w, int64_t stride, int32_t tokens, fs_filter *filter) {
+    atomic_fetch_add(&filtered_tokens, tokens);
+    real->filter(h, w, stride, tokens, filter);
 }
 
 static void count_calls(fs_context *context, int32_t dtype) {
@@ -182,11 +183,11 @@ static void count_calls(fs_context *context, int32_t dtype) {
     real = cpu->isa->kernel[dtype];
     counting = *real;
     counting.tile = count_stored;
-    if (real->sift) counting.sift = count_sifted;
+    if (real->filter) counting.filter = count_filtered;
     counting_isa = *cpu->isa;
     counting_isa.kernel[dtype] = &counting;
     cpu->isa = &counting_isa;
-    sifted_tokens = stored_tokens = 0;
+    filtered_tokens = stored_tokens = 0;
 }
 
 static void run_backwards(void *user, int32_t count, void (*task)(void *arg, int32_t i), void *arg) {
@@ -250,63 +251,64 @@ static void draw(const call *c, int watch, drawn *d) {
                                          : fs_sample(context, &c->head, &batch, &result);
     if (status != FS_OK) fail_msg("%s", fs_error_text(context));
     for (int64_t b = 0; b < batch.rows; b++) d->status[b] &= ~(uint32_t)FS_ROW_FALLBACK; /* which is not promised */
-    d->sifted = sifted_tokens;
+    d->filtered = filtered_tokens;
     d->stored = stored_tokens;
     d->fallback_rows = result.fallback_rows;
     fs_context_destroy(context);
 }
 
-static int some_kernel_sifts(void) {
+static int some_kernel_filters(void) {
     char names[256];
     const fs_isa *isa = fs_isa_choose(getenv("FLASHSAMPLING_ISA"), names, sizeof names);
     assert_non_null(isa);
     for (int i = 0; i < 3; i++)
-        if (isa->kernel[i]->sift) return 1;
-    print_message("skip: %s sifts nothing\n", isa->name);
+        if (isa->kernel[i]->filter) return 1;
+    print_message("skip: %s filters nothing\n", isa->name);
     return 0;
 }
 
-static void hold_against(const call *c, const char *what, const drawn *sifted, const drawn *stored) {
+static void hold_against(const call *c, const char *what, const drawn *filtered, const drawn *stored) {
     for (int64_t b = 0; b < c->batch.rows; b++) {
         const int skipped = c->batch.slot && ((const int32_t *)c->batch.slot)[b] < 0; /* its logits are nobody's */
-        if (sifted->token[b] == stored->token[b] && sifted->status[b] == stored->status[b] &&
-            (skipped || memcmp(&sifted->logit[b], &stored->logit[b], 4) == 0) &&
-            (skipped || memcmp(&sifted->max_logit[b], &stored->max_logit[b], 4) == 0) &&
-            (skipped || memcmp(&sifted->log_z[b], &stored->log_z[b], 4) == 0) &&
-            (skipped || memcmp(&sifted->logprob[b], &stored->logprob[b], 4) == 0))
+        if (filtered->token[b] == stored->token[b] && filtered->status[b] == stored->status[b] &&
+            (skipped || memcmp(&filtered->logit[b], &stored->logit[b], 4) == 0) &&
+            (skipped || memcmp(&filtered->max_logit[b], &stored->max_logit[b], 4) == 0) &&
+            (skipped || memcmp(&filtered->log_z[b], &stored->log_z[b], 4) == 0) &&
+            (skipped || memcmp(&filtered->logprob[b], &stored->logprob[b], 4) == 0))
             continue;
         fail_msg(
             "%s, W %d, H %d, D %d, row %d of %d: token %d, logit %.9g, largest %.9g, log Z %.9g, status %x; stored "
             "%d, %.9g, %.9g, %.9g, %x",
-            what, c->head.dtype, c->batch.hidden_dtype, (int)c->head.dim, (int)b, (int)c->batch.rows, sifted->token[b],
-            (double)sifted->logit[b], (double)sifted->max_logit[b], (double)sifted->log_z[b], sifted->status[b],
-            stored->token[b], (double)stored->logit[b], (double)stored->max_logit[b], (double)stored->log_z[b],
-            stored->status[b]);
+            what, c->head.dtype, c->batch.hidden_dtype, (int)c->head.dim, (int)b, (int)c->batch.rows,
+            filtered->token[b], (double)filtered->logit[b], (double)filtered->max_logit[b], (double)filtered->log_z[b],
+            filtered->status[b], stored->token[b], (double)stored->logit[b], (double)stored->max_logit[b],
+            (double)stored->log_z[b], stored->status[b]);
     }
 }
 
-/* W is read once. A block that failed is computed again; a task has at most 47, and after the first, second ... failure 4, 8 ... are not tried. */
-static void hold_reads(const call *c, const char *what, const drawn *sifted, const drawn *stored) {
+/* W is read once. A block that failed is computed again; a task has at most 47, and after the first, second ... failure
+ * 4, 8 ... are not tried. */
+static void hold_reads(const call *c, const char *what, const drawn *filtered, const drawn *stored) {
     enum { MOST_FAILURES = 5 };
-    const int64_t block = c->block ? c->block : 1024, again = sifted->sifted + sifted->stored - c->head.rows;
-    if (!stored->fallback_rows && (stored->sifted || stored->stored != c->head.rows))
-        fail_msg("%s: %d tokens sifted and %d stored of %d", what, (int)stored->sifted, (int)stored->stored,
+    const int64_t block = c->block ? c->block : 1024, again = filtered->filtered + filtered->stored - c->head.rows;
+    if (!stored->fallback_rows && (stored->filtered || stored->stored != c->head.rows))
+        fail_msg("%s: %d tokens filtered and %d stored of %d", what, (int)stored->filtered, (int)stored->stored,
                  (int)c->head.rows);
-    if (!sifted->fallback_rows && (again < 0 || again > MOST_FAILURES * c->threads * block))
-        fail_msg("%s: %d tokens sifted and %d stored of %d", what, (int)sifted->sifted, (int)sifted->stored,
+    if (!filtered->fallback_rows && (again < 0 || again > MOST_FAILURES * c->threads * block))
+        fail_msg("%s: %d tokens filtered and %d stored of %d", what, (int)filtered->filtered, (int)filtered->stored,
                  (int)c->head.rows);
 }
 
-static void sifted_calls_draw_what_stored_ones_do(void **state) {
+static void filtered_calls_draw_what_stored_ones_do(void **state) {
     (void)state;
     static const int32_t blocks[] = {128, 128, 128, 256, 640, 2048, 0};
     rng r = random_from(20);
-    if (!some_kernel_sifts()) skip();
-    int64_t sifted_of[KINDS] = {0};
+    if (!some_kernel_filters()) skip();
+    int64_t filtered_of[KINDS] = {0};
     const int rounds = SHAPES * (1 + (int)test_size(KINDS * 3 - 1));
     for (int round = 0; round < rounds; round++) {
         const int shape = round % SHAPES, kind = round / SHAPES * 2 % KINDS;
-        static drawn sifted, stored;
+        static drawn filtered, stored;
         char what[64];
         call c;
         memset(&c, 0, sizeof c);
@@ -320,39 +322,39 @@ static void sifted_calls_draw_what_stored_ones_do(void **state) {
         c.by_parts = random_below(&r, 4) == 0 && c.head.first_token == 0;
         if (!c.batch.allow) c.log_z = (int32_t)random_below(&r, 3);
         snprintf(what, sizeof what, "round %d, shape %d, kind %d, log Z %d", round, shape, kind, (int)c.log_z);
-        draw(&c, 0, &sifted);
+        draw(&c, 0, &filtered);
         draw(&c, 1, &stored);
-        hold_against(&c, what, &sifted, &stored);
-        hold_reads(&c, what, &sifted, &stored);
-        sifted_of[kind] += sifted.sifted;
+        hold_against(&c, what, &filtered, &stored);
+        hold_reads(&c, what, &filtered, &stored);
+        filtered_of[kind] += filtered.filtered;
     }
     for (int kind = 0; kind < KINDS && kind * SHAPES < rounds; kind++)
-        if (!sifted_of[kind * 2 % KINDS]) fail_msg("of kind %d nothing was sifted", kind * 2 % KINDS);
+        if (!filtered_of[kind * 2 % KINDS]) fail_msg("of kind %d nothing was filtered", kind * 2 % KINDS);
 }
 
 /* A nucleus looks at its lowest ids before anything else does. */
 static void what_is_no_number_is_seen_among_the_lowest_ids(void **state) {
     (void)state;
     rng r = random_from(23);
-    if (!some_kernel_sifts()) skip();
+    if (!some_kernel_filters()) skip();
     for (int i = 0; i < 2 + (int)test_size(6); i++) {
-        static drawn sifted, stored;
+        static drawn filtered, stored;
         call c;
         memset(&c, 0, sizeof c);
         make_head(&r, undefined, LONG, &c);
         make_rules(&r, NUCLEUS, &c);
         c.threads = 1 + i % 3;
-        draw(&c, 0, &sifted);
+        draw(&c, 0, &filtered);
         draw(&c, 1, &stored);
-        hold_against(&c, "a NaN", &sifted, &stored);
+        hold_against(&c, "a NaN", &filtered, &stored);
         for (int64_t b = 0; b < c.batch.rows; b++)
             if (!(c.batch.slot && slot[b] < 0))
-                assert_int_equal(sifted.status[b] & FS_ROW_NAN, c.head.first_token > 33 ? 0 : FS_ROW_NAN);
+                assert_int_equal(filtered.status[b] & FS_ROW_NAN, c.head.first_token > 33 ? 0 : FS_ROW_NAN);
     }
 }
 
 /* What fs_work_size says is enough, with masses and without. */
-static void the_sieve_fits_the_callers_memory(void **state) {
+static void the_filter_fits_the_callers_memory(void **state) {
     (void)state;
     rng r = random_from(21);
     for (int kind = 0; kind < KINDS; kind++) {
@@ -408,7 +410,7 @@ static size_t work_size(fs_context *context, const fs_head *head, sized_call c) 
     return bytes;
 }
 
-/* Fewer rows have longer blocks, and only calls that ask for little are sifted. */
+/* Fewer rows have longer blocks, and only calls that ask for little are filtered. */
 static void what_is_enough_for_the_largest_call_is_enough_for_others(void **state) {
     (void)state;
     static const int64_t rows[] = {MANY_ROWS, 1171, 1024, 64, 17, 1};
@@ -439,10 +441,10 @@ static void what_is_enough_for_the_largest_call_is_enough_for_others(void **stat
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sifted_calls_draw_what_stored_ones_do),
+        cmocka_unit_test(filtered_calls_draw_what_stored_ones_do),
         cmocka_unit_test(what_is_no_number_is_seen_among_the_lowest_ids),
-        cmocka_unit_test(the_sieve_fits_the_callers_memory),
+        cmocka_unit_test(the_filter_fits_the_callers_memory),
         cmocka_unit_test(what_is_enough_for_the_largest_call_is_enough_for_others),
     };
-    return cmocka_run_group_tests_name("sieve", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("filter", tests, NULL, NULL);
 }

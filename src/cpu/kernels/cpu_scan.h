@@ -1,6 +1,6 @@
-/* cpu_scan.h - scans over a block of logits in cache: plain loops that the compiler vectorises, one source for every instruction
- * set like cpu_tile.h. Contraction is off here (see mass.h), so every row of the table gives the same bits, as far as
- * cpu_isa.h says. */
+/* cpu_scan.h - scans over a block of logits in cache: plain loops that the compiler vectorises, one source for every
+ * instruction set like cpu_tile.h. Contraction is off here (see mass.h), so every row of the table gives the same bits,
+ * as far as cpu_isa.h says. */
 #include "cpu_isa.h"
 #include "cpu_rough.h"
 
@@ -25,7 +25,8 @@ static void scan_load_f16(const void *in, int64_t n, float *out) {
     for (int64_t i = 0; i < n; i++) out[i] = widen_f16(h[i]);
 }
 
-/* An instruction set whose compiler does not find the vectors in a loop below writes it itself and defines FS_HAS_ and its name. */
+/* An instruction set whose compiler does not find the vectors in a loop below writes it itself and defines FS_HAS_ and
+ * its name. */
 static fs_survey scan_survey(const uint32_t *allow, int64_t base, float *y, int64_t n, float *max);
 #ifndef FS_HAS_SURVEY
 static fs_survey scan_survey(const uint32_t *allow, int64_t base, float *y, int64_t n, float *max) {
@@ -52,8 +53,8 @@ static fs_survey scan_survey(const uint32_t *allow, int64_t base, float *y, int6
 }
 #endif
 
-/* The first granule from `from` on whose largest l is above the floor, or `to`. Most are below: the test in float, a little loose,
- * vectorises; the exact one follows. */
+/* The first granule from `from` on whose largest l is above the floor, or `to`. Most are below: the test in float, a
+ * little loose, vectorises; the exact one follows. */
 static int64_t scan_next_above(const float *max, int64_t from, int64_t to, float scale, double floor) {
     const float near = floor > (double)FLT_MAX ? FLT_MAX : floor < -(double)FLT_MAX ? -FLT_MAX : (float)floor;
     const float loose = near - (fabsf(near) * 0x1p-22f + 1e-30f);
@@ -116,7 +117,7 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
 }
 #endif
 
-#define FS_ROUGH_CHUNK FS_WEIGHED_MOST /* tokens whose terms are summed in float: 64 additions a lane */
+#define FS_ROUGH_CHUNK FS_MASS_BLOCK_MOST /* tokens whose terms are summed in float: 64 additions a lane */
 
 static float rough_sum(const float *y, int64_t n, rough_scale s);
 #ifndef FS_HAS_ROUGH

@@ -1,5 +1,6 @@
-/* cpu_amx.h - what the kernels of AMX share: tiles, numbers as parts, how H is packed, what `dot` gets. What happens between tiles of W, tiles
- * of H and sums is each kernel's own; how a call becomes tiles and sums become logits: cpu_amx_tile.h. */
+/* cpu_amx.h - what the kernels of AMX share: tiles, numbers as pieces, how H is packed, what `dot` gets. What happens
+ * between tiles of W, tiles of H and sums is each kernel's own; how a call becomes tiles and sums become logits:
+ * cpu_amx_tile.h. */
 #ifndef FS_CPU_AMX_H
 #define FS_CPU_AMX_H
 
@@ -15,9 +16,10 @@
 #define FS_PANELS 4                   /* of rows, and sums, at a time */
 #define FS_SUMS (FS_PANELS * FS_TILE) /* of a token */
 #define FS_TOKENS 128                 /* at most, whose sums wait to be transposed: 8 tiles */
-#define FS_BLOCK 32                   /* steps at most of a block of parts: docs/exactness.md, dot products */
+#define FS_SEGMENT 32                 /* steps at most of a segment of pieces: docs/exactness.md, dot products */
 
-/* What this points to is in memory now. gcc 12 does not know that ldtilecfg and tileloadd read it, and may drop or move stores. */
+/* What this points to is in memory now. gcc 12 does not know that ldtilecfg and tileloadd read it, and may drop or move
+ * stores. */
 #define FS_WRITTEN(pointer) __asm__ volatile("" : : "r"(pointer) : "memory")
 
 /* What ldtilecfg reads. */
@@ -60,7 +62,8 @@ FS_INLINE int64_t steps_of(const fs_hidden *hidden) {
 
 /* ------------------------------------------------------------------------------------------------- transpose ---- */
 
-/* x [16] vectors of 16: element j of vector i becomes element i of vector j. Pairs of neighbours are exchanged in blocks of 1, 2, 4, 8. */
+/* x [16] vectors of 16: element j of vector i becomes element i of vector j. Halves are exchanged 1, 2, 4, 8
+ * apart. */
 FS_INLINE void transpose(__m512 *x) {
     __m512 y[16];
     for (int i = 0; i < 16; i += 2) {
@@ -84,10 +87,10 @@ FS_INLINE void transpose(__m512 *x) {
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------- parts ---- */
+/* ---------------------------------------------------------------------------------------------------- pieces ---- */
 
-/* The instruction that adds to the sums of a tile products of numbers of type `unit`: of tokens, rows of the tile, and rows of H, columns.
- * tdpfp16ps is encoded: gcc knows it from 13 on and assemblers from binutils 2.40. */
+/* The instruction that adds to the sums of a tile products of numbers of type `unit`: of tokens, rows of the tile, and
+ * rows of H, columns. tdpfp16ps is encoded: gcc knows it from 13 on and assemblers from binutils 2.40. */
 #define FS_MULTIPLY(unit, sums, tokens, columns)                                                                       \
     do {                                                                                                               \
         if ((unit) == FS_BF16) _tile_dpbf16ps(sums, tokens, columns);                                                  \
@@ -97,9 +100,10 @@ FS_INLINE void transpose(__m512 *x) {
                              : "i"(columns), "i"(sums), "i"(tokens));                                                  \
     } while (0)
 
-/* Parts of that type that a number becomes: 24 = 8 + 8 + 8 bits, or 11 + 11 and a sign. f16 holds a bf16 whose exponent it has. */
-FS_INLINE int parts_in(int32_t unit, int32_t dtype) {
-    if (unit == FS_BF16) return split_parts(dtype);
+/* Pieces of that type that a number becomes: 24 = 8 + 8 + 8 bits, or 11 + 11 and a sign. f16 holds a bf16 whose
+ * exponent it has. */
+FS_INLINE int pieces_in(int32_t unit, int32_t dtype) {
+    if (unit == FS_BF16) return split_pieces(dtype);
     return dtype == FS_F32 ? 2 : 1;
 }
 
@@ -128,8 +132,9 @@ FS_INLINE __m256i round_halves(__m512 x) {
     return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-/* Takes the next part off 32 floats; what is left is exact, or NaN where an element is not finite. bf16 parts are cut off, f16 ones rounded. */
-FS_INLINE __m512i take_part(int32_t unit, int apart, __m512 *x) {
+/* Takes the next piece off 32 floats; what is left is exact, or NaN where an element is not finite. bf16 pieces are cut
+ * off, f16 ones rounded. */
+FS_INLINE __m512i take_piece(int32_t unit, int apart, __m512 *x) {
     const __m512 a = x[0], b = x[1];
     if (unit == FS_BF16) {
         x[0] = cut_top(a);
@@ -142,12 +147,12 @@ FS_INLINE __m512i take_part(int32_t unit, int apart, __m512 *x) {
     return join(low, high);
 }
 
-/* f16 ends at 2^16, and below 2^-14 it gets coarse. So numbers that become f16 are multiplied by a power of two, one for each row of W and of
- * H, and sums divided by both: exponents by which a row's magnitude, given by its bits, gets the exponent `to`. Multiplying does not
- * overflow, nor does it lose more than what is below 2^-126 in the end. */
-FS_INLINE int lift_to(int to, uint32_t magnitude) {
-    const int lift = to + 127 - (int)(magnitude >> 23);
-    return lift < 126 ? lift : 126;
+/* f16 ends at 2^16, and below 2^-14 it gets coarse. So numbers that become f16 are multiplied by a power of two, one
+ * for each row of W and of H, and sums divided by both: exponents by which a row's magnitude, given by its bits, gets
+ * the exponent `to`. Multiplying does not overflow, nor does it lose more than what is below 2^-126 in the end. */
+FS_INLINE int upscale_to(int to, uint32_t magnitude) {
+    const int upscale = to + 127 - (int)(magnitude >> 23);
+    return upscale < 126 ? upscale : 126;
 }
 
 /* 2^e, -126 <= e <= 127 */
@@ -157,45 +162,46 @@ FS_INLINE float power_of(int e) {
 
 /* ----------------------------------------------------------------------------------------------------- pack ---- */
 
-typedef struct meeting meeting;
-typedef struct sifting sifting;
+typedef struct matmul matmul;
+typedef struct filtering filtering;
 
-/* What a kernel is made of. */
-typedef struct scheme {
+/* How tiles of W and H are multiplied. */
+typedef struct microkernel {
     int32_t weights; /* their dtype */
     int32_t unit;    /* the type of what is multiplied */
     int apart;       /* elements of a pair: 1, neighbours, or 16 */
-    float scale;     /* of hidden states that have no lift */
-    void (*dot)(const meeting *m);
-} scheme;
+    float scale;     /* of hidden states that are not upscaled */
+    void (*dot)(const matmul *m);
+} microkernel;
 
-/* Whether hidden states are lifted: they are not if they are f16 as they lie. */
-FS_INLINE int lifts_hidden(const scheme *s, const fs_hidden *hidden) {
-    return s->unit == FS_F16 && hidden->dtype != FS_F16;
+/* Whether hidden states are upscaled: they are not if they are f16 as they lie. */
+FS_INLINE int upscales_hidden(const microkernel *micro, const fs_hidden *hidden) {
+    return micro->unit == FS_F16 && hidden->dtype != FS_F16;
 }
 
-/* How H is packed: [panels of 16 rows, steps of 32 elements, parts, 16 pairs of elements, columns, 2], halves. Fewer than 9 rows take 8, 4, 2
- * columns or 1: that stays in L1 while W streams by. Zeros behind dim and where no row is. Behind that each row's lift, float. */
+/* How H is packed: [panels of 16 rows, steps of 32 elements, pieces, 16 pairs of elements, columns, 2], halves. Fewer
+ * than 9 rows take 8, 4, 2 columns or 1: that stays in L1 while W streams by. Zeros behind dim and where no row is.
+ * Behind that each row's upscale, float. */
 typedef struct packing {
-    int parts;
+    int pieces;
     int32_t panels, columns;
     int64_t tile, panel; /* bytes */
 } packing;
 
-FS_INLINE packing packing_of(const scheme *s, const fs_hidden *hidden) {
-    packing p = {parts_in(s->unit, hidden->dtype), (hidden->rows + FS_TILE - 1) / FS_TILE, 1, 0, 0};
+FS_INLINE packing packing_of(const microkernel *micro, const fs_hidden *hidden) {
+    packing p = {pieces_in(micro->unit, hidden->dtype), (hidden->rows + FS_TILE - 1) / FS_TILE, 1, 0, 0};
     while (p.columns < hidden->rows && p.columns < FS_TILE) p.columns *= 2;
     p.tile = FS_TILE_BYTES / FS_TILE * p.columns;
-    p.panel = steps_of(hidden) * p.parts * p.tile;
+    p.panel = steps_of(hidden) * p.pieces * p.tile;
     return p;
 }
 
-FS_INLINE float *lifts_of(const packing *p, const fs_hidden *hidden) {
+FS_INLINE float *upscales_of(const packing *p, const fs_hidden *hidden) {
     return (float *)(void *)(hidden->packed + p->panels * p->panel);
 }
 
-FS_INLINE size_t packing_bytes(const scheme *s, const fs_hidden *hidden) {
-    const packing p = packing_of(s, hidden);
+FS_INLINE size_t packing_bytes(const microkernel *micro, const fs_hidden *hidden) {
+    const packing p = packing_of(micro, hidden);
     return (size_t)(p.panels * p.panel) + (size_t)p.panels * FS_TILE * sizeof(float);
 }
 
@@ -219,60 +225,60 @@ FS_INLINE __m512i max_magnitude(__m512i most, __m512 x) {
     return _mm512_max_epu32(most, _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7FFFFFFF)));
 }
 
-/* The largest element of H gets 14: its parts end below 2^15. */
-FS_INLINE int lift_of_row(const fs_hidden *hidden, int32_t row) {
+/* The largest element of H gets 14: its pieces end below 2^15. */
+FS_INLINE int upscale_of_row(const fs_hidden *hidden, int32_t row) {
     __m512i most = _mm512_setzero_si512();
     for (int64_t d = 0; d < hidden->dim; d += FS_STEP) {
         __m512 x[2];
         load_floats(hidden, row, d, x);
         most = max_magnitude(max_magnitude(most, x[0]), x[1]);
     }
-    return lift_to(14, _mm512_reduce_max_epu32(most));
+    return upscale_to(14, _mm512_reduce_max_epu32(most));
 }
 
 /* A step's rows in a panel: what is a line of 16 pairs, a row's, becomes a column of the tile. */
-FS_INLINE void pack_step(const scheme *s, const fs_hidden *hidden, const packing *p, int32_t panel, int64_t d,
+FS_INLINE void pack_step(const microkernel *micro, const fs_hidden *hidden, const packing *p, int32_t panel, int64_t d,
                          const float *scale) {
     const int32_t first = panel * FS_TILE, left = hidden->rows - first, rows = left < FS_TILE ? left : FS_TILE;
     const __mmask16 columns = (__mmask16)((1u << p->columns) - 1);
-    __m512 line[FS_PARTS_MOST][FS_TILE];
+    __m512 line[FS_PIECES_MOST][FS_TILE];
     memset(line, 0, sizeof line);
     for (int32_t r = 0; r < rows; r++) {
         __m512 x[2];
         load_floats(hidden, first + r, d, x);
         x[0] = _mm512_mul_ps(x[0], _mm512_set1_ps(scale[r]));
         x[1] = _mm512_mul_ps(x[1], _mm512_set1_ps(scale[r]));
-        for (int j = 0; j < p->parts; j++) line[j][r] = _mm512_castsi512_ps(take_part(s->unit, s->apart, x));
+        for (int j = 0; j < p->pieces; j++) line[j][r] = _mm512_castsi512_ps(take_piece(micro->unit, micro->apart, x));
     }
-    char *to = hidden->packed + panel * p->panel + d / FS_STEP * p->parts * p->tile;
-    for (int j = 0; j < p->parts; j++, to += p->tile) {
+    char *to = hidden->packed + panel * p->panel + d / FS_STEP * p->pieces * p->tile;
+    for (int j = 0; j < p->pieces; j++, to += p->tile) {
         transpose(line[j]);
         for (int k = 0; k < FS_TILE; k++) _mm512_mask_storeu_ps(to + 4 * k * p->columns, columns, line[j][k]);
     }
 }
 
-FS_INLINE void pack_all(const scheme *s, const fs_hidden *hidden, int64_t from, int64_t to) {
-    const packing p = packing_of(s, hidden);
-    const int lifted = lifts_hidden(s, hidden);
+FS_INLINE void pack_all(const microkernel *micro, const fs_hidden *hidden, int64_t from, int64_t to) {
+    const packing p = packing_of(micro, hidden);
+    const int upscaled = upscales_hidden(micro, hidden);
     for (int32_t i = 0; i < p.panels; i++) {
         float scale[FS_TILE];
         for (int32_t r = 0; r < FS_TILE; r++) {
             const int32_t row = i * FS_TILE + r;
-            const int lift = lifted && row < hidden->rows ? lift_of_row(hidden, row) : 0;
-            scale[r] = lifted ? power_of(lift) : s->scale;
-            if (from == 0 && to > 0) lifts_of(&p, hidden)[row] = (float)lift;
+            const int upscale = upscaled && row < hidden->rows ? upscale_of_row(hidden, row) : 0;
+            scale[r] = upscaled ? power_of(upscale) : micro->scale;
+            if (from == 0 && to > 0) upscales_of(&p, hidden)[row] = (float)upscale;
         }
-        for (int64_t d = from; d < to && d < hidden->dim; d += FS_STEP) pack_step(s, hidden, &p, i, d, scale);
+        for (int64_t d = from; d < to && d < hidden->dim; d += FS_STEP) pack_step(micro, hidden, &p, i, d, scale);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------------ dot ---- */
 
-/* What `dot` gets: a tile of n tokens and up to four panels of H. */
-struct meeting {
+/* What `dot` multiplies: a tile of n tokens by up to four panels of H. */
+struct matmul {
     const char *w; /* the first token; the others `stride` bytes apart */
     int64_t stride, dim;
-    int64_t block; /* steps that are summed from zero, see block_of */
+    int64_t segment; /* steps that are summed from zero, see segment_of */
     int32_t n;
     const char *then;  /* a later tile whose first lines are to be fetched: see `fetching`; or w: nothing is */
     const char *whole; /* one that is to be fetched, a line of each of `fetched` rows a step: see fetches_whole */
@@ -282,9 +288,9 @@ struct meeting {
     packing packing;
     float *sum; /* [tokens, FS_PANELS, 16], tokens `sum_stride` bytes apart */
     int64_t sum_stride;
-    float *lift; /* [tokens], `spacing` apart: by which powers of two dot multiplied weights; 0 unless it does */
+    float *upscale; /* [tokens], `spacing` apart: by which powers of two dot multiplied weights; 0 unless it does */
     int32_t spacing;
-    sifting *before; /* the tile before this one, to be sifted between products */
+    filtering *before; /* the tile before this one, to be filtered between products */
 };
 
 /* From three panels on a step takes so long, and so many loads, that W's next steps are out of a core's sight: the
@@ -299,10 +305,10 @@ FS_INLINE int may_fetch_whole(int32_t weights, int panels) {
     return panels >= FS_WHOLE_PANELS || (panels == 1 && weights == FS_F32);
 }
 
-/* Whether a meeting of this many panels does, of a tile whose rows are `stride` bytes apart. */
-FS_INLINE int fetches_whole(const scheme *s, const packing *p, int64_t stride, int32_t panels) {
+/* Whether a matmul of this many panels does, of a tile whose rows are `stride` bytes apart. */
+FS_INLINE int fetches_whole(const microkernel *micro, const packing *p, int64_t stride, int32_t panels) {
     const int64_t bytes = panels * p->panel + 2 * FS_TILE * stride;
-    return may_fetch_whole(s->weights, panels) && bytes <= (panels == 1 ? FS_WHOLE_BYTES_ALONE : FS_WHOLE_BYTES);
+    return may_fetch_whole(micro->weights, panels) && bytes <= (panels == 1 ? FS_WHOLE_BYTES_ALONE : FS_WHOLE_BYTES);
 }
 
 /* The prefetcher follows a stream to the end of its page and starts anew in the next one, and a tile starts 16 streams
@@ -343,18 +349,18 @@ FS_INLINE void store_sums_at(int N, float *to, int64_t stride) {
     if (N > 3) _tile_stored(3, to + 3 * FS_TILE, stride);
 }
 
-/* Sums of the first block, or added to those of the blocks before. */
-FS_INLINE void store_sums(int N, const meeting *m, int first) {
+/* Sums of the first segment, or added to those of the segments before. */
+FS_INLINE void store_sums(int N, const matmul *m, int first) {
     if (first) {
         store_sums_at(N, m->sum, m->sum_stride);
         return;
     }
-    _Alignas(64) float block[FS_TILE * FS_SUMS];
-    store_sums_at(N, block, FS_SUMS * 4);
+    _Alignas(64) float more[FS_TILE * FS_SUMS];
+    store_sums_at(N, more, FS_SUMS * 4);
     for (int32_t t = 0; t < m->n; t++)
         for (int i = 0; i < N * FS_TILE; i += FS_TILE) {
             float *to = m->sum + t * m->sum_stride / 4 + i;
-            _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), _mm512_load_ps(block + t * FS_SUMS + i)));
+            _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), _mm512_load_ps(more + t * FS_SUMS + i)));
         }
 }
 

@@ -1,5 +1,5 @@
-/* cpu_tile.h - the tile kernel of vector instructions, one source for every instruction set: a file cpu_tile_<isa>.c sets FS_ISA
- * and the tile shape, includes this, and is compiled with that set's flags.
+/* cpu_tile.h - the tile kernel of vector instructions, one source for every instruction set: a file cpu_tile_<isa>.c
+ * sets FS_ISA and the tile shape, includes this, and is compiled with that set's flags.
  *
  *   w   T rows of W ------+            load    one step (16 elements, or 32 as pairs) of each of T rows of W
  *       streamed once     |            dot     T x R accumulators of 16 lanes
@@ -11,10 +11,10 @@
  * cycle of AVX-512 need one load each, most of them from L1. Halves are widened once per T tokens into a panel that
  * stays in L1 for all rows, if there are more than R.
  *
- * The order of additions: step k adds its products to the lanes, for pairs the lower element's after the upper's and part by
- * part; then lanes are added 8, 4, 2, 1 apart. Which accumulator a product goes to, and when, depends on its place in the row
- * alone: every shape gives the same logit bit for bit. With FS_BLOCK lanes start from zero in every block of steps, and in the
- * elements behind the last whole step; blocks are added in ascending order. */
+ * The order of additions: step k adds its products to the lanes, for pairs the lower element's after the upper's and
+ * piece by piece; then lanes are added 8, 4, 2, 1 apart. Which accumulator a product goes to, and when, depends on its
+ * place in the row alone: every shape gives the same logit bit for bit. With FS_SEGMENT lanes start from zero in every
+ * segment of steps, and in the elements behind the last whole step; segments are added in ascending order. */
 #include "cpu_isa.h"
 
 #include "core/halves.h"
@@ -22,7 +22,7 @@
 #define FS_JOIN_(a, b, c) a##b##__##c
 #define FS_JOIN(a, b, c) FS_JOIN_(a, b, c)
 
-/* Vectors wider than the target's registers have no stable calling convention; none is passed. */
+/* Vectors wider than the target's registers have no stable tile_call convention; none is passed. */
 #pragma GCC diagnostic ignored "-Wpsabi"
 #define FS_INLINE static inline __attribute__((always_inline))
 
@@ -30,10 +30,10 @@
 #define FS_LINE 64 /* bytes of 16 lanes */
 #define FS_CHUNK                                                                                                       \
     (512 / FS_LANES) /* steps whose panel of 8 tokens, 16 KB, stays in L1 (32 KB: 147 instead of 191 GFLOP/s) */
-/* An instruction that does not round to nearest sets FS_BLOCK, the steps of a block of one part; of several parts it has fewer,
- * so that a lane is rounded no more often. */
-#ifndef FS_BLOCK
-#define FS_BLOCK 0
+/* An instruction that does not round to nearest sets FS_SEGMENT, the steps of a segment of one piece; of several pieces
+ * it has fewer, so that a lane is rounded no more often. */
+#ifndef FS_SEGMENT
+#define FS_SEGMENT 0
 #endif
 /* Rows, of weights of that many bytes, that are few enough for W to come token by token, in one stream. */
 #ifndef FS_FEW_ROWS
@@ -41,44 +41,45 @@
 #endif
 #define FS_ROWS_AT_ONCE 48 /* rows whose accumulators are kept between chunks: 24 KB */
 
-/* A register, and 16 lanes of them. Vectors wider than a register are kept in memory by gcc 12, so lanes are an array. */
+/* A register, and 16 lanes of them. Vectors wider than a register are kept in memory by gcc 12, so lanes are an
+ * array. */
 #ifndef FS_REGISTER
 #define FS_REGISTER 16
 #endif
-#define FS_PIECES (FS_LINE / FS_REGISTER)
-typedef float piece __attribute__((vector_size(FS_REGISTER)));
-typedef uint32_t piece_u32 __attribute__((vector_size(FS_REGISTER)));
-typedef uint16_t piece_u16 __attribute__((vector_size(FS_REGISTER / 2)));
+#define FS_REGISTERS (FS_LINE / FS_REGISTER)
+typedef float vec __attribute__((vector_size(FS_REGISTER)));
+typedef uint32_t vec_u32 __attribute__((vector_size(FS_REGISTER)));
+typedef uint16_t vec_u16 __attribute__((vector_size(FS_REGISTER / 2)));
 typedef struct lanes {
-    piece p[FS_PIECES];
+    vec v[FS_REGISTERS];
 } lanes;
 
-FS_INLINE piece load_f32(const char *p) {
-    piece x;
+FS_INLINE vec load_f32(const char *p) {
+    vec x;
     memcpy(&x, p, sizeof x);
     return x;
 }
 
 /* An instruction set that widens halves itself defines FS_HAS_LOAD and these two. */
 #ifdef FS_HAS_LOAD
-FS_INLINE piece load_bf16(const char *p);
-FS_INLINE piece load_f16(const char *p);
+FS_INLINE vec load_bf16(const char *p);
+FS_INLINE vec load_f16(const char *p);
 #else
-FS_INLINE piece load_bf16(const char *p) {
-    piece_u16 h;
+FS_INLINE vec load_bf16(const char *p) {
+    vec_u16 h;
     memcpy(&h, p, sizeof h);
-    return (piece)(__builtin_convertvector(h, piece_u32) << 16);
+    return (vec)(__builtin_convertvector(h, vec_u32) << 16);
 }
 
 /* As widen_f16. */
-FS_INLINE piece load_f16(const char *p) {
-    piece_u16 h;
+FS_INLINE vec load_f16(const char *p) {
+    vec_u16 h;
     memcpy(&h, p, sizeof h);
-    piece_u32 u = __builtin_convertvector(h, piece_u32);
-    piece_u32 magnitude = (u & 0x7FFF) << 13;
-    piece_u32 special = (piece_u32)(magnitude >= 0x0F800000u) & 0x7F800000u;
-    piece scaled = (piece)magnitude * 5.192296858534828e33f; /* 2^112 */
-    return (piece)((piece_u32)scaled | special | (u & 0x8000) << 16);
+    vec_u32 u = __builtin_convertvector(h, vec_u32);
+    vec_u32 magnitude = (u & 0x7FFF) << 13;
+    vec_u32 special = (vec_u32)(magnitude >= 0x0F800000u) & 0x7F800000u;
+    vec scaled = (vec)magnitude * 5.192296858534828e33f; /* 2^112 */
+    return (vec)((vec_u32)scaled | special | (u & 0x8000) << 16);
 }
 #endif
 
@@ -91,43 +92,43 @@ FS_INLINE piece load_f16(const char *p) {
 #define FS_KEEP(x)
 #endif
 
-FS_INLINE piece add_product(piece sum, piece x, piece y) {
+FS_INLINE vec add_product(vec sum, vec x, vec y) {
     return sum + x * y;
 }
 
 /* ------------------------------------------------------------------------------------------------------- dot ---- */
 
-/* Adds `steps` steps of T tokens x R rows to sum [T, R]. w: rows `stride` bytes apart; h: rows h_ld bytes apart, a line for every
- * part of a step. */
+/* Adds `steps` steps of T tokens x R rows to sum [T, R]. w: rows `stride` bytes apart; h: rows h_ld bytes apart, a line
+ * for every piece of a step. */
 typedef void (*fs_dot)(const char *w, int64_t stride, const char *h, int64_t h_ld, int64_t steps, lanes *sum);
 
 /* An instruction set whose vectors have no size that the compiler knows defines FS_HAS_DOT and this. */
-FS_INLINE void dot(int T, int R, int parts, piece (*load)(const char *), piece (*add)(piece, piece, piece),
-                   int step_bytes, int line_bytes, const char *w, int64_t stride, const char *h, int64_t h_ld,
-                   int64_t steps, lanes *sum);
+FS_INLINE void dot(int T, int R, int pieces, vec (*load)(const char *), vec (*add)(vec, vec, vec), int step_bytes,
+                   int line_bytes, const char *w, int64_t stride, const char *h, int64_t h_ld, int64_t steps,
+                   lanes *sum);
 #ifndef FS_HAS_DOT
-FS_INLINE void dot(int T, int R, int parts, piece (*load)(const char *), piece (*add)(piece, piece, piece),
-                   int step_bytes, int line_bytes, const char *w, int64_t stride, const char *h, int64_t h_ld,
-                   int64_t steps, lanes *sum) {
-    piece acc[FS_TILE_TOKENS][FS_TILE_ROWS][FS_PIECES];
-    const piece zero = {0};
+FS_INLINE void dot(int T, int R, int pieces, vec (*load)(const char *), vec (*add)(vec, vec, vec), int step_bytes,
+                   int line_bytes, const char *w, int64_t stride, const char *h, int64_t h_ld, int64_t steps,
+                   lanes *sum) {
+    vec acc[FS_TILE_TOKENS][FS_TILE_ROWS][FS_REGISTERS];
+    const vec zero = {0};
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 3
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-            for (int i = 0; i < FS_PIECES; i++) acc[t][r][i] = FS_BLOCK ? zero : sum[t * R + r].p[i];
+            for (int i = 0; i < FS_REGISTERS; i++) acc[t][r][i] = FS_SEGMENT ? zero : sum[t * R + r].v[i];
     for (int64_t k = 0; k < steps; k++, w += step_bytes) {
 #pragma GCC unroll 3
-        for (int part = 0; part < parts; part++, h += FS_LINE)
+        for (int piece = 0; piece < pieces; piece++, h += FS_LINE)
 #pragma GCC unroll 4
-            for (int i = 0; i < FS_PIECES; i++) {
-                piece y[FS_TILE_ROWS];
+            for (int i = 0; i < FS_REGISTERS; i++) {
+                vec y[FS_TILE_ROWS];
 #pragma GCC unroll 3
                 for (int r = 0; r < R; r++) y[r] = load_f32(h + r * h_ld + i * FS_REGISTER);
 #pragma GCC unroll 8
                 for (int t = 0; t < T; t++) {
-                    piece x = load(w + t * stride + i * (line_bytes / FS_PIECES));
+                    vec x = load(w + t * stride + i * (line_bytes / FS_REGISTERS));
                     FS_KEEP(x);
 #pragma GCC unroll 3
                     for (int r = 0; r < R; r++) acc[t][r][i] = add(acc[t][r][i], x, y[r]);
@@ -139,36 +140,37 @@ FS_INLINE void dot(int T, int R, int parts, piece (*load)(const char *), piece (
 #pragma GCC unroll 3
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-            for (int i = 0; i < FS_PIECES; i++)
-                sum[t * R + r].p[i] = FS_BLOCK ? sum[t * R + r].p[i] + acc[t][r][i] : acc[t][r][i];
+            for (int i = 0; i < FS_REGISTERS; i++)
+                sum[t * R + r].v[i] = FS_SEGMENT ? sum[t * R + r].v[i] + acc[t][r][i] : acc[t][r][i];
 }
 #endif
 
-/* One function for each shape: inlined side by side, gcc 12 merges their loops and splits multiply-adds (half the speed). */
-#define FS_DEFINE_DOT(name, T, R, parts, load, add, step_bytes, line_bytes)                                            \
+/* One function for each shape: inlined side by side, gcc 12 merges their loops and splits multiply-adds (half the
+ * speed). */
+#define FS_DEFINE_DOT(name, T, R, pieces, load, add, step_bytes, line_bytes)                                           \
     static __attribute__((noinline)) void name(const char *w, int64_t stride, const char *h, int64_t h_ld,             \
                                                int64_t steps, lanes *sum) {                                            \
-        dot(T, R, parts, load, add, step_bytes, line_bytes, w, stride, h, h_ld, steps, sum);                           \
+        dot(T, R, pieces, load, add, step_bytes, line_bytes, w, stride, h, h_ld, steps, sum);                          \
     }
 
-#define FS_DEFINE_DOTS(name, parts, load, add, step_bytes, line_bytes)                                                 \
-    FS_DEFINE_DOT(name##_t_1, FS_TILE_TOKENS, 1, parts, load, add, step_bytes, line_bytes)                             \
-    FS_DEFINE_DOT(name##_t_2, FS_TILE_TOKENS, 2, parts, load, add, step_bytes, line_bytes)                             \
-    FS_DEFINE_DOT(name##_t_3, FS_TILE_TOKENS, 3, parts, load, add, step_bytes, line_bytes)                             \
-    FS_DEFINE_DOT(name##_1_1, 1, 1, parts, load, add, step_bytes, line_bytes)                                          \
-    FS_DEFINE_DOT(name##_1_2, 1, 2, parts, load, add, step_bytes, line_bytes)                                          \
-    FS_DEFINE_DOT(name##_1_3, 1, 3, parts, load, add, step_bytes, line_bytes)                                          \
+#define FS_DEFINE_DOTS(name, pieces, load, add, step_bytes, line_bytes)                                                \
+    FS_DEFINE_DOT(name##_t_1, FS_TILE_TOKENS, 1, pieces, load, add, step_bytes, line_bytes)                            \
+    FS_DEFINE_DOT(name##_t_2, FS_TILE_TOKENS, 2, pieces, load, add, step_bytes, line_bytes)                            \
+    FS_DEFINE_DOT(name##_t_3, FS_TILE_TOKENS, 3, pieces, load, add, step_bytes, line_bytes)                            \
+    FS_DEFINE_DOT(name##_1_1, 1, 1, pieces, load, add, step_bytes, line_bytes)                                         \
+    FS_DEFINE_DOT(name##_1_2, 1, 2, pieces, load, add, step_bytes, line_bytes)                                         \
+    FS_DEFINE_DOT(name##_1_3, 1, 3, pieces, load, add, step_bytes, line_bytes)                                         \
     static const fs_dot name[2][3] = {{name##_t_1, name##_t_2, name##_t_3}, {name##_1_1, name##_1_2, name##_1_3}};
 _Static_assert(FS_TILE_ROWS == 3, "the shapes above");
 
 /* How a step is computed. */
-typedef struct scheme {
+typedef struct microkernel {
     const fs_dot (*dot)[FS_TILE_ROWS]; /* [FS_TILE_TOKENS tokens, one token] by rows - 1 */
-    int step, bytes, parts;            /* elements of a step, bytes of an element of W, parts of one of H */
+    int step, bytes, pieces;           /* elements of a step, bytes of an element of W, pieces of one of H */
     /* panel [steps, FS_TILE_TOKENS] = the steps of the rows at w, widened; NULL if they are always used as they lie. */
     void (*widen)(const char *w, int64_t stride, int tokens, int64_t steps, lanes *panel);
-    const struct scheme *widened; /* then reads the panel */
-} scheme;
+    const struct microkernel *widened; /* then reads the panel */
+} microkernel;
 
 /* ----------------------------------------------------------------------------------------------------- store ---- */
 
@@ -190,7 +192,8 @@ FS_INLINE float add_lanes(const lanes *x) {
 }
 
 #if FS_TILE_TOKENS == 8
-/* The same for eight tokens at once, x [8] `by` apart: two vectors become one at every level, a third of the instructions. */
+/* The same for eight tokens at once, x [8] `by` apart: two vectors become one at every level, a third of the
+ * instructions. */
 FS_INLINE void store_tokens(const lanes *x, int by, float *out) {
     wide a[4], b[2], c, d;
 #pragma GCC unroll 4
@@ -218,61 +221,63 @@ FS_INLINE void store_tokens(const lanes *x, int by, float *out) {
 
 /* -------------------------------------------------------------------------------------------------- the tile ---- */
 
-/* Rows of H in groups of at most FS_TILE_ROWS, as even as they go. */
-FS_INLINE int32_t group_at(int32_t rows, int32_t groups, int32_t i) {
-    return (int32_t)((int64_t)rows * i / groups);
+/* Rows of H in strips of at most FS_TILE_ROWS, as even as they go. */
+FS_INLINE int32_t strip_at(int32_t rows, int32_t strips, int32_t i) {
+    return (int32_t)((int64_t)rows * i / strips);
 }
 
-/* One set of rows of H meets T tokens. */
-typedef struct meeting {
-    const scheme *scheme;
+/* T tokens times one set of rows of H. */
+typedef struct matmul {
+    const microkernel *micro;
     int T;
     const char *h; /* its first row */
     int64_t h_ld;
-    int32_t rows, groups; /* rows <= FS_ROWS_AT_ONCE */
-} meeting;
+    int32_t rows, strips; /* rows <= FS_ROWS_AT_ONCE */
+} matmul;
 
-/* Adds steps [k, k + n), which w has, to sum [rows, T], group by group. */
-static void dot_all(const meeting *m, const scheme *s, const char *w, int64_t stride, int64_t k, int64_t n,
+/* Adds steps [k, k + n), which w has, to sum [rows, T], strip by strip. */
+static void dot_all(const matmul *m, const microkernel *micro, const char *w, int64_t stride, int64_t k, int64_t n,
                     lanes *sum) {
-    for (int32_t g = 0; g < m->groups; g++) {
-        const int32_t r = group_at(m->rows, m->groups, g), R = group_at(m->rows, m->groups, g + 1) - r;
-        s->dot[m->T == 1][R - 1](w, stride, m->h + r * m->h_ld + k * s->parts * FS_LINE, m->h_ld, n, sum + r * m->T);
+    for (int32_t g = 0; g < m->strips; g++) {
+        const int32_t r = strip_at(m->rows, m->strips, g), R = strip_at(m->rows, m->strips, g + 1) - r;
+        micro->dot[m->T == 1][R - 1](w, stride, m->h + r * m->h_ld + k * micro->pieces * FS_LINE, m->h_ld, n,
+                                     sum + r * m->T);
     }
 }
 
 /* sum [rows, T] of the T rows at w. */
-static void tile_sums(const meeting *m, const char *w, int64_t stride, int64_t dim, lanes *sum) {
-    const scheme *s = m->scheme;
-    const int64_t steps = dim / s->step, left = dim - steps * s->step;
-    const int64_t most = FS_BLOCK ? FS_BLOCK / s->parts : m->groups == 1 ? steps : FS_CHUNK;
+static void tile_sums(const matmul *m, const char *w, int64_t stride, int64_t dim, lanes *sum) {
+    const microkernel *micro = m->micro;
+    const int64_t steps = dim / micro->step, left = dim - steps * micro->step;
+    const int64_t most = FS_SEGMENT ? FS_SEGMENT / micro->pieces : m->strips == 1 ? steps : FS_CHUNK;
     lanes panel[FS_TILE_TOKENS * FS_CHUNK];
     memset(sum, 0, sizeof sum[0] * (size_t)(m->rows * m->T));
     for (int64_t k = 0, n; k < steps; k += n) {
         n = steps - k < most ? steps - k : most;
-        const char *x = w + k * s->step * s->bytes;
-        if (s->widen && m->groups > 2) {
-            s->widen(x, stride, m->T, n, panel);
-            dot_all(m, s->widened, (const char *)panel, FS_LINE, k, n, sum);
-        } else dot_all(m, s, x, stride, k, n, sum);
+        const char *x = w + k * micro->step * micro->bytes;
+        if (micro->widen && m->strips > 2) {
+            micro->widen(x, stride, m->T, n, panel);
+            dot_all(m, micro->widened, (const char *)panel, FS_LINE, k, n, sum);
+        } else dot_all(m, micro, x, stride, k, n, sum);
     }
     if (left) {
         /* The tail goes through a zeroed copy: W must not be read past its end. */
         char tail[FS_TILE_TOKENS * FS_LINE];
         memset(tail, 0, sizeof tail);
         for (int t = 0; t < m->T; t++)
-            memcpy(tail + t * FS_LINE, w + t * stride + steps * s->step * s->bytes, (size_t)(left * s->bytes));
-        dot_all(m, s, tail, FS_LINE, steps, 1, sum);
+            memcpy(tail + t * FS_LINE, w + t * stride + steps * micro->step * micro->bytes,
+                   (size_t)(left * micro->bytes));
+        dot_all(m, micro, tail, FS_LINE, steps, 1, sum);
     }
 }
 
 /* T tokens `stride` bytes and `apart` places of out apart, for rows [first, first + rows). */
-static void tile_tokens(const meeting *m, const char *w, int64_t stride, int64_t dim, float *out, int64_t out_ld,
+static void tile_tokens(const matmul *m, const char *w, int64_t stride, int64_t dim, float *out, int64_t out_ld,
                         int32_t apart) {
     lanes sum[FS_ROWS_AT_ONCE * FS_TILE_TOKENS];
     tile_sums(m, w, stride, dim, sum);
-    for (int32_t g = 0; g < m->groups; g++) {
-        const int32_t r = group_at(m->rows, m->groups, g), R = group_at(m->rows, m->groups, g + 1) - r;
+    for (int32_t g = 0; g < m->strips; g++) {
+        const int32_t r = strip_at(m->rows, m->strips, g), R = strip_at(m->rows, m->strips, g + 1) - r;
         for (int32_t i = 0; i < R; i++) {
             float *to = out + (r + i) * out_ld, logit[FS_TILE_TOKENS];
             if (m->T == 1) {
@@ -292,16 +297,16 @@ static int32_t spacing_of(int64_t stride) {
     return apart;
 }
 
-static void tile_all(const scheme *s, const fs_hidden *hidden, const char *w, int64_t stride, int32_t tokens,
+static void tile_all(const microkernel *micro, const fs_hidden *hidden, const char *w, int64_t stride, int32_t tokens,
                      float *out, int64_t out_ld) {
-    const int64_t dim = hidden->dim, h_ld = (dim + s->step - 1) / s->step * s->parts * FS_LINE;
+    const int64_t dim = hidden->dim, h_ld = (dim + micro->step - 1) / micro->step * micro->pieces * FS_LINE;
     const int32_t apart = spacing_of(stride), span = apart * FS_TILE_TOKENS;
     for (int32_t first = 0; first < hidden->rows; first += FS_ROWS_AT_ONCE) {
         const int32_t rows = hidden->rows - first < FS_ROWS_AT_ONCE ? hidden->rows - first : FS_ROWS_AT_ONCE;
-        meeting m = {s,    FS_TILE_TOKENS, hidden->packed + first * h_ld,
-                     h_ld, rows,           (rows + FS_TILE_ROWS - 1) / FS_TILE_ROWS};
+        matmul m = {micro, FS_TILE_TOKENS, hidden->packed + first * h_ld,
+                    h_ld,  rows,           (rows + FS_TILE_ROWS - 1) / FS_TILE_ROWS};
         float *to = out + first * out_ld;
-        const int32_t together = rows <= FS_FEW_ROWS(s->bytes) ? 0 : tokens;
+        const int32_t together = rows <= FS_FEW_ROWS(micro->bytes) ? 0 : tokens;
         int32_t t = 0;
         for (; t + span <= together; t += span)
             for (int32_t i = 0; i < apart; i++)
@@ -328,39 +333,40 @@ static void pack_float(const fs_hidden *hidden, int64_t from, int64_t to) {
             const char *h = hidden->row[r] + d * bytes;
             char tail[FS_LINE] = {0};
             if (d + FS_LANES > dim) h = memcpy(tail, h, (size_t)((dim - d) * bytes));
-            for (int i = 0; i < FS_PIECES; i++) {
-                const char *from_h = h + i * (FS_LANES / FS_PIECES) * bytes;
-                piece x = hidden->dtype == FS_F32   ? load_f32(from_h)
-                          : hidden->dtype == FS_F16 ? load_f16(from_h)
-                                                    : load_bf16(from_h);
+            for (int i = 0; i < FS_REGISTERS; i++) {
+                const char *from_h = h + i * (FS_LANES / FS_REGISTERS) * bytes;
+                vec x = hidden->dtype == FS_F32   ? load_f32(from_h)
+                        : hidden->dtype == FS_F16 ? load_f16(from_h)
+                                                  : load_bf16(from_h);
                 memcpy(hidden->packed + (r * ld + d) * 4 + i * FS_REGISTER, &x, sizeof x);
             }
         }
 }
 
-/* The panel is read step by step: rows of W are powers of two apart, so that their steps would meet in one set of L1. */
+/* The panel is read step by step: rows of W are powers of two apart, so that their steps would meet in one set of
+ * L1. */
 FS_DEFINE_DOTS(dot_panel, 1, load_f32, add_product, FS_TILE_TOKENS *FS_LINE, FS_LINE)
-static const scheme scheme_panel = {dot_panel, FS_LANES, 4, 1, NULL, NULL};
+static const microkernel microkernel_panel = {dot_panel, FS_LANES, 4, 1, NULL, NULL};
 
-#define FS_DEFINE_SCHEME(type, bytes)                                                                                  \
+#define FS_DEFINE_MICROKERNEL(type, bytes)                                                                             \
     FS_DEFINE_DOTS(dot_##type, 1, load_##type, add_product, FS_LANES *(bytes), FS_LANES *(bytes))                      \
     static void panel_##type(const char *w, int64_t stride, int tokens, int64_t steps, lanes *panel) {                 \
         for (int64_t k = 0; k < steps; k++)                                                                            \
             for (int t = 0; t < tokens; t++)                                                                           \
-                for (int i = 0; i < FS_PIECES; i++)                                                                    \
-                    panel[k * FS_TILE_TOKENS + t].p[i] =                                                               \
-                        load_##type(w + t * stride + (k * FS_PIECES + i) * (FS_LANES / FS_PIECES * (bytes)));          \
+                for (int i = 0; i < FS_REGISTERS; i++)                                                                 \
+                    panel[k * FS_TILE_TOKENS + t].v[i] =                                                               \
+                        load_##type(w + t * stride + (k * FS_REGISTERS + i) * (FS_LANES / FS_REGISTERS * (bytes)));    \
     }                                                                                                                  \
-    static const scheme scheme_##type = {dot_##type, FS_LANES, bytes, 1, panel_##type, &scheme_panel};
+    static const microkernel microkernel_##type = {dot_##type, FS_LANES, bytes, 1, panel_##type, &microkernel_panel};
 
-FS_DEFINE_SCHEME(f32, 4)
-FS_DEFINE_SCHEME(f16, 2)
-FS_DEFINE_SCHEME(bf16, 2)
+FS_DEFINE_MICROKERNEL(f32, 4)
+FS_DEFINE_MICROKERNEL(f16, 2)
+FS_DEFINE_MICROKERNEL(bf16, 2)
 
 #define FS_DEFINE_KERNEL(type)                                                                                         \
     static void tile_##type(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out,        \
                             int64_t out_ld) {                                                                          \
-        tile_all(&scheme_##type, hidden, (const char *)w, stride, tokens, out, out_ld);                                \
+        tile_all(&microkernel_##type, hidden, (const char *)w, stride, tokens, out, out_ld);                           \
     }                                                                                                                  \
     const fs_kernel FS_JOIN(fs_kernel_, type, FS_ISA) = {packed_float_bytes, pack_float, tile_##type, NULL}
 

@@ -10,11 +10,12 @@
 #include "cpu_avx512.h"
 #include "cpu_scan.h"
 
-/* Sixteen granules at once: at every level two vectors become one, so that 15 x 3 instructions give sixteen maxima, or sums. */
+/* Sixteen granules at once: at every level two vectors become one, so that 15 x 3 instructions give sixteen maxima, or
+ * sums. */
 #define HALVES(combine, shuffle, a, b, low, high) combine(shuffle(a, b, low), shuffle(a, b, high))
 
-/* Elements 8, 4, 2, 1 apart of x[i], combined, become element i: the order in which mass.h adds a granule. Lanes of 128 bits 0, 1
- * meet 2, 3; then 0, 2 meet 1, 3; element e of lane j is then of vector 4 e + j. */
+/* Elements 8, 4, 2, 1 apart of x[i], combined, become element i: the order in which mass.h adds a granule. Lanes of 128
+ * bits 0, 1 meet 2, 3; then 0, 2 meet 1, 3; element e of lane j is then of vector 4 e + j. */
 #define COMBINE_SIXTEEN(name, combine)                                                                                 \
     static inline __m512 name(const __m512 *x) {                                                                       \
         const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);                 \
@@ -88,7 +89,8 @@ static void wide_flush(wide_mass *wide, int32_t top, fs_mass *mass) {
     *wide = wide_empty(_mm512_set1_epi32(24 * top));
 }
 
-/* Sixteen granules. The largest exponent of a granule is that of its largest logit, because every step to it is monotonic. */
+/* Sixteen granules. The largest exponent of a granule is that of its largest logit, because every step to it is
+ * monotonic. */
 static inline void add_sixteen(const float *y, __m512 max, __m512 times, wide_mass *wide, fs_mass *mass) {
     __m512i top, shifted;
     __m512 t[16];
@@ -191,8 +193,8 @@ static int32_t scan_keep_above(uint64_t *key, int32_t n, uint64_t above) {
     return count;
 }
 
-/* Lanes of which this pair of (place, prefix) lets a marked token win. The prefix as a float is 2^e m, and log2 of it at least e +
- * m - 1, which is what its bits say when they are taken for a number; 0 gives more noise than there is. */
+/* Lanes of which this pair of (place, prefix) lets a marked token win. The prefix as a float is 2^e m, and log2 of it
+ * at least e + m - 1, which is what its bits say when they are taken for a number; 0 gives more noise than there is. */
 static inline __mmask8 pair_passes(const fs_screen *screen, __mmask8 lanes, __m256i at, __m256i prefix, float floor) {
     const __mmask8 inside = _mm256_mask_cmplt_epu32_mask(lanes, at, _mm256_set1_epi32((int32_t)screen->span));
     const __m256 y = _mm256_mmask_i32gather_ps(_mm256_setzero_ps(), inside, at, screen->y, 4);
@@ -202,8 +204,8 @@ static inline __mmask8 pair_passes(const fs_screen *screen, __mmask8 lanes, __m2
     return _mm256_mask_cmp_ps_mask(inside, score, _mm256_set1_ps(floor), _CMP_GT_OQ);
 }
 
-/* Blocks of one mark are screened by their first pair, blocks of two by the first two, unless these share a place; blocks that may have
- * more, one in seventy, pass. */
+/* Blocks of one mark are screened by their first pair, blocks of two by the first two, unless these share a place;
+ * blocks that may have more, one in seventy, pass. */
 static uint32_t scan_marks(const fs_screen *screen, uint32_t first, fs_marks *marks) {
     const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
     __m512i c[4] = {_mm512_add_epi64(lane, _mm512_set1_epi64(first)), _mm512_set1_epi64(screen->noise.r0),

@@ -1,37 +1,39 @@
-/* cpu_mmla.h - the kernel of bfmmla (Armv8.6), which multiplies 2 tokens x 4 elements of W by 4 elements x 2 rows of H and adds
- * the products to 2 x 2 float sums, twice the products of bfdot: a file cpu_tile_<isa>.c sets FS_ISA and FS_TOKENS and includes
- * this. With SVE it has run under emulation only.
+/* cpu_mmla.h - the kernel of bfmmla (Armv8.6), which multiplies 2 tokens x 4 elements of W by 4 elements x 2 rows of H
+ * and adds the products to 2 x 2 float sums, twice the products of bfdot: a file cpu_tile_<isa>.c sets FS_ISA and
+ * FS_TOKENS and includes this. With SVE it has run under emulation only.
  *
- *   w   2 rows of W, 8 elements each, -- zip -- x --+-- 2 x 2      load    a line of each of two rows, zipped to 8 operands
- *       as they lie, any address                    |              dot     bfmmla, one order for every shape
- *   h   2 rows of H, 4 elements each, packed ------ y              store   sums unzipped: logits of a row lie side by side
+ *   w   2 rows of W, 8 elements each, -- zip -- x --+-- 2 x 2   load    a line of two rows each, zipped to 8 operands
+ *       as they lie, any address                    |           dot     bfmmla, one order for every shape
+ *   h   2 rows of H, 4 elements each, packed ------ y           store   sums unzipped: a row's logits side by side
  *
  * Cost, with the figures of LLVM's scheduling model of Neoverse V1: four bfmmla a cycle, 5 cycles each and 3 from sum
  * to sum; zips use the same four pipes. Two loads a cycle are enough for either shape. Measured with NEON, one core,
  * V = 151,936, D = 1,024, 1 / 16 / 64 rows: 14.2 / 55 / 148 ms, where widened weights take 24.2 / 243 / 914
  * (2026-11-17).
- * - up to 2 rows: 16 tokens, 8 sums and 8 operands of H in registers. A line of two tokens is 8 loads, 8 zips and 8 bfmmla, 4
- *   cycles or 32 bytes of W a cycle, more than memory brings. A line is read at once: 16 rows a power of two apart share sets of
- *   L1.
- * - more rows: 8 tokens x 8 rows, 16 sums; 4 elements are 8 loads for 16 bfmmla. The zipped tokens lie in a panel in L1, 4 KB for
- *   8 of them, made once for all rows.
- * A last row without a partner is packed beside zeros: half of what is computed for it is thrown away. Rows of W are taken as
- * they follow each other: whether one stream per page is better (docs/findings/cpu-memory.md) is not known for these
- * cores.
+ * - up to 2 rows: 16 tokens, 8 sums and 8 operands of H in registers. A line of two tokens is 8 loads, 8 zips and 8
+ *   bfmmla, 4 cycles or 32 bytes of W a cycle, more than memory brings. A line is read at once: 16 rows a power of two
+ *   apart share sets of L1.
+ * - more rows: 8 tokens x 8 rows, 16 sums; 4 elements are 8 loads for 16 bfmmla. The zipped tokens lie in a panel in
+ *   L1, 4 KB for 8 of them, made once for all rows.
  *
- * The order of additions for every (row, token), whatever the shape: 256 elements are a block (128 for f16 hidden states, 64 for
- * f32), the elements behind the last whole 32 a block of their own. A block starts from 0; every 4 elements w0 .. w3, and each
- * part of H (cpu_split.h) in turn, make
+ * A last row without a partner is packed beside zeros: half of what is computed for it is thrown away. Rows of W are
+ * taken as they follow each other: whether one stream per page is better (docs/findings/cpu-memory.md) is not known
+ * for these cores.
+ *
+ * The order of additions for every (row, token), whatever the shape: 256 elements are a segment (128 for f16 hidden
+ * states, 64 for f32), the elements behind the last whole 32 one of their own. A segment starts from 0; every 4
+ * elements w0 .. w3, and each piece of H (cpu_split.h) in turn, make
  *   s = s + (w0 h0 + w1 h1), then s = s + (w2 h2 + w3 h3).
- * Blocks are added to the logit in ascending order, to nearest even. Within one, products are exact; the sum of two and the sum
- * with s are rounded to odd each (towards zero, and then the last bit is set if anything was lost), denormals that come or go are
- * zero, and neither FPCR's rounding nor its exceptions count. That holds while FPCR.EBF is 0, as Linux starts programs.
+ * Segments are added to the logit in ascending order, to nearest even. Within one, products are exact; the sum of two
+ * and the sum with s are rounded to odd each (towards zero, and then the last bit is set if anything was lost),
+ * denormals that come or go are zero, and neither FPCR's rounding nor its exceptions count. That holds while FPCR.EBF
+ * is 0, as Linux starts programs.
  *
- * Rounding to odd is off by up to a unit in the last place, twice as far as to nearest, and what is below one unit of s may be
- * lost again and again. Blocks bound that: at most 128 additions to s, 1.5e-5 of the sum of magnitudes in the worst case.
- * test_kernels allows 1e-6 of it, about 8 units: what occurs for weights of both signs is 1e-7 for bf16 and 3e-7 for f32 hidden
- * states, and 6e-7 and 9e-7 where all products have one sign (qemu 7.2, D up to 4,096; with blocks of 256 for f32 too it was
- * 2e-6). */
+ * Rounding to odd is off by up to a unit in the last place, twice as far as to nearest, and what is below one unit of s
+ * may be lost again and again. Segments bound that: at most 128 additions to s, 1.5e-5 of the sum of magnitudes in the
+ * worst case. test_kernels allows 1e-6 of it, about 8 units: what occurs for weights of both signs is 1e-7 for bf16 and
+ * 3e-7 for f32 hidden states, and 6e-7 and 9e-7 where all products have one sign (qemu 7.2, D up to 4,096; with
+ * segments of 256 for f32 too it was 2e-6). */
 #include <arm_neon.h>
 
 #include "cpu_split.h"
@@ -44,10 +46,10 @@
 #define FS_STEP 32 /* elements */
 #define FS_QUADS 8 /* operands of a step: 4 elements of two rows each */
 #define FS_OPERAND 16
-#define FS_BLOCK 8       /* steps of one part; with more parts fewer, so that a sum is rounded no more often */
+#define FS_SEGMENT 8     /* steps of one piece; with more pieces fewer, so that a sum is rounded no more often */
 #define FS_FEW_TOKENS 16 /* at once for one pair of rows */
-#define FS_GROUP 4       /* pairs of rows at most, whose sums with a panel stay in registers */
-#define FS_GROUPS 8      /* at once, whose sums, 2 KB for 8 tokens, are kept between blocks */
+#define FS_STRIP 4       /* pairs of rows at most, whose sums with a panel stay in registers */
+#define FS_STRIPS 8      /* at once, whose sums, 2 KB for 8 tokens, are kept between segments */
 _Static_assert(FS_QUADS * 4 == FS_STEP && FS_LINE == 2 * FS_STEP, "bf16 of W");
 _Static_assert(FS_PACK % FS_STEP == 0, "threads pack whole steps");
 _Static_assert(FS_FEW_TOKENS % FS_TOKENS == 0 && FS_TOKENS % 4 == 0,
@@ -68,25 +70,25 @@ static int64_t steps_of(const fs_hidden *hidden) {
     return (hidden->dim + FS_STEP - 1) / FS_STEP;
 }
 
-static int32_t groups_of(const fs_hidden *hidden) {
+static int32_t strips_of(const fs_hidden *hidden) {
     const int32_t pairs = (hidden->rows + 1) / 2;
-    return (pairs + FS_GROUP - 1) / FS_GROUP;
+    return (pairs + FS_STRIP - 1) / FS_STRIP;
 }
 
-/* Pairs of rows that meet W together, as evenly as they go. */
-typedef struct group {
+/* Pairs of rows that are multiplied together, as evenly as they go. */
+typedef struct strip {
     int32_t first, pairs;
-    char *h; /* [steps, quads, parts, pairs, 2 rows, 4] bf16: one stream */
-} group;
+    char *h; /* [steps, quads, pieces, pairs, 2 rows, 4] bf16: one stream */
+} strip;
 
 static int64_t pair_bytes(const fs_hidden *hidden) {
-    return steps_of(hidden) * FS_QUADS * split_parts(hidden->dtype) * FS_OPERAND;
+    return steps_of(hidden) * FS_QUADS * split_pieces(hidden->dtype) * FS_OPERAND;
 }
 
-static group group_at(const fs_hidden *hidden, int32_t g) {
-    const int64_t pairs = (hidden->rows + 1) / 2, groups = groups_of(hidden);
-    const int64_t first = pairs * g / groups, next = pairs * (g + 1) / groups;
-    group found = {(int32_t)first, (int32_t)(next - first), hidden->packed + first * pair_bytes(hidden)};
+static strip strip_at(const fs_hidden *hidden, int32_t g) {
+    const int64_t pairs = (hidden->rows + 1) / 2, strips = strips_of(hidden);
+    const int64_t first = pairs * g / strips, next = pairs * (g + 1) / strips;
+    strip found = {(int32_t)first, (int32_t)(next - first), hidden->packed + first * pair_bytes(hidden)};
     return found;
 }
 
@@ -94,25 +96,25 @@ static size_t packed_bytes(const fs_hidden *hidden) {
     return (size_t)((hidden->rows + 1) / 2) * (size_t)pair_bytes(hidden);
 }
 
-/* Pair `pair` of a group, elements [from, to); zeros behind dim and in place of a row that is not there. */
-static void pack_pair(const fs_hidden *hidden, const group *g, int32_t pair, int64_t from, int64_t to) {
-    const int parts = split_parts(hidden->dtype);
+/* Pair `pair` of a strip, elements [from, to); zeros behind dim and in place of a row that is not there. */
+static void pack_pair(const fs_hidden *hidden, const strip *g, int32_t pair, int64_t from, int64_t to) {
+    const int pieces = split_pieces(hidden->dtype);
     for (int32_t i = 0; i < 2; i++) {
         const int32_t r = 2 * (g->first + pair) + i;
         const int64_t dim = r < hidden->rows ? hidden->dim : 0;
         uint16_t *packed = (uint16_t *)(void *)g->h + pair * 8 + i * 4;
         for (int64_t d = from; d < to; d++) {
-            uint16_t part[FS_PARTS_MOST];
-            split_float(d < dim ? split_element(hidden->row[r], hidden->dtype, d) : 0.0f, parts, part);
-            for (int k = 0; k < parts; k++) packed[(d / 4 * parts + k) * g->pairs * 8 + d % 4] = part[k];
+            uint16_t piece[FS_PIECES_MOST];
+            split_float(d < dim ? split_element(hidden->row[r], hidden->dtype, d) : 0.0f, pieces, piece);
+            for (int k = 0; k < pieces; k++) packed[(d / 4 * pieces + k) * g->pairs * 8 + d % 4] = piece[k];
         }
     }
 }
 
 static void pack(const fs_hidden *hidden, int64_t from, int64_t to) {
     const int64_t end = steps_of(hidden) * FS_STEP, last = to < end ? to : end;
-    for (int32_t i = 0; i < groups_of(hidden); i++) {
-        const group g = group_at(hidden, i);
+    for (int32_t i = 0; i < strips_of(hidden); i++) {
+        const strip g = strip_at(hidden, i);
         for (int32_t pair = 0; pair < g.pairs; pair++) pack_pair(hidden, &g, pair, from, last);
     }
 }
@@ -130,8 +132,8 @@ FS_INLINE void load_pair(const char *a, const char *b, bfloat16x8_t *x) {
     }
 }
 
-/* panel [steps, quads, FS_TOKENS / 2] operands = the steps of n tokens at w. The last token stands in for those that are not
- * there. */
+/* panel [steps, quads, FS_TOKENS / 2] operands = the steps of n tokens at w. The last token stands in for those that
+ * are not there. */
 static void fill_panel(const char *w, int64_t stride, int32_t n, int64_t steps, bfloat16x8_t *panel) {
     for (int32_t t = 0; t < FS_TOKENS; t += 2) {
         const char *a = w + (t < n ? t : n - 1) * stride, *b = w + (t + 1 < n ? t + 1 : n - 1) * stride;
@@ -157,12 +159,12 @@ static void copy_tail(const char *w, int64_t stride, int32_t n, int64_t dim, cha
 /* The pointer stays in a register: gcc 12 would keep the offset of every load in one of its own. */
 #define FS_KEEP(pointer) __asm__("" : "+r"(pointer))
 
-/* Adds a block of 16 tokens, as they lie, and one pair of rows to sum [8]. */
-FS_INLINE void dot_few(int parts, const char *w, int64_t stride, const char *h, int64_t steps, sums *sum) {
+/* Adds a segment of 16 tokens, as they lie, and one pair of rows to sum [8]. */
+FS_INLINE void dot_few(int pieces, const char *w, int64_t stride, const char *h, int64_t steps, sums *sum) {
     sums acc[FS_FEW_TOKENS / 2];
 #pragma GCC unroll 8
     for (int p = 0; p < FS_FEW_TOKENS / 2; p++) acc[p] = vdupq_n_f32(0.0f);
-    for (int64_t k = 0; k < steps; k++, h += FS_QUADS * parts * FS_OPERAND) {
+    for (int64_t k = 0; k < steps; k++, h += FS_QUADS * pieces * FS_OPERAND) {
         const char *a = w + k * FS_LINE;
 #pragma GCC unroll 8
         for (int p = 0; p < FS_FEW_TOKENS / 2; p++, a += 2 * stride) {
@@ -173,8 +175,8 @@ FS_INLINE void dot_few(int parts, const char *w, int64_t stride, const char *h, 
 #pragma GCC unroll 8
             for (int i = 0; i < FS_QUADS; i++)
 #pragma GCC unroll 3
-                for (int part = 0; part < parts; part++)
-                    acc[p] = vbfmmlaq_f32(acc[p], x[i], load(h + (i * parts + part) * FS_OPERAND));
+                for (int piece = 0; piece < pieces; piece++)
+                    acc[p] = vbfmmlaq_f32(acc[p], x[i], load(h + (i * pieces + piece) * FS_OPERAND));
             FS_IN_TURN(a, acc[p]);
         }
     }
@@ -182,12 +184,12 @@ FS_INLINE void dot_few(int parts, const char *w, int64_t stride, const char *h, 
     for (int p = 0; p < FS_FEW_TOKENS / 2; p++) sum[p] = vaddq_f32(sum[p], acc[p]);
 }
 
-/* Adds a block of a panel and P pairs of rows to sum [P, FS_TOKENS / 2]. */
-FS_INLINE void dot_panel(int P, int parts, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum);
+/* Adds a segment of a panel and P pairs of rows to sum [P, FS_TOKENS / 2]. */
+FS_INLINE void dot_panel(int P, int pieces, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum);
 #ifndef FS_HAS_DOT_PANEL
-FS_INLINE void dot_panel(int P, int parts, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum) {
+FS_INLINE void dot_panel(int P, int pieces, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum) {
     enum { T = FS_TOKENS / 2 };
-    sums acc[FS_GROUP][T];
+    sums acc[FS_STRIP][T];
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
@@ -196,7 +198,7 @@ FS_INLINE void dot_panel(int P, int parts, const bfloat16x8_t *panel, const char
         bfloat16x8_t x[T];
 #pragma GCC unroll 4
         for (int t = 0; t < T; t++) x[t] = panel[t];
-        for (int part = 0; part < parts; part++, h += P * FS_OPERAND)
+        for (int piece = 0; piece < pieces; piece++, h += P * FS_OPERAND)
 #pragma GCC unroll 4
             for (int p = 0; p < P; p++) {
                 const bfloat16x8_t y = load(h + p * FS_OPERAND);
@@ -211,19 +213,19 @@ FS_INLINE void dot_panel(int P, int parts, const bfloat16x8_t *panel, const char
 }
 #endif
 
-/* One function for each shape, by number of parts and of pairs: docs/findings/vector-kernels.md. */
+/* One function for each shape, by number of pieces and of pairs: docs/findings/vector-kernels.md. */
 typedef void (*few_dot)(const char *w, int64_t stride, const char *h, int64_t steps, sums *sum);
-typedef void (*panel_dot)(int parts, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum);
+typedef void (*panel_dot)(int pieces, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum);
 
-#define FS_DEFINE_FEW(parts)                                                                                           \
-    static __attribute__((noinline)) void dot_few_##parts(const char *w, int64_t stride, const char *h, int64_t steps, \
-                                                          sums *sum) {                                                 \
-        dot_few(parts, w, stride, h, steps, sum);                                                                      \
+#define FS_DEFINE_FEW(pieces)                                                                                          \
+    static __attribute__((noinline)) void dot_few_##pieces(const char *w, int64_t stride, const char *h,               \
+                                                           int64_t steps, sums *sum) {                                 \
+        dot_few(pieces, w, stride, h, steps, sum);                                                                     \
     }
 #define FS_DEFINE_PANEL(pairs)                                                                                         \
-    static __attribute__((noinline)) void dot_panel_##pairs(int parts, const bfloat16x8_t *panel, const char *h,       \
+    static __attribute__((noinline)) void dot_panel_##pairs(int pieces, const bfloat16x8_t *panel, const char *h,      \
                                                             int64_t steps, sums *sum) {                                \
-        dot_panel(pairs, parts, panel, h, steps, sum);                                                                 \
+        dot_panel(pairs, pieces, panel, h, steps, sum);                                                                \
     }
 FS_DEFINE_FEW(1)
 FS_DEFINE_FEW(2)
@@ -232,8 +234,8 @@ FS_DEFINE_PANEL(1)
 FS_DEFINE_PANEL(2)
 FS_DEFINE_PANEL(3)
 FS_DEFINE_PANEL(4)
-static const few_dot few_dots[FS_PARTS_MOST] = {dot_few_1, dot_few_2, dot_few_3};
-static const panel_dot panel_dots[FS_GROUP] = {dot_panel_1, dot_panel_2, dot_panel_3, dot_panel_4};
+static const few_dot few_dots[FS_PIECES_MOST] = {dot_few_1, dot_few_2, dot_few_3};
+static const panel_dot panel_dots[FS_STRIP] = {dot_panel_1, dot_panel_2, dot_panel_3, dot_panel_4};
 
 /* ----------------------------------------------------------------------------------------------------- store ---- */
 
@@ -253,14 +255,14 @@ static void store_pair(const fs_hidden *hidden, int32_t pair, const sums *sum, i
 
 /* 16 tokens for the only pair of rows. */
 static void tile_few(const fs_hidden *hidden, const char *w, int64_t stride, float *out, int64_t out_ld) {
-    const int parts = split_parts(hidden->dtype);
-    const int64_t steps = hidden->dim / FS_STEP, block = FS_BLOCK / parts;
+    const int pieces = split_pieces(hidden->dtype);
+    const int64_t steps = hidden->dim / FS_STEP, segment = FS_SEGMENT / pieces;
     const char *h = hidden->packed;
-    const few_dot dot = few_dots[parts - 1];
+    const few_dot dot = few_dots[pieces - 1];
     sums sum[FS_FEW_TOKENS / 2];
     memset(sum, 0, sizeof sum);
-    for (int64_t k = 0, n; k < steps; k += n, h += n * FS_QUADS * parts * FS_OPERAND) {
-        n = steps - k < block ? steps - k : block;
+    for (int64_t k = 0, n; k < steps; k += n, h += n * FS_QUADS * pieces * FS_OPERAND) {
+        n = steps - k < segment ? steps - k : segment;
         dot(w + k * FS_LINE, stride, h, n, sum);
     }
     if (hidden->dim % FS_STEP) {
@@ -272,36 +274,36 @@ static void tile_few(const fs_hidden *hidden, const char *w, int64_t stride, flo
         store_pair(hidden, 0, sum + t / 2, FS_TOKENS, out + t, out_ld);
 }
 
-/* Groups [first, last) and the n steps from k on that w has, n <= FS_BLOCK, of `tokens` tokens. sum: [pairs, FS_TOKENS / 2] of
- * those groups. */
-static void add_block(const fs_hidden *hidden, int32_t first, int32_t last, const char *w, int64_t stride,
-                      int32_t tokens, int64_t k, int64_t n, sums *sum) {
-    const int parts = split_parts(hidden->dtype);
-    bfloat16x8_t panel[FS_BLOCK * FS_QUADS * FS_TOKENS / 2];
+/* Strips [first, last) and the n steps from k on that w has, n <= FS_SEGMENT, of `tokens` tokens. sum: [pairs,
+ * FS_TOKENS / 2] of those strips. */
+static void add_segment(const fs_hidden *hidden, int32_t first, int32_t last, const char *w, int64_t stride,
+                        int32_t tokens, int64_t k, int64_t n, sums *sum) {
+    const int pieces = split_pieces(hidden->dtype);
+    bfloat16x8_t panel[FS_SEGMENT * FS_QUADS * FS_TOKENS / 2];
     fill_panel(w, stride, tokens, n, panel);
     for (int32_t i = first; i < last; i++) {
-        const group g = group_at(hidden, i);
-        panel_dots[g.pairs - 1](parts, panel, g.h + k * FS_QUADS * parts * g.pairs * FS_OPERAND, n, sum);
+        const strip g = strip_at(hidden, i);
+        panel_dots[g.pairs - 1](pieces, panel, g.h + k * FS_QUADS * pieces * g.pairs * FS_OPERAND, n, sum);
         sum += g.pairs * (FS_TOKENS / 2);
     }
 }
 
-/* Up to FS_TOKENS tokens for groups [first, last). */
-static void tile_groups(const fs_hidden *hidden, int32_t first, int32_t last, const char *w, int64_t stride,
+/* Up to FS_TOKENS tokens for strips [first, last). */
+static void tile_strips(const fs_hidden *hidden, int32_t first, int32_t last, const char *w, int64_t stride,
                         int32_t tokens, float *out, int64_t out_ld) {
-    const int64_t steps = hidden->dim / FS_STEP, block = FS_BLOCK / split_parts(hidden->dtype);
-    const group begin = group_at(hidden, first), end = group_at(hidden, last - 1);
+    const int64_t steps = hidden->dim / FS_STEP, segment = FS_SEGMENT / split_pieces(hidden->dtype);
+    const strip begin = strip_at(hidden, first), end = strip_at(hidden, last - 1);
     const int32_t pairs = end.first + end.pairs - begin.first;
-    sums sum[FS_GROUPS * FS_GROUP * FS_TOKENS / 2];
+    sums sum[FS_STRIPS * FS_STRIP * FS_TOKENS / 2];
     memset(sum, 0, (size_t)pairs * FS_TOKENS / 2 * sizeof *sum);
     for (int64_t k = 0, n; k < steps; k += n) {
-        n = steps - k < block ? steps - k : block;
-        add_block(hidden, first, last, w + k * FS_LINE, stride, tokens, k, n, sum);
+        n = steps - k < segment ? steps - k : segment;
+        add_segment(hidden, first, last, w + k * FS_LINE, stride, tokens, k, n, sum);
     }
     if (hidden->dim % FS_STEP) {
         char tail[FS_TOKENS * FS_LINE];
         copy_tail(w, stride, tokens, hidden->dim, tail);
-        add_block(hidden, first, last, tail, FS_LINE, tokens, steps, 1, sum);
+        add_segment(hidden, first, last, tail, FS_LINE, tokens, steps, 1, sum);
     }
     for (int32_t i = 0; i < pairs; i++)
         store_pair(hidden, begin.first + i, sum + i * (FS_TOKENS / 2), tokens, out, out_ld);
@@ -309,14 +311,14 @@ static void tile_groups(const fs_hidden *hidden, int32_t first, int32_t last, co
 
 static void tile(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out, int64_t out_ld) {
     const char *data = (const char *)w;
-    const int32_t groups = groups_of(hidden);
+    const int32_t strips = strips_of(hidden);
     int32_t few = 0;
     if (hidden->rows <= 2)
         for (; tokens - few >= FS_FEW_TOKENS; few += FS_FEW_TOKENS)
             tile_few(hidden, data + few * stride, stride, out + few, out_ld);
-    for (int32_t g = 0; g < groups; g += FS_GROUPS)
+    for (int32_t g = 0; g < strips; g += FS_STRIPS)
         for (int32_t t = few; t < tokens; t += FS_TOKENS)
-            tile_groups(hidden, g, g + FS_GROUPS < groups ? g + FS_GROUPS : groups, data + t * stride, stride,
+            tile_strips(hidden, g, g + FS_STRIPS < strips ? g + FS_STRIPS : strips, data + t * stride, stride,
                         tokens - t < FS_TOKENS ? tokens - t : FS_TOKENS, out + t, out_ld);
     if (hidden->dtype != FS_BF16) repair_tile(hidden, data, stride, tokens, out, out_ld);
 }

@@ -1,0 +1,376 @@
+#include "cpu_filter_rows.h"
+#include "cpu/cpu_lists.h"
+#include "cpu/cpu_race.h"
+
+/* ---------------------------------------------------------------------------------------------------- layout ---- */
+
+/* Whether all that the call wants of its logits is what a filter finds. */
+static int is_filtered(const fs_pass *pass) {
+    const fs_head *head = pass->call->head;
+    const fs_batch *batch = pass->call->batch;
+    const fs_needs *needs = &pass->call->needs;
+    if (head->kind != FS_HEAD_WEIGHTS || !pass_kernel(pass)->filter || pass->rows <= FS_FILTER_LANES) return 0;
+    if (pass->largest) return 1;
+    if (head->bias || head->round != FS_F32 || head->scale != 1.0f || head->softcap > 0.0f || head->post_scale != 1.0f)
+        return 0;
+    if (pass->groups || pass->whole || batch->noise == FS_NOISE_FAST || needs->samples != 1 || needs->ordered) return 0;
+    if (needs->edited || needs->rank_depth || needs->watched || needs->cut_mass) return 0;
+    if (batch->allow && (needs->mass || needs->raw_mass || needs->max)) return 0;
+    /* A block's rough terms are one float sum, of 16 at a time: as many as keep it within half of mass_slack. Lanes of
+     * exact ones have room for that many granules (FS_WIDE_TERMS). */
+    return !(needs->mass || needs->raw_mass) || pass->block <= FS_MASS_BLOCK_MOST;
+}
+
+/* Lanes of a pass's rows, whole vectors of them. */
+static int32_t lanes_of(const fs_pass *pass) {
+    return (pass->rows + FS_FILTER_LANES - 1) / FS_FILTER_LANES * FS_FILTER_LANES;
+}
+
+static fs_filter layout_filter(const fs_pass *pass, fs_arena *arena) {
+    const fs_needs *needs = &pass->call->needs;
+    const size_t rows = (size_t)lanes_of(pass), sets = (rows + FS_FILTER_SUMS - 1) / FS_FILTER_SUMS;
+    fs_filter s;
+    memset(&s, 0, sizeof s);
+    s.capacity = pass->rows * FS_FILTER_FOUND;
+    s.floor = arena_take(arena, rows, sizeof *s.floor);
+    s.bare = arena_take(arena, rows, sizeof *s.bare);
+    s.best = arena_take(arena, rows, sizeof *s.best);
+    s.allow = arena_take(arena, rows, sizeof *s.allow);
+    s.scale = arena_take(arena, rows, sizeof *s.scale);
+    s.reach = arena_take(arena, rows, sizeof *s.reach);
+    s.r0 = arena_take(arena, rows, sizeof *s.r0);
+    s.r1 = arena_take(arena, rows, sizeof *s.r1);
+    s.r2 = arena_take(arena, rows, sizeof *s.r2);
+    s.most = arena_take(arena, rows, sizeof *s.most);
+    s.max = arena_take(arena, rows, sizeof *s.max);
+    s.seen_bound = arena_take(arena, rows, sizeof *s.seen_bound);
+    s.seen_mass = arena_take(arena, rows, sizeof *s.seen_mass);
+    const int exact[2] = {needs->mass && !needs->rough, needs->raw_mass};
+    for (int i = 0; i < 2; i++) {
+        if (!exact[i] && !pass->largest) continue;
+        s.exact[i].scale = arena_take(arena, rows, sizeof(float));
+        s.exact[i].limb = arena_take(arena, 3 * rows, sizeof(uint32_t));
+        s.exact[i].top = arena_take(arena, rows, sizeof(int32_t));
+        s.exact[i].mass = arena_take(arena, rows, sizeof(fs_mass));
+    }
+    if ((needs->mass && needs->rough) || pass->largest) {
+        s.per = arena_take(arena, rows, sizeof *s.per);
+        s.mass = arena_take(arena, rows, sizeof *s.mass);
+        s.unit = arena_take(arena, rows, sizeof *s.unit);
+        s.pending = arena_take(arena, rows, sizeof *s.pending);
+        s.pending_worth = arena_take(arena, rows, sizeof *s.pending_worth);
+    }
+    s.sums = arena_take(arena, sets * FS_NOISE_BLOCK * FS_FILTER_SUMS, sizeof *s.sums);
+    s.found = arena_take(arena, (size_t)s.capacity, sizeof *s.found);
+    s.shared = pass->shared;
+    s.overlapped = pass->cpu->isa->overlapped || s.per;
+    return s;
+}
+
+void fs_filter_layout(fs_pass *pass, fs_arena *arena) {
+    pass->filter = NULL;
+    if (!is_filtered(pass)) return;
+    pass->filter = arena_take(arena, (size_t)pass->cpu->tasks, sizeof *pass->filter);
+    for (int32_t t = 0; t < pass->cpu->tasks; t++) {
+        fs_filter filter = layout_filter(pass, arena);
+        if (!arena_fits(arena)) continue;
+        filter.published = pass->published + (int64_t)t * pass->rows;
+        pass->filter[t] = filter;
+    }
+}
+
+/* Lanes without a row find nothing. */
+void fs_filter_open(const fs_pass *pass, int32_t task) {
+    fs_filter *filter = &pass->filter[task];
+    filter->begun = filter->noisy = filter->ready = filter->pause = filter->paused = 0;
+    for (int32_t a = 0; a < pass->rows; a++) filter->noisy |= !pass->call->rules[pass->active[a].b].greedy;
+    for (int32_t a = 0; a < lanes_of(pass); a++) {
+        filter->floor[a] = filter->reach[a] = INFINITY;
+        filter->allow[a] = a < pass->rows ? fs_rows_allowed(pass->call, pass->active[a].b) : NULL;
+        filter->scale[a] = 0.0f;
+        filter->most[a] = filter->max[a] = -INFINITY;
+        filter->r0[a] = filter->r1[a] = filter->r2[a] = 0;
+        if (filter->per) filter->per[a] = filter->mass[a] = 0.0f, filter->pending[a] = 0.0, filter->unit[a] = 0;
+        for (int i = 0; i < 2; i++)
+            if (filter->exact[i].mass) filter->exact[i].scale[a] = 0.0f, block_mass_start(&filter->exact[i], a, 0);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- criteria ---- */
+
+/* A row of the pass, as a task sees it. */
+typedef struct filtered_row {
+    const fs_call *call;
+    const fs_active_row *active;
+    const fs_rules *rules;
+    fs_summary *summary;
+    fs_filter *filter;
+    const fs_scan *scan;
+    int32_t a; /* its place in the pass */
+} filtered_row;
+
+static filtered_row row_at(const fs_pass *pass, int32_t task, int32_t a) {
+    const fs_active_row *active = &pass->active[a];
+    filtered_row r = {pass->call,
+                      active,
+                      &pass->call->rules[active->b],
+                      &pass->summary[(int64_t)task * pass->rows + a],
+                      &pass->filter[task],
+                      pass->cpu->isa->scan,
+                      a};
+    return r;
+}
+
+/* y * inverse is above t only if y is above this. */
+static float logit_below(double t, float inverse) {
+    const double y = fmin(t, (double)FLT_MAX) / (double)inverse, loose = y - (fabs(y) * 0x1p-20 + 1e-30);
+    return !(loose < (double)FLT_MAX) ? FLT_MAX : loose < -(double)FLT_MAX ? -INFINITY : (float)loose;
+}
+
+static void set_floor(const filtered_row *r) {
+    const float bare = r->filter->bare[r->a];
+    r->filter->floor[r->a] = r->active->listed ? fminf(bare, list_floor(&r->summary->list)) : bare;
+}
+
+/* The best score, and what it leaves a chance. */
+static void set_best(const filtered_row *r, uint64_t key) {
+    const double floor = floor_below(r->rules, key);
+    r->filter->best[r->a] = key;
+    r->filter->bare[r->a] = logit_below(floor, r->rules->inverse_temperature);
+    r->filter->reach[r->a] = r->rules->greedy ? INFINITY : mark_floor(floor);
+}
+
+/* Whether a list's bound can be shared: the cut is a rank that every such list proves. */
+static int is_for_all(const filtered_row *r) {
+    const int32_t top_k = r->rules->top_k;
+    if (!r->active->listed || r->call->batch->flags & FS_KEEP_TIES) return 0;
+    return top_k > 0 && top_k <= r->summary->list.keep;
+}
+
+/* A task that reads a bound may be at lower ids than the one that shared it, and floors know logits alone: so what is
+ * shared is below all tokens of its logit, unless it is above them all. */
+static void share_bound(const filtered_row *r) {
+    const uint64_t bound = r->summary->list.bound;
+    if (bound == FS_KEY_NONE || !is_for_all(r)) return;
+    shared_raise(&r->filter->shared.bound[r->a], (uint32_t)bound == UINT32_MAX ? bound : (bound >> 32 << 32) - 1);
+}
+
+/* The bound that is shared of the row's list. 0: nothing new. */
+static int read_bound(const filtered_row *r) {
+    const uint64_t bound = r->filter->seen_bound[r->a] = shared_load(&r->filter->shared.bound[r->a]);
+    return is_for_all(r) && fs_lists_raise(&r->summary->list, r->scan, bound);
+}
+
+#define FS_PENDING_MOST 0x1p100 /* a float holds it, and a block's terms besides */
+
+/* And its mass: a bound, and how many of the terms to come are worth sharing. */
+static int read_mass(const filtered_row *r) {
+    fs_filter *filter = r->filter;
+    const uint64_t mass = filter->seen_mass[r->a] = shared_load(&filter->shared.mass[r->a]);
+    if (!filter->per || !(r->active->rare > -INFINITY)) return 0;
+    const double known = exp2(shared_log(mass) * 1.4426950408889634 - (double)filter->unit[r->a]);
+    filter->pending_worth[r->a] = fmin(FS_WORTH_SHARING * known, FS_PENDING_MOST);
+    return fs_lists_raise(&r->summary->list, r->scan, rows_bound(r->active, r->rules, shared_log(mass)));
+}
+
+static int shared_changed(const fs_filter *filter, int32_t a) {
+    return shared_load(&filter->shared.best[a]) > filter->best[a] ||
+           shared_load(&filter->shared.bound[a]) != filter->seen_bound[a] ||
+           shared_load(&filter->shared.mass[a]) != filter->seen_mass[a];
+}
+
+static void read_shared(const filtered_row *r) {
+    const uint64_t best = shared_load(&r->filter->shared.best[r->a]);
+    const int raised = read_bound(r) | read_mass(r);
+    if (best <= r->filter->best[r->a] && !raised) return;
+    if (best > r->filter->best[r->a]) set_best(r, best);
+    set_floor(r);
+}
+
+uint64_t fs_filter_read_shared(const fs_pass *pass, int32_t task, int32_t a) {
+    const filtered_row r = row_at(pass, task, a);
+    read_bound(&r);
+    return shared_load(&r.filter->shared.best[a]);
+}
+
+void fs_filter_share(const fs_pass *pass, int32_t task, int32_t a) {
+    const filtered_row r = row_at(pass, task, a);
+    shared_raise(&r.filter->shared.best[a], r.summary->winner[0].key);
+    share_bound(&r);
+}
+
+/* The terms since the last time into the row's mass. */
+static void flush_mass(const filtered_row *r) {
+    double *pending = &r->filter->pending[r->a];
+    if (*pending > 0x1p-60) mass_add(&r->summary->mass, (float)*pending, r->filter->unit[r->a]);
+    *pending = 0.0;
+}
+
+/* The scale of terms to come. */
+static void set_scale(const filtered_row *r) {
+    fs_filter *filter = r->filter;
+    const rough_scale s = rough_scale_of(r->summary->max_y, r->rules->inverse_temperature);
+    flush_mass(r);
+    filter->per[r->a] = s.per;
+    filter->unit[r->a] = s.unit;
+    filter->mass[r->a] = 0.0f;
+    filter->pending_worth[r->a] = FS_PENDING_MOST;
+}
+
+/* Says what is to be found. 0 if the row is not ready for that, and blocks have to be stored. A row with a mask is,
+ * after a block: if it has no winner then, or no bound, its mask allows so little that all of it may be found. */
+static int set_criteria(const filtered_row *r, int first) {
+    fs_filter *filter = r->filter;
+    const float inverse = r->rules->inverse_temperature;
+    if (!(inverse * FS_ROUGH_SCALE > 1.0f && inverse < FS_ROUGH_SCALE)) return 0;
+    if (filter->allow[r->a] && r->rules->log_min_p > -INFINITY) return 0; /* it needs the largest allowed logit */
+    if (filter->per && !(fabsf(r->summary->max_y * inverse) <= 0.5f * FS_ROUGH_MOST)) return 0;
+    if (filter->per) set_scale(r);
+    set_best(r, r->summary->winner[0].key);
+    set_floor(r);
+    read_shared(r);
+    const int ready = filter->best[r->a] != FS_KEY_NONE &&
+                      (!r->active->listed || r->summary->list.bound != FS_KEY_NONE);
+    if (!ready && (first || !filter->allow[r->a])) return 0;
+    filter->scale[r->a] = inverse;
+    filter->r0[r->a] = r->active->noise[0].r0;
+    filter->r1[r->a] = r->active->noise[0].r1;
+    filter->r2[r->a] = r->active->noise[0].r2 ^ FS_DOMAIN_MARK;
+    return 1;
+}
+
+/* ----------------------------------------------------------------------------------------------------- absorb ---- */
+
+/* A token that its logit, or its mark, gives a chance enters the race. One that has a mark and is found by its logit is
+ * scored as if it had none: that is less than its score, which its mark has found too if it can win. */
+static void absorb_marked(const filtered_row *r, const fs_found *found, uint32_t token) {
+    fs_winner *winner = &r->summary->winner[0];
+    fs_race race = {r->rules, r->active->noise[0], winner, 1, r->filter->best[r->a], 0.0};
+    race_set_floor(&race);
+    const double l = (double)(found->y * r->rules->inverse_temperature);
+    const double most = found->prefix < 0 ? l : l - FS_NOISE_G + (double)noise_ceiling((uint32_t)found->prefix);
+    if (!(most > race.floor)) return;
+    if (r->rules->greedy) race_offer(&race, token, found->y, found->y, 0.0);
+    else if (found->prefix < 0) race_bare(&race, token, found->y, found->y, 0);
+    else race_offer(&race, token, found->y, found->y, noise_gumbel_given(race.noise, token, found->prefix));
+    if (winner->key <= r->filter->best[r->a]) return;
+    shared_raise(&r->filter->shared.best[r->a], winner->key);
+    set_best(r, winner->key);
+}
+
+/* Most of what is found is above the bound of a list, and in no race. 0: there is more to do. */
+static int absorb_listed(const filtered_row *r, const fs_found *found) {
+    fs_list *list = &r->summary->list;
+    const uint64_t key = order_key(found->y, (uint32_t)(r->filter->first + found->place));
+    if (found->prefix >= 0 || found->y > r->filter->bare[r->a] || found->y > r->summary->max_y) return 0;
+    if (!r->active->listed || list->count == list->capacity) return 0;
+    list->key[list->count] = key;
+    list->count += key > list->bound;
+    return 1;
+}
+
+/* A token that was found in the block, of this row. */
+static void absorb_found(const filtered_row *r, const fs_found *found) {
+    fs_list *list = &r->summary->list;
+    const uint32_t token = (uint32_t)(r->filter->first + found->place);
+    const uint64_t bound = list->bound;
+    if (found->y > r->summary->max_y) r->summary->max_x = r->summary->max_y = found->y;
+    if (r->active->listed && found->prefix < 0) list_offer(list, order_key(found->y, token), found->y);
+    if (list->bound != bound) share_bound(r);
+    if (found->prefix >= 0 || found->y > r->filter->bare[r->a]) absorb_marked(r, found, token);
+    set_floor(r);
+}
+
+/* After a block of a filter with masses: its terms, which are shared when they are worth it. */
+static void flush_masses(const fs_pass *pass, int32_t task) {
+    fs_filter *filter = &pass->filter[task];
+    for (int32_t a = 0; a < pass->rows; a++) {
+        filter->pending[a] += (double)filter->mass[a];
+        filter->mass[a] = 0.0f;
+    }
+    for (int32_t a = 0; a < pass->rows; a++) {
+        if (!(filter->pending[a] > filter->pending_worth[a])) continue;
+        const filtered_row r = row_at(pass, task, a);
+        flush_mass(&r);
+        if (r.active->rare > -INFINITY)
+            shared_add_mass(&filter->shared.mass[a], &r.summary->mass, &filter->published[a]);
+        if (read_mass(&r)) set_floor(&r);
+    }
+}
+
+/* Before a block: masses of it alone, in limbs of the row's mass so far, so that hardly any has to be raised. */
+static void open_masses(const filtered_row *r) {
+    const fs_mass *mass[2] = {&r->summary->mass, &r->summary->raw_mass};
+    const float scale[2] = {r->rules->inverse_temperature, 1.0f};
+    for (int i = 0; i < 2; i++) {
+        const fs_block_mass *w = &r->filter->exact[i];
+        if (!w->mass) continue;
+        w->scale[r->a] = scale[i];
+        block_mass_start(w, r->a, mass[i]->top);
+    }
+}
+
+/* After it. */
+static void close_masses(const filtered_row *r) {
+    fs_mass *mass[2] = {&r->summary->mass, &r->summary->raw_mass};
+    for (int i = 0; i < 2; i++) {
+        const fs_block_mass *w = &r->filter->exact[i];
+        if (!w->mass) continue;
+        block_mass_flush(w, r->a);
+        mass_merge(mass[i], &w->mass[r->a]);
+    }
+}
+
+int64_t fs_filter_length(const fs_pass *pass, int32_t task) {
+    const fs_filter *filter = &pass->filter[task];
+    return filter->begun || filter->noisy || pass->call->needs.keep ? pass->block : FS_NOISE_BLOCK;
+}
+
+int fs_filter_block(const fs_pass *pass, int32_t task, fs_block block) {
+    const fs_head *head = pass->call->head;
+    const int64_t stride = weights_stride(head);
+    fs_filter *filter = &pass->filter[task];
+    const int first = !filter->begun, exact = filter->exact[0].mass || filter->exact[1].mass;
+    filter->begun = 1;
+    if (block.first % FS_NOISE_BLOCK || (filter->paused && filter->paused--)) return filter->ready = 0;
+    for (int32_t a = 0; a < pass->rows; a++) {
+        filter->most[a] = -INFINITY;
+        if (filter->ready && !shared_changed(filter, a) && !exact) continue;
+        const filtered_row r = row_at(pass, task, a);
+        if (filter->ready) read_shared(&r);
+        else if (!set_criteria(&r, first)) return 0;
+        open_masses(&r);
+    }
+    filter->ready = 1;
+    filter->count = filter->failed = 0;
+    filter->first = block.first;
+    pass_kernel(pass)->filter(&pass->hidden, (const char *)head->data + (block.first - head->first_token) * stride,
+                              stride, (int32_t)block.n, filter);
+    for (int32_t a = 0; filter->per && a < pass->rows; a++) filter->failed |= !(filter->mass[a] < FLT_MAX);
+    if (filter->failed) {
+        filter->paused = filter->pause = filter->pause ? 2 * filter->pause : 4;
+        return filter->ready = 0;
+    }
+    for (int32_t a = 0; a < pass->rows; a++) filter->max[a] = fmaxf(filter->max[a], filter->most[a]);
+    for (int32_t i = 0; i < filter->count; i++) {
+        const fs_found *found = &filter->found[i];
+        const filtered_row r = row_at(pass, task, found->row);
+        if (!absorb_listed(&r, found)) absorb_found(&r, found);
+    }
+    if (filter->per) flush_masses(pass, task);
+    for (int32_t a = 0; exact && a < pass->rows; a++) {
+        const filtered_row r = row_at(pass, task, a);
+        close_masses(&r);
+    }
+    return 1;
+}
+
+void fs_filter_close(const fs_pass *pass, int32_t task) {
+    for (int32_t a = 0; a < pass->rows; a++) {
+        const filtered_row r = row_at(pass, task, a);
+        const float max = r.filter->max[a];
+        if (r.filter->per) flush_mass(&r);
+        if (!r.filter->allow[a] && max > r.summary->max_y) r.summary->max_x = r.summary->max_y = max;
+        if (r.summary->max_y * r.rules->inverse_temperature == INFINITY) r.summary->flags |= FS_ROW_INF;
+    }
+}
