@@ -1,189 +1,85 @@
-"""How scripts/test.py builds and runs: programs a few at a time, a line for each as it ends, and what happened over all legs."""
+"""How scripts/test.py builds, has ctest run what the legs collected, and counts what happened."""
 
-import concurrent.futures
-import contextlib
-import os
-import signal
 import subprocess
-import threading
 import time
+import xml.etree.ElementTree
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HEARTBEAT = 15  # seconds between lines about what still runs
+BUILD = ROOT / "build"
+RUN = BUILD / "tests"  # where ctest finds its list, and leaves its log
 BUILD_TIMEOUT = 900  # seconds until a build is killed
-
-
-class Results:
-    """What happened, over all legs."""
-
-    def __init__(self):
-        self.passed, self.failed, self.skipped = 0, [], []
-
-    def add(self, leg, cases):
-        for name, how, text in cases:
-            if how == "passed":
-                self.passed += 1
-            elif how == "failed":
-                self.failed.append((f"{leg}: {name}", text))
-            else:
-                self.skipped.append((f"{leg}: {name}", text))
-
-
-class Job:
-    """One program to run and how to read its outcome as (case, passed | failed | skipped, text)."""
-
-    def __init__(self, name, command, read, timeout, env=None, log=None):
-        self.name, self.command, self.read, self.timeout = name, [str(c) for c in command], read, timeout
-        self.env, self.log = env or {}, log
-        self.start = None
-
-    def run(self):
-        self.start = time.monotonic()
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.log, "wb") as log:
-            code = call(self.command, log, self.timeout, self.env)
-        self.seconds = time.monotonic() - self.start
-        self.output = self.log.read_text(errors="replace")
-        if code is None:
-            return [(self.name, "failed", f"killed after {self.timeout} s")]
-        return self.read(self.name, code, self.output)
-
-
-LIVE = set()  # process groups that run
-
-
-def end_all():
-    for group in list(LIVE):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
-
-
-def call(command, log, timeout, env):
-    """Runs a command in its own process group. Returns its exit code, or None if it had to be killed."""
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT,
-                               env={**os.environ, **env}, start_new_session=True)
-    LIVE.add(process.pid)
-    try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return None
-    finally:
-        LIVE.discard(process.pid)
 
 
 def say(text=""):
     print(text, flush=True)
 
 
-def tail(text, lines=60):
-    rows = text.rstrip().splitlines()
-    dropped = [f"... {len(rows) - lines} lines above"] if len(rows) > lines else []
-    return "\n".join("      | " + row for row in dropped + rows[-lines:])
-
-
-class Heartbeat:
-    """Says every few seconds what is still running."""
-
-    def __init__(self, what):
-        self.what, self.stop = what, threading.Event()
-
-    def __enter__(self):
-        threading.Thread(target=self.loop, daemon=True).start()
-
-    def __exit__(self, *_):
-        self.stop.set()
-
-    def loop(self):
-        while not self.stop.wait(HEARTBEAT):
-            if text := self.what():
-                say(f"  ...   {text}")
-
-
 class Runner:
     def __init__(self, jobs, only):
-        self.jobs, self.only, self.results = jobs, only, Results()
+        self.jobs, self.only = jobs, only
+        self.passed, self.failed, self.skipped = 0, [], []
         self.built = {}  # folder -> whether it built in this run
-        self.running, self.begun = set(), {}  # jobs; name -> future of one that was begun early
-        self.background = concurrent.futures.ThreadPoolExecutor(1)
+        self.tests = {}  # title -> (lines of ctest's list, read)
 
-    def skip(self, leg, what, why):
-        say(f"  skip  {what}: {why}")
-        self.results.add(leg, [(what, "skipped", why)])
+    def count(self, title, how, text):
+        if how == "passed":
+            self.passed += 1
+        else:
+            {"failed": self.failed, "skipped": self.skipped}[how].append((title, text))
 
-    def fail(self, leg, what, why):
-        say(f"  FAIL  {what}: {why}")
-        self.results.add(leg, [(what, "failed", why)])
+    def skip(self, leg, name, why):
+        say(f"  skip  {name}: {why}")
+        self.count(f"{leg}: {name}", "skipped", why)
 
     def build(self, leg, folder, options):
         """Configures and builds, once in a run; a build that fails is one failed test."""
-        if folder not in self.built:
-            self.built[folder] = self.build_now(leg, folder, options)
-        return self.built[folder]
-
-    def build_now(self, leg, folder, options):
+        if folder in self.built:
+            return self.built[folder]
         folder.mkdir(parents=True, exist_ok=True)
-        log_path = folder / "build.log"
-        configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", "-DFS_WERROR=ON", "-DFS_TESTS=ON"]
-        compile_ = ["cmake", "--build", str(folder), "-j", str(self.jobs)]
-        start = time.monotonic()
-
-        def last_line():
-            rows = log_path.read_text(errors="replace").splitlines()
-            return f"building, {time.monotonic() - start:.0f} s: {rows[-1]}" if rows else ""
-
-        with Heartbeat(last_line), open(log_path, "wb") as log:
-            code = call([*configure, *options], log, BUILD_TIMEOUT, {})
-            if code == 0:
-                code = call(compile_, log, BUILD_TIMEOUT, {})
-        if code == 0:
+        log_path, start = folder / "build.log", time.monotonic()
+        configure = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DFS_WERROR=ON", "-DFS_TESTS=ON", *options]
+        with open(log_path, "wb") as log:
+            # timeout ends the compilers too.
+            good = all(subprocess.run(["timeout", str(BUILD_TIMEOUT), *command], stdout=log, stderr=log).returncode == 0
+                       for command in (configure, ["cmake", "--build", folder, "-j", str(self.jobs)]))
+        self.built[folder] = good
+        if good:
             say(f"  ok    build  {time.monotonic() - start:.1f} s")
-            return True
-        say(f"  FAIL  build\n{tail(log_path.read_text(errors='replace'), 60)}")
-        self.results.add(leg, [("build", "failed", "does not build; its tests did not run")])
-        return False
-
-    def one(self, job):
-        self.running.add(job)
-        try:
-            return job, job.run()
-        finally:
-            self.running.discard(job)
-
-    def begin(self, job):
-        """Starts a long job that waits for nothing, behind all others; run() takes it up when its turn comes."""
-        if not self.only or self.only in job.name:
-            job.command = ["nice", *job.command]
-            self.begun[job.name] = self.background.submit(self.one, job)
-
-    def run(self, leg, jobs):
-        """Runs jobs, a few at a time, and prints a line for each as it ends."""
-        jobs = [job for job in jobs if not self.only or self.only in job.name]
-
-        def what():
-            return ", ".join(f"{j.name} ({time.monotonic() - j.start:.0f} s)" for j in list(self.running) if j.start)
-
-        with Heartbeat(what), concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            futures = [self.begun.pop(job.name, None) or pool.submit(self.one, job) for job in jobs]
-            for future in concurrent.futures.as_completed(futures):
-                job, cases = future.result()
-                self.results.add(leg, cases)
-                self.report(job, cases)
-
-    def report(self, job, cases):
-        bad = [(name, text) for name, how, text in cases if how == "failed"]
-        skips = [(name, text) for name, how, text in cases if how == "skipped"]
-        mark = "FAIL" if bad else "skip" if len(skips) == len(cases) and cases else "ok  "
-        parts = [f"{len(cases)} case{'s' * (len(cases) != 1)}"]
-        parts += [f"{len(bad)} failed"] * bool(bad) + [f"{len(skips)} skipped"] * bool(skips)
-        say(f"  {mark}  {job.name:<40} {', '.join(parts)}, {job.seconds:.1f} s")
-        if bad:
-            for name, text in bad:
-                say(f"      failed: {name}{': ' if text else ''}{text}")
-            say(tail(job.output))
         else:
-            for line in job.output.splitlines():
+            say("\n".join(["  FAIL  build", *log_path.read_text(errors="replace").splitlines()[-60:]]))
+            self.count(f"{leg}: build", "failed", "does not build; its tests did not run")
+        return good
+
+    def add(self, leg, name, command, read, env=None, **properties):
+        """A program that run() will run; `read` makes cases of its end. Properties are those of ctest."""
+        if self.only and self.only not in name:
+            return
+        title = f"{leg}: {name}"
+        properties = {"SKIP_RETURN_CODE": 77, "WORKING_DIRECTORY": ROOT, **properties,
+                      "ENVIRONMENT": ";".join(f"{key}={value}" for key, value in (env or {}).items())}
+        words = [f"[==[{word}]==]" for word in (title, *command)]
+        pairs = [f"{key} [==[{value}]==]" for key, value in properties.items()]
+        self.tests[title] = (f"add_test({' '.join(words)})\n"
+                             f"set_tests_properties({words[0]} PROPERTIES {' '.join(pairs)})\n", read)
+
+    def run(self):
+        """Has ctest run all that was added, and counts the cases."""
+        RUN.mkdir(parents=True, exist_ok=True)
+        (RUN / "CTestTestfile.cmake").write_text("".join(lines for lines, _ in self.tests.values()))
+        report = RUN / "report.xml"
+        report.unlink(missing_ok=True)
+        # Outputs are read here, so none is cut.
+        subprocess.run(["ctest", "--test-dir", RUN, "-j", str(self.jobs), "--output-on-failure",
+                        "--output-junit", report, "--test-output-size-passed", "100000000",
+                        "--test-output-size-failed", "100000000"], stdin=subprocess.DEVNULL)
+        for test in xml.etree.ElementTree.parse(report).getroot().iter("testcase"):
+            title, skip, output = test.get("name"), test.find("skipped"), test.findtext("system-out") or ""
+            how = "passed" if test.get("status") == "run" else "failed"
+            if skip is not None and skip.get("message").startswith("SKIP_RETURN_CODE"):
+                how = "skipped"
+            for case in self.tests[title][1](title, how, output):
+                self.count(*case)
+            for line in output.splitlines() if how == "passed" else ():
                 if line.startswith("note: "):
-                    say(f"      {line}")
+                    say(f"{title}: {line}")

@@ -7,7 +7,9 @@
     scripts/test.py --only PATTERN  only programs, Python files and checks whose name contains PATTERN
     scripts/test.py --skips FILE    what is skipped and matches no line of FILE fails (.ci/skips)
     scripts/test.py --list          the legs, what they run, and stop
+    ctest --test-dir build/tests --rerun-failed --output-on-failure     what failed, once more
 
+A leg builds a folder and adds programs to one list, which ctest then runs, a few at a time and the longest first.
 A C test is found by its name, tests/c/test_*.c, and runs in every leg but valgrind unless a table below says otherwise.
 FLASHSAMPLING_TEST_SCALE tells long tests how much of themselves to do where everything is slow (sanitizers, emulation).
 A skipped cmocka case gives its reason by printing `skip: why` before skip(); callers and checks skip with exit code 77,
@@ -28,10 +30,9 @@ import time
 from pathlib import Path
 
 import mpi
-from outcomes import exit_text, read_exit, read_junit, read_tap
-from runner import ROOT, Job, Runner, call, end_all, say
+from outcomes import read_exit, read_junit, read_tap
+from runner import BUILD, ROOT, RUN, Runner, say
 
-BUILD = ROOT / "build"
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}.get(platform.machine())
 
 LEGS = {
@@ -49,7 +50,7 @@ LEGS = {
 TIMEOUT = {"test": 400, "fuzz": 400, "caller": 120, "pytest": 900, "check": 1000, "gpu": 1800}
 # How much of a long test a leg does, so that each leg takes about as long as the first.
 SCALE = {"release": 1, "asan": 0.2, "tsan": 0.1, "isa": 0.3, "cross": 0.1, "valgrind": 0.02}
-# These judge the law of the draws; the other legs ask for the same bits, which test_agree and test_invariance compare.
+# These test the law of the draws; the other legs want the same bits, which test_agree and test_invariance compare.
 RELEASE_ONLY = ("test_power", "test_statistics")
 # What the first two look at needs AMX, which no emulator has; the third starts threads after a fork, which qemu 7.2
 # cannot.
@@ -60,29 +61,21 @@ VALGRIND = ("test_agree", "test_errors", "test_threads", "test_npy", "test_vecto
 # What a forced row changes is logits and scans over them; test_kernels and test_scans look at every row by themselves.
 FORCED = ("test_agree", "test_invariance", "test_memory", "test_nucleus", "test_ranks", "test_filter")
 FORCED_UNDER_EMULATION = "test_agree"
-# A check that compiles for minutes on one core: begun before the first leg.
+# A check that compiles for minutes on one core: begun first.
 LONG_CHECK = "cuda_report"
-# The emulated CPU. Vectors of SVE have 128 bits: with longer ones qemu 7.2 takes up to five times as long, for whatever it does.
+# The emulated CPU. Vectors of SVE have 128 bits: with longer ones qemu 7.2 takes up to five times as long, for whatever
+# it does.
 CPU = {"aarch64": "max,sve128=on", "x86_64": "max"}
 # Rows of the dispatch table that a CPU must show, and no others: (CPU, rows).
 CPU_ROWS = {"aarch64": (("cortex-a57", "neon scalar"), ("neoverse-n1", "neon scalar"), ("a64fx", "sve neon scalar"),
                         ("max", "svebf16 sve neonmmla neonbf16 neonf16 neon scalar"))}
-# What these two look at once more on another CPU: rows that use vectors as long as the machine has them, and that NEON needs no
-# extension: (CPU, row).
+# Where test_kernels and test_scans run once more, on another CPU: rows that use vectors as long as the machine has them,
+# and that NEON needs no extension: (CPU, row).
 ON_OTHER_CPUS = {"aarch64": (("max,sve256=on", "svebf16"), ("max,sve256=on", "sve"), ("max,sve512=on", "svebf16"),
                              ("max,sve512=on", "sve"), ("cortex-a57", "neon"))}
 
 
 # -------------------------------------------------------------------------------------------------------- legs ----
-
-
-def manifest(folder):
-    """(kind, name, program) of everything tests/CMakeLists.txt has listed."""
-    return [line.split("\t") for line in (folder / "tests.txt").read_text().splitlines()]
-
-
-def find(folder, kind):
-    return next((Path(path) for k, _, path in manifest(folder) if k == kind), None)
 
 
 def wants(name, leg):
@@ -93,22 +86,18 @@ def wants(name, leg):
     return leg == "release" or name not in RELEASE_ONLY + (NOT_EMULATED if leg == "cross" else ())
 
 
-def c_jobs(leg, folder, wrapper=(), env=None, kinds=("test", "fuzz", "caller", "compiled", "skipped"), suffix=""):
-    """The C programs of a build folder that run in this leg."""
-    env = {"CMOCKA_MESSAGE_OUTPUT": "TAP", "FLASHSAMPLING_TEST_SCALE": str(SCALE[leg]), **(env or {})}
-    jobs = []
-    for kind, name, path in manifest(folder):
-        if kind not in kinds or not wants(name, leg):
+def add_programs(runner, leg, folder, wrapper=(), env=None, kinds=("test", "fuzz", "caller"), suffix="", only=()):
+    """The C programs of a build folder that run in this leg, as tests/CMakeLists.txt has listed them."""
+    env = {"CMOCKA_MESSAGE_OUTPUT": "TAP", "FLASHSAMPLING_TEST_SCALE": SCALE[leg], **(env or {})}
+    for line in (folder / "tests.txt").read_text().splitlines():
+        kind, name, path = line.split("\t")
+        if not wants(name, leg) or only and name not in only:
             continue
-        log = folder / "logs" / f"{leg}-{name}{suffix.replace(' ', '-')}.log"
-        if kind == "compiled":
-            jobs.append(Job(name, ["true"], read_exit, 10, log=log))
-        elif kind == "skipped":
-            jobs.append(Job(name, ["sh", "-c", f"echo {path}; exit 77"], read_exit, 10, log=log))
-        else:
-            reader = read_tap if kind == "test" else read_exit
-            jobs.append(Job(name + suffix, [*wrapper, path], reader, TIMEOUT[kind], env, log))
-    return jobs
+        if kind == "skipped" and "caller" in kinds:
+            runner.skip(leg, name, path)
+        elif kind in kinds:
+            runner.add(leg, name + suffix, [*wrapper, path], read_tap if kind == "test" else read_exit, env,
+                       TIMEOUT=TIMEOUT[kind], COST=int(name in RELEASE_ONLY))
 
 
 # What ranks are asked (tests/ranks/ranks_test.c), and how many there are of them.
@@ -120,50 +109,46 @@ RANKS = {"release": (("same", 1), ("same", 2), ("same", 3), ("same", 4), ("same"
 RANKS_AGAIN = {"release": (("same", 1), ("same", 3), ("same", 7), ("bytes", 3), ("differ", 3), ("fail", 3))}
 
 
-def rank_jobs(runner, leg, folder, wrapper=(), env=None):
+def add_ranks(runner, leg, folder, wrapper=(), env=None):
     """ranks_test under every MPI that is here."""
-    program = find(folder, "ranks")
     for name in mpi.missing():
         runner.skip(leg, f"ranks [{name}]", f"mpirun.{name} is not installed")
-    jobs, table = [], RANKS
+    table = RANKS
     for name, launch in mpi.launchers().items():
-        if program is None or not (folder / "lib" / f"libflashsampling_{name}.so").exists():
+        if not (folder / "lib" / f"libflashsampling_{name}.so").exists():
             runner.skip(leg, f"ranks [{name}]", f"the transport was not built: mpicc.{name} is not installed")
             continue
         for mode, count in table.get(leg, RANKS[leg]):
-            scale = 0.1 if mode == "suite" else SCALE[leg]
             # A sanitizer's dlopen does not look where the program says its libraries are.
-            every = {**mpi.ENVIRONMENT, "FLASHSAMPLING_TEST_SCALE": str(scale),
+            every = {**mpi.ENVIRONMENT, "FLASHSAMPLING_TEST_SCALE": 0.1 if mode == "suite" else SCALE[leg],
                      "LD_LIBRARY_PATH": f"{folder}/lib:{os.environ.get('LD_LIBRARY_PATH', '')}", **(env or {})}
-            jobs.append(Job(f"ranks_{mode} [{name}, {count}]", [*launch(count), *wrapper, program, mode], read_exit,
-                            TIMEOUT["test"], every, folder / "logs" / f"{leg}-ranks-{mode}-{name}-{count}.log"))
+            runner.add(leg, f"ranks_{mode} [{name}, {count}]",
+                       [*launch(count), *wrapper, folder / "tests" / "ranks_test", mode], read_exit, every,
+                       TIMEOUT=TIMEOUT["test"])
         table = RANKS_AGAIN
-    return jobs
 
 
-def python_jobs(runner, folder):
-    files = sorted((ROOT / "tests" / "py").glob("test_*.py"))
-    if not files:
-        return []
+def add_pytest(runner, leg, name, command, report, env=None, **properties):
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.unlink(missing_ok=True)
+    runner.add(leg, name, command, read_junit(report), env, **properties)
+
+
+def add_python(runner, folder):
     picked = subprocess.run([ROOT / "scripts" / "pick-python.sh"], capture_output=True, text=True)
-    if picked.returncode != 0:
-        for file in files:
-            runner.skip("release", f"py/{file.stem}", "no Python with numpy, scipy and pytest was found")
-        return []
     env = {
-        "FLASHSAMPLING_LIBRARY": str(find(folder, "library")), "FLASHSAMPLE": str(find(folder, "cli") or ""),
-        "FS_BUILD": str(folder), "PYTHONPATH": str(ROOT / "python"), "PYTHONDONTWRITEBYTECODE": "1",
+        "FLASHSAMPLING_LIBRARY": folder / "lib" / "libflashsampling.so", "FLASHSAMPLE": folder / "bin" / "flashsample",
+        "FS_BUILD": folder, "PYTHONPATH": ROOT / "python", "PYTHONDONTWRITEBYTECODE": "1",
         # One thread per process for numpy: the jobs already fill the machine.
         "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
     }
-    jobs = []
-    for file in files:
-        report = folder / "logs" / f"py-{file.stem}.xml"
-        report.unlink(missing_ok=True)
+    for file in sorted((ROOT / "tests" / "py").glob("test_*.py")):
+        if picked.returncode != 0:
+            runner.skip("release", f"py/{file.stem}", "no Python with numpy, scipy and pytest was found")
+            continue
+        report = RUN / f"{file.stem}.xml"
         command = [picked.stdout.strip(), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", file]
-        jobs.append(Job(f"py/{file.stem}", command, read_junit(report), TIMEOUT["pytest"], env,
-                        folder / "logs" / f"py-{file.stem}.log"))
-    return jobs
+        add_pytest(runner, "release", f"py/{file.stem}", command, report, env, TIMEOUT=TIMEOUT["pytest"])
 
 
 RELEASE = ["-DCMAKE_BUILD_TYPE=Release"]
@@ -172,11 +157,10 @@ RELEASE = ["-DCMAKE_BUILD_TYPE=Release"]
 def leg_release(runner):
     folder = BUILD / "release"
     if runner.build("release", folder, RELEASE):
+        add_python(runner, folder)
         # Freed and fresh memory is filled with a pattern, so that reading it shows.
-        jobs = python_jobs(runner, folder) + c_jobs("release", folder, env={"MALLOC_PERTURB_": "165"})
-        jobs += rank_jobs(runner, "release", folder)
-        # The longest first, so that none is left to run alone.
-        runner.run("release", sorted(jobs, key=lambda job: job.name not in RELEASE_ONLY))
+        add_programs(runner, "release", folder, env={"MALLOC_PERTURB_": "165"})
+        add_ranks(runner, "release", folder)
 
 
 def sanitizer_works(folder, flag, wrapper, env):
@@ -184,11 +168,9 @@ def sanitizer_works(folder, flag, wrapper, env):
     folder.mkdir(parents=True, exist_ok=True)
     source, program = folder / "probe.c", folder / "probe"
     source.write_text("int main(void) { return 0; }\n")
-    for command in (["gcc", f"-fsanitize={flag}", str(source), "-o", str(program)], [*wrapper, str(program)]):
-        with open(folder / "probe.log", "wb") as log:
-            if call(command, log, 60, env) != 0:
-                return False
-    return True
+    env = {**os.environ, **env}
+    return all(subprocess.run(["timeout", "60", *command], capture_output=True, env=env).returncode == 0
+               for command in (["gcc", f"-fsanitize={flag}", source, "-o", program], [*wrapper, program]))
 
 
 def leg_asan(runner):
@@ -204,9 +186,9 @@ def leg_asan(runner):
             return runner.skip("asan", "leg", "gcc's address sanitizer does not run an empty program here")
         runner.skip("asan", "leaks", "the leak sanitizer cannot run here (it needs ptrace)")
     if runner.build("asan", folder, ["-DCMAKE_BUILD_TYPE=Debug", "-DFS_SANITIZE=address,undefined"]):
-        runner.run("asan", c_jobs("asan", folder, env=env))
-        env["ASAN_OPTIONS"] += ":detect_leaks=0"  # MPI leaves memory behind; memcheck, which has suppressions, looks at ours
-        runner.run("asan", rank_jobs(runner, "asan", folder, env=env))
+        add_programs(runner, "asan", folder, env=env)
+        # MPI leaves memory behind; memcheck, which has suppressions, looks at ours.
+        add_ranks(runner, "asan", folder, env={**env, "ASAN_OPTIONS": env["ASAN_OPTIONS"] + ":detect_leaks=0"})
 
 
 def leg_tsan(runner):
@@ -219,16 +201,17 @@ def leg_tsan(runner):
     else:
         return runner.skip("tsan", "leg", "gcc's thread sanitizer does not run an empty program here")
     if runner.build("tsan", folder, ["-DCMAKE_BUILD_TYPE=Debug", "-DFS_SANITIZE=thread"]):
-        runner.run("tsan", c_jobs("tsan", folder, wrapper, env))
+        add_programs(runner, "tsan", folder, wrapper, env)
         env["TSAN_OPTIONS"] += f":suppressions={ROOT}/tests/ranks/tsan.supp"
-        runner.run("tsan", rank_jobs(runner, "tsan", folder, wrapper, {**env, "FLASHSAMPLING_TEST_THREADS": "2"}))
+        add_ranks(runner, "tsan", folder, wrapper, {**env, "FLASHSAMPLING_TEST_THREADS": "2"})
 
 
-def other_isas(runner, leg, cli, wrapper=()):
+def other_isas(runner, leg, folder, wrapper=()):
     """The rows of the dispatch table that run here but are not chosen, from `flashsample info --json`."""
-    answer = subprocess.run([*wrapper, cli, "info", "--json"], capture_output=True, text=True, timeout=60)
+    command = [*wrapper, folder / "bin" / "flashsample", "info", "--json"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if answer.returncode != 0:
-        runner.fail(leg, "flashsample info", f"{exit_text(answer.returncode)}: {answer.stderr.strip()}")
+        runner.count(f"{leg}: flashsample info", "failed", f"exit code {answer.returncode}: {answer.stderr.strip()}")
         return []
     info = json.loads(answer.stdout)
     chosen = next((name for name in info["isas"] if name not in info["experimental_isas"]), None)
@@ -238,10 +221,8 @@ def other_isas(runner, leg, cli, wrapper=()):
 def leg_isa(runner):
     folder = BUILD / "release"
     if runner.build("isa", folder, RELEASE):
-        jobs = []
-        for name in other_isas(runner, "isa", find(folder, "cli")):
-            jobs += c_jobs("isa", folder, env={"FLASHSAMPLING_ISA": name}, kinds=("test",), suffix=f" [{name}]")
-        runner.run("isa", jobs)
+        for name in other_isas(runner, "isa", folder):
+            add_programs(runner, "isa", folder, env={"FLASHSAMPLING_ISA": name}, kinds=("test",), suffix=f" [{name}]")
 
 
 def leg_cross(runner):
@@ -261,23 +242,21 @@ def leg_cross(runner):
     def emulate(cpu):
         return (qemu, "-cpu", cpu, "-L", f"/usr/{OTHER}-linux-gnu")
 
-    def forced(cpu, row, name):
+    def forced(cpu, row, *names):
         suffix = f" [{row}{'' if cpu == CPU[OTHER] else ' on ' + cpu}]"
-        jobs = c_jobs("cross", folder, emulate(cpu), {"FLASHSAMPLING_ISA": row}, ("test",), suffix)
-        return [job for job in jobs if job.name.split()[0] == name]
+        add_programs(runner, "cross", folder, emulate(cpu), {"FLASHSAMPLING_ISA": row}, ("test",), suffix, names)
 
-    cli = find(folder, "cli")
-    jobs = c_jobs("cross", folder, emulate(CPU[OTHER]))
+    add_programs(runner, "cross", folder, emulate(CPU[OTHER]))
     # The best row that is not experimental was chosen above; the others are forced.
-    for row in other_isas(runner, "cross", cli, emulate(CPU[OTHER])):
-        jobs += forced(CPU[OTHER], row, FORCED_UNDER_EMULATION)
+    for row in other_isas(runner, "cross", folder, emulate(CPU[OTHER])):
+        forced(CPU[OTHER], row, FORCED_UNDER_EMULATION)
     for cpu, row in ON_OTHER_CPUS.get(OTHER, ()):
-        jobs += forced(cpu, row, "test_kernels") + forced(cpu, row, "test_scans")
+        forced(cpu, row, "test_kernels", "test_scans")
     for cpu, rows in CPU_ROWS.get(OTHER, ()):
         compare = 'rows=$("$@" | xargs); echo "$rows"; test "$rows" = "$EXPECTED"'
-        jobs.append(Job(f"rows [{cpu}]", ["sh", "-c", compare, "sh", *emulate(cpu), cli, "info", "--isa-list"], read_exit, 60,
-                        {"EXPECTED": rows}, folder / "logs" / f"cross-rows-{cpu}.log"))
-    runner.run("cross", jobs)
+        info = [*emulate(cpu), folder / "bin" / "flashsample", "info", "--isa-list"]
+        runner.add("cross", f"rows [{cpu}]", ["sh", "-c", compare, "sh", *info], read_exit, {"EXPECTED": rows},
+                   TIMEOUT=60)
     return None
 
 
@@ -287,8 +266,8 @@ def leg_valgrind(runner):
         return runner.skip("valgrind", "leg", "valgrind is not installed")
     if runner.build("valgrind", folder, RELEASE):
         wrapper = ("valgrind", "-q", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite")
-        runner.run("valgrind", c_jobs("valgrind", folder, wrapper, kinds=("test",)))
-        runner.run("valgrind", rank_jobs(runner, "valgrind", folder, [*wrapper, *mpi.suppressions(ROOT)]))
+        add_programs(runner, "valgrind", folder, wrapper, kinds=("test",))
+        add_ranks(runner, "valgrind", folder, [*wrapper, *mpi.suppressions(ROOT)])
     return None
 
 
@@ -300,31 +279,27 @@ def leg_gpu(runner):
     for command, why in needs:
         if not shutil.which(command[0]) or subprocess.run(command, capture_output=True).returncode != 0:
             return runner.skip("gpu", "leg", why)
-    report = BUILD / "cuda" / "logs" / "gpu.xml"
-    report.unlink(missing_ok=True)
-    runner.run("gpu", [Job("test-gpu", ["make", "test-gpu", f"ARGS=--junitxml={report}"], read_junit(report), TIMEOUT["gpu"],
-                           log=report.with_suffix(".log"))])
+    report = RUN / "gpu.xml"
+    add_pytest(runner, "gpu", "test-gpu", ["make", "test-gpu", f"ARGS=--junitxml={report}"], report,
+               TIMEOUT=TIMEOUT["gpu"], RUN_SERIAL=1)
     return None
-
-
-def check_job(file):
-    start = [sys.executable] if file.suffix == ".py" else ["sh"]
-    env = {"FS_BUILD": str(BUILD / "release"), "FS_NO_INSTALL": "1"}
-    return Job(file.stem, [*start, file], read_exit, TIMEOUT["check"], env, BUILD / "release" / "logs" / f"check-{file.stem}.log")
 
 
 def leg_checks(runner):
     if runner.build("checks", BUILD / "release", RELEASE):
-        files = sorted((ROOT / "tests" / "checks").iterdir())
-        runner.run("checks", [check_job(file) for file in files if file.suffix in (".py", ".sh")])
+        for file in sorted((ROOT / "tests" / "checks").iterdir()):
+            if start := {".py": sys.executable, ".sh": "sh"}.get(file.suffix):
+                runner.add("checks", file.stem, [start, file], read_exit,
+                           {"FS_BUILD": BUILD / "release", "FS_NO_INSTALL": "1"}, TIMEOUT=TIMEOUT["check"],
+                           COST=int(file.stem == LONG_CHECK))
 
 
-def refuse_skips(results, file):
+def refuse_skips(runner, file):
     """What is skipped and matches no line of the file, as `leg: case: reason`, has failed."""
     allowed = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
-    for name, why in results.skipped:
+    for name, why in runner.skipped:
         if not any(re.fullmatch(line, f"{name}: {why}") for line in allowed):
-            results.failed.append((name, f"was skipped, which no line of {file} allows: {why}"))
+            runner.failed.append((name, f"was skipped, which no line of {file} allows: {why}"))
 
 
 def main():
@@ -345,38 +320,26 @@ def main():
     legs = options.leg or (["release", "checks"] if options.quick else list(LEGS))
     runner = Runner(max(1, options.jobs), options.only)
     start = time.monotonic()
-    if "checks" in legs:
-        runner.begin(check_job(ROOT / "tests" / "checks" / f"{LONG_CHECK}.py"))
-    for number, leg in enumerate(legs, 1):
-        say(f"== [{number}/{len(legs)}] {leg}: {LEGS[leg]}")
-        leg_start = time.monotonic()
+    for leg in legs:
+        say(f"== {leg}: {LEGS[leg]}")
         globals()[f"leg_{leg}"](runner)
-        say(f"  leg {leg}: {time.monotonic() - leg_start:.0f} s\n")
         if runner.built.get(BUILD / "release") is False:
-            say("the release build fails: the other legs are not run\n")
+            say("the release build fails: nothing is run")
             break
-
-    end_all()
-    results = runner.results
+    else:
+        runner.run()
     if options.skips:
-        refuse_skips(results, options.skips)
-    if results.skipped:
-        say("skipped:")
-        for name, text in results.skipped:
-            say(f"  {name}: {text}")
-    if results.failed:
-        say("failed:")
-        for name, text in results.failed:
-            say(f"  {name}{': ' if text else ''}{text}")
-    say(f"{time.monotonic() - start:.0f} s in all; logs are in build/*/logs")
-    say(f"{results.passed} passed, {len(results.failed)} failed, {len(results.skipped)} skipped")
-    return 1 if results.failed or not results.passed else 0
+        refuse_skips(runner, options.skips)
+    for title, cases in (("skipped:", runner.skipped), ("failed:", runner.failed)):
+        if cases:
+            say("\n".join([title, *(f"  {name}{': ' if text else ''}{text}" for name, text in cases)]))
+    say(f"{time.monotonic() - start:.0f} s in all; what they printed is in {RUN}/Testing/Temporary/LastTest.log")
+    say(f"{runner.passed} passed, {len(runner.failed)} failed, {len(runner.skipped)} skipped")
+    return 1 if runner.failed or not runner.passed else 0
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        end_all()
-        say("\ninterrupted")
-        os._exit(130)
+        sys.exit(130)
