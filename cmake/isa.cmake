@@ -1,5 +1,5 @@
-# A file of src/cpu/kernels whose name ends in an instruction set is compiled for it, and only on the architecture that has it:
-# cpu_tile_avx2.c, cpu_scan_avx2.c. Which of them runs is decided at run time in src/cpu/kernels/cpu_dispatch.c; no other
+# A file of src/cpu/kernels whose name ends in an instruction set is compiled for it, and only on the architecture that
+# has it: cpu_tile_avx2.c, cpu_scan_avx2.c. Which of them runs is decided at run time in cpu_dispatch.c there; no other
 # file may use more than the architecture's baseline. One row per set: name, architecture, flags.
 #
 # The tile kernels, cpu_tile_*.c, are the one place where a*b+c may become a fused multiply-add: there it is the point, a

@@ -1,6 +1,5 @@
 #include "cpu_schedule.h"
 #include "cpu_lists.h"
-#include "cpu/filter/cpu_filter_rows.h"
 
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
 
@@ -79,6 +78,23 @@ static int64_t logits_columns(const fs_pass *pass) {
     return pass->block + 2 * FS_GRANULE;
 }
 
+/* One filter for each task, or none. */
+static void layout_filters(fs_pass *pass, fs_arena *arena) {
+    const fs_call *call = pass->call;
+    const int can = call->head->kind == FS_HEAD_WEIGHTS && pass_kernel(pass)->filter && pass->rows > FS_FILTER_LANES;
+    const int wanted = pass->largest || (!pass->groups && !pass->whole && fs_filter_is_enough(call, pass->block));
+    pass->filter = NULL;
+    if (!can || !wanted) return;
+    pass->filter = arena_take(arena, (size_t)pass->cpu->tasks, sizeof *pass->filter);
+    for (int32_t t = 0; t < pass->cpu->tasks; t++) {
+        const int64_t at = (int64_t)t * pass->rows;
+        const fs_task_rows rows = {call,         pass->cpu->isa,       &pass->hidden, pass->active, pass->summary + at,
+                                   pass->shared, pass->published + at, pass->rows,    pass->block};
+        const fs_task_filter filter = fs_filter_layout(&rows, pass->largest, arena);
+        if (arena_fits(arena)) pass->filter[t] = filter;
+    }
+}
+
 int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
     const fs_call *call = pass->call;
     const fs_batch *batch = call->batch;
@@ -113,7 +129,7 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
         fs_scratch scratch = {y, count, granule};
         if (arena_fits(arena)) pass->scratch[t] = scratch;
     }
-    fs_filter_layout(pass, arena);
+    layout_filters(pass, arena);
     layout_rows(pass, arena);
     return arena_fits(arena);
 }
@@ -263,10 +279,10 @@ static void absorb_stored(const fs_pass *pass, fs_block block, int32_t task, flo
         const int32_t a = (start + i) % pass->rows;
         fs_rows_fetch(pass->call, &pass->active[(a + FS_ROWS_AHEAD) % pass->rows], block);
         fs_shared_row shared = {FS_KEY_NONE, shared_log(shared_load(&pass->shared.mass[a]))};
-        if (pass->filter) shared.best = fs_filter_read_shared(pass, task, a);
+        if (pass->filter) shared.best = fs_filter_read_shared(&pass->filter[task], a);
         fs_rows_absorb(pass->call, pass->cpu->isa, &pass->active[a], &pass->scratch[task], block, logits + a * columns,
                        shared, &summary[a]);
-        if (pass->filter) fs_filter_share(pass, task, a);
+        if (pass->filter) fs_filter_share(&pass->filter[task], a);
         share_mass(pass, task, a, &summary[a].mass);
     }
 }
@@ -290,7 +306,7 @@ static void absorb_frequent(const fs_pass *pass, int32_t task, float *logits) {
 
 static void absorb_block(const fs_pass *pass, fs_block block, int32_t task) {
     float *logits = pass->logits + (int64_t)task * pass->rows * logits_columns(pass);
-    if (pass->filter && fs_filter_block(pass, task, block)) return;
+    if (pass->filter && fs_filter_block(&pass->filter[task], block)) return;
     if (pass->filter && block.first == 0 && block.n > FS_FREQUENT) {
         absorb_frequent(pass, task, logits);
         block.first += FS_FREQUENT;
@@ -302,7 +318,7 @@ static void absorb_block(const fs_pass *pass, fs_block block, int32_t task) {
 
 /* Tokens of a task's next block, at most. */
 static int64_t next_length(const fs_pass *pass, int32_t task) {
-    return pass->filter ? fs_filter_length(pass, task) : pass->block;
+    return pass->filter ? fs_filter_length(&pass->filter[task]) : pass->block;
 }
 
 static void absorb_range(const fs_pass *pass, fs_block range, int32_t task) {
@@ -385,7 +401,7 @@ static void run_task(void *arg, int32_t task) {
     const fs_pass *pass = arg;
     const fs_schedule schedule = schedule_of(pass);
     for (int32_t a = 0; a < pass->rows; a++) empty_summary(pass, task, a);
-    if (pass->filter) fs_filter_open(pass, task);
+    if (pass->filter) fs_filter_open(&pass->filter[task]);
     if (schedule.dynamic) {
         for (fs_block block; (block = schedule_take(pass, &schedule, next_length(pass, task))).n > 0;)
             absorb_block(pass, block, task);
@@ -396,7 +412,7 @@ static void run_task(void *arg, int32_t task) {
             else absorb_range(pass, range, task);
         }
     }
-    if (pass->filter) fs_filter_close(pass, task);
+    if (pass->filter) fs_filter_close(&pass->filter[task]);
 }
 
 void fs_pass_run(fs_pass *pass) {

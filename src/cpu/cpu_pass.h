@@ -3,7 +3,7 @@
 #ifndef FS_CPU_PASS_H
 #define FS_CPU_PASS_H
 
-#include "cpu_rows.h"
+#include "cpu/filter/cpu_filter_rows.h"
 
 #include "backend.h"
 #include "core/group.h"
@@ -59,24 +59,19 @@ typedef struct fs_pass {
     fs_watch *watch;       /* [tasks, watches] */
     int64_t watches;       /* of all rows */
     fs_room list, raw_list;
-    fs_group *group;       /* [groups, rows] */
-    float *logits;         /* [tasks, rows, block + 2 FS_GRANULE] */
-    fs_scratch *scratch;   /* [tasks] */
-    fs_filter *filter;     /* [tasks], or NULL: blocks are not filtered */
-    fs_shared shared;      /* arrays of [rows] */
-    float *published;      /* [tasks, rows] log of the mass that a task has shared, see shared_add_mass */
-    fs_winner *spare;      /* [tasks, samples] for fs_finish_row */
-    _Atomic int64_t *next; /* the first unit of the vocabulary that no task has taken, then the first row */
-    int32_t *order;        /* [turns, tasks] blocks by the nodes they lie on (cpu_nodes.h), or NULL: in turn */
+    fs_group *group;        /* [groups, rows] */
+    float *logits;          /* [tasks, rows, block + 2 FS_GRANULE] */
+    fs_scratch *scratch;    /* [tasks] */
+    fs_task_filter *filter; /* [tasks], or NULL: blocks are not filtered */
+    fs_shared shared;       /* arrays of [rows] */
+    float *published;       /* [tasks, rows] log of the mass that a task has shared, see shared_add_mass */
+    fs_winner *spare;       /* [tasks, samples] for fs_finish_row */
+    _Atomic int64_t *next;  /* the first unit of the vocabulary that no task has taken, then the first row */
+    int32_t *order;         /* [turns, tasks] blocks by the nodes they lie on (cpu_nodes.h), or NULL: in turn */
 } fs_pass;
 
 /* Takes the pass's arrays from the arena (or only counts them, see cpu_arena.h). Returns 0 if they do not fit. */
 int fs_pass_layout(fs_pass *pass, fs_arena *arena);
-
-/* Bytes from one row of a head of weights to the next. */
-static inline int64_t weights_stride(const fs_head *head) {
-    return head->stride ? head->stride : head->dim * dtype_bytes(head->dtype);
-}
 
 static inline const fs_kernel *pass_kernel(const fs_pass *pass) {
     return pass->cpu->isa->kernel[pass->call->head->dtype];

@@ -15,8 +15,6 @@
 
 #include "core/mass.h"
 #include "core/noise.h"
-#include "cpu/kernels/cpu_rough.h"
-#include "cpu/cpu_shared.h"
 
 #define FS_FILTER_LANES 16
 #define FS_FILTER_SUMS 64 /* of a token, side by side: as many rows */
@@ -67,35 +65,25 @@ FS_CORE void block_mass_raise(const fs_block_mass *w, int32_t row, int32_t top) 
     w->top[row] = 24 * top;
 }
 
-/* Arrays are of the rows of a pass, up to a whole FS_FILTER_LANES; lanes without a row find nothing. */
+/* What a kernel is given. Arrays are of the rows of a pass, up to a whole FS_FILTER_LANES; lanes without a row find
+ * nothing. */
 typedef struct fs_filter {
     float *floor; /* a token is found if its logit is above this; INFINITY where no row is */
-    float *
-        scale; /* or if it has a mark and y * scale + noise is above reach, which is INFINITY where there is no noise */
-    float *reach;
-    float *bare;            /* above this it can win without a mark; floor is lower where the row's list wants more */
+    float *scale,
+        *reach; /* or if it has a mark and y * scale + noise is above reach; INFINITY where there is no noise */
     const uint32_t **allow; /* bits of the tokens that may be found, or NULL */
-    uint64_t *best;         /* the best score key that this task knows of, its own or another's: floors come from it */
     uint32_t *r0, *r1, *r2; /* names of draws, the last with the domain of marks */
-    float *most, *max;      /* the largest logit of this block, and of all that were filtered */
-    uint64_t *seen_bound, *seen_mass; /* what was shared at the last look; of scores `best` knows */
-    float *per; /* rough masses: a rough_scale, and the sum of the block's terms; NULL: there are none */
+    float *most;            /* the largest logit of this block */
+    float *per;             /* rough masses: a rough_scale, and the sum of the block's terms; NULL: there are none */
     int32_t *unit;
     float *mass;
-    double *pending, *pending_worth; /* terms that are not in the row's mass yet, and from how many on they shall be */
-    fs_block_mass exact[2];          /* of exp(l), and of exp(x); without arrays where there is none */
+    fs_block_mass exact[2]; /* of exp(l), and of exp(x); without arrays where there is none */
     float *sums;   /* [rows / 64, FS_NOISE_BLOCK, 64] of a noise block's tokens, until its marks are looked at */
     int64_t first; /* id of the block's first token, a multiple of FS_NOISE_BLOCK */
     fs_found *found;
     int32_t count, capacity;
-    fs_shared shared;
-    float *published;      /* by this task, see shared_add_mass */
-    int32_t overlapped;    /* tiles are looked at between the products of the next one */
-    int32_t begun;         /* a block has been tried */
-    int32_t noisy;         /* some row has noise */
-    int32_t ready;         /* criteria are those of the rows' summaries */
-    int32_t failed;        /* the block has to be stored */
-    int32_t pause, paused; /* blocks to store after one that failed, twice as many each time; how many still are */
+    int32_t overlapped; /* tiles are looked at between the products of the next one */
+    int32_t failed;     /* the block has to be stored */
 } fs_filter;
 
 FS_CORE void filter_find(fs_filter *filter, float y, int32_t place, int32_t row, int32_t prefix) {

@@ -1,96 +1,83 @@
 #include "cpu_filter_rows.h"
 #include "cpu/cpu_lists.h"
 #include "cpu/cpu_race.h"
+#include "cpu/kernels/cpu_rough.h"
 
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
 
-/* Whether all that the call wants of its logits is what a filter finds. */
-static int is_filtered(const fs_pass *pass) {
-    const fs_head *head = pass->call->head;
-    const fs_batch *batch = pass->call->batch;
-    const fs_needs *needs = &pass->call->needs;
-    if (head->kind != FS_HEAD_WEIGHTS || !pass_kernel(pass)->filter || pass->rows <= FS_FILTER_LANES) return 0;
-    if (pass->largest) return 1;
+int fs_filter_is_enough(const fs_call *call, int64_t block) {
+    const fs_head *head = call->head;
+    const fs_needs *needs = &call->needs;
     if (head->bias || head->round != FS_F32 || head->scale != 1.0f || head->softcap > 0.0f || head->post_scale != 1.0f)
         return 0;
-    if (pass->groups || pass->whole || batch->noise == FS_NOISE_FAST || needs->samples != 1 || needs->ordered) return 0;
+    if (call->batch->noise == FS_NOISE_FAST || needs->samples != 1 || needs->ordered) return 0;
     if (needs->edited || needs->rank_depth || needs->watched || needs->cut_mass) return 0;
-    if (batch->allow && (needs->mass || needs->raw_mass || needs->max)) return 0;
+    if (call->batch->allow && (needs->mass || needs->raw_mass || needs->max)) return 0;
     /* A block's rough terms are one float sum, of 16 at a time: as many as keep it within half of mass_slack. Lanes of
      * exact ones have room for that many granules (FS_WIDE_TERMS). */
-    return !(needs->mass || needs->raw_mass) || pass->block <= FS_MASS_BLOCK_MOST;
+    return !(needs->mass || needs->raw_mass) || block <= FS_MASS_BLOCK_MOST;
 }
 
-/* Lanes of a pass's rows, whole vectors of them. */
-static int32_t lanes_of(const fs_pass *pass) {
-    return (pass->rows + FS_FILTER_LANES - 1) / FS_FILTER_LANES * FS_FILTER_LANES;
+/* Lanes of these rows, whole vectors of them. */
+static int32_t lanes_of(const fs_task_rows *rows) {
+    return (rows->count + FS_FILTER_LANES - 1) / FS_FILTER_LANES * FS_FILTER_LANES;
 }
 
-static fs_filter layout_filter(const fs_pass *pass, fs_arena *arena) {
-    const fs_needs *needs = &pass->call->needs;
-    const size_t rows = (size_t)lanes_of(pass), sets = (rows + FS_FILTER_SUMS - 1) / FS_FILTER_SUMS;
-    fs_filter s;
-    memset(&s, 0, sizeof s);
-    s.capacity = pass->rows * FS_FILTER_FOUND;
-    s.floor = arena_take(arena, rows, sizeof *s.floor);
-    s.bare = arena_take(arena, rows, sizeof *s.bare);
-    s.best = arena_take(arena, rows, sizeof *s.best);
-    s.allow = arena_take(arena, rows, sizeof *s.allow);
-    s.scale = arena_take(arena, rows, sizeof *s.scale);
-    s.reach = arena_take(arena, rows, sizeof *s.reach);
-    s.r0 = arena_take(arena, rows, sizeof *s.r0);
-    s.r1 = arena_take(arena, rows, sizeof *s.r1);
-    s.r2 = arena_take(arena, rows, sizeof *s.r2);
-    s.most = arena_take(arena, rows, sizeof *s.most);
-    s.max = arena_take(arena, rows, sizeof *s.max);
-    s.seen_bound = arena_take(arena, rows, sizeof *s.seen_bound);
-    s.seen_mass = arena_take(arena, rows, sizeof *s.seen_mass);
+fs_task_filter fs_filter_layout(const fs_task_rows *of, int largest, fs_arena *arena) {
+    const fs_needs *needs = &of->call->needs;
+    const size_t rows = (size_t)lanes_of(of), sets = (rows + FS_FILTER_SUMS - 1) / FS_FILTER_SUMS;
+    fs_task_filter task;
+    fs_filter *s = &task.filter;
+    memset(&task, 0, sizeof task);
+    task.rows = *of;
+    s->capacity = of->count * FS_FILTER_FOUND;
+    s->floor = arena_take(arena, rows, sizeof *s->floor);
+    task.bare = arena_take(arena, rows, sizeof *task.bare);
+    task.best = arena_take(arena, rows, sizeof *task.best);
+    s->allow = arena_take(arena, rows, sizeof *s->allow);
+    s->scale = arena_take(arena, rows, sizeof *s->scale);
+    s->reach = arena_take(arena, rows, sizeof *s->reach);
+    s->r0 = arena_take(arena, rows, sizeof *s->r0);
+    s->r1 = arena_take(arena, rows, sizeof *s->r1);
+    s->r2 = arena_take(arena, rows, sizeof *s->r2);
+    s->most = arena_take(arena, rows, sizeof *s->most);
+    task.max = arena_take(arena, rows, sizeof *task.max);
+    task.seen_bound = arena_take(arena, rows, sizeof *task.seen_bound);
+    task.seen_mass = arena_take(arena, rows, sizeof *task.seen_mass);
     const int exact[2] = {needs->mass && !needs->rough, needs->raw_mass};
     for (int i = 0; i < 2; i++) {
-        if (!exact[i] && !pass->largest) continue;
-        s.exact[i].scale = arena_take(arena, rows, sizeof(float));
-        s.exact[i].limb = arena_take(arena, 3 * rows, sizeof(uint32_t));
-        s.exact[i].top = arena_take(arena, rows, sizeof(int32_t));
-        s.exact[i].mass = arena_take(arena, rows, sizeof(fs_mass));
+        if (!exact[i] && !largest) continue;
+        s->exact[i].scale = arena_take(arena, rows, sizeof(float));
+        s->exact[i].limb = arena_take(arena, 3 * rows, sizeof(uint32_t));
+        s->exact[i].top = arena_take(arena, rows, sizeof(int32_t));
+        s->exact[i].mass = arena_take(arena, rows, sizeof(fs_mass));
     }
-    if ((needs->mass && needs->rough) || pass->largest) {
-        s.per = arena_take(arena, rows, sizeof *s.per);
-        s.mass = arena_take(arena, rows, sizeof *s.mass);
-        s.unit = arena_take(arena, rows, sizeof *s.unit);
-        s.pending = arena_take(arena, rows, sizeof *s.pending);
-        s.pending_worth = arena_take(arena, rows, sizeof *s.pending_worth);
+    if ((needs->mass && needs->rough) || largest) {
+        s->per = arena_take(arena, rows, sizeof *s->per);
+        s->mass = arena_take(arena, rows, sizeof *s->mass);
+        s->unit = arena_take(arena, rows, sizeof *s->unit);
+        task.pending = arena_take(arena, rows, sizeof *task.pending);
+        task.pending_worth = arena_take(arena, rows, sizeof *task.pending_worth);
     }
-    s.sums = arena_take(arena, sets * FS_NOISE_BLOCK * FS_FILTER_SUMS, sizeof *s.sums);
-    s.found = arena_take(arena, (size_t)s.capacity, sizeof *s.found);
-    s.shared = pass->shared;
-    s.overlapped = pass->cpu->isa->overlapped || s.per;
-    return s;
-}
-
-void fs_filter_layout(fs_pass *pass, fs_arena *arena) {
-    pass->filter = NULL;
-    if (!is_filtered(pass)) return;
-    pass->filter = arena_take(arena, (size_t)pass->cpu->tasks, sizeof *pass->filter);
-    for (int32_t t = 0; t < pass->cpu->tasks; t++) {
-        fs_filter filter = layout_filter(pass, arena);
-        if (!arena_fits(arena)) continue;
-        filter.published = pass->published + (int64_t)t * pass->rows;
-        pass->filter[t] = filter;
-    }
+    s->sums = arena_take(arena, sets * FS_NOISE_BLOCK * FS_FILTER_SUMS, sizeof *s->sums);
+    s->found = arena_take(arena, (size_t)s->capacity, sizeof *s->found);
+    s->overlapped = of->isa->overlapped || s->per;
+    return task;
 }
 
 /* Lanes without a row find nothing. */
-void fs_filter_open(const fs_pass *pass, int32_t task) {
-    fs_filter *filter = &pass->filter[task];
-    filter->begun = filter->noisy = filter->ready = filter->pause = filter->paused = 0;
-    for (int32_t a = 0; a < pass->rows; a++) filter->noisy |= !pass->call->rules[pass->active[a].b].greedy;
-    for (int32_t a = 0; a < lanes_of(pass); a++) {
+void fs_filter_open(fs_task_filter *task) {
+    const fs_call *call = task->rows.call;
+    fs_filter *filter = &task->filter;
+    task->begun = task->noisy = task->ready = task->pause = task->paused = 0;
+    for (int32_t a = 0; a < task->rows.count; a++) task->noisy |= !call->rules[task->rows.active[a].b].greedy;
+    for (int32_t a = 0; a < lanes_of(&task->rows); a++) {
         filter->floor[a] = filter->reach[a] = INFINITY;
-        filter->allow[a] = a < pass->rows ? fs_rows_allowed(pass->call, pass->active[a].b) : NULL;
+        filter->allow[a] = a < task->rows.count ? fs_rows_allowed(call, task->rows.active[a].b) : NULL;
         filter->scale[a] = 0.0f;
-        filter->most[a] = filter->max[a] = -INFINITY;
+        filter->most[a] = task->max[a] = -INFINITY;
         filter->r0[a] = filter->r1[a] = filter->r2[a] = 0;
-        if (filter->per) filter->per[a] = filter->mass[a] = 0.0f, filter->pending[a] = 0.0, filter->unit[a] = 0;
+        if (filter->per) filter->per[a] = filter->mass[a] = 0.0f, task->pending[a] = 0.0, filter->unit[a] = 0;
         for (int i = 0; i < 2; i++)
             if (filter->exact[i].mass) filter->exact[i].scale[a] = 0.0f, block_mass_start(&filter->exact[i], a, 0);
     }
@@ -98,26 +85,25 @@ void fs_filter_open(const fs_pass *pass, int32_t task) {
 
 /* ---------------------------------------------------------------------------------------------------- criteria ---- */
 
-/* A row of the pass, as a task sees it. */
+/* One of the task's rows. */
 typedef struct filtered_row {
     const fs_call *call;
     const fs_active_row *active;
     const fs_rules *rules;
     fs_summary *summary;
-    fs_filter *filter;
+    fs_task_filter *task;
+    fs_filter *filter; /* the task's */
+    const fs_shared *shared;
     const fs_scan *scan;
     int32_t a; /* its place in the pass */
 } filtered_row;
 
-static filtered_row row_at(const fs_pass *pass, int32_t task, int32_t a) {
-    const fs_active_row *active = &pass->active[a];
-    filtered_row r = {pass->call,
-                      active,
-                      &pass->call->rules[active->b],
-                      &pass->summary[(int64_t)task * pass->rows + a],
-                      &pass->filter[task],
-                      pass->cpu->isa->scan,
-                      a};
+static filtered_row row_at(fs_task_filter *task, int32_t a) {
+    const fs_task_rows *rows = &task->rows;
+    const fs_active_row *active = &rows->active[a];
+    filtered_row r = {
+        rows->call,      active, &rows->call->rules[active->b], &rows->summary[a], task, &task->filter, &rows->shared,
+        rows->isa->scan, a};
     return r;
 }
 
@@ -128,15 +114,15 @@ static float logit_below(double t, float inverse) {
 }
 
 static void set_floor(const filtered_row *r) {
-    const float bare = r->filter->bare[r->a];
+    const float bare = r->task->bare[r->a];
     r->filter->floor[r->a] = r->active->listed ? fminf(bare, list_floor(&r->summary->list)) : bare;
 }
 
 /* The best score, and what it leaves a chance. */
 static void set_best(const filtered_row *r, uint64_t key) {
     const double floor = floor_below(r->rules, key);
-    r->filter->best[r->a] = key;
-    r->filter->bare[r->a] = logit_below(floor, r->rules->inverse_temperature);
+    r->task->best[r->a] = key;
+    r->task->bare[r->a] = logit_below(floor, r->rules->inverse_temperature);
     r->filter->reach[r->a] = r->rules->greedy ? INFINITY : mark_floor(floor);
 }
 
@@ -152,12 +138,12 @@ static int is_for_all(const filtered_row *r) {
 static void share_bound(const filtered_row *r) {
     const uint64_t bound = r->summary->list.bound;
     if (bound == FS_KEY_NONE || !is_for_all(r)) return;
-    shared_raise(&r->filter->shared.bound[r->a], (uint32_t)bound == UINT32_MAX ? bound : (bound >> 32 << 32) - 1);
+    shared_raise(&r->shared->bound[r->a], (uint32_t)bound == UINT32_MAX ? bound : (bound >> 32 << 32) - 1);
 }
 
 /* The bound that is shared of the row's list. 0: nothing new. */
 static int read_bound(const filtered_row *r) {
-    const uint64_t bound = r->filter->seen_bound[r->a] = shared_load(&r->filter->shared.bound[r->a]);
+    const uint64_t bound = r->task->seen_bound[r->a] = shared_load(&r->shared->bound[r->a]);
     return is_for_all(r) && fs_lists_raise(&r->summary->list, r->scan, bound);
 }
 
@@ -165,43 +151,42 @@ static int read_bound(const filtered_row *r) {
 
 /* And its mass: a bound, and how many of the terms to come are worth sharing. */
 static int read_mass(const filtered_row *r) {
-    fs_filter *filter = r->filter;
-    const uint64_t mass = filter->seen_mass[r->a] = shared_load(&filter->shared.mass[r->a]);
-    if (!filter->per || !(r->active->rare > -INFINITY)) return 0;
-    const double known = exp2(shared_log(mass) * 1.4426950408889634 - (double)filter->unit[r->a]);
-    filter->pending_worth[r->a] = fmin(FS_WORTH_SHARING * known, FS_PENDING_MOST);
+    const uint64_t mass = r->task->seen_mass[r->a] = shared_load(&r->shared->mass[r->a]);
+    if (!r->filter->per || !(r->active->rare > -INFINITY)) return 0;
+    const double known = exp2(shared_log(mass) * 1.4426950408889634 - (double)r->filter->unit[r->a]);
+    r->task->pending_worth[r->a] = fmin(FS_WORTH_SHARING * known, FS_PENDING_MOST);
     return fs_lists_raise(&r->summary->list, r->scan, rows_bound(r->active, r->rules, shared_log(mass)));
 }
 
-static int shared_changed(const fs_filter *filter, int32_t a) {
-    return shared_load(&filter->shared.best[a]) > filter->best[a] ||
-           shared_load(&filter->shared.bound[a]) != filter->seen_bound[a] ||
-           shared_load(&filter->shared.mass[a]) != filter->seen_mass[a];
+static int shared_changed(const fs_task_filter *task, int32_t a) {
+    const fs_shared *shared = &task->rows.shared;
+    return shared_load(&shared->best[a]) > task->best[a] || shared_load(&shared->bound[a]) != task->seen_bound[a] ||
+           shared_load(&shared->mass[a]) != task->seen_mass[a];
 }
 
 static void read_shared(const filtered_row *r) {
-    const uint64_t best = shared_load(&r->filter->shared.best[r->a]);
+    const uint64_t best = shared_load(&r->shared->best[r->a]);
     const int raised = read_bound(r) | read_mass(r);
-    if (best <= r->filter->best[r->a] && !raised) return;
-    if (best > r->filter->best[r->a]) set_best(r, best);
+    if (best <= r->task->best[r->a] && !raised) return;
+    if (best > r->task->best[r->a]) set_best(r, best);
     set_floor(r);
 }
 
-uint64_t fs_filter_read_shared(const fs_pass *pass, int32_t task, int32_t a) {
-    const filtered_row r = row_at(pass, task, a);
+uint64_t fs_filter_read_shared(fs_task_filter *task, int32_t a) {
+    const filtered_row r = row_at(task, a);
     read_bound(&r);
-    return shared_load(&r.filter->shared.best[a]);
+    return shared_load(&r.shared->best[a]);
 }
 
-void fs_filter_share(const fs_pass *pass, int32_t task, int32_t a) {
-    const filtered_row r = row_at(pass, task, a);
-    shared_raise(&r.filter->shared.best[a], r.summary->winner[0].key);
+void fs_filter_share(fs_task_filter *task, int32_t a) {
+    const filtered_row r = row_at(task, a);
+    shared_raise(&r.shared->best[a], r.summary->winner[0].key);
     share_bound(&r);
 }
 
 /* The terms since the last time into the row's mass. */
 static void flush_mass(const filtered_row *r) {
-    double *pending = &r->filter->pending[r->a];
+    double *pending = &r->task->pending[r->a];
     if (*pending > 0x1p-60) mass_add(&r->summary->mass, (float)*pending, r->filter->unit[r->a]);
     *pending = 0.0;
 }
@@ -214,7 +199,7 @@ static void set_scale(const filtered_row *r) {
     filter->per[r->a] = s.per;
     filter->unit[r->a] = s.unit;
     filter->mass[r->a] = 0.0f;
-    filter->pending_worth[r->a] = FS_PENDING_MOST;
+    r->task->pending_worth[r->a] = FS_PENDING_MOST;
 }
 
 /* Says what is to be found. 0 if the row is not ready for that, and blocks have to be stored. A row with a mask is,
@@ -229,7 +214,7 @@ static int set_criteria(const filtered_row *r, int first) {
     set_best(r, r->summary->winner[0].key);
     set_floor(r);
     read_shared(r);
-    const int ready = filter->best[r->a] != FS_KEY_NONE &&
+    const int ready = r->task->best[r->a] != FS_KEY_NONE &&
                       (!r->active->listed || r->summary->list.bound != FS_KEY_NONE);
     if (!ready && (first || !filter->allow[r->a])) return 0;
     filter->scale[r->a] = inverse;
@@ -245,7 +230,7 @@ static int set_criteria(const filtered_row *r, int first) {
  * scored as if it had none: that is less than its score, which its mark has found too if it can win. */
 static void absorb_marked(const filtered_row *r, const fs_found *found, uint32_t token) {
     fs_winner *winner = &r->summary->winner[0];
-    fs_race race = {r->rules, r->active->noise[0], winner, 1, r->filter->best[r->a], 0.0};
+    fs_race race = {r->rules, r->active->noise[0], winner, 1, r->task->best[r->a], 0.0};
     race_set_floor(&race);
     const double l = (double)(found->y * r->rules->inverse_temperature);
     const double most = found->prefix < 0 ? l : l - FS_NOISE_G + (double)noise_ceiling((uint32_t)found->prefix);
@@ -253,8 +238,8 @@ static void absorb_marked(const filtered_row *r, const fs_found *found, uint32_t
     if (r->rules->greedy) race_offer(&race, token, found->y, found->y, 0.0);
     else if (found->prefix < 0) race_bare(&race, token, found->y, found->y, 0);
     else race_offer(&race, token, found->y, found->y, noise_gumbel_given(race.noise, token, found->prefix));
-    if (winner->key <= r->filter->best[r->a]) return;
-    shared_raise(&r->filter->shared.best[r->a], winner->key);
+    if (winner->key <= r->task->best[r->a]) return;
+    shared_raise(&r->shared->best[r->a], winner->key);
     set_best(r, winner->key);
 }
 
@@ -262,7 +247,7 @@ static void absorb_marked(const filtered_row *r, const fs_found *found, uint32_t
 static int absorb_listed(const filtered_row *r, const fs_found *found) {
     fs_list *list = &r->summary->list;
     const uint64_t key = order_key(found->y, (uint32_t)(r->filter->first + found->place));
-    if (found->prefix >= 0 || found->y > r->filter->bare[r->a] || found->y > r->summary->max_y) return 0;
+    if (found->prefix >= 0 || found->y > r->task->bare[r->a] || found->y > r->summary->max_y) return 0;
     if (!r->active->listed || list->count == list->capacity) return 0;
     list->key[list->count] = key;
     list->count += key > list->bound;
@@ -277,23 +262,22 @@ static void absorb_found(const filtered_row *r, const fs_found *found) {
     if (found->y > r->summary->max_y) r->summary->max_x = r->summary->max_y = found->y;
     if (r->active->listed && found->prefix < 0) list_offer(list, order_key(found->y, token), found->y);
     if (list->bound != bound) share_bound(r);
-    if (found->prefix >= 0 || found->y > r->filter->bare[r->a]) absorb_marked(r, found, token);
+    if (found->prefix >= 0 || found->y > r->task->bare[r->a]) absorb_marked(r, found, token);
     set_floor(r);
 }
 
 /* After a block of a filter with masses: its terms, which are shared when they are worth it. */
-static void flush_masses(const fs_pass *pass, int32_t task) {
-    fs_filter *filter = &pass->filter[task];
-    for (int32_t a = 0; a < pass->rows; a++) {
-        filter->pending[a] += (double)filter->mass[a];
+static void flush_masses(fs_task_filter *task) {
+    fs_filter *filter = &task->filter;
+    for (int32_t a = 0; a < task->rows.count; a++) {
+        task->pending[a] += (double)filter->mass[a];
         filter->mass[a] = 0.0f;
     }
-    for (int32_t a = 0; a < pass->rows; a++) {
-        if (!(filter->pending[a] > filter->pending_worth[a])) continue;
-        const filtered_row r = row_at(pass, task, a);
+    for (int32_t a = 0; a < task->rows.count; a++) {
+        if (!(task->pending[a] > task->pending_worth[a])) continue;
+        const filtered_row r = row_at(task, a);
         flush_mass(&r);
-        if (r.active->rare > -INFINITY)
-            shared_add_mass(&filter->shared.mass[a], &r.summary->mass, &filter->published[a]);
+        if (r.active->rare > -INFINITY) shared_add_mass(&r.shared->mass[a], &r.summary->mass, &task->rows.published[a]);
         if (read_mass(&r)) set_floor(&r);
     }
 }
@@ -321,54 +305,53 @@ static void close_masses(const filtered_row *r) {
     }
 }
 
-int64_t fs_filter_length(const fs_pass *pass, int32_t task) {
-    const fs_filter *filter = &pass->filter[task];
-    return filter->begun || filter->noisy || pass->call->needs.keep ? pass->block : FS_NOISE_BLOCK;
+int64_t fs_filter_length(const fs_task_filter *task) {
+    return task->begun || task->noisy || task->rows.call->needs.keep ? task->rows.block : FS_NOISE_BLOCK;
 }
 
-int fs_filter_block(const fs_pass *pass, int32_t task, fs_block block) {
-    const fs_head *head = pass->call->head;
+int fs_filter_block(fs_task_filter *task, fs_block block) {
+    const fs_head *head = task->rows.call->head;
     const int64_t stride = weights_stride(head);
-    fs_filter *filter = &pass->filter[task];
-    const int first = !filter->begun, exact = filter->exact[0].mass || filter->exact[1].mass;
-    filter->begun = 1;
-    if (block.first % FS_NOISE_BLOCK || (filter->paused && filter->paused--)) return filter->ready = 0;
-    for (int32_t a = 0; a < pass->rows; a++) {
+    fs_filter *filter = &task->filter;
+    const int first = !task->begun, exact = filter->exact[0].mass || filter->exact[1].mass;
+    task->begun = 1;
+    if (block.first % FS_NOISE_BLOCK || (task->paused && task->paused--)) return task->ready = 0;
+    for (int32_t a = 0; a < task->rows.count; a++) {
         filter->most[a] = -INFINITY;
-        if (filter->ready && !shared_changed(filter, a) && !exact) continue;
-        const filtered_row r = row_at(pass, task, a);
-        if (filter->ready) read_shared(&r);
+        if (task->ready && !shared_changed(task, a) && !exact) continue;
+        const filtered_row r = row_at(task, a);
+        if (task->ready) read_shared(&r);
         else if (!set_criteria(&r, first)) return 0;
         open_masses(&r);
     }
-    filter->ready = 1;
+    task->ready = 1;
     filter->count = filter->failed = 0;
     filter->first = block.first;
-    pass_kernel(pass)->filter(&pass->hidden, (const char *)head->data + (block.first - head->first_token) * stride,
-                              stride, (int32_t)block.n, filter);
-    for (int32_t a = 0; filter->per && a < pass->rows; a++) filter->failed |= !(filter->mass[a] < FLT_MAX);
+    const char *w = (const char *)head->data + (block.first - head->first_token) * stride;
+    task->rows.isa->kernel[head->dtype]->filter(task->rows.hidden, w, stride, (int32_t)block.n, filter);
+    for (int32_t a = 0; filter->per && a < task->rows.count; a++) filter->failed |= !(filter->mass[a] < FLT_MAX);
     if (filter->failed) {
-        filter->paused = filter->pause = filter->pause ? 2 * filter->pause : 4;
-        return filter->ready = 0;
+        task->paused = task->pause = task->pause ? 2 * task->pause : 4;
+        return task->ready = 0;
     }
-    for (int32_t a = 0; a < pass->rows; a++) filter->max[a] = fmaxf(filter->max[a], filter->most[a]);
+    for (int32_t a = 0; a < task->rows.count; a++) task->max[a] = fmaxf(task->max[a], filter->most[a]);
     for (int32_t i = 0; i < filter->count; i++) {
         const fs_found *found = &filter->found[i];
-        const filtered_row r = row_at(pass, task, found->row);
+        const filtered_row r = row_at(task, found->row);
         if (!absorb_listed(&r, found)) absorb_found(&r, found);
     }
-    if (filter->per) flush_masses(pass, task);
-    for (int32_t a = 0; exact && a < pass->rows; a++) {
-        const filtered_row r = row_at(pass, task, a);
+    if (filter->per) flush_masses(task);
+    for (int32_t a = 0; exact && a < task->rows.count; a++) {
+        const filtered_row r = row_at(task, a);
         close_masses(&r);
     }
     return 1;
 }
 
-void fs_filter_close(const fs_pass *pass, int32_t task) {
-    for (int32_t a = 0; a < pass->rows; a++) {
-        const filtered_row r = row_at(pass, task, a);
-        const float max = r.filter->max[a];
+void fs_filter_close(fs_task_filter *task) {
+    for (int32_t a = 0; a < task->rows.count; a++) {
+        const filtered_row r = row_at(task, a);
+        const float max = r.task->max[a];
         if (r.filter->per) flush_mass(&r);
         if (!r.filter->allow[a] && max > r.summary->max_y) r.summary->max_x = r.summary->max_y = max;
         if (r.summary->max_y * r.rules->inverse_temperature == INFINITY) r.summary->flags |= FS_ROW_INF;
