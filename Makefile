@@ -7,6 +7,7 @@ ARGS   ?=
 
 CUDA   := build/cuda
 PYTHON ?= python3
+WITH_CUDA = FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python
 
 .PHONY: help demo test fuzz bench build install format lint clean cuda cuda-all test-gpu bench-gpu paper sanitize-gpu
 .DEFAULT_GOAL := help
@@ -56,7 +57,8 @@ cuda: ARCHITECTURES := 80-real;90-real
 cuda-all: ARCHITECTURES := 80-real;86-real;89-real;90-real;100-real;120
 cuda-all: CUDA := $(CUDA)-all
 cuda cuda-all:
-	@command -v nvcc >/dev/null || { echo 'make cuda: nvcc is not on the PATH; install the CUDA toolkit, 13.0 or later' >&2; exit 1; }
+	@command -v nvcc >/dev/null || { \
+	    echo 'make cuda: nvcc is not on the PATH; install the CUDA toolkit, 13.0 or later' >&2; exit 1; }
 	@cmake -S . -B $(CUDA) -G Ninja -DCMAKE_BUILD_TYPE=Release -DFS_CUDA=ON -DFS_TESTS=OFF --log-level=WARNING \
 	    '-DFS_CUDA_ARCHITECTURES=$(ARCHITECTURES)'
 	@cmake --build $(CUDA)
@@ -65,13 +67,13 @@ sanitize-gpu: cuda
 	@scripts/sanitize-gpu.sh $(CUDA)/lib
 
 test-gpu: cuda
-	@FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python $(PYTHON) -m pytest -q tests/gpu $(ARGS)
+	@$(WITH_CUDA) $(PYTHON) -m pytest -q tests/gpu $(ARGS)
 
 bench-gpu: cuda
-	@FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python $(PYTHON) bench/gpu.py $(ARGS)
+	@$(WITH_CUDA) $(PYTHON) bench/gpu.py $(ARGS)
 
 paper: cuda
-	@FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python $(PYTHON) bench/paper.py $(ARGS)
+	@$(WITH_CUDA) $(PYTHON) bench/paper.py $(ARGS)
 
 # Honours DESTDIR.
 install: build

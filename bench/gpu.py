@@ -20,7 +20,7 @@ import json
 import os
 import sys
 
-from gpu_bench import HEADS, ROOT, about, judge, open_bench
+from gpu_bench import HEADS, ROOT, about, invalid_reason, open_bench
 
 MORE_HEADS = ((151936, 2048), (262208, 2304), (262208, 5376), (201088, 2880))
 GROUP = 4096  # tokens
@@ -135,7 +135,7 @@ def main():
         for B in arguments.rows or ROWS:
             lines.append(measure(bench, W, reader, B, arguments.reps))
             print_line(lines[-1])
-    note = judge(lines)
+    note = invalid_reason(lines)
     if note:
         print("note: " + note)
     write(arguments.json, dict(facts, evidence=not note, note=note, lines=lines))

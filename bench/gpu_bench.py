@@ -76,7 +76,7 @@ def about(bench, reps):
     }
 
 
-def judge(lines):
+def invalid_reason(lines):
     """What speaks against the machine, in words; the slowest ceiling of the run decides."""
     slowest = min((line["ceiling_tb_s"] for line in lines if line["V"] * line["D"] * 2 >= CEILING_BYTES), default=0.0)
     if slowest >= CEILING:

@@ -15,7 +15,7 @@ import time
 
 import paper_model as model
 import paper_tables
-from gpu_bench import HEADS, ROOT, Eager, about, judge, open_bench
+from gpu_bench import HEADS, ROOT, Eager, about, invalid_reason, open_bench
 from paper_baselines import first_words, make_all
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -166,7 +166,7 @@ def rounded(value):
 
 def save(results, path):
     """After every line: a run that is cut short leaves what it has measured."""
-    note = judge(results["lines"])
+    note = invalid_reason(results["lines"])
     model.complete(results).update(evidence=not note, note=note, seconds=time.monotonic() - START)
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path, "w") as file:

@@ -1,4 +1,4 @@
-/* cmd_verify.c - `flashsample verify`: draws, counts and judges every rule on this machine. */
+/* cmd_verify.c - `flashsample verify`: draws, counts and tests every rule on this machine. */
 #include "options.h"
 #include "print.h"
 #include "ranks.h"
@@ -91,7 +91,7 @@ static test *choose_tests(const verify_args *a, int *count) {
 }
 
 /* Sets rejected and why. `alpha` is this test's share, already divided by the number of tests. */
-static void judge(test *t, double alpha) {
+static void decide(test *t, double alpha) {
     const fit *f = &t->outcome.fit;
     if (f->outside > 0) t->why = "impossible token";
     else if (!t->outcome.same_tokens) t->why = "shards differ";
@@ -100,7 +100,7 @@ static void judge(test *t, double alpha) {
     t->rejected = t->judged && t->why;
 }
 
-static const char *verdict(const test *t) {
+static const char *decision(const test *t) {
     if (t->rejected) return "REJECTED";
     return t->judged ? "ok" : t->why ? "biased" : "not seen";
 }
@@ -130,7 +130,7 @@ static void print_tests(const test *tests, int count) {
         table_cell(t, "%s", small(f->tv));
         table_cell(t, "%s", small(f->tv_mean));
         table_cell(t, "%s", f->bins > 1 ? small(detectable_tv(f->n, f->bins, 5.0)) : "any");
-        table_cell(t, "%s%s%s", verdict(&tests[i]), tests[i].rejected ? ": " : "",
+        table_cell(t, "%s%s%s", decision(&tests[i]), tests[i].rejected ? ": " : "",
                    tests[i].rejected ? tests[i].why : "");
     }
     table_print(t);
@@ -163,7 +163,7 @@ static void print_json(const verify_args *a, const test *tests, int count, int j
         json_int("impossible_tokens", f->outside);
         json_bool("judged", tests[i].judged);
         json_bool("rejected", tests[i].rejected);
-        json_text("verdict", verdict(&tests[i]));
+        json_text("verdict", decision(&tests[i]));
         json_close('}');
     }
     json_close(']');
@@ -214,7 +214,7 @@ int cmd_verify(int argc, char **argv) {
     run_tests(&a, context, tests, count);
     for (int i = 0; i < count; i++) judged += tests[i].judged;
     for (int i = 0; i < count; i++) {
-        judge(&tests[i], a.alpha / (judged ? judged : 1));
+        decide(&tests[i], a.alpha / (judged ? judged : 1));
         rejected += tests[i].rejected;
     }
     if (a.json) print_json(&a, tests, count, judged, rejected, fs_context_text(context));

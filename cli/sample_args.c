@@ -102,7 +102,7 @@ sample_args parse_sample(int argc, char **argv) {
         OPT_INT_TO("list-capacity", "N", "entries of a candidate list; 0 = chosen (default)", &a.list_capacity, 0,
                    (1 << 24) - 1),
 
-        OPT_HEAD("What is told"),
+        OPT_HEAD("Output"),
         OPT_CHOICE_TO("logprobs", "logit, logprob, rank, max and log Z of these logits (default none)", &a.logprobs,
                       logprob_names),
         OPT_INT_TO("top", "N", "the N largest logits of each row, up to 1024 (default 0)", &a.top, 0, 1024),

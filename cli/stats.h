@@ -1,4 +1,4 @@
-/* stats.h - the statistics that judge draws: chi-squared with pooled bins, total variation, and what they can see. */
+/* stats.h - statistics of draws: chi-squared with pooled bins, total variation, and what they can see. */
 #ifndef FS_CLI_STATS_H
 #define FS_CLI_STATS_H
 

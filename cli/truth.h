@@ -1,4 +1,4 @@
-/* truth.h - the probabilities draws are judged against: the header's rules in plain double loops, sharing no code with
+/* truth.h - the probabilities draws are compared with: the header's rules in plain double loops, sharing no code with
  * the library. */
 #ifndef FS_CLI_TRUTH_H
 #define FS_CLI_TRUTH_H

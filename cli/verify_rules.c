@@ -249,7 +249,7 @@ int64_t verify_draws(const verify_rule *rule, int64_t draws) {
     return rule->scarce ? draws / rule->scarce + 1 : draws;
 }
 
-/* Judges the two bins by the binomial tail itself: a few dozen expected draws are few for chi-squared. */
+/* Tests the two bins by the binomial tail itself: a few dozen expected draws are few for chi-squared. */
 static void refit_tail(fit *f, const int64_t *count) {
     double expected = (double)f->n * TAIL_MASS, off = (double)count[1] - expected;
     f->bins = 2;

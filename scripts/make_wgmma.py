@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes src/cuda/cuda_wgmma.cuh: one wrapper of wgmma.mma_async per tile width N and input type.
 
-An instruction with N/2 accumulators takes all of them as operands, and inline assembly has no loops, so these wrappers are
-generated. Run it after a change: scripts/make_wgmma.py > src/cuda/cuda_wgmma.cuh
+An instruction with N/2 accumulators takes all of them as operands, and inline assembly has no loops, so these wrappers
+are generated. Run it after a change: scripts/make_wgmma.py > src/cuda/cuda_wgmma.cuh
 """
 
 WIDTHS = [8, 16, 32, 48, 64, 96, 128, 160, 192, 256]
@@ -24,11 +24,12 @@ struct fs_wgmma;
 def function(n: int, kind: str, name: str, constraint: str, more: int) -> str:
     count = n // 2
     registers = ", ".join(f"%{i}" for i in range(count))
+    operands = f"{{{registers}}}, %{count}, %{count + 1}"
     outputs = ", ".join(f'"{constraint}f"(d[{i}])' for i in range(count))
     return f"""\
     static __device__ __forceinline__ void {kind}(float (&d)[{count}], uint64_t a, uint64_t b) {{
         asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, {more}, 0;\\n"
-                     "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{name}.{name} {{{registers}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0;\\n}}\\n"
+                     "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{name}.{name} {operands}, p, 1, 1, 0, 0;\\n}}\\n"
                      : {outputs}
                      : "l"(a), "l"(b));
     }}

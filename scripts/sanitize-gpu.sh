@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Small calls of every kind under tools of compute-sanitizer, with the device's own kernels and the portable ones. Needs a GPU.
+# Small calls of every kind under tools of compute-sanitizer, with the device's own kernels and the portable ones. Needs
+# a GPU.
 #
 #   scripts/sanitize-gpu.sh [LIBRARY FOLDER [TOOL...]]     default: build/cuda/lib memcheck initcheck synccheck
 #
-# racecheck runs over stored logits alone: it does not follow what judges and consumers of the fused kernel hand over through
-# mbarriers and volatile words (docs/races.md).
+# racecheck runs over stored logits alone: it does not follow what judges and consumers of the fused kernel hand over
+# through mbarriers and volatile words (docs/races.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lib=$(realpath "${1:-build/cuda/lib}")
@@ -24,7 +25,8 @@ check() {
         ! grep -q 'hazard detected' <<<"$out"; then # a warning of racecheck leaves the exit code 0
         printf '%-9s %-9s clean\n' "$name" "$tool"
     else
-        printf '%-9s %-9s FAILED\n%s\n' "$name" "$tool" "$(grep -v '^=========     ' <<<"$out" | sort | uniq -c | sort -rn | head -12)"
+        printf '%-9s %-9s FAILED\n' "$name" "$tool"
+        grep -v '^=========     ' <<<"$out" | sort | uniq -c | sort -rn | head -12
         failed=1
     fi
 }

@@ -69,8 +69,8 @@ CPU = {"aarch64": "max,sve128=on", "x86_64": "max"}
 # Rows of the dispatch table that a CPU must show, and no others: (CPU, rows).
 CPU_ROWS = {"aarch64": (("cortex-a57", "neon scalar"), ("neoverse-n1", "neon scalar"), ("a64fx", "sve neon scalar"),
                         ("max", "svebf16 sve neonmmla neonbf16 neonf16 neon scalar"))}
-# Where test_kernels and test_scans run once more, on another CPU: rows that use vectors as long as the machine has them,
-# and that NEON needs no extension: (CPU, row).
+# Where test_kernels and test_scans run once more, on another CPU: rows that use vectors as long as the machine has
+# them, and that NEON needs no extension: (CPU, row).
 ON_OTHER_CPUS = {"aarch64": (("max,sve256=on", "svebf16"), ("max,sve256=on", "sve"), ("max,sve512=on", "svebf16"),
                              ("max,sve512=on", "sve"), ("cortex-a57", "neon"))}
 

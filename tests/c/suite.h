@@ -1,10 +1,10 @@
-/* suite.h - statistical tests that judge any sampler: the library (test_statistics.c) and samplers that are wrong on
- * purpose (test_power.c) sit the same ones.
+/* suite.h - statistical tests of any sampler: of the library (test_statistics.c) and of samplers that are wrong on
+ * purpose (test_power.c).
  *
  *   suite_library.c  the library as a sampler
  *   suite_planted.c  a plain sampler built from src/core, right, or wrong in exactly one way
  *   suite_law.c      logits to draw from, and the exact law of a draw
- *   suite_judge.c    p-values, and the line each prints
+ *   suite_p_values.c    p-values, and the line each prints
  *   suite_cases.c    the tests
  *
  * Every p-value is held against SUITE_ALPHA. Seeds are fixed, so a suite that is green stays green. */
@@ -95,27 +95,27 @@ double law_log_mass(const draws *d);
 /* Ordered pairs without replacement: law[i * vocab + j] = p_i p_j / (1 - p_i). */
 void law_of_pairs_without_replacement(const double *single, int64_t vocab, double *law);
 
-/* ---------------------------------------------------------------------------------------------------- judging ---- */
+/* --------------------------------------------------------------------------------------------------- p-values ---- */
 
 /* What one test has found so far. */
-typedef struct judge {
+typedef struct findings {
     const char *name;
     int loud;     /* print a line for each p-value */
     double p;     /* the smallest, 0 when something impossible was drawn */
     int p_values; /* how many were taken */
-} judge;
+} findings;
 
-static inline int judge_rejects(const judge *j) {
-    return !(j->p >= SUITE_ALPHA);
+static inline int rejects(const findings *found) {
+    return !(found->p >= SUITE_ALPHA);
 }
 
 /* Counts [k] against their law: chi-squared, total variation, and nothing outside the support. */
-void judge_counts(judge *j, const char *what, const int64_t *count, const double *law, int64_t k);
-void judge_binomial(judge *j, const char *what, int64_t seen, int64_t n, double p);
+void test_counts(findings *found, const char *what, const int64_t *count, const double *law, int64_t k);
+void test_binomial(findings *found, const char *what, int64_t seen, int64_t n, double p);
 /* Whether u [n], which is sorted here, is uniform in (0, 1): Kolmogorov-Smirnov. */
-void judge_uniform(judge *j, const char *what, double *u, int64_t n);
+void test_uniform(findings *found, const char *what, double *u, int64_t n);
 /* A sum of `bins` squares over n things counted that is chi-squared with `df` degrees of freedom. */
-void judge_chi_squared(judge *j, const char *what, int64_t n, int bins, double statistic, double df);
+void test_chi_squared(findings *found, const char *what, int64_t n, int bins, double statistic, double df);
 /* P(sqrt(n) D > lambda) for large n. */
 double kolmogorov_p(double lambda);
 
@@ -133,9 +133,9 @@ typedef struct move {
 typedef struct suite_case {
     const char *name; /* a sentence */
     const char *tag;  /* a word, for the table of errors */
-    void (*run)(const struct suite_case *c, const sampler *s, int64_t n, judge *j);
-    int64_t n;       /* draws (or pairs) that judge the library */
-    int64_t power_n; /* draws that judge a planted error */
+    void (*run)(const struct suite_case *c, const sampler *s, int64_t n, findings *found);
+    int64_t n;       /* draws (or pairs) of the library */
+    int64_t power_n; /* draws of a sampler with a planted error */
     shape shape;
     int64_t vocab;
     float temperature;

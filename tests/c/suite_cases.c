@@ -74,34 +74,34 @@ void suite_count(const suite_case *c, const sampler *s, int32_t noise, int64_t n
 /* -------------------------------------------------------------------------------------------------- marginals ---- */
 
 /* Neighbouring ids together: what goes wrong in a block or a shard is spread thin over tokens and thick over ranges. */
-static void judge_ranges(judge *j, const int64_t *count, const double *law, int64_t vocab) {
+static void test_ranges(findings *found, const int64_t *count, const double *law, int64_t vocab) {
     int64_t range_count[16] = {0};
     double range_law[16] = {0};
     for (int64_t v = 0; v < vocab; v++) {
         range_count[v * 16 / vocab] += count[v];
         range_law[v * 16 / vocab] += law[v];
     }
-    judge_counts(j, "16 ranges of ids", range_count, range_law, 16);
+    test_counts(found, "16 ranges of ids", range_count, range_law, 16);
 }
 
-static void run_marginal(const suite_case *c, const sampler *s, int64_t n, judge *j) {
+static void run_marginal(const suite_case *c, const sampler *s, int64_t n, findings *found) {
     draws d = suite_draws(c);
     int64_t *count = new_array(c->vocab, sizeof *count);
     double *law = new_array(c->vocab, sizeof *law);
     law_of(&d, law);
     suite_count(c, s, FS_NOISE_EXACT, n, count);
-    judge_counts(j, "tokens", count, law, c->vocab);
-    judge_ranges(j, count, law, c->vocab);
+    test_counts(found, "tokens", count, law, c->vocab);
+    test_ranges(found, count, law, c->vocab);
     free(count);
     free(law);
     suite_free(&d);
 }
 
-/* The tail has mass TAIL_MASS as a whole, and no token of it is seen often enough to be judged by itself. */
-static void run_tail(const suite_case *c, const sampler *s, int64_t n, judge *j) {
+/* The tail has mass TAIL_MASS as a whole, and no token of it is seen often enough to be tested by itself. */
+static void run_tail(const suite_case *c, const sampler *s, int64_t n, findings *found) {
     int64_t *count = new_array(c->vocab, sizeof *count);
     suite_count(c, s, FS_NOISE_EXACT, n, count);
-    judge_binomial(j, "draws from the tail", n - count[c->vocab / 7], n, TAIL_MASS);
+    test_binomial(found, "draws from the tail", n - count[c->vocab / 7], n, TAIL_MASS);
     free(count);
 }
 
@@ -174,7 +174,7 @@ static void law_of_pairs(const suite_case *c, draws d, double *law) {
     free(b);
 }
 
-static void run_pairs(const suite_case *c, const sampler *s, int64_t n, judge *j) {
+static void run_pairs(const suite_case *c, const sampler *s, int64_t n, findings *found) {
     static int32_t a[CALL_ROWS], b[CALL_ROWS];
     draws d = suite_draws(c);
     const int64_t cells = c->vocab * c->vocab, most = c->move.spread ? CALL_ROWS / 2 : CALL_ROWS;
@@ -187,7 +187,7 @@ static void run_pairs(const suite_case *c, const sampler *s, int64_t n, judge *j
         else draw_pairs(c, s, &d, done, rows, a, b);
         for (int64_t i = 0; i < rows; i++) count[a[i] * c->vocab + b[i]]++;
     }
-    judge_counts(j, "pairs", count, law, cells);
+    test_counts(found, "pairs", count, law, cells);
     free(count);
     free(law);
     suite_free(&d);
@@ -195,7 +195,7 @@ static void run_pairs(const suite_case *c, const sampler *s, int64_t n, judge *j
 
 /* ---------------------------------------------------------------------------------------- without replacement ---- */
 
-static void run_without_replacement(const suite_case *c, const sampler *s, int64_t n, judge *j) {
+static void run_without_replacement(const suite_case *c, const sampler *s, int64_t n, findings *found) {
     static int32_t tokens[2 * CALL_ROWS];
     static uint64_t position[CALL_ROWS];
     draws d = suite_draws(c);
@@ -213,7 +213,7 @@ static void run_without_replacement(const suite_case *c, const sampler *s, int64
         s->draw(s->self, &d);
         for (int64_t b = 0; b < d.rows; b++) count[tokens[2 * b] * c->vocab + tokens[2 * b + 1]]++;
     }
-    judge_counts(j, "ordered pairs", count, law, cells);
+    test_counts(found, "ordered pairs", count, law, cells);
     free(count);
     free(law);
     free(single);
@@ -249,36 +249,36 @@ static void draw_maxima(const sampler *s, draws *d, int64_t n, double *u, int64_
     }
 }
 
-static void judge_maxima(const sampler *s, draws *d, int64_t n, double *u, judge *j) {
+static void test_maxima(const sampler *s, draws *d, int64_t n, double *u, findings *found) {
     const int64_t cells = d->vocab * MAXIMUM_BINS;
     int64_t *count = new_array(cells, sizeof *count);
     double *single = new_array(d->vocab, sizeof *single), *law = new_array(cells, sizeof *law);
     law_of(d, single);
     for (int64_t i = 0; i < cells; i++) law[i] = single[i / MAXIMUM_BINS] / MAXIMUM_BINS;
     draw_maxima(s, d, n, u, count);
-    judge_counts(j, "maximum and argmax", count, law, cells);
+    test_counts(found, "maximum and argmax", count, law, cells);
     free(count);
     free(single);
     free(law);
 }
 
 /* Lemma 4.1: maxima of groups are Gumbel of their log-masses, independent of the argmax and of each other. */
-static void run_maxima(const suite_case *c, const sampler *s, int64_t n, judge *j) {
+static void run_maxima(const suite_case *c, const sampler *s, int64_t n, findings *found) {
     int64_t count[MAXIMUM_BINS * MAXIMUM_BINS] = {0};
     double law[MAXIMUM_BINS * MAXIMUM_BINS];
     double *u = new_array(n, sizeof *u), *w = new_array(n, sizeof *w);
     draws d = suite_draws(c);
     d.rule.seed = 41;
     d.last = c->vocab / 3;
-    judge_maxima(s, &d, n, u, j);
+    test_maxima(s, &d, n, u, found);
     d.first = d.last;
     d.last = c->vocab;
-    judge_maxima(s, &d, n, w, j);
+    test_maxima(s, &d, n, w, found);
     for (int64_t i = 0; i < n; i++) count[maximum_bin(u[i]) * MAXIMUM_BINS + maximum_bin(w[i])]++;
     for (int i = 0; i < MAXIMUM_BINS * MAXIMUM_BINS; i++) law[i] = 1.0 / (MAXIMUM_BINS * MAXIMUM_BINS);
-    judge_counts(j, "maxima of two groups", count, law, MAXIMUM_BINS * MAXIMUM_BINS);
-    judge_uniform(j, "maximum of one group", u, n);
-    judge_uniform(j, "maximum of the other", w, n);
+    test_counts(found, "maxima of two groups", count, law, MAXIMUM_BINS * MAXIMUM_BINS);
+    test_uniform(found, "maximum of one group", u, n);
+    test_uniform(found, "maximum of the other", w, n);
     suite_free(&d);
     free(u);
     free(w);

@@ -7,14 +7,14 @@
 
 static int p_values;
 
-static judge judge_of(const char *name) {
-    judge j = {.name = name, .loud = 1, .p = 1.0};
-    return j;
+static findings findings_of(const char *name) {
+    findings found = {.name = name, .loud = 1, .p = 1.0};
+    return found;
 }
 
-static void conclude(const judge *j) {
-    p_values += j->p_values;
-    if (judge_rejects(j)) fail_msg("%s: p = %g is below %g", j->name, j->p, SUITE_ALPHA);
+static void conclude(const findings *found) {
+    p_values += found->p_values;
+    if (rejects(found)) fail_msg("%s: p = %g is below %g", found->name, found->p, SUITE_ALPHA);
 }
 
 static int64_t size(uint64_t full) {
@@ -125,18 +125,18 @@ static void tally_block(fs_walk walk, tally *t) {
 }
 
 /* Places are marked independently with probability q each: their standardised counts have a chi-squared sum. */
-static void judge_places(judge *j, const int64_t *place, int64_t blocks) {
+static void test_places(findings *found, const int64_t *place, int64_t blocks) {
     double sum = 0.0, mean = (double)blocks * FS_NOISE_Q;
     for (int i = 0; i < 128; i++)
         sum += ((double)place[i] - mean) * ((double)place[i] - mean) / (mean * (1.0 - FS_NOISE_Q));
-    judge_chi_squared(j, "places", blocks / 2, 128, sum, 128.0);
+    test_chi_squared(found, "places", blocks / 2, 128, sum, 128.0);
 }
 
 /* All of these are equally likely. */
-static void judge_even(judge *j, const char *what, const int64_t *count, int bins) {
+static void test_even(findings *found, const char *what, const int64_t *count, int bins) {
     double *law = new_array(bins, sizeof *law);
     for (int i = 0; i < bins; i++) law[i] = 1.0 / bins;
-    judge_counts(j, what, count, law, bins);
+    test_counts(found, what, count, law, bins);
     free(law);
 }
 
@@ -145,18 +145,18 @@ static void marks_are_independent_coin_tosses(void **state) {
     static tally t;
     const int64_t n = size(2000000);
     double law[17];
-    judge j = judge_of("marks");
+    findings found = findings_of("marks");
     for (int64_t i = 0; i < n; i++)
         tally_block(noise_walk(noise_row(3, (uint64_t)(i >> 8), 0, 0), (uint32_t)(i & 255)), &t);
     for (int i = 0; i < 17; i++) law[i] = binomial_of_marks(i);
-    judge_counts(&j, "how many in a block", t.size, law, 17);
-    judge_places(&j, t.place, n);
-    judge_even(&j, "where two are", t.pair, 8128);
-    judge_even(&j, "prefixes, lower bits", t.prefix, 4096);
-    judge_even(&j, "place and upper prefix", t.upper, 128 * 16);
-    judge_even(&j, "place and lower prefix", t.lower, 128 * 16);
-    judge_even(&j, "prefixes of two", t.neighbours, 16 * 16);
-    conclude(&j);
+    test_counts(&found, "how many in a block", t.size, law, 17);
+    test_places(&found, t.place, n);
+    test_even(&found, "where two are", t.pair, 8128);
+    test_even(&found, "prefixes, lower bits", t.prefix, 4096);
+    test_even(&found, "place and upper prefix", t.upper, 128 * 16);
+    test_even(&found, "place and lower prefix", t.lower, 128 * 16);
+    test_even(&found, "prefixes of two", t.neighbours, 16 * 16);
+    conclude(&found);
 }
 
 /* Marks of a block are hardly ever more than four; a walk to sixteen needs more calls and passes over places that are
@@ -166,7 +166,7 @@ static void large_subsets_are_uniform(void **state) {
     static int64_t last[128 * 16], prefix[16 * 16], calls[16 * 16];
     const int64_t n = size(200000);
     int64_t place[128] = {0};
-    judge j = judge_of("subsets of sixteen");
+    findings found = findings_of("subsets of sixteen");
     for (int64_t i = 0; i < n; i++) {
         fs_noise noise = noise_row(4, (uint64_t)i, 0, 0);
         fs_walk walk = noise_walk_of(noise, 9, 16, noise_mark_words(noise, 9, 0));
@@ -181,11 +181,11 @@ static void large_subsets_are_uniform(void **state) {
     }
     double sum = 0.0, mean = (double)n / 8.0;
     for (int k = 0; k < 128; k++) sum += ((double)place[k] - mean) * ((double)place[k] - mean) / (mean * 7.0 / 8.0);
-    judge_chi_squared(&j, "places", 16 * n, 128, sum * 127.0 / 128.0, 127.0);
-    judge_even(&j, "place and prefix of the last", last, 128 * 16);
-    judge_even(&j, "prefixes of two calls", calls, 16 * 16);
-    for (int k = 0; k < 16; k += 5) judge_even(&j, "prefix of one of them", prefix + k * 16, 16);
-    conclude(&j);
+    test_chi_squared(&found, "places", 16 * n, 128, sum * 127.0 / 128.0, 127.0);
+    test_even(&found, "place and prefix of the last", last, 128 * 16);
+    test_even(&found, "prefixes of two calls", calls, 16 * 16);
+    for (int k = 0; k < 16; k += 5) test_even(&found, "prefix of one of them", prefix + k * 16, 16);
+    conclude(&found);
 }
 
 /* ----------------------------------------------------------------------------------------------------- values ---- */
@@ -203,16 +203,16 @@ static void noise_is_gumbel(void **state) {
     static double law[FINE_BINS];
     const int64_t n = size(1000000);
     double *u = new_array(n, sizeof *u);
-    judge j = judge_of("noise");
+    findings found = findings_of("noise");
     for (int64_t i = 0; i < n; i++) {
         u[i] = uniform_of(fs_noise_gumbel(8, (uint64_t)(i / 1000), 1, 2, (uint32_t)(i % 1000) * 151));
         count[(int)(u[i] * FINE_BINS)]++;
     }
     for (int i = 0; i < FINE_BINS; i++) law[i] = 1.0 / FINE_BINS;
-    judge_counts(&j, "values", count, law, FINE_BINS);
-    judge_uniform(&j, "values", u, n);
+    test_counts(&found, "values", count, law, FINE_BINS);
+    test_uniform(&found, "values", u, n);
     free(u);
-    conclude(&j);
+    conclude(&found);
 }
 
 /* v = 1 - exp(-E) of a marked token is uniform below q; its octaves are filled evenly down to 2^-28 and beyond,
@@ -224,7 +224,7 @@ static void marked_noise_reaches_far_down(void **state) {
     int64_t count[OCTAVES] = {0};
     static int64_t middle[256];
     double law[OCTAVES], *w = new_array(n, sizeof *w);
-    judge j = judge_of("marked noise");
+    findings found = findings_of("marked noise");
     int64_t i = 0;
     for (uint32_t block = 0; i < n; block++) {
         fs_noise noise = noise_row(5, block, 0, 0);
@@ -239,11 +239,11 @@ static void marked_noise_reaches_far_down(void **state) {
         }
     }
     for (int k = 0; k < OCTAVES; k++) law[k] = ldexp(1.0, -k - (k < OCTAVES - 1));
-    judge_counts(&j, "octaves below 2^-8", count, law, OCTAVES);
-    judge_uniform(&j, "values of w", w, n);
-    judge_even(&j, "bits 13 to 20 of w", middle, 256);
+    test_counts(&found, "octaves below 2^-8", count, law, OCTAVES);
+    test_uniform(&found, "values of w", w, n);
+    test_even(&found, "bits 13 to 20 of w", middle, 256);
     free(w);
-    conclude(&j);
+    conclude(&found);
 }
 
 static void units_are_centred_and_never_0_or_1(void **state) {
@@ -260,15 +260,15 @@ static void group_noise_is_gumbel(void **state) {
     static const uint32_t domains[] = {FS_DOMAIN_GROUP, FS_DOMAIN_ONLINE, FS_DOMAIN_MERGE};
     const int64_t n = size(300000);
     double *u = new_array(n, sizeof *u);
-    judge j = judge_of("group noise");
+    findings found = findings_of("group noise");
     for (int k = 0; k < 3; k++) {
         for (int64_t i = 0; i < n; i++)
             u[i] =
                 uniform_of(noise_gumbel_of(noise_row(6, (uint64_t)(i / 100), 0, 0), (uint32_t)(i % 100), domains[k]));
-        judge_uniform(&j, k == 0 ? "parallel" : k == 1 ? "online" : "merge", u, n);
+        test_uniform(&found, k == 0 ? "parallel" : k == 1 ? "online" : "merge", u, n);
     }
     free(u);
-    conclude(&j);
+    conclude(&found);
 }
 
 /* ----------------------------------------------------------------------------------------------- independence ---- */
@@ -309,7 +309,7 @@ static void tokens_have_independent_noise(void **state) {
         {"online k", 0, FS_DOMAIN_ONLINE},
     };
     const int64_t n = size(200000);
-    judge j = judge_of("noise pairs");
+    findings found = findings_of("noise pairs");
     for (size_t k = 0; k < sizeof pairings / sizeof pairings[0]; k++) {
         int64_t count[SIDE * SIDE] = {0};
         double law[SIDE * SIDE];
@@ -320,9 +320,9 @@ static void tokens_have_independent_noise(void **state) {
             count[side_bin(a) * SIDE + side_bin(b)]++;
         }
         for (int i = 0; i < SIDE * SIDE; i++) law[i] = side_law(i / SIDE) * side_law(i % SIDE);
-        judge_counts(&j, pairings[k].what, count, law, SIDE * SIDE);
+        test_counts(&found, pairings[k].what, count, law, SIDE * SIDE);
     }
-    conclude(&j);
+    conclude(&found);
 }
 
 /* Group modes and top-p are as exact as masses are. */

@@ -164,9 +164,9 @@ static void every_flipped_bit_is_seen(void **state) {
             for (size_t bit = 0; bit < p.bytes * 8; bit++) {
                 p.part[i][bit / 8] ^= (char)(1 << bit % 8);
                 if (merge(&p, PARTS) != FS_ERR_PEER) fail_msg("layout %d: bit %d of part %d", layout, (int)bit, i);
-                char said[32];
-                snprintf(said, sizeof said, "part %d of 4", i);
-                assert_non_null(strstr(fs_error_text(p.context), said));
+                char message[32];
+                snprintf(message, sizeof message, "part %d of 4", i);
+                assert_non_null(strstr(fs_error_text(p.context), message));
                 p.part[i][bit / 8] ^= (char)(1 << bit % 8);
             }
         fs_context_destroy(p.context);

@@ -2,20 +2,20 @@
  * reject the same sampler without the error. */
 #include "suite.h"
 
-typedef struct verdict {
+typedef struct planted_test {
     planted_error error;
     const char *name;
     const char *caught_by[4]; /* tags of tests that must reject it; others may */
-    int rare;                 /* those tests need a third of the draws that judge the library */
+    int rare;                 /* those tests need a third of the draws that the library gets */
     char rejected_by[400];
-} verdict;
+} planted_test;
 
 /* On request every test is run on every error, and a table says which reject it (docs/exactness.md). */
 static int wants_table(void) {
     return getenv("FLASHSAMPLING_TEST_TABLE") != NULL;
 }
 
-static verdict verdicts[PLANTED_ERRORS] = {
+static planted_test planted_tests[PLANTED_ERRORS] = {
     {PLANTED_NOTHING, "nothing (control)", {NULL}, 0, ""},
     {PLANTED_24_BIT_NOISE, "24-bit noise", {"tail", "tail mass"}, 0, ""},
     {PLANTED_FAST_LOG, "fast log near 1", {"tail", "tail mass"}, 0, ""},
@@ -32,30 +32,30 @@ static verdict verdicts[PLANTED_ERRORS] = {
     {PLANTED_GROUP_BY_MAX, "a group's mass is its largest term", {"parallel", "online", "merged"}, 0, ""},
 };
 
-static int expected(const verdict *v, const char *tag) {
-    for (int i = 0; i < 4 && v->caught_by[i]; i++)
-        if (strcmp(v->caught_by[i], tag) == 0) return 1;
+static int expected(const planted_test *t, const char *tag) {
+    for (int i = 0; i < 4 && t->caught_by[i]; i++)
+        if (strcmp(t->caught_by[i], tag) == 0) return 1;
     return 0;
 }
 
 /* Runs on the planted sampler the tests that must reject it, and returns how many do not; on the control all of
  * them. */
-static int count_missing(verdict *v) {
-    planted self = {v->error};
+static int count_missing(planted_test *t) {
+    planted self = {t->error};
     const sampler s = planted_sampler(&self);
     int missing = 0;
-    for (int i = 0; i < 4 && v->caught_by[i]; i++) missing++;
+    for (int i = 0; i < 4 && t->caught_by[i]; i++) missing++;
     for (int i = 0; i < SUITE_CASES; i++) {
         const suite_case *c = &suite_cases[i];
-        const int decides = expected(v, c->tag);
-        if (!decides && v->error != PLANTED_NOTHING && !wants_table()) continue;
-        judge j = {.name = c->tag, .p = 1.0};
-        int64_t n = v->rare && decides ? c->n / 3 : c->power_n;
-        c->run(c, &s, (int64_t)test_size((uint64_t)n), &j);
-        size_t used = strlen(v->rejected_by);
-        if (judge_rejects(&j))
-            snprintf(v->rejected_by + used, sizeof v->rejected_by - used, "%s%s", used ? ", " : "", c->tag);
-        missing -= decides && judge_rejects(&j);
+        const int decides = expected(t, c->tag);
+        if (!decides && t->error != PLANTED_NOTHING && !wants_table()) continue;
+        findings found = {.name = c->tag, .p = 1.0};
+        int64_t n = t->rare && decides ? c->n / 3 : c->power_n;
+        c->run(c, &s, (int64_t)test_size((uint64_t)n), &found);
+        size_t used = strlen(t->rejected_by);
+        if (rejects(&found))
+            snprintf(t->rejected_by + used, sizeof t->rejected_by - used, "%s%s", used ? ", " : "", c->tag);
+        missing -= decides && rejects(&found);
     }
     return missing;
 }
@@ -67,18 +67,18 @@ static void needs_all_draws(void) {
 }
 
 static void suite_rejects(void **state) {
-    verdict *v = *state;
+    planted_test *t = *state;
     needs_all_draws();
-    assert_non_null(v->caught_by[0]);
-    const int missing = count_missing(v);
+    assert_non_null(t->caught_by[0]);
+    const int missing = count_missing(t);
     if (missing)
-        fail_msg("%s: rejected by %s; %d tests that should reject it do not", v->name, v->rejected_by, missing);
+        fail_msg("%s: rejected by %s; %d tests that should reject it do not", t->name, t->rejected_by, missing);
 }
 
 static void suite_does_not_reject_the_control(void **state) {
     (void)state;
-    count_missing(&verdicts[PLANTED_NOTHING]);
-    assert_string_equal(verdicts[PLANTED_NOTHING].rejected_by, "");
+    count_missing(&planted_tests[PLANTED_NOTHING]);
+    assert_string_equal(planted_tests[PLANTED_NOTHING].rejected_by, "");
 }
 
 /* ------------------------------------------------------------------------------------------------ the control ---- */
@@ -137,12 +137,13 @@ static int print_table(void **state) {
     (void)state;
     if (wants_table()) print_message("# %-44s rejected by\n", "planted error");
     for (int i = 0; i < PLANTED_ERRORS && wants_table(); i++)
-        print_message("# %-44s %s\n", verdicts[i].name, verdicts[i].rejected_by[0] ? verdicts[i].rejected_by : "-");
+        print_message("# %-44s %s\n", planted_tests[i].name,
+                      planted_tests[i].rejected_by[0] ? planted_tests[i].rejected_by : "-");
     return 0;
 }
 
 #define REJECTS(error, sentence)                                                                                       \
-    { sentence, suite_rejects, NULL, NULL, &verdicts[error] }
+    { sentence, suite_rejects, NULL, NULL, &planted_tests[error] }
 
 int main(void) {
     const struct CMUnitTest tests[] = {

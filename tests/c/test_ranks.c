@@ -21,7 +21,7 @@ typedef struct world {
     const char *mine[RANKS];
 } world;
 
-typedef struct seat {
+typedef struct peer {
     world *w;
     int rank;
     int fails; /* the next collective does not happen */
@@ -32,15 +32,15 @@ typedef struct seat {
     answer a;
     int64_t wire_bytes, fallback_rows;
     char text[512];
-} seat;
+} peer;
 
 static fs_status all_max(void *self, int64_t *values, int64_t count, void *stream) {
-    seat *s = self;
-    world *w = s->w;
+    peer *p = self;
+    world *w = p->w;
     (void)stream;
-    if (s->fails) return FS_ERR_PEER;
-    w->values[s->rank] = values;
-    w->count[s->rank] = count;
+    if (p->fails) return FS_ERR_PEER;
+    w->values[p->rank] = values;
+    w->count[p->rank] = count;
     pthread_barrier_wait(&w->barrier);
     int64_t *most = malloc((size_t)count * sizeof *most);
     for (int64_t i = 0; most && i < count; i++) {
@@ -55,71 +55,71 @@ static fs_status all_max(void *self, int64_t *values, int64_t count, void *strea
 }
 
 static fs_status all_gather(void *self, const void *mine, void *all, size_t bytes, void *stream) {
-    seat *s = self;
-    world *w = s->w;
+    peer *p = self;
+    world *w = p->w;
     (void)stream;
-    w->mine[s->rank] = mine;
+    w->mine[p->rank] = mine;
     pthread_barrier_wait(&w->barrier);
     for (int r = 0; r < w->ranks; r++) memcpy((char *)all + (size_t)r * bytes, w->mine[r], bytes);
     pthread_barrier_wait(&w->barrier);
     return FS_OK;
 }
 
-static fs_ranks ranks_of(seat *s) {
+static fs_ranks ranks_of(peer *p) {
     fs_ranks r = fs_ranks_default();
-    r.rank = s->rank;
-    r.count = s->w->ranks;
-    r.self = s;
+    r.rank = p->rank;
+    r.count = p->w->ranks;
+    r.self = p;
     r.all_max = all_max;
     r.all_gather = all_gather;
     return r;
 }
 
-static void *sit(void *arg) {
-    seat *s = arg;
-    const fs_ranks ranks = ranks_of(s);
-    const fs_head shard = call_shard(s->c, s->rank);
-    answer_clear(&s->a);
-    fs_result result = call_result(s->c, &s->a);
-    s->status = fs_sample_ranks(s->context, &ranks, &shard, &s->c->batch, &result);
-    s->wire_bytes = result.wire_bytes;
-    s->fallback_rows = result.fallback_rows;
-    snprintf(s->text, sizeof s->text, "%s", fs_error_text(s->context));
+static void *run_peer(void *arg) {
+    peer *p = arg;
+    const fs_ranks ranks = ranks_of(p);
+    const fs_head shard = call_shard(p->c, p->rank);
+    answer_clear(&p->a);
+    fs_result result = call_result(p->c, &p->a);
+    p->status = fs_sample_ranks(p->context, &ranks, &shard, &p->c->batch, &result);
+    p->wire_bytes = result.wire_bytes;
+    p->fallback_rows = result.fallback_rows;
+    snprintf(p->text, sizeof p->text, "%s", fs_error_text(p->context));
     return NULL;
 }
 
 /* Makes the call on every rank at once; each may have been given a call of its own. */
-static void together(world *w, seat *seats) {
+static void together(world *w, peer *peers) {
     pthread_t thread[RANKS];
-    for (int r = 0; r < w->ranks; r++) assert_int_equal(pthread_create(&thread[r], NULL, sit, &seats[r]), 0);
+    for (int r = 0; r < w->ranks; r++) assert_int_equal(pthread_create(&thread[r], NULL, run_peer, &peers[r]), 0);
     for (int r = 0; r < w->ranks; r++) pthread_join(thread[r], NULL);
 }
 
-static void open_world_within(world *w, seat *seats, int ranks, size_t fallback_bytes) {
+static void open_world_within(world *w, peer *peers, int ranks, size_t fallback_bytes) {
     memset(w, 0, sizeof *w);
     w->ranks = ranks;
     pthread_barrier_init(&w->barrier, NULL, (unsigned)ranks);
     for (int r = 0; r < ranks; r++) {
-        memset(&seats[r], 0, sizeof seats[r]);
-        seats[r].w = w;
-        seats[r].rank = r;
-        fs_options options = counted_options(&seats[r].memory, FS_BACKEND_CPU);
+        memset(&peers[r], 0, sizeof peers[r]);
+        peers[r].w = w;
+        peers[r].rank = r;
+        fs_options options = counted_options(&peers[r].memory, FS_BACKEND_CPU);
         options.threads = 1 + r % 2;
         options.fallback_bytes = fallback_bytes;
-        if (fs_context_create(&options, &seats[r].context) != FS_OK) fail_msg("%s", fs_error_text(NULL));
+        if (fs_context_create(&options, &peers[r].context) != FS_OK) fail_msg("%s", fs_error_text(NULL));
     }
 }
 
 #define PLENTY ((size_t)64 << 20)
 
-static void open_world(world *w, seat *seats, int ranks) {
-    open_world_within(w, seats, ranks, PLENTY);
+static void open_world(world *w, peer *peers, int ranks) {
+    open_world_within(w, peers, ranks, PLENTY);
 }
 
-static void close_world(world *w, seat *seats) {
+static void close_world(world *w, peer *peers) {
     for (int r = 0; r < w->ranks; r++) {
-        fs_context_destroy(seats[r].context);
-        assert_int_equal(seats[r].memory.live_blocks, 0);
+        fs_context_destroy(peers[r].context);
+        assert_int_equal(peers[r].memory.live_blocks, 0);
     }
     pthread_barrier_destroy(&w->barrier);
 }
@@ -128,12 +128,12 @@ static void close_world(world *w, seat *seats) {
 
 static void every_result_is_that_of_one_call(void **state) {
     (void)state;
-    static seat seats[RANKS];
+    static peer peers[RANKS];
     static answer whole;
     fs_context *alone = open_context(FS_BACKEND_CPU, 1, 0);
     for (int ranks = 1; ranks <= RANKS; ranks++) {
         world w;
-        open_world(&w, seats, ranks);
+        open_world(&w, peers, ranks);
         for (uint64_t i = 0; i < test_size(200); i++) {
             const call c = random_call(1000000 + i, ranks);
             if (c.batch.mode == FS_MODE_GROUP_PARALLEL) continue; /* depends on the ranks */
@@ -141,16 +141,16 @@ static void every_result_is_that_of_one_call(void **state) {
             fs_result expected = call_result(&c, &whole);
             if (fs_sample(alone, &c.head, &c.batch, &expected) != FS_OK) fail_msg("%s", fs_error_text(alone));
             assert_int_equal(answer_forget_rounds(&whole, c.batch.rows), expected.fallback_rows);
-            for (int r = 0; r < ranks; r++) seats[r].c = &c;
-            together(&w, seats);
+            for (int r = 0; r < ranks; r++) peers[r].c = &c;
+            together(&w, peers);
             for (int r = 0; r < ranks; r++) {
-                if (seats[r].status != FS_OK) fail_msg("call %d: %s", (int)i, seats[r].text);
-                assert_int_equal(answer_forget_rounds(&seats[r].a, c.batch.rows), seats[r].fallback_rows);
-                assert_memory_equal(&seats[r].a, &whole, sizeof whole);
-                assert_int_equal(seats[r].wire_bytes, seats[0].wire_bytes);
+                if (peers[r].status != FS_OK) fail_msg("call %d: %s", (int)i, peers[r].text);
+                assert_int_equal(answer_forget_rounds(&peers[r].a, c.batch.rows), peers[r].fallback_rows);
+                assert_memory_equal(&peers[r].a, &whole, sizeof whole);
+                assert_int_equal(peers[r].wire_bytes, peers[0].wire_bytes);
             }
         }
-        close_world(&w, seats);
+        close_world(&w, peers);
     }
     fs_context_destroy(alone);
 }
@@ -174,7 +174,7 @@ static call tied_call(int64_t tied, int ranks) {
 
 static void further_rounds_stay_within_their_budget(void **state) {
     (void)state;
-    static seat seats[RANKS];
+    static peer peers[RANKS];
     static answer expected;
     size_t before[3], one = SIZE_MAX; /* what a call without further rounds takes, and such a round of one row */
     for (int i = 0; i < 5; i++) {
@@ -182,25 +182,25 @@ static void further_rounds_stay_within_their_budget(void **state) {
         const int64_t tied = i == 1 ? 1 : 3, incomplete = i == 0 || i == 3 ? tied : 0;
         const call c = tied_call(tied, 3);
         world w;
-        open_world_within(&w, seats, 3, budget);
-        for (int r = 0; r < 3; r++) seats[r].c = &c;
-        together(&w, seats);
+        open_world_within(&w, peers, 3, budget);
+        for (int r = 0; r < 3; r++) peers[r].c = &c;
+        together(&w, peers);
         for (int r = 0; r < 3; r++) {
-            const uint32_t *status = seats[r].a.status;
-            int64_t said = 0;
-            assert_int_equal(seats[r].status, FS_OK);
-            if (i == 0) before[r] = seats[r].memory.most;
-            if (i == 1) one = seats[r].memory.most - before[r];
-            assert_true(seats[r].memory.most - before[r] <= budget);
-            for (int64_t b = 0; b < c.batch.rows; b++) said += (status[b] & FS_ROW_INCOMPLETE) != 0;
-            assert_int_equal(said, incomplete);
-            assert_int_equal(seats[r].fallback_rows, tied);
-            assert_int_equal(answer_forget_rounds(&seats[r].a, c.batch.rows), tied);
-            if (i == 2 && r == 0) expected = seats[r].a;
+            const uint32_t *status = peers[r].a.status;
+            int64_t flagged = 0;
+            assert_int_equal(peers[r].status, FS_OK);
+            if (i == 0) before[r] = peers[r].memory.most;
+            if (i == 1) one = peers[r].memory.most - before[r];
+            assert_true(peers[r].memory.most - before[r] <= budget);
+            for (int64_t b = 0; b < c.batch.rows; b++) flagged += (status[b] & FS_ROW_INCOMPLETE) != 0;
+            assert_int_equal(flagged, incomplete);
+            assert_int_equal(peers[r].fallback_rows, tied);
+            assert_int_equal(answer_forget_rounds(&peers[r].a, c.batch.rows), tied);
+            if (i == 2 && r == 0) expected = peers[r].a;
             for (int64_t b = 0; b < c.batch.rows && i > 1; b++)
-                assert_int_equal(seats[r].a.token[b], status[b] & FS_ROW_INCOMPLETE ? -1 : expected.token[b]);
+                assert_int_equal(peers[r].a.token[b], status[b] & FS_ROW_INCOMPLETE ? -1 : expected.token[b]);
         }
-        close_world(&w, seats);
+        close_world(&w, peers);
     }
 }
 
@@ -238,56 +238,56 @@ static void a_list_that_is_whole_does_not_keep_the_other_short(void **state) {
 
 static void ranks_that_differ_all_say_so(void **state) {
     (void)state;
-    static seat seats[RANKS];
+    static peer peers[RANKS];
     world w;
-    open_world(&w, seats, 3);
+    open_world(&w, peers, 3);
     call c = random_call(3, 3);
     c.batch.mode = FS_MODE_SAMPLE;
     c.batch.position = NULL;
     call other = c;
     for (int i = 0; i < 16; i++) {
         /* A shard that is new on this rank alone is something to say too; whose hash is the larger one is chance. */
-        if (i % 2) fs_context_destroy(seats[2].context), seats[2].context = open_context(FS_BACKEND_CPU, 1, 0);
+        if (i % 2) fs_context_destroy(peers[2].context), peers[2].context = open_context(FS_BACKEND_CPU, 1, 0);
         other.batch.position_all++;
-        for (int r = 0; r < 3; r++) seats[r].c = r == 2 ? &other : &c;
-        together(&w, seats);
+        for (int r = 0; r < 3; r++) peers[r].c = r == 2 ? &other : &c;
+        together(&w, peers);
         for (int r = 0; r < 3; r++) {
-            assert_int_equal(seats[r].status, FS_ERR_PEER);
-            assert_string_equal(seats[r].text, seats[0].text);
+            assert_int_equal(peers[r].status, FS_ERR_PEER);
+            assert_string_equal(peers[r].text, peers[0].text);
         }
-        seats[2].c = &c;
-        together(&w, seats);
-        for (int r = 0; r < 3; r++) assert_int_equal(seats[r].status, FS_OK);
+        peers[2].c = &c;
+        together(&w, peers);
+        for (int r = 0; r < 3; r++) assert_int_equal(peers[r].status, FS_OK);
     }
-    close_world(&w, seats);
+    close_world(&w, peers);
 }
 
 /* Rank `failing` has this error of its own, the others are told whose it is, and nobody waits. */
-static void expect_failure_of(const world *w, const seat *seats, int failing, fs_status own, const char *why) {
-    char said[32];
-    snprintf(said, sizeof said, "rank %d failed", failing);
+static void expect_failure_of(const world *w, const peer *peers, int failing, fs_status own, const char *why) {
+    char message[32];
+    snprintf(message, sizeof message, "rank %d failed", failing);
     for (int r = 0; r < w->ranks; r++) {
-        assert_int_equal(seats[r].status, r == failing ? own : FS_ERR_PEER);
-        assert_non_null(strstr(seats[r].text, r == failing ? why : said));
+        assert_int_equal(peers[r].status, r == failing ? own : FS_ERR_PEER);
+        assert_non_null(strstr(peers[r].text, r == failing ? why : message));
     }
 }
 
 static void a_backend_that_knows_no_ranks_tells_the_others(void **state) {
     (void)state;
-    static seat seats[RANKS];
+    static peer peers[RANKS];
     world w;
-    open_world(&w, seats, 3);
+    open_world(&w, peers, 3);
     call c = random_call(3, 3);
-    fs_context *cpu = seats[1].context;
-    seats[1].context = open_context(FS_BACKEND_REFERENCE, 1, 0);
-    for (int r = 0; r < 3; r++) seats[r].c = &c;
-    together(&w, seats);
-    expect_failure_of(&w, seats, 1, FS_ERR_UNSUPPORTED, "reference");
-    fs_context_destroy(seats[1].context);
-    seats[1].context = cpu;
-    together(&w, seats);
-    for (int r = 0; r < 3; r++) assert_int_equal(seats[r].status, FS_OK);
-    close_world(&w, seats);
+    fs_context *cpu = peers[1].context;
+    peers[1].context = open_context(FS_BACKEND_REFERENCE, 1, 0);
+    for (int r = 0; r < 3; r++) peers[r].c = &c;
+    together(&w, peers);
+    expect_failure_of(&w, peers, 1, FS_ERR_UNSUPPORTED, "reference");
+    fs_context_destroy(peers[1].context);
+    peers[1].context = cpu;
+    together(&w, peers);
+    for (int r = 0; r < 3; r++) assert_int_equal(peers[r].status, FS_OK);
+    close_world(&w, peers);
 }
 
 /* Two flat rows, whose nucleus no list of the usual length holds. */
@@ -303,119 +303,119 @@ static call wide_call(void) {
 /* The first tokens, the last ones, and all. */
 static void tokens_of_no_rank_are_named(void **state) {
     (void)state;
-    static seat seats[RANKS];
+    static peer peers[RANKS];
     world w;
-    open_world(&w, seats, 2);
+    open_world(&w, peers, 2);
     call c = wide_call();
     const int64_t end = c.head.rows, cuts[][3] = {{16, 32, end}, {0, 16, end - 1}, {end, end, end}, {0, 16, end}};
-    char said[3][64];
-    snprintf(said[0], sizeof said[0], "tokens 0 to 15 belong to no rank");
-    snprintf(said[1], sizeof said[1], "tokens %d to %d belong to no rank", (int)end - 1, (int)end - 1);
-    snprintf(said[2], sizeof said[2], "tokens 0 to %d belong to no rank", (int)end - 1);
+    char message[3][64];
+    snprintf(message[0], sizeof message[0], "tokens 0 to 15 belong to no rank");
+    snprintf(message[1], sizeof message[1], "tokens %d to %d belong to no rank", (int)end - 1, (int)end - 1);
+    snprintf(message[2], sizeof message[2], "tokens 0 to %d belong to no rank", (int)end - 1);
     for (int i = 0; i < 4; i++) {
         memcpy(c.cut, cuts[i], sizeof cuts[i]);
-        for (int r = 0; r < 2; r++) seats[r].c = &c;
-        together(&w, seats);
+        for (int r = 0; r < 2; r++) peers[r].c = &c;
+        together(&w, peers);
         for (int r = 0; r < 2; r++) {
-            assert_int_equal(seats[r].status, i == 3 ? FS_OK : FS_ERR_PEER);
-            if (i < 3 && !strstr(seats[r].text, said[i])) fail_msg("'%s' is not '%s'", seats[r].text, said[i]);
+            assert_int_equal(peers[r].status, i == 3 ? FS_OK : FS_ERR_PEER);
+            if (i < 3 && !strstr(peers[r].text, message[i])) fail_msg("'%s' is not '%s'", peers[r].text, message[i]);
         }
     }
     /* What was whole of one vocabulary is not of a larger one. */
     c.head.vocab = end + 1;
-    together(&w, seats);
-    for (int r = 0; r < 2; r++) assert_int_equal(seats[r].status, FS_ERR_PEER);
-    close_world(&w, seats);
+    together(&w, peers);
+    for (int r = 0; r < 2; r++) assert_int_equal(peers[r].status, FS_ERR_PEER);
+    close_world(&w, peers);
 }
 
 /* ------------------------------------------------------------------------------------------------------ memory ---- */
 
 /* Work memory of the caller's for calls with lists of this length. */
-static size_t work_bytes(seat *s, int32_t list_capacity) {
+static size_t work_bytes(peer *p, int32_t list_capacity) {
     size_t bytes;
-    fs_batch batch = s->c->batch;
-    fs_result result = call_result(s->c, &s->a);
-    const fs_head shard = call_shard(s->c, s->rank);
+    fs_batch batch = p->c->batch;
+    fs_result result = call_result(p->c, &p->a);
+    const fs_head shard = call_shard(p->c, p->rank);
     batch.list_capacity = list_capacity;
-    assert_int_equal(fs_work_size(s->context, &shard, &batch, &result, &bytes, NULL), FS_OK);
+    assert_int_equal(fs_work_size(p->context, &shard, &batch, &result, &bytes, NULL), FS_OK);
     return bytes;
 }
 
 static void rounds_there_is_no_memory_for_leave_rows_incomplete(void **state) {
     (void)state;
-    static seat seats[RANKS];
+    static peer peers[RANKS];
     _Alignas(64) static char memory[1 << 20];
     world w;
-    open_world(&w, seats, 2);
+    open_world(&w, peers, 2);
     const call c = wide_call();
     for (int some = 0; some < 2; some++) { /* on one rank, or on none */
-        for (int r = 0; r < 2; r++) seats[r].c = &c;
-        const size_t bytes = (work_bytes(&seats[0], 1024) + work_bytes(&seats[0], MOST_V)) / 2;
+        for (int r = 0; r < 2; r++) peers[r].c = &c;
+        const size_t bytes = (work_bytes(&peers[0], 1024) + work_bytes(&peers[0], MOST_V)) / 2;
         assert_true(bytes <= sizeof memory);
-        if (some) assert_int_equal(fs_context_set_work(seats[0].context, memory, bytes), FS_OK);
-        together(&w, seats);
+        if (some) assert_int_equal(fs_context_set_work(peers[0].context, memory, bytes), FS_OK);
+        together(&w, peers);
         for (int r = 0; r < 2; r++) {
-            if (seats[r].status != FS_OK) fail_msg("rank %d: %s", r, seats[r].text);
+            if (peers[r].status != FS_OK) fail_msg("rank %d: %s", r, peers[r].text);
             for (int b = 0; b < 2; b++)
-                assert_int_equal(seats[r].a.status[b], some ? FS_ROW_INCOMPLETE : FS_ROW_FALLBACK);
+                assert_int_equal(peers[r].a.status[b], some ? FS_ROW_INCOMPLETE : FS_ROW_FALLBACK);
         }
     }
-    close_world(&w, seats);
+    close_world(&w, peers);
 }
 
 /* Memory to merge is there before the ranks meet, or the others would not know. */
 static void a_rank_without_memory_to_merge_tells_the_others(void **state) {
     (void)state;
-    static seat seats[RANKS];
+    static peer peers[RANKS];
     _Alignas(64) static char memory[1 << 20];
     world w;
-    open_world(&w, seats, RANKS);
+    open_world(&w, peers, RANKS);
     call c = wide_call();
     c.batch.rows = 1;
     for (int r = 0; r < RANKS; r++) {
-        seats[r].c = &c;
+        peers[r].c = &c;
         c.cut[r + 1] = MOST_V / RANKS * (r + 1);
     }
-    const size_t bytes = work_bytes(&seats[2], 0);
+    const size_t bytes = work_bytes(&peers[2], 0);
     assert_true(bytes <= sizeof memory);
-    assert_int_equal(fs_context_set_work(seats[2].context, memory, bytes), FS_OK);
-    together(&w, seats);
-    expect_failure_of(&w, seats, 2, FS_ERR_MEMORY, "work memory");
-    close_world(&w, seats);
+    assert_int_equal(fs_context_set_work(peers[2].context, memory, bytes), FS_OK);
+    together(&w, peers);
+    expect_failure_of(&w, peers, 2, FS_ERR_MEMORY, "work memory");
+    close_world(&w, peers);
 }
 
 static void a_transport_that_fails_is_an_error_with_a_text(void **state) {
     (void)state;
-    static seat seats[RANKS];
+    static peer peers[RANKS];
     world w;
-    open_world(&w, seats, 1);
+    open_world(&w, peers, 1);
     const call c = random_call(5, 1);
-    seats[0].c = &c;
-    seats[0].fails = 1;
-    together(&w, seats);
-    assert_int_equal(seats[0].status, FS_ERR_PEER);
-    assert_non_null(strstr(seats[0].text, "does not say why"));
+    peers[0].c = &c;
+    peers[0].fails = 1;
+    together(&w, peers);
+    assert_int_equal(peers[0].status, FS_ERR_PEER);
+    assert_non_null(strstr(peers[0].text, "does not say why"));
     /* What was wrong before says more. */
     call bad = c;
     bad.batch.rows = -1;
-    seats[0].c = &bad;
-    together(&w, seats);
-    assert_int_equal(seats[0].status, FS_ERR_ARGUMENT);
-    assert_non_null(strstr(seats[0].text, "batch.rows"));
-    close_world(&w, seats);
+    peers[0].c = &bad;
+    together(&w, peers);
+    assert_int_equal(peers[0].status, FS_ERR_ARGUMENT);
+    assert_non_null(strstr(peers[0].text, "batch.rows"));
+    close_world(&w, peers);
 }
 
 static void bad_ranks_are_refused(void **state) {
     (void)state;
-    static seat seats[RANKS];
+    static peer peers[RANKS];
     world w;
-    open_world(&w, seats, 1);
+    open_world(&w, peers, 1);
     const call c = random_call(5, 1);
     answer a;
     fs_result result = call_result(&c, &a);
-    fs_context *context = seats[0].context;
+    fs_context *context = peers[0].context;
     for (int i = 0; i < 5; i++) {
-        fs_ranks ranks = ranks_of(&seats[0]);
+        fs_ranks ranks = ranks_of(&peers[0]);
         if (i == 0) ranks.count = 0;
         if (i == 1) ranks.rank = 1;
         if (i == 2) ranks.all_gather = NULL;
@@ -426,22 +426,22 @@ static void bad_ranks_are_refused(void **state) {
         assert_non_null(strstr(fs_error_text(context), "ranks."));
     }
     assert_int_equal(fs_sample_ranks(context, NULL, &c.head, &c.batch, &result), FS_ERR_ARGUMENT);
-    close_world(&w, seats);
+    close_world(&w, peers);
 }
 
 static void the_online_groups_are_refused_on_every_rank(void **state) {
     (void)state;
-    static seat seats[RANKS];
+    static peer peers[RANKS];
     world w;
-    open_world(&w, seats, 2);
+    open_world(&w, peers, 2);
     call c = random_call(7, 2);
     c.batch.mode = FS_MODE_GROUP_ONLINE;
     c.batch.samples = 1;
     c.batch.top_k = NULL, c.batch.top_p = c.batch.min_p = NULL;
-    for (int r = 0; r < 2; r++) seats[r].c = &c;
-    together(&w, seats);
-    for (int r = 0; r < 2; r++) assert_int_equal(seats[r].status, FS_ERR_UNSUPPORTED);
-    close_world(&w, seats);
+    for (int r = 0; r < 2; r++) peers[r].c = &c;
+    together(&w, peers);
+    for (int r = 0; r < 2; r++) assert_int_equal(peers[r].status, FS_ERR_UNSUPPORTED);
+    close_world(&w, peers);
 }
 
 int main(void) {

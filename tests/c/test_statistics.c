@@ -10,10 +10,10 @@ static int p_values;
 static void run_case(void **state) {
     const suite_case *c = *state;
     const sampler s = library_sampler(context);
-    judge j = {.name = c->tag, .loud = 1, .p = 1.0};
-    c->run(c, &s, (int64_t)test_size((uint64_t)c->n), &j);
-    p_values += j.p_values;
-    if (judge_rejects(&j)) fail_msg("%s: p = %g is below %g", c->name, j.p, SUITE_ALPHA);
+    findings found = {.name = c->tag, .loud = 1, .p = 1.0};
+    c->run(c, &s, (int64_t)test_size((uint64_t)c->n), &found);
+    p_values += found.p_values;
+    if (rejects(&found)) fail_msg("%s: p = %g is below %g", c->name, found.p, SUITE_ALPHA);
 }
 
 /* noise_gumbel_fast, as a function of its random word. */
@@ -37,7 +37,7 @@ static double fast_tail(int64_t tokens) {
     return drawn;
 }
 
-/* Appendix C's noise ends at 16.6 and is coarse before that. How far off its draws are is printed, not judged. */
+/* Appendix C's noise ends at 16.6 and is coarse before that. How far off its draws are is printed, not tested. */
 static void fast_math_noise_is_measured(void **state) {
     (void)state;
     static const suite_case zipf = {.tag = "fast-math zipf", .shape = SHAPE_ZIPF, .vocab = 1009};
@@ -45,7 +45,7 @@ static void fast_math_noise_is_measured(void **state) {
     int64_t *count = new_array(zipf.vocab, sizeof *count);
     double *law = new_array(zipf.vocab, sizeof *law);
     draws d = suite_draws(&zipf);
-    judge j = {.name = zipf.tag, .loud = 1, .p = 1.0};
+    findings found = {.name = zipf.tag, .loud = 1, .p = 1.0};
     for (uint32_t token = 0; token < 1000; token++) {
         fs_noise noise = noise_row(1, 2, 3, 4);
         float g = fast_gumbel(noise_words(noise, token >> 2, FS_DOMAIN_FAST).w[token & 3]);
@@ -56,7 +56,7 @@ static void fast_math_noise_is_measured(void **state) {
                       (long long)tokens, TAIL_MASS, fast_tail(tokens));
     law_of(&d, law);
     suite_count(&zipf, &s, FS_NOISE_FAST, (int64_t)test_size(100000), count);
-    judge_counts(&j, "tokens, not judged", count, law, zipf.vocab);
+    test_counts(&found, "tokens, not tested", count, law, zipf.vocab);
     suite_free(&d);
     free(count);
     free(law);
@@ -72,7 +72,7 @@ static void the_suite_rarely_rejects_a_right_sampler(void **state) {
 
 static int open_library(void **state) {
     (void)state;
-    /* Short blocks: how they are merged is judged too. */
+    /* Short blocks: how they are merged is tested too. */
     context = open_context(FS_BACKEND_CPU, 1, 128);
     return 0;
 }

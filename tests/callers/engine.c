@@ -1,6 +1,7 @@
-/* engine.c - a serving engine with continuous batching. Requests come and go, each has a slot with its own rules; a step draws
- * one token for every running request. Structs and arrays are set up once and never move; a step only changes what is in the
- * arrays. That is the shape a CUDA graph wants: capture fs_sample once, replay it every step, no host code in between.
+/* engine.c - a serving engine with continuous batching. Requests come and go, each has a slot with its own rules; a
+ * step draws one token for every running request. Structs and arrays are set up once and never move; a step only
+ * changes what is in the arrays. That is the shape a CUDA graph wants: capture fs_sample once, replay it every step, no
+ * host code in between.
  *
  * The engine asks for a GPU first. A build without CUDA says FS_ERR_UNSUPPORTED, and the same arrays go to the CPU. */
 #include <flashsampling.h>
@@ -64,7 +65,8 @@ static void check(fs_status status, const fs_context *context) {
     if (status != FS_OK) fail(fs_status_text(status), fs_error_text(context));
 }
 
-/* ------------------------------------------------------------------------------------------------------- the model ---- */
+/* ------------------------------------------------------------------------------------------------------- the model
+ * ---- */
 
 static float hash_float(uint32_t x) {
     x = (x ^ x >> 16) * 0x7FEB352Du;
@@ -78,7 +80,8 @@ static void forward(int32_t token, uint64_t position, float *h) {
         h[d] = 3.0f * hash_float((uint32_t)token * 131u + (uint32_t)position * 7919u + (uint32_t)d * 104729u);
 }
 
-/* ----------------------------------------------------------------------------------------------------------- setup ---- */
+/* ----------------------------------------------------------------------------------------------------------- setup
+ * ---- */
 
 static void *count_alloc(void *user, size_t alignment, size_t bytes) {
     ++*(int *)user;
@@ -159,7 +162,8 @@ static void engine_destroy(engine *e) {
     free(e);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ step ---- */
+/* ------------------------------------------------------------------------------------------------------------ step
+ * ---- */
 
 static int admit(engine *e, request *r) {
     for (int s = 0; s < SLOTS; s++) {
@@ -177,7 +181,7 @@ static int admit(engine *e, request *r) {
     return 0;
 }
 
-/* Seats the running requests in the rows of this step, from `shift` on: where one sits means nothing. */
+/* Puts the running requests into the rows of this step, from `shift` on: which row one has means nothing. */
 static void schedule(engine *e, int shift) {
     for (int b = 0; b < ROWS; b++) e->slot[b] = -1;
     for (int s = 0; s < SLOTS; s++) {
@@ -223,7 +227,8 @@ static void serve(engine *e, request *requests, int count) {
     if (e->allocations != at_start) fail("a step", "allocated memory");
 }
 
-/* ----------------------------------------------------------------------------------------------------------- check ---- */
+/* ----------------------------------------------------------------------------------------------------------- check
+ * ---- */
 
 static void check_grammar(const engine *e, const request *r) {
     for (int i = 0; i < r->length && r->grammar >= 0; i++)

@@ -1,6 +1,6 @@
-/* llama_loop.c - a single-sequence loop on the CPU, as local runners have it: the program has threads of its own and lends
- * them to the library, logits go through a soft-cap, and beside the drawn token the 40 best candidates come out with their
- * logits, for a display or for a sampler of the program's own. */
+/* llama_loop.c - a single-sequence loop on the CPU, as local runners have it: the program has threads of its own and
+ * lends them to the library, logits go through a soft-cap, and beside the drawn token the 40 best candidates come out
+ * with their logits, for a display or for a sampler of the program's own. */
 #define _POSIX_C_SOURCE 200112L
 #include <flashsampling.h>
 
@@ -15,7 +15,8 @@ static const float softcap = 30.0f;
 
 static float W[V][D];
 
-/* ------------------------------------------------------------------------------------------- the program's threads ---- */
+/* ------------------------------------------------------------------------------------------- the program's threads
+ * ---- */
 
 typedef struct pool {
     pthread_t thread[WORKERS];
@@ -68,7 +69,8 @@ static void pool_stop(pool *p) {
     pthread_barrier_destroy(&p->end);
 }
 
-/* ------------------------------------------------------------------------------------------------------- the model ---- */
+/* ------------------------------------------------------------------------------------------------------- the model
+ * ---- */
 
 static float hash_float(uint32_t x) {
     x = (x ^ x >> 16) * 0x7FEB352Du;
@@ -81,7 +83,8 @@ static void forward(int32_t token, int position, float *h) {
     for (int d = 0; d < D; d++) h[d] = 3.0f * hash_float((uint32_t)(token * 131 + position * 7919 + d * 104729));
 }
 
-/* -------------------------------------------------------------------------------------------------------- the loop ---- */
+/* -------------------------------------------------------------------------------------------------------- the loop
+ * ---- */
 
 static void check(fs_status status, const fs_context *context) {
     if (status == FS_OK) return;
@@ -126,7 +129,8 @@ static void generate(fs_context *context, int32_t token[STEPS + 1], candidates t
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- the check ---- */
+/* ------------------------------------------------------------------------------------------------------- the check
+ * ---- */
 
 static int descending(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;

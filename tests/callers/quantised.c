@@ -1,6 +1,6 @@
-/* quantised.c - a caller whose head is stored in blocks of 32 int8 with one scale, a format the library does not read yet.
- * It asks; told FS_ERR_UNSUPPORTED, it multiplies itself and hands over stored logits. Rules, noise and results are the same
- * on both ways, so the day the format is read natively its users see the same tokens. */
+/* quantised.c - a caller whose head is stored in blocks of 32 int8 with one scale, a format the library does not read
+ * yet. It asks; told FS_ERR_UNSUPPORTED, it multiplies itself and hands over stored logits. Rules, noise and results
+ * are the same on both ways, so the day the format is read natively its users see the same tokens. */
 #include <flashsampling.h>
 
 #include <stdio.h>
@@ -23,7 +23,8 @@ static void check(fs_status status, const fs_context *context) {
     exit(1);
 }
 
-/* Scales are powers of two and activations multiples of 1/16, so every sum below is exact and its order does not matter. */
+/* Scales are powers of two and activations multiples of 1/16, so every sum below is exact and its order does not
+ * matter. */
 static void fill(void) {
     uint32_t r = 1;
     for (int v = 0; v < V; v++)

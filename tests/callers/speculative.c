@@ -1,6 +1,7 @@
-/* speculative.c - speculative decoding with shared noise. The draft model draws with the noise the target would use, so it
- * guesses not only what is likely but what will be drawn; the target then draws all k + 1 positions in one batch, and tokens
- * are accepted while the two agree. No acceptance probabilities: the output is the one without a draft, bit for bit. */
+/* speculative.c - speculative decoding with shared noise. The draft model draws with the noise the target would use, so
+ * it guesses not only what is likely but what will be drawn; the target then draws all k + 1 positions in one batch,
+ * and tokens are accepted while the two agree. No acceptance probabilities: the output is the one without a draft, bit
+ * for bit. */
 #include <flashsampling.h>
 
 #include <stdio.h>
@@ -68,13 +69,13 @@ static void generate(fs_context *context, int32_t *text) {
 static int generate_speculatively(fs_context *context, int32_t *text) {
     int passes = 0;
     for (int at = 0; at + 1 < LENGTH; passes++) {
-        int32_t guess[K + 1], verdict[K + 1], accepted;
+        int32_t guess[K + 1], drawn[K + 1], accepted;
         guess[0] = text[at]; /* what is known, then K guesses */
         for (int i = 0; i < K; i++) draw(context, &draft, &guess[i], at + i, 1, &guess[i + 1]);
-        draw(context, &target, guess, at, K + 1, verdict);
-        check(fs_accept(NULL, FS_I32, 1, K, &guess[1], verdict, &accepted), NULL);
+        draw(context, &target, guess, at, K + 1, drawn);
+        check(fs_accept(NULL, FS_I32, 1, K, &guess[1], drawn, &accepted), NULL);
         /* The accepted guesses and the target's own next token: all of them are the target's draws. */
-        for (int i = 0; i <= accepted && at + 1 < LENGTH; i++) text[++at] = verdict[i];
+        for (int i = 0; i <= accepted && at + 1 < LENGTH; i++) text[++at] = drawn[i];
     }
     return passes;
 }

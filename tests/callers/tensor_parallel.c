@@ -1,6 +1,7 @@
-/* tensor_parallel.c - the head is split over ranks, and the engine has an all-gather of its own (NCCL, MPI, shared memory).
- * Each rank makes a part from its shard, the parts are gathered, and every rank merges them to the same tokens, which are
- * those of the unsharded head. Ranks are threads here, and the all-gather is a copy between two barriers. */
+/* tensor_parallel.c - the head is split over ranks, and the engine has an all-gather of its own (NCCL, MPI, shared
+ * memory). Each rank makes a part from its shard, the parts are gathered, and every rank merges them to the same
+ * tokens, which are those of the unsharded head. Ranks are threads here, and the all-gather is a copy between two
+ * barriers. */
 #define _POSIX_C_SOURCE 200112L
 #include <flashsampling.h>
 
@@ -33,7 +34,8 @@ static void check(fs_status status, const fs_context *context) {
     exit(1);
 }
 
-/* ------------------------------------------------------------------------------------- what every rank agrees on ---- */
+/* ------------------------------------------------------------------------------------- what every rank agrees on
+ * ---- */
 
 static const float temperature[B] = {1.0f, 0.7f, 0.0f, 1.0f, 1.0f, 4.0f};
 static const int32_t top_k[B] = {0, 40, 0, 0, 0, 0};
@@ -77,7 +79,8 @@ static fs_head make_shard(int rank, int ranks) {
     return head;
 }
 
-/* ------------------------------------------------------------------------------------------- the engine's transport ---- */
+/* ------------------------------------------------------------------------------------------- the engine's transport
+ * ---- */
 
 typedef struct world {
     int ranks;
@@ -96,7 +99,8 @@ static char *all_gather(world *w, int rank, const void *part, size_t bytes) {
     return w->gathered;
 }
 
-/* ------------------------------------------------------------------------------------------------------- one rank ---- */
+/* ------------------------------------------------------------------------------------------------------- one rank
+ * ---- */
 
 static int is_incomplete(const answer *a) {
     for (int b = 0; b < B; b++)
@@ -113,8 +117,9 @@ static void run_rank(world *w, int rank, answer *a) {
     fs_head shard = make_shard(rank, w->ranks);
     fs_batch batch = make_batch();
     fs_result result = make_result(a);
-    /* A row whose nucleus is wider than the candidate lists comes back incomplete, on every rank alike: they saw the same parts. So
-     * all of them go round again, with longer lists. A list as long as the vocabulary proves everything. */
+    /* A row whose nucleus is wider than the candidate lists comes back incomplete, on every rank alike: they saw the
+     * same parts. So all of them go round again, with longer lists. A list as long as the vocabulary proves
+     * everything. */
     for (;; batch.list_capacity = batch.list_capacity ? 4 * batch.list_capacity : 4096) {
         size_t bytes;
         check(fs_partial_size(context, &shard, &batch, &result, &bytes), context);
@@ -133,17 +138,18 @@ static void run_rank(world *w, int rank, answer *a) {
     fs_context_destroy(context);
 }
 
-/* ---------------------------------------------------------------------------------------------- the ranks together ---- */
+/* ---------------------------------------------------------------------------------------------- the ranks together
+ * ---- */
 
-typedef struct seat {
+typedef struct peer {
     world *w;
     int rank;
     answer a;
-} seat;
+} peer;
 
-static void *sit(void *arg) {
-    seat *s = arg;
-    run_rank(s->w, s->rank, &s->a);
+static void *run_peer(void *arg) {
+    peer *p = arg;
+    run_rank(p->w, p->rank, &p->a);
     return NULL;
 }
 
@@ -168,24 +174,24 @@ int main(void) {
 
     for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
         world w = {.ranks = ranks};
-        static seat seats[MOST_RANKS];
-        memset(seats, 0, sizeof seats);
+        static peer peers[MOST_RANKS];
+        memset(peers, 0, sizeof peers);
         pthread_t thread[MOST_RANKS];
         pthread_barrier_init(&w.barrier, NULL, (unsigned)ranks);
         for (int r = 0; r < ranks; r++) {
-            seats[r].w = &w;
-            seats[r].rank = r;
-            if (pthread_create(&thread[r], NULL, sit, &seats[r]) != 0) return 1;
+            peers[r].w = &w;
+            peers[r].rank = r;
+            if (pthread_create(&thread[r], NULL, run_peer, &peers[r]) != 0) return 1;
         }
         for (int r = 0; r < ranks; r++) pthread_join(thread[r], NULL);
         pthread_barrier_destroy(&w.barrier);
         free(w.gathered);
         for (int r = 0; r < ranks; r++)
-            if (!same(&seats[r].a, &whole)) {
+            if (!same(&peers[r].a, &whole)) {
                 fprintf(stderr, "tensor_parallel: rank %d of %d differs from the unsharded head\n", r, ranks);
                 return 1;
             }
-        printf("%d ranks: the same tokens, logprobs and log Z after %d exchanges\n", ranks, seats[0].a.rounds);
+        printf("%d ranks: the same tokens, logprobs and log Z after %d exchanges\n", ranks, peers[0].a.rounds);
     }
     return 0;
 }

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Compiles the CUDA kernels with nvcc, where there is one, and reads the assembler's report: no instantiation may spill a register
-or have its tensor instructions serialised. Also checks that the generated wrappers are what their script writes.
+"""Compiles the CUDA kernels with nvcc, where there is one, and reads the assembler's report: no instantiation may spill
+a register or have its tensor instructions serialised. Also checks that the generated wrappers are what their script
+writes.
 
-A tile file named after sm_90 is compiled for it, the others for the oldest architecture; with --all for every one of them. That takes
-minutes, so a good report is kept in the build folder for as long as what it was made from stays the same.
+A tile file named after sm_90 is compiled for it, the others for the oldest architecture; with --all for every one of
+them. That takes minutes, so a good report is kept in the build folder for as long as what it was made from stays the
+same.
 """
 import concurrent.futures
 import hashlib
@@ -29,8 +31,8 @@ def jobs(portable):
 
 def compile_one(nvcc, folder, file, arch):
     """What is wrong, and a line about the report."""
-    command = [nvcc, "-std=c++17", "-O3", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-Xptxas", "-v", f"-I{ROOT / 'src'}",
-               f"-I{ROOT / 'include'}", "-c", file, "-o", Path(folder) / f"{file.name}.{arch}.o"]
+    command = [nvcc, "-std=c++17", "-O3", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-Xptxas", "-v",
+               f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-c", file, "-o", Path(folder) / f"{file.name}.{arch}.o"]
     run = subprocess.run(command, capture_output=True, text=True)
     report = run.stdout + run.stderr
     if run.returncode:
@@ -40,8 +42,8 @@ def compile_one(nvcc, folder, file, arch):
     spills = [line for line in report.splitlines() if re.search(r"[1-9]\d* bytes spill", line)]
     serialised = [line for line in report.splitlines() if re.search(r"\(C75\d\d\)", line)]
     wrong = spills + serialised + ([] if kernels else ["no kernel in " + file.name])
-    return wrong, (f"{file.name}, sm_{arch}: {kernels} kernels, at most {registers} registers, {len(spills)} with spills, "
-                   f"{len(serialised)} warnings about serialised tensor instructions")
+    return wrong, (f"{file.name}, sm_{arch}: {kernels} kernels, at most {registers} registers, "
+                   f"{len(spills)} with spills, {len(serialised)} warnings about serialised tensor instructions")
 
 
 def fingerprint(nvcc):

@@ -24,7 +24,8 @@ if command -v pkg-config >/dev/null 2>&1; then
     cp -r "$root/examples" "$work/examples"
     make -s -C "$work/examples" clean all CFLAGS="-O2 -Wall -Wextra -Werror"
     # shellcheck disable=SC2016 # likewise
-    awk '/^```c run$/ { code = 1 } code && /^```$/ { fence++; next } code && fence == 2' "$root/README.md" >"$work/readme.txt"
+    awk '/^```c run$/ { code = 1 } code && /^```$/ { fence++; next } code && fence == 2' "$root/README.md" \
+        >"$work/readme.txt"
     "$work/examples/minimal" | diff "$work/readme.txt" - || {
         echo "examples/minimal does not print what README.md says"
         exit 1

@@ -1,5 +1,5 @@
-"""Reports files of more than 500 lines, and pages of results of more than 80. A note, not a failure: such a file needs a reason, and a
-reader judges it."""
+"""Reports files of more than 500 lines, and pages of results of more than 80. A note, not a failure: such a file needs
+a reason."""
 
 from pathlib import Path
 

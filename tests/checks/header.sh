@@ -3,7 +3,8 @@ set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-printf '#include <flashsampling.h>\n#include <flashsampling.h>\nint f(void);\nint f(void) { return (int)fs_batch_default().size; }\n' >"$work/user.c"
+printf '%s\n' '#include <flashsampling.h>' '#include <flashsampling.h>' 'int f(void);' \
+    'int f(void) { return (int)fs_batch_default().size; }' >"$work/user.c"
 cp "$work/user.c" "$work/user.cpp"
 strict="-Wall -Wextra -pedantic -Wshadow -Wconversion -Wundef -Werror -fsyntax-only"
 
@@ -46,4 +47,5 @@ if command -v nvcc >/dev/null 2>&1; then
     fi
 fi
 echo "$count ways"
-command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || echo "note: no C++ compiler is here; only C was tried"
+command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 ||
+    echo "note: no C++ compiler is here; only C was tried"

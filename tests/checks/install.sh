@@ -1,12 +1,13 @@
-# What is installed is what `make build` builds, and can be used: from pkg-config (shared and static) and from CMake, out of a
-# prefix that was moved.
+# What is installed is what `make build` builds, and can be used: from pkg-config (shared and static) and from CMake,
+# out of a prefix that was moved.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# `make install` on a clean tree: the targets that `make build` names must make every program and library that is installed.
-# Their commands are looked at, not run: that is quick, and what an earlier build has left behind does not hide it.
+# `make install` on a clean tree: the targets that `make build` names must make every program and library that is
+# installed. Their commands are looked at, not run: that is quick, and what an earlier build has left behind does not
+# hide it.
 targets=$(make -n -C "$root" build | sed -n 's/.*--target //p')
 # shellcheck disable=SC2086 # the words are targets
 ninja -C "$FS_BUILD" -t commands $targets | tr ' ' '\n' | sort -u >"$work/made"

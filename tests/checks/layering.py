@@ -1,7 +1,7 @@
 """Who may include whom. core includes only core; a backend includes core, error.h and backend.h, never another backend.
 
-The arrows of ARCHITECTURE.md, one row each; a folder without a row may include nothing of ours. A file's own row adds to
-its folder's.
+The arrows of ARCHITECTURE.md, one row each; a folder without a row may include nothing of ours. A file's own row adds
+to its folder's.
 """
 
 import re

@@ -1,5 +1,6 @@
-"""The library never prints, exits, aborts or asserts: not in its source, not in what its object code calls. What it allocates it
-can be given by options.alloc: of the C library's functions for memory it calls aligned_alloc and free alone."""
+"""The library never prints, exits, aborts or asserts: not in its source, not in what its object code calls. What it
+allocates it can be given by options.alloc: of the C library's functions for memory it calls aligned_alloc and free
+alone."""
 
 import os
 import re
@@ -11,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("printf vprintf fprintf vfprintf dprintf puts fputs putchar fputc putc fwrite perror write "
          "stdout stderr exit _exit _Exit quick_exit abort assert __assert_fail raise kill signal sigaction "
          "__printf_chk __fprintf_chk __vprintf_chk __vfprintf_chk").split()
-MEMORY = "malloc calloc realloc reallocarray strdup strndup asprintf vasprintf posix_memalign memalign valloc getline".split()
+MEMORY = ("malloc calloc realloc reallocarray strdup strndup asprintf vasprintf posix_memalign memalign valloc "
+          "getline").split()
 CALL = re.compile(r"(?<![\w.>])(" + "|".join(NAMES) + r")\s*\(|\b(stdout|stderr)\b|#\s*include\s*<assert\.h>")
 bad = []
 

@@ -1,10 +1,10 @@
 """What README.md tells people to type works, and prints what README.md says it prints.
 
 A fenced block is run when its first line says so, as in ```sh run, ```c run or ```python run: shell blocks with
-bash -e in the repository root, C blocks compiled against the public header and the built library, Python blocks with the
-binding on the path. A shell block that calls `make test` is refused: it would run itself. A plain block that follows at once
-is all it prints. Of a block ```text of COMMAND the rows of numbers (tokens, logprobs) are lines of what the command prints;
-the rest is about a machine. Exit 77 skips.
+bash -e in the repository root, C blocks compiled against the public header and the built library, Python blocks with
+the binding on the path. A shell block that calls `make test` is refused: it would run itself. A plain block that
+follows at once is all it prints. Of a block ```text of COMMAND the rows of numbers (tokens, logprobs) are lines of what
+the command prints; the rest is about a machine. Exit 77 skips.
 """
 
 import os

@@ -20,35 +20,35 @@
 
 enum { COUNTERS = 16, SECONDS_PER_CASE = 120 };
 
-/* What the process that runs cases tells the one that watches it. */
-typedef struct board {
+/* Written by the process that runs cases, read by the one that watches it. */
+typedef struct shared_state {
     volatile int64_t number, done;
     struct {
         const char *what;
         volatile int64_t count;
     } counter[COUNTERS];
-} board;
+} shared_state;
 
 static struct {
     const char *name;
     uint64_t seed;
     int64_t first, calls;
-    board *board;
+    shared_state *shared;
 } fuzz;
 
 void fuzz_count(const char *what) {
     for (int i = 0; i < COUNTERS; i++) {
-        if (!fuzz.board->counter[i].what) fuzz.board->counter[i].what = what;
-        if (fuzz.board->counter[i].what != what) continue;
-        fuzz.board->counter[i].count++;
+        if (!fuzz.shared->counter[i].what) fuzz.shared->counter[i].what = what;
+        if (fuzz.shared->counter[i].what != what) continue;
+        fuzz.shared->counter[i].count++;
         return;
     }
 }
 
-static void say_again(FILE *to) {
+static void print_repeat(FILE *to) {
     fprintf(to, "%s: seed %llu, case %lld; once more: %s --seed %llu --first %lld --calls 1\n", fuzz.name,
-            (unsigned long long)fuzz.seed, (long long)fuzz.board->number, fuzz.name, (unsigned long long)fuzz.seed,
-            (long long)fuzz.board->number);
+            (unsigned long long)fuzz.seed, (long long)fuzz.shared->number, fuzz.name, (unsigned long long)fuzz.seed,
+            (long long)fuzz.shared->number);
 }
 
 void fuzz_fault(const char *format, ...) {
@@ -72,11 +72,11 @@ static void run(void (*one)(rng *r)) {
     for (int64_t i = fuzz.first; i < fuzz.first + fuzz.calls; i++) {
         rng r = {fuzz.seed * 0xD1B54A32D192ED03u + (uint64_t)i};
         r.state = random_next(&r);
-        fuzz.board->number = i;
+        fuzz.shared->number = i;
         slab_reset();
         one(&r);
         slab_check();
-        fuzz.board->done++;
+        fuzz.shared->done++;
     }
 }
 
@@ -84,7 +84,7 @@ static void run(void (*one)(rng *r)) {
  * killed. */
 static int watch(pid_t child, double start) {
     int status = 0;
-    double said = start, moved = start;
+    double printed = start, moved = start;
     int64_t last = -1;
     const struct timespec pause = {0, 50000000};
     for (;;) {
@@ -93,21 +93,21 @@ static int watch(pid_t child, double start) {
         if (ended < 0 && errno != EINTR) return 1 << 8;
         nanosleep(&pause, NULL);
         const double t = now();
-        if (fuzz.board->number != last) last = fuzz.board->number, moved = t;
+        if (fuzz.shared->number != last) last = fuzz.shared->number, moved = t;
         if (t - moved > SECONDS_PER_CASE) {
             printf("fault: a case runs for more than %d seconds\n", SECONDS_PER_CASE);
             kill(child, SIGKILL);
         }
-        if (t - said < 3.0) continue;
-        said = t;
+        if (t - printed < 3.0) continue;
+        printed = t;
         if (isatty(2))
-            fprintf(stderr, "%s: %lld of %lld cases, %.0f a second\n", fuzz.name, (long long)fuzz.board->done,
-                    (long long)fuzz.calls, (double)fuzz.board->done / (t - start));
+            fprintf(stderr, "%s: %lld of %lld cases, %.0f a second\n", fuzz.name, (long long)fuzz.shared->done,
+                    (long long)fuzz.calls, (double)fuzz.shared->done / (t - start));
     }
 }
 
 static void report(double seconds, int faults) {
-    const board *b = fuzz.board;
+    const shared_state *b = fuzz.shared;
     printf("%s: seed %llu, %lld cases in %.1f s, %.0f a second, %d faults", fuzz.name, (unsigned long long)fuzz.seed,
            (long long)b->done, seconds, (double)b->done / seconds, faults);
     for (int i = 0; i < COUNTERS && b->counter[i].what; i++)
@@ -137,8 +137,8 @@ int fuzz_main(int argc, char **argv, const char *name, int64_t calls, void (*one
         fprintf(stderr, "usage: %s [--calls N] [--seed S] [--first K]\n", name);
         return 2;
     }
-    fuzz.board = mmap(NULL, sizeof *fuzz.board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (fuzz.board == MAP_FAILED) return 2;
+    fuzz.shared = mmap(NULL, sizeof *fuzz.shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (fuzz.shared == MAP_FAILED) return 2;
     const double start = now();
     fflush(stdout);
     const pid_t child = fork();
@@ -149,7 +149,7 @@ int fuzz_main(int argc, char **argv, const char *name, int64_t calls, void (*one
     }
     const int status = watch(child, start), fault = status != 0;
     if (fault && WIFSIGNALED(status)) printf("fault: ended by signal %d\n", WTERMSIG(status));
-    if (fault) say_again(stdout);
+    if (fault) print_repeat(stdout);
     report(now() - start, fault);
     return fault;
 }

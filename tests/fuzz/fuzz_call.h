@@ -54,7 +54,7 @@ void *fuzz_place(rng *r, const void *from, size_t bytes);
 void fuzz_call_clear(const fuzz_call *c);
 /* What is promised of a call that ended like this: of the tokens of ids [first, end). `text`: what fs_error_text
  * says. */
-void fuzz_call_judge(const fuzz_call *c, fs_status status, const char *text, int64_t first, int64_t end);
+void fuzz_call_check(const fuzz_call *c, fs_status status, const char *text, int64_t first, int64_t end);
 /* Of row b, sample i. */
 int64_t fuzz_token(const fuzz_call *c, int64_t b, int64_t i);
 

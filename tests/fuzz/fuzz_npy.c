@@ -89,7 +89,7 @@ static size_t mutate(rng *r, char *file, size_t bytes) {
     return bytes;
 }
 
-static void judge(const npy_array *a, int failed, const char *error, int reads) {
+static void check_array(const npy_array *a, int failed, const char *error, int reads) {
     fuzz_count(failed ? "refused" : "read");
     if (failed != 0 && failed != -1) fuzz_fault("%d was returned", failed);
     if (failed && !*error) fuzz_fault("refused without a text");
@@ -115,13 +115,13 @@ static void one(rng *r) {
     const size_t start = file[6 % bytes] == 1 ? 10 : 12, from = bytes > start ? start : bytes, left = bytes - from;
     if (left) memcpy(&length, file + 8, sizeof length);
     int failed = npy_parse_header(file + from, length < left ? length : left, &a, error);
-    judge(&a, failed, error, 0);
+    check_array(&a, failed, error, 0);
     if (!one_in(r, 8)) return;
     FILE *out = fopen(path, "wb");
     if (!out || fwrite(file, 1, bytes, out) != bytes || fclose(out) != 0) fuzz_fault("%s cannot be written", path);
     error[0] = 0;
     failed = npy_read(path, &a, error);
-    judge(&a, failed, error, 1);
+    check_array(&a, failed, error, 1);
     if (!failed) {
         unsigned sum = 0;
         for (size_t i = 0; i < a.bytes; i++) sum += ((const unsigned char *)a.data)[i]; /* all of it is there */

@@ -112,7 +112,7 @@ static void merge(rng *r, whole *w) {
     const fs_status status = fs_merge(context, &w->c.head, &w->c.batch, parts, count, &w->c.result);
     fuzz_count(status == FS_OK ? "merged" : status == FS_ERR_PEER ? "refused" : "other errors");
     if (status != FS_OK && status != FS_ERR_PEER) fuzz_fault("status %d: %s", status, fs_error_text(context));
-    fuzz_call_judge(&w->c, status, fs_error_text(context), 0, w->c.vocab);
+    fuzz_call_check(&w->c, status, fs_error_text(context), 0, w->c.vocab);
     if (all && !changed && status != FS_OK) fuzz_fault("nothing has changed, but: %s", fs_error_text(context));
     if (all && changed && !forged && status == FS_OK) fuzz_fault("a change was not seen");
     if (status == FS_OK && changed) fuzz_count("forged");

@@ -115,7 +115,7 @@ static void sample(rng *r, fuzz_call *c, const arguments *p) {
     fs_context *context = PICK(r, contexts);
     const fs_status status = fs_sample(context, p->head, p->batch, p->result);
     count_status(status);
-    fuzz_call_judge(c, status, fs_error_text(context), c->head.first_token, end_of(c));
+    fuzz_call_check(c, status, fs_error_text(context), c->head.first_token, end_of(c));
     if (status == FS_OK && one_in(r, 4)) compare(c);
 }
 
@@ -126,7 +126,7 @@ static void parts(rng *r, fuzz_call *c, const arguments *p, int wild) {
     const void *part[2] = {NULL, NULL};
     size_t bytes = 0;
     fs_status status = fs_partial_size(cpu, p->head, p->batch, p->result, &bytes);
-    fuzz_call_judge(c, status == FS_OK ? FS_ERR_STATE : status, fs_error_text(cpu)[0] ? fs_error_text(cpu) : "none", 0,
+    fuzz_call_check(c, status == FS_OK ? FS_ERR_STATE : status, fs_error_text(cpu)[0] ? fs_error_text(cpu) : "none", 0,
                     0);
     if (status == FS_OK && fuzz_call_must_fail(c)) fuzz_fault("the size of a part beyond the header's limits");
     for (int i = 0; i < count && status == FS_OK; i++) {
@@ -147,7 +147,7 @@ static void parts(rng *r, fuzz_call *c, const arguments *p, int wild) {
     status = fs_merge(cpu, p->head, p->batch, odd && one_in(r, 2) ? NULL : part, odd ? (int32_t)below(r, 3) - 1 : count,
                       p->result);
     count_status(status);
-    fuzz_call_judge(c, status, fs_error_text(cpu), 0, c->vocab);
+    fuzz_call_check(c, status, fs_error_text(cpu), 0, c->vocab);
     if (status != FS_OK) return;
     fuzz_count("merged");
     expect_tokens_of_one_call(c);
@@ -159,7 +159,7 @@ static void work(rng *r, fuzz_call *c, const arguments *p) {
     fs_status status = fs_work_size(context, p->head, p->batch, p->result, one_in(r, 9) ? NULL : &bytes[0],
                                     one_in(r, 9) ? NULL : &bytes[1]);
     if (status != FS_OK) {
-        fuzz_call_judge(c, status, fs_error_text(context), 0, 0);
+        fuzz_call_check(c, status, fs_error_text(context), 0, 0);
         return count_status(status);
     }
     const size_t size = bytes[below(r, 2)] - (size_t)one_in(r, 4);
@@ -167,7 +167,7 @@ static void work(rng *r, fuzz_call *c, const arguments *p) {
     if (memory && fs_context_set_work(context, memory, size) == FS_OK) {
         status = fs_sample(context, p->head, p->batch, p->result);
         count_status(status);
-        fuzz_call_judge(c, status, fs_error_text(context), c->head.first_token, end_of(c));
+        fuzz_call_check(c, status, fs_error_text(context), c->head.first_token, end_of(c));
         fuzz_count("in the caller's memory");
     }
     if (fs_context_set_work(context, NULL, 0) != FS_OK) fuzz_fault("%s", fs_error_text(context));
@@ -181,7 +181,7 @@ static void ranks(rng *r, fuzz_call *c, const arguments *p, int wild) {
     if (!placed) return;
     const fs_status status = fs_sample_ranks(cpu, placed, p->head, p->batch, p->result);
     count_status(status);
-    fuzz_call_judge(c, status, fs_error_text(cpu), 0, c->vocab);
+    fuzz_call_check(c, status, fs_error_text(cpu), 0, c->vocab);
     if (status != FS_OK) return;
     fuzz_count("over ranks");
     expect_tokens_of_one_call(c);

@@ -121,8 +121,8 @@ class Outputs:
 
 
 def draw(W, H, asked, head=None, tokens=torch.int32, logits="raw", context=None):
-    """What the device draws: tensors by name. Calls have kernels of their own by what they want, tokens alone, scores too,
-    or the largest logits, which must draw the same."""
+    """What the device draws: tensors by name. Calls have kernels of their own by what they want, tokens alone, scores
+    too, or the largest logits, which must draw the same."""
     outs = [Outputs(H.shape[0], tokens, floats) for floats in ((), ("score", "logit"), ("score", "logit", "max_logit"))]
     for each in outs:
         (context or GPU).sample(fs.Head(W, **(head or {})), H, out=each.rows, logits=logits, **asked)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import flashsampling as fs
-import judge
+import fit
 
 CALLS = 64  # in a graph: tallies, some 50 small kernels, cost little beside them
 ROWS = 256  # one launch
@@ -58,8 +58,8 @@ def known(V, D, deviation, shares):
 def with_hole(W, tile):
     """A copy of W in which no token of the tile can be drawn: logits of -31.9."""
     W = W.clone()
-    W[tile * judge.TILE : (tile + 1) * judge.TILE] = 0
-    W[tile * judge.TILE : (tile + 1) * judge.TILE, 0] = -255 / 64
+    W[tile * fit.TILE : (tile + 1) * fit.TILE] = 0
+    W[tile * fit.TILE : (tile + 1) * fit.TILE, 0] = -255 / 64
     return W
 
 
@@ -100,7 +100,7 @@ class Tally:
 
     def __init__(self, p, log_z):
         self.vocab, self.log_z = len(p), log_z
-        table = np.append(judge.classes(p), 0)
+        table = np.append(fit.classes(p), 0)
         self.K, self.class_of = int(table.max()) + 1, torch.tensor(table, device="cuda")
         sizes = dict(counts=self.vocab + 1, scores=SCORE_BINS, tokens_scores=self.K * SCORE_CLASSES)
         for name in ("counts", "scores") + self.TABLES:

@@ -70,7 +70,8 @@ class Ranks:
 
 
 def shards(vocab, count, how="even"):
-    """[(first, last)] of every rank, at multiples of 128 ids. "uneven": rank 0 has half; "empty": the last has nothing."""
+    """[(first, last)] of every rank, at multiples of 128 ids. "uneven": rank 0 has half; "empty": the last has
+    nothing."""
     if how == "empty" and count > 1:
         return shards(vocab, count - 1) + [(vocab, vocab)]
     share = [vocab * r // count for r in range(count)]

@@ -1,4 +1,5 @@
-"""One rank of tests/gpu/test_ranks.py: ranks_worker.py RANK COUNT FOLDER MODE. What it found goes to FOLDER/RANK.npz or stdout."""
+"""One rank of tests/gpu/test_ranks.py: ranks_worker.py RANK COUNT FOLDER MODE. What it found goes to FOLDER/RANK.npz or
+stdout."""
 import os
 import sys
 
@@ -78,8 +79,8 @@ def draw_cases(ranks, found, how):
             if ranks is None and name == "groups":
                 continue
             H, out = hidden(B), outputs(B, wanted)
-            CONTEXT.sample(head(how, kind, H), None if kind == "logits" else H, out=out, logits=logits, **rules(B), **more,
-                           **({} if ranks is None else {"ranks": ranks.address}))
+            CONTEXT.sample(head(how, kind, H), None if kind == "logits" else H, out=out, logits=logits, **rules(B),
+                           **more, **({} if ranks is None else {"ranks": ranks.address}))
             torch.cuda.synchronize()
             for key, value in out.items():
                 found["%s/%s/%d/%s" % (how, name, B, key)] = value.cpu().numpy()

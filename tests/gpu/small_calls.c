@@ -1,5 +1,5 @@
-/* small_calls.c - one call of every kind on the GPU, small enough for compute-sanitizer: scripts/sanitize-gpu.sh runs it under each tool.
- * What is written is checked for sentinels only; tests/gpu compares values. */
+/* small_calls.c - one call of every kind on the GPU, small enough for compute-sanitizer: scripts/sanitize-gpu.sh runs
+ * it under each tool. What is written is checked for sentinels only; tests/gpu compares values. */
 #include <cuda_runtime_api.h>
 #include <flashsampling.h>
 #include <stdio.h>

@@ -1,7 +1,8 @@
 """The CUDA backend against the CPU backend and torch: every width of tile, every tail, every rule it has."""
 import pytest
 
-from draws import BF16, F16, GPU, NEAR, STREAM, Outputs, check, dots, draw, hidden, laid, rules, same_bits, select, weights
+from draws import (BF16, F16, GPU, NEAR, STREAM, Outputs, check, dots, draw, hidden, laid, rules, same_bits, select,
+                   weights)
 
 import numpy as np
 import torch

@@ -1,4 +1,5 @@
-"""What the fused kernel returns beside the token: log Z, logprobs, largest logits; and the group modes that need masses."""
+"""What the fused kernel returns beside the token: log Z, logprobs, largest logits; and the group modes that need
+masses."""
 import numpy as np
 import pytest
 
@@ -35,7 +36,8 @@ def law(W, H, asked, logits, post_scale=1.0):
 def check(W, H, asked, logits, fields=FIELDS, scale=1.0, bound=3e-6):
     got = draw(W, H, asked, fields, dict(post_scale=scale), logits)
     l = law(W, H, asked, logits, scale)
-    # The same draw and the same bits, whatever else is asked: calls without largest logits, and for tokens alone, have kernels of their own.
+    # The same draw and the same bits, whatever else is asked: calls without largest logits, and for tokens alone, have
+    # kernels of their own.
     for less in (tuple(name for name in fields if name != "max_logit"), ("score", "logit"), ()):
         other = draw(W, H, asked, less, dict(post_scale=scale), logits)
         assert all(torch.equal(got[name], other[name]) for name in other if name in got)
@@ -70,7 +72,8 @@ def test_every_tail_of_the_vocabulary(V, B):
 @pytest.mark.parametrize("scale", [0.01, 30.0, 200.0])
 @pytest.mark.parametrize("logits", ["raw", "processed"])
 def test_flat_and_steep_rows(scale, logits):
-    """With a scale of 200 and cold rows logits lie thousands apart: sums do not fit the exponent they were given and go to memory."""
+    """With a scale of 200 and cold rows logits lie thousands apart: sums do not fit the exponent they were given and go
+    to memory."""
     asked = rules(64)
     asked["temperature"][::3] = 0.01
     check(weights(20011, 128), hidden(64, 128), asked, logits, scale=scale, bound=1e-5)
@@ -157,8 +160,8 @@ def test_group_modes_draw_what_the_cpu_draws(B, size, mode):
     W, H, asked = weights(20011, 256), hidden(B, 256), rules(B)
     got = draw(W, H, dict(asked, mode=mode, group_size=size), logits="processed")
     logits = dots(W, H).float().cpu().numpy()
-    want = CPU.sample(fs.Head(logits=logits), mode=mode, group_size=size, outputs=("log_z", "score"), logits="processed",
-                      **on_host(asked))
+    want = CPU.sample(fs.Head(logits=logits), mode=mode, group_size=size, outputs=("log_z", "score"),
+                      logits="processed", **on_host(asked))
     differ = int((got["tokens"].cpu().numpy() != want.tokens[:, 0]).sum())
     assert differ <= 1  # log masses agree to 1e-6: two groups may be that near
     assert np.allclose(got["log_z"].cpu().numpy(), want.log_z, atol=1e-5)
@@ -177,7 +180,8 @@ def test_groups_of_a_shard_and_group_draws_do_not_see_their_batch(mode):
 
 
 def test_group_draws_follow_the_softmax():
-    """131,072 draws of 256 tokens, chi-squared, false alarm once in a million; an error of 7 % in each of half the cells is seen."""
+    """131,072 draws of 256 tokens, chi-squared, false alarm once in a million; an error of 7 % in each of half the
+    cells is seen."""
     stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
     V, B, calls = 1024, 256, 512
     W, H = weights(V, 64), hidden(1, 64).expand(B, 64).contiguous()

@@ -1,4 +1,5 @@
-"""The portable tile, forced: what test_cuda.py and test_mass.py ask of the device's own, every width, data at any address."""
+"""The portable tile, forced: what test_cuda.py and test_mass.py ask of the device's own, every width, data at any
+address."""
 import pytest
 
 from draws import BF16, F16, NEAR, TILE, check, draw, forced, hidden, laid, rules, same_bits, weights
@@ -115,7 +116,8 @@ def test_tails_of_both_at_any_address(V, D):
 
 
 # Elements of a row between copies of 16 bytes, of 4, and of 2, with a tail inside such a copy where the row has one.
-LAYOUTS = {"16": (0, 208), "16 later": (8, 200), "4": (2, 208), "4 by its rows": (0, 202), "2": (1, 208), "2 by its rows": (0, 203)}
+LAYOUTS = {"16": (0, 208), "16 later": (8, 200), "4": (2, 208), "4 by its rows": (0, 202), "2": (1, 208),
+           "2 by its rows": (0, 203)}
 
 
 @pytest.mark.parametrize("D", [193, 195, 200])

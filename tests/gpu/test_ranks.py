@@ -1,7 +1,7 @@
 """Ranks over NCCL: several processes that share one device draw the tokens of one, in any split of the vocabulary.
 
-NCCL takes processes on one device for one rank twice, unless each says it is another machine (NCCL_HOSTID); they then talk over
-sockets, which is slow and right.
+NCCL takes processes on one device for one rank twice, unless each says it is another machine (NCCL_HOSTID); they then
+talk over sockets, which is slow and right.
 """
 import functools
 import os
@@ -33,7 +33,8 @@ OVER_NCCL = pytest.mark.skipif(bool(WHY), reason=WHY or "-")
 
 
 @pytest.mark.parametrize("B", [1, 64, 300])
-@pytest.mark.parametrize("floats", [(), ("score",), ("log_z", "logprob"), ("max_logit",)], ids=["tokens", "score", "log Z", "max"])
+@pytest.mark.parametrize("floats", [(), ("score",), ("log_z", "logprob"), ("max_logit",)],
+                         ids=["tokens", "score", "log Z", "max"])
 @pytest.mark.parametrize("how", ["even", "uneven", "empty"])
 def test_parts_merge_to_the_plain_call(how, floats, B):
     V, W, H, asked = 20011, weights(20011, 128), hidden(B, 128), dict(rules(B), logits="processed")
@@ -71,21 +72,22 @@ def run(count, mode, seconds=240):
     with tempfile.TemporaryDirectory() as folder:
         workers = [subprocess.Popen([sys.executable, HERE / "ranks_worker.py", str(rank), str(count), folder, mode],
                                     env={**os.environ, **SHARING, "NCCL_HOSTID": "rank%d" % rank}, cwd=HERE,
-                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in range(count)]
+                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                   for rank in range(count)]
         try:
-            said = [worker.communicate(timeout=seconds)[0] for worker in workers]
+            printed = [worker.communicate(timeout=seconds)[0] for worker in workers]
         finally:
             for worker in workers:
                 worker.kill()
         for rank, worker in enumerate(workers):
-            assert worker.returncode == 0, "rank %d of %d:\n%s" % (rank, count, said[rank][-3000:])
+            assert worker.returncode == 0, "rank %d of %d:\n%s" % (rank, count, printed[rank][-3000:])
         saved = []
         for rank in range(count):
             path = os.path.join(folder, "%d.npz" % rank)
             if os.path.exists(path):
                 with np.load(path) as file:
                     saved.append(dict(file))
-        return said, saved
+        return printed, saved
 
 
 @functools.lru_cache(maxsize=None)
@@ -109,8 +111,8 @@ def test_every_rank_has_the_same_results(count):
 @OVER_NCCL
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_ranks_draw_the_tokens_of_one_call(count):
-    """Tokens, status, scores, log Z and the largest logit bit for bit. A logprob of stored logits is recovered from the score over
-    ranks, and read in a plain call."""
+    """Tokens, status, scores, log Z and the largest logit bit for bit. A logprob of stored logits is recovered from the
+    score over ranks, and read in a plain call."""
     plain = {key: value for key, value in drawn(1)[0].items() if key.startswith("plain/")}
     found = drawn(count)[0]
     for how in ("even", "uneven", "empty"):
@@ -142,5 +144,5 @@ def test_a_rank_that_was_called_with_another_seed_is_noticed_by_all(count):
 
 @OVER_NCCL
 def test_a_rank_that_is_gone_is_found_out_in_time():
-    said, _ = run(3, "die", 120)
-    assert all("survivor" in text and "peer" in text for text in said[:2])
+    printed, _ = run(3, "die", 120)
+    assert all("survivor" in text and "peer" in text for text in printed[:2])

@@ -1,5 +1,5 @@
-"""Draws from stored logits on the device against the CPU backend. The logits are the same floats on both, so tokens must be equal
-without a tolerance; only a soft-cap, whose tanh is not the same, may move a near tie."""
+"""Draws from stored logits on the device against the CPU backend. The logits are the same floats on both, so tokens
+must be equal without a tolerance; only a soft-cap, whose tanh is not the same, may move a near tie."""
 import numpy as np
 import pytest
 
@@ -79,8 +79,8 @@ def test_each_field_alone(B, fields):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("V", [1, 2, 7, 15, 16, 17, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 1000, 1535, 1537, 3073,
-                               16895, 16897, 33793])
+@pytest.mark.parametrize("V", [1, 2, 7, 15, 16, 17, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 1000, 1535, 1537,
+                               3073, 16895, 16897, 33793])
 def test_every_tail_of_the_vocabulary(V, dtype):
     """Packed rows of an odd length: every alignment of a row occurs."""
     for fields in (PLAIN, FIELDS):
@@ -221,7 +221,8 @@ def test_a_logit_the_temperature_makes_infinite_wins_by_its_id():
 @pytest.mark.parametrize("fields", [PLAIN, FIELDS])
 @pytest.mark.parametrize("B", [3, 64, 200])
 def test_a_logit_the_temperature_makes_minus_infinite_is_never_drawn(B, fields):
-    """Of most rows that is all of them; greedy ones race without a temperature, and every third row has one token left."""
+    """Of most rows that is all of them; greedy ones race without a temperature, and every third row has one token
+    left."""
     X = logits(B, 10007, scale=1e36, level=-1e38)
     X[::3, 9876] = -1e35
     asked = rules(B)
@@ -294,7 +295,8 @@ def test_shards_together_are_the_whole(edges, dtype):
 
 
 def test_stored_logits_draw_what_the_fused_kernel_draws():
-    """On the grid dot products are exact, so both have the same logits. Their masses are summed in other ways, to the same accuracy."""
+    """On the grid dot products are exact, so both have the same logits. Their masses are summed in other ways, to the
+    same accuracy."""
     W, H, asked = weights(20011, 256), hidden(64, 256), rules(64)
     out = Outputs(64, floats=FIELDS)
     GPU.sample(fs.Head(W), H, out=out.rows, **asked)

@@ -50,8 +50,8 @@ RANK_DEPTH = 256  # FS_RANK_DEPTH in src/core/needs.h: every list knows ranks up
 
 
 def assert_ranks(rank, want, bound, exact):
-    """Equal, but that in a row with the bit, `bound`, ranks beyond what every list knows may be lower bounds; the row has
-    such a rank. With the flag, `exact`, no row has the bit."""
+    """Equal, but that in a row with the bit, `bound`, ranks beyond what every list knows may be lower bounds; the row
+    has such a rank. With the flag, `exact`, no row has the bit."""
     assert not (exact and bound.any()), "RANK_BOUND in spite of EXACT_RANK"
     assert (rank[bound] > RANK_DEPTH).any(axis=1).all(), "RANK_BOUND, but every rank is within what lists know"
     lower = bound[:, None] & (rank > RANK_DEPTH) & (rank < want)

@@ -206,7 +206,8 @@ def test_what_overflows_to_minus_infinity_is_absent(backend, reference, mode, lo
     least = np.finfo(np.float32).min
     x = np.full((4, 40), least, np.float32)
     x[1, [5, 30]], x[2, 39], x[3, 7] = (1.0, 2.0), 0.5, 0.9 * least
-    rules = dict(logits=logits, mode=mode, temperature=0.7, seed=4, outputs=outputs, top=5, watch=[[0], [5, 6], [39], [7]])
+    rules = dict(logits=logits, mode=mode, temperature=0.7, seed=4, outputs=outputs, top=5,
+                 watch=[[0], [5, 6], [39], [7]])
     if mode == "group_parallel":
         rules["group_size"] = 16
     else:
@@ -230,8 +231,8 @@ def test_what_overflows_to_minus_infinity_is_absent(backend, reference, mode, lo
 def test_plus_infinity_of_x_of_y_and_of_l_in_shards(backend, reference, mode, logits, outputs):
     x = np.zeros((4, 40), np.float32)
     x[0, 3], x[1, 20], x[3, 7] = INF, 30.0, INF  # row 1: l alone; row 2: y; row 3: an x that is banned
-    rules = dict(logits=logits, mode=mode, temperature=[0.5, 1e-38, 0.5, 0.5], seed=4, outputs=outputs, top=3, watch=[[3], [20], [9, 1], [7]],
-                 list_capacity=41)
+    rules = dict(logits=logits, mode=mode, temperature=[0.5, 1e-38, 0.5, 0.5], seed=4, outputs=outputs, top=3,
+                 watch=[[3], [20], [9, 1], [7]], list_capacity=41)
     if mode == "score":
         rules["given"] = np.array([[3], [20], [9], [1]], np.int32)
     check_merged(backend, reference, Case(dict(logits=x), **rules), [16])
@@ -241,14 +242,15 @@ def test_plus_infinity_of_x_of_y_and_of_l_in_shards(backend, reference, mode, lo
 
 def test_sums_of_counts_saturate(backend, reference):
     most = 2**31 - 1
-    check(backend, reference, Case(dict(logits=np.zeros((1, 3), np.float32)), frequency=2.0**-31, logits="processed", top=3,
-                                   count_list=[[(0, most), (0, most), (1, -most - 1), (1, -9)]]))
+    check(backend, reference, Case(dict(logits=np.zeros((1, 3), np.float32)), frequency=2.0**-31, logits="processed",
+                                   top=3, count_list=[[(0, most), (0, most), (1, -most - 1), (1, -9)]]))
 
 
 def test_penalties_leave_masked_tokens_alone(backend, reference):
     x = np.float32([[1.0, 2.0, -3e38, 3.0]] * 2)
     case = Case(dict(logits=x), seed=1, allow=fs.pack_bits([[True, False, True, True]] * 2), frequency=[-3e38, 0.0],
-                presence=[0.0, 1.0], repetition=[1.0, 2.0], counts=np.int32([[0, 9, 9, 0]] * 2), logits="processed", top=4)
+                presence=[0.0, 1.0], repetition=[1.0, 2.0], counts=np.int32([[0, 9, 9, 0]] * 2),
+                logits="processed", top=4)
     assert not (check(backend, reference, case).status & fs.Row.NAN).any()
 
 

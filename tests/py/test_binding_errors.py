@@ -122,7 +122,7 @@ def test_a_batch_of_another_head_is_refused(context):
                     call(head, batch)
 
 
-# ------------------------------------------------------------------------------------------ said by the library ----
+# ------------------------------------------------------------------------------------------ texts of the library ----
 
 
 @pytest.mark.parametrize("rules, name, text", [

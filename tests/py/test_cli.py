@@ -36,7 +36,7 @@ def test_version_is_the_librarys():
     assert out.startswith(f"flashsample {fs.version()} ")
 
 
-@pytest.mark.parametrize("words, said", [
+@pytest.mark.parametrize("words, message", [
     ([], "a command is missing"),
     (["smaple"], "did you mean sample?"),
     (["zzz"], 'unknown command "zzz"'),
@@ -83,9 +83,9 @@ def test_version_is_the_librarys():
     (["verify", "--rule", "nonsense"], "--rule nonsense"),
     (["bench", "--batch", "0"], "--batch 0: must lie in"),
 ])
-def test_wrong_usage_ends_with_2_and_a_reason(words, said):
+def test_wrong_usage_ends_with_2_and_a_reason(words, message):
     out, err = run(*words, code=2)
-    assert out == "" and said in err and err.startswith("flashsample") and err.count("\n") == 1
+    assert out == "" and message in err and err.startswith("flashsample") and err.count("\n") == 1
 
 
 def test_more_memory_than_the_machine_has_is_refused():
@@ -132,8 +132,8 @@ SHOWN = r"\x1b]0;title\x07\x1b[31m\x0a\xc2\x9b2J\x7f"
 ])
 def test_what_a_terminal_would_obey_is_shown_instead(words, env):
     done = subprocess.run([PROGRAM, *words], capture_output=True, env={**os.environ, **env})
-    said = (done.stderr + done.stdout).decode()
-    assert "é" + SHOWN in said and not set(said) & set(map(chr, [*range(10), *range(11, 32), *range(127, 160)]))
+    message = (done.stderr + done.stdout).decode()
+    assert "é" + SHOWN in message and not set(message) & set(map(chr, [*range(10), *range(11, 32), *range(127, 160)]))
     assert done.returncode != 0 or words == ["info"]
 
 
@@ -151,21 +151,21 @@ def test_info_is_json_whatever_the_environment_holds(value):
     """What is no text, as Python's own decoder sees it, is shown as numbers; what is, is itself."""
     done = subprocess.run([PROGRAM, "info", "--json"], capture_output=True,
                           env={**os.environb, b"FLASHSAMPLING_BACKEND": b"a" + value + b"("})
-    said = json.loads(done.stdout.decode())["backend"]
-    assert "a" + value.decode(errors="backslashreplace") + "(" in said
+    message = json.loads(done.stdout.decode())["backend"]
+    assert "a" + value.decode(errors="backslashreplace") + "(" in message
     assert not set(done.stdout.decode()) & set(map(chr, [*range(10), *range(11, 32), *range(127, 160)]))
 
 
-@pytest.mark.parametrize("name, said", [
+@pytest.mark.parametrize("name, message", [
     ("nosuch", "FLASHSAMPLING_MPI=nosuch is unknown; known are openmpi, mpich, mpi, none"),
     ("", "FLASHSAMPLING_MPI= is unknown"),
     ("/no/such/file.so", "FLASHSAMPLING_MPI=/no/such/file.so: No such file"),
 ])
 @pytest.mark.parametrize("words", [["sample", "--synthetic", "10,4,1"], ["verify", "--rule", "plain"],
                                    ["bench", *SMALL], ["demo", *SMALL]], ids=lambda words: words[0])
-def test_an_unknown_transport_is_an_error_without_mpirun_too(words, name, said):
+def test_an_unknown_transport_is_an_error_without_mpirun_too(words, name, message):
     out, err = run(*words, env={"FLASHSAMPLING_MPI": name}, code=2)
-    assert said in err
+    assert message in err
 
 
 def test_known_transports_are_not_needed_without_mpirun():

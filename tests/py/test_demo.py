@@ -32,13 +32,13 @@ GEMM(cblas_sbgemm, uint16_t, wide)
 """
 
 
-@pytest.mark.parametrize("flags, said", [
+@pytest.mark.parametrize("flags, message", [
     (["-DWRONG=0"], "x as fast as OpenBLAS f32, "),
     (["-DWRONG=0", "-DBF16"], "x as fast as OpenBLAS "),
     (["-DWRONG=1", "-DBF16"], " loop, "),
     (None, " loop (no BLAS found), "),
 ], ids=["f32", "bf16", "wrong", "none"])
-def test_the_demo_compares_with_the_fastest_matmul_it_finds(tmp_path, flags, said):
+def test_the_demo_compares_with_the_fastest_matmul_it_finds(tmp_path, flags, message):
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if not compiler:
         pytest.skip("no C compiler")
@@ -50,14 +50,15 @@ def test_the_demo_compares_with_the_fastest_matmul_it_finds(tmp_path, flags, sai
     words = ["--vocab", 3001, "--dim", 100, "--seconds", 0, "--draws", 1000, "--quiet"]
     out, _ = run("demo", *words, env={"LD_LIBRARY_PATH": f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}"})
     costs = [line for line in out.splitlines() if "x as fast as" in line]
-    assert len(costs) == 3 and all(said in line for line in costs)
+    assert len(costs) == 3 and all(message in line for line in costs)
     assert ("no BLAS was found" in out) == (flags is None)
 
 
 def test_demo_on_a_small_head():
     out, _ = run("demo", "--vocab", 5003, "--dim", 100, "--seconds", 0, "--draws", 20000)
-    for said in ("What is drawn", "the same token", "What it costs", "GB/s", "Is it exact?", "follow the distribution"):
-        assert said in out
+    for message in ("What is drawn", "the same token", "What it costs", "GB/s", "Is it exact?",
+                    "follow the distribution"):
+        assert message in out
 
 
 def test_top_p_on_the_demo_head_needs_one_pass():

@@ -305,9 +305,9 @@ def test_a_call_that_waits_for_the_device_is_not_captured():
 
 
 def test_a_slow_ceiling_is_no_evidence(results):
-    assert gpu_bench.judge(results["lines"]) == ""
+    assert gpu_bench.invalid_reason(results["lines"]) == ""
     results["lines"][1]["ceiling_tb_s"] = 4.3
-    assert "the ceiling fell to 4.30 TB/s" in gpu_bench.judge(results["lines"])
+    assert "the ceiling fell to 4.30 TB/s" in gpu_bench.invalid_reason(results["lines"])
 
 
 def test_a_run_is_saved_with_all_that_was_derived_and_read_back(results, tmp_path):

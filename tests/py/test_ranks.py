@@ -1,4 +1,5 @@
-"""Ranks as a user meets them: the command line and the examples under each mpirun, and what happens when a rank is gone.
+"""Ranks as a user meets them: the command line and the examples under each mpirun, and what happens when a rank is
+gone.
 
 What ranks compute is tested in tests/ranks/ranks_test.c.
 """
@@ -35,7 +36,8 @@ def run(command, **more):
 
 @EVERY
 @pytest.mark.parametrize("rules", [(), ("--top-p", "0.9", "--logprobs", "raw", "--top", "3"),
-                                   ("--mode", "without-replacement", "--samples", "3")], ids=["plain", "top-p", "ordered"])
+                                   ("--mode", "without-replacement", "--samples", "3")],
+                         ids=["plain", "top-p", "ordered"])
 def test_sample_draws_the_same_tokens_on_any_number_of_ranks(name, rules):
     whole = json.loads(run([CLI, *SAMPLE, *rules]).stdout)
     assert whole["ranks"] == 1
@@ -62,8 +64,8 @@ def test_verify_accepts_the_ranks_and_rejects_the_same_noise_on_every_rank(name)
 
 @EVERY
 def test_bench_times_ranks(name):
-    done = run([*LAUNCHERS[name](2), CLI, "bench", "--vocab", "4000", "--dim", "64", "--batch", "1,8", "--seconds", "0.1",
-                "--copies", "1", "--quiet", "--json"])
+    done = run([*LAUNCHERS[name](2), CLI, "bench", "--vocab", "4000", "--dim", "64", "--batch", "1,8", "--seconds",
+                "0.1", "--copies", "1", "--quiet", "--json"])
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["ranks"] == 2

@@ -30,8 +30,8 @@ fs_head call_shard(const call *c, int rank);
 /* The arrays of `a` that the call wants, the rest NULL. */
 fs_result call_result(const call *c, answer *a);
 void answer_clear(answer *a);
-/* Clears how rows were found out, which is not the same for every number of ranks. Returns how many took, or wanted, more than one
- * pass: what fallback_rows must say. */
+/* Clears how rows were found out, which is not the same for every number of ranks. Returns how many took, or wanted,
+ * more than one pass: what fallback_rows must say. */
 int64_t answer_forget_rounds(answer *a, int64_t rows);
 
 #endif

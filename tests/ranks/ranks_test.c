@@ -1,5 +1,5 @@
-/* ranks_test.c - one rank of a test: mpirun -n N ranks_test MODE. Every rank checks for itself and says what is wrong; the exit code is
- * 0 if all is well, 77 with a reason where it cannot be told.
+/* ranks_test.c - one rank of a test: mpirun -n N ranks_test MODE. Every rank checks for itself and says what is wrong;
+ * the exit code is 0 if all is well, 77 with a reason where it cannot be told.
  *
  *   same    random calls: every result is that of the unsharded call, bit for bit
  *   bytes   what a call sends is what docs/ranks.md says
@@ -107,7 +107,8 @@ static void test_same(void) {
     EXPECT(want < 20000 || (again > 0 && max_path > 0), "the calls do not reach every path");
 }
 
-/* ------------------------------------------------------------------------------------------------- a plain call ---- */
+/* ------------------------------------------------------------------------------------------------- a plain call
+ * ---- */
 
 enum { B = 5, D = 8, V = 640 };
 static float w[V][D], h[B][D];
@@ -307,11 +308,11 @@ static void plain_free(void *user, void *memory) {
 }
 
 static void expect_failure(const char *what, fs_status status, fs_status own, int failing) {
-    char said[64];
+    char message[64];
     const char *text = fs_error_text(context);
-    snprintf(said, sizeof said, "rank %d failed", failing);
+    snprintf(message, sizeof message, "rank %d failed", failing);
     if (ranks->rank == failing) EXPECT(status == own, "%s: own status is %d: %s", what, status, text);
-    else EXPECT(status == FS_ERR_PEER && strstr(text, said), "%s: status %d, \"%s\"", what, status, text);
+    else EXPECT(status == FS_ERR_PEER && strstr(text, message), "%s: status %d, \"%s\"", what, status, text);
 }
 
 static void test_fail(void) {
@@ -387,7 +388,7 @@ int main(int argc, char **argv) {
     else if (strcmp(mode, "bytes") == 0) test_bytes();
     else if (strcmp(mode, "differ") == 0) test_differ();
     else if (strcmp(mode, "fail") == 0) test_fail();
-    else if (strcmp(mode, "suite") == 0) EXPECT(suite_over_ranks(context), "the suite's verdict is wrong");
+    else if (strcmp(mode, "suite") == 0) EXPECT(suite_over_ranks(context), "the suite fails");
     else if (absence) test_absence(strcmp(mode, "die") == 0);
     else EXPECT(0, "unknown mode %s", mode);
     fs_context_destroy(context);

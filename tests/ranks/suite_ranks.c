@@ -1,5 +1,5 @@
-/* suite_ranks.c - the statistical suite (tests/c/suite.h) on the ranks as a sampler, and on the same ranks with one mistake: noise keyed
- * by a token's place in its shard, which makes ids i and i + V/n share it. */
+/* suite_ranks.c - the statistical suite (tests/c/suite.h) on the ranks as a sampler, and on the same ranks with one
+ * mistake: noise keyed by a token's place in its shard, which makes ids i and i + V/n share it. */
 #include "suite_ranks.h"
 
 #include "ranks.h"
@@ -47,12 +47,12 @@ static int count_rejections(rank_sampler *self, int *cases) {
     for (int i = 0; i < SUITE_CASES; i++) {
         const suite_case *c = &suite_cases[i];
         if (self->same_noise && !is_plain(c)) continue;
-        judge j = {.name = c->tag, .p = 1.0};
-        c->run(c, &s, (int64_t)test_size((uint64_t)(self->same_noise ? c->power_n : c->n)), &j);
+        findings found = {.name = c->tag, .p = 1.0};
+        c->run(c, &s, (int64_t)test_size((uint64_t)(self->same_noise ? c->power_n : c->n)), &found);
         ++*cases;
-        rejected += judge_rejects(&j);
-        if (judge_rejects(&j) != self->same_noise)
-            printf("%s: p = %g%s\n", c->name, j.p, self->same_noise ? ", not rejected" : "");
+        rejected += rejects(&found);
+        if (rejects(&found) != self->same_noise)
+            printf("%s: p = %g%s\n", c->name, found.p, self->same_noise ? ", not rejected" : "");
     }
     return rejected;
 }

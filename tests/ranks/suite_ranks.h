@@ -3,7 +3,8 @@
 
 #include "flashsampling.h"
 
-/* Whether the suite rejects nothing of what the ranks draw, and most of what they draw with the same noise on every rank. */
+/* Whether the suite rejects nothing of what the ranks draw, and most of what they draw with the same noise on every
+ * rank. */
 int suite_over_ranks(fs_context *context);
 
 #endif

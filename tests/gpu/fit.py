@@ -1,6 +1,7 @@
 """What counts, pairs and scores say about the law they were drawn from: p-values, and the error that would have shown.
 
-Every p-value is held against ALPHA. Numpy and scipy alone, so that tests/py can judge the judge where there is no GPU.
+Every p-value is held against ALPHA. Numpy and scipy alone, so that tests/py can test these functions where there is no
+GPU.
 """
 import collections
 import math
@@ -17,16 +18,16 @@ TILE = 128  # tokens of a tile of the kernel, and of a block of the noise
 # sees: for chi-squared the root mean square of the probabilities' relative errors, each weighted by its probability
 # (twice the total variation where all are equal); for Kolmogorov-Smirnov the distance; None where bins tell it.
 # bins: 0 where there are none.
-Verdict = collections.namedtuple("Verdict", "what n bins p sees")
+Fit = collections.namedtuple("Fit", "what n bins p sees")
 Bin = collections.namedtuple("Bin", "decade tokens expected seen p")
 
 
-def rejects(verdict):
-    return not verdict.p >= ALPHA  # a NaN is no acceptance
+def rejects(found):
+    return not found.p >= ALPHA  # a NaN is no acceptance
 
 
-def line(verdict):
-    what, n, bins, p, sees = verdict
+def line(found):
+    what, n, bins, p, sees = found
     text = "%-40s n %11s  bins %6s  p %-9.3g" % (what, "{:,}".format(n), "{:,}".format(bins) if bins else "-", p)
     return text + ("" if sees is None else "  sees %.2g" % sees)
 
@@ -46,7 +47,7 @@ def cells(counts, law, what="token by token"):
     """Chi-squared of counts against a law."""
     n = int(counts.sum())
     if counts[law == 0].any():
-        return Verdict(what, n, len(law), 0.0, None)
+        return Fit(what, n, len(law), 0.0, None)
     expected, rare = n * law, n * law < LEAST
     seen, rest, rest_seen = counts[~rare].astype(float), expected[rare].sum(), counts[rare].sum()
     expected = expected[~rare]
@@ -58,7 +59,7 @@ def cells(counts, law, what="token by token"):
         expected[smallest] += rest
     df = len(seen) - 1
     p = stats.chi2.sf(((seen - expected) ** 2 / expected).sum(), df)
-    return Verdict(what, n, len(seen), p, chi_squared_sees(df, n))
+    return Fit(what, n, len(seen), p, chi_squared_sees(df, n))
 
 
 def even(counts, what):
@@ -92,12 +93,12 @@ def by_decade(values, law):
 
 
 def decades(counts, law, what="by decades of probability"):
-    """Each order of magnitude by itself, and a verdict over all: the smallest p times their number."""
+    """Each order of magnitude by itself, and one p-value over all: the smallest p times their number."""
     n, masses, seen = int(counts.sum()), by_decade(law, law), by_decade(counts, law)
     names, tokens = np.unique(decade_of(law))[::-1], by_decade(np.ones(len(law), int), law)
     bins = [Bin(int(d), int(t), n * m, int(s), binomial(s, n, min(1.0, m)))
             for d, t, m, s in zip(names, tokens, masses, seen)]
-    return Verdict(what, n, len(bins), min(1.0, len(bins) * min(b.p for b in bins)), None), bins
+    return Fit(what, n, len(bins), min(1.0, len(bins) * min(b.p for b in bins)), None), bins
 
 
 def bin_sees(b, bins):
@@ -145,13 +146,13 @@ def independence(table, what):
     table = table[table.sum(1) > 0][:, table.sum(0) > 0]
     n, (rows, columns) = int(table.sum()), table.shape
     if rows < 2 or columns < 2:
-        return Verdict(what, n, table.size, float("nan"), None)
+        return Fit(what, n, table.size, float("nan"), None)
     p, df = stats.chi2_contingency(table, correction=False)[1:3]
-    return Verdict(what, n, table.size, p, chi_squared_sees(df, n))
+    return Fit(what, n, table.size, p, chi_squared_sees(df, n))
 
 
 def uniform(u, what):
     """Kolmogorov-Smirnov. A distance is seen when even the deviation of the empirical law cannot hide it."""
     p = stats.kstest(u, "uniform").pvalue
     sees = (stats.kstwobign.isf(ALPHA) + 0.5 * stats.norm.ppf(POWER)) / math.sqrt(len(u))
-    return Verdict(what, len(u), 0, p, sees)
+    return Fit(what, len(u), 0, p, sees)

@@ -1,4 +1,4 @@
-/* fuzz_judge.c - what the header promises of every call. */
+/* fuzz_checks.c - what the header promises of every call. */
 #include "fuzz_call.h"
 
 static fs_context *opened[8];
@@ -40,7 +40,7 @@ static void expect_not_above_zero(const float *logprob, int64_t from, int64_t to
         if (logprob[i] > 0.0f) fuzz_fault("%s[%lld] is %g", what, (long long)i, (double)logprob[i]);
 }
 
-static void judge_row(const fuzz_call *c, int64_t b, int64_t first, int64_t end) {
+static void check_row(const fuzz_call *c, int64_t b, int64_t first, int64_t end) {
     const uint32_t known = 0x1fff | 0x3f << 16;
     const fs_result *o = &c->result;
     const uint32_t bits = o->status ? o->status[b] : 0;
@@ -68,7 +68,7 @@ static void judge_row(const fuzz_call *c, int64_t b, int64_t first, int64_t end)
             fuzz_fault("row %lld has rank %d", (long long)b, o->rank[i]);
 }
 
-void fuzz_call_judge(const fuzz_call *c, fs_status status, const char *text, int64_t first, int64_t end) {
+void fuzz_call_check(const fuzz_call *c, fs_status status, const char *text, int64_t first, int64_t end) {
     if (status > FS_OK || status < FS_ERR_INTERNAL || status == FS_ERR_INTERNAL)
         fuzz_fault("status %d: %s", status, text);
     if (status != FS_OK && !*text) fuzz_fault("status %d without a text", status);
@@ -77,7 +77,7 @@ void fuzz_call_judge(const fuzz_call *c, fs_status status, const char *text, int
     if (fuzz_call_must_fail(c)) fuzz_fault("a call beyond the header's limits succeeds");
     if (c->misaligned) fuzz_fault("a call with a misaligned pointer succeeds");
     const int64_t rows = c->batch.rows, each = rows * c->batch.samples;
-    for (int64_t b = 0; b < rows; b++) judge_row(c, b, first, end);
+    for (int64_t b = 0; b < rows; b++) check_row(c, b, first, end);
     expect_not_above_zero(c->result.logprob, 0, each, "logprob");
     expect_not_above_zero(c->result.top_logprob, 0, rows * c->result.top_count, "top_logprob");
     if (c->batch.watch_offset)

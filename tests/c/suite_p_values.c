@@ -1,37 +1,38 @@
-/* suite_judge.c - p-values, and the line each of them prints: n, bins, the chance of a false alarm, what it can see. */
+/* suite_p_values.c - p-values, and the line each of them prints: n, bins, the chance of a false alarm, what it can
+ * see. */
 #include "suite.h"
 
 /* The chi-squared tail is trusted at SUITE_ALPHA when no bin expects fewer draws than this. */
 #define LEAST_EXPECTED 20.0
 
-static void take(judge *j, double p) {
-    j->p_values++;
-    if (!(p >= j->p)) j->p = p;
+static void take(findings *found, double p) {
+    found->p_values++;
+    if (!(p >= found->p)) found->p = p;
 }
 
-void judge_counts(judge *j, const char *what, const int64_t *count, const double *law, int64_t k) {
+void test_counts(findings *found, const char *what, const int64_t *count, const double *law, int64_t k) {
     fit f = fit_counts(count, law, k, LEAST_EXPECTED);
     int wide = f.tv - f.tv_mean > tv_slack(f.n, SUITE_ALPHA);
-    if (j->loud)
+    if (found->loud)
         print_message(
             "# %s, %s: n %lld, %d bins, p %.3g, total variation %.2g (counting alone gives %.2g), %lld outside; "
             "false alarm %.0e, sees %.2g at 5 sigma\n",
-            j->name, what, (long long)f.n, f.bins, f.p, f.tv, f.tv_mean, (long long)f.outside, 2.0 * SUITE_ALPHA,
+            found->name, what, (long long)f.n, f.bins, f.p, f.tv, f.tv_mean, (long long)f.outside, 2.0 * SUITE_ALPHA,
             detectable_tv(f.n, f.bins, 5.0));
-    take(j, f.outside ? 0.0 : f.p);
+    take(found, f.outside ? 0.0 : f.p);
     /* McDiarmid gives no p-value, only that a right sampler passes all but once in 1 / SUITE_ALPHA. */
-    take(j, wide ? 0.0 : 1.0);
+    take(found, wide ? 0.0 : 1.0);
 }
 
-void judge_binomial(judge *j, const char *what, int64_t seen, int64_t n, double p) {
+void test_binomial(findings *found, const char *what, int64_t seen, int64_t n, double p) {
     double chance = binomial_p(seen, n, p);
-    if (j->loud)
+    if (found->loud)
         print_message(
             "# %s, %s: n %lld, 2 bins, p %.3g, %lld seen, %.1f expected; false alarm %.0e, sees %.2g at 5 sigma, "
             "%.0f %% of it\n",
-            j->name, what, (long long)n, chance, (long long)seen, (double)n * p, SUITE_ALPHA,
+            found->name, what, (long long)n, chance, (long long)seen, (double)n * p, SUITE_ALPHA,
             5.0 * sqrt(p * (1.0 - p) / (double)n), 500.0 * sqrt((1.0 - p) / p / (double)n));
-    take(j, chance);
+    take(found, chance);
 }
 
 double kolmogorov_p(double lambda) {
@@ -51,7 +52,7 @@ static int ascending(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-void judge_uniform(judge *j, const char *what, double *u, int64_t n) {
+void test_uniform(findings *found, const char *what, double *u, int64_t n) {
     double distance = 0.0;
     qsort(u, (size_t)n, sizeof *u, ascending);
     for (int64_t i = 0; i < n; i++) {
@@ -60,18 +61,18 @@ void judge_uniform(judge *j, const char *what, double *u, int64_t n) {
     }
     /* Stephens's correction for finite n. */
     double root = sqrt((double)n), p = kolmogorov_p((root + 0.12 + 0.11 / root) * distance);
-    if (j->loud)
+    if (found->loud)
         /* 2.74 is where the tail is that of 5 deviations. The distance is a lower bound of the total variation. */
         print_message(
             "# %s, %s: n %lld, Kolmogorov-Smirnov, p %.3g, distance %.2g; false alarm %.0e, sees %.2g at 5 sigma\n",
-            j->name, what, (long long)n, p, distance, SUITE_ALPHA, 2.74 / root);
-    take(j, p);
+            found->name, what, (long long)n, p, distance, SUITE_ALPHA, 2.74 / root);
+    take(found, p);
 }
 
-void judge_chi_squared(judge *j, const char *what, int64_t n, int bins, double statistic, double df) {
+void test_chi_squared(findings *found, const char *what, int64_t n, int bins, double statistic, double df) {
     double p = chi_squared_p(statistic, df);
-    if (j->loud)
-        print_message("# %s, %s: n %lld, %d bins, p %.3g; false alarm %.0e, sees %.2g at 5 sigma\n", j->name, what,
+    if (found->loud)
+        print_message("# %s, %s: n %lld, %d bins, p %.3g; false alarm %.0e, sees %.2g at 5 sigma\n", found->name, what,
                       (long long)n, bins, p, SUITE_ALPHA, detectable_tv(n, bins, 5.0));
-    take(j, p);
+    take(found, p);
 }
