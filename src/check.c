@@ -2,7 +2,6 @@
 #include "check.h"
 
 #include "core/needs.h"
-#include "core/halves.h"
 
 #define FS_ROWS_MOST ((int64_t)1 << 20)
 #define FS_TOP_MOST 1024
@@ -42,22 +41,30 @@ static fs_status check_stride(fs_context *context, const char *name, int64_t str
     return FS_OK;
 }
 
-/* What only weights in fewer bits have. */
-static fs_status check_unquantised(fs_context *context, const fs_head *h) {
+/* `count` rows of so many columns. */
+static fs_status check_rows(fs_context *context, const char *name, int64_t stride, int32_t format, int64_t columns,
+                            int64_t count) {
+    return check_stride(context, name, stride, format_at(format).bytes, format_row_bytes(format, columns), count);
+}
+
+/* What lies beside weights in fewer bits. */
+static fs_status check_beside(fs_context *context, const fs_head *h) {
+    const uint32_t beside = format_at(format_of(h->dtype)).beside;
     const struct {
         const char *name;
+        uint32_t of;
         int64_t value;
-    } zero[] = {{"weight_scale_dtype", h->weight_scale_dtype},
-                {"weight_scale", (int64_t)(intptr_t)h->weight_scale},
-                {"weight_zero", (int64_t)(intptr_t)h->weight_zero},
-                {"weight_scale_stride", h->weight_scale_stride},
-                {"weight_zero_dtype", h->weight_zero_dtype},
-                {"group", h->group},
-                {"group_rows", h->group_rows}};
+    } zero[] = {{"weight_scale_dtype", FS_FORMAT_SCALED, h->weight_scale_dtype},
+                {"weight_scale", FS_FORMAT_SCALED, (int64_t)(intptr_t)h->weight_scale},
+                {"weight_zero", FS_FORMAT_ZEROED, (int64_t)(intptr_t)h->weight_zero},
+                {"weight_scale_stride", FS_FORMAT_SCALED, h->weight_scale_stride},
+                {"weight_zero_dtype", FS_FORMAT_ZEROED, h->weight_zero_dtype},
+                {"group", FS_FORMAT_SCALED, h->group},
+                {"group_rows", FS_FORMAT_SCALED, h->group_rows}};
     for (size_t i = 0; i < sizeof zero / sizeof zero[0]; i++)
-        FS_REQUIRE(context, zero[i].value == 0, "head.%s is %lld, must be 0 for FS_F32, FS_F16 and FS_BF16",
-                   zero[i].name, (long long)zero[i].value);
-    FS_REQUIRE(context, h->weight_scale_all == 0.0f,
+        FS_REQUIRE(context, zero[i].value == 0 || (beside & zero[i].of),
+                   "head.%s is %lld, must be 0 for FS_F32, FS_F16 and FS_BF16", zero[i].name, (long long)zero[i].value);
+    FS_REQUIRE(context, h->weight_scale_all == 0.0f || (beside & FS_FORMAT_SCALED_ALL),
                "head.weight_scale_all is %g, must be 0 for FS_F32, FS_F16 and FS_BF16", (double)h->weight_scale_all);
     return FS_OK;
 }
@@ -66,10 +73,10 @@ static fs_status check_unquantised(fs_context *context, const fs_head *h) {
 static fs_status check_head(fs_context *context, const fs_head *h, int reads) {
     FS_REQUIRE(context, h->kind == FS_HEAD_WEIGHTS || h->kind == FS_HEAD_LOGITS,
                "head.kind is %d, must be FS_HEAD_WEIGHTS (0) or FS_HEAD_LOGITS (1)", h->kind);
-    const char *quantised = is_float_type(h->dtype) ? NULL : fs_quantised_lack(h->dtype);
+    const char *quantised = fs_quantised_lack(h->dtype);
     if (quantised && h->kind == FS_HEAD_WEIGHTS)
         return fs_fail(context, FS_ERR_UNSUPPORTED, "head.dtype is %d: %s", h->dtype, quantised);
-    FS_REQUIRE(context, is_float_type(h->dtype), "head.dtype is %d, must be %s%s", h->dtype, FS_FLOAT_WORDS,
+    FS_REQUIRE(context, dtype_is_float(h->dtype), "head.dtype is %d, must be %s%s", h->dtype, FS_FLOAT_WORDS,
                quantised ? " for stored logits" : "");
     FS_REQUIRE(context, h->rows >= 0 && h->rows < FS_TOKEN_LIMIT, "head.rows is %lld, must be 0 to %lld",
                (long long)h->rows, (long long)FS_TOKEN_LIMIT - 1);
@@ -78,21 +85,20 @@ static fs_status check_head(fs_context *context, const fs_head *h, int reads) {
                (long long)(FS_TOKEN_LIMIT - 1 - h->rows), (long long)h->rows);
     FS_REQUIRE(context, h->vocab >= 0 && h->vocab < FS_TOKEN_LIMIT, "head.vocab is %lld, must be 0 (all rows) to %lld",
                (long long)h->vocab, (long long)FS_TOKEN_LIMIT - 1);
-    const int64_t bytes = dtype_bytes(h->dtype);
-    const int64_t columns = h->kind == FS_HEAD_WEIGHTS ? h->dim : h->rows;
     FS_REQUIRE(context, h->kind == FS_HEAD_LOGITS || (h->dim > 0 && h->dim <= INT32_MAX),
                "head.dim is %lld, must be 1 to %d", (long long)h->dim, INT32_MAX);
-    FS_TRY(check_stride(context, "head.stride", h->stride, bytes, columns * bytes,
-                        h->kind == FS_HEAD_WEIGHTS ? h->rows : FS_ROWS_MOST));
+    const int32_t format = format_of(h->dtype);
+    FS_TRY(h->kind == FS_HEAD_WEIGHTS ? check_rows(context, "head.stride", h->stride, format, h->dim, h->rows)
+                                      : check_rows(context, "head.stride", h->stride, format, h->rows, FS_ROWS_MOST));
     FS_REQUIRE(context, !reads || h->rows == 0 || h->data, "head.data is NULL");
-    FS_REQUIRE(context, is_float_type(h->round), "head.round is %d, must be " FS_FLOAT_WORDS, h->round);
+    FS_REQUIRE(context, dtype_is_float(h->round), "head.round is %d, must be " FS_FLOAT_WORDS, h->round);
     FS_REQUIRE(context, fabsf(h->scale) < INFINITY && fabsf(h->post_scale) < INFINITY,
                "head.scale is %g and head.post_scale is %g, must be finite", (double)h->scale, (double)h->post_scale);
     FS_REQUIRE(context, h->softcap >= 0.0f && h->softcap < INFINITY,
                "head.softcap is %g, must be 0 (none) or positive and finite", (double)h->softcap);
     FS_REQUIRE(context, (h->flags & ~FS_HEAD_CONSTANT) == 0, "head.flags is 0x%x, known is FS_HEAD_CONSTANT (1)",
                h->flags);
-    return check_unquantised(context, h);
+    return check_beside(context, h);
 }
 
 /* ----------------------------------------------------------------------------------------------------- batch ---- */
@@ -123,11 +129,11 @@ static fs_status check_batch(fs_context *context, const fs_head *h, const fs_bat
     FS_REQUIRE(context, !b->slot || b->slot_dtype == FS_I32 || b->slot_dtype == FS_I64,
                "batch.slot_dtype is %d, must be FS_I32 (8) or FS_I64 (9)", b->slot_dtype);
     if (h->kind == FS_HEAD_WEIGHTS) {
-        FS_REQUIRE(context, is_float_type(b->hidden_dtype), "batch.hidden_dtype is %d, must be " FS_FLOAT_WORDS,
+        FS_REQUIRE(context, dtype_is_float(b->hidden_dtype), "batch.hidden_dtype is %d, must be " FS_FLOAT_WORDS,
                    b->hidden_dtype);
-        const int64_t bytes = dtype_bytes(b->hidden_dtype);
         FS_REQUIRE(context, !reads || b->hidden, "batch.hidden is NULL");
-        FS_TRY(check_stride(context, "batch.hidden_stride", b->hidden_stride, bytes, h->dim * bytes, b->rows));
+        FS_TRY(
+            check_rows(context, "batch.hidden_stride", b->hidden_stride, format_of(b->hidden_dtype), h->dim, b->rows));
     }
     const int grouped = is_group_mode(b->mode);
     FS_REQUIRE(context, !grouped || b->samples == 1, "batch.samples is %d, group modes draw 1", b->samples);

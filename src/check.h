@@ -4,6 +4,8 @@
 
 #include "backend.h"
 
+#include "core/format.h"
+
 /* Copies a caller's struct into ours. A caller compiled against an earlier header may have fewer members, down to the
  * `least` bytes of the first version, and the others are zero; against a later one more, which must be zero. */
 fs_status fs_copy_struct(fs_context *context, const char *name, const void *from, size_t size, void *to, size_t ours,
@@ -26,10 +28,6 @@ fs_status fs_check_ranks(fs_context *context, const fs_ranks *ranks);
 #define FS_RULES_CUT ((uint32_t)(FS_RULE_TOP_K | FS_RULE_TOP_P | FS_RULE_MIN_P))
 #define FS_RESULTS_KNOWN 0xffu
 #define FS_FLOAT_WORDS "FS_F32 (0), FS_F16 (1) or FS_BF16 (2)"
-
-static inline int is_float_type(int32_t dtype) {
-    return dtype == FS_F32 || dtype == FS_F16 || dtype == FS_BF16;
-}
 
 /* The words for weights in a dtype of fewer bits; NULL: it is none. */
 const char *fs_quantised_lack(int32_t dtype);

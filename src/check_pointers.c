@@ -60,7 +60,7 @@ static const member table[] = {
 #define FS_ALIGNED_TEXT "%s is %p, must be %zu-byte aligned"
 
 static size_t bytes_of(int32_t dtype) {
-    return dtype == FS_I64 ? 8 : dtype == FS_F16 || dtype == FS_BF16 ? 2 : 4;
+    return dtype == FS_I64 ? 8 : dtype_is_float(dtype) ? (size_t)dtype_bytes(dtype) : 4;
 }
 
 static int32_t dtype_at(const char *base, size_t at) {

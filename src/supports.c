@@ -10,20 +10,17 @@ const char *fs_first_lack(const fs_lack *table, size_t count) {
 }
 
 const char *fs_quantised_lack(int32_t dtype) {
-#define FS_QUANTISED(name)                                                                                             \
-    { dtype == name, #name " weights are not supported yet by any backend" }
-    const fs_lack table[] = {
-        FS_QUANTISED(FS_FP8_E4M3), FS_QUANTISED(FS_INT8), FS_QUANTISED(FS_INT4), FS_QUANTISED(FS_NVFP4),
-        FS_QUANTISED(FS_Q8_0),     FS_QUANTISED(FS_Q5_K), FS_QUANTISED(FS_Q6_K),
-    };
-#undef FS_QUANTISED
-    return fs_first_lack(table, sizeof table / sizeof table[0]);
+#define FS_FORMAT_WORDS(name, numbers, bytes, beside) "FS_" #name " weights are not supported yet by any backend",
+    static const char *const words[FS_FORMATS] = {FS_FORMAT_TABLE(FS_FORMAT_WORDS)};
+#undef FS_FORMAT_WORDS
+    const int32_t format = format_of(dtype);
+    return format < FS_FLOAT_FORMATS ? NULL : words[format];
 }
 
 /* What no backend does, then what this one does not. The online groups are chosen in order over the whole
  * vocabulary. */
 static const char *lack_of(const fs_backend *backend, const fs_outline *o) {
-    const char *words = o->dtype == FS_F32 ? NULL : fs_quantised_lack(o->dtype);
+    const char *words = fs_quantised_lack(o->dtype);
     if (words) return words;
     if (o->call != FS_CALL_SAMPLE && o->mode == FS_MODE_GROUP_ONLINE)
         return "FS_MODE_GROUP_ONLINE has no partial form; use FS_MODE_GROUP_PARALLEL";
@@ -97,9 +94,9 @@ static fs_status check_outline(const fs_outline *o, const char **why) {
     const int grouped = is_group_mode(o->mode);
     FS_OUTLINE(o->call >= FS_CALL_SAMPLE && o->call <= FS_CALL_RANKS, call, "FS_CALL_SAMPLE (0) to FS_CALL_RANKS (2)");
     FS_OUTLINE(weights || o->kind == FS_HEAD_LOGITS, kind, "FS_HEAD_WEIGHTS (0) or FS_HEAD_LOGITS (1)");
-    FS_OUTLINE(is_float_type(o->dtype) || (weights && fs_quantised_lack(o->dtype)), dtype,
+    FS_OUTLINE(dtype_is_float(o->dtype) || (weights && fs_quantised_lack(o->dtype)), dtype,
                FS_FLOAT_WORDS ", or for weights one of fewer bits");
-    FS_OUTLINE(!weights || is_float_type(o->hidden_dtype), hidden_dtype, FS_FLOAT_WORDS);
+    FS_OUTLINE(!weights || dtype_is_float(o->hidden_dtype), hidden_dtype, FS_FLOAT_WORDS);
     FS_OUTLINE(o->mode >= FS_MODE_SAMPLE && o->mode <= FS_MODE_SCORE, mode, "FS_MODE_SAMPLE (0) to FS_MODE_SCORE (4)");
     FS_OUTLINE(o->noise == FS_NOISE_EXACT || o->noise == FS_NOISE_FAST, noise,
                "FS_NOISE_EXACT (0) or FS_NOISE_FAST (1)");

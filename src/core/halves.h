@@ -1,24 +1,18 @@
-/* halves.h - numbers as they are stored: bf16 and f16 widened to float, and rounded to nearest, ties to even, as engines that store
- * logits do. */
+/* halves.h - numbers as they are stored: bf16 and f16 widened to float, and rounded to nearest, ties to even, as
+ * engines that store logits do. */
 #ifndef FS_CORE_HALVES_H
 #define FS_CORE_HALVES_H
 
 #include "core.h"
 
-#include "flashsampling.h"
-
 #include <math.h>
-
-/* Bytes of FS_F32, FS_F16 or FS_BF16. */
-FS_CORE int64_t dtype_bytes(int32_t dtype) {
-    return dtype == FS_F32 ? 4 : 2;
-}
 
 FS_CORE float widen_bf16(uint16_t half) {
     return bits_float((uint32_t)half << 16);
 }
 
-/* Shifts the 5-bit exponent into place and lets a multiplication by 2^112 rebias it, subnormals included; inf and NaN keep theirs. */
+/* Shifts the 5-bit exponent into place and lets a multiplication by 2^112 rebias it, subnormals included; inf and NaN
+ * keep theirs. */
 FS_CORE float widen_f16(uint16_t half) {
     uint32_t magnitude = (uint32_t)(half & 0x7FFF) << 13;
     uint32_t special = magnitude >= 0x0F800000u ? 0x7F800000u : 0;

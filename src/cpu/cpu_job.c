@@ -42,6 +42,7 @@ void fs_job_start_pass(fs_job *job, fs_context *context, const int32_t *row, int
     memset(pass, 0, sizeof *pass);
     pass->cpu = context->state;
     pass->call = &job->call;
+    pass->weights = weights_of_head(job->call.head);
     pass->row = row;
     pass->rows = rows;
     pass->block = choose_block(&context->options, job->call.batch->rows);
@@ -79,7 +80,7 @@ size_t fs_job_size(const fs_job *job, fs_context *context) {
 /* Asks where W lies, when a head is another than the last. */
 static void find_residence(fs_cpu *cpu, const fs_head *head) {
     fs_residence *r = &cpu->residence;
-    const int64_t stride = weights_stride(head);
+    const int64_t stride = weights_of_head(head).stride;
     if (cpu->nodes.count < 2 || head->kind != FS_HEAD_WEIGHTS) return;
     if (r->data == head->data && r->stride == stride && r->rows == head->rows) return;
     const int64_t blocks = (head->rows + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK;

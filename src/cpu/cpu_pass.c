@@ -87,9 +87,10 @@ static void layout_filters(fs_pass *pass, fs_arena *arena) {
     if (!can || !wanted) return;
     pass->filter = arena_take(arena, (size_t)pass->cpu->tasks, sizeof *pass->filter);
     for (int32_t t = 0; t < pass->cpu->tasks; t++) {
-        const int64_t at = (int64_t)t * pass->rows;
-        const fs_task_rows rows = {call,         pass->cpu->isa,       &pass->hidden, pass->active, pass->summary + at,
-                                   pass->shared, pass->published + at, pass->rows,    pass->block};
+        const int64_t at = arena_fits(arena) ? (int64_t)t * pass->rows : 0; /* else there is nothing to point into */
+        const fs_task_rows rows = {call,         pass->cpu->isa,     &pass->weights, &pass->hidden,
+                                   pass->active, pass->summary + at, pass->shared,   pass->published + at,
+                                   pass->rows,   pass->block};
         const fs_task_filter filter = fs_filter_layout(&rows, pass->largest, arena);
         if (arena_fits(arena)) pass->filter[t] = filter;
     }
@@ -230,12 +231,11 @@ void fs_pass_prepare(fs_pass *pass) {
     const fs_cpu *cpu = pass->cpu;
     const fs_head *head = pass->call->head;
     const fs_batch *batch = pass->call->batch;
-    const int64_t packed = batch->hidden_stride,
-                  stride = packed ? packed : head->dim * dtype_bytes(batch->hidden_dtype);
+    const fs_matrix hidden = hidden_of_batch(head, batch);
     atomic_init(pass->next, 0);
     if (pass->order) schedule_by_nodes(pass);
     for (int32_t a = 0; head->kind == FS_HEAD_WEIGHTS && a < pass->rows; a++)
-        pass->hidden.row[a] = (const char *)batch->hidden + pass->row[a] * stride;
+        pass->hidden.row[a] = matrix_row(&hidden, pass->row[a]);
     const int64_t worth = 1 + work_to_prepare(pass) / FS_PREPARED_AT_LEAST;
     fs_preparing preparing = {pass, worth < cpu->tasks ? (int32_t)worth : cpu->tasks};
     fs_pass_parallel(cpu, preparing.tasks, prepare_task, &preparing);
@@ -246,20 +246,16 @@ void fs_pass_prepare(fs_pass *pass) {
 /* load, dot: the block's logits of every row, each at its lead in its line of `logits`. */
 static void compute_block(const fs_pass *pass, fs_block block, float *logits) {
     const fs_head *head = pass->call->head;
-    const fs_isa *isa = pass->cpu->isa;
-    const int64_t local = block.first - head->first_token, bytes = dtype_bytes(head->dtype);
-    const int64_t columns = logits_columns(pass);
+    const int64_t first = block.first - head->first_token, columns = logits_columns(pass);
     float *out = logits + block_lead(block);
     if (head->kind == FS_HEAD_WEIGHTS) {
-        int64_t stride = weights_stride(head);
-        pass_kernel(pass)->tile(&pass->hidden, (const char *)head->data + local * stride, stride, (int32_t)block.n, out,
-                                columns);
+        pass_kernel(pass)->tile(&pass->hidden, &pass->weights, first, (int32_t)block.n, out, columns);
         return;
     }
-    int64_t stride = head->stride ? head->stride : head->rows * bytes;
+    const fs_matrix stored = logits_of_head(head);
+    const char *x = stored.data + format_row_bytes(stored.format, first);
     for (int32_t a = 0; a < pass->rows; a++)
-        isa->scan->load[head->dtype]((const char *)head->data + pass->active[a].b * stride + local * bytes, block.n,
-                                     out + a * columns);
+        pass->cpu->isa->scan->load[stored.format](x + pass->active[a].b * stored.stride, block.n, out + a * columns);
 }
 
 static void share_mass(const fs_pass *pass, int32_t task, int32_t a, const fs_mass *mass) {

@@ -7,7 +7,6 @@
 
 #include "backend.h"
 #include "core/group.h"
-#include "core/halves.h"
 #include "cpu_arena.h"
 #include "cpu_nodes.h"
 
@@ -48,11 +47,12 @@ typedef struct fs_pass {
     const fs_call *call;
     const int32_t *row; /* [rows] the rows of the batch that take part */
     int32_t rows;
-    int32_t whole;         /* lists hold everything: the second pass */
-    int32_t largest;       /* only counted, for the largest call of these rows or fewer */
-    int32_t block;         /* tokens per block, a multiple of FS_NOISE_BLOCK */
-    int64_t groups;        /* group modes: number of groups, else 0 */
-    fs_hidden hidden;      /* of a head of weights */
+    int32_t whole;      /* lists hold everything: the second pass */
+    int32_t largest;    /* only counted, for the largest call of these rows or fewer */
+    int32_t block;      /* tokens per block, a multiple of FS_NOISE_BLOCK */
+    int64_t groups;     /* group modes: number of groups, else 0 */
+    fs_weights weights; /* these two of a head of weights */
+    fs_hidden hidden;
     fs_active_row *active; /* [rows] */
     fs_summary *summary;   /* [tasks, rows] */
     fs_winner *winner;     /* [tasks, rows, samples] */
@@ -74,7 +74,7 @@ typedef struct fs_pass {
 int fs_pass_layout(fs_pass *pass, fs_arena *arena);
 
 static inline const fs_kernel *pass_kernel(const fs_pass *pass) {
-    return pass->cpu->isa->kernel[pass->call->head->dtype];
+    return pass->cpu->isa->kernel[pass->weights.format];
 }
 
 /* Fills what every block needs: hidden states, noise names, sorted lists. */

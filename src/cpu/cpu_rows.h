@@ -4,7 +4,6 @@
 
 #include "cpu/kernels/cpu_isa.h"
 
-#include "core/halves.h"
 #include "core/needs.h"
 
 /* What one active row brings to every block. */
@@ -67,11 +66,6 @@ fs_mass fs_rows_mass(const fs_call *call, const fs_isa *isa, const fs_active_row
 
 /* The bits of row b's allowed tokens, or NULL. */
 const uint32_t *fs_rows_allowed(const fs_call *call, int64_t b);
-
-/* Bytes from one row of a head of weights to the next. */
-FS_CORE int64_t weights_stride(const fs_head *head) {
-    return head->stride ? head->stride : head->dim * dtype_bytes(head->dtype);
-}
 
 FS_CORE int bit_of(const uint32_t *words, int64_t id) {
     return (int)(words[id >> 5] >> (id & 31) & 1);

@@ -2,7 +2,7 @@
  * offsets into edits and watched tokens keep their meaning, because they need not begin at 0. */
 #include "dist.h"
 
-#include "core/halves.h"
+#include "core/format.h"
 
 #define LATER(pointer, by)                                                                                             \
     do {                                                                                                               \
@@ -38,12 +38,8 @@ fs_view fs_view_of(const fs_call *call, const fs_result *result, int64_t b, int6
     batch->slots = batch->slots ? batch->slots : call->batch->rows;
     if (batch->slot) batch->slot = later_bytes(batch->slot, b * (batch->slot_dtype == FS_I64 ? 8 : 4));
     else batch->slot = identity + b, batch->slot_dtype = FS_I32;
-    if (h->kind == FS_HEAD_LOGITS)
-        h->data = later_bytes(h->data, b * (h->stride ? h->stride : h->rows * dtype_bytes(h->dtype)));
-    else
-        batch->hidden =
-            later_bytes(batch->hidden,
-                        b * (batch->hidden_stride ? batch->hidden_stride : h->dim * dtype_bytes(batch->hidden_dtype)));
+    if (h->kind == FS_HEAD_LOGITS) h->data = later_bytes(h->data, b * logits_of_head(h).stride);
+    else batch->hidden = later_bytes(batch->hidden, b * hidden_of_batch(h, batch).stride);
     if (batch->allow && !batch->allow_index) {
         const int64_t words = (call->vocab + 31) / 32;
         batch->allow += b * (batch->allow_stride ? batch->allow_stride / 4 : words);

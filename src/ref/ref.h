@@ -5,7 +5,8 @@
  *   ref_result.c  what the caller gets to see
  *   ref_backend.c the loop over rows
  *
- * Nothing here shares code with the other backends but the noise and the keys, which are part of what a draw means. */
+ * Nothing here shares code with the other backends but where numbers lie (core/format.h), the noise and the keys, which
+ * are part of what a draw means. */
 #ifndef FS_REF_REF_H
 #define FS_REF_REF_H
 

@@ -1,6 +1,7 @@
 /* ref_logits.c - the life of a logit, line by line as the public header's top comment tells it. */
 #include "ref.h"
 
+#include "../core/format.h"
 #include "../core/key.h"
 #include "../core/noise.h"
 
@@ -19,11 +20,11 @@ static float f16_value(uint16_t h) {
     return (float)(h >> 15 ? -value : value);
 }
 
-/* Element i of an array of any stored dtype. */
-static float load(const void *data, int32_t dtype, int64_t i) {
-    if (dtype == FS_F32) return ((const float *)data)[i];
-    uint16_t h = ((const uint16_t *)data)[i];
-    return dtype == FS_BF16 ? bits_float((uint32_t)h << 16) : f16_value(h);
+/* Number i of a row in one of the float formats. */
+static float load(const void *row, int32_t format, int64_t i) {
+    if (format == FS_FORMAT_F32) return ((const float *)row)[i];
+    uint16_t h = ((const uint16_t *)row)[i];
+    return format == FS_FORMAT_BF16 ? bits_float((uint32_t)h << 16) : f16_value(h);
 }
 
 /* x rounded to nearest even with `digits` binary digits, no digit below 2^lowest. */
@@ -40,10 +41,6 @@ static float round_to(float x, int32_t dtype) {
     if (dtype == FS_BF16) return round_digits(x, 8, -133, ldexp(255.0, 120));
     if (dtype == FS_F16) return round_digits(x, 11, -24, 65504.0);
     return x;
-}
-
-static int64_t dtype_bytes(int32_t dtype) {
-    return dtype == FS_F32 ? 4 : 2;
 }
 
 static const void *row_of(const void *data, int64_t stride, int64_t packed, int64_t row) {
@@ -189,22 +186,17 @@ void fs_ref_row_values(ref_row *row, const fs_batch *batch) {
 
 /* ----------------------------------------------------------------------------------------------------- logits ---- */
 
-static float dot(const fs_head *head, const fs_batch *batch, int64_t b, int64_t v) {
-    const void *h = row_of(batch->hidden, batch->hidden_stride, head->dim * dtype_bytes(batch->hidden_dtype), b);
-    const void *w = row_of(head->data, head->stride, head->dim * dtype_bytes(head->dtype), v);
+static float dot(const fs_weights *weights, const fs_matrix *hidden, int64_t b, int64_t v, int64_t dim) {
+    const char *w = weights_row(weights, v), *h = matrix_row(hidden, b);
     double sum = 0.0;
-    for (int64_t d = 0; d < head->dim; d++)
-        sum += (double)load(h, batch->hidden_dtype, d) * (double)load(w, head->dtype, d);
+    for (int64_t d = 0; d < dim; d++) sum += (double)load(h, hidden->format, d) * (double)load(w, weights->format, d);
     return (float)sum;
 }
 
-static float stored(const fs_head *head, int64_t b, int64_t v) {
-    return load(row_of(head->data, head->stride, head->rows * dtype_bytes(head->dtype), b), head->dtype, v);
-}
-
-/* x, without the mask. */
-static float raw_logit(const fs_head *head, const fs_batch *batch, int64_t b, int64_t v) {
-    float x = head->kind == FS_HEAD_LOGITS ? stored(head, b, v) : dot(head, batch, b, v);
+/* x, without the mask. rows: hidden states, or stored logits. */
+static float raw_logit(const fs_head *head, const fs_weights *weights, const fs_matrix *rows, int64_t b, int64_t v) {
+    float x = head->kind == FS_HEAD_LOGITS ? load(matrix_row(rows, b), rows->format, v)
+                                           : dot(weights, rows, b, v, head->dim);
     if (head->bias) x += head->bias[v];
     x = round_to(x, head->round);
     x *= head->scale;
@@ -273,10 +265,12 @@ static float drop_nan(ref_row *row, float value) {
 
 void fs_ref_row_logits(ref_row *row, const fs_head *head, const fs_batch *batch) {
     const uint32_t *allow = allow_mask(row, batch);
+    const fs_weights weights = weights_of_head(head);
+    const fs_matrix rows = head->kind == FS_HEAD_LOGITS ? logits_of_head(head) : hidden_of_batch(head, batch);
     for (int64_t v = 0; v < row->size; v++) {
         int64_t id = row->first + v;
         int absent = id >= row->vocab || (allow && !bit_of(allow, id));
-        row->x[v] = absent ? -INFINITY : drop_nan(row, raw_logit(head, batch, row->b, v));
+        row->x[v] = absent ? -INFINITY : drop_nan(row, raw_logit(head, &weights, &rows, row->b, v));
         row->y[v] = row->x[v];
     }
     if (!(batch->flags & FS_EDITS_LAST)) apply_edits(row, batch);

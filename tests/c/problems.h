@@ -85,7 +85,8 @@ static inline problem make_problem(rng *r, int32_t w_dtype, int32_t h_dtype, int
 /* out [rows, tokens] for rows [first, first + rows), tokens [t, t + tokens) of the problem. */
 static inline void run(const fs_isa *isa, const problem *p, int32_t first, int32_t rows, int32_t t, int32_t tokens,
                        float *out, int64_t ld) {
-    const fs_kernel *kernel = isa->kernel[p->w_dtype];
+    const fs_weights weights = {.data = p->w, .stride = p->w_stride, .format = format_of(p->w_dtype)};
+    const fs_kernel *kernel = isa->kernel[weights.format];
     const char *row[MOST_ROWS];
     for (int32_t b = 0; b < rows; b++) row[b] = p->h + (first + b) * p->h_stride;
     fs_hidden hidden = {row, rows, p->h_dtype, p->dim, NULL};
@@ -96,7 +97,7 @@ static inline void run(const fs_isa *isa, const problem *p, int32_t first, int32
     int64_t units = (p->dim + FS_PACK - 1) / FS_PACK;
     kernel->pack(&hidden, units / 2 * FS_PACK, units * FS_PACK);
     kernel->pack(&hidden, 0, units / 2 * FS_PACK);
-    kernel->tile(&hidden, p->w + t * p->w_stride, p->w_stride, tokens, out, ld);
+    kernel->tile(&hidden, &weights, t, tokens, out, ld);
     free(hidden.packed);
 }
 

@@ -167,25 +167,26 @@ static fs_kernel counting;
 static fs_isa counting_isa;
 static _Atomic int64_t filtered_tokens, stored_tokens;
 
-static void count_stored(const fs_hidden *h, const void *w, int64_t stride, int32_t tokens, float *out,
+static void count_stored(const fs_hidden *h, const fs_weights *w, int64_t first, int32_t tokens, float *out,
                          int64_t out_ld) {
     atomic_fetch_add(&stored_tokens, tokens);
-    real->tile(h, w, stride, tokens, out, out_ld);
+    real->tile(h, w, first, tokens, out, out_ld);
 }
 
-static void count_filtered(const fs_hidden *h, const void *w, int64_t stride, int32_t tokens, fs_filter *filter) {
+static void count_filtered(const fs_hidden *h, const fs_weights *w, int64_t first, int32_t tokens, fs_filter *filter) {
     atomic_fetch_add(&filtered_tokens, tokens);
-    real->filter(h, w, stride, tokens, filter);
+    real->filter(h, w, first, tokens, filter);
 }
 
 static void count_calls(fs_context *context, int32_t dtype) {
     fs_cpu *cpu = context->state;
-    real = cpu->isa->kernel[dtype];
+    const int32_t format = format_of(dtype);
+    real = cpu->isa->kernel[format];
     counting = *real;
     counting.tile = count_stored;
     if (real->filter) counting.filter = count_filtered;
     counting_isa = *cpu->isa;
-    counting_isa.kernel[dtype] = &counting;
+    counting_isa.kernel[format] = &counting;
     cpu->isa = &counting_isa;
     filtered_tokens = stored_tokens = 0;
 }
@@ -261,8 +262,8 @@ static int some_kernel_filters(void) {
     char names[256];
     const fs_isa *isa = fs_isa_choose(getenv("FLASHSAMPLING_ISA"), names, sizeof names);
     assert_non_null(isa);
-    for (int i = 0; i < 3; i++)
-        if (isa->kernel[i]->filter) return 1;
+    for (int i = 0; i < FS_FORMATS; i++)
+        if (isa->kernel[i] && isa->kernel[i]->filter) return 1;
     print_message("skip: %s filters nothing\n", isa->name);
     return 0;
 }

@@ -21,7 +21,8 @@ static void rows_are_listed_best_first_and_experimental_ones_only_run_when_force
         isa = isa_named(name);
         assert_non_null(isa);
         assert_string_equal(isa->name, name);
-        assert_true(isa->kernel[FS_F32] && isa->kernel[FS_F16] && isa->kernel[FS_BF16] && isa->scan);
+        assert_true(isa->kernel[FS_FORMAT_F32] && isa->kernel[FS_FORMAT_F16] && isa->kernel[FS_FORMAT_BF16] &&
+                    isa->scan);
         if (!isa->experimental && best) assert_ptr_equal(isa, chosen), best = 0;
     }
     assert_non_null(isa);

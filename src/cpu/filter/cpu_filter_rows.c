@@ -311,7 +311,6 @@ int64_t fs_filter_length(const fs_task_filter *task) {
 
 int fs_filter_block(fs_task_filter *task, fs_block block) {
     const fs_head *head = task->rows.call->head;
-    const int64_t stride = weights_stride(head);
     fs_filter *filter = &task->filter;
     const int first = !task->begun, exact = filter->exact[0].mass || filter->exact[1].mass;
     task->begun = 1;
@@ -327,8 +326,8 @@ int fs_filter_block(fs_task_filter *task, fs_block block) {
     task->ready = 1;
     filter->count = filter->failed = 0;
     filter->first = block.first;
-    const char *w = (const char *)head->data + (block.first - head->first_token) * stride;
-    task->rows.isa->kernel[head->dtype]->filter(task->rows.hidden, w, stride, (int32_t)block.n, filter);
+    task->rows.isa->kernel[task->rows.weights->format]->filter(
+        task->rows.hidden, task->rows.weights, block.first - head->first_token, (int32_t)block.n, filter);
     for (int32_t a = 0; filter->per && a < task->rows.count; a++) filter->failed |= !(filter->mass[a] < FLT_MAX);
     if (filter->failed) {
         task->paused = task->pause = task->pause ? 2 * task->pause : 4;

@@ -77,7 +77,10 @@ static int always(void) {
 }
 
 #define FS_KERNELS(f32, f16, bf16)                                                                                     \
-    { &fs_kernel_f32__##f32, &fs_kernel_f16__##f16, &fs_kernel_bf16__##bf16 }
+    {                                                                                                                  \
+        [FS_FORMAT_F32] = &fs_kernel_f32__##f32, [FS_FORMAT_F16] = &fs_kernel_f16__##f16,                              \
+        [FS_FORMAT_BF16] = &fs_kernel_bf16__##bf16                                                                     \
+    }
 
 static const fs_isa table[] = {
 #if defined(__x86_64__)

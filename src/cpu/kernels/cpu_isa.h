@@ -3,6 +3,7 @@
 #ifndef FS_CPU_ISA_H
 #define FS_CPU_ISA_H
 
+#include "core/format.h"
 #include "core/list.h"
 #include "core/mass.h"
 #include "core/noise.h"
@@ -19,17 +20,18 @@ typedef struct fs_hidden {
     char *packed; /* FS_ALIGNMENT aligned; what lies there is the kernel's business */
 } fs_hidden;
 
-/* Logits of one dtype of W. A logit's bits depend on its row of H and its row of W alone: each kernel has one order of
+/* Logits of one format of W. A logit's bits depend on its row of H and its row of W alone: each kernel has one order of
  * products and sums for every tile shape, stated where it is written. */
 typedef struct fs_kernel {
     /* Bytes of packed H. */
     size_t (*packed_bytes)(const fs_hidden *hidden);
     /* Packs the elements [from, to) of every row; both are multiples of FS_PACK, `to` may pass dim. */
     void (*pack)(const fs_hidden *hidden, int64_t from, int64_t to);
-    /* out[r * out_ld + t] = dot(h[r], w[t]) for t < tokens; w: `tokens` rows of dim elements, `stride` bytes apart. */
-    void (*tile)(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out, int64_t out_ld);
+    /* out[r * out_ld + t] = dot(h[r], w[first + t]) for t < tokens. */
+    void (*tile)(const fs_hidden *hidden, const fs_weights *w, int64_t first, int32_t tokens, float *out,
+                 int64_t out_ld);
     /* The same logits, filtered instead of stored, for more than 16 rows; NULL where a kernel cannot. */
-    void (*filter)(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, fs_filter *filter);
+    void (*filter)(const fs_hidden *hidden, const fs_weights *w, int64_t first, int32_t tokens, fs_filter *filter);
 } fs_kernel;
 
 #define FS_PACK 64 /* elements: whole cache lines of every packed form, so that threads share none */
@@ -70,8 +72,8 @@ typedef struct fs_bins {
 /* Scans over n logits in cache. Results are the same for every instruction set, bit for bit, without fused
  * multiply-adds; but for rough masses, which decide which rows take a second pass and no token. */
 typedef struct fs_scan {
-    /* out[i] = in[i] widened to float, by dtype. */
-    void (*load[3])(const void *in, int64_t n, float *out);
+    /* out[i] = in[i] widened to float, by format. */
+    void (*load[FS_FLOAT_FORMATS])(const void *in, int64_t n, float *out);
     /* Replaces NaN by -inf and looks for maxima: max[i] = largest of y[16 i .. 16 i + 15]; n is a multiple of
      * FS_GRANULE. Before that y[i] = -inf where bit base + i of the bitmask is not set; base is a multiple of
      * FS_GRANULE, allow may be NULL. */
@@ -104,9 +106,9 @@ typedef struct fs_scan {
 typedef struct fs_isa {
     const char *name;
     int (*runs_here)(void);
-    const char *experimental;   /* why it is not chosen and runs only when forced; NULL: it is chosen */
-    int overlapped;             /* filters look at a tile while the next one is multiplied; for masses they always do */
-    const fs_kernel *kernel[3]; /* by dtype of W */
+    const char *experimental; /* why it is not chosen and runs only when forced; NULL: it is chosen */
+    int overlapped;           /* filters look at a tile while the next one is multiplied; for masses they always do */
+    const fs_kernel *kernel[FS_FORMATS]; /* by format of W (core/format.h); NULL: there is none */
     const fs_scan *scan;
 } fs_isa;
 

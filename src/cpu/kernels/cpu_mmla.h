@@ -309,8 +309,10 @@ static void tile_strips(const fs_hidden *hidden, int32_t first, int32_t last, co
         store_pair(hidden, begin.first + i, sum + i * (FS_TOKENS / 2), tokens, out, out_ld);
 }
 
-static void tile(const fs_hidden *hidden, const void *w, int64_t stride, int32_t tokens, float *out, int64_t out_ld) {
-    const char *data = (const char *)w;
+static void tile(const fs_hidden *hidden, const fs_weights *w, int64_t first, int32_t tokens, float *out,
+                 int64_t out_ld) {
+    const char *data = weights_row(w, first);
+    const int64_t stride = w->stride;
     const int32_t strips = strips_of(hidden);
     int32_t few = 0;
     if (hidden->rows <= 2)

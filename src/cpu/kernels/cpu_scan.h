@@ -186,14 +186,15 @@ static int32_t scan_keep_above(uint64_t *key, int32_t n, uint64_t above) {
 }
 #endif
 
-const fs_scan FS_JOIN(fs_scan_, FS_ISA) = {.load = {scan_load_f32, scan_load_f16, scan_load_bf16},
-                                           .survey = scan_survey,
-                                           .next_above = scan_next_above,
-                                           .append = scan_append,
-                                           .marks = scan_marks,
-                                           .add_mass = scan_add_mass,
-                                           .add_rough = scan_add_rough,
-                                           .key_range = scan_key_range,
-                                           .bin = scan_bin,
-                                           .count_above = scan_count_above,
-                                           .keep_above = scan_keep_above};
+const fs_scan FS_JOIN(fs_scan_, FS_ISA) = {
+    .load = {[FS_FORMAT_F32] = scan_load_f32, [FS_FORMAT_F16] = scan_load_f16, [FS_FORMAT_BF16] = scan_load_bf16},
+    .survey = scan_survey,
+    .next_above = scan_next_above,
+    .append = scan_append,
+    .marks = scan_marks,
+    .add_mass = scan_add_mass,
+    .add_rough = scan_add_rough,
+    .key_range = scan_key_range,
+    .bin = scan_bin,
+    .count_above = scan_count_above,
+    .keep_above = scan_keep_above};

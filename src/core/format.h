@@ -1,0 +1,140 @@
+/* format.h - how numbers are stored: a row of the table for each format, and matrices of them as a backend takes them.
+ *
+ * A backend asks weights_of_head, hidden_of_batch and logits_of_head once a call and reads what they say: strides are
+ * bytes and never 0. Its tables of kernels have FS_FORMATS entries, by row of the table here, of which it fills in
+ * those that it has a loader for. A new format is a row here, and a loader in each backend. */
+#ifndef FS_CORE_FORMAT_H
+#define FS_CORE_FORMAT_H
+
+#include "core.h"
+
+#include "flashsampling.h"
+
+/* What lies beside the data. */
+#define FS_FORMAT_SCALED 1u     /* a scale for each group: head.weight_scale */
+#define FS_FORMAT_ZEROED 2u     /* and a zero point, where head.weight_zero is there */
+#define FS_FORMAT_SCALED_ALL 4u /* one scale for all: head.weight_scale_all */
+
+/* row(name, numbers in a block, bytes of a block, what lies beside it); a block is the least that can be addressed. The
+ * float formats come first: hidden states and stored logits have one of them too, and so far no backend has kernels for
+ * others. */
+/* clang-format off */
+#define FS_FORMAT_TABLE(row)                                         \
+    row(F32,        1,   4, 0)                                       \
+    row(F16,        1,   2, 0)                                       \
+    row(BF16,       1,   2, 0)                                       \
+    row(FP8_E4M3,   1,   1, FS_FORMAT_SCALED)                        \
+    row(INT8,       1,   1, FS_FORMAT_SCALED | FS_FORMAT_ZEROED)     \
+    row(INT4,       2,   1, FS_FORMAT_SCALED | FS_FORMAT_ZEROED)     \
+    row(NVFP4,      2,   1, FS_FORMAT_SCALED | FS_FORMAT_SCALED_ALL) \
+    row(Q8_0,      32,  34, 0)                                       \
+    row(Q5_K,     256, 176, 0)                                       \
+    row(Q6_K,     256, 210, 0)
+/* clang-format on */
+
+/* FS_FORMAT_F32: the row of FS_F32, and so on. */
+#define FS_FORMAT_NUMBER(name, numbers, bytes, beside) FS_FORMAT_##name,
+enum { FS_FORMAT_TABLE(FS_FORMAT_NUMBER) FS_FORMATS, FS_FLOAT_FORMATS = FS_FORMAT_BF16 + 1 };
+#undef FS_FORMAT_NUMBER
+
+typedef struct fs_format {
+    int32_t numbers, bytes; /* of a block */
+    uint32_t beside;        /* FS_FORMAT_... */
+} fs_format;
+
+/* The row of a dtype; -1: numbers are not stored in it. */
+FS_CORE int32_t format_of(int32_t dtype) {
+#define FS_FORMAT_CASE(name, numbers, bytes, beside)                                                                   \
+    case FS_##name:                                                                                                    \
+        return FS_FORMAT_##name;
+    switch (dtype) { FS_FORMAT_TABLE(FS_FORMAT_CASE) }
+#undef FS_FORMAT_CASE
+    return -1;
+}
+
+/* A switch, which both compilers know how to fold: device code cannot read an array of the host's. */
+FS_CORE fs_format format_at(int32_t format) {
+    fs_format f = {1, 1, 0};
+#define FS_FORMAT_CASE(name, numbers_, bytes_, beside_)                                                                \
+    case FS_FORMAT_##name:                                                                                             \
+        f.numbers = numbers_, f.bytes = bytes_, f.beside = beside_;                                                    \
+        break;
+    switch (format) { FS_FORMAT_TABLE(FS_FORMAT_CASE) }
+#undef FS_FORMAT_CASE
+    return f;
+}
+
+/* FS_F32, FS_F16 and FS_BF16 are. */
+FS_CORE int dtype_is_float(int32_t dtype) {
+    const int32_t format = format_of(dtype);
+    return format >= 0 && format < FS_FLOAT_FORMATS;
+}
+
+/* Bytes of one number of such a dtype. */
+FS_CORE int64_t dtype_bytes(int32_t dtype) {
+    return format_at(format_of(dtype)).bytes;
+}
+
+/* Bytes of `columns` numbers, whole blocks of them. */
+FS_CORE int64_t format_row_bytes(int32_t format, int64_t columns) {
+    const fs_format f = format_at(format);
+    return (columns + f.numbers - 1) / f.numbers * f.bytes;
+}
+
+/* ------------------------------------------------------------------------------------------------- matrices ---- */
+
+/* Rows of floats: hidden states [B, D], or stored logits [B, V]. */
+typedef struct fs_matrix {
+    const char *data;
+    int64_t stride;
+    int32_t format;
+} fs_matrix;
+
+FS_CORE fs_matrix matrix_of(const void *data, int64_t stride, int32_t dtype, int64_t columns) {
+    const int32_t format = format_of(dtype);
+    fs_matrix m = {(const char *)data, stride ? stride : format_row_bytes(format, columns), format};
+    return m;
+}
+
+FS_CORE fs_matrix hidden_of_batch(const fs_head *head, const fs_batch *batch) {
+    return matrix_of(batch->hidden, batch->hidden_stride, batch->hidden_dtype, head->dim);
+}
+
+FS_CORE fs_matrix logits_of_head(const fs_head *head) {
+    return matrix_of(head->data, head->stride, head->dtype, head->rows);
+}
+
+FS_CORE const char *matrix_row(const fs_matrix *m, int64_t row) {
+    return m->data + row * m->stride;
+}
+
+/* W [V, D]: w = (q - zero) * scale * scale_all, one scale and one zero point for group_rows x group of them. */
+typedef struct fs_weights {
+    const char *data;
+    int64_t stride;
+    int32_t format;
+    int32_t group_rows, group;
+    fs_matrix scale, zero; /* [ceil(V / group_rows), ceil(D / group)]; data NULL: 1, and 0 */
+    float scale_all;
+} fs_weights;
+
+FS_CORE fs_weights weights_of_head(const fs_head *head) {
+    const fs_matrix data = matrix_of(head->data, head->stride, head->dtype, head->dim);
+    const int64_t group = head->group ? head->group : head->dim, groups = group ? (head->dim + group - 1) / group : 0;
+    fs_weights w;
+    w.data = data.data;
+    w.stride = data.stride;
+    w.format = data.format;
+    w.group_rows = head->group_rows ? head->group_rows : 1;
+    w.group = (int32_t)group;
+    w.scale = matrix_of(head->weight_scale, head->weight_scale_stride, head->weight_scale_dtype, groups);
+    w.zero = matrix_of(head->weight_zero, 0, head->weight_zero_dtype, groups);
+    w.scale_all = head->weight_scale_all != 0.0f ? head->weight_scale_all : 1.0f;
+    return w;
+}
+
+FS_CORE const char *weights_row(const fs_weights *w, int64_t row) {
+    return w->data + row * w->stride;
+}
+
+#endif
