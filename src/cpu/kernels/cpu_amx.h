@@ -211,10 +211,10 @@ FS_INLINE void load_floats(const fs_hidden *hidden, int32_t row, int64_t d, __m5
     const __mmask32 there = left < FS_STEP ? (1u << left) - 1 : ~0u;
     for (int i = 0; i < 2; i++) {
         const __mmask16 half = (__mmask16)(there >> 16 * i);
-        const char *at = hidden->row[row] + (d + 16 * i) * dtype_bytes(hidden->dtype);
-        if (hidden->dtype == FS_F32) x[i] = _mm512_maskz_loadu_ps(half, at);
+        const void *from = hidden->row[row];
+        if (hidden->dtype == FS_F32) x[i] = _mm512_maskz_loadu_ps(half, (const float *)from + d + 16 * i);
         else {
-            const __m256i y = _mm256_maskz_loadu_epi16(half, at);
+            const __m256i y = _mm256_maskz_loadu_epi16(half, (const uint16_t *)from + d + 16 * i);
             x[i] = hidden->dtype == FS_F16 ? _mm512_cvtph_ps(y)
                                            : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(y), 16));
         }
