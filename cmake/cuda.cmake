@@ -13,9 +13,9 @@ find_package(CUDAToolkit REQUIRED)
 
 set(FS_CUDA_ARCHITECTURES "80-real;90-real" CACHE STRING "What the portable CUDA kernels are compiled for, as CUDA_ARCHITECTURES")
 
-file(GLOB cuda_kernels CONFIGURE_DEPENDS src/cuda/*.cu)
+file(GLOB cuda_kernels CONFIGURE_DEPENDS src/cuda/*.cu src/cuda/*/*.cu)
 set(cuda_kernels_90a ${cuda_kernels})
-list(FILTER cuda_kernels_90a INCLUDE REGEX "_sm90\\.cu$")
+list(FILTER cuda_kernels_90a INCLUDE REGEX "/sm90[a-z_]*\\.cu$")
 list(REMOVE_ITEM cuda_kernels ${cuda_kernels_90a})
 add_library(flashsampling_kernels OBJECT ${cuda_kernels})
 add_library(flashsampling_kernels_90a OBJECT ${cuda_kernels_90a})
@@ -27,7 +27,7 @@ foreach(kernels flashsampling_kernels flashsampling_kernels_90a)
     target_compile_options(${kernels} PRIVATE --threads=2) # two architectures at a time
 endforeach()
 
-add_library(flashsampling_cuda OBJECT src/cuda/cuda_backend.c src/cuda/cuda_memory.c src/cuda/cuda_ranks.c)
+add_library(flashsampling_cuda OBJECT src/cuda/cuda_backend.c src/cuda/cuda_families.c src/cuda/cuda_memory.c src/cuda/cuda_ranks.c)
 target_include_directories(flashsampling_cuda PRIVATE include src src/cuda)
 target_link_libraries(flashsampling_cuda PRIVATE fs_flags fs_strict_warnings CUDA::cudart_static)
 

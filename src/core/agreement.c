@@ -30,14 +30,6 @@ const char *fs_agreement_name(int32_t i, int32_t *is_value) {
     return words[i].name;
 }
 
-static uint64_t asked(const fs_needs *needs) {
-    const int bits[] = {needs->mass,   needs->raw_mass,   needs->winner_logit, needs->max,
-                        needs->edited, needs->raw_column, needs->cut_mass};
-    uint64_t set = 0;
-    for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++) set |= (uint64_t)(bits[i] != 0) << i;
-    return set | (uint64_t)needs->ordered << 32;
-}
-
 static uint64_t hash_watched(const fs_call *call) {
     uint64_t h = (uint64_t)call->needs.watched;
     for (int64_t b = 0; b < call->batch->rows && call->needs.watched; b++)
@@ -59,41 +51,12 @@ static uint64_t hash_edits(const fs_batch *batch) {
 }
 
 fs_agreement fs_agreement_of(const fs_call *call) {
-    const fs_batch *batch = call->batch;
-    const fs_needs *needs = &call->needs;
-    fs_agreement agreement;
-    memset(&agreement, 0, sizeof agreement);
-    agreement.word[FS_AGREE_VERSION] = FS_VERSION_MAJOR << 16 | FS_VERSION_MINOR << 8 | FS_VERSION_PATCH;
-    agreement.word[FS_AGREE_NOISE_ID] = FS_NOISE_ID;
-    agreement.word[FS_AGREE_ROWS] = batch->rows;
-    agreement.word[FS_AGREE_VOCAB] = call->vocab;
-    agreement.word[FS_AGREE_DIM] = call->head->kind == FS_HEAD_WEIGHTS ? call->head->dim : 0;
-    agreement.word[FS_AGREE_HEAD] = (int64_t)hash_head(0, call->head);
-    agreement.word[FS_AGREE_MODE] = batch->mode;
-    agreement.word[FS_AGREE_NOISE] = batch->noise;
-    agreement.word[FS_AGREE_FLAGS] = batch->flags;
-    agreement.word[FS_AGREE_SAMPLES] = batch->samples;
-    agreement.word[FS_AGREE_LOGITS] = call->result->logits;
-    agreement.word[FS_AGREE_ASKED] = (int64_t)asked(needs);
-    agreement.word[FS_AGREE_LISTS] =
-        (int64_t)hash_mix((uint64_t)needs->keep << 32 | (uint32_t)needs->keep_raw, needs->rank_depth);
-    agreement.word[FS_AGREE_WATCHED] = (int64_t)hash_watched(call);
-    agreement.word[FS_AGREE_EDITS] = (int64_t)hash_edits(batch);
-    uint64_t seeds = 0, positions = 0, rules = 0;
-    for (int64_t b = 0; b < batch->rows; b++) {
-        const fs_rules r = call->rules ? call->rules[b] : fs_rules_of_row(batch, call->vocab, b);
-        seeds = hash_mix(hash_mix(seeds, r.seed), r.stream);
-        positions = hash_mix(positions, r.position);
-        rules = hash_rules(rules, &r);
+    fs_agreement a = agreement_of_call(call);
+    a.word[FS_AGREE_WATCHED] = hash_watched(call);
+    a.word[FS_AGREE_EDITS] = hash_edits(call->batch);
+    for (int64_t b = 0; b < call->batch->rows; b++) {
+        const fs_rules rules = call->rules ? call->rules[b] : fs_rules_of_row(call->batch, call->vocab, b);
+        agreement_add_row(&a, b, &rules);
     }
-    agreement.word[FS_AGREE_SEEDS] = (int64_t)seeds;
-    agreement.word[FS_AGREE_POSITIONS] = (int64_t)positions;
-    agreement.word[FS_AGREE_RULES] = (int64_t)rules;
-    return agreement;
-}
-
-uint64_t fs_agreement_hash(const fs_agreement *agreement) {
-    uint64_t h = 0;
-    for (int32_t i = 0; i < FS_AGREE_WORDS; i++) h = hash_mix(h, (uint64_t)agreement->word[i]);
-    return h;
+    return a;
 }

@@ -230,17 +230,17 @@ FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, co
 
 /* A key and a cut by top-p alone, in one look at a list in any order: 1 if it surely survives, -1 if it surely does not, and so
  * nobody below it, 0: who knows. Less mass is above it than top_p of the row's, or more, by more than `slack` of it and what sums
- * in another order may differ. Of a key that is not above the list's bound the bound is judged. Where ties are kept -1 is no
+ * in another order may differ. Of a key that is not above the list's bound the bound is tested. Where ties are kept -1 is no
  * answer, and where cut_list looks at no mass there is none. */
-FS_CORE int cut_judge(const fs_list *list, const fs_rules *rules, const fs_mass *mass, double slack, uint64_t key) {
+FS_CORE int cut_test(const fs_list *list, const fs_rules *rules, const fs_mass *mass, double slack, uint64_t key) {
     const float scale = rules->cut_scale;
     const int32_t unit = 24 * mass->top; /* no term is far above it */
-    const uint64_t judged = key > list->bound ? key : list->bound;
-    uint64_t first = judged;
+    const uint64_t tested = key > list->bound ? key : list->bound;
+    uint64_t first = tested;
     double above = 0.0;
-    if (mass_is_empty(mass) || !(fabsf(order_key_logit(judged) * scale) <= FS_EXP_EXACT)) return 0;
+    if (mass_is_empty(mass) || !(fabsf(order_key_logit(tested) * scale) <= FS_EXP_EXACT)) return 0;
     for (int32_t i = 0; i < list->count; i++) {
-        if (list->key[i] <= judged) continue;
+        if (list->key[i] <= tested) continue;
         above += cut_term(order_key_logit(list->key[i]) * scale, unit);
         first = list->key[i] > first ? list->key[i] : first;
     }

@@ -43,15 +43,9 @@ fs_rules fs_rules_of_row(const fs_batch *batch, int64_t vocab, int64_t b) {
 
 fs_needs fs_needs_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
     const int raw = result->logits == FS_LOGITS_RAW;
-    const int log_z = result_wants_log_z(result);
-    fs_needs needs;
-    memset(&needs, 0, sizeof needs);
-    needs.samples = batch->mode == FS_MODE_SCORE ? 0 : batch->samples;
-    needs.ordered = batch->mode == FS_MODE_WITHOUT_REPLACEMENT;
-    needs.raw_mass = raw && log_z;
-    needs.mass = (!raw && log_z) || batch->mode == FS_MODE_GROUP_PARALLEL || batch->mode == FS_MODE_GROUP_ONLINE;
-    needs.winner_logit = result->logit || result->logprob || result->rank;
-    needs.max = result->max_logit || log_z;
+    fs_needs needs = needs_of_call(batch, result);
+    needs.bounded = result_wants_log_z(result);
+    needs.max |= needs.bounded;
     needs.mass_to_cut = !needs.mass &&
                         !(result->logits == FS_LOGITS_CUT && (result->rank || result->top_token || result->top_logit));
     for (int64_t b = 0; b < batch->rows; b++) {

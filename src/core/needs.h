@@ -4,8 +4,8 @@
 
 #include "summary.h"
 
-/* Entries a list keeps for cuts whose width is not known beforehand (top-p, min-p), and the most it ever keeps: a row that
- * needs more is rare and takes the second pass. */
+/* Entries a list keeps for cuts whose width is not known beforehand (top-p, min-p), and the most it ever keeps: a row
+ * that needs more is rare and takes the second pass. */
 #define FS_LIST_DEFAULT 1024
 #define FS_LIST_MOST 4096
 /* Ranks up to here are exact without a second pass. */
@@ -15,7 +15,7 @@ typedef struct fs_call {
     const fs_head *head;
     const fs_batch *batch;
     const fs_result *result;
-    const fs_rules *rules; /* [B] */
+    const fs_rules *rules; /* [B]; NULL where a backend hands every row's over by itself */
     int64_t vocab;         /* real vocabulary size */
     fs_needs needs;
 } fs_call;
@@ -48,6 +48,26 @@ FS_CORE int32_t watch_token(const fs_batch *batch, int64_t b, int64_t i) {
 /* Whether anything that is asked speaks of log Z. */
 FS_CORE int result_wants_log_z(const fs_result *result) {
     return result->log_z || result->logprob || result->top_logprob || result->watch_logprob;
+}
+
+/* Whether the mode draws by groups. */
+FS_CORE int batch_is_grouped(const fs_batch *batch) {
+    return batch->mode == FS_MODE_GROUP_PARALLEL || batch->mode == FS_MODE_GROUP_ONLINE;
+}
+
+/* What follows from the call without a look at any row: all there is to the needs of rows without rules. */
+FS_CORE fs_needs needs_of_call(const fs_batch *batch, const fs_result *result) {
+    const int raw = result->logits == FS_LOGITS_RAW;
+    const int log_z = result_wants_log_z(result);
+    fs_needs needs;
+    memset(&needs, 0, sizeof needs);
+    needs.samples = batch->mode == FS_MODE_SCORE ? 0 : batch->samples;
+    needs.ordered = batch->mode == FS_MODE_WITHOUT_REPLACEMENT;
+    needs.raw_mass = raw && log_z;
+    needs.mass = (!raw && log_z) || batch_is_grouped(batch);
+    needs.winner_logit = result->logit || result->logprob || result->rank;
+    needs.max = result->max_logit != NULL;
+    return needs;
 }
 
 /* rules_of_row, and whether the row's lists hold tokens, which nobody may use as such before: once a call, for host

@@ -104,12 +104,28 @@ FS_CORE int32_t noise_mark_count(uint64_t u) {
     return count;
 }
 
-/* The upper halves of the thresholds that matter. Word 0 of call 0 below FS_MARKS_n: fewer than n marks; above: at least n. */
+/* The upper halves of the thresholds that matter. Word 0 of call 0 below FS_MARKS_n: fewer than n marks; above: at
+ * least n. */
 #define FS_MARKS_1 0x9B1EB169u
 #define FS_MARKS_2 0xE8FBE753u
 #define FS_MARKS_3 0xFC5FA9F6u
 #define FS_MARKS_4 0xFF913974u
 #define FS_MARKS_5 0xFFF56A69u
+
+/* The number of marks, up to four, by word 0 of call 0 alone; -1: it takes both words. */
+FS_CORE int32_t noise_mark_count_of(uint32_t u) {
+    const int open = u == FS_MARKS_1 || u == FS_MARKS_2 || u == FS_MARKS_3 || u == FS_MARKS_4 || u >= FS_MARKS_5;
+    return open ? -1 : (u > FS_MARKS_1) + (u > FS_MARKS_2) + (u > FS_MARKS_3) + (u > FS_MARKS_4);
+}
+
+/* Pair i of the four that a call holds: 7 bits of word 1, and a half of words 2 and 3. */
+FS_CORE uint32_t noise_mark_place(uint32_t places, uint32_t i) {
+    return places >> (7 * i) & 127;
+}
+
+FS_CORE uint32_t noise_mark_prefix(uint32_t low, uint32_t high, uint32_t i) {
+    return (i < 2 ? low : high) >> (16 * (i & 1)) & 0xFFFF;
+}
 
 FS_CORE fs_words noise_mark_words(fs_noise noise, uint32_t block, uint32_t call) {
     return noise_words(noise, block, FS_DOMAIN_MARK | call << 8);
@@ -121,13 +137,11 @@ FS_CORE fs_walk noise_walk_of(fs_noise noise, uint32_t block, int32_t count, fs_
     return walk;
 }
 
-/* Starts a walk over the marks of ids [128 * block, 128 * block + 128). The number of marks takes 64 bits: word 0 of call 0 above word
- * 0 of call 1. Compared with the thresholds' upper halves, the first alone nearly always decides. words is call 0. */
+/* Starts a walk over the marks of ids [128 * block, 128 * block + 128). The number of marks takes 64 bits: word 0 of
+ * call 0 above word 0 of call 1. words is call 0. */
 FS_CORE fs_walk noise_walk_from(fs_noise noise, uint32_t block, fs_words words) {
-    const uint32_t u = words.w[0];
-    int32_t count = (u > FS_MARKS_1) + (u > FS_MARKS_2) + (u > FS_MARKS_3) + (u > FS_MARKS_4) + (u > FS_MARKS_5);
-    const int open = u == FS_MARKS_1 || u == FS_MARKS_2 || u == FS_MARKS_3 || u == FS_MARKS_4 || u >= FS_MARKS_5;
-    if (open) count = noise_mark_count((uint64_t)u << 32 | noise_mark_words(noise, block, 1).w[0]);
+    int32_t count = noise_mark_count_of(words.w[0]);
+    if (count < 0) count = noise_mark_count((uint64_t)words.w[0] << 32 | noise_mark_words(noise, block, 1).w[0]);
     return noise_walk_of(noise, block, count, words);
 }
 
@@ -135,22 +149,21 @@ FS_CORE fs_walk noise_walk(fs_noise noise, uint32_t block) {
     return noise_walk_from(noise, block, noise_mark_words(noise, block, 0));
 }
 
-/* The next mark into walk->token and walk->prefix; 0 if there is none. A call holds four pairs: 7 bits of word 1 and a half of words
- * 2 and 3 each. A pair whose place is taken is passed over. */
+/* The next mark into walk->token and walk->prefix; 0 if there is none. A pair whose place is taken is passed over. */
 FS_CORE int noise_next(fs_walk *walk) {
     if (walk->left == 0) return 0;
     for (;;) {
         const uint32_t i = walk->item & 3;
         if (i == 0 && walk->item > 0) walk->words = noise_mark_words(walk->noise, walk->block, walk->item >> 2);
         walk->item++;
-        const uint32_t place = walk->words.w[1] >> (7 * i) & 127;
+        const uint32_t place = noise_mark_place(walk->words.w[1], i);
         const uint64_t bit = (uint64_t)1 << (place & 63);
         if ((place < 64 ? walk->taken[0] : walk->taken[1]) & bit) continue;
         walk->taken[0] |= place < 64 ? bit : 0;
         walk->taken[1] |= place < 64 ? 0 : bit;
         walk->left--;
         walk->token = walk->block * FS_NOISE_BLOCK + place;
-        walk->prefix = (i < 2 ? walk->words.w[2] : walk->words.w[3]) >> (16 * (i & 1)) & 0xFFFF;
+        walk->prefix = noise_mark_prefix(walk->words.w[2], walk->words.w[3], i);
         return 1;
     }
 }

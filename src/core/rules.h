@@ -53,17 +53,87 @@ FS_CORE int batch_penalises(const fs_batch *batch) {
 /* The value of an array for this slot, or the scalar. */
 #define FS_SLOT_VALUE(batch, name, slot) ((batch)->name ? (batch)->name[slot] : (batch)->all.name)
 
-/* The slot of a row, as the caller wrote it. */
-FS_CORE int64_t batch_slot(const fs_batch *batch, int64_t row) {
-    if (!batch->slot) return row;
-    return batch->slot_dtype == FS_I64 ? ((const int64_t *)batch->slot)[row] : ((const int32_t *)batch->slot)[row];
+/* ------------------------------------------------------------------------------------------------ how a row draws ---- */
+
+/* What of a batch says which noise a row has, and at which temperature: apart from the rest, because kernels that wait
+ * for it read it first. */
+typedef struct fs_draw_source {
+    const void *slot;
+    int64_t slots;
+    int32_t slot_dtype;
+    uint32_t stream_all;
+    const uint64_t *position, *seed;
+    const float *temperature;
+    const uint32_t *stream;
+    uint64_t position_all, seed_all;
+    float temperature_all;
+} fs_draw_source;
+
+/* What memory holds of it for one row. */
+typedef struct fs_draw_values {
+    int64_t slot;  /* as the caller wrote it */
+    int32_t index; /* of the per-slot arrays; -1: the row is skipped, or its slot is bad */
+    uint32_t stream;
+    uint64_t position, seed;
+    int32_t spread; /* the seed is one for all slots */
+    float temperature;
+} fs_draw_values;
+
+FS_CORE fs_draw_source draw_source(const fs_batch *batch) {
+    const fs_draw_source source = {batch->slot,           batch->slots ? batch->slots : batch->rows,
+                                   batch->slot_dtype,     batch->all.stream,
+                                   batch->position,       batch->seed,
+                                   batch->temperature,    batch->stream,
+                                   batch->position_all,   batch->all.seed,
+                                   batch->all.temperature};
+    return source;
 }
 
-/* That slot as an index of the per-slot arrays; -1: the row is skipped, or its slot is bad. */
-FS_CORE int32_t batch_slot_index(const fs_batch *batch, int64_t row) {
-    const int64_t slot = batch_slot(batch, row);
-    return slot >= 0 && slot < (batch->slots ? batch->slots : batch->rows) ? (int32_t)slot : -1;
+FS_CORE fs_draw_values draw_values(const fs_draw_source *from, int64_t row) {
+    fs_draw_values v = {
+        row, -1, from->stream_all, from->position_all, from->seed_all, !from->seed, from->temperature_all};
+    if (from->slot && from->slot_dtype == FS_I64) v.slot = ((const int64_t *)from->slot)[row];
+    else if (from->slot) v.slot = ((const int32_t *)from->slot)[row];
+    if (v.slot < 0 || v.slot >= from->slots) return v;
+    v.index = (int32_t)v.slot;
+    if (from->position) v.position = from->position[row];
+    if (from->temperature) v.temperature = from->temperature[v.index];
+    if (from->stream) v.stream = from->stream[v.index];
+    if (from->seed) v.seed = from->seed[v.index];
+    return v;
 }
+
+/* The slot of a row as an index of the per-slot arrays. */
+FS_CORE int32_t batch_slot_index(const fs_batch *batch, int64_t row) {
+    const fs_draw_source source = draw_source(batch);
+    return draw_values(&source, row).index;
+}
+
+/* The rules of a row that has no others. */
+FS_CORE fs_rules rules_of_draw(const fs_draw_values *v) {
+    const float inverse = 1.0f / v->temperature;
+    fs_rules rules;
+    memset(&rules, 0, sizeof rules);
+    rules.slot = v->index;
+    rules.inverse_temperature = rules.cut_scale = 1.0f;
+    rules.top_p = 1.0f;
+    rules.log_min_p = -INFINITY;
+    rules.repetition = 1.0f;
+    if (v->index < 0) {
+        rules.status = v->slot == -1 ? FS_ROW_SKIPPED : FS_ROW_BAD_SLOT;
+        return rules;
+    }
+    rules.position = v->position;
+    rules.seed = v->spread ? noise_spread_seed(v->seed, (uint64_t)v->index) : v->seed;
+    rules.stream = v->stream;
+    rules.greedy = v->temperature == 0.0f;
+    if (rules.greedy) return rules;
+    rules.inverse_temperature = rules.cut_scale = inverse;
+    if (!(v->temperature > 0.0f) || !(inverse > 0.0f && inverse < INFINITY)) rules.status = FS_ROW_BAD_TEMPERATURE;
+    return rules;
+}
+
+/* ------------------------------------------------------------------------------------------------------ the rest ---- */
 
 /* A row's edits: `count` places of edit_token and edit_bias from `first` on. */
 typedef struct fs_edits {
@@ -109,29 +179,12 @@ FS_CORE int rules_over_limit(const fs_batch *batch, const fs_rules *rules, int64
 }
 
 FS_CORE fs_rules rules_of_row(const fs_batch *batch, int64_t vocab, int64_t row) {
-    fs_rules rules;
-    memset(&rules, 0, sizeof rules);
-    const int32_t slot = rules.slot = batch_slot_index(batch, row);
-    rules.inverse_temperature = rules.cut_scale = 1.0f;
-    rules.top_p = 1.0f;
-    rules.log_min_p = -INFINITY;
-    rules.repetition = 1.0f;
-    if (slot < 0) {
-        rules.status = batch_slot(batch, row) == -1 ? FS_ROW_SKIPPED : FS_ROW_BAD_SLOT;
-        return rules;
-    }
-    rules.position = batch->position ? batch->position[row] : batch->position_all;
-    rules.seed = batch->seed ? batch->seed[slot] : noise_spread_seed(batch->all.seed, (uint64_t)slot);
-    rules.stream = FS_SLOT_VALUE(batch, stream, slot);
-
-    float temperature = FS_SLOT_VALUE(batch, temperature, slot);
-    float inverse = 1.0f / temperature;
-    rules.greedy = temperature == 0.0f;
-    if (!rules.greedy) {
-        rules.inverse_temperature = inverse;
-        if (!(batch->flags & FS_CUT_BEFORE_TEMPERATURE)) rules.cut_scale = inverse;
-        if (!(temperature > 0.0f) || !(inverse > 0.0f && inverse < INFINITY)) rules.status |= FS_ROW_BAD_TEMPERATURE;
-    }
+    const fs_draw_source source = draw_source(batch);
+    const fs_draw_values values = draw_values(&source, row);
+    fs_rules rules = rules_of_draw(&values);
+    const int32_t slot = rules.slot;
+    if (slot < 0) return rules;
+    if (batch->flags & FS_CUT_BEFORE_TEMPERATURE) rules.cut_scale = 1.0f;
 
     int32_t top_k = FS_SLOT_VALUE(batch, top_k, slot);
     if (top_k > 0 && top_k < vocab) rules.top_k = top_k;
@@ -157,6 +210,13 @@ FS_CORE fs_rules rules_of_row(const fs_batch *batch, int64_t vocab, int64_t row)
     if (__builtin_expect(limits->absent || limits->top_k, 0) && rules_over_limit(batch, &rules, row))
         rules.status |= FS_ROW_OVER_LIMIT;
     return rules;
+}
+
+/* Whether all that rules_of_row looks at beside fs_draw_source is the same for all rows: whoever adds a rule adds it
+ * here. */
+FS_CORE int rules_are_uniform(const fs_batch *batch) {
+    return !batch->top_k && !batch->top_p && !batch->min_p && !batch->repetition && !batch->frequency &&
+           !batch->presence && !batch->allow && !batch->edit_offset && !batch->edit_count && !batch_penalises(batch);
 }
 
 /* The penalties of a token that occurred `count` times in the output; seen: in the prompt or the output. -inf is final, whatever has

@@ -17,7 +17,8 @@ typedef struct fs_needs {
     int32_t raw_mass;     /* mass of exp(x) */
     int32_t cut_mass;     /* mass of exp(y), where top-p looks at that of the whole row before temperature */
     int32_t winner_logit; /* the drawn token's x and y */
-    int32_t max;          /* largest x and y (always kept; on the wire only if asked) */
+    int32_t max;          /* largest x and y; on the wire only if asked */
+    int32_t bounded;      /* log Z is not below the largest logit, which max then brings */
     int32_t edited;       /* y may differ from x */
     int32_t keep;         /* entries the list by y must be able to prove; 0: no list */
     int32_t keep_raw;     /* likewise the list by x, which only edited rows need */

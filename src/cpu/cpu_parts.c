@@ -10,7 +10,7 @@ fs_status fs_cpu_partial_size(fs_context *context, const fs_head *head, const fs
                               int32_t least, size_t *bytes) {
     (void)context;
     fs_job job = fs_job_of_part(head, batch, result, least);
-    *bytes = fs_wire_size(&job.call);
+    *bytes = wire_size(&job.call);
     return FS_OK;
 }
 
@@ -26,12 +26,12 @@ static void compact_task(void *arg, int32_t task) {
 fs_status fs_cpu_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                          int32_t least, int32_t sealed, void *part, size_t bytes) {
     fs_job job = fs_job_of_part(head, batch, result, least);
-    FS_REQUIRE(context, bytes >= fs_wire_size(&job.call), "part has %zu bytes, needs %zu (fs_partial_size)", bytes,
-               fs_wire_size(&job.call));
+    FS_REQUIRE(context, bytes >= wire_size(&job.call), "part has %zu bytes, needs %zu (fs_partial_size)", bytes,
+               wire_size(&job.call));
     FS_TRY(fs_job_take_memory(&job, context));
     fs_job_run(&job, compact_task);
     memset(part, 0, bytes);
-    fs_wire_header(&job.call, part);
+    fs_wire_begin(&job.call, part);
     for (int32_t a = 0; a < job.pass.rows; a++) fs_wire_put(&job.call, job.row[a], &job.pass.summary[a], part);
     if (sealed) fs_wire_seal(&job.call, part);
     return FS_OK;
@@ -42,7 +42,6 @@ fs_status fs_cpu_partial(fs_context *context, const fs_head *head, const fs_batc
 /* What a task merges a row in: the parts' summaries come one after the other into `from` and from there into `into`. */
 typedef struct fs_merge_scratch {
     fs_summary into, from;
-    fs_group *group;  /* [count] */
     fs_winner *spare; /* [samples] */
 } fs_merge_scratch;
 
@@ -71,7 +70,6 @@ static void layout_scratch(const fs_merging *m, fs_arena *arena, fs_merge_scratc
     const fs_needs *needs = &m->call->needs;
     fs_summary *summary[2] = {&scratch->into, &scratch->from};
     memset(scratch, 0, sizeof *scratch);
-    scratch->group = arena_take(arena, (size_t)m->count, sizeof *scratch->group);
     scratch->spare = arena_take(arena, (size_t)m->call->batch->samples, sizeof *scratch->spare);
     for (int i = 0; i < 2; i++) {
         summary[i]->winner = arena_take(arena, (size_t)needs->samples, sizeof(fs_winner));
@@ -112,17 +110,19 @@ static fs_status check_parts(fs_context *context, fs_merging *m) {
 static void merge_row(const fs_merging *m, fs_merge_scratch *scratch, int64_t b) {
     const fs_call *call = m->call;
     const fs_rules *rules = &call->rules[b];
-    const int64_t watches = watch_count(call->batch, b);
+    const int grouped = call->batch->mode == FS_MODE_GROUP_PARALLEL;
+    const fs_noise noise = noise_row(rules->seed, rules->position, 0, rules->stream);
+    fs_choice choice = choice_none();
     for (int32_t i = 0; i < m->count; i++) {
         fs_summary *to = i == 0 ? &scratch->into : &scratch->from;
         fs_wire_get(call, b, m->parts[i], to);
-        if (call->needs.samples) scratch->group[i].winner = to->winner[0];
-        scratch->group[i].mass = to->mass;
-        if (i > 0) summary_merge(&call->needs, &scratch->into, &scratch->from, watches);
+        if (grouped) {
+            const fs_group group = {to->mass, to->winner[0]};
+            choice_add_parallel(&choice, &group, (uint32_t)i, noise, FS_DOMAIN_MERGE);
+        }
+        if (i > 0) summary_merge(&call->needs, &scratch->into, &scratch->from, watch_count(call->batch, b));
     }
-    if (call->batch->mode == FS_MODE_GROUP_PARALLEL && group_is_a_law(rules, scratch->into.flags))
-        scratch->into.winner[0] = group_choose_parallel(
-            scratch->group, m->count, 1, 0, noise_row(rules->seed, rules->position, 0, rules->stream), FS_DOMAIN_MERGE);
+    if (grouped) scratch->into.winner[0] = choice_winner(&choice, group_is_a_law(rules, scratch->into.flags));
 }
 
 static void merge_task(void *arg, int32_t task) {
@@ -165,6 +165,6 @@ fs_status fs_cpu_merge(fs_context *context, const fs_head *head, const fs_batch 
     fs_pass_parallel(cpu, m.tasks, merge_task, &m);
     result->fallback_rows = 0;
     result->work_bytes = (int64_t)size.used;
-    result->wire_bytes = (int64_t)fs_wire_size(call);
+    result->wire_bytes = (int64_t)wire_size(call);
     return FS_OK;
 }

@@ -354,12 +354,11 @@ static void choose_group(const fs_pass *pass, int32_t a) {
     const fs_group *group = pass->group + a;
     const fs_noise noise = pass->active[a].noise[0];
     fs_summary *summary = &pass->summary[a];
-    for (int64_t k = 0; k < pass->groups; k++) mass_merge(&summary->mass, &group[k * pass->rows].mass);
-    if (!group_is_a_law(&pass->call->rules[pass->active[a].b], summary->flags))
-        summary->winner[0] = group_choose_largest(group, pass->groups, pass->rows);
-    else if (batch->mode == FS_MODE_GROUP_PARALLEL)
-        summary->winner[0] = group_choose_parallel(group, pass->groups, pass->rows, first, noise, FS_DOMAIN_GROUP);
-    else summary->winner[0] = group_choose_online(group, pass->groups, pass->rows, first, noise);
+    fs_choice choice = choice_none();
+    for (int64_t k = 0; k < pass->groups; k++)
+        choice_add(&choice, &group[k * pass->rows], (uint32_t)(first + k), batch->mode, noise);
+    summary->mass = choice.mass;
+    summary->winner[0] = choice_winner(&choice, group_is_a_law(&pass->call->rules[pass->active[a].b], summary->flags));
 }
 
 static fs_list empty_list(const fs_pass *pass, const fs_room *room, int32_t task, int32_t a) {

@@ -2,27 +2,19 @@
 #include "cpu_lists.h"
 #include "cpu_race.h"
 
-#include "core/halves.h"
+#include "core/head.h"
 
 /* ------------------------------------------------------------------------------------------------- transform ---- */
 
 /* Dot product -> raw logit: bias, rounding, scales, soft-cap. x is the block's first logit. */
 static void transform_head(const fs_head *head, fs_block block, float *x) {
     const int64_t n = block.n;
+    if (head_is_plain(head)) return;
     if (head->bias) {
         const float *bias = head->bias + (block.first - head->first_token);
         for (int64_t i = 0; i < n; i++) x[i] += bias[i];
     }
-    if (head->round == FS_BF16)
-        for (int64_t i = 0; i < n; i++) x[i] = round_bf16(x[i]);
-    if (head->round == FS_F16)
-        for (int64_t i = 0; i < n; i++) x[i] = round_f16(x[i]);
-    if (head->scale != 1.0f)
-        for (int64_t i = 0; i < n; i++) x[i] *= head->scale;
-    if (head->softcap > 0.0f)
-        for (int64_t i = 0; i < n; i++) x[i] = head->softcap * tanhf(x[i] / head->softcap);
-    if (head->post_scale != 1.0f)
-        for (int64_t i = 0; i < n; i++) x[i] *= head->post_scale;
+    for (int64_t i = 0; i < n; i++) x[i] = head_logit(head, x[i]);
 }
 
 /* The bits of row `index` of a packed or strided bitmask; NULL if there is no mask. */

@@ -2,7 +2,7 @@
  * on the stream and return; nothing here waits. */
 #include "cuda_backend.h"
 
-#include "core/needs.h"
+#include "core/head.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,31 +30,6 @@ static fs_status read_device(fs_context *context, fs_cuda *cuda) {
                   {&cuda->device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin}};
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
         FS_CUDA_TRY(context, cudaDeviceGetAttribute(wanted[i].value, wanted[i].what, cuda->ordinal));
-    return FS_OK;
-}
-
-static fs_status open_families(fs_context *context, fs_cuda *cuda) {
-    fs_cuda_family *f = cuda->family;
-    f[FS_CUDA_SM90] = (fs_cuda_family){"sm90", 9, 1, 0, NULL};
-    f[FS_CUDA_SM90].shapes = fs_cuda_sm90_shapes(&f[FS_CUDA_SM90].count);
-    f[FS_CUDA_PORTABLE] = (fs_cuda_family){"portable", 0, 0, 0, NULL};
-    f[FS_CUDA_PORTABLE].shapes = fs_cuda_sm80_shapes(&f[FS_CUDA_PORTABLE].count);
-    const cudaError_t error = fs_cuda_sm80_open(cuda->device.shared_bytes);
-    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
-        return fs_fail(context, FS_ERR_UNSUPPORTED,
-                       "cuda: compute capability %d.%d has no kernel in this build (make cuda-all builds for more)",
-                       cuda->device.major, cuda->device.minor);
-    if (error != cudaSuccess)
-        return fs_fail(context, FS_ERR_DEVICE, "cuda: %s for the portable tile", cudaGetErrorString(error));
-    if (cuda->device.major != 9) return FS_OK;
-    FS_CUDA_TRY(context, fs_cuda_sm90_open(&cuda->device.clusters_of_two));
-    enum cudaDriverEntryPointQueryResult found;
-    void *entry = NULL;
-    FS_CUDA_TRY(context,
-                cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found));
-    if (found != cudaDriverEntryPointSuccess || !entry)
-        return fs_fail(context, FS_ERR_DEVICE, "cuda: the driver has no cuTensorMapEncodeTiled");
-    memcpy(&cuda->encode, &entry, sizeof entry);
     return FS_OK;
 }
 
@@ -98,7 +73,7 @@ static fs_status open_device(fs_context *context, fs_cuda *cuda) {
                "options.device is %d, this machine has cuda devices 0 to %d", cuda->ordinal, devices - 1);
     FS_TRY(read_device(context, cuda));
     FS_TRY(fs_cuda_enter(context, &before));
-    fs_status status = open_families(context, cuda);
+    fs_status status = fs_cuda_open_families(context);
     if (status == FS_OK) status = open_stored(context, cuda);
     if (status == FS_OK) status = check_forced(context, cuda);
     if (status == FS_OK && context->options.work)
@@ -155,66 +130,16 @@ static fs_status cuda_set_work(fs_context *context, void *memory, size_t bytes) 
 
 /* ---------------------------------------------------------------------------------------------------- sample ---- */
 
-/* The map of a matrix in boxes of 64 columns; of one that was the last in this place already, the last. L2 promotion
- * and eviction hints cost bandwidth on the H200: none. */
-static fs_status encode(fs_context *context, fs_cuda_map *place, fs_cuda_matrix m) {
-    const fs_cuda *cuda = context->state;
-    if (memcmp(&place->of, &m, sizeof m) == 0) return FS_OK;
-    memset(&place->of, 0, sizeof place->of);
-    cuuint64_t size[2] = {(cuuint64_t)m.dim, (cuuint64_t)m.rows}, strides[1] = {(cuuint64_t)m.stride};
-    cuuint32_t box[2] = {64, (cuuint32_t)m.box_rows}, step[2] = {1, 1};
-    CUtensorMapDataType type = m.dtype == FS_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    void *base;
-    memcpy(&base, &m.data, sizeof base); /* the interface is not const, the memory is only read */
-    CUresult result = cuda->encode(&place->map, type, 2, base, size, strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS)
-        return fs_fail(context, FS_ERR_DEVICE,
-                       "cuda: cuTensorMapEncodeTiled gave %d for [%lld, %lld], stride %lld, box of %d rows",
-                       (int)result, (long long)m.rows, (long long)m.dim, (long long)m.stride, (int)m.box_rows);
-    place->of = m;
-    return FS_OK;
+/* Masses of stored logits, and groups, are in records. */
+static size_t records_size(const fs_cuda_args *args, int32_t rows, int32_t groups, int32_t slots) {
+    const int masses = args->needs.mass || args->needs.raw_mass;
+    const int needed = args->head.kind == FS_HEAD_LOGITS ? masses : batch_is_grouped(&args->batch);
+    return needed ? (size_t)rows * (size_t)groups * (size_t)slots * sizeof(fs_group) : 0;
 }
 
-uint32_t fs_cuda_want(const fs_batch *batch, const fs_result *result) {
-    uint32_t want = 0;
-    if (fs_cuda_plan_grouped(batch)) want |= FS_CUDA_GROUPS | FS_CUDA_MASS;
-    else if (result->log_z || result->logprob)
-        want |= result->logits == FS_LOGITS_RAW ? FS_CUDA_RAW_MASS : FS_CUDA_MASS;
-    if (result->max_logit) want |= FS_CUDA_PEAK;
-    return want;
-}
-
-static fs_status launch_sm90(fs_context *context, const fs_cuda_plan *plan, const fs_cuda_args *args, int32_t shaped) {
-    fs_cuda *cuda = context->state;
-    const fs_head *head = &args->head;
-    const fs_batch *batch = &args->batch;
-    const int64_t w_stride = head->stride ? head->stride : head->dim * 2;
-    const int64_t h_stride = batch->hidden_stride ? batch->hidden_stride : head->dim * 2;
-    const int32_t h_rows = plan->shape->rows / plan->shape->cluster;
-    fs_cuda_matrix w = {head->data, head->rows, head->dim, w_stride, head->dtype, FS_CUDA_TILE};
-    const fs_cuda_matrix h = {batch->hidden, batch->rows, head->dim, h_stride, head->dtype, h_rows};
-    FS_TRY(encode(context, &cuda->map[0], w));
-    w.box_rows = 16;
-    FS_TRY(encode(context, &cuda->map[1], w));
-    FS_TRY(encode(context, &cuda->map[2], h));
-    const fs_cuda_maps maps = {cuda->map[0].map, cuda->map[1].map, cuda->map[2].map};
-    FS_CUDA_TRY(context, fs_cuda_sm90_launch(plan, &maps, args, shaped, cuda->stream));
-    return FS_OK;
-}
-
-/* Masses of stored logits, and groups, are in parts. */
-static size_t parts_size(const fs_cuda_args *args, int32_t rows, int32_t groups, int32_t slots) {
-    const int stored = args->head.kind == FS_HEAD_LOGITS;
-    const uint32_t needs = stored ? FS_CUDA_MASS | FS_CUDA_RAW_MASS : FS_CUDA_GROUPS;
-    return args->want & needs ? (size_t)rows * (size_t)groups * (size_t)slots * sizeof(fs_group) : 0;
-}
-
-static void give_parts(fs_cuda_args *args, const fs_cuda_room *room, int32_t groups, int32_t slots) {
-    if (!room->parts) return;
-    args->parts = (fs_cuda_parts){room->parts, groups, slots,
-                                  (int32_t)(args->want & FS_CUDA_GROUPS ? args->batch.group_size / FS_CUDA_TILE : 0)};
+static void give_records(fs_cuda_args *args, const fs_cuda_room *room, int32_t groups, int32_t slots) {
+    const int32_t tiles = batch_is_grouped(&args->batch) ? (int32_t)(args->batch.group_size / FS_CUDA_TILE) : 0;
+    if (room->records) args->groups = (fs_cuda_groups){room->records, groups, slots, tiles};
 }
 
 static fs_status plan_fused(fs_context *context, const fs_cuda_args *args, fs_cuda_plan *plan) {
@@ -225,78 +150,79 @@ static fs_status plan_fused(fs_context *context, const fs_cuda_args *args, fs_cu
     return FS_OK;
 }
 
-/* Bytes of the parts of one launch, over the first rows that are left; takes them off. */
-static fs_status next_parts(fs_context *context, fs_cuda_args *args, size_t *bytes) {
+/* Bytes of the records of one launch, over the first rows that are left; takes them off. */
+static fs_status next_records(fs_context *context, fs_cuda_args *args, size_t *bytes) {
     const fs_cuda *cuda = context->state;
     if (args->head.kind == FS_HEAD_LOGITS) {
         fs_cuda_stored_plan plan;
         fs_cuda_plan_stored(cuda->stored_ctas, &args->head, &args->batch, args->batch.rows - args->first_row, &plan);
-        *bytes = parts_size(args, plan.rows, plan.groups, plan.slots);
+        *bytes = records_size(args, plan.rows, plan.groups, plan.slots);
         args->first_row += plan.rows;
     } else {
         fs_cuda_plan plan;
         FS_TRY(plan_fused(context, args, &plan));
-        *bytes = parts_size(args, plan.rows, plan.groups, plan.slots);
+        *bytes = records_size(args, plan.rows, plan.groups, plan.slots);
         args->first_row += plan.rows;
     }
     return FS_OK;
 }
 
-fs_status fs_cuda_parts_bytes(fs_context *context, const fs_cuda_args *call, size_t *bytes) {
+fs_status fs_cuda_records_bytes(fs_context *context, const fs_cuda_args *call, size_t *bytes) {
     fs_cuda_args args = *call;
     *bytes = 0;
-    if (!parts_size(&args, 1, 1, 1) || args.head.rows == 0) return FS_OK;
+    if (!records_size(&args, 1, 1, 1) || args.head.rows == 0) return FS_OK;
     while (args.first_row < args.batch.rows) {
         size_t size;
-        FS_TRY(next_parts(context, &args, &size));
+        FS_TRY(next_records(context, &args, &size));
         if (size > *bytes) *bytes = size;
     }
     return FS_OK;
 }
 
 /* One launch over stored logits, as below. */
-static fs_status launch_stored(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args, int32_t shaped) {
+static fs_status launch_stored(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args) {
     fs_cuda *cuda = context->state;
     fs_cuda_stored_plan plan;
     fs_cuda_plan_stored(cuda->stored_ctas, &args->head, &args->batch, args->batch.rows - args->first_row, &plan);
-    if (cuda->stored_told != plan.share.segments && context->options.log) {
+    if (cuda->stored_logged != plan.share.segments && context->options.log) {
         char text[160];
         fs_cuda_plan_describe_stored(&plan, text, sizeof text);
         fs_context_log(context, "%s", text);
     }
-    cuda->stored_told = plan.share.segments;
+    cuda->stored_logged = plan.share.segments;
     args->rows = plan.rows;
-    give_parts(args, room, plan.groups, plan.slots);
-    FS_CUDA_TRY(context, fs_cuda_stored_launch(&plan, args, shaped, cuda->stream));
-    if (args->want) FS_CUDA_TRY(context, fs_cuda_finish_launch(args, cuda->stream));
-    args->first_row += plan.rows;
+    give_records(args, room, plan.groups, plan.slots);
+    FS_CUDA_TRY(context, fs_cuda_stored_launch(&plan, args, !head_is_plain(&args->head), cuda->stream));
+    if (room->records || (args->needs.max && !args->leave_rows))
+        FS_CUDA_TRY(context, fs_cuda_end_launch(args, cuda->stream));
     return FS_OK;
 }
 
-/* One launch, over the first rows that are left; takes them off. */
-static fs_status launch(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args) {
+static fs_status launch_fused(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args) {
     fs_cuda *cuda = context->state;
-    const fs_head *head = &args->head;
-    const int32_t shaped = head->bias || head->round != FS_F32 || head->scale != 1.0f || head->softcap > 0.0f ||
-                           head->post_scale != 1.0f;
-    if (head->kind == FS_HEAD_LOGITS) return launch_stored(context, room, args, shaped);
     fs_cuda_plan plan;
     FS_TRY(plan_fused(context, args, &plan));
-    if (cuda->told != plan.shape && context->options.log) {
+    if (cuda->logged != plan.shape && context->options.log) {
         char text[160];
         fs_cuda_plan_describe(&plan, cuda->forced, text, sizeof text);
         fs_context_log(context, "%s", text);
     }
-    cuda->told = plan.shape;
+    cuda->logged = plan.shape;
     args->rows = plan.rows;
     args->k_steps = plan.k_steps;
-    args->deal = plan.deal;
-    args->turn = plan.turn;
-    give_parts(args, room, plan.groups, plan.slots);
-    if (plan.family == &cuda->family[FS_CUDA_SM90]) FS_TRY(launch_sm90(context, &plan, args, shaped));
-    else FS_CUDA_TRY(context, fs_cuda_sm80_launch(&plan, args, shaped, cuda->stream));
-    if (args->want & FS_CUDA_GROUPS) FS_CUDA_TRY(context, fs_cuda_finish_launch(args, cuda->stream));
-    args->first_row += plan.rows;
+    args->schedule = plan.schedule;
+    args->k_shift = plan.k_shift;
+    give_records(args, room, plan.groups, plan.slots);
+    FS_TRY(fs_cuda_launch_fused(context, &plan, args));
+    if (room->records) FS_CUDA_TRY(context, fs_cuda_end_launch(args, cuda->stream));
+    return FS_OK;
+}
+
+/* A head without rows has nothing to pass over: every row of the batch is empty, as work memory says. */
+static fs_status launch_nothing(fs_context *context, fs_cuda_args *args) {
+    const int64_t left = args->batch.rows - args->first_row;
+    args->rows = (int32_t)(left < FS_CUDA_ROWS ? left : FS_CUDA_ROWS);
+    if (!args->leave_rows) FS_CUDA_TRY(context, fs_cuda_end_launch(args, ((fs_cuda *)context->state)->stream));
     return FS_OK;
 }
 
@@ -307,46 +233,46 @@ fs_status fs_cuda_check_stream(fs_context *context) {
     return FS_OK;
 }
 
-/* A head without rows has nothing to pass over, and every row of the batch is empty. */
-fs_status fs_cuda_pass(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args) {
-    fs_cuda *cuda = context->state;
-    args->vocab = head_vocab(&args->head);
+fs_status fs_cuda_pass(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args, fs_cuda_put *put,
+                       void *with) {
+    const fs_cuda *cuda = context->state;
     args->work = room->work;
     args->overlap = cuda->device.major >= 9;
-    if (args->head.rows == 0) {
-        args->rows = (int32_t)args->batch.rows;
-        FS_CUDA_TRY(context, fs_cuda_blank_launch(args, cuda->stream));
-        return FS_OK;
+    args->leave_rows = put != NULL;
+    for (; args->first_row < args->batch.rows; args->first_row += args->rows) {
+        if (args->head.rows == 0) FS_TRY(launch_nothing(context, args));
+        else if (args->head.kind == FS_HEAD_LOGITS) FS_TRY(launch_stored(context, room, args));
+        else FS_TRY(launch_fused(context, room, args));
+        if (put) FS_TRY(put(context, args, with));
     }
-    while (args->first_row < args->batch.rows) FS_TRY(launch(context, room, args));
     return FS_OK;
 }
 
-fs_cuda_args fs_cuda_args_of(const fs_head *head, const fs_batch *batch, const fs_result *result, uint32_t want) {
+fs_cuda_args fs_cuda_args_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
     fs_cuda_args args;
     memset(&args, 0, sizeof args);
     args.head = *head;
     args.batch = *batch;
     args.result = *result;
     args.vocab = head_vocab(head);
-    args.want = want;
+    args.needs = needs_of_call(batch, result);
     return args;
 }
 
 static fs_status enqueue(fs_context *context, fs_cuda_args *args, int64_t *work_bytes) {
     fs_cuda_room room;
     memset(&room, 0, sizeof room);
-    FS_TRY(fs_cuda_parts_bytes(context, args, &room.parts_bytes));
+    FS_TRY(fs_cuda_records_bytes(context, args, &room.records_bytes));
     FS_TRY(fs_cuda_memory_take(context, &room));
     *work_bytes = (int64_t)fs_cuda_room_bytes(&room);
-    return fs_cuda_pass(context, &room, args);
+    return fs_cuda_pass(context, &room, args, NULL, NULL);
 }
 
 static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
     if (batch->rows == 0) return FS_OK;
     FS_TRY(fs_cuda_check_stream(context));
     int before;
-    fs_cuda_args args = fs_cuda_args_of(head, batch, result, fs_cuda_want(batch, result));
+    fs_cuda_args args = fs_cuda_args_of(head, batch, result);
     FS_TRY(fs_cuda_enter(context, &before));
     fs_status status = enqueue(context, &args, &result->work_bytes);
     fs_cuda_leave(context->state, before);
@@ -355,21 +281,20 @@ static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_
     return FS_OK;
 }
 
-/* Fewer rows may have more parts, and so may fs_partial, which is not grouped. */
+/* Fewer rows may have more records, and so may fs_partial, which is not grouped. */
 static fs_status cuda_work_size(fs_context *context, const fs_head *head, const fs_batch *batch,
                                 const fs_result *result, size_t bytes[2]) {
     fs_cuda_args calls[2];
     fs_cuda_room room;
     memset(&room, 0, sizeof room);
-    calls[0] = calls[1] = fs_cuda_args_of(head, batch, result, fs_cuda_want(batch, result));
+    calls[0] = calls[1] = fs_cuda_args_of(head, batch, result);
     calls[1].batch.mode = FS_MODE_SAMPLE;
-    calls[1].want &= ~(uint32_t)FS_CUDA_GROUPS;
     for (int64_t rows = batch->rows < FS_CUDA_ROWS ? batch->rows : FS_CUDA_ROWS; rows > 0; rows--)
         for (int i = 0; i < 2; i++) {
             size_t size;
             calls[i].batch.rows = rows;
-            FS_TRY(fs_cuda_parts_bytes(context, &calls[i], &size));
-            if (size > room.parts_bytes) room.parts_bytes = size;
+            FS_TRY(fs_cuda_records_bytes(context, &calls[i], &size));
+            if (size > room.records_bytes) room.records_bytes = size;
         }
     bytes[0] = bytes[1] = fs_cuda_room_bytes(&room);
     return FS_OK;

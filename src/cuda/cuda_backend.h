@@ -12,8 +12,7 @@ typedef CUresult (*encode_tiled)(CUtensorMap *map, CUtensorMapDataType type, cuu
                                  const cuuint32_t *step, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                                  CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill);
 
-/* Best first: Hopper's own tile, then the one for every device and all data. */
-enum { FS_CUDA_SM90, FS_CUDA_PORTABLE, FS_CUDA_FAMILIES };
+#define FS_CUDA_FAMILIES 2 /* rows of the table in cuda_families.c */
 
 /* A matrix of 16-bit elements [rows, dim] in device memory, without padding, and the rows of a box of it. */
 typedef struct fs_cuda_matrix {
@@ -35,11 +34,11 @@ typedef struct fs_cuda {
     fs_cuda_memory memory;
     encode_tiled encode;
     fs_cuda_family family[FS_CUDA_FAMILIES];
-    const char *forced;        /* the environment's choice of a tile, or NULL */
-    char forced_text[64];      /* a copy: the environment may change */
-    const fs_cuda_shape *told; /* the last choice that went to the log */
-    int32_t stored_ctas;       /* of the kernel for stored logits: as many as run at once */
-    int32_t stored_told;       /* CTAs per row of its last plan that went to the log */
+    const char *forced;          /* the environment's choice of a tile, or NULL */
+    char forced_text[64];        /* a copy: the environment may change */
+    const fs_cuda_shape *logged; /* the last choice that went to the log */
+    int32_t stored_ctas;         /* of the kernel for stored logits: as many as run at once */
+    int32_t stored_logged;       /* CTAs per row of its last plan that went to the log */
     int32_t opened;
 } fs_cuda;
 
@@ -57,15 +56,19 @@ void fs_cuda_leave(const fs_cuda *cuda, int before);
 
 /* Refuses calls as long as there is no stream. */
 fs_status fs_cuda_check_stream(fs_context *context);
-/* What the call asks of each row beyond its token: FS_CUDA_MASS, ... */
-uint32_t fs_cuda_want(const fs_batch *batch, const fs_result *result);
+
+/* cuda_families.c */
+fs_status fs_cuda_open_families(fs_context *context);
+fs_status fs_cuda_launch_fused(fs_context *context, const fs_cuda_plan *plan, const fs_cuda_args *args);
 
 /* A call's arguments for kernels, before there is a plan. */
-fs_cuda_args fs_cuda_args_of(const fs_head *head, const fs_batch *batch, const fs_result *result, uint32_t want);
-/* Bytes of the parts of the largest launch; 0: there are none. */
-fs_status fs_cuda_parts_bytes(fs_context *context, const fs_cuda_args *args, size_t *bytes);
-/* Enqueues the launches of a call over all of its rows, in this room. args->exchange is set where rows go there. */
-fs_status fs_cuda_pass(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args);
+fs_cuda_args fs_cuda_args_of(const fs_head *head, const fs_batch *batch, const fs_result *result);
+/* Bytes of the records of the largest launch; 0: there are none. */
+fs_status fs_cuda_records_bytes(fs_context *context, const fs_cuda_args *args, size_t *bytes);
+/* Enqueues the launches of a call over all of its rows, in this room. With args->leave_rows, `put` takes the rows of each
+ * launch out of work memory. */
+typedef fs_status fs_cuda_put(fs_context *context, const fs_cuda_args *args, void *with);
+fs_status fs_cuda_pass(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args, fs_cuda_put *put, void *with);
 
 /* cuda_ranks.c */
 fs_status fs_cuda_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,

@@ -17,8 +17,8 @@ typedef struct fs_cuda_maps {
     CUtensorMap w_tile, w_box, h;
 } fs_cuda_maps;
 
-/* Each family: its instantiations; what to do once per device before the first launch (may allocate); a launch. `shaped`: the head has
- * a bias, a rounding, scales or a soft-cap. */
+/* Each family: its shapes; what to do once per device before the first launch (may allocate); a launch. `shaped`: the
+ * head does something to its logits. */
 const fs_cuda_shape *fs_cuda_sm90_shapes(int32_t *count);
 cudaError_t fs_cuda_sm90_open(int32_t *clusters_of_two);
 cudaError_t fs_cuda_sm90_launch(const fs_cuda_plan *plan, const fs_cuda_maps *maps, const fs_cuda_args *args,
@@ -34,18 +34,15 @@ cudaError_t fs_cuda_stored_open(int32_t *ctas);
 cudaError_t fs_cuda_stored_launch(const fs_cuda_stored_plan *plan, const fs_cuda_args *args, int32_t shaped,
                                   cudaStream_t stream);
 
-/* The second launch of a call whose args.want is not 0. */
-cudaError_t fs_cuda_finish_launch(const fs_cuda_args *args, cudaStream_t stream);
+/* After a pass that does not end its rows itself: from their records and what else is known of them to results. */
+cudaError_t fs_cuda_end_launch(const fs_cuda_args *args, cudaStream_t stream);
 
-/* Ranks: rows of an empty shard, which no pass has seen; a part that says this rank has failed; a part's
- * range of ids and checksum; from the parts of all ranks to results,
- * one small launch for all rows. */
-cudaError_t fs_cuda_blank_launch(const fs_cuda_args *args, cudaStream_t stream);
-cudaError_t fs_cuda_failed_launch(const fs_cuda_exchange *part, cudaStream_t stream);
-cudaError_t fs_cuda_seal_launch(const fs_cuda_exchange *part, int32_t rows, uint64_t range, cudaStream_t stream);
-cudaError_t fs_cuda_merge_launch(const fs_cuda_args *args, const fs_cuda_gathered *from, cudaStream_t stream);
+/* Ranks: the rows a launch has left into this rank's part, or its keys alone; `last`: they are the call's last. From the
+ * parts of all ranks to results. */
+cudaError_t fs_cuda_put_launch(const fs_cuda_args *args, void *part, int32_t keys, int32_t last, cudaStream_t stream);
+cudaError_t fs_cuda_merge_launch(const fs_cuda_args *args, const fs_cuda_gathered *from, int32_t keys,
+                                 cudaStream_t stream);
 
-/* fs_accept: a thread a sequence. */
 cudaError_t fs_cuda_accept_launch(int32_t dtype, int64_t sequences, int64_t k, const void *draft, const void *target,
                                   int32_t *accepted, cudaStream_t stream);
 

@@ -12,21 +12,19 @@ static size_t aligned(size_t bytes) {
 
 /* What is zero between calls. */
 static size_t zero_bytes(const fs_cuda_room *room) {
-    return aligned(sizeof *room->work) + aligned(room->parts_bytes) + aligned(room->exchange_bytes);
+    return aligned(sizeof *room->work) + aligned(room->records_bytes);
 }
 
 size_t fs_cuda_room_bytes(const fs_cuda_room *room) {
-    return zero_bytes(room) + aligned(room->gathered_bytes);
+    return zero_bytes(room) + aligned(room->parts_bytes);
 }
 
 static void place(fs_cuda_room *room, char *at) {
     room->work = (fs_cuda_work *)(void *)at;
     at += aligned(sizeof *room->work);
-    room->parts = room->parts_bytes ? (fs_group *)(void *)at : NULL;
-    at += aligned(room->parts_bytes);
-    room->exchange = room->exchange_bytes ? at : NULL;
-    at += aligned(room->exchange_bytes);
-    room->gathered = room->gathered_bytes ? at : NULL;
+    room->records = room->records_bytes ? (fs_group *)(void *)at : NULL;
+    at += aligned(room->records_bytes);
+    room->parts = room->parts_bytes ? at : NULL;
 }
 
 /* ------------------------------------------------------------------------------------------------------ blocks ---- */

@@ -7,8 +7,8 @@
  *   the context's own      calls:    one block, which grows                     captured: slabs, a piece each
  *   the caller's           calls:    from its front                             captured: from its end
  *
- * In a region the pass's lines, parts and the exchange are zero between calls, wherever a call puts them; what ranks
- * have gathered lies behind them and is not. */
+ * In a region the pass's rows and records are zero between calls, wherever a call puts them; what ranks exchange lies
+ * behind them and is not. */
 #ifndef FS_CUDA_MEMORY_H
 #define FS_CUDA_MEMORY_H
 
@@ -20,9 +20,9 @@
 /* What a call asks for, and where it has it. */
 typedef struct fs_cuda_room {
     fs_cuda_work *work;
-    fs_group *parts;
-    char *exchange, *gathered;
-    size_t parts_bytes, exchange_bytes, gathered_bytes;
+    fs_group *records;
+    char *parts; /* those of ranks, and this rank's own */
+    size_t records_bytes, parts_bytes;
 } fs_cuda_room;
 
 typedef struct fs_cuda_block {
@@ -36,7 +36,7 @@ typedef struct fs_cuda_memory {
     fs_cuda_block *slabs;         /* own: of captured calls */
     char *given;                  /* the caller's, or NULL */
     size_t front, back;           /* of it: above what calls have used, below what captured ones have */
-    size_t dirty_from, dirty_end; /* of the region of calls: what was gathered there */
+    size_t dirty_from, dirty_end; /* of the region of calls: where parts were */
     cudaStream_t used;            /* where the last call went that was not captured */
     cudaEvent_t event;            /* ... recorded when the stream is changed; NULL: not yet made */
     int32_t called, changed;      /* there was such a call; its stream is no longer the context's */

@@ -1,5 +1,7 @@
 #include "cuda_plan.h"
 
+#include "core/needs.h"
+
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,18 +11,12 @@
 #define FS_CUDA_FLOPS 7.9e8
 /* Slices of 128 in K a pair of tiles starts after its predecessor (docs/findings/gpu-reading-weights.md, "Pairs of
  * tiles start in K"). */
-#define FS_CUDA_TURN 4
-/* Tokens per tile. */
-#define FS_CUDA_SPAN 128
+#define FS_CUDA_SHIFT 4
 
 int fs_cuda_plan_aligned(const fs_head *head, const fs_batch *batch) {
     int64_t w = head->stride ? head->stride : head->dim * 2,
             h = batch->hidden_stride ? batch->hidden_stride : head->dim * 2;
     return (uintptr_t)head->data % 16 == 0 && (uintptr_t)batch->hidden % 16 == 0 && w % 16 == 0 && h % 16 == 0;
-}
-
-int fs_cuda_plan_grouped(const fs_batch *batch) {
-    return batch->mode == FS_MODE_GROUP_PARALLEL || batch->mode == FS_MODE_GROUP_ONLINE;
 }
 
 /* Whether the environment's choice, "family" or "family:N", is this family; *width is N or 0. */
@@ -73,28 +69,29 @@ static int64_t least(int64_t a, int64_t b) {
 }
 
 /* Rounded up, the fraction gains less than 1 over all clusters: their whole parts count to `left` exactly. */
-static fs_cuda_deal deal_out(const fs_head *head, const fs_cuda_plan *plan) {
-    const int64_t span = (int64_t)FS_CUDA_SPAN * plan->shape->cluster, clusters = plan->grid / plan->shape->cluster;
-    const int64_t vocab = head->vocab ? head->vocab : head->first_token + head->rows;
+static fs_cuda_schedule schedule_of(const fs_head *head, const fs_cuda_plan *plan) {
+    const int64_t span = (int64_t)FS_CUDA_TILE * plan->shape->cluster, clusters = plan->grid / plan->shape->cluster;
+    const int64_t vocab = head_vocab(head);
     const int64_t low = head->first_token, high = least(low + head->rows, vocab);
     const int64_t spans = high > low ? (high + span - 1) / span - low / span : 0, left = spans % clusters;
-    const fs_cuda_deal deal = {(uint32_t)(spans / clusters), (uint32_t)((left * 65536 + clusters - 1) / clusters)};
-    return deal;
+    const fs_cuda_schedule schedule = {(uint32_t)(spans / clusters),
+                                       (uint32_t)((left * 65536 + clusters - 1) / clusters)};
+    return schedule;
 }
 
 /* Rounded up: times a pair's number and the slices, what comes behind the point stays below 1 as long as their product is below 2^32. */
-static uint32_t turn_of(int64_t dim) {
+static uint32_t k_shift_of(int64_t dim) {
     const uint64_t slices = (uint64_t)(dim + 127) / 128;
-    return (uint32_t)((((uint64_t)FS_CUDA_TURN << 32) + slices - 1) / slices);
+    return (uint32_t)((((uint64_t)FS_CUDA_SHIFT << 32) + slices - 1) / slices);
 }
 
 /* Groups the shard's tokens lie in, and how many CTAs at most share one. */
-static void plan_parts(const fs_head *head, const fs_batch *batch, fs_cuda_plan *plan) {
+static void plan_groups(const fs_head *head, const fs_batch *batch, fs_cuda_plan *plan) {
     const int32_t cluster = plan->shape->cluster;
     plan->groups = 1;
     plan->slots = plan->grid;
-    if (!fs_cuda_plan_grouped(batch)) return;
-    const int64_t span = (int64_t)FS_CUDA_SPAN * cluster, size = batch->group_size;
+    if (!batch_is_grouped(batch)) return;
+    const int64_t span = (int64_t)FS_CUDA_TILE * cluster, size = batch->group_size;
     const int64_t spans = (head->first_token + head->rows + span - 1) / span - head->first_token / span;
     const int64_t clusters = plan->grid / cluster, touched = (size + span - 1) / span + 1;
     plan->groups = (int32_t)((head->first_token + head->rows - 1) / size - head->first_token / size + 1);
@@ -123,9 +120,9 @@ int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *fami
     if (ctas > tiles) ctas = tiles / s->cluster * s->cluster;
     plan->grid = (int32_t)(ctas < s->cluster ? s->cluster : ctas);
     plan->k_steps = (int32_t)((head->dim + s->k - 1) / s->k);
-    plan->deal = deal_out(head, plan);
-    plan->turn = turn_of(head->dim);
-    plan_parts(head, batch, plan);
+    plan->schedule = schedule_of(head, plan);
+    plan->k_shift = k_shift_of(head->dim);
+    plan_groups(head, batch, plan);
     double read = 2.0 * (double)head->rows * (double)head->dim / FS_CUDA_READ;
     double compute = 2.0 * (double)head->rows * (double)head->dim * s->rows / FS_CUDA_FLOPS;
     plan->microseconds = read > compute ? read : compute;
@@ -141,11 +138,9 @@ void fs_cuda_plan_describe(const fs_cuda_plan *plan, const char *forced, char *t
 
 /* ---------------------------------------------------------------------------------------------- stored logits ---- */
 
-/* Rows of one launch (FS_CUDA_ROWS of cuda_call.h). */
-#define FS_CUDA_STORED_ROWS 256
 /* Groups of fewer blocks than this are one warp's each: a CTA would have too little in flight. */
 #define FS_CUDA_STORED_GROUP 64
-/* In group modes one lane goes through all parts of a group: no more CTAs than this take part in one. */
+/* In group modes one lane goes through all records of a group: no more CTAs than this take part in one. */
 #define FS_CUDA_STORED_SPLIT 64
 
 /* Every CTA takes one share of one row, and all run at once where the device has room: while memory is the limit they share it evenly
@@ -155,18 +150,18 @@ void fs_cuda_plan_stored(int32_t ctas, const fs_head *head, const fs_batch *batc
                          fs_cuda_stored_plan *plan) {
     memset(plan, 0, sizeof *plan);
     fs_cuda_share *share = &plan->share;
-    const int64_t vocab = head->vocab ? head->vocab : head->first_token + head->rows;
+    const int64_t vocab = head_vocab(head);
     const int64_t low = head->first_token, high = least(low + head->rows, vocab);
-    const int grouped = fs_cuda_plan_grouped(batch);
-    const int64_t group = grouped ? batch->group_size / FS_CUDA_SPAN : 0;
+    const int grouped = batch_is_grouped(batch);
+    const int64_t group = grouped ? batch->group_size / FS_CUDA_TILE : 0;
     share->low = (int32_t)low;
     share->high = (int32_t)high;
-    share->whole = (int32_t)((low + FS_CUDA_SPAN - 1) / FS_CUDA_SPAN);
-    share->whole_end = (int32_t)(high / FS_CUDA_SPAN);
-    share->first = (int32_t)(low / FS_CUDA_SPAN);
-    share->blocks = high > low ? (int32_t)((high + FS_CUDA_SPAN - 1) / FS_CUDA_SPAN) - share->first : 0;
+    share->whole = (int32_t)((low + FS_CUDA_TILE - 1) / FS_CUDA_TILE);
+    share->whole_end = (int32_t)(high / FS_CUDA_TILE);
+    share->first = (int32_t)(low / FS_CUDA_TILE);
+    share->blocks = high > low ? (int32_t)((high + FS_CUDA_TILE - 1) / FS_CUDA_TILE) - share->first : 0;
     share->team = grouped && group < FS_CUDA_STORED_GROUP ? 1 : FS_CUDA_STORED_WARPS;
-    plan->rows = (int32_t)least(rows, FS_CUDA_STORED_ROWS);
+    plan->rows = (int32_t)least(rows, FS_CUDA_ROWS);
 
     const int64_t teams_of_cta = FS_CUDA_STORED_WARPS / share->team;
     int64_t segments = least(ctas / plan->rows, (share->blocks + FS_CUDA_STORED_WARPS - 1) / FS_CUDA_STORED_WARPS);

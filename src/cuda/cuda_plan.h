@@ -4,6 +4,11 @@
 
 #include "flashsampling.h"
 
+/* Rows one launch takes at most; larger batches are split, and W is read once per launch. */
+#define FS_CUDA_ROWS 256
+/* Tokens per tile: eight warps of 16. Also the block of the noise's marks. */
+#define FS_CUDA_TILE 128
+
 /* What matters of a device. */
 typedef struct fs_cuda_device {
     int32_t major, minor;    /* compute capability */
@@ -21,7 +26,7 @@ typedef struct fs_cuda_shape {
     int32_t shared_bytes;
 } fs_cuda_shape;
 
-/* The instantiations of one tile file, narrowest first; of one width those with more stages first. */
+/* A tile written for some architectures, in several shapes: narrowest first; of one width those with more stages first. */
 typedef struct fs_cuda_family {
     const char *name; /* what FLASHSAMPLING_CUDA_TILE calls it */
     int32_t major;    /* compute capability it is for; 0: any from 8.0 */
@@ -30,11 +35,11 @@ typedef struct fs_cuda_family {
     const fs_cuda_shape *shapes;
 } fs_cuda_family;
 
-/* How a plain call deals spans of W out: every cluster takes `turns` of them, and cluster c one more if the whole part of
- * c * spread / 2^16 grows with c + 1, which is then its place among those left. */
-typedef struct fs_cuda_deal {
+/* Which spans of W a cluster takes, where there are no groups: `turns` of them, and cluster c one more if the whole part
+ * of c * spread / 2^16 grows with c + 1, which is then its place among those left. */
+typedef struct fs_cuda_schedule {
     uint32_t turns, spread;
-} fs_cuda_deal;
+} fs_cuda_schedule;
 
 typedef struct fs_cuda_plan {
     const fs_cuda_family *family;
@@ -42,9 +47,9 @@ typedef struct fs_cuda_plan {
     int32_t rows; /* of the batch that this launch takes */
     int32_t grid;
     int32_t k_steps;
-    fs_cuda_deal deal;
-    uint32_t turn;         /* of fs_cuda_args */
-    int32_t groups, slots; /* parts per row (cuda_call.h), where a call needs parts */
+    fs_cuda_schedule schedule;
+    uint32_t k_shift;      /* of fs_cuda_args */
+    int32_t groups, slots; /* records per row (cuda_call.h), where a call needs them */
     double microseconds;   /* predicted: the larger of reading W and the tensor cores */
     char text[160];        /* why there is none */
 } fs_cuda_plan;
@@ -60,9 +65,6 @@ int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *fami
 /* Whether the copy engine can take W and H as they lie: 16-byte aligned, rows a multiple of 16 bytes apart. */
 int fs_cuda_plan_aligned(const fs_head *head, const fs_batch *batch);
 
-/* Whether the mode draws by groups. */
-int fs_cuda_plan_grouped(const fs_batch *batch);
-
 /* The words for what this backend does not do of such calls (backend.h). */
 const char *fs_cuda_lacks(const fs_outline *outline);
 
@@ -71,9 +73,10 @@ const char *fs_cuda_lacks(const fs_outline *outline);
 /* Warps of a CTA that reads stored logits. */
 #define FS_CUDA_STORED_WARPS 12
 
-/* How the blocks of 128 ids of a row are shared out. A team is the warps that work on one part together (cuda_call.h): team t of a row
- * takes its blocks [blocks t / teams, blocks (t + 1) / teams). Calls without parts, whose first instructions count, need no
- * division: CTA s takes quota blocks from s quota + min(s, extra) on, and one more if s < extra. */
+/* How the blocks of 128 ids of a row are shared out. A team is the warps that work on one record together (cuda_call.h):
+ * team t of a row takes its blocks [blocks t / teams, blocks (t + 1) / teams). Calls without records, whose first
+ * instructions count, need no division: CTA s takes quota blocks from s quota + min(s, extra) on, and one more if
+ * s < extra. */
 typedef struct fs_cuda_share {
     int32_t low, high;        /* tokens that are there and are drawn from */
     int32_t first, blocks;    /* blocks they lie in; 0 blocks where all tokens are padding */
@@ -88,7 +91,7 @@ typedef struct fs_cuda_stored_plan {
     fs_cuda_share share;
     int32_t rows; /* of the batch that this launch takes */
     int32_t grid;
-    int32_t groups, slots; /* parts per row (cuda_call.h), where a call needs parts */
+    int32_t groups, slots; /* records per row (cuda_call.h), where a call needs them */
     double microseconds;   /* predicted: reading the logits */
 } fs_cuda_stored_plan;
 

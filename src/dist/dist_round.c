@@ -36,7 +36,7 @@ fs_status fs_round_size(fs_round *round, size_t *bytes) {
     FS_TRY(round->context->backend->partial_size(round->context, call->head, call->batch, call->result, round->least,
                                                  &round->bytes));
     round->is_keys = fs_wire_is_keys(call);
-    round->rows_at = fs_wire_rows_at(call);
+    round->rows_at = wire_rows_at(call);
     *bytes = place(round, NULL);
     return FS_OK;
 }
@@ -60,7 +60,7 @@ static fs_status all_gather(fs_round *round, const void *mine, void *all, size_t
 
 static int64_t hash_of(const fs_round *round) {
     uint64_t hash;
-    memcpy(&hash, round->part + FS_WIRE_HASH, sizeof hash);
+    memcpy(&hash, round->part + offsetof(fs_wire_header, hash), sizeof hash);
     return (int64_t)(hash_mix(hash, round->context->options.fallback_bytes) >> (64 - HASH_BITS));
 }
 
@@ -76,11 +76,11 @@ static fs_status explain_difference(fs_round *round) {
     const int32_t ranks = round->ranks->count;
     fs_agreement *agreements = round->agreements;
     agreements[ranks] = fs_agreement_of(&round->call);
-    agreements[ranks].word[FS_AGREE_BUDGET] = (int64_t)round->context->options.fallback_bytes;
+    agreements[ranks].word[FS_AGREE_BUDGET] = round->context->options.fallback_bytes;
     FS_TRY(all_gather(round, &agreements[ranks], agreements, sizeof *agreements));
     for (int32_t i = 0; i < ranks * FS_AGREE_WORDS; i++) {
         const int32_t rank = i / FS_AGREE_WORDS, word = i % FS_AGREE_WORDS;
-        const long long theirs = agreements[rank].word[word], first = agreements[0].word[word];
+        const long long theirs = (long long)agreements[rank].word[word], first = (long long)agreements[0].word[word];
         int32_t is_value;
         const char *name = fs_agreement_name(word, &is_value);
         if (theirs == first) continue;
@@ -108,7 +108,7 @@ static fs_status check_shards(fs_round *round) {
     const int64_t vocab = round->call.vocab;
     int64_t own[2];
     char why[128];
-    fs_shard_of(head, vocab, own);
+    wire_shard(head, vocab, own);
     FS_TRY(all_gather(round, own, round->shards, sizeof own));
     if (!fs_shards_are_whole(round->shards, round->ranks->count, vocab, "rank", why, sizeof why))
         return fs_fail(context, FS_ERR_PEER, "%s", why);

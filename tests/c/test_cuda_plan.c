@@ -58,17 +58,18 @@ static void every_span_is_dealt_out_once(void **state) {
             const fs_cuda_plan plan = plan_of(vocab, 64, rows);
             const int64_t span = 128 * plan.shape->cluster, spans = (vocab + span - 1) / span;
             const int64_t clusters = plan.grid / plan.shape->cluster;
-            int64_t dealt = 0, most = 0, least = INT64_MAX;
+            int64_t taken_in_all = 0, most = 0, least = INT64_MAX;
             memset(taken, 0, sizeof taken);
             for (int64_t c = 0; c < clusters; c++) {
-                const int64_t before = c * plan.deal.spread >> 16, more = ((c + 1) * plan.deal.spread >> 16) - before;
-                for (int64_t i = 0; i < plan.deal.turns; i++) taken[i * clusters + c]++;
-                if (more) taken[plan.deal.turns * clusters + before]++;
-                dealt += plan.deal.turns + more;
-                if (plan.deal.turns + more > most) most = plan.deal.turns + more;
-                if (plan.deal.turns + more < least) least = plan.deal.turns + more;
+                const int64_t before = c * plan.schedule.spread >> 16,
+                              more = ((c + 1) * plan.schedule.spread >> 16) - before;
+                for (int64_t i = 0; i < plan.schedule.turns; i++) taken[i * clusters + c]++;
+                if (more) taken[plan.schedule.turns * clusters + before]++;
+                taken_in_all += plan.schedule.turns + more;
+                if (plan.schedule.turns + more > most) most = plan.schedule.turns + more;
+                if (plan.schedule.turns + more < least) least = plan.schedule.turns + more;
             }
-            assert_int_equal(dealt, spans);
+            assert_int_equal(taken_in_all, spans);
             for (int64_t i = 0; i < spans; i++) assert_int_equal(taken[i], 1);
             assert_true(most - least <= 1);
         }

@@ -3,13 +3,14 @@
 #include "cpu/cpu_race.h"
 #include "cpu/kernels/cpu_rough.h"
 
+#include "core/head.h"
+
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
 
 int fs_filter_is_enough(const fs_call *call, int64_t block) {
     const fs_head *head = call->head;
     const fs_needs *needs = &call->needs;
-    if (head->bias || head->round != FS_F32 || head->scale != 1.0f || head->softcap > 0.0f || head->post_scale != 1.0f)
-        return 0;
+    if (!head_is_plain(head)) return 0;
     if (call->batch->noise == FS_NOISE_FAST || needs->samples != 1 || needs->ordered) return 0;
     if (needs->edited || needs->rank_depth || needs->watched || needs->cut_mass) return 0;
     if (call->batch->allow && (needs->mass || needs->raw_mass || needs->max)) return 0;

@@ -1,7 +1,7 @@
-/* cuda_tile_sm90.cu - the tile of the fused kernel for Hopper: logits of 128 tokens x N rows in the registers of one or two warpgroups,
- * from W and H streamed through shared memory by the copy engine.
+/* sm90.cuh - the tile of the fused kernel for Hopper: logits of 128 tokens x N rows in the registers of one or two
+ * warpgroups, from W and H streamed through shared memory by the copy engine.
  *
- *         W tile --TMA--> ring --wgmma--> accumulators   (the rest: cuda_fused.cuh)
+ *         W tile --TMA--> ring --wgmma--> accumulators   (the rest: fused.cuh)
  *         H tile --TMA-->
  *
  * V is on wgmma's M, so a small batch wastes no tensor time. H is streamed again for every tile from L2; at N >= 96 two CTAs share
@@ -9,8 +9,19 @@
  *
  * One K order for every N: a pair of tiles starts at a K slice that depends on its global token ids alone (spreading CTAs over
  * memory channels), and accumulates in one instruction shape per 16 of K. So a logit does not depend on the batch or the shard. */
-#include "cuda_fused.cuh"
-#include "cuda_wgmma.cuh"
+#ifndef FS_CUDA_SM90_CUH
+#define FS_CUDA_SM90_CUH
+
+#include "fused/fused.cuh"
+#include "fused/wgmma.cuh"
+
+typedef void (*fs_cuda_sm90_kernel)(const fs_cuda_maps, const fs_cuda_args, int32_t);
+
+/* The kernels of one kind, each in a file of its own, which take minutes to compile: of one shape, for W in bf16 or f16. */
+fs_cuda_sm90_kernel fs_cuda_sm90_tokens(int64_t shape, bool f16);
+fs_cuda_sm90_kernel fs_cuda_sm90_masses(int64_t shape, bool f16);
+fs_cuda_sm90_kernel fs_cuda_sm90_shaped(int64_t shape, bool f16);
+fs_cuda_sm90_kernel fs_cuda_sm90_grouped(int64_t shape, bool f16);
 
 namespace {
 
@@ -18,22 +29,22 @@ constexpr int ATOM = 64; /* K elements in 128 bytes, the width of a swizzled row
 constexpr int BOX = 16;  /* rows of the smaller box of W, for tiles at the ends of a shard */
 
 /* One instantiation: ROWS rows, CTAS that share H, DEPTH stages of K_ATOMS * 64 in K, OPEN wgmma groups left in flight, consumers in
- * GANGS teams. Two teams are two warpgroups with a tile each, all 128 tokens of it; in one team they share it. KIND: what it is for. */
+ * GANGS teams. Two teams are two warpgroups with a tile each, all 128 tokens of it; in one team they share it. FOR: what it is for. */
 template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int GANGS, int DTYPE = FS_BF16,
-          fs_cuda_kind KIND = FS_CUDA_ANY>
+          fs_cuda_kind FOR = FS_CUDA_TOKENS>
 struct tile {
     static constexpr int N = ROWS, CLUSTER = CTAS, STAGES = DEPTH, ATOMS = K_ATOMS, INFLIGHT = OPEN, TEAMS = GANGS;
-    static constexpr bool SIMPLE = KIND != FS_CUDA_ANY, PLAIN = KIND == FS_CUDA_TOKENS;
-    static constexpr int JUDGES = 3;
+    static constexpr fs_cuda_kind KIND = FOR;
+    static constexpr int SCORERS = 3;
     static constexpr int FILLERS = 1; /* arrivals that fill a stage, beside the bytes */
     static constexpr int W_BYTES = FS_CUDA_TILE * 128 * ATOMS, H_BYTES = N * 128 * ATOMS;
     static constexpr int H_START = STAGES * W_BYTES;
-    static constexpr int COURT_START = H_START + STAGES * H_BYTES;
-    static constexpr int BARRIER_START = (COURT_START + (int)sizeof(fs_court<N, JUDGES>) + 15) / 16 * 16;
+    static constexpr int STATE_START = H_START + STAGES * H_BYTES;
+    static constexpr int BARRIER_START = (STATE_START + (int)sizeof(fs_tile_state<N, SCORERS>) + 15) / 16 * 16;
     static constexpr int BYTES = BARRIER_START + 2 * STAGES * 8 + rounds::BYTES;
     static_assert(BYTES <= 232448, "a block of sm_90 has 227 KB of shared memory");
     typedef fs_cuda_maps source;
-    template <int TYPE, fs_cuda_kind FOR> using same = tile<ROWS, CTAS, DEPTH, K_ATOMS, OPEN, GANGS, TYPE, FOR>;
+    template <int TYPE, fs_cuda_kind OTHER> using same = tile<ROWS, CTAS, DEPTH, K_ATOMS, OPEN, GANGS, TYPE, OTHER>;
 
     /* 384 threads start with 168 registers each. More than 384 * 168 in all, and the consumers would wait for them for ever. */
     static constexpr int FEWER = 104, MORE = 200;
@@ -74,7 +85,7 @@ struct tile {
 
     /* The K slice a piece starts with: kernels with stages of 64 start at the same element. */
     static FS_DEVICE_MEMBER int32_t first_slice(const fs_cuda_args &args, const piece &p) {
-        return first_slice_of(p, args.turn, (args.k_steps * ATOMS + 1) / 2) * (2 / ATOMS);
+        return first_slice_of(p, args.k_shift, (args.k_steps * ATOMS + 1) / 2) * (2 / ATOMS);
     }
 
     static FS_DEVICE_MEMBER int32_t slice(const fs_cuda_args &args, int32_t first, int32_t step) {
@@ -82,7 +93,7 @@ struct tile {
     }
 
     /* In the first microseconds no more than 64 KB of W are on their way at once. The memory needs no more, and with a full ring before it
-     * an instruction that comes from memory waits 4 us (the judges were ready after 26 us, now after 16; H200, 2026-11). */
+     * an instruction that comes from memory waits 4 us (the scorers were ready after 26 us, now after 16; H200, 2026-11). */
     static constexpr int SLOW_STEPS = 14 * (2 / ATOMS), AT_ONCE = 65536 / W_BYTES;
 
     /* Fills the ring, piece by piece, K slice by K slice. One thread. */
@@ -192,21 +203,13 @@ __global__ void __launch_bounds__(FS_THREADS, 1)
     fused_kernel<T>(maps, args, shaped);
 }
 
-/* -------------------------------------------------------------------------------------------------- launcher ---- */
-
-typedef void (*kernel)(const fs_cuda_maps, const fs_cuda_args, int32_t);
-
 template <class... T> struct table {
     static constexpr fs_cuda_shape shapes[] = {{T::N, T::CLUSTER, T::STAGES, T::ATOMS *ATOM, T::BYTES}...};
     static constexpr int32_t COUNT = sizeof...(T);
-    /* By what the call wants, and whether W is f16. */
-    static constexpr kernel kernels[FS_CUDA_KINDS][2][COUNT] = {
-        {{fused<typename T::template same<FS_BF16, FS_CUDA_ANY>>...},
-         {fused<typename T::template same<FS_F16, FS_CUDA_ANY>>...}},
-        {{fused<typename T::template same<FS_BF16, FS_CUDA_MASSES>>...},
-         {fused<typename T::template same<FS_F16, FS_CUDA_MASSES>>...}},
-        {{fused<typename T::template same<FS_BF16, FS_CUDA_TOKENS>>...},
-         {fused<typename T::template same<FS_F16, FS_CUDA_TOKENS>>...}}};
+    /* By whether W is f16. */
+    template <fs_cuda_kind KIND>
+    static constexpr fs_cuda_sm90_kernel kernels[2][COUNT] = {{fused<typename T::template same<FS_BF16, KIND>>...},
+                                                              {fused<typename T::template same<FS_F16, KIND>>...}};
 };
 
 /* Narrowest first; cuda_plan.c takes the first that is wide enough. OPEN 1 pays from N = 160 on (0-4 %), not below. */
@@ -214,58 +217,6 @@ using family = table<tile<8, 1, 5, 2, 0, 2>, tile<16, 1, 5, 2, 0, 2>, tile<32, 1
                      tile<64, 1, 4, 2, 0, 2>, tile<96, 2, 3, 2, 0, 2>, tile<128, 2, 3, 2, 0, 2>,
                      tile<160, 2, 5, 1, 1, 1>, tile<192, 2, 5, 1, 1, 1>, tile<256, 2, 4, 1, 1, 1>>;
 
-void configure(cudaLaunchConfig_t *config, cudaLaunchAttribute (&attribute)[2], const fs_cuda_shape *s, int32_t grid,
-               bool early, cudaStream_t stream) {
-    config->gridDim = dim3((unsigned)grid);
-    config->blockDim = dim3(FS_THREADS);
-    config->dynamicSmemBytes = (size_t)s->shared_bytes;
-    config->stream = stream;
-    config->attrs = attribute;
-    config->numAttrs = 0;
-    if (s->cluster > 1) {
-        cudaLaunchAttribute &a = attribute[config->numAttrs++];
-        a.id = cudaLaunchAttributeClusterDimension;
-        a.val.clusterDim.x = (unsigned)s->cluster;
-        a.val.clusterDim.y = a.val.clusterDim.z = 1;
-    }
-    if (early) {
-        cudaLaunchAttribute &a = attribute[config->numAttrs++];
-        a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        a.val.programmaticStreamSerializationAllowed = 1;
-    }
-}
-
 } // namespace
 
-extern "C" const fs_cuda_shape *fs_cuda_sm90_shapes(int32_t *count) {
-    *count = family::COUNT;
-    return family::shapes;
-}
-
-extern "C" cudaError_t fs_cuda_sm90_open(int32_t *clusters_of_two) {
-    *clusters_of_two = 0;
-    for (int32_t i = 0; i < family::COUNT * 2 * FS_CUDA_KINDS; i++) {
-        const int32_t shape = i % family::COUNT, which = i / family::COUNT;
-        const kernel run = family::kernels[which / 2][which % 2][shape];
-        const fs_cuda_shape *s = &family::shapes[shape];
-        cudaError_t error = cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, s->shared_bytes);
-        if (error != cudaSuccess) return error;
-        if (s->cluster != 2) continue;
-        cudaLaunchConfig_t config = {};
-        cudaLaunchAttribute attribute[2];
-        configure(&config, attribute, s, 2, false, 0);
-        error = cudaOccupancyMaxActiveClusters(clusters_of_two, run, &config);
-        if (error != cudaSuccess) return error;
-    }
-    return cudaSuccess;
-}
-
-extern "C" cudaError_t fs_cuda_sm90_launch(const fs_cuda_plan *plan, const fs_cuda_maps *maps, const fs_cuda_args *args,
-                                           int32_t shaped, cudaStream_t stream) {
-    const int64_t i = plan->shape - family::shapes;
-    cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attribute[2];
-    configure(&config, attribute, plan->shape, plan->grid, args->head.flags & FS_HEAD_CONSTANT, stream);
-    const fs_cuda_kind kind = call_kind(args, shaped);
-    return cudaLaunchKernelEx(&config, family::kernels[kind][args->head.dtype != FS_BF16][i], *maps, *args, shaped);
-}
+#endif

@@ -1,4 +1,4 @@
-/* cuda_ptx.cuh - the PTX instructions the tile kernels use, one wrapper each. Addresses are 32-bit shared-memory addresses. */
+/* ptx.cuh - the PTX instructions the tile kernels use, one wrapper each. Addresses are 32-bit shared-memory addresses. */
 #ifndef FS_CUDA_PTX_CUH
 #define FS_CUDA_PTX_CUH
 

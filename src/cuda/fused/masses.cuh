@@ -1,4 +1,4 @@
-/* cuda_mass.cuh - log Z beside the race: sums of exp over a strip's 16 tokens, a granule of core/mass.h, and over a tile's eight.
+/* masses.cuh - log Z beside the race: sums of exp over a strip's 16 tokens, a granule of core/mass.h, and over a tile's eight.
  *
  * A granule's sum is a float, made of exp2(l log2 e) in one order; a tile's is the sum of its granules, in one order, and is added to the
  * row's mass as an integer. So log Z does not depend on the batch, nor on shards cut at tiles. Three instructions per
@@ -7,33 +7,27 @@
  * made again with an exponent of its own and added apart; which ones do depends on their logits alone.
  *
  * A term's relative error is below 2e-7 (1 + |l|), so log Z has about the error of the float it is returned in. */
-#ifndef FS_CUDA_MASS_CUH
-#define FS_CUDA_MASS_CUH
+#ifndef FS_CUDA_MASSES_CUH
+#define FS_CUDA_MASSES_CUH
 
-#include "cuda_epilogue.cuh"
+#include "fused/epilogue.cuh"
 
-/* What eight of them together leave inside the limbs of a line. */
+/* What eight of them together leave inside the limbs of a row. */
 #define FS_MASS_LEAST 0x1p-48f
 #define FS_MASS_MOST 0x1p96f
 
 /* log2(e) per unit of the logits that are summed: what a row's accumulators are multiplied by. */
-FS_DEVICE float mass_rate(const fs_judged_row &row, bool raw) {
-    return raw ? 1.44269504f : row.inverse * 1.44269504f;
-}
-
-FS_DEVICE float keep_sum(float mine, float theirs, int32_t apart) {
-    const bool upper = threadIdx.x & apart;
-    const float sent = __shfl_xor_sync(~0u, upper ? mine : theirs, apart);
-    return (upper ? theirs : mine) + sent;
+FS_DEVICE float mass_rate(const fs_draw &draw, bool raw) {
+    return raw ? 1.44269504f : draw.inverse * 1.44269504f;
 }
 
 /* A granule outside the range: with an exponent of its own, into a mass of its own. All lanes; row b is the same in all, and its group
  * of accumulators is stashed. */
 template <int N, int J>
-FS_DEVICE void odd_granule(fs_court<N, J> *court, fs_mass *into, uint32_t *lock, int32_t strip, int32_t b) {
+FS_DEVICE void odd_granule(fs_tile_state<N, J> *state, fs_mass *into, uint32_t *lock, int32_t strip, int32_t b) {
     const int32_t lane = threadIdx.x & 31;
-    const float4 four = court->stash[strip][b >> 3 & 1][(lane & ~3) | (b >> 1 & 3)];
-    const float rate = court->rate[b];
+    const float4 four = state->stash[strip][b >> 3 & 1][(lane & ~3) | (b >> 1 & 3)];
+    const float rate = state->rate[b];
     float low = (b & 1 ? four.y : four.x) * rate, high = (b & 1 ? four.w : four.z) * rate;
     if (!(low < INFINITY)) low = -INFINITY; /* NaN is treated as -inf; +inf has a flag of its own and no mass */
     if (!(high < INFINITY)) high = -INFINITY;
@@ -57,11 +51,11 @@ FS_DEVICE void odd_granule(fs_court<N, J> *court, fs_mass *into, uint32_t *lock,
     atomicExch(lock, 0u);
 }
 
-/* The sums of a strip's granules, one per row, into its stash as float[N]; judges add them up. `absent`: the strip has no token in this
+/* The sums of a strip's granules, one per row, into its stash as float[N]; scorers add them up. `absent`: the strip has no token in this
  * tile. With `rehearse` nothing is stored. */
 template <int N, int J>
-FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N, J> *court, const fs_cuda_args &args, int64_t part,
-                            int32_t strip, bool absent, bool groups, bool rehearse) {
+FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_tile_state<N, J> *state, const fs_cuda_args &args,
+                            int64_t record, int32_t strip, bool absent, bool groups, bool rehearse) {
     const int32_t column = 2 * (threadIdx.x & 3);
     constexpr int BLOCKS = (N + 31) / 32;
     float sums[BLOCKS];
@@ -74,7 +68,7 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N, J> *court, cons
             const int j = 4 * q + i / 2;
             v[i] = v[i + 1] = 0.0f;
             if (j >= N / 8) continue;
-            const float2 rate = *(const float2 *)&court->rate[8 * j + column];
+            const float2 rate = *(const float2 *)&state->rate[8 * j + column];
             v[i] = exp2_approximate(d[4 * j] * rate.x) + exp2_approximate(d[4 * j + 2] * rate.x);
             v[i + 1] = exp2_approximate(d[4 * j + 1] * rate.y) + exp2_approximate(d[4 * j + 3] * rate.y);
         }
@@ -90,14 +84,14 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N, J> *court, cons
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) sum = i == q ? sums[i] : sum;
         const int32_t own = 32 * q + halved_row();
-        const bool drawn = own < N && !(court->row[own < N ? own : 0].status & FS_ROW_NO_TOKEN);
+        const bool drawn = own < N && draws(state->draw[own < N ? own : 0]);
         uint32_t odd = __ballot_sync(~0u, drawn && !(sum >= FS_MASS_LEAST && sum < FS_MASS_MOST));
         for (; odd; odd &= odd - 1) {
             const int32_t b = __shfl_sync(~0u, own, __ffs(odd) - 1);
-            stash<N>(d, court->stash[strip], b / 16);
+            stash<N>(d, state->stash[strip], b / 16);
             __syncwarp();
-            if (groups) odd_granule(court, &part_of_row(args, part, b)->mass, &court->lock, strip, b);
-            else odd_granule(court, &args.work->line[b].odd, &args.work->line[b].lock, strip, b);
+            if (groups) odd_granule(state, &record_of_row(args, record, b)->mass, &state->lock, strip, b);
+            else odd_granule(state, &args.work->row[b].odd, &args.work->row[b].lock, strip, b);
             __syncwarp();
         }
     }
@@ -105,46 +99,48 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_court<N, J> *court, cons
     for (int q = 0; q < BLOCKS; q++) {
         const int32_t own = 32 * q + halved_row();
         if (own < N && !rehearse)
-            ((float *)court->stash[strip])[own] = sums[q] >= FS_MASS_LEAST && sums[q] < FS_MASS_MOST ? sums[q] : 0.0f;
+            ((float *)state->stash[strip])[own] = sums[q] >= FS_MASS_LEAST && sums[q] < FS_MASS_MOST ? sums[q] : 0.0f;
     }
 }
 
-/* To a CTA's pile of a row's mass; what begins in another limb than the pile goes to the line at once. */
-FS_DEVICE void pile_add(fs_pile *pile, fs_cuda_line *line, float sum) {
+/* To a CTA's partial mass of a row; what begins in another limb goes to the row at once. */
+FS_DEVICE void add_partial(fs_partial_mass *partial, fs_cuda_row *row, float sum) {
     int32_t limb;
     const unsigned long long wide = limbs_of(sum, &limb), low = wide & 0xFFFFFF, high = wide >> 24;
-    const fs_pile before = *pile;
-    if (!(before.low | before.high) || before.limb == limb) *pile = {before.low + low, before.high + high, limb};
-    else line_add(line, limb, low, high);
+    const fs_partial_mass before = *partial;
+    if (!(before.low | before.high) || before.limb == limb) *partial = {before.low + low, before.high + high, limb};
+    else row_add_mass(row, limb, low, high);
 }
 
-/* Judges: adds the eight granules of row b in the tile just compared, in one order, to the row's mass or in group modes the part's. */
+/* Scorers: adds the eight granules of row b in the tile just compared, in one order, to the row's mass or in group modes
+ * the record's. */
 template <int N, int J>
-FS_DEVICE void tally_row(fs_court<N, J> *court, const fs_cuda_args &args, int64_t at, int32_t b, bool groups) {
+FS_DEVICE void add_tile_mass(fs_tile_state<N, J> *state, const fs_cuda_args &args, int64_t at, int32_t b, bool groups) {
     float sum = 0.0f;
 #pragma unroll
-    for (int32_t strip = 0; strip < FS_STRIPS; strip++) sum += ((const float *)court->stash[strip])[b];
+    for (int32_t strip = 0; strip < FS_STRIPS; strip++) sum += ((const float *)state->stash[strip])[b];
     if (!(sum > 0.0f)) return;
     if (!groups) {
-        if constexpr (N <= FS_PILES) pile_add(&court->pile[b], &args.work->line[b], sum);
+        if constexpr (N <= FS_PARTIAL_MASSES) add_partial(&state->mass[b], &args.work->row[b], sum);
         else {
             int32_t limb;
             const unsigned long long wide = limbs_of(sum, &limb);
-            line_add(&args.work->line[b], limb, wide & 0xFFFFFF, wide >> 24);
+            row_add_mass(&args.work->row[b], limb, wide & 0xFFFFFF, wide >> 24);
         }
         return;
     }
-    fs_group *part = part_of_row(args, at, b);
-    fs_mass mass = part->mass.limb[0] ? part->mass : mass_empty();
+    fs_group *record = record_of_row(args, at, b);
+    fs_mass mass = record->mass.limb[0] ? record->mass : mass_empty();
     mass_add(&mass, sum, 0);
-    part->mass = mass;
+    record->mass = mass;
 }
 
 /* The CTA's share of row b's mass, when its last tile is over. */
-template <int N, int J> FS_DEVICE void hand_in_pile(const fs_court<N, J> *court, const fs_cuda_args &args, int32_t b) {
-    if constexpr (N <= FS_PILES) {
-        const fs_pile pile = court->pile[b];
-        if (pile.low | pile.high) line_add(&args.work->line[b], pile.limb, pile.low, pile.high);
+template <int N, int J>
+FS_DEVICE void hand_in_mass(const fs_tile_state<N, J> *state, const fs_cuda_args &args, int32_t b) {
+    if constexpr (N <= FS_PARTIAL_MASSES) {
+        const fs_partial_mass mass = state->mass[b];
+        if (mass.low | mass.high) row_add_mass(&args.work->row[b], mass.limb, mass.low, mass.high);
     }
 }
 

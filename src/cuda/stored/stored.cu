@@ -1,15 +1,15 @@
-/* cuda_stored.cu - draws from stored logits [B, V]: all of a draw but the dot product.
+/* stored.cu - draws from stored logits [B, V]: all of a draw but the dot product.
  *
  *   CTA: one share of one row. Each of 12 warps takes a stretch of the share, in blocks of 128 ids; a lane has four neighbours.
  *
- *   logits --cp.async--> ring --> four logits --max > threshold?--> score in float --> held by the lane --> one per CTA --> row
+ *   logits --cp.async--> ring --> four logits --max > threshold?--> score in float --> pending in the lane --> one per CTA --> row
  *                                                 ^ (threshold, one per lane)  |
  *                                                 +-- best - largest noise ----+
  *
  * Cost model (H200): reading is everything, 4.45 TB/s or 19 bytes per cycle and SM, which leaves 107 instructions of a
  * warp for a block of 512 bytes; this takes about 50 (counted, sm_90a). Dense noise would take 32 Philox calls per
  * block of 128; marks (core/noise.h) take one, which lane i makes for the i-th of the warp's next 32 blocks, and a
- * logit costs little more than a max. Of 151,936 normal logits 50 to 300 are judged (counted). What is left is latency,
+ * logit costs little more than a max. Of 151,936 normal logits 50 to 300 are scored (counted). What is left is latency,
  * the first and the last microseconds, most of it for instructions that are in no cache yet
  * (docs/findings/gpu-instructions.md): rules and logits are on their way early, what all calls need is little code,
  * what few need is out of line, and every row is finished by the last of its own CTAs.
@@ -18,11 +18,9 @@
  * integers, so log Z does not depend on the batch, the shares or the shards. */
 #define FS_PHILOX static __host__ __device__ __noinline__
 #define FS_PHILOX_ROLLED
-#include "cuda_blocks.cuh"
 #include "cuda_launch.h"
-#include "cuda_mass.cuh"
-#include "cuda_stored.cuh"
-#include "cuda_stored_call.cuh"
+#include "stored/call.cuh"
+#include "stored/state.cuh"
 
 namespace {
 
@@ -34,21 +32,23 @@ constexpr int RESIDENT = 1;
 constexpr int RESIDENT = 2;
 #endif
 
-/* What a lane knows of masses is in shared memory: there are no registers for it across the calls that rate. */
-struct purse {
+/* What a lane knows of masses is in shared memory: there are no registers for it across the calls that score. */
+struct lane_mass {
     fs_mass mass;
     float sum; /* of a granule, in units of 2^exponent; not in the mass yet */
     int32_t exponent;
 };
 
-/* Shared memory: the desk, the warps' rings, a purse per thread where masses are asked for. */
-static_assert(sizeof(desk) % 128 == 0, "slots are copied to in pieces of 16 bytes, fastest from multiples of 128 on");
+/* Shared memory: the state, the warps' rings, a mass per thread where masses are asked for. */
+static_assert(sizeof(cta_state) % 128 == 0,
+              "slots are copied to in pieces of 16 bytes, fastest from multiples of 128 on");
 template <int DTYPE> constexpr int RING = DEPTH<DTYPE> *SLOT<DTYPE>;
-template <int DTYPE> constexpr int PURSES_START = (int)sizeof(desk) + WARPS *RING<DTYPE>;
-template <int DTYPE, bool MASS> constexpr int BYTES = PURSES_START<DTYPE> + (MASS ? THREADS * (int)sizeof(purse) : 0);
+template <int DTYPE> constexpr int MASSES_START = (int)sizeof(cta_state) + WARPS *RING<DTYPE>;
+template <int DTYPE, bool MASS>
+constexpr int BYTES = MASSES_START<DTYPE> + (MASS ? THREADS * (int)sizeof(lane_mass) : 0);
 static_assert(BYTES<FS_F32, true> <= 101376 && BYTES<FS_BF16, true> <= 101376, "99 KB: all of sm_86, sm_89 and sm_120");
 
-constexpr int EAGER = 2;    /* blocks of a warp whose tokens are judged at once */
+constexpr int EAGER = 2;    /* blocks of a warp whose tokens are scored at once */
 constexpr int PATIENCE = 8; /* later, so many lanes have one first */
 constexpr int ASK = 8;      /* blocks between two looks at what other CTAs know of the row */
 
@@ -59,17 +59,17 @@ template <int DTYPE> FS_DEVICE uint32_t slot_at(uint32_t ring, int32_t i) {
 
 /* ------------------------------------------------------------------------------------------------------ load ---- */
 
-/* The warp's lot of blocks begin .. stop - 1, the first of them on their way. Two blocks are one group of copies, whether they are
+/* The warp's stretch of blocks begin .. stop - 1, the first of them on their way. Two blocks are one group of copies, whether they are
  * there or not, so that groups can be counted. */
 template <int DTYPE>
-FS_DEVICE lot open_lot(const seat &at, const stored_row &row, int32_t begin, int32_t stop, uint32_t ring) {
+FS_DEVICE stretch open_stretch(const place &at, const stored_row &row, int32_t begin, int32_t stop, uint32_t ring) {
     const int32_t all = stop - begin, warp = own_warp_anew(), quota = all / WARPS, extra = all % WARPS;
-    const lot mine = at.warps == 1
-                         ? make_lot(row, begin, all)
-                         : make_lot(row, begin + warp * quota + min(warp, extra), quota + (warp < extra ? 1 : 0));
+    const stretch mine =
+        at.warps == 1 ? make_stretch(row, begin, all)
+                      : make_stretch(row, begin + warp * quota + min(warp, extra), quota + (warp < extra ? 1 : 0));
 #pragma unroll 1
     for (int32_t i = 0; i < DEPTH<DTYPE>; i += 2) {
-        fetch_two<DTYPE>(&at.d->data, mine, i, slot_at<DTYPE>(ring, i));
+        fetch_two<DTYPE>(&at.cta->data, mine, i, slot_at<DTYPE>(ring, i));
         commit_copies();
     }
     return mine;
@@ -77,20 +77,17 @@ FS_DEVICE lot open_lot(const seat &at, const stored_row &row, int32_t begin, int
 
 /* ----------------------------------------------------------------------------------------------------- noise ---- */
 
-/* Thresholds: a logit x of a token with at most this noise can win only if x > level - noise * slope. There is slack for the float
- * products on both sides. Everything but -inf is above without a score so far, and where products would overflow; where the best is
- * +inf another one with a lower id still wins, and so does an x that the temperature makes +inf. */
-struct thresholds {
-    float level, slope, unmarked; /* unmarked: of tokens without a mark */
+/* A lane's thresholds. */
+struct lane_threshold {
+    fs_threshold of;
+    float unmarked; /* of tokens without a mark */
 };
 
-/* Of a greedy row a lane passes over what only equals the token it holds, whose id is lower: a flat row would rate all it has. */
-FS_DEVICE thresholds thresholds_of(const fs_judged_row &row, uint32_t known, float held) {
-    const float best = known_score(known), T = row.temperature;
-    float level = (best - 1e-5f - 1e-6f * fabsf(best)) * T, slope = T * 1.000001f;
-    if (best == INFINITY) level = fminf(3.4e38f, 3.4e38f * T), slope = 0.0f;
-    if (!known || !(level < INFINITY) || !(slope < 8e36f)) level = -INFINITY, slope = 0.0f;
-    return {level, slope, row.greedy ? fmaxf(level, held) : level - ((float)FS_NOISE_G + 1e-4f) * slope};
+/* Of a greedy row a lane passes over what only equals the token it has pending, whose id is lower: a flat row would score
+ * all it has. */
+FS_DEVICE lane_threshold lane_threshold_of(const fs_draw &draw, uint32_t known, float pending) {
+    const fs_threshold of = threshold_of(known, draw.temperature);
+    return {of, draw.greedy ? fmaxf(of.level, pending) : threshold_at(of, FS_UNMARKED_CEILING)};
 }
 
 /* ---------------------------------------------------------------------------------------------------- masses ---- */
@@ -136,15 +133,15 @@ FS_DEVICE float sum_granule(const float *x, float factor, int32_t *exponent) {
     return sum + __shfl_xor_sync(~0u, sum, 2);
 }
 
-FS_DEVICE void tally(purse *own) {
+FS_DEVICE void add_granules(lane_mass *own) {
     fs_mass more = own->mass;
     mass_add(&more, own->sum, own->exponent);
     own->mass = more;
     own->sum = 0.0f;
 }
 
-/* The masses of a warp's lanes to its desk; the lanes' start anew. */
-FS_DEVICE void hand_in(desk *d, purse *own) {
+/* The masses of a warp's lanes to its CTA's state; the lanes' start anew. */
+FS_DEVICE void hand_in(cta_state *cta, lane_mass *own) {
     fs_mass sum = own->mass;
     own->mass = mass_empty();
 #pragma unroll 1
@@ -152,64 +149,65 @@ FS_DEVICE void hand_in(desk *d, purse *own) {
         const fs_mass other = mass_across(sum, apart);
         mass_merge(&sum, &other);
     }
-    if (threadIdx.x % 32 == 0) d->mass[own_warp_anew()] = sum;
+    if (threadIdx.x % 32 == 0) cta->mass[own_warp_anew()] = sum;
 }
 
 /* ------------------------------------------------------------------------------------------------------ race ---- */
 
-/* One part of a warp: every block is compared with the thresholds, and summed. Two at a time, the lane's four tokens of each. */
+/* One record of a warp: every block is compared with the thresholds, and summed. Two at a time, the lane's four tokens of each. */
 template <int DTYPE, bool MASS>
-FS_DEVICE finalist race(const fs_cuda_args &args, const seat &at, const lot &mine, uint32_t ring, float *peak,
-                        purse *purse) {
-    desk *d = at.d;
+FS_DEVICE fs_pending race(const fs_cuda_args &args, const place &at, const stretch &mine, uint32_t ring, float *max_x,
+                          lane_mass *mass) {
+    cta_state *cta = at.cta;
     const uint32_t lane = threadIdx.x & 31;
     /* Shared addresses are made from one, when they are needed: there are no registers for more across a call. */
-    const uint32_t at_desk = kept_address(d), best = at_desk + (uint32_t)offsetof(desk, best) + 4 * at.team;
+    const uint32_t state = kept_address(cta), best = state + (uint32_t)offsetof(cta_state, best) + 4 * at.team;
     uint32_t known = ~0u; /* ~0: the thresholds have to be made */
-    thresholds bar = {0.0f, 0.0f, 0.0f};
-    finalist held = {-INFINITY, 0, 0.0f};
-    float waiting = 0.0f; /* the logit of a token that waits to be judged, where there is one */
+    lane_threshold threshold = {{0.0f, 0.0f}, 0.0f};
+    fs_pending pending = {-INFINITY, 0, 0.0f};
+    float waiting = 0.0f; /* the logit of a token that waits to be scored, where there is one */
     uint32_t entry = 0;
 #pragma unroll 1
     for (int32_t i = 0; i < mine.count; i += 2) {
-        if (i % 32 == 0) look_up(d, mine.first + i + lane, i + (int32_t)lane < mine.count);
+        if (i % 32 == 0) look_up(cta, mine.first + i + lane, i + (int32_t)lane < mine.count);
         const uint32_t slot = slot_at<DTYPE>(ring, i);
         float x[8];
         wait_for_groups<DEPTH<DTYPE> / 2 - 1>();
         __syncwarp(); /* what other lanes have fetched */
-        take_two<DTYPE>(x, &d->data, mine, i, slot);
+        take_two<DTYPE>(x, &cta->data, mine, i, slot);
         __syncwarp(); /* all have read before the slots are filled again */
-        fetch_two<DTYPE>(&d->data, mine, i + DEPTH<DTYPE>, slot);
-        if (i % ASK == 0 && lane == 0 && d->line) { /* what it asked last time has come with the logits of that time */
-            const uint32_t seen = shared_address(&d->seen[own_warp_anew()]);
+        fetch_two<DTYPE>(&cta->data, mine, i + DEPTH<DTYPE>, slot);
+        if (i % ASK == 0 && lane == 0 && cta->row) { /* what it asked last time has come with the logits of that time */
+            const uint32_t seen = shared_address(&cta->seen[own_warp_anew()]);
             raise_shared(best, load_shared_4(seen + 8));
-            copy_16(seen, d->line);
+            copy_16(seen, cta->row);
         }
         commit_copies();
 
         if (MASS) { /* a lane keeps every fourth sum of its granules, so that one addition serves four blocks */
-            const float factor = args.want & FS_CUDA_RAW_MASS ? 1.0f : d->row.inverse;
+            const float factor = args.needs.raw_mass ? 1.0f : cta->draw.inverse;
 #pragma unroll
             for (int k = 0; k < 2; k++) {
                 int32_t exponent;
                 const float granule = sum_granule(x + 4 * k, factor, &exponent);
-                if ((i + k ^ lane) % 4 == 0) purse->sum = granule, purse->exponent = exponent;
+                if ((i + k ^ lane) % 4 == 0) mass->sum = granule, mass->exponent = exponent;
             }
-            if (i % 4 == 2) tally(purse);
+            if (i % 4 == 2) add_granules(mass);
         }
         const bool leaving = i + 2 >= mine.count || i % 32 == 30; /* the marks of what waits are about to go */
         for (;;) {
-            const uint4 two = load_shared_16(at_desk + (uint32_t)offsetof(desk, marks) +
-                                             own_warp() * 32 * sizeof(block_marks) +
-                                             i % 32 * (uint32_t)sizeof(block_marks));
+            const uint4 two = load_shared_16(state + (uint32_t)offsetof(cta_state, marks) +
+                                             (own_warp() * 32 + i % 32) * (uint32_t)sizeof(lane_marks));
             const uint32_t now = load_shared_4(best);
-            if (now != known) known = now, bar = thresholds_of(d->row, known, held.x);
-            const float low0 = two.x >> lane & 1 ? bar.level - __uint_as_float(two.y) * bar.slope : bar.unmarked;
-            const float low1 = two.z >> lane & 1 ? bar.level - __uint_as_float(two.w) * bar.slope : bar.unmarked;
-            /* A NaN passes: it is flagged when rated. */
+            if (now != known) known = now, threshold = lane_threshold_of(cta->draw, known, pending.x);
+            const float low0 = two.x >> lane & 1 ? threshold_at(threshold.of, __uint_as_float(two.y))
+                                                 : threshold.unmarked;
+            const float low1 = two.z >> lane & 1 ? threshold_at(threshold.of, __uint_as_float(two.w))
+                                                 : threshold.unmarked;
+            /* A NaN passes: it is flagged when scored. */
             const float most0 = max_or_nan(max_or_nan(x[0], x[1]), max_or_nan(x[2], x[3]));
             const float most1 = max_or_nan(max_or_nan(x[4], x[5]), max_or_nan(x[6], x[7]));
-            *peak = fmaxf(*peak, fmaxf(most0, most1));
+            *max_x = fmaxf(*max_x, fmaxf(most0, most1));
             const bool above0 = !(most0 <= low0), above1 = !(most1 <= low1), passes = above0 || above1;
             if (!__any_sync(~0u, passes || (leaving && entry))) break;
             /* Each lane's largest, of two equal ones the first; beside a NaN the first there is. It is -inf from then on. */
@@ -222,160 +220,166 @@ FS_DEVICE finalist race(const fs_cuda_args &args, const seat &at, const lot &min
             const uint32_t taken = passes ? 1u << place << (second ? 4 : 0) : 0;
 #pragma unroll
             for (int e = 0; e < 8; e++) x[e] = taken >> e & 1 ? -INFINITY : x[e];
-            *peak = fmaxf(*peak, y);
-            /* It waits for more: 32 cost as much as one. At first every one is judged, for the thresholds' sake. */
+            *max_x = fmaxf(*max_x, y);
+            /* It waits for more: 32 cost as much as one. At first every one is scored, for the thresholds' sake. */
             const bool full = __any_sync(~0u, passes && entry);
             const int32_t at_block = i + (second ? 1 : 0);
             const uint32_t next = entry_of((mine.first + at_block) * FS_NOISE_BLOCK + 4 * lane + place, at_block % 32);
             if (passes && !full) waiting = y, entry = next;
             if (full || __popc(__ballot_sync(~0u, entry)) >= (i < EAGER || leaving ? 1 : PATIENCE)) {
-                held = judge(d, at.team, waiting, entry, held);
+                pending = score(cta, at.team, waiting, entry, pending);
                 entry = 0;
                 if (passes && full) waiting = y, entry = next;
                 known = ~0u;
             }
         }
     }
-    if (MASS) tally(purse);
-    return held;
+    if (MASS) add_granules(mass);
+    return pending;
 }
 
-/* ----------------------------------------------------------------------------------------------------- parts ---- */
+/* --------------------------------------------------------------------------------------------------- records ---- */
 
 /* The first block of a team. Products fit: below 2^17 blocks and 2^12 teams. */
 FS_DEVICE int32_t share_of_team(const fs_cuda_share &share, int32_t team) {
     return (int32_t)((uint32_t)share.blocks * team / share.teams);
 }
 
-/* The index of a team's part within its row: group by group, and within a group team by team. */
-FS_DEVICE int64_t part_of_team(const fs_cuda_args &args, const fs_cuda_share &share, int32_t team, int32_t begin) {
-    const int32_t size = args.parts.group_tiles;
+/* The index of a team's record within its row: group by group, and within a group team by team. */
+FS_DEVICE int64_t record_of_team(const fs_cuda_args &args, const fs_cuda_share &share, int32_t team, int32_t begin) {
+    const int32_t size = args.groups.tiles;
     if (!size) return team;
     /* The team whose share the group's first block is in. */
     const int32_t block = max(begin / size * size, share.first) - share.first;
     const int32_t first = ((block + 1) * share.teams - 1) / share.blocks;
-    return (int64_t)(begin / size - share.first / size) * args.parts.slots + team - first;
+    return (int64_t)(begin / size - share.first / size) * args.groups.slots + team - first;
 }
 
 /* The team's token from those of its lanes: true in the lane of its first warp that has it, in lane 0 where there is none. */
-FS_DEVICE bool find_winner(const seat &at, finalist *own) {
+FS_DEVICE bool find_winner(const place &at, fs_pending *own) {
     const int32_t lane = threadIdx.x & 31;
-    int32_t lead = leader(at.d, at.team, *own);
+    int32_t lead = leader(at.cta, at.team, *own);
     if (at.warps > 1) {
-        if (lane == max(lead, 0)) at.d->last[own_warp_anew()] = {own->x, lead < 0 ? 0 : own->id, own->most};
-        __syncthreads(); /* every warp's finalist, flags, peak */
+        if (lane == max(lead, 0)) at.cta->last[own_warp_anew()] = {own->x, lead < 0 ? 0 : own->id, own->most};
+        __syncthreads(); /* every warp's token, flags, max */
         if (own_warp() != 0) return false;
-        *own = at.d->last[min(lane, WARPS - 1)];
+        *own = at.cta->last[min(lane, WARPS - 1)];
         if (lane >= WARPS) own->id = 0;
-        lead = leader(at.d, at.team, *own);
+        lead = leader(at.cta, at.team, *own);
     }
     if (lead < 0) own->id = 0;
     return lane == max(lead, 0);
 }
 
-/* Stores what a team has found of a part. */
-FS_DEVICE void close_part(const fs_cuda_args &args, const seat &at, int64_t part, finalist own, purse *purse) {
-    desk *d = at.d;
+/* Stores what a team has found for a record. */
+FS_DEVICE void close_record(const fs_cuda_args &args, const place &at, int64_t record, fs_pending own,
+                            lane_mass *mass) {
+    cta_state *cta = at.cta;
     const int32_t b = blockIdx.y;
-    hand_in(d, purse);
+    hand_in(cta, mass);
     const bool winner = find_winner(at, &own);
     __syncwarp(); /* where a warp is a team, its mass is another lane's, and all have read the best before it is cleared */
     if (winner) {
         if (own.id)
-            atomicMax(key_on(board_of<false>(args, part), b), (unsigned long long)exact_key(d->row, own.x, own.id - 1));
-        d->best[at.team] = 0;
-        fs_mass all = d->mass[at.team];
+            atomicMax(key_of(shared_scores<true>(args, record), b),
+                      (unsigned long long)race_key(cta->draw, own.x, own.id - 1));
+        cta->best[at.team] = 0;
+        fs_mass all = cta->mass[at.team];
 #pragma unroll 1
-        for (int32_t i = 1; i < at.warps; i++) mass_merge(&all, &d->mass[i]);
-        if (!mass_is_empty(&all)) args.parts.part[(int64_t)b * args.parts.groups * args.parts.slots + part].mass = all;
+        for (int32_t i = 1; i < at.warps; i++) mass_merge(&all, &cta->mass[i]);
+        if (!mass_is_empty(&all)) record_of_row(args, record, b)->mass = all;
     }
-    team_barrier(at); /* the desk is cleared before the next part */
+    team_barrier(at); /* the state is cleared before the next record */
 }
 
-/* Where the part ends that begins at a block. */
-FS_DEVICE int32_t part_end(const fs_cuda_args &args, int32_t begin, int32_t end) {
-    const int32_t size = args.parts.group_tiles;
+/* Where the record ends that begins at a block. */
+FS_DEVICE int32_t record_end(const fs_cuda_args &args, int32_t begin, int32_t end) {
+    const int32_t size = args.groups.tiles;
     return size ? min(end, (begin / size + 1) * size) : end;
 }
 
-/* All parts of a team; the first one's logits are on their way. */
+/* All records of a team; the first one's logits are on their way. */
 template <int DTYPE>
-FS_DEVICE void race_parts(const fs_cuda_args &args, const fs_cuda_share &share, const seat &at, lot mine, uint32_t ring,
-                          float *peak, purse *purse) {
-    /* Read anew after every part: there are no registers for it across a race. */
+FS_DEVICE void race_records(const fs_cuda_args &args, const fs_cuda_share &share, const place &at, stretch mine,
+                            uint32_t ring, float *max_x, lane_mass *mass) {
+    /* Read anew after every record: there are no registers for it across a race. */
     auto look = [&] {
-        const uint4 four = load_shared_16(shared_address(&at.d->way[own_warp_anew()]));
-        return trip{(int32_t)four.x, (int32_t)four.y, (int32_t)four.z, (int32_t)four.w};
+        const uint4 four = load_shared_16(shared_address(&at.cta->way[own_warp_anew()]));
+        return progress{(int32_t)four.x, (int32_t)four.y, (int32_t)four.z, (int32_t)four.w};
     };
     __syncwarp(); /* the lanes have written it */
-    for (trip now = look(); now.begin < now.end;) {
-        const finalist own = race<DTYPE, true>(args, at, mine, ring, peak, purse);
+    for (progress now = look(); now.begin < now.end;) {
+        const fs_pending own = race<DTYPE, true>(args, at, mine, ring, max_x, mass);
         now = look();
-        const seat here = {at.d, at.warps == 1 ? own_warp_anew() : 0, at.warps};
-        close_part(args, here, part_of_team(args, share, now.team, now.begin), own, purse);
+        const place here = {at.cta, at.warps == 1 ? own_warp_anew() : 0, at.warps};
+        close_record(args, here, record_of_team(args, share, now.team, now.begin), own, mass);
         now.begin = now.stop;
         if (now.begin >= now.end) break;
-        now.stop = part_end(args, now.begin, now.end);
-        at.d->way[own_warp_anew()] = now;
+        now.stop = record_end(args, now.begin, now.end);
+        at.cta->way[own_warp_anew()] = now;
         __syncwarp();
-        mine = open_lot<DTYPE>(at, at.d->data, now.begin, now.stop, ring);
+        mine = open_stretch<DTYPE>(at, at.cta->data, now.begin, now.stop, ring);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------------- row ---- */
 
-/* Results beside the token, or a part for other ranks: they hold the exact score. */
-static __device__ __noinline__ void close_stored_row(const fs_cuda_args &args, const fs_judged_row &row, int32_t b,
-                                                     uint32_t id, uint32_t flags) {
-    uint64_t key = FS_KEY_NONE;
-    float x = NAN;
-    if (id) x = stored_logit(args, b, id - 1), key = exact_key(row, x, id - 1);
-    if (!args.result.logit && !args.result.logprob) x = NAN;
-    write_row(args, row, b, {key, flags, NAN, (double)NAN, x}, true);
-}
-
-/* What this CTA has found of its row to the row's line. One thread. True in the last of the row's CTAs, with what all found. */
-FS_DEVICE bool leave_row(const fs_cuda_args &args, const stored_call &call, const desk *d, int32_t b, finalist *own,
-                         uint32_t *flags) {
-    fs_cuda_line *line = &args.work->line[b];
-    if (*flags) atomicOr(&line->flags, *flags);
+/* What this CTA has found of its row to work memory. One thread. True in the last of the row's CTAs, with what all
+ * found. */
+FS_DEVICE bool leave_row(const fs_cuda_args &args, const stored_call &call, const cta_state *cta, int32_t b,
+                         fs_pending *own, uint32_t *flags) {
+    fs_cuda_row *row = &args.work->row[b];
+    if (*flags) atomicOr(&row->flags, *flags);
     if (own->id) {
-        const unsigned long long mine = rough_key(*own), before = atomicMax(&line->rough, mine);
-        if (before && !d->row.greedy && are_close(rough_score(before), own->most))
-            leave_exact(args, d->row, b, own->x, own->id - 1, 0xFFFFFFu - (uint32_t)(before & 0xFFFFFF));
+        const unsigned long long mine = rough_key(*own), before = atomicMax(&row->rough, mine);
+        if (before && !cta->draw.greedy && are_close(rough_score(before), own->most))
+            leave_exact(args, cta->draw, b, own->x, own->id - 1, 0xFFFFFFu - (uint32_t)(before & 0xFFFFFF));
     }
-    if (add_in_order(&line->done, 1u) != (uint32_t)call.share.segments - 1) return false;
-    const uint64_t rough = __ldcg(&line->rough), exact = __ldcg(&line->key);
-    *flags = __ldcg(&line->flags);
+    if (add_in_order(&row->done, 1u) != (uint32_t)call.share.segments - 1) return false;
+    const uint64_t rough = __ldcg(&row->rough), exact = __ldcg(&row->key);
+    *flags = __ldcg(&row->flags);
     own->id = rough ? 0x1000000u - (uint32_t)(rough & 0xFFFFFF) : 0;
     /* Whoever came close has left an exact key, and so has the token that is best. */
     if (exact) {
         const float most = rough_score(rough);
         if (!(score_key_value(exact) < (double)most - (double)rough_bound(most))) own->id = 1 + score_key_token(exact);
     }
-    clear_line(line, 0);
-    line->rough = 0;
+    clear_row(row, false);
+    row->rough = 0;
     return true;
 }
 
-/* Ends a row whose results this launch writes. One thread of the CTA. */
-FS_DEVICE void close_row_of(const fs_cuda_args &args, const stored_call &call, const desk *d, int32_t b, finalist own) {
-    uint32_t flags = d->flags;
-    if (call.share.segments > 1 && !leave_row(args, call, d, b, &own, &flags)) return;
-    if (!call.tokens_only) {
-        close_stored_row(args, d->row, b, own.id, flags);
-        return;
-    }
-    const uint32_t status = final_status(d->row, flags, own.id != 0);
-    write_token(args, call.first_row + b, status & FS_ROW_NO_TOKEN ? args.batch.fallback_token : (int32_t)own.id - 1,
-                status, true);
+/* Results beside the token: they hold the exact score. */
+static __device__ __noinline__ void write_all(const fs_cuda_args &args, const fs_draw &draw, int32_t b, uint32_t id,
+                                              uint32_t flags) {
+    fs_found found = found_nothing();
+    found.flags = flags;
+    if (id) found.x = stored_logit(args, b, id - 1), found.key = race_key(draw, found.x, id - 1);
+    write_row(args, draw, plain_needs(args.needs), b, found, false, NULL);
 }
 
-/* Where cuda_finish.cu goes on: what is known of the row beside its parts. One thread of the CTA. */
-FS_DEVICE void hand_over(const fs_cuda_args &args, const desk *d, int32_t b) {
-    fs_cuda_line *line = &args.work->line[b];
-    if (d->flags) atomicOr(&line->flags, d->flags);
-    if ((args.want & FS_CUDA_PEAK) && d->peak) atomicMax(&line->peak, d->peak);
+/* Ends a row whose results this launch writes. One thread of the CTA. */
+FS_DEVICE void end_row(const fs_cuda_args &args, const stored_call &call, const cta_state *cta, int32_t b,
+                       fs_pending own) {
+    uint32_t flags = cta->flags;
+    if (call.share.segments > 1 && !leave_row(args, call, cta, b, &own, &flags)) return;
+    if (!call.tokens_only) {
+        write_all(args, cta->draw, b, own.id, flags);
+        return;
+    }
+    fs_needs needs = {};
+    needs.samples = 1;
+    fs_found found = found_nothing();
+    found.flags = flags;
+    if (own.id) found.key = score_key(0.0, own.id - 1); /* nobody asks for the score */
+    write_row(args, cta->draw, needs, b, found, true, NULL);
+}
+
+/* Where another launch goes on: what is known of the row beside its records. One thread of the CTA. */
+FS_DEVICE void hand_over(const fs_cuda_args &args, const cta_state *cta, int32_t b) {
+    fs_cuda_row *row = &args.work->row[b];
+    if (cta->flags) atomicOr(&row->flags, cta->flags);
+    if (args.needs.max && cta->max) atomicMax(&row->max, cta->max);
 }
 
 /* ---------------------------------------------------------------------------------------------------- kernel ---- */
@@ -384,62 +388,62 @@ template <int DTYPE, bool MASS>
 __global__ void __launch_bounds__(THREADS, RESIDENT)
     stored(const __grid_constant__ stored_call call, const __grid_constant__ fs_cuda_args args) {
     extern __shared__ __align__(16) char shared[];
-    desk *d = (desk *)shared;
+    cta_state *cta = (cta_state *)shared;
     const fs_cuda_share &share = call.share;
     const int32_t segment = blockIdx.x, b = blockIdx.y, thread = threadIdx.x;
     wait_for_earlier_launches();
     let_next_launch_begin();
-    memory_rules rules;
-    if (thread == 0 && call.plain_rules) rules = fetch_rules(call, b);
+    /* Begun before the first logits are: behind these it would take microseconds (H200, 2026-11: 4). */
+    fs_draw_values values;
+    if (thread == 0 && call.uniform) values = draw_values(&call.source, call.first_row + b);
     const stored_row row = find_row(call, args.head, b);
     if (thread / 32 == 1) { /* while the first warp fetches rules */
-        const bool shares = share.segments > 1 && !(args.want & FS_CUDA_GROUPS);
+        const bool shares = share.segments > 1 && !args.groups.tiles;
         if (thread == 32) {
-            d->data = row;
-            d->line = shares ? &args.work->line[b] : NULL;
-            d->flags = d->peak = 0;
+            cta->data = row;
+            cta->row = shares ? &args.work->row[b] : NULL;
+            cta->flags = cta->max = 0;
         }
-        if (thread < 32 + WARPS) d->best[thread - 32] = 0, d->seen[thread - 32] = make_uint4(0, 0, 0, 0);
+        if (thread < 32 + WARPS) cta->best[thread - 32] = 0, cta->seen[thread - 32] = make_uint4(0, 0, 0, 0);
     }
-    const uint32_t ring = kept_address(shared + sizeof(desk) + own_warp() * RING<DTYPE>);
+    const uint32_t ring = kept_address(shared + sizeof(cta_state) + own_warp() * RING<DTYPE>);
     /* Groups, which may be one warp's each, come with masses. */
-    const seat at = {d, MASS && share.team == 1 ? own_warp() : 0, MASS ? share.team : WARPS};
+    const place at = {cta, MASS && share.team == 1 ? own_warp() : 0, MASS ? share.team : WARPS};
     const int32_t team = at.warps == 1 ? segment * WARPS + own_warp() : segment;
     const int32_t begin = share.first +
                           (MASS ? share_of_team(share, team) : team * share.quota + min(team, share.extra));
     const int32_t end = MASS ? share.first + share_of_team(share, team + 1)
                              : begin + share.quota + (team < share.extra ? 1 : 0);
-    __syncthreads(); /* the desk */
-    const int32_t stop = MASS ? part_end(args, begin, end) : end;
-    const lot mine = open_lot<DTYPE>(at, row, begin, stop, ring);
-    if (MASS) d->way[own_warp()] = {begin, stop, end, team};
+    __syncthreads(); /* the state */
+    const int32_t stop = MASS ? record_end(args, begin, end) : end;
+    const stretch mine = open_stretch<DTYPE>(at, row, begin, stop, ring);
+    if (MASS) cta->way[own_warp()] = {begin, stop, end, team};
     if (threadIdx.x == 0) {
-        if (call.plain_rules) d->row = plain_row(call, rules);
-        else read_rules(args, &d->row, b);
+        if (call.uniform) cta->draw = uniform_draw(call, values);
+        else read_draw(args, &cta->draw, b);
     }
     __syncthreads(); /* the row */
-    const bool drawn = !(d->row.status & FS_ROW_NO_TOKEN);
-    float peak = -INFINITY;
-    finalist own = {-INFINITY, 0, 0.0f};
+    float max_x = -INFINITY;
+    fs_pending own = {-INFINITY, 0, 0.0f};
     if constexpr (MASS) {
-        purse *purse = &((struct purse *)(shared + PURSES_START<DTYPE>))[threadIdx.x];
-        *purse = {mass_empty(), 0.0f, 0};
-        if (drawn) race_parts<DTYPE>(args, share, at, mine, ring, &peak, purse);
-    } else if (drawn) own = race<DTYPE, MASS>(args, at, mine, ring, &peak, NULL);
+        lane_mass *mass = &((lane_mass *)(shared + MASSES_START<DTYPE>))[threadIdx.x];
+        *mass = {mass_empty(), 0.0f, 0};
+        if (draws(cta->draw)) race_records<DTYPE>(args, share, at, mine, ring, &max_x, mass);
+    } else if (draws(cta->draw)) own = race<DTYPE, MASS>(args, at, mine, ring, &max_x, NULL);
     wait_for_groups<0>();
-    if (args.want & FS_CUDA_PEAK) {
-        const uint32_t most = __reduce_max_sync(~0u, peak > -INFINITY ? ordered_float(peak) : 0);
-        if (threadIdx.x % 32 == 0 && most) atomicMax(&d->peak, most);
+    if (args.needs.max) {
+        const uint32_t most = __reduce_max_sync(~0u, max_x > -INFINITY ? ordered_float(max_x) : 0);
+        if (threadIdx.x % 32 == 0 && most) atomicMax(&cta->max, most);
     }
     if constexpr (MASS) {
-        __syncthreads(); /* every warp's flags and peak */
-        if (threadIdx.x == 0) hand_over(args, d, b);
+        __syncthreads(); /* every warp's flags and max */
+        if (threadIdx.x == 0) hand_over(args, cta, b);
     } else {
         if (!find_winner(at, &own)) return;
-        if (!args.want) close_row_of(args, call, d, b, own);
+        if (!args.needs.max && !args.leave_rows) end_row(args, call, cta, b, own);
         else {
-            if (own.id) atomicMax(&args.work->line[b].key, (unsigned long long)exact_key(d->row, own.x, own.id - 1));
-            hand_over(args, d, b);
+            if (own.id) atomicMax(&args.work->row[b].key, (unsigned long long)race_key(cta->draw, own.x, own.id - 1));
+            hand_over(args, cta, b);
         }
     }
 }
@@ -482,7 +486,7 @@ extern "C" cudaError_t fs_cuda_stored_open(int32_t *ctas) {
 
 extern "C" cudaError_t fs_cuda_stored_launch(const fs_cuda_stored_plan *plan, const fs_cuda_args *args, int32_t shaped,
                                              cudaStream_t stream) {
-    const int masses = args->want & (FS_CUDA_MASS | FS_CUDA_RAW_MASS) ? 1 : 0;
+    const int masses = args->needs.mass || args->needs.raw_mass;
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute;
     config.gridDim = dim3((unsigned)plan->share.segments, (unsigned)plan->rows);

@@ -1,4 +1,4 @@
-/* cuda_epilogue.cuh - what consumer warps do with a tile of logits, the same for every kind of tensor instruction.
+/* epilogue.cuh - what consumer warps do with a tile of logits, the same for every kind of tensor instruction.
  *
  * A warp has S strips of 16 tokens x N rows, 64 tokens apart, a thread N / 2 of each, the accumulator layout that mma.sync and wgmma
  * share. For 8 rows at a time (j), tokens t and t + 8 of the strip's 16, rows 8 j + 2 (lane & 3) + {0, 1}:
@@ -6,10 +6,10 @@
 #ifndef FS_CUDA_EPILOGUE_CUH
 #define FS_CUDA_EPILOGUE_CUH
 
-#include "cuda_judge.cuh"
-#include "cuda_piece.cuh"
+#include "fused/pieces.cuh"
+#include "fused/scorer.cuh"
 
-#include "core/halves.h"
+#include "core/head.h"
 
 /* Groups of a thread's accumulators (see stash), and how many are in one. */
 template <int N> constexpr int GROUPS = N > 8 ? N / 16 : 1;
@@ -30,11 +30,7 @@ FS_DEVICE void transform(float (&d)[S][N / 2], const fs_head &head, bool shaped,
             for (int i = 0; i < N / 2; i++) {
                 float x = d[m][i];
                 if (head.bias) x += i & 2 ? bias1 : bias0;
-                if (head.round == FS_BF16) x = round_bf16(x);
-                if (head.round == FS_F16) x = round_f16(x);
-                x *= head.scale;
-                if (head.softcap > 0.0f) x = head.softcap * tanhf(x / head.softcap);
-                d[m][i] = x * head.post_scale;
+                d[m][i] = head_logit(&head, x);
             }
         }
         if (__any_sync(~0u, out1)) {
@@ -98,21 +94,22 @@ template <int N, int S, class F> FS_DEVICE void row_maxima(const float (&d)[S][N
 }
 
 /* The largest logit of each row in this warp's strips and where it is: a token's place in the tile takes the last seven bits of its
- * logit. Of an infinity that makes a NaN, which is no crest. */
-template <int N, int S, int J> FS_DEVICE void find_crest(const float (&d)[S][N / 2], fs_court<N, J> *court, int32_t t) {
-    row_maxima<N, S>(d, court->crest,
+ * logit. Of an infinity that makes a NaN, which is no maximum. */
+template <int N, int S, int J>
+FS_DEVICE void find_first_max(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t t) {
+    row_maxima<N, S>(d, state->first_max,
                      [&](float x, int off) { return __uint_as_float((__float_as_uint(x) & ~127u) | (t + off)); });
 }
 
-/* The largest x of each row in this warp's strips, into court->peak. */
-template <int N, int S, int J> FS_DEVICE void find_peaks(const float (&d)[S][N / 2], fs_court<N, J> *court) {
-    row_maxima<N, S>(d, court->peak, [](float x, int) { return x; });
+/* The largest x of each row in this warp's strips, into state->max. */
+template <int N, int S, int J> FS_DEVICE void find_max(const float (&d)[S][N / 2], fs_tile_state<N, J> *state) {
+    row_maxima<N, S>(d, state->max, [](float x, int) { return x; });
 }
 
 /* reduce: compares every logit with its row's threshold and queues those above; with `rehearse` nothing is stashed or queued. The hot
  * path is one max per logit, a subtraction and a max per two, and no branch. */
 template <int N, int S, int J>
-FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_court<N, J> *court, int32_t strip, const piece &p, int32_t t,
+FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p, int32_t t,
                       bool rehearse) {
     const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
     uint32_t hot = 0;
@@ -120,14 +117,14 @@ FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_court<N, J> *court, int32_t
     for (int m = 0; m < S; m++)
 #pragma unroll
         for (int g = 0; g < GROUPS<N>; g++) {
-            const float *bar = court->threshold[strip + 4 * m];
+            const float *threshold = state->threshold[strip + 4 * m];
             float above = -INFINITY;
 #pragma unroll
             for (int i = 0; i < PER_GROUP<N> / 4; i++) {
                 const int j = 2 * g + i;
-                const float2 threshold = *(const float2 *)&bar[8 * j + column];
-                above = max_or_nan(above, max_or_nan(d[m][4 * j], d[m][4 * j + 2]) - threshold.x);
-                above = max_or_nan(above, max_or_nan(d[m][4 * j + 1], d[m][4 * j + 3]) - threshold.y);
+                const float2 low = *(const float2 *)&threshold[8 * j + column];
+                above = max_or_nan(above, max_or_nan(d[m][4 * j], d[m][4 * j + 2]) - low.x);
+                above = max_or_nan(above, max_or_nan(d[m][4 * j + 1], d[m][4 * j + 3]) - low.y);
             }
             if (!(above <= 0.0f)) hot |= 1u << (m * GROUPS<N> + g);
         }
@@ -136,24 +133,24 @@ FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_court<N, J> *court, int32_t
 #pragma unroll 1
     for (; hot; hot &= hot - 1) {
         const int32_t at = __ffs(hot) - 1, m = at / GROUPS<N>, g = at % GROUPS<N>;
-        float4(&shelf)[2][32] = court->stash[strip];
-        const float *bar = court->threshold[strip + 4 * m];
+        float4(&eight)[2][32] = state->stash[strip];
+        const float *threshold = state->threshold[strip + 4 * m];
 #pragma unroll
-        for (int i = 0; i < S; i++) stash<N>(d[i], shelf, rehearse || i != m ? -1 : g);
+        for (int i = 0; i < S; i++) stash<N>(d[i], eight, rehearse || i != m ? -1 : g);
         uint32_t above = rehearse;
 #pragma unroll
         for (int e = 0; e < PER_GROUP<N>; e++) {
-            const float x = ((const float *)&shelf[e / 4][lane])[e % 4];
-            const float threshold = bar[16 * g + 8 * (e / 4) + column + (e & 1)];
+            const float x = ((const float *)&eight[e / 4][lane])[e % 4];
+            const float low = threshold[16 * g + 8 * (e / 4) + column + (e & 1)];
             /* A NaN passes and is flagged, but not in the columns past the batch, whose threshold is +inf. */
-            if (x > threshold || (x != x && threshold < INFINITY)) above |= 1u << e;
+            if (x > low || (x != x && low < INFINITY)) above |= 1u << e;
         }
         /* All lanes push at once, each its next one. */
 #pragma unroll 1
         for (; above; above &= above - 1) {
             const int32_t e = __ffs(above) - 1;
-            court_push(court, ((const float *)&shelf[e / 4][lane])[e % 4], p.first + t + 64 * m + (e & 2 ? 8 : 0),
-                       16 * g + 8 * (e / 4) + column + (e & 1), rehearse);
+            push_survivor(state, ((const float *)&eight[e / 4][lane])[e % 4], p.first + t + 64 * m + (e & 2 ? 8 : 0),
+                          16 * g + 8 * (e / 4) + column + (e & 1), rehearse);
         }
     }
 }

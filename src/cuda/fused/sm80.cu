@@ -1,8 +1,8 @@
-/* cuda_tile_sm80.cu - the portable tile of the fused kernel, for every architecture from sm_80 on: logits of 128 tokens x N rows by
+/* sm80.cu - the portable tile of the fused kernel, for every architecture from sm_80 on: logits of 128 tokens x N rows by
  * mma.sync, from W and H streamed through shared memory by cp.async. It takes data at any address, so on Hopper it is also the tile
  * for what the copy engine cannot.
  *
- *         W tile --cp.async--> ring --ldmatrix, mma.sync--> accumulators   (the rest: cuda_fused.cuh)
+ *         W tile --cp.async--> ring --ldmatrix, mma.sync--> accumulators   (the rest: fused.cuh)
  *         H tile --cp.async-->
  *
  * Two teams of four warps take tiles in turn. A warp has 2 x 16 tokens, 64 apart, and all rows; while it multiplies 16 of K it
@@ -15,7 +15,7 @@
  *
  * One K order for every N: a pair of tiles starts at a K slice that depends on its global token ids alone, as on Hopper, and every
  * sum goes on from there. So a logit does not depend on the batch or the shard. */
-#include "cuda_fused.cuh"
+#include "fused/fused.cuh"
 
 namespace {
 
@@ -108,22 +108,23 @@ FS_DEVICE void load(uint32_t to, uint32_t next, const char *from, int64_t stride
 }
 
 /* One instantiation: ROWS rows. */
-template <int ROWS, int DTYPE = FS_BF16, bool WITHOUT = false> struct tile {
+template <int ROWS, int DTYPE = FS_BF16, fs_cuda_kind FOR = FS_CUDA_GROUPED> struct tile {
     static constexpr int N = ROWS, CLUSTER = 1, TEAMS = 2;
-    static constexpr bool SIMPLE = WITHOUT, PLAIN = WITHOUT;
-    static constexpr int JUDGES = 2; /* and two producers: one cannot feed an SM, three bring no more (H200, 2026-11) */
+    static constexpr fs_cuda_kind KIND = FOR;
+    static constexpr int SCORERS =
+        2; /* and two producers: one cannot feed an SM, three bring no more (H200, 2026-11) */
     static constexpr int FILLERS = 64; /* every lane of both arrives when its copies are there */
     /* Tokens of a stage the first producer brings; the second brings the others and H, as many copies. */
     static constexpr int FIRST = (64 + N / 2) / 8 * 8;
     static constexpr int STAGE_BYTES = W_BYTES + N * ROW;
     /* The ring comes last and is as deep as the launch's shared memory: one kernel for every architecture's size of it. */
     static constexpr int STAGES = 232448 / STAGE_BYTES; /* barriers for more than any device has room for */
-    static constexpr int COURT_START = 0;
-    static constexpr int BARRIER_START = ((int)sizeof(fs_court<N, JUDGES>) + 15) / 16 * 16;
+    static constexpr int STATE_START = 0;
+    static constexpr int BARRIER_START = ((int)sizeof(fs_tile_state<N, SCORERS>) + 15) / 16 * 16;
     static constexpr int RING_START = (BARRIER_START + 2 * STAGES * 8 + rounds::BYTES + ROW - 1) / ROW * ROW;
     typedef matrices source;
-    using f16 = tile<ROWS, FS_F16, PLAIN>;
-    using plain = tile<ROWS, DTYPE, true>;
+    using f16 = tile<ROWS, FS_F16, KIND>;
+    using tokens = tile<ROWS, DTYPE, FS_CUDA_TOKENS>;
 
     static FS_DEVICE_MEMBER void give_registers() {}
 
@@ -160,7 +161,7 @@ template <int ROWS, int DTYPE = FS_BF16, bool WITHOUT = false> struct tile {
             const piece p = piece_at<CLUSTER>(args, own, i);
             if (p.count < 0) return;
             const char *w = from.w + (p.first - args.head.first_token) * from.w_stride;
-            int32_t k = first_slice_of(p, args.turn, args.k_steps / 2) * 2;
+            int32_t k = first_slice_of(p, args.k_shift, args.k_steps / 2) * 2;
             for (int32_t step = 0; step < args.k_steps; step += 2) {
                 const int64_t column = (int64_t)k * K;
                 const int32_t columns = (int32_t)min(dim - column, (int64_t)2 * K);
@@ -288,10 +289,10 @@ typedef void (*kernel)(const matrices, const fs_cuda_args, int32_t);
 template <class... T> struct table {
     static constexpr fs_cuda_shape shapes[][ROOMS] = {{shape<T>(0), shape<T>(1), shape<T>(2)}...};
     static constexpr int32_t COUNT = sizeof...(T);
-    /* By whether the call wants tokens alone, and whether W is f16. */
+    /* By whether the call is for tokens alone, and whether W is f16. */
     static constexpr kernel kernels[2][2][COUNT] = {
         {{fused<T>...}, {fused<typename T::f16>...}},
-        {{fused<typename T::plain>...}, {fused<typename T::plain::f16>...}}};
+        {{fused<typename T::tokens>...}, {fused<typename T::tokens::f16>...}}};
 };
 
 /* Two strips of 96 rows are 96 accumulators and 64 of fragments, more than 168 registers. */
@@ -344,6 +345,6 @@ extern "C" cudaError_t fs_cuda_sm80_launch(const fs_cuda_plan *plan, const fs_cu
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
     config.numAttrs = args->overlap && head->flags & FS_HEAD_CONSTANT;
-    const bool plain = call_kind(args, shaped) == FS_CUDA_TOKENS;
-    return cudaLaunchKernelEx(&config, family::kernels[plain][head->dtype != FS_BF16][i], from, even, shaped);
+    const bool tokens = call_kind(args, shaped) == FS_CUDA_TOKENS;
+    return cudaLaunchKernelEx(&config, family::kernels[tokens][head->dtype != FS_BF16][i], from, even, shaped);
 }

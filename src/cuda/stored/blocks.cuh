@@ -1,4 +1,4 @@
-/* cuda_blocks.cuh - stored logits of one row, brought to a warp's shared memory ahead of their use, a block of 128 ids at a time.
+/* blocks.cuh - stored logits of one row, brought to a warp's shared memory ahead of their use, a block of 128 ids at a time.
  *
  *   row in memory    ..[ block ][ block ][ block ].. --cp.async--> ring of slots --> four neighbours per lane
  *
@@ -12,9 +12,9 @@
 #define FS_CUDA_BLOCKS_CUH
 
 #include "cuda_call.h"
-#include "cuda_ptx.cuh"
+#include "device/ptx.cuh"
 
-#include "core/halves.h"
+#include "core/head.h"
 #include "core/key.h"
 #include "core/noise.h"
 
@@ -40,15 +40,15 @@ FS_DEVICE bool is_there(const stored_row &row, int32_t token) {
     return token >= row.low && token < row.high;
 }
 
-/* Blocks of one warp in one part: neighbours, so that what it has in flight is one stretch of memory. */
-struct lot {
+/* Blocks of one warp for one record: neighbours, so that what it has in flight is one stretch of memory. */
+struct stretch {
     uint64_t base;        /* of the row, plus this lane's place in a piece */
     int32_t first, count; /* blocks first .. first + count - 1 */
     int32_t span;         /* of these, the first so many are plain */
 };
 
-/* A lot that begins with a part of a block, as at the start of some shards, has none: there is one per row at most. */
-FS_DEVICE lot make_lot(const stored_row &row, int32_t first, int32_t count) {
+/* A stretch that begins with a part of a block, as at the start of some shards, has none: there is one per row at most. */
+FS_DEVICE stretch make_stretch(const stored_row &row, int32_t first, int32_t count) {
     const bool some = row.wide && !row.head && first >= row.first;
     return {row.base + 16 * (threadIdx.x & 31), first, count, some ? min(row.last - first, count) : 0};
 }
@@ -87,8 +87,8 @@ template <int DTYPE> FS_DEVICE void fetch_plain(uint64_t from, uint32_t slot) {
     if (PIECES == 32 || lane < PIECES) copy_16(slot + 16 * lane, (const void *)from);
 }
 
-/* Blocks i and i + 1 of the lot into neighbouring slots, as far as they are there. */
-template <int DTYPE> FS_DEVICE void fetch_two(const stored_row *row, const lot &mine, int32_t i, uint32_t slot) {
+/* Blocks i and i + 1 of the stretch into neighbouring slots, as far as they are there. */
+template <int DTYPE> FS_DEVICE void fetch_two(const stored_row *row, const stretch &mine, int32_t i, uint32_t slot) {
     constexpr int BYTES = FS_NOISE_BLOCK * ELEMENT<DTYPE>;
     const uint64_t from = mine.base + (int64_t)(mine.first + i) * BYTES;
     if (i < mine.span) fetch_plain<DTYPE>(from, slot);
@@ -110,11 +110,7 @@ template <int DTYPE> FS_DEVICE float widen(uint32_t bits) {
 /* The raw logit of a token that is there. Out of line: soft-caps are large. */
 static __device__ __noinline__ float shape_logit(float x, const fs_head &head, int32_t token) {
     if (head.bias) x += head.bias[token - head.first_token];
-    if (head.round == FS_BF16) x = round_bf16(x);
-    if (head.round == FS_F16) x = round_f16(x);
-    x *= head.scale;
-    if (head.softcap > 0.0f) x = head.softcap * tanhf(x / head.softcap);
-    return x * head.post_scale;
+    return head_logit(&head, x);
 }
 
 /* The raw logits of this lane's four neighbours of a block that is not plain; -inf where a token is not there. */
@@ -137,7 +133,7 @@ static __device__ __noinline__ float4 take_odd(const stored_row *row, int32_t bl
 /* The raw logit of a token of row b of the launch. */
 static __device__ __noinline__ float stored_logit(const fs_cuda_args &args, int32_t b, uint32_t token) {
     const fs_head &head = args.head;
-    const int64_t stride = head.stride ? head.stride : head.rows * (head.dtype == FS_F32 ? 4 : 2);
+    const int64_t stride = head.stride ? head.stride : head.rows * dtype_bytes(head.dtype);
     const char *row = (const char *)head.data + (args.first_row + b) * stride;
     const int64_t v = token - head.first_token;
     float x;
@@ -147,9 +143,9 @@ static __device__ __noinline__ float stored_logit(const fs_cuda_args &args, int3
     return shape_logit(x, head, (int32_t)token);
 }
 
-/* That of the token drawn with this key, for results that want it; NaN where it is not asked for or not stored. */
+/* That of the token drawn with this key, for results that need it; NaN where they do not, or it is not stored. */
 FS_DEVICE float drawn_logit(const fs_cuda_args &args, int32_t b, uint64_t key) {
-    if (!key || args.head.kind != FS_HEAD_LOGITS || (!args.result.logit && !args.result.logprob)) return NAN;
+    if (!key || args.head.kind != FS_HEAD_LOGITS || !args.needs.winner_logit) return NAN;
     return stored_logit(args, b, score_key_token(key));
 }
 
@@ -167,9 +163,9 @@ template <int DTYPE> FS_DEVICE void take_plain(float *x, uint32_t slot) {
     }
 }
 
-/* The raw logits of this lane's four neighbours in blocks i and i + 1 of the lot; -inf in one that is not there. */
+/* The raw logits of this lane's four neighbours in blocks i and i + 1 of the stretch; -inf in one that is not there. */
 template <int DTYPE>
-FS_DEVICE void take_two(float (&x)[8], const stored_row *row, const lot &mine, int32_t i, uint32_t slot) {
+FS_DEVICE void take_two(float (&x)[8], const stored_row *row, const stretch &mine, int32_t i, uint32_t slot) {
     if (i < mine.span) take_plain<DTYPE>(x, slot);
     if (i + 1 < mine.span) {
         take_plain<DTYPE>(x + 4, slot + SLOT<DTYPE>);

@@ -1,0 +1,103 @@
+/* race.cuh - the race of a row's tokens, for logits in registers and in memory alike.
+ *
+ * A logit is compared with a threshold, which is the row's best score less the most noise its token can have. What passes
+ * is scored in float, between two bounds: the lower one raises the row's best, and who may still be above the best is
+ * pending. Nearly all of them are overtaken; of those that are left the exact score in double decides (race_key), the
+ * one that core/race.h gives. So most tokens see one comparison, and double arithmetic, whose code is large and cold, is
+ * rare (docs/findings/gpu-instructions.md). */
+#ifndef FS_CUDA_RACE_CUH
+#define FS_CUDA_RACE_CUH
+
+#include "cuda_call.h"
+#include "device/noise.cuh"
+
+#include "core/key.h"
+#include "core/rules.h"
+
+/* How a row draws, in shared memory or registers. */
+typedef struct fs_draw {
+    fs_noise noise;
+    float inverse, temperature; /* 1 for greedy rows */
+    uint32_t status;            /* FS_ROW_ bits that are known before any logit is */
+    int32_t greedy;
+} fs_draw;
+
+FS_DEVICE fs_draw draw_of(const fs_rules &rules) {
+    return {noise_row(rules.seed, rules.position, 0, rules.stream), rules.inverse_temperature,
+            1.0f / rules.inverse_temperature, rules.status, rules.greedy};
+}
+
+FS_DEVICE fs_draw draw_of_row(const fs_cuda_args &args, int32_t b) {
+    return draw_of(rules_of_row(&args.batch, args.vocab, args.first_row + b));
+}
+
+FS_DEVICE bool draws(const fs_draw &draw) {
+    return !(draw.status & FS_ROW_NO_TOKEN);
+}
+
+/* A score that is known, or the lowest. */
+FS_DEVICE float known_score(uint32_t ordered) {
+    return ordered ? float_of_ordered(ordered) : -INFINITY;
+}
+
+/* ------------------------------------------------------------------------------------------------- thresholds ---- */
+
+/* A logit of a token with at most this noise can win only if it is above level - noise * slope. */
+typedef struct fs_threshold {
+    float level, slope;
+} fs_threshold;
+
+/* There is slack for the float products on both sides. Everything but -inf is above without a score so far, and where
+ * products would overflow. Of those that l makes +inf the lowest id wins, so all of them are above a best of +inf: x need
+ * not be infinite where 1 / temperature is large. */
+FS_DEVICE fs_threshold threshold_of(uint32_t known, float temperature) {
+    const float best = known_score(known);
+    fs_threshold t = {(best - 1e-5f - 1e-6f * fabsf(best)) * temperature, temperature * 1.000001f};
+    if (best == INFINITY) t = {fminf(3.4e38f, 3.4e38f * temperature), 0.0f};
+    if (!known || !(t.level < INFINITY) || !(t.slope < 8e36f)) t = {-INFINITY, 0.0f};
+    return t;
+}
+
+FS_DEVICE float threshold_at(const fs_threshold &t, float noise) {
+    return t.level - noise * t.slope;
+}
+
+/* ----------------------------------------------------------------------------------------------------- scores ---- */
+
+/* What a logit that is no number, or makes an infinite l, says of its row. */
+FS_DEVICE uint32_t odd_flags(float x, float l) {
+    if (x != x) return FS_ROW_NAN;
+    return l == INFINITY ? FS_ROW_INF | (x == INFINITY ? FS_CUDA_X_INF : 0u) : 0u;
+}
+
+/* Nothing float arithmetic does to a score moves it further than this: noise to 5e-4 (noise_about), the sum's rounding. */
+FS_DEVICE float score_slack(float l) {
+    return 5e-4f + 1e-6f * fabsf(l);
+}
+
+/* A score is neither below `least` nor above `most`. */
+typedef struct fs_score {
+    float least, most;
+} fs_score;
+
+FS_DEVICE fs_score score_of(float l, float noise) {
+    const float slack = score_slack(l);
+    return {l + noise - slack, l + noise + slack};
+}
+
+/* A token that may be the best. */
+typedef struct fs_pending {
+    float x;
+    uint32_t id; /* 1 + the token, and in kernels of several rows the row; 0: none */
+    float most;  /* its score is not above this */
+} fs_pending;
+
+/* The exact score. Out of line, because it is large: cold instructions come from L2 or memory, a line in some hundred
+ * cycles. */
+static __device__ __noinline__ uint64_t race_key(const fs_draw &draw, float x, uint32_t token) {
+    const float l = x * draw.inverse;
+    const bool noisy = !draw.greedy && l < INFINITY;
+    return score_key(noisy ? (double)l + noise_gumbel(draw.noise, token) : (double)l, token);
+}
+
+#endif

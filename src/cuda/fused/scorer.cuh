@@ -1,0 +1,292 @@
+/* scorer.cuh - which tokens of a tile can win: who sets thresholds for the consumers, and scores what passes them.
+ *
+ *   consumers (tensor cores)                      scorers (the warps beside the producers)
+ *   tile of logits in registers
+ *   compare with threshold[strip][row]  <------   threshold = best score of the row - largest noise of the strip's ids
+ *   survivors -> queue                  ------>   bounds of their scores in float; where one may be the best of its row
+ *                                                 it is pending, and at the end the exact score, RED.MAX to global memory
+ *
+ * The compare is one max per logit: which ids of a block of 128 have large noise is known beforehand (core/noise.h: marks
+ * and their prefixes), so the largest noise in a strip, the 16 tokens of one warp, is one number, and one Philox call off
+ * the consumers' path gives a row's eight of a tile. A threshold from an older best is lower: slower, never wrong. */
+#ifndef FS_CUDA_SCORER_CUH
+#define FS_CUDA_SCORER_CUH
+
+#include "device/row.cuh"
+
+/* Survivors in flight; a multiple of 32 times any number of scorers, so that a slot always belongs to one. */
+#define FS_QUEUE 384
+#define FS_STRIPS 8 /* of 16 tokens in a tile, each in one consumer warp */
+
+/* What a CTA has added up of a row's mass so far, for rows of tiles up to so many: in wider ones there is no room. Every
+ * CTA adds to every row in work memory: once a tile that cost up to 11 us of a call (H200, 2026-11). */
+#define FS_PARTIAL_MASSES 128
+typedef struct fs_partial_mass {
+    unsigned long long low, high; /* to limbs `limb` and `limb` + 1 of the row; 0, 0: nothing yet */
+    int32_t limb;
+} fs_partial_mass;
+
+/* Shared memory of consumers and J scorers, for N rows. */
+template <int N, int J> struct fs_tile_state {
+    static_assert(FS_QUEUE % (32 * J) == 0, "a slot belongs to one scorer");
+    float threshold[FS_STRIPS][N]; /* a logit at or below this cannot win */
+    float rate[N];                 /* of the row's masses (masses.cuh) */
+    uint32_t max[N];               /* largest x, ordered; 0: none */
+    uint32_t best[N];              /* ordered float, rounded down, of the best score known here; 0: none */
+    /* First tile: its largest logit, ordered, with the place in its last 7 bits; 0: none. */
+    uint32_t first_max[N];
+    fs_draw draw[N];
+    /* Per strip and lane: eight of its accumulators, for code that cannot index registers; then its rows' masses. Between
+     * two tiles it is the scorers': the marks of the next one (tile_marks). */
+    float4 stash[FS_STRIPS][2][32];
+    fs_partial_mass mass[N <= FS_PARTIAL_MASSES ? N : 1];
+    unsigned long long queue[FS_QUEUE]; /* low word the logit, high word 1 + (token << 8 | row) ; 0: free */
+    uint32_t tail;                      /* slots given out */
+    uint32_t head[J];                   /* first chunk of 32 slots this scorer has not finished */
+    uint32_t lock;                      /* of the records' masses */
+    uint32_t highest;                   /* no score is above: for rehearsals */
+    unsigned long long scrap;           /* takes the results of a rehearsal */
+    int32_t last;
+    /* The call, for its end and, in kernels for tokens alone, for the scorers: a function finds the kernel's parameters
+     * in memory, a microsecond away (H200, 2026-11). */
+    fs_cuda_args args;
+};
+
+/* Scorers are the last J of the first four warps; this thread's place among their threads. */
+template <int J> FS_DEVICE int32_t scorer_thread() {
+    return (int32_t)threadIdx.x - 32 * (4 - J);
+}
+
+template <int N, int J> FS_DEVICE fs_marks *tile_marks(fs_tile_state<N, J> *state) {
+    static_assert(sizeof state->stash >= N * sizeof(fs_marks), "the stash holds the marks of a tile");
+    return (fs_marks *)state->stash;
+}
+
+template <int N, int J>
+FS_DEVICE void open_state(fs_tile_state<N, J> *state, const fs_cuda_args &args, int32_t thread, int32_t threads) {
+    for (int32_t b = thread; b < N; b += threads) {
+        fs_draw draw;
+        memset(&draw, 0, sizeof draw);
+        draw.status = FS_ROW_SKIPPED;
+        if (b < args.rows) draw = draw_of_row(args, b);
+        state->draw[b] = draw;
+        for (int32_t strip = 0; strip < FS_STRIPS; strip++)
+            state->threshold[strip][b] = INFINITY; /* stays so for rows without a token, and past the batch */
+        state->rate[b] = 0.0f;
+        state->max[b] = state->best[b] = state->first_max[b] = 0;
+    }
+    for (int32_t i = thread; i < FS_QUEUE; i += threads) state->queue[i] = 0;
+    for (int32_t i = thread; i < (int32_t)(sizeof args / 4); i += threads)
+        ((uint32_t *)&state->args)[i] = ((const uint32_t *)&args)[i];
+    if (thread < J) state->head[thread] = thread;
+    if (thread == 0) {
+        state->tail = state->lock = 0;
+        state->last = 0;
+        state->highest = ordered_float(INFINITY);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- consumers ---- */
+
+/* Queues one logit. Lanes call it on their own: there are few, and seldom two at once. */
+template <int N, int J>
+FS_DEVICE void push_survivor(fs_tile_state<N, J> *state, float x, int32_t token, int32_t row, bool rehearse) {
+    const uint32_t slot = atomicAdd(&state->tail, rehearse ? 0u : 1u), chunk = slot / 32;
+    /* The slot's last use must be over. */
+    while (chunk - *(volatile uint32_t *)&state->head[chunk % J] >= FS_QUEUE / 32) {
+    }
+    const unsigned long long entry = (unsigned long long)(((uint32_t)token << 8 | row) + 1) << 32 | __float_as_uint(x);
+    if (!rehearse) *(volatile unsigned long long *)&state->queue[slot % FS_QUEUE] = entry;
+}
+
+/* --------------------------------------------------------------------------------------------------- scorers ---- */
+
+/* Bounds of a token's score: if it may be the row's best, all CTAs are told the lower one and the token is returned, to
+ * be pending. Out of line, for first scores and survivors alike, because it is large. */
+static __device__ __noinline__ fs_pending score_token(const fs_draw &draw, uint32_t *best, uint32_t *bound,
+                                                      uint32_t *flags, float x, uint32_t id) {
+    const uint32_t token = (id - 1) >> 8;
+    const float l = x * draw.inverse;
+    fs_score score = {l, l};
+    fs_pending pending = {x, 0, l};
+    if (!(fabsf(l) < INFINITY)) {
+        const uint32_t odd = odd_flags(x, l);
+        if (odd) atomicOr(flags, odd);
+        if (!(l > -INFINITY)) return pending;
+    } else if (!draw.greedy) {
+        fs_words extension;
+        const int32_t prefix = draw_token(draw.noise, token, &extension);
+        score = score_of(l, noise_about(extension, prefix));
+    }
+    if (score.most < known_score(*(volatile uint32_t *)best)) return pending;
+    if (atomicMax(best, ordered_float(score.least)) < ordered_float(score.least))
+        atomicMax(bound, ordered_float(score.least));
+    pending.most = score.most;
+    pending.id = id;
+    return pending;
+}
+
+/* A scorer's place in the queue, the same in all lanes, and what each lane has pending. */
+typedef struct fs_scorer {
+    uint32_t chunk, taken;
+    bool owed; /* something went to global memory since the last fence */
+    fs_pending pending;
+} fs_scorer;
+
+FS_DEVICE int32_t row_of(const fs_pending &pending) {
+    return (int32_t)((pending.id - 1) & 255);
+}
+
+/* Whether another token is known to be better. Asking the other CTAs takes a microsecond. */
+template <int N, int J>
+FS_DEVICE bool is_overtaken(const fs_tile_state<N, J> *state, const fs_shared_scores &shared, const fs_pending &pending,
+                            bool ask) {
+    const int32_t b = row_of(pending);
+    return pending.most < known_score(*(const volatile uint32_t *)&state->best[b]) ||
+           (ask && pending.most < known_score(load_relaxed(bound_of(shared, b))));
+}
+
+/* Exact scores of what this scorer's lanes have pending. Double arithmetic waits for the tensor cores, some 700 cycles an
+ * instruction with N = 256, and they for it (H200, 2026-11), so it must be rare. */
+template <int N, int J>
+FS_DEVICE void settle(fs_tile_state<N, J> *state, const fs_shared_scores &shared, fs_scorer *scorer, bool ask) {
+    const fs_pending pending = scorer->pending;
+    scorer->pending.id = 0;
+    if (__any_sync(~0u, pending.id)) scorer->owed = true;
+    if (!pending.id || is_overtaken(state, shared, pending, ask)) return;
+    const int32_t b = row_of(pending);
+    atomicMax(key_of(shared, b), (unsigned long long)race_key(state->draw[b], pending.x, (pending.id - 1) >> 8));
+}
+
+/* Keeps what the lanes have found until it is settled: a lane that has something pending already gives it to one that has
+ * not. Nearly all of it is overtaken before the end, and never settled. */
+template <int N, int J>
+FS_DEVICE void keep_pending(fs_tile_state<N, J> *state, const fs_shared_scores &shared, fs_scorer *scorer,
+                            fs_pending found) {
+    const int32_t lane = threadIdx.x & 31;
+    if (__any_sync(~0u, found.id && scorer->pending.id) && scorer->pending.id &&
+        is_overtaken(state, shared, scorer->pending, true))
+        scorer->pending.id = 0;
+    __syncwarp();
+    while (const uint32_t crowded = __ballot_sync(~0u, found.id && scorer->pending.id)) {
+        const uint32_t free = __ballot_sync(~0u, !found.id && !scorer->pending.id);
+        if (!free) {
+            settle(state, shared, scorer, true);
+            __syncwarp();
+            continue;
+        }
+        const int32_t from = __ffs(crowded) - 1, to = __ffs(free) - 1;
+        const fs_pending moved = {__shfl_sync(~0u, found.x, from), __shfl_sync(~0u, found.id, from),
+                                  __shfl_sync(~0u, found.most, from)};
+        if (lane == to) scorer->pending = moved;
+        if (lane == from) found.id = 0;
+    }
+    if (found.id) scorer->pending = found;
+}
+
+/* Scores what is in the queue for this scorer, by chunks of 32. Returns when there is nothing more. */
+template <int N, int J>
+FS_DEVICE void score_queue(fs_tile_state<N, J> *state, const fs_cuda_args &args, const fs_shared_scores &shared,
+                           fs_scorer *scorer) {
+    const uint32_t lane = threadIdx.x & 31;
+    for (;;) {
+        uint32_t tail = 0;
+        if (lane == 0) tail = *(volatile uint32_t *)&state->tail;
+        tail = __shfl_sync(~0u, tail, 0);
+        const int32_t waiting = (int32_t)(tail - scorer->chunk * 32);
+        const uint32_t ready = waiting < 0 ? 0 : waiting < 32 ? waiting : 32;
+        if (ready <= scorer->taken) return;
+        fs_pending found;
+        found.id = 0;
+        bool odd = false;
+        if (lane >= scorer->taken && lane < ready) {
+            volatile unsigned long long *slot = &state->queue[(scorer->chunk * 32 + lane) % FS_QUEUE];
+            unsigned long long entry;
+            do entry = *slot;
+            while (!entry); /* given out, about to be written */
+            *slot = 0;
+            const uint32_t id = (uint32_t)(entry >> 32), b = (id - 1) & 255;
+            const float x = __uint_as_float((uint32_t)entry);
+            odd = !(fabsf(x) < INFINITY); /* has a flag */
+            found = score_token(state->draw[b], &state->best[b], bound_of(shared, (int32_t)b), &args.work->row[b].flags,
+                                x, id);
+        }
+        if (__any_sync(~0u, found.id || odd)) scorer->owed = true;
+        keep_pending(state, shared, scorer, found);
+        scorer->taken = ready;
+        if (ready == 32) {
+            scorer->chunk += J;
+            scorer->taken = 0;
+            __threadfence_block(); /* freed slots before the head that frees them */
+            if (lane == 0) *(volatile uint32_t *)&state->head[scorer->chunk % J] = scorer->chunk;
+        }
+    }
+}
+
+/* Takes over what other CTAs know of this lane's rows. One memory latency for all of them. */
+template <int N, int J>
+FS_DEVICE void take_bounds(fs_tile_state<N, J> *state, const fs_cuda_args &args, const fs_shared_scores &shared) {
+    constexpr int OWN = (N + J * 32 - 1) / (J * 32);
+    uint32_t bound[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const int32_t b = scorer_thread<J>() + i * J * 32;
+        bound[i] = b < args.rows ? load_relaxed(bound_of(shared, b)) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < OWN; i++)
+        if (bound[i]) atomicMax(&state->best[scorer_thread<J>() + i * J * 32], bound[i]);
+}
+
+/* Makes row b's thresholds for the tile from `first` on, whose marks are there. A tile lies in one block of the noise;
+ * where a shard begins it may begin inside. */
+template <int N, int J> FS_DEVICE void set_thresholds(fs_tile_state<N, J> *state, int32_t b, int32_t first) {
+    const fs_marks marks = tile_marks(state)[b];
+    const uint32_t known = *(volatile uint32_t *)&state->best[b];
+    const fs_threshold threshold = threshold_of(known, state->draw[b].temperature);
+    const float unmarked = threshold_at(threshold, state->draw[b].greedy ? 0.0f : FS_UNMARKED_CEILING);
+#pragma unroll
+    for (int32_t strip = 0; strip < FS_STRIPS; strip++) state->threshold[strip][b] = unmarked;
+    if (!known) return;
+    auto lower = [&](uint32_t place, uint32_t prefix) {
+        const int32_t at = (int32_t)place - first % FS_NOISE_BLOCK;
+        if (at < 0) return;
+        float *low = &state->threshold[at / 16][b];
+        *low = fminf(*low, threshold_at(threshold, mark_ceiling(prefix)));
+    };
+#pragma unroll 1
+    for (int i = 0; i < marks.count; i++) lower(mark_place(marks, i), mark_prefix(marks, i));
+    if (marks.count < 0) {
+        fs_walk walk = noise_walk(state->draw[b].noise, (uint32_t)first / FS_NOISE_BLOCK);
+        while (noise_next(&walk)) lower(walk.token & 127, walk.prefix);
+    }
+}
+
+template <class T> FS_DEVICE void close(fs_tile_state<T::N, T::SCORERS> *state, int32_t b, bool rehearse) {
+    close_row<T::KIND == FS_CUDA_TOKENS>(state->args, state->draw[b], b, rehearse ? &state->scrap : NULL);
+}
+
+/* Runs through what follows the last tile, for its instructions alone: they are otherwise fetched from memory at the very
+ * end, when the call waits for nothing else (H200, 2026-11: 2 us). */
+template <class T> FS_DEVICE void rehearse_end(fs_tile_state<T::N, T::SCORERS> *state) {
+    const int32_t b = (int32_t)(threadIdx.x & 31) % state->args.rows;
+    state->scrap = race_key(state->draw[b], 0.0f, 0);
+    close<T>(state, b, true);
+}
+
+/* First tile: the largest logit of row b is a token; its score from below is the row's first bound. A rehearsal is
+ * without effect. */
+template <int N, int J>
+FS_DEVICE void seed_row(fs_tile_state<N, J> *state, const fs_cuda_args &args, const fs_shared_scores &shared, int32_t b,
+                        int32_t first, bool rehearse) {
+    const uint32_t most = rehearse ? ordered_float(0.0f) : state->first_max[b];
+    if (!most) return;
+    if (!rehearse) state->first_max[b] = 0;
+    const uint32_t bits = __float_as_uint(float_of_ordered(most));
+    /* From below: towards zero for a positive logit, away from it for a negative one. */
+    const float x = __uint_as_float(bits >> 31 ? bits | 127 : bits & ~127u);
+    score_token(state->draw[b], rehearse ? &state->highest : &state->best[b], bound_of(shared, b),
+                &args.work->row[b].flags, x, ((uint32_t)(first + (bits & 127)) << 8 | b) + 1);
+}
+
+#endif
