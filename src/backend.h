@@ -1,5 +1,5 @@
-/* backend.h - where a backend is chosen, and what a backend is: a struct of a few functions. Arguments have been checked
- * by check.c when they get here, as far as a host can check them. */
+/* backend.h - where a backend is chosen, and what a backend is: a struct of a few functions. Arguments have been
+ * checked by check.c when they get here, as far as a host can check them. */
 #ifndef FS_BACKEND_H
 #define FS_BACKEND_H
 
@@ -46,8 +46,8 @@ typedef struct fs_backend {
      * it. What is sealed is checked: each part, and that together they are the vocabulary. */
     fs_status (*merge)(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                        int32_t count, int32_t least, int32_t sealed, fs_result *result);
-    /* fs_sample_ranks of a backend whose arrays are not in host memory; NULL: src/dist does it with the three above. `failed`: what is
-     * wrong on this rank already; it takes part all the same where it can. */
+    /* fs_sample_ranks of a backend whose arrays are not in host memory; NULL: src/dist does it with the three above.
+     * `failed`: what is wrong on this rank already; it takes part all the same where it can. */
     fs_status (*sample_ranks)(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                               fs_result *result, fs_status failed);
 } fs_backend;
@@ -67,7 +67,8 @@ struct fs_context {
     char error[FS_ERROR_CHARS];
 };
 
-/* The backend for these options and the environment; NULL, with *status and this thread's text set, if there is none. */
+/* The backend for these options and the environment; NULL, with *status and this thread's text set, if there is
+ * none. */
 const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status);
 
 /* The backend of this kind; else FS_ERR_UNSUPPORTED, if it is not in this build, or FS_ERR_ARGUMENT, and constant

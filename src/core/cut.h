@@ -1,8 +1,8 @@
 /* cut.h - min-p, top-k and top-p on a row's candidate list: which prefix of the total order survives.
  *
- * The cut is exact when it is proven, i.e. when no token outside the list could belong to it
- * (docs/exactness.md). The mass before a token is summed in double from the largest token down, an order that is the same for
- * every split of the vocabulary. */
+ * The cut is exact when it is proven, i.e. when no token outside the list could belong to it (docs/exactness.md). The
+ * mass before a token is summed in double from the largest token down, an order that is the same for every split of the
+ * vocabulary. */
 #ifndef FS_CORE_CUT_H
 #define FS_CORE_CUT_H
 
@@ -228,10 +228,10 @@ FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, co
     return cut;
 }
 
-/* A key and a cut by top-p alone, in one look at a list in any order: 1 if it surely survives, -1 if it surely does not, and so
- * nobody below it, 0: who knows. Less mass is above it than top_p of the row's, or more, by more than `slack` of it and what sums
- * in another order may differ. Of a key that is not above the list's bound the bound is tested. Where ties are kept -1 is no
- * answer, and where cut_list looks at no mass there is none. */
+/* A key and a cut by top-p alone, in one look at a list in any order: 1 if it surely survives, -1 if it surely does
+ * not, and so nobody below it, 0: who knows. Less mass is above it than top_p of the row's, or more, by more than
+ * `slack` of it and what sums in another order may differ. Of a key that is not above the list's bound the bound is
+ * tested. Where ties are kept -1 is no answer, and where cut_list looks at no mass there is none. */
 FS_CORE int cut_test(const fs_list *list, const fs_rules *rules, const fs_mass *mass, double slack, uint64_t key) {
     const float scale = rules->cut_scale;
     const int32_t unit = 24 * mass->top; /* no term is far above it */

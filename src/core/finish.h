@@ -101,7 +101,8 @@ FS_CORE const fs_mass *row_cut_mass(const fs_row *row) {
     return row->call->needs.cut_mass ? &row->summary->cut_mass : &row->summary->mass;
 }
 
-/* The entry of a row's list at this place as a winner of its sample; or none, if it is surely below the last one so far. */
+/* The entry of a row's list at this place as a winner of its sample; or none, if it is surely below the last one so
+ * far. */
 FS_CORE fs_winner row_race_entry(const fs_row *row, fs_noise noise, int32_t at, const fs_winner *last) {
     const fs_list *list = &row->summary->list;
     const uint32_t token = order_key_token(list->key[at]);
@@ -127,9 +128,9 @@ FS_CORE fs_winner row_race_above(const fs_row *row, uint32_t sample, uint64_t ke
     return winner;
 }
 
-/* A winner that a nucleus leaves out is replaced by the best of those above it, which is all that the nucleus can still have,
- * until one is in it: hardly ever takes more than one, and nothing is sorted. 0 if there is doubt, or ties or an order are to be
- * kept: then nothing has changed that a cut does not find again. */
+/* A winner that a nucleus leaves out is replaced by the best of those above it, which is all that the nucleus can still
+ * have, until one is in it: hardly ever takes more than one, and nothing is sorted. 0 if there is doubt, or ties or an
+ * order are to be kept: then nothing has changed that a cut does not find again. */
 FS_CORE int row_draw_inside(const fs_row *row, uint32_t sample) {
     const fs_summary *s = row->summary;
     const int in_turn = row->call->needs.ordered || row->call->batch->flags & FS_KEEP_TIES_TOP_P;
@@ -167,8 +168,8 @@ FS_CORE void row_cut(fs_row *row) {
     if (!known && r->logits == FS_LOGITS_CUT && looks_at_cut) row->open = 1;
 }
 
-/* Races the survivors again, one sample or (without replacement) all: only they are left, so noise is drawn for them alone. Those in
- * doubt race too: if none of them wins it does not matter whether they survive. */
+/* Races the survivors again, one sample or (without replacement) all: only they are left, so noise is drawn for them
+ * alone. Those in doubt race too: if none of them wins it does not matter whether they survive. */
 FS_CORE void row_race_survivors(fs_row *row, uint32_t sample, fs_winner *winner, int32_t n) {
     const fs_noise noise = row_noise(row, sample);
     for (int32_t i = 0; i < n; i++) winner[i].key = FS_KEY_NONE;
@@ -178,8 +179,8 @@ FS_CORE void row_race_survivors(fs_row *row, uint32_t sample, fs_winner *winner,
         if (winner[i].key && !row_keeps(row, winner[i].y, score_key_token(winner[i].key))) row->open = 1;
 }
 
-/* A race over the whole vocabulary was run in the pass. Its winner, if it survives the cut, is the winner of the survivors:
- * so only rows whose winner was cut off race again, and only they need a proven cut. */
+/* A race over the whole vocabulary was run in the pass. Its winner, if it survives the cut, is the winner of the
+ * survivors: so only rows whose winner was cut off race again, and only they need a proven cut. */
 FS_CORE void row_draw(fs_row *row, fs_winner *scratch) {
     fs_winner *winner = row->summary->winner;
     const int32_t n = row->call->needs.samples;
@@ -326,9 +327,9 @@ FS_CORE double row_log_z(fs_row *row) {
     return NAN;
 }
 
-/* Writes every result of row b, or returns 0 if the row's lists do not prove what was asked: it needs a second pass with
- * longer lists, and what is in its results until then means nothing. With `final` it always writes, and such a row is
- * FS_ROW_INCOMPLETE. The summary's lists are reordered. `extra` are status bits to add. scratch [samples]. */
+/* Writes every result of row b, or returns 0 if the row's lists do not prove what was asked: it needs a second pass
+ * with longer lists, and what is in its results until then means nothing. With `final` it always writes, and such a row
+ * is FS_ROW_INCOMPLETE. The summary's lists are reordered. `extra` are status bits to add. scratch [samples]. */
 FS_CORE int finish_row(const fs_call *call, int64_t b, const fs_rules *rules, fs_summary *summary, uint32_t extra,
                        int final, fs_winner *scratch) {
     const fs_result *r = call->result;

@@ -3,10 +3,10 @@
  *   score key  40 bits of the order-preserving image of the double score | 24 bits of the complemented id
  *   order key  32 bits of the order-preserving image of the float logit  | 32 bits of the complemented id
  *
- * Larger value first, then lower id. These are the only comparisons of candidates anywhere, inside a tile too; otherwise
- * the winner would depend on the tiling. 0 is no key of any token and means "none". NaN must be dropped before keying:
- * its image lies above +inf. The 28 mantissa bits left in a score key are 2^-24 for scores in [16, 32): ties by
- * rounding cost a total variation below 1.5e-8 (docs/noise.md). */
+ * Larger value first, then lower id. These are the only comparisons of candidates anywhere, inside a tile too;
+ * otherwise the winner would depend on the tiling. 0 is no key of any token and means "none". NaN must be dropped
+ * before keying: its image lies above +inf. The 28 mantissa bits left in a score key are 2^-24 for scores in [16, 32):
+ * ties by rounding cost a total variation below 1.5e-8 (docs/noise.md). */
 #ifndef FS_CORE_KEY_H
 #define FS_CORE_KEY_H
 

@@ -1,8 +1,8 @@
 /* list.h - a row's largest candidates by order key, with a certificate.
  *
  * `bound` is the largest key that was offered and is not in the list: strictly above it the list is complete. Lists of
- * disjoint tokens merge by offering one's entries to the other and taking the larger bound. A list that is full keeps its
- * `keep` largest entries and raises its bound, so offering costs amortised constant time. */
+ * disjoint tokens merge by offering one's entries to the other and taking the larger bound. A list that is full keeps
+ * its `keep` largest entries and raises its bound, so offering costs amortised constant time. */
 #ifndef FS_CORE_LIST_H
 #define FS_CORE_LIST_H
 

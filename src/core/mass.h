@@ -6,9 +6,9 @@
  *
  *     value = limb[0] * 2^(24 top) + limb[1] * 2^(24 (top - 1)) + limb[2] * 2^(24 (top - 2))
  *
- * A granule's sum is a float, 24 bits, and lands in at most two limbs. Limbs are 64 bits wide and never carry, so addition
- * is exact; what falls below the third limb is dropped whole, limb by limb, which is the same whatever came first. Dropped
- * terms are below 2^-48 of the largest each, 2^-28 of the sum for 2^20 granules.
+ * A granule's sum is a float, 24 bits, and lands in at most two limbs. Limbs are 64 bits wide and never carry, so
+ * addition is exact; what falls below the third limb is dropped whole, limb by limb, which is the same whatever came
+ * first. Dropped terms are below 2^-48 of the largest each, 2^-28 of the sum for 2^20 granules.
  *
  * No fused multiply-add is used (the build forbids contraction): the result is the same on every CPU. */
 #ifndef FS_CORE_MASS_H
@@ -73,7 +73,8 @@ FS_CORE int mass_is_empty(const fs_mass *m) {
     return m->top == FS_MASS_EMPTY;
 }
 
-/* Whether the largest term may have been one that exp_split clamps, of an |l| above 362,000; so is no mass at all, where there is a token. */
+/* Whether the largest term may have been one that exp_split clamps, of an |l| above 362,000; so is no mass at all,
+ * where there is a token. */
 #define FS_MASS_REACH 21760 /* 362,000 / (24 ln 2) */
 
 FS_CORE int mass_is_far(const fs_mass *m) {
@@ -150,15 +151,15 @@ FS_CORE double mass_log(const fs_mass *m) {
     return log(mass_scaled(m)) + 24.0 * (m->top - 2) * 0.69314718055994530942;
 }
 
-/* How far, relatively, a rough mass may be from the exact one of a row whose largest l this is: terms that matter have an l within
- * 30 of it, and their exponents are products rounded to float. */
+/* How far, relatively, a rough mass may be from the exact one of a row whose largest l this is: terms that matter have
+ * an l within 30 of it, and their exponents are products rounded to float. */
 FS_CORE double mass_slack(float l) {
     const double slack = 2e-5 + 4e-7 * fabs((double)l);
     return slack < 0.5 ? slack : 0.5; /* a number where l is infinite too */
 }
 
-/* Sum of exp over one granule in the fixed order: i and i + 8 first, then 4, 2, 1 apart, which is what a SIMD register, a
- * pair of accumulator fragments and a butterfly over lanes all give. l[16]; absent ids are -inf. */
+/* Sum of exp over one granule in the fixed order: i and i + 8 first, then 4, 2, 1 apart, which is what a SIMD register,
+ * a pair of accumulator fragments and a butterfly over lanes all give. l[16]; absent ids are -inf. */
 FS_CORE void mass_add_granule(fs_mass *m, const float *l) {
     float fraction[FS_GRANULE];
     int32_t exponent[FS_GRANULE];

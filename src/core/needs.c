@@ -4,8 +4,8 @@ static int32_t largest(int32_t a, int32_t b) {
     return a > b ? a : b;
 }
 
-/* Entries row `rules` needs to prove its cut. With ties kept, room for as many again: where logits were rounded to bf16, most
- * rows have ties at the k-th place. */
+/* Entries row `rules` needs to prove its cut. With ties kept, room for as many again: where logits were rounded to
+ * bf16, most rows have ties at the k-th place. */
 static int32_t keep_for_cut(const fs_batch *batch, const fs_rules *rules) {
     if (!rules_cut(rules)) return 0;
     int64_t keep = FS_LIST_DEFAULT;

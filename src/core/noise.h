@@ -1,19 +1,20 @@
 /* noise.h - where noise is made: the Gumbel value of a token is a pure function of
  * (seed, position, sample, stream, global token id) and of nothing else. docs/noise.md is the specification.
  *
- *   (seed, position, sample, stream) --Philox--> name of a draw --Philox--> marks of a block of 128 ids, each with a prefix
+ *   (seed, position, sample, stream) --Philox--> name of a draw --Philox--> marks of a block of 128 ids, with
+ *                                                                           their prefixes
  *                                                             \--Philox--> extension of one id
  *
- * Every token has an Exp(1) variable E and the noise g = -log E: small E, large noise. Only tokens with E below
- * c = -log1p(-q) can have noise above G = -log c, so which tokens those are is drawn for a whole block at once: the
- * number of marks is Binomial(128, q), their places a uniform subset, which together is an independent Bernoulli(q) mark
- * per token. Given its mark a token's E is a function of w, uniform in (0, 1), 52 bits, centred:
+ * Every token has an Exp(1) variable E and the noise g = -log E: small E, large noise. Only tokens with E below c =
+ * -log1p(-q) can have noise above G = -log c, so which tokens those are is drawn for a whole block at once: the number
+ * of marks is Binomial(128, q), their places a uniform subset, which together is an independent Bernoulli(q) mark per
+ * token. Given its mark a token's E is a function of w, uniform in (0, 1), 52 bits, centred:
  *   marked    E = -log1p(-q w)        (E conditioned on E < c); the first 16 bits of w come with the mark
  *   unmarked  E = c - log1p(-w)       (memorylessness: E conditioned on E >= c)
- * The rest of w is the token's own extension word, drawn when somebody asks. The E are exactly independent Exp(1) up to that grid
- * and to 2^-64 in the Binomial table. A race evaluates only marked tokens whose prefix lets them win and tokens with
- * l > best - G: one Philox call per 128 tokens, and hardly another.
- */
+ * The rest of w is the token's own extension word, drawn when somebody asks. The E are exactly independent Exp(1) up to
+ * that grid and to 2^-64 in the Binomial table. A race evaluates only marked tokens whose prefix lets them win and
+ * tokens with l > best - G: one Philox call per 128 tokens, and hardly another.
+ * */
 #ifndef FS_CORE_NOISE_H
 #define FS_CORE_NOISE_H
 
@@ -21,7 +22,8 @@
 
 #include <math.h>
 
-/* The identifier of this mapping, frozen: another one is another number and another interface (docs/noise.md, Versions). */
+/* The identifier of this mapping, frozen: another one is another number and another interface (docs/noise.md,
+ * Versions). */
 #define FS_NOISE_ID 2u
 
 /* Tokens per block of marks, and q = 2^-8: 0.5 marks per block. A smaller q means fewer marked tokens to evaluate but a
@@ -131,7 +133,8 @@ FS_CORE fs_words noise_mark_words(fs_noise noise, uint32_t block, uint32_t call)
     return noise_words(noise, block, FS_DOMAIN_MARK | call << 8);
 }
 
-/* Starts a walk that finds `count` marks; words is call 0. Apart from noise_walk so that tests can ask for any count. */
+/* Starts a walk that finds `count` marks; words is call 0. Apart from noise_walk so that tests can ask for any
+ * count. */
 FS_CORE fs_walk noise_walk_of(fs_noise noise, uint32_t block, int32_t count, fs_words words) {
     fs_walk walk = {noise, block, count, 0, words, {0, 0}, 0, 0};
     return walk;
@@ -189,9 +192,9 @@ FS_CORE float noise_ceiling(uint32_t prefix) {
     return -logf((float)FS_NOISE_Q * w) + 1e-5f;
 }
 
-/* No unmarked token with this extension has more noise than this, without a logarithm: E >= c + w + w^2 / 2, and the bits of a
- * float, taken for a number, are at most its log2. Nineteen of twenty tokens that have a chance by their logit lose it here
- * (docs/findings/cpu-draws.md, "lose without a logarithm"). */
+/* No unmarked token with this extension has more noise than this, without a logarithm: E >= c + w + w^2 / 2, and the
+ * bits of a float, taken for a number, are at most its log2. Nineteen of twenty tokens that have a chance by their
+ * logit lose it here (docs/findings/cpu-draws.md, "lose without a logarithm"). */
 FS_CORE float noise_bare_ceiling(fs_words r) {
     const float w = (float)(r.w[1] >> 8) * (1.0f / 16777216.0f);
     const float least = (float)FS_NOISE_C + w + 0.5f * w * w;
@@ -219,8 +222,8 @@ FS_CORE double noise_gumbel_of(fs_noise noise, uint32_t index, uint32_t domain) 
     return -log(-log1p(-noise_unit_of(noise, index, domain)));
 }
 
-/* Fast-math mode, the paper's appendix C in float: u = (r + 1) / (2^32 + 1), clamped below 1 where float rounds it there.
- * Its noise ends at 16.6 and its grid is coarse near u = 1, where winners live: biased, and measured to be. */
+/* Fast-math mode, the paper's appendix C in float: u = (r + 1) / (2^32 + 1), clamped below 1 where float rounds it
+ * there. Its noise ends at 16.6 and its grid is coarse near u = 1, where winners live: biased, and measured to be. */
 FS_CORE float noise_gumbel_fast(fs_noise noise, uint32_t token) {
     fs_words r = noise_words(noise, token >> 2, FS_DOMAIN_FAST);
     float u = ((float)r.w[token & 3] + 1.0f) * 2.3283064365386963e-10f;

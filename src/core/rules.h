@@ -53,7 +53,7 @@ FS_CORE int batch_penalises(const fs_batch *batch) {
 /* The value of an array for this slot, or the scalar. */
 #define FS_SLOT_VALUE(batch, name, slot) ((batch)->name ? (batch)->name[slot] : (batch)->all.name)
 
-/* ------------------------------------------------------------------------------------------------ how a row draws ---- */
+/* --------------------------------------------------------------------------------------------- how a row draws ---- */
 
 /* What of a batch says which noise a row has, and at which temperature: apart from the rest, because kernels that wait
  * for it read it first. */
@@ -133,7 +133,7 @@ FS_CORE fs_rules rules_of_draw(const fs_draw_values *v) {
     return rules;
 }
 
-/* ------------------------------------------------------------------------------------------------------ the rest ---- */
+/* ---------------------------------------------------------------------------------------------------- the rest ---- */
 
 /* A row's edits: `count` places of edit_token and edit_bias from `first` on. */
 typedef struct fs_edits {
@@ -219,8 +219,8 @@ FS_CORE int rules_are_uniform(const fs_batch *batch) {
            !batch->presence && !batch->allow && !batch->edit_offset && !batch->edit_count && !batch_penalises(batch);
 }
 
-/* The penalties of a token that occurred `count` times in the output; seen: in the prompt or the output. -inf is final, whatever has
- * made it so. */
+/* The penalties of a token that occurred `count` times in the output; seen: in the prompt or the output. -inf is final,
+ * whatever has made it so. */
 FS_CORE float rules_penalised(const fs_rules *rules, float y, int seen, int32_t count) {
     if (y > -INFINITY && (seen || count > 0)) y = y > 0.0f ? y / rules->repetition : y * rules->repetition;
     if (y > -INFINITY) y -= rules->frequency * (float)count;

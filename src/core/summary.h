@@ -1,4 +1,5 @@
-/* summary.h - everything that crosses a boundary between blocks, threads, CTAs or ranks, and the one way to merge it. */
+/* summary.h - everything that crosses a boundary between blocks, threads, CTAs or ranks, and the one way to merge
+ * it. */
 #ifndef FS_CORE_SUMMARY_H
 #define FS_CORE_SUMMARY_H
 

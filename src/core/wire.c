@@ -13,7 +13,7 @@ int fs_wire_is_keys(const fs_call *call) {
     return needs->samples && !needs->ordered && !needs->watched && wire_row_bytes(needs) == (size_t)needs->samples * 8;
 }
 
-/* ---------------------------------------------------------------------------------------------------- the header ---- */
+/* -------------------------------------------------------------------------------------------------- the header ---- */
 
 void fs_wire_begin(const fs_call *call, void *part) {
     const fs_wire_header header = {FS_WIRE_MAGIC, (uint32_t)wire_row_bytes(&call->needs), fs_wire_hash(call), 0, 0, 0};

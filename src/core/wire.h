@@ -62,7 +62,7 @@ FS_CORE int64_t wire_watched(const fs_call *call, int64_t b) {
     return call->needs.watched ? watch_count(call->batch, b) : 0;
 }
 
-/* -------------------------------------------------------------------------------------------------- a row's bits ---- */
+/* ------------------------------------------------------------------------------------------------ a row's bits ---- */
 
 /* A NaN was seen, an x is +inf: a key tells of +inf scores, but not of a +inf that was banned. Four rows a byte. */
 FS_CORE uint32_t wire_bits(const fs_summary *s) {
@@ -161,8 +161,8 @@ FS_CORE void wire_put_row(const fs_call *call, int64_t b, const fs_summary *s, v
     wire_put(at, s->watch, (size_t)wire_watched(call, b) * sizeof *s->watch);
 }
 
-/* Lists of the summary must have room for needs.keep and needs.keep_raw entries. Whatever the bytes are, keys are none or
- * those of ids of the vocabulary, and the logits in them are numbers. */
+/* Lists of the summary must have room for needs.keep and needs.keep_raw entries. Whatever the bytes are, keys are none
+ * or those of ids of the vocabulary, and the logits in them are numbers. */
 FS_CORE void wire_get_row(const fs_call *call, int64_t b, const fs_rules *rules, const void *part, fs_summary *s) {
     const fs_needs *needs = &call->needs;
     const char *at = (const char *)part + wire_row_at(call, b);

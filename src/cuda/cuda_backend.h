@@ -65,8 +65,8 @@ fs_status fs_cuda_launch_fused(fs_context *context, const fs_cuda_plan *plan, co
 fs_cuda_args fs_cuda_args_of(const fs_head *head, const fs_batch *batch, const fs_result *result);
 /* Bytes of the records of the largest launch; 0: there are none. */
 fs_status fs_cuda_records_bytes(fs_context *context, const fs_cuda_args *args, size_t *bytes);
-/* Enqueues the launches of a call over all of its rows, in this room. With args->leave_rows, `put` takes the rows of each
- * launch out of work memory. */
+/* Enqueues the launches of a call over all of its rows, in this room. With args->leave_rows, `put` takes the rows of
+ * each launch out of work memory. */
 typedef fs_status fs_cuda_put(fs_context *context, const fs_cuda_args *args, void *with);
 fs_status fs_cuda_pass(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args, fs_cuda_put *put, void *with);
 

@@ -16,7 +16,8 @@ typedef struct fs_cuda_row { /* 128 bytes: every CTA hits every row at once afte
     uint32_t max;            /* largest x, an ordered float; 0: none */
     uint32_t lock;           /* of `odd` */
     union {
-        /* The row's mass, in limbs of core/mass.h from 2^(24 FS_CUDA_LIMB) up, so that CTAs add to it in any order... */
+        /* The row's mass, in limbs of core/mass.h from 2^(24 FS_CUDA_LIMB) up, so that CTAs add to it in any
+         * order... */
         unsigned long long limb[8];
         unsigned long long rough; /* stored logits without masses: largest rough key (stored/state.cuh) */
     };
@@ -38,8 +39,8 @@ typedef struct fs_cuda_work {
 } fs_cuda_work;
 
 /* Records: what one CTA has found of one row in one group, [rows][count][slots]. The slots of a group are its CTAs, in
- * order. A record whose limb[0] is 0 has no mass yet; records too are zero before and after a call. Where a launch draws
- * by groups winner.x of a group's first record holds no logit: it is the group's bound, like a row's. */
+ * order. A record whose limb[0] is 0 has no mass yet; records too are zero before and after a call. Where a launch
+ * draws by groups winner.x of a group's first record holds no logit: it is the group's bound, like a row's. */
 typedef struct fs_cuda_groups {
     fs_group *record;
     int32_t count, slots;

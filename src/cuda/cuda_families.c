@@ -3,7 +3,7 @@
 
 #include "core/head.h"
 
-/* ------------------------------------------------------------------------------------------------------- Hopper ---- */
+/* ------------------------------------------------------------------------------------------------------ Hopper ---- */
 
 static fs_status open_sm90(fs_context *context, fs_cuda *cuda) {
     FS_CUDA_TRY(context, fs_cuda_sm90_open(&cuda->device.clusters_of_two));
@@ -57,7 +57,7 @@ static fs_status launch_sm90(fs_context *context, const fs_cuda_plan *plan, cons
     return FS_OK;
 }
 
-/* ----------------------------------------------------------------------------------------------------- portable ---- */
+/* ---------------------------------------------------------------------------------------------------- portable ---- */
 
 static fs_status open_portable(fs_context *context, fs_cuda *cuda) {
     const cudaError_t error = fs_cuda_sm80_open(cuda->device.shared_bytes);
@@ -76,7 +76,7 @@ static fs_status launch_portable(fs_context *context, const fs_cuda_plan *plan, 
     return FS_OK;
 }
 
-/* -------------------------------------------------------------------------------------------------------- table ---- */
+/* ------------------------------------------------------------------------------------------------------- table ---- */
 
 /* Best first. A new architecture is a row here and a tile beside fused/sm90.cuh. */
 static const struct {

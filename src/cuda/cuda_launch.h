@@ -12,7 +12,8 @@
 extern "C" {
 #endif
 
-/* Tensor maps of one launch: boxes of 128 and of 16 rows of W, and of the rows of H one CTA fetches. 64 columns each. */
+/* Tensor maps of one launch: boxes of 128 and of 16 rows of W, and of the rows of H one CTA fetches. 64 columns
+ * each. */
 typedef struct fs_cuda_maps {
     CUtensorMap w_tile, w_box, h;
 } fs_cuda_maps;
@@ -37,8 +38,8 @@ cudaError_t fs_cuda_stored_launch(const fs_cuda_stored_plan *plan, const fs_cuda
 /* After a pass that does not end its rows itself: from their records and what else is known of them to results. */
 cudaError_t fs_cuda_end_launch(const fs_cuda_args *args, cudaStream_t stream);
 
-/* Ranks: the rows a launch has left into this rank's part, or its keys alone; `last`: they are the call's last. From the
- * parts of all ranks to results. */
+/* Ranks: the rows a launch has left into this rank's part, or its keys alone; `last`: they are the call's last. From
+ * the parts of all ranks to results. */
 cudaError_t fs_cuda_put_launch(const fs_cuda_args *args, void *part, int32_t keys, int32_t last, cudaStream_t stream);
 cudaError_t fs_cuda_merge_launch(const fs_cuda_args *args, const fs_cuda_gathered *from, int32_t keys,
                                  cudaStream_t stream);

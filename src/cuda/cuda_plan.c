@@ -79,7 +79,8 @@ static fs_cuda_schedule schedule_of(const fs_head *head, const fs_cuda_plan *pla
     return schedule;
 }
 
-/* Rounded up: times a pair's number and the slices, what comes behind the point stays below 1 as long as their product is below 2^32. */
+/* Rounded up: times a pair's number and the slices, what comes behind the point stays below 1 as long as their product
+ * is below 2^32. */
 static uint32_t k_shift_of(int64_t dim) {
     const uint64_t slices = (uint64_t)(dim + 127) / 128;
     return (uint32_t)((((uint64_t)FS_CUDA_SHIFT << 32) + slices - 1) / slices);
@@ -143,9 +144,10 @@ void fs_cuda_plan_describe(const fs_cuda_plan *plan, const char *forced, char *t
 /* In group modes one lane goes through all records of a group: no more CTAs than this take part in one. */
 #define FS_CUDA_STORED_SPLIT 64
 
-/* Every CTA takes one share of one row, and all run at once where the device has room: while memory is the limit they share it evenly
- * and end together, however they lie on the processors. As many CTAs per row as fit, but none without a block for each of its
- * warps: they would only be more to wait for (H200, 2026-11: 13.5 us with 264 CTAs, 12.6 with 99, B = 1). */
+/* Every CTA takes one share of one row, and all run at once where the device has room: while memory is the limit they
+ * share it evenly and end together, however they lie on the processors. As many CTAs per row as fit, but none without a
+ * block for each of its warps: they would only be more to wait for (H200, 2026-11: 13.5 us with 264 CTAs, 12.6 with 99,
+ * B = 1). */
 void fs_cuda_plan_stored(int32_t ctas, const fs_head *head, const fs_batch *batch, int64_t rows,
                          fs_cuda_stored_plan *plan) {
     memset(plan, 0, sizeof *plan);

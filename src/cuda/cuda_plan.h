@@ -26,7 +26,8 @@ typedef struct fs_cuda_shape {
     int32_t shared_bytes;
 } fs_cuda_shape;
 
-/* A tile written for some architectures, in several shapes: narrowest first; of one width those with more stages first. */
+/* A tile written for some architectures, in several shapes: narrowest first; of one width those with more stages
+ * first. */
 typedef struct fs_cuda_family {
     const char *name; /* what FLASHSAMPLING_CUDA_TILE calls it */
     int32_t major;    /* compute capability it is for; 0: any from 8.0 */
@@ -35,8 +36,8 @@ typedef struct fs_cuda_family {
     const fs_cuda_shape *shapes;
 } fs_cuda_family;
 
-/* Which spans of W a cluster takes, where there are no groups: `turns` of them, and cluster c one more if the whole part
- * of c * spread / 2^16 grows with c + 1, which is then its place among those left. */
+/* Which spans of W a cluster takes, where there are no groups: `turns` of them, and cluster c one more if the whole
+ * part of c * spread / 2^16 grows with c + 1, which is then its place among those left. */
 typedef struct fs_cuda_schedule {
     uint32_t turns, spread;
 } fs_cuda_schedule;
@@ -57,8 +58,8 @@ typedef struct fs_cuda_plan {
 /* A choice in words, for the log: not in every call, where it would take a microsecond. */
 void fs_cuda_plan_describe(const fs_cuda_plan *plan, const char *forced, char *text, size_t size);
 
-/* The plan of a launch over the first of `rows` rows of the batch, or as many as a tile takes. `forced` is NULL or the environment's
- * choice: a family's name, with ":N" one of its tiles. 0 if nothing fits; text says why. */
+/* The plan of a launch over the first of `rows` rows of the batch, or as many as a tile takes. `forced` is NULL or the
+ * environment's choice: a family's name, with ":N" one of its tiles. 0 if nothing fits; text says why. */
 int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *families, int32_t count, const char *forced,
                         const fs_head *head, const fs_batch *batch, int64_t rows, fs_cuda_plan *plan);
 
@@ -73,10 +74,10 @@ const char *fs_cuda_lacks(const fs_outline *outline);
 /* Warps of a CTA that reads stored logits. */
 #define FS_CUDA_STORED_WARPS 12
 
-/* How the blocks of 128 ids of a row are shared out. A team is the warps that work on one record together (cuda_call.h):
- * team t of a row takes its blocks [blocks t / teams, blocks (t + 1) / teams). Calls without records, whose first
- * instructions count, need no division: CTA s takes quota blocks from s quota + min(s, extra) on, and one more if
- * s < extra. */
+/* How the blocks of 128 ids of a row are shared out. A team is the warps that work on one record together
+ * (cuda_call.h): team t of a row takes its blocks [blocks t / teams, blocks (t + 1) / teams). Calls without records,
+ * whose first instructions count, need no division: CTA s takes quota blocks from s quota + min(s, extra) on, and one
+ * more if s < extra. */
 typedef struct fs_cuda_share {
     int32_t low, high;        /* tokens that are there and are drawn from */
     int32_t first, blocks;    /* blocks they lie in; 0 blocks where all tokens are padding */

@@ -1,4 +1,5 @@
-/* noise.cuh - core/noise.h as kernels use it: the marks of a block by one call, and noise in float with a known error. */
+/* noise.cuh - core/noise.h as kernels use it: the marks of a block by one call, and noise in float with a known
+ * error. */
 #ifndef FS_CUDA_NOISE_CUH
 #define FS_CUDA_NOISE_CUH
 
@@ -74,8 +75,8 @@ FS_DEVICE int32_t draw_token(fs_noise noise, uint32_t token, fs_words *extension
 }
 
 /* The noise of a token, to 5e-4: noise_gumbel_from of core/noise.h with all bits of w, or of 1 - w, that a float holds,
- * and by logarithms that are right to 2^-21 near 1 and to 3 ulp elsewhere. The worst is an unmarked token near G, where E
- * is C to 4e-7. */
+ * and by logarithms that are right to 2^-21 near 1 and to 3 ulp elsewhere. The worst is an unmarked token near G, where
+ * E is C to 4e-7. */
 FS_DEVICE float noise_about(fs_words r, int32_t prefix) {
     const bool marked = prefix >= 0;
     const float upper = (float)(marked ? r.w[1] : ~r.w[1]);

@@ -1,4 +1,5 @@
-/* ptx.cuh - the PTX instructions the tile kernels use, one wrapper each. Addresses are 32-bit shared-memory addresses. */
+/* ptx.cuh - the PTX instructions the tile kernels use, one wrapper each. Addresses are 32-bit shared-memory
+ * addresses. */
 #ifndef FS_CUDA_PTX_CUH
 #define FS_CUDA_PTX_CUH
 
@@ -32,8 +33,8 @@ FS_DEVICE void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/* Arrives at the same barrier of another CTA of the cluster. Without .release: the form with it fences every stage and nearly
- * doubled the main loop (H200, 2026-11). */
+/* Arrives at the same barrier of another CTA of the cluster. Without .release: the form with it fences every stage and
+ * nearly doubled the main loop (H200, 2026-11). */
 FS_DEVICE void barrier_arrive_at(uint32_t barrier, uint32_t cta) {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
                  "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
@@ -56,8 +57,8 @@ FS_DEVICE bool barrier_is_over(uint32_t barrier, uint32_t parity) {
     return done != 0;
 }
 
-/* Waits for the phase, but not much longer than this many nanoseconds; true if it is over. Before sm_90 no instruction waits: tests
- * between short sleeps do. */
+/* Waits for the phase, but not much longer than this many nanoseconds; true if it is over. Before sm_90 no instruction
+ * waits: tests between short sleeps do. */
 FS_DEVICE bool barrier_wait_for(uint32_t barrier, uint32_t parity, uint32_t nanoseconds) {
 #if __CUDA_ARCH__ >= 900
     uint32_t done;
@@ -122,7 +123,8 @@ FS_DEVICE void async_proxy_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* A box of a two-dimensional tensor at column x, row y into shared memory; parts outside the tensor are zeros and count in full. */
+/* A box of a two-dimensional tensor at column x, row y into shared memory; parts outside the tensor are zeros and count
+ * in full. */
 FS_DEVICE void copy_box(uint32_t to, const CUtensorMap *map, uint32_t barrier, int32_t x, int32_t y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
                  "%4}], [%2];" ::"r"(to),
@@ -142,7 +144,8 @@ FS_DEVICE void copy_box_to_all(uint32_t to, const CUtensorMap *map, uint32_t bar
 
 /* ----------------------------------------------------------------------------------------- asynchronous copies ---- */
 
-/* 16 or 4 bytes from global to shared memory, both addresses multiples of that. Only the wide form passes the L1 cache by. */
+/* 16 or 4 bytes from global to shared memory, both addresses multiples of that. Only the wide form passes the L1 cache
+ * by. */
 FS_DEVICE void copy_16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -151,14 +154,16 @@ FS_DEVICE void copy_4(uint32_t to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
-/* The same of the first `bytes` of SIZE, 16 or 4; the others are zeros. With 0 the source may be anywhere: nothing is read. */
+/* The same of the first `bytes` of SIZE, 16 or 4; the others are zeros. With 0 the source may be anywhere: nothing is
+ * read. */
 template <int SIZE> FS_DEVICE void copy_some(uint32_t to, const void *from, int32_t bytes) {
     if constexpr (SIZE == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
     else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-/* Arrives when every copy this thread has begun is there. noinc: the arrival is one of those the barrier was made for. */
+/* Arrives when every copy this thread has begun is there. noinc: the arrival is one of those the barrier was made
+ * for. */
 FS_DEVICE void barrier_arrive_after_copies(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
@@ -221,8 +226,9 @@ FS_DEVICE uint32_t dynamic_shared_bytes() {
 
 /* ------------------------------------------------------------------------------------------------ tensor cores ---- */
 
-/* A K-major tile with 128-byte rows, SWIZZLE_128B: 8 rows are one 1024-byte atom. The base is 1024-byte aligned; a step of 16 in K
- * is 32 bytes more. The lower half counts shared memory in units of 16 bytes, the upper half is the same for all. */
+/* A K-major tile with 128-byte rows, SWIZZLE_128B: 8 rows are one 1024-byte atom. The base is 1024-byte aligned; a step
+ * of 16 in K is 32 bytes more. The lower half counts shared memory in units of 16 bytes, the upper half is the same for
+ * all. */
 FS_DEVICE uint32_t matrix_start(uint32_t address) {
     return address >> 4 | 1u << 16;
 }
@@ -243,8 +249,8 @@ template <int LEFT> FS_DEVICE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-/* Four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 give the addresses of matrix i's rows, 16 bytes each; each lane gets two
- * neighbours of row lane / 4 of each. */
+/* Four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 give the addresses of matrix i's rows, 16 bytes each;
+ * each lane gets two neighbours of row lane / 4 of each. */
 FS_DEVICE void load_matrices(uint32_t (&m)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
@@ -278,7 +284,8 @@ template <int REGISTERS> FS_DEVICE void set_fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-/* An address the compiler cannot make again, so that it keeps it: making one takes two instructions and a special register. */
+/* An address the compiler cannot make again, so that it keeps it: making one takes two instructions and a special
+ * register. */
 FS_DEVICE uint32_t kept_address(const void *shared) {
     uint32_t address = shared_address(shared);
     asm volatile("" : "+r"(address));

@@ -1,10 +1,10 @@
 /* race.cuh - the race of a row's tokens, for logits in registers and in memory alike.
  *
- * A logit is compared with a threshold, which is the row's best score less the most noise its token can have. What passes
- * is scored in float, between two bounds: the lower one raises the row's best, and who may still be above the best is
- * pending. Nearly all of them are overtaken; of those that are left the exact score in double decides (race_key), the
- * one that core/race.h gives. So most tokens see one comparison, and double arithmetic, whose code is large and cold, is
- * rare (docs/findings/gpu-instructions.md). */
+ * A logit is compared with a threshold, which is the row's best score less the most noise its token can have. What
+ * passes is scored in float, between two bounds: the lower one raises the row's best, and who may still be above the
+ * best is pending. Nearly all of them are overtaken; of those that are left the exact score in double decides
+ * (race_key), the one that core/race.h gives. So most tokens see one comparison, and double arithmetic, whose code is
+ * large and cold, is rare (docs/findings/gpu-instructions.md). */
 #ifndef FS_CUDA_RACE_CUH
 #define FS_CUDA_RACE_CUH
 
@@ -48,8 +48,8 @@ typedef struct fs_threshold {
 } fs_threshold;
 
 /* There is slack for the float products on both sides. Everything but -inf is above without a score so far, and where
- * products would overflow. Of those that l makes +inf the lowest id wins, so all of them are above a best of +inf: x need
- * not be infinite where 1 / temperature is large. */
+ * products would overflow. Of those that l makes +inf the lowest id wins, so all of them are above a best of +inf: x
+ * need not be infinite where 1 / temperature is large. */
 FS_DEVICE fs_threshold threshold_of(uint32_t known, float temperature) {
     const float best = known_score(known);
     fs_threshold t = {(best - 1e-5f - 1e-6f * fabsf(best)) * temperature, temperature * 1.000001f};
@@ -70,7 +70,8 @@ FS_DEVICE uint32_t odd_flags(float x, float l) {
     return l == INFINITY ? FS_ROW_INF | (x == INFINITY ? FS_CUDA_X_INF : 0u) : 0u;
 }
 
-/* Nothing float arithmetic does to a score moves it further than this: noise to 5e-4 (noise_about), the sum's rounding. */
+/* Nothing float arithmetic does to a score moves it further than this: noise to 5e-4 (noise_about), the sum's
+ * rounding. */
 FS_DEVICE float score_slack(float l) {
     return 5e-4f + 1e-6f * fabsf(l);
 }

@@ -24,8 +24,8 @@ FS_DEVICE float keep_sum(float mine, float theirs, int32_t apart) {
     return (upper ? theirs : mine) + sent;
 }
 
-/* The first of the two limbs a sum inside [2^-48, 2^99) adds to, and what, 24 bits to the first and the rest to the next:
- * the same limbs as mass_add's. */
+/* The first of the two limbs a sum inside [2^-48, 2^99) adds to, and what, 24 bits to the first and the rest to the
+ * next: the same limbs as mass_add's. */
 FS_DEVICE unsigned long long limbs_of(float sum, int32_t *limb) {
     const uint32_t bits = float_bits(sum);
     const int32_t low = (int32_t)(bits >> 23) - 150;
@@ -75,8 +75,8 @@ FS_DEVICE fs_group *record_of_row(const fs_cuda_args &args, int64_t record, int3
 }
 
 /* Where the keys of a CTA go, and where the CTAs that race against each other share their best scores: the rows in work
- * memory, or in group modes the records at hand. Row b's are b * stride bytes on: no choice is left where they are used,
- * and little code. */
+ * memory, or in group modes the records at hand. Row b's are b * stride bytes on: no choice is left where they are
+ * used, and little code. */
 typedef struct fs_shared_scores {
     char *key, *bound;
     int64_t stride;

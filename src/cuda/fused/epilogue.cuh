@@ -1,7 +1,8 @@
 /* epilogue.cuh - what consumer warps do with a tile of logits, the same for every kind of tensor instruction.
  *
- * A warp has S strips of 16 tokens x N rows, 64 tokens apart, a thread N / 2 of each, the accumulator layout that mma.sync and wgmma
- * share. For 8 rows at a time (j), tokens t and t + 8 of the strip's 16, rows 8 j + 2 (lane & 3) + {0, 1}:
+ * A warp has S strips of 16 tokens x N rows, 64 tokens apart, a thread N / 2 of each, the accumulator layout that
+ * mma.sync and wgmma share. For 8 rows at a time (j), tokens t and t + 8 of the strip's 16, rows 8 j + 2 (lane & 3) +
+ * {0, 1}:
  *   d[4 j + 0] (t, row)   d[4 j + 1] (t, row + 1)   d[4 j + 2] (t + 8, row)   d[4 j + 3] (t + 8, row + 1) */
 #ifndef FS_CUDA_EPILOGUE_CUH
 #define FS_CUDA_EPILOGUE_CUH
@@ -15,8 +16,8 @@
 template <int N> constexpr int GROUPS = N > 8 ? N / 16 : 1;
 template <int N> constexpr int PER_GROUP = N > 8 ? 8 : 4;
 
-/* transform: tokens past the piece never pass; then bias, rounding, scales and soft-cap where the head has them. t is this thread's
- * first token in the tile. */
+/* transform: tokens past the piece never pass; then bias, rounding, scales and soft-cap where the head has them. t is
+ * this thread's first token in the tile. */
 template <int N, int S>
 FS_DEVICE void transform(float (&d)[S][N / 2], const fs_head &head, bool shaped, const piece &p, int32_t t) {
 #pragma unroll
@@ -41,9 +42,9 @@ FS_DEVICE void transform(float (&d)[S][N / 2], const fs_head &head, bool shaped,
     }
 }
 
-/* A group is two blocks of eight rows: eight accumulators of a thread. Registers cannot be indexed, so rare code gets a group through
- * shared memory and is a real loop: unrolled, it would be tens of kilobytes that are never in the instruction cache when they are
- * needed (H200: 32 us per tile at N = 256). */
+/* A group is two blocks of eight rows: eight accumulators of a thread. Registers cannot be indexed, so rare code gets a
+ * group through shared memory and is a real loop: unrolled, it would be tens of kilobytes that are never in the
+ * instruction cache when they are needed (H200: 32 us per tile at N = 256). */
 template <int N> FS_DEVICE void stash(const float (&d)[N / 2], float4 (&to)[2][32], int32_t group) {
     const int32_t lane = threadIdx.x & 31;
 #pragma unroll
@@ -54,7 +55,8 @@ template <int N> FS_DEVICE void stash(const float (&d)[N / 2], float4 (&to)[2][3
         }
 }
 
-/* The larger of two values, one kept by each half of the lanes `apart` apart: halves the values a lane holds. A NaN loses. */
+/* The larger of two values, one kept by each half of the lanes `apart` apart: halves the values a lane holds. A NaN
+ * loses. */
 FS_DEVICE float keep_max(float mine, float theirs, int32_t apart) {
     const bool upper = threadIdx.x & apart;
     const float sent = __shfl_xor_sync(~0u, upper ? mine : theirs, apart);
@@ -67,8 +69,9 @@ FS_DEVICE int32_t halved_row() {
     return (lane & 16) + (lane & 8) + 2 * (lane & 3) + (lane >> 2 & 1);
 }
 
-/* The largest f(accumulator, how far from t its token is) of each row in this warp's strips, as an ordered float into most[row].
- * Straight-line code and few instructions: as a loop through shared memory it took 18,000 cycles at N = 256 (H200, 2026-11). */
+/* The largest f(accumulator, how far from t its token is) of each row in this warp's strips, as an ordered float into
+ * most[row]. Straight-line code and few instructions: as a loop through shared memory it took 18,000 cycles at N = 256
+ * (H200, 2026-11). */
 template <int N, int S, class F> FS_DEVICE void row_maxima(const float (&d)[S][N / 2], uint32_t *most, F f) {
 #pragma unroll
     for (int q = 0; q < (N + 31) / 32; q++) {
@@ -93,8 +96,8 @@ template <int N, int S, class F> FS_DEVICE void row_maxima(const float (&d)[S][N
     }
 }
 
-/* The largest logit of each row in this warp's strips and where it is: a token's place in the tile takes the last seven bits of its
- * logit. Of an infinity that makes a NaN, which is no maximum. */
+/* The largest logit of each row in this warp's strips and where it is: a token's place in the tile takes the last seven
+ * bits of its logit. Of an infinity that makes a NaN, which is no maximum. */
 template <int N, int S, int J>
 FS_DEVICE void find_first_max(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t t) {
     row_maxima<N, S>(d, state->first_max,
@@ -106,8 +109,8 @@ template <int N, int S, int J> FS_DEVICE void find_max(const float (&d)[S][N / 2
     row_maxima<N, S>(d, state->max, [](float x, int) { return x; });
 }
 
-/* reduce: compares every logit with its row's threshold and queues those above; with `rehearse` nothing is stashed or queued. The hot
- * path is one max per logit, a subtraction and a max per two, and no branch. */
+/* reduce: compares every logit with its row's threshold and queues those above; with `rehearse` nothing is stashed or
+ * queued. The hot path is one max per logit, a subtraction and a max per two, and no branch. */
 template <int N, int S, int J>
 FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p, int32_t t,
                       bool rehearse) {

@@ -3,16 +3,18 @@
  *
  *   warp 0        producer (with two scorers, warps 0 and 1): fills a ring of stages with W [128, K] and H [N, K]
  *   warps 1-3     scorers: thresholds for the next tile, scores of survivors (scorer.cuh), masses (masses.cuh)
- *   warps 4-11    consumers: dot products, then one max per logit (epilogue.cuh). One team of eight warps, 16 tokens x N rows each,
- *                 or two teams of four with tiles in turn, 2 x 16 tokens each: while one compares, the other multiplies
+ *   warps 4-11    consumers: dot products, then one max per logit (epilogue.cuh). One team of eight warps, 16 tokens x
+ *                 N rows each, or two teams of four with tiles in turn, 2 x 16 tokens each: while one compares, the
+ *                 other multiplies
  *
- *         W tile --copy--> ring --mma--> accumulators --max > threshold?--> queue --exact--> RED.MAX key in global memory
- *         H tile --copy-->                                  ^ (threshold, one per row and strip)         |
- *                                                         scorers <-------- best so far -----------------+
+ *         W tile --copy--> ring --mma--> accumulators --max > threshold?--> queue --exact--> RED.MAX key in memory
+ *         H tile --copy-->                                  ^ (threshold, one per row and strip)       |
+ *                                                         scorers <-------- best so far ---------------+
  *
- * Cost model (H200): below B ~ 175 reading W is everything: 64 KB in flight per SM saturate the memory, and nothing may hold up the
- * ring for more than a microsecond. With two teams no comparison does, not even the first tile's, which waits for the scorers. Above, the
- * tensor cores are everything and each further instruction beside them costs: hence no noise and no exact score on the consumers' path. */
+ * Cost model (H200): below B ~ 175 reading W is everything: 64 KB in flight per SM saturate the memory, and nothing may
+ * hold up the ring for more than a microsecond. With two teams no comparison does, not even the first tile's, which
+ * waits for the scorers. Above, the tensor cores are everything and each further instruction beside them costs: hence
+ * no noise and no exact score on the consumers' path. */
 #ifndef FS_CUDA_FUSED_CUH
 #define FS_CUDA_FUSED_CUH
 
@@ -39,8 +41,8 @@ template <class T> FS_DEVICE bool groups_of(const fs_cuda_args &args) {
 
 /* Barriers between consumers and scorers. Once: `opened`, the rows are in shared memory. Once per record: `first`, the
  * largest logits of its first tile are. Once per tile: `ready`, its thresholds are set; `used`, the consumers are done
- * with them; `next`, the ring is the next team's. A team waits for its own tiles alone, so `ready` and `next` are a barrier for each: a parity tells one tile from the next,
- * not from the one after. */
+ * with them; `next`, the ring is the next team's. A team waits for its own tiles alone, so `ready` and `next` are a
+ * barrier for each: a parity tells one tile from the next, not from the one after. */
 struct rounds {
     uint32_t opened, first, used, ready, next;
 
@@ -111,9 +113,9 @@ FS_DEVICE void own_rows(const fs_cuda_args &args, const fs_tile_state<N, J> *sta
         if (draws(state->draw[b])) f(b);
 }
 
-/* First tile: a first score for every row, shared by all CTAs, before any survivor is queued: alone, a CTA would let tens of tokens
- * per row through, together two or three. With patience a CTA waits for the others; nothing depends on it but how tight the thresholds
- * are. */
+/* First tile: a first score for every row, shared by all CTAs, before any survivor is queued: alone, a CTA would let
+ * tens of tokens per row through, together two or three. With patience a CTA waits for the others; nothing depends on
+ * it but how tight the thresholds are. */
 template <int N, int J>
 FS_DEVICE void seed(const fs_cuda_args &args, fs_tile_state<N, J> *state, const fs_shared_scores &shared, int32_t first,
                     int32_t patience, bool rehearse) {
@@ -128,8 +130,8 @@ FS_DEVICE void seed(const fs_cuda_args &args, fs_tile_state<N, J> *state, const 
     __syncwarp();
 }
 
-/* One scorer is done; how many were before it. What it sent goes before the count, and who counts to the end sees everything. Called
- * with 0 for its instructions alone, out of line for them to be the same ones. */
+/* One scorer is done; how many were before it. What it sent goes before the count, and who counts to the end sees
+ * everything. Called with 0 for its instructions alone, out of line for them to be the same ones. */
 static __device__ __noinline__ uint32_t leave(fs_cuda_work *work, bool owed, uint32_t count) {
     if (owed) __threadfence();
     return add_acquire(&work->done, count);
@@ -180,8 +182,8 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
         while (!__shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 1000), 0))
             score_queue(state, args, shared, &scorer);
         score_queue(state, args, shared, &scorer);
-        /* With one team double arithmetic waits for the tensor cores, and they for it: not before they are done. A group does not outlast
-         * its tiles. */
+        /* With one team double arithmetic waits for the tensor cores, and they for it: not before they are done. A
+         * group does not outlast its tiles. */
         if (T::TEAMS > 1 || groups || at.is_last()) settle(state, shared, &scorer, !at.is_last());
         __syncwarp();
         if (masses && at.p.count > 0)
@@ -204,12 +206,14 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
     const int32_t team = warp / (FS_CONSUMERS / TEAMS), strip = warp % (FS_CONSUMERS / TEAMS);
     const int32_t t = strip * 16 + lane / 4; /* this thread's first token in a tile; in two teams it has t + 64 too */
     float d[TEAMS][N / 2];
-    /* Anything: a rehearsal makes them -inf, a product starts anew. Setting them would be a kilobyte of cold instructions. */
+    /* Anything: a rehearsal makes them -inf, a product starts anew. Setting them would be a kilobyte of cold
+     * instructions. */
 #pragma unroll
     for (int i = 0; i < TEAMS * N / 2; i++) asm volatile("" : "=f"(d[i / (N / 2)][i % (N / 2)]));
     walk<T> at(args);
-    /* A second team has nothing to multiply before the first tile is over: it runs through what comes then, for the instructions alone, which
-     * are the other team's too (H200, 2026-11: cold, they held the first maximum up by 12 us at N = 64). A logit of -inf has no effect. */
+    /* A second team has nothing to multiply before the first tile is over: it runs through what comes then, for the
+     * instructions alone, which are the other team's too (H200, 2026-11: cold, they held the first maximum up by 12 us
+     * at N = 64). A logit of -inf has no effect. */
     for (bool rehearse = team > 0 && at.own.count > 1;; rehearse = false) {
         if (rehearse || at.i >= 0) {
             transform<N, TEAMS>(d, args.head, shaped, at.p, t);
@@ -241,7 +245,8 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
         if (!at.next(at.i < 0 ? 1 + team : TEAMS)) break;
         wait_turn<TEAMS>(turn, at.i);
         if constexpr (TEAMS > 1) T::place(&r, at.i * args.k_steps);
-        /* Warps without tokens in a piece compute too: a branch around the tensor instructions serialises them (C7520). */
+        /* Warps without tokens in a piece compute too: a branch around the tensor instructions serialises them
+         * (C7520). */
         T::dot(d, &r, args.k_steps, shared, warp);
         end_turn<TEAMS>(turn, at.i);
     }
@@ -269,7 +274,8 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
         }
         barrier_init_fence();
     }
-    /* The warp that has made the barriers does not wait for those that use them: its first copies are the start of everything. */
+    /* The warp that has made the barriers does not wait for those that use them: its first copies are the start of
+     * everything. */
     if (threadIdx.x < 32) named_barrier_pass(2, FS_THREADS);
     else named_barrier(2, FS_THREADS);
     if constexpr (T::CLUSTER > 1) {

@@ -1,10 +1,12 @@
-/* masses.cuh - log Z beside the race: sums of exp over a strip's 16 tokens, a granule of core/mass.h, and over a tile's eight.
+/* masses.cuh - log Z beside the race: sums of exp over a strip's 16 tokens, a granule of core/mass.h, and over a tile's
+ * eight.
  *
- * A granule's sum is a float, made of exp2(l log2 e) in one order; a tile's is the sum of its granules, in one order, and is added to the
- * row's mass as an integer. So log Z does not depend on the batch, nor on shards cut at tiles. Three instructions per
- * logit: with N = 256 registers are so scarce that a longer chain (an exponent of the row's own, split off first) cost 14,000 cycles
- * a tile (H200, 2026-11). A granule whose sum is not well inside the range of a float, all its logits below -33 or one above 66, is
- * made again with an exponent of its own and added apart; which ones do depends on their logits alone.
+ * A granule's sum is a float, made of exp2(l log2 e) in one order; a tile's is the sum of its granules, in one order,
+ * and is added to the row's mass as an integer. So log Z does not depend on the batch, nor on shards cut at tiles.
+ * Three instructions per logit: with N = 256 registers are so scarce that a longer chain (an exponent of the row's own,
+ * split off first) cost 14,000 cycles a tile (H200, 2026-11). A granule whose sum is not well inside the range of a
+ * float, all its logits below -33 or one above 66, is made again with an exponent of its own and added apart; which
+ * ones do depends on their logits alone.
  *
  * A term's relative error is below 2e-7 (1 + |l|), so log Z has about the error of the float it is returned in. */
 #ifndef FS_CUDA_MASSES_CUH
@@ -21,8 +23,8 @@ FS_DEVICE float mass_rate(const fs_draw &draw, bool raw) {
     return raw ? 1.44269504f : draw.inverse * 1.44269504f;
 }
 
-/* A granule outside the range: with an exponent of its own, into a mass of its own. All lanes; row b is the same in all, and its group
- * of accumulators is stashed. */
+/* A granule outside the range: with an exponent of its own, into a mass of its own. All lanes; row b is the same in
+ * all, and its group of accumulators is stashed. */
 template <int N, int J>
 FS_DEVICE void odd_granule(fs_tile_state<N, J> *state, fs_mass *into, uint32_t *lock, int32_t strip, int32_t b) {
     const int32_t lane = threadIdx.x & 31;
@@ -51,8 +53,8 @@ FS_DEVICE void odd_granule(fs_tile_state<N, J> *state, fs_mass *into, uint32_t *
     atomicExch(lock, 0u);
 }
 
-/* The sums of a strip's granules, one per row, into its stash as float[N]; scorers add them up. `absent`: the strip has no token in this
- * tile. With `rehearse` nothing is stored. */
+/* The sums of a strip's granules, one per row, into its stash as float[N]; scorers add them up. `absent`: the strip has
+ * no token in this tile. With `rehearse` nothing is stored. */
 template <int N, int J>
 FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_tile_state<N, J> *state, const fs_cuda_args &args,
                             int64_t record, int32_t strip, bool absent, bool groups, bool rehearse) {
@@ -112,8 +114,8 @@ FS_DEVICE void add_partial(fs_partial_mass *partial, fs_cuda_row *row, float sum
     else row_add_mass(row, limb, low, high);
 }
 
-/* Scorers: adds the eight granules of row b in the tile just compared, in one order, to the row's mass or in group modes
- * the record's. */
+/* Scorers: adds the eight granules of row b in the tile just compared, in one order, to the row's mass or in group
+ * modes the record's. */
 template <int N, int J>
 FS_DEVICE void add_tile_mass(fs_tile_state<N, J> *state, const fs_cuda_args &args, int64_t at, int32_t b, bool groups) {
     float sum = 0.0f;

@@ -5,8 +5,8 @@
 #include "cuda_call.h"
 #include "device/ptx.cuh"
 
-/* Tokens [first, first + count) of the vocabulary, inside one tile. count 0: another CTA of the cluster has work, this one only
- * passes H on; -1: no more pieces. */
+/* Tokens [first, first + count) of the vocabulary, inside one tile. count 0: another CTA of the cluster has work, this
+ * one only passes H on; -1: no more pieces. */
 struct piece {
     int32_t first, count;
     int32_t pair; /* of tiles; its place in K is where both start */
@@ -16,9 +16,10 @@ struct piece {
  * in clusters a pair of tiles whose halves are the two CTAs'.
  *
  * Spans go to the clusters in turn, so that all CTAs read one stretch of W at a time (D = 2,048: 2 us faster than a
- * stretch for each CTA, H200, 2026-11); groups give each CTA a stretch, so that few of them meet in a group. Uneven shares cost nothing while memory is the
- * limit, if those with one more are spread over the processors: who is done early leaves the others its bandwidth. Cutting tiles to even
- * them out cost 4 to 5 %: a short piece has too few bytes in flight (docs/findings/gpu-reading-weights.md). */
+ * stretch for each CTA, H200, 2026-11); groups give each CTA a stretch, so that few of them meet in a group. Uneven
+ * shares cost nothing while memory is the limit, if those with one more are spread over the processors: who is done
+ * early leaves the others its bandwidth. Cutting tiles to even them out cost 4 to 5 %: a short piece has too few bytes
+ * in flight (docs/findings/gpu-reading-weights.md). */
 struct share {
     int32_t first, step, count, last;
 };
@@ -34,7 +35,8 @@ template <class T> FS_DEVICE share share_of(const fs_cuda_args &args) {
         const uint32_t first = spans * cluster / clusters, end = spans * (cluster + 1) / clusters;
         return {(int32_t)(base + first), 1, (int32_t)(end - first), (int32_t)(base + end - 1)};
     }
-    /* The spans that are no whole turn go to CTAs evenly spread (fs_cuda_schedule). No division: the first copy waits for this. */
+    /* The spans that are no whole turn go to CTAs evenly spread (fs_cuda_schedule). No division: the first copy waits
+     * for this. */
     const uint32_t turns = args.schedule.turns, before = cluster * args.schedule.spread >> 16;
     const uint32_t more = ((cluster + 1) * args.schedule.spread >> 16) - before;
     return {(int32_t)(base + cluster), (int32_t)clusters, (int32_t)(turns + more),
@@ -56,7 +58,8 @@ template <int CLUSTER> FS_DEVICE piece piece_at(const fs_cuda_args &args, const 
     return p;
 }
 
-/* The slice of 128 in K that both tiles of a pair start with, of `slices`. A division would come before the first copy. */
+/* The slice of 128 in K that both tiles of a pair start with, of `slices`. A division would come before the first
+ * copy. */
 FS_DEVICE int32_t first_slice_of(const piece &p, uint32_t k_shift, int32_t slices) {
     return (int32_t)__umulhi((uint32_t)p.pair * k_shift, (uint32_t)slices);
 }

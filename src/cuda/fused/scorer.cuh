@@ -4,11 +4,12 @@
  *   tile of logits in registers
  *   compare with threshold[strip][row]  <------   threshold = best score of the row - largest noise of the strip's ids
  *   survivors -> queue                  ------>   bounds of their scores in float; where one may be the best of its row
- *                                                 it is pending, and at the end the exact score, RED.MAX to global memory
+ *                                                 it is pending; in the end the exact score, RED.MAX to memory
  *
- * The compare is one max per logit: which ids of a block of 128 have large noise is known beforehand (core/noise.h: marks
- * and their prefixes), so the largest noise in a strip, the 16 tokens of one warp, is one number, and one Philox call off
- * the consumers' path gives a row's eight of a tile. A threshold from an older best is lower: slower, never wrong. */
+ * The compare is one max per logit: which ids of a block of 128 have large noise is known beforehand (core/noise.h:
+ * marks and their prefixes), so the largest noise in a strip, the 16 tokens of one warp, is one number, and one Philox
+ * call off the consumers' path gives a row's eight of a tile. A threshold from an older best is lower: slower, never
+ * wrong. */
 #ifndef FS_CUDA_SCORER_CUH
 #define FS_CUDA_SCORER_CUH
 
@@ -18,8 +19,8 @@
 #define FS_QUEUE 384
 #define FS_STRIPS 8 /* of 16 tokens in a tile, each in one consumer warp */
 
-/* What a CTA has added up of a row's mass so far, for rows of tiles up to so many: in wider ones there is no room. Every
- * CTA adds to every row in work memory: once a tile that cost up to 11 us of a call (H200, 2026-11). */
+/* What a CTA has added up of a row's mass so far, for rows of tiles up to so many: in wider ones there is no room.
+ * Every CTA adds to every row in work memory: once a tile that cost up to 11 us of a call (H200, 2026-11). */
 #define FS_PARTIAL_MASSES 128
 typedef struct fs_partial_mass {
     unsigned long long low, high; /* to limbs `limb` and `limb` + 1 of the row; 0, 0: nothing yet */
@@ -36,8 +37,8 @@ template <int N, int J> struct fs_tile_state {
     /* First tile: its largest logit, ordered, with the place in its last 7 bits; 0: none. */
     uint32_t first_max[N];
     fs_draw draw[N];
-    /* Per strip and lane: eight of its accumulators, for code that cannot index registers; then its rows' masses. Between
-     * two tiles it is the scorers': the marks of the next one (tile_marks). */
+    /* Per strip and lane: eight of its accumulators, for code that cannot index registers; then its rows' masses.
+     * Between two tiles it is the scorers': the marks of the next one (tile_marks). */
     float4 stash[FS_STRIPS][2][32];
     fs_partial_mass mass[N <= FS_PARTIAL_MASSES ? N : 1];
     unsigned long long queue[FS_QUEUE]; /* low word the logit, high word 1 + (token << 8 | row) ; 0: free */
@@ -146,8 +147,8 @@ FS_DEVICE bool is_overtaken(const fs_tile_state<N, J> *state, const fs_shared_sc
            (ask && pending.most < known_score(load_relaxed(bound_of(shared, b))));
 }
 
-/* Exact scores of what this scorer's lanes have pending. Double arithmetic waits for the tensor cores, some 700 cycles an
- * instruction with N = 256, and they for it (H200, 2026-11), so it must be rare. */
+/* Exact scores of what this scorer's lanes have pending. Double arithmetic waits for the tensor cores, some 700 cycles
+ * an instruction with N = 256, and they for it (H200, 2026-11), so it must be rare. */
 template <int N, int J>
 FS_DEVICE void settle(fs_tile_state<N, J> *state, const fs_shared_scores &shared, fs_scorer *scorer, bool ask) {
     const fs_pending pending = scorer->pending;
@@ -158,8 +159,8 @@ FS_DEVICE void settle(fs_tile_state<N, J> *state, const fs_shared_scores &shared
     atomicMax(key_of(shared, b), (unsigned long long)race_key(state->draw[b], pending.x, (pending.id - 1) >> 8));
 }
 
-/* Keeps what the lanes have found until it is settled: a lane that has something pending already gives it to one that has
- * not. Nearly all of it is overtaken before the end, and never settled. */
+/* Keeps what the lanes have found until it is settled: a lane that has something pending already gives it to one that
+ * has not. Nearly all of it is overtaken before the end, and never settled. */
 template <int N, int J>
 FS_DEVICE void keep_pending(fs_tile_state<N, J> *state, const fs_shared_scores &shared, fs_scorer *scorer,
                             fs_pending found) {
@@ -266,8 +267,8 @@ template <class T> FS_DEVICE void close(fs_tile_state<T::N, T::SCORERS> *state, 
     close_row<T::KIND == FS_CUDA_TOKENS>(state->args, state->draw[b], b, rehearse ? &state->scrap : NULL);
 }
 
-/* Runs through what follows the last tile, for its instructions alone: they are otherwise fetched from memory at the very
- * end, when the call waits for nothing else (H200, 2026-11: 2 us). */
+/* Runs through what follows the last tile, for its instructions alone: they are otherwise fetched from memory at the
+ * very end, when the call waits for nothing else (H200, 2026-11: 2 us). */
 template <class T> FS_DEVICE void rehearse_end(fs_tile_state<T::N, T::SCORERS> *state) {
     const int32_t b = (int32_t)(threadIdx.x & 31) % state->args.rows;
     state->scrap = race_key(state->draw[b], 0.0f, 0);

@@ -1,20 +1,21 @@
-/* sm80.cu - the portable tile of the fused kernel, for every architecture from sm_80 on: logits of 128 tokens x N rows by
- * mma.sync, from W and H streamed through shared memory by cp.async. It takes data at any address, so on Hopper it is also the tile
- * for what the copy engine cannot.
+/* sm80.cu - the portable tile of the fused kernel, for every architecture from sm_80 on: logits of 128 tokens x N rows
+ * by mma.sync, from W and H streamed through shared memory by cp.async. It takes data at any address, so on Hopper it
+ * is also the tile for what the copy engine cannot.
  *
  *         W tile --cp.async--> ring --ldmatrix, mma.sync--> accumulators   (the rest: fused.cuh)
  *         H tile --cp.async-->
  *
- * Two teams of four warps take tiles in turn. A warp has 2 x 16 tokens, 64 apart, and all rows; while it multiplies 16 of K it
- * reads the next 16. A stage of the ring is 64 of K, and the producers fill two at once, so that memory is asked for 256 bytes of a
- * row together (docs/findings/gpu-reading-weights.md, "256 bytes of a row at once").
+ * Two teams of four warps take tiles in turn. A warp has 2 x 16 tokens, 64 apart, and all rows; while it multiplies 16
+ * of K it reads the next 16. A stage of the ring is 64 of K, and the producers fill two at once, so that memory is
+ * asked for 256 bytes of a row together (docs/findings/gpu-reading-weights.md, "256 bytes of a row at once").
  *
- * Cost model of one stage on an H200, which brings 64 of K of W in about 850 cycles. Shared memory, in cycles of 128 bytes: W in
- * and out 128 + 128, H in N, H out 4 N, so N = 64 takes 576. The consumers alone, without copies, take about 600 at N = 64, of them
- * 512 the tensor cores. L2 gives W and, for H, N / 128 of it once more: at N = 64 it is 91 % busy (ncu, V = 128,256, D = 8,192).
+ * Cost model of one stage on an H200, which brings 64 of K of W in about 850 cycles. Shared memory, in cycles of 128
+ * bytes: W in and out 128 + 128, H in N, H out 4 N, so N = 64 takes 576. The consumers alone, without copies, take
+ * about 600 at N = 64, of them 512 the tensor cores. L2 gives W and, for H, N / 128 of it once more: at N = 64 it is 91
+ * % busy (ncu, V = 128,256, D = 8,192).
  *
- * One K order for every N: a pair of tiles starts at a K slice that depends on its global token ids alone, as on Hopper, and every
- * sum goes on from there. So a logit does not depend on the batch or the shard. */
+ * One K order for every N: a pair of tiles starts at a K slice that depends on its global token ids alone, as on
+ * Hopper, and every sum goes on from there. So a logit does not depend on the batch or the shard. */
 #include "fused/fused.cuh"
 
 namespace {
@@ -31,13 +32,14 @@ struct matrices {
     int32_t w_unit, h_unit; /* bytes a copy can take at once: 16, 4, or 2 */
 };
 
-/* ---------------------------------------------------------------------------------------------------------- load ---- */
+/* -------------------------------------------------------------------------------------------------------- load ---- */
 
-/* The row of a stage holds 16-byte chunk c of its 64 elements at place c ^ (row % 8): eight rows at the same c, which is what
- * ldmatrix reads at once, then lie in different banks.
+/* The row of a stage holds 16-byte chunk c of its 64 elements at place c ^ (row % 8): eight rows at the same c, which
+ * is what ldmatrix reads at once, then lie in different banks.
  *
- * Each loads `rows` rows, at most ROWS, by one warp: their first `columns` columns, and zeros for the others. The other rows stay
- * as they are: tokens past a piece are no candidates whatever their logit is, and H's last rows are zeros from the start. */
+ * Each loads `rows` rows, at most ROWS, by one warp: their first `columns` columns, and zeros for the others. The other
+ * rows stay as they are: tokens past a piece are no candidates whatever their logit is, and H's last rows are zeros
+ * from the start. */
 
 /* 128 columns, 64 each to the stages at `to` and `next`. */
 template <int ROWS>
@@ -52,7 +54,8 @@ FS_DEVICE void load_by_16(uint32_t to, uint32_t next, const char *from, int64_t 
 #pragma unroll
         for (int i = 0; i < ROWS / 2; i++, from += 2 * stride) copy_16(place(i), from);
     } else if (columns == 2 * K) {
-        /* Groups are straight-line code again: in one loop 48 rows took 1.42 of the ceiling, so 1.13 (H200, 2026-11). */
+        /* Groups are straight-line code again: in one loop 48 rows took 1.42 of the ceiling, so 1.13 (H200,
+         * 2026-11). */
         constexpr int GROUP = ROWS % 16 ? 8 : 16;
         int32_t done = 0;
 #pragma unroll 1
@@ -117,7 +120,8 @@ template <int ROWS, int DTYPE = FS_BF16, fs_cuda_kind FOR = FS_CUDA_GROUPED> str
     /* Tokens of a stage the first producer brings; the second brings the others and H, as many copies. */
     static constexpr int FIRST = (64 + N / 2) / 8 * 8;
     static constexpr int STAGE_BYTES = W_BYTES + N * ROW;
-    /* The ring comes last and is as deep as the launch's shared memory: one kernel for every architecture's size of it. */
+    /* The ring comes last and is as deep as the launch's shared memory: one kernel for every architecture's size of
+     * it. */
     static constexpr int STAGES = 232448 / STAGE_BYTES; /* barriers for more than any device has room for */
     static constexpr int STATE_START = 0;
     static constexpr int BARRIER_START = ((int)sizeof(fs_tile_state<N, SCORERS>) + 15) / 16 * 16;
@@ -150,7 +154,8 @@ template <int ROWS, int DTYPE = FS_BF16, fs_cuda_kind FOR = FS_CUDA_GROUPED> str
         const int64_t dim = args.head.dim;
         const bool first = threadIdx.x < 32;
         const char *h = from.h + args.first_row * from.h_stride;
-        /* Zeros where no row of the batch comes, once and for all stages; a copy of no bytes, so that they are there when H is. */
+        /* Zeros where no row of the batch comes, once and for all stages; a copy of no bytes, so that they are there
+         * when H is. */
         for (int32_t s = 0; s < depth && !first; s++)
 #pragma unroll 1
             for (int32_t i = args.rows * (ROW / 16) + (threadIdx.x & 31); i < N * (ROW / 16); i += 32)
@@ -202,8 +207,8 @@ template <int ROWS, int DTYPE = FS_BF16, fs_cuda_kind FOR = FS_CUDA_GROUPED> str
         uint32_t h[(N + 15) / 16][4];
     };
 
-    /* Step i of the four of a stage. Addresses are this lane's, whose chunk ldmatrix hands on. The next 16 of K are two chunks
-     * further: after the swizzle, other bits of the address. */
+    /* Step i of the four of a stage. Addresses are this lane's, whose chunk ldmatrix hands on. The next 16 of K are two
+     * chunks further: after the swizzle, other bits of the address. */
     static FS_DEVICE_MEMBER void load_fragments(fragments &f, uint32_t w, uint32_t h, int i) {
         load_matrices(f.w[0], w ^ 32 * i);
         load_matrices(f.w[1], (w ^ 32 * i) + 64 * ROW);
@@ -227,12 +232,12 @@ template <int ROWS, int DTYPE = FS_BF16, fs_cuda_kind FOR = FS_CUDA_GROUPED> str
         if ((threadIdx.x & 31) == 0) barrier_arrive(r.empty + 8 * stage);
     }
 
-    /* The accumulators of one piece. The last of a stage's four steps is multiplied when the first of the next stage is on its way;
-     * whether that is there is asked one step before, so that the answer is not waited for. */
+    /* The accumulators of one piece. The last of a stage's four steps is multiplied when the first of the next stage is
+     * on its way; whether that is there is asked one step before, so that the answer is not waited for. */
     static FS_DEVICE_MEMBER void dot(float (&d)[TEAMS][N / 2], ring *r, int32_t k_steps, char *shared, int32_t warp) {
         const int32_t lane = threadIdx.x & 31, depth = stages();
-        /* ldmatrix gives the fragments of mma.sync if lanes 0-7, 8-15, 16-23, 24-31 name, 8 rows each: of W tokens 0-7 and 8-15 at
-         * the first 8 of K, then both at the next 8; of H rows 0-7 at both, then rows 8-15 at both. */
+        /* ldmatrix gives the fragments of mma.sync if lanes 0-7, 8-15, 16-23, 24-31 name, 8 rows each: of W tokens 0-7
+         * and 8-15 at the first 8 of K, then both at the next 8; of H rows 0-7 at both, then rows 8-15 at both. */
         const int32_t w_row = warp % 4 * 16 + (lane & 15), h_row = (lane & 7) + (N == 8 ? 0 : (lane >> 4) * 8);
         const uint32_t start = shared_address(shared) + RING_START;
         const uint32_t w = start + w_row * ROW + ((lane >> 4 ^ (lane & 7)) << 4);
@@ -285,7 +290,8 @@ template <class T> constexpr fs_cuda_shape shape(int room) {
 
 typedef void (*kernel)(const matrices, const fs_cuda_args, int32_t);
 
-/* ROOMS shapes for each kernel, narrowest first and then deepest first: cuda_plan.c takes the first that is wide enough and fits. */
+/* ROOMS shapes for each kernel, narrowest first and then deepest first: cuda_plan.c takes the first that is wide enough
+ * and fits. */
 template <class... T> struct table {
     static constexpr fs_cuda_shape shapes[][ROOMS] = {{shape<T>(0), shape<T>(1), shape<T>(2)}...};
     static constexpr int32_t COUNT = sizeof...(T);

@@ -4,11 +4,12 @@
  *         W tile --TMA--> ring --wgmma--> accumulators   (the rest: fused.cuh)
  *         H tile --TMA-->
  *
- * V is on wgmma's M, so a small batch wastes no tensor time. H is streamed again for every tile from L2; at N >= 96 two CTAs share
- * each H tile by multicast, or L2 would be the limit.
+ * V is on wgmma's M, so a small batch wastes no tensor time. H is streamed again for every tile from L2; at N >= 96 two
+ * CTAs share each H tile by multicast, or L2 would be the limit.
  *
- * One K order for every N: a pair of tiles starts at a K slice that depends on its global token ids alone (spreading CTAs over
- * memory channels), and accumulates in one instruction shape per 16 of K. So a logit does not depend on the batch or the shard. */
+ * One K order for every N: a pair of tiles starts at a K slice that depends on its global token ids alone (spreading
+ * CTAs over memory channels), and accumulates in one instruction shape per 16 of K. So a logit does not depend on the
+ * batch or the shard. */
 #ifndef FS_CUDA_SM90_CUH
 #define FS_CUDA_SM90_CUH
 
@@ -17,7 +18,8 @@
 
 typedef void (*fs_cuda_sm90_kernel)(const fs_cuda_maps, const fs_cuda_args, int32_t);
 
-/* The kernels of one kind, each in a file of its own, which take minutes to compile: of one shape, for W in bf16 or f16. */
+/* The kernels of one kind, each in a file of its own, which take minutes to compile: of one shape, for W in bf16 or
+ * f16. */
 fs_cuda_sm90_kernel fs_cuda_sm90_tokens(int64_t shape, bool f16);
 fs_cuda_sm90_kernel fs_cuda_sm90_masses(int64_t shape, bool f16);
 fs_cuda_sm90_kernel fs_cuda_sm90_shaped(int64_t shape, bool f16);
@@ -28,8 +30,9 @@ namespace {
 constexpr int ATOM = 64; /* K elements in 128 bytes, the width of a swizzled row */
 constexpr int BOX = 16;  /* rows of the smaller box of W, for tiles at the ends of a shard */
 
-/* One instantiation: ROWS rows, CTAS that share H, DEPTH stages of K_ATOMS * 64 in K, OPEN wgmma groups left in flight, consumers in
- * GANGS teams. Two teams are two warpgroups with a tile each, all 128 tokens of it; in one team they share it. FOR: what it is for. */
+/* One instantiation: ROWS rows, CTAS that share H, DEPTH stages of K_ATOMS * 64 in K, OPEN wgmma groups left in flight,
+ * consumers in GANGS teams. Two teams are two warpgroups with a tile each, all 128 tokens of it; in one team they share
+ * it. FOR: what it is for. */
 template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int GANGS, int DTYPE = FS_BF16,
           fs_cuda_kind FOR = FS_CUDA_TOKENS>
 struct tile {
@@ -46,7 +49,8 @@ struct tile {
     typedef fs_cuda_maps source;
     template <int TYPE, fs_cuda_kind OTHER> using same = tile<ROWS, CTAS, DEPTH, K_ATOMS, OPEN, GANGS, TYPE, OTHER>;
 
-    /* 384 threads start with 168 registers each. More than 384 * 168 in all, and the consumers would wait for them for ever. */
+    /* 384 threads start with 168 registers each. More than 384 * 168 in all, and the consumers would wait for them for
+     * ever. */
     static constexpr int FEWER = 104, MORE = 200;
     static_assert(128 * FEWER + 256 * MORE <= FS_THREADS * 168, "registers of a CTA");
 
@@ -92,8 +96,9 @@ struct tile {
         return first + step < args.k_steps ? first + step : first + step - args.k_steps;
     }
 
-    /* In the first microseconds no more than 64 KB of W are on their way at once. The memory needs no more, and with a full ring before it
-     * an instruction that comes from memory waits 4 us (the scorers were ready after 26 us, now after 16; H200, 2026-11). */
+    /* In the first microseconds no more than 64 KB of W are on their way at once. The memory needs no more, and with a
+     * full ring before it an instruction that comes from memory waits 4 us (the scorers were ready after 26 us, now
+     * after 16; H200, 2026-11). */
     static constexpr int SLOW_STEPS = 14 * (2 / ATOMS), AT_ONCE = 65536 / W_BYTES;
 
     /* Fills the ring, piece by piece, K slice by K slice. One thread. */
@@ -151,8 +156,8 @@ struct tile {
         } else if (lane < CLUSTER) barrier_arrive_at(r.empty + 8 * stage, lane);
     }
 
-    /* The instructions of one stage. The first of a piece starts the sum, so that no accumulator lives from one piece to the next:
-     * else ptxas finds reasons to serialise (C7520). */
+    /* The instructions of one stage. The first of a piece starts the sum, so that no accumulator lives from one piece
+     * to the next: else ptxas finds reasons to serialise (C7520). */
     template <bool FIRST>
     static FS_DEVICE_MEMBER void dot_stage(float (&d)[TEAMS][N / 2], ring *r, uint32_t w, uint32_t h) {
         w += r->stage * (W_BYTES / 16);
@@ -174,8 +179,8 @@ struct tile {
         wgmma_wait<INFLIGHT>();
     }
 
-    /* The accumulators of one piece. With INFLIGHT a stage is given back one step later, when the group of instructions that reads it
-     * has ended. */
+    /* The accumulators of one piece. With INFLIGHT a stage is given back one step later, when the group of instructions
+     * that reads it has ended. */
     static FS_DEVICE_MEMBER void dot(float (&d)[TEAMS][N / 2], ring *r, int32_t k_steps, char *shared, int32_t warp) {
         /* This warpgroup's tokens, all or 64, and all rows in stage 0. */
         const uint32_t w = matrix_start(shared_address(shared) + (TEAMS == 1 ? warp / 4 * 64 * 128 : 0)),

@@ -100,8 +100,8 @@ FS_DEVICE void choose_groups(const fs_cuda_args &args, const fs_draw &draw, fs_g
     }
 }
 
-/* Twice, because code that is not there need not be fetched, and choosing groups is a third of it (H200, 2026-11: 0.3 to
- * 0.6 us of a call with log Z over 1 to 8 rows of stored logits). */
+/* Twice, because code that is not there need not be fetched, and choosing groups is a third of it (H200, 2026-11: 0.3
+ * to 0.6 us of a call with log Z over 1 to 8 rows of stored logits). */
 template <bool GROUPED>
 __global__ void __launch_bounds__(32 * WARPS) end_rows(const __grid_constant__ fs_cuda_args args) {
     const int lane = threadIdx.x & 31;

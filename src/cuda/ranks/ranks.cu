@@ -1,9 +1,9 @@
 /* ranks.cu - the small launches of a call over ranks, and of fs_partial and fs_merge. The pass leaves its rows in work
- * memory; one CTA writes them as a part (core/wire.h), and when the transport has brought the parts of all ranks together
- * one CTA merges them and writes the results. Rows are few and parts short: each costs about a launch.
+ * memory; one CTA writes them as a part (core/wire.h), and when the transport has brought the parts of all ranks
+ * together one CTA merges them and writes the results. Rows are few and parts short: each costs about a launch.
  *
  *   rows of the pass --put_rows--> part --all_gather--> parts of all --merge_rows--> results
- *                    --put_keys--> keys --all_max-----> largest keys --merge_keys--> results  */
+ *                    --put_keys--> keys --all_max-----> largest keys --merge_keys--> results */
 #include "cuda_launch.h"
 #include "device/row.cuh"
 
@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         *(fs_wire_header *)part = {FS_WIRE_MAGIC, (uint32_t)wire_row_bytes(&args.needs), hash, first, end, sum};
 }
 
-/* Nothing but keys, as signed integers in their order: words[0] and [1] are a hash and its complement, and are that after
- * a max over ranks only if all have the same. */
+/* Nothing but keys, as signed integers in their order: words[0] and [1] are a hash and its complement, and are that
+ * after a max over ranks only if all have the same. */
 __global__ void __launch_bounds__(THREADS, 1)
     put_keys(const __grid_constant__ fs_cuda_args args, unsigned long long *words, bool last) {
     for (int32_t b = threadIdx.x; b < args.rows; b += THREADS)
@@ -116,8 +116,8 @@ FS_DEVICE bool are_intact(const fs_cuda_args &args, const fs_cuda_gathered &from
     return true;
 }
 
-/* Whether the ids of the parts are the vocabulary, each id once: together they are as many, one part begins at 0, no two
- * begin at the same id, and where one ends another begins. */
+/* Whether the ids of the parts are the vocabulary, each id once: together they are as many, one part begins at 0, no
+ * two begin at the same id, and where one ends another begins. */
 FS_DEVICE bool are_whole(const fs_cuda_gathered &from, uint64_t vocab) {
     uint64_t length = 0, starts = 0, wrong = 0;
     for (int32_t r = threadIdx.x; r < from.count; r += THREADS) {

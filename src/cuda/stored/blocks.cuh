@@ -1,13 +1,15 @@
-/* blocks.cuh - stored logits of one row, brought to a warp's shared memory ahead of their use, a block of 128 ids at a time.
+/* blocks.cuh - stored logits of one row, brought to a warp's shared memory ahead of their use, a block of 128 ids at a
+ * time.
  *
  *   row in memory    ..[ block ][ block ][ block ].. --cp.async--> ring of slots --> four neighbours per lane
  *
- * A block is one of the noise's: it starts at a multiple of 128 in global ids, whatever the shard's first id or the row's address. Slots
- * hold it in the order of ids, so lanes read what other lanes have fetched: a __syncwarp stands between.
+ * A block is one of the noise's: it starts at a multiple of 128 in global ids, whatever the shard's first id or the
+ * row's address. Slots hold it in the order of ids, so lanes read what other lanes have fetched: a __syncwarp stands
+ * between.
  *
- * Plain blocks are there as a whole, start at a multiple of 16 bytes, and need no bias, scale or the like: they come in pieces of 16 bytes
- * and take a few instructions. The others have functions of their own: pieces of 4 bytes where blocks lie badly, tokens one by one at
- * the ends of a shard. */
+ * Plain blocks are there as a whole, start at a multiple of 16 bytes, and need no bias, scale or the like: they come in
+ * pieces of 16 bytes and take a few instructions. The others have functions of their own: pieces of 4 bytes where
+ * blocks lie badly, tokens one by one at the ends of a shard. */
 #ifndef FS_CUDA_BLOCKS_CUH
 #define FS_CUDA_BLOCKS_CUH
 
@@ -19,8 +21,8 @@
 #include "core/noise.h"
 
 template <int DTYPE> constexpr int ELEMENT = DTYPE == FS_F32 ? 4 : 2; /* bytes */
-/* Blocks a warp has in flight: 2 KB, so that the 24 warps of an SM keep 48 KB in flight. More is not faster, and instructions that
- * are fetched behind it come later (docs/findings/stored-logits.md). */
+/* Blocks a warp has in flight: 2 KB, so that the 24 warps of an SM keep 48 KB in flight. More is not faster, and
+ * instructions that are fetched behind it come later (docs/findings/stored-logits.md). */
 template <int DTYPE> constexpr int DEPTH = 2048 / (FS_NOISE_BLOCK * ELEMENT<DTYPE>);
 /* Bytes of a slot. 16-bit rows may start at an odd multiple of two: pieces of four then start one token early. */
 template <int DTYPE> constexpr int SLOT = FS_NOISE_BLOCK *ELEMENT<DTYPE> + (DTYPE == FS_F32 ? 0 : 32);
@@ -47,7 +49,8 @@ struct stretch {
     int32_t span;         /* of these, the first so many are plain */
 };
 
-/* A stretch that begins with a part of a block, as at the start of some shards, has none: there is one per row at most. */
+/* A stretch that begins with a part of a block, as at the start of some shards, has none: there is one per row at
+ * most. */
 FS_DEVICE stretch make_stretch(const stored_row &row, int32_t first, int32_t count) {
     const bool some = row.wide && !row.head && first >= row.first;
     return {row.base + 16 * (threadIdx.x & 31), first, count, some ? min(row.last - first, count) : 0};
@@ -55,7 +58,8 @@ FS_DEVICE stretch make_stretch(const stored_row &row, int32_t first, int32_t cou
 
 /* ------------------------------------------------------------------------------------------------------ load ---- */
 
-/* Starts fetching a block that is not plain. Tokens past the row's ends are not read, and their place in the slot is left as it is. */
+/* Starts fetching a block that is not plain. Tokens past the row's ends are not read, and their place in the slot is
+ * left as it is. */
 template <int DTYPE>
 static __device__ __noinline__ void fetch_odd_block(const stored_row *row, int32_t block, uint32_t slot) {
     constexpr int SIZE = ELEMENT<DTYPE>, BYTES = FS_NOISE_BLOCK * SIZE, TOKENS = 4 / SIZE;

@@ -1,8 +1,8 @@
 /* state.cuh - what the warps that read stored logits share, and which of their tokens can win (device/race.cuh).
  *
  * A token that passes its lane's threshold is scored in float; if it may still be the best the lane has it pending. It
- * has one: by the time of a second one the first is out, or the two are so close that their exact scores decide. When all
- * is read one token is left, again but for the closest of cases. So most rows see no double arithmetic.
+ * has one: by the time of a second one the first is out, or the two are so close that their exact scores decide. When
+ * all is read one token is left, again but for the closest of cases. So most rows see no double arithmetic.
  *
  * Rough keys are what CTAs tell each other of a row: the ordered float of a score from above, then the complemented
  * token. The largest wins, unless another came so close that both left exact keys. */
@@ -14,13 +14,15 @@
 
 constexpr int WARPS = FS_CUDA_STORED_WARPS;
 
-/* The marks of a block: the lanes that have a marked token among their four, and noise that none of these tokens exceeds. */
+/* The marks of a block: the lanes that have a marked token among their four, and noise that none of these tokens
+ * exceeds. */
 struct lane_marks {
     uint32_t lanes;
     float ceiling;
 };
 
-/* How far a warp is with its team's records, in blocks: the one at hand is begin .. stop - 1, the last one ends at `end`. */
+/* How far a warp is with its team's records, in blocks: the one at hand is begin .. stop - 1, the last one ends at
+ * `end`. */
 struct progress {
     int32_t begin, stop, end, team; /* team: index in the row */
 };

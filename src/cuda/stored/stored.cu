@@ -1,8 +1,9 @@
 /* stored.cu - draws from stored logits [B, V]: all of a draw but the dot product.
  *
- *   CTA: one share of one row. Each of 12 warps takes a stretch of the share, in blocks of 128 ids; a lane has four neighbours.
+ *   CTA: one share of one row. Each of 12 warps takes a stretch of the share, in blocks of 128 ids; a lane has four
+ *   neighbours.
  *
- *   logits --cp.async--> ring --> four logits --max > threshold?--> score in float --> pending in the lane --> one per CTA --> row
+ *   logits --cp.async--> ring --> four logits --max > threshold?--> score in float --> pending --> one per CTA --> row
  *                                                 ^ (threshold, one per lane)  |
  *                                                 +-- best - largest noise ----+
  *
@@ -14,8 +15,8 @@
  * (docs/findings/gpu-instructions.md): rules and logits are on their way early, what all calls need is little code,
  * what few need is out of line, and every row is finished by the last of its own CTAs.
  *
- * Masses (log Z): 16 ids, a granule of core/mass.h, are four lanes; the order of its additions is kept, and between granules sums are
- * integers, so log Z does not depend on the batch, the shares or the shards. */
+ * Masses (log Z): 16 ids, a granule of core/mass.h, are four lanes; the order of its additions is kept, and between
+ * granules sums are integers, so log Z does not depend on the batch, the shares or the shards. */
 #define FS_PHILOX static __host__ __device__ __noinline__
 #define FS_PHILOX_ROLLED
 #include "cuda_launch.h"
@@ -59,8 +60,8 @@ template <int DTYPE> FS_DEVICE uint32_t slot_at(uint32_t ring, int32_t i) {
 
 /* ------------------------------------------------------------------------------------------------------ load ---- */
 
-/* The warp's stretch of blocks begin .. stop - 1, the first of them on their way. Two blocks are one group of copies, whether they are
- * there or not, so that groups can be counted. */
+/* The warp's stretch of blocks begin .. stop - 1, the first of them on their way. Two blocks are one group of copies,
+ * whether they are there or not, so that groups can be counted. */
 template <int DTYPE>
 FS_DEVICE stretch open_stretch(const place &at, const stored_row &row, int32_t begin, int32_t stop, uint32_t ring) {
     const int32_t all = stop - begin, warp = own_warp_anew(), quota = all / WARPS, extra = all % WARPS;
@@ -83,8 +84,8 @@ struct lane_threshold {
     float unmarked; /* of tokens without a mark */
 };
 
-/* Of a greedy row a lane passes over what only equals the token it has pending, whose id is lower: a flat row would score
- * all it has. */
+/* Of a greedy row a lane passes over what only equals the token it has pending, whose id is lower: a flat row would
+ * score all it has. */
 FS_DEVICE lane_threshold lane_threshold_of(const fs_draw &draw, uint32_t known, float pending) {
     const fs_threshold of = threshold_of(known, draw.temperature);
     return {of, draw.greedy ? fmaxf(of.level, pending) : threshold_at(of, FS_UNMARKED_CEILING)};
@@ -95,8 +96,8 @@ FS_DEVICE lane_threshold lane_threshold_of(const fs_draw &draw, uint32_t known, 
 /* Adding this to a float rounds it to an integer, held in the low bits. */
 #define FS_MASS_MAGIC 12582912.0f
 
-/* exp(l) 2^-R with shift = FS_MASS_MAGIC - R: 2^n 2^f with |f| <= 1/2, so that the bits of a sum do not depend on R. l is not far above
- * R log 2; 0 where it is far below. */
+/* exp(l) 2^-R with shift = FS_MASS_MAGIC - R: 2^n 2^f with |f| <= 1/2, so that the bits of a sum do not depend on R. l
+ * is not far above R log 2; 0 where it is far below. */
 FS_DEVICE float exp_shifted(float l, float shift) {
     const float z = fmaxf(fmaf(l, 1.44269502f, shift), FS_MASS_MAGIC - 100.0f);
     const float n = z - shift;
@@ -105,8 +106,8 @@ FS_DEVICE float exp_shifted(float l, float shift) {
     return exp2_approximate(f) * __int_as_float((__float_as_int(z) << 23) + 0x3F800000);
 }
 
-/* The sum of exp over the granule this lane's four tokens are in, in the order of core/mass.h, in units of 2^exponent. The same in its
- * four lanes. NaN has no mass, nor has +inf, which has a flag of its own. */
+/* The sum of exp over the granule this lane's four tokens are in, in the order of core/mass.h, in units of 2^exponent.
+ * The same in its four lanes. NaN has no mass, nor has +inf, which has a flag of its own. */
 FS_DEVICE float sum_granule(const float *x, float factor, int32_t *exponent) {
     float l[4];
 #pragma unroll
@@ -127,7 +128,8 @@ FS_DEVICE float sum_granule(const float *x, float factor, int32_t *exponent) {
     const float shift = FS_MASS_MAGIC - (float)*exponent;
 #pragma unroll
     for (int e = 0; e < 4; e++) l[e] = exp_shifted(l[e], shift);
-    /* i and i + 8, i and i + 4: two and one lanes apart; then the lane's own, 2 and 1 apart, which by now are other lanes'. */
+    /* i and i + 8, i and i + 4: two and one lanes apart; then the lane's own, 2 and 1 apart, which by now are other
+     * lanes'. */
     float sum = keep_sum(keep_sum(l[0], l[1], 2), keep_sum(l[2], l[3], 2), 1);
     sum += __shfl_xor_sync(~0u, sum, 1);
     return sum + __shfl_xor_sync(~0u, sum, 2);
@@ -154,7 +156,8 @@ FS_DEVICE void hand_in(cta_state *cta, lane_mass *own) {
 
 /* ------------------------------------------------------------------------------------------------------ race ---- */
 
-/* One record of a warp: every block is compared with the thresholds, and summed. Two at a time, the lane's four tokens of each. */
+/* One record of a warp: every block is compared with the thresholds, and summed. Two at a time, the lane's four tokens
+ * of each. */
 template <int DTYPE, bool MASS>
 FS_DEVICE fs_pending race(const fs_cuda_args &args, const place &at, const stretch &mine, uint32_t ring, float *max_x,
                           lane_mass *mass) {
@@ -210,7 +213,8 @@ FS_DEVICE fs_pending race(const fs_cuda_args &args, const place &at, const stret
             *max_x = fmaxf(*max_x, fmaxf(most0, most1));
             const bool above0 = !(most0 <= low0), above1 = !(most1 <= low1), passes = above0 || above1;
             if (!__any_sync(~0u, passes || (leaving && entry))) break;
-            /* Each lane's largest, of two equal ones the first; beside a NaN the first there is. It is -inf from then on. */
+            /* Each lane's largest, of two equal ones the first; beside a NaN the first there is. It is -inf from then
+             * on. */
             const bool second = above1 && (!above0 || most1 > most0);
             const float y0 = second ? x[4] : x[0], y1 = second ? x[5] : x[1], y2 = second ? x[6] : x[2];
             const float y3 = second ? x[7] : x[3], top = second ? most1 : most0;
@@ -255,7 +259,8 @@ FS_DEVICE int64_t record_of_team(const fs_cuda_args &args, const fs_cuda_share &
     return (int64_t)(begin / size - share.first / size) * args.groups.slots + team - first;
 }
 
-/* The team's token from those of its lanes: true in the lane of its first warp that has it, in lane 0 where there is none. */
+/* The team's token from those of its lanes: true in the lane of its first warp that has it, in lane 0 where there is
+ * none. */
 FS_DEVICE bool find_winner(const place &at, fs_pending *own) {
     const int32_t lane = threadIdx.x & 31;
     int32_t lead = leader(at.cta, at.team, *own);
@@ -278,7 +283,8 @@ FS_DEVICE void close_record(const fs_cuda_args &args, const place &at, int64_t r
     const int32_t b = blockIdx.y;
     hand_in(cta, mass);
     const bool winner = find_winner(at, &own);
-    __syncwarp(); /* where a warp is a team, its mass is another lane's, and all have read the best before it is cleared */
+    /* Where a warp is a team its mass is another lane's; and all have read the best before it is cleared. */
+    __syncwarp();
     if (winner) {
         if (own.id)
             atomicMax(key_of(shared_scores<true>(args, record), b),
