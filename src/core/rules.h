@@ -11,7 +11,8 @@ typedef struct fs_rules {
     uint32_t status;           /* FS_ROW_ bits that are known before any logit is */
     int32_t slot;              /* index of the per-slot arrays; -1 if the row is skipped or its slot is bad */
     int32_t greedy;            /* temperature 0 */
-    float inverse_temperature; /* 1 for greedy rows: then l = y */
+    float temperature;         /* 1 for greedy rows, */
+    float inverse_temperature; /* and so is this: then l = y */
     float cut_scale;           /* cuts look at y times this: inverse_temperature, or 1 */
     int32_t top_k;             /* 0: off */
     float top_p;               /* 1: off */
@@ -115,7 +116,7 @@ FS_CORE fs_rules rules_of_draw(const fs_draw_values *v) {
     fs_rules rules;
     memset(&rules, 0, sizeof rules);
     rules.slot = v->index;
-    rules.inverse_temperature = rules.cut_scale = 1.0f;
+    rules.temperature = rules.inverse_temperature = rules.cut_scale = 1.0f;
     rules.top_p = 1.0f;
     rules.log_min_p = -INFINITY;
     rules.repetition = 1.0f;
@@ -128,6 +129,7 @@ FS_CORE fs_rules rules_of_draw(const fs_draw_values *v) {
     rules.stream = v->stream;
     rules.greedy = v->temperature == 0.0f;
     if (rules.greedy) return rules;
+    rules.temperature = v->temperature;
     rules.inverse_temperature = rules.cut_scale = inverse;
     if (!(v->temperature > 0.0f) || !(inverse > 0.0f && inverse < INFINITY)) rules.status = FS_ROW_BAD_TEMPERATURE;
     return rules;

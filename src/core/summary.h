@@ -36,7 +36,7 @@ typedef struct fs_winner {
 
 /* FS_KEY_NONE is no token's key, and a score of -inf is that of a token that is absent. */
 FS_CORE int winner_is_token(const fs_winner *winner) {
-    return score_key_value(winner->key) > -INFINITY; /* of FS_KEY_NONE it is NaN */
+    return winner->key >> 24 > (uint64_t)0x000FFFFFFFFFFFFF >> 24; /* the image of -inf */
 }
 
 /* Logits of a watched token; NaN until its shard has seen it. */

@@ -44,8 +44,11 @@ FS_DEVICE float mark_ceiling(uint32_t prefix) {
 /* Noise that no token without a mark reaches. */
 constexpr float FS_UNMARKED_CEILING = (float)FS_NOISE_G + 1e-4f;
 
-/* One block in four thousand needs more than one call. */
-static __device__ __noinline__ int32_t walk_prefix(fs_noise noise, uint32_t token) {
+/* Who includes this may have it out of line: one block in four thousand needs more than one call. */
+#ifndef FS_WALK
+#define FS_WALK FS_DEVICE
+#endif
+FS_WALK int32_t walk_prefix(fs_noise noise, uint32_t token) {
     return noise_prefix(noise, token);
 }
 
@@ -58,9 +61,15 @@ FS_DEVICE int32_t mark_among(const fs_marks &marks, fs_noise noise, uint32_t tok
     return marks.count < 0 ? walk_prefix(noise, token) : prefix;
 }
 
-/* All that is to be drawn of a token: the prefix of its mark, or -1, and its extension. Two calls side by side take as
- * long as one, because a round waits for the round before it. */
-FS_DEVICE int32_t draw_token(fs_noise noise, uint32_t token, fs_words *extension) {
+/* What is drawn of a token. */
+typedef struct fs_drawn {
+    int32_t prefix;   /* of its mark, or -1 */
+    uint32_t word[2]; /* of its extension */
+} fs_drawn;
+
+/* Two calls side by side take as long as one, because a round waits for the round before it. Out of line: whoever wants
+ * a token's exact score draws once more, and finds the instructions where they are. */
+static __device__ __noinline__ fs_drawn draw_token(fs_noise noise, uint32_t token) {
     uint32_t key0 = FS_NOISE_KEY0, key1 = FS_NOISE_KEY1;
     fs_words mark = {{token / FS_NOISE_BLOCK, noise.r0, noise.r1, noise.r2 ^ FS_DOMAIN_MARK}};
     fs_words own = {{token, noise.r0, noise.r1, noise.r2 ^ FS_DOMAIN_EXTENSION}};
@@ -70,19 +79,18 @@ FS_DEVICE int32_t draw_token(fs_noise noise, uint32_t token, fs_words *extension
         mark = philox_round(mark, &same0, &same1);
         own = philox_round(own, &key0, &key1);
     }
-    *extension = own;
-    return mark_among(marks_from(mark), noise, token);
+    return {mark_among(marks_from(mark), noise, token), {own.w[0], own.w[1]}};
 }
 
 /* The noise of a token, to 5e-4: noise_gumbel_from of core/noise.h with all bits of w, or of 1 - w, that a float holds,
  * and by logarithms that are right to 2^-21 near 1 and to 3 ulp elsewhere. The worst is an unmarked token near G, where
  * E is C to 4e-7. */
-FS_DEVICE float noise_about(fs_words r, int32_t prefix) {
-    const bool marked = prefix >= 0;
-    const float upper = (float)(marked ? r.w[1] : ~r.w[1]);
-    const float lower = (float)(marked ? r.w[0] >> 28 << 28 : ~r.w[0] >> 12 << 12);
+FS_DEVICE float noise_about(const fs_drawn &d) {
+    const bool marked = d.prefix >= 0;
+    const float upper = (float)(marked ? d.word[1] : ~d.word[1]);
+    const float lower = (float)(marked ? d.word[0] >> 28 << 28 : ~d.word[0] >> 12 << 12);
     const float w = fmaf(upper, 0x1p-32f, fmaf(lower, 0x1p-64f, marked ? 0x1p-37f : 0x1p-53f));
-    const float y = ((float)prefix + w) * ((float)FS_NOISE_Q * 0x1p-16f);
+    const float y = ((float)d.prefix + w) * ((float)FS_NOISE_Q * 0x1p-16f);
     const float e = marked ? y * (1.0f + y * (0.5f + y * (1.0f / 3.0f))) : (float)FS_NOISE_C - __logf(w);
     return -__logf(e);
 }

@@ -357,39 +357,6 @@ FS_DEVICE void raise_global(uint32_t *p, uint32_t x) {
     asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
 
-/* *p = x if `really`. A predicate, not a branch: a rehearsal goes through the same instructions. */
-template <class T> FS_DEVICE void store_if(bool really, T *p, T x) {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word, or two");
-    if constexpr (sizeof(T) == 4) {
-        uint32_t bits;
-        memcpy(&bits, &x, sizeof x);
-        asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.global.u32 [%0], %1; }"
-                     :
-                     : "l"(p), "r"(bits), "r"((uint32_t)really)
-                     : "memory");
-    } else {
-        uint64_t bits;
-        memcpy(&bits, &x, sizeof x);
-        asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.global.u64 [%0], %1; }"
-                     :
-                     : "l"(p), "l"(bits), "r"((uint32_t)really)
-                     : "memory");
-    }
-}
-
-/* A load that stays where it is written, so that others can be begun behind it. */
-FS_DEVICE uint64_t load_now(const uint64_t *p) {
-    uint64_t x;
-    asm volatile("ld.global.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");
-    return x;
-}
-
-FS_DEVICE float load_now(const float *p) {
-    float x;
-    asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
-    return x;
-}
-
 FS_DEVICE uint32_t load_relaxed(const uint32_t *p) {
     uint32_t x;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");

@@ -23,8 +23,8 @@ typedef struct fs_draw {
 } fs_draw;
 
 FS_DEVICE fs_draw draw_of(const fs_rules &rules) {
-    return {noise_row(rules.seed, rules.position, 0, rules.stream), rules.inverse_temperature,
-            1.0f / rules.inverse_temperature, rules.status, rules.greedy};
+    return {noise_row(rules.seed, rules.position, 0, rules.stream), rules.inverse_temperature, rules.temperature,
+            rules.status, rules.greedy};
 }
 
 FS_DEVICE fs_draw draw_of_row(const fs_cuda_args &args, int32_t b) {
@@ -93,12 +93,12 @@ typedef struct fs_pending {
     float most;  /* its score is not above this */
 } fs_pending;
 
-/* The exact score. Out of line, because it is large: cold instructions come from L2 or memory, a line in some hundred
- * cycles. */
-static __device__ __noinline__ uint64_t race_key(const fs_draw &draw, float x, uint32_t token) {
+/* The exact score, with what is drawn of the token. */
+FS_DEVICE uint64_t race_key(const fs_draw &draw, float x, uint32_t token, const fs_drawn &drawn) {
     const float l = x * draw.inverse;
+    const fs_words extension = {{drawn.word[0], drawn.word[1], 0, 0}};
     const bool noisy = !draw.greedy && l < INFINITY;
-    return score_key(noisy ? (double)l + noise_gumbel(draw.noise, token) : (double)l, token);
+    return score_key(noisy ? (double)l + noise_gumbel_from(extension, drawn.prefix) : (double)l, token);
 }
 
 #endif

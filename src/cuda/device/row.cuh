@@ -208,7 +208,9 @@ static __device__ __noinline__ void close_row(const fs_cuda_args &args, const fs
     fs_needs needs = {};
     needs.samples = 1;
     if (!TOKENS_ONLY) needs = plain_needs(args.needs);
-    write_row(args, draw, needs, b, found_in(row, needs), TOKENS_ONLY, scrap);
+    fs_found found = found_in(row, needs);
+    if (scrap) found.key = score_key(0.0, 0), found.mass = {0, {1, 0, 0}}; /* what will be there, for its way */
+    write_row(args, draw, needs, b, found, TOKENS_ONLY, scrap);
     if (!scrap) clear_row(row, needs_mass(needs));
 }
 

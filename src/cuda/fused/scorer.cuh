@@ -103,7 +103,8 @@ FS_DEVICE void push_survivor(fs_tile_state<N, J> *state, float x, int32_t token,
 /* --------------------------------------------------------------------------------------------------- scorers ---- */
 
 /* Bounds of a token's score: if it may be the row's best, all CTAs are told the lower one and the token is returned, to
- * be pending. Out of line, for first scores and survivors alike, because it is large. */
+ * be pending. Out of line, for first scores and survivors alike, because it is large: cold instructions come from L2 or
+ * memory, a line in some hundred cycles. */
 static __device__ __noinline__ fs_pending score_token(const fs_draw &draw, uint32_t *best, uint32_t *bound,
                                                       uint32_t *flags, float x, uint32_t id) {
     const uint32_t token = (id - 1) >> 8;
@@ -115,9 +116,7 @@ static __device__ __noinline__ fs_pending score_token(const fs_draw &draw, uint3
         if (odd) atomicOr(flags, odd);
         if (!(l > -INFINITY)) return pending;
     } else if (!draw.greedy) {
-        fs_words extension;
-        const int32_t prefix = draw_token(draw.noise, token, &extension);
-        score = score_of(l, noise_about(extension, prefix));
+        score = score_of(l, noise_about(draw_token(draw.noise, token)));
     }
     if (score.most < known_score(*(volatile uint32_t *)best)) return pending;
     if (atomicMax(best, ordered_float(score.least)) < ordered_float(score.least))
@@ -134,17 +133,23 @@ typedef struct fs_scorer {
     fs_pending pending;
 } fs_scorer;
 
-FS_DEVICE int32_t row_of(const fs_pending &pending) {
-    return (int32_t)((pending.id - 1) & 255);
+FS_DEVICE int32_t row_of(const fs_pending &s) {
+    return (int32_t)((s.id - 1) & 255);
 }
 
 /* Whether another token is known to be better. Asking the other CTAs takes a microsecond. */
 template <int N, int J>
-FS_DEVICE bool is_overtaken(const fs_tile_state<N, J> *state, const fs_shared_scores &shared, const fs_pending &pending,
+FS_DEVICE bool is_overtaken(const fs_tile_state<N, J> *state, const fs_shared_scores &shared, const fs_pending &s,
                             bool ask) {
-    const int32_t b = row_of(pending);
-    return pending.most < known_score(*(const volatile uint32_t *)&state->best[b]) ||
-           (ask && pending.most < known_score(load_relaxed(bound_of(shared, b))));
+    const int32_t b = row_of(s);
+    return s.most < known_score(*(const volatile uint32_t *)&state->best[b]) ||
+           (ask && s.most < known_score(load_relaxed(bound_of(shared, b))));
+}
+
+/* The exact score. Out of line: its instructions are rehearsed. */
+static __device__ __noinline__ uint64_t exact_key(const fs_draw &draw, const fs_pending s) {
+    const uint32_t token = (s.id - 1) >> 8;
+    return race_key(draw, s.x, token, draw_token(draw.noise, token));
 }
 
 /* Exact scores of what this scorer's lanes have pending. Double arithmetic waits for the tensor cores, some 700 cycles
@@ -156,7 +161,7 @@ FS_DEVICE void settle(fs_tile_state<N, J> *state, const fs_shared_scores &shared
     if (__any_sync(~0u, pending.id)) scorer->owed = true;
     if (!pending.id || is_overtaken(state, shared, pending, ask)) return;
     const int32_t b = row_of(pending);
-    atomicMax(key_of(shared, b), (unsigned long long)race_key(state->draw[b], pending.x, (pending.id - 1) >> 8));
+    atomicMax(key_of(shared, b), (unsigned long long)exact_key(state->draw[b], pending));
 }
 
 /* Keeps what the lanes have found until it is settled: a lane that has something pending already gives it to one that
@@ -165,12 +170,11 @@ template <int N, int J>
 FS_DEVICE void keep_pending(fs_tile_state<N, J> *state, const fs_shared_scores &shared, fs_scorer *scorer,
                             fs_pending found) {
     const int32_t lane = threadIdx.x & 31;
-    if (__any_sync(~0u, found.id && scorer->pending.id) && scorer->pending.id &&
-        is_overtaken(state, shared, scorer->pending, true))
-        scorer->pending.id = 0;
+    uint32_t &held = scorer->pending.id;
+    if (__any_sync(~0u, found.id && held) && held && is_overtaken(state, shared, scorer->pending, true)) held = 0;
     __syncwarp();
-    while (const uint32_t crowded = __ballot_sync(~0u, found.id && scorer->pending.id)) {
-        const uint32_t free = __ballot_sync(~0u, !found.id && !scorer->pending.id);
+    while (const uint32_t crowded = __ballot_sync(~0u, found.id && held)) {
+        const uint32_t free = __ballot_sync(~0u, !found.id && !held);
         if (!free) {
             settle(state, shared, scorer, true);
             __syncwarp();
@@ -271,7 +275,7 @@ template <class T> FS_DEVICE void close(fs_tile_state<T::N, T::SCORERS> *state, 
  * very end, when the call waits for nothing else (H200, 2026-11: 2 us). */
 template <class T> FS_DEVICE void rehearse_end(fs_tile_state<T::N, T::SCORERS> *state) {
     const int32_t b = (int32_t)(threadIdx.x & 31) % state->args.rows;
-    state->scrap = race_key(state->draw[b], 0.0f, 0);
+    state->scrap = exact_key(state->draw[b], {0.0f, 1, 0.0f});
     close<T>(state, b, true);
 }
 

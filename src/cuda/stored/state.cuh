@@ -102,6 +102,12 @@ FS_DEVICE uint32_t entry_of(uint32_t token, uint32_t place) {
     return place << 25 | (token + 1);
 }
 
+/* The exact score of a token, which is drawn once more. */
+static __device__ __noinline__ uint64_t exact_key(const fs_draw &draw, float x, uint32_t token) {
+    const fs_words extension = noise_words(draw.noise, token, FS_DOMAIN_EXTENSION);
+    return race_key(draw, x, token, {noise_prefix(draw.noise, token), {extension.w[0], extension.w[1]}});
+}
+
 /* Scores a token per lane: told to the team if better than all before, pending if it may be the best. Returns what the
  * lane then has pending. All lanes. */
 FS_DEVICE fs_pending score(cta_state *cta, int32_t team, float x, uint32_t entry, fs_pending pending) {
@@ -117,7 +123,8 @@ FS_DEVICE fs_pending score(cta_state *cta, int32_t team, float x, uint32_t entry
         const fs_noise noise = cta->draw.noise;
         const fs_marks pairs = cta->pairs[own_warp()][entry >> 25];
         const int32_t prefix = mark_among(pairs, noise, id - 1);
-        score = score_of(l, noise_about(noise_words(noise, id - 1, FS_DOMAIN_EXTENSION), prefix));
+        const fs_words extension = noise_words(noise, id - 1, FS_DOMAIN_EXTENSION);
+        score = score_of(l, noise_about({prefix, {extension.w[0], extension.w[1]}}));
     }
     const uint32_t top = __reduce_max_sync(~0u, counts ? ordered_float(score.least) : 0);
     uint32_t before = 0;
@@ -128,13 +135,13 @@ FS_DEVICE fs_pending score(cta_state *cta, int32_t team, float x, uint32_t entry
     const float best = known_score(max(__shfl_sync(~0u, before, 0), top));
     if (!counts || score.most < best) return pending;
     const bool two = pending.id && !(pending.most < best);
-    if (two && race_key(cta->draw, pending.x, pending.id - 1) > race_key(cta->draw, x, id - 1)) return pending;
+    if (two && exact_key(cta->draw, pending.x, pending.id - 1) > exact_key(cta->draw, x, id - 1)) return pending;
     return {x, id, score.most};
 }
 
 /* Which of the lanes' tokens is best; id 0: none. All lanes. */
 static __device__ __noinline__ int32_t settle(const fs_draw &draw, float x, uint32_t id) {
-    const uint64_t key = id ? race_key(draw, x, id - 1) : FS_KEY_NONE;
+    const uint64_t key = id ? exact_key(draw, x, id - 1) : FS_KEY_NONE;
     const uint32_t high = __reduce_max_sync(~0u, (uint32_t)(key >> 32));
     const uint32_t low = __reduce_max_sync(~0u, (uint32_t)(key >> 32) == high ? (uint32_t)key : 0);
     return __ffs(__ballot_sync(~0u, key == ((uint64_t)high << 32 | low))) - 1;
@@ -171,8 +178,8 @@ FS_DEVICE bool are_close(float a, float b) {
 static __device__ __noinline__ void leave_exact(const fs_cuda_args &args, const fs_draw &draw, int32_t b, float x,
                                                 uint32_t token, uint32_t other) {
     unsigned long long *key = &args.work->row[b].key;
-    atomicMax(key, (unsigned long long)race_key(draw, x, token));
-    atomicMax(key, (unsigned long long)race_key(draw, stored_logit(args, b, other), other));
+    atomicMax(key, (unsigned long long)exact_key(draw, x, token));
+    atomicMax(key, (unsigned long long)exact_key(draw, stored_logit(args, b, other), other));
 }
 
 #endif

@@ -19,6 +19,7 @@
  * granules sums are integers, so log Z does not depend on the batch, the shares or the shards. */
 #define FS_PHILOX static __host__ __device__ __noinline__
 #define FS_PHILOX_ROLLED
+#define FS_WALK static __device__ __noinline__
 #include "cuda_launch.h"
 #include "stored/call.cuh"
 #include "stored/state.cuh"
@@ -288,7 +289,7 @@ FS_DEVICE void close_record(const fs_cuda_args &args, const place &at, int64_t r
     if (winner) {
         if (own.id)
             atomicMax(key_of(shared_scores<true>(args, record), b),
-                      (unsigned long long)race_key(cta->draw, own.x, own.id - 1));
+                      (unsigned long long)exact_key(cta->draw, own.x, own.id - 1));
         cta->best[at.team] = 0;
         fs_mass all = cta->mass[at.team];
 #pragma unroll 1
@@ -360,7 +361,7 @@ static __device__ __noinline__ void write_all(const fs_cuda_args &args, const fs
                                               uint32_t flags) {
     fs_found found = found_nothing();
     found.flags = flags;
-    if (id) found.x = stored_logit(args, b, id - 1), found.key = race_key(draw, found.x, id - 1);
+    if (id) found.x = stored_logit(args, b, id - 1), found.key = exact_key(draw, found.x, id - 1);
     write_row(args, draw, plain_needs(args.needs), b, found, false, NULL);
 }
 
@@ -448,7 +449,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
         if (!find_winner(at, &own)) return;
         if (!args.needs.max && !args.leave_rows) end_row(args, call, cta, b, own);
         else {
-            if (own.id) atomicMax(&args.work->row[b].key, (unsigned long long)race_key(cta->draw, own.x, own.id - 1));
+            if (own.id) atomicMax(&args.work->row[b].key, (unsigned long long)exact_key(cta->draw, own.x, own.id - 1));
             hand_over(args, cta, b);
         }
     }
