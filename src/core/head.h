@@ -4,6 +4,8 @@
 
 #include "halves.h"
 
+#include "flashsampling.h"
+
 /* Nothing: no bias either. */
 FS_CORE int head_is_plain(const fs_head *head) {
     return !head->bias && head->round == FS_F32 && head->scale == 1.0f && !(head->softcap > 0.0f) &&

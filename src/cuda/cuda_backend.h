@@ -15,15 +15,15 @@ typedef CUresult (*encode_tiled)(CUtensorMap *map, CUtensorMapDataType type, cuu
 #define FS_CUDA_FAMILIES 2 /* rows of the table in cuda_families.c */
 
 /* A matrix of 16-bit elements [rows, dim] in device memory, without padding, and the rows of a box of it. */
-typedef struct fs_cuda_matrix {
+typedef struct fs_cuda_tensor {
     const void *data;
     int64_t rows, dim, stride;
-    int32_t dtype, box_rows;
-} fs_cuda_matrix;
+    int32_t format, box_rows;
+} fs_cuda_tensor;
 
 typedef struct fs_cuda_map {
     CUtensorMap map;
-    fs_cuda_matrix of;
+    fs_cuda_tensor of;
 } fs_cuda_map;
 
 typedef struct fs_cuda {

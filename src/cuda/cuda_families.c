@@ -1,6 +1,7 @@
 /* cuda_families.c - the table of kernel families: which tiles there are, for which devices, how they are launched. */
 #include "cuda_backend.h"
 
+#include "core/format.h"
 #include "core/head.h"
 
 /* ------------------------------------------------------------------------------------------------------ Hopper ---- */
@@ -19,13 +20,14 @@ static fs_status open_sm90(fs_context *context, fs_cuda *cuda) {
 
 /* The map of a matrix in boxes of 64 columns; of one that was the last in this place already, the last. L2 promotion
  * and eviction hints cost bandwidth on the H200: none. */
-static fs_status encode(fs_context *context, fs_cuda_map *place, fs_cuda_matrix m) {
+static fs_status encode(fs_context *context, fs_cuda_map *place, fs_cuda_tensor m) {
     const fs_cuda *cuda = context->state;
     if (memcmp(&place->of, &m, sizeof m) == 0) return FS_OK;
     memset(&place->of, 0, sizeof place->of);
     cuuint64_t size[2] = {(cuuint64_t)m.dim, (cuuint64_t)m.rows}, strides[1] = {(cuuint64_t)m.stride};
     cuuint32_t box[2] = {64, (cuuint32_t)m.box_rows}, step[2] = {1, 1};
-    CUtensorMapDataType type = m.dtype == FS_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    CUtensorMapDataType type = m.format == FS_FORMAT_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                          : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     void *base;
     memcpy(&base, &m.data, sizeof base); /* the interface is not const, the memory is only read */
     CUresult result = cuda->encode(&place->map, type, 2, base, size, strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -43,15 +45,15 @@ static fs_status launch_sm90(fs_context *context, const fs_cuda_plan *plan, cons
     fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;
     const fs_batch *batch = &args->batch;
-    const int64_t w_stride = head->stride ? head->stride : head->dim * 2;
-    const int64_t h_stride = batch->hidden_stride ? batch->hidden_stride : head->dim * 2;
+    const fs_weights w = weights_of_head(head);
+    const fs_matrix h = hidden_of_batch(head, batch);
     const int32_t h_rows = plan->shape->rows / plan->shape->cluster;
-    fs_cuda_matrix w = {head->data, head->rows, head->dim, w_stride, head->dtype, FS_CUDA_TILE};
-    const fs_cuda_matrix h = {batch->hidden, batch->rows, head->dim, h_stride, head->dtype, h_rows};
-    FS_TRY(encode(context, &cuda->map[0], w));
-    w.box_rows = 16;
-    FS_TRY(encode(context, &cuda->map[1], w));
-    FS_TRY(encode(context, &cuda->map[2], h));
+    fs_cuda_tensor of_w = {w.data, head->rows, head->dim, w.stride, w.format, FS_CUDA_TILE};
+    const fs_cuda_tensor of_h = {h.data, batch->rows, head->dim, h.stride, h.format, h_rows};
+    FS_TRY(encode(context, &cuda->map[0], of_w));
+    of_w.box_rows = 16;
+    FS_TRY(encode(context, &cuda->map[1], of_w));
+    FS_TRY(encode(context, &cuda->map[2], of_h));
     const fs_cuda_maps maps = {cuda->map[0].map, cuda->map[1].map, cuda->map[2].map};
     FS_CUDA_TRY(context, fs_cuda_sm90_launch(plan, &maps, args, shaped, cuda->stream));
     return FS_OK;

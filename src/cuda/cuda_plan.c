@@ -1,5 +1,6 @@
 #include "cuda_plan.h"
 
+#include "core/format.h"
 #include "core/needs.h"
 
 #include <stdint.h>
@@ -14,9 +15,9 @@
 #define FS_CUDA_SHIFT 4
 
 int fs_cuda_plan_aligned(const fs_head *head, const fs_batch *batch) {
-    int64_t w = head->stride ? head->stride : head->dim * 2,
-            h = batch->hidden_stride ? batch->hidden_stride : head->dim * 2;
-    return (uintptr_t)head->data % 16 == 0 && (uintptr_t)batch->hidden % 16 == 0 && w % 16 == 0 && h % 16 == 0;
+    const fs_weights w = weights_of_head(head);
+    const fs_matrix h = hidden_of_batch(head, batch);
+    return (uintptr_t)w.data % 16 == 0 && (uintptr_t)h.data % 16 == 0 && w.stride % 16 == 0 && h.stride % 16 == 0;
 }
 
 /* Whether the environment's choice, "family" or "family:N", is this family; *width is N or 0. */
@@ -124,7 +125,7 @@ int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *fami
     plan->schedule = schedule_of(head, plan);
     plan->k_shift = k_shift_of(head->dim);
     plan_groups(head, batch, plan);
-    double read = 2.0 * (double)head->rows * (double)head->dim / FS_CUDA_READ;
+    double read = (double)(head->rows * format_row_bytes(format_of(head->dtype), head->dim)) / FS_CUDA_READ;
     double compute = 2.0 * (double)head->rows * (double)head->dim * s->rows / FS_CUDA_FLOPS;
     plan->microseconds = read > compute ? read : compute;
     return 1;
@@ -180,8 +181,7 @@ void fs_cuda_plan_stored(int32_t ctas, const fs_head *head, const fs_batch *batc
         plan->groups = (int32_t)((share->first + share->blocks - 1) / group - share->first / group + 1);
         plan->slots = (int32_t)least(share->teams, group * share->teams / share->blocks + 2);
     }
-    const int64_t bytes = head->dtype == FS_F32 ? 4 : 2;
-    plan->microseconds = (double)(plan->rows * head->rows * bytes) / FS_CUDA_READ;
+    plan->microseconds = (double)(plan->rows * head->rows * dtype_bytes(head->dtype)) / FS_CUDA_READ;
 }
 
 void fs_cuda_plan_describe_stored(const fs_cuda_stored_plan *plan, char *text, size_t size) {

@@ -37,13 +37,16 @@ static fs_status collect(fs_context *context, const fs_ranks *ranks, const layou
 typedef struct destination {
     const layout *layout;
     void *part;
+    int32_t mode; /* the call's, which ranks agree on: the pass has another */
 } destination;
 
-static fs_status put(fs_context *context, const fs_cuda_args *args, void *with) {
+static fs_status put(fs_context *context, const fs_cuda_args *pass, void *with) {
     const destination *to = with;
-    const int32_t last = args->first_row + args->rows == args->batch.rows;
+    const int32_t last = pass->first_row + pass->rows == pass->batch.rows;
+    fs_cuda_args args = *pass;
+    args.batch.mode = to->mode;
     FS_CUDA_TRY(context,
-                fs_cuda_put_launch(args, to->part, to->layout->keys, last, ((fs_cuda *)context->state)->stream));
+                fs_cuda_put_launch(&args, to->part, to->layout->keys, last, ((fs_cuda *)context->state)->stream));
     return FS_OK;
 }
 
@@ -58,7 +61,7 @@ static fs_cuda_args pass_of(const fs_cuda_args *args) {
 static fs_status make_part(fs_context *context, const fs_cuda_room *room, const fs_cuda_args *args, const layout *l,
                            void *part) {
     fs_cuda_args pass = pass_of(args);
-    destination to = {l, part};
+    destination to = {l, part, args->batch.mode};
     return fs_cuda_pass(context, room, &pass, put, &to);
 }
 

@@ -10,6 +10,7 @@
 #include "fused/pieces.cuh"
 #include "fused/scorer.cuh"
 
+#include "core/format.h"
 #include "core/head.h"
 
 /* Groups of a thread's accumulators (see stash), and how many are in one. */

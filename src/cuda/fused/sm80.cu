@@ -333,11 +333,9 @@ extern "C" cudaError_t fs_cuda_sm80_launch(const fs_cuda_plan *plan, const fs_cu
                                            cudaStream_t stream) {
     const int64_t i = (plan->shape - family::shapes[0]) / ROOMS;
     const fs_head *head = &args->head;
-    const fs_batch *batch = &args->batch;
-    const int64_t w_stride = head->stride ? head->stride : head->dim * 2;
-    const int64_t h_stride = batch->hidden_stride ? batch->hidden_stride : head->dim * 2;
-    const matrices from = {(const char *)head->data,      (const char *)batch->hidden,     w_stride, h_stride,
-                           unit_of(head->data, w_stride), unit_of(batch->hidden, h_stride)};
+    const fs_weights w = weights_of_head(head);
+    const fs_matrix h = hidden_of_batch(head, &args->batch);
+    const matrices from = {w.data, h.data, w.stride, h.stride, unit_of(w.data, w.stride), unit_of(h.data, h.stride)};
     /* Stages are filled two at a time: behind an odd number one of zeros. */
     fs_cuda_args even = *args;
     even.k_steps += even.k_steps % 2;
@@ -352,5 +350,5 @@ extern "C" cudaError_t fs_cuda_sm80_launch(const fs_cuda_plan *plan, const fs_cu
     config.attrs = &attribute;
     config.numAttrs = args->overlap && head->flags & FS_HEAD_CONSTANT;
     const bool tokens = call_kind(args, shaped) == FS_CUDA_TOKENS;
-    return cudaLaunchKernelEx(&config, family::kernels[tokens][head->dtype != FS_BF16][i], from, even, shaped);
+    return cudaLaunchKernelEx(&config, family::kernels[tokens][w.format != FS_FORMAT_BF16][i], from, even, shaped);
 }

@@ -60,5 +60,6 @@ extern "C" cudaError_t fs_cuda_sm90_launch(const fs_cuda_plan *plan, const fs_cu
     cudaLaunchAttribute attribute[2];
     configure(&config, attribute, plan->shape, plan->grid, args->head.flags & FS_HEAD_CONSTANT, stream);
     const fs_cuda_kind kind = call_kind(args, shaped);
-    return cudaLaunchKernelEx(&config, kernels[kind](i, args->head.dtype != FS_BF16), *maps, *args, shaped);
+    return cudaLaunchKernelEx(&config, kernels[kind](i, format_of(args->head.dtype) != FS_FORMAT_BF16), *maps, *args,
+                              shaped);
 }

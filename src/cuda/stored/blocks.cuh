@@ -16,6 +16,7 @@
 #include "cuda_call.h"
 #include "device/ptx.cuh"
 
+#include "core/format.h"
 #include "core/head.h"
 #include "core/key.h"
 #include "core/noise.h"
@@ -137,8 +138,8 @@ static __device__ __noinline__ float4 take_odd(const stored_row *row, int32_t bl
 /* The raw logit of a token of row b of the launch. */
 static __device__ __noinline__ float stored_logit(const fs_cuda_args &args, int32_t b, uint32_t token) {
     const fs_head &head = args.head;
-    const int64_t stride = head.stride ? head.stride : head.rows * dtype_bytes(head.dtype);
-    const char *row = (const char *)head.data + (args.first_row + b) * stride;
+    const fs_matrix logits = logits_of_head(&head);
+    const char *row = matrix_row(&logits, args.first_row + b);
     const int64_t v = token - head.first_token;
     float x;
     if (head.dtype == FS_F32) x = ((const float *)row)[v];

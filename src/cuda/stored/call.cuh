@@ -59,13 +59,13 @@ static inline uint32_t status_of_all(const fs_batch &batch, int64_t vocab) {
 static inline stored_call call_of(const fs_cuda_stored_plan &plan, const fs_cuda_args &args, int32_t shaped) {
     const fs_head &head = args.head;
     const fs_result &result = args.result;
-    const int64_t size = dtype_bytes(head.dtype);
+    const fs_matrix logits = logits_of_head(&head);
     stored_call call;
     memset(&call, 0, sizeof call);
     call.share = plan.share;
     call.first_row = args.first_row;
-    call.stride = head.stride ? head.stride : head.rows * size;
-    call.data = (const char *)((uintptr_t)head.data - (uintptr_t)(head.first_token * size));
+    call.stride = logits.stride;
+    call.data = (const char *)((uintptr_t)logits.data - (uintptr_t)(head.first_token * dtype_bytes(head.dtype)));
     call.shaped = shaped;
     call.tokens_only = !result.score && !result.logit && !result.logprob && !result.log_z && !result.max_logit;
     call.uniform = rules_are_uniform(&args.batch);

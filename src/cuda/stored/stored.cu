@@ -459,25 +459,25 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
 
 typedef void (*kernel)(const stored_call, const fs_cuda_args);
 
-/* By fs_dtype, then without and with masses. */
-constexpr kernel kernels[3][2] = {{stored<FS_F32, false>, stored<FS_F32, true>},
-                                  {stored<FS_F16, false>, stored<FS_F16, true>},
-                                  {stored<FS_BF16, false>, stored<FS_BF16, true>}};
-static_assert(FS_F32 == 0 && FS_F16 == 1 && FS_BF16 == 2, "the table is by fs_dtype");
+/* By format, then without and with masses. */
+constexpr kernel kernels[FS_FLOAT_FORMATS][2] = {{stored<FS_F32, false>, stored<FS_F32, true>},
+                                                 {stored<FS_F16, false>, stored<FS_F16, true>},
+                                                 {stored<FS_BF16, false>, stored<FS_BF16, true>}};
+static_assert(FS_FORMAT_F32 == 0 && FS_FORMAT_F16 == 1 && FS_FORMAT_BF16 == 2, "the order of the table");
 
 /* Shared memory, the same way. */
-constexpr int bytes[3][2] = {{BYTES<FS_F32, false>, BYTES<FS_F32, true>},
-                             {BYTES<FS_F16, false>, BYTES<FS_F16, true>},
-                             {BYTES<FS_BF16, false>, BYTES<FS_BF16, true>}};
+constexpr int bytes[FS_FLOAT_FORMATS][2] = {{BYTES<FS_F32, false>, BYTES<FS_F32, true>},
+                                            {BYTES<FS_F16, false>, BYTES<FS_F16, true>},
+                                            {BYTES<FS_BF16, false>, BYTES<FS_BF16, true>}};
 
 } // namespace
 
 extern "C" cudaError_t fs_cuda_stored_open(int32_t *ctas) {
     *ctas = INT32_MAX;
-    for (int dtype = 0; dtype < 3; dtype++)
+    for (int format = 0; format < FS_FLOAT_FORMATS; format++)
         for (int masses = 0; masses < 2; masses++) {
-            const kernel run = kernels[dtype][masses];
-            const int32_t shared = bytes[dtype][masses];
+            const kernel run = kernels[format][masses];
+            const int32_t shared = bytes[format][masses];
             int32_t fit = 0;
             cudaError_t error = cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
             if (error == cudaSuccess) /* or the driver may leave room for one CTA only */
@@ -498,11 +498,12 @@ extern "C" cudaError_t fs_cuda_stored_launch(const fs_cuda_stored_plan *plan, co
     cudaLaunchAttribute attribute;
     config.gridDim = dim3((unsigned)plan->share.segments, (unsigned)plan->rows);
     config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = (size_t)bytes[args->head.dtype][masses];
+    const int32_t format = format_of(args->head.dtype);
+    config.dynamicSmemBytes = (size_t)bytes[format][masses];
     config.stream = stream;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernels[args->head.dtype][masses], call_of(*plan, *args, shaped), *args);
+    return cudaLaunchKernelEx(&config, kernels[format][masses], call_of(*plan, *args, shaped), *args);
 }
