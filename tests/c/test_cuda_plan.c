@@ -75,14 +75,14 @@ static void every_span_is_dealt_out_once(void **state) {
         }
 }
 
-/* As cuda_piece.cuh multiplies instead of dividing. */
+/* As fused/pieces.cuh multiplies instead of dividing. */
 static void pairs_of_tiles_start_four_slices_of_k_apart(void **state) {
     (void)state;
     for (int64_t dim = 64; dim <= 16384; dim += 192) {
         const uint64_t slices = (uint64_t)(dim + 127) / 128;
-        const uint32_t turn = plan_of(1000, dim, 1).turn;
+        const uint32_t shift = plan_of(1000, dim, 1).k_shift;
         for (uint64_t pair = 0; pair < 1 << 20; pair = pair * 5 / 4 + 1)
-            assert_int_equal((uint64_t)(uint32_t)(pair * turn) * slices >> 32, pair * 4 % slices);
+            assert_int_equal((uint64_t)(uint32_t)(pair * shift) * slices >> 32, pair * 4 % slices);
     }
 }
 
