@@ -23,12 +23,12 @@ set_target_properties(flashsampling_kernels PROPERTIES CUDA_ARCHITECTURES "${FS_
 set_target_properties(flashsampling_kernels_90a PROPERTIES CUDA_ARCHITECTURES 90a-real)
 foreach(kernels flashsampling_kernels flashsampling_kernels_90a)
     set_target_properties(${kernels} PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden)
-    target_include_directories(${kernels} PRIVATE include src src/cuda)
+    target_include_directories(${kernels} PRIVATE include src)
     target_compile_options(${kernels} PRIVATE --threads=2) # two architectures at a time
 endforeach()
 
 add_library(flashsampling_cuda OBJECT src/cuda/cuda_backend.c src/cuda/cuda_families.c src/cuda/cuda_memory.c src/cuda/cuda_ranks.c)
-target_include_directories(flashsampling_cuda PRIVATE include src src/cuda)
+target_include_directories(flashsampling_cuda PRIVATE include src)
 target_link_libraries(flashsampling_cuda PRIVATE fs_flags fs_strict_warnings CUDA::cudart_static)
 
 target_compile_definitions(flashsampling_objects PRIVATE FS_WITH_CUDA)

@@ -49,7 +49,7 @@ static void every_processor_works_where_there_are_tiles_for_it(void **state) {
         }
 }
 
-/* As cuda_piece.cuh walks them. */
+/* As fused/pieces.cuh walks them. */
 static void every_span_is_dealt_out_once(void **state) {
     (void)state;
     static char taken[2048];
@@ -185,7 +185,7 @@ static void the_environment_forces_a_family_or_a_tile(void **state) {
     }
 }
 
-/* What a part's index is on the device (cuda_piece.cuh), for every tile of a shard: inside its group's slots, and no
+/* What a record's index is on the device (fused/pieces.cuh), for every tile of a shard: inside its group's slots, and no
  * two CTAs in one. */
 static void every_piece_has_a_part_of_its_own(void **state) {
     (void)state;
@@ -220,6 +220,7 @@ static void unaligned_data_is_noticed(void **state) {
     fs_head head = fs_head_default();
     fs_batch batch = fs_batch_default();
     head.data = memory, head.dim = 64, batch.hidden = memory;
+    head.dtype = batch.hidden_dtype = FS_BF16;
     assert_true(fs_cuda_plan_aligned(&head, &batch));
     head.data = memory + 2;
     assert_false(fs_cuda_plan_aligned(&head, &batch));
@@ -297,7 +298,7 @@ static void stored_blocks_are_whole_where_all_their_tokens_are(void **state) {
     assert_true(plan.share.whole == 6 && plan.share.whole_end == 11);
 }
 
-/* What a part's index is on the device (cuda_stored.cu), for every team and group: inside the group's slots, no two
+/* What a record's index is on the device (stored/stored.cu), for every team and group: inside the group's slots, no two
  * teams in one, and every block with one team. */
 static void every_team_has_a_part_of_its_own_in_every_group(void **state) {
     (void)state;

@@ -30,7 +30,7 @@ def jobs(portable):
 def compile_one(nvcc, folder, file, arch):
     """What is wrong, and a line about the report."""
     command = [nvcc, "-std=c++17", "-O3", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-Xptxas", "-v",
-               f"-I{ROOT / 'src'}", f"-I{SOURCES}", f"-I{ROOT / 'include'}", "-c", file, "-o",
+               f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-c", file, "-o",
                Path(folder) / f"{file.name}.{arch}.o"]
     run = subprocess.run(command, capture_output=True, text=True)
     report = run.stdout + run.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = {"core", "error.h", "backend.h", "flashsampling.h"}
+LAUNCH = {"core", "cuda/cuda_call.h", "cuda/cuda_launch.h", "cuda/cuda_plan.h", "flashsampling.h"}
 ROOTS = ("src", "include", "cli", "bench", "tests/callers", "examples")
 ALLOWED = {
     "src/core": {"core", "flashsampling.h"},
@@ -20,6 +21,12 @@ ALLOWED = {
                        "cpu/cpu_rows.h", "cpu/cpu_shared.h", "flashsampling.h"},
     "src/cpu/kernels": {"core", "cpu/kernels", "cpu/filter/cpu_filter.h", "flashsampling.h"},
     "src/cuda": SHARED | {"cuda"},
+    # What all kernels share knows none of them; they know what a launch is given, and nothing of the host.
+    "src/cuda/device": LAUNCH | {"cuda/device"},
+    "src/cuda/fused": LAUNCH | {"cuda/device", "cuda/fused"},
+    "src/cuda/stored": LAUNCH | {"cuda/device", "cuda/stored"},
+    "src/cuda/groups": LAUNCH | {"cuda/device", "cuda/stored/blocks.cuh"},
+    "src/cuda/ranks": LAUNCH | {"cuda/device"},
     "src/dist": SHARED | {"dist"},
     # A transport is a library of its own: it sees what a user sees.
     "src/dist/mpi": {"flashsampling.h", "flashsampling_mpi.h"},

@@ -3,7 +3,7 @@
 #ifndef FS_CUDA_NOISE_CUH
 #define FS_CUDA_NOISE_CUH
 
-#include "device/ptx.cuh"
+#include "cuda/device/ptx.cuh"
 
 #include "core/noise.h"
 

@@ -8,8 +8,8 @@
 #ifndef FS_CUDA_RACE_CUH
 #define FS_CUDA_RACE_CUH
 
-#include "cuda_call.h"
-#include "device/noise.cuh"
+#include "cuda/cuda_call.h"
+#include "cuda/device/noise.cuh"
 
 #include "core/key.h"
 #include "core/rules.h"

@@ -3,7 +3,7 @@
 #ifndef FS_CUDA_ROW_CUH
 #define FS_CUDA_ROW_CUH
 
-#include "device/race.cuh"
+#include "cuda/device/race.cuh"
 
 #include "core/finish.h"
 

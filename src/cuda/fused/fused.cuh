@@ -19,8 +19,8 @@
 #define FS_CUDA_FUSED_CUH
 
 #define FS_PHILOX_ROLLED
-#include "cuda_launch.h"
-#include "fused/masses.cuh"
+#include "cuda/cuda_launch.h"
+#include "cuda/fused/masses.cuh"
 
 constexpr int FS_THREADS = 384;
 constexpr int FS_CONSUMERS = FS_STRIPS; /* warps */

@@ -12,7 +12,7 @@
 #ifndef FS_CUDA_MASSES_CUH
 #define FS_CUDA_MASSES_CUH
 
-#include "fused/epilogue.cuh"
+#include "cuda/fused/epilogue.cuh"
 
 /* What eight of them together leave inside the limbs of a row. */
 #define FS_MASS_LEAST 0x1p-48f

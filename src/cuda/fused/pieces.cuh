@@ -2,8 +2,8 @@
 #ifndef FS_CUDA_PIECES_CUH
 #define FS_CUDA_PIECES_CUH
 
-#include "cuda_call.h"
-#include "device/ptx.cuh"
+#include "cuda/cuda_call.h"
+#include "cuda/device/ptx.cuh"
 
 /* Tokens [first, first + count) of the vocabulary, inside one tile. count 0: another CTA of the cluster has work, this
  * one only passes H on; -1: no more pieces. */

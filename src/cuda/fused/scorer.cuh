@@ -13,7 +13,7 @@
 #ifndef FS_CUDA_SCORER_CUH
 #define FS_CUDA_SCORER_CUH
 
-#include "device/row.cuh"
+#include "cuda/device/row.cuh"
 
 /* Survivors in flight; a multiple of 32 times any number of scorers, so that a slot always belongs to one. */
 #define FS_QUEUE 384

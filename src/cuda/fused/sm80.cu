@@ -16,7 +16,7 @@
  *
  * One K order for every N: a pair of tiles starts at a K slice that depends on its global token ids alone, as on
  * Hopper, and every sum goes on from there. So a logit does not depend on the batch or the shard. */
-#include "fused/fused.cuh"
+#include "cuda/fused/fused.cuh"
 
 namespace {
 

@@ -1,5 +1,5 @@
 /* sm90.cu - launches Hopper's kernels. */
-#include "fused/sm90.cuh"
+#include "cuda/fused/sm90.cuh"
 
 namespace {
 

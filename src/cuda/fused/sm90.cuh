@@ -13,8 +13,8 @@
 #ifndef FS_CUDA_SM90_CUH
 #define FS_CUDA_SM90_CUH
 
-#include "fused/fused.cuh"
-#include "fused/wgmma.cuh"
+#include "cuda/fused/fused.cuh"
+#include "cuda/fused/wgmma.cuh"
 
 typedef void (*fs_cuda_sm90_kernel)(const fs_cuda_maps, const fs_cuda_args, int32_t);
 

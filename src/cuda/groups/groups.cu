@@ -3,9 +3,9 @@
  * launch), so what it costs is about one memory latency.
  *
  *   record[row][group][slot]  --lane: slots of its groups-->  group mass and winner  --warp-->  token, log Z  */
-#include "cuda_launch.h"
-#include "device/row.cuh"
-#include "stored/blocks.cuh"
+#include "cuda/cuda_launch.h"
+#include "cuda/device/row.cuh"
+#include "cuda/stored/blocks.cuh"
 
 namespace {
 

@@ -4,8 +4,8 @@
  *
  *   rows of the pass --put_rows--> part --all_gather--> parts of all --merge_rows--> results
  *                    --put_keys--> keys --all_max-----> largest keys --merge_keys--> results */
-#include "cuda_launch.h"
-#include "device/row.cuh"
+#include "cuda/cuda_launch.h"
+#include "cuda/device/row.cuh"
 
 namespace {
 

@@ -13,8 +13,8 @@
 #ifndef FS_CUDA_BLOCKS_CUH
 #define FS_CUDA_BLOCKS_CUH
 
-#include "cuda_call.h"
-#include "device/ptx.cuh"
+#include "cuda/cuda_call.h"
+#include "cuda/device/ptx.cuh"
 
 #include "core/format.h"
 #include "core/head.h"

@@ -3,9 +3,9 @@
 #ifndef FS_CUDA_STORED_CALL_CUH
 #define FS_CUDA_STORED_CALL_CUH
 
-#include "cuda_plan.h"
-#include "device/row.cuh"
-#include "stored/blocks.cuh"
+#include "cuda/cuda_plan.h"
+#include "cuda/device/row.cuh"
+#include "cuda/stored/blocks.cuh"
 
 /* What every CTA of a launch needs before its first logits are on their way, and then of its row: all that most calls
  * ask for, side by side, because constant memory too is cold when a launch begins. */

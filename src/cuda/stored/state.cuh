@@ -9,8 +9,8 @@
 #ifndef FS_CUDA_STORED_STATE_CUH
 #define FS_CUDA_STORED_STATE_CUH
 
-#include "device/row.cuh"
-#include "stored/blocks.cuh"
+#include "cuda/device/row.cuh"
+#include "cuda/stored/blocks.cuh"
 
 constexpr int WARPS = FS_CUDA_STORED_WARPS;
 

@@ -20,9 +20,9 @@
 #define FS_PHILOX static __host__ __device__ __noinline__
 #define FS_PHILOX_ROLLED
 #define FS_WALK static __device__ __noinline__
-#include "cuda_launch.h"
-#include "stored/call.cuh"
-#include "stored/state.cuh"
+#include "cuda/cuda_launch.h"
+#include "cuda/stored/call.cuh"
+#include "cuda/stored/state.cuh"
 
 namespace {
 
