@@ -103,7 +103,7 @@ FS_DEVICE uint32_t *bound_of(const fs_shared_scores &shared, int32_t b) {
 /* What a pass has found of a row. */
 typedef struct fs_found {
     uint64_t key; /* of the drawn token; 0: none */
-    float x;      /* its logit, where that is known; else NaN */
+    float x;      /* its logit, where that is needed; else NaN */
     uint32_t flags;
     float max; /* largest x, where that is asked for */
     fs_mass mass;
@@ -113,26 +113,28 @@ FS_DEVICE fs_found found_nothing() {
     return {FS_KEY_NONE, NAN, 0, -INFINITY, mass_empty()};
 }
 
-FS_DEVICE fs_found found_in(const fs_cuda_row *row, const fs_needs &needs) {
-    fs_found found = found_nothing();
-    found.key = __ldcg(&row->key);
-    found.flags = __ldcg(&row->flags);
-    if (needs.max) found.max = known_score(__ldcg(&row->max));
-    if (needs_mass(needs)) found.mass = row_mass(row);
-    return found;
-}
-
 /* The drawn token's logit where none was carried along: the key holds l + noise to 2^-24 or better, and the noise is
- * known, so what is left is l. */
-FS_DEVICE float logit_of_key(const fs_draw &draw, uint64_t key) {
+ * known, so what is left is l. NaN where it is not needed, or there is none. */
+FS_DEVICE float logit_of_key(const fs_draw &draw, const fs_needs &needs, uint64_t key) {
+    if (!needs.winner_logit || !key) return NAN;
     double l = score_key_value(key);
     if (!draw.greedy) l -= noise_gumbel(draw.noise, score_key_token(key));
     return (float)(l * (double)draw.temperature);
 }
 
+FS_DEVICE fs_found found_in(const fs_cuda_row *row, const fs_draw &draw, const fs_needs &needs) {
+    fs_found found = found_nothing();
+    found.key = __ldcg(&row->key);
+    found.flags = __ldcg(&row->flags);
+    found.x = logit_of_key(draw, needs, found.key);
+    if (needs.max) found.max = known_score(__ldcg(&row->max));
+    if (needs_mass(needs)) found.mass = row_mass(row);
+    return found;
+}
+
 /* That as the one summary. How large the largest logit is nobody may have asked, but whether there is one, and whether
  * it is +inf, or becomes so. */
-FS_DEVICE fs_summary summary_of(const fs_draw &draw, const fs_needs &needs, const fs_found &found, fs_winner *winner) {
+FS_DEVICE fs_summary summary_of(const fs_needs &needs, const fs_found &found, fs_winner *winner) {
     fs_summary s = {};
     s.flags = found.flags & ~FS_CUDA_X_INF;
     s.max_x = !found.key ? -INFINITY : needs.max ? found.max : s.flags & FS_ROW_INF ? 0x1.fffffep127f : 0.0f;
@@ -140,10 +142,7 @@ FS_DEVICE fs_summary summary_of(const fs_draw &draw, const fs_needs &needs, cons
     s.max_y = s.max_x;
     s.mass = s.raw_mass = found.mass;
     s.cut_mass = mass_empty();
-    winner->key = found.key;
-    winner->x = found.x;
-    if (needs.winner_logit && found.key && found.x != found.x) winner->x = logit_of_key(draw, found.key);
-    winner->y = winner->x;
+    *winner = {found.key, found.x, found.x};
     s.winner = winner;
     return s;
 }
@@ -197,7 +196,7 @@ FS_DEVICE void write_row(const fs_cuda_args &args, const fs_draw &draw, const fs
     const fs_call call = {&args.head, &args.batch, &result, NULL, args.vocab, needs};
     const fs_rules rules = rules_of(draw);
     fs_winner winner;
-    fs_summary summary = summary_of(draw, needs, found, &winner);
+    fs_summary summary = summary_of(needs, found, &winner);
     finish_row(&call, scrap ? 0 : args.first_row + b, &rules, &summary, 0, 1, NULL);
 }
 
@@ -208,7 +207,7 @@ static __device__ __noinline__ void close_row(const fs_cuda_args &args, const fs
     fs_needs needs = {};
     needs.samples = 1;
     if (!TOKENS_ONLY) needs = plain_needs(args.needs);
-    fs_found found = found_in(row, needs);
+    fs_found found = found_in(row, draw, needs);
     if (scrap) found.key = score_key(0.0, 0), found.mass = {0, {1, 0, 0}}; /* what will be there, for its way */
     write_row(args, draw, needs, b, found, TOKENS_ONLY, scrap);
     if (!scrap) clear_row(row, needs_mass(needs));

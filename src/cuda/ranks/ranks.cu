@@ -48,9 +48,9 @@ FS_DEVICE uint64_t part_sum(const char *part, size_t bytes, uint32_t first, uint
 }
 
 /* Row b of the launch out of work memory. */
-FS_DEVICE fs_found take_row(const fs_cuda_args &args, int32_t b) {
+FS_DEVICE fs_found take_row(const fs_cuda_args &args, const fs_draw &draw, int32_t b) {
     fs_cuda_row *row = &args.work->row[b];
-    const fs_found found = found_in(row, args.needs);
+    const fs_found found = found_in(row, draw, args.needs);
     clear_row(row, needs_mass(args.needs));
     return found;
 }
@@ -67,9 +67,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     for (int32_t b = threadIdx.x; b < args.rows; b += THREADS) {
         const int64_t at = args.first_row + b;
-        const fs_draw draw = draw_of_row(args, b);
         fs_winner winner;
-        const fs_summary summary = summary_of(draw, args.needs, take_row(args, b), &winner);
+        const fs_summary summary = summary_of(args.needs, take_row(args, draw_of_row(args, b), b), &winner);
         wire_put_row(&call, at, &summary, part);
         if (wire_bits(&summary)) atomicOr(&bits[at / 16], wire_bits(&summary) << 2 * (at % 16));
     }
@@ -88,8 +87,10 @@ __global__ void __launch_bounds__(THREADS, 1)
  * after a max over ranks only if all have the same. */
 __global__ void __launch_bounds__(THREADS, 1)
     put_keys(const __grid_constant__ fs_cuda_args args, unsigned long long *words, bool last) {
-    for (int32_t b = threadIdx.x; b < args.rows; b += THREADS)
-        words[2 + args.first_row + b] = take_row(args, b).key ^ (uint64_t)1 << 63;
+    for (int32_t b = threadIdx.x; b < args.rows; b += THREADS) {
+        words[2 + args.first_row + b] = args.work->row[b].key ^ (uint64_t)1 << 63;
+        clear_row(&args.work->row[b], false);
+    }
     if (!last) return;
     const uint64_t hash = agreed_hash(args);
     if (threadIdx.x == 0) words[0] = hash, words[1] = ~hash;
@@ -175,6 +176,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         fs_draw draw = draw_of_row(args, b);
         fs_found found = found_nothing();
         found.key = words[2 + b] ^ (uint64_t)1 << 63;
+        found.x = logit_of_key(draw, args.needs, found.key);
         if (!well) draw.status |= FS_ROW_PEER;
         write_row(args, draw, plain_needs(args.needs), b, found, false, NULL);
     }
