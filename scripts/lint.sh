@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 jobs=$(nproc)
 find_c() { find include src cli tests bench examples -name '*.[ch]' 2>/dev/null | sort; }
-find_cuda() { find src bench -name '*.cu' -o -name '*.cuh' | sort; }
+find_cuda() { find src bench tests -name '*.cu' -o -name '*.cuh' | sort; }
 
 if [ "${1:-}" = --fix ]; then
     { find_c; find_cuda; } | xargs clang-format -i
