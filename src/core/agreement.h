@@ -39,7 +39,8 @@ typedef struct fs_agreement {
 /* What a row's rules are but for its seed, stream and position. */
 FS_CORE uint64_t hash_rules(uint64_t h, const fs_rules *rules) {
     h = hash_mix(hash_mix(h, rules->status), float_bits(rules->inverse_temperature) | (uint64_t)rules->greedy << 32);
-    h = hash_mix(hash_mix(h, (uint64_t)rules->top_k << 32 | float_bits(rules->top_p)), double_bits(rules->log_min_p));
+    h = hash_mix(h, (uint64_t)rules->top_k << 32 | float_bits(rules->top_p));
+    h = hash_mix(h, float_bits((float)rules->log_min_p)); /* logarithms of two devices may differ in their last bit */
     h = hash_mix(h, float_bits(rules->repetition));
     return hash_mix(h, (uint64_t)float_bits(rules->frequency) << 32 | float_bits(rules->presence));
 }

@@ -316,13 +316,14 @@ FS_CORE double row_log_z(fs_row *row) {
     const fs_summary *s = row->summary;
     const fs_result *r = row->call->result;
     const int raw = r->logits == FS_LOGITS_RAW;
-    const fs_mass *mass = raw ? &s->raw_mass : &s->mass;
+    const fs_mass mass = raw ? s->raw_mass : s->mass; /* no address: a GPU keeps the summary in registers */
     if (!result_wants_log_z(r)) return NAN;
     const float largest = row_logit(row, s->max_x, s->max_y);
     if (!(largest < INFINITY)) return INFINITY;
     const double least = row->call->needs.bounded ? (double)largest : -INFINITY;
-    if (r->logits == FS_LOGITS_CUT && row->has_cut) return fmax(row->cut.log_z, least);
-    if (!mass_is_far(mass)) return fmax(mass_log(mass), least);
+    if (r->logits == FS_LOGITS_CUT && row->has_cut) return row->cut.log_z > least ? row->cut.log_z : least;
+    const double log_z = mass_log(&mass);
+    if (!mass_is_far(&mass)) return log_z > least ? log_z : least;
     row->status |= FS_ROW_FAR;
     return NAN;
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compiles the CUDA kernels with nvcc, where there is one, and reads the assembler's report: no instantiation may spill a
-register or have its tensor instructions serialised.
+"""Compiles the CUDA kernels with nvcc, where there is one, and reads the assembler's report: no instantiation may spill
+a register or have its tensor instructions serialised.
 
 A file named after sm_90 is compiled for it, the others for the oldest architecture; with --all for every one of them.
 That takes minutes, so a good report is kept in the build folder for as long as what it was made from stays the same.
@@ -29,8 +29,8 @@ def jobs(portable):
 
 def compile_one(nvcc, folder, file, arch):
     """What is wrong, and a line about the report."""
-    command = [nvcc, "-std=c++17", "-O3", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-Xptxas", "-v",
-               f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-c", file, "-o",
+    command = [nvcc, "-std=c++17", "-O3", "--fmad=false", f"-gencode=arch=compute_{arch},code=sm_{arch}",
+               "-Xptxas", "-v", f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-c", file, "-o",
                Path(folder) / f"{file.name}.{arch}.o"]
     run = subprocess.run(command, capture_output=True, text=True)
     report = run.stdout + run.stderr

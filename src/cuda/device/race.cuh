@@ -59,7 +59,7 @@ FS_DEVICE fs_threshold threshold_of(uint32_t known, float temperature) {
 }
 
 FS_DEVICE float threshold_at(const fs_threshold &t, float noise) {
-    return t.level - noise * t.slope;
+    return fmaf(-noise, t.slope, t.level);
 }
 
 /* ----------------------------------------------------------------------------------------------------- scores ---- */
