@@ -80,7 +80,7 @@ template <class T> struct walk {
     piece p;
 
     FS_DEVICE_MEMBER explicit walk(const fs_cuda_args &args)
-        : args(args), own(share_of<T>(args)), i(-1), record(-1), fresh(false), p{0, 0, 0} {}
+        : args(args), own(share_of<T>(args)), i(-1), record(-1), fresh(false), p{0, -1, 0} {}
 
     FS_DEVICE_MEMBER bool is_last() const { return i + 1 >= own.count; }
 
@@ -215,7 +215,7 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
      * instructions alone, which are the other team's too (H200, 2026-11: cold, they held the first maximum up by 12 us
      * at N = 64). A logit of -inf has no effect. */
     for (bool rehearse = team > 0 && at.own.count > 1;; rehearse = false) {
-        if (rehearse || at.i >= 0) {
+        if (rehearse || at.p.count >= 0) {
             transform<N, TEAMS>(d, args.head, shaped, at.p, t);
             if (rehearse || at.i == 0) barrier_wait(turn.opened, 0);
             if (rehearse || at.fresh) {
