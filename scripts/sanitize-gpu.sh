@@ -4,7 +4,7 @@
 #
 #   scripts/sanitize-gpu.sh [LIBRARY FOLDER [TOOL...]]     default: build/cuda/lib memcheck initcheck synccheck
 #
-# racecheck runs over stored logits alone: it does not follow what judges and consumers of the fused kernel hand over
+# racecheck runs over stored logits alone: it does not follow what scorers and consumers of the fused kernel hand over
 # through mbarriers and volatile words (docs/races.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
