@@ -157,7 +157,7 @@ FS_DEVICE void merge_row(const fs_call &call, const fs_cuda_gathered &from, cons
 __global__ void __launch_bounds__(THREADS, 1)
     merge_rows(const __grid_constant__ fs_cuda_args args, const __grid_constant__ fs_cuda_gathered from) {
     const fs_call call = call_of(args);
-    const bool well = are_intact(args, from, call) && (!from.sealed || are_whole(from, (uint64_t)args.vocab));
+    const bool well = are_intact(args, from, call) && are_whole(from, (uint64_t)args.vocab);
     for (int64_t b = threadIdx.x; b < args.batch.rows; b += THREADS) {
         fs_rules rules = rules_of_row(&args.batch, args.vocab, b);
         fs_winner winner[2];
