@@ -51,7 +51,6 @@ typedef struct fs_cuda_args {
     fs_head head; /* pointers are device memory here */
     fs_batch batch;
     fs_result result;
-    fs_needs needs;
     int64_t vocab;
     int32_t first_row, rows; /* rows of the batch this launch draws */
     int32_t k_steps;         /* stages of K that cover D */
@@ -61,6 +60,7 @@ typedef struct fs_cuda_args {
     int32_t leave_rows; /* in work memory, for a launch that follows */
     fs_cuda_work *work;
     fs_cuda_groups groups;
+    fs_needs needs; /* beside what else kernels look at: constant memory is cold when a launch begins */
 } fs_cuda_args;
 
 /* What a kernel is for. Each is there several times, because code that is not there need not be fetched, and is not

@@ -80,7 +80,7 @@ template <class T> struct walk {
     piece p;
 
     FS_DEVICE_MEMBER explicit walk(const fs_cuda_args &args)
-        : args(args), own(share_of<T>(args)), i(-1), record(-1), fresh(false), p{0, -1, 0} {}
+        : args(args), own(share_of<T>(args)), i(-1), record(-1), fresh(false), p{0, 0, 0} {}
 
     FS_DEVICE_MEMBER bool is_last() const { return i + 1 >= own.count; }
 
@@ -160,7 +160,9 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
             /* A new group starts without a best score; every survivor of the last one has been scored. */
             if (groups && at.fresh) state->best[b] = 0;
         });
-        for (bool rehearse = at.i == 0;; rehearse = false) {
+        /* Its instructions come while the first tile does: 1 to 2 % of a call on a small head. One team's rehearsal
+         * below is in the way of that (H200, 2026-11: 2 % worse with both). */
+        for (bool rehearse = T::TEAMS > 1 && at.i == 0;; rehearse = false) {
             if (at.fresh && !rehearse) barrier_wait(turn.first, seeded++ & 1);
             if (at.fresh) seed<N>(args, state, shared, first, at.i == 0 && patient ? FS_PATIENCE : 0, rehearse);
             take_bounds(state, args, shared);
@@ -174,7 +176,7 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
         if (lane == 0) barrier_arrive(turn.ready + 8 * (at.i % T::TEAMS));
         if (scorer.owed && lane == 0) __threadfence(); /* here there is time; at the end there is none */
         scorer.owed = false;
-        if (at.is_last()) {
+        if (T::KIND != FS_CUDA_TOKENS && at.is_last()) {
             if (lane == 0) leave(args.work, true, 0);
             if (warp == J - 1) rehearse_end<T>(state);
         }
@@ -206,49 +208,38 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
     const int32_t team = warp / (FS_CONSUMERS / TEAMS), strip = warp % (FS_CONSUMERS / TEAMS);
     const int32_t t = strip * 16 + lane / 4; /* this thread's first token in a tile; in two teams it has t + 64 too */
     float d[TEAMS][N / 2];
-    /* Anything: a rehearsal makes them -inf, a product starts anew. Setting them would be a kilobyte of cold
-     * instructions. */
-#pragma unroll
-    for (int i = 0; i < TEAMS * N / 2; i++) asm volatile("" : "=f"(d[i / (N / 2)][i % (N / 2)]));
     walk<T> at(args);
-    /* A second team has nothing to multiply before the first tile is over: it runs through what comes then, for the
-     * instructions alone, which are the other team's too (H200, 2026-11: cold, they held the first maximum up by 12 us
-     * at N = 64). A logit of -inf has no effect. */
-    for (bool rehearse = team > 0 && at.own.count > 1;; rehearse = false) {
-        if (rehearse || at.p.count >= 0) {
-            transform<N, TEAMS>(d, args.head, shaped, at.p, t);
-            if (rehearse || at.i == 0) barrier_wait(turn.opened, 0);
-            if (rehearse || at.fresh) {
-                /* The maximum of the tile before has been read. */
-                if (TEAMS > 1 && at.i > 0) wait_ready<TEAMS>(turn, at.i - 1);
-                find_first_max<N, TEAMS>(d, state, t);
-                __syncwarp();
-                if (lane == 0 && !rehearse) barrier_arrive(turn.first);
-            }
-            /* One team rehearses while the scorers make the first thresholds. */
-            for (bool again = TEAMS == 1 && at.i == 0;; again = false) {
-                if (!again && !rehearse) wait_ready<TEAMS>(turn, at.i);
-                reduce<N, TEAMS>(d, state, strip, at.p, t, again || rehearse);
-                if (!again) break;
-            }
-            if (rehearse || at.p.count > 0) {
-                if (masses_of<T>(args))
-#pragma unroll
-                    for (int m = 0; m < TEAMS; m++)
-                        sum_granules<N>(d[m], state, args, at.record, strip + 4 * m, at.p.count <= 16 * (strip + 4 * m),
-                                        groups_of<T>(args), rehearse);
-                if (max_of<T>(args)) find_max<N, TEAMS>(d, state);
-            }
-            __syncwarp();
-            if (lane == 0 && !rehearse) barrier_arrive(turn.used);
-        }
-        if (!at.next(at.i < 0 ? 1 + team : TEAMS)) break;
+    while (at.next(at.i < 0 ? 1 + team : TEAMS)) {
         wait_turn<TEAMS>(turn, at.i);
         if constexpr (TEAMS > 1) T::place(&r, at.i * args.k_steps);
         /* Warps without tokens in a piece compute too: a branch around the tensor instructions serialises them
          * (C7520). */
         T::dot(d, &r, args.k_steps, shared, warp);
         end_turn<TEAMS>(turn, at.i);
+        transform<N, TEAMS>(d, args.head, shaped, at.p, t);
+        if (at.i == 0) barrier_wait(turn.opened, 0);
+        if (at.fresh) {
+            /* The maximum of the tile before has been read. */
+            if (TEAMS > 1 && at.i > 0) wait_ready<TEAMS>(turn, at.i - 1);
+            find_first_max<N, TEAMS>(d, state, t);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(turn.first);
+        }
+        /* One team rehearses while the scorers make the first thresholds: with masses that is 5 to 18 % of a call, and
+         * without nothing (H200, 2026-11). */
+        for (bool rehearse = TEAMS == 1 && T::KIND != FS_CUDA_TOKENS && at.i == 0;; rehearse = false) {
+            if (!rehearse) wait_ready<TEAMS>(turn, at.i);
+            reduce<N, TEAMS>(d, state, strip, at.p, t, rehearse);
+            if (!rehearse) break;
+        }
+        if (masses_of<T>(args) && at.p.count > 0)
+#pragma unroll
+            for (int m = 0; m < TEAMS; m++)
+                sum_granules<N>(d[m], state, args, at.record, strip + 4 * m, at.p.count <= 16 * (strip + 4 * m),
+                                groups_of<T>(args));
+        if (max_of<T>(args) && at.p.count > 0) find_max<N, TEAMS>(d, state);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(turn.used);
     }
 }
 

@@ -54,10 +54,10 @@ FS_DEVICE void odd_granule(fs_tile_state<N, J> *state, fs_mass *into, uint32_t *
 }
 
 /* The sums of a strip's granules, one per row, into its stash as float[N]; scorers add them up. `absent`: the strip has
- * no token in this tile. With `rehearse` nothing is stored. */
+ * no token in this tile. */
 template <int N, int J>
 FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_tile_state<N, J> *state, const fs_cuda_args &args,
-                            int64_t record, int32_t strip, bool absent, bool groups, bool rehearse) {
+                            int64_t record, int32_t strip, bool absent, bool groups) {
     const int32_t column = 2 * (threadIdx.x & 3);
     constexpr int BLOCKS = (N + 31) / 32;
     float sums[BLOCKS];
@@ -100,7 +100,7 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_tile_state<N, J> *state,
 #pragma unroll
     for (int q = 0; q < BLOCKS; q++) {
         const int32_t own = 32 * q + halved_row();
-        if (own < N && !rehearse)
+        if (own < N)
             ((float *)state->stash[strip])[own] = sums[q] >= FS_MASS_LEAST && sums[q] < FS_MASS_MOST ? sums[q] : 0.0f;
     }
 }

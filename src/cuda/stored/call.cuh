@@ -16,6 +16,9 @@ typedef struct stored_call {
     const char *data;    /* row 0 of the batch, where token 0 of the whole vocabulary would be */
     int32_t shaped;      /* the head has a bias, a rounding, scales or a soft-cap */
     int32_t tokens_only; /* of the results only tokens and status are asked for */
+    int32_t max;         /* largest logits are */
+    int32_t goes_on;     /* another launch ends the rows */
+    int32_t grouped;     /* draws are by groups */
     int32_t uniform;     /* the source is all there is to a row's rules; else the batch has to be read */
     uint32_t status;     /* of all rows, before any logit */
     fs_draw_source source;
@@ -68,6 +71,9 @@ static inline stored_call call_of(const fs_cuda_stored_plan &plan, const fs_cuda
     call.data = (const char *)((uintptr_t)logits.data - (uintptr_t)(head.first_token * dtype_bytes(head.dtype)));
     call.shaped = shaped;
     call.tokens_only = !result.score && !result.logit && !result.logprob && !result.log_z && !result.max_logit;
+    call.max = args.needs.max;
+    call.goes_on = args.needs.max || args.leave_rows;
+    call.grouped = args.groups.tiles != 0;
     call.uniform = rules_are_uniform(&args.batch);
     if (call.uniform) call.status = status_of_all(args.batch, args.vocab);
     call.source = draw_source(&args.batch);

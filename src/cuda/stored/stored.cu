@@ -405,7 +405,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
     if (thread == 0 && call.uniform) values = draw_values(&call.source, call.first_row + b);
     const stored_row row = find_row(call, args.head, b);
     if (thread / 32 == 1) { /* while the first warp fetches rules */
-        const bool shares = share.segments > 1 && !args.groups.tiles;
+        const bool shares = share.segments > 1 && !call.grouped;
         if (thread == 32) {
             cta->data = row;
             cta->row = shares ? &args.work->row[b] : NULL;
@@ -438,7 +438,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
         if (draws(cta->draw)) race_records<DTYPE>(args, share, at, mine, ring, &max_x, mass);
     } else if (draws(cta->draw)) own = race<DTYPE, MASS>(args, at, mine, ring, &max_x, NULL);
     wait_for_groups<0>();
-    if (args.needs.max) {
+    if (call.max) {
         const uint32_t most = __reduce_max_sync(~0u, max_x > -INFINITY ? ordered_float(max_x) : 0);
         if (threadIdx.x % 32 == 0 && most) atomicMax(&cta->max, most);
     }
@@ -447,7 +447,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
         if (threadIdx.x == 0) hand_over(args, cta, b);
     } else {
         if (!find_winner(at, &own)) return;
-        if (!args.needs.max && !args.leave_rows) end_row(args, call, cta, b, own);
+        if (!call.goes_on) end_row(args, call, cta, b, own);
         else {
             if (own.id) atomicMax(&args.work->row[b].key, (unsigned long long)exact_key(cta->draw, own.x, own.id - 1));
             hand_over(args, cta, b);
