@@ -232,12 +232,14 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
             reduce<N, TEAMS>(d, state, strip, at.p, t, rehearse);
             if (!rehearse) break;
         }
-        if (masses_of<T>(args) && at.p.count > 0)
+        if (at.p.count > 0) {
+            if (masses_of<T>(args))
 #pragma unroll
-            for (int m = 0; m < TEAMS; m++)
-                sum_granules<N>(d[m], state, args, at.record, strip + 4 * m, at.p.count <= 16 * (strip + 4 * m),
-                                groups_of<T>(args));
-        if (max_of<T>(args) && at.p.count > 0) find_max<N, TEAMS>(d, state);
+                for (int m = 0; m < TEAMS; m++)
+                    sum_granules<N>(d[m], state, args, at.record, strip + 4 * m, at.p.count <= 16 * (strip + 4 * m),
+                                    groups_of<T>(args));
+            if (max_of<T>(args)) find_max<N, TEAMS>(d, state);
+        }
         __syncwarp();
         if (lane == 0) barrier_arrive(turn.used);
     }
