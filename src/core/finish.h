@@ -27,6 +27,13 @@ FS_CORE int64_t row_samples(const fs_row *row) {
     return drawn ? drawn : row->call->batch->samples; /* in score mode they are given */
 }
 
+/* Whether the race had a winner; where none was run, whether there was a token. */
+FS_CORE int row_has_token(const fs_row *row) {
+    const fs_summary *s = row->summary;
+    return row->call->needs.samples ? winner_is_token(&s->winner[0])
+                                    : s->max_y * row->rules->inverse_temperature > -INFINITY;
+}
+
 FS_CORE void result_put_token(const fs_result *result, int64_t at, int64_t token) {
     if (!result->tokens) return;
     if (result->tokens_dtype == FS_I64) ((int64_t *)result->tokens)[at] = token;
@@ -346,7 +353,7 @@ FS_CORE int finish_row(const fs_call *call, int64_t b, const fs_rules *rules, fs
         return 1;
     }
     row.status |= summary->flags;
-    if (!(summary->max_y * row.rules->inverse_temperature > -INFINITY)) row.status |= FS_ROW_EMPTY;
+    if (!(row.status & FS_ROW_NO_TOKEN) && !row_has_token(&row)) row.status |= FS_ROW_EMPTY;
     if (row.status & FS_ROW_NO_TOKEN) {
         row_write_absent(&row);
         return 1;

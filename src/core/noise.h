@@ -114,10 +114,13 @@ FS_CORE int32_t noise_mark_count(uint64_t u) {
 #define FS_MARKS_4 0xFF913974u
 #define FS_MARKS_5 0xFFF56A69u
 
-/* The number of marks, up to four, by word 0 of call 0 alone; -1: it takes both words. */
-FS_CORE int32_t noise_mark_count_of(uint32_t u) {
-    const int open = u == FS_MARKS_1 || u == FS_MARKS_2 || u == FS_MARKS_3 || u == FS_MARKS_4 || u >= FS_MARKS_5;
-    return open ? -1 : (u > FS_MARKS_1) + (u > FS_MARKS_2) + (u > FS_MARKS_3) + (u > FS_MARKS_4);
+/* The number of marks, up to four, by word 0 of call 0 alone, unless it is open: then it takes both words. */
+FS_CORE int32_t noise_mark_sum(uint32_t u) {
+    return (u > FS_MARKS_1) + (u > FS_MARKS_2) + (u > FS_MARKS_3) + (u > FS_MARKS_4);
+}
+
+FS_CORE int noise_mark_is_open(uint32_t u) {
+    return u == FS_MARKS_1 || u == FS_MARKS_2 || u == FS_MARKS_3 || u == FS_MARKS_4 || u >= FS_MARKS_5;
 }
 
 /* Pair i of the four that a call holds: 7 bits of word 1, and a half of words 2 and 3. */
@@ -143,8 +146,9 @@ FS_CORE fs_walk noise_walk_of(fs_noise noise, uint32_t block, int32_t count, fs_
 /* Starts a walk over the marks of ids [128 * block, 128 * block + 128). The number of marks takes 64 bits: word 0 of
  * call 0 above word 0 of call 1. words is call 0. */
 FS_CORE fs_walk noise_walk_from(fs_noise noise, uint32_t block, fs_words words) {
-    int32_t count = noise_mark_count_of(words.w[0]);
-    if (count < 0) count = noise_mark_count((uint64_t)words.w[0] << 32 | noise_mark_words(noise, block, 1).w[0]);
+    int32_t count = noise_mark_sum(words.w[0]);
+    if (noise_mark_is_open(words.w[0]))
+        count = noise_mark_count((uint64_t)words.w[0] << 32 | noise_mark_words(noise, block, 1).w[0]);
     return noise_walk_of(noise, block, count, words);
 }
 

@@ -65,7 +65,6 @@ typedef struct fs_draw_source {
     uint32_t stream_all;
     const uint64_t *position, *seed;
     const float *temperature;
-    const uint32_t *stream;
     uint64_t position_all, seed_all;
     float temperature_all;
 } fs_draw_source;
@@ -81,12 +80,11 @@ typedef struct fs_draw_values {
 } fs_draw_values;
 
 FS_CORE fs_draw_source draw_source(const fs_batch *batch) {
-    const fs_draw_source source = {batch->slot,           batch->slots ? batch->slots : batch->rows,
-                                   batch->slot_dtype,     batch->all.stream,
-                                   batch->position,       batch->seed,
-                                   batch->temperature,    batch->stream,
-                                   batch->position_all,   batch->all.seed,
-                                   batch->all.temperature};
+    const fs_draw_source source = {batch->slot,        batch->slots ? batch->slots : batch->rows,
+                                   batch->slot_dtype,  batch->all.stream,
+                                   batch->position,    batch->seed,
+                                   batch->temperature, batch->position_all,
+                                   batch->all.seed,    batch->all.temperature};
     return source;
 }
 
@@ -99,7 +97,6 @@ FS_CORE fs_draw_values draw_values(const fs_draw_source *from, int64_t row) {
     v.index = (int32_t)v.slot;
     if (from->position) v.position = from->position[row];
     if (from->temperature) v.temperature = from->temperature[v.index];
-    if (from->stream) v.stream = from->stream[v.index];
     if (from->seed) v.seed = from->seed[v.index];
     return v;
 }
@@ -186,6 +183,7 @@ FS_CORE fs_rules rules_of_row(const fs_batch *batch, int64_t vocab, int64_t row)
     fs_rules rules = rules_of_draw(&values);
     const int32_t slot = rules.slot;
     if (slot < 0) return rules;
+    if (batch->stream) rules.stream = batch->stream[slot];
     if (batch->flags & FS_CUT_BEFORE_TEMPERATURE) rules.cut_scale = 1.0f;
 
     int32_t top_k = FS_SLOT_VALUE(batch, top_k, slot);
@@ -217,8 +215,9 @@ FS_CORE fs_rules rules_of_row(const fs_batch *batch, int64_t vocab, int64_t row)
 /* Whether all that rules_of_row looks at beside fs_draw_source is the same for all rows: whoever adds a rule adds it
  * here. */
 FS_CORE int rules_are_uniform(const fs_batch *batch) {
-    return !batch->top_k && !batch->top_p && !batch->min_p && !batch->repetition && !batch->frequency &&
-           !batch->presence && !batch->allow && !batch->edit_offset && !batch->edit_count && !batch_penalises(batch);
+    return !batch->stream && !batch->top_k && !batch->top_p && !batch->min_p && !batch->repetition &&
+           !batch->frequency && !batch->presence && !batch->allow && !batch->edit_offset && !batch->edit_count &&
+           !batch_penalises(batch);
 }
 
 /* The penalties of a token that occurred `count` times in the output; seen: in the prompt or the output. -inf is final,

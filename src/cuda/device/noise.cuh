@@ -15,13 +15,13 @@ typedef struct fs_marks {
 
 /* From call 0 of a block. A pair whose place is taken is passed over: another one counts instead. */
 FS_DEVICE fs_marks marks_from(fs_words r) {
+    int32_t count = noise_mark_sum(r.w[0]);
     const uint32_t p0 = noise_mark_place(r.w[1], 0), p1 = noise_mark_place(r.w[1], 1);
     const uint32_t p2 = noise_mark_place(r.w[1], 2), p3 = noise_mark_place(r.w[1], 3);
-    int32_t count = noise_mark_count_of(r.w[0]);
     if (count > 1 && p1 == p0) count++;
     if (count > 2 && (p2 == p0 || p2 == p1)) count++;
     if (count > 3 && (p3 == p0 || p3 == p1 || p3 == p2)) count++;
-    return {count > 4 ? -1 : count, r.w[1], {r.w[2], r.w[3]}};
+    return {noise_mark_is_open(r.w[0]) || count > 4 ? -1 : count, r.w[1], {r.w[2], r.w[3]}};
 }
 
 FS_DEVICE fs_marks marks_of(fs_noise noise, uint32_t block) {
@@ -67,9 +67,8 @@ typedef struct fs_drawn {
     uint32_t word[2]; /* of its extension */
 } fs_drawn;
 
-/* Two calls side by side take as long as one, because a round waits for the round before it. Out of line: whoever wants
- * a token's exact score draws once more, and finds the instructions where they are. */
-static __device__ __noinline__ fs_drawn draw_token(fs_noise noise, uint32_t token) {
+/* Two calls side by side take as long as one, because a round waits for the round before it. */
+FS_DEVICE fs_drawn draw_token(fs_noise noise, uint32_t token) {
     uint32_t key0 = FS_NOISE_KEY0, key1 = FS_NOISE_KEY1;
     fs_words mark = {{token / FS_NOISE_BLOCK, noise.r0, noise.r1, noise.r2 ^ FS_DOMAIN_MARK}};
     fs_words own = {{token, noise.r0, noise.r1, noise.r2 ^ FS_DOMAIN_EXTENSION}};

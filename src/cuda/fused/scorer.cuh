@@ -102,91 +102,103 @@ FS_DEVICE void push_survivor(fs_tile_state<N, J> *state, float x, int32_t token,
 
 /* --------------------------------------------------------------------------------------------------- scorers ---- */
 
+/* A token that may be its row's best, with what is drawn of it. */
+typedef struct fs_survivor {
+    fs_pending token;
+    fs_drawn drawn;
+} fs_survivor;
+
 /* Bounds of a token's score: if it may be the row's best, all CTAs are told the lower one and the token is returned, to
  * be pending. Out of line, for first scores and survivors alike, because it is large: cold instructions come from L2 or
  * memory, a line in some hundred cycles. */
-static __device__ __noinline__ fs_pending score_token(const fs_draw &draw, uint32_t *best, uint32_t *bound,
-                                                      uint32_t *flags, float x, uint32_t id) {
+static __device__ __noinline__ fs_survivor score_token(const fs_draw &draw, uint32_t *best, uint32_t *bound,
+                                                       uint32_t *flags, float x, uint32_t id) {
     const uint32_t token = (id - 1) >> 8;
     const float l = x * draw.inverse;
     fs_score score = {l, l};
-    fs_pending pending = {x, 0, l};
+    fs_survivor survivor = {{x, 0, l}, {-1, {0, 0}}};
     if (!(fabsf(l) < INFINITY)) {
         const uint32_t odd = odd_flags(x, l);
         if (odd) atomicOr(flags, odd);
-        if (!(l > -INFINITY)) return pending;
+        if (!(l > -INFINITY)) return survivor;
     } else if (!draw.greedy) {
-        score = score_of(l, noise_about(draw_token(draw.noise, token)));
+        survivor.drawn = draw_token(draw.noise, token);
+        score = score_of(l, noise_about(survivor.drawn));
     }
-    if (score.most < known_score(*(volatile uint32_t *)best)) return pending;
+    if (score.most < known_score(*(volatile uint32_t *)best)) return survivor;
     if (atomicMax(best, ordered_float(score.least)) < ordered_float(score.least))
         atomicMax(bound, ordered_float(score.least));
-    pending.most = score.most;
-    pending.id = id;
-    return pending;
+    survivor.token.most = score.most;
+    survivor.token.id = id;
+    return survivor;
 }
 
 /* A scorer's place in the queue, the same in all lanes, and what each lane has pending. */
 typedef struct fs_scorer {
     uint32_t chunk, taken;
     bool owed; /* something went to global memory since the last fence */
-    fs_pending pending;
+    fs_survivor pending;
 } fs_scorer;
 
-FS_DEVICE int32_t row_of(const fs_pending &s) {
-    return (int32_t)((s.id - 1) & 255);
+FS_DEVICE int32_t row_of(const fs_survivor &s) {
+    return (int32_t)((s.token.id - 1) & 255);
 }
 
 /* Whether another token is known to be better. Asking the other CTAs takes a microsecond. */
 template <int N, int J>
-FS_DEVICE bool is_overtaken(const fs_tile_state<N, J> *state, const fs_shared_scores &shared, const fs_pending &s,
+FS_DEVICE bool is_overtaken(const fs_tile_state<N, J> *state, const fs_shared_scores &shared, const fs_survivor &s,
                             bool ask) {
     const int32_t b = row_of(s);
-    return s.most < known_score(*(const volatile uint32_t *)&state->best[b]) ||
-           (ask && s.most < known_score(load_relaxed(bound_of(shared, b))));
+    return s.token.most < known_score(*(const volatile uint32_t *)&state->best[b]) ||
+           (ask && s.token.most < known_score(load_relaxed(bound_of(shared, b))));
 }
 
 /* The exact score. Out of line: its instructions are rehearsed. */
-static __device__ __noinline__ uint64_t exact_key(const fs_draw &draw, const fs_pending s) {
-    const uint32_t token = (s.id - 1) >> 8;
-    return race_key(draw, s.x, token, draw_token(draw.noise, token));
+static __device__ __noinline__ uint64_t exact_key(const fs_draw &draw, const fs_survivor s) {
+    return race_key(draw, s.token.x, (s.token.id - 1) >> 8, s.drawn);
 }
 
 /* Exact scores of what this scorer's lanes have pending. Double arithmetic waits for the tensor cores, some 700 cycles
  * an instruction with N = 256, and they for it (H200, 2026-11), so it must be rare. */
 template <int N, int J>
 FS_DEVICE void settle(fs_tile_state<N, J> *state, const fs_shared_scores &shared, fs_scorer *scorer, bool ask) {
-    const fs_pending pending = scorer->pending;
-    scorer->pending.id = 0;
-    if (__any_sync(~0u, pending.id)) scorer->owed = true;
-    if (!pending.id || is_overtaken(state, shared, pending, ask)) return;
+    const fs_survivor pending = scorer->pending;
+    scorer->pending.token.id = 0;
+    if (__any_sync(~0u, pending.token.id)) scorer->owed = true;
+    if (!pending.token.id || is_overtaken(state, shared, pending, ask)) return;
     const int32_t b = row_of(pending);
     atomicMax(key_of(shared, b), (unsigned long long)exact_key(state->draw[b], pending));
+}
+
+FS_DEVICE fs_survivor from_lane(const fs_survivor &s, int32_t lane) {
+    return {
+        {__shfl_sync(~0u, s.token.x, lane), __shfl_sync(~0u, s.token.id, lane), __shfl_sync(~0u, s.token.most, lane)},
+        {__shfl_sync(~0u, s.drawn.prefix, lane),
+         {__shfl_sync(~0u, s.drawn.word[0], lane), __shfl_sync(~0u, s.drawn.word[1], lane)}}};
 }
 
 /* Keeps what the lanes have found until it is settled: a lane that has something pending already gives it to one that
  * has not. Nearly all of it is overtaken before the end, and never settled. */
 template <int N, int J>
 FS_DEVICE void keep_pending(fs_tile_state<N, J> *state, const fs_shared_scores &shared, fs_scorer *scorer,
-                            fs_pending found) {
+                            fs_survivor found) {
     const int32_t lane = threadIdx.x & 31;
-    uint32_t &held = scorer->pending.id;
-    if (__any_sync(~0u, found.id && held) && held && is_overtaken(state, shared, scorer->pending, true)) held = 0;
+    uint32_t &held = scorer->pending.token.id;
+    if (__any_sync(~0u, found.token.id && held) && held && is_overtaken(state, shared, scorer->pending, true)) held = 0;
     __syncwarp();
-    while (const uint32_t crowded = __ballot_sync(~0u, found.id && held)) {
-        const uint32_t free = __ballot_sync(~0u, !found.id && !held);
+    while (const uint32_t crowded = __ballot_sync(~0u, found.token.id && held)) {
+        const uint32_t free = __ballot_sync(~0u, !found.token.id && !held);
         if (!free) {
             settle(state, shared, scorer, true);
             __syncwarp();
             continue;
         }
         const int32_t from = __ffs(crowded) - 1, to = __ffs(free) - 1;
-        const fs_pending moved = {__shfl_sync(~0u, found.x, from), __shfl_sync(~0u, found.id, from),
-                                  __shfl_sync(~0u, found.most, from)};
+        const fs_survivor moved = from_lane(found, from);
         if (lane == to) scorer->pending = moved;
-        if (lane == from) found.id = 0;
+        if (lane == from) found.token.id = 0;
     }
-    if (found.id) scorer->pending = found;
+    if (found.token.id) scorer->pending = found;
 }
 
 /* Scores what is in the queue for this scorer, by chunks of 32. Returns when there is nothing more. */
@@ -201,8 +213,8 @@ FS_DEVICE void score_queue(fs_tile_state<N, J> *state, const fs_cuda_args &args,
         const int32_t waiting = (int32_t)(tail - scorer->chunk * 32);
         const uint32_t ready = waiting < 0 ? 0 : waiting < 32 ? waiting : 32;
         if (ready <= scorer->taken) return;
-        fs_pending found;
-        found.id = 0;
+        fs_survivor found;
+        found.token.id = 0;
         bool odd = false;
         if (lane >= scorer->taken && lane < ready) {
             volatile unsigned long long *slot = &state->queue[(scorer->chunk * 32 + lane) % FS_QUEUE];
@@ -216,7 +228,7 @@ FS_DEVICE void score_queue(fs_tile_state<N, J> *state, const fs_cuda_args &args,
             found = score_token(state->draw[b], &state->best[b], bound_of(shared, (int32_t)b), &args.work->row[b].flags,
                                 x, id);
         }
-        if (__any_sync(~0u, found.id || odd)) scorer->owed = true;
+        if (__any_sync(~0u, found.token.id || odd)) scorer->owed = true;
         keep_pending(state, shared, scorer, found);
         scorer->taken = ready;
         if (ready == 32) {
@@ -276,7 +288,7 @@ template <class T> FS_DEVICE void close(fs_tile_state<T::N, T::SCORERS> *state, 
  * 2026-11: 1 to 2 % of a call with log Z over a small head, less than nothing without). */
 template <class T> FS_DEVICE void rehearse_end(fs_tile_state<T::N, T::SCORERS> *state) {
     const int32_t b = (int32_t)(threadIdx.x & 31) % state->args.rows;
-    state->scrap = exact_key(state->draw[b], {0.0f, 1, 0.0f});
+    state->scrap = exact_key(state->draw[b], {{0.0f, 1, 0.0f}, {-1, {0, 0}}});
     close<T>(state, b, true);
 }
 

@@ -79,6 +79,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     wire_shard(&args.head, args.vocab, shard);
     const uint32_t first = (uint32_t)shard[0], end = (uint32_t)shard[1];
     const uint64_t sum = part_sum(part, wire_size(&call), first, end);
+    if (threadIdx.x == 0 && wire_size(&call) % 8) *(uint32_t *)(part + wire_size(&call)) = 0; /* copied along */
     if (threadIdx.x == 0)
         *(fs_wire_header *)part = {FS_WIRE_MAGIC, (uint32_t)wire_row_bytes(&args.needs), hash, first, end, sum};
 }
