@@ -348,11 +348,7 @@ FS_CORE int finish_row(const fs_call *call, int64_t b, const fs_rules *rules, fs
     row.summary = summary;
     row.b = b;
     row.status = row.rules->status | extra;
-    if (rules_drop_row(row.rules)) {
-        row_write_absent(&row);
-        return 1;
-    }
-    row.status |= summary->flags;
+    if (!rules_drop_row(row.rules)) row.status |= summary->flags;
     if (!(row.status & FS_ROW_NO_TOKEN) && !row_has_token(&row)) row.status |= FS_ROW_EMPTY;
     if (row.status & FS_ROW_NO_TOKEN) {
         row_write_absent(&row);

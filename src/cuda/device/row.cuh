@@ -189,15 +189,15 @@ FS_DEVICE fs_result plain_result(const fs_result &all, bool tokens_only, void *s
     return result;
 }
 
-/* The results of row b of the launch. */
-FS_DEVICE void write_row(const fs_cuda_args &args, const fs_draw &draw, const fs_needs &needs, int32_t b,
+/* The results of row `at` of the batch. */
+FS_DEVICE void write_row(const fs_cuda_args &args, const fs_draw &draw, const fs_needs &needs, int64_t at,
                          const fs_found &found, bool tokens_only, void *scrap) {
     const fs_result result = plain_result(args.result, tokens_only, scrap);
     const fs_call call = {&args.head, &args.batch, &result, NULL, args.vocab, needs};
     const fs_rules rules = rules_of(draw);
     fs_winner winner;
     fs_summary summary = summary_of(needs, found, &winner);
-    finish_row(&call, scrap ? 0 : args.first_row + b, &rules, &summary, 0, 1, NULL);
+    finish_row(&call, scrap ? 0 : at, &rules, &summary, 0, 1, NULL);
 }
 
 /* A row that needs nothing but what is in work memory. Of calls for tokens alone there is a shorter one. */
@@ -209,7 +209,7 @@ static __device__ __noinline__ void close_row(const fs_cuda_args &args, const fs
     if (!TOKENS_ONLY) needs = plain_needs(args.needs);
     fs_found found = found_in(row, draw, needs);
     if (scrap) found.key = score_key(0.0, 0), found.mass = {0, {1, 0, 0}}; /* what will be there, for its way */
-    write_row(args, draw, needs, b, found, TOKENS_ONLY, scrap);
+    write_row(args, draw, needs, args.first_row + b, found, TOKENS_ONLY, scrap);
     if (!scrap) clear_row(row, needs_mass(needs));
 }
 

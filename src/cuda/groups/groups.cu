@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(32 * WARPS) end_rows(const __grid_constant__ f
     }
     found.x = args.head.kind == FS_HEAD_LOGITS ? drawn_logit(args, b, found.key)
                                                : logit_of_key(draw, args.needs, found.key);
-    write_row(args, draw, plain_needs(args.needs), b, found, false, NULL);
+    write_row(args, draw, plain_needs(args.needs), args.first_row + b, found, false, NULL);
     clear_row(row, needs_mass(args.needs));
 }
 

@@ -362,7 +362,7 @@ static __device__ __noinline__ void write_all(const fs_cuda_args &args, const fs
     fs_found found = found_nothing();
     found.flags = flags;
     if (id) found.x = stored_logit(args, b, id - 1), found.key = exact_key(draw, found.x, id - 1);
-    write_row(args, draw, plain_needs(args.needs), b, found, false, NULL);
+    write_row(args, draw, plain_needs(args.needs), args.first_row + b, found, false, NULL);
 }
 
 /* Ends a row whose results this launch writes. One thread of the CTA. */
@@ -379,7 +379,7 @@ FS_DEVICE void end_row(const fs_cuda_args &args, const stored_call &call, const 
     fs_found found = found_nothing();
     found.flags = flags;
     if (own.id) found.key = score_key(0.0, own.id - 1); /* nobody asks for the score */
-    write_row(args, cta->draw, needs, b, found, true, NULL);
+    write_row(args, cta->draw, needs, call.first_row + b, found, true, NULL);
 }
 
 /* Where another launch goes on: what is known of the row beside its records. One thread of the CTA. */
