@@ -142,33 +142,33 @@ template <class T>
 FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *state, const rounds &turn) {
     constexpr int N = T::N, J = T::SCORERS;
     const int32_t warp = scorer_thread<J>() / 32, lane = threadIdx.x & 31;
-    const bool masses = masses_of<T>(args), groups = groups_of<T>(args);
     /* Waiting saves survivors in proportion to the rows and costs what is not hidden: nothing with two teams. */
-    const bool patient = T::TEAMS > 1 || N >= 96 || groups;
+    static_assert(T::TEAMS > 1 || N >= 96, "else a CTA should not wait for the others' first scores");
     fs_scorer scorer = {(uint32_t)warp, 0, false, {}};
     walk<T> at(args);
     uint32_t seeded = 0;
-    if (N <= FS_PARTIAL_MASSES && masses) own_rows<N>(args, state, [&](int32_t b) { state->mass[b] = {0, 0, 0}; });
+    if (N <= FS_PARTIAL_MASSES && masses_of<T>(args))
+        own_rows<N>(args, state, [&](int32_t b) { state->mass[b] = {0, 0, 0}; });
     while (at.next()) {
         const int32_t first = at.p.first;
         const fs_shared_scores shared = shared_scores<T::KIND == FS_CUDA_GROUPED>(args, at.record);
-        if (masses && at.i > 0) named_barrier(1, J * 32); /* sums are read before marks take their place */
+        if (masses_of<T>(args) && at.i > 0) named_barrier(1, J * 32); /* sums are read before marks take their place */
         own_rows<N>(args, state, [&](int32_t b) {
             const fs_draw &draw = state->draw[b];
             tile_marks(state)[b] = draw.greedy ? fs_marks{0, 0, {0, 0}}
                                                : marks_of(draw.noise, (uint32_t)first / FS_NOISE_BLOCK);
             /* A new group starts without a best score; every survivor of the last one has been scored. */
-            if (groups && at.fresh) state->best[b] = 0;
+            if (groups_of<T>(args) && at.fresh) state->best[b] = 0;
         });
         /* Its instructions come while the first tile does: 1 to 2 % of a call on a small head. One team's rehearsal
          * below is in the way of that (H200, 2026-11: 2 % worse with both). */
         for (bool rehearse = T::TEAMS > 1 && at.i == 0;; rehearse = false) {
             if (at.fresh && !rehearse) barrier_wait(turn.first, seeded++ & 1);
-            if (at.fresh) seed<N>(args, state, shared, first, at.i == 0 && patient ? FS_PATIENCE : 0, rehearse);
+            if (at.fresh) seed<N>(args, state, shared, first, at.i == 0 ? FS_PATIENCE : 0, rehearse);
             take_bounds(state, args, shared);
             own_rows<N>(args, state, [&](int32_t b) {
                 set_thresholds(state, b, first);
-                if (masses) state->rate[b] = mass_rate(state->draw[b], args.needs.raw_mass);
+                if (masses_of<T>(args)) state->rate[b] = mass_rate(state->draw[b], args.needs.raw_mass);
             });
             if (!rehearse) break;
         }
@@ -186,16 +186,17 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
         score_queue(state, args, shared, &scorer);
         /* With one team double arithmetic waits for the tensor cores, and they for it: not before they are done. A
          * group does not outlast its tiles. */
-        if (T::TEAMS > 1 || groups || at.is_last()) settle(state, shared, &scorer, !at.is_last());
+        if (T::TEAMS > 1 || groups_of<T>(args) || at.is_last()) settle(state, shared, &scorer, !at.is_last());
         __syncwarp();
-        if (masses && at.p.count > 0)
-            own_rows<N>(args, state, [&](int32_t b) { add_tile_mass(state, args, at.record, b, groups); });
+        if (masses_of<T>(args) && at.p.count > 0)
+            own_rows<N>(args, state, [&](int32_t b) { add_tile_mass(state, args, at.record, b, groups_of<T>(args)); });
     }
-    if (masses && !groups) own_rows<N>(args, state, [&](int32_t b) { hand_in_mass(state, args, b); });
+    if (masses_of<T>(args) && !groups_of<T>(args))
+        own_rows<N>(args, state, [&](int32_t b) { hand_in_mass(state, args, b); });
     if (max_of<T>(args)) own_rows<N>(args, state, [&](int32_t b) { atomicMax(&args.work->row[b].max, state->max[b]); });
     __syncwarp();
-    if (lane != 0 || groups) return;
-    if (leave(args.work, scorer.owed || masses || max_of<T>(args), 1) == gridDim.x * J - 1) state->last = 1;
+    if (lane != 0 || groups_of<T>(args)) return;
+    if (leave(args.work, scorer.owed || masses_of<T>(args) || max_of<T>(args), 1) == gridDim.x * J - 1) state->last = 1;
 }
 
 /* ------------------------------------------------------------------------------------------------- consumers ---- */
