@@ -265,11 +265,11 @@ FS_CORE void run(noise_case *c, record *out) {
     put(out, "row", noise.r2);
     put(out, "spread seed", noise_spread_seed(c->seed, c->position));
     fs_walk walk = noise_walk(noise, block),
-            told = noise_walk_of(noise, block, c->marks, noise_mark_words(noise, block, 0));
+            given = noise_walk_of(noise, block, c->marks, noise_mark_words(noise, block, 0));
     while (noise_next(&walk)) put(out, "mark", (uint64_t)walk.token << 32 | walk.prefix);
-    while (noise_next(&told)) put(out, "told mark", (uint64_t)told.token << 32 | told.prefix);
+    while (noise_next(&given)) put(out, "given mark", (uint64_t)given.token << 32 | given.prefix);
     put(out, "mark count", (uint32_t)noise_mark_count(~(c->seed >> (c->marks * 4 - 4))));
-    put(out, "mark count", (uint32_t)noise_mark_count_of(c->mark_word));
+    put(out, "mark sum", (uint32_t)noise_mark_sum(c->mark_word) << 1 | (uint32_t)noise_mark_is_open(c->mark_word));
     const int32_t prefix = noise_prefix(noise, c->token);
     const double gumbel = noise_gumbel(noise, c->token);
     const fs_words words = noise_words(noise, c->token, FS_DOMAIN_EXTENSION);
