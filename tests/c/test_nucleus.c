@@ -158,6 +158,35 @@ static void draw_merged(fs_context *context, const fs_head *head, const fs_batch
     if (fs_merge(context, &shard, batch, parts, 2, &r) != FS_OK) fail_msg("%s", fs_error_text(context));
 }
 
+/* Top-p before min-p looks at the row's whole mass, which parts then have to bring: a merge has nothing to go by else. */
+static void a_nucleus_before_min_p_is_proven_by_parts(void **state) {
+    (void)state;
+    float *logits = malloc(sizeof *logits * ROWS * VOCAB);
+    int32_t tokens[ROWS], merged[ROWS];
+    uint32_t status[ROWS];
+    assert_non_null(logits);
+    fs_head head = fs_head_default();
+    head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = VOCAB;
+    fs_context *cpu = open_context(FS_BACKEND_CPU, 2, 0);
+    int incomplete = 0;
+    const uint64_t rounds = test_size(20);
+    fill(logits, head_and_flat_tail, 1);
+    for (uint64_t round = 0; round < rounds; round++) {
+        fs_batch batch = fs_batch_default();
+        batch.rows = ROWS, batch.position_all = round, batch.flags = FS_MIN_P_LAST;
+        batch.all.top_p = 0.6f, batch.all.min_p = 0.01f;
+        draw(cpu, &head, &batch, tokens, status);
+        draw_merged(cpu, &head, &batch, merged, status);
+        for (int b = 0; b < ROWS; b++) {
+            if (status[b] & FS_ROW_INCOMPLETE) incomplete++;
+            else assert_int_equal(merged[b], tokens[b]);
+        }
+    }
+    assert_int_equal(incomplete, 0);
+    fs_context_destroy(cpu);
+    free(logits);
+}
+
 /* Logits that are not near 0: of both signs, where exp overflows, and beyond what masses reach. A handful has the mass,
  * near ties among it. */
 static void nuclei_far_from_zero_are_the_references(void **state) {
@@ -325,6 +354,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tokens_are_the_references),
         cmocka_unit_test(language_like_rows_need_no_second_pass),
+        cmocka_unit_test(a_nucleus_before_min_p_is_proven_by_parts),
         cmocka_unit_test(nuclei_far_from_zero_are_the_references),
         cmocka_unit_test(nuclei_of_extreme_temperatures_are_the_references),
         cmocka_unit_test(lists_hold_all_above_their_bound),
