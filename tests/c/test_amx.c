@@ -10,13 +10,13 @@
 #include <immintrin.h>
 #endif
 
-enum { MOST_DIM = 2100, MOST_PIECES = 3 };
+enum { MOST_DIM = 2100, MOST_COMPONENTS = 3 };
 
 /* A row of W or H on its way to an instruction that multiplies numbers of type `unit`. */
 typedef struct cut_row {
     int32_t dtype, unit;
-    int is_w, pieces, upscale; /* the power of two it is multiplied by */
-    float piece[MOST_DIM][MOST_PIECES];
+    int is_w, components, upscale; /* the power of two it is multiplied by */
+    float component[MOST_DIM][MOST_COMPONENTS];
 } cut_row;
 
 static float first_bits(float x, uint32_t mask) {
@@ -50,18 +50,18 @@ static int upscale_of(const cut_row *c, const char *row, int64_t dim) {
     return upscale_to(9, first);
 }
 
-/* Pieces of bf16 are cut off, those of f16 rounded to nearest. But the first of a weight is cut off what is a little
- * further from zero. */
+/* Components of bf16 are cut off, those of f16 rounded to nearest. But the first of a weight is cut off what is a
+ * little further from zero. */
 static void cut(cut_row *c, const char *row, int64_t dim) {
-    c->pieces = c->dtype == FS_F32 ? (c->unit == FS_F16 ? 2 : 3) : c->dtype == FS_F16 && c->unit == FS_BF16 ? 2 : 1;
+    c->components = c->dtype == FS_F32 ? (c->unit == FS_F16 ? 2 : 3) : c->dtype == FS_F16 && c->unit == FS_BF16 ? 2 : 1;
     c->upscale = upscale_of(c, row, dim);
     for (int64_t d = 0; d < dim; d++) {
         float x = ldexpf((float)get(c->dtype, row + d * bytes_of(c->dtype)), c->upscale);
-        for (int i = 0; i < c->pieces; i++) {
-            const float top = c->unit == FS_BF16                   ? first_bits(x, 0xFFFF0000)
-                              : c->is_w && c->pieces > 1 && i == 0 ? first_bits(x * BEYOND, 0xFFFFE000)
-                                                                   : (float)f16_value(f16_of(x));
-            c->piece[d][i] = c->unit == FS_BF16 ? top : (float)f16_value(f16_of(top));
+        for (int i = 0; i < c->components; i++) {
+            const float top = c->unit == FS_BF16                       ? first_bits(x, 0xFFFF0000)
+                              : c->is_w && c->components > 1 && i == 0 ? first_bits(x * BEYOND, 0xFFFFE000)
+                                                                       : (float)f16_value(f16_of(x));
+            c->component[d][i] = c->unit == FS_BF16 ? top : (float)f16_value(f16_of(top));
             x -= top;
         }
     }
@@ -74,13 +74,13 @@ static float dot_as_stated(const cut_row *w, const cut_row *h, int64_t dim) {
     float sum = 0, segment = 0;
     for (int64_t k = 0; k < steps; k++) {
         if (many && k && k % size == 0) sum = k == size ? segment : sum + segment, segment = 0;
-        for (int j = 0; j < h->pieces; j++)
-            for (int i = 0; i < w->pieces && i + j < most; i++) {
+        for (int j = 0; j < h->components; j++)
+            for (int i = 0; i < w->components && i + j < most; i++) {
                 float half[2] = {0, 0};
                 for (int64_t d = 0; d < 32; d++) {
-                    /* Of three pieces elements 16 apart are a pair, of which the first is even. */
-                    const int64_t at = 32 * k + (w->pieces == 3 ? d / 2 + d % 2 * 16 : d);
-                    if (at < dim) half[d % 2] = fmaf(w->piece[at][i], h->piece[at][j], half[d % 2]);
+                    /* Of three components elements 16 apart are a pair, of which the first is even. */
+                    const int64_t at = 32 * k + (w->components == 3 ? d / 2 + d % 2 * 16 : d);
+                    if (at < dim) half[d % 2] = fmaf(w->component[at][i], h->component[at][j], half[d % 2]);
                 }
                 segment += half[0] + half[1];
             }

@@ -92,7 +92,7 @@ static float temperature[MOST_ROWS], top_p[MOST_ROWS], min_p[MOST_ROWS];
 static int32_t top_k[MOST_ROWS], slot[MOST_ROWS];
 
 /* Row b of H is 1 at b % DIM and 0 elsewhere: its logits are that column of W. Without a shape both are of any numbers,
- * rows of H of any size, and sums take up to three segments of pieces. least: tokens. */
+ * rows of H of any size, and sums take up to three segments of components. least: tokens. */
 static void make_head(rng *r, logit_of *shape, int64_t least, call *c) {
     static const int32_t sizes[] = {17, 32, 50, 64, 65, 130, MOST_ROWS}, dims[] = {80, 700, 1030, 2100};
     fs_head head = fs_head_default();

@@ -156,7 +156,7 @@ static void set_signs(int32_t dtype, int64_t bytes, int negative, char *at) {
 }
 
 /* Products of one sign: a sum only grows, and what its additions lose may be lost in the same direction every time,
- * such as the small pieces of f32 numbers beside a large sum. Rows that multiply pieces sum in segments:
+ * such as the small components of f32 numbers beside a large sum. Rows that multiply components sum in segments:
  * docs/exactness.md. */
 static void sums_that_only_grow_are_as_exact(void **state) {
     (void)state;
@@ -276,8 +276,8 @@ static void infinite_weights_and_denormals_are_what_float_makes_of_them(void **s
     }
 }
 
-/* f16 from its smallest subnormal to its largest number, f32 where pieces of it are denormal, and hidden states of any
- * size. */
+/* f16 from its smallest subnormal to its largest number, f32 where components of it are denormal, and hidden states of
+ * any size. */
 static void kernels_compute_dot_products_of_any_magnitude(void **state) {
     (void)state;
     static float out[MOST_ROWS * MOST_TOKENS];

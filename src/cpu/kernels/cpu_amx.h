@@ -1,6 +1,6 @@
-/* cpu_amx.h - what the kernels of AMX share: tiles, numbers as pieces, how H is packed, what `dot` gets. What happens
- * between tiles of W, tiles of H and sums is each kernel's own; how a call becomes tiles and sums become logits:
- * cpu_amx_tile.h. */
+/* cpu_amx.h - what the kernels of AMX share: tiles, numbers as components, how H is packed, what `dot` gets. What
+ * happens between tiles of W, tiles of H and sums is each kernel's own; how a call becomes tiles and sums become
+ * logits: cpu_amx_tile.h. */
 #ifndef FS_CPU_AMX_H
 #define FS_CPU_AMX_H
 
@@ -16,7 +16,7 @@
 #define FS_PANELS 4                   /* of rows, and sums, at a time */
 #define FS_SUMS (FS_PANELS * FS_TILE) /* of a token */
 #define FS_TOKENS 128                 /* at most, whose sums wait to be transposed: 8 tiles */
-#define FS_SEGMENT 32                 /* steps at most of a segment of pieces: docs/exactness.md, dot products */
+#define FS_SEGMENT 32                 /* steps at most of a segment of components: docs/exactness.md, dot products */
 
 /* What this points to is in memory now. gcc 12 does not know that ldtilecfg and tileloadd read it, and may drop or move
  * stores. */
@@ -87,7 +87,7 @@ FS_INLINE void transpose(__m512 *x) {
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------- pieces ---- */
+/* -------------------------------------------------------------------------------------------------- components ---- */
 
 /* The instruction that adds to the sums of a tile products of numbers of type `unit`: of tokens, rows of the tile, and
  * rows of H, columns. tdpfp16ps is encoded: gcc knows it from 13 on and assemblers from binutils 2.40. */
@@ -100,10 +100,10 @@ FS_INLINE void transpose(__m512 *x) {
                              : "i"(columns), "i"(sums), "i"(tokens));                                                  \
     } while (0)
 
-/* Pieces of that type that a number becomes: 24 = 8 + 8 + 8 bits, or 11 + 11 and a sign. f16 holds a bf16 whose
+/* Components of that type that a number becomes: 24 = 8 + 8 + 8 bits, or 11 + 11 and a sign. f16 holds a bf16 whose
  * exponent it has. */
-FS_INLINE int pieces_in(int32_t unit, int32_t dtype) {
-    if (unit == FS_BF16) return split_pieces(dtype);
+FS_INLINE int components_in(int32_t unit, int32_t dtype) {
+    if (unit == FS_BF16) return split_components(dtype);
     return dtype == FS_F32 ? 2 : 1;
 }
 
@@ -132,9 +132,9 @@ FS_INLINE __m256i round_halves(__m512 x) {
     return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-/* Takes the next piece off 32 floats; what is left is exact, or NaN where an element is not finite. bf16 pieces are cut
- * off, f16 ones rounded. */
-FS_INLINE __m512i take_piece(int32_t unit, int apart, __m512 *x) {
+/* Takes the next component off 32 floats; what is left is exact, or NaN where an element is not finite. bf16 components
+ * are cut off, f16 ones rounded. */
+FS_INLINE __m512i take_component(int32_t unit, int apart, __m512 *x) {
     const __m512 a = x[0], b = x[1];
     if (unit == FS_BF16) {
         x[0] = cut_top(a);
@@ -179,20 +179,20 @@ FS_INLINE int upscales_hidden(const microkernel *micro, const fs_hidden *hidden)
     return micro->unit == FS_F16 && hidden->dtype != FS_F16;
 }
 
-/* How H is packed: [panels of 16 rows, steps of 32 elements, pieces, 16 pairs of elements, columns, 2], halves. Fewer
- * than 9 rows take 8, 4, 2 columns or 1: that stays in L1 while W streams by. Zeros behind dim and where no row is.
- * Behind that each row's upscale, float. */
+/* How H is packed: [panels of 16 rows, steps of 32 elements, components, 16 pairs of elements, columns, 2], halves.
+ * Fewer than 9 rows take 8, 4, 2 columns or 1: that stays in L1 while W streams by. Zeros behind dim and where no row
+ * is. Behind that each row's upscale, float. */
 typedef struct packing {
-    int pieces;
+    int components;
     int32_t panels, columns;
     int64_t tile, panel; /* bytes */
 } packing;
 
 FS_INLINE packing packing_of(const microkernel *micro, const fs_hidden *hidden) {
-    packing p = {pieces_in(micro->unit, hidden->dtype), (hidden->rows + FS_TILE - 1) / FS_TILE, 1, 0, 0};
+    packing p = {components_in(micro->unit, hidden->dtype), (hidden->rows + FS_TILE - 1) / FS_TILE, 1, 0, 0};
     while (p.columns < hidden->rows && p.columns < FS_TILE) p.columns *= 2;
     p.tile = FS_TILE_BYTES / FS_TILE * p.columns;
-    p.panel = steps_of(hidden) * p.pieces * p.tile;
+    p.panel = steps_of(hidden) * p.components * p.tile;
     return p;
 }
 
@@ -225,7 +225,7 @@ FS_INLINE __m512i max_magnitude(__m512i most, __m512 x) {
     return _mm512_max_epu32(most, _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7FFFFFFF)));
 }
 
-/* The largest element of H gets 14: its pieces end below 2^15. */
+/* The largest element of H gets 14: its components end below 2^15. */
 FS_INLINE int upscale_of_row(const fs_hidden *hidden, int32_t row) {
     __m512i most = _mm512_setzero_si512();
     for (int64_t d = 0; d < hidden->dim; d += FS_STEP) {
@@ -241,17 +241,18 @@ FS_INLINE void pack_step(const microkernel *micro, const fs_hidden *hidden, cons
                          const float *scale) {
     const int32_t first = panel * FS_TILE, left = hidden->rows - first, rows = left < FS_TILE ? left : FS_TILE;
     const __mmask16 columns = (__mmask16)((1u << p->columns) - 1);
-    __m512 line[FS_PIECES_MOST][FS_TILE];
+    __m512 line[FS_COMPONENTS_MOST][FS_TILE];
     memset(line, 0, sizeof line);
     for (int32_t r = 0; r < rows; r++) {
         __m512 x[2];
         load_floats(hidden, first + r, d, x);
         x[0] = _mm512_mul_ps(x[0], _mm512_set1_ps(scale[r]));
         x[1] = _mm512_mul_ps(x[1], _mm512_set1_ps(scale[r]));
-        for (int j = 0; j < p->pieces; j++) line[j][r] = _mm512_castsi512_ps(take_piece(micro->unit, micro->apart, x));
+        for (int j = 0; j < p->components; j++)
+            line[j][r] = _mm512_castsi512_ps(take_component(micro->unit, micro->apart, x));
     }
-    char *to = hidden->packed + panel * p->panel + d / FS_STEP * p->pieces * p->tile;
-    for (int j = 0; j < p->pieces; j++, to += p->tile) {
+    char *to = hidden->packed + panel * p->panel + d / FS_STEP * p->components * p->tile;
+    for (int j = 0; j < p->components; j++, to += p->tile) {
         transpose(line[j]);
         for (int k = 0; k < FS_TILE; k++) _mm512_mask_storeu_ps(to + 4 * k * p->columns, columns, line[j][k]);
     }

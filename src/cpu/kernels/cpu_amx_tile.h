@@ -325,8 +325,8 @@ static __attribute__((noinline)) void add_masses(const tile_call *c, int plain, 
 
 /* ------------------------------------------------------------------------------------------------- the tile ---- */
 
-/* Steps that are summed from zero. A large sum rounds products of small pieces away; so where there are such, as few
- * segments as there can be, and as even. */
+/* Steps that are summed from zero. A large sum rounds products of small components away; so where there are such, as
+ * few segments as there can be, and as even. */
 FS_INLINE int64_t segment_of(const tile_call *c) {
     const int64_t steps = steps_of(c->hidden), segments = (steps + FS_SEGMENT - 1) / FS_SEGMENT;
     return !as_they_lie(c) ? (steps + segments - 1) / segments : steps;
@@ -439,7 +439,7 @@ FS_INLINE void tile_all(const microkernel *micro, const fs_hidden *hidden, const
                         int32_t tokens, const sink *to) {
     _Alignas(64) float sum[FS_TOKENS * FS_SUMS], upscale[FS_TOKENS] = {0};
     tile_call c = {micro, hidden, packing_of(micro, hidden), 0, 0, stride, sum, upscale};
-    const int of_w = pieces_in(micro->unit, micro->weights);
+    const int of_w = components_in(micro->unit, micro->weights);
     const int32_t most = spacing_of(stride, FS_TOKENS / FS_TILE), kept = kept_panels(&c.packing);
     filtering before = {.due = -1};
     tile_config callers;

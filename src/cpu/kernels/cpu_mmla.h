@@ -22,7 +22,7 @@
  *
  * The order of additions for every (row, token), whatever the shape: 256 elements are a segment (128 for f16 hidden
  * states, 64 for f32), the elements behind the last whole 32 one of their own. A segment starts from 0; every 4
- * elements w0 .. w3, and each piece of H (cpu_split.h) in turn, make
+ * elements w0 .. w3, and each component of H (cpu_split.h) in turn, make
  *   s = s + (w0 h0 + w1 h1), then s = s + (w2 h2 + w3 h3).
  * Segments are added to the logit in ascending order, to nearest even. Within one, products are exact; the sum of two
  * and the sum with s are rounded to odd each (towards zero, and then the last bit is set if anything was lost),
@@ -46,10 +46,10 @@
 #define FS_STEP 32 /* elements */
 #define FS_QUADS 8 /* operands of a step: 4 elements of two rows each */
 #define FS_OPERAND 16
-#define FS_SEGMENT 8     /* steps of one piece; with more pieces fewer, so that a sum is rounded no more often */
+#define FS_SEGMENT 8 /* steps of one component; with more components fewer, so that a sum is rounded no more often */
 #define FS_FEW_TOKENS 16 /* at once for one pair of rows */
-#define FS_STRIP 4       /* pairs of rows at most, whose sums with a panel stay in registers */
-#define FS_STRIPS 8      /* at once, whose sums, 2 KB for 8 tokens, are kept between segments */
+#define FS_BAND 4        /* pairs of rows at most, whose sums with a panel stay in registers */
+#define FS_BANDS 8       /* at once, whose sums, 2 KB for 8 tokens, are kept between segments */
 _Static_assert(FS_QUADS * 4 == FS_STEP && FS_LINE == 2 * FS_STEP, "bf16 of W");
 _Static_assert(FS_PACK % FS_STEP == 0, "threads pack whole steps");
 _Static_assert(FS_FEW_TOKENS % FS_TOKENS == 0 && FS_TOKENS % 4 == 0,
@@ -70,25 +70,25 @@ static int64_t steps_of(const fs_hidden *hidden) {
     return (hidden->dim + FS_STEP - 1) / FS_STEP;
 }
 
-static int32_t strips_of(const fs_hidden *hidden) {
+static int32_t bands_of(const fs_hidden *hidden) {
     const int32_t pairs = (hidden->rows + 1) / 2;
-    return (pairs + FS_STRIP - 1) / FS_STRIP;
+    return (pairs + FS_BAND - 1) / FS_BAND;
 }
 
 /* Pairs of rows that are multiplied together, as evenly as they go. */
-typedef struct strip {
+typedef struct band {
     int32_t first, pairs;
-    char *h; /* [steps, quads, pieces, pairs, 2 rows, 4] bf16: one stream */
-} strip;
+    char *h; /* [steps, quads, components, pairs, 2 rows, 4] bf16: one stream */
+} band;
 
 static int64_t pair_bytes(const fs_hidden *hidden) {
-    return steps_of(hidden) * FS_QUADS * split_pieces(hidden->dtype) * FS_OPERAND;
+    return steps_of(hidden) * FS_QUADS * split_components(hidden->dtype) * FS_OPERAND;
 }
 
-static strip strip_at(const fs_hidden *hidden, int32_t g) {
-    const int64_t pairs = (hidden->rows + 1) / 2, strips = strips_of(hidden);
-    const int64_t first = pairs * g / strips, next = pairs * (g + 1) / strips;
-    strip found = {(int32_t)first, (int32_t)(next - first), hidden->packed + first * pair_bytes(hidden)};
+static band band_at(const fs_hidden *hidden, int32_t g) {
+    const int64_t pairs = (hidden->rows + 1) / 2, bands = bands_of(hidden);
+    const int64_t first = pairs * g / bands, next = pairs * (g + 1) / bands;
+    band found = {(int32_t)first, (int32_t)(next - first), hidden->packed + first * pair_bytes(hidden)};
     return found;
 }
 
@@ -96,25 +96,25 @@ static size_t packed_bytes(const fs_hidden *hidden) {
     return (size_t)((hidden->rows + 1) / 2) * (size_t)pair_bytes(hidden);
 }
 
-/* Pair `pair` of a strip, elements [from, to); zeros behind dim and in place of a row that is not there. */
-static void pack_pair(const fs_hidden *hidden, const strip *g, int32_t pair, int64_t from, int64_t to) {
-    const int pieces = split_pieces(hidden->dtype);
+/* Pair `pair` of a band, elements [from, to); zeros behind dim and in place of a row that is not there. */
+static void pack_pair(const fs_hidden *hidden, const band *g, int32_t pair, int64_t from, int64_t to) {
+    const int components = split_components(hidden->dtype);
     for (int32_t i = 0; i < 2; i++) {
         const int32_t r = 2 * (g->first + pair) + i;
         const int64_t dim = r < hidden->rows ? hidden->dim : 0;
         uint16_t *packed = (uint16_t *)(void *)g->h + pair * 8 + i * 4;
         for (int64_t d = from; d < to; d++) {
-            uint16_t piece[FS_PIECES_MOST];
-            split_float(d < dim ? split_element(hidden->row[r], hidden->dtype, d) : 0.0f, pieces, piece);
-            for (int k = 0; k < pieces; k++) packed[(d / 4 * pieces + k) * g->pairs * 8 + d % 4] = piece[k];
+            uint16_t component[FS_COMPONENTS_MOST];
+            split_float(d < dim ? split_element(hidden->row[r], hidden->dtype, d) : 0.0f, components, component);
+            for (int k = 0; k < components; k++) packed[(d / 4 * components + k) * g->pairs * 8 + d % 4] = component[k];
         }
     }
 }
 
 static void pack(const fs_hidden *hidden, int64_t from, int64_t to) {
     const int64_t end = steps_of(hidden) * FS_STEP, last = to < end ? to : end;
-    for (int32_t i = 0; i < strips_of(hidden); i++) {
-        const strip g = strip_at(hidden, i);
+    for (int32_t i = 0; i < bands_of(hidden); i++) {
+        const band g = band_at(hidden, i);
         for (int32_t pair = 0; pair < g.pairs; pair++) pack_pair(hidden, &g, pair, from, last);
     }
 }
@@ -160,11 +160,11 @@ static void copy_tail(const char *w, int64_t stride, int32_t n, int64_t dim, cha
 #define FS_KEEP(pointer) __asm__("" : "+r"(pointer))
 
 /* Adds a segment of 16 tokens, as they lie, and one pair of rows to sum [8]. */
-FS_INLINE void dot_few(int pieces, const char *w, int64_t stride, const char *h, int64_t steps, sums *sum) {
+FS_INLINE void dot_few(int components, const char *w, int64_t stride, const char *h, int64_t steps, sums *sum) {
     sums acc[FS_FEW_TOKENS / 2];
 #pragma GCC unroll 8
     for (int p = 0; p < FS_FEW_TOKENS / 2; p++) acc[p] = vdupq_n_f32(0.0f);
-    for (int64_t k = 0; k < steps; k++, h += FS_QUADS * pieces * FS_OPERAND) {
+    for (int64_t k = 0; k < steps; k++, h += FS_QUADS * components * FS_OPERAND) {
         const char *a = w + k * FS_LINE;
 #pragma GCC unroll 8
         for (int p = 0; p < FS_FEW_TOKENS / 2; p++, a += 2 * stride) {
@@ -175,8 +175,8 @@ FS_INLINE void dot_few(int pieces, const char *w, int64_t stride, const char *h,
 #pragma GCC unroll 8
             for (int i = 0; i < FS_QUADS; i++)
 #pragma GCC unroll 3
-                for (int piece = 0; piece < pieces; piece++)
-                    acc[p] = vbfmmlaq_f32(acc[p], x[i], load(h + (i * pieces + piece) * FS_OPERAND));
+                for (int component = 0; component < components; component++)
+                    acc[p] = vbfmmlaq_f32(acc[p], x[i], load(h + (i * components + component) * FS_OPERAND));
             FS_IN_TURN(a, acc[p]);
         }
     }
@@ -185,11 +185,11 @@ FS_INLINE void dot_few(int pieces, const char *w, int64_t stride, const char *h,
 }
 
 /* Adds a segment of a panel and P pairs of rows to sum [P, FS_TOKENS / 2]. */
-FS_INLINE void dot_panel(int P, int pieces, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum);
+FS_INLINE void dot_panel(int P, int components, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum);
 #ifndef FS_HAS_DOT_PANEL
-FS_INLINE void dot_panel(int P, int pieces, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum) {
+FS_INLINE void dot_panel(int P, int components, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum) {
     enum { T = FS_TOKENS / 2 };
-    sums acc[FS_STRIP][T];
+    sums acc[FS_BAND][T];
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
@@ -198,7 +198,7 @@ FS_INLINE void dot_panel(int P, int pieces, const bfloat16x8_t *panel, const cha
         bfloat16x8_t x[T];
 #pragma GCC unroll 4
         for (int t = 0; t < T; t++) x[t] = panel[t];
-        for (int piece = 0; piece < pieces; piece++, h += P * FS_OPERAND)
+        for (int component = 0; component < components; component++, h += P * FS_OPERAND)
 #pragma GCC unroll 4
             for (int p = 0; p < P; p++) {
                 const bfloat16x8_t y = load(h + p * FS_OPERAND);
@@ -213,19 +213,19 @@ FS_INLINE void dot_panel(int P, int pieces, const bfloat16x8_t *panel, const cha
 }
 #endif
 
-/* One function for each shape, by number of pieces and of pairs: docs/findings/vector-kernels.md. */
+/* One function for each shape, by number of components and of pairs: docs/findings/vector-kernels.md. */
 typedef void (*few_dot)(const char *w, int64_t stride, const char *h, int64_t steps, sums *sum);
-typedef void (*panel_dot)(int pieces, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum);
+typedef void (*panel_dot)(int components, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum);
 
-#define FS_DEFINE_FEW(pieces)                                                                                          \
-    static __attribute__((noinline)) void dot_few_##pieces(const char *w, int64_t stride, const char *h,               \
-                                                           int64_t steps, sums *sum) {                                 \
-        dot_few(pieces, w, stride, h, steps, sum);                                                                     \
+#define FS_DEFINE_FEW(components)                                                                                      \
+    static __attribute__((noinline)) void dot_few_##components(const char *w, int64_t stride, const char *h,           \
+                                                               int64_t steps, sums *sum) {                             \
+        dot_few(components, w, stride, h, steps, sum);                                                                 \
     }
 #define FS_DEFINE_PANEL(pairs)                                                                                         \
-    static __attribute__((noinline)) void dot_panel_##pairs(int pieces, const bfloat16x8_t *panel, const char *h,      \
+    static __attribute__((noinline)) void dot_panel_##pairs(int components, const bfloat16x8_t *panel, const char *h,  \
                                                             int64_t steps, sums *sum) {                                \
-        dot_panel(pairs, pieces, panel, h, steps, sum);                                                                \
+        dot_panel(pairs, components, panel, h, steps, sum);                                                            \
     }
 FS_DEFINE_FEW(1)
 FS_DEFINE_FEW(2)
@@ -234,8 +234,8 @@ FS_DEFINE_PANEL(1)
 FS_DEFINE_PANEL(2)
 FS_DEFINE_PANEL(3)
 FS_DEFINE_PANEL(4)
-static const few_dot few_dots[FS_PIECES_MOST] = {dot_few_1, dot_few_2, dot_few_3};
-static const panel_dot panel_dots[FS_STRIP] = {dot_panel_1, dot_panel_2, dot_panel_3, dot_panel_4};
+static const few_dot few_dots[FS_COMPONENTS_MOST] = {dot_few_1, dot_few_2, dot_few_3};
+static const panel_dot panel_dots[FS_BAND] = {dot_panel_1, dot_panel_2, dot_panel_3, dot_panel_4};
 
 /* ----------------------------------------------------------------------------------------------------- store ---- */
 
@@ -255,13 +255,13 @@ static void store_pair(const fs_hidden *hidden, int32_t pair, const sums *sum, i
 
 /* 16 tokens for the only pair of rows. */
 static void tile_few(const fs_hidden *hidden, const char *w, int64_t stride, float *out, int64_t out_ld) {
-    const int pieces = split_pieces(hidden->dtype);
-    const int64_t steps = hidden->dim / FS_STEP, segment = FS_SEGMENT / pieces;
+    const int components = split_components(hidden->dtype);
+    const int64_t steps = hidden->dim / FS_STEP, segment = FS_SEGMENT / components;
     const char *h = hidden->packed;
-    const few_dot dot = few_dots[pieces - 1];
+    const few_dot dot = few_dots[components - 1];
     sums sum[FS_FEW_TOKENS / 2];
     memset(sum, 0, sizeof sum);
-    for (int64_t k = 0, n; k < steps; k += n, h += n * FS_QUADS * pieces * FS_OPERAND) {
+    for (int64_t k = 0, n; k < steps; k += n, h += n * FS_QUADS * components * FS_OPERAND) {
         n = steps - k < segment ? steps - k : segment;
         dot(w + k * FS_LINE, stride, h, n, sum);
     }
@@ -274,27 +274,27 @@ static void tile_few(const fs_hidden *hidden, const char *w, int64_t stride, flo
         store_pair(hidden, 0, sum + t / 2, FS_TOKENS, out + t, out_ld);
 }
 
-/* Strips [first, last) and the n steps from k on that w has, n <= FS_SEGMENT, of `tokens` tokens. sum: [pairs,
- * FS_TOKENS / 2] of those strips. */
+/* Bands [first, last) and the n steps from k on that w has, n <= FS_SEGMENT, of `tokens` tokens. sum: [pairs,
+ * FS_TOKENS / 2] of those bands. */
 static void add_segment(const fs_hidden *hidden, int32_t first, int32_t last, const char *w, int64_t stride,
                         int32_t tokens, int64_t k, int64_t n, sums *sum) {
-    const int pieces = split_pieces(hidden->dtype);
+    const int components = split_components(hidden->dtype);
     bfloat16x8_t panel[FS_SEGMENT * FS_QUADS * FS_TOKENS / 2];
     fill_panel(w, stride, tokens, n, panel);
     for (int32_t i = first; i < last; i++) {
-        const strip g = strip_at(hidden, i);
-        panel_dots[g.pairs - 1](pieces, panel, g.h + k * FS_QUADS * pieces * g.pairs * FS_OPERAND, n, sum);
+        const band g = band_at(hidden, i);
+        panel_dots[g.pairs - 1](components, panel, g.h + k * FS_QUADS * components * g.pairs * FS_OPERAND, n, sum);
         sum += g.pairs * (FS_TOKENS / 2);
     }
 }
 
-/* Up to FS_TOKENS tokens for strips [first, last). */
-static void tile_strips(const fs_hidden *hidden, int32_t first, int32_t last, const char *w, int64_t stride,
-                        int32_t tokens, float *out, int64_t out_ld) {
-    const int64_t steps = hidden->dim / FS_STEP, segment = FS_SEGMENT / split_pieces(hidden->dtype);
-    const strip begin = strip_at(hidden, first), end = strip_at(hidden, last - 1);
+/* Up to FS_TOKENS tokens for bands [first, last). */
+static void tile_bands(const fs_hidden *hidden, int32_t first, int32_t last, const char *w, int64_t stride,
+                       int32_t tokens, float *out, int64_t out_ld) {
+    const int64_t steps = hidden->dim / FS_STEP, segment = FS_SEGMENT / split_components(hidden->dtype);
+    const band begin = band_at(hidden, first), end = band_at(hidden, last - 1);
     const int32_t pairs = end.first + end.pairs - begin.first;
-    sums sum[FS_STRIPS * FS_STRIP * FS_TOKENS / 2];
+    sums sum[FS_BANDS * FS_BAND * FS_TOKENS / 2];
     memset(sum, 0, (size_t)pairs * FS_TOKENS / 2 * sizeof *sum);
     for (int64_t k = 0, n; k < steps; k += n) {
         n = steps - k < segment ? steps - k : segment;
@@ -313,15 +313,15 @@ static void tile(const fs_hidden *hidden, const fs_weights *w, int64_t first, in
                  int64_t out_ld) {
     const char *data = weights_row(w, first);
     const int64_t stride = w->stride;
-    const int32_t strips = strips_of(hidden);
+    const int32_t bands = bands_of(hidden);
     int32_t few = 0;
     if (hidden->rows <= 2)
         for (; tokens - few >= FS_FEW_TOKENS; few += FS_FEW_TOKENS)
             tile_few(hidden, data + few * stride, stride, out + few, out_ld);
-    for (int32_t g = 0; g < strips; g += FS_STRIPS)
+    for (int32_t g = 0; g < bands; g += FS_BANDS)
         for (int32_t t = few; t < tokens; t += FS_TOKENS)
-            tile_strips(hidden, g, g + FS_STRIPS < strips ? g + FS_STRIPS : strips, data + t * stride, stride,
-                        tokens - t < FS_TOKENS ? tokens - t : FS_TOKENS, out + t, out_ld);
+            tile_bands(hidden, g, g + FS_BANDS < bands ? g + FS_BANDS : bands, data + t * stride, stride,
+                       tokens - t < FS_TOKENS ? tokens - t : FS_TOKENS, out + t, out_ld);
     if (hidden->dtype != FS_BF16) repair_tile(hidden, data, stride, tokens, out, out_ld);
 }
 

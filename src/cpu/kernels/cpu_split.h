@@ -1,13 +1,15 @@
 /* cpu_split.h - numbers as sums of bf16 numbers, for kernels whose instruction multiplies bf16 by bf16.
  *
- *   bf16  1 piece    f16  2 pieces (11 = 8 + 3 bits)    f32  3 pieces (24 = 8 + 8 + 8 bits)
+ *   bf16  1 component    f16  2 components (11 = 8 + 3 bits)    f32  3 components (24 = 8 + 8 + 8 bits)
  *
- * Pieces are cut off by truncation: h = p0 + p1 + p2 exactly, and nothing overflows by rounding up. A product of two
- * bf16 numbers is exact in float, so a logit is as exact as with float arithmetic. Three things differ from it:
- * - pieces and weights below 2^-126 count as zero, and so do sums (the instructions flush denormals): an absolute error
+ * Components are cut off by truncation: h = p0 + p1 + p2 exactly, and nothing overflows by rounding up. A product of
+ * two bf16 numbers is exact in float, so a logit is as exact as with float arithmetic. Three things differ from it: -
+ * components and weights below 2^-126 count as zero, and so do sums (the instructions flush denormals): an absolute
+ * error
  *   below 2^-126 times the number of terms times the other factor;
- * - an infinite weight is multiplied by pieces that are zero, and inf * 0 is NaN where h * inf is inf. So a NaN that
- *   comes out of several pieces is computed again in float (repair_nan);
+ * - an infinite weight is multiplied by components that are zero, and inf * 0 is NaN where h * inf is inf. So a NaN
+ * that
+ *   comes out of several components is computed again in float (repair_nan);
  * - the order of additions, which every kernel states. */
 #ifndef FS_CPU_SPLIT_H
 #define FS_CPU_SPLIT_H
@@ -15,9 +17,9 @@
 #include "core/halves.h"
 #include "cpu_isa.h"
 
-#define FS_PIECES_MOST 3
+#define FS_COMPONENTS_MOST 3
 
-FS_CORE int split_pieces(int32_t dtype) {
+FS_CORE int split_components(int32_t dtype) {
     return dtype == FS_BF16 ? 1 : dtype == FS_F16 ? 2 : 3;
 }
 
@@ -33,13 +35,13 @@ FS_CORE float split_element(const char *row, int32_t dtype, int64_t d) {
     return dtype == FS_BF16 ? widen_bf16(half) : widen_f16(half);
 }
 
-/* piece[i] = bf16 bits of the i-th piece of h. */
-FS_CORE void split_float(float h, int pieces, uint16_t *piece) {
-    for (int i = 0; i < pieces; i++) {
+/* component[i] = bf16 bits of the i-th component of h. */
+FS_CORE void split_float(float h, int components, uint16_t *component) {
+    for (int i = 0; i < components; i++) {
         uint32_t bits = float_bits(h);
-        piece[i] = (uint16_t)(bits >> 16);
-        if (h != h) piece[i] |= 0x40; /* the payload may lie in the bits that are cut off */
-        h -= widen_bf16(piece[i]);
+        component[i] = (uint16_t)(bits >> 16);
+        if (h != h) component[i] |= 0x40; /* the payload may lie in the bits that are cut off */
+        h -= widen_bf16(component[i]);
         if (h != h) h = 0.0f; /* inf - inf */
     }
 }

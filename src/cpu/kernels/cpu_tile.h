@@ -12,11 +12,10 @@
  * stays in L1 for all rows, if there are more than R.
  *
  * The order of additions: step k adds its products to the lanes, for pairs the lower element's after the upper's and
- * piece by piece; then lanes are added 8, 4, 2, 1 apart. Which accumulator a product goes to, and when, depends on its
- * place in the row alone: every shape gives the same logit bit for bit. With FS_SEGMENT lanes start from zero in every
- * segment of steps, and in the elements behind the last whole step; segments are added in ascending order. */
+ * component by component; then lanes are added 8, 4, 2, 1 apart. Which accumulator a product goes to, and when, depends
+ * on its place in the row alone: every shape gives the same logit bit for bit. With FS_SEGMENT lanes start from zero in
+ * every segment of steps, and in the elements behind the last whole step; segments are added in ascending order. */
 #include "cpu_isa.h"
-
 
 #define FS_JOIN_(a, b, c) a##b##__##c
 #define FS_JOIN(a, b, c) FS_JOIN_(a, b, c)
@@ -29,8 +28,8 @@
 #define FS_LINE 64 /* bytes of 16 lanes */
 #define FS_CHUNK                                                                                                       \
     (512 / FS_LANES) /* steps whose panel of 8 tokens, 16 KB, stays in L1 (32 KB: 147 instead of 191 GFLOP/s) */
-/* An instruction that does not round to nearest sets FS_SEGMENT, the steps of a segment of one piece; of several pieces
- * it has fewer, so that a lane is rounded no more often. */
+/* An instruction that does not round to nearest sets FS_SEGMENT, the steps of a segment of one component; of several
+ * components it has fewer, so that a lane is rounded no more often. */
 #ifndef FS_SEGMENT
 #define FS_SEGMENT 0
 #endif
@@ -98,15 +97,15 @@ FS_INLINE vec add_product(vec sum, vec x, vec y) {
 /* ------------------------------------------------------------------------------------------------------- dot ---- */
 
 /* Adds `steps` steps of T tokens x R rows to sum [T, R]. w: rows `stride` bytes apart; h: rows h_ld bytes apart, a line
- * for every piece of a step. */
+ * for every component of a step. */
 typedef void (*fs_dot)(const char *w, int64_t stride, const char *h, int64_t h_ld, int64_t steps, lanes *sum);
 
 /* An instruction set whose vectors have no size that the compiler knows defines FS_HAS_DOT and this. */
-FS_INLINE void dot(int T, int R, int pieces, vec (*load)(const char *), vec (*add)(vec, vec, vec), int step_bytes,
+FS_INLINE void dot(int T, int R, int components, vec (*load)(const char *), vec (*add)(vec, vec, vec), int step_bytes,
                    int line_bytes, const char *w, int64_t stride, const char *h, int64_t h_ld, int64_t steps,
                    lanes *sum);
 #ifndef FS_HAS_DOT
-FS_INLINE void dot(int T, int R, int pieces, vec (*load)(const char *), vec (*add)(vec, vec, vec), int step_bytes,
+FS_INLINE void dot(int T, int R, int components, vec (*load)(const char *), vec (*add)(vec, vec, vec), int step_bytes,
                    int line_bytes, const char *w, int64_t stride, const char *h, int64_t h_ld, int64_t steps,
                    lanes *sum) {
     vec acc[FS_TILE_TOKENS][FS_TILE_ROWS][FS_REGISTERS];
@@ -119,7 +118,7 @@ FS_INLINE void dot(int T, int R, int pieces, vec (*load)(const char *), vec (*ad
             for (int i = 0; i < FS_REGISTERS; i++) acc[t][r][i] = FS_SEGMENT ? zero : sum[t * R + r].v[i];
     for (int64_t k = 0; k < steps; k++, w += step_bytes) {
 #pragma GCC unroll 3
-        for (int piece = 0; piece < pieces; piece++, h += FS_LINE)
+        for (int component = 0; component < components; component++, h += FS_LINE)
 #pragma GCC unroll 4
             for (int i = 0; i < FS_REGISTERS; i++) {
                 vec y[FS_TILE_ROWS];
@@ -146,26 +145,26 @@ FS_INLINE void dot(int T, int R, int pieces, vec (*load)(const char *), vec (*ad
 
 /* One function for each shape: inlined side by side, gcc 12 merges their loops and splits multiply-adds (half the
  * speed). */
-#define FS_DEFINE_DOT(name, T, R, pieces, load, add, step_bytes, line_bytes)                                           \
+#define FS_DEFINE_DOT(name, T, R, components, load, add, step_bytes, line_bytes)                                       \
     static __attribute__((noinline)) void name(const char *w, int64_t stride, const char *h, int64_t h_ld,             \
                                                int64_t steps, lanes *sum) {                                            \
-        dot(T, R, pieces, load, add, step_bytes, line_bytes, w, stride, h, h_ld, steps, sum);                          \
+        dot(T, R, components, load, add, step_bytes, line_bytes, w, stride, h, h_ld, steps, sum);                      \
     }
 
-#define FS_DEFINE_DOTS(name, pieces, load, add, step_bytes, line_bytes)                                                \
-    FS_DEFINE_DOT(name##_t_1, FS_TILE_TOKENS, 1, pieces, load, add, step_bytes, line_bytes)                            \
-    FS_DEFINE_DOT(name##_t_2, FS_TILE_TOKENS, 2, pieces, load, add, step_bytes, line_bytes)                            \
-    FS_DEFINE_DOT(name##_t_3, FS_TILE_TOKENS, 3, pieces, load, add, step_bytes, line_bytes)                            \
-    FS_DEFINE_DOT(name##_1_1, 1, 1, pieces, load, add, step_bytes, line_bytes)                                         \
-    FS_DEFINE_DOT(name##_1_2, 1, 2, pieces, load, add, step_bytes, line_bytes)                                         \
-    FS_DEFINE_DOT(name##_1_3, 1, 3, pieces, load, add, step_bytes, line_bytes)                                         \
+#define FS_DEFINE_DOTS(name, components, load, add, step_bytes, line_bytes)                                            \
+    FS_DEFINE_DOT(name##_t_1, FS_TILE_TOKENS, 1, components, load, add, step_bytes, line_bytes)                        \
+    FS_DEFINE_DOT(name##_t_2, FS_TILE_TOKENS, 2, components, load, add, step_bytes, line_bytes)                        \
+    FS_DEFINE_DOT(name##_t_3, FS_TILE_TOKENS, 3, components, load, add, step_bytes, line_bytes)                        \
+    FS_DEFINE_DOT(name##_1_1, 1, 1, components, load, add, step_bytes, line_bytes)                                     \
+    FS_DEFINE_DOT(name##_1_2, 1, 2, components, load, add, step_bytes, line_bytes)                                     \
+    FS_DEFINE_DOT(name##_1_3, 1, 3, components, load, add, step_bytes, line_bytes)                                     \
     static const fs_dot name[2][3] = {{name##_t_1, name##_t_2, name##_t_3}, {name##_1_1, name##_1_2, name##_1_3}};
 _Static_assert(FS_TILE_ROWS == 3, "the shapes above");
 
 /* How a step is computed. */
 typedef struct microkernel {
     const fs_dot (*dot)[FS_TILE_ROWS]; /* [FS_TILE_TOKENS tokens, one token] by rows - 1 */
-    int step, bytes, pieces;           /* elements of a step, bytes of an element of W, pieces of one of H */
+    int step, bytes, components;       /* elements of a step, bytes of an element of W, components of one of H */
     /* panel [steps, FS_TILE_TOKENS] = the steps of the rows at w, widened; NULL if they are always used as they lie. */
     void (*widen)(const char *w, int64_t stride, int tokens, int64_t steps, lanes *panel);
     const struct microkernel *widened; /* then reads the panel */
@@ -220,9 +219,9 @@ FS_INLINE void store_tokens(const lanes *x, int by, float *out) {
 
 /* -------------------------------------------------------------------------------------------------- the tile ---- */
 
-/* Rows of H in strips of at most FS_TILE_ROWS, as even as they go. */
-FS_INLINE int32_t strip_at(int32_t rows, int32_t strips, int32_t i) {
-    return (int32_t)((int64_t)rows * i / strips);
+/* Rows of H in bands of at most FS_TILE_ROWS, as even as they go. */
+FS_INLINE int32_t band_at(int32_t rows, int32_t bands, int32_t i) {
+    return (int32_t)((int64_t)rows * i / bands);
 }
 
 /* T tokens times one set of rows of H. */
@@ -231,15 +230,15 @@ typedef struct matmul {
     int T;
     const char *h; /* its first row */
     int64_t h_ld;
-    int32_t rows, strips; /* rows <= FS_ROWS_AT_ONCE */
+    int32_t rows, bands; /* rows <= FS_ROWS_AT_ONCE */
 } matmul;
 
-/* Adds steps [k, k + n), which w has, to sum [rows, T], strip by strip. */
+/* Adds steps [k, k + n), which w has, to sum [rows, T], band by band. */
 static void dot_all(const matmul *m, const microkernel *micro, const char *w, int64_t stride, int64_t k, int64_t n,
                     lanes *sum) {
-    for (int32_t g = 0; g < m->strips; g++) {
-        const int32_t r = strip_at(m->rows, m->strips, g), R = strip_at(m->rows, m->strips, g + 1) - r;
-        micro->dot[m->T == 1][R - 1](w, stride, m->h + r * m->h_ld + k * micro->pieces * FS_LINE, m->h_ld, n,
+    for (int32_t g = 0; g < m->bands; g++) {
+        const int32_t r = band_at(m->rows, m->bands, g), R = band_at(m->rows, m->bands, g + 1) - r;
+        micro->dot[m->T == 1][R - 1](w, stride, m->h + r * m->h_ld + k * micro->components * FS_LINE, m->h_ld, n,
                                      sum + r * m->T);
     }
 }
@@ -248,13 +247,13 @@ static void dot_all(const matmul *m, const microkernel *micro, const char *w, in
 static void tile_sums(const matmul *m, const char *w, int64_t stride, int64_t dim, lanes *sum) {
     const microkernel *micro = m->micro;
     const int64_t steps = dim / micro->step, left = dim - steps * micro->step;
-    const int64_t most = FS_SEGMENT ? FS_SEGMENT / micro->pieces : m->strips == 1 ? steps : FS_CHUNK;
+    const int64_t most = FS_SEGMENT ? FS_SEGMENT / micro->components : m->bands == 1 ? steps : FS_CHUNK;
     lanes panel[FS_TILE_TOKENS * FS_CHUNK];
     memset(sum, 0, sizeof sum[0] * (size_t)(m->rows * m->T));
     for (int64_t k = 0, n; k < steps; k += n) {
         n = steps - k < most ? steps - k : most;
         const char *x = w + k * micro->step * micro->bytes;
-        if (micro->widen && m->strips > 2) {
+        if (micro->widen && m->bands > 2) {
             micro->widen(x, stride, m->T, n, panel);
             dot_all(m, micro->widened, (const char *)panel, FS_LINE, k, n, sum);
         } else dot_all(m, micro, x, stride, k, n, sum);
@@ -275,8 +274,8 @@ static void tile_tokens(const matmul *m, const char *w, int64_t stride, int64_t 
                         int32_t apart) {
     lanes sum[FS_ROWS_AT_ONCE * FS_TILE_TOKENS];
     tile_sums(m, w, stride, dim, sum);
-    for (int32_t g = 0; g < m->strips; g++) {
-        const int32_t r = strip_at(m->rows, m->strips, g), R = strip_at(m->rows, m->strips, g + 1) - r;
+    for (int32_t g = 0; g < m->bands; g++) {
+        const int32_t r = band_at(m->rows, m->bands, g), R = band_at(m->rows, m->bands, g + 1) - r;
         for (int32_t i = 0; i < R; i++) {
             float *to = out + (r + i) * out_ld, logit[FS_TILE_TOKENS];
             if (m->T == 1) {
@@ -298,7 +297,7 @@ static int32_t spacing_of(int64_t stride) {
 
 static void tile_all(const microkernel *micro, const fs_hidden *hidden, const char *w, int64_t stride, int32_t tokens,
                      float *out, int64_t out_ld) {
-    const int64_t dim = hidden->dim, h_ld = (dim + micro->step - 1) / micro->step * micro->pieces * FS_LINE;
+    const int64_t dim = hidden->dim, h_ld = (dim + micro->step - 1) / micro->step * micro->components * FS_LINE;
     const int32_t apart = spacing_of(stride), span = apart * FS_TILE_TOKENS;
     for (int32_t first = 0; first < hidden->rows; first += FS_ROWS_AT_ONCE) {
         const int32_t rows = hidden->rows - first < FS_ROWS_AT_ONCE ? hidden->rows - first : FS_ROWS_AT_ONCE;

@@ -12,13 +12,13 @@
  * once: two passes of 32 rows over the same tile leave memory idle during the second. W's rows are spaced so that each
  * page of 4 KB holds one of the 16 streams (docs/findings/cpu-memory.md).
  *
- * The order of additions for every (row, token), whatever the shape: for each 32 elements, and each piece of H, the
+ * The order of additions for every (row, token), whatever the shape: for each 32 elements, and each component of H, the
  * products of even elements and those of odd ones are summed in ascending order, each with one rounding, then the two
  * sums, then that is added to the logit; unless both are multiplied as they lie in segments (segment_of), each from
  * zero and added to those before. The instruction rounds to nearest even and raises no exception.
  *
- * bf16 weights are multiplied by tdpbf16ps, hidden states being sums of bf16 pieces (cpu_split.h), 1 to 3 of them. It
- * counts denormals as zero, in and out. f16 weights are multiplied by tdpfp16ps, which Granite Rapids has (AMX-FP16)
+ * bf16 weights are multiplied by tdpbf16ps, hidden states being sums of bf16 components (cpu_split.h), 1 to 3 of them.
+ * It counts denormals as zero, in and out. f16 weights are multiplied by tdpfp16ps, which Granite Rapids has (AMX-FP16)
  * and which is as fast: f16 hidden states as they lie, others times a power of two, bf16 as one f16 and f32 as two
  * (cpu_amx.h, upscale_to). A product of two f16, subnormal ones too, is exact in float and no multiple of 2^-48 is
  * denormal there: nothing is flushed, and only additions round. */
@@ -40,7 +40,7 @@ FS_INLINE void dot_step(int32_t unit, int N, const matmul *m, const char *w, int
     const packing *p = &m->packing;
     const int64_t columns = p->columns * 4; /* bytes */
     _tile_loadd(4, w, stride);
-    for (int i = 0; i < p->pieces; i++, h += p->tile) {
+    for (int i = 0; i < p->components; i++, h += p->tile) {
         if (i == 0) fetch_some(N, 0, m, k);
         _tile_loadd(5, h, columns);
         FS_MULTIPLY(unit, 0, 4, 5);
@@ -66,7 +66,7 @@ FS_INLINE void dot_tile(int32_t unit, int N, const matmul *m) {
         zero_sums(N);
         while (k < to) {
             const int64_t stop = filter_between(m->before, k, to);
-            for (; k < stop; k++, h += m->packing.pieces * m->packing.tile) {
+            for (; k < stop; k++, h += m->packing.components * m->packing.tile) {
                 fetch_step(&fetch, k);
                 dot_step(unit, N, m, m->w + k * FS_STEP * 2, m->stride, k, h);
             }

@@ -4,8 +4,8 @@
  * On Emerald Rapids it starts only every second cycle: 85 GFLOP/s a core where float multiply-adds reach 163
  * (2026-11-15), so this row is faster than avx512 only while it waits for memory.
  *
- * The small pieces of f32 hidden states (cpu_split.h) follow their large ones, and a lane that has grown rounds them
- * away: where all products have one sign, a logit was off by 1.0e-6 at D = 4,096 and 3e-6 at 16,384. Segments of
+ * The small components of f32 hidden states (cpu_split.h) follow their large ones, and a lane that has grown rounds
+ * them away: where all products have one sign, a logit was off by 1.0e-6 at D = 4,096 and 3e-6 at 16,384. Segments of
  * 32 additions that start from zero leave 2.0e-7 at both. */
 #include <immintrin.h>
 

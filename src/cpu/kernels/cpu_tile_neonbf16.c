@@ -3,10 +3,10 @@
  *
  * It rounds to odd: the sum of two products, and that with the lane, towards zero, and then sets the last bit if
  * anything was lost. So a lane that is odd already stays as it is when less than its last bit is added, every time,
- * where rounding to nearest is right on average. That loses the small pieces of f32 hidden states (cpu_split.h), which
- * follow their large ones: where all products have one sign, a logit came out 0.9e-6 too small on average and 1.2e-6 at
- * worst for D = 4,096, 5e-6 for 16,384. Segments of 32 additions a lane that start from zero, added to the lanes to
- * nearest, leave 1.5e-7 whatever D is (qemu 7.2). */
+ * where rounding to nearest is right on average. That loses the small components of f32 hidden states (cpu_split.h),
+ * which follow their large ones: where all products have one sign, a logit came out 0.9e-6 too small on average and
+ * 1.2e-6 at worst for D = 4,096, 5e-6 for 16,384. Segments of 32 additions a lane that start from zero, added to the
+ * lanes to nearest, leave 1.5e-7 whatever D is (qemu 7.2). */
 #include <arm_neon.h>
 
 #define FS_ISA neonbf16

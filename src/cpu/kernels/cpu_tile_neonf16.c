@@ -7,9 +7,9 @@
  * widened numbers. Nothing is flushed or saturated, since the sums are float. A step is 32 elements: lane 4 p + i takes
  * 8 p + i, then 8 p + i + 4.
  *
- * Only f16 hidden states are multiplied this way. As sums of f16 pieces, f32 and bf16 would lose what is below 2^-24
- * and above 65504, and cost an instruction for every piece; they are widened weights times floats, the kernel of the
- * row neon, bit for bit. */
+ * Only f16 hidden states are multiplied this way. As sums of f16 components, f32 and bf16 would lose what is below
+ * 2^-24 and above 65504, and cost an instruction for every component; they are widened weights times floats, the kernel
+ * of the row neon, bit for bit. */
 #include <arm_neon.h>
 
 #define FS_ISA neonf16

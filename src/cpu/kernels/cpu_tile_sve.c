@@ -66,10 +66,10 @@ FS_INLINE void dot_lanes(int T, int R, vec (*load)(const char *), svbool_t on, i
     FS_EACH_TOKEN(FS_END)
 }
 
-FS_INLINE void dot(int T, int R, int pieces, vec (*load)(const char *), vec (*add)(vec, vec, vec), int step_bytes,
+FS_INLINE void dot(int T, int R, int components, vec (*load)(const char *), vec (*add)(vec, vec, vec), int step_bytes,
                    int line_bytes, const char *w, int64_t stride, const char *h, int64_t h_ld, int64_t steps,
                    lanes *sum) {
-    (void)pieces, (void)add; /* one, and add_product */
+    (void)components, (void)add; /* one, and add_product */
     const int64_t width = (int64_t)svcntw();
     for (int64_t k = 0; k < steps; k += FS_CHUNK)
         for (int64_t lane = 0; lane < FS_LANES; lane += width)

@@ -20,7 +20,7 @@
 #define FS_EACH_VECTOR(f, p) f(p, 0) f(p, 1) f(p, 2) f(p, 3)
 #define FS_EACH_PAIR(f) f(0) f(1) f(2) f(3)
 #define FS_EACH_SUM(f) FS_EACH_VECTOR(f, 0) FS_EACH_VECTOR(f, 1) FS_EACH_VECTOR(f, 2) FS_EACH_VECTOR(f, 3)
-_Static_assert(FS_STRIP == 4, "the pairs above");
+_Static_assert(FS_BAND == 4, "the pairs above");
 
 #define FS_BEGIN(p, v) svfloat32_t acc_##p##v = svdup_n_f32(0.0f);
 #define FS_ADD_VECTOR(p, v) acc_##p##v = svbfmmla_f32(acc_##p##v, x_##v, y);
@@ -40,7 +40,7 @@ FS_INLINE void add_sums(svfloat32_t acc, int64_t from, int64_t left, sums *sum) 
 }
 
 /* Those of 4 vectors of the panel: `left` operands are there. */
-FS_INLINE void dot_vectors(int P, int pieces, int64_t left, const bfloat16x8_t *panel, const char *h, int64_t steps,
+FS_INLINE void dot_vectors(int P, int components, int64_t left, const bfloat16x8_t *panel, const char *h, int64_t steps,
                            sums *sum) {
     enum { T = FS_TOKENS / 2 };
     const int64_t width = (int64_t)svcntb() / FS_OPERAND;
@@ -51,15 +51,15 @@ FS_INLINE void dot_vectors(int P, int pieces, int64_t left, const bfloat16x8_t *
         const bfloat16_t *x = (const bfloat16_t *)panel;
         const svbfloat16_t x_0 = svld1_bf16(on_0, x), x_1 = svld1_vnum_bf16(on_1, x, 1);
         const svbfloat16_t x_2 = svld1_vnum_bf16(on_2, x, 2), x_3 = svld1_vnum_bf16(on_3, x, 3);
-        for (int piece = 0; piece < pieces; piece++, h += P * FS_OPERAND) {
+        for (int component = 0; component < components; component++, h += P * FS_OPERAND) {
             FS_EACH_PAIR(FS_ADD)
         }
     }
     FS_EACH_SUM(FS_END)
 }
 
-FS_INLINE void dot_panel(int P, int pieces, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum) {
+FS_INLINE void dot_panel(int P, int components, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum) {
     const int64_t at_once = 4 * (int64_t)svcntb() / FS_OPERAND;
     for (int64_t t = 0; t < FS_TOKENS / 2; t += at_once)
-        dot_vectors(P, pieces, FS_TOKENS / 2 - t, panel + t, h, steps, sum + t);
+        dot_vectors(P, components, FS_TOKENS / 2 - t, panel + t, h, steps, sum + t);
 }
