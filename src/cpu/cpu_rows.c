@@ -14,7 +14,7 @@ static void transform_head(const fs_head *head, fs_block block, float *x) {
         const float *bias = head->bias + (block.first - head->first_token);
         for (int64_t i = 0; i < n; i++) x[i] += bias[i];
     }
-    for (int64_t i = 0; i < n; i++) x[i] = head_logit(head, x[i]);
+    head_logits(head, x, n);
 }
 
 /* The bits of row `index` of a packed or strided bitmask; NULL if there is no mask. */

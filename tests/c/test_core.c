@@ -3,6 +3,7 @@
 
 #include "core/cut.h"
 #include "core/halves.h"
+#include "core/head.h"
 #include "core/noise.h"
 #include "core/summary.h"
 #include "core/wire.h"
@@ -40,6 +41,29 @@ static void order_key_round_trips_and_ties_go_to_lower_token(void **state) {
     }
     assert_true(order_key(1.0f, 3) > order_key(1.0f, 4));
     assert_int_equal(order_key(0.0f, 3), order_key(-0.0f, 3));
+}
+
+/* A row at a time on a CPU, a logit at a time on a GPU. */
+static void a_head_does_the_same_to_many_logits(void **state) {
+    (void)state;
+    enum { N = 1000 };
+    rng r = random_from(5);
+    float one[N], many[N];
+    for (int kind = 0; kind < 3 * 2 * 2 * 2; kind++) {
+        fs_head head = fs_head_default();
+        head.round = (int32_t[]){FS_F32, FS_BF16, FS_F16}[kind % 3];
+        head.scale = kind / 3 % 2 ? 0.7f : 1.0f;
+        head.softcap = kind / 6 % 2 ? 30.0f : 0.0f;
+        head.post_scale = kind / 12 ? 1.3f : 1.0f;
+        assert_int_equal(head_is_plain(&head), kind == 0);
+        for (int i = 0; i < N; i++) {
+            const float x = i == 0 ? INFINITY : i == 1 ? -INFINITY : (float)(20.0 * random_normal(&r));
+            one[i] = head_logit(&head, x);
+            many[i] = x;
+        }
+        head_logits(&head, many, N);
+        assert_memory_equal(one, many, sizeof one);
+    }
 }
 
 static void halves_round_to_nearest_even(void **state) {
@@ -414,6 +438,7 @@ int main(void) {
         cmocka_unit_test(key_value_never_exceeds_the_score),
         cmocka_unit_test(order_key_round_trips_and_ties_go_to_lower_token),
         cmocka_unit_test(halves_round_to_nearest_even),
+        cmocka_unit_test(a_head_does_the_same_to_many_logits),
         cmocka_unit_test(exp_split_is_accurate),
         cmocka_unit_test(mass_does_not_depend_on_order_or_split),
         cmocka_unit_test(mass_agrees_with_double),
