@@ -160,8 +160,8 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
             /* A new group starts without a best score; every survivor of the last one has been scored. */
             if (groups_of<T>(args) && at.fresh) state->best[b] = 0;
         });
-        /* Its instructions come while the first tile does: 1 to 2 % of a call on a small head. One team's rehearsal
-         * below is in the way of that (H200, 2026-11: 2 % worse with both). */
+        /* Its instructions come while the first tile does: 1 to 2 % of a call over a small head. With one team it is in
+         * the way, 2 % at 192 and 256 rows (H200, 2026-11). */
         for (bool rehearse = T::TEAMS > 1 && at.i == 0;; rehearse = false) {
             if (at.fresh && !rehearse) barrier_wait(turn.first, seeded++ & 1);
             if (at.fresh) seed<N>(args, state, shared, first, at.i == 0 ? FS_PATIENCE : 0, rehearse);
