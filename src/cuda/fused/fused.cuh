@@ -42,26 +42,26 @@ template <class T> FS_DEVICE bool groups_of(const fs_cuda_args &args) {
 /* Barriers between consumers and scorers. Once: `opened`, the rows are in shared memory. Once per record: `first`, the
  * largest logits of its first tile are. Once per tile: `ready`, its thresholds are set; `used`, the consumers are done
  * with them; `next`, the ring is the next team's. A team waits for its own tiles alone, so `ready` and `next` are a
- * barrier for each: a parity tells one tile from the next, not from the one after. */
+ * barrier for each, 16 bytes apart: a parity tells one tile from the next, not from the one after. */
 struct rounds {
     uint32_t opened, first, used, ready, next;
 
-    static constexpr int BYTES = 8 * 7;
     FS_DEVICE_MEMBER explicit rounds(uint32_t at)
-        : opened(at), first(at + 8), used(at + 16), ready(at + 24), next(at + 40) {}
+        : opened(at), first(at + 8), used(at + 16), ready(at + 24), next(at + 32) {}
 };
+template <int TEAMS> constexpr int ROUNDS_BYTES = 24 + 16 * TEAMS;
 
 template <int TEAMS> FS_DEVICE void wait_ready(const rounds &turn, int32_t i) {
-    barrier_wait(turn.ready + 8 * (i % TEAMS), i / TEAMS & 1);
+    barrier_wait(turn.ready + 16 * (i % TEAMS), i / TEAMS & 1);
 }
 
 /* The ring comes to the team of tile i when the one before it has read all of tile i - 1. */
 template <int TEAMS> FS_DEVICE void wait_turn(const rounds &turn, int32_t i) {
-    if (TEAMS > 1 && i > 0) barrier_wait(turn.next + 8 * (i % TEAMS), (i - 1) / TEAMS & 1);
+    if (TEAMS > 1 && i > 0) barrier_wait(turn.next + 16 * (i % TEAMS), (i - 1) / TEAMS & 1);
 }
 
 template <int TEAMS> FS_DEVICE void end_turn(const rounds &turn, int32_t i) {
-    if (TEAMS > 1 && (threadIdx.x & 31) == 0) barrier_arrive(turn.next + 8 * ((i + 1) % TEAMS));
+    if (TEAMS > 1 && (threadIdx.x & 31) == 0) barrier_arrive(turn.next + 16 * ((i + 1) % TEAMS));
 }
 
 /* A warp's place in the ring. */
@@ -158,7 +158,7 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
             tile_marks(state)[b] = draw.greedy ? fs_marks{0, 0, {0, 0}}
                                                : marks_of(draw.noise, (uint32_t)first / FS_NOISE_BLOCK);
             /* A new group starts without a best score; every survivor of the last one has been scored. */
-            if (groups_of<T>(args) && at.fresh) state->best[b] = 0;
+            if (groups_of<T>(args) && at.fresh) state->best[b] = 0, state->lead[b] = 0;
         });
         /* Its instructions come while the first tile does: 1 to 2 % of a call over a small head. With one team it is in
          * the way, 2 % at 192 and 256 rows (H200, 2026-11). */
@@ -173,7 +173,7 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
             if (!rehearse) break;
         }
         __syncwarp();
-        if (lane == 0) barrier_arrive(turn.ready + 8 * (at.i % T::TEAMS));
+        if (lane == 0) barrier_arrive(turn.ready + 16 * (at.i % T::TEAMS));
         if (scorer.owed && lane == 0) __threadfence(); /* here there is time; at the end there is none */
         scorer.owed = false;
         if (T::KIND != FS_CUDA_TOKENS && at.is_last()) {
@@ -263,8 +263,8 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
         barrier_init(turn.first, FS_CONSUMERS / T::TEAMS);
         barrier_init(turn.used, FS_CONSUMERS / T::TEAMS);
         for (int team = 0; team < T::TEAMS; team++) {
-            barrier_init(turn.ready + 8 * team, T::SCORERS);
-            barrier_init(turn.next + 8 * team, FS_CONSUMERS / T::TEAMS);
+            barrier_init(turn.ready + 16 * team, T::SCORERS);
+            barrier_init(turn.next + 16 * team, FS_CONSUMERS / T::TEAMS);
         }
         barrier_init_fence();
     }

@@ -15,8 +15,8 @@
 
 #include "cuda/device/row.cuh"
 
-/* Survivors in flight; a multiple of 32 times any number of scorers, so that a slot always belongs to one. */
-#define FS_QUEUE 384
+/* Survivors in flight. Beside 192 rows there is no room for more. */
+template <int N> constexpr int QUEUE = N == 192 ? 288 : 384;
 #define FS_STRIPS 8 /* of 16 tokens in a tile, each in one consumer warp */
 
 /* What a CTA has added up of a row's mass so far, for rows of tiles up to so many: in wider ones there is no room.
@@ -29,19 +29,20 @@ typedef struct fs_partial_mass {
 
 /* Shared memory of consumers and J scorers, for N rows. */
 template <int N, int J> struct fs_tile_state {
-    static_assert(FS_QUEUE % (32 * J) == 0, "a slot belongs to one scorer");
+    static_assert(QUEUE<N> % (32 * J) == 0, "a slot belongs to one scorer");
     float threshold[FS_STRIPS][N]; /* a logit at or below this cannot win */
     float rate[N];                 /* of the row's masses (masses.cuh) */
     uint32_t max[N];               /* largest x, ordered; 0: none */
     uint32_t best[N];              /* ordered float, rounded down, of the best score known here; 0: none */
     /* First tile: its largest logit, ordered, with the place in its last 7 bits; 0: none. */
     uint32_t first_max[N];
+    unsigned long long lead[N]; /* greedy rows: the largest order key (core/key.h) queued so far; 0: none */
     fs_draw draw[N];
     /* Per strip and lane: eight of its accumulators, for code that cannot index registers; then its rows' masses.
      * Between two tiles it is the scorers': the marks of the next one (tile_marks). */
     float4 stash[FS_STRIPS][2][32];
     fs_partial_mass mass[N <= FS_PARTIAL_MASSES ? N : 1];
-    unsigned long long queue[FS_QUEUE]; /* low word the logit, high word 1 + (token << 8 | row) ; 0: free */
+    unsigned long long queue[QUEUE<N>]; /* low word the logit, high word 1 + (token << 8 | row) ; 0: free */
     uint32_t tail;                      /* slots given out */
     uint32_t head[J];                   /* first chunk of 32 slots this scorer has not finished */
     uint32_t lock;                      /* of the records' masses */
@@ -75,8 +76,9 @@ FS_DEVICE void open_state(fs_tile_state<N, J> *state, const fs_cuda_args &args, 
             state->threshold[strip][b] = INFINITY; /* stays so for rows without a token, and past the batch */
         state->rate[b] = 0.0f;
         state->max[b] = state->best[b] = state->first_max[b] = 0;
+        state->lead[b] = 0;
     }
-    for (int32_t i = thread; i < FS_QUEUE; i += threads) state->queue[i] = 0;
+    for (int32_t i = thread; i < QUEUE<N>; i += threads) state->queue[i] = 0;
     for (int32_t i = thread; i < (int32_t)(sizeof args / 4); i += threads)
         ((uint32_t *)&state->args)[i] = ((const uint32_t *)&args)[i];
     if (thread < J) state->head[thread] = thread;
@@ -89,15 +91,27 @@ FS_DEVICE void open_state(fs_tile_state<N, J> *state, const fs_cuda_args &args, 
 
 /* ------------------------------------------------------------------------------------------------- consumers ---- */
 
+/* Greedy rows race before the queue, which a row of equal logits would fill with all of them: who does not lead its row
+ * has lost. Lanes raise the lead together and then look, so that one of them is left. A NaN has a flag to set, and no
+ * key. */
+template <int N, int J>
+FS_DEVICE bool may_win(fs_tile_state<N, J> *state, float x, int32_t token, int32_t row, bool rehearse) {
+    if (!state->draw[row].greedy || x != x) return true;
+    const unsigned long long key = rehearse ? 0 : order_key(x, (uint32_t)token);
+    atomicMax(&state->lead[row], key);
+    return *(volatile unsigned long long *)&state->lead[row] == key;
+}
+
 /* Queues one logit. Lanes call it on their own: there are few, and seldom two at once. */
 template <int N, int J>
 FS_DEVICE void push_survivor(fs_tile_state<N, J> *state, float x, int32_t token, int32_t row, bool rehearse) {
+    if (!may_win(state, x, token, row, rehearse)) return;
     const uint32_t slot = atomicAdd(&state->tail, rehearse ? 0u : 1u), chunk = slot / 32;
     /* The slot's last use must be over. */
-    while (chunk - *(volatile uint32_t *)&state->head[chunk % J] >= FS_QUEUE / 32) {
+    while (chunk - *(volatile uint32_t *)&state->head[chunk % J] >= QUEUE<N> / 32) {
     }
     const unsigned long long entry = (unsigned long long)(((uint32_t)token << 8 | row) + 1) << 32 | __float_as_uint(x);
-    if (!rehearse) *(volatile unsigned long long *)&state->queue[slot % FS_QUEUE] = entry;
+    if (!rehearse) *(volatile unsigned long long *)&state->queue[slot % QUEUE<N>] = entry;
 }
 
 /* --------------------------------------------------------------------------------------------------- scorers ---- */
@@ -217,7 +231,7 @@ FS_DEVICE void score_queue(fs_tile_state<N, J> *state, const fs_cuda_args &args,
         found.token.id = 0;
         bool odd = false;
         if (lane >= scorer->taken && lane < ready) {
-            volatile unsigned long long *slot = &state->queue[(scorer->chunk * 32 + lane) % FS_QUEUE];
+            volatile unsigned long long *slot = &state->queue[(scorer->chunk * 32 + lane) % QUEUE<N>];
             unsigned long long entry;
             do entry = *slot;
             while (!entry); /* given out, about to be written */
@@ -256,12 +270,15 @@ FS_DEVICE void take_bounds(fs_tile_state<N, J> *state, const fs_cuda_args &args,
 }
 
 /* Makes row b's thresholds for the tile from `first` on, whose marks are there. A tile lies in one block of the noise;
- * where a shard begins it may begin inside. */
+ * where a shard begins it may begin inside. A CTA's tiles come in the order of their ids (pieces.cuh), so in a greedy
+ * row what only equals its lead has lost; a threshold of +inf would hold back NaNs. */
 template <int N, int J> FS_DEVICE void set_thresholds(fs_tile_state<N, J> *state, int32_t b, int32_t first) {
     const fs_marks marks = tile_marks(state)[b];
     const uint32_t known = *(volatile uint32_t *)&state->best[b];
     const fs_threshold threshold = threshold_of(known, state->draw[b].temperature);
-    const float unmarked = threshold_at(threshold, state->draw[b].greedy ? 0.0f : FS_UNMARKED_CEILING);
+    float unmarked = threshold_at(threshold, FS_UNMARKED_CEILING);
+    if (state->draw[b].greedy)
+        unmarked = fmaxf(threshold.level, fminf(known_score((uint32_t)(state->lead[b] >> 32)), 0x1.fffffep127f));
 #pragma unroll
     for (int32_t strip = 0; strip < FS_STRIPS; strip++) state->threshold[strip][b] = unmarked;
     if (!known) return;

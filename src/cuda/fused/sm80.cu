@@ -125,7 +125,7 @@ template <int ROWS, int DTYPE = FS_BF16, fs_cuda_kind FOR = FS_CUDA_GROUPED> str
     static constexpr int STAGES = 232448 / STAGE_BYTES; /* barriers for more than any device has room for */
     static constexpr int STATE_START = 0;
     static constexpr int BARRIER_START = ((int)sizeof(fs_tile_state<N, SCORERS>) + 15) / 16 * 16;
-    static constexpr int RING_START = (BARRIER_START + 2 * STAGES * 8 + rounds::BYTES + ROW - 1) / ROW * ROW;
+    static constexpr int RING_START = (BARRIER_START + 2 * STAGES * 8 + ROUNDS_BYTES<TEAMS> + ROW - 1) / ROW * ROW;
     typedef matrices source;
     using f16 = tile<ROWS, FS_F16, KIND>;
     using tokens = tile<ROWS, DTYPE, FS_CUDA_TOKENS>;

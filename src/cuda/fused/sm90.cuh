@@ -44,7 +44,7 @@ struct tile {
     static constexpr int H_START = STAGES * W_BYTES;
     static constexpr int STATE_START = H_START + STAGES * H_BYTES;
     static constexpr int BARRIER_START = (STATE_START + (int)sizeof(fs_tile_state<N, SCORERS>) + 15) / 16 * 16;
-    static constexpr int BYTES = BARRIER_START + 2 * STAGES * 8 + rounds::BYTES;
+    static constexpr int BYTES = BARRIER_START + 2 * STAGES * 8 + ROUNDS_BYTES<TEAMS>;
     static_assert(BYTES <= 232448, "a block of sm_90 has 227 KB of shared memory");
     typedef fs_cuda_maps source;
     template <int TYPE, fs_cuda_kind OTHER> using same = tile<ROWS, CTAS, DEPTH, K_ATOMS, OPEN, GANGS, TYPE, OTHER>;
