@@ -23,7 +23,7 @@ help:
 	@echo '  make cuda-all  the same for compute capability 8.0 to 12.0, into $(CUDA)-all'
 	@echo '  make test-gpu  the tests that need a GPU, torch and pytest'
 	@echo '  make sanitize-gpu  small calls under compute-sanitizer'
-	@echo '  make bench-gpu time the CUDA backend beside cuBLAS and the read ceiling   (ARGS=--help)'
+	@echo '  make bench-gpu every batch size, head and kind of row beside cuBLAS, FlashInfer and reading W  (ARGS=--help)'
 	@echo '  make paper     tables and plots of the paper, measured on an H100 or H200    (ARGS=--help)'
 	@echo '  make build     only build, into $(BUILD)'
 	@echo '  make install   install header, libraries, pkg-config and CMake packages, flashsample  (PREFIX=$(PREFIX))'

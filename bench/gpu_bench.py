@@ -78,7 +78,9 @@ def about(bench, reps):
 
 def invalid_reason(lines):
     """What speaks against the machine, in words; the slowest ceiling of the run decides."""
-    slowest = min((line["ceiling_tb_s"] for line in lines if line["V"] * line["D"] * 2 >= CEILING_BYTES), default=0.0)
+    slowest = min((line["ceiling_tb_s"] for line in lines if line["V"] * line["D"] * 2 >= CEILING_BYTES), default=None)
+    if slowest is None:
+        return "no read of %.0f GB was timed: whether the card is whole and idle is not known" % (CEILING_BYTES / 1e9)
     if slowest >= CEILING:
         return ""
     return ("the ceiling fell to %.2f TB/s, below %.1f: not a whole, idle H200; these timings are no evidence"
@@ -115,13 +117,20 @@ class Bench:
         self.torch, self.fs = torch, fs
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
-        self.context = fs.Context("cuda", stream=self.stream.cuda_stream)
+        self.context = None
+        self.renew_context()
         self.reader = build_ceiling(torch, folder)
         self.processors = torch.cuda.get_device_properties(0).multi_processor_count
         self.flush = torch.empty(FLUSH, dtype=torch.uint8, device=self.device)
         self.scrap = torch.zeros(4, dtype=torch.int32, device=self.device)
         self.position = torch.arange(MOST_ROWS, device=self.device) * 17
         self.square = torch.randn(512, 512, device=self.device).bfloat16()
+
+    def renew_context(self):
+        """A context keeps work memory for every call that was captured: a long run begins another from time to time."""
+        if self.context:
+            self.context.close()
+        self.context = self.fs.Context("cuda", stream=self.stream.cuda_stream)
 
     def weights(self, V, D):
         """[V, D] bfloat16, made in pieces: float32 of the largest would be 5 GB."""
@@ -224,14 +233,14 @@ class Bench:
     def draw(self, head, H, temperature, fields=(), **rules):
         """A function that queues one call; what it reads and writes lives as long as the function.
 
-        H is None for a head of stored logits. The function returns the result, whose tokens are [B] int32; fields are
-        further results, floats of [B], of the processed logits.
+        H is None for a head of stored logits; temperature is a number or a list of B. The function returns the result,
+        whose tokens are [B] int32; fields are further results, floats of [B], of the processed logits.
         """
         torch, fs = self.torch, self.fs
         B = (head.data if H is None else H).shape[0]
         row = torch.arange(B, device=self.device)
-        batch = fs.Batch(head, H, temperature=torch.full((B,), temperature, device=self.device), seed=row * 7919 + 13,
-                         position=self.position[:B], **rules)
+        temperatures = torch.tensor(temperature, dtype=torch.float32, device=self.device).expand(B).contiguous()
+        batch = fs.Batch(head, H, temperature=temperatures, seed=row * 7919 + 13, position=self.position[:B], **rules)
         arrays = {name: torch.empty(B, device=self.device) for name in fields}
         arrays["tokens"] = torch.empty(B, dtype=torch.int32, device=self.device)
         result = fs.Result.into(batch, arrays, logits="processed")

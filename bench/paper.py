@@ -16,7 +16,7 @@ import time
 import paper_model as model
 import paper_tables
 from gpu_bench import HEADS, ROOT, Eager, about, invalid_reason, open_bench
-from paper_baselines import first_words, make_all
+from paper_baselines import first_words, make_all, why_eager
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PEAK = 8192  # the square matmul whose rate is the compute ceiling
@@ -36,20 +36,6 @@ def measure_peak(bench):
     A, B, C = (bench.hidden(PEAK, PEAK) for _ in range(3))
     median = bench.time_in_turn({"peak": lambda: bench.torch.mm(A, B, out=C)}, reps=20, warm_ups=5)["peak"][1]
     return 2 * PEAK**3 / median * 1e-6
-
-
-def why_eager(bench, run):
-    """Why no graph can hold a call, or "". One that waits for the device cannot be captured, and a capture that fails
-    leaves torch's allocator and generator unusable: it must not be tried."""
-    bench.torch.cuda.set_sync_debug_mode("error")
-    try:
-        run()
-        return ""
-    except RuntimeError as error:
-        return first_words(error)
-    finally:
-        bench.torch.cuda.set_sync_debug_mode("default")
-        bench.torch.cuda.synchronize()
 
 
 class Point:

@@ -75,6 +75,12 @@ def flashinfer_sampling():
     return sampling
 
 
+def flashinfer_seed(bench):
+    """Its noise by tensors, which a graph can hold: its default asks torch's generator, which a capture forbids. Every
+    repetition has another seed."""
+    return {"seed": bench.position[:1], "offset": bench.position.new_zeros(1)}
+
+
 def tried(run):
     """run, if it runs once: FlashInfer compiles its kernels at the first call."""
     try:
@@ -88,15 +94,30 @@ def make_fi1(bench, logits):
     torch, sampling, B = bench.torch, flashinfer_sampling(), logits.shape[0]
     k = torch.full((B,), TOP_K, dtype=torch.int32, device=bench.device)
     p = torch.full((B,), TOP_P, device=bench.device)
-    return tried(lambda: sampling.top_k_top_p_sampling_from_logits(logits.float(), k, p))
+    noise = flashinfer_seed(bench)
+    return tried(lambda: sampling.top_k_top_p_sampling_from_logits(logits.float(), k, p, **noise))
 
 
 def make_fi2(bench, logits):
-    sampling = flashinfer_sampling()
-    return tried(lambda: sampling.sampling_from_logits(logits.float()))
+    sampling, noise = flashinfer_sampling(), flashinfer_seed(bench)
+    return tried(lambda: sampling.sampling_from_logits(logits.float(), **noise))
 
 
 MAKERS = {"multinomial": make_multinomial, "b1": make_b1, "sort": make_sort, "fi1": make_fi1, "fi2": make_fi2}
+
+
+def why_eager(bench, run):
+    """Why no graph can hold a call, or "". One that waits for the device cannot be captured, and a capture that fails
+    leaves torch's allocator and generator unusable: it must not be tried."""
+    bench.torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+        return ""
+    except RuntimeError as error:
+        return first_words(error)
+    finally:
+        bench.torch.cuda.set_sync_debug_mode("default")
+        bench.torch.cuda.synchronize()
 
 
 def make_all(bench, logits):
