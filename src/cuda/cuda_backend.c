@@ -1,5 +1,5 @@
-/* cuda_backend.c - the CUDA backend: a context's device and stream; checks; one launch per tile of rows. Calls enqueue
- * on the stream and return; nothing here waits. */
+/* cuda_backend.c - the CUDA backend: a context's device and stream; checks; as many launches as a plan makes of a batch.
+ * Calls enqueue on the stream and return; nothing here waits. */
 #include "cuda_backend.h"
 
 #include "core/head.h"
@@ -142,11 +142,27 @@ static void give_records(fs_cuda_args *args, const fs_cuda_room *room, int32_t g
     if (room->records) args->groups = (fs_cuda_groups){room->records, groups, slots, tiles};
 }
 
+/* The plan of the next launch. An engine asks for the same one step after step, and looking for it takes microseconds. */
 static fs_status plan_fused(fs_context *context, const fs_cuda_args *args, fs_cuda_plan *plan) {
-    const fs_cuda *cuda = context->state;
-    if (!fs_cuda_plan_launch(&cuda->device, cuda->family, FS_CUDA_FAMILIES, cuda->forced, &args->head, &args->batch,
-                             args->batch.rows - args->first_row, plan))
-        return fs_fail(context, FS_ERR_UNSUPPORTED, "cuda: %s", plan->text);
+    fs_cuda *cuda = context->state;
+    const fs_head *head = &args->head;
+    const fs_batch *batch = &args->batch;
+    fs_cuda_planned of;
+    memset(&of, 0, sizeof of);
+    of.rows = batch->rows - args->first_row;
+    of.tokens[0] = head->first_token, of.tokens[1] = head->rows, of.tokens[2] = head_vocab(head);
+    of.dim = head->dim;
+    of.group = batch_is_grouped(batch) ? batch->group_size : 0;
+    of.dtype = head->dtype;
+    of.aligned = fs_cuda_plan_aligned(head, batch);
+    if (memcmp(&of, &cuda->planned, sizeof of) != 0) {
+        memset(&cuda->planned, 0, sizeof cuda->planned);
+        if (!fs_cuda_plan_launch(&cuda->device, cuda->family, FS_CUDA_FAMILIES, cuda->forced, head, batch, of.rows,
+                                 &cuda->plan))
+            return fs_fail(context, FS_ERR_UNSUPPORTED, "cuda: %s", cuda->plan.text);
+        cuda->planned = of;
+    }
+    *plan = cuda->plan;
     return FS_OK;
 }
 
@@ -209,9 +225,10 @@ static fs_status launch_fused(fs_context *context, const fs_cuda_room *room, fs_
     }
     cuda->logged = plan.shape;
     args->rows = plan.rows;
+    args->block_rows = plan.block_rows;
     args->k_steps = plan.k_steps;
     args->schedule = plan.schedule;
-    args->k_shift = plan.k_shift;
+    args->k_order = plan.k_order;
     give_records(args, room, plan.groups, plan.slots);
     FS_TRY(fs_cuda_launch_fused(context, &plan, args));
     if (room->records) FS_CUDA_TRY(context, fs_cuda_end_launch(args, cuda->stream));

@@ -26,6 +26,12 @@ typedef struct fs_cuda_map {
     fs_cuda_tensor of;
 } fs_cuda_map;
 
+/* What a plan depends on, beside the device. */
+typedef struct fs_cuda_planned {
+    int64_t rows, tokens[3], dim, group;
+    int32_t dtype, aligned;
+} fs_cuda_planned;
+
 typedef struct fs_cuda {
     fs_cuda_map map[3]; /* the last ones: W in tiles, W in boxes, H */
     fs_cuda_device device;
@@ -34,8 +40,10 @@ typedef struct fs_cuda {
     fs_cuda_memory memory;
     encode_tiled encode;
     fs_cuda_family family[FS_CUDA_FAMILIES];
-    const char *forced;          /* the environment's choice of a tile, or NULL */
-    char forced_text[64];        /* a copy: the environment may change */
+    const char *forced;      /* the environment's choice of a tile, or NULL */
+    char forced_text[64];    /* a copy: the environment may change */
+    fs_cuda_planned planned; /* what `plan` is for; rows 0: nothing */
+    fs_cuda_plan plan;
     const fs_cuda_shape *logged; /* the last choice that went to the log */
     int32_t stored_ctas;         /* of the kernel for stored logits: as many as run at once */
     int32_t stored_logged;       /* CTAs per row of its last plan that went to the log */

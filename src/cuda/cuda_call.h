@@ -8,7 +8,8 @@
 
 #include "flashsampling.h"
 
-/* What all CTAs of a launch know of a row. Scores are ordered floats rounded down: real scores, or below one. */
+/* What all CTAs of a launch know of a row: work memory, zero before a call and left zero by it. Scores are ordered floats
+ * rounded down: real scores, or below one. */
 typedef struct fs_cuda_row { /* 128 bytes: every CTA hits every row at once after its first tile */
     unsigned long long key;  /* largest score key so far; 0: none */
     uint32_t bound;          /* a score the row is known to reach; 0: none */
@@ -21,22 +22,16 @@ typedef struct fs_cuda_row { /* 128 bytes: every CTA hits every row at once afte
         unsigned long long limb[8];
         unsigned long long rough; /* stored logits without masses: largest rough key (stored/state.cuh) */
     };
-    fs_mass odd;   /* ... and what lies outside of them */
-    uint32_t done; /* stored logits: CTAs that have finished their share of this row */
-    uint32_t unused;
+    fs_mass odd; /* ... and what lies outside of them */
+    /* Stored logits: CTAs that have finished their share of this row. Of a block's first row: scorers that have finished,
+     * and those that have given their rows a first bound. */
+    uint32_t done, seeded;
 } fs_cuda_row;
 
 #define FS_CUDA_LIMB (-3)
 
 /* A flag of a row beside its status bits: an x, not only an l, was +inf. */
 #define FS_CUDA_X_INF (1u << 31)
-
-/* Work memory of a launch: zero before the first, and left zero by every call. */
-typedef struct fs_cuda_work {
-    fs_cuda_row row[FS_CUDA_ROWS];
-    uint32_t seeded; /* scorers that have given their rows a first bound */
-    uint32_t done;   /* scorers that have finished */
-} fs_cuda_work;
 
 /* Records: what one CTA has found of one row in one group, [rows][count][slots]. The slots of a group are its CTAs, in
  * order. A record whose limb[0] is 0 has no mass yet; records too are zero before and after a call. Where a launch
@@ -53,12 +48,13 @@ typedef struct fs_cuda_args {
     fs_result result;
     int64_t vocab;
     int32_t first_row, rows; /* rows of the batch this launch draws */
+    int32_t block_rows;      /* ... in blocks of so many, each by CTAs of its own (blockIdx.y) */
     int32_t k_steps;         /* stages of K that cover D */
     fs_cuda_schedule schedule;
-    uint32_t k_shift;   /* 2^32 times the part of K a pair of tiles starts after its predecessor */
+    fs_cuda_k_order k_order;
     int32_t overlap;    /* the device can set up a launch while the one before it ends */
     int32_t leave_rows; /* in work memory, for a launch that follows */
-    fs_cuda_work *work;
+    fs_cuda_row *work;  /* of this launch's rows */
     fs_cuda_groups groups;
     fs_needs needs; /* beside what else kernels look at: constant memory is cold when a launch begins */
 } fs_cuda_args;

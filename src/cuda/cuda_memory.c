@@ -2,9 +2,11 @@
 #include "cuda_backend.h"
 
 #define ALIGNMENT 256
-/* The least that is allocated: some thirty captured calls; and one block for most that are not, since each is in pages
+/* The least that is allocated: some fifteen captured calls; and one block for most that are not, since each is in pages
  * of its own. */
-#define SLAB ((size_t)1 << 20)
+#define SLAB ((size_t)1 << 21)
+/* Rows have as much in every call, so that what is zero between calls is in the same place in all. */
+#define ROWS_BYTES (FS_CUDA_ROWS * sizeof(fs_cuda_row))
 
 static size_t aligned(size_t bytes) {
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -12,7 +14,7 @@ static size_t aligned(size_t bytes) {
 
 /* What is zero between calls. */
 static size_t zero_bytes(const fs_cuda_room *room) {
-    return aligned(sizeof *room->work) + aligned(room->records_bytes);
+    return ROWS_BYTES + aligned(room->records_bytes);
 }
 
 size_t fs_cuda_room_bytes(const fs_cuda_room *room) {
@@ -20,8 +22,8 @@ size_t fs_cuda_room_bytes(const fs_cuda_room *room) {
 }
 
 static void place(fs_cuda_room *room, char *at) {
-    room->work = (fs_cuda_work *)(void *)at;
-    at += aligned(sizeof *room->work);
+    room->work = (fs_cuda_row *)(void *)at;
+    at += ROWS_BYTES;
     room->records = room->records_bytes ? (fs_group *)(void *)at : NULL;
     at += aligned(room->records_bytes);
     room->parts = room->parts_bytes ? at : NULL;

@@ -19,7 +19,7 @@
 
 /* What a call asks for, and where it has it. */
 typedef struct fs_cuda_room {
-    fs_cuda_work *work;
+    fs_cuda_row *work;
     fs_group *records;
     char *parts; /* those of ranks, and this rank's own */
     size_t records_bytes, parts_bytes;

@@ -1,18 +1,27 @@
 #include "cuda_plan.h"
 
 #include "core/format.h"
+#include "core/key.h"
 #include "core/needs.h"
 
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Measured on one H200 (docs/findings): bytes per microsecond from memory, and bf16 operations per microsecond. */
+/* Measured on one H200 (docs/findings/gpu-row-blocks.md): bytes per microsecond from memory and from L2; bf16 operations
+ * per microsecond; microseconds a tile takes beside its dot products, with one team and with two; the least from one tile
+ * to the next, in all and for each row; what a row's survivors in the first tile of a CTA that is alone take; a launch. */
 #define FS_CUDA_READ 4.5e6
-#define FS_CUDA_FLOPS 7.9e8
-/* Slices of 128 in K a pair of tiles starts after its predecessor (docs/findings/gpu-reading-weights.md, "Pairs of
- * tiles start in K"). */
-#define FS_CUDA_SHIFT 4
+#define FS_CUDA_SHARED 7.0e6
+#define FS_CUDA_FLOPS 7.2e8
+#define FS_CUDA_BESIDE_ONE 4.0
+#define FS_CUDA_BESIDE_TWO 3.0
+#define FS_CUDA_TURN 6.0
+#define FS_CUDA_TURN_ROW 0.025
+#define FS_CUDA_FIRST_ROW 2.0
+#define FS_CUDA_LAUNCH 12.0
+/* Slices of 128 in K, 4 KB, that are read from several places at once. */
+#define FS_CUDA_STRETCH 16
 
 int fs_cuda_plan_aligned(const fs_head *head, const fs_batch *batch) {
     const fs_weights w = weights_of_head(head);
@@ -50,41 +59,92 @@ static const fs_cuda_family *choose_family(const fs_cuda_device *device, const f
     return NULL;
 }
 
-/* The narrowest tile that holds the rows, else the widest that runs here; of equal ones the first that fits. */
-static const fs_cuda_shape *choose_shape(const fs_cuda_device *device, const fs_cuda_family *family, int64_t width,
-                                         int64_t rows) {
-    const fs_cuda_shape *best = NULL;
-    for (int32_t i = 0; i < family->count; i++) {
-        const fs_cuda_shape *s = &family->shapes[i];
-        if ((s->cluster > 1 && device->clusters_of_two == 0) || s->shared_bytes > device->shared_bytes) continue;
-        if (width && s->rows != width) continue;
-        if (best && best->rows >= rows) break;
-        if (best && best->rows == s->rows) continue;
-        best = s;
-    }
-    return best;
-}
-
 static int64_t least(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
+/* Spans, a tile for each CTA of a cluster, that the head's tokens lie in. */
+static int64_t spans_of(const fs_head *head, const fs_cuda_shape *s) {
+    const int64_t span = (int64_t)FS_CUDA_TILE * s->cluster;
+    const int64_t low = head->first_token, high = least(low + head->rows, head_vocab(head));
+    return high > low ? (high + span - 1) / span - low / span : 0;
+}
+
+/* Clusters of a shape that run at once; 0: none does. */
+static int64_t clusters_at_once(const fs_cuda_device *device, const fs_cuda_shape *s) {
+    if (s->shared_bytes > device->shared_bytes) return 0;
+    return s->cluster == 1 ? device->processors : least(device->clusters_of_two, device->processors / 2);
+}
+
+/* The time of a launch on an H200, in microseconds: the largest of reading W, of reading it and H from L2 for every block
+ * of rows, and of the CTAs' tiles; and the first tile's survivors, which are fewer the more CTAs know of each other. */
+static double predict(const fs_cuda_device *device, const fs_head *head, const fs_cuda_plan *plan) {
+    const fs_cuda_shape *s = plan->shape;
+    const double w = (double)(head->rows * format_row_bytes(format_of(head->dtype), head->dim));
+    const double shared = w * plan->blocks * (1.0 + (double)s->rows / (FS_CUDA_TILE * s->cluster));
+    const int64_t tiles = (head->rows + FS_CUDA_TILE - 1) / FS_CUDA_TILE, turns = (tiles + plan->grid - 1) / plan->grid;
+    const double dot = 2.0 * FS_CUDA_TILE * (double)head->dim * s->rows / (FS_CUDA_FLOPS / device->processors);
+    const double turn = FS_CUDA_TURN + FS_CUDA_TURN_ROW * s->rows;
+    double tile = dot + (s->teams == 1 ? FS_CUDA_BESIDE_ONE : FS_CUDA_BESIDE_TWO);
+    if (tile < turn) tile = turn;
+    double most = w / FS_CUDA_READ;
+    if (shared / FS_CUDA_SHARED > most) most = shared / FS_CUDA_SHARED;
+    if ((double)turns * tile > most) most = (double)turns * tile;
+    return most + FS_CUDA_FIRST_ROW * s->rows / (double)plan->grid + FS_CUDA_LAUNCH;
+}
+
+/* `rows` in launches of this many blocks of a shape, as even as can be, if that is faster than the plan. */
+static void try_blocks(const fs_cuda_device *device, const fs_head *head, const fs_cuda_shape *s, int64_t clusters,
+                       int64_t blocks, int64_t rows, fs_cuda_plan *plan) {
+    fs_cuda_plan with = *plan;
+    const int64_t most = least(FS_CUDA_ROWS, blocks * s->rows), launches = (rows + most - 1) / most;
+    with.shape = s;
+    with.rows = (int32_t)((rows + launches - 1) / launches);
+    with.blocks = (int32_t)least(blocks, (with.rows + s->rows - 1) / s->rows);
+    with.block_rows = (int32_t)((with.rows + with.blocks - 1) / with.blocks);
+    /* No cluster without a span: a short vocabulary takes fewer. */
+    const int64_t spans = spans_of(head, s);
+    with.grid = (int32_t)(least(clusters / with.blocks, spans > 1 ? spans : 1) * s->cluster);
+    with.microseconds = predict(device, head, &with);
+    with.cost = (double)launches * with.microseconds;
+    if (!plan->shape || with.cost < plan->cost) *plan = with;
+}
+
+/* The shape and the number of blocks that take the rows in the least time; of equal ones the first, so the narrowest.
+ * A short vocabulary, which few CTAs would do, is done by as many blocks as there are processors for. */
+static int choose_shape(const fs_cuda_device *device, const fs_cuda_family *family, int64_t width, const fs_head *head,
+                        int64_t rows, fs_cuda_plan *plan) {
+    for (int32_t i = 0; i < family->count; i++) {
+        const fs_cuda_shape *s = &family->shapes[i];
+        const int64_t clusters = clusters_at_once(device, s), spans = spans_of(head, s);
+        if (clusters == 0 || (width && s->rows != width)) continue;
+        if (s->rows > 256 && head_vocab(head) > FS_TOKEN_LIMIT / 2) continue; /* (fused/scorer.cuh, ROW_BITS) */
+        const int64_t needed = (least(rows, FS_CUDA_ROWS) + s->rows - 1) / s->rows;
+        const int64_t many = clusters / (spans > 1 ? spans : 1);
+        const int64_t most = least(needed, least(clusters, many > 8 ? many : 8));
+        for (int64_t blocks = 1; blocks < 5 && blocks < most; blocks++)
+            try_blocks(device, head, s, clusters, blocks, rows, plan);
+        try_blocks(device, head, s, clusters, most, rows, plan);
+    }
+    return plan->shape != NULL;
+}
+
 /* Rounded up, the fraction gains less than 1 over all clusters: their whole parts count to `left` exactly. */
 static fs_cuda_schedule schedule_of(const fs_head *head, const fs_cuda_plan *plan) {
-    const int64_t span = (int64_t)FS_CUDA_TILE * plan->shape->cluster, clusters = plan->grid / plan->shape->cluster;
-    const int64_t vocab = head_vocab(head);
-    const int64_t low = head->first_token, high = least(low + head->rows, vocab);
-    const int64_t spans = high > low ? (high + span - 1) / span - low / span : 0, left = spans % clusters;
+    const int64_t clusters = plan->grid / plan->shape->cluster, spans = spans_of(head, plan->shape);
+    const int64_t left = spans % clusters;
     const fs_cuda_schedule schedule = {(uint32_t)(spans / clusters),
                                        (uint32_t)((left * 65536 + clusters - 1) / clusters)};
     return schedule;
 }
 
-/* Rounded up: times a pair's number and the slices, what comes behind the point stays below 1 as long as their product
- * is below 2^32. */
-static uint32_t k_shift_of(int64_t dim) {
-    const uint64_t slices = (uint64_t)(dim + 127) / 128;
-    return (uint32_t)((((uint64_t)FS_CUDA_SHIFT << 32) + slices - 1) / slices);
+static fs_cuda_k_order k_order_of(int64_t dim) {
+    const int64_t slices = dim / 128;
+    fs_cuda_k_order order = {0, 0, 0};
+    while (slices >> (order.ways + 1) >= FS_CUDA_STRETCH) order.ways++;
+    order.stretch = (int32_t)(slices >> order.ways);
+    order.rest = order.stretch << order.ways;
+    return order;
 }
 
 /* Groups the shard's tokens lie in, and how many CTAs at most share one. */
@@ -94,7 +154,7 @@ static void plan_groups(const fs_head *head, const fs_batch *batch, fs_cuda_plan
     plan->slots = plan->grid;
     if (!batch_is_grouped(batch)) return;
     const int64_t span = (int64_t)FS_CUDA_TILE * cluster, size = batch->group_size;
-    const int64_t spans = (head->first_token + head->rows + span - 1) / span - head->first_token / span;
+    const int64_t found = spans_of(head, plan->shape), spans = found > 1 ? found : 1;
     const int64_t clusters = plan->grid / cluster, touched = (size + span - 1) / span + 1;
     plan->groups = (int32_t)((head->first_token + head->rows - 1) / size - head->first_token / size + 1);
     plan->slots = (int32_t)least(clusters, touched * clusters / spans + 2) * cluster;
@@ -103,38 +163,27 @@ static void plan_groups(const fs_head *head, const fs_batch *batch, fs_cuda_plan
 int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *families, int32_t count, const char *forced,
                         const fs_head *head, const fs_batch *batch, int64_t rows, fs_cuda_plan *plan) {
     memset(plan, 0, sizeof *plan);
+    /* The same launch for a batch as for the rest of a larger one, and records of groups for no more rows at once. */
+    rows = least(rows, batch_is_grouped(batch) ? FS_CUDA_GROUPED_ROWS : FS_CUDA_ROWS);
     int64_t width = 0;
     plan->family = choose_family(device, families, count, forced, fs_cuda_plan_aligned(head, batch), &width, plan);
     if (!plan->family) return 0;
-    plan->shape = choose_shape(device, plan->family, width, rows);
-    if (!plan->shape) {
+    if (!choose_shape(device, plan->family, width, head, rows, plan)) {
         snprintf(plan->text, sizeof plan->text, "%s has no tile %lld rows wide that runs here", plan->family->name,
                  (long long)(width ? width : rows));
         return 0;
     }
-    const fs_cuda_shape *s = plan->shape;
-    plan->rows = (int32_t)least(rows, s->rows);
-    int64_t ctas = s->cluster == 1 ? device->processors : 2 * (int64_t)device->clusters_of_two;
-    if (ctas > device->processors) ctas = device->processors / s->cluster * s->cluster;
-    /* No CTA without a tile: a short vocabulary takes fewer. */
-    int64_t tiles = (head->rows + 127) / 128 + 1;
-    if (s->cluster == 2) tiles = (head->rows + 255) / 256 * 2 + 2;
-    if (ctas > tiles) ctas = tiles / s->cluster * s->cluster;
-    plan->grid = (int32_t)(ctas < s->cluster ? s->cluster : ctas);
-    plan->k_steps = (int32_t)((head->dim + s->k - 1) / s->k);
+    plan->k_steps = (int32_t)((head->dim + plan->shape->k - 1) / plan->shape->k);
     plan->schedule = schedule_of(head, plan);
-    plan->k_shift = k_shift_of(head->dim);
+    plan->k_order = k_order_of(head->dim);
     plan_groups(head, batch, plan);
-    double read = (double)(head->rows * format_row_bytes(format_of(head->dtype), head->dim)) / FS_CUDA_READ;
-    double compute = 2.0 * (double)head->rows * (double)head->dim * s->rows / FS_CUDA_FLOPS;
-    plan->microseconds = read > compute ? read : compute;
     return 1;
 }
 
 void fs_cuda_plan_describe(const fs_cuda_plan *plan, const char *forced, char *text, size_t size) {
     const fs_cuda_shape *s = plan->shape;
-    snprintf(text, size, "%s tile 128x%d, %d stages of %d, cluster %d, grid %d: %.0f us predicted on an H200%s",
-             plan->family->name, s->rows, s->stages, s->k, s->cluster, plan->grid, plan->microseconds,
+    snprintf(text, size, "%s tile 128x%d, %d stages of %d, cluster %d, grid %dx%d: %.0f us predicted on an H200%s",
+             plan->family->name, s->rows, s->stages, s->k, s->cluster, plan->grid, plan->blocks, plan->microseconds,
              forced ? ", forced by FLASHSAMPLING_CUDA_TILE" : "");
 }
 
@@ -164,7 +213,7 @@ void fs_cuda_plan_stored(int32_t ctas, const fs_head *head, const fs_batch *batc
     share->first = (int32_t)(low / FS_CUDA_TILE);
     share->blocks = high > low ? (int32_t)((high + FS_CUDA_TILE - 1) / FS_CUDA_TILE) - share->first : 0;
     share->team = grouped && group < FS_CUDA_STORED_GROUP ? 1 : FS_CUDA_STORED_WARPS;
-    plan->rows = (int32_t)least(rows, FS_CUDA_ROWS);
+    plan->rows = (int32_t)least(rows, FS_CUDA_STORED_ROWS);
 
     const int64_t teams_of_cta = FS_CUDA_STORED_WARPS / share->team;
     int64_t segments = least(ctas / plan->rows, (share->blocks + FS_CUDA_STORED_WARPS - 1) / FS_CUDA_STORED_WARPS);

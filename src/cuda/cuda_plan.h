@@ -5,7 +5,10 @@
 #include "flashsampling.h"
 
 /* Rows one launch takes at most; larger batches are split, and W is read once per launch. */
-#define FS_CUDA_ROWS 256
+#define FS_CUDA_ROWS 1024
+/* ... by groups, whose records are many; ... over stored logits, which nothing is gained by reading together. */
+#define FS_CUDA_GROUPED_ROWS 256
+#define FS_CUDA_STORED_ROWS 256
 /* Tokens per tile: eight warps of 16. Also the block of the noise's marks. */
 #define FS_CUDA_TILE 128
 
@@ -22,7 +25,8 @@ typedef struct fs_cuda_shape {
     int32_t rows;    /* N */
     int32_t cluster; /* CTAs that share H */
     int32_t stages;
-    int32_t k; /* elements of K per stage */
+    int32_t k;     /* elements of K per stage */
+    int32_t teams; /* of consumers, which take tiles in turn */
     int32_t shared_bytes;
 } fs_cuda_shape;
 
@@ -42,23 +46,33 @@ typedef struct fs_cuda_schedule {
     uint32_t turns, spread;
 } fs_cuda_schedule;
 
+/* The order in which every logit sums over K, by slices of 128: 2^ways stretches of `stretch` slices each, a slice of each
+ * in turn, then what is left, from slice `rest` on. It depends on D alone, so equal rows of W have equal logits; where
+ * rows of W are powers of two long a plain order leaves memory channels idle, because all CTAs are at the same columns
+ * (docs/findings/gpu-reading-weights.md, "One order of K"). */
+typedef struct fs_cuda_k_order {
+    int32_t ways, stretch, rest;
+} fs_cuda_k_order;
+
 typedef struct fs_cuda_plan {
     const fs_cuda_family *family;
     const fs_cuda_shape *shape;
-    int32_t rows; /* of the batch that this launch takes */
-    int32_t grid;
+    int32_t rows;               /* of the batch that this launch takes */
+    int32_t blocks, block_rows; /* ... in blocks, each of at most so many */
+    int32_t grid;               /* CTAs of a block */
     int32_t k_steps;
     fs_cuda_schedule schedule;
-    uint32_t k_shift;      /* of fs_cuda_args */
+    fs_cuda_k_order k_order;
     int32_t groups, slots; /* records per row (cuda_call.h), where a call needs them */
-    double microseconds;   /* predicted: the larger of reading W and the tensor cores */
+    double microseconds;   /* predicted for the launch... */
+    double cost;           /* ... and for the rest of the batch in launches like it */
     char text[160];        /* why there is none */
 } fs_cuda_plan;
 
 /* A choice in words, for the log: not in every call, where it would take a microsecond. */
 void fs_cuda_plan_describe(const fs_cuda_plan *plan, const char *forced, char *text, size_t size);
 
-/* The plan of a launch over the first of `rows` rows of the batch, or as many as a tile takes. `forced` is NULL or the
+/* The plan of a launch over the first of `rows` rows of the batch, as many as it takes. `forced` is NULL or the
  * environment's choice: a family's name, with ":N" one of its tiles. 0 if nothing fits; text says why. */
 int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *families, int32_t count, const char *forced,
                         const fs_head *head, const fs_batch *batch, int64_t rows, fs_cuda_plan *plan);

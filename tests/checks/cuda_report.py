@@ -3,6 +3,7 @@
 a register or have its tensor instructions serialised.
 
 A file named after sm_90 is compiled for it, the others for the oldest architecture; with --all for every one of them.
+Hopper's kernels are compiled for one type of weights: the other's differ in the name of an instruction.
 That takes minutes, so a good report is kept in the build folder for as long as what it was made from stays the same.
 """
 import concurrent.futures
@@ -32,7 +33,7 @@ def jobs(portable):
 def compile_one(nvcc, folder, file, arch):
     """What is wrong, and a line about the report."""
     command = [nvcc, "-std=c++17", "-O3", "--fmad=false", f"-gencode=arch=compute_{arch},code=sm_{arch}",
-               "-Xptxas", "-v", f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-c", file, "-o",
+               "-DFS_CUDA_ONE_TYPE", "-Xptxas", "-v", f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-c", file, "-o",
                Path(folder) / f"{file.name}.{arch}.o"]
     run = subprocess.run(command, capture_output=True, text=True)
     report = run.stdout + run.stderr

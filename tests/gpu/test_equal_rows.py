@@ -81,27 +81,19 @@ def test_shards_together_draw_the_lowest_of_equal_tokens(tile, D, B):
     assert torch.equal(merged, whole)
 
 
-@pytest.mark.parametrize("B", ROWS)
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
 @pytest.mark.parametrize("tile, D", CASES)
-def test_a_logit_does_not_depend_on_where_its_token_lies(tile, D, dtype, B):
-    """Few kinds of tokens, and rows of one hidden state, so hot that they draw anywhere: a kind has one logit."""
-    kinds, draws = 32, 128
+def test_a_logit_does_not_depend_on_where_its_token_lies(tile, D, dtype):
+    """Few kinds of tokens: whatever stretch of them is the head, the largest logit of a row has the same bits."""
+    kinds, B = 32, 64
     kind = torch.randint(kinds, (V,), generator=torch.Generator().manual_seed(2)).cuda()
-    W = weights(kinds, D, dtype, grid=False).index_select(0, kind)
-    H = hidden(1, D, dtype, grid=False).expand(B, D).contiguous()
-    outs = []
-    for position in range(-(-draws // B)):
+    W, H = weights(kinds, D, dtype, grid=False).index_select(0, kind), hidden(B, D, dtype, grid=False)
+    logits = []
+    for start in range(0, V - 8192, 1237):
         out = Outputs(B, floats=("logit",))
-        context(tile).sample(fs.Head(W), H, out=out.rows, temperature=1000.0, seed=3, position=position)
-        outs.append(out.taken())
-    drawn, logit = (torch.cat([out[name] for out in outs]) for name in ("tokens", "logit"))
-    drawn = drawn.long()
-    assert len(drawn.unique()) > draws * 3 // 4, "draws are to be spread over all tiles"
-    least = torch.full((kinds,), float("inf"), device="cuda").scatter_reduce(0, kind[drawn], logit, "amin")
-    other = logit != least[kind[drawn]]
-    print("%d draws, %d with a logit that another of their kind has not" % (len(drawn), other.sum().item()))
-    assert not other.any(), drawn[other].tolist()
+        context(tile).sample(fs.Head(W[start:]), H, out=out.rows, temperature=0.0)
+        logits.append(out.taken()["logit"].view(torch.int32))
+    assert (torch.stack(logits) == logits[0]).all()
 
 
 @pytest.mark.parametrize("B", ROWS)

@@ -207,6 +207,20 @@ def test_work_memory_for_a_call_by_groups_is_enough_for_its_part():
         torch.cuda.synchronize()
 
 
+@pytest.mark.parametrize("B", [1027, 2558])
+@pytest.mark.parametrize("kind", ["weights", "logits"])
+def test_work_memory_for_more_rows_than_a_launch_takes(kind, B):
+    head = fs.Head(weights(V, D)) if kind == "weights" else fs.Head(logits=hidden(B, V).float())
+    H, floats = (hidden(B, D) if kind == "weights" else None), ("log_z",)
+    asked = dict(mode="group_parallel", group_size=1024) if kind == "weights" else {}
+    batch, out = fs.Batch(head, H, **rules(B), **asked), Outputs(B, floats=floats)
+    with fs.Context("cuda", stream=STREAM.cuda_stream) as context:
+        context.set_work(context.work_size(head, batch, out=out.rows))
+        for _ in range(2):
+            context.sample(head, batch, out=out.rows)
+        out.taken()
+
+
 def test_work_memory_may_come_with_the_options():
     W, H, asked, out = weights(V, D), hidden(3, D), rules(3), Outputs(3)
     memory = torch.full((1 << 17,), 0x5A, dtype=torch.uint8, device="cuda")

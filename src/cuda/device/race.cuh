@@ -18,13 +18,18 @@
 typedef struct fs_draw {
     fs_noise noise;
     float inverse, temperature; /* 1 for greedy rows */
-    uint32_t status;            /* FS_ROW_ bits that are known before any logit is */
-    int32_t greedy;
+    uint32_t status;            /* FS_ROW_ bits that are known before any logit is, and FS_DRAW_GREEDY */
 } fs_draw;
+
+#define FS_DRAW_GREEDY (1u << 31)
+
+FS_DEVICE bool is_greedy(const fs_draw &draw) {
+    return draw.status & FS_DRAW_GREEDY;
+}
 
 FS_DEVICE fs_draw draw_of(const fs_rules &rules) {
     return {noise_row(rules.seed, rules.position, 0, rules.stream), rules.inverse_temperature, rules.temperature,
-            rules.status, rules.greedy};
+            rules.status | (rules.greedy ? FS_DRAW_GREEDY : 0u)};
 }
 
 FS_DEVICE fs_draw draw_of_row(const fs_cuda_args &args, int32_t b) {
@@ -97,7 +102,7 @@ typedef struct fs_pending {
 FS_DEVICE uint64_t race_key(const fs_draw &draw, float x, uint32_t token, const fs_drawn &drawn) {
     const float l = x * draw.inverse;
     const fs_words extension = {{drawn.word[0], drawn.word[1], 0, 0}};
-    const bool noisy = !draw.greedy && l < INFINITY;
+    const bool noisy = !is_greedy(draw) && l < INFINITY;
     return score_key(noisy ? (double)l + noise_gumbel_from(extension, drawn.prefix) : (double)l, token);
 }
 

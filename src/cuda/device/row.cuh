@@ -57,7 +57,7 @@ FS_DEVICE fs_mass row_mass(const fs_cuda_row *row) {
 /* What a call has used of a row, back to zero. Not by memset: 45 us for 256 rows (H200, 2026-11). */
 FS_DEVICE void clear_row(fs_cuda_row *row, bool masses) {
     row->key = 0;
-    row->bound = row->flags = row->max = row->done = 0;
+    row->bound = row->flags = row->max = row->done = row->seeded = 0;
     if (!masses) return;
     for (int i = 0; i < 8; i++) row->limb[i] = 0;
     row->odd.limb[0] = 0;
@@ -84,7 +84,7 @@ typedef struct fs_shared_scores {
 
 template <bool GROUPED> FS_DEVICE fs_shared_scores shared_scores(const fs_cuda_args &args, int64_t record) {
     if (!GROUPED || !args.groups.tiles)
-        return {(char *)&args.work->row[0].key, (char *)&args.work->row[0].bound, sizeof(fs_cuda_row)};
+        return {(char *)&args.work[0].key, (char *)&args.work[0].bound, sizeof(fs_cuda_row)};
     fs_group *first = record_of_row(args, record / args.groups.slots * args.groups.slots, 0);
     return {(char *)&record_of_row(args, record, 0)->winner.key, (char *)&first->winner.x,
             (int64_t)sizeof(fs_group) * args.groups.count * args.groups.slots};
@@ -118,7 +118,7 @@ FS_DEVICE fs_found found_nothing() {
 FS_DEVICE float logit_of_key(const fs_draw &draw, const fs_needs &needs, uint64_t key) {
     if (!needs.winner_logit || !key) return NAN;
     double l = score_key_value(key);
-    if (!draw.greedy) l -= noise_gumbel(draw.noise, score_key_token(key));
+    if (!is_greedy(draw)) l -= noise_gumbel(draw.noise, score_key_token(key));
     return (float)(l * (double)draw.temperature);
 }
 
@@ -152,8 +152,8 @@ FS_DEVICE fs_summary summary_of(const fs_needs &needs, const fs_found &found, fs
 /* The rules of rows that have no other: constants, of which the compiler leaves out what they do not need. */
 FS_DEVICE fs_rules rules_of(const fs_draw &draw) {
     fs_rules rules = {};
-    rules.status = draw.status;
-    rules.greedy = draw.greedy;
+    rules.status = draw.status & ~FS_DRAW_GREEDY;
+    rules.greedy = is_greedy(draw);
     rules.inverse_temperature = rules.cut_scale = draw.inverse;
     rules.top_p = rules.repetition = 1.0f;
     rules.log_min_p = -INFINITY;
@@ -203,7 +203,7 @@ FS_DEVICE void write_row(const fs_cuda_args &args, const fs_draw &draw, const fs
 /* A row that needs nothing but what is in work memory. Of calls for tokens alone there is a shorter one. */
 template <bool TOKENS_ONLY>
 static __device__ __noinline__ void close_row(const fs_cuda_args &args, const fs_draw &draw, int32_t b, void *scrap) {
-    fs_cuda_row *row = &args.work->row[b];
+    fs_cuda_row *row = &args.work[b];
     fs_needs needs = {};
     needs.samples = 1;
     if (!TOKENS_ONLY) needs = plain_needs(args.needs);

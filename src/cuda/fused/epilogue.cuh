@@ -46,7 +46,7 @@ FS_DEVICE void transform(float (&d)[S][N / 2], const fs_head &head, bool shaped,
 /* A group is two blocks of eight rows: eight accumulators of a thread. Registers cannot be indexed, so rare code gets a
  * group through shared memory and is a real loop: unrolled, it would be tens of kilobytes that are never in the
  * instruction cache when they are needed (H200: 32 us per tile at N = 256). */
-template <int N> FS_DEVICE void stash(const float (&d)[N / 2], float4 (&to)[2][32], int32_t group) {
+template <int N> FS_DEVICE void stash(const float (&d)[N / 2], float4 (*to)[32], int32_t group) {
     const int32_t lane = threadIdx.x & 31;
 #pragma unroll
     for (int g = 0; g < GROUPS<N>; g++)
@@ -110,12 +110,11 @@ template <int N, int S, int J> FS_DEVICE void find_max(const float (&d)[S][N / 2
     row_maxima<N, S>(d, state->max, [](float x, int) { return x; });
 }
 
-/* reduce: compares every logit with its row's threshold and queues those above; with `rehearse` nothing is stashed or
- * queued. The hot path is one max per logit, a subtraction and a max per two, and no branch. */
+/* Which of a lane's groups have a logit above its row's threshold, a bit each. The hot path: one max per logit, a
+ * subtraction and a max per two, and no branch. */
 template <int N, int S, int J>
-FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p, int32_t t,
-                      bool rehearse) {
-    const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
+FS_DEVICE uint32_t hot_groups(const float (&d)[S][N / 2], const fs_tile_state<N, J> *state, int32_t strip) {
+    const int32_t column = 2 * (threadIdx.x & 3);
     uint32_t hot = 0;
 #pragma unroll
     for (int m = 0; m < S; m++)
@@ -132,30 +131,125 @@ FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, in
             }
             if (!(above <= 0.0f)) hot |= 1u << (m * GROUPS<N> + g);
         }
-    if (rehearse) hot = 1;
-        /* Every lane goes through its own hot groups; most warps have none. */
+    return hot;
+}
+
+/* Which of a lane's groups have a marked token. */
+template <int N, int S, int J> FS_DEVICE uint32_t marked_groups(const fs_tile_state<N, J> *state, int32_t strip) {
+    const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
+    uint32_t groups = 0;
+#pragma unroll 1
+    for (int i = 0; i < S * GROUPS<N>; i++) {
+        const float *threshold = &state->threshold[strip + 4 * (i / GROUPS<N>)][16 * (i % GROUPS<N>)+column];
+        bool marked = false;
+#pragma unroll
+        for (int e = 0; e < PER_GROUP<N>; e++)
+            marked |= mark_in(threshold[8 * (e / 4) + (e & 1)]) == lane / 4 + (e & 2 ? 8 : 0);
+        if (marked) groups |= 1u << i;
+    }
+    return groups;
+}
+
+/* What is above its threshold in a lane's own hot groups: decided in greedy rows, queued in the others; with `marked`, only
+ * marked tokens are. Most warps have none, and most lanes of the others. */
+template <int N, int S, int J>
+FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p,
+                        uint32_t hot, bool marked) {
+    const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
 #pragma unroll 1
     for (; hot; hot &= hot - 1) {
         const int32_t at = __ffs(hot) - 1, m = at / GROUPS<N>, g = at % GROUPS<N>;
-        float4(&eight)[2][32] = state->stash[strip];
+        float4(*eight)[32] = state->stash[strip];
         const float *threshold = state->threshold[strip + 4 * m];
 #pragma unroll
-        for (int i = 0; i < S; i++) stash<N>(d[i], eight, rehearse || i != m ? -1 : g);
-        uint32_t above = rehearse;
+        for (int i = 0; i < S; i++) stash<N>(d[i], eight, i != m ? -1 : g);
+        uint32_t above = 0;
 #pragma unroll
         for (int e = 0; e < PER_GROUP<N>; e++) {
             const float x = ((const float *)&eight[e / 4][lane])[e % 4];
             const float low = threshold[16 * g + 8 * (e / 4) + column + (e & 1)];
             /* A NaN passes and is flagged, but not in the columns past the batch, whose threshold is +inf. */
-            if (x > low || (x != x && low < INFINITY)) above |= 1u << e;
+            const bool passes = x > low || (x != x && low < INFINITY);
+            if (passes && (!marked || mark_in(low) == lane / 4 + (e & 2 ? 8 : 0))) above |= 1u << e;
         }
         /* All lanes push at once, each its next one. */
 #pragma unroll 1
         for (; above; above &= above - 1) {
             const int32_t e = __ffs(above) - 1;
-            push_survivor(state, ((const float *)&eight[e / 4][lane])[e % 4], p.first + t + 64 * m + (e & 2 ? 8 : 0),
-                          16 * g + 8 * (e / 4) + column + (e & 1), rehearse);
+            push_survivor(state, ((const float *)&eight[e / 4][lane])[e % 4],
+                          p.first + 16 * strip + 64 * m + lane / 4 + (e & 2 ? 8 : 0),
+                          16 * g + 8 * (e / 4) + column + (e & 1));
         }
+    }
+}
+
+/* The same together, group by group, every lane half of one row's 16 tokens: where one token is hot in many rows it lies in
+ * few lanes' accumulators. */
+template <int N, int S, int J>
+FS_DEVICE void push_together(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p,
+                             uint32_t hot) {
+    const int32_t lane = threadIdx.x & 31, r = lane & 15, half = lane >> 4;
+#pragma unroll 1
+    for (uint32_t all = __reduce_or_sync(~0u, hot); all; all &= all - 1) {
+        const int32_t at = __ffs(all) - 1, m = at / GROUPS<N>, g = at % GROUPS<N>, row = 16 * g + r;
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < S; i++) stash<N>(d[i], state->stash[strip], i != m ? -1 : g);
+        __syncwarp();
+        const float *x = (const float *)state->stash[strip] + 128 * (r / 8) + 4 * (r % 8 / 2) + 2 * half + (r & 1);
+        const float low = row < N ? state->threshold[strip + 4 * m][row < N ? row : 0] : INFINITY;
+        const int32_t first = p.first + 16 * strip + 64 * m + 8 * half;
+        uint32_t above = 0, finite = 0;
+        float most = -INFINITY;
+        int32_t which = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float v = x[16 * i];
+            /* A NaN passes and is flagged, but not in the columns past the batch, whose threshold is +inf. */
+            if (v > low || (v != v && low < INFINITY)) above |= 1u << i;
+            if (fabsf(v) < INFINITY) finite |= 1u << i;
+            if (v > most && v < INFINITY) most = v, which = i;
+        }
+        if (!above) continue;
+        if (is_greedy(state->draw[row])) {
+            if (most > low) takes_lead(state, most, first + which, row);
+            above &= ~finite;
+        }
+#pragma unroll 1
+        for (; above; above &= above - 1) {
+            const int32_t i = __ffs(above) - 1;
+            push_survivor(state, x[16 * i], first + i, row);
+        }
+    }
+    __syncwarp(); /* all have read what others will overwrite */
+}
+
+/* Whether some lanes have nearly all of a warp's hot groups. */
+template <int N, int S> FS_DEVICE bool is_crowded(uint32_t hot) {
+    return S * GROUPS<N> > 2 &&
+           __reduce_max_sync(~0u, (uint32_t)__popc(hot)) > 1 + __popc(__reduce_or_sync(~0u, hot)) / 2;
+}
+
+/* Whether so many groups are hot, a seventh, that better thresholds should come first: those take as long as the scores of
+ * a few hundred tokens. A group is hot by one of its 4 rows x 2 tokens or by all of them. */
+template <int N, int S> FS_DEVICE bool is_flooded(uint32_t hot) {
+    constexpr int MANY = S * GROUPS<N> * 32 / 7;
+    return S * GROUPS<N> > 2 && __reduce_add_sync(~0u, (uint32_t)__popc(hot)) >= MANY;
+}
+
+/* reduce: what is above its threshold is decided or queued. A warp with very many survivors sends the marked ones ahead,
+ * whose noise is large, and asks for thresholds that know them. A loop for code to be there once. */
+template <int N, int S, int J>
+FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p) {
+    for (bool asked = false;; asked = true) {
+        uint32_t hot = hot_groups<N, S>(d, state, strip);
+        const bool ask = !asked && is_flooded<N, S>(hot) && state->noisy;
+        if (ask) hot &= marked_groups<N, S>(state, strip);
+        if (ask || !is_crowded<N, S>(hot)) push_own<N, S>(d, state, strip, p, hot, ask);
+        else push_together<N, S>(d, state, strip, p, hot);
+        if (!ask) return;
+        __syncwarp();
+        ask_scorers(state);
     }
 }
 

@@ -80,7 +80,7 @@ template <class T> struct walk {
     piece p;
 
     FS_DEVICE_MEMBER explicit walk(const fs_cuda_args &args)
-        : args(args), own(share_of<T>(args)), i(-1), record(-1), fresh(false), p{0, 0, 0} {}
+        : args(args), own(share_of<T>(args)), i(-1), record(-1), fresh(false), p{0, 0} {}
 
     FS_DEVICE_MEMBER bool is_last() const { return i + 1 >= own.count; }
 
@@ -113,6 +113,11 @@ FS_DEVICE void own_rows(const fs_cuda_args &args, const fs_tile_state<N, J> *sta
         if (draws(state->draw[b])) f(b);
 }
 
+/* One more scorer whose first scores are there, or that has none. */
+FS_DEVICE void count_seeded(const fs_cuda_args &args) {
+    if ((threadIdx.x & 31) == 0) atomicAdd(&args.work->seeded, 1u);
+}
+
 /* First tile: a first score for every row, shared by all CTAs, before any survivor is queued: alone, a CTA would let
  * tens of tokens per row through, together two or three. With patience a CTA waits for the others; nothing depends on
  * it but how tight the thresholds are. */
@@ -122,17 +127,16 @@ FS_DEVICE void seed(const fs_cuda_args &args, fs_tile_state<N, J> *state, const 
     own_rows<N>(args, state, [&](int32_t b) { seed_row(state, args, shared, b, first, rehearse); });
     __syncwarp();
     if (patience == 0 || rehearse) return;
-    uint32_t *seeded = &args.work->seeded;
-    if ((threadIdx.x & 31) == 0) atomicAdd(seeded, 1u);
+    count_seeded(args);
     const uint64_t start = nanoseconds();
-    while (load_relaxed(seeded) < gridDim.x * J && nanoseconds() - start < (uint64_t)patience) {
+    while (load_relaxed(&args.work->seeded) < gridDim.x * J && nanoseconds() - start < (uint64_t)patience) {
     }
     __syncwarp();
 }
 
 /* One scorer is done; how many were before it. What it sent goes before the count, and who counts to the end sees
  * everything. Called with 0 for its instructions alone, out of line for them to be the same ones. */
-static __device__ __noinline__ uint32_t leave(fs_cuda_work *work, bool owed, uint32_t count) {
+static __device__ __noinline__ uint32_t leave(fs_cuda_row *work, bool owed, uint32_t count) {
     if (owed) __threadfence();
     return add_acquire(&work->done, count);
 }
@@ -144,7 +148,7 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
     const int32_t warp = scorer_thread<J>() / 32, lane = threadIdx.x & 31;
     /* Waiting saves survivors in proportion to the rows and costs what is not hidden: nothing with two teams. */
     static_assert(T::TEAMS > 1 || N >= 96, "else a CTA should not wait for the others' first scores");
-    fs_scorer scorer = {(uint32_t)warp, 0, false, {}};
+    fs_scorer<N, J> scorer = {(uint32_t)warp, 0, false, 0, {}};
     walk<T> at(args);
     uint32_t seeded = 0;
     if (N <= FS_PARTIAL_MASSES && masses_of<T>(args))
@@ -152,11 +156,10 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
     while (at.next()) {
         const int32_t first = at.p.first;
         const fs_shared_scores shared = shared_scores<T::KIND == FS_CUDA_GROUPED>(args, at.record);
+        if (at.i == 0 && !at.fresh) count_seeded(args); /* another CTA's half of a pair: nobody waits for this one */
         if (masses_of<T>(args) && at.i > 0) named_barrier(1, J * 32); /* sums are read before marks take their place */
         own_rows<N>(args, state, [&](int32_t b) {
-            const fs_draw &draw = state->draw[b];
-            tile_marks(state)[b] = draw.greedy ? fs_marks{0, 0, {0, 0}}
-                                               : marks_of(draw.noise, (uint32_t)first / FS_NOISE_BLOCK);
+            find_marks(state, b, first);
             /* A new group starts without a best score; every survivor of the last one has been scored. */
             if (groups_of<T>(args) && at.fresh) state->best[b] = 0, state->lead[b] = 0;
         });
@@ -180,20 +183,26 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
             if (lane == 0) leave(args.work, true, 0);
             if (warp == J - 1) rehearse_end<T>(state);
         }
-        /* One lane decides: the others' clocks may run out a moment earlier or later. */
-        while (!__shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 1000), 0))
+        for (bool over = false; !over;) {
+            /* One lane decides: the others' clocks may run out a moment earlier or later. */
+            over = __shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 500), 0);
+            const uint32_t asked = last_question(state);
             score_queue(state, args, shared, &scorer);
-        score_queue(state, args, shared, &scorer);
+            if (asked != scorer.answered) answer(state, args, shared, &scorer, asked);
+        }
         /* With one team double arithmetic waits for the tensor cores, and they for it: not before they are done. A
          * group does not outlast its tiles. */
-        if (T::TEAMS > 1 || groups_of<T>(args) || at.is_last()) settle(state, shared, &scorer, !at.is_last());
-        __syncwarp();
+        const bool ends = groups_of<T>(args) || at.is_last();
+        if (T::TEAMS > 1 || ends) settle(state, shared, &scorer, !at.is_last());
+        bool sent = false;
+        own_rows<N>(args, state, [&](int32_t b) { sent |= take_lead(state, shared, b, ends); });
+        if (__any_sync(~0u, sent)) scorer.owed = true;
         if (masses_of<T>(args) && at.p.count > 0)
             own_rows<N>(args, state, [&](int32_t b) { add_tile_mass(state, args, at.record, b, groups_of<T>(args)); });
     }
     if (masses_of<T>(args) && !groups_of<T>(args))
         own_rows<N>(args, state, [&](int32_t b) { hand_in_mass(state, args, b); });
-    if (max_of<T>(args)) own_rows<N>(args, state, [&](int32_t b) { atomicMax(&args.work->row[b].max, state->max[b]); });
+    if (max_of<T>(args)) own_rows<N>(args, state, [&](int32_t b) { atomicMax(&args.work[b].max, state->max[b]); });
     __syncwarp();
     if (lane != 0 || groups_of<T>(args)) return;
     if (leave(args.work, scorer.owed || masses_of<T>(args) || max_of<T>(args), 1) == gridDim.x * J - 1) state->last = 1;
@@ -226,19 +235,14 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
             __syncwarp();
             if (lane == 0) barrier_arrive(turn.first);
         }
-        /* One team rehearses while the scorers make the first thresholds: with masses that is 5 to 18 % of a call, and
-         * without nothing (H200, 2026-11). */
-        for (bool rehearse = TEAMS == 1 && T::KIND != FS_CUDA_TOKENS && at.i == 0;; rehearse = false) {
-            if (!rehearse) wait_ready<TEAMS>(turn, at.i);
-            reduce<N, TEAMS>(d, state, strip, at.p, t, rehearse);
-            if (!rehearse) break;
-        }
+        wait_ready<TEAMS>(turn, at.i);
         if (at.p.count > 0) {
+            reduce<N, TEAMS>(d, state, strip, at.p);
             if (masses_of<T>(args))
 #pragma unroll
                 for (int m = 0; m < TEAMS; m++)
-                    sum_granules<N>(d[m], state, args, at.record, strip + 4 * m, at.p.count <= 16 * (strip + 4 * m),
-                                    groups_of<T>(args));
+                    sum_granules<N>(d[m], state, state->args, at.record, strip + 4 * m,
+                                    at.p.count <= 16 * (strip + 4 * m), groups_of<T>(args));
             if (max_of<T>(args)) find_max<N, TEAMS>(d, state);
         }
         __syncwarp();
@@ -255,6 +259,7 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
     const uint32_t full = shared_address(shared + T::BARRIER_START), empty = full + 8 * T::STAGES;
     const rounds turn(empty + 8 * T::STAGES);
     if (threadIdx.x == 0) {
+        state->noisy = 0;
         for (int s = 0; s < T::STAGES; s++) {
             barrier_init(full + 8 * s, T::FILLERS);
             barrier_init(empty + 8 * s, FS_CONSUMERS / T::TEAMS * T::CLUSTER);
@@ -285,8 +290,12 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
             /* Who the rows are is not needed before the first tile is there. */
             open_state(state, args, scorer_thread<T::SCORERS>(), T::SCORERS * 32);
             named_barrier(1, T::SCORERS * 32);
+            if (gridDim.y > 1) {
+                if (scorer_thread<T::SCORERS>() == 0) narrow_to_block(&state->args);
+                named_barrier(1, T::SCORERS * 32);
+            }
             if (threadIdx.x % 32 == 0) barrier_arrive(turn.opened);
-            score<T>(T::KIND == FS_CUDA_TOKENS ? state->args : args, state, turn);
+            score<T>(state->args, state, turn);
         }
     } else {
         T::take_registers();

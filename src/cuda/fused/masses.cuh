@@ -93,7 +93,7 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_tile_state<N, J> *state,
             stash<N>(d, state->stash[strip], b / 16);
             __syncwarp();
             if (groups) odd_granule(state, &record_of_row(args, record, b)->mass, &state->lock, strip, b);
-            else odd_granule(state, &args.work->row[b].odd, &args.work->row[b].lock, strip, b);
+            else odd_granule(state, &args.work[b].odd, &args.work[b].lock, strip, b);
             __syncwarp();
         }
     }
@@ -123,11 +123,11 @@ FS_DEVICE void add_tile_mass(fs_tile_state<N, J> *state, const fs_cuda_args &arg
     for (int32_t strip = 0; strip < FS_STRIPS; strip++) sum += ((const float *)state->stash[strip])[b];
     if (!(sum > 0.0f)) return;
     if (!groups) {
-        if constexpr (N <= FS_PARTIAL_MASSES) add_partial(&state->mass[b], &args.work->row[b], sum);
+        if constexpr (N <= FS_PARTIAL_MASSES) add_partial(&state->mass[b], &args.work[b], sum);
         else {
             int32_t limb;
             const unsigned long long wide = limbs_of(sum, &limb);
-            row_add_mass(&args.work->row[b], limb, wide & 0xFFFFFF, wide >> 24);
+            row_add_mass(&args.work[b], limb, wide & 0xFFFFFF, wide >> 24);
         }
         return;
     }
@@ -142,7 +142,7 @@ template <int N, int J>
 FS_DEVICE void hand_in_mass(const fs_tile_state<N, J> *state, const fs_cuda_args &args, int32_t b) {
     if constexpr (N <= FS_PARTIAL_MASSES) {
         const fs_partial_mass mass = state->mass[b];
-        if (mass.low | mass.high) row_add_mass(&args.work->row[b], mass.limb, mass.low, mass.high);
+        if (mass.low | mass.high) row_add_mass(&args.work[b], mass.limb, mass.low, mass.high);
     }
 }
 

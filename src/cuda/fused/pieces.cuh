@@ -9,7 +9,6 @@
  * one only passes H on; -1: no more pieces. */
 struct piece {
     int32_t first, count;
-    int32_t pair; /* of tiles; its place in K is where both start */
 };
 
 /* What this CTA takes: `count` spans from `first` on, `step` apart, but for the one it takes last. A span is a tile, or
@@ -27,7 +26,7 @@ struct share {
 template <class T> FS_DEVICE share share_of(const fs_cuda_args &args) {
     constexpr uint32_t CLUSTER = T::CLUSTER, SPAN = CLUSTER * FS_CUDA_TILE;
     const uint32_t low = (uint32_t)args.head.first_token,
-                   high = (uint32_t)min(args.head.first_token + args.head.rows, args.vocab);
+                   high = max(low, (uint32_t)min(args.head.first_token + args.head.rows, args.vocab));
     /* Below 2^24 spans and 2^8 clusters: 32 bits do, and are divided ten times as fast. */
     const uint32_t base = low / SPAN, spans = (high + SPAN - 1) / SPAN - base;
     const uint32_t cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
@@ -48,20 +47,19 @@ template <int CLUSTER> FS_DEVICE piece piece_at(const fs_cuda_args &args, const 
     constexpr int32_t SPAN = CLUSTER * FS_CUDA_TILE;
     const int32_t low = (int32_t)args.head.first_token;
     const int32_t high = (int32_t)min(args.head.first_token + args.head.rows, args.vocab);
-    piece p = {0, -1, 0};
+    piece p = {0, -1};
     if (i >= own.count) return p;
     const int32_t span = i + 1 < own.count ? own.first + i * own.step : own.last;
     const int32_t start = span * SPAN + (CLUSTER > 1 ? (int32_t)cluster_rank() * FS_CUDA_TILE : 0);
     p.first = max(low, start);
     p.count = max(0, min(high, start + FS_CUDA_TILE) - p.first);
-    p.pair = start / (2 * FS_CUDA_TILE);
     return p;
 }
 
-/* The slice of 128 in K that both tiles of a pair start with, of `slices`. A division would come before the first
- * copy. */
-FS_DEVICE int32_t first_slice_of(const piece &p, uint32_t k_shift, int32_t slices) {
-    return (int32_t)__umulhi((uint32_t)p.pair * k_shift, (uint32_t)slices);
+/* The i-th slice of 128 in K. */
+FS_DEVICE int32_t slice_at(const fs_cuda_k_order &order, int32_t i) {
+    const int32_t way = i & ((1 << order.ways) - 1);
+    return i < order.rest ? way * order.stretch + (i >> order.ways) : i;
 }
 
 /* The index of a piece's record within its row: group by group, and within a group CTA by CTA. */

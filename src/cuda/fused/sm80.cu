@@ -14,8 +14,8 @@
  * about 600 at N = 64, of them 512 the tensor cores. L2 gives W and, for H, N / 128 of it once more: at N = 64 it is 91
  * % busy (ncu, V = 128,256, D = 8,192).
  *
- * One K order for every N: a pair of tiles starts at a K slice that depends on its global token ids alone, as on
- * Hopper, and every sum goes on from there. So a logit does not depend on the batch or the shard. */
+ * One K order for every token and every N, as on Hopper. So a logit does not depend on the batch, the shard or its
+ * token's id. */
 #include "cuda/fused/fused.cuh"
 
 namespace {
@@ -153,12 +153,13 @@ template <int ROWS, int DTYPE = FS_BF16, fs_cuda_kind FOR = FS_CUDA_GROUPED> str
         const int32_t depth = stages();
         const int64_t dim = args.head.dim;
         const bool first = threadIdx.x < 32;
-        const char *h = from.h + args.first_row * from.h_stride;
+        const int32_t start_row = block_start(args), rows = min(args.rows - start_row, args.block_rows);
+        const char *h = from.h + (args.first_row + start_row) * from.h_stride;
         /* Zeros where no row of the batch comes, once and for all stages; a copy of no bytes, so that they are there
          * when H is. */
         for (int32_t s = 0; s < depth && !first; s++)
 #pragma unroll 1
-            for (int32_t i = args.rows * (ROW / 16) + (threadIdx.x & 31); i < N * (ROW / 16); i += 32)
+            for (int32_t i = rows * (ROW / 16) + (threadIdx.x & 31); i < N * (ROW / 16); i += 32)
                 copy_some<16>(start + s * STAGE_BYTES + W_BYTES + i * 16, args.work, 0);
         wait_for_earlier_launches();
         const share own = share_of<tile>(args);
@@ -166,9 +167,8 @@ template <int ROWS, int DTYPE = FS_BF16, fs_cuda_kind FOR = FS_CUDA_GROUPED> str
             const piece p = piece_at<CLUSTER>(args, own, i);
             if (p.count < 0) return;
             const char *w = from.w + (p.first - args.head.first_token) * from.w_stride;
-            int32_t k = first_slice_of(p, args.k_shift, args.k_steps / 2) * 2;
             for (int32_t step = 0; step < args.k_steps; step += 2) {
-                const int64_t column = (int64_t)k * K;
+                const int64_t column = (int64_t)slice_at(args.k_order, step / 2) * 2 * K;
                 const int32_t columns = (int32_t)min(dim - column, (int64_t)2 * K);
                 uint32_t to[2], full[2];
 #pragma unroll
@@ -184,7 +184,7 @@ template <int ROWS, int DTYPE = FS_BF16, fs_cuda_kind FOR = FS_CUDA_GROUPED> str
                     load<FS_CUDA_TILE - FIRST>(to[0] + FIRST * ROW, to[1] + FIRST * ROW,
                                                w + FIRST * from.w_stride + column * 2, from.w_stride, from.w_unit,
                                                max(p.count - FIRST, 0), columns);
-                    load<N>(to[0] + W_BYTES, to[1] + W_BYTES, h + column * 2, from.h_stride, from.h_unit, args.rows,
+                    load<N>(to[0] + W_BYTES, to[1] + W_BYTES, h + column * 2, from.h_stride, from.h_unit, rows,
                             columns);
                 }
                 /* What was stored is released by an arrival of the lane itself, and by no other. */
@@ -194,7 +194,6 @@ template <int ROWS, int DTYPE = FS_BF16, fs_cuda_kind FOR = FS_CUDA_GROUPED> str
                 for (int half = 0; half < 2; half++)
                     if (stored) barrier_arrive(full[half]);
                     else barrier_arrive_after_copies(full[half]);
-                if ((k += 2) == args.k_steps) k = 0;
             }
         }
     }
@@ -285,13 +284,13 @@ constexpr int ROOMS = 3;
 
 template <class T> constexpr fs_cuda_shape shape(int room) {
     const int stages = (ROOM[room] - T::RING_START) / T::STAGE_BYTES;
-    return {T::N, 1, stages, K, T::RING_START + stages * T::STAGE_BYTES};
+    return {T::N, 1, stages, K, T::TEAMS, T::RING_START + stages * T::STAGE_BYTES};
 }
 
 typedef void (*kernel)(const matrices, const fs_cuda_args, int32_t);
 
-/* ROOMS shapes for each kernel, narrowest first and then deepest first: cuda_plan.c takes the first that is wide enough
- * and fits. */
+/* ROOMS shapes for each kernel, narrowest first and then deepest first: of equal ones cuda_plan.c takes the first that
+ * fits. */
 template <class... T> struct table {
     static constexpr fs_cuda_shape shapes[][ROOMS] = {{shape<T>(0), shape<T>(1), shape<T>(2)}...};
     static constexpr int32_t COUNT = sizeof...(T);
@@ -341,7 +340,7 @@ extern "C" cudaError_t fs_cuda_sm80_launch(const fs_cuda_plan *plan, const fs_cu
     even.k_steps += even.k_steps % 2;
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute;
-    config.gridDim = dim3((unsigned)plan->grid);
+    config.gridDim = dim3((unsigned)plan->grid, (unsigned)plan->blocks);
     config.blockDim = dim3(FS_THREADS);
     config.dynamicSmemBytes = (size_t)plan->shape->shared_bytes;
     config.stream = stream;

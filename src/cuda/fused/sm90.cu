@@ -7,9 +7,9 @@ namespace {
 constexpr fs_cuda_sm90_kernel (*kernels[FS_CUDA_KINDS])(int64_t, bool) = {fs_cuda_sm90_tokens, fs_cuda_sm90_masses,
                                                                           fs_cuda_sm90_shaped, fs_cuda_sm90_grouped};
 
-void configure(cudaLaunchConfig_t *config, cudaLaunchAttribute (&attribute)[2], const fs_cuda_shape *s, int32_t grid,
+void configure(cudaLaunchConfig_t *config, cudaLaunchAttribute (&attribute)[2], const fs_cuda_shape *s, dim3 grid,
                bool early, cudaStream_t stream) {
-    config->gridDim = dim3((unsigned)grid);
+    config->gridDim = grid;
     config->blockDim = dim3(FS_THREADS);
     config->dynamicSmemBytes = (size_t)s->shared_bytes;
     config->stream = stream;
@@ -46,7 +46,7 @@ extern "C" cudaError_t fs_cuda_sm90_open(int32_t *clusters_of_two) {
         if (s->cluster != 2) continue;
         cudaLaunchConfig_t config = {};
         cudaLaunchAttribute attribute[2];
-        configure(&config, attribute, s, 2, false, 0);
+        configure(&config, attribute, s, dim3(2), false, 0);
         error = cudaOccupancyMaxActiveClusters(clusters_of_two, run, &config);
         if (error != cudaSuccess) return error;
     }
@@ -58,7 +58,8 @@ extern "C" cudaError_t fs_cuda_sm90_launch(const fs_cuda_plan *plan, const fs_cu
     const int64_t i = plan->shape - family::shapes;
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute[2];
-    configure(&config, attribute, plan->shape, plan->grid, args->head.flags & FS_HEAD_CONSTANT, stream);
+    configure(&config, attribute, plan->shape, dim3((unsigned)plan->grid, (unsigned)plan->blocks),
+              args->head.flags & FS_HEAD_CONSTANT, stream);
     const fs_cuda_kind kind = call_kind(args, shaped);
     return cudaLaunchKernelEx(&config, kernels[kind](i, format_of(args->head.dtype) != FS_FORMAT_BF16), *maps, *args,
                               shaped);

@@ -7,9 +7,8 @@
  * V is on wgmma's M, so a small batch wastes no tensor time. H is streamed again for every tile from L2; at N >= 96 two
  * CTAs share each H tile by multicast, or L2 would be the limit.
  *
- * One K order for every N: a pair of tiles starts at a K slice that depends on its global token ids alone (spreading
- * CTAs over memory channels), and accumulates in one instruction shape per 16 of K. So a logit does not depend on the
- * batch or the shard. */
+ * One K order for every token and every N (fs_cuda_k_order), accumulated in one instruction shape per 16 of K. So a logit
+ * does not depend on the batch, the shard or its token's id. */
 #ifndef FS_CUDA_SM90_CUH
 #define FS_CUDA_SM90_CUH
 
@@ -51,7 +50,7 @@ struct tile {
 
     /* 384 threads start with 168 registers each. More than 384 * 168 in all, and the consumers would wait for them for
      * ever. */
-    static constexpr int FEWER = 104, MORE = 200;
+    static constexpr int FEWER = N > 256 ? 88 : 104, MORE = N > 256 ? 208 : 200;
     static_assert(128 * FEWER + 256 * MORE <= FS_THREADS * 168, "registers of a CTA");
 
     static FS_DEVICE_MEMBER void give_registers() { set_fewer_registers<FEWER>(); }
@@ -87,13 +86,10 @@ struct tile {
         }
     }
 
-    /* The K slice a piece starts with: kernels with stages of 64 start at the same element. */
-    static FS_DEVICE_MEMBER int32_t first_slice(const fs_cuda_args &args, const piece &p) {
-        return first_slice_of(p, args.k_shift, (args.k_steps * ATOMS + 1) / 2) * (2 / ATOMS);
-    }
-
-    static FS_DEVICE_MEMBER int32_t slice(const fs_cuda_args &args, int32_t first, int32_t step) {
-        return first + step < args.k_steps ? first + step : first + step - args.k_steps;
+    /* What a stage holds of K, in stages: two of 64 are a slice. */
+    static FS_DEVICE_MEMBER int32_t stage_at(const fs_cuda_args &args, int32_t step) {
+        if constexpr (ATOMS == 2) return slice_at(args.k_order, step);
+        return 2 * slice_at(args.k_order, step / 2) + step % 2;
     }
 
     /* In the first microseconds no more than 64 KB of W are on their way at once. The memory needs no more, and with a
@@ -118,10 +114,10 @@ struct tile {
                 if (CLUSTER > 1 && i == 0) cluster_wait();
                 return;
             }
-            const int32_t row = p.first - (int32_t)args.head.first_token, first = first_slice(args, p);
+            const int32_t row = p.first - (int32_t)args.head.first_token;
             for (int32_t step = 0; step < args.k_steps; step++) {
                 const uint32_t barrier = r.full + 8 * r.stage;
-                const int32_t k = slice(args, first, step);
+                const int32_t k = stage_at(args, step);
                 barrier_wait(r.empty + 8 * r.stage, r.parity);
                 if (AT_ONCE < STAGES && i == 0 && step >= AT_ONCE && step < SLOW_STEPS)
                     barrier_wait(r.full + 8 * ((step - AT_ONCE) % STAGES), (step - AT_ONCE) / STAGES & 1);
@@ -130,7 +126,7 @@ struct tile {
                     if (constant) wait_for_earlier_launches();
                     if constexpr (CLUSTER > 1) cluster_wait();
                 }
-                load_h(maps, args.first_row, k, h0 + r.stage * H_BYTES, barrier);
+                load_h(maps, args.first_row + block_start(args), k, h0 + r.stage * H_BYTES, barrier);
                 advance(&r);
             }
         }
@@ -209,18 +205,26 @@ __global__ void __launch_bounds__(FS_THREADS, 1)
 }
 
 template <class... T> struct table {
-    static constexpr fs_cuda_shape shapes[] = {{T::N, T::CLUSTER, T::STAGES, T::ATOMS *ATOM, T::BYTES}...};
+    static constexpr fs_cuda_shape shapes[] = {{T::N, T::CLUSTER, T::STAGES, T::ATOMS *ATOM, T::TEAMS, T::BYTES}...};
     static constexpr int32_t COUNT = sizeof...(T);
-    /* By whether W is f16. */
+    /* By whether W is f16. One type is enough for a report of what the compiler makes of them. */
+#ifdef FS_CUDA_ONE_TYPE
+    static constexpr int OTHER = FS_BF16;
+#else
+    static constexpr int OTHER = FS_F16;
+#endif
     template <fs_cuda_kind KIND>
     static constexpr fs_cuda_sm90_kernel kernels[2][COUNT] = {{fused<typename T::template same<FS_BF16, KIND>>...},
-                                                              {fused<typename T::template same<FS_F16, KIND>>...}};
+                                                              {fused<typename T::template same<OTHER, KIND>>...}};
 };
 
-/* Narrowest first; cuda_plan.c takes the first that is wide enough. OPEN 1 pays from N = 160 on (0-4 %), not below. */
-using family = table<tile<8, 1, 5, 2, 0, 2>, tile<16, 1, 5, 2, 0, 2>, tile<32, 1, 5, 2, 0, 2>, tile<48, 1, 4, 2, 0, 2>,
-                     tile<64, 1, 4, 2, 0, 2>, tile<96, 2, 3, 2, 0, 2>, tile<128, 2, 3, 2, 0, 2>,
-                     tile<160, 2, 5, 1, 1, 1>, tile<192, 2, 5, 1, 1, 1>, tile<256, 2, 4, 1, 1, 1>>;
+/* Narrowest first. Above 256 rows a thread's accumulators are so many that another group in flight has no registers. */
+using family =
+    table<tile<8, 1, 5, 2, 0, 2>, tile<16, 1, 5, 2, 0, 2>, tile<32, 1, 5, 2, 0, 2>, tile<48, 1, 4, 2, 0, 2>,
+          tile<64, 1, 4, 2, 0, 2>, tile<96, 2, 3, 2, 0, 2>, tile<128, 2, 3, 2, 0, 2>, tile<144, 2, 5, 1, 1, 2>,
+          tile<160, 2, 5, 1, 1, 2>, tile<176, 2, 5, 1, 1, 1>, tile<192, 2, 5, 1, 1, 1>, tile<208, 2, 4, 1, 1, 1>,
+          tile<224, 2, 4, 1, 1, 1>, tile<240, 2, 4, 1, 1, 1>, tile<256, 2, 4, 1, 1, 1>, tile<272, 2, 3, 1, 0, 1>,
+          tile<288, 2, 3, 1, 0, 1>, tile<304, 2, 3, 1, 0, 1>, tile<320, 2, 3, 1, 0, 1>>;
 
 } // namespace
 

@@ -110,9 +110,8 @@ __global__ void __launch_bounds__(32 * WARPS) end_rows(const __grid_constant__ f
     fs_draw draw = {};
     if (b < args.rows) draw = draw_of_row(args, b);
     wait_for_earlier_launches();
-    if (blockIdx.x == 0 && threadIdx.x == 0) args.work->done = args.work->seeded = 0;
     if (b >= args.rows) return;
-    fs_cuda_row *row = &args.work->row[b];
+    fs_cuda_row *row = &args.work[b];
     fs_group *record = record_of_row(args, 0, b);
     fs_found found = found_nothing();
     found.key = row->key;
@@ -127,6 +126,7 @@ __global__ void __launch_bounds__(32 * WARPS) end_rows(const __grid_constant__ f
     } else found.mass = whole_mass(record, args.groups.slots, lane);
     if (lane != 0) return;
     if (args.leave_rows) {
+        row->seeded = 0;
         row->key = found.key;
         if (!mass_is_empty(&found.mass)) row->odd = found.mass;
         return;

@@ -49,7 +49,7 @@ FS_DEVICE uint64_t part_sum(const char *part, size_t bytes, uint32_t first, uint
 
 /* Row b of the launch out of work memory. */
 FS_DEVICE fs_found take_row(const fs_cuda_args &args, const fs_draw &draw, int32_t b) {
-    fs_cuda_row *row = &args.work->row[b];
+    fs_cuda_row *row = &args.work[b];
     const fs_found found = found_in(row, draw, args.needs);
     clear_row(row, needs_mass(args.needs));
     return found;
@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 __global__ void __launch_bounds__(THREADS, 1)
     put_keys(const __grid_constant__ fs_cuda_args args, unsigned long long *words, bool last) {
     for (int32_t b = threadIdx.x; b < args.rows; b += THREADS) {
-        words[2 + args.first_row + b] = args.work->row[b].key ^ (uint64_t)1 << 63;
-        clear_row(&args.work->row[b], false);
+        words[2 + args.first_row + b] = args.work[b].key ^ (uint64_t)1 << 63;
+        clear_row(&args.work[b], false);
     }
     if (!last) return;
     const uint64_t hash = agreed_hash(args);

@@ -84,7 +84,7 @@ static __device__ __noinline__ lane_marks walk_marks(fs_noise noise, uint32_t bl
 FS_DEVICE void look_up(cta_state *cta, int32_t block, bool there) {
     const fs_noise noise = cta->draw.noise;
     fs_marks pairs = marks_of(noise, (uint32_t)block);
-    if (cta->draw.greedy || !there) pairs.count = 0; /* a walk whose instructions are cold takes microseconds */
+    if (is_greedy(cta->draw) || !there) pairs.count = 0; /* a walk whose instructions are cold takes microseconds */
     lane_marks marks = {0, 0.0f};
 #pragma unroll 1
     for (int32_t i = 0; i < pairs.count; i++) add_mark(&marks, mark_place(pairs, i), mark_prefix(pairs, i));
@@ -119,7 +119,7 @@ FS_DEVICE fs_pending score(cta_state *cta, int32_t team, float x, uint32_t entry
         const uint32_t odd = odd_flags(x, l);
         if (odd) atomicOr(&cta->flags, odd);
         counts = l == INFINITY;
-    } else if (counts && !cta->draw.greedy) {
+    } else if (counts && !is_greedy(cta->draw)) {
         const fs_noise noise = cta->draw.noise;
         const fs_marks pairs = cta->pairs[own_warp()][entry >> 25];
         const int32_t prefix = mark_among(pairs, noise, id - 1);
@@ -177,7 +177,7 @@ FS_DEVICE bool are_close(float a, float b) {
 /* Two tokens of row b that are close leave exact keys. */
 static __device__ __noinline__ void leave_exact(const fs_cuda_args &args, const fs_draw &draw, int32_t b, float x,
                                                 uint32_t token, uint32_t other) {
-    unsigned long long *key = &args.work->row[b].key;
+    unsigned long long *key = &args.work[b].key;
     atomicMax(key, (unsigned long long)exact_key(draw, x, token));
     atomicMax(key, (unsigned long long)exact_key(draw, stored_logit(args, b, other), other));
 }

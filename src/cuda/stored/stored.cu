@@ -80,7 +80,7 @@ struct lane_threshold {
  * score all it has. */
 FS_DEVICE lane_threshold lane_threshold_of(const fs_draw &draw, uint32_t known, float pending) {
     const fs_threshold of = threshold_of(known, draw.temperature);
-    return {of, draw.greedy ? fmaxf(of.level, pending) : threshold_at(of, FS_UNMARKED_CEILING)};
+    return {of, is_greedy(draw) ? fmaxf(of.level, pending) : threshold_at(of, FS_UNMARKED_CEILING)};
 }
 
 /* ------------------------------------------------------------------------------------------------------ race ---- */
@@ -263,11 +263,11 @@ FS_DEVICE void race_records(const fs_cuda_args &args, const fs_cuda_share &share
  * found. */
 FS_DEVICE bool leave_row(const fs_cuda_args &args, const stored_call &call, const cta_state *cta, int32_t b,
                          fs_pending *own, uint32_t *flags) {
-    fs_cuda_row *row = &args.work->row[b];
+    fs_cuda_row *row = &args.work[b];
     if (*flags) atomicOr(&row->flags, *flags);
     if (own->id) {
         const unsigned long long mine = rough_key(*own), before = atomicMax(&row->rough, mine);
-        if (before && !cta->draw.greedy && are_close(rough_score(before), own->most))
+        if (before && !is_greedy(cta->draw) && are_close(rough_score(before), own->most))
             leave_exact(args, cta->draw, b, own->x, own->id - 1, 0xFFFFFFu - (uint32_t)(before & 0xFFFFFF));
     }
     if (add_in_order(&row->done, 1u) != (uint32_t)call.share.segments - 1) return false;
@@ -312,7 +312,7 @@ FS_DEVICE void end_row(const fs_cuda_args &args, const stored_call &call, const 
 
 /* Where another launch goes on: what is known of the row beside its records. One thread of the CTA. */
 FS_DEVICE void hand_over(const fs_cuda_args &args, const cta_state *cta, int32_t b) {
-    fs_cuda_row *row = &args.work->row[b];
+    fs_cuda_row *row = &args.work[b];
     if (cta->flags) atomicOr(&row->flags, cta->flags);
     if (args.needs.max && cta->max) atomicMax(&row->max, cta->max);
 }
@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
         const bool shares = share.segments > 1 && !call.grouped;
         if (thread == 32) {
             cta->data = row;
-            cta->row = shares ? &args.work->row[b] : NULL;
+            cta->row = shares ? &args.work[b] : NULL;
             cta->flags = cta->max = 0;
         }
         if (thread < 32 + WARPS) cta->best[thread - 32] = 0, cta->seen[thread - 32] = make_uint4(0, 0, 0, 0);
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
         if (!find_winner(at, &own)) return;
         if (!call.goes_on) end_row(args, call, cta, b, own);
         else {
-            if (own.id) atomicMax(&args.work->row[b].key, (unsigned long long)exact_key(cta->draw, own.x, own.id - 1));
+            if (own.id) atomicMax(&args.work[b].key, (unsigned long long)exact_key(cta->draw, own.x, own.id - 1));
             hand_over(args, cta, b);
         }
     }
