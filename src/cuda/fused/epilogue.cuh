@@ -224,10 +224,11 @@ FS_DEVICE void push_together(const float (&d)[S][N / 2], fs_tile_state<N, J> *st
     __syncwarp(); /* all have read what others will overwrite */
 }
 
-/* Whether some lanes have nearly all of a warp's hot groups. */
+/* Whether it is better to go through a warp's hot groups together: some lane has most of them, or lanes have many each. */
 template <int N, int S> FS_DEVICE bool is_crowded(uint32_t hot) {
-    return S * GROUPS<N> > 2 &&
-           __reduce_max_sync(~0u, (uint32_t)__popc(hot)) > 1 + __popc(__reduce_or_sync(~0u, hot)) / 2;
+    if (S * GROUPS<N> <= 2) return false;
+    const uint32_t own = (uint32_t)__popc(hot), all = (uint32_t)__popc(__reduce_or_sync(~0u, hot));
+    return __reduce_max_sync(~0u, own) > 1 + all / 2 || __reduce_add_sync(~0u, own) > S * GROUPS<N> * 4;
 }
 
 /* Whether so many groups are hot, a seventh, that better thresholds should come first: those take as long as the scores of

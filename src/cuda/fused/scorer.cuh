@@ -42,6 +42,9 @@ typedef struct fs_partial_mass {
     int32_t limb;
 } fs_partial_mass;
 
+/* Hopper's two teams: the marks of the next tile are found while this one is compared. Wider tiles have no room. */
+template <int N, int J> constexpr bool MARKS_AHEAD = J == 3 && N <= 160;
+
 /* Shared memory of consumers and J scorers, for N rows. */
 template <int N, int J> struct fs_tile_state {
     static_assert(QUEUE<N> % (32 * J) == 0, "a slot belongs to one scorer");
@@ -55,8 +58,9 @@ template <int N, int J> struct fs_tile_state {
     unsigned long long lead[N]; /* greedy rows: the largest order key (core/key.h) so far; 0: none */
     fs_draw draw[N];
     /* Per strip and lane: eight of its accumulators, for code that cannot index registers; then its rows' masses.
-     * Between two tiles it is the scorers': the marks of the next one (tile_marks). */
+     * Between two tiles it is the scorers', unless they have marks of their own: the marks of the next one. */
     float4 stash[FS_STRIPS][N > 256 ? 3 : 2][32];
+    fs_marks marks[MARKS_AHEAD<N, J> ? N : 1];
     fs_partial_mass mass[N <= FS_PARTIAL_MASSES ? N : 1];
     unsigned long long queue[QUEUE<N>]; /* low word the logit, high word the id; 0: free */
     uint32_t tail;                      /* slots given out */
@@ -79,7 +83,7 @@ template <int J> FS_DEVICE int32_t scorer_thread() {
 
 template <int N, int J> FS_DEVICE fs_marks *tile_marks(fs_tile_state<N, J> *state) {
     static_assert(sizeof state->stash >= N * sizeof(fs_marks), "the stash holds the marks of a tile");
-    return (fs_marks *)state->stash;
+    return MARKS_AHEAD<N, J> ? state->marks : (fs_marks *)state->stash;
 }
 
 /* The first row of this CTA's block among the launch's. */
