@@ -224,11 +224,12 @@ FS_DEVICE void push_together(const float (&d)[S][N / 2], fs_tile_state<N, J> *st
     __syncwarp(); /* all have read what others will overwrite */
 }
 
-/* Whether it is better to go through a warp's hot groups together: some lane has most of them, or lanes have many each. */
-template <int N, int S> FS_DEVICE bool is_crowded(uint32_t hot) {
+/* Whether it is better to go through a warp's hot groups together: some lane has most of them, or, where all rows are
+ * greedy, lanes have many each. */
+template <int N, int S> FS_DEVICE bool is_crowded(uint32_t hot, bool noisy) {
     if (S * GROUPS<N> <= 2) return false;
     const uint32_t own = (uint32_t)__popc(hot), all = (uint32_t)__popc(__reduce_or_sync(~0u, hot));
-    return __reduce_max_sync(~0u, own) > 1 + all / 2 || __reduce_add_sync(~0u, own) > S * GROUPS<N> * 4;
+    return __reduce_max_sync(~0u, own) > 1 + all / 2 || (__reduce_add_sync(~0u, own) > S * GROUPS<N> * 4 && !noisy);
 }
 
 /* Whether so many groups are hot, a seventh, that better thresholds should come first: those take as long as the scores of
@@ -246,7 +247,7 @@ FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, in
         uint32_t hot = hot_groups<N, S>(d, state, strip);
         const bool ask = !asked && is_flooded<N, S>(hot) && state->noisy;
         if (ask) hot &= marked_groups<N, S>(state, strip);
-        if (ask || !is_crowded<N, S>(hot)) push_own<N, S>(d, state, strip, p, hot, ask);
+        if (ask || !is_crowded<N, S>(hot, state->noisy)) push_own<N, S>(d, state, strip, p, hot, ask);
         else push_together<N, S>(d, state, strip, p, hot);
         if (!ask) return;
         __syncwarp();

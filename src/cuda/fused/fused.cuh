@@ -159,7 +159,7 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
         if (at.i == 0 && !at.fresh) count_seeded(args); /* another CTA's half of a pair: nobody waits for this one */
         if (masses_of<T>(args) && at.i > 0) named_barrier(1, J * 32); /* sums are read before marks take their place */
         own_rows<N>(args, state, [&](int32_t b) {
-            if (!MARKS_AHEAD<N, J> || at.i == 0) find_marks(state, b, first);
+            if (!AHEAD<N, J> || at.i == 0) find_marks(state, b, first);
             /* A new group starts without a best score; every survivor of the last one has been scored. */
             if (groups_of<T>(args) && at.fresh) state->best[b] = 0, state->lead[b] = 0;
         });
@@ -177,13 +177,11 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(turn.ready + 16 * (at.i % T::TEAMS));
-        /* Now there is time, until the tile is over: for the marks of the next one, and to settle what is pending of
-         * those before. With one team double arithmetic waits for the tensor cores, and they for it: not before the end. */
-        if (MARKS_AHEAD<N, J> && !at.is_last()) {
+        if (AHEAD<N, J> && !at.is_last()) {
             const int32_t next = piece_at<T::CLUSTER>(args, at.own, at.i + 1).first;
             own_rows<N>(args, state, [&](int32_t b) { find_marks(state, b, next); });
         }
-        if (T::TEAMS > 1 && at.i > 0 && !groups_of<T>(args)) settle(state, shared, &scorer, true);
+        if (AHEAD<N, J> && at.i > 0 && !groups_of<T>(args)) settle(state, shared, &scorer, true);
         if (scorer.owed && lane == 0) __threadfence(); /* here there is time; at the end there is none */
         scorer.owed = false;
         if (T::KIND != FS_CUDA_TOKENS && at.is_last()) {
@@ -197,8 +195,10 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
             score_queue(state, args, shared, &scorer);
             if (asked != scorer.answered) answer(state, args, shared, &scorer, asked);
         }
-        const bool ends = groups_of<T>(args) || at.is_last(); /* a group does not outlast its tiles */
-        if (ends) settle(state, shared, &scorer, !at.is_last());
+        /* With one team double arithmetic waits for the tensor cores, and they for it: not before they are done. A
+         * group does not outlast its tiles. */
+        const bool ends = groups_of<T>(args) || at.is_last();
+        if (ends || (T::TEAMS > 1 && !AHEAD<N, J>)) settle(state, shared, &scorer, !at.is_last());
         bool sent = false;
         own_rows<N>(args, state, [&](int32_t b) { sent |= take_lead(state, shared, b, ends); });
         if (__any_sync(~0u, sent)) scorer.owed = true;

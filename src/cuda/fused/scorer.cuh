@@ -42,8 +42,9 @@ typedef struct fs_partial_mass {
     int32_t limb;
 } fs_partial_mass;
 
-/* Hopper's two teams: the marks of the next tile are found while this one is compared. Wider tiles have no room. */
-template <int N, int J> constexpr bool MARKS_AHEAD = J == 3 && N <= 160;
+/* Hopper's two teams, wide tiles: the marks of the next tile are found, and what is pending is settled, while this one is
+ * compared. 117 -> 112 us at 128 rows of D = 1,024; narrower tiles lose 1 to 2 (H200, 2026-11), wider ones have no room. */
+template <int N, int J> constexpr bool AHEAD = J == 3 && N >= 96 && N <= 160;
 
 /* Shared memory of consumers and J scorers, for N rows. */
 template <int N, int J> struct fs_tile_state {
@@ -60,7 +61,7 @@ template <int N, int J> struct fs_tile_state {
     /* Per strip and lane: eight of its accumulators, for code that cannot index registers; then its rows' masses.
      * Between two tiles it is the scorers', unless they have marks of their own: the marks of the next one. */
     float4 stash[FS_STRIPS][N > 256 ? 3 : 2][32];
-    fs_marks marks[MARKS_AHEAD<N, J> ? N : 1];
+    fs_marks marks[AHEAD<N, J> ? N : 1];
     fs_partial_mass mass[N <= FS_PARTIAL_MASSES ? N : 1];
     unsigned long long queue[QUEUE<N>]; /* low word the logit, high word the id; 0: free */
     uint32_t tail;                      /* slots given out */
@@ -83,7 +84,7 @@ template <int J> FS_DEVICE int32_t scorer_thread() {
 
 template <int N, int J> FS_DEVICE fs_marks *tile_marks(fs_tile_state<N, J> *state) {
     static_assert(sizeof state->stash >= N * sizeof(fs_marks), "the stash holds the marks of a tile");
-    return MARKS_AHEAD<N, J> ? state->marks : (fs_marks *)state->stash;
+    return AHEAD<N, J> ? state->marks : (fs_marks *)state->stash;
 }
 
 /* The first row of this CTA's block among the launch's. */
