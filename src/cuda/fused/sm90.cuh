@@ -219,12 +219,16 @@ template <class... T> struct table {
 };
 
 /* Narrowest first. Above 256 rows a thread's accumulators are so many that another group in flight has no registers. */
+#ifdef FS_CUDA_FEW_WIDTHS /* for a report of what the compiler makes of them */
+using family = table<tile<8, 1, 5, 2, 0, 2>, tile<128, 2, 3, 2, 0, 2>, tile<256, 2, 4, 1, 1, 1>>;
+#else
 using family =
     table<tile<8, 1, 5, 2, 0, 2>, tile<16, 1, 5, 2, 0, 2>, tile<32, 1, 5, 2, 0, 2>, tile<48, 1, 4, 2, 0, 2>,
           tile<64, 1, 4, 2, 0, 2>, tile<96, 2, 3, 2, 0, 2>, tile<128, 2, 3, 2, 0, 2>, tile<144, 2, 5, 1, 1, 2>,
           tile<160, 2, 5, 1, 1, 2>, tile<176, 2, 5, 1, 1, 1>, tile<192, 2, 5, 1, 1, 1>, tile<208, 2, 4, 1, 1, 1>,
           tile<224, 2, 4, 1, 1, 1>, tile<240, 2, 4, 1, 1, 1>, tile<256, 2, 4, 1, 1, 1>, tile<272, 2, 3, 1, 0, 1>,
           tile<288, 2, 3, 1, 0, 1>, tile<304, 2, 3, 1, 0, 1>, tile<320, 2, 3, 1, 0, 1>>;
+#endif
 
 } // namespace
 
