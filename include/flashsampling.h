@@ -178,9 +178,9 @@ typedef struct fs_head {
 enum {
     FS_MODE_SAMPLE = 0,              /* n independent samples per row */
     FS_MODE_WITHOUT_REPLACEMENT = 1, /* n distinct tokens in Plackett-Luce order (Gumbel-top-n) */
-    /* The paper's B.2 and B.3: exact in law, depend on group_size; no cuts, n = 1. For comparison with it: on CUDA groups of
-     * 4,096 take 1.04 to 3.3 times what FS_MODE_SAMPLE does, because each has a winner of its own to find, and the best of
-     * few tokens keeps fewer others out of the race. */
+    /* The paper's B.2 and B.3: exact in law, depend on group_size; no cuts, n = 1. For comparison with it: on CUDA
+     * groups of 4,096 take 1.04 to 3.3 times what FS_MODE_SAMPLE does, because each has a winner of its own to find,
+     * and the best of few tokens keeps fewer others out of the race. */
     FS_MODE_GROUP_PARALLEL = 2,
     FS_MODE_GROUP_ONLINE = 3,
     FS_MODE_SCORE = 4 /* nothing is drawn: batch.given are the tokens, their logits are the result */

@@ -1,5 +1,5 @@
-/* cuda_backend.c - the CUDA backend: a context's device and stream; checks; as many launches as a plan makes of a batch.
- * Calls enqueue on the stream and return; nothing here waits. */
+/* cuda_backend.c - the CUDA backend: a context's device and stream; checks; as many launches as a plan makes of a
+ * batch. Calls enqueue on the stream and return; nothing here waits. */
 #include "cuda_backend.h"
 
 #include "core/head.h"
@@ -142,7 +142,8 @@ static void give_records(fs_cuda_args *args, const fs_cuda_room *room, int32_t g
     if (room->records) args->groups = (fs_cuda_groups){room->records, groups, slots, tiles};
 }
 
-/* The plan of the next launch. An engine asks for the same one step after step, and looking for it takes microseconds. */
+/* The plan of the next launch. An engine asks for the same one step after step, and looking for it takes microseconds.
+ * */
 static fs_status plan_fused(fs_context *context, const fs_cuda_args *args, fs_cuda_plan *plan) {
     fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;

@@ -8,8 +8,8 @@
 
 #include "flashsampling.h"
 
-/* What all CTAs of a launch know of a row: work memory, zero before a call and left zero by it. Scores are ordered floats
- * rounded down: real scores, or below one. */
+/* What all CTAs of a launch know of a row: work memory, zero before a call and left zero by it. Scores are ordered
+ * floats rounded down: real scores, or below one. */
 typedef struct fs_cuda_row { /* 128 bytes: every CTA hits every row at once after its first tile */
     unsigned long long key;  /* largest score key so far; 0: none */
     uint32_t bound;          /* a score the row is known to reach; 0: none */
@@ -23,8 +23,8 @@ typedef struct fs_cuda_row { /* 128 bytes: every CTA hits every row at once afte
         unsigned long long rough; /* stored logits without masses: largest rough key (stored/state.cuh) */
     };
     fs_mass odd; /* ... and what lies outside of them */
-    /* Stored logits: CTAs that have finished their share of this row. Of a block's first row: scorers that have finished,
-     * and those that have given their rows a first bound. */
+    /* Stored logits: CTAs that have finished their share of this row. Of a block's first row: scorers that have
+     * finished, and those that have given their rows a first bound. */
     uint32_t done, seeded;
 } fs_cuda_row;
 

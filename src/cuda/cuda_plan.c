@@ -8,9 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Measured on one H200 (docs/findings/gpu-row-blocks.md): bytes per microsecond from memory and from L2; bf16 operations
- * per microsecond; microseconds a tile takes beside its dot products, with one team and with two; the least from one tile
- * to the next, in all and for each row; what a row's survivors in the first tile of a CTA that is alone take; a launch. */
+/* Measured on one H200 (docs/findings/gpu-row-blocks.md): bytes per microsecond from memory and from L2; bf16
+ * operations per microsecond; microseconds a tile takes beside its dot products, with one team and with two; the least
+ * from one tile to the next, in all and for each row; what a row's survivors in the first tile of a CTA that is alone
+ * take; a launch. */
 #define FS_CUDA_READ 4.5e6
 #define FS_CUDA_SHARED 7.0e6
 #define FS_CUDA_FLOPS 7.2e8
@@ -76,8 +77,9 @@ static int64_t clusters_at_once(const fs_cuda_device *device, const fs_cuda_shap
     return s->cluster == 1 ? device->processors : least(device->clusters_of_two, device->processors / 2);
 }
 
-/* The time of a launch on an H200, in microseconds: the largest of reading W, of reading it and H from L2 for every block
- * of rows, and of the CTAs' tiles; and the first tile's survivors, which are fewer the more CTAs know of each other. */
+/* The time of a launch on an H200, in microseconds: the largest of reading W, of reading it and H from L2 for every
+ * block of rows, and of the CTAs' tiles; and the first tile's survivors, which are fewer the more CTAs know of each
+ * other. */
 static double predict(const fs_cuda_device *device, const fs_head *head, const fs_cuda_plan *plan) {
     const fs_cuda_shape *s = plan->shape;
     const double w = (double)(head->rows * format_row_bytes(format_of(head->dtype), head->dim));

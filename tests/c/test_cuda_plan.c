@@ -216,8 +216,8 @@ static void the_environment_forces_a_family_or_a_tile(void **state) {
     }
 }
 
-/* What a record's index is on the device (fused/pieces.cuh), for every tile of a shard: inside its group's slots, and no
- * two CTAs in one. */
+/* What a record's index is on the device (fused/pieces.cuh), for every tile of a shard: inside its group's slots, and
+ * no two CTAs in one. */
 static void every_piece_has_a_part_of_its_own(void **state) {
     (void)state;
     const int64_t sizes[] = {128, 256, 384, 1280, 4096, 100096};

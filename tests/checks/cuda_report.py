@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Compiles the CUDA kernels with nvcc, where there is one, and reads the assembler's report: no instantiation may have its
-tensor instructions serialised, no kernel for tokens alone may spill a register, and the others, whose scorers have more
-to keep, no more than SPILLED bytes.
+"""Compiles the CUDA kernels with nvcc, where there is one, and reads the assembler's report: no instantiation may have
+its tensor instructions serialised, no kernel for tokens alone may spill a register, and the others, whose scorers have
+more to keep, no more than SPILLED bytes.
 
 A file named after sm_90 is compiled for it, the others for the oldest architecture; with --all for every one of them.
 Hopper's kernels are compiled for one type of weights, whose instructions differ in a name, and of the kinds between the
@@ -47,8 +47,8 @@ def compile_one(nvcc, folder, file, arch):
     kernels = len(re.findall(r"Compiling entry function", report))
     registers = max((int(n) for n in re.findall(r"Used (\d+) registers", report)), default=0)
     most = SPILLED if file.name.startswith("sm90") and file.name != "sm90_tokens.cu" else 0
-    spilled = [(int(bytes_), line) for line in report.splitlines() for bytes_ in re.findall(r"(\d+) bytes spill st", line)]
-    spills = [line for bytes_, line in spilled if bytes_ > most]
+    stores = re.compile(r"(\d+) bytes spill stores")
+    spills = [line for line in report.splitlines() for found in stores.findall(line) if int(found) > most]
     serialised = [line for line in report.splitlines() if re.search(r"\(C75\d\d\)", line)]
     if file == CORE:
         spills = []

@@ -1,5 +1,5 @@
-"""Every width of Hopper's tile, in one block of rows and in several: tokens, log Z and groups against the CPU backend, rows
-of every kind side by side, and bits that do not depend on the width."""
+"""Every width of Hopper's tile, in one block of rows and in several: tokens, log Z and groups against the CPU backend,
+rows of every kind side by side, and bits that do not depend on the width."""
 import pytest
 
 from draws import check, draw, forced, hidden, rules, same_bits, weights

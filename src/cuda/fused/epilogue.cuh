@@ -150,8 +150,8 @@ template <int N, int S, int J> FS_DEVICE uint32_t marked_groups(const fs_tile_st
     return groups;
 }
 
-/* What is above its threshold in a lane's own hot groups: decided in greedy rows, queued in the others; with `marked`, only
- * marked tokens are. Most warps have none, and most lanes of the others. */
+/* What is above its threshold in a lane's own hot groups: decided in greedy rows, queued in the others; with `marked`,
+ * only marked tokens are. Most warps have none, and most lanes of the others. */
 template <int N, int S, int J>
 FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p,
                         uint32_t hot, bool marked) {
@@ -183,8 +183,8 @@ FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, 
     }
 }
 
-/* The same together, group by group, every lane half of one row's 16 tokens: where one token is hot in many rows it lies in
- * few lanes' accumulators. */
+/* The same together, group by group, every lane half of one row's 16 tokens: where one token is hot in many rows it
+ * lies in few lanes' accumulators. */
 template <int N, int S, int J>
 FS_DEVICE void push_together(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p,
                              uint32_t hot) {
@@ -232,15 +232,15 @@ template <int N, int S> FS_DEVICE bool is_crowded(uint32_t hot, bool noisy) {
     return __reduce_max_sync(~0u, own) > 1 + all / 2 || (__reduce_add_sync(~0u, own) > S * GROUPS<N> * 4 && !noisy);
 }
 
-/* Whether so many groups are hot, a seventh, that better thresholds should come first: those take as long as the scores of
- * a few hundred tokens. A group is hot by one of its 4 rows x 2 tokens or by all of them. */
+/* Whether so many groups are hot, a seventh, that better thresholds should come first: those take as long as the scores
+ * of a few hundred tokens. A group is hot by one of its 4 rows x 2 tokens or by all of them. */
 template <int N, int S> FS_DEVICE bool is_flooded(uint32_t hot) {
     constexpr int MANY = S * GROUPS<N> * 32 / 7;
     return S * GROUPS<N> > 2 && __reduce_add_sync(~0u, (uint32_t)__popc(hot)) >= MANY;
 }
 
-/* reduce: what is above its threshold is decided or queued. A warp with very many survivors sends the marked ones ahead,
- * whose noise is large, and asks for thresholds that know them. A loop for code to be there once. */
+/* reduce: what is above its threshold is decided or queued. A warp with very many survivors sends the marked ones
+ * ahead, whose noise is large, and asks for thresholds that know them. A loop for code to be there once. */
 template <int N, int S, int J>
 FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p) {
     for (bool asked = false;; asked = true) {

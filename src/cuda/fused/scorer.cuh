@@ -42,8 +42,9 @@ typedef struct fs_partial_mass {
     int32_t limb;
 } fs_partial_mass;
 
-/* Hopper's two teams, wide tiles: the marks of the next tile are found, and what is pending is settled, while this one is
- * compared. 117 -> 112 us at 128 rows of D = 1,024; narrower tiles lose 1 to 2 (H200, 2026-11), wider ones have no room. */
+/* Hopper's two teams, wide tiles: the marks of the next tile are found, and what is pending is settled, while this one
+ * is compared. 117 -> 112 us at 128 rows of D = 1,024; narrower tiles lose 1 to 2 (H200, 2026-11), wider ones have no
+ * room. */
 template <int N, int J> constexpr bool AHEAD = J == 3 && N >= 96 && N <= 160;
 
 /* Shared memory of consumers and J scorers, for N rows. */
@@ -72,8 +73,8 @@ template <int N, int J> struct fs_tile_state {
     uint32_t highest;                   /* no score is above: for rehearsals */
     unsigned long long scrap;           /* takes the results of a rehearsal */
     int32_t last;
-    /* The call over this block of rows. For scorers too: a function finds the kernel's parameters in memory, a microsecond
-     * away (H200, 2026-11). */
+    /* The call over this block of rows. For scorers too: a function finds the kernel's parameters in memory, a
+     * microsecond away (H200, 2026-11). */
     fs_cuda_args args;
 };
 
@@ -398,8 +399,9 @@ template <int N, int J> FS_DEVICE void find_marks(fs_tile_state<N, J> *state, in
                                            : marks_of(draw.noise, (uint32_t)first / FS_NOISE_BLOCK);
 }
 
-/* Makes row b's thresholds for the tile from `first` on, whose marks are there. A CTA's tiles come in the order of their
- * ids (pieces.cuh), so in a greedy row what only equals its lead has lost; a threshold of +inf would hold back NaNs. */
+/* Makes row b's thresholds for the tile from `first` on, whose marks are there. A CTA's tiles come in the order of
+ * their ids (pieces.cuh), so in a greedy row what only equals its lead has lost; a threshold of +inf would hold back
+ * NaNs. */
 template <int N, int J> FS_DEVICE void set_thresholds(fs_tile_state<N, J> *state, int32_t b, int32_t first) {
     const uint32_t known = *(volatile uint32_t *)&state->best[b];
     const fs_threshold threshold = threshold_of(known, state->draw[b].temperature);

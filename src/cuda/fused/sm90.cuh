@@ -7,8 +7,8 @@
  * V is on wgmma's M, so a small batch wastes no tensor time. H is streamed again for every tile from L2; at N >= 96 two
  * CTAs share each H tile by multicast, or L2 would be the limit.
  *
- * One K order for every token and every N (fs_cuda_k_order), accumulated in one instruction shape per 16 of K. So a logit
- * does not depend on the batch, the shard or its token's id. */
+ * One K order for every token and every N (fs_cuda_k_order), accumulated in one instruction shape per 16 of K. So a
+ * logit does not depend on the batch, the shard or its token's id. */
 #ifndef FS_CUDA_SM90_CUH
 #define FS_CUDA_SM90_CUH
 
