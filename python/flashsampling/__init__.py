@@ -2,10 +2,13 @@
 
     import flashsampling as fs
 
-    context = fs.Context()                                  # the best backend there is
-    head = fs.Head(weights)                                 # [V, D] float32, float16, or uint16 with dtype="bf16"
-    result = context.sample(head, hidden, temperature=0.8, top_p=0.95, seed=1, position=17, outputs=["logprob"])
+    result = fs.sample(hidden, weight, temperature=0.8, top_p=0.95, seed=1, position=17, outputs=["logprob"])
     result.tokens, result.logprob                           # [B, 1]
+
+hidden is [B, D], weight [V, D]: numpy arrays or torch tensors. Who draws every step prepares the call:
+
+    sampler = fs.Sampler(fs.Head(weight), rows=64, temperature=temperatures, top_p=0.95)
+    tokens = sampler(hidden).tokens
 
 The meaning of every rule is in the C header, flashsampling.h; names are the same here.
 """
@@ -13,8 +16,10 @@ from ._arrays import Pointer, from_bf16, pack_bits, to_bf16
 from ._c import Flag, Row, Rule
 from ._call import Batch, Head, Result
 from ._context import Context, Error, accept, noise_gumbel, noise_id, seed_spread, supports, version
+from ._sample import sample, sample_logits
+from ._sampler import Sampler
 
 __all__ = [
-    "Batch", "Context", "Error", "Flag", "Head", "Pointer", "Result", "Row", "Rule", "accept", "from_bf16",
-    "noise_gumbel", "noise_id", "pack_bits", "seed_spread", "supports", "to_bf16", "version",
+    "Batch", "Context", "Error", "Flag", "Head", "Pointer", "Result", "Row", "Rule", "Sampler", "accept", "from_bf16",
+    "noise_gumbel", "noise_id", "pack_bits", "sample", "sample_logits", "seed_spread", "supports", "to_bf16", "version",
 ]

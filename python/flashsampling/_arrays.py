@@ -8,6 +8,7 @@ import numbers
 TYPESTR = {"f32": "<f4", "f16": "<f2", "bf16": "<u2", "i32": "<i4", "i64": "<i8", "u32": "<u4", "u64": "<u8"}
 TENSORS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32", "int64": "i64", "uint32": "u32",
            "uint64": "u64"}  # torch's names
+ITEM = {dtype: int(typestr[2:]) for dtype, typestr in TYPESTR.items()}
 UNSIGNED = {"u32": "i32", "u64": "i64"}  # few operations of torch know its unsigned types: signed ones stand for them
 LIMITS = {"i32": (-(2**31), 2**31 - 1), "i64": (-(2**63), 2**63 - 1), "u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1)}
 
@@ -22,16 +23,32 @@ def numpy():
 class Pointer:
     """Memory by its address, for arrays without an interface Python knows.
 
-    dtype is "f32", "f16", "bf16", "i32", ...; stride is the bytes from one row to the next, 0 = packed; device says
-    whether it is device memory, None = not told and not checked. The caller keeps the memory alive and vouches for the
-    shape.
+    dtype is "f32", "f16", "bf16", "i32", ...; stride is the bytes from one row to the next, 0 = packed; device is "cpu",
+    "cuda" or "cuda:1", None = not told and not checked. The caller keeps the memory alive and vouches for the shape.
     """
 
     def __init__(self, address, shape, dtype, stride=0, device=None):
         if dtype not in TYPESTR:
             raise ValueError("dtype %r: expected one of %s" % (dtype, ", ".join(TYPESTR)))
+        if device is not None and not is_device(device):
+            raise ValueError("device %r: expected \"cpu\", \"cuda\" or \"cuda:\" and a number" % (device,))
         self.address, self.shape, self.dtype, self.stride = int(address), tuple(shape), dtype, int(stride)
         self.device, self.keep = device, None
+
+
+def is_device(name):
+    """Whether this names a kind of memory the library knows."""
+    kind, colon, number = str(name).partition(":")
+    return name == "cpu" or kind == "cuda" and (not colon or number.isdigit())
+
+
+def same_memory(device, pointer, what):
+    """Refuses what the backend cannot reach: it would fail far from here, or read elsewhere."""
+    found = pointer.device
+    if device is None or found is None or device == found:
+        return
+    if device[:4] != found[:4] or ":" in device and ":" in found:
+        raise ValueError("%s: in memory of %s, expected %s" % (what, found, device))
 
 
 def is_scalar(value):
@@ -74,7 +91,15 @@ def is_tensor(value):
 
 def on_device(value):
     """Whether an array lies in device memory."""
-    return value.is_cuda if is_tensor(value) else hasattr(value, "__cuda_array_interface__")
+    return not value.is_cpu if is_tensor(value) else hasattr(value, "__cuda_array_interface__")
+
+
+def tensor_device(value, what):
+    """The name of a tensor's device; refuses those that no backend reads (meta, mps, ...)."""
+    device = str(value.device)
+    if not is_device(device):
+        raise TypeError("%s: a tensor of device %s, expected cpu or cuda" % (what, device))
+    return device
 
 
 def row_stride(shape, strides, item, what):
@@ -97,7 +122,7 @@ def tensor_pointer(value, what, dtype):
     if found is None or (dtype is not None and found != dtype):
         raise TypeError("%s: tensor of type %s, expected %s" % (what, name, dtype or "float32, float16 or bfloat16"))
     stride = row_stride(value.shape, [s * item for s in value.stride()], item, what) if value.dim() else 0
-    pointer = Pointer(value.data_ptr(), value.shape, found, stride, value.is_cuda)
+    pointer = Pointer(value.data_ptr(), value.shape, found, stride, tensor_device(value, what))
     pointer.keep = value
     return pointer
 
@@ -116,27 +141,35 @@ def as_pointer(value, what, dtype=None):
         interface = value.__array_interface__
     typestr, shape, strides = interface["typestr"], interface["shape"], interface.get("strides")
     known = {t: d for d, t in TYPESTR.items() if d != "bf16"}
-    found = "bf16" if typestr == "<u2" and dtype == "bf16" else known.get(typestr)
+    # bfloat16 is a type of its own where a package has given numpy one, else the bits of it in uint16.
+    is_bf16 = str(getattr(value, "dtype", "")) == "bfloat16" or typestr == "<u2" and dtype == "bf16"
+    found = "bf16" if is_bf16 else known.get(typestr)
     if found is None or (dtype is not None and found != dtype):
         raise TypeError("%s: array of type %s, expected %s" % (what, typestr, dtype or "f32, f16, or uint16 as bf16"))
     stride = 0 if strides is None else row_stride(shape, strides, int(typestr[2:]), what)
-    pointer = Pointer(interface["data"][0] or 0, shape, found, stride, on_device(value))
+    pointer = Pointer(interface["data"][0] or 0, shape, found, stride, "cuda" if on_device(value) else "cpu")
     pointer.keep = value
     return pointer
 
 
-def converted(value, dtype, what, shape):
-    """A Pointer to a packed array of this dtype and shape; -1 in the shape is any length."""
+def converted(value, dtype, what, shape, in_place=False):
+    """A Pointer to a packed array of this dtype and shape; -1 in the shape is any length. in_place refuses an array that
+    would be copied: what its owner writes to it later would not be seen."""
+    given = value
     if not isinstance(value, Pointer) and not on_device(value):
+        value = value.detach() if is_tensor(value) else value
         value = numpy().ascontiguousarray(integers(value, dtype, what) if dtype in LIMITS else value, TYPESTR[dtype])
     pointer = as_pointer(value, what, dtype)
+    copied = value is not given and hasattr(given, "dtype") and not numpy().shares_memory(value, given)
+    if in_place and copied and value.size:
+        raise TypeError("%s: %s that does not lie packed as %s, and would be copied" % (what, given.dtype, dtype))
     if len(pointer.shape) != len(shape) or any(s not in (-1, n) for n, s in zip(pointer.shape, shape)):
         wanted = ", ".join("any" if s == -1 else str(s) for s in shape)
         raise ValueError("%s: shape %s, expected [%s]" % (what, list(pointer.shape), wanted))
     return pointer
 
 
-def ragged(value, rows, dtypes, what):
+def ragged(value, rows, dtypes, what, in_place=False):
     """Pointers to (offset [rows + 1], column, column ...) of lists with one entry per row.
 
     Given as that tuple already, or as a sequence with, per row, a dictionary {token: value} or a list of entries.
@@ -146,19 +179,29 @@ def ragged(value, rows, dtypes, what):
         offset, columns = value[0], list(value[1:])
     else:
         lists = [list(row.items()) if isinstance(row, dict) else list(row) for row in value]
-        offset = np.cumsum([0] + [len(row) for row in lists])
+        offset = np.cumsum([0] + [len(row) for row in lists], dtype="<i8")
         entries = [entry if isinstance(entry, tuple) else (entry,) for row in lists for entry in row]
         columns = [[entry[i] for entry in entries] for i in range(len(dtypes))]
     if len(columns) != len(dtypes):
         raise ValueError("%s: %d columns, expected %d" % (what, len(columns), len(dtypes)))
-    pointers = [converted(offset, "i64", what + " offsets", [rows + 1])]
-    pointers += [converted(c, d, what, [-1]) for c, d in zip(columns, dtypes)]
+    pointers = [converted(offset, "i64", what + " offsets", [rows + 1], in_place)]
+    pointers += [converted(c, d, what, [-1], in_place) for c, d in zip(columns, dtypes)]
     steps = pointers[0].keep
     if steps is not None and isinstance(steps, np.ndarray):
         length = min(p.shape[0] for p in pointers[1:])
         if np.any(np.diff(steps) < 0) or steps[0] < 0 or steps[-1] > length:
             raise ValueError("%s: offsets must rise from 0 or more to at most %d" % (what, length))
     return pointers
+
+
+def new_array(like, dtype, shape):
+    """An uninitialised array of the kind of `like`: a tensor on its device, or numpy's."""
+    if like is None:
+        return numpy().empty(shape, TYPESTR[dtype])
+    import torch
+
+    name = next(name for name, d in TENSORS.items() if d == UNSIGNED.get(dtype, dtype))
+    return torch.empty(shape, dtype=getattr(torch, name), device=like.device)
 
 
 def to_bf16(values):

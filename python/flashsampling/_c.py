@@ -88,6 +88,12 @@ class Row(enum.IntFlag):
     FAR = 1 << 21
 
 
+def row_text(status):
+    """The names of a row's status bits."""
+    single = [bit for bit in Row.__members__.values() if bit and bit & (bit - 1) == 0]
+    return " ".join(bit.name for bit in single if bit & status) or "OK"
+
+
 class HeadStruct(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),

@@ -2,7 +2,7 @@
 import ctypes
 
 from . import _c
-from ._arrays import TYPESTR, as_pointer, converted, integer, is_scalar, numpy, ragged
+from ._arrays import ITEM, as_pointer, converted, integer, is_scalar, is_tensor, new_array, ragged, same_memory
 
 _SLOT_DTYPES = {
     "temperature": "f32",
@@ -35,16 +35,9 @@ def matrix(value, what, dtype):
     return pointer
 
 
-def same_memory(device, pointer, what):
-    """Refuses what the backend cannot reach: it would fail far from here, or read elsewhere."""
-    if device is not None and pointer.device is not None and device != pointer.device:
-        names = ("host", "device")
-        raise ValueError("%s: in %s memory, expected %s memory" % (what, names[pointer.device], names[device]))
-
-
 def check_index(pointer, masks):
     """Refuses masks that are not there. What lies on a device, or is known by its address alone, is not looked at."""
-    if pointer.keep is None or pointer.device:
+    if pointer.keep is None or pointer.device != "cpu":
         return
     bad = (pointer.keep < -1) | (pointer.keep >= masks)
     if bad.any():
@@ -105,19 +98,21 @@ class Batch:
     padded_edits, in place of edits: (count [S], token [S, N] int32, bias [S, N] float32), by slot
     given [B, samples]
     limits: a dictionary of fs_limits' members, absent being bits of Rule
+    in_place: every array is used as it lies, so that what is written to it between calls counts; one that would have to
+        be converted is refused
     """
 
     def __init__(self, head, hidden=None, *, hidden_dtype=None, samples=1, mode="sample", noise="exact", flags=0,
                  fallback_token=-1, group_size=0, list_capacity=0, slot=None, slots=None, position=None, allow=None,
                  allow_index=None, edits=None, padded_edits=None, seen=None, counts=None, count_list=None, given=None,
-                 watch=None, limits=None, **values):
+                 watch=None, limits=None, in_place=False, **values):
         flags = integer(flags, "u32", "flags")
         for name in _FLAGS:
             flags |= _FLAGS[name] * bool(values.pop(name, False))
         unknown = set(values) - set(_SLOT_DTYPES)
         if unknown:
             raise TypeError("unknown rule: %s" % ", ".join(sorted(unknown)))
-        self._keep, self.device, self._made_for = [], head.data.device, head.text
+        self._keep, self.device, self._made_for, self._in_place = [], head.data.device, head.text, in_place
         c = self.struct = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct))
         c.mode, c.noise = choice(_c.MODES, mode, "mode"), choice(_c.NOISES, noise, "noise")
         self.samples = c.samples = integer(samples, "i32", "samples")
@@ -139,7 +134,7 @@ class Batch:
             (("watch_offset", "watch_token"), watch, self.rows, ("i32",)),
         ):
             if lists is not None:
-                pointers = ragged(lists, rows, dtypes, names[0].split("_")[0])
+                pointers = ragged(lists, rows, dtypes, names[0].split("_")[0], in_place)
                 for name, pointer in zip(names, pointers):
                     self._point(name, pointer)
                 if names[0] == "watch_offset":
@@ -147,7 +142,10 @@ class Batch:
         if padded_edits is not None:
             self._set_padded_edits(*padded_edits)
         if given is not None:
-            self._point("given", converted(given, "i32", "given", [self.rows, self.samples]))
+            self._point("given", self._converted(given, "i32", "given", [self.rows, self.samples]))
+
+    def _converted(self, value, dtype, what, shape):
+        return converted(value, dtype, what, shape, self._in_place)
 
     def check(self, head):
         """Refuses a head that the arrays were not made for."""
@@ -165,7 +163,7 @@ class Batch:
         if head.kind == "logits":
             if hidden is not None:
                 raise ValueError("hidden: a head of stored logits takes no hidden states")
-            self.rows = head.data.shape[0]
+            self.rows, pointer = head.data.shape[0], head.data
         else:
             if hidden is None:
                 raise ValueError("hidden: a head of weights needs hidden states [B, %d]" % head.data.shape[1])
@@ -178,6 +176,7 @@ class Batch:
             c.hidden_dtype, c.hidden_stride = _c.DTYPES[pointer.dtype], pointer.stride
             self.rows = pointer.shape[0]
         c.rows = self.rows
+        self.like = pointer.keep if is_tensor(pointer.keep) else None  # what results are made like: a tensor, or none
 
     def _set_slots(self, slot, slots, position, values, matrices, count_list):
         c = self.struct
@@ -194,23 +193,23 @@ class Batch:
         c.all.temperature = c.all.top_p = c.all.repetition = 1.0
         for name, value in values.items():
             if name in arrays:
-                self._point(name, converted(value, _SLOT_DTYPES[name], name, [slots]))
+                self._point(name, self._converted(value, _SLOT_DTYPES[name], name, [slots]))
             elif value is not None:
                 dtype = _SLOT_DTYPES[name]
                 setattr(c.all, name, float(value) if dtype == "f32" else integer(value, dtype, name))
         c.slot_dtype = _c.DTYPES["i32"]
         if slot is not None:
             wide = str(getattr(slot, "dtype", "")).split(".")[-1] in ("int64", "i64")
-            pointer = converted(slot, "i64" if wide else "i32", "slot", [self.rows])
+            pointer = self._converted(slot, "i64" if wide else "i32", "slot", [self.rows])
             c.slot_dtype = _c.DTYPES[pointer.dtype]
             self._point("slot", pointer)
         if position is not None and is_scalar(position):
             c.position_all = integer(position, "u64", "position")
         elif position is not None:
-            self._point("position", converted(position, "u64", "position", [self.rows]))
+            self._point("position", self._converted(position, "u64", "position", [self.rows]))
 
     def _set_padded_edits(self, count, token, bias):
-        counts = converted(count, "i32", "edit_count", [self.slots])
+        counts = self._converted(count, "i32", "edit_count", [self.slots])
         self._point("edit_count", counts)
         strides = set()
         for name, value, dtype in (("edit_token", token, "i32"), ("edit_bias", bias, "f32")):
@@ -225,7 +224,7 @@ class Batch:
         columns, stride = strides.pop()
         # What the stride has room for and the rows do not is not there behind the last one; the library knows the
         # stride.
-        if stride > columns * 4 and counts.keep is not None and not counts.device and (counts.keep > columns).any():
+        if stride > columns * 4 and counts.keep is not None and counts.device == "cpu" and (counts.keep > columns).any():
             raise ValueError("edit_count: %d, rows have %d entries" % (counts.keep.max(), columns))
         self.struct.edit_stride = stride
 
@@ -248,7 +247,7 @@ class Batch:
             if name == "allow":
                 self.struct.masks = pointer.shape[0]
         if allow_index is not None:
-            pointer = converted(allow_index, "i32", "allow_index", [self.rows])
+            pointer = self._converted(allow_index, "i32", "allow_index", [self.rows])
             if allow is not None:
                 check_index(pointer, self.struct.masks)
             self._point("allow_index", pointer)
@@ -265,8 +264,9 @@ class Result:
 
     tokens [B, n], status [B] (see Row), score, logit, logprob, rank [B, n], max_logit, log_z [B], top_token, top_logit,
     top_logprob [B, N], watch_logit, watch_logprob [entries]; and the numbers fallback_rows, work_bytes, wire_bytes.
+    They are tensors on the device of the hidden states (or stored logits) where those are tensors, else numpy's arrays.
     `logits` says what they speak of: "raw", "processed" or "cut". Fields may be set to a Pointer before the call.
-    Result.into(batch, arrays) writes into the caller's arrays instead, and is the only way on the cuda backend.
+    Result.into(batch, arrays) writes into the caller's arrays instead.
     """
 
     OUTPUTS = tuple(_SAMPLE_FIELDS) + tuple(_ROW_FIELDS)[1:]
@@ -276,12 +276,13 @@ class Result:
         unknown = set(outputs) - set(self.OUTPUTS)
         if unknown:
             raise ValueError("outputs: %s: expected some of %s" % (", ".join(sorted(unknown)), ", ".join(self.OUTPUTS)))
-        if batch.device:
-            raise ValueError("out: the head is in device memory; give the arrays to write to, {\"tokens\": ...}")
+        if batch.like is None and (batch.device or "cpu") != "cpu":
+            raise ValueError("out: the head is in memory of %s and no tensor; give the arrays to write to, "
+                             "{\"tokens\": ...}" % batch.device)
         wanted = ("tokens", "status") + outputs + tuple(_TOP_FIELDS) * bool(top)
         wanted += tuple(_WATCH_FIELDS) * bool(batch.watched)
         fields = self._fields(batch, top, tokens)
-        arrays = {name: numpy().empty(fields[name][1], TYPESTR[fields[name][0]]) for name in wanted}
+        arrays = {name: new_array(batch.like, *fields[name]) for name in wanted}
         self._set(arrays, top, logits, tokens)
 
     @classmethod
@@ -310,9 +311,32 @@ class Result:
 
     def _set(self, arrays, top, logits, tokens):
         self.logits, self.tokens_dtype, self.top_count = logits, tokens, top
-        self.fallback_rows = self.work_bytes = self.wire_bytes = 0
+        self.written = _c.ResultStruct()
         for name in ("tokens", *_SAMPLE_FIELDS, *_ROW_FIELDS, *_TOP_FIELDS, *_WATCH_FIELDS):
             setattr(self, name, arrays.get(name))
+
+    @property
+    def ok(self):
+        """Whether every row has a token. Waits for the device. Needs the statuses among the results."""
+        return not bool((self._statuses() & int(_c.Row.NO_TOKEN)).any())
+
+    def check(self):
+        """Raises ValueError if a row has no token, with the rows and why; returns the result."""
+        if not self.ok:
+            found = [(row, int(bits)) for row, bits in enumerate(self._statuses().tolist()) if bits & _c.Row.NO_TOKEN]
+            texts = ["row %d: %s" % (row, _c.row_text(bits)) for row, bits in found[:8]]
+            raise ValueError("%d of %d rows have no token: %s%s" % (len(found), self.status.shape[0], "; ".join(texts),
+                                                                   "; ..." * (len(found) > 8)))
+        return self
+
+    def _statuses(self):
+        if self.status is None:
+            raise ValueError("status: not among the results")
+        return self.status
+
+    def __repr__(self):
+        found = ["%s %s" % (name, list(array.shape)) for name, array in self.arrays().items()]
+        return "<flashsampling.Result %s>" % ", ".join(found)
 
     def arrays(self):
         """The arrays there are, by name."""
@@ -330,7 +354,7 @@ class Result:
         same_memory(batch.device, pointer, name)
         if pointer.shape != shape and not (batch.samples == 1 and pointer.shape + (1,) == shape):
             raise ValueError("%s: shape %s, expected %s" % (name, list(pointer.shape), list(shape)))
-        if pointer.stride not in (0, pointer.shape[-1] * int(TYPESTR[dtype][2:])):
+        if pointer.stride not in (0, pointer.shape[-1] * ITEM[dtype]):
             raise ValueError("%s: rows are %d bytes apart, expected a packed array" % (name, pointer.stride))
         return pointer
 
@@ -345,6 +369,28 @@ class Result:
         return c
 
     def take(self, c):
-        """The numbers the call wrote into the structure."""
-        self.fallback_rows, self.work_bytes, self.wire_bytes = c.fallback_rows, c.work_bytes, c.wire_bytes
+        """Keeps the structure, into which the call wrote some numbers."""
+        self.written = c
         return self
+
+    @property
+    def fallback_rows(self):
+        """How many rows needed a second pass over W."""
+        return self.written.fallback_rows
+
+    @property
+    def work_bytes(self):
+        """Temporary memory of the call."""
+        return self.written.work_bytes
+
+    @property
+    def wire_bytes(self):
+        """Bytes this rank has put into parts or collectives."""
+        return self.written.wire_bytes
+
+    def first(self, rows):
+        """The result of the first rows: views of this one's arrays. Those of watched tokens are not cut."""
+        result = Result.__new__(Result)
+        arrays = {name: a if name in _WATCH_FIELDS else a[:rows] for name, a in self.arrays().items()}
+        result._set(arrays, self.top_count, self.logits, self.tokens_dtype)
+        return result.take(self.written)

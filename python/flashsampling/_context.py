@@ -1,11 +1,12 @@
 """Context: where calls are made; and the functions that need none."""
+import contextlib
 import ctypes
 import threading
 from ctypes import byref
 
 from . import _c
-from ._arrays import as_pointer, converted, integer, is_tensor, numpy
-from ._call import Batch, Result, choice, same_memory
+from ._arrays import as_pointer, converted, integer, is_tensor, numpy, same_memory
+from ._call import Batch, Result, choice
 
 
 class Error(RuntimeError):
@@ -20,6 +21,16 @@ class Error(RuntimeError):
 def _check(status, context=None):
     if status != _c.STATUS_OK:
         raise Error(status, _c.library().fs_error_text(context).decode(errors="replace"))
+
+
+def _torch_stream():
+    """A function that returns the handle of torch's current stream of a device; the quick one where torch has it."""
+    try:
+        import torch
+    except ImportError:
+        return None  # then the library refuses calls until set_stream
+    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return quick or (lambda device: torch.cuda.current_stream(device).cuda_stream)
 
 
 class _ParallelFor:
@@ -70,14 +81,15 @@ class Context:
     parallel_for(count, task) runs task(i) for i in range(count) on the caller's threads; what it raises is raised when
     the call has come to its end. work is the number of bytes to set aside once; calls then never allocate (work_size
     tells how many). On "cuda" device is its number and stream the handle of the stream (torch: stream.cuda_stream; 0 is
-    the default stream); calls return when they are queued there, and the arrays must live until they have run.
-    check_pointers asks the driver about every pointer of every call.
+    the default stream; None is torch's current stream, whichever that is when a call comes); calls return when they are
+    queued there, and the arrays must live until they have run. check_pointers asks the driver about every pointer of
+    every call.
     """
 
     def __init__(self, backend="auto", *, device=0, threads=0, block=0, log=None, parallel_for=None, work=0,
                  fallback_bytes=None, stream=None, check_pointers=False):
-        self._context = self._parallel_for = None
-        self._library = _c.library()
+        self._context = self.parallel_for = None
+        self.library = _c.library()
         o = _c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct))
         o.backend = choice(_c.BACKENDS, backend, "backend")
         o.device, o.threads = integer(device, "i32", "device"), integer(threads, "i32", "threads")
@@ -87,19 +99,23 @@ class Context:
         if log:
             o.log = _c.LogFunction(lambda user, line: log(line.decode(errors="replace")))
         if parallel_for:
-            self._parallel_for = _ParallelFor(parallel_for)
-            o.parallel_for = _c.ParallelFor(self._parallel_for)
+            self.parallel_for = _ParallelFor(parallel_for)
+            o.parallel_for = _c.ParallelFor(self.parallel_for)
         self._options = o  # keeps the callbacks alive
         out = ctypes.c_void_p()
-        _check(self._library.fs_context_create(byref(o), byref(out)))
-        self._context = out
+        _check(self.library.fs_context_create(byref(o), byref(out)))
+        self._context, self.busy = out, threading.Lock()
+        self.device = "cuda:%d" % o.device if self.text.startswith("cuda") else "cpu"
+        self._stream_now, self.current_stream = stream, None
+        if self.device != "cpu" and stream is None:
+            self.current_stream = _torch_stream()
         if work:
             self.set_work(work)
 
     def close(self):
         """Frees the context; further calls fail."""
         if self._context:
-            self._library.fs_context_destroy(self._context)
+            self.library.fs_context_destroy(self._context)
             self._context = None
 
     def __enter__(self):
@@ -115,24 +131,50 @@ class Context:
     def __repr__(self):
         return "<flashsampling.Context %s>" % self.text
 
-    def _handle(self):
+    def handle(self):
         if not self._context:
             raise ValueError("the context is closed")
         return self._context
 
     def _run(self, function, head, batch, *rest):
-        handle = self._handle()
-        if head.data.device is not None and head.data.device != self.text.startswith("cuda"):
-            raise ValueError("the head is in %s memory: %s" % ("device" if head.data.device else "host", self.text))
-        status = function(handle, byref(head.struct), byref(batch.struct), *rest)
-        if self._parallel_for:
-            self._parallel_for.reraise()
-        _check(status, handle)
+        handle = self.handle()
+        same_memory(self.device, head.data, "head")
+        with self.entered():
+            status = function(handle, byref(head.struct), byref(batch.struct), *rest)
+        self.check(status)
+
+    @contextlib.contextmanager
+    def entered(self):
+        """Around a call in C: nobody else is in one, and it goes to the stream that is meant now."""
+        if not self.busy.acquire(False):
+            raise self.in_use()
+        try:
+            if self.current_stream is not None:
+                self.follow()
+            yield
+        finally:
+            self.busy.release()
+
+    @staticmethod
+    def in_use():
+        return RuntimeError("the context is in a call of another thread: use one context per thread")
+
+    def follow(self):
+        """Calls go to torch's current stream from here on."""
+        stream = self.current_stream(self._options.device)
+        if stream != self._stream_now:
+            self._set_stream(stream)
+
+    def check(self, status):
+        """Raises what went wrong in a call: what the caller's threads raised, or what C says."""
+        if self.parallel_for:
+            self.parallel_for.reraise()
+        _check(status, self._context)
 
     @property
     def text(self):
         """One line: backend, instruction set, threads."""
-        return self._library.fs_context_text(self._handle()).decode() if self._context else "closed"
+        return self.library.fs_context_text(self.handle()).decode() if self._context else "closed"
 
     @staticmethod
     def _stream(handle):
@@ -141,20 +183,25 @@ class Context:
 
     def set_stream(self, stream):
         """CUDA: the stream of the calls that follow (its handle, 0: the default stream); they wait for those before."""
-        _check(self._library.fs_context_set_stream(self._handle(), self._stream(stream)), self._context)
+        self.current_stream = None
+        self._set_stream(stream)
+
+    def _set_stream(self, stream):
+        _check(self.library.fs_context_set_stream(self.handle(), self._stream(stream)), self._context)
+        self._stream_now = stream
 
     def set_work(self, size):
         """Sets aside `size` bytes once, so that calls never allocate (work_size tells how many); 0 gives them back."""
         memory = address = None
-        if size and self.text.startswith("cuda"):
+        if size and self.device != "cpu":
             import torch
 
-            memory = torch.empty(size + 256, dtype=torch.uint8, device="cuda:%d" % self._options.device)
+            memory = torch.empty(size + 256, dtype=torch.uint8, device=self.device)
             address = memory.data_ptr() + -memory.data_ptr() % 256
         elif size:
             memory = numpy().empty(size + 64, "u1")
             address = memory.ctypes.data + -memory.ctypes.data % 64
-        _check(self._library.fs_context_set_work(self._handle(), address, size), self._context)
+        _check(self.library.fs_context_set_work(self.handle(), address, size), self._context)
         self._work = memory
 
     @staticmethod
@@ -182,9 +229,9 @@ class Context:
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         c = result.struct(batch)
         if ranks is None:
-            self._run(self._library.fs_sample, head, batch, byref(c))
+            self._run(self.library.fs_sample, head, batch, byref(c))
         else:
-            self._run(lambda context, *rest: self._library.fs_sample_ranks(context, ranks, *rest), head, batch, byref(c))
+            self._run(lambda context, *rest: self.library.fs_sample_ranks(context, ranks, *rest), head, batch, byref(c))
         return result.take(c)
 
     def work_size(self, head, hidden=None, *, every=True, out=None, outputs=(), top=0, logits="raw", tokens="i32",
@@ -193,14 +240,14 @@ class Context:
         too wide for one pass come back INCOMPLETE."""
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         common, all_, c = ctypes.c_size_t(), ctypes.c_size_t(), result.struct(batch)
-        self._run(self._library.fs_work_size, head, batch, byref(c), byref(common), byref(all_))
+        self._run(self.library.fs_work_size, head, batch, byref(c), byref(common), byref(all_))
         return all_.value if every else common.value
 
     def partial_size(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
         """Bytes of one part; the same on every shard."""
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         bytes_, c = ctypes.c_size_t(), result.struct(batch)
-        self._run(self._library.fs_partial_size, head, batch, byref(c), byref(bytes_))
+        self._run(self.library.fs_partial_size, head, batch, byref(c), byref(bytes_))
         return bytes_.value
 
     def partial(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
@@ -208,16 +255,14 @@ class Context:
         will be asked of merge."""
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         size = self.partial_size(head, batch, out=result)
-        if self.text.startswith("cuda"):
+        if self.device != "cpu":
             import torch
 
-            data = head.data.keep
-            device = data.device if is_tensor(data) else torch.device("cuda", self._options.device)
-            part = torch.empty(size, dtype=torch.uint8, device=device)
+            part = torch.empty(size, dtype=torch.uint8, device=self.device)
         else:
             part = numpy().empty(size, "u1")
         c = result.struct(batch)
-        self._run(self._library.fs_partial, head, batch, byref(c), self._address(part), size)
+        self._run(self.library.fs_partial, head, batch, byref(c), self._address(part), size)
         return part
 
     @staticmethod
@@ -240,7 +285,7 @@ class Context:
         self._check_sizes(arrays, self.partial_size(head, batch, out=result))
         pointers = (ctypes.c_void_p * len(arrays))(*(self._address(a) for a in arrays))
         c = result.struct(batch)
-        self._run(self._library.fs_merge, head, batch, pointers, len(arrays), byref(c))
+        self._run(self.library.fs_merge, head, batch, pointers, len(arrays), byref(c))
         return result.take(c)
 
 
@@ -253,8 +298,8 @@ def accept(draft, target, *, context=None, out=None):
     dtype = "i64" if dtypes & {"int64", "i64"} else "i32"
     draft = converted(draft, dtype, "draft", [-1, -1])
     target = converted(target, dtype, "target", [draft.shape[0], draft.shape[1] + 1])
-    handle = context._handle() if context else None
-    device = bool(context) and context.text.startswith("cuda")
+    handle = context.handle() if context else None
+    device = context.device if context else "cpu"
     out = numpy().empty(draft.shape[0], "<i4") if out is None else out
     accepted = as_pointer(out, "out", "i32")
     for array, name in ((draft, "draft"), (target, "target"), (accepted, "out")):

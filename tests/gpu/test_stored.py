@@ -106,7 +106,7 @@ def test_tokens_of_64_bits(B):
 
 def test_no_rows_is_a_call_that_does_nothing():
     X = logits(1, 1000)
-    head, out = fs.Head(logits=fs.Pointer(X.data_ptr(), (0, 1000), "f32", device=True)), Outputs(0)
+    head, out = fs.Head(logits=fs.Pointer(X.data_ptr(), (0, 1000), "f32", device="cuda")), Outputs(0)
     GPU.sample(head, out=out.rows)
     out.taken()
 

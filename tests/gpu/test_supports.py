@@ -105,7 +105,7 @@ def result_of(outline):
 
 def call(outline):
     """The status and text of the call with this outline."""
-    library, context, size = _c.library(), GPU._handle(), ctypes.c_size_t()
+    library, context, size = _c.library(), GPU.handle(), ctypes.c_size_t()
     h = _c.HeadStruct(size=ctypes.sizeof(_c.HeadStruct), kind=_c.KINDS[outline["kind"]], data=NUMBERS.data_ptr(),
                       dtype=_c.DTYPES[outline["dtype"]], rows=V, dim=D, scale=1.0, post_scale=1.0)
     b, r = batch_of(outline), result_of(outline)

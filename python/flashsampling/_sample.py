@@ -1,0 +1,84 @@
+"""One call from scratch: sample and sample_logits, and the contexts they draw with."""
+import os
+import threading
+
+from ._arrays import is_tensor
+from ._call import Batch, Head, Result
+from ._context import Context
+
+_HEAD = ("bias", "first_token", "vocab", "round", "scale", "softcap", "post_scale", "constant")
+_RESULT = ("outputs", "top", "logits", "tokens")
+
+_contexts = threading.local()
+_generation = 0  # of processes: a child starts without the contexts of its parent
+
+
+def _forked():
+    global _generation
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def default_context(device="cpu"):
+    """This thread's context for a device ("cpu", "cuda:0"), made when it is first asked for."""
+    if getattr(_contexts, "generation", None) != _generation:
+        _contexts.generation, _contexts.made = _generation, {}
+    made = _contexts.made
+    if device not in made:
+        kind, _, number = device.partition(":")
+        made[device] = Context(kind, device=int(number or 0))
+    return made[device]
+
+
+def fresh_seed(like=None):
+    """64 bits: for a tensor from torch's default generator, so that torch.manual_seed repeats them, else the system's."""
+    if is_tensor(like):
+        import torch
+
+        return int(torch.randint(-(2**63), 2**63 - 1, ())) % 2**64
+    return int.from_bytes(os.urandom(8), "little")
+
+
+def _draw(head, hidden, like, context, out, rules):
+    asked = {name: rules.pop(name) for name in _RESULT if name in rules}
+    if rules.get("seed") is None:
+        rules["seed"] = fresh_seed(like)
+    batch = Batch(head, hidden, **rules)
+    logits = asked.get("logits", "raw")
+    asked.setdefault("tokens", "i64")
+    result = Result(batch, **asked) if out is None else Result.into(batch, out, logits=logits)
+    return (context or default_context(head.data.device or "cpu")).sample(head, batch, out=result)
+
+
+def sample(hidden, weight, *, dtype=None, context=None, out=None, **rules):
+    """Draws the next token of every row of `hidden` from softmax(hidden @ weight.T), without storing the logits.
+
+    hidden is [B, D], weight [V, D]: numpy arrays or torch tensors, in host memory or on one CUDA device, float32,
+    float16 or bfloat16 (numpy: uint16 with dtype="bf16"), rows at any stride, used as they lie. Returns a Result of the
+    same kind on the same device: result.tokens [B, samples] int64, result.status [B].
+
+    temperature (0 = greedy), top_k, top_p, min_p and the other rules of Batch: numbers, or arrays with one value a row.
+    seed, position: equal ones draw equal tokens. A seed that is a number is spread over the rows; None, the default, is
+        64 fresh bits: for tensors from torch's generator, which torch.manual_seed sets, else from the system.
+    outputs=["logprob", ...], top=N, logits="raw" | "processed" | "cut", tokens="i64" | "i32": what else is returned, see
+        Result. out={"tokens": array, ...}: the caller's arrays to write to instead.
+    bias [V], scale, softcap, post_scale, round, vocab, first_token: of the head, see Head.
+    context: a Context to draw with; by default one per thread and device is kept.
+
+    Calls on tensors of a CUDA device are queued on torch's current stream. Who calls it every step prepares a Sampler.
+    """
+    about = {name: rules.pop(name) for name in _HEAD if name in rules}
+    head = Head(weight, dtype=dtype, **about)
+    return _draw(head, hidden, hidden, context, out, dict(rules, hidden_dtype=rules.get("hidden_dtype", dtype)))
+
+
+def sample_logits(logits, *, dtype=None, context=None, out=None, logits_of="raw", **rules):
+    """Draws from stored logits [B, V], float32, float16 or bfloat16, with the rules and results of `sample`.
+
+    logits_of is what `sample` calls logits: which logits logprobs and the like speak of.
+    """
+    about = {name: rules.pop(name) for name in _HEAD if name in rules}
+    head = Head(logits=logits, dtype=dtype, **about)
+    return _draw(head, None, logits, context, out, dict(rules, logits=logits_of))

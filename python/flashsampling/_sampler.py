@@ -1,0 +1,183 @@
+"""A call that is prepared once and made every step: Sampler."""
+import copy
+import ctypes
+
+from . import _c
+from ._arrays import TENSORS, TYPESTR, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, numpy, same_memory
+from ._call import Batch, Result
+from ._context import Context
+from ._sample import fresh_seed
+
+_Sample = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)  # addresses as numbers: half the time of byref
+
+
+def _tensor_address(like, dtype):
+    """A function: the address of a packed tensor of this type on the device of `like`, None for everything else."""
+    import torch
+
+    name = next(name for name, found in TENSORS.items() if found == dtype)
+    tensor, wanted, device = torch.Tensor, getattr(torch, name), like.device
+
+    def address(value):
+        good = type(value) is tensor and value.dtype is wanted and value.is_contiguous() and value.device == device
+        return value.data_ptr() if good else None
+
+    return address
+
+
+def _array_address(dtype):
+    """The same for numpy's arrays. Asking one for its address takes longer than all the rest, so the last is kept: as
+    long as somebody holds it, an array stays where it is."""
+    np = numpy()
+    array, wanted = np.ndarray, np.dtype(TYPESTR[dtype])
+    last, place = None, None
+
+    def address(value):
+        nonlocal last, place
+        if value is not last:
+            if not (type(value) is array and value.dtype == wanted and value.flags.c_contiguous):
+                return None
+            last, place = value, value.__array_interface__["data"][0]
+        return place
+
+    return address
+
+
+class Sampler:
+    """Draws from one head, step after step, for up to `rows` rows.
+
+        sampler = Sampler(head, rows=64, temperature=temperatures, top_p=0.95, outputs=["logprob"])
+        tokens = sampler(hidden).tokens
+
+    Structures are filled and results allocated here, once; a call exchanges pointers. Arrays of rules are used as they
+    lie: what is written to them between calls counts, and one that would have to be converted is refused. Arrays by row
+    (slot, position, allow_index, given, edits, watch) are for `rows` rows, of which a call reads as many as it has.
+
+    The head is of weights, and calls get hidden states [B, D]; or of stored logits, any array of their type and width
+    for an example, and calls get logits [B, V]. hidden_dtype is "f32", "f16" or "bf16", by default that of the head.
+    outputs, top, logits, tokens: as in `sample`. seed: None takes 64 fresh bits here.
+
+    A Sampler serves one thread at a time, with a context of its own unless it is given one. On CUDA calls go to torch's
+    current stream and can be captured in a graph; a graph repeats a position that is a number, so give it as an array.
+    """
+
+    def __init__(self, head, rows, *, hidden_dtype=None, outputs=(), top=0, logits="raw", tokens="i64", context=None,
+                 position=None, **rules):
+        self.rows = integer(rows, "i64", "rows")
+        if not 1 <= self.rows <= 1 << 20:
+            raise ValueError("rows: %d, expected 1 to %d" % (self.rows, 1 << 20))
+        kind, _, number = (head.data.device or "cpu").partition(":")
+        self.context = context or Context(kind, device=int(number or 0))
+        self._busy, self._follow = self.context.busy, self.context.follow if self.context.current_stream else None
+        same_memory(self.context.device, head.data, "head")
+        self._of_weights = head.kind == "weights"
+        dtype = hidden_dtype if hidden_dtype and self._of_weights else head.data.dtype
+        if dtype not in ("f32", "f16", "bf16"):
+            raise ValueError("hidden_dtype %r: expected one of f32, f16, bf16" % (dtype,))
+        like = head.data.keep if is_tensor(head.data.keep) else None
+        # Stands for what calls will bring.
+        self._input = Pointer(0, [self.rows, head.data.shape[1]], dtype, device=head.data.device)
+        self._input.keep = like
+        self._address = _array_address(dtype) if like is None else _tensor_address(like, dtype)
+        self.head = copy.copy(head)
+        self.head.struct = _c.HeadStruct.from_buffer_copy(head.struct)
+        if not self._of_weights:
+            self.head.data = self._input
+        self._asked = {"outputs": outputs, "top": top, "logits": logits, "tokens": tokens}
+        self._rules, self.position = {}, 0
+        if rules.get("seed") is None:
+            rules["seed"] = fresh_seed(like)
+        self.set(position=position, **rules)
+
+    def set(self, **rules):
+        """Exchanges rules; those not named stay, None takes one away. Results of calls that follow are new arrays."""
+        rules = {name: value for name, value in {**self._rules, **rules}.items() if value is not None}
+        if is_scalar(rules.get("position")):
+            self.position = integer(rules.pop("position"), "u64", "position")
+        self.batch = Batch(self.head, self._input if self._of_weights else None, in_place=True, **rules)
+        self._rules = rules
+        self._result = Result(self.batch, **self._asked)
+        self._result.take(self._result.struct(self.batch))
+        self._results = {}  # by the shape of what is drawn from
+        self._last = self._kept = self._positions = None  # whose rows the structures have; what they point to
+        self._function = _Sample(ctypes.cast(self.context.library.fs_sample, ctypes.c_void_p).value)
+        structs = self.head.struct, self.batch.struct, self._result.written
+        self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
+
+    def __call__(self, hidden, position=None):
+        """Draws every row of hidden [B, D] (or of stored logits [B, V]), B up to `rows`, and returns a Result: views of
+        the sampler's own arrays, which the next call writes again.
+
+        position is a number, or an array [B]; None is one more than the last (0 at first), or, if the sampler was given
+        an array of positions, what is in it.
+        """
+        address, batch = self._address(hidden), self.batch.struct
+        result = None if address is None else self._results.get(hidden.shape)
+        if result is None:
+            result = self._take(hidden)
+        elif self._of_weights:
+            batch.hidden = address
+        else:
+            self.head.struct.data = address
+        if result is not self._last:
+            self._set_rows(hidden.shape[0], 0)
+            self._last = result
+        if position is not None or self._positions is not None:
+            self._set_position(position, hidden.shape[0])
+        elif "position" not in self._rules:
+            batch.position_all = self.position
+            self.position += 1
+        # What Context.entered does, without the microsecond of a context manager.
+        if not self._busy.acquire(False):
+            raise self.context.in_use()
+        try:
+            if self._follow is not None:
+                self._follow()
+            status = self._function(*self._arguments)
+        finally:
+            self._busy.release()
+        if status or self.context.parallel_for:
+            self.context.check(status)
+        return result
+
+    def _take(self, hidden):
+        """The quick way did not know what it was given: looks at all of it."""
+        what = "hidden" if self._of_weights else "logits"
+        pointer = as_pointer(hidden, what, self._input.dtype)
+        shape, most = pointer.shape, self._input.shape
+        if len(shape) != 2 or shape[1] != most[1] or shape[0] > most[0]:
+            raise ValueError("%s: shape %s, expected [up to %d, %d]" % (what, list(shape), *most))
+        same_memory(self.context.device, pointer, what)
+        if self._of_weights:
+            self.batch.struct.hidden = pointer.address
+        else:
+            self.head.struct.data = pointer.address
+        self._kept = pointer
+        result = self._result if shape[0] == most[0] else self._result.first(shape[0])
+        if self._address(hidden) is not None:
+            self._results[hidden.shape] = result
+        else:
+            self._set_rows(shape[0], pointer.stride)
+            self._last = result
+        return result
+
+    def _set_rows(self, rows, stride):
+        self.batch.struct.rows = rows
+        if self._of_weights:
+            self.batch.struct.hidden_stride = stride
+        else:
+            self.head.struct.stride = stride
+
+    def _set_position(self, position, rows):
+        """A position of this call: a number, an array, or, after an array, none."""
+        batch = self.batch.struct
+        if position is not None and "position" in self._rules:
+            raise ValueError("position: the sampler was given an array of positions; write to it")
+        if position is not None and not is_scalar(position):
+            self._positions = converted(position, "u64", "position", [rows])
+            same_memory(self.context.device, self._positions, "position")
+            batch.position = self._positions.address
+            return
+        batch.position = self._positions = None
+        batch.position_all = self.position if position is None else integer(position, "u64", "position")
+        self.position = batch.position_all + 1
