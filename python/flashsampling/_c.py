@@ -2,6 +2,7 @@
 import ctypes
 import enum
 import os
+import sys
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64
 from ctypes import c_void_p
 
@@ -297,41 +298,61 @@ _PROTOTYPES = {
     "fs_seed_spread": (c_uint64, [c_uint64, c_uint64]),
 }
 
-_library = None
+# Where libraries lie: in the package as it is installed, in the builds of the repository around it.
+_FILES = {
+    "cpu": ("lib/libflashsampling.so", "../../build/release/lib/libflashsampling.so",
+            "../../build/lib/libflashsampling.so"),
+    "cuda": ("lib/libflashsampling_cuda.so", "../../build/cuda/lib/libflashsampling.so",
+             "../../build/cuda-all/lib/libflashsampling.so"),
+}
+_loaded = {}
 
 
-def _load():
-    """The forced library or none; otherwise the one beside the package, the repository's build, the system's."""
-    forced = os.environ.get("FLASHSAMPLING_LIBRARY")
-    if forced:
-        return ctypes.CDLL(forced)
-    here = os.path.dirname(os.path.abspath(__file__))
-    build = os.path.join(here, "..", "..", "build")
-    for folder in (here, os.path.join(build, "release", "lib"), os.path.join(build, "lib"), build):
-        path = os.path.join(folder, "libflashsampling.so")
-        if os.path.exists(path):
-            return ctypes.CDLL(path)
+def _find(kinds):
+    """The first file that is there; None if there is none. An editable install lies in two folders."""
+    folders = sys.modules[__package__].__path__
+    paths = (os.path.join(folder, file) for kind in kinds for file in _FILES[kind] for folder in folders)
+    return next((os.path.normpath(path) for path in paths if os.path.exists(path)), None)
+
+
+def _load(path):
+    """The library in this file, with its prototypes set."""
+    lib = ctypes.CDLL(path)
+    for name, (result, arguments) in _PROTOTYPES.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    version = lib.fs_version()
+    if (version >> 16, version >> 8 & 0xFF) != VERSION:
+        raise ImportError(
+            "%s is version %s, this package was written for %d.%d"
+            % ((path, lib.fs_version_text().decode()) + VERSION)
+        )
+    return lib
+
+
+def library(backend="cpu"):
+    """The library for a backend, loaded when it is first asked for.
+
+    FLASHSAMPLING_LIBRARY names one file for all of them. Otherwise "cuda" has a library of its own, in which the others
+    are too; where it is not there, the answer is the library of the others, which refuses the backend by name.
+    """
+    kind = "cuda" if backend == "cuda" else "cpu"
+    if kind not in _loaded:
+        path = os.environ.get("FLASHSAMPLING_LIBRARY") or _find(("cuda",) if kind == "cuda" else ("cpu", "cuda"))
+        if path is None and kind == "cuda":
+            _loaded[kind] = library()
+        else:
+            _loaded[kind] = _load(path or _installed())
+    return _loaded[kind]
+
+
+def _installed():
+    """The system's library, by the name the loader knows it by."""
+    name = "libflashsampling.so.%d.%d" % VERSION
     try:
-        return ctypes.CDLL("libflashsampling.so.%d.%d" % VERSION)
+        ctypes.CDLL(name)
     except OSError:
         raise ImportError(
-            "libflashsampling.so was not found: build it (make), install it, or name it in FLASHSAMPLING_LIBRARY"
+            "libflashsampling.so was not found: build it (make build), install it, or name it in FLASHSAMPLING_LIBRARY"
         ) from None
-
-
-def library():
-    """The loaded library, with its prototypes set."""
-    global _library
-    if _library is None:
-        lib = _load()
-        for name, (result, arguments) in _PROTOTYPES.items():
-            function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
-        version = lib.fs_version()
-        if (version >> 16, version >> 8 & 0xFF) != VERSION:
-            raise ImportError(
-                "libflashsampling is version %s, this package was written for %d.%d"
-                % ((lib.fs_version_text().decode(),) + VERSION)
-            )
-        _library = lib
-    return _library
+    return name

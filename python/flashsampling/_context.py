@@ -1,6 +1,7 @@
 """Context: where calls are made; and the functions that need none."""
 import contextlib
 import ctypes
+import os
 import threading
 from ctypes import byref
 
@@ -18,9 +19,21 @@ class Error(RuntimeError):
         super().__init__("%s: %s" % (self.name, text))
 
 
-def _check(status, context=None):
+def _check(lib, status, context=None):
     if status != _c.STATUS_OK:
-        raise Error(status, _c.library().fs_error_text(context).decode(errors="replace"))
+        raise Error(status, lib.fs_error_text(context).decode(errors="replace"))
+
+
+def _created(lib, status, backend):
+    """_check for a new context, with what to do where the library has no such backend."""
+    try:
+        _check(lib, status)
+    except Error as error:
+        if backend != "cuda" or status != _c.STATUS_UNSUPPORTED or "not in this build" not in error.text:
+            raise
+        advice = ("install the package where nvcc 13.0 or later is on the PATH, run `make cuda` in the repository, or "
+                  "name a library that has it in FLASHSAMPLING_LIBRARY")
+        raise Error(status, "%s: %s" % (error.text, advice)) from None
 
 
 def _torch_stream():
@@ -89,7 +102,8 @@ class Context:
     def __init__(self, backend="auto", *, device=0, threads=0, block=0, log=None, parallel_for=None, work=0,
                  fallback_bytes=None, stream=None, check_pointers=False):
         self._context = self.parallel_for = None
-        self.library = _c.library()
+        # The environment overrules the caller's backend in C too.
+        self.library = _c.library(os.environ.get("FLASHSAMPLING_BACKEND", backend))
         o = _c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct))
         o.backend = choice(_c.BACKENDS, backend, "backend")
         o.device, o.threads = integer(device, "i32", "device"), integer(threads, "i32", "threads")
@@ -103,7 +117,7 @@ class Context:
             o.parallel_for = _c.ParallelFor(self.parallel_for)
         self._options = o  # keeps the callbacks alive
         out = ctypes.c_void_p()
-        _check(self.library.fs_context_create(byref(o), byref(out)))
+        _created(self.library, self.library.fs_context_create(byref(o), byref(out)), backend)
         self._context, self.busy = out, threading.Lock()
         self.device = "cuda:%d" % o.device if self.text.startswith("cuda") else "cpu"
         self._stream_now, self.current_stream = stream, None
@@ -169,7 +183,7 @@ class Context:
         """Raises what went wrong in a call: what the caller's threads raised, or what C says."""
         if self.parallel_for:
             self.parallel_for.reraise()
-        _check(status, self._context)
+        _check(self.library, status, self._context)
 
     @property
     def text(self):
@@ -187,7 +201,7 @@ class Context:
         self._set_stream(stream)
 
     def _set_stream(self, stream):
-        _check(self.library.fs_context_set_stream(self.handle(), self._stream(stream)), self._context)
+        _check(self.library, self.library.fs_context_set_stream(self.handle(), self._stream(stream)), self._context)
         self._stream_now = stream
 
     def set_work(self, size):
@@ -201,7 +215,7 @@ class Context:
         elif size:
             memory = numpy().empty(size + 64, "u1")
             address = memory.ctypes.data + -memory.ctypes.data % 64
-        _check(self.library.fs_context_set_work(self.handle(), address, size), self._context)
+        _check(self.library, self.library.fs_context_set_work(self.handle(), address, size), self._context)
         self._work = memory
 
     @staticmethod
@@ -307,7 +321,8 @@ def accept(draft, target, *, context=None, out=None):
     if accepted.shape != draft.shape[:1]:
         raise ValueError("out: shape %s, expected [%d]" % (list(accepted.shape), draft.shape[0]))
     arrays = draft.address, target.address, accepted.address
-    _check(_c.library().fs_accept(handle, _c.DTYPES[dtype], *draft.shape, *arrays), handle)
+    lib = context.library if context else _c.library()
+    _check(lib, lib.fs_accept(handle, _c.DTYPES[dtype], *draft.shape, *arrays), handle)
     return out
 
 
@@ -337,10 +352,10 @@ def supports(backend, *, call="sample", kind="weights", dtype="f32", hidden_dtyp
     o.samples, o.logits = integer(samples, "i32", "samples"), choice(_c.LOGITS, logits, "logits")
     o.rules, o.results = _bits(_c.Rule, rules, "rules"), _bits(_c.Wanted, results, "results")
     o.flags, o.group_size = _bits(_c.Flag, flags, "flags"), integer(group_size, "i64", "group_size")
-    why = ctypes.c_char_p()
-    status = _c.library().fs_supports(choice(_c.BACKENDS, backend, "backend"), byref(o), byref(why))
+    why, lib = ctypes.c_char_p(), _c.library(backend)
+    status = lib.fs_supports(choice(_c.BACKENDS, backend, "backend"), byref(o), byref(why))
     if status != _c.STATUS_UNSUPPORTED:
-        _check(status)
+        _check(lib, status)
     return status == _c.STATUS_OK, why.value.decode()
 
 
