@@ -33,12 +33,16 @@ add_library(flashsampling_cuda OBJECT src/cuda/cuda_backend.c src/cuda/cuda_fami
 target_include_directories(flashsampling_cuda PRIVATE include src)
 target_link_libraries(flashsampling_cuda PRIVATE fs_flags fs_strict_warnings CUDA::cudart_static)
 
-target_compile_definitions(flashsampling_objects PRIVATE FS_WITH_CUDA)
-foreach(library flashsampling flashsampling_static)
+# Puts the backend into a library, whose table of backends (src/backend.c) is compiled with FS_WITH_CUDA. A shared one
+# carries the runtime, and its symbols stay inside.
+function(fs_add_cuda library)
     target_sources(${library} PRIVATE $<TARGET_OBJECTS:flashsampling_kernels>
                    $<TARGET_OBJECTS:flashsampling_kernels_90a> $<TARGET_OBJECTS:flashsampling_cuda>)
-endforeach()
-target_link_libraries(flashsampling PRIVATE $<BUILD_INTERFACE:CUDA::cudart_static>)
-target_link_libraries(flashsampling_static PUBLIC $<BUILD_INTERFACE:CUDA::cudart_static> stdc++)
-# The runtime's symbols stay inside.
-target_link_options(flashsampling PRIVATE -Wl,--exclude-libs,ALL)
+    get_target_property(type ${library} TYPE)
+    if(type STREQUAL "SHARED_LIBRARY")
+        target_link_libraries(${library} PRIVATE $<BUILD_INTERFACE:CUDA::cudart_static>)
+        target_link_options(${library} PRIVATE -Wl,--exclude-libs,ALL)
+    else()
+        target_link_libraries(${library} PUBLIC $<BUILD_INTERFACE:CUDA::cudart_static> stdc++)
+    endif()
+endfunction()
