@@ -23,3 +23,12 @@ __all__ = [
     "Batch", "Context", "Error", "Flag", "Head", "Pointer", "Result", "Row", "Rule", "Sampler", "accept", "from_bf16",
     "noise_gumbel", "noise_id", "pack_bits", "sample", "sample_logits", "seed_spread", "supports", "to_bf16", "version",
 ]
+
+
+def __getattr__(name):
+    """Modules that need other packages are imported when they are first named."""
+    if name in ("torch", "transformers"):
+        import importlib
+
+        return importlib.import_module("." + name, __name__)
+    raise AttributeError("module %r has no attribute %r" % (__name__, name))

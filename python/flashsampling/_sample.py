@@ -10,7 +10,12 @@ _HEAD = ("bias", "first_token", "vocab", "round", "scale", "softcap", "post_scal
 _RESULT = ("outputs", "top", "logits", "tokens")
 
 _contexts = threading.local()
-_generation = 0  # of processes: a child starts without the contexts of its parent
+_generation = 0
+
+
+def generation():
+    """Counts forks: a child starts without the contexts of its parent."""
+    return _generation
 
 
 def _forked():

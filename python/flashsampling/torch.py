@@ -1,0 +1,252 @@
+"""Operators of torch: torch.ops.flashsampling.sample and its kin, for torch.compile and CUDA graphs.
+
+    import flashsampling.torch
+
+    tokens = flashsampling.torch.sample(hidden, weight, temperature=temperatures, seed=seeds, position=positions)
+
+`sample` and `sample_logits` here take numbers or tensors and call the operators, which are registered when this module
+is imported:
+
+    sample, sample_logits                     -> tokens [B, samples] int64
+    sample_logprob, sample_logits_logprob     -> tokens, logprob [B, samples] float32, status [B] int32
+
+They have fake kernels, change none of their arguments, allocate their results with torch and are queued on its current
+stream. A row without a token gets -1. Rules that are not here are those of flashsampling.Sampler.
+"""
+import ctypes
+import threading
+from typing import Any, Dict, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from . import _c
+from ._call import choice
+from ._context import Context
+from ._sample import generation
+
+__all__ = ["sample", "sample_logits"]
+
+_RULES = ("Tensor? temperature=None, Tensor? top_k=None, Tensor? top_p=None, Tensor? min_p=None, Tensor? seed=None, "
+          "Tensor? position=None, Tensor? slot=None, Tensor? allow=None, Tensor? allow_index=None, "
+          "float temperature_all=1.0, SymInt top_k_all=0, float top_p_all=1.0, float min_p_all=0.0, "
+          "SymInt seed_all=0, SymInt position_all=0, SymInt samples=1, int flags=0, SymInt vocab=0, "
+          'str round="f32", float scale=1.0, float softcap=0.0, float post_scale=1.0')
+_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_ITEM = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
+_SLOTS = {torch.int32: _c.DTYPES["i32"], torch.int64: _c.DTYPES["i64"]}
+_WORDS = (torch.int32, torch.uint32)
+
+
+class _Call:
+    """One thread's context and structures for one device. Every call writes all the members that calls use."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.context = Context(device.type, device=device.index or 0)
+        self.head = _c.HeadStruct(size=ctypes.sizeof(_c.HeadStruct))
+        self.batch = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct), fallback_token=-1)
+        self.batch.all.repetition = 1.0
+        self.result = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct), tokens_dtype=_c.DTYPES["i64"])
+        function = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)
+        self._function = function(ctypes.cast(self.context.library.fs_sample, ctypes.c_void_p).value)
+        structs = self.head, self.batch, self.result
+        self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
+
+    def run(self) -> None:
+        if self.context.current_stream is not None:
+            self.context.follow()
+        status = self._function(*self._arguments)
+        if status:
+            self.context.check(status)
+
+
+_calls = threading.local()
+
+
+def _call(device: torch.device) -> _Call:
+    if getattr(_calls, "generation", None) != generation():
+        _calls.generation, _calls.made = generation(), {}
+    call = _calls.made.get(device)
+    if call is None:
+        call = _calls.made[device] = _Call(device)
+    return call
+
+
+def _refuse(value: Tensor, name: str, dtypes: Tuple[torch.dtype, ...], shape: str, device: torch.device) -> Exception:
+    found = "%s%s on %s, strides %s" % (value.dtype, list(value.shape), value.device, list(value.stride()))
+    wanted = "%s%s on %s, packed" % (" or ".join(map(str, dtypes)), shape, device)
+    return ValueError("%s: %s; expected %s" % (name, found.replace("torch.", ""), wanted.replace("torch.", "")))
+
+
+def _vector(value: Optional[Tensor], name: str, dtypes: Tuple[torch.dtype, ...], length: int,
+            device: torch.device) -> Optional[int]:
+    """The address of a packed tensor [length], None of none."""
+    if value is None:
+        return None
+    good = value.dtype in dtypes and value.device == device and value.shape == (length,) and value.is_contiguous()
+    if not good:
+        raise _refuse(value, name, dtypes, "[%d]" % length, device)
+    return value.data_ptr()
+
+
+def _rows(value: Tensor, name: str, device: torch.device, columns: Optional[int] = None) -> int:
+    """Checks a matrix whose rows may be apart; returns their stride in bytes, 0 = there is no second row."""
+    good = value.dim() == 2 and value.dtype in _DTYPES and value.device == device
+    if good:
+        rows, found = value.shape
+        good = (columns is None or found == columns) and (found < 2 or value.stride(1) == 1)
+    if not good:
+        raise _refuse(value, name, tuple(_DTYPES), "[rows, %s]" % (columns or "columns"), device)
+    return value.stride(0) * _ITEM[value.dtype] if rows > 1 else 0
+
+
+def _set_head(call: _Call, data: Tensor, kind: int, tokens: int, bias: Optional[Tensor], vocab: int, round: str,
+              scale: float, softcap: float, post_scale: float) -> None:
+    head, device = call.head, data.device
+    head.stride = _rows(data, "logits" if kind else "weight", device)
+    head.kind, head.dtype, head.data, head.rows = kind, _DTYPES[data.dtype], data.data_ptr(), tokens
+    head.dim = 0 if kind else data.shape[1]
+    head.bias = _vector(bias, "bias", (torch.float32,), tokens, device)
+    head.vocab, head.round = vocab, choice(_c.DTYPES, round, "round")
+    head.scale, head.softcap, head.post_scale = scale, softcap, post_scale
+
+
+def _draw(kind: int, hidden: Optional[Tensor], data: Tensor, bias: Optional[Tensor], results: int,
+          temperature: Optional[Tensor] = None, top_k: Optional[Tensor] = None, top_p: Optional[Tensor] = None,
+          min_p: Optional[Tensor] = None, seed: Optional[Tensor] = None, position: Optional[Tensor] = None,
+          slot: Optional[Tensor] = None, allow: Optional[Tensor] = None, allow_index: Optional[Tensor] = None,
+          temperature_all: float = 1.0, top_k_all: int = 0, top_p_all: float = 1.0, min_p_all: float = 0.0,
+          seed_all: int = 0, position_all: int = 0, samples: int = 1, flags: int = 0, vocab: int = 0,
+          round: str = "f32", scale: float = 1.0, softcap: float = 0.0, post_scale: float = 1.0) -> Tuple[Tensor, ...]:
+    device, source = data.device, data if hidden is None else hidden
+    call = _call(device)
+    batch, result, rows = call.batch, call.result, source.shape[0]
+    _set_head(call, data, kind, data.shape[kind], bias, vocab, round, scale, softcap, post_scale)
+    if hidden is not None:
+        batch.hidden_stride = _rows(hidden, "hidden", device, data.shape[1])
+        batch.hidden, batch.hidden_dtype = hidden.data_ptr(), _DTYPES[hidden.dtype]
+    batch.rows, batch.samples, batch.flags = rows, samples, flags
+    slots, batch.slot = rows, None
+    if slot is not None:
+        batch.slot, batch.slot_dtype = _vector(slot, "slot", tuple(_SLOTS), rows, device), _SLOTS[slot.dtype]
+        arrays = [value for value in (temperature, top_k, top_p, min_p, seed) if value is not None]
+        slots = arrays[0].numel() if arrays else 2**31 - 1  # without arrays there are as many as anybody names
+    every = batch.all
+    every.temperature, every.top_p, every.min_p = temperature_all, top_p_all, min_p_all
+    every.top_k, every.seed, batch.position_all, batch.slots = top_k_all, seed_all, position_all, slots
+    batch.temperature = _vector(temperature, "temperature", (torch.float32,), slots, device)
+    batch.top_k = _vector(top_k, "top_k", (torch.int32,), slots, device)
+    batch.top_p = _vector(top_p, "top_p", (torch.float32,), slots, device)
+    batch.min_p = _vector(min_p, "min_p", (torch.float32,), slots, device)
+    batch.seed = _vector(seed, "seed", (torch.int64, torch.uint64), slots, device)
+    batch.position = _vector(position, "position", (torch.int64, torch.uint64), rows, device)
+    _set_masks(batch, allow, allow_index, rows, vocab or data.shape[kind], device)
+    tokens = source.new_empty((rows, samples), dtype=torch.int64)
+    result.tokens = tokens.data_ptr()
+    if results == 1:
+        result.logprob = result.status = None
+        call.run()
+        return (tokens,)
+    logprob = source.new_empty((rows, samples), dtype=torch.float32)
+    status = source.new_empty((rows,), dtype=torch.int32)
+    result.logprob, result.status = logprob.data_ptr(), status.data_ptr()
+    call.run()
+    return tokens, logprob, status
+
+
+def _set_masks(batch: _c.BatchStruct, allow: Optional[Tensor], index: Optional[Tensor], rows: int, vocab: int,
+               device: torch.device) -> None:
+    batch.allow = None
+    batch.allow_index = _vector(index, "allow_index", (torch.int32,), rows, device)
+    if allow is None:
+        return
+    words, least = (vocab + 31) // 32, rows if index is None else 0
+    good = allow.dim() == 2 and allow.dtype in _WORDS and allow.device == device and allow.stride(1) == 1
+    if not good or allow.shape[0] < least or allow.shape[1] < words:
+        raise _refuse(allow, "allow", _WORDS, "[%d or more, %d or more]" % (least, words), device)
+    batch.allow, batch.allow_stride, batch.masks = allow.data_ptr(), allow.stride(0) * 4, allow.shape[0]
+
+
+# -------------------------------------------------------------------------------------------------- the operators ----
+
+
+def _sample(hidden: Tensor, weight: Tensor, bias: Optional[Tensor] = None, **rules: Any) -> Tensor:
+    return _draw(0, hidden, weight, bias, 1, **rules)[0]
+
+
+def _sample_logprob(hidden: Tensor, weight: Tensor, bias: Optional[Tensor] = None, **rules: Any) -> Tuple[Tensor, ...]:
+    return _draw(0, hidden, weight, bias, 3, **rules)
+
+
+def _sample_logits(logits: Tensor, bias: Optional[Tensor] = None, **rules: Any) -> Tensor:
+    return _draw(1, None, logits, bias, 1, **rules)[0]
+
+
+def _sample_logits_logprob(logits: Tensor, bias: Optional[Tensor] = None, **rules: Any) -> Tuple[Tensor, ...]:
+    return _draw(1, None, logits, bias, 3, **rules)
+
+
+def _fake(source: Tensor, *_: Any, samples: int = 1, **__: Any) -> Tensor:
+    return source.new_empty((source.shape[0], samples), dtype=torch.int64)
+
+
+def _fake_logprob(source: Tensor, *_: Any, samples: int = 1, **__: Any) -> Tuple[Tensor, ...]:
+    shape = source.shape[0], samples
+    return (source.new_empty(shape, dtype=torch.int64), source.new_empty(shape, dtype=torch.float32),
+            source.new_empty(shape[:1], dtype=torch.int32))
+
+
+def _register(library: torch.library.Library) -> None:
+    # Rows may be apart, but the elements of one are neighbours: a compiler is not to change how inputs lie.
+    strides = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+    for name, sources, kernel in (("sample", "Tensor hidden, Tensor weight", _sample),
+                                  ("sample_logprob", "Tensor hidden, Tensor weight", _sample_logprob),
+                                  ("sample_logits", "Tensor logits", _sample_logits),
+                                  ("sample_logits_logprob", "Tensor logits", _sample_logits_logprob)):
+        several = name.endswith("_logprob")
+        returns = "(Tensor, Tensor, Tensor)" if several else "Tensor"
+        library.define("%s(%s, Tensor? bias=None, *, %s) -> %s" % (name, sources, _RULES, returns),
+                       tags=(torch.Tag.pt2_compliant_tag, strides))
+        for key in ("CPU", "CUDA"):
+            library.impl(name, kernel, key)
+        torch.library.register_fake("flashsampling::" + name, _fake_logprob if several else _fake, lib=library)
+
+
+_library = torch.library.Library("flashsampling", "DEF")
+_register(_library)
+
+
+def _operands(rows: Tensor, seed: Union[int, Tensor, None], rules: Dict[str, Any]) -> Dict[str, Any]:
+    """Keywords of an operator: what is a number goes where numbers go. Without a seed every row gets one of torch's."""
+    if seed is None:
+        seed = torch.randint(0, 2**63 - 1, (rows.shape[0],), device=rows.device)
+    rules["seed"] = seed if isinstance(seed, Tensor) else (seed + 2**63) % 2**64 - 2**63
+    for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position"):
+        if name in rules and not isinstance(rules[name], Tensor):
+            rules[name + "_all"] = rules.pop(name)
+    return rules
+
+
+def sample(hidden: Tensor, weight: Tensor, *, bias: Optional[Tensor] = None, seed: Union[int, Tensor, None] = None,
+           logprob: bool = False, **rules: Any) -> Any:
+    """Tokens [B, samples] int64 drawn from softmax(hidden @ weight.T); with logprob=True also logprob [B, samples] of
+    the raw logits and status [B].
+
+    temperature, top_k, top_p, min_p, position: numbers, or tensors by row (float32; top_k int32, position int64); with
+    `slot` [B] the first four and seed are by slot. seed: None takes seeds from torch's generator of the device, also
+    under torch.compile; a number is spread over rows; a tensor int64 is used as it is. samples, flags, vocab, round,
+    scale, softcap, post_scale, allow [masks, words] int32, allow_index [B] int32: as in flashsampling.Head and Batch.
+    """
+    keywords = _operands(hidden, seed, rules)
+    if logprob:
+        return torch.ops.flashsampling.sample_logprob(hidden, weight, bias, **keywords)
+    return torch.ops.flashsampling.sample(hidden, weight, bias, **keywords)
+
+
+def sample_logits(logits: Tensor, *, bias: Optional[Tensor] = None, seed: Union[int, Tensor, None] = None,
+                  logprob: bool = False, **rules: Any) -> Any:
+    """`sample` from stored logits [B, V]."""
+    keywords = _operands(logits, seed, rules)
+    if logprob:
+        return torch.ops.flashsampling.sample_logits_logprob(logits, bias, **keywords)
+    return torch.ops.flashsampling.sample_logits(logits, bias, **keywords)
