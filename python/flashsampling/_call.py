@@ -290,6 +290,8 @@ class Result:
         """A Result of the caller's packed arrays, by name; what is not among them is not asked for. With one sample
         per row [B] does for [B, 1]."""
         tokens = as_pointer(arrays["tokens"], "tokens").dtype if "tokens" in arrays else "i32"
+        if tokens not in ("i32", "i64"):
+            raise TypeError("tokens: of type %s, expected i32 or i64" % tokens)
         top = next((arrays[name].shape[-1] for name in _TOP_FIELDS if name in arrays), 0)
         fields = cls._fields(batch, top, tokens)
         for name in arrays:

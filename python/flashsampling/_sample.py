@@ -50,6 +50,8 @@ def _draw(head, hidden, like, context, out, rules):
     asked = {name: rules.pop(name) for name in _RESULT if name in rules}
     if rules.get("seed") is None:
         rules["seed"] = fresh_seed(like)
+    if rules.get("slot") is None and "slots" not in rules and hasattr(like, "shape"):
+        rules["slots"] = like.shape[0]  # a value a row: one more or less is a mistake
     batch = Batch(head, hidden, **rules)
     logits = asked.get("logits", "raw")
     asked.setdefault("tokens", "i64")

@@ -115,12 +115,10 @@ class Sampler:
         result = None if address is None else self._results.get(hidden.shape)
         if result is None:
             result = self._take(hidden)
-        elif self._of_weights:
+        elif result is self._last and self._of_weights:
             batch.hidden = address
         else:
-            self.head.struct.data = address
-        if result is not self._last:
-            self._set_rows(hidden.shape[0], 0)
+            self._set_rows(address, hidden.shape[0], 0)
             self._last = result
         if position is not None or self._positions is not None:
             self._set_position(position, hidden.shape[0])
@@ -148,25 +146,21 @@ class Sampler:
         if len(shape) != 2 or shape[1] != most[1] or shape[0] > most[0]:
             raise ValueError("%s: shape %s, expected [up to %d, %d]" % (what, list(shape), *most))
         same_memory(self.context.device, pointer, what)
-        if self._of_weights:
-            self.batch.struct.hidden = pointer.address
-        else:
-            self.head.struct.data = pointer.address
         self._kept = pointer
         result = self._result if shape[0] == most[0] else self._result.first(shape[0])
-        if self._address(hidden) is not None:
+        self._set_rows(pointer.address, shape[0], pointer.stride)
+        quick = self._address(hidden) is not None
+        if quick:
             self._results[hidden.shape] = result
-        else:
-            self._set_rows(shape[0], pointer.stride)
-            self._last = result
+        self._last = result if quick else None
         return result
 
-    def _set_rows(self, rows, stride):
+    def _set_rows(self, address, rows, stride):
         self.batch.struct.rows = rows
         if self._of_weights:
-            self.batch.struct.hidden_stride = stride
+            self.batch.struct.hidden, self.batch.struct.hidden_stride = address, stride
         else:
-            self.head.struct.stride = stride
+            self.head.struct.data, self.head.struct.stride = address, stride
 
     def _set_position(self, position, rows):
         """A position of this call: a number, an array, or, after an array, none."""

@@ -49,6 +49,7 @@ class _Call:
         self.result = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct), tokens_dtype=_c.DTYPES["i64"])
         function = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)
         self._function = function(ctypes.cast(self.context.library.fs_sample, ctypes.c_void_p).value)
+        self.known: Optional[Tuple[Any, ...]] = None  # what the head's structure was made from
         structs = self.head, self.batch, self.result
         self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
 
@@ -90,25 +91,26 @@ def _vector(value: Optional[Tensor], name: str, dtypes: Tuple[torch.dtype, ...],
 
 
 def _rows(value: Tensor, name: str, device: torch.device, columns: Optional[int] = None) -> int:
-    """Checks a matrix whose rows may be apart; returns their stride in bytes, 0 = there is no second row."""
+    """Checks a matrix whose rows may be apart; returns their stride in bytes, 0 = packed."""
     good = value.dim() == 2 and value.dtype in _DTYPES and value.device == device
-    if good:
-        rows, found = value.shape
-        good = (columns is None or found == columns) and (found < 2 or value.stride(1) == 1)
-    if not good:
+    if not good or columns is not None and value.shape[1] != columns or value.shape[1] > 1 and value.stride(1) != 1:
         raise _refuse(value, name, tuple(_DTYPES), "[rows, %s]" % (columns or "columns"), device)
-    return value.stride(0) * _ITEM[value.dtype] if rows > 1 else 0
+    return 0 if value.is_contiguous() else value.stride(0) * _ITEM[value.dtype]
 
 
-def _set_head(call: _Call, data: Tensor, kind: int, tokens: int, bias: Optional[Tensor], vocab: int, round: str,
-              scale: float, softcap: float, post_scale: float) -> None:
-    head, device = call.head, data.device
-    head.stride = _rows(data, "logits" if kind else "weight", device)
-    head.kind, head.dtype, head.data, head.rows = kind, _DTYPES[data.dtype], data.data_ptr(), tokens
+def _set_head(call: _Call, data: Tensor, kind: int, about: Tuple[Any, ...]) -> None:
+    """Weights are the same from call to call, and looking at them again is most of an operator's time."""
+    found = data.data_ptr(), data.dtype, data.shape, data.stride(), kind, about
+    if found == call.known:
+        return
+    head = call.head
+    call.known = None
+    head.stride = _rows(data, "logits" if kind else "weight", data.device)
+    head.kind, head.dtype, head.data, head.rows = kind, _DTYPES[data.dtype], data.data_ptr(), data.shape[kind]
     head.dim = 0 if kind else data.shape[1]
-    head.bias = _vector(bias, "bias", (torch.float32,), tokens, device)
-    head.vocab, head.round = vocab, choice(_c.DTYPES, round, "round")
-    head.scale, head.softcap, head.post_scale = scale, softcap, post_scale
+    head.vocab, round, head.scale, head.softcap, head.post_scale = about
+    head.round = choice(_c.DTYPES, round, "round")
+    call.known = found
 
 
 def _draw(kind: int, hidden: Optional[Tensor], data: Tensor, bias: Optional[Tensor], results: int,
@@ -121,7 +123,8 @@ def _draw(kind: int, hidden: Optional[Tensor], data: Tensor, bias: Optional[Tens
     device, source = data.device, data if hidden is None else hidden
     call = _call(device)
     batch, result, rows = call.batch, call.result, source.shape[0]
-    _set_head(call, data, kind, data.shape[kind], bias, vocab, round, scale, softcap, post_scale)
+    _set_head(call, data, kind, (vocab, round, scale, softcap, post_scale))
+    call.head.bias = _vector(bias, "bias", (torch.float32,), call.head.rows, device)
     if hidden is not None:
         batch.hidden_stride = _rows(hidden, "hidden", device, data.shape[1])
         batch.hidden, batch.hidden_dtype = hidden.data_ptr(), _DTYPES[hidden.dtype]
@@ -140,7 +143,9 @@ def _draw(kind: int, hidden: Optional[Tensor], data: Tensor, bias: Optional[Tens
     batch.min_p = _vector(min_p, "min_p", (torch.float32,), slots, device)
     batch.seed = _vector(seed, "seed", (torch.int64, torch.uint64), slots, device)
     batch.position = _vector(position, "position", (torch.int64, torch.uint64), rows, device)
-    _set_masks(batch, allow, allow_index, rows, vocab or data.shape[kind], device)
+    batch.allow = batch.allow_index = None
+    if allow is not None:
+        _set_masks(batch, allow, allow_index, rows, vocab or call.head.rows, device)
     tokens = source.new_empty((rows, samples), dtype=torch.int64)
     result.tokens = tokens.data_ptr()
     if results == 1:
@@ -154,12 +159,9 @@ def _draw(kind: int, hidden: Optional[Tensor], data: Tensor, bias: Optional[Tens
     return tokens, logprob, status
 
 
-def _set_masks(batch: _c.BatchStruct, allow: Optional[Tensor], index: Optional[Tensor], rows: int, vocab: int,
+def _set_masks(batch: _c.BatchStruct, allow: Tensor, index: Optional[Tensor], rows: int, vocab: int,
                device: torch.device) -> None:
-    batch.allow = None
     batch.allow_index = _vector(index, "allow_index", (torch.int32,), rows, device)
-    if allow is None:
-        return
     words, least = (vocab + 31) // 32, rows if index is None else 0
     good = allow.dim() == 2 and allow.dtype in _WORDS and allow.device == device and allow.stride(1) == 1
     if not good or allow.shape[0] < least or allow.shape[1] < words:
