@@ -75,7 +75,7 @@ def integers(value, dtype, what):
     array, (low, high) = np.asarray(value), LIMITS[dtype]
     same_width = (TYPESTR[dtype], TYPESTR.get(UNSIGNED.get(dtype)))
     if hasattr(value, "dtype") and array.dtype.str in same_width:
-        return array
+        return array.view(TYPESTR[dtype])
     exact = array.astype("f8") if array.dtype.kind == "f" else array  # a narrower float would round the limits
     with np.errstate(invalid="ignore"):
         good = (exact >= low) & (exact < high + 1) & (exact % 1 == 0)

@@ -1,6 +1,7 @@
 """One call from scratch: sample and sample_logits, and the contexts they draw with."""
 import os
 import threading
+from typing import Any, Dict, Optional
 
 from ._arrays import is_tensor
 from ._call import Batch, Head, Result
@@ -13,12 +14,12 @@ _contexts = threading.local()
 _generation = 0
 
 
-def generation():
+def generation() -> int:
     """Counts forks: a child starts without the contexts of its parent."""
     return _generation
 
 
-def _forked():
+def _forked() -> None:
     global _generation
     _generation += 1
 
@@ -26,7 +27,7 @@ def _forked():
 os.register_at_fork(after_in_child=_forked)
 
 
-def default_context(device="cpu"):
+def default_context(device: str = "cpu") -> Context:
     """This thread's context for a device ("cpu", "cuda:0"), made when it is first asked for."""
     if getattr(_contexts, "generation", None) != _generation:
         _contexts.generation, _contexts.made = _generation, {}
@@ -37,7 +38,7 @@ def default_context(device="cpu"):
     return made[device]
 
 
-def fresh_seed(like=None):
+def fresh_seed(like: Any = None) -> int:
     """64 bits: for a tensor from torch's default generator, so that torch.manual_seed repeats them, else the system's."""
     if is_tensor(like):
         import torch
@@ -46,7 +47,8 @@ def fresh_seed(like=None):
     return int.from_bytes(os.urandom(8), "little")
 
 
-def _draw(head, hidden, like, context, out, rules):
+def _draw(head: Head, hidden: Any, like: Any, context: Optional[Context], out: Optional[Dict[str, Any]],
+          rules: Dict[str, Any]) -> Result:
     asked = {name: rules.pop(name) for name in _RESULT if name in rules}
     if rules.get("seed") is None:
         rules["seed"] = fresh_seed(like)
@@ -59,7 +61,8 @@ def _draw(head, hidden, like, context, out, rules):
     return (context or default_context(head.data.device or "cpu")).sample(head, batch, out=result)
 
 
-def sample(hidden, weight, *, dtype=None, context=None, out=None, **rules):
+def sample(hidden: Any, weight: Any, *, dtype: Optional[str] = None, context: Optional[Context] = None,
+           out: Optional[Dict[str, Any]] = None, **rules: Any) -> Result:
     """Draws the next token of every row of `hidden` from softmax(hidden @ weight.T), without storing the logits.
 
     hidden is [B, D], weight [V, D]: numpy arrays or torch tensors, in host memory or on one CUDA device, float32,
@@ -81,7 +84,8 @@ def sample(hidden, weight, *, dtype=None, context=None, out=None, **rules):
     return _draw(head, hidden, hidden, context, out, dict(rules, hidden_dtype=rules.get("hidden_dtype", dtype)))
 
 
-def sample_logits(logits, *, dtype=None, context=None, out=None, logits_of="raw", **rules):
+def sample_logits(logits: Any, *, dtype: Optional[str] = None, context: Optional[Context] = None,
+                  out: Optional[Dict[str, Any]] = None, logits_of: str = "raw", **rules: Any) -> Result:
     """Draws from stored logits [B, V], float32, float16 or bfloat16, with the rules and results of `sample`.
 
     logits_of is what `sample` calls logits: which logits logprobs and the like speak of.

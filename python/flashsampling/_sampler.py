@@ -1,38 +1,40 @@
 """A call that is prepared once and made every step: Sampler."""
 import copy
 import ctypes
+from typing import Any, Callable, Dict, Optional, Sequence, Union
 
 from . import _c
 from ._arrays import TENSORS, TYPESTR, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, numpy, same_memory
-from ._call import Batch, Result
+from ._call import Batch, Head, Result
 from ._context import Context
 from ._sample import fresh_seed
 
 _Sample = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)  # addresses as numbers: half the time of byref
 
 
-def _tensor_address(like, dtype):
+def _tensor_address(like: Any, dtype: str) -> Callable[[Any], Optional[int]]:
     """A function: the address of a packed tensor of this type on the device of `like`, None for everything else."""
     import torch
 
     name = next(name for name, found in TENSORS.items() if found == dtype)
     tensor, wanted, device = torch.Tensor, getattr(torch, name), like.device
 
-    def address(value):
+    def address(value: Any) -> Optional[int]:
         good = type(value) is tensor and value.dtype is wanted and value.is_contiguous() and value.device == device
         return value.data_ptr() if good else None
 
     return address
 
 
-def _array_address(dtype):
+def _array_address(dtype: str) -> Callable[[Any], Optional[int]]:
     """The same for numpy's arrays. Asking one for its address takes longer than all the rest, so the last is kept: as
     long as somebody holds it, an array stays where it is."""
     np = numpy()
     array, wanted = np.ndarray, np.dtype(TYPESTR[dtype])
-    last, place = None, None
+    last: Any = None
+    place: Optional[int] = None
 
-    def address(value):
+    def address(value: Any) -> Optional[int]:
         nonlocal last, place
         if value is not last:
             if not (type(value) is array and value.dtype == wanted and value.flags.c_contiguous):
@@ -61,8 +63,9 @@ class Sampler:
     current stream and can be captured in a graph; a graph repeats a position that is a number, so give it as an array.
     """
 
-    def __init__(self, head, rows, *, hidden_dtype=None, outputs=(), top=0, logits="raw", tokens="i64", context=None,
-                 position=None, **rules):
+    def __init__(self, head: Head, rows: int, *, hidden_dtype: Optional[str] = None,
+                 outputs: Union[str, Sequence[str]] = (), top: int = 0, logits: str = "raw", tokens: str = "i64",
+                 context: Optional[Context] = None, position: Any = None, **rules: Any) -> None:
         self.rows = integer(rows, "i64", "rows")
         if not 1 <= self.rows <= 1 << 20:
             raise ValueError("rows: %d, expected 1 to %d" % (self.rows, 1 << 20))
@@ -83,13 +86,14 @@ class Sampler:
         self.head.struct = _c.HeadStruct.from_buffer_copy(head.struct)
         if not self._of_weights:
             self.head.data = self._input
-        self._asked = {"outputs": outputs, "top": top, "logits": logits, "tokens": tokens}
-        self._rules, self.position = {}, 0
+        self._asked: Dict[str, Any] = {"outputs": outputs, "top": top, "logits": logits, "tokens": tokens}
+        self._rules: Dict[str, Any] = {}
+        self.position = 0
         if rules.get("seed") is None:
             rules["seed"] = fresh_seed(like)
         self.set(position=position, **rules)
 
-    def set(self, **rules):
+    def set(self, **rules: Any) -> None:
         """Exchanges rules; those not named stay, None takes one away. Results of calls that follow are new arrays."""
         rules = {name: value for name, value in {**self._rules, **rules}.items() if value is not None}
         if is_scalar(rules.get("position")):
@@ -98,13 +102,16 @@ class Sampler:
         self._rules = rules
         self._result = Result(self.batch, **self._asked)
         self._result.take(self._result.struct(self.batch))
-        self._results = {}  # by the shape of what is drawn from
-        self._last = self._kept = self._positions = None  # whose rows the structures have; what they point to
+        self._results: Dict[Any, Result] = {}  # by the shape of what is drawn from
+        # Whose rows the structures have; what they point to beside the rules.
+        self._last: Optional[Result] = None
+        self._kept: Optional[Pointer] = None
+        self._positions: Optional[Pointer] = None
         self._function = _Sample(ctypes.cast(self.context.library.fs_sample, ctypes.c_void_p).value)
         structs = self.head.struct, self.batch.struct, self._result.written
         self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
 
-    def __call__(self, hidden, position=None):
+    def __call__(self, hidden: Any, position: Any = None) -> Result:
         """Draws every row of hidden [B, D] (or of stored logits [B, V]), B up to `rows`, and returns a Result: views of
         the sampler's own arrays, which the next call writes again.
 
@@ -138,7 +145,7 @@ class Sampler:
             self.context.check(status)
         return result
 
-    def _take(self, hidden):
+    def _take(self, hidden: Any) -> Result:
         """The quick way did not know what it was given: looks at all of it."""
         what = "hidden" if self._of_weights else "logits"
         pointer = as_pointer(hidden, what, self._input.dtype)
@@ -155,14 +162,14 @@ class Sampler:
         self._last = result if quick else None
         return result
 
-    def _set_rows(self, address, rows, stride):
+    def _set_rows(self, address: Optional[int], rows: int, stride: int) -> None:
         self.batch.struct.rows = rows
         if self._of_weights:
             self.batch.struct.hidden, self.batch.struct.hidden_stride = address, stride
         else:
             self.head.struct.data, self.head.struct.stride = address, stride
 
-    def _set_position(self, position, rows):
+    def _set_position(self, position: Any, rows: int) -> None:
         """A position of this call: a number, an array, or, after an array, none."""
         batch = self.batch.struct
         if position is not None and "position" in self._rules:

@@ -129,8 +129,9 @@ def test_positions_count_up_and_may_be_said():
     assert np.array_equal(named(H).tokens, each[4]) and np.array_equal(named(H).tokens, each[5])
 
 
-def test_positions_and_rules_that_are_arrays_are_read_anew_by_every_call():
-    position, temperature = np.zeros(B, "u8"), np.ones(B, "f4")
+@pytest.mark.parametrize("kind", ["u8", "i8"])
+def test_positions_and_rules_that_are_arrays_are_read_anew_by_every_call(kind):
+    position, temperature = np.zeros(B, kind), np.ones(B, "f4")
     sampler = fs.Sampler(fs.Head(W), B, temperature=temperature, seed=5, position=position)
     for step in range(4):
         position[:] = step
