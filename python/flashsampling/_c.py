@@ -5,6 +5,7 @@ import os
 import sys
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64
 from ctypes import c_void_p
+from typing import Callable, Dict
 
 VERSION = (0, 1)  # of the header mirrored here; before 1.0 another minor version is another interface
 
@@ -305,7 +306,14 @@ _FILES = {
     "cuda": ("lib/libflashsampling_cuda.so", "../../build/cuda/lib/libflashsampling.so",
              "../../build/cuda-all/lib/libflashsampling.so"),
 }
-_loaded = {}
+_loaded: Dict[str, ctypes.CDLL] = {}
+
+_ByAddress = CFUNCTYPE(c_int32, *[c_void_p] * 4)
+
+
+def sample_by_address(lib: ctypes.CDLL) -> Callable[..., int]:
+    """fs_sample that takes the addresses of its structures as numbers: half the time of byref."""
+    return _ByAddress(ctypes.cast(lib.fs_sample, c_void_p).value or 0)
 
 
 def _find(kinds):

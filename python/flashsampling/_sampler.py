@@ -9,8 +9,6 @@ from ._call import Batch, Head, Result
 from ._context import Context
 from ._sample import fresh_seed
 
-_Sample = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)  # addresses as numbers: half the time of byref
-
 
 def _tensor_address(like: Any, dtype: str) -> Callable[[Any], Optional[int]]:
     """A function: the address of a packed tensor of this type on the device of `like`, None for everything else."""
@@ -107,7 +105,7 @@ class Sampler:
         self._last: Optional[Result] = None
         self._kept: Optional[Pointer] = None
         self._positions: Optional[Pointer] = None
-        self._function = _Sample(ctypes.cast(self.context.library.fs_sample, ctypes.c_void_p).value)
+        self._function = _c.sample_by_address(self.context.library)
         structs = self.head.struct, self.batch.struct, self._result.written
         self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
 

@@ -47,8 +47,7 @@ class _Call:
         self.batch = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct), fallback_token=-1)
         self.batch.all.repetition = 1.0
         self.result = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct), tokens_dtype=_c.DTYPES["i64"])
-        function = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)
-        self._function = function(ctypes.cast(self.context.library.fs_sample, ctypes.c_void_p).value)
+        self._function = _c.sample_by_address(self.context.library)
         self.known: Optional[Tuple[Any, ...]] = None  # what the head's structure was made from
         structs = self.head, self.batch, self.result
         self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
