@@ -110,16 +110,31 @@ static size_t job_start_second(fs_job *job, fs_context *context, const int32_t *
     return count.used;
 }
 
-/* The second pass for rows [rows] whose lists were too short, as many at a time as the budget allows. Its memory is
- * what the caller's leaves, or is allocated for the occasion. */
+/* How many of these rows [rows] to take at a time, so that W is read as seldom as the budget allows and each time for
+ * as many. At least one, and *bytes may then be more than there are. */
+static int32_t rows_at_a_time(fs_job *job, fs_context *context, const int32_t *row, int32_t rows, size_t left,
+                              size_t *bytes) {
+    int32_t now = rows;
+    *bytes = job_start_second(job, context, row, now);
+    while (*bytes > left && now > 1) {
+        const int32_t fit = (int32_t)((double)now * (double)left / (double)*bytes);
+        now = fit < 1 ? 1 : fit < now ? fit : now - 1;
+        *bytes = job_start_second(job, context, row, now);
+    }
+    const int32_t passes = (rows + now - 1) / now, even = (rows + passes - 1) / passes;
+    if (even < now) *bytes = job_start_second(job, context, row, even);
+    return even;
+}
+
+/* The second pass for rows [rows] whose lists were too short. Its memory is what the caller's leaves, or is allocated
+ * for the occasion. */
 static fs_status second_pass(fs_job *job, fs_context *context, int32_t *row, int32_t rows, size_t *most_bytes) {
     fs_cpu *cpu = context->state;
     const int own = context->options.work == NULL;
     size_t left = own ? context->options.fallback_bytes : cpu->work.size - cpu->work.used;
     for (int32_t done = 0; done < rows;) {
-        int32_t now = rows - done;
-        fs_arena arena = {NULL, job_start_second(job, context, row + done, now), 0};
-        while (arena.size > left && now > 1) arena.size = job_start_second(job, context, row + done, now /= 2);
+        fs_arena arena = {NULL, 0, 0};
+        const int32_t now = rows_at_a_time(job, context, row + done, rows - done, left, &arena.size);
         if (arena.size <= left) {
             arena.memory = own ? fs_context_alloc(context, arena.size, "the second pass")
                                : cpu->work.memory + cpu->work.used;

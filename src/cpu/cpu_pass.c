@@ -176,10 +176,22 @@ static double rare_of(const fs_pass *pass, const fs_rules *rules) {
     return log(least / (FS_NUCLEUS * (double)call->needs.keep));
 }
 
+/* See rows_near. Where min-p comes last, what it removes still counts as mass for a top-p of what is left. */
+static double near_of(const fs_pass *pass, const fs_rules *rules) {
+    const fs_call *call = pass->call;
+    const uint32_t flags = call->batch->flags;
+    const int of_left = rules->top_p < 1.0f && !rules_top_p_of_row(rules, flags);
+    if ((of_left && flags & FS_MIN_P_LAST) || call->needs.rank_depth || call->needs.raw_column ||
+        call->batch->list_capacity || pass->whole || pass->groups)
+        return -INFINITY;
+    return rules->log_min_p;
+}
+
 static void prepare_active(const fs_pass *pass, fs_active_row *active) {
     const fs_batch *batch = pass->call->batch;
     const fs_rules *rules = &pass->call->rules[active->b];
     active->rare = rare_of(pass, rules);
+    active->near = near_of(pass, rules);
     active->listed = pass->call->needs.keep && (rules_cut(rules) || pass->call->needs.rank_depth);
     for (int32_t i = 0; i < pass->call->needs.samples; i++)
         active->noise[i] = noise_row(rules->seed, rules->position, (uint32_t)i, rules->stream);
@@ -424,10 +436,21 @@ static void bound_merged(const fs_pass *pass, int64_t a) {
                    rows_bound(active, &pass->call->rules[active->b], mass_log(&mass)));
 }
 
+/* And the bound that its largest logit gives it. */
+static void bound_near(const fs_pass *pass, int64_t a) {
+    const fs_active_row *active = &pass->active[a];
+    float largest = -INFINITY;
+    for (int32_t t = 0; t < pass->cpu->tasks; t++)
+        largest = fmaxf(largest, pass->summary[(int64_t)t * pass->rows + a].max_y);
+    fs_lists_raise(&pass->summary[a].list, pass->cpu->isa->scan,
+                   rows_near(active, &pass->call->rules[active->b], largest));
+}
+
 int32_t fs_pass_merged(const fs_pass *pass) {
     const int64_t a = atomic_fetch_add(pass->next, 1);
     if (a >= pass->rows) return -1;
     if (pass->active[a].rare > -INFINITY) bound_merged(pass, a);
+    if (pass->active[a].near > -INFINITY) bound_near(pass, a);
     for (int32_t t = 1; t < pass->cpu->tasks; t++)
         summary_merge(&pass->call->needs, &pass->summary[a], &pass->summary[(int64_t)t * pass->rows + a],
                       pass->active[a].watches);

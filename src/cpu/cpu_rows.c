@@ -192,6 +192,7 @@ static void reduce_list(const fs_scan *scan, const fs_active_row *active, const 
     if (active->rare > -INFINITY)
         fs_lists_raise(list, scan, rows_bound(active, rules, fmax(log_mass, mass_log(&summary->mass))));
     else if (!list->count && list->bound == FS_KEY_NONE) fs_lists_start(list, granule, granules);
+    if (active->near > -INFINITY) fs_lists_raise(list, scan, rows_near(active, rules, summary->max_y));
     fs_lists_offer(list, scan, y, granule, block.first - block_lead(block), granules);
 }
 

@@ -19,6 +19,7 @@ typedef struct fs_active_row {
     uint64_t *watch;            /* [watches] (token << 32 | place in the row's watched tokens), ascending */
     int64_t watches, watched;   /* watched: those of the rows before */
     double rare;    /* tokens with less than this share of the mass, as a log, are not listed; -inf: all are */
+    double near;    /* log of min-p: tokens that far below the largest logit are not listed; -inf: all are */
     int32_t listed; /* its list by y is looked at: a row without cuts needs none, whatever its neighbours ask for */
 } fs_active_row;
 
@@ -81,6 +82,14 @@ FS_CORE uint64_t rows_bound(const fs_active_row *active, const fs_rules *rules, 
     const double y = (log_mass + active->rare) / (double)rules->inverse_temperature;
     if (!(fabs(log_mass) <= (double)FS_EXP_EXACT) || !(fabs(y) < 1e30)) return FS_KEY_NONE;
     return order_key_behind((float)y);
+}
+
+/* The bound that min-p gives a row's list by the largest logit so far, which only grows. It leaves room for how the
+ * cut itself rounds. FS_KEY_NONE: none. */
+FS_CORE uint64_t rows_near(const fs_active_row *active, const fs_rules *rules, float largest) {
+    const double y = (double)largest + active->near / (double)rules->cut_scale;
+    if (!(fabs(y) < 1e30)) return FS_KEY_NONE;
+    return order_key_behind((float)(y - (fabs(y) + fabs((double)largest)) * 0x1p-20 - 1e-30));
 }
 
 #endif

@@ -139,6 +139,40 @@ static void language_like_rows_need_no_second_pass(void **state) {
     free(logits);
 }
 
+/* Lists of rows with min-p leave out what is too far below the largest logit so far. Were their bounds too high, the
+ * tokens would be right all the same, by a second pass. */
+static void min_p_keeps_what_it_needs(void **state) {
+    (void)state;
+    static const float min_p[] = {0.05f, 0.3f, 1.0f}, top_p[] = {1.0f, 0.9f};
+    static const uint32_t flags[] = {0, FS_MIN_P_LAST, FS_CUT_BEFORE_TEMPERATURE, FS_KEEP_TIES};
+    float *logits = malloc(sizeof *logits * ROWS * VOCAB);
+    int32_t expected[ROWS], got[ROWS];
+    uint32_t status[ROWS], other[ROWS];
+    assert_non_null(logits);
+    fs_head head = fs_head_default();
+    head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = VOCAB;
+    fs_context *reference = open_context(FS_BACKEND_REFERENCE, 1, 0);
+    for (int s = 0; s < SHAPES; s++) {
+        fill(logits, shapes[s], (uint64_t)s);
+        for (int i = 0; i < 24; i++) {
+            fs_batch batch = fs_batch_default();
+            batch.rows = ROWS, batch.position_all = (uint64_t)i;
+            batch.all.min_p = min_p[i % 3], batch.all.top_p = top_p[i / 12], batch.flags = flags[i / 3 % 4];
+            batch.all.temperature = i % 2 ? 1.0f : 0.6f;
+            fs_context *cpu = open_context(FS_BACKEND_CPU, 1 + i % 3, i % 5 ? 0 : 128);
+            draw(reference, &head, &batch, expected, status);
+            const int64_t again = draw(cpu, &head, &batch, got, other);
+            assert_memory_equal(got, expected, sizeof got);
+            for (int b = 0; b < ROWS; b++) assert_int_equal(other[b] & ~(uint32_t)FS_ROW_FALLBACK, status[b]);
+            /* Of normal logits at most 200 survive, and a list holds 1,024. */
+            if (shapes[s] == gaussian) assert_int_equal(again, 0);
+            fs_context_destroy(cpu);
+        }
+    }
+    fs_context_destroy(reference);
+    free(logits);
+}
+
 /* The call on two shards, merged: no largest logit is on the wire, and no second pass is there. */
 static void draw_merged(fs_context *context, const fs_head *head, const fs_batch *batch, int32_t *tokens,
                         uint32_t *status) {
@@ -354,6 +388,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tokens_are_the_references),
         cmocka_unit_test(language_like_rows_need_no_second_pass),
+        cmocka_unit_test(min_p_keeps_what_it_needs),
         cmocka_unit_test(a_nucleus_before_min_p_is_proven_by_parts),
         cmocka_unit_test(nuclei_far_from_zero_are_the_references),
         cmocka_unit_test(nuclei_of_extreme_temperatures_are_the_references),

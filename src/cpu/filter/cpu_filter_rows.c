@@ -138,6 +138,8 @@ static int is_for_all(const filtered_row *r) {
  * shared is below all tokens of its logit, unless it is above them all. */
 static void share_bound(const filtered_row *r) {
     const uint64_t bound = r->summary->list.bound;
+    if (r->active->near > -INFINITY)
+        shared_raise(&r->shared->bound[r->a], rows_near(r->active, r->rules, r->summary->max_y));
     if (bound == FS_KEY_NONE || !is_for_all(r)) return;
     shared_raise(&r->shared->bound[r->a], (uint32_t)bound == UINT32_MAX ? bound : (bound >> 32 << 32) - 1);
 }
@@ -145,7 +147,7 @@ static void share_bound(const filtered_row *r) {
 /* The bound that is shared of the row's list. 0: nothing new. */
 static int read_bound(const filtered_row *r) {
     const uint64_t bound = r->task->seen_bound[r->a] = shared_load(&r->shared->bound[r->a]);
-    return is_for_all(r) && fs_lists_raise(&r->summary->list, r->scan, bound);
+    return (is_for_all(r) || r->active->near > -INFINITY) && fs_lists_raise(&r->summary->list, r->scan, bound);
 }
 
 #define FS_PENDING_MOST 0x1p100 /* a float holds it, and a block's terms besides */
@@ -260,7 +262,10 @@ static void absorb_found(const filtered_row *r, const fs_found *found) {
     fs_list *list = &r->summary->list;
     const uint32_t token = (uint32_t)(r->filter->first + found->place);
     const uint64_t bound = list->bound;
-    if (found->y > r->summary->max_y) r->summary->max_x = r->summary->max_y = found->y;
+    if (found->y > r->summary->max_y) {
+        r->summary->max_x = r->summary->max_y = found->y;
+        if (r->active->near > -INFINITY) fs_lists_raise(list, r->scan, rows_near(r->active, r->rules, found->y));
+    }
     if (r->active->listed && found->prefix < 0) list_offer(list, order_key(found->y, token), found->y);
     if (list->bound != bound) share_bound(r);
     if (found->prefix >= 0 || found->y > r->task->bare[r->a]) absorb_marked(r, found, token);
