@@ -9,7 +9,8 @@ CUDA   := build/cuda
 PYTHON ?= python3
 WITH_CUDA = FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python
 
-.PHONY: help demo test fuzz bench build install format lint clean cuda cuda-all test-gpu bench-gpu paper sanitize-gpu
+.PHONY: help demo test fuzz bench build install format lint clean cuda cuda-all test-gpu bench-gpu paper \
+        sanitize-gpu wheel test-python
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +26,8 @@ help:
 	@echo '  make sanitize-gpu  small calls under compute-sanitizer'
 	@echo '  make bench-gpu every batch size, head and kind of row beside cuBLAS, FlashInfer and reading W  (ARGS=--help)'
 	@echo '  make paper     tables and plots of the paper, measured on an H100 or H200    (ARGS=--help)'
+	@echo '  make wheel     the Python package as a wheel, into build/wheel, with CUDA where nvcc is    (ARGS="-C ...")'
+	@echo '  make test-python  the wheel with torch and transformers from the package index, on the CPU  (ARGS=--newest)'
 	@echo '  make build     only build, into $(BUILD)'
 	@echo '  make install   install header, libraries, pkg-config and CMake packages, flashsample  (PREFIX=$(PREFIX))'
 	@echo '  make format    format the C sources'
@@ -74,6 +77,14 @@ bench-gpu: cuda
 
 paper: cuda
 	@$(WITH_CUDA) $(PYTHON) bench/paper.py $(ARGS)
+
+wheel:
+	@PYTHON=$(PYTHON) scripts/install-deps.sh wheel
+	@PYTHON=$(PYTHON) scripts/wheel.sh $(ARGS)
+
+test-python:
+	@PYTHON=$(PYTHON) scripts/install-deps.sh wheel
+	@PYTHON=$(PYTHON) python3 scripts/test.py --leg python $(ARGS)
 
 # Honours DESTDIR.
 install: build

@@ -2,10 +2,10 @@
 # and in a library of its own, with everything that is in the other one, the CUDA backend. They are found by their files
 # (python/flashsampling/_c.py), so their names carry no version.
 #
-# FS_CUDA is AUTO here unless it is said: ON where an nvcc is found that is new enough.
+# FS_CUDA is AUTO here unless it is said: ON where an nvcc that is new enough is on the PATH.
 set(oldest_nvcc 13.0)
 if(FS_CUDA STREQUAL "AUTO")
-    find_program(FS_NVCC nvcc)
+    find_program(FS_NVCC nvcc PATHS ENV PATH NO_DEFAULT_PATH)
     mark_as_advanced(FS_NVCC)
     set(nvcc_version 0)
     if(FS_NVCC)
@@ -19,7 +19,7 @@ if(FS_CUDA STREQUAL "AUTO")
                 "minutes (-C cmake.define.FS_CUDA=OFF leaves it out)")
     else()
         set(FS_CUDA OFF)
-        message(STATUS "flashsampling: no nvcc ${oldest_nvcc} or later was found, so the CUDA library is left out")
+        message(STATUS "flashsampling: no nvcc ${oldest_nvcc} or later is on the PATH, so the CUDA library is left out")
     endif()
 endif()
 

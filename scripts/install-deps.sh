@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what a set of targets needs and is not there yet: install-deps.sh build | test | lint
+# Installs what a set of targets needs and is not there yet: install-deps.sh build | test | wheel | lint
 #
 # Looks for the tools themselves first, so that a machine that has them from elsewhere (or where nothing can be
 # installed) is left alone. What is missing comes from the Debian archive. Without an essential tool this fails; without
@@ -10,9 +10,9 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 set_name=${1:-}
 case $set_name in
-build | test | lint) ;;
+build | test | wheel | lint) ;;
 *)
-    echo "usage: $0 build | test | lint" >&2
+    echo "usage: $0 build | test | wheel | lint" >&2
     exit 2
     ;;
 esac
@@ -32,6 +32,7 @@ has_matplotlib() {
     done
     return 1
 }
+has_venv() { "${PYTHON:-python3}" -c 'import ensurepip' >/dev/null 2>&1; }
 has_mpi() { has "mpicc.$1" && has "mpirun.$1"; }
 has_qemu() { has "qemu-$1" || has "qemu-$1-static"; }
 has_cross() { has "$1-linux-gnu-gcc" && echo '#include <math.h>' | "$1-linux-gnu-gcc" -E - >/dev/null 2>&1; }
@@ -52,6 +53,9 @@ need essential cmake has cmake
 need essential ninja-build has ninja
 if [ "$set_name" != build ]; then
     need essential python3 has python3
+fi
+if [ "$set_name" = wheel ]; then
+    need essential python3-venv has_venv
 fi
 if [ "$set_name" = test ]; then
     need useful g++ has g++

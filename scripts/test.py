@@ -4,6 +4,7 @@
     scripts/test.py                 all legs, what `make test` does
     scripts/test.py --quick         the legs release and checks
     scripts/test.py --leg asan      one leg; may be given several times
+    scripts/test.py --leg python    what `make test-python` does; not one of all legs, for it downloads gigabytes
     scripts/test.py --only PATTERN  only programs, Python files and checks whose name contains PATTERN
     scripts/test.py --skips FILE    what is skipped and matches no line of FILE fails (.ci/skips)
     scripts/test.py --list          the legs, what they run, and stop
@@ -30,6 +31,7 @@ import time
 from pathlib import Path
 
 import mpi
+import python_leg
 from outcomes import read_exit, read_junit, read_tap
 from runner import BUILD, ROOT, RUN, Runner, say
 
@@ -44,7 +46,9 @@ LEGS = {
     "valgrind": "memcheck on the release build: the quick C tests, ranks",
     "gpu": "the CUDA backend on the GPU that is here: make test-gpu",
     "checks": "tests/checks: layering, exported symbols, flags, header, install, README, links",
+    "python": "the wheel in an environment with torch and transformers from the package index: make test-python",
 }
+ALONE = ("python",)  # legs that run when they are named
 
 # Seconds until a program is killed.
 TIMEOUT = {"test": 400, "fuzz": 400, "caller": 120, "pytest": 900, "check": 1000, "gpu": 1800}
@@ -142,13 +146,18 @@ def add_python(runner, folder):
         # One thread per process for numpy: the jobs already fill the machine.
         "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
     }
-    for file in sorted((ROOT / "tests" / "py").glob("test_*.py")):
+    files = [file for folder in ("py", "torch") for file in sorted((ROOT / "tests" / folder).glob("test_*.py"))]
+    for file in files:
+        name, python = f"{file.parent.name}/{file.stem}", picked.stdout.strip()
         if picked.returncode != 0:
-            runner.skip("release", f"py/{file.stem}", "no Python with numpy, scipy and pytest was found")
+            runner.skip("release", name, "no Python with numpy, scipy and pytest was found")
             continue
-        report = RUN / f"{file.stem}.xml"
-        command = [picked.stdout.strip(), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", file]
-        add_pytest(runner, "release", f"py/{file.stem}", command, report, env, TIMEOUT=TIMEOUT["pytest"])
+        if file.parent.name == "torch" and (missing := python_leg.missing_modules(python, file)):
+            runner.skip("release", name, f"{python} has no {missing[0]} (make test-python installs it)")
+            continue
+        report = RUN / f"{file.parent.name}-{file.stem}.xml"
+        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", file]
+        add_pytest(runner, "release", name, command, report, env, TIMEOUT=TIMEOUT["pytest"])
 
 
 RELEASE = ["-DCMAKE_BUILD_TYPE=Release"]
@@ -294,6 +303,10 @@ def leg_checks(runner):
                            COST=int(file.stem == LONG_CHECK))
 
 
+def leg_python(runner):
+    python_leg.add(runner, runner.newest)
+
+
 def refuse_skips(runner, file):
     """What is skipped and matches no line of the file, as `leg: case: reason`, has failed."""
     allowed = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
@@ -308,6 +321,7 @@ def main():
     parser.add_argument("--leg", action="append", choices=LEGS, help="only this leg (repeatable)")
     parser.add_argument("--only", metavar="PATTERN", help="only programs whose name contains PATTERN")
     parser.add_argument("--skips", metavar="FILE", type=Path, help="what may be skipped; other skips fail")
+    parser.add_argument("--newest", action="store_true", help="leg python: the newest torch and transformers")
     parser.add_argument("--list", action="store_true", help="list the legs and stop")
     parser.add_argument("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="programs at a time")
     options = parser.parse_args()
@@ -317,8 +331,9 @@ def main():
         return 0
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash under test leaves no file behind
-    legs = options.leg or (["release", "checks"] if options.quick else list(LEGS))
+    legs = options.leg or (["release", "checks"] if options.quick else [leg for leg in LEGS if leg not in ALONE])
     runner = Runner(max(1, options.jobs), options.only)
+    runner.newest = options.newest
     start = time.monotonic()
     for leg in legs:
         say(f"== {leg}: {LEGS[leg]}")

@@ -1,11 +1,12 @@
-"""Finds the package beside the tests and holds the contexts tests use."""
+"""Finds the package beside the tests (the installed one where FS_INSTALLED is set) and holds the contexts tests use."""
 import os
 import sys
 
 import pytest
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-sys.path.insert(0, os.path.join(ROOT, "python"))
+if not os.environ.get("FS_INSTALLED"):
+    sys.path.insert(0, os.path.join(ROOT, "python"))
 
 import flashsampling as fs
 
