@@ -12,6 +12,8 @@ hidden is [B, D], weight [V, D]: numpy arrays or torch tensors. Who draws every 
 
 The meaning of every rule is in the C header, flashsampling.h; names are the same here.
 """
+from typing import Any
+
 from ._arrays import Pointer, from_bf16, pack_bits, to_bf16
 from ._c import Flag, Row, Rule
 from ._call import Batch, Head, Result
@@ -25,7 +27,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     """Modules that need other packages are imported when they are first named."""
     if name in ("torch", "transformers"):
         import importlib

@@ -4,16 +4,20 @@ Large arrays (weights, hidden states, logits) are used as they lie and never cop
 lists) are converted to the type the library reads. What lies in device memory is never copied, whatever its size.
 """
 import numbers
+from typing import Any, Sequence
 
-TYPESTR = {"f32": "<f4", "f16": "<f2", "bf16": "<u2", "i32": "<i4", "i64": "<i8", "u32": "<u4", "u64": "<u8"}
+Array = Any  # a numpy array, a torch tensor, a Pointer, or, where it is small, a list
+
+TYPESTR: dict[Any, str] = {"f32": "<f4", "f16": "<f2", "bf16": "<u2", "i32": "<i4", "i64": "<i8", "u32": "<u4",
+                           "u64": "<u8"}
 TENSORS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32", "int64": "i64", "uint32": "u32",
            "uint64": "u64"}  # torch's names
 ITEM = {dtype: int(typestr[2:]) for dtype, typestr in TYPESTR.items()}
-UNSIGNED = {"u32": "i32", "u64": "i64"}  # few operations of torch know its unsigned types: signed ones stand for them
+UNSIGNED: dict[Any, str] = {"u32": "i32", "u64": "i64"}  # few operations of torch know its unsigned types
 LIMITS = {"i32": (-(2**31), 2**31 - 1), "i64": (-(2**63), 2**63 - 1), "u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1)}
 
 
-def numpy():
+def numpy() -> Any:
     """numpy, when it is needed first: importing this package does not take it."""
     import numpy as np
 
@@ -27,22 +31,24 @@ class Pointer:
     "cuda" or "cuda:1", None = not told and not checked. The caller keeps the memory alive and vouches for the shape.
     """
 
-    def __init__(self, address, shape, dtype, stride=0, device=None):
+    def __init__(self, address: int, shape: Sequence[int], dtype: str, stride: int = 0,
+                 device: str | None = None) -> None:
         if dtype not in TYPESTR:
             raise ValueError("dtype %r: expected one of %s" % (dtype, ", ".join(TYPESTR)))
         if device is not None and not is_device(device):
             raise ValueError("device %r: expected \"cpu\", \"cuda\" or \"cuda:\" and a number" % (device,))
         self.address, self.shape, self.dtype, self.stride = int(address), tuple(shape), dtype, int(stride)
-        self.device, self.keep = device, None
+        self.device = device
+        self.keep: Any = None  # what owns the memory
 
 
-def is_device(name):
+def is_device(name: Any) -> bool:
     """Whether this names a kind of memory the library knows."""
     kind, colon, number = str(name).partition(":")
     return name == "cpu" or kind == "cuda" and (not colon or number.isdigit())
 
 
-def same_memory(device, pointer, what):
+def same_memory(device: str | None, pointer: Any, what: str) -> None:
     """Refuses what the backend cannot reach: it would fail far from here, or read elsewhere."""
     found = pointer.device
     if device is None or found is None or device == found:
@@ -51,15 +57,15 @@ def same_memory(device, pointer, what):
         raise ValueError("%s: in memory of %s, expected %s" % (what, found, device))
 
 
-def is_scalar(value):
+def is_scalar(value: Any) -> bool:
     return isinstance(value, numbers.Number) or getattr(value, "shape", None) == ()
 
 
-def no_integer(value, dtype, what):
+def no_integer(value: Any, dtype: str, what: str) -> ValueError:
     return ValueError("%s: %s, expected an integer from %d to %d" % ((what, value) + LIMITS[dtype]))
 
 
-def integer(value, dtype, what):
+def integer(value: Any, dtype: str, what: str) -> int:
     """A number as an int that this dtype holds: ctypes would wrap it silently."""
     value = value.item() if hasattr(value, "item") else value
     low, high = LIMITS[dtype]
@@ -68,7 +74,7 @@ def integer(value, dtype, what):
     return int(value)
 
 
-def integers(value, dtype, what):
+def integers(value: Any, dtype: str, what: str) -> Any:
     """The array, if this dtype holds its values: numpy would wrap and truncate them silently. An array of the signed
     type of the same width stands for it, as tensors do."""
     np = numpy()
@@ -84,17 +90,17 @@ def integers(value, dtype, what):
     return array
 
 
-def is_tensor(value):
+def is_tensor(value: Any) -> bool:
     """A torch tensor, known without importing torch. Its own array interface lacks bfloat16."""
     return hasattr(value, "data_ptr") and hasattr(value, "is_cuda")
 
 
-def on_device(value):
+def on_device(value: Any) -> bool:
     """Whether an array lies in device memory."""
     return not value.is_cpu if is_tensor(value) else hasattr(value, "__cuda_array_interface__")
 
 
-def tensor_device(value, what):
+def tensor_device(value: Any, what: str) -> str:
     """The name of a tensor's device; refuses those that no backend reads (meta, mps, ...)."""
     device = str(value.device)
     if not is_device(device):
@@ -102,7 +108,7 @@ def tensor_device(value, what):
     return device
 
 
-def row_stride(shape, strides, item, what):
+def row_stride(shape: Sequence[int], strides: Sequence[int], item: int, what: str) -> int:
     """Bytes from one row to the next; 0 = there is but one."""
     if strides[-1] != item and shape[-1] > 1:
         raise ValueError("%s: neighbours of a row are %d bytes apart, expected %d" % (what, strides[-1], item))
@@ -113,7 +119,7 @@ def row_stride(shape, strides, item, what):
     return strides[0]
 
 
-def tensor_pointer(value, what, dtype):
+def tensor_pointer(value: Any, what: str, dtype: str | None) -> Pointer:
     """as_pointer for torch tensors."""
     name, item = str(value.dtype).split(".")[-1], value.element_size()
     found = TENSORS.get(name)
@@ -127,7 +133,7 @@ def tensor_pointer(value, what, dtype):
     return pointer
 
 
-def as_pointer(value, what, dtype=None):
+def as_pointer(value: Array, what: str, dtype: str | None = None) -> Pointer:
     """A Pointer to the array as it lies. Rows may have a stride; elements of a row must be neighbours."""
     if isinstance(value, Pointer):
         if dtype is not None and value.dtype not in (dtype, UNSIGNED.get(dtype)):
@@ -152,7 +158,7 @@ def as_pointer(value, what, dtype=None):
     return pointer
 
 
-def converted(value, dtype, what, shape, in_place=False):
+def converted(value: Array, dtype: str, what: str, shape: Sequence[int], in_place: bool = False) -> Pointer:
     """A Pointer to a packed array of this dtype and shape; -1 in the shape is any length. in_place refuses an array that
     would be copied: what its owner writes to it later would not be seen."""
     given = value
@@ -169,7 +175,7 @@ def converted(value, dtype, what, shape, in_place=False):
     return pointer
 
 
-def ragged(value, rows, dtypes, what, in_place=False):
+def ragged(value: Any, rows: int, dtypes: Sequence[str], what: str, in_place: bool = False) -> list[Pointer]:
     """Pointers to (offset [rows + 1], column, column ...) of lists with one entry per row.
 
     Given as that tuple already, or as a sequence with, per row, a dictionary {token: value} or a list of entries.
@@ -194,7 +200,7 @@ def ragged(value, rows, dtypes, what, in_place=False):
     return pointers
 
 
-def new_array(like, dtype, shape):
+def new_array(like: Any, dtype: str, shape: Sequence[int]) -> Array:
     """An uninitialised array of the kind of `like`: a tensor on its device, or numpy's."""
     if like is None:
         return numpy().empty(shape, TYPESTR[dtype])
@@ -204,7 +210,7 @@ def new_array(like, dtype, shape):
     return torch.empty(shape, dtype=getattr(torch, name), device=like.device)
 
 
-def to_bf16(values):
+def to_bf16(values: Array) -> Any:
     """float32 -> bfloat16 bits as uint16, rounded to nearest even; NaN stays NaN."""
     np = numpy()
     values = np.asarray(values, dtype=np.float32)
@@ -213,14 +219,14 @@ def to_bf16(values):
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
 
 
-def from_bf16(bits):
+def from_bf16(bits: Array) -> Any:
     """bfloat16 bits as uint16 -> float32, exactly."""
     np = numpy()
     wide = np.asarray(bits, dtype=np.uint16).astype(np.uint32) << 16
     return np.ascontiguousarray(wide).view(np.float32).reshape(wide.shape)
 
 
-def pack_bits(flags):
+def pack_bits(flags: Array) -> Any:
     """Booleans [..., vocabulary] -> uint32 words [..., ceil(vocabulary / 32)], bit id % 32 of word id / 32."""
     np = numpy()
     flags = np.asarray(flags, dtype=bool)

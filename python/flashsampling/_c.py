@@ -5,7 +5,7 @@ import os
 import sys
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64
 from ctypes import c_void_p
-from typing import Callable, Dict
+from typing import Any, Callable, Sequence
 
 VERSION = (0, 1)  # of the header mirrored here; before 1.0 another minor version is another interface
 
@@ -90,10 +90,10 @@ class Row(enum.IntFlag):
     FAR = 1 << 21
 
 
-def row_text(status):
+def row_text(status: int) -> str:
     """The names of a row's status bits."""
     single = [bit for bit in Row.__members__.values() if bit and bit & (bit - 1) == 0]
-    return " ".join(bit.name for bit in single if bit & status) or "OK"
+    return " ".join(str(bit.name) for bit in single if bit & status) or "OK"
 
 
 class HeadStruct(ctypes.Structure):
@@ -306,7 +306,7 @@ _FILES = {
     "cuda": ("lib/libflashsampling_cuda.so", "../../build/cuda/lib/libflashsampling.so",
              "../../build/cuda-all/lib/libflashsampling.so"),
 }
-_loaded: Dict[str, ctypes.CDLL] = {}
+_loaded: dict[str, ctypes.CDLL] = {}
 
 _ByAddress = CFUNCTYPE(c_int32, *[c_void_p] * 4)
 
@@ -316,14 +316,14 @@ def sample_by_address(lib: ctypes.CDLL) -> Callable[..., int]:
     return _ByAddress(ctypes.cast(lib.fs_sample, c_void_p).value or 0)
 
 
-def _find(kinds):
+def _find(kinds: Sequence[str]) -> str | None:
     """The first file that is there; None if there is none. An editable install lies in two folders."""
     folders = sys.modules[__package__].__path__
     paths = (os.path.join(folder, file) for kind in kinds for file in _FILES[kind] for folder in folders)
     return next((os.path.normpath(path) for path in paths if os.path.exists(path)), None)
 
 
-def _load(path):
+def _load(path: str) -> ctypes.CDLL:
     """The library in this file, with its prototypes set."""
     lib = ctypes.CDLL(path)
     for name, (result, arguments) in _PROTOTYPES.items():
@@ -338,7 +338,7 @@ def _load(path):
     return lib
 
 
-def library(backend="cpu"):
+def library(backend: Any = "cpu") -> ctypes.CDLL:
     """The library for a backend, loaded when it is first asked for.
 
     FLASHSAMPLING_LIBRARY names one file for all of them. Otherwise "cuda" has a library of its own, in which the others
@@ -354,7 +354,7 @@ def library(backend="cpu"):
     return _loaded[kind]
 
 
-def _installed():
+def _installed() -> str:
     """The system's library, by the name the loader knows it by."""
     name = "libflashsampling.so.%d.%d" % VERSION
     try:

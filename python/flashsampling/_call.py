@@ -1,8 +1,10 @@
 """What goes into a call and what comes out: Head, Batch, Result. Each keeps the arrays it points to alive."""
 import ctypes
+from typing import Any, Iterable, Mapping, Sequence, Union
 
 from . import _c
-from ._arrays import ITEM, as_pointer, converted, integer, is_scalar, is_tensor, new_array, ragged, same_memory
+from ._arrays import (ITEM, Array, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, new_array, ragged,
+                      same_memory)
 
 _SLOT_DTYPES = {
     "temperature": "f32",
@@ -15,11 +17,13 @@ _SLOT_DTYPES = {
     "frequency": "f32",
     "presence": "f32",
 }
+Lists = Any  # per row a dictionary or a list of entries, or a tuple of arrays: see Batch
+Outputs = Union[str, Iterable[str]]
 _FLAGS = {name.lower(): flag for name, flag in _c.Flag.__members__.items()}
 _LIMIT_DTYPES = {"absent": "u32", "top_k": "i32", "edits": "i64", "counts": "i64", "watched": "i64"}
 
 
-def choice(table, value, what):
+def choice(table: Mapping[str, int], value: Any, what: str) -> int:
     """The number of a name; numbers pass, the library judges them."""
     if isinstance(value, str):
         if value not in table:
@@ -28,14 +32,14 @@ def choice(table, value, what):
     return integer(value, "i32", what)
 
 
-def matrix(value, what, dtype):
+def matrix(value: Array, what: str, dtype: str | None) -> Pointer:
     pointer = as_pointer(value, what, dtype)
     if len(pointer.shape) != 2:
         raise ValueError("%s: shape %s, expected two dimensions" % (what, list(pointer.shape)))
     return pointer
 
 
-def check_index(pointer, masks):
+def check_index(pointer: Pointer, masks: int) -> None:
     """Refuses masks that are not there. What lies on a device, or is known by its address alone, is not looked at."""
     if pointer.keep is None or pointer.device != "cpu":
         return
@@ -54,8 +58,9 @@ class Head:
     them do.
     """
 
-    def __init__(self, weights=None, logits=None, *, dtype=None, bias=None, first_token=0, vocab=0, round="f32",
-                 scale=1.0, softcap=0.0, post_scale=1.0, constant=False):
+    def __init__(self, weights: Array = None, logits: Array = None, *, dtype: str | None = None, bias: Array = None,
+                 first_token: int = 0, vocab: int = 0, round: str | int = "f32", scale: float = 1.0,
+                 softcap: float = 0.0, post_scale: float = 1.0, constant: bool = False) -> None:
         if (weights is None) == (logits is None):
             raise ValueError("a head has either weights or logits")
         self.kind = "weights" if logits is None else "logits"
@@ -78,9 +83,9 @@ class Head:
         self.text = (shape + ", %d tokens") % (self.data.shape[self.kind == "weights"], self.vocab)
 
     @property
-    def vocab(self):
+    def vocab(self) -> int:
         """Size of the whole vocabulary."""
-        return self.struct.vocab or self.struct.first_token + self.rows
+        return int(self.struct.vocab or self.struct.first_token + self.rows)
 
 
 class Batch:
@@ -102,17 +107,21 @@ class Batch:
         be converted is refused
     """
 
-    def __init__(self, head, hidden=None, *, hidden_dtype=None, samples=1, mode="sample", noise="exact", flags=0,
-                 fallback_token=-1, group_size=0, list_capacity=0, slot=None, slots=None, position=None, allow=None,
-                 allow_index=None, edits=None, padded_edits=None, seen=None, counts=None, count_list=None, given=None,
-                 watch=None, limits=None, in_place=False, **values):
+    def __init__(self, head: Head, hidden: Array = None, *, hidden_dtype: str | None = None, samples: int = 1,
+                 mode: str | int = "sample", noise: str | int = "exact", flags: int = 0, fallback_token: int = -1,
+                 group_size: int = 0, list_capacity: int = 0, slot: Array = None, slots: int | None = None,
+                 position: int | Array = None, allow: Array = None, allow_index: Array = None, edits: Lists = None,
+                 padded_edits: Sequence[Array] | None = None, seen: Array = None, counts: Array = None,
+                 count_list: Lists = None, given: Array = None, watch: Lists = None,
+                 limits: Mapping[str, int] | None = None, in_place: bool = False, **values: Any) -> None:
         flags = integer(flags, "u32", "flags")
         for name in _FLAGS:
             flags |= _FLAGS[name] * bool(values.pop(name, False))
         unknown = set(values) - set(_SLOT_DTYPES)
         if unknown:
             raise TypeError("unknown rule: %s" % ", ".join(sorted(unknown)))
-        self._keep, self.device, self._made_for, self._in_place = [], head.data.device, head.text, in_place
+        self._keep: list[Pointer] = []
+        self.device, self._made_for, self._in_place = head.data.device, head.text, in_place
         c = self.struct = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct))
         c.mode, c.noise = choice(_c.MODES, mode, "mode"), choice(_c.NOISES, noise, "noise")
         self.samples = c.samples = integer(samples, "i32", "samples")
@@ -144,21 +153,21 @@ class Batch:
         if given is not None:
             self._point("given", self._converted(given, "i32", "given", [self.rows, self.samples]))
 
-    def _converted(self, value, dtype, what, shape):
+    def _converted(self, value: Array, dtype: str, what: str, shape: Sequence[int]) -> Pointer:
         return converted(value, dtype, what, shape, self._in_place)
 
-    def check(self, head):
+    def check(self, head: Head) -> None:
         """Refuses a head that the arrays were not made for."""
         if head.text != self._made_for:
             raise ValueError("the batch was made for a head of %s, not of %s" % (self._made_for, head.text))
         same_memory(head.data.device, self, "batch")
 
-    def _point(self, name, pointer):
+    def _point(self, name: str, pointer: Pointer) -> None:
         same_memory(self.device, pointer, name)
         setattr(self.struct, name, pointer.address)
         self._keep.append(pointer)
 
-    def _set_hidden(self, head, hidden, dtype):
+    def _set_hidden(self, head: Head, hidden: Array, dtype: str | None) -> None:
         c = self.struct
         if head.kind == "logits":
             if hidden is not None:
@@ -178,7 +187,8 @@ class Batch:
         c.rows = self.rows
         self.like = pointer.keep if is_tensor(pointer.keep) else None  # what results are made like: a tensor, or none
 
-    def _set_slots(self, slot, slots, position, values, matrices, count_list):
+    def _set_slots(self, slot: Array, slots: int | None, position: int | Array, values: Mapping[str, Any],
+                   matrices: Sequence[Array], count_list: Lists) -> None:
         c = self.struct
         arrays = {name: value for name, value in values.items() if value is not None and not is_scalar(value)}
         if slots is None:
@@ -208,7 +218,7 @@ class Batch:
         elif position is not None:
             self._point("position", self._converted(position, "u64", "position", [self.rows]))
 
-    def _set_padded_edits(self, count, token, bias):
+    def _set_padded_edits(self, count: Array, token: Array, bias: Array) -> None:
         counts = self._converted(count, "i32", "edit_count", [self.slots])
         self._point("edit_count", counts)
         strides = set()
@@ -228,7 +238,7 @@ class Batch:
             raise ValueError("edit_count: %d, rows have %d entries" % (counts.keep.max(), columns))
         self.struct.edit_stride = stride
 
-    def _set_masks(self, head, allow, allow_index, seen, counts):
+    def _set_masks(self, head: Head, allow: Array, allow_index: Array, seen: Array, counts: Array) -> None:
         words = (head.vocab + 31) // 32
         for name, value, dtype, columns, rows in (
             ("allow", allow, "u32", words, self.rows if allow_index is None else 0),
@@ -271,7 +281,22 @@ class Result:
 
     OUTPUTS = tuple(_SAMPLE_FIELDS) + tuple(_ROW_FIELDS)[1:]
 
-    def __init__(self, batch, outputs=(), *, top=0, logits="raw", tokens="i32"):
+    tokens: Array
+    status: Array
+    score: Array
+    logit: Array
+    logprob: Array
+    rank: Array
+    max_logit: Array
+    log_z: Array
+    top_token: Array
+    top_logit: Array
+    top_logprob: Array
+    watch_logit: Array
+    watch_logprob: Array
+
+    def __init__(self, batch: Batch, outputs: Outputs = (), *, top: int = 0, logits: str = "raw",
+                 tokens: str = "i32") -> None:
         outputs, top = self.OUTPUTS if outputs == "all" else tuple(outputs), integer(top, "i32", "top")
         unknown = set(outputs) - set(self.OUTPUTS)
         if unknown:
@@ -286,7 +311,7 @@ class Result:
         self._set(arrays, top, logits, tokens)
 
     @classmethod
-    def into(cls, batch, arrays, *, logits="raw"):
+    def into(cls, batch: Batch, arrays: Mapping[str, Array], *, logits: str = "raw") -> "Result":
         """A Result of the caller's packed arrays, by name; what is not among them is not asked for. With one sample
         per row [B] does for [B, 1]."""
         tokens = as_pointer(arrays["tokens"], "tokens").dtype if "tokens" in arrays else "i32"
@@ -303,26 +328,26 @@ class Result:
         return result
 
     @staticmethod
-    def _fields(batch, top, tokens):
+    def _fields(batch: Batch, top: int, tokens: str) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Every field's dtype and shape."""
-        fields = {"tokens": (tokens, (batch.rows, batch.samples))}
+        fields: dict[str, tuple[str, tuple[int, ...]]] = {"tokens": (tokens, (batch.rows, batch.samples))}
         for table, shape in ((_SAMPLE_FIELDS, (batch.rows, batch.samples)), (_ROW_FIELDS, (batch.rows,)),
                              (_TOP_FIELDS, (batch.rows, top)), (_WATCH_FIELDS, (batch.watched,))):
             fields.update((name, (dtype, shape)) for name, dtype in table.items())
         return fields
 
-    def _set(self, arrays, top, logits, tokens):
+    def _set(self, arrays: Mapping[str, Array], top: int, logits: str, tokens: str) -> None:
         self.logits, self.tokens_dtype, self.top_count = logits, tokens, top
         self.written = _c.ResultStruct()
         for name in ("tokens", *_SAMPLE_FIELDS, *_ROW_FIELDS, *_TOP_FIELDS, *_WATCH_FIELDS):
             setattr(self, name, arrays.get(name))
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
         """Whether every row has a token. Waits for the device. Needs the statuses among the results."""
         return not bool((self._statuses() & int(_c.Row.NO_TOKEN)).any())
 
-    def check(self):
+    def check(self) -> "Result":
         """Raises ValueError if a row has no token, with the rows and why; returns the result."""
         if not self.ok:
             found = [(row, int(bits)) for row, bits in enumerate(self._statuses().tolist()) if bits & _c.Row.NO_TOKEN]
@@ -331,22 +356,22 @@ class Result:
                                                                    "; ..." * (len(found) > 8)))
         return self
 
-    def _statuses(self):
+    def _statuses(self) -> Array:
         if self.status is None:
             raise ValueError("status: not among the results")
         return self.status
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         found = ["%s %s" % (name, list(array.shape)) for name, array in self.arrays().items()]
         return "<flashsampling.Result %s>" % ", ".join(found)
 
-    def arrays(self):
+    def arrays(self) -> dict[str, Array]:
         """The arrays there are, by name."""
         names = ("tokens", *_SAMPLE_FIELDS, *_ROW_FIELDS, *_TOP_FIELDS, *_WATCH_FIELDS)
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @staticmethod
-    def _pointer(array, name, dtype, shape, batch):
+    def _pointer(array: Array, name: str, dtype: str, shape: tuple[int, ...], batch: Batch) -> Pointer:
         """A Pointer to the caller's own array, of just this shape: the library writes all of it."""
         pointer = as_pointer(array, name, dtype)
         if array is not pointer and array is not pointer.keep:
@@ -360,7 +385,7 @@ class Result:
             raise ValueError("%s: rows are %d bytes apart, expected a packed array" % (name, pointer.stride))
         return pointer
 
-    def struct(self, batch):
+    def struct(self, batch: Batch) -> _c.ResultStruct:
         """The C structure for a call with this batch; refuses arrays that do not fit it, whenever they were set."""
         fields = self._fields(batch, self.top_count, self.tokens_dtype)
         c = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct))
@@ -370,29 +395,32 @@ class Result:
             setattr(c, name, self._pointer(array, name, *fields[name], batch).address)
         return c
 
-    def take(self, c):
+    def take(self, c: _c.ResultStruct) -> "Result":
         """Keeps the structure, into which the call wrote some numbers."""
         self.written = c
         return self
 
     @property
-    def fallback_rows(self):
+    def fallback_rows(self) -> int:
         """How many rows needed a second pass over W."""
         return self.written.fallback_rows
 
     @property
-    def work_bytes(self):
+    def work_bytes(self) -> int:
         """Temporary memory of the call."""
         return self.written.work_bytes
 
     @property
-    def wire_bytes(self):
+    def wire_bytes(self) -> int:
         """Bytes this rank has put into parts or collectives."""
         return self.written.wire_bytes
 
-    def first(self, rows):
+    def first(self, rows: int) -> "Result":
         """The result of the first rows: views of this one's arrays. Those of watched tokens are not cut."""
         result = Result.__new__(Result)
         arrays = {name: a if name in _WATCH_FIELDS else a[:rows] for name, a in self.arrays().items()}
         result._set(arrays, self.top_count, self.logits, self.tokens_dtype)
         return result.take(self.written)
+
+
+Out = Union[Result, dict[str, Array], None]  # what a call writes to

@@ -1,30 +1,32 @@
 """Context: where calls are made; and the functions that need none."""
 import contextlib
 import ctypes
+import enum
 import os
 import threading
 from ctypes import byref
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 from . import _c
-from ._arrays import as_pointer, converted, integer, is_tensor, numpy, same_memory
-from ._call import Batch, Result, choice
+from ._arrays import Array, as_pointer, converted, integer, is_tensor, numpy, same_memory
+from ._call import Batch, Head, Out, Outputs, Result, choice
 
 
 class Error(RuntimeError):
     """A call failed. `status` is its negative number, `name` the status in a word, `text` what exactly was wrong."""
 
-    def __init__(self, status, text):
+    def __init__(self, status: int, text: str) -> None:
         self.status, self.text = status, text
         self.name = _c.library().fs_status_text(status).decode()
         super().__init__("%s: %s" % (self.name, text))
 
 
-def _check(lib, status, context=None):
+def _check(lib: ctypes.CDLL, status: int, context: ctypes.c_void_p | None = None) -> None:
     if status != _c.STATUS_OK:
         raise Error(status, lib.fs_error_text(context).decode(errors="replace"))
 
 
-def _created(lib, status, backend):
+def _created(lib: ctypes.CDLL, status: int, backend: str | int) -> None:
     """_check for a new context, with what to do where the library has no such backend."""
     try:
         _check(lib, status)
@@ -36,7 +38,7 @@ def _created(lib, status, backend):
         raise Error(status, "%s: %s" % (error.text, advice)) from None
 
 
-def _torch_stream():
+def _torch_stream() -> Callable[[int], int] | None:
     """A function that returns the handle of torch's current stream of a device; the quick one where torch has it."""
     try:
         import torch
@@ -53,13 +55,15 @@ class _ParallelFor:
     kept for after the call.
     """
 
-    def __init__(self, function):
-        self.function, self.error = function, None
+    def __init__(self, function: Callable[[int, Callable[[int], None]], object]) -> None:
+        self.function = function
+        self.error: BaseException | None = None
 
-    def __call__(self, user, count, task, arg):
-        left, running, change = set(range(count)), set(), threading.Condition()
+    def __call__(self, user: int | None, count: int, task: Callable[[int | None, int], None], arg: int | None) -> None:
+        left, change = set(range(count)), threading.Condition()
+        running: set[int] = set()
 
-        def run(i):
+        def run(i: int) -> None:
             with change:
                 if i not in left:
                     return
@@ -81,7 +85,7 @@ class _ParallelFor:
         with change:
             change.wait_for(lambda: not running)
 
-    def reraise(self):
+    def reraise(self) -> None:
         error, self.error = self.error, None
         if error is not None:
             raise error
@@ -99,9 +103,13 @@ class Context:
     every call.
     """
 
-    def __init__(self, backend="auto", *, device=0, threads=0, block=0, log=None, parallel_for=None, work=0,
-                 fallback_bytes=None, stream=None, check_pointers=False):
-        self._context = self.parallel_for = None
+    def __init__(self, backend: str | int = "auto", *, device: int = 0, threads: int = 0, block: int = 0,
+                 log: Callable[[str], object] | None = None,
+                 parallel_for: Callable[[int, Callable[[int], None]], object] | None = None, work: int = 0,
+                 fallback_bytes: int | None = None, stream: int | None = None, check_pointers: bool = False) -> None:
+        self._context: ctypes.c_void_p | None = None
+        self.parallel_for: _ParallelFor | None = None
+        self.current_stream: Callable[[int], int] | None = None
         # The environment overrules the caller's backend in C too.
         self.library = _c.library(os.environ.get("FLASHSAMPLING_BACKEND", backend))
         o = _c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct))
@@ -120,37 +128,37 @@ class Context:
         _created(self.library, self.library.fs_context_create(byref(o), byref(out)), backend)
         self._context, self.busy = out, threading.Lock()
         self.device = "cuda:%d" % o.device if self.text.startswith("cuda") else "cpu"
-        self._stream_now, self.current_stream = stream, None
+        self._stream_now = stream
         if self.device != "cpu" and stream is None:
             self.current_stream = _torch_stream()
         if work:
             self.set_work(work)
 
-    def close(self):
+    def close(self) -> None:
         """Frees the context; further calls fail."""
         if self._context:
             self.library.fs_context_destroy(self._context)
             self._context = None
 
-    def __enter__(self):
+    def __enter__(self) -> "Context":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self):
+    def __del__(self) -> None:
         if getattr(self, "_context", None):
             self.close()
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return "<flashsampling.Context %s>" % self.text
 
-    def handle(self):
+    def handle(self) -> ctypes.c_void_p:
         if not self._context:
             raise ValueError("the context is closed")
         return self._context
 
-    def _run(self, function, head, batch, *rest):
+    def _run(self, function: Callable[..., int], head: Head, batch: Batch, *rest: Any) -> None:
         handle = self.handle()
         same_memory(self.device, head.data, "head")
         with self.entered():
@@ -158,7 +166,7 @@ class Context:
         self.check(status)
 
     @contextlib.contextmanager
-    def entered(self):
+    def entered(self) -> Iterator[None]:
         """Around a call in C: nobody else is in one, and it goes to the stream that is meant now."""
         if not self.busy.acquire(False):
             raise self.in_use()
@@ -170,43 +178,45 @@ class Context:
             self.busy.release()
 
     @staticmethod
-    def in_use():
+    def in_use() -> RuntimeError:
         return RuntimeError("the context is in a call of another thread: use one context per thread")
 
-    def follow(self):
+    def follow(self) -> None:
         """Calls go to torch's current stream from here on."""
+        assert self.current_stream is not None
         stream = self.current_stream(self._options.device)
         if stream != self._stream_now:
             self._set_stream(stream)
 
-    def check(self, status):
+    def check(self, status: int) -> None:
         """Raises what went wrong in a call: what the caller's threads raised, or what C says."""
         if self.parallel_for:
             self.parallel_for.reraise()
         _check(self.library, status, self._context)
 
     @property
-    def text(self):
+    def text(self) -> str:
         """One line: backend, instruction set, threads."""
         return self.library.fs_context_text(self.handle()).decode() if self._context else "closed"
 
     @staticmethod
-    def _stream(handle):
+    def _stream(handle: int | None) -> int | None:
         """A handle as the library takes it: 0 is CUDA's default stream, said explicitly; None is no stream."""
         return _c.STREAM_DEFAULT if handle == 0 else handle
 
-    def set_stream(self, stream):
+    def set_stream(self, stream: int | None) -> None:
         """CUDA: the stream of the calls that follow (its handle, 0: the default stream); they wait for those before."""
         self.current_stream = None
         self._set_stream(stream)
 
-    def _set_stream(self, stream):
+    def _set_stream(self, stream: int | None) -> None:
         _check(self.library, self.library.fs_context_set_stream(self.handle(), self._stream(stream)), self._context)
         self._stream_now = stream
 
-    def set_work(self, size):
+    def set_work(self, size: int) -> None:
         """Sets aside `size` bytes once, so that calls never allocate (work_size tells how many); 0 gives them back."""
-        memory = address = None
+        memory: Any = None
+        address = None
         if size and self.device != "cpu":
             import torch
 
@@ -219,7 +229,8 @@ class Context:
         self._work = memory
 
     @staticmethod
-    def _arguments(head, hidden, out, outputs, top, logits, tokens, rules):
+    def _arguments(head: Head, hidden: Array | Batch, out: Out, outputs: Outputs, top: int, logits: str, tokens: str,
+                   rules: Mapping[str, Any]) -> tuple[Batch, Result]:
         if isinstance(hidden, Batch):
             if rules:
                 raise TypeError("a Batch has its rules already: %s" % ", ".join(rules))
@@ -231,8 +242,8 @@ class Context:
             return batch, Result.into(batch, out, logits=logits)
         return batch, out if out is not None else Result(batch, outputs, top=top, logits=logits, tokens=tokens)
 
-    def sample(self, head, hidden=None, *, ranks=None, out=None, outputs=(), top=0, logits="raw", tokens="i32",
-               **rules):
+    def sample(self, head: Head, hidden: Array | Batch = None, *, ranks: int | None = None, out: Out = None,
+               outputs: Outputs = (), top: int = 0, logits: str = "raw", tokens: str = "i32", **rules: Any) -> Result:
         """Draws every row and returns a Result.
 
         hidden is [B, D] (None for stored logits), or a Batch. outputs names what is wanted besides tokens and status
@@ -248,8 +259,8 @@ class Context:
             self._run(lambda context, *rest: self.library.fs_sample_ranks(context, ranks, *rest), head, batch, byref(c))
         return result.take(c)
 
-    def work_size(self, head, hidden=None, *, every=True, out=None, outputs=(), top=0, logits="raw", tokens="i32",
-                  **rules):
+    def work_size(self, head: Head, hidden: Array | Batch = None, *, every: bool = True, out: Out = None,
+                  outputs: Outputs = (), top: int = 0, logits: str = "raw", tokens: str = "i32", **rules: Any) -> int:
         """Bytes of work memory `sample` with these arguments takes, for every row; without `every` rows whose cut is
         too wide for one pass come back INCOMPLETE."""
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
@@ -257,14 +268,16 @@ class Context:
         self._run(self.library.fs_work_size, head, batch, byref(c), byref(common), byref(all_))
         return all_.value if every else common.value
 
-    def partial_size(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
+    def partial_size(self, head: Head, hidden: Array | Batch = None, *, out: Out = None, outputs: Outputs = (),
+                     top: int = 0, logits: str = "raw", tokens: str = "i32", **rules: Any) -> int:
         """Bytes of one part; the same on every shard."""
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         bytes_, c = ctypes.c_size_t(), result.struct(batch)
         self._run(self.library.fs_partial_size, head, batch, byref(c), byref(bytes_))
         return bytes_.value
 
-    def partial(self, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
+    def partial(self, head: Head, hidden: Array | Batch = None, *, out: Out = None, outputs: Outputs = (),
+                top: int = 0, logits: str = "raw", tokens: str = "i32", **rules: Any) -> Array:
         """This shard's summary as an array of bytes (on "cuda" a tensor of its device), for merge. The arguments say what
         will be asked of merge."""
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
@@ -280,11 +293,11 @@ class Context:
         return part
 
     @staticmethod
-    def _address(part):
+    def _address(part: Array) -> int:
         return part.data_ptr() if is_tensor(part) else part.ctypes.data
 
     @staticmethod
-    def _check_sizes(parts, size):
+    def _check_sizes(parts: Sequence[Array], size: int) -> None:
         """C reads parts as far as this call's go: it is not told how long they are."""
         for i, part in enumerate(parts):
             found = part.numel() * part.element_size() if is_tensor(part) else part.nbytes
@@ -292,7 +305,8 @@ class Context:
                 text = "part %d of %d: %d bytes, the parts of this call have %d" % (i, len(parts), found, size)
                 raise Error(_c.STATUS_PEER, text)
 
-    def merge(self, parts, head, hidden=None, *, out=None, outputs=(), top=0, logits="raw", tokens="i32", **rules):
+    def merge(self, parts: Sequence[Array], head: Head, hidden: Array | Batch = None, *, out: Out = None,
+              outputs: Outputs = (), top: int = 0, logits: str = "raw", tokens: str = "i32", **rules: Any) -> Result:
         """The Result of all parts together, one per shard. The other arguments are those the parts were made with."""
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         arrays = [part if is_tensor(part) else numpy().frombuffer(part, "u1") for part in parts]
@@ -303,7 +317,7 @@ class Context:
         return result.take(c)
 
 
-def accept(draft, target, *, context=None, out=None):
+def accept(draft: Array, target: Array, *, context: Context | None = None, out: Array = None) -> Array:
     """How many leading tokens of draft [S, k] equal those of target [S, k + 1], per sequence: int32 or int64 as it is.
 
     In device memory with a context of "cuda" and out, int32 [S] in device memory; the call is then only queued.
@@ -326,7 +340,7 @@ def accept(draft, target, *, context=None, out=None):
     return out
 
 
-def _bits(kind, value, what):
+def _bits(kind: type[enum.IntFlag], value: int | Iterable[str | int], what: str) -> int:
     """Bits of an IntFlag from their sum or from names."""
     if isinstance(value, int):
         return integer(value, "u32", what)
@@ -334,8 +348,11 @@ def _bits(kind, value, what):
     return sum({choice(names, name, what) for name in value})
 
 
-def supports(backend, *, call="sample", kind="weights", dtype="f32", hidden_dtype=None, mode="sample", noise="exact",
-             samples=1, logits="raw", rules=(), results=(), flags=0, group_size=0):
+def supports(backend: str | int, *, call: str | int = "sample", kind: str | int = "weights", dtype: str | int = "f32",
+             hidden_dtype: str | int | None = None, mode: str | int = "sample", noise: str | int = "exact",
+             samples: int = 1, logits: str | int = "raw", rules: int | Iterable[str] = (),
+             results: int | Iterable[str] = (), flags: int | Iterable[str] = 0,
+             group_size: int = 0) -> tuple[bool, str]:
     """Whether a backend does such calls, and "" or why not, in the words a call would be refused with.
 
     Names are those of Batch, Head and Result; rules are some of "top_k", "top_p", "min_p", "allow", "edits",
@@ -356,24 +373,24 @@ def supports(backend, *, call="sample", kind="weights", dtype="f32", hidden_dtyp
     status = lib.fs_supports(choice(_c.BACKENDS, backend, "backend"), byref(o), byref(why))
     if status != _c.STATUS_UNSUPPORTED:
         _check(lib, status)
-    return status == _c.STATUS_OK, why.value.decode()
+    return status == _c.STATUS_OK, (why.value or b"").decode()
 
 
-def noise_gumbel(seed, position, sample, stream, token):
+def noise_gumbel(seed: int, position: int, sample: int, stream: int, token: int) -> float:
     """The Gumbel value of one token in one draw."""
     return _c.library().fs_noise_gumbel(seed, position, sample, stream, token)
 
 
-def seed_spread(seed, slot):
+def seed_spread(seed: int, slot: int) -> int:
     """The seed slot `slot` draws with where the scalar `seed` was given."""
     return _c.library().fs_seed_spread(seed, slot)
 
 
-def version():
+def version() -> str:
     """The library's version as text."""
     return _c.library().fs_version_text().decode()
 
 
-def noise_id():
+def noise_id() -> int:
     """Which noise mapping the library draws with; bit 31 = draft."""
     return _c.library().fs_noise_id()

@@ -149,7 +149,7 @@ class Sampler:
         pointer = as_pointer(hidden, what, self._input.dtype)
         shape, most = pointer.shape, self._input.shape
         if len(shape) != 2 or shape[1] != most[1] or shape[0] > most[0]:
-            raise ValueError("%s: shape %s, expected [up to %d, %d]" % (what, list(shape), *most))
+            raise ValueError("%s: shape %s, expected [up to %d, %d]" % (what, list(shape), most[0], most[1]))
         same_memory(self.context.device, pointer, what)
         self._kept = pointer
         result = self._result if shape[0] == most[0] else self._result.first(shape[0])

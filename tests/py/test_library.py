@@ -5,9 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
 
 from flashsampling import _c
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 
 LOADED = """
 import flashsampling as fs
