@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""What pyproject.toml says is true: its version is the header's and the binding's, every file it names is there, and the
+modules of the package import nothing at their top that only some users have."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python" / "flashsampling"
+# Modules whose point is another package; the rest may import it inside functions alone.
+OTHERS = {"torch": {"torch.py"}, "transformers": {"transformers.py"}}
+bad = []
+
+text = (ROOT / "pyproject.toml").read_text()
+header = (ROOT / "include" / "flashsampling.h").read_text()
+version = [re.search(rf"^#define FS_VERSION_{part} (\d+)$", header, re.M)[1] for part in ("MAJOR", "MINOR", "PATCH")]
+
+pattern = re.search(r"^regex = '''(.*)'''$", text, re.M)[1]
+found = re.search(pattern, header, re.M)
+if not found or list(found.groups()) != version:
+    bad.append(f"pyproject.toml: the regex of the version finds {found and found.groups()}, the header says {version}")
+binding = re.search(r"^VERSION = \((\d+), (\d+)\)", (PACKAGE / "_c.py").read_text(), re.M)
+if not binding or list(binding.groups()) != version[:2]:
+    bad.append(f"python/flashsampling/_c.py: VERSION is not {version[:2]}, the header's")
+if not (PACKAGE / "py.typed").exists():
+    bad.append("python/flashsampling/py.typed is missing: the package says that it is typed")
+
+# The lists of the source distribution: what CMake includes must be among them, and each must match something.
+included = re.search(r"^include = \[(.*?)\]", text, re.M | re.S)[1]
+excluded = re.search(r"^exclude = \[(.*?)\]", text, re.M | re.S)[1]
+for name in re.findall(r'"/([^"]+)"', included + excluded):
+    if not list(ROOT.glob(name.replace("**", "**/*"))):
+        bad.append(f"pyproject.toml: the source distribution names {name}, which is not there")
+for file in ("CMakeLists.txt", "cmake/python.cmake"):
+    for name in re.findall(r"^\s*include\((cmake/\w+\.cmake)\)", (ROOT / file).read_text(), re.M):
+        if f'"/{name}"' in excluded and file == "cmake/python.cmake":
+            bad.append(f"pyproject.toml: {name} is left out of the source distribution, {file} includes it")
+
+
+def top_imports(tree):
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module.split(".")[0]
+
+
+known = set(sys.stdlib_module_names)
+for file in sorted(PACKAGE.rglob("*.py")):
+    for name in top_imports(ast.parse(file.read_text())):
+        if name not in known and file.name not in OTHERS.get(name, ()):
+            bad.append(f"{file.relative_to(ROOT)}: imports {name} at its top; only functions may")
+
+print("\n".join(bad) or "pyproject.toml is right")
+sys.exit(1 if bad else 0)
