@@ -16,7 +16,7 @@ if(FS_CUDA STREQUAL "AUTO")
     if(nvcc_version VERSION_GREATER_EQUAL oldest_nvcc)
         set(FS_CUDA ON)
         message(STATUS "flashsampling: nvcc ${nvcc_version} is here, so the CUDA library is built too, which takes "
-                "minutes (-C cmake.define.FS_CUDA=OFF leaves it out)")
+                "minutes (--config-settings=cmake.define.FS_CUDA=OFF leaves it out)")
     else()
         set(FS_CUDA OFF)
         message(STATUS "flashsampling: no nvcc ${oldest_nvcc} or later is on the PATH, so the CUDA library is left out")
