@@ -110,6 +110,25 @@ def test_its_files_lie_in_its_folder_and_nothing_is_missing(python, tmp_path):
     run(python, "-m", "pip", "check", cwd=tmp_path)
 
 
+def test_a_cuda_library_in_it_is_loaded_when_it_is_asked_for(python, tmp_path):
+    """And answers, also where there is neither driver nor device: then a context is refused, and nothing dies."""
+    with zipfile.ZipFile(WHEEL) as archive:
+        if "flashsampling/lib/libflashsampling_cuda.so" not in archive.namelist():
+            pytest.skip("the wheel has no CUDA library; WHEEL=file tests one that has")
+    code = """
+import flashsampling as fs
+fs.Context("cpu")
+assert "_cuda.so" not in open("/proc/self/maps").read()
+assert fs.supports("cuda", dtype="bf16") == (True, "")
+assert "_cuda.so" in open("/proc/self/maps").read()
+try:
+    fs.Context("cuda")
+except fs.Error as error:
+    assert error.name == "device", error
+"""
+    run(python, "-c", code, cwd=tmp_path)
+
+
 @pytest.mark.skipif(not (PACKAGE / "__main__.py").exists(), reason="the package has no command line")
 def test_its_command_line_starts_without_torch(python, tmp_path):
     assert "usage" in run(python, "-m", "flashsampling", "--help", cwd=tmp_path).lower()
