@@ -44,8 +44,10 @@ class Pointer:
 
 def is_device(name: Any) -> bool:
     """Whether this names a kind of memory the library knows."""
+    if name == "cpu" or name == "cuda:0":
+        return True
     kind, colon, number = str(name).partition(":")
-    return name == "cpu" or kind == "cuda" and (not colon or number.isdigit())
+    return kind == "cuda" and (not colon or number.isdigit())
 
 
 def same_memory(device: str | None, pointer: Any, what: str) -> None:
@@ -58,6 +60,8 @@ def same_memory(device: str | None, pointer: Any, what: str) -> None:
 
 
 def is_scalar(value: Any) -> bool:
+    if type(value) in (int, float):
+        return True
     return isinstance(value, numbers.Number) or getattr(value, "shape", None) == ()
 
 
@@ -67,8 +71,10 @@ def no_integer(value: Any, dtype: str, what: str) -> ValueError:
 
 def integer(value: Any, dtype: str, what: str) -> int:
     """A number as an int that this dtype holds: ctypes would wrap it silently."""
-    value = value.item() if hasattr(value, "item") else value
     low, high = LIMITS[dtype]
+    if type(value) is int and low <= value <= high:
+        return value
+    value = value.item() if hasattr(value, "item") else value
     if not (low <= value <= high and value == int(value)):
         raise no_integer(value, dtype, what)
     return int(value)
@@ -200,14 +206,23 @@ def ragged(value: Any, rows: int, dtypes: Sequence[str], what: str, in_place: bo
     return pointers
 
 
-def new_array(like: Any, dtype: str, shape: Sequence[int]) -> Array:
+_torch_dtypes: dict[str, Any] = {}
+
+
+def torch_dtype(dtype: str) -> Any:
+    """torch's type for ours; the signed one for an unsigned."""
+    if not _torch_dtypes:
+        import torch
+
+        _torch_dtypes.update((ours, getattr(torch, name)) for name, ours in TENSORS.items() if hasattr(torch, name))
+    return _torch_dtypes[UNSIGNED.get(dtype, dtype)]
+
+
+def new_array(like: Any, dtype: str, shape: Sequence[int]) -> Any:
     """An uninitialised array of the kind of `like`: a tensor on its device, or numpy's."""
     if like is None:
         return numpy().empty(shape, TYPESTR[dtype])
-    import torch
-
-    name = next(name for name, d in TENSORS.items() if d == UNSIGNED.get(dtype, dtype))
-    return torch.empty(shape, dtype=getattr(torch, name), device=like.device)
+    return like.new_empty(shape, dtype=torch_dtype(dtype))
 
 
 def to_bf16(values: Array) -> Any:

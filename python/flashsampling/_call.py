@@ -115,8 +115,8 @@ class Batch:
                  count_list: Lists = None, given: Array = None, watch: Lists = None,
                  limits: Mapping[str, int] | None = None, in_place: bool = False, **values: Any) -> None:
         flags = integer(flags, "u32", "flags")
-        for name in _FLAGS:
-            flags |= _FLAGS[name] * bool(values.pop(name, False))
+        for name in _FLAGS.keys() & values.keys():
+            flags |= _FLAGS[name] * bool(values.pop(name))
         unknown = set(values) - set(_SLOT_DTYPES)
         if unknown:
             raise TypeError("unknown rule: %s" % ", ".join(sorted(unknown)))
@@ -263,10 +263,12 @@ class Batch:
             self._point("allow_index", pointer)
 
 
+# Fields by the shape they have.
 _SAMPLE_FIELDS = {"score": "f32", "logit": "f32", "logprob": "f32", "rank": "i32"}
 _ROW_FIELDS = {"status": "u32", "max_logit": "f32", "log_z": "f32"}
 _TOP_FIELDS = {"top_token": "i32", "top_logit": "f32", "top_logprob": "f32"}
 _WATCH_FIELDS = {"watch_logit": "f32", "watch_logprob": "f32"}
+_FIELDS = ("tokens", *_SAMPLE_FIELDS, *_ROW_FIELDS, *_TOP_FIELDS, *_WATCH_FIELDS)
 
 
 class Result:
@@ -281,19 +283,19 @@ class Result:
 
     OUTPUTS = tuple(_SAMPLE_FIELDS) + tuple(_ROW_FIELDS)[1:]
 
-    tokens: Array
-    status: Array
-    score: Array
-    logit: Array
-    logprob: Array
-    rank: Array
-    max_logit: Array
-    log_z: Array
-    top_token: Array
-    top_logit: Array
-    top_logprob: Array
-    watch_logit: Array
-    watch_logprob: Array
+    tokens: Array = None
+    status: Array = None
+    score: Array = None
+    logit: Array = None
+    logprob: Array = None
+    rank: Array = None
+    max_logit: Array = None
+    log_z: Array = None
+    top_token: Array = None
+    top_logit: Array = None
+    top_logprob: Array = None
+    watch_logit: Array = None
+    watch_logprob: Array = None
 
     def __init__(self, batch: Batch, outputs: Outputs = (), *, top: int = 0, logits: str = "raw",
                  tokens: str = "i32") -> None:
@@ -306,9 +308,8 @@ class Result:
                              "{\"tokens\": ...}" % batch.device)
         wanted = ("tokens", "status") + outputs + tuple(_TOP_FIELDS) * bool(top)
         wanted += tuple(_WATCH_FIELDS) * bool(batch.watched)
-        fields = self._fields(batch, top, tokens)
-        arrays = {name: new_array(batch.like, *fields[name]) for name in wanted}
-        self._set(arrays, top, logits, tokens)
+        self._set({name: new_array(batch.like, *self._field(name, batch, top, tokens)) for name in wanted}, top, logits,
+                  tokens)
 
     @classmethod
     def into(cls, batch: Batch, arrays: Mapping[str, Array], *, logits: str = "raw") -> "Result":
@@ -318,29 +319,31 @@ class Result:
         if tokens not in ("i32", "i64"):
             raise TypeError("tokens: of type %s, expected i32 or i64" % tokens)
         top = next((arrays[name].shape[-1] for name in _TOP_FIELDS if name in arrays), 0)
-        fields = cls._fields(batch, top, tokens)
         for name in arrays:
-            if name not in fields:
-                raise ValueError("out: %s: expected some of %s" % (name, ", ".join(fields)))
+            if name not in _FIELDS:
+                raise ValueError("out: %s: expected some of %s" % (name, ", ".join(_FIELDS)))
         result = cls.__new__(cls)
         result._set(arrays, top, logits, tokens)
         result.struct(batch)
         return result
 
     @staticmethod
-    def _fields(batch: Batch, top: int, tokens: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Every field's dtype and shape."""
-        fields: dict[str, tuple[str, tuple[int, ...]]] = {"tokens": (tokens, (batch.rows, batch.samples))}
-        for table, shape in ((_SAMPLE_FIELDS, (batch.rows, batch.samples)), (_ROW_FIELDS, (batch.rows,)),
-                             (_TOP_FIELDS, (batch.rows, top)), (_WATCH_FIELDS, (batch.watched,))):
-            fields.update((name, (dtype, shape)) for name, dtype in table.items())
-        return fields
+    def _field(name: str, batch: Batch, top: int, tokens: str) -> tuple[str, tuple[int, ...]]:
+        """A field's dtype and shape."""
+        if name == "tokens":
+            return tokens, (batch.rows, batch.samples)
+        if name in _ROW_FIELDS:
+            return _ROW_FIELDS[name], (batch.rows,)
+        if name in _SAMPLE_FIELDS:
+            return _SAMPLE_FIELDS[name], (batch.rows, batch.samples)
+        if name in _TOP_FIELDS:
+            return _TOP_FIELDS[name], (batch.rows, top)
+        return _WATCH_FIELDS[name], (batch.watched,)
 
     def _set(self, arrays: Mapping[str, Array], top: int, logits: str, tokens: str) -> None:
         self.logits, self.tokens_dtype, self.top_count = logits, tokens, top
         self.written = _c.ResultStruct()
-        for name in ("tokens", *_SAMPLE_FIELDS, *_ROW_FIELDS, *_TOP_FIELDS, *_WATCH_FIELDS):
-            setattr(self, name, arrays.get(name))
+        self.__dict__.update(arrays)
 
     @property
     def ok(self) -> bool:
@@ -367,8 +370,7 @@ class Result:
 
     def arrays(self) -> dict[str, Array]:
         """The arrays there are, by name."""
-        names = ("tokens", *_SAMPLE_FIELDS, *_ROW_FIELDS, *_TOP_FIELDS, *_WATCH_FIELDS)
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: array for name in _FIELDS if (array := getattr(self, name)) is not None}
 
     @staticmethod
     def _pointer(array: Array, name: str, dtype: str, shape: tuple[int, ...], batch: Batch) -> Pointer:
@@ -387,12 +389,12 @@ class Result:
 
     def struct(self, batch: Batch) -> _c.ResultStruct:
         """The C structure for a call with this batch; refuses arrays that do not fit it, whenever they were set."""
-        fields = self._fields(batch, self.top_count, self.tokens_dtype)
         c = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct))
         c.tokens_dtype = choice(_c.DTYPES, self.tokens_dtype, "tokens")
         c.logits, c.top_count = choice(_c.LOGITS, self.logits, "logits"), self.top_count
         for name, array in self.arrays().items():
-            setattr(c, name, self._pointer(array, name, *fields[name], batch).address)
+            field = self._field(name, batch, self.top_count, self.tokens_dtype)
+            setattr(c, name, self._pointer(array, name, *field, batch).address)
         return c
 
     def take(self, c: _c.ResultStruct) -> "Result":

@@ -4,7 +4,8 @@ import ctypes
 from typing import Any, Callable, Dict, Optional, Sequence, Union
 
 from . import _c
-from ._arrays import TENSORS, TYPESTR, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, numpy, same_memory
+from ._arrays import (TYPESTR, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, numpy, same_memory,
+                      torch_dtype)
 from ._call import Batch, Head, Result
 from ._context import Context
 from ._sample import fresh_seed
@@ -14,8 +15,7 @@ def _tensor_address(like: Any, dtype: str) -> Callable[[Any], Optional[int]]:
     """A function: the address of a packed tensor of this type on the device of `like`, None for everything else."""
     import torch
 
-    name = next(name for name, found in TENSORS.items() if found == dtype)
-    tensor, wanted, device = torch.Tensor, getattr(torch, name), like.device
+    tensor, wanted, device = torch.Tensor, torch_dtype(dtype), like.device
 
     def address(value: Any) -> Optional[int]:
         good = type(value) is tensor and value.dtype is wanted and value.is_contiguous() and value.device == device
