@@ -1,0 +1,293 @@
+"""Hugging Face transformers: generate() draws inside the LM-head matmul, and no logits are stored.
+
+    import flashsampling.transformers as fst
+
+    fst.patch(model)                                        # or: with fst.patch(model): ...
+    model.generate(**inputs, do_sample=True, top_p=0.9)     # fused
+    fst.unpatch(model)
+
+    model.generate(**inputs, do_sample=True, custom_generate=fst.generate)    # without a patch, one call
+
+The decoding loop is transformers' own. During it the output embedding keeps its input and computes nothing, and where
+the loop asks its logits processors for scores, the tokens are drawn from the hidden states, by rules read from those
+same processors. What is not served (Unserved says why) is left to transformers, with one line to the logger
+"flashsampling".
+
+Seeds: a call that samples takes 64 bits from torch's default generator, so torch.manual_seed reproduces it; the step is
+the position. The tokens are not those that transformers draws with the same seed; their distribution is the same.
+
+generate_batch (continuous batching) is not served: its runner samples within the captured graph and hands over rows
+without their requests or positions, so there is no place to draw from hidden states outside of it.
+"""
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import threading
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMixin
+
+from ._call import Head
+from ._context import Context, Error, supports
+from ._hf_head import NAMES, TOLERANCE, fingerprint, fit, known, output_embedding, tapped
+from ._hf_rules import Rules, Unserved
+from ._sample import fresh_seed, generation
+
+__all__ = ["generate", "patch", "unpatch"]
+
+_logger = logging.getLogger("flashsampling")
+_contexts = threading.local()
+# What is known of a model: its fingerprint, and what its Head does to logits or the reason why it is not served.
+_known: WeakKeyDictionary[Any, tuple[tuple[Any, ...], dict[str, Any] | str]] = WeakKeyDictionary()
+_LIST_BYTES = 2**62  # a cut is never too wide: transformers would sort the whole row
+
+
+def _context(device: torch.device) -> Context:
+    """This thread's context for a device; on the CPU with as many threads as torch has."""
+    key = (generation(), device, torch.get_num_threads())
+    made: dict[Any, Context] = _contexts.__dict__.setdefault("made", {})
+    if key not in made:
+        if device.type == "cuda":
+            made[key] = Context("cuda", device=device.index)
+        else:
+            made[key] = Context("cpu", threads=torch.get_num_threads(), fallback_bytes=_LIST_BYTES)
+    return made[key]
+
+
+class _Drawn:
+    """Tokens where transformers expects scores: whichever way it chooses from scores, these are chosen."""
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self.tokens = tokens
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.nn.functional.softmax:
+            return args[0]
+        if function is torch.multinomial:
+            return args[0].tokens[:, None]
+        if function is torch.argmax:
+            return args[0].tokens
+        raise NotImplementedError("flashsampling: this version of transformers does %s with scores" % function)
+
+
+class _Drawer:
+    """Takes hidden states from the output embedding, and the place of the logits processors, for one generate()."""
+
+    def __init__(self, model: Any, processors: Any, do_sample: bool) -> None:
+        self.model, self.processors, self.do_sample = model, processors, do_sample
+        self.embedding = output_embedding(model)
+        weight = self.embedding.weight
+        self.vocab, self.device = weight.shape[0], weight.device
+        if torch.is_autocast_enabled(self.device.type):
+            raise Unserved("autocast is on, which changes the type of the head's product")
+        self.rules = Rules(processors, do_sample, self.vocab)
+        rules, flags = self.rules.used()
+        try:
+            done, why = supports(self.device.type, dtype=NAMES[weight.dtype], rules=rules, flags=flags)
+        except Error as error:
+            done, why = False, error.text
+        if not done:
+            raise Unserved("backend %s: %s" % (self.device.type, why))
+        self.fingerprint = fingerprint(model, self.embedding)
+        found = _known.get(model)
+        proof = found[1] if found and found[0] == self.fingerprint else None
+        if isinstance(proof, str):
+            raise Unserved(proof)
+        self.head = None if proof is None else self._head(proof)
+        self.refused = False
+        self.hidden: torch.Tensor | None = None
+        self.sent: Any = None
+        self.seed: int | None = None
+        self.step = 0
+
+    def _head(self, proof: dict[str, Any]) -> Head:
+        bias = self.embedding.bias
+        return Head(self.embedding.weight.detach(), bias=None if bias is None else bias.detach().float(), **proof)
+
+    def take(self, hidden: torch.Tensor, original: Any) -> Any:
+        """In place of the output embedding's forward. What it returns goes through the rest of the model's forward."""
+        if self.refused or hidden.dim() != 3:
+            return original(hidden)
+        self.hidden = hidden[:, -1].to(self.device).contiguous()
+        if self.head is not None:
+            return hidden.new_zeros(hidden.shape[0], 1, 1)
+        logits = original(hidden[:, -1:])
+        self.rounded = logits.dtype
+        numbers = known(self.vocab, logits.device).expand(1, 1, -1)
+        self.sent = torch.cat([logits.float(), numbers])  # one row more than the batch has
+        return self.sent
+
+    def __call__(self, input_ids: torch.Tensor, logits: torch.Tensor) -> Any:
+        """In place of the logits processors."""
+        if self.refused:
+            return self.processors(input_ids, logits)
+        if self.head is None or self.hidden is None:
+            try:
+                self._prove(logits)
+            except (Unserved, Error) as reason:
+                self.refused = True
+                _known[self.model] = self.fingerprint, str(reason)
+                _log(reason)
+                return self.processors(input_ids, logits[: input_ids.shape[0]])
+        tokens = self._draw(input_ids).to(input_ids.device)
+        self.hidden, self.step = None, self.step + 1
+        return _Drawn(tokens)
+
+    def _prove(self, came: torch.Tensor) -> None:
+        """Sees from the model's own logits, and from the known numbers in the row behind them, that ours are equal."""
+        if self.hidden is None:
+            raise Unserved("the model's forward did not call its output embedding with hidden states [B, T, D]")
+        if came.shape != (self.hidden.shape[0] + 1, self.vocab) or self.rounded not in NAMES:
+            text = "the model gives logits %s, its output embedding %s"
+            raise Unserved(text % (list(came.shape), list(self.sent[:, 0].shape)))
+        came = came.to(self.device)
+        scale, softcap = fit(self.sent[[0, -1], 0], came[[0, -1]])
+        stock = came[:-1]
+        proof = dict(round=NAMES[self.rounded], scale=scale, softcap=softcap)
+        head = self._head(proof)
+        ids, ours = self._some_logits(head, stock)
+        theirs = stock.gather(1, ids)
+        worst = (ours - theirs).abs().max().item()
+        limit = TOLERANCE[NAMES[self.rounded]] * stock.abs().max().item()
+        if not worst <= limit:
+            at = (ours - theirs).abs().argmax()
+            text = "logits are not the model's own: token %d has %.6g, expected %.6g"
+            raise Unserved(text % (ids.flatten()[at], ours.flatten()[at], theirs.flatten()[at]))
+        self.head, self.sent = head, None
+        _known[self.model] = self.fingerprint, proof
+
+    def _some_logits(self, head: Head, stock: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens [B, n] and our logits of them: 31 over the vocabulary and the likeliest, or just that one."""
+        assert self.hidden is not None
+        rows, best = stock.shape[0], stock.argmax(-1, keepdim=True)
+        kind, context = NAMES[self.embedding.weight.dtype], _context(self.device)
+        if supports(self.device.type, dtype=kind, mode="score", samples=32, results=["logit"])[0]:
+            spread = torch.linspace(0, self.vocab - 1, 31, device=self.device).long().expand(rows, -1)
+            ids = torch.cat([spread, best], -1)
+            result = context.sample(head, self.hidden, mode="score", samples=32, given=ids.int(), outputs=["logit"])
+            return ids, result.check().logit
+        result = context.sample(head, self.hidden, temperature=0.0, tokens="i64", outputs=["max_logit"]).check()
+        return torch.cat([result.tokens, best], -1), result.max_logit[:, None].expand(-1, 2)
+
+    def _draw(self, input_ids: torch.Tensor) -> torch.Tensor:
+        assert self.hidden is not None
+        if self.seed is None:
+            self.seed = fresh_seed(self.hidden) if self.do_sample else 0
+        rules, forced = self.rules.at(input_ids.to(self.device))
+        head, hidden = self.head, self.hidden
+        if forced is not None:
+            if not forced:
+                raise ValueError("step %d: the tokens that are forced are banned as well" % self.step)
+            zeros = torch.zeros(hidden.shape[0], len(forced), device=self.device)
+            head, hidden = Head(logits=zeros), None  # type: ignore[assignment]
+        result = _context(self.device).sample(head, hidden, seed=self.seed, position=self.step, tokens="i64", **rules)
+        tokens = result.check().tokens[:, 0]
+        return tokens if forced is None else torch.tensor(forced, device=self.device)[tokens]
+
+
+def _log(reason: Any) -> None:
+    _logger.warning("transformers draws this itself, from stored logits: %s", reason)
+
+
+def _decode(model: Any, loop: Any, input_ids: torch.Tensor, logits_processor: Any, generation_config: Any,
+            **arguments: Any) -> Any:
+    """The decoding loop `loop`, with our draws where they can be had."""
+    if generation_config.is_assistant:  # a few tokens for another model, which wants their logits
+        return loop(model, input_ids, logits_processor=logits_processor, generation_config=generation_config,
+                    **arguments)
+    try:
+        if loop != GenerationMixin._sample:
+            raise Unserved("%s has a decoding loop of its own" % type(model).__name__)
+        for name in ("output_scores", "output_logits"):
+            if generation_config.return_dict_in_generate and getattr(generation_config, name):
+                raise Unserved("%s asks for all of them" % name)
+        if getattr(generation_config.compile_config, "fullgraph", False):
+            raise Unserved("compile_config.fullgraph leaves no place for a call of ours")
+        drawer = _Drawer(model, logits_processor, generation_config.do_sample)
+    except Unserved as reason:
+        _log(reason)
+        return loop(model, input_ids, logits_processor=logits_processor, generation_config=generation_config,
+                    **arguments)
+    with tapped(drawer.embedding, drawer.take):
+        return loop(model, input_ids, logits_processor=drawer, generation_config=generation_config, **arguments)
+
+
+def _not_handed_over(frame: Any) -> dict[str, Any]:
+    """The streamer and what else transformers (5.17 to 5.23) does not hand to a custom_generate, from its caller.
+
+    Without it a streamer would get the prompt and nothing more, and who reads from it would wait forever.
+    """
+    found = frame.f_locals if frame.f_code.co_name == "generate" else {}
+    return {name: found[name] for name in ("streamer", "synced_gpus", "assistant_model") if found.get(name) is not None}
+
+
+def generate(model: Any, input_ids: torch.Tensor, logits_processor: Any, stopping_criteria: Any,
+             generation_config: Any, inputs_tensor: torch.Tensor | None = None, **model_kwargs: Any) -> Any:
+    """A decoding loop for model.generate(..., custom_generate=flashsampling.transformers.generate).
+
+    transformers calls it with everything prepared; the arguments are those of its own loops. Stop strings need
+    patch(model) instead, because transformers hands a custom loop's tokenizer to nobody.
+    """
+    arguments = {**_not_handed_over(sys._getframe(1)), "stopping_criteria": stopping_criteria, **model_kwargs}
+    assistant = arguments.pop("assistant_model", None)
+    mode = generation_config.get_generation_mode(assistant)
+    name = GENERATION_MODES_MAPPING[mode]
+    if "/" in name:
+        raise ValueError("custom_generate: %s needs its own, %r" % (mode.value, name))
+    loop = getattr(_stock_class(model), name)
+    if name == "_sample":
+        return _decode(model, loop, input_ids, logits_processor, generation_config, **arguments)
+    _log(mode.value)
+    if name == "_assisted_decoding":
+        arguments.update(inputs_tensor=inputs_tensor, assistant_model=assistant)
+    return loop(model, input_ids, logits_processor=logits_processor, generation_config=generation_config, **arguments)
+
+
+def _stock_class(model: Any) -> Any:
+    return getattr(type(model), "_flashsampling_stock", type(model))
+
+
+@functools.lru_cache(maxsize=None)
+def _patched_class(stock: Any) -> Any:
+    """A class like `stock`, whose decoding loops are ours: generate() takes them from the class of the model."""
+
+    def loop_of(name: str) -> Any:
+        original = getattr(stock, name)
+
+        @functools.wraps(original)
+        def loop(self: Any, input_ids: torch.Tensor, *, logits_processor: Any, generation_config: Any,
+                 **arguments: Any) -> Any:
+            if name == "_sample":
+                return _decode(self, original, input_ids, logits_processor, generation_config, **arguments)
+            _log(generation_config.get_generation_mode(arguments.get("assistant_model")).value)
+            return original(self, input_ids, logits_processor=logits_processor, generation_config=generation_config,
+                            **arguments)
+
+        return loop
+
+    body = {name: loop_of(name) for name in set(GENERATION_MODES_MAPPING.values()) if "/" not in name}
+    body.update(__module__=stock.__module__, __qualname__=stock.__qualname__, __doc__=stock.__doc__,
+                _flashsampling_stock=stock, __enter__=lambda self: self, __exit__=lambda self, *_: unpatch(self))
+    return type(stock.__name__, (stock,), body)
+
+
+def patch(model: Any) -> Any:
+    """Makes model.generate() draw fused, and returns the model. `with patch(model):` undoes it at the end.
+
+    Patching a model twice is patching it once. Other models of its class are as they were.
+    """
+    if not isinstance(model, GenerationMixin):
+        text = "patch: a %s, expected a transformers model that generates (the inner one, if it is wrapped)"
+        raise TypeError(text % type(model).__name__)
+    model.__class__ = _patched_class(_stock_class(model))
+    return model
+
+
+def unpatch(model: Any) -> None:
+    """Undoes patch(model); nothing happens to a model that is not patched."""
+    model.__class__ = _stock_class(model)
