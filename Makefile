@@ -10,7 +10,7 @@ PYTHON ?= python3
 WITH_CUDA = FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python
 
 .PHONY: help demo test fuzz bench build install format lint clean cuda cuda-all test-gpu bench-gpu paper \
-        sanitize-gpu wheel test-python
+        sanitize-gpu wheel test-python model
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo '  make paper     tables and plots of the paper, measured on an H100 or H200    (ARGS=--help)'
 	@echo '  make wheel     the Python package as a wheel, into build/wheel, with CUDA where nvcc is    (ARGS="-C ...")'
 	@echo '  make test-python  the wheel with torch and transformers from the package index, on the CPU  (ARGS=--newest)'
+	@echo '  make model     train a small language model, into build/model; needs torch and transformers  (ARGS=--help)'
 	@echo '  make build     only build, into $(BUILD)'
 	@echo '  make install   install header, libraries, pkg-config and CMake packages, flashsample  (PREFIX=$(PREFIX))'
 	@echo '  make format    format the C sources'
@@ -85,6 +86,10 @@ wheel:
 test-python:
 	@PYTHON=$(PYTHON) scripts/install-deps.sh wheel
 	@PYTHON=$(PYTHON) python3 scripts/test.py --leg python $(ARGS)
+
+# For python -m flashsampling generate: docs/generate.md.
+model:
+	@$(PYTHON) examples/train_small_model.py --out build/model $(ARGS)
 
 # Honours DESTDIR.
 install: build
