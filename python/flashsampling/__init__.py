@@ -12,6 +12,8 @@ hidden is [B, D], weight [V, D]: numpy arrays or torch tensors. Who draws every 
 
 The meaning of every rule is in the C header, flashsampling.h; names are the same here.
 """
+from __future__ import annotations
+
 from typing import Any
 
 from ._arrays import Pointer, from_bf16, pack_bits, to_bf16
@@ -26,11 +28,20 @@ __all__ = [
     "noise_gumbel", "noise_id", "pack_bits", "sample", "sample_logits", "seed_spread", "supports", "to_bf16", "version",
 ]
 
+_MODULES = ("torch", "transformers")
+_WITH_TORCH = {name: "flash_sampler" for name in ("FlashSampler", "FusedFlashSamplingKernel", "VLLMWithFlashSampling")}
+
 
 def __getattr__(name: str) -> Any:
-    """Modules that need other packages are imported when they are first named."""
-    if name in ("torch", "transformers"):
-        import importlib
+    """What needs other packages is imported when it is first named."""
+    import importlib
 
+    if name in _MODULES:
         return importlib.import_module("." + name, __name__)
+    if name in _WITH_TORCH:
+        return getattr(importlib.import_module("." + _WITH_TORCH[name], __name__), name)
     raise AttributeError("module %r has no attribute %r" % (__name__, name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, *_WITH_TORCH})

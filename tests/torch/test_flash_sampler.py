@@ -1,0 +1,311 @@
+"""FlashSampler, FusedFlashSamplingKernel, VLLMWithFlashSampling: the right law, whatever the shape, dtype and number of
+groups; and two mistakes that programs of these names are known to make, which the same check rejects.
+
+A test of fit is chi-squared over N draws against softmax(logits / temperature) in double. A right sampler fails one
+with probability fit.ALPHA = 1e-6; the seeds are fixed, so that what passes passes again. Probabilities that are off by
+5 %, root mean square, fail it with probability 0.99: fit.cells(...).sees.
+"""
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "gpu"))
+
+import fit
+import flashsampling as fs
+from flashsampling.flash_sampler import FlashSampler, FusedFlashSamplingKernel, VLLMWithFlashSampling
+
+V, D, N = 43, 16, 50_000  # V is prime: no number of groups divides it
+TEMPERATURES = (0.5, 1.0, 2.0)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(20)
+
+
+def tensors(dtype=torch.float32, rows=1):
+    """A hidden state, a head and a bias whose logits are about standard normal."""
+    g = torch.Generator().manual_seed(1)
+    hidden, weight = torch.randn(1, D, generator=g), torch.randn(V, D, generator=g) / D**0.5
+    return hidden.to(dtype).expand(rows, D).contiguous(), weight.to(dtype), torch.randn(V, generator=g).to(dtype)
+
+
+def law(temperature, dtype=torch.float32, bias=False):
+    hidden, weight, b = (t.double() for t in tensors(dtype))
+    logits = (hidden @ weight.T + b * bias)[0]
+    return torch.softmax(logits / temperature, 0).numpy()
+
+
+def found(tokens, p):
+    """The fit of tokens to a law."""
+    return fit.cells(np.bincount(tokens.numpy(), minlength=len(p)), p)
+
+
+def assert_law(tokens, p):
+    assert tokens.dtype == torch.int64 and tokens.shape == (N,)
+    result = found(tokens, p)
+    assert not fit.rejects(result), fit.line(result)
+    assert result.sees < 0.05
+
+
+# ---------------------------------------------------------------------------------------------------------- law ----
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_gumbel_sample_follows_the_softmax(temperature):
+    hidden, weight, _ = tensors()
+    assert_law(FlashSampler.gumbel_sample((hidden @ weight.T).expand(N, V), temperature), law(temperature))
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("tile_size", (1, 256))
+def test_sample_tiled_follows_the_softmax(temperature, tile_size):
+    hidden, weight, _ = tensors(rows=N)
+    assert_law(FlashSampler(V, D, tile_size).sample_tiled(hidden, weight, temperature), law(temperature))
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("groups", (1, 4, 7, V, V + 5))
+def test_sample_grouped_follows_the_softmax(temperature, groups):
+    hidden, weight, _ = tensors(rows=N)
+    assert_law(FlashSampler(V, D).sample_grouped(hidden, weight, temperature, groups), law(temperature))
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("bias", (False, True))
+def test_fused_lm_head_sample_follows_the_softmax(temperature, bias):
+    hidden, weight, b = tensors(rows=N)
+    kernel = FusedFlashSamplingKernel(V, D, device="cpu")
+    tokens = kernel.fused_lm_head_sample(hidden, weight, b if bias else None, temperature)
+    assert_law(tokens, law(temperature, bias=bias))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
+def test_every_dtype_follows_its_own_softmax(dtype):
+    hidden, weight, bias = tensors(dtype, rows=N)
+    p = law(0.7, dtype, bias=True)
+    assert_law(FusedFlashSamplingKernel(V, D, device="cpu").fused_lm_head_sample(hidden, weight, bias, 0.7), p)
+    logits = torch.log(torch.from_numpy(p)).to(dtype)
+    stored = torch.softmax(logits.double(), 0).numpy()
+    assert_law(FlashSampler.gumbel_sample(logits.expand(N, V)), stored)
+
+
+# ----------------------------------------------------------------------------------------------------- mistakes ----
+
+
+def gumbel(*shape):
+    return -torch.empty(shape, dtype=torch.float64).exponential_().log()
+
+
+@pytest.mark.parametrize("temperature", (0.5, 0.8, 1.25, 2.0))
+def test_noise_divided_by_the_temperature_would_be_rejected(temperature):
+    hidden, weight, _ = tensors()
+    logits = hidden.double() @ weight.double().T
+    right = (logits / temperature + gumbel(N, V)).argmax(1)
+    wrong = ((logits + gumbel(N, V)) / temperature).argmax(1)
+    assert not fit.rejects(found(right, law(temperature)))
+    assert found(wrong, law(temperature)).p < 1e-30
+    assert not fit.rejects(found(wrong, law(1.0)))  # what it draws from, whatever the temperature
+
+
+@pytest.mark.parametrize("groups", (4, 7))
+def test_groups_that_drop_the_remainder_would_be_rejected(groups):
+    hidden, weight, _ = tensors()
+    logits, kept = hidden.double() @ weight.double().T, V // groups * groups
+    wrong = (logits[:, :kept] + gumbel(N, kept)).argmax(1)
+    assert kept < V and found(wrong, law(1.0)).p < 1e-30
+
+
+# ------------------------------------------------------------------------------------------------------- tokens ----
+
+
+def test_groups_and_tiles_draw_the_same_token_for_a_seed():
+    hidden, weight, _ = tensors(rows=1000)
+    tokens = []
+    for draw in (FlashSampler(V, D).sample_tiled, FlashSampler(V, D, 7).sample_tiled, FlashSampler(V, D).sample_grouped,
+                 lambda *a: FlashSampler(V, D).sample_grouped(*a, group_size=V + 1)):
+        torch.manual_seed(3)
+        tokens.append(draw(hidden, weight, 0.8).tolist())
+    assert tokens[0] == tokens[1] == tokens[2] == tokens[3]
+
+
+def test_manual_seed_makes_draws_repeat_and_calls_differ():
+    hidden, weight, bias = tensors(rows=1000)
+    sampler, kernel = FlashSampler(V, D), FusedFlashSamplingKernel(V, D, device="cpu")
+    draws = [lambda: FlashSampler.gumbel_sample(hidden @ weight.T), lambda: sampler.sample_tiled(hidden, weight),
+             lambda: sampler.sample_grouped(hidden, weight), lambda: kernel.fused_lm_head_sample(hidden, weight, bias)]
+    for draw in draws:
+        torch.manual_seed(4)
+        first, second = draw().tolist(), draw().tolist()
+        torch.manual_seed(4)
+        assert draw().tolist() == first != second
+
+
+def test_temperature_0_is_greedy():
+    hidden, weight, bias = tensors()
+    hidden = torch.randn(50, D)
+    logits, sampler = hidden @ weight.T, FlashSampler(V, D)
+    best = logits.argmax(1).tolist()
+    assert FlashSampler.gumbel_sample(logits, 0).tolist() == best
+    assert sampler.sample_tiled(hidden, weight, 0.0).tolist() == best
+    assert sampler.sample_grouped(hidden, weight, 0.0).tolist() == best
+    kernel = FusedFlashSamplingKernel(V, D, device="cpu")
+    assert kernel.fused_lm_head_sample(hidden, weight, bias, 0.0).tolist() == (logits + bias).argmax(1).tolist()
+
+
+def test_padding_rows_of_the_head_are_never_drawn():
+    hidden, weight, bias = tensors(rows=2000)
+    weight[30:] = hidden[0] * 9
+    for draw in (lambda s: s.sample_tiled(hidden, weight), lambda s: s.sample_grouped(hidden, weight)):
+        assert draw(FlashSampler(30, D)).max() < 30 <= draw(FlashSampler(V, D)).min()
+    kernel = FusedFlashSamplingKernel(30, D, device="cpu")
+    assert kernel.fused_lm_head_sample(hidden, weight, bias).max() < 30
+    assert kernel.fused_lm_head_sample(hidden, weight, bias[:30]).max() < 30
+
+
+def test_stored_logits_of_any_leading_shape():
+    logits = torch.randn(3, 5, V)
+    assert FlashSampler.gumbel_sample(logits, 0).tolist() == logits.argmax(-1).tolist()
+    assert FlashSampler.gumbel_sample(logits.transpose(0, 1), 0).tolist() == logits.argmax(-1).T.tolist()
+    assert FlashSampler.gumbel_sample(logits[0, 0], 0).item() == logits[0, 0].argmax().item()
+    assert FlashSampler.gumbel_sample(logits[:0]).shape == (0, 5)
+
+
+def test_no_rows_give_no_tokens():
+    hidden, weight, bias = tensors()
+    sampler = FlashSampler(V, D)
+    for tokens in (sampler.sample_tiled(hidden[:0], weight), sampler.sample_grouped(hidden[:0], weight),
+                   FusedFlashSamplingKernel(V, D, device="cpu").fused_lm_head_sample(hidden[:0], weight, bias)):
+        assert tokens.shape == (0,) and tokens.dtype == torch.int64
+
+
+def test_a_row_without_a_distribution_has_no_token():
+    hidden, weight, _ = tensors(rows=3)
+    hidden[1] = float("nan")
+    for tokens in (FlashSampler(V, D).sample_tiled(hidden, weight), FlashSampler(V, D).sample_grouped(hidden, weight),
+                   FlashSampler.gumbel_sample(hidden @ weight.T)):
+        assert tokens[1] == -1 and tokens[0] >= 0 and tokens[2] >= 0
+
+
+def test_parameters_of_a_model_are_taken_as_they_are():
+    head = torch.nn.Linear(D, V)
+    hidden = torch.randn(4, D, requires_grad=True)
+    kernel = FusedFlashSamplingKernel(V, D, device="cpu")
+    tokens = kernel.fused_lm_head_sample(hidden, head.weight, head.bias, 0.0)
+    assert tokens.tolist() == head(hidden).argmax(1).tolist() and not tokens.requires_grad
+
+
+# ------------------------------------------------------------------------------------------------------- errors ----
+
+H, W, BIAS = torch.zeros(2, D), torch.zeros(V, D), torch.zeros(V)
+
+
+@pytest.mark.parametrize("call, error, text", [
+    (lambda s, k: FlashSampler(0, D), ValueError, "vocab_size: 0, expected a positive integer"),
+    (lambda s, k: FlashSampler(V, 1.5), ValueError, "hidden_dim: 1.5, expected a positive integer"),
+    (lambda s, k: FlashSampler(V, D, -1), ValueError, "tile_size: -1, expected a positive integer"),
+    (lambda s, k: s.sample_tiled(H[0], W), ValueError, r"hidden: shape \[16\], expected \[batch_size, 16\]"),
+    (lambda s, k: s.sample_tiled(H[:, :8], W), ValueError, r"hidden: shape \[2, 8\], expected \[batch_size, 16\]"),
+    (lambda s, k: s.sample_tiled(H, W.T), ValueError, r"lm_head_weight: shape \[16, 43\], expected \[43, 16\]"),
+    (lambda s, k: s.sample_grouped(H, W[1:]), ValueError, r"lm_head_weight: shape \[42, 16\], expected \[43, 16\]"),
+    (lambda s, k: s.sample_grouped(H, W, 1.0, 0), ValueError, "group_size: 0, expected a positive integer"),
+    (lambda s, k: k.fused_lm_head_sample(H, W, BIAS[1:]), ValueError, r"lm_head_bias: shape \[42\], expected \[43\]"),
+    (lambda s, k: s.sample_tiled(H, W, -1.0), ValueError, "temperature: -1.0, expected a number from 0"),
+    (lambda s, k: s.sample_grouped(H, W, float("nan")), ValueError, "temperature: nan, expected a number from 0"),
+    (lambda s, k: s.gumbel_sample(W, float("inf")), ValueError, "temperature: inf, expected a number from 0"),
+    (lambda s, k: s.gumbel_sample(W[:, :0]), ValueError, r"logits: shape \[43, 0\], expected \[..., vocabulary\]"),
+    (lambda s, k: s.gumbel_sample(W.double()), TypeError, "logits: tensor of type float64"),
+    (lambda s, k: s.sample_tiled(H, W.to(torch.int8)), TypeError, "tensor of type int8"),
+    (lambda s, k: s.sample_tiled(H.to("meta"), W), ValueError, "lm_head_weight: on cpu, hidden is on meta"),
+    (lambda s, k: k.fused_lm_head_sample(H.to("meta"), W), ValueError, "hidden: on meta, this sampler is for cpu"),
+])
+def test_what_does_not_fit_is_named(call, error, text):
+    with pytest.raises(error, match=text):
+        call(FlashSampler(V, D), FusedFlashSamplingKernel(V, D, device="cpu"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_kernel_for_a_device_that_is_not_there_is_refused():
+    with pytest.raises(RuntimeError, match="device 'cuda': torch sees no CUDA device; device='cpu' runs here"):
+        FusedFlashSamplingKernel(V, D)
+
+
+# ---------------------------------------------------------------------------------------------- benchmark, text ----
+
+
+def test_the_benchmark_prints_what_it_returns(capsys):
+    speedup = FusedFlashSamplingKernel(500, 32, device="cpu").benchmark_vs_standard(3, num_iterations=4)
+    printed = capsys.readouterr().out
+    assert "3 rows, hidden size 32, vocabulary 500, float32 on cpu" in printed and "multinomial" in printed
+    assert speedup > 0 and printed.splitlines()[-1].endswith(": %.2f" % speedup)
+    FusedFlashSamplingKernel(9, 9, device="cpu").benchmark_vs_standard(2, 32, 500, 1, torch.bfloat16)
+    assert "2 rows, hidden size 32, vocabulary 500, bfloat16 on cpu" in capsys.readouterr().out
+
+
+def test_the_benchmark_does_not_time_wrong_tokens(monkeypatch):
+    kernel = FusedFlashSamplingKernel(500, 32, device="cpu")
+    monkeypatch.setattr(FusedFlashSamplingKernel, "fused_lm_head_sample",
+                        lambda self, hidden, weight, *_, **__: torch.zeros(len(hidden), dtype=torch.int64))
+    with pytest.raises(RuntimeError, match="behind the largest logit of the matmul: not timed"):
+        kernel.benchmark_vs_standard(3, num_iterations=1)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A model of random weights and a tokenizer of 60 words; its own rules would cut everything but one token."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"<eos>": 0, "<unk>": 1, **{"w%d" % i: i for i in range(2, 60)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path_factory.mktemp("model")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>",
+                                         unk_token="<unk>").save_pretrained(folder)
+    torch.manual_seed(1)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        bos_token_id=0, eos_token_id=0, pad_token_id=0))
+    model.generation_config.update(do_sample=True, top_k=1, temperature=0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("fused", (False, True))
+def test_text_of_a_local_model(directory, fused):
+    pytest.importorskip("flashsampling.transformers")
+    model = VLLMWithFlashSampling(str(directory), use_flash_sampling=fused)
+
+    def text(temperature, seed=0):
+        torch.manual_seed(seed)
+        return model.generate("w7 w8 w9", max_tokens=12, temperature=temperature)
+
+    stock = VLLMWithFlashSampling(str(directory), use_flash_sampling=False)
+    assert text(0) == text(0, 1) == stock.generate("w7 w8 w9", max_tokens=12, temperature=0)
+    assert text(1.0) == text(1.0) and len({text(1.0, seed) for seed in range(5)}) > 1
+    assert text(0.7).startswith("w7 w8 w9 ") and 3 < len(text(0.7).split()) <= 15
+    with pytest.raises(ValueError, match="max_tokens: 0, expected a positive integer"):
+        model.generate("w7", max_tokens=0)
+    with pytest.raises(ValueError, match="temperature: -1.0, expected a number from 0"):
+        model.generate("w7", temperature=-1)
+
+
+def test_a_model_that_is_not_there_is_not_looked_for_elsewhere(tmp_path):
+    pytest.importorskip("transformers")
+    with pytest.raises(OSError):
+        VLLMWithFlashSampling(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("name", ("FlashSampler", "FusedFlashSamplingKernel", "VLLMWithFlashSampling"))
+def test_the_package_has_the_names(name):
+    assert getattr(fs, name) is globals()[name] and name in dir(fs)
+
+
+def test_importing_the_package_does_not_take_torch():
+    code = "import sys, flashsampling; assert 'torch' not in sys.modules; flashsampling.FlashSampler"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True)
