@@ -41,6 +41,11 @@ class Pointer:
         self.device = device
         self.keep: Any = None  # what owns the memory
 
+    def check_place(self, what):
+        """Refuses memory that its tensor has left since, as a Parameter's does in model.half() or model.to()."""
+        if is_tensor(self.keep) and self.keep.data_ptr() != self.address:
+            raise ValueError("%s: the tensor's memory was exchanged or freed since; point to it anew" % what)
+
 
 def is_device(name: Any) -> bool:
     """Whether this names a kind of memory the library knows."""
@@ -133,8 +138,11 @@ def tensor_pointer(value: Any, what: str, dtype: str | None) -> Pointer:
         found = dtype
     if found is None or (dtype is not None and found != dtype):
         raise TypeError("%s: tensor of type %s, expected %s" % (what, name, dtype or "float32, float16 or bfloat16"))
+    device = tensor_device(value, what)
+    if value.is_neg():
+        raise TypeError("%s: a view that negates what lies in memory; resolve_neg() makes a tensor of it" % what)
     stride = row_stride(value.shape, [s * item for s in value.stride()], item, what) if value.dim() else 0
-    pointer = Pointer(value.data_ptr(), value.shape, found, stride, tensor_device(value, what))
+    pointer = Pointer(value.data_ptr(), value.shape, found, stride, device)
     pointer.keep = value
     return pointer
 
@@ -167,10 +175,16 @@ def as_pointer(value: Array, what: str, dtype: str | None = None) -> Pointer:
 def converted(value: Array, dtype: str, what: str, shape: Sequence[int], in_place: bool = False) -> Pointer:
     """A Pointer to a packed array of this dtype and shape; -1 in the shape is any length. in_place refuses an array that
     would be copied: what its owner writes to it later would not be seen."""
+    if is_tensor(value) and not on_device(value):
+        value = value.detach()
+        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()  # numpy has no bfloat16
     given = value
     if not isinstance(value, Pointer) and not on_device(value):
-        value = value.detach() if is_tensor(value) else value
-        value = numpy().ascontiguousarray(integers(value, dtype, what) if dtype in LIMITS else value, TYPESTR[dtype])
+        array = integers(value, dtype, what) if dtype in LIMITS else value
+        try:
+            value = numpy().ascontiguousarray(array, TYPESTR[dtype])
+        except (TypeError, ValueError) as error:
+            raise type(error)("%s: %s" % (what, error)) from None
     pointer = as_pointer(value, what, dtype)
     copied = value is not given and hasattr(given, "dtype") and not numpy().shares_memory(value, given)
     if in_place and copied and value.size:

@@ -199,6 +199,10 @@ class Batch:
             elif count_list is not None:
                 lengths.append(len(count_list))
             slots = lengths[0] if lengths else self.rows
+            if slot is None and slots < self.rows:
+                names = ", ".join(arrays) or "rules by slot"
+                raise ValueError("%s: %d values, expected %d: without `slot` there is one per row"
+                                 % (names, slots, self.rows))
         self.slots = c.slots = integer(slots, "i64", "slots")
         c.all.temperature = c.all.top_p = c.all.repetition = 1.0
         for name, value in values.items():
@@ -299,6 +303,7 @@ class Result:
 
     def __init__(self, batch: Batch, outputs: Outputs = (), *, top: int = 0, logits: str = "raw",
                  tokens: str = "i32") -> None:
+        outputs = (outputs,) if isinstance(outputs, str) and outputs != "all" else outputs
         outputs, top = self.OUTPUTS if outputs == "all" else tuple(outputs), integer(top, "i32", "top")
         unknown = set(outputs) - set(self.OUTPUTS)
         if unknown:
@@ -383,7 +388,7 @@ class Result:
         same_memory(batch.device, pointer, name)
         if pointer.shape != shape and not (batch.samples == 1 and pointer.shape + (1,) == shape):
             raise ValueError("%s: shape %s, expected %s" % (name, list(pointer.shape), list(shape)))
-        if pointer.stride not in (0, pointer.shape[-1] * ITEM[dtype]):
+        if pointer.stride not in (0, pointer.shape[-1] * ITEM[dtype]) and 0 not in shape:
             raise ValueError("%s: rows are %d bytes apart, expected a packed array" % (name, pointer.stride))
         return pointer
 

@@ -135,10 +135,15 @@ class Context:
             self.set_work(work)
 
     def close(self) -> None:
-        """Frees the context; further calls fail."""
+        """Frees the context; further calls fail, and so does this in the midst of one."""
         if self._context:
-            self.library.fs_context_destroy(self._context)
-            self._context = None
+            if not self.busy.acquire(False):  # and never released: no call gets in again
+                raise self.in_use()
+            self._destroy()
+
+    def _destroy(self) -> None:
+        self.library.fs_context_destroy(self._context)
+        self._context = None
 
     def __enter__(self) -> "Context":
         return self
@@ -148,7 +153,7 @@ class Context:
 
     def __del__(self) -> None:
         if getattr(self, "_context", None):
-            self.close()
+            self._destroy()
 
     def __repr__(self) -> str:
         return "<flashsampling.Context %s>" % self.text
@@ -161,6 +166,7 @@ class Context:
     def _run(self, function: Callable[..., int], head: Head, batch: Batch, *rest: Any) -> None:
         handle = self.handle()
         same_memory(self.device, head.data, "head")
+        head.data.check_place(head.kind)
         with self.entered():
             status = function(handle, byref(head.struct), byref(batch.struct), *rest)
         self.check(status)
@@ -177,8 +183,9 @@ class Context:
         finally:
             self.busy.release()
 
-    @staticmethod
-    def in_use() -> RuntimeError:
+    def in_use(self) -> Exception:
+        if not self._context:
+            return ValueError("the context is closed")
         return RuntimeError("the context is in a call of another thread: use one context per thread")
 
     def follow(self) -> None:

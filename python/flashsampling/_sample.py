@@ -43,7 +43,7 @@ def fresh_seed(like: Any = None) -> int:
     if is_tensor(like):
         import torch
 
-        return int(torch.randint(-(2**63), 2**63 - 1, ())) % 2**64
+        return int(torch.randint(-(2**63), 2**63 - 1, (), device="cpu")) % 2**64
     return int.from_bytes(os.urandom(8), "little")
 
 
@@ -52,7 +52,7 @@ def _draw(head: Head, hidden: Any, like: Any, context: Optional[Context], out: O
     asked = {name: rules.pop(name) for name in _RESULT if name in rules}
     if rules.get("seed") is None:
         rules["seed"] = fresh_seed(like)
-    if rules.get("slot") is None and "slots" not in rules and hasattr(like, "shape"):
+    if rules.get("slot") is None and "slots" not in rules and len(getattr(like, "shape", [])) > 0:
         rules["slots"] = like.shape[0]  # a value a row: one more or less is a mistake
     batch = Batch(head, hidden, **rules)
     logits = asked.get("logits", "raw")

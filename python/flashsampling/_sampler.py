@@ -76,6 +76,7 @@ class Sampler:
         if dtype not in ("f32", "f16", "bf16"):
             raise ValueError("hidden_dtype %r: expected one of f32, f16, bf16" % (dtype,))
         like = head.data.keep if is_tensor(head.data.keep) else None
+        self._weights, self._place = like.data_ptr if like is not None and self._of_weights else None, head.data.address
         # Stands for what calls will bring.
         self._input = Pointer(0, [self.rows, head.data.shape[1]], dtype, device=head.data.device)
         self._input.keep = like
@@ -94,20 +95,22 @@ class Sampler:
     def set(self, **rules: Any) -> None:
         """Exchanges rules; those not named stay, None takes one away. Results of calls that follow are new arrays."""
         rules = {name: value for name, value in {**self._rules, **rules}.items() if value is not None}
+        position = self.position
         if is_scalar(rules.get("position")):
-            self.position = integer(rules.pop("position"), "u64", "position")
-        self.batch = Batch(self.head, self._input if self._of_weights else None, in_place=True, **rules)
-        self._rules = rules
-        self._result = Result(self.batch, **self._asked)
-        self._result.take(self._result.struct(self.batch))
-        self._results: Dict[Any, Result] = {}  # by the shape of what is drawn from
-        # Whose rows the structures have; what they point to beside the rules.
-        self._last: Optional[Result] = None
-        self._kept: Optional[Pointer] = None
-        self._positions: Optional[Pointer] = None
-        self._function = _c.sample_by_address(self.context.library)
-        structs = self.head.struct, self.batch.struct, self._result.written
-        self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
+            position = integer(rules.pop("position"), "u64", "position")
+        batch = Batch(self.head, self._input if self._of_weights else None, in_place=True, **rules)
+        result = Result(batch, **self._asked)
+        result.take(result.struct(batch))
+        structs = self.head.struct, batch.struct, result.written
+        with self.context.entered():  # a call of another thread reads the structures that go
+            self._function = _c.sample_by_address(self.context.library)
+            self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
+            self.batch, self.position, self._rules, self._result = batch, position, rules, result
+            self._results: Dict[Any, Result] = {}  # by the shape of what is drawn from
+            # Whose rows the structures have; what they point to beside the rules.
+            self._last: Optional[Result] = None
+            self._kept: Optional[Pointer] = None
+            self._positions: Optional[Pointer] = None
 
     def __call__(self, hidden: Any, position: Any = None) -> Result:
         """Draws every row of hidden [B, D] (or of stored logits [B, V]), B up to `rows`, and returns a Result: views of
@@ -116,24 +119,26 @@ class Sampler:
         position is a number, or an array [B]; None is one more than the last (0 at first), or, if the sampler was given
         an array of positions, what is in it.
         """
-        address, batch = self._address(hidden), self.batch.struct
-        result = None if address is None else self._results.get(hidden.shape)
-        if result is None:
-            result = self._take(hidden)
-        elif result is self._last and self._of_weights:
-            batch.hidden = address
-        else:
-            self._set_rows(address, hidden.shape[0], 0)
-            self._last = result
-        if position is not None or self._positions is not None:
-            self._set_position(position, hidden.shape[0])
-        elif "position" not in self._rules:
-            batch.position_all = self.position
-            self.position += 1
         # What Context.entered does, without the microsecond of a context manager.
         if not self._busy.acquire(False):
             raise self.context.in_use()
         try:
+            address, batch = self._address(hidden), self.batch.struct
+            result = None if address is None else self._results.get(hidden.shape)
+            if result is None:
+                result = self._take(hidden)
+            elif result is self._last and self._of_weights:
+                batch.hidden = address
+            else:
+                self._set_rows(address, hidden.shape[0], 0)
+                self._last = result
+            if self._weights is not None and self._weights() != self._place:
+                self.head.data.check_place("weights")
+            if position is not None or self._positions is not None:
+                self._set_position(position, batch.rows)
+            elif "position" not in self._rules:
+                batch.position_all = self.position
+                self.position += 1
             if self._follow is not None:
                 self._follow()
             status = self._function(*self._arguments)

@@ -94,7 +94,12 @@ def _rows(value: Tensor, name: str, device: torch.device, columns: Optional[int]
     good = value.dim() == 2 and value.dtype in _DTYPES and value.device == device
     if not good or columns is not None and value.shape[1] != columns or value.shape[1] > 1 and value.stride(1) != 1:
         raise _refuse(value, name, tuple(_DTYPES), "[rows, %s]" % (columns or "columns"), device)
-    return 0 if value.is_contiguous() else value.stride(0) * _ITEM[value.dtype]
+    if value.is_contiguous():
+        return 0
+    stride = value.stride(0) * _ITEM[value.dtype]
+    if stride == 0:  # expanded: 0 would be taken for packed
+        raise _refuse(value, name, tuple(_DTYPES), "[rows, %s]" % (columns or "columns"), device)
+    return stride
 
 
 def _set_head(call: _Call, data: Tensor, kind: int, about: Tuple[Any, ...]) -> None:
@@ -121,12 +126,13 @@ def _draw(kind: int, hidden: Optional[Tensor], data: Tensor, bias: Optional[Tens
           round: str = "f32", scale: float = 1.0, softcap: float = 0.0, post_scale: float = 1.0) -> Tuple[Tensor, ...]:
     device, source = data.device, data if hidden is None else hidden
     call = _call(device)
-    batch, result, rows = call.batch, call.result, source.shape[0]
+    batch, result = call.batch, call.result
     _set_head(call, data, kind, (vocab, round, scale, softcap, post_scale))
     call.head.bias = _vector(bias, "bias", (torch.float32,), call.head.rows, device)
     if hidden is not None:
         batch.hidden_stride = _rows(hidden, "hidden", device, data.shape[1])
         batch.hidden, batch.hidden_dtype = hidden.data_ptr(), _DTYPES[hidden.dtype]
+    rows = source.shape[0]
     batch.rows, batch.samples, batch.flags = rows, samples, flags
     slots, batch.slot = rows, None
     if slot is not None:
@@ -135,7 +141,8 @@ def _draw(kind: int, hidden: Optional[Tensor], data: Tensor, bias: Optional[Tens
         slots = arrays[0].numel() if arrays else 2**31 - 1  # without arrays there are as many as anybody names
     every = batch.all
     every.temperature, every.top_p, every.min_p = temperature_all, top_p_all, min_p_all
-    every.top_k, every.seed, batch.position_all, batch.slots = top_k_all, seed_all, position_all, slots
+    every.top_k = top_k_all if 0 <= top_k_all < 2**31 else 0  # off, as what no vocabulary reaches
+    every.seed, batch.position_all, batch.slots = seed_all, position_all, slots
     batch.temperature = _vector(temperature, "temperature", (torch.float32,), slots, device)
     batch.top_k = _vector(top_k, "top_k", (torch.int32,), slots, device)
     batch.top_p = _vector(top_p, "top_p", (torch.float32,), slots, device)
@@ -163,7 +170,7 @@ def _set_masks(batch: _c.BatchStruct, allow: Tensor, index: Optional[Tensor], ro
     batch.allow_index = _vector(index, "allow_index", (torch.int32,), rows, device)
     words, least = (vocab + 31) // 32, rows if index is None else 0
     good = allow.dim() == 2 and allow.dtype in _WORDS and allow.device == device and allow.stride(1) == 1
-    if not good or allow.shape[0] < least or allow.shape[1] < words:
+    if not good or allow.shape[0] < least or allow.shape[1] < words or 1 < allow.shape[0] and allow.stride(0) < words:
         raise _refuse(allow, "allow", _WORDS, "[%d or more, %d or more]" % (least, words), device)
     batch.allow, batch.allow_stride, batch.masks = allow.data_ptr(), allow.stride(0) * 4, allow.shape[0]
 
@@ -210,6 +217,8 @@ def _register(library: torch.library.Library) -> None:
                        tags=(torch.Tag.pt2_compliant_tag, strides))
         for key in ("CPU", "CUDA"):
             library.impl(name, kernel, key)
+        # Nothing here has a gradient. Without this torch's own fallback marks logprobs as if they had one.
+        library.impl(name, torch.library.fallthrough_kernel, "Autograd")
         torch.library.register_fake("flashsampling::" + name, _fake_logprob if several else _fake, lib=library)
 
 

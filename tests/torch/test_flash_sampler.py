@@ -308,4 +308,5 @@ def test_the_package_has_the_names(name):
 
 def test_importing_the_package_does_not_take_torch():
     code = "import sys, flashsampling; assert 'torch' not in sys.modules; flashsampling.FlashSampler"
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True)
