@@ -41,7 +41,7 @@ class Pointer:
         self.device = device
         self.keep: Any = None  # what owns the memory
 
-    def check_place(self, what):
+    def check_place(self, what: str) -> None:
         """Refuses memory that its tensor has left since, as a Parameter's does in model.half() or model.to()."""
         if is_tensor(self.keep) and self.keep.data_ptr() != self.address:
             raise ValueError("%s: the tensor's memory was exchanged or freed since; point to it anew" % what)
@@ -80,9 +80,17 @@ def integer(value: Any, dtype: str, what: str) -> int:
     if type(value) is int and low <= value <= high:
         return value
     value = value.item() if hasattr(value, "item") else value
-    if not (low <= value <= high and value == int(value)):
+    if not isinstance(value, (int, float)) or not (low <= value <= high and value == int(value)):
         raise no_integer(value, dtype, what)
     return int(value)
+
+
+def real(value: Any, what: str) -> float:
+    """A number as a float."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError("%s: %r, expected a number" % (what, value)) from None
 
 
 def integers(value: Any, dtype: str, what: str) -> Any:
@@ -93,6 +101,8 @@ def integers(value: Any, dtype: str, what: str) -> Any:
     same_width = (TYPESTR[dtype], TYPESTR.get(UNSIGNED.get(dtype)))
     if hasattr(value, "dtype") and array.dtype.str in same_width:
         return array.view(TYPESTR[dtype])
+    if array.dtype.kind not in "biufO":
+        raise TypeError("%s: array of type %s, expected integers" % (what, array.dtype))
     exact = array.astype("f8") if array.dtype.kind == "f" else array  # a narrower float would round the limits
     with np.errstate(invalid="ignore"):
         good = (exact >= low) & (exact < high + 1) & (exact % 1 == 0)
@@ -207,6 +217,9 @@ def ragged(value: Any, rows: int, dtypes: Sequence[str], what: str, in_place: bo
         lists = [list(row.items()) if isinstance(row, dict) else list(row) for row in value]
         offset = np.cumsum([0] + [len(row) for row in lists], dtype="<i8")
         entries = [entry if isinstance(entry, tuple) else (entry,) for row in lists for entry in row]
+        wrong = next((entry for entry in entries if len(entry) != len(dtypes)), None)
+        if wrong is not None:
+            raise ValueError("%s: an entry %r, expected %d values" % (what, wrong, len(dtypes)))
         columns = [[entry[i] for entry in entries] for i in range(len(dtypes))]
     if len(columns) != len(dtypes):
         raise ValueError("%s: %d columns, expected %d" % (what, len(columns), len(dtypes)))

@@ -4,7 +4,7 @@ from typing import Any, Iterable, Mapping, Sequence, Union
 
 from . import _c
 from ._arrays import (ITEM, Array, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, new_array, ragged,
-                      same_memory)
+                      real, same_memory)
 
 _SLOT_DTYPES = {
     "temperature": "f32",
@@ -76,7 +76,8 @@ class Head:
         c.first_token, c.vocab = integer(first_token, "i64", "first_token"), integer(vocab, "i64", "vocab")
         c.bias = self.bias.address if self.bias else None
         c.round = choice(_c.DTYPES, round, "round")
-        c.scale, c.softcap, c.post_scale = scale, softcap, post_scale
+        c.scale, c.softcap = real(scale, "scale"), real(softcap, "softcap")
+        c.post_scale = real(post_scale, "post_scale")
         c.flags = _c.HEAD_CONSTANT if constant else 0
         # What a batch relies on, in words; shards of one vocabulary may share a batch.
         shape = "weights of %d columns" if self.kind == "weights" else "%d rows of logits"
@@ -210,7 +211,7 @@ class Batch:
                 self._point(name, self._converted(value, _SLOT_DTYPES[name], name, [slots]))
             elif value is not None:
                 dtype = _SLOT_DTYPES[name]
-                setattr(c.all, name, float(value) if dtype == "f32" else integer(value, dtype, name))
+                setattr(c.all, name, real(value, name) if dtype == "f32" else integer(value, dtype, name))
         c.slot_dtype = _c.DTYPES["i32"]
         if slot is not None:
             wide = str(getattr(slot, "dtype", "")).split(".")[-1] in ("int64", "i64")

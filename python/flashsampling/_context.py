@@ -145,6 +145,9 @@ class Context:
         self.library.fs_context_destroy(self._context)
         self._context = None
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a Context cannot be copied or pickled: make another one")
+
     def __enter__(self) -> "Context":
         return self
 

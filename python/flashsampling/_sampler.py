@@ -64,6 +64,8 @@ class Sampler:
     def __init__(self, head: Head, rows: int, *, hidden_dtype: Optional[str] = None,
                  outputs: Union[str, Sequence[str]] = (), top: int = 0, logits: str = "raw", tokens: str = "i64",
                  context: Optional[Context] = None, position: Any = None, **rules: Any) -> None:
+        if not isinstance(head, Head):
+            raise TypeError("head: a %s, expected a Head" % type(head).__name__)
         self.rows = integer(rows, "i64", "rows")
         if not 1 <= self.rows <= 1 << 20:
             raise ValueError("rows: %d, expected 1 to %d" % (self.rows, 1 << 20))

@@ -149,7 +149,7 @@ def _draw(kind: int, hidden: Optional[Tensor], data: Tensor, bias: Optional[Tens
     batch.min_p = _vector(min_p, "min_p", (torch.float32,), slots, device)
     batch.seed = _vector(seed, "seed", (torch.int64, torch.uint64), slots, device)
     batch.position = _vector(position, "position", (torch.int64, torch.uint64), rows, device)
-    batch.allow = batch.allow_index = None
+    batch.allow, batch.allow_index, batch.allow_stride, batch.masks = None, None, 0, 0
     if allow is not None:
         _set_masks(batch, allow, allow_index, rows, vocab or call.head.rows, device)
     tokens = source.new_empty((rows, samples), dtype=torch.int64)

@@ -1,5 +1,8 @@
 """What a careless program hands to sample, sample_logits, Sampler and the operators: it gets right tokens or an
 exception that names the argument."""
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -165,6 +168,16 @@ def test_hidden_states_that_do_not_fit_are_named(hidden, error, text):
     (lambda: fs.sample(H, W, out={"tokens": [[0]] * B}), TypeError, "tokens: "),
     (lambda: fs.sample_logits(W[0]), ValueError, "logits: shape"),
     (lambda: fs.sample_logits(W.double()), TypeError, "logits: tensor of type float64"),
+    (lambda: fs.sample(H, W, position="3"), TypeError, "position: array of type <U1, expected integers"),
+    (lambda: fs.sample(H, W, samples="3"), ValueError, "samples: 3, expected an integer"),
+    (lambda: fs.sample(H, W, temperature=1j), TypeError, "temperature: 1j, expected a number"),
+    (lambda: fs.sample(H, W, softcap="a"), TypeError, "softcap: 'a', expected a number"),
+    (lambda: fs.sample(H, W, edits="abcd"), ValueError, r"edit: an entry \('a',\), expected 2 values"),
+    (lambda: fs.sample(H, fs.Head(W)), TypeError, "weights: "),
+    (lambda: fs.Sampler(W, B), TypeError, "head: a Tensor, expected a Head"),
+    (lambda: fs.Sampler(fs.Head(W), "4"), ValueError, "rows: 4, expected an integer"),
+    (lambda: copy.copy(fs.Context("cpu")), TypeError, "a Context cannot be copied or pickled"),
+    (lambda: pickle.dumps(fs.Context("cpu")), TypeError, "a Context cannot be copied or pickled"),
     (lambda: fs.Sampler(fs.Head(W), 0), ValueError, "rows: 0, expected 1 to"),
     (lambda: fs.Sampler(fs.Head(W), B, temperature=np.ones(B)), TypeError, "temperature: .*would be copied"),
     (lambda: fs.Sampler(fs.Head(W), B)(W[:B + 1]), ValueError, r"hidden: shape \[5, 32\], expected \[up to 4, 32\]"),
@@ -231,6 +244,11 @@ def test_operators_have_no_gradient_and_no_top_k_that_wraps():
         assert torch.equal(ops.sample(H, W, top_k_all=top_k, seed_all=3), tokens)
     negated = torch._neg_view(H)  # which torch resolves before a kernel sees it
     assert by_operator(negated, W) == best(-H, W)
+
+
+def test_a_mask_of_a_small_vocabulary_leaves_nothing_to_calls_with_a_large_one():
+    assert ops.sample(H, W[:40], allow=torch.full((B, 2), -1, dtype=torch.int32)).shape == (B, 1)
+    assert by_operator(H, W) == best(H, W)
 
 
 def test_fresh_seeds_do_not_care_for_the_default_device():
