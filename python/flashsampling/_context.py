@@ -1,11 +1,10 @@
 """Context: where calls are made; and the functions that need none."""
-import contextlib
 import ctypes
 import enum
 import os
 import threading
 from ctypes import byref
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from . import _c
 from ._arrays import Array, as_pointer, converted, integer, is_tensor, numpy, same_memory
@@ -126,7 +125,7 @@ class Context:
         self._options = o  # keeps the callbacks alive
         out = ctypes.c_void_p()
         _created(self.library, self.library.fs_context_create(byref(o), byref(out)), backend)
-        self._context, self.busy = out, threading.Lock()
+        self._context, self.busy, self.closed = out, threading.Lock(), False
         self.device = "cuda:%d" % o.device if self.text.startswith("cuda") else "cpu"
         self._stream_now = stream
         if self.device != "cpu" and stream is None:
@@ -137,13 +136,14 @@ class Context:
     def close(self) -> None:
         """Frees the context; further calls fail, and so does this in the midst of one."""
         if self._context:
-            if not self.busy.acquire(False):  # and never released: no call gets in again
+            if self.busy.locked():
                 raise self.in_use()
-            self._destroy()
+            with self.busy:
+                self._destroy()
 
     def _destroy(self) -> None:
         self.library.fs_context_destroy(self._context)
-        self._context = None
+        self._context, self.closed = None, True
 
     def __reduce__(self) -> Any:
         raise TypeError("a Context cannot be copied or pickled: make another one")
@@ -167,26 +167,20 @@ class Context:
         return self._context
 
     def _run(self, function: Callable[..., int], head: Head, batch: Batch, *rest: Any) -> None:
-        handle = self.handle()
+        self.handle()
         same_memory(self.device, head.data, "head")
         head.data.check_place(head.kind)
-        with self.entered():
-            status = function(handle, byref(head.struct), byref(batch.struct), *rest)
-        self.check(status)
-
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """Around a call in C: nobody else is in one, and it goes to the stream that is meant now."""
-        if not self.busy.acquire(False):
+        if self.busy.locked():
             raise self.in_use()
-        try:
+        with self.busy:
             if self.current_stream is not None:
                 self.follow()
-            yield
-        finally:
-            self.busy.release()
+            status = function(self.handle(), byref(head.struct), byref(batch.struct), *rest)
+        self.check(status)
 
     def in_use(self) -> Exception:
+        """What to raise where the context cannot take a call. Asked for before `with context.busy:`, which in itself
+        would wait. (To acquire the lock without waiting leaves it locked forever if an interrupt comes right then.)"""
         if not self._context:
             return ValueError("the context is closed")
         return RuntimeError("the context is in a call of another thread: use one context per thread")

@@ -104,7 +104,9 @@ class Sampler:
         result = Result(batch, **self._asked)
         result.take(result.struct(batch))
         structs = self.head.struct, batch.struct, result.written
-        with self.context.entered():  # a call of another thread reads the structures that go
+        if self._busy.locked():  # a call of another thread reads the structures that go
+            raise self.context.in_use()
+        with self._busy:
             self._function = _c.sample_by_address(self.context.library)
             self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
             self.batch, self.position, self._rules, self._result = batch, position, rules, result
@@ -121,10 +123,10 @@ class Sampler:
         position is a number, or an array [B]; None is one more than the last (0 at first), or, if the sampler was given
         an array of positions, what is in it.
         """
-        # What Context.entered does, without the microsecond of a context manager.
-        if not self._busy.acquire(False):
-            raise self.context.in_use()
-        try:
+        busy, context = self._busy, self.context
+        if busy.locked():
+            raise context.in_use()
+        with busy:
             address, batch = self._address(hidden), self.batch.struct
             result = None if address is None else self._results.get(hidden.shape)
             if result is None:
@@ -143,11 +145,11 @@ class Sampler:
                 self.position += 1
             if self._follow is not None:
                 self._follow()
+            if context.closed:
+                raise context.in_use()
             status = self._function(*self._arguments)
-        finally:
-            self._busy.release()
-        if status or self.context.parallel_for:
-            self.context.check(status)
+        if status or context.parallel_for:
+            context.check(status)
         return result
 
     def _take(self, hidden: Any) -> Result:

@@ -261,6 +261,36 @@ def test_a_signal_during_a_call_interrupts_after_it_and_leaves_the_context_usabl
             assert call().tokens[:, 0].tolist() == best(STATES, BIG)
 
 
+class Interrupt(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("way", ["sampler", "context", "sample", "operator"])
+def test_an_interrupt_at_any_place_leaves_everything_usable(way):
+    """1,500 of them, anywhere in calls of a few microseconds. A lock that is acquired and then guarded, in two steps, is
+    left locked by 4 % of them in a sampler, 1 % in a context."""
+    hidden, weight, context = H[:1], W[:64], fs.Context("cpu", threads=1)
+    head = fs.Head(weight)
+    call = {"sampler": fs.Sampler(head, 1, context=context), "context": lambda h: context.sample(head, h),
+            "sample": lambda h: fs.sample(h, weight, context=context), "operator": lambda h: ops.sample(h, weight)}[way]
+    delays = np.random.default_rng(1).uniform(2e-5, 2e-4, 1500)
+
+    def interrupt(*_):
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for delay in delays:
+            with pytest.raises(Interrupt):
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                while True:
+                    call(hidden)
+            call(hidden)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 # --------------------------------------------------------------------------------------------------------- leaks ----
 
 
