@@ -28,8 +28,8 @@ class Call:
 
     def run(self, context):
         h, b, r = (ctypes.byref(self.structs[name]) for name in ("head", "batch", "result"))
-        status = _c.library().fs_sample(context._handle(), h, b, r)
-        return status, _c.library().fs_error_text(context._handle()).decode()
+        status = _c.library().fs_sample(context.handle(), h, b, r)
+        return status, _c.library().fs_error_text(context.handle()).decode()
 
 
 EVERY = [(struct, member) for struct, members in POINTERS.items() for member in members]

@@ -160,7 +160,7 @@ def test_calls_in_the_callers_memory_take_no_other(kind):
         size = context.work_size(head, batch, out=out.rows)
         memory = torch.full((size + 512,), 0x5A, dtype=torch.uint8, device="cuda")
         address = memory.data_ptr() + 256 - memory.data_ptr() % 256
-        _c.library().fs_context_set_work(context._handle(), address, size)
+        _c.library().fs_context_set_work(context.handle(), address, size)
         before = free_bytes()
         for _ in range(3):
             takes = context.sample(head, batch, out=out.rows).work_bytes
@@ -264,5 +264,5 @@ def test_drafts_are_accepted_on_the_device(dtype):
     accepted = torch.full((1000,), -9, device="cuda", dtype=torch.int32)
     d, t = torch.tensor(draft, device="cuda", dtype=dtype), torch.tensor(target, device="cuda", dtype=dtype)
     kind = _c.DTYPES["i32" if dtype == torch.int32 else "i64"]
-    status = _c.library().fs_accept(GPU._handle(), kind, 1000, 5, d.data_ptr(), t.data_ptr(), accepted.data_ptr())
+    status = _c.library().fs_accept(GPU.handle(), kind, 1000, 5, d.data_ptr(), t.data_ptr(), accepted.data_ptr())
     assert status == 0 and accepted.tolist() == want
