@@ -175,7 +175,7 @@ class _Drawer:
         return torch.cat([result.tokens, best], -1), result.max_logit[:, None].expand(-1, 2)
 
     def _draw(self, input_ids: torch.Tensor) -> torch.Tensor:
-        assert self.hidden is not None
+        assert self.hidden is not None and self.head is not None
         if self.seed is None:
             self.seed = fresh_seed(self.hidden) if self.do_sample else 0
         rules, forced = self.rules.at(input_ids.to(self.device))
