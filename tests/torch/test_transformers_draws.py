@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-stats = pytest.importorskip("scipy.stats", reason="scipy cannot be imported")
-transformers = pytest.importorskip("transformers", reason="transformers cannot be imported")
+pytest.importorskip("scipy", reason="scipy cannot be imported")
+pytest.importorskip("transformers", reason="transformers cannot be imported")
 
 import hf_models as hf
+from scipy import stats
 
 import flashsampling.transformers as fst
 

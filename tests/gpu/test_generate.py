@@ -1,0 +1,74 @@
+"""generate() of transformers on CUDA: what the backend draws is fused, what it does not draw yet transformers draws."""
+import os
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("scipy", reason="scipy cannot be imported")
+transformers = pytest.importorskip("transformers", reason="transformers cannot be imported")
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "torch"))
+import hf_models as hf
+from test_transformers_draws import LEAST, first_token, p_value
+
+import flashsampling.transformers as fst
+
+DEVICE, DRAWS = "cuda", 16384
+
+
+def made(family="llama", dtype=torch.bfloat16):
+    return hf.make(family, dtype).to(DEVICE)
+
+
+def prompts(rows=3, length=7):
+    return {name: tensor.to(DEVICE) for name, tensor in hf.prompts(rows, length).items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", [family for family in hf.FAMILIES if "softcap" not in family])
+def test_greedy_tokens_are_those_of_transformers(family, dtype, caplog):
+    """Over 16 steps: sums in another order may round one of two equal logits the other way, once in many steps."""
+    model, arguments = made(family, dtype), dict(**prompts(), max_new_tokens=16, do_sample=False)
+    stock, ours = model.generate(**arguments), model.generate(**arguments, custom_generate=fst.generate)
+    assert torch.equal(stock, ours) and ours.device.type == DEVICE
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2-softcap", "granite-scale", "phi-bias"])
+def test_first_tokens_follow_the_distribution_of_transformers(family, caplog):
+    """Chi-squared, p above 1e-6; and one of another temperature is rejected."""
+    model, inputs = made(family), prompts(1, 4)
+    torch.manual_seed(11)
+    tokens = model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=1, num_return_sequences=DRAWS,
+                            pad_token_id=0, custom_generate=fst.generate)[:, -1].cpu().numpy()
+    assert caplog.records == []
+    right, wrong = (first_token(model, inputs, top_k=0, temperature=t).cpu() for t in (1.0, 1.5))
+    assert p_value(tokens, right) > LEAST > p_value(tokens, wrong)
+
+
+def test_a_seed_reproduces():
+    model, outputs = fst.patch(made()), []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        outputs.append(model.generate(**prompts(), max_new_tokens=20, do_sample=True, top_k=0))
+    assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
+
+
+def test_what_the_backend_does_not_draw_is_left_to_transformers(caplog):
+    model, outputs = made(dtype=torch.float32), []
+    for more in ({}, {"custom_generate": fst.generate}):
+        torch.manual_seed(3)
+        outputs.append(model.generate(**prompts(), max_new_tokens=6, do_sample=True, **more))
+    assert torch.equal(*outputs)
+    assert ["backend cuda: " in r.getMessage() for r in caplog.records] == [True]
+
+
+def test_a_compiled_forward_with_a_static_cache(caplog):
+    """generate() compiles it with CUDA graphs, whose memory the hidden states lie in."""
+    model = made()
+    arguments = dict(**prompts(), max_new_tokens=12, do_sample=False, cache_implementation="static")
+    expected = model.generate(**arguments, disable_compile=True)
+    for _ in range(2):
+        assert torch.equal(model.generate(**arguments, custom_generate=fst.generate), expected)
+    assert caplog.records == []
