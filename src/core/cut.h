@@ -250,4 +250,14 @@ FS_CORE int cut_test(const fs_list *list, const fs_rules *rules, const fs_mass *
     return above > mark + mark * off ? -1 : 0;
 }
 
+/* The same of a cut by min-p alone, which the largest logit decides. */
+FS_CORE int cut_test_min_p(const fs_list *list, const fs_rules *rules, uint64_t key) {
+    const float scale = rules->cut_scale;
+    uint64_t first = key;
+    for (int32_t i = 0; i < list->count; i++) first = list->key[i] > first ? list->key[i] : first;
+    const double floor = (double)(order_key_logit(first) * scale) + rules->log_min_p;
+    if ((double)(order_key_logit(key) * scale) >= floor) return list->bound < first;
+    return list->bound == FS_KEY_NONE || (double)(order_key_logit(list->bound) * scale) < floor ? -1 : 0;
+}
+
 #endif

@@ -135,26 +135,30 @@ FS_CORE fs_winner row_race_above(const fs_row *row, uint32_t sample, uint64_t ke
     return winner;
 }
 
-/* A winner that a nucleus leaves out is replaced by the best of those above it, which is all that the nucleus can still
- * have, until one is in it: hardly ever takes more than one, and nothing is sorted. 0 if there is doubt, or ties or an
- * order are to be kept: then nothing has changed that a cut does not find again. */
+/* A winner that the row's only cut leaves out is replaced by the best of those above it, which is all that the cut can
+ * still leave, until one is in it: hardly ever takes more than one, and nothing is sorted. 0 if there is doubt, or ties
+ * or an order are to be kept: then nothing has changed that a cut does not find again. */
 FS_CORE int row_draw_inside(const fs_row *row, uint32_t sample) {
     const fs_summary *s = row->summary;
-    const int in_turn = row->call->needs.ordered || row->call->batch->flags & FS_KEEP_TIES_TOP_P;
+    const int min_p = rules_min_p_alone(row->rules);
+    const int in_turn = row->call->needs.ordered || (!min_p && row->call->batch->flags & FS_KEEP_TIES_TOP_P);
     fs_winner *winner = &s->winner[sample];
     while (winner->key) {
         const uint64_t key = order_key(winner->y, score_key_token(winner->key));
-        const int side = cut_test(&s->list, row->rules, &s->mass, row_slack(row), key);
+        const int side = min_p ? cut_test_min_p(&s->list, row->rules, key)
+                               : cut_test(&s->list, row->rules, &s->mass, row_slack(row), key);
         if (side >= 0 || in_turn) return side > 0;
         *winner = row_race_above(row, sample, key);
     }
     return 0;
 }
 
-/* Of a nucleus that nobody asked for but for its tokens. */
+/* Of a nucleus, or of what min-p leaves, that nobody asked for but for its tokens. */
 FS_CORE int row_draw_all_inside(const fs_row *row) {
     const fs_needs *needs = &row->call->needs;
-    if (!rules_top_p_alone(row->rules) || !needs->mass_to_cut || needs->rank_depth) return 0;
+    const int nucleus = rules_top_p_alone(row->rules) && needs->mass_to_cut;
+    const int min_p = rules_min_p_alone(row->rules) && row->call->result->logits != FS_LOGITS_CUT;
+    if (!(nucleus || min_p) || needs->rank_depth) return 0;
     for (int32_t i = 0; i < needs->samples; i++)
         if (!row_draw_inside(row, (uint32_t)i)) return 0;
     return needs->samples > 0;

@@ -36,6 +36,10 @@ FS_CORE int rules_top_p_alone(const fs_rules *rules) {
     return rules->top_p < 1.0f && rules->top_k == 0 && !(rules->log_min_p > -INFINITY);
 }
 
+FS_CORE int rules_min_p_alone(const fs_rules *rules) {
+    return rules->log_min_p > -INFINITY && rules->top_k == 0 && !(rules->top_p < 1.0f);
+}
+
 /* Top-p counts mass against the whole row: nothing has narrowed it before, or it is not to matter. */
 FS_CORE int rules_top_p_of_row(const fs_rules *rules, uint32_t flags) {
     const int min_p_before = rules->log_min_p > -INFINITY && !(flags & FS_MIN_P_LAST);

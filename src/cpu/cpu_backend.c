@@ -64,9 +64,18 @@ static fs_status cpu_open(fs_context *context) {
     return FS_OK;
 }
 
+/* The memory of second passes is given back. */
+static void free_second(fs_context *context) {
+    fs_cpu *cpu = context->state;
+    fs_context_free(context, cpu->second.memory);
+    memset(&cpu->second, 0, sizeof cpu->second);
+    cpu->calls_without = 0;
+}
+
 static fs_status cpu_set_work(fs_context *context, void *memory, size_t bytes) {
     fs_cpu *cpu = context->state;
     if (!context->options.work) fs_context_free(context, cpu->work.memory);
+    free_second(context);
     context->options.work = memory;
     context->options.work_bytes = bytes;
     fs_arena work = {memory, bytes, 0};
@@ -79,6 +88,7 @@ static void cpu_close(fs_context *context) {
     if (!cpu) return;
     fs_threads_stop(context, cpu->threads);
     if (!context->options.work) fs_context_free(context, cpu->work.memory);
+    free_second(context);
     fs_context_free(context, cpu);
     context->state = NULL;
 }
@@ -89,9 +99,11 @@ static void finish_task(void *arg, int32_t task) {
     fs_job *job = arg;
     const fs_pass *pass = &job->pass;
     fs_winner *spare = pass->spare + (int64_t)task * job->call.batch->samples;
-    for (int32_t a; (a = fs_pass_merged(pass)) >= 0;)
+    for (int32_t a; (a = fs_pass_merged(pass)) >= 0;) {
         job->written[a] =
             (uint8_t)fs_finish_row(&job->call, pass->row[a], &pass->summary[a], job->extra, job->final, spare);
+        if (!job->written[a]) job->log_mass[pass->row[a]] = mass_log(&pass->summary[a].mass);
+    }
 }
 
 static void finish_dropped(const fs_job *job) {
@@ -103,9 +115,9 @@ static void finish_dropped(const fs_job *job) {
  * takes. */
 static size_t job_start_second(fs_job *job, fs_context *context, const int32_t *row, int32_t rows) {
     fs_arena count = {NULL, 0, 0};
-    job->call.needs.rough = 0;
     fs_job_start_pass(job, context, row, rows);
     job->pass.whole = 1;
+    job->pass.log_mass = job->log_mass;
     fs_pass_layout(&job->pass, &count);
     return count.used;
 }
@@ -126,25 +138,45 @@ static int32_t rows_at_a_time(fs_job *job, fs_context *context, const int32_t *r
     return even;
 }
 
-/* The second pass for rows [rows] whose lists were too short. Its memory is what the caller's leaves, or is allocated
- * for the occasion. */
-static fs_status second_pass(fs_job *job, fs_context *context, int32_t *row, int32_t rows, size_t *most_bytes) {
+/* Calls without a second pass until its memory is given back: a system clears fresh pages, which takes as long as half
+ * a pass. */
+#define FS_SECOND_KEPT 64
+
+/* Memory for a second pass: what the caller's leaves, or the context's own. NULL: there is none. */
+static char *take_second(fs_context *context, size_t bytes) {
+    fs_cpu *cpu = context->state;
+    if (context->options.work) return cpu->work.memory + cpu->work.used;
+    if (bytes > cpu->second.size) {
+        free_second(context);
+        cpu->second.memory = fs_context_alloc(context, bytes, "the second pass");
+        if (!cpu->second.memory) return NULL;
+        cpu->second.size = bytes;
+    }
+    cpu->calls_without = 0;
+    return cpu->second.memory;
+}
+
+/* The second pass for rows [rows] whose lists were too short. Rough masses do for most of them; those that are left, and
+ * their number is returned in *open, take another one with exact masses. */
+static fs_status second_pass(fs_job *job, fs_context *context, int32_t *row, int32_t rows, int32_t *open,
+                             size_t *most_bytes) {
     fs_cpu *cpu = context->state;
     const int own = context->options.work == NULL;
+    *open = 0;
     size_t left = own ? context->options.fallback_bytes : cpu->work.size - cpu->work.used;
     for (int32_t done = 0; done < rows;) {
         fs_arena arena = {NULL, 0, 0};
         const int32_t now = rows_at_a_time(job, context, row + done, rows - done, left, &arena.size);
         if (arena.size <= left) {
-            arena.memory = own ? fs_context_alloc(context, arena.size, "the second pass")
-                               : cpu->work.memory + cpu->work.used;
+            arena.memory = take_second(context, arena.size);
             if (!arena.memory) return FS_ERR_MEMORY;
             *most_bytes = arena.size > *most_bytes ? arena.size : *most_bytes;
             fs_pass_layout(&job->pass, &arena);
             job->extra = FS_ROW_FALLBACK;
-            job->final = 1;
+            job->final = !job->call.needs.rough;
             fs_job_run(job, finish_task);
-            if (own) fs_context_free(context, arena.memory);
+            for (int32_t a = 0; a < now; a++)
+                if (!job->written[a]) row[(*open)++] = row[done + a];
         } else {
             fs_summary none;
             memset(&none, 0, sizeof none);
@@ -165,6 +197,7 @@ static fs_job sample_of(const fs_head *head, const fs_batch *batch, const fs_res
 }
 
 static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+    fs_cpu *cpu = context->state;
     fs_job job = sample_of(head, batch, result);
     FS_TRY(fs_job_take_memory(&job, context));
     finish_dropped(&job);
@@ -174,9 +207,14 @@ static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_b
     for (int32_t a = 0; a < job.pass.rows; a++)
         if (!job.written[a]) job.row[again++] = job.row[a];
     size_t extra_bytes = 0;
-    if (again) FS_TRY(second_pass(&job, context, job.row, again, &extra_bytes));
+    if (again) {
+        int32_t open;
+        FS_TRY(second_pass(&job, context, job.row, again, &open, &extra_bytes));
+        job.call.needs.rough = 0;
+        if (open) FS_TRY(second_pass(&job, context, job.row, open, &open, &extra_bytes));
+    } else if (cpu->second.memory && ++cpu->calls_without == FS_SECOND_KEPT) free_second(context);
     result->fallback_rows = again;
-    result->work_bytes = (int64_t)(((fs_cpu *)context->state)->work.used + extra_bytes);
+    result->work_bytes = (int64_t)(cpu->work.used + extra_bytes);
     result->wire_bytes = 0;
     return FS_OK;
 }

@@ -17,6 +17,7 @@ typedef struct fs_job {
     fs_rules *rules;  /* [B] */
     int32_t *row;     /* [B] rows that take part */
     uint8_t *written; /* [rows that take part] the row's results are there */
+    double *log_mass; /* [B] of rows whose results are not: the log of their mass, as the first pass has it */
     uint32_t extra;   /* status bits of the rows being finished */
     int32_t final;    /* write rows that are not proven as incomplete */
     int32_t grouped;  /* the pass is one of the group modes */

@@ -164,14 +164,25 @@ static void sort_sparse(const int32_t *token, int64_t n, uint64_t *sorted) {
  * a second pass. */
 #define FS_NUCLEUS 2.5
 
+/* A second pass knows the row's mass. All tokens with less than (1 - top_p) / V of it have less than 1 - top_p together,
+ * so no nucleus has one; half of that, as the mass may be a rough one. */
+static double never_of(const fs_pass *pass, const fs_rules *rules) {
+    const fs_call *call = pass->call;
+    if (!rules_top_p_of_row(rules, call->batch->flags) || rules->cut_scale != rules->inverse_temperature ||
+        call->needs.rank_depth || call->needs.raw_column)
+        return -INFINITY;
+    return log(0.5 * fmax(1.0 - (double)rules->top_p, 0.0) / (double)call->vocab);
+}
+
 /* See rows_bound. Only where the row's whole mass decides, a list of another length is not asked for, and nothing but
  * tokens comes of it. Of a small top_p the share is its own: where no token has that much, nuclei have more tokens than
  * a list too. */
 static double rare_of(const fs_pass *pass, const fs_rules *rules) {
     const fs_call *call = pass->call;
+    if (pass->whole) return never_of(pass, rules);
     const double least = fmin((double)rules->top_p, 1.0 - (double)rules->top_p);
     if (!rules_top_p_alone(rules) || !call->needs.rough || call->needs.rank_depth || call->needs.raw_column ||
-        call->batch->list_capacity || pass->whole || pass->groups)
+        call->batch->list_capacity || pass->groups)
         return -INFINITY;
     return log(least / (FS_NUCLEUS * (double)call->needs.keep));
 }
@@ -182,7 +193,7 @@ static double near_of(const fs_pass *pass, const fs_rules *rules) {
     const uint32_t flags = call->batch->flags;
     const int of_left = rules->top_p < 1.0f && !rules_top_p_of_row(rules, flags);
     if ((of_left && flags & FS_MIN_P_LAST) || call->needs.rank_depth || call->needs.raw_column ||
-        call->batch->list_capacity || pass->whole || pass->groups)
+        call->batch->list_capacity || pass->groups)
         return -INFINITY;
     return rules->log_min_p;
 }
@@ -216,6 +227,13 @@ typedef struct fs_preparing {
     int32_t tasks;
 } fs_preparing;
 
+/* What the first pass knew of a row's mass. */
+static void known_mass(const fs_pass *pass, int32_t a) {
+    const double log_mass = pass->log_mass[pass->row[a]];
+    if (pass->active[a].rare > -INFINITY && fabs(log_mass) <= (double)FS_EXP_EXACT)
+        atomic_init(&pass->shared.mass[a], ordered_float((float)log_mass));
+}
+
 static void prepare_task(void *arg, int32_t task) {
     const fs_preparing *p = arg;
     const fs_hidden *hidden = &p->pass->hidden;
@@ -223,6 +241,7 @@ static void prepare_task(void *arg, int32_t task) {
     for (int32_t a = task; a < p->pass->rows; a += p->tasks) {
         prepare_active(p->pass, &p->pass->active[a]);
         shared_clear(&p->pass->shared, a);
+        if (p->pass->whole) known_mass(p->pass, a);
     }
     if (p->pass->call->head->kind == FS_HEAD_WEIGHTS)
         pass_kernel(p->pass)->pack(hidden, units * task / tasks * FS_PACK, units * (task + 1) / tasks * FS_PACK);
@@ -271,7 +290,7 @@ static void compute_block(const fs_pass *pass, fs_block block, float *logits) {
 }
 
 static void share_mass(const fs_pass *pass, int32_t task, int32_t a, const fs_mass *mass) {
-    if (pass->active[a].rare > -INFINITY)
+    if (pass->active[a].rare > -INFINITY && !pass->whole)
         shared_add_mass(&pass->shared.mass[a], mass, &pass->published[(int64_t)task * pass->rows + a]);
 }
 

@@ -143,32 +143,36 @@ static void language_like_rows_need_no_second_pass(void **state) {
  * tokens would be right all the same, by a second pass. */
 static void min_p_keeps_what_it_needs(void **state) {
     (void)state;
-    static const float min_p[] = {0.05f, 0.3f, 1.0f}, top_p[] = {1.0f, 0.9f};
+    static const float min_p[] = {0.05f, 0.3f, 1.0f, 1e-3f}, top_p[] = {1.0f, 0.9f};
     static const uint32_t flags[] = {0, FS_MIN_P_LAST, FS_CUT_BEFORE_TEMPERATURE, FS_KEEP_TIES};
     float *logits = malloc(sizeof *logits * ROWS * VOCAB);
-    int32_t expected[ROWS], got[ROWS];
+    int32_t expected[ROWS * 8], got[ROWS * 8];
     uint32_t status[ROWS], other[ROWS];
     assert_non_null(logits);
     fs_head head = fs_head_default();
     head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = VOCAB;
     fs_context *reference = open_context(FS_BACKEND_REFERENCE, 1, 0);
+    int64_t wide_again = 0;
     for (int s = 0; s < SHAPES; s++) {
         fill(logits, shapes[s], (uint64_t)s);
-        for (int i = 0; i < 24; i++) {
+        for (int i = 0; i < 32; i++) {
             fs_batch batch = fs_batch_default();
             batch.rows = ROWS, batch.position_all = (uint64_t)i;
-            batch.all.min_p = min_p[i % 3], batch.all.top_p = top_p[i / 12], batch.flags = flags[i / 3 % 4];
-            batch.all.temperature = i % 2 ? 1.0f : 0.6f;
+            batch.all.min_p = min_p[i % 4], batch.all.top_p = top_p[i / 16], batch.flags = flags[i / 4 % 4];
+            batch.all.temperature = i % 4 == 1 ? 0.6f : 1.0f;
+            batch.samples = i % 4 == 3 ? 8 : 1;
             fs_context *cpu = open_context(FS_BACKEND_CPU, 1 + i % 3, i % 5 ? 0 : 128);
             draw(reference, &head, &batch, expected, status);
             const int64_t again = draw(cpu, &head, &batch, got, other);
-            assert_memory_equal(got, expected, sizeof got);
+            assert_memory_equal(got, expected, (size_t)(ROWS * batch.samples) * sizeof *got);
             for (int b = 0; b < ROWS; b++) assert_int_equal(other[b] & ~(uint32_t)FS_ROW_FALLBACK, status[b]);
-            /* Of normal logits at most 200 survive, and a list holds 1,024. */
-            if (shapes[s] == gaussian) assert_int_equal(again, 0);
+            /* Of normal logits at most 200 survive, and a list holds 1,024; but of the last min-p some 3,400. */
+            if (shapes[s] == gaussian && i % 4 < 3) assert_int_equal(again, 0);
+            else if (shapes[s] == gaussian) wide_again += again;
             fs_context_destroy(cpu);
         }
     }
+    assert_true(wide_again > 0);
     fs_context_destroy(reference);
     free(logits);
 }
