@@ -386,8 +386,8 @@ typedef struct fs_options {
      * exchanges on the CPU. NULL = the context's own. */
     void *work;
     size_t work_bytes;
-    /* Most memory the second pass of wide rows may allocate; default 64 MiB. With the caller's work memory the second
-     * pass takes what the call has left of it. */
+    /* Most memory the second pass of wide rows may allocate; default 64 MiB. It is kept while calls need it. With the
+     * caller's work memory the second pass takes what the call has left of it. */
     size_t fallback_bytes;
     /* CUDA: the stream calls go to, as in fs_context_set_stream. NULL = none yet: calls are FS_ERR_ARGUMENT until there
      * is one, so that none goes to the default stream by accident. CPU: ignored. */

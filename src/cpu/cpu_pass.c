@@ -164,8 +164,8 @@ static void sort_sparse(const int32_t *token, int64_t n, uint64_t *sorted) {
  * a second pass. */
 #define FS_NUCLEUS 2.5
 
-/* A second pass knows the row's mass. All tokens with less than (1 - top_p) / V of it have less than 1 - top_p together,
- * so no nucleus has one; half of that, as the mass may be a rough one. */
+/* A second pass knows the row's mass. Tokens with less than (1 - top_p) / V of it have together less than 1 - top_p, so
+ * no nucleus has one; half of that, as the mass may be a rough one. */
 static double never_of(const fs_pass *pass, const fs_rules *rules) {
     const fs_call *call = pass->call;
     if (!rules_top_p_of_row(rules, call->batch->flags) || rules->cut_scale != rules->inverse_temperature ||

@@ -29,7 +29,7 @@ typedef struct fs_cpu {
     void *parallel_user;
     struct fs_threads *threads; /* our own pool, or NULL */
     fs_arena work;              /* the context's or the caller's memory */
-    fs_arena second;            /* of second passes, kept while they are frequent; the caller's memory has room for them */
+    fs_arena second;            /* of second passes, kept while they are frequent; unused with the caller's memory */
     int32_t calls_without;      /* a second pass, since the last one */
     fs_nodes nodes;             /* of our own pool; count below 2: there is nothing to know */
     fs_residence residence;     /* of the last head */
@@ -49,12 +49,12 @@ typedef struct fs_pass {
     const fs_call *call;
     const int32_t *row; /* [rows] the rows of the batch that take part */
     int32_t rows;
-    int32_t whole;      /* lists hold everything that can be drawn: the second pass */
+    int32_t whole;          /* lists hold everything that can be drawn: the second pass */
     const double *log_mass; /* [B] in the second pass: of each row, by the first, or -inf */
-    int32_t largest;    /* only counted, for the largest call of these rows or fewer */
-    int32_t block;      /* tokens per block, a multiple of FS_NOISE_BLOCK */
-    int64_t groups;     /* group modes: number of groups, else 0 */
-    fs_weights weights; /* these two of a head of weights */
+    int32_t largest;        /* only counted, for the largest call of these rows or fewer */
+    int32_t block;          /* tokens per block, a multiple of FS_NOISE_BLOCK */
+    int64_t groups;         /* group modes: number of groups, else 0 */
+    fs_weights weights;     /* these two of a head of weights */
     fs_hidden hidden;
     fs_active_row *active; /* [rows] */
     fs_summary *summary;   /* [tasks, rows] */

@@ -196,7 +196,7 @@ static void draw_merged(fs_context *context, const fs_head *head, const fs_batch
     if (fs_merge(context, &shard, batch, parts, 2, &r) != FS_OK) fail_msg("%s", fs_error_text(context));
 }
 
-/* Top-p before min-p looks at the row's whole mass, which parts then have to bring: a merge has nothing to go by else. */
+/* Top-p before min-p looks at the row's whole mass, which parts have to bring: a merge has nothing else to go by. */
 static void a_nucleus_before_min_p_is_proven_by_parts(void **state) {
     (void)state;
     float *logits = malloc(sizeof *logits * ROWS * VOCAB);
