@@ -1,9 +1,11 @@
-"""The LM head is split over processes that have a transport of their own: here pipes, elsewhere torch.distributed, Gloo, UCX.
+"""The LM head is split over processes that have a transport of their own: here pipes, elsewhere torch.distributed,
+Gloo, UCX.
 
     python3 own_transport.py 3        # the number of processes; the tokens are the same for any
 
-Each process makes a part from its shard, parts are gathered, and everyone merges them. The library needs no more than that from a
-transport: all_gather below could be torch.distributed.all_gather of uint8 tensors, or comm.allgather of mpi4py.
+Each process makes a part from its shard, parts are gathered, and everyone merges them. The library needs no more than
+that from a transport: all_gather below could be torch.distributed.all_gather of uint8 tensors, or comm.allgather of
+mpi4py.
 """
 import multiprocessing
 import sys
@@ -35,7 +37,8 @@ class Ranks:
 
 
 def draw(context, ranks, head, hidden, position):
-    """fs_partial, the caller's transport, fs_merge; rows whose cut is wider than the lists go round again with longer ones."""
+    """fs_partial, the caller's transport, fs_merge; rows whose cut is wider than the lists go round again, with longer
+    ones."""
     capacity = 0
     while True:
         rules = dict(temperature=0.8, top_p=0.95, seed=SEED, position=position, list_capacity=capacity)

@@ -4,7 +4,8 @@ Large arrays (weights, hidden states, logits) are used as they lie and never cop
 lists) are converted to the type the library reads. What lies in device memory is never copied, whatever its size.
 """
 import numbers
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 Array = Any  # a numpy array, a torch tensor, a Pointer, or, where it is small, a list
 
@@ -27,8 +28,9 @@ def numpy() -> Any:
 class Pointer:
     """Memory by its address, for arrays without an interface Python knows.
 
-    dtype is "f32", "f16", "bf16", "i32", ...; stride is the bytes from one row to the next, 0 = packed; device is "cpu",
-    "cuda" or "cuda:1", None = not told and not checked. The caller keeps the memory alive and vouches for the shape.
+    dtype is "f32", "f16", "bf16", "i32", ...; stride is the bytes from one row to the next, 0 = packed; device is
+    "cpu", "cuda" or "cuda:1", None = not told and not checked. The caller keeps the memory alive and vouches for the
+    shape.
     """
 
     def __init__(self, address: int, shape: Sequence[int], dtype: str, stride: int = 0,
@@ -183,8 +185,8 @@ def as_pointer(value: Array, what: str, dtype: str | None = None) -> Pointer:
 
 
 def converted(value: Array, dtype: str, what: str, shape: Sequence[int], in_place: bool = False) -> Pointer:
-    """A Pointer to a packed array of this dtype and shape; -1 in the shape is any length. in_place refuses an array that
-    would be copied: what its owner writes to it later would not be seen."""
+    """A Pointer to a packed array of this dtype and shape; -1 in the shape is any length. in_place refuses an array
+    that would be copied: what its owner writes to it later would not be seen."""
     if is_tensor(value) and not on_device(value):
         value = value.detach()
         value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()  # numpy has no bfloat16

@@ -3,9 +3,10 @@ import ctypes
 import enum
 import os
 import sys
+from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64
 from ctypes import c_void_p
-from typing import Any, Callable, Sequence
+from typing import Any
 
 VERSION = (0, 1)  # of the header mirrored here; before 1.0 another minor version is another interface
 

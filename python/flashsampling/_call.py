@@ -1,6 +1,7 @@
 """What goes into a call and what comes out: Head, Batch, Result. Each keeps the arrays it points to alive."""
 import ctypes
-from typing import Any, Iterable, Mapping, Sequence, Union
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from . import _c
 from ._arrays import (ITEM, Array, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, new_array, ragged,
@@ -18,7 +19,7 @@ _SLOT_DTYPES = {
     "presence": "f32",
 }
 Lists = Any  # per row a dictionary or a list of entries, or a tuple of arrays: see Batch
-Outputs = Union[str, Iterable[str]]
+Outputs = str | Iterable[str]
 _FLAGS = {name.lower(): flag for name, flag in _c.Flag.__members__.items()}
 _LIMIT_DTYPES = {"absent": "u32", "top_k": "i32", "edits": "i64", "counts": "i64", "watched": "i64"}
 
@@ -239,7 +240,8 @@ class Batch:
         columns, stride = strides.pop()
         # What the stride has room for and the rows do not is not there behind the last one; the library knows the
         # stride.
-        if stride > columns * 4 and counts.keep is not None and counts.device == "cpu" and (counts.keep > columns).any():
+        known = counts.keep is not None and counts.device == "cpu"
+        if stride > columns * 4 and known and (counts.keep > columns).any():
             raise ValueError("edit_count: %d, rows have %d entries" % (counts.keep.max(), columns))
         self.struct.edit_stride = stride
 
@@ -431,4 +433,4 @@ class Result:
         return result.take(self.written)
 
 
-Out = Union[Result, dict[str, Array], None]  # what a call writes to
+Out = Result | dict[str, Array] | None  # what a call writes to

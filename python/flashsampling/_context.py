@@ -3,8 +3,9 @@ import ctypes
 import enum
 import os
 import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import byref
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from . import _c
 from ._arrays import Array, as_pointer, converted, integer, is_tensor, numpy, same_memory
@@ -282,8 +283,8 @@ class Context:
 
     def partial(self, head: Head, hidden: Array | Batch = None, *, out: Out = None, outputs: Outputs = (),
                 top: int = 0, logits: str = "raw", tokens: str = "i32", **rules: Any) -> Array:
-        """This shard's summary as an array of bytes (on "cuda" a tensor of its device), for merge. The arguments say what
-        will be asked of merge."""
+        """This shard's summary as an array of bytes (on "cuda" a tensor of its device), for merge. The arguments say
+        what will be asked of merge."""
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         size = self.partial_size(head, batch, out=result)
         if self.device != "cpu":

@@ -1,7 +1,7 @@
 """One call from scratch: sample and sample_logits, and the contexts they draw with."""
 import os
 import threading
-from typing import Any, Dict, Optional
+from typing import Any
 
 from ._arrays import is_tensor
 from ._call import Batch, Head, Result
@@ -39,7 +39,7 @@ def default_context(device: str = "cpu") -> Context:
 
 
 def fresh_seed(like: Any = None) -> int:
-    """64 bits: for a tensor from torch's default generator, so that torch.manual_seed repeats them, else the system's."""
+    """64 bits: for a tensor from torch's default generator, which torch.manual_seed sets, else from the system."""
     if is_tensor(like):
         import torch
 
@@ -47,8 +47,8 @@ def fresh_seed(like: Any = None) -> int:
     return int.from_bytes(os.urandom(8), "little")
 
 
-def _draw(head: Head, hidden: Any, like: Any, context: Optional[Context], out: Optional[Dict[str, Any]],
-          rules: Dict[str, Any]) -> Result:
+def _draw(head: Head, hidden: Any, like: Any, context: Context | None, out: dict[str, Any] | None,
+          rules: dict[str, Any]) -> Result:
     asked = {name: rules.pop(name) for name in _RESULT if name in rules}
     if rules.get("seed") is None:
         rules["seed"] = fresh_seed(like)
@@ -61,8 +61,8 @@ def _draw(head: Head, hidden: Any, like: Any, context: Optional[Context], out: O
     return (context or default_context(head.data.device or "cpu")).sample(head, batch, out=result)
 
 
-def sample(hidden: Any, weight: Any, *, dtype: Optional[str] = None, context: Optional[Context] = None,
-           out: Optional[Dict[str, Any]] = None, **rules: Any) -> Result:
+def sample(hidden: Any, weight: Any, *, dtype: str | None = None, context: Context | None = None,
+           out: dict[str, Any] | None = None, **rules: Any) -> Result:
     """Draws the next token of every row of `hidden` from softmax(hidden @ weight.T), without storing the logits.
 
     hidden is [B, D], weight [V, D]: numpy arrays or torch tensors, in host memory or on one CUDA device, float32,
@@ -72,8 +72,8 @@ def sample(hidden: Any, weight: Any, *, dtype: Optional[str] = None, context: Op
     temperature (0 = greedy), top_k, top_p, min_p and the other rules of Batch: numbers, or arrays with one value a row.
     seed, position: equal ones draw equal tokens. A seed that is a number is spread over the rows; None, the default, is
         64 fresh bits: for tensors from torch's generator, which torch.manual_seed sets, else from the system.
-    outputs=["logprob", ...], top=N, logits="raw" | "processed" | "cut", tokens="i64" | "i32": what else is returned, see
-        Result. out={"tokens": array, ...}: the caller's arrays to write to instead.
+    outputs=["logprob", ...], top=N, logits="raw" | "processed" | "cut", tokens="i64" | "i32": what else is returned,
+        see Result. out={"tokens": array, ...}: the caller's arrays to write to instead.
     bias [V], scale, softcap, post_scale, round, vocab, first_token: of the head, see Head.
     context: a Context to draw with; by default one per thread and device is kept.
 
@@ -84,8 +84,8 @@ def sample(hidden: Any, weight: Any, *, dtype: Optional[str] = None, context: Op
     return _draw(head, hidden, hidden, context, out, dict(rules, hidden_dtype=rules.get("hidden_dtype", dtype)))
 
 
-def sample_logits(logits: Any, *, dtype: Optional[str] = None, context: Optional[Context] = None,
-                  out: Optional[Dict[str, Any]] = None, logits_of: str = "raw", **rules: Any) -> Result:
+def sample_logits(logits: Any, *, dtype: str | None = None, context: Context | None = None,
+                  out: dict[str, Any] | None = None, logits_of: str = "raw", **rules: Any) -> Result:
     """Draws from stored logits [B, V], float32, float16 or bfloat16, with the rules and results of `sample`.
 
     logits_of is what `sample` calls logits: which logits logprobs and the like speak of.

@@ -1,7 +1,8 @@
 """A call that is prepared once and made every step: Sampler."""
 import copy
 import ctypes
-from typing import Any, Callable, Dict, Optional, Sequence, Union
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from . import _c
 from ._arrays import (TYPESTR, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, numpy, same_memory,
@@ -11,28 +12,28 @@ from ._context import Context
 from ._sample import fresh_seed
 
 
-def _tensor_address(like: Any, dtype: str) -> Callable[[Any], Optional[int]]:
+def _tensor_address(like: Any, dtype: str) -> Callable[[Any], int | None]:
     """A function: the address of a packed tensor of this type on the device of `like`, None for everything else."""
     import torch
 
     tensor, wanted, device = torch.Tensor, torch_dtype(dtype), like.device
 
-    def address(value: Any) -> Optional[int]:
+    def address(value: Any) -> int | None:
         good = type(value) is tensor and value.dtype is wanted and value.is_contiguous() and value.device == device
         return value.data_ptr() if good else None
 
     return address
 
 
-def _array_address(dtype: str) -> Callable[[Any], Optional[int]]:
+def _array_address(dtype: str) -> Callable[[Any], int | None]:
     """The same for numpy's arrays. Asking one for its address takes longer than all the rest, so the last is kept: as
     long as somebody holds it, an array stays where it is."""
     np = numpy()
     array, wanted = np.ndarray, np.dtype(TYPESTR[dtype])
     last: Any = None
-    place: Optional[int] = None
+    place: int | None = None
 
-    def address(value: Any) -> Optional[int]:
+    def address(value: Any) -> int | None:
         nonlocal last, place
         if value is not last:
             if not (type(value) is array and value.dtype == wanted and value.flags.c_contiguous):
@@ -61,9 +62,9 @@ class Sampler:
     current stream and can be captured in a graph; a graph repeats a position that is a number, so give it as an array.
     """
 
-    def __init__(self, head: Head, rows: int, *, hidden_dtype: Optional[str] = None,
-                 outputs: Union[str, Sequence[str]] = (), top: int = 0, logits: str = "raw", tokens: str = "i64",
-                 context: Optional[Context] = None, position: Any = None, **rules: Any) -> None:
+    def __init__(self, head: Head, rows: int, *, hidden_dtype: str | None = None,
+                 outputs: str | Sequence[str] = (), top: int = 0, logits: str = "raw", tokens: str = "i64",
+                 context: Context | None = None, position: Any = None, **rules: Any) -> None:
         if not isinstance(head, Head):
             raise TypeError("head: a %s, expected a Head" % type(head).__name__)
         self.rows = integer(rows, "i64", "rows")
@@ -87,8 +88,8 @@ class Sampler:
         self.head.struct = _c.HeadStruct.from_buffer_copy(head.struct)
         if not self._of_weights:
             self.head.data = self._input
-        self._asked: Dict[str, Any] = {"outputs": outputs, "top": top, "logits": logits, "tokens": tokens}
-        self._rules: Dict[str, Any] = {}
+        self._asked: dict[str, Any] = {"outputs": outputs, "top": top, "logits": logits, "tokens": tokens}
+        self._rules: dict[str, Any] = {}
         self.position = 0
         if rules.get("seed") is None:
             rules["seed"] = fresh_seed(like)
@@ -110,11 +111,11 @@ class Sampler:
             self._function = _c.sample_by_address(self.context.library)
             self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
             self.batch, self.position, self._rules, self._result = batch, position, rules, result
-            self._results: Dict[Any, Result] = {}  # by the shape of what is drawn from
+            self._results: dict[Any, Result] = {}  # by the shape of what is drawn from
             # Whose rows the structures have; what they point to beside the rules.
-            self._last: Optional[Result] = None
-            self._kept: Optional[Pointer] = None
-            self._positions: Optional[Pointer] = None
+            self._last: Result | None = None
+            self._kept: Pointer | None = None
+            self._positions: Pointer | None = None
 
     def __call__(self, hidden: Any, position: Any = None) -> Result:
         """Draws every row of hidden [B, D] (or of stored logits [B, V]), B up to `rows`, and returns a Result: views of
@@ -169,7 +170,7 @@ class Sampler:
         self._last = result if quick else None
         return result
 
-    def _set_rows(self, address: Optional[int], rows: int, stride: int) -> None:
+    def _set_rows(self, address: int | None, rows: int, stride: int) -> None:
         self.batch.struct.rows = rows
         if self._of_weights:
             self.batch.struct.hidden, self.batch.struct.hidden_stride = address, stride

@@ -15,7 +15,7 @@ stream. A row without a token gets -1. Rules that are not here are those of flas
 """
 import ctypes
 import threading
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class _Call:
         self.batch.all.repetition = 1.0
         self.result = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct), tokens_dtype=_c.DTYPES["i64"])
         self._function = _c.sample_by_address(self.context.library)
-        self.known: Optional[Tuple[Any, ...]] = None  # what the head's structure was made from
+        self.known: tuple[Any, ...] | None = None  # what the head's structure was made from
         structs = self.head, self.batch, self.result
         self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
 
@@ -72,14 +72,14 @@ def _call(device: torch.device) -> _Call:
     return call
 
 
-def _refuse(value: Tensor, name: str, dtypes: Tuple[torch.dtype, ...], shape: str, device: torch.device) -> Exception:
+def _refuse(value: Tensor, name: str, dtypes: tuple[torch.dtype, ...], shape: str, device: torch.device) -> Exception:
     found = "%s%s on %s, strides %s" % (value.dtype, list(value.shape), value.device, list(value.stride()))
     wanted = "%s%s on %s, packed" % (" or ".join(map(str, dtypes)), shape, device)
     return ValueError("%s: %s; expected %s" % (name, found.replace("torch.", ""), wanted.replace("torch.", "")))
 
 
-def _vector(value: Optional[Tensor], name: str, dtypes: Tuple[torch.dtype, ...], length: int,
-            device: torch.device) -> Optional[int]:
+def _vector(value: Tensor | None, name: str, dtypes: tuple[torch.dtype, ...], length: int,
+            device: torch.device) -> int | None:
     """The address of a packed tensor [length], None of none."""
     if value is None:
         return None
@@ -89,7 +89,7 @@ def _vector(value: Optional[Tensor], name: str, dtypes: Tuple[torch.dtype, ...],
     return value.data_ptr()
 
 
-def _rows(value: Tensor, name: str, device: torch.device, columns: Optional[int] = None) -> int:
+def _rows(value: Tensor, name: str, device: torch.device, columns: int | None = None) -> int:
     """Checks a matrix whose rows may be apart; returns their stride in bytes, 0 = packed."""
     good = value.dim() == 2 and value.dtype in _DTYPES and value.device == device
     if not good or columns is not None and value.shape[1] != columns or value.shape[1] > 1 and value.stride(1) != 1:
@@ -102,7 +102,7 @@ def _rows(value: Tensor, name: str, device: torch.device, columns: Optional[int]
     return stride
 
 
-def _set_head(call: _Call, data: Tensor, kind: int, about: Tuple[Any, ...]) -> None:
+def _set_head(call: _Call, data: Tensor, kind: int, about: tuple[Any, ...]) -> None:
     """Weights are the same from call to call, and looking at them again is most of an operator's time."""
     found = data.data_ptr(), data.dtype, data.shape, data.stride(), kind, about
     if found == call.known:
@@ -117,13 +117,13 @@ def _set_head(call: _Call, data: Tensor, kind: int, about: Tuple[Any, ...]) -> N
     call.known = found
 
 
-def _draw(kind: int, hidden: Optional[Tensor], data: Tensor, bias: Optional[Tensor], results: int,
-          temperature: Optional[Tensor] = None, top_k: Optional[Tensor] = None, top_p: Optional[Tensor] = None,
-          min_p: Optional[Tensor] = None, seed: Optional[Tensor] = None, position: Optional[Tensor] = None,
-          slot: Optional[Tensor] = None, allow: Optional[Tensor] = None, allow_index: Optional[Tensor] = None,
+def _draw(kind: int, hidden: Tensor | None, data: Tensor, bias: Tensor | None, results: int,
+          temperature: Tensor | None = None, top_k: Tensor | None = None, top_p: Tensor | None = None,
+          min_p: Tensor | None = None, seed: Tensor | None = None, position: Tensor | None = None,
+          slot: Tensor | None = None, allow: Tensor | None = None, allow_index: Tensor | None = None,
           temperature_all: float = 1.0, top_k_all: int = 0, top_p_all: float = 1.0, min_p_all: float = 0.0,
           seed_all: int = 0, position_all: int = 0, samples: int = 1, flags: int = 0, vocab: int = 0,
-          round: str = "f32", scale: float = 1.0, softcap: float = 0.0, post_scale: float = 1.0) -> Tuple[Tensor, ...]:
+          round: str = "f32", scale: float = 1.0, softcap: float = 0.0, post_scale: float = 1.0) -> tuple[Tensor, ...]:
     device, source = data.device, data if hidden is None else hidden
     call = _call(device)
     batch, result = call.batch, call.result
@@ -165,7 +165,7 @@ def _draw(kind: int, hidden: Optional[Tensor], data: Tensor, bias: Optional[Tens
     return tokens, logprob, status
 
 
-def _set_masks(batch: _c.BatchStruct, allow: Tensor, index: Optional[Tensor], rows: int, vocab: int,
+def _set_masks(batch: _c.BatchStruct, allow: Tensor, index: Tensor | None, rows: int, vocab: int,
                device: torch.device) -> None:
     batch.allow_index = _vector(index, "allow_index", (torch.int32,), rows, device)
     words, least = (vocab + 31) // 32, rows if index is None else 0
@@ -178,19 +178,19 @@ def _set_masks(batch: _c.BatchStruct, allow: Tensor, index: Optional[Tensor], ro
 # -------------------------------------------------------------------------------------------------- the operators ----
 
 
-def _sample(hidden: Tensor, weight: Tensor, bias: Optional[Tensor] = None, **rules: Any) -> Tensor:
+def _sample(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, **rules: Any) -> Tensor:
     return _draw(0, hidden, weight, bias, 1, **rules)[0]
 
 
-def _sample_logprob(hidden: Tensor, weight: Tensor, bias: Optional[Tensor] = None, **rules: Any) -> Tuple[Tensor, ...]:
+def _sample_logprob(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, **rules: Any) -> tuple[Tensor, ...]:
     return _draw(0, hidden, weight, bias, 3, **rules)
 
 
-def _sample_logits(logits: Tensor, bias: Optional[Tensor] = None, **rules: Any) -> Tensor:
+def _sample_logits(logits: Tensor, bias: Tensor | None = None, **rules: Any) -> Tensor:
     return _draw(1, None, logits, bias, 1, **rules)[0]
 
 
-def _sample_logits_logprob(logits: Tensor, bias: Optional[Tensor] = None, **rules: Any) -> Tuple[Tensor, ...]:
+def _sample_logits_logprob(logits: Tensor, bias: Tensor | None = None, **rules: Any) -> tuple[Tensor, ...]:
     return _draw(1, None, logits, bias, 3, **rules)
 
 
@@ -198,7 +198,7 @@ def _fake(source: Tensor, *_: Any, samples: int = 1, **__: Any) -> Tensor:
     return source.new_empty((source.shape[0], samples), dtype=torch.int64)
 
 
-def _fake_logprob(source: Tensor, *_: Any, samples: int = 1, **__: Any) -> Tuple[Tensor, ...]:
+def _fake_logprob(source: Tensor, *_: Any, samples: int = 1, **__: Any) -> tuple[Tensor, ...]:
     shape = source.shape[0], samples
     return (source.new_empty(shape, dtype=torch.int64), source.new_empty(shape, dtype=torch.float32),
             source.new_empty(shape[:1], dtype=torch.int32))
@@ -226,7 +226,7 @@ _library = torch.library.Library("flashsampling", "DEF")
 _register(_library)
 
 
-def _operands(rows: Tensor, seed: Union[int, Tensor, None], rules: Dict[str, Any]) -> Dict[str, Any]:
+def _operands(rows: Tensor, seed: int | Tensor | None, rules: dict[str, Any]) -> dict[str, Any]:
     """Keywords of an operator: what is a number goes where numbers go. Without a seed every row gets one of torch's."""
     if seed is None:
         seed = torch.randint(0, 2**63 - 1, (rows.shape[0],), device=rows.device)
@@ -237,7 +237,7 @@ def _operands(rows: Tensor, seed: Union[int, Tensor, None], rules: Dict[str, Any
     return rules
 
 
-def sample(hidden: Tensor, weight: Tensor, *, bias: Optional[Tensor] = None, seed: Union[int, Tensor, None] = None,
+def sample(hidden: Tensor, weight: Tensor, *, bias: Tensor | None = None, seed: int | Tensor | None = None,
            logprob: bool = False, **rules: Any) -> Any:
     """Tokens [B, samples] int64 drawn from softmax(hidden @ weight.T); with logprob=True also logprob [B, samples] of
     the raw logits and status [B].
@@ -253,7 +253,7 @@ def sample(hidden: Tensor, weight: Tensor, *, bias: Optional[Tensor] = None, see
     return torch.ops.flashsampling.sample(hidden, weight, bias, **keywords)
 
 
-def sample_logits(logits: Tensor, *, bias: Optional[Tensor] = None, seed: Union[int, Tensor, None] = None,
+def sample_logits(logits: Tensor, *, bias: Tensor | None = None, seed: int | Tensor | None = None,
                   logprob: bool = False, **rules: Any) -> Any:
     """`sample` from stored logits [B, V]."""
     keywords = _operands(logits, seed, rules)

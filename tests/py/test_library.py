@@ -1,4 +1,4 @@
-"""Which library the package loads, and when. The CUDA library is a copy of the CPU's here: it says that it lacks CUDA."""
+"""Which library the package loads, and when. The CUDA library is a copy of the CPU's here: it says it lacks CUDA."""
 import os
 import shutil
 import subprocess

@@ -112,7 +112,8 @@ def test_rows_that_are_apart_and_arrays_of_other_kinds(want):
     wide = np.zeros((2 * B, 2 * D), "f4")
     wide[::2, :D] = H
     sampler = fs.Sampler(fs.Head(W), B, **RULES)
-    for hidden in (wide[::2, :D], H, wide[::2, :D], np.asfortranarray(H[:1]), fs.Pointer(H.ctypes.data, H.shape, "f32")):
+    pointer = fs.Pointer(H.ctypes.data, H.shape, "f32")
+    for hidden in (wide[::2, :D], H, wide[::2, :D], np.asfortranarray(H[:1]), pointer):
         same(sampler(hidden, position=3), want, slice(hidden.shape[0]))
 
 

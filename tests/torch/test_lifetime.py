@@ -267,8 +267,8 @@ class Interrupt(BaseException):
 
 @pytest.mark.parametrize("way", ["sampler", "context", "sample", "operator"])
 def test_an_interrupt_at_any_place_leaves_everything_usable(way):
-    """1,500 of them, anywhere in calls of a few microseconds. A lock that is acquired and then guarded, in two steps, is
-    left locked by 4 % of them in a sampler, 1 % in a context."""
+    """1,500 of them, anywhere in calls of a few microseconds. A lock that is acquired and then guarded, in two steps,
+    is left locked by 4 % of them in a sampler, 1 % in a context."""
     hidden, weight, context = H[:1], W[:64], fs.Context("cpu", threads=1)
     head = fs.Head(weight)
     call = {"sampler": fs.Sampler(head, 1, context=context), "context": lambda h: context.sample(head, h),

@@ -12,8 +12,9 @@ W = torch.randn(V, D) / 4
 H = torch.randn(B, D)
 X = H @ W.T
 BIAS = torch.randn(V)
-EACH = dict(temperature=torch.linspace(0.5, 2, B), top_k=torch.arange(B, dtype=torch.int32) + 20, top_p=torch.full((B,), 0.9),
-            min_p=torch.full((B,), 0.01), seed=torch.arange(B) * 977, position=torch.arange(B) + 40)
+EACH = dict(temperature=torch.linspace(0.5, 2, B), top_k=torch.arange(B, dtype=torch.int32) + 20,
+            top_p=torch.full((B,), 0.9), min_p=torch.full((B,), 0.01), seed=torch.arange(B) * 977,
+            position=torch.arange(B) + 40)
 ALL = dict(temperature_all=0.8, top_k_all=40, top_p_all=0.9, min_p_all=0.01, seed_all=9, position_all=4)
 
 

@@ -83,7 +83,8 @@ def test_torch_seeds_what_has_no_seed():
 
 
 def test_rules_by_row_are_tensors_or_arrays(want):
-    by_row = dict(temperature=torch.full((B,), 0.9), top_p=np.full(B, 0.95, "f4"), top_k=torch.zeros(B, dtype=torch.int32))
+    by_row = dict(temperature=torch.full((B,), 0.9), top_p=np.full(B, 0.95, "f4"),
+                  top_k=torch.zeros(B, dtype=torch.int32))
     result = fs.sample(H, W, seed=5, position=torch.full((B,), 3), **by_row)
     same(result, want)
 

@@ -21,7 +21,8 @@ DRAWS, LEAST = 16384, 1e-6
 PROMPT = hf.prompts(1, 4)
 _eos = dict(eos_token_id=[5, 17])
 # Tokens of the prompt made likely, and one of them unlikely, so that a penalty on them shows.
-_likely = dict(top_k=0, sequence_bias=[[[t], b] for t, b in zip(PROMPT["input_ids"][0].tolist(), (7.0, 6.0, 8.0, -2.0))])
+_biases = zip(PROMPT["input_ids"][0].tolist(), (7.0, 6.0, 8.0, -2.0))
+_likely = dict(top_k=0, sequence_bias=[[[token], bias] for token, bias in _biases])
 
 
 def draw(model, inputs, **arguments):
