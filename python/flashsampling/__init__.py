@@ -36,6 +36,8 @@ def __getattr__(name: str) -> Any:
     """What needs other packages is imported when it is first named."""
     import importlib
 
+    if name == "__version__":
+        return version()
     if name in _MODULES:
         return importlib.import_module("." + name, __name__)
     if name in _WITH_TORCH:
@@ -44,4 +46,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, *_WITH_TORCH})
+    return sorted({*globals(), *_MODULES, *_WITH_TORCH, "__version__"})

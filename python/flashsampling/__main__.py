@@ -80,7 +80,8 @@ def info() -> int:
 def parser() -> Parser:
     """What the command line understands."""
     main = Parser(prog="flashsampling", description="Exact sampling fused into the LM-head matmul.")
-    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    main.add_argument("--version", action="version", version=_package_version())
+    commands = main.add_subparsers(dest="command", required=True, metavar="info|generate", parser_class=Parser)
     commands.add_parser("info", help="versions, backends, and why one is not there")
     make = commands.add_parser("generate", help="generate text from a checkpoint directory, and say what it took",
                                epilog=_MEASURED)
@@ -93,9 +94,9 @@ def parser() -> Parser:
     add_rule("--sample", action="store_true", help="draw, where generation_config says greedy; the next four do too")
     add_rule("--temperature", type=number(float, 0), metavar="T", help="0 is greedy")
     add_rule("--top-k", type=number(int, 0), metavar="K", help="0 is off; transformers has 50 where nothing says else")
-    add_rule("--top-p", type=number(float, 0, 1, above=True), metavar="P")
-    add_rule("--min-p", type=number(float, 0, 1), metavar="P")
-    add_rule("--repetition-penalty", type=number(float, 0, above=True), metavar="R")
+    add_rule("--top-p", type=number(float, 0, 1, above=True), metavar="P", help="1 is off")
+    add_rule("--min-p", type=number(float, 0, 1), metavar="P", help="0 is off")
+    add_rule("--repetition-penalty", type=number(float, 0, above=True), metavar="R", help="1 is off")
     add_rule("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="of torch.manual_seed; without it a fresh one")
     add("--copies", type=number(int, 1), default=1, metavar="N", help="rows of a batch, all with this prompt (1)")
     add("--device", metavar="D", help="cpu, cuda, cuda:1, ... (cuda where torch sees a GPU)")

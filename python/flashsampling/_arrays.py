@@ -15,6 +15,7 @@ TENSORS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32
            "uint64": "u64"}  # torch's names
 ITEM = {dtype: int(typestr[2:]) for dtype, typestr in TYPESTR.items()}
 UNSIGNED: dict[Any, str] = {"u32": "i32", "u64": "i64"}  # few operations of torch know its unsigned types
+FLOATS = ("f32", "f16", "bf16")
 LIMITS = {"i32": (-(2**31), 2**31 - 1), "i64": (-(2**63), 2**63 - 1), "u32": (0, 2**32 - 1), "u64": (0, 2**64 - 1)}
 
 
@@ -73,7 +74,8 @@ def is_scalar(value: Any) -> bool:
 
 
 def no_integer(value: Any, dtype: str, what: str) -> ValueError:
-    return ValueError("%s: %s, expected an integer from %d to %d" % ((what, value) + LIMITS[dtype]))
+    shown = repr(value) if isinstance(value, str) else value
+    return ValueError("%s: %s, expected an integer from %d to %d" % ((what, shown) + LIMITS[dtype]))
 
 
 def integer(value: Any, dtype: str, what: str) -> int:
@@ -106,8 +108,11 @@ def integers(value: Any, dtype: str, what: str) -> Any:
     if array.dtype.kind not in "biufO":
         raise TypeError("%s: array of type %s, expected integers" % (what, array.dtype))
     exact = array.astype("f8") if array.dtype.kind == "f" else array  # a narrower float would round the limits
-    with np.errstate(invalid="ignore"):
-        good = (exact >= low) & (exact < high + 1) & (exact % 1 == 0)
+    try:
+        with np.errstate(invalid="ignore"):
+            good = (exact >= low) & (exact < high + 1) & (exact % 1 == 0)
+    except TypeError:  # an object that is no number
+        raise TypeError("%s: a %s, expected integers" % (what, type(value).__name__)) from None
     if not np.all(good):
         raise no_integer(exact[~good].flat[0], dtype, what)
     return array
@@ -134,12 +139,20 @@ def tensor_device(value: Any, what: str) -> str:
 def row_stride(shape: Sequence[int], strides: Sequence[int], item: int, what: str) -> int:
     """Bytes from one row to the next; 0 = there is but one."""
     if strides[-1] != item and shape[-1] > 1:
-        raise ValueError("%s: neighbours of a row are %d bytes apart, expected %d" % (what, strides[-1], item))
+        raise ValueError("%s: neighbours of a row are %d bytes apart, expected %d: transposed? A packed copy is made "
+                         "by numpy.ascontiguousarray(), of tensors by contiguous()" % (what, strides[-1], item))
     if len(shape) != 2 or shape[0] <= 1:
         return 0
     if strides[0] <= 0:
         raise ValueError("%s: rows are %d bytes apart, expected a positive number" % (what, strides[0]))
     return strides[0]
+
+
+def wrong_type(what: str, found: str, dtype: str | None, expected: str) -> Exception:
+    """What to raise for an array of type `found` where `dtype` was asked for, or, without one, what is `expected`."""
+    if dtype is not None and dtype not in TYPESTR:
+        return ValueError("%s: dtype %r: expected one of %s" % (what, dtype, ", ".join(FLOATS)))
+    return TypeError("%s: %s, expected %s" % (what, found, dtype or expected))
 
 
 def tensor_pointer(value: Any, what: str, dtype: str | None) -> Pointer:
@@ -149,7 +162,7 @@ def tensor_pointer(value: Any, what: str, dtype: str | None) -> Pointer:
     if found is not None and found == UNSIGNED.get(dtype):
         found = dtype
     if found is None or (dtype is not None and found != dtype):
-        raise TypeError("%s: tensor of type %s, expected %s" % (what, name, dtype or "float32, float16 or bfloat16"))
+        raise wrong_type(what, "tensor of type " + name, dtype, "float32, float16 or bfloat16")
     device = tensor_device(value, what)
     if value.is_neg():
         raise TypeError("%s: a view that negates what lies in memory; resolve_neg() makes a tensor of it" % what)
@@ -168,7 +181,9 @@ def as_pointer(value: Array, what: str, dtype: str | None = None) -> Pointer:
     if is_tensor(value):
         return tensor_pointer(value, what, dtype)
     interface = getattr(value, "__array_interface__", None) or getattr(value, "__cuda_array_interface__", None)
+    kind = "array of type %s"
     if interface is None:
+        kind = "a %s, as an array of type %%s" % type(value).__name__
         value = numpy().asarray(value)
         interface = value.__array_interface__
     typestr, shape, strides = interface["typestr"], interface["shape"], interface.get("strides")
@@ -177,7 +192,7 @@ def as_pointer(value: Array, what: str, dtype: str | None = None) -> Pointer:
     is_bf16 = str(getattr(value, "dtype", "")) == "bfloat16" or typestr == "<u2" and dtype == "bf16"
     found = "bf16" if is_bf16 else known.get(typestr)
     if found is None or (dtype is not None and found != dtype):
-        raise TypeError("%s: array of type %s, expected %s" % (what, typestr, dtype or "f32, f16, or uint16 as bf16"))
+        raise wrong_type(what, kind % typestr, dtype, 'f32, f16, or uint16 with dtype="bf16"')
     stride = 0 if strides is None else row_stride(shape, strides, int(typestr[2:]), what)
     pointer = Pointer(interface["data"][0] or 0, shape, found, stride, "cuda" if on_device(value) else "cpu")
     pointer.keep = value
@@ -216,7 +231,13 @@ def ragged(value: Any, rows: int, dtypes: Sequence[str], what: str, in_place: bo
     if isinstance(value, tuple):
         offset, columns = value[0], list(value[1:])
     else:
-        lists = [list(row.items()) if isinstance(row, dict) else list(row) for row in value]
+        try:
+            lists = [list(row.items()) if isinstance(row, dict) else list(row) for row in value]
+        except TypeError:
+            raise TypeError("%s: %.99r, expected a list with a list or dictionary for each of %d rows"
+                            % (what, value, rows)) from None
+        if len(lists) != rows:
+            raise ValueError("%s: %d lists, expected one for each of %d rows" % (what, len(lists), rows))
         offset = np.cumsum([0] + [len(row) for row in lists], dtype="<i8")
         entries = [entry if isinstance(entry, tuple) else (entry,) for row in lists for entry in row]
         wrong = next((entry for entry in entries if len(entry) != len(dtypes)), None)

@@ -1,11 +1,12 @@
 """What goes into a call and what comes out: Head, Batch, Result. Each keeps the arrays it points to alive."""
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from . import _c
-from ._arrays import (ITEM, Array, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, new_array, ragged,
-                      real, same_memory)
+from ._arrays import (FLOATS, ITEM, Array, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, new_array,
+                      ragged, real, same_memory)
 
 _SLOT_DTYPES = {
     "temperature": "f32",
@@ -33,10 +34,38 @@ def choice(table: Mapping[str, int], value: Any, what: str) -> int:
     return integer(value, "i32", what)
 
 
-def matrix(value: Array, what: str, dtype: str | None) -> Pointer:
+# What a rule must be where it is one number for all rows. A bad value of an array is its row's own, see Row.
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda t: 0 <= t < math.inf, "0 (greedy) or more"),
+    "top_p": (lambda p: p >= 0, "from 0 to 1 (off)"),
+    "min_p": (lambda p: 0 <= p <= 1, "from 0 (off) to 1"),
+    "repetition": (lambda r: 0 < r < math.inf, "above 0, 1 is off"),
+    "frequency": (math.isfinite, "that is finite"),
+    "presence": (math.isfinite, "that is finite"),
+}
+
+
+def number(value: Any, name: str) -> float:
+    """A rule that is one number for all rows."""
+    found, (good, text) = real(value, name), _RANGES[name]
+    if not good(found):
+        raise ValueError("%s: %g, expected a number %s" % (name, found, text))
+    return found
+
+
+def matrix(value: Array, what: str, dtype: str | None, shape: str = "") -> Pointer:
+    """A Pointer to rows; `shape` says what they are, for who gives something else."""
     pointer = as_pointer(value, what, dtype)
     if len(pointer.shape) != 2:
-        raise ValueError("%s: shape %s, expected two dimensions" % (what, list(pointer.shape)))
+        raise ValueError("%s: shape %s, expected two dimensions%s" % (what, list(pointer.shape), shape))
+    return pointer
+
+
+def floats(value: Array, what: str, dtype: str | None, shape: str) -> Pointer:
+    """matrix for what is multiplied: weights, hidden states, logits."""
+    pointer = matrix(value, what, dtype, shape)
+    if pointer.dtype not in FLOATS:
+        raise TypeError("%s: of type %s, expected %s" % (what, pointer.dtype, ", ".join(FLOATS)))
     return pointer
 
 
@@ -65,7 +94,8 @@ class Head:
         if (weights is None) == (logits is None):
             raise ValueError("a head has either weights or logits")
         self.kind = "weights" if logits is None else "logits"
-        self.data = matrix(weights if logits is None else logits, self.kind, dtype)
+        self.data = floats(weights if logits is None else logits, self.kind, dtype,
+                           ", [V, D]" if logits is None else ", [B, V]")
         self.rows = self.data.shape[0] if self.kind == "weights" else self.data.shape[1]
         self.bias = None if bias is None else converted(bias, "f32", "bias", [self.rows])
         if self.bias:
@@ -76,13 +106,16 @@ class Head:
         c.dim = self.data.shape[1] if self.kind == "weights" else 0
         c.first_token, c.vocab = integer(first_token, "i64", "first_token"), integer(vocab, "i64", "vocab")
         c.bias = self.bias.address if self.bias else None
-        c.round = choice(_c.DTYPES, round, "round")
+        c.round = choice(_c.ROUNDS, round, "round")
         c.scale, c.softcap = real(scale, "scale"), real(softcap, "softcap")
         c.post_scale = real(post_scale, "post_scale")
         c.flags = _c.HEAD_CONSTANT if constant else 0
         # What a batch relies on, in words; shards of one vocabulary may share a batch.
         shape = "weights of %d columns" if self.kind == "weights" else "%d rows of logits"
         self.text = (shape + ", %d tokens") % (self.data.shape[self.kind == "weights"], self.vocab)
+
+    def __repr__(self) -> str:
+        return "<flashsampling.Head %s, %s>" % (self.text, self.data.dtype)
 
     @property
     def vocab(self) -> int:
@@ -140,15 +173,15 @@ class Batch:
         self._set_masks(head, allow, allow_index, seen, counts)
         self.watched = 0
         for names, lists, rows, dtypes in (
-            (("edit_offset", "edit_token", "edit_bias"), edits, self.rows, ("i32", "f32")),
-            (("count_offset", "count_token", "count_value"), count_list, self.slots, ("i32", "i32")),
-            (("watch_offset", "watch_token"), watch, self.rows, ("i32",)),
+            (("edits", "edit_offset", "edit_token", "edit_bias"), edits, self.rows, ("i32", "f32")),
+            (("count_list", "count_offset", "count_token", "count_value"), count_list, self.slots, ("i32", "i32")),
+            (("watch", "watch_offset", "watch_token"), watch, self.rows, ("i32",)),
         ):
             if lists is not None:
-                pointers = ragged(lists, rows, dtypes, names[0].split("_")[0], in_place)
-                for name, pointer in zip(names, pointers):
+                pointers = ragged(lists, rows, dtypes, names[0], in_place)
+                for name, pointer in zip(names[1:], pointers):
                     self._point(name, pointer)
-                if names[0] == "watch_offset":
+                if names[0] == "watch":
                     self.watched = pointers[1].shape[0]
         if padded_edits is not None:
             self._set_padded_edits(*padded_edits)
@@ -180,9 +213,12 @@ class Batch:
                 raise ValueError("hidden: a head of weights needs hidden states [B, %d]" % head.data.shape[1])
             if dtype is None and str(getattr(hidden, "dtype", "")) == "uint16":
                 dtype = "bf16"
-            pointer = matrix(hidden, "hidden", dtype)
+            pointer = floats(hidden, "hidden", dtype, ", [B, %d]" % head.data.shape[1])
             if pointer.shape[1] != head.data.shape[1]:
-                raise ValueError("hidden: %d columns, the head has %d" % (pointer.shape[1], head.data.shape[1]))
+                text = "hidden: %d columns, the head has %d" % (pointer.shape[1], head.data.shape[1])
+                if pointer.shape[1] == head.rows:
+                    text += ": weights [V, D] that are transposed, or logits in place of hidden states [B, D]?"
+                raise ValueError(text)
             self._point("hidden", pointer)
             c.hidden_dtype, c.hidden_stride = _c.DTYPES[pointer.dtype], pointer.stride
             self.rows = pointer.shape[0]
@@ -212,7 +248,7 @@ class Batch:
                 self._point(name, self._converted(value, _SLOT_DTYPES[name], name, [slots]))
             elif value is not None:
                 dtype = _SLOT_DTYPES[name]
-                setattr(c.all, name, real(value, name) if dtype == "f32" else integer(value, dtype, name))
+                setattr(c.all, name, number(value, name) if dtype == "f32" else integer(value, dtype, name))
         c.slot_dtype = _c.DTYPES["i32"]
         if slot is not None:
             wide = str(getattr(slot, "dtype", "")).split(".")[-1] in ("int64", "i64")
@@ -307,6 +343,10 @@ class Result:
     def __init__(self, batch: Batch, outputs: Outputs = (), *, top: int = 0, logits: str = "raw",
                  tokens: str = "i32") -> None:
         outputs = (outputs,) if isinstance(outputs, str) and outputs != "all" else outputs
+        if not isinstance(outputs, Iterable):
+            raise TypeError("outputs: %r, expected some of %s" % (outputs, ", ".join(self.OUTPUTS)))
+        if tokens not in ("i32", "i64"):
+            raise ValueError("tokens %r: expected i32 or i64" % (tokens,))
         outputs, top = self.OUTPUTS if outputs == "all" else tuple(outputs), integer(top, "i32", "top")
         unknown = set(outputs) - set(self.OUTPUTS)
         if unknown:
@@ -323,6 +363,8 @@ class Result:
     def into(cls, batch: Batch, arrays: Mapping[str, Array], *, logits: str = "raw") -> "Result":
         """A Result of the caller's packed arrays, by name; what is not among them is not asked for. With one sample
         per row [B] does for [B, 1]."""
+        if not isinstance(arrays, Mapping):
+            raise TypeError("out: a %s, expected a dictionary of arrays" % type(arrays).__name__)
         tokens = as_pointer(arrays["tokens"], "tokens").dtype if "tokens" in arrays else "i32"
         if tokens not in ("i32", "i64"):
             raise TypeError("tokens: of type %s, expected i32 or i64" % tokens)
@@ -404,6 +446,14 @@ class Result:
             field = self._field(name, batch, self.top_count, self.tokens_dtype)
             setattr(c, name, self._pointer(array, name, *field, batch).address)
         return c
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: the arrays and the numbers, and not where the arrays lay."""
+        numbers = {name: getattr(self.written, name) for name in ("fallback_rows", "work_bytes", "wire_bytes")}
+        return {**self.__dict__, "written": numbers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, written=_c.ResultStruct(**state["written"]))
 
     def take(self, c: _c.ResultStruct) -> "Result":
         """Keeps the structure, into which the call wrote some numbers."""

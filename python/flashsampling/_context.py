@@ -8,7 +8,7 @@ from ctypes import byref
 from typing import Any
 
 from . import _c
-from ._arrays import Array, as_pointer, converted, integer, is_tensor, numpy, same_memory
+from ._arrays import Array, as_pointer, converted, integer, is_tensor, new_array, numpy, same_memory
 from ._call import Batch, Head, Out, Outputs, Result, choice
 
 
@@ -19,6 +19,9 @@ class Error(RuntimeError):
         self.status, self.text = status, text
         self.name = _c.library().fs_status_text(status).decode()
         super().__init__("%s: %s" % (self.name, text))
+
+    def __reduce__(self) -> Any:
+        return Error, (self.status, self.text)  # else a pool's worker could not tell of it
 
 
 def _check(lib: ctypes.CDLL, status: int, context: ctypes.c_void_p | None = None) -> None:
@@ -117,7 +120,8 @@ class Context:
         o.device, o.threads = integer(device, "i32", "device"), integer(threads, "i32", "threads")
         o.block, o.stream = integer(block, "i32", "block"), self._stream(stream)
         o.flags = _c.CHECK_POINTERS if check_pointers else 0
-        o.fallback_bytes = _c.FALLBACK_BYTES if fallback_bytes is None else fallback_bytes
+        o.fallback_bytes = (_c.FALLBACK_BYTES if fallback_bytes is None
+                            else integer(fallback_bytes, "u64", "fallback_bytes"))
         if log:
             o.log = _c.LogFunction(lambda user, line: log(line.decode(errors="replace")))
         if parallel_for:
@@ -207,7 +211,9 @@ class Context:
     @staticmethod
     def _stream(handle: int | None) -> int | None:
         """A handle as the library takes it: 0 is CUDA's default stream, said explicitly; None is no stream."""
-        return _c.STREAM_DEFAULT if handle == 0 else handle
+        if handle is None:
+            return None
+        return integer(handle, "u64", "stream") or _c.STREAM_DEFAULT
 
     def set_stream(self, stream: int | None) -> None:
         """CUDA: the stream of the calls that follow (its handle, 0: the default stream); they wait for those before."""
@@ -220,6 +226,9 @@ class Context:
 
     def set_work(self, size: int) -> None:
         """Sets aside `size` bytes once, so that calls never allocate (work_size tells how many); 0 gives them back."""
+        size = integer(size, "i64", "work")
+        if size < 0:
+            raise ValueError("work: %d bytes, expected 0 or more" % size)
         memory: Any = None
         address = None
         if size and self.device != "cpu":
@@ -323,17 +332,19 @@ class Context:
 
 
 def accept(draft: Array, target: Array, *, context: Context | None = None, out: Array = None) -> Array:
-    """How many leading tokens of draft [S, k] equal those of target [S, k + 1], per sequence: int32 or int64 as it is.
+    """How many leading tokens of draft [S, k] equal those of target [S, k + 1], per sequence, as int32 [S]: a tensor
+    for a tensor, else numpy's; or out, which is written to. Tokens are int32 or int64.
 
-    In device memory with a context of "cuda" and out, int32 [S] in device memory; the call is then only queued.
+    In device memory with a context of "cuda"; the call is then only queued.
     """
     dtypes = {str(getattr(tokens, "dtype", "")).split(".")[-1] for tokens in (draft, target)}
     dtype = "i64" if dtypes & {"int64", "i64"} else "i32"
+    like = draft if is_tensor(draft) else None
     draft = converted(draft, dtype, "draft", [-1, -1])
     target = converted(target, dtype, "target", [draft.shape[0], draft.shape[1] + 1])
     handle = context.handle() if context else None
     device = context.device if context else "cpu"
-    out = numpy().empty(draft.shape[0], "<i4") if out is None else out
+    out = new_array(like, "i32", draft.shape[:1]) if out is None else out
     accepted = as_pointer(out, "out", "i32")
     for array, name in ((draft, "draft"), (target, "target"), (accepted, "out")):
         same_memory(device, array, name)
@@ -350,7 +361,7 @@ def _bits(kind: type[enum.IntFlag], value: int | Iterable[str | int], what: str)
     if isinstance(value, int):
         return integer(value, "u32", what)
     names = {name.lower(): bit for name, bit in kind.__members__.items()}
-    return sum({choice(names, name, what) for name in value})
+    return sum({choice(names, name, what) for name in ((value,) if isinstance(value, str) else value)})
 
 
 def supports(backend: str | int, *, call: str | int = "sample", kind: str | int = "weights", dtype: str | int = "f32",
@@ -383,12 +394,14 @@ def supports(backend: str | int, *, call: str | int = "sample", kind: str | int 
 
 def noise_gumbel(seed: int, position: int, sample: int, stream: int, token: int) -> float:
     """The Gumbel value of one token in one draw."""
-    return _c.library().fs_noise_gumbel(seed, position, sample, stream, token)
+    given = ((seed, "u64", "seed"), (position, "u64", "position"), (sample, "u32", "sample"), (stream, "u32", "stream"),
+             (token, "u32", "token"))
+    return _c.library().fs_noise_gumbel(*(integer(*number) for number in given))
 
 
 def seed_spread(seed: int, slot: int) -> int:
     """The seed slot `slot` draws with where the scalar `seed` was given."""
-    return _c.library().fs_seed_spread(seed, slot)
+    return _c.library().fs_seed_spread(integer(seed, "u64", "seed"), integer(slot, "u64", "slot"))
 
 
 def version() -> str:

@@ -49,6 +49,8 @@ def fresh_seed(like: Any = None) -> int:
 
 def _draw(head: Head, hidden: Any, like: Any, context: Context | None, out: dict[str, Any] | None,
           rules: dict[str, Any]) -> Result:
+    if context is not None and not isinstance(context, Context):
+        raise TypeError("context: a %s, expected a Context" % type(context).__name__)
     asked = {name: rules.pop(name) for name in _RESULT if name in rules}
     if rules.get("seed") is None:
         rules["seed"] = fresh_seed(like)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _c
-from ._arrays import (TYPESTR, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, numpy, same_memory,
-                      torch_dtype)
+from ._arrays import (FLOATS, TYPESTR, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, numpy,
+                      same_memory, torch_dtype)
 from ._call import Batch, Head, Result
 from ._context import Context
 from ._sample import fresh_seed
@@ -76,8 +76,8 @@ class Sampler:
         same_memory(self.context.device, head.data, "head")
         self._of_weights = head.kind == "weights"
         dtype = hidden_dtype if hidden_dtype and self._of_weights else head.data.dtype
-        if dtype not in ("f32", "f16", "bf16"):
-            raise ValueError("hidden_dtype %r: expected one of f32, f16, bf16" % (dtype,))
+        if dtype not in FLOATS:
+            raise ValueError("hidden_dtype %r: expected one of %s" % (dtype, ", ".join(FLOATS)))
         like = head.data.keep if is_tensor(head.data.keep) else None
         self._weights, self._place = like.data_ptr if like is not None and self._of_weights else None, head.data.address
         # Stands for what calls will bring.
@@ -94,6 +94,9 @@ class Sampler:
         if rules.get("seed") is None:
             rules["seed"] = fresh_seed(like)
         self.set(position=position, **rules)
+
+    def __repr__(self) -> str:
+        return "<flashsampling.Sampler %d rows, %s>" % (self.rows, self.head.text)
 
     def set(self, **rules: Any) -> None:
         """Exchanges rules; those not named stay, None takes one away. Results of calls that follow are new arrays."""

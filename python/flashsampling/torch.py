@@ -113,7 +113,7 @@ def _set_head(call: _Call, data: Tensor, kind: int, about: tuple[Any, ...]) -> N
     head.kind, head.dtype, head.data, head.rows = kind, _DTYPES[data.dtype], data.data_ptr(), data.shape[kind]
     head.dim = 0 if kind else data.shape[1]
     head.vocab, round, head.scale, head.softcap, head.post_scale = about
-    head.round = choice(_c.DTYPES, round, "round")
+    head.round = choice(_c.ROUNDS, round, "round")
     call.known = found
 
 
@@ -230,10 +230,14 @@ def _operands(rows: Tensor, seed: int | Tensor | None, rules: dict[str, Any]) ->
     """Keywords of an operator: what is a number goes where numbers go. Without a seed every row gets one of torch's."""
     if seed is None:
         seed = torch.randint(0, 2**63 - 1, (rows.shape[0],), device=rows.device)
+    if isinstance(seed, float):
+        raise ValueError("seed: %s, expected an integer or a tensor of int64" % seed)
     rules["seed"] = seed if isinstance(seed, Tensor) else (seed + 2**63) % 2**64 - 2**63
     for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position"):
         if name in rules and not isinstance(rules[name], Tensor):
-            rules[name + "_all"] = rules.pop(name)
+            value = rules.pop(name)
+            if value is not None:
+                rules[name + "_all"] = value
     return rules
 
 

@@ -303,4 +303,5 @@ def test_a_forced_library_is_used_or_fails():
 
 
 def test_versions():
+    assert fs.__version__ == fs.version() and "__version__" in dir(fs)
     assert fs.version().startswith("%d.%d." % _c.VERSION) and fs.noise_id() & 0x7FFFFFFF

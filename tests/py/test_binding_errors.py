@@ -26,7 +26,7 @@ def scored(context, given):
 @pytest.mark.parametrize("call, error, text", [
     (lambda c: fs.Head(), ValueError, "either weights or logits"),
     (lambda c: fs.Head(logits=X.astype("f8")), TypeError, "logits: array of type <f8"),
-    (lambda c: fs.Head(logits=X.astype("u2")), TypeError, "uint16 as bf16"),
+    (lambda c: fs.Head(logits=X.astype("u2")), TypeError, "uint16 with dtype=\"bf16\""),
     (lambda c: fs.Head(logits=X[0]), ValueError, r"logits: shape \[4\], expected two dimensions"),
     (lambda c: fs.Head(logits=X[:, ::2]), ValueError, "8 bytes apart, expected 4"),
     (lambda c: fs.Head(logits=X[::-1]), ValueError, "rows are -16 bytes apart"),
@@ -40,7 +40,7 @@ def scored(context, given):
     (lambda c: c.sample(fs.Head(logits=X), temperature=[1.0], slots=2), ValueError, r"temperature: shape \[1\]"),
     (lambda c: c.sample(fs.Head(logits=X), mode="beam"), ValueError, "mode 'beam': expected one of sample"),
     (lambda c: c.sample(fs.Head(logits=X), allow=np.zeros((1, 1), "u4")), ValueError, r"expected at least \[2, 1\]"),
-    (lambda c: c.sample(fs.Head(logits=X), edits=([0, 5, 6], [1], [1.0])), ValueError, "edit: offsets must rise"),
+    (lambda c: c.sample(fs.Head(logits=X), edits=([0, 5, 6], [1], [1.0])), ValueError, "edits: offsets must rise"),
     (lambda c: c.sample(fs.Head(logits=X), outputs=["logits"]), ValueError, "outputs: logits: expected some of"),
     (lambda c: c.sample(fs.Head(logits=X), top_k=pointer("f16")), TypeError, "top_k: a Pointer to f16, expected i32"),
     (lambda c: fs.Head(logits=fs.Pointer(X.ctypes.data, X.shape, "f32"), dtype="bf16"), TypeError, "expected bf16"),
@@ -64,7 +64,7 @@ def scored(context, given):
     (lambda c: c.sample(fs.Head(logits=X), samples=2**32 + 1), ValueError, "samples: 4294967297, expected an integer"),
     (lambda c: c.sample(fs.Head(logits=X), fallback_token=2**31), ValueError, "fallback_token: 2147483648, expected"),
     (lambda c: c.sample(fs.Head(logits=X), mode=2**32), ValueError, "mode: 4294967296, expected an integer"),
-    (lambda c: c.sample(fs.Head(logits=X), edits=[[(2**32, 1.0)], []]), ValueError, "edit: 4294967296, expected"),
+    (lambda c: c.sample(fs.Head(logits=X), edits=[[(2**32, 1.0)], []]), ValueError, "edits: 4294967296, expected"),
     (lambda c: fs.Context(threads=2**32 + 1), ValueError, "threads: 4294967297, expected an integer"),
     (lambda c: fs.accept([[2**32 + 1]], [[1, 2]]), ValueError, "draft: 4294967297, expected an integer"),
 ])

@@ -41,6 +41,12 @@ def test_info_names_versions_and_why_a_backend_is_not_there():
     assert lines["cuda"].startswith(("not here: ", "device "))
 
 
+def test_its_version_is_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out.startswith("0.")
+
+
 def test_info_without_a_library_is_one_line():
     done = run("-m", "flashsampling", "info", FLASHSAMPLING_LIBRARY="/nowhere/libflashsampling.so")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "/nowhere" in done.stderr
@@ -53,7 +59,7 @@ def test_generate_without_torch_names_the_extra(checkpoint):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    ([], "COMMAND"),
+    ([], "info|generate"),
     (["generate"], "--model, --prompt"),
     (["generate", "--temperature", "-1"], "argument --temperature: -1: expected a number at least 0"),
     (["generate", "--top-p", "0"], "argument --top-p: 0: expected a number above 0, at most 1"),

@@ -174,8 +174,8 @@ def test_a_sampler_of_stored_logits():
     (H[:, :5], ValueError, r"hidden: shape \[7, 5\]"),
     (H[0], ValueError, r"hidden: shape \[32\]"),
     (H.astype("f2"), TypeError, "hidden: array of type <f2, expected f32"),
-    ([[0.0] * D], TypeError, "hidden: array of type <f8"),
-    (None, TypeError, "hidden: array of type"),
+    ([[0.0] * D], TypeError, "hidden: a list, as an array of type <f8"),
+    (None, TypeError, "hidden: a NoneType, as an array of type"),
 ])
 def test_a_sampler_names_what_it_cannot_take_and_goes_on(want, hidden, error, text):
     sampler = fs.Sampler(fs.Head(W), B, **RULES)

@@ -127,7 +127,8 @@ NEGATED = torch._neg_view(H)
     (H.numpy()[:, ::-1], ValueError, "hidden: neighbours of a row are -4 bytes apart"),
     (H.numpy().view("u1")[:, 1:-3].view("f4"), (ValueError, fs.Error), "hidden: .*31|aligned"),
     (np.frombuffer(b"." + H.numpy().tobytes(), "u1")[1:].view("f4").reshape(B, D), fs.Error, "must be 4-byte aligned"),
-    (H.tolist(), TypeError, "hidden: array of type <f8"),
+    (H.tolist(), TypeError, "hidden: a list, as an array of type <f8"),
+    (torch.nn.Linear(D, V), TypeError, "hidden: a Linear, as an array of type"),
     ("text", TypeError, "hidden: "),
     (None, (TypeError, ValueError), "hidden: "),
 ], ids=lambda value: type(value).__name__ if not isinstance(value, str) else value)
@@ -143,8 +144,34 @@ def test_hidden_states_that_do_not_fit_are_named(hidden, error, text):
 @pytest.mark.parametrize("call, error, text", [
     (lambda: fs.sample(H, W[0]), ValueError, r"weights: shape \[32\], expected two dimensions"),
     (lambda: fs.sample(H, W.T), ValueError, "weights: neighbours of a row are 128 bytes apart, expected 4"),
-    (lambda: fs.sample(H, W.T.contiguous()), ValueError, "hidden: 32 columns, the head has 500"),
-    (lambda: fs.sample(H, W.int()), (TypeError, fs.Error), "dtype|weights"),
+    (lambda: fs.sample(H, W.T.contiguous()), ValueError, "hidden: 32 columns, the head has 500: .* transposed"),
+    (lambda: fs.sample(H @ W.T, W), ValueError, "hidden: 500 columns, the head has 32: .* logits in place"),
+    (lambda: fs.sample(H, W.int()), TypeError, "weights: of type i32, expected f32, f16, bf16"),
+    (lambda: fs.sample(H.int(), W), TypeError, "hidden: of type i32, expected f32, f16, bf16"),
+    (lambda: fs.sample(H, W, dtype="float32"), ValueError, "weights: dtype 'float32': expected one of f32, f16, bf16"),
+    (lambda: fs.sample(H, W, dtype=torch.float32), ValueError, "weights: dtype torch.float32: expected one of f32"),
+    (lambda: fs.sample(H, W, round="i32"), ValueError, "round 'i32': expected one of f32, f16, bf16$"),
+    (lambda: fs.sample(H, W, seed=torch.Generator()), TypeError, "seed: a Generator, expected integers"),
+    (lambda: fs.sample(H, W, temperature=-1), ValueError, r"temperature: -1, expected a number 0 \(greedy\) or more"),
+    (lambda: fs.sample(H, W, temperature=np.inf), ValueError, "temperature: inf"),
+    (lambda: fs.sample(H, W, top_p=np.nan), ValueError, "top_p: nan, expected a number from 0 to 1"),
+    (lambda: fs.sample(H, W, min_p=5), ValueError, "min_p: 5, expected a number from 0"),
+    (lambda: fs.sample(H, W, repetition=0), ValueError, "repetition: 0, expected a number above 0"),
+    (lambda: fs.sample(H, W, presence=np.nan), ValueError, "presence: nan, expected a number that is finite"),
+    (lambda: fs.sample(H, W, outputs=None), TypeError, "outputs: None, expected some of"),
+    (lambda: fs.sample(H, W, tokens="int64"), ValueError, "tokens 'int64': expected i32 or i64"),
+    (lambda: fs.sample(H, W, context="cpu"), TypeError, "context: a str, expected a Context"),
+    (lambda: fs.sample(H, W, out=torch.empty(B, 1)), TypeError, "out: a Tensor, expected a dictionary of arrays"),
+    (lambda: fs.sample(H, W, edits={7: 1.0}), TypeError, r"edits: \{7: 1.0\}, expected a list with a .* 4 rows"),
+    (lambda: fs.sample(H, W, edits=[{7: 1.0}]), ValueError, "edits: 1 lists, expected one for each of 4 rows"),
+    (lambda: fs.sample(H, W, watch=[1, 2, 3, 4]), TypeError, r"watch: \[1, 2, 3, 4\], expected a list with"),
+    (lambda: fs.sample(H, W, count_list=[None] * B), TypeError, "count_list: .*, expected a list with"),
+    (lambda: fs.Context("cpu", work=-1), ValueError, "work: -1 bytes, expected 0 or more"),
+    (lambda: fs.Context("cpu", fallback_bytes=-1), ValueError, "fallback_bytes: -1, expected an integer from 0"),
+    (lambda: fs.Context("cpu", stream="a"), ValueError, "stream: 'a', expected an integer"),
+    (lambda: fs.noise_gumbel(-1, 0, 0, 0, 0), ValueError, "seed: -1, expected an integer from 0"),
+    (lambda: fs.seed_spread(0, 1.5), ValueError, "slot: 1.5, expected an integer"),
+    (lambda: flashsampling.torch.sample(H, W, seed=1.5), ValueError, "seed: 1.5, expected an integer or a tensor"),
     (lambda: fs.sample(H, W.to("meta")), TypeError, "weights: a tensor of device meta"),
     (lambda: fs.sample(H, torch._neg_view(W)), (TypeError, ValueError), "weights: .*negat"),
     (lambda: fs.sample(H, W, bias=W), ValueError, r"bias: shape \[500, 32\], expected \[500\]"),
@@ -159,7 +186,7 @@ def test_hidden_states_that_do_not_fit_are_named(hidden, error, text):
     (lambda: fs.sample(H, W, top_k=1.5), ValueError, "top_k: 1.5"),
     (lambda: fs.sample(H, W, samples=0), fs.Error, "samples is 0, must be 1 to 1024"),
     (lambda: fs.sample(H, W, outputs=["logprobs"]), ValueError, "outputs: logprobs: expected some of"),
-    (lambda: fs.sample(H, W, tokens="f32"), (ValueError, fs.Error), "token"),
+    (lambda: fs.sample(H, W, tokens="f32"), ValueError, "tokens 'f32': expected i32 or i64"),
     (lambda: fs.sample(H, W, out={"tokens": torch.empty(B, 1, dtype=torch.int16)}), TypeError, "tokens"),
     (lambda: fs.sample(H, W, out={"tokens": torch.empty(B + 1, 1, dtype=torch.int64)}), ValueError, "tokens: shape"),
     (lambda: fs.sample(H, W, out={"tokens": torch.empty(B, 2, dtype=torch.int64)[:, :1]}), ValueError, "tokens: "),
@@ -169,13 +196,13 @@ def test_hidden_states_that_do_not_fit_are_named(hidden, error, text):
     (lambda: fs.sample_logits(W[0]), ValueError, "logits: shape"),
     (lambda: fs.sample_logits(W.double()), TypeError, "logits: tensor of type float64"),
     (lambda: fs.sample(H, W, position="3"), TypeError, "position: array of type <U1, expected integers"),
-    (lambda: fs.sample(H, W, samples="3"), ValueError, "samples: 3, expected an integer"),
+    (lambda: fs.sample(H, W, samples="3"), ValueError, "samples: '3', expected an integer"),
     (lambda: fs.sample(H, W, temperature=1j), TypeError, "temperature: 1j, expected a number"),
     (lambda: fs.sample(H, W, softcap="a"), TypeError, "softcap: 'a', expected a number"),
-    (lambda: fs.sample(H, W, edits="abcd"), ValueError, r"edit: an entry \('a',\), expected 2 values"),
+    (lambda: fs.sample(H, W, edits="abcd"), ValueError, r"edits: an entry \('a',\), expected 2 values"),
     (lambda: fs.sample(H, fs.Head(W)), TypeError, "weights: "),
     (lambda: fs.Sampler(W, B), TypeError, "head: a Tensor, expected a Head"),
-    (lambda: fs.Sampler(fs.Head(W), "4"), ValueError, "rows: 4, expected an integer"),
+    (lambda: fs.Sampler(fs.Head(W), "4"), ValueError, "rows: '4', expected an integer"),
     (lambda: copy.copy(fs.Context("cpu")), TypeError, "a Context cannot be copied or pickled"),
     (lambda: pickle.dumps(fs.Context("cpu")), TypeError, "a Context cannot be copied or pickled"),
     (lambda: fs.Sampler(fs.Head(W), 0), ValueError, "rows: 0, expected 1 to"),
@@ -234,6 +261,15 @@ def test_fresh_seeds_have_64_bits_of_the_default_generator():
     for seed in seeds:
         every |= seed
     assert every == 2**64 - 1 and max(seeds) < 2**64  # a right one fails with probability 64 * 2^-64
+
+
+def test_results_and_errors_go_through_pickle_and_copy():
+    result = fs.sample(H, W, seed=1, outputs=["logprob"], top=2)
+    for other in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result), copy.copy(result)):
+        assert all(torch.equal(array, other.arrays()[name]) for name, array in result.arrays().items())
+        assert other.work_bytes == result.work_bytes > 0 and other.ok and repr(other) == repr(result)
+    error = pickle.loads(pickle.dumps(fs.Error(-1, "what was wrong")))
+    assert (error.status, error.name, error.text) == (-1, "argument", "what was wrong")
 
 
 def test_operators_have_no_gradient_and_no_top_k_that_wraps():

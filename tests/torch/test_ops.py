@@ -127,6 +127,11 @@ def test_without_a_seed_torch_seeds():
     assert all(torch.equal(a, b) for a, b in zip(first, again)) and not torch.equal(*first)
 
 
+def test_a_rule_that_is_none_is_off():
+    nothing = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "position"))
+    assert torch.equal(fs.torch.sample(H, W, seed=3, **nothing), fs.sample(H, W, seed=3, **nothing).tokens)
+
+
 def test_seeds_are_64_bits():
     for seed in (2**64 - 1, 2**63, -1, 5):
         assert torch.equal(fs.torch.sample(H, W, seed=seed), fs.sample(H, W, seed=seed % 2**64).tokens)

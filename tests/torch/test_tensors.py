@@ -115,6 +115,12 @@ def test_what_does_not_fit_is_named(call, error, text):
         call()
 
 
+def test_accepted_tokens_of_tensors_are_a_tensor():
+    draft, target = torch.tensor([[3, 4], [5, 6]]), torch.tensor([[3, 4, 1], [5, 7, 1]])
+    accepted = fs.accept(draft, target)
+    assert accepted.dtype == torch.int32 and accepted.tolist() == [2, 1]
+
+
 def test_no_memory_is_lost_by_many_calls():
     """Tensors and results that calls leave behind would be counted."""
     sampler = fs.Sampler(fs.Head(W), B, outputs="all", **RULES)
