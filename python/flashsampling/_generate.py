@@ -27,8 +27,7 @@ def _import() -> Any:
         try:
             __import__(name)
         except ImportError as error:
-            text = 'generate needs %s: %s; pip install "flashsampling[transformers]"' % (name, error)
-            raise UserError(text) from None
+            raise UserError("generate needs %s: %s; pip install torch transformers" % (name, error)) from None
     transformers = sys.modules["transformers"]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -196,8 +195,8 @@ def main(options: Any) -> int:
     for number, row in enumerate(ours["tokens"][1:], 2):
         print("\n[%d] %s%s" % (number, options.prompt, text.of(row)))
     rules = ", ".join("%s %s" % rule for rule in about["rules"].items())
-    print("\n%d tokens, %d rows; vocabulary %d x %d, %s on %s; %s, seed %d"
-          % (ours["new_tokens"], options.copies, V, D, about["dtype"], model.device, rules, seed))
+    print("\n%d tokens, %d %s; vocabulary %d x %d, %s on %s; %s, seed %d"
+          % (ours["new_tokens"], options.copies, "row" if options.copies == 1 else "rows", V, D, about["dtype"], model.device, rules, seed))
     if not ours["fused"]:
         print("Not fused: these rules, or this model, were left to transformers.")
     print("\n" + table(runs))

@@ -189,15 +189,16 @@ def measure(model: Any, ids: list[int], copies: int, config: Any, seed: int, fus
     rows = [row[: next((i + 1 for i, token in enumerate(row) if token in ends), len(row))] for row in meter.rows]
     first = len(meter.steps) > 1  # the first step also reads the prompt; where it is all there is, it counts
     steps, heads = meter.steps[first:], meter.seconds()[first:]
+    token, head = statistics.median(steps), statistics.median(heads)
     return {
         "tokens": rows,
         "new_tokens": sum(map(len, rows)),
         "fused": fused,
         "first_token_seconds": meter.steps[0],
         "tokens_per_second": (sum(map(len, rows)) - len(rows) * first) / sum(steps),
-        "token_seconds": statistics.median(steps),
-        "head_seconds": statistics.median(heads),
-        "head_share": sum(heads) / sum(steps),
+        "token_seconds": token,
+        "head_seconds": head,
+        "head_share": head / token,
         "logits_bytes": 0 if fused else seen.logits,
         "head_bytes": seen.memory.bytes + (work_bytes(seen.hidden, weight, config) if fused else 0),
     }

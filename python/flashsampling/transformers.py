@@ -21,6 +21,7 @@ without their requests or positions, so there is no place to draw from hidden st
 """
 from __future__ import annotations
 
+import copyreg
 import functools
 import logging
 import sys
@@ -270,10 +271,22 @@ def _patched_class(stock: Any) -> Any:
 
         return loop
 
+    def reduced(self: Any, protocol: Any) -> Any:
+        """For pickle, which finds classes by their name, where `stock` is: a copy is patched too."""
+        function, arguments, *rest = stock.__reduce_ex__(self, protocol)
+        if function is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return function, arguments, *rest
+        return _unpickled, (stock, *arguments[1:]), *rest
+
     body = {name: loop_of(name) for name in set(GENERATION_MODES_MAPPING.values()) if "/" not in name}
     body.update(__module__=stock.__module__, __qualname__=stock.__qualname__, __doc__=stock.__doc__,
-                _flashsampling_stock=stock, __enter__=lambda self: self, __exit__=lambda self, *_: unpatch(self))
+                _flashsampling_stock=stock, __reduce_ex__=reduced, __enter__=lambda self: self, __exit__=lambda self, *_: unpatch(self))
     return type(stock.__name__, (stock,), body)
+
+
+def _unpickled(stock: Any, *arguments: Any) -> Any:
+    kind = _patched_class(stock)
+    return kind.__new__(kind, *arguments)
 
 
 def patch(model: Any) -> Any:

@@ -1,6 +1,8 @@
 """generate() of transformers with our draws: greedy tokens are its own, and so is everything around a token."""
+import copy
 import gc
 import logging
+import pickle
 import threading
 import weakref
 
@@ -272,6 +274,19 @@ def test_a_patch_is_of_one_model_and_can_be_undone():
     assert type(model) is stock and "forward" not in model.lm_head.__dict__
     fst.unpatch(model)
     assert type(model) is stock
+
+
+def test_a_copy_of_a_patched_model_is_patched(silent):
+    def sampled(model):
+        torch.manual_seed(5)
+        return model.generate(**hf.prompts(), max_new_tokens=4, do_sample=True).tolist()
+
+    model = fst.patch(hf.make())
+    expected = sampled(model)
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert type(other) is type(model) and other is not model and sampled(other) == expected
+    fst.unpatch(model)
+    assert type(pickle.loads(pickle.dumps(model))) is transformers.LlamaForCausalLM
 
 
 def test_a_wrapped_model_is_not_patched():
