@@ -11,6 +11,7 @@ Array = Any  # a numpy array, a torch tensor, a Pointer, or, where it is small, 
 
 TYPESTR: dict[Any, str] = {"f32": "<f4", "f16": "<f2", "bf16": "<u2", "i32": "<i4", "i64": "<i8", "u32": "<u4",
                            "u64": "<u8"}
+KNOWN = {typestr: dtype for dtype, typestr in TYPESTR.items() if dtype != "bf16"}
 TENSORS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32", "int64": "i64", "uint32": "u32",
            "uint64": "u64"}  # torch's names
 ITEM = {dtype: int(typestr[2:]) for dtype, typestr in TYPESTR.items()}
@@ -91,6 +92,8 @@ def integer(value: Any, dtype: str, what: str) -> int:
 
 def real(value: Any, what: str) -> float:
     """A number as a float."""
+    if type(value) is float:
+        return value
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -187,10 +190,10 @@ def as_pointer(value: Array, what: str, dtype: str | None = None) -> Pointer:
         value = numpy().asarray(value)
         interface = value.__array_interface__
     typestr, shape, strides = interface["typestr"], interface["shape"], interface.get("strides")
-    known = {t: d for d, t in TYPESTR.items() if d != "bf16"}
+    found = KNOWN.get(typestr)
     # bfloat16 is a type of its own where a package has given numpy one, else the bits of it in uint16.
-    is_bf16 = str(getattr(value, "dtype", "")) == "bfloat16" or typestr == "<u2" and dtype == "bf16"
-    found = "bf16" if is_bf16 else known.get(typestr)
+    if found is None and (typestr == "<u2" and dtype == "bf16" or str(getattr(value, "dtype", "")) == "bfloat16"):
+        found = "bf16"
     if found is None or (dtype is not None and found != dtype):
         raise wrong_type(what, kind % typestr, dtype, 'f32, f16, or uint16 with dtype="bf16"')
     stride = 0 if strides is None else row_stride(shape, strides, int(typestr[2:]), what)

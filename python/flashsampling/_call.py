@@ -1,7 +1,7 @@
 """What goes into a call and what comes out: Head, Batch, Result. Each keeps the arrays it points to alive."""
 import ctypes
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import _c
@@ -34,21 +34,22 @@ def choice(table: Mapping[str, int], value: Any, what: str) -> int:
     return integer(value, "i32", what)
 
 
-# What a rule must be where it is one number for all rows. A bad value of an array is its row's own, see Row.
-_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
-    "temperature": (lambda t: 0 <= t < math.inf, "0 (greedy) or more"),
-    "top_p": (lambda p: p >= 0, "from 0 to 1 (off)"),
-    "min_p": (lambda p: 0 <= p <= 1, "from 0 (off) to 1"),
-    "repetition": (lambda r: 0 < r < math.inf, "above 0, 1 is off"),
-    "frequency": (math.isfinite, "that is finite"),
-    "presence": (math.isfinite, "that is finite"),
+# Least and largest of a rule that is one number for all rows. A bad value of an array is its row's own, see Row.
+_FLOAT = 3.4028234663852886e38  # the largest float32
+_RANGES = {
+    "temperature": (0.0, _FLOAT, "0 (greedy) or more"),
+    "top_p": (0.0, math.inf, "from 0 to 1 (off)"),
+    "min_p": (0.0, 1.0, "from 0 (off) to 1"),
+    "repetition": (1 / _FLOAT, _FLOAT, "above 0, 1 is off"),
+    "frequency": (-_FLOAT, _FLOAT, "that is finite"),
+    "presence": (-_FLOAT, _FLOAT, "that is finite"),
 }
 
 
 def number(value: Any, name: str) -> float:
     """A rule that is one number for all rows."""
-    found, (good, text) = real(value, name), _RANGES[name]
-    if not good(found):
+    found, (least, largest, text) = real(value, name), _RANGES[name]
+    if not least <= found <= largest:
         raise ValueError("%s: %g, expected a number %s" % (name, found, text))
     return found
 
@@ -211,7 +212,7 @@ class Batch:
         else:
             if hidden is None:
                 raise ValueError("hidden: a head of weights needs hidden states [B, %d]" % head.data.shape[1])
-            if dtype is None and str(getattr(hidden, "dtype", "")) == "uint16":
+            if dtype is None and getattr(hidden, "dtype", None) == "uint16":
                 dtype = "bf16"
             pointer = floats(hidden, "hidden", dtype, ", [B, %d]" % head.data.shape[1])
             if pointer.shape[1] != head.data.shape[1]:
@@ -343,11 +344,12 @@ class Result:
     def __init__(self, batch: Batch, outputs: Outputs = (), *, top: int = 0, logits: str = "raw",
                  tokens: str = "i32") -> None:
         outputs = (outputs,) if isinstance(outputs, str) and outputs != "all" else outputs
-        if not isinstance(outputs, Iterable):
-            raise TypeError("outputs: %r, expected some of %s" % (outputs, ", ".join(self.OUTPUTS)))
+        try:
+            outputs, top = self.OUTPUTS if outputs == "all" else tuple(outputs), integer(top, "i32", "top")
+        except TypeError:
+            raise TypeError("outputs: %r, expected some of %s" % (outputs, ", ".join(self.OUTPUTS))) from None
         if tokens not in ("i32", "i64"):
             raise ValueError("tokens %r: expected i32 or i64" % (tokens,))
-        outputs, top = self.OUTPUTS if outputs == "all" else tuple(outputs), integer(top, "i32", "top")
         unknown = set(outputs) - set(self.OUTPUTS)
         if unknown:
             raise ValueError("outputs: %s: expected some of %s" % (", ".join(sorted(unknown)), ", ".join(self.OUTPUTS)))

@@ -196,7 +196,8 @@ def main(options: Any) -> int:
         print("\n[%d] %s%s" % (number, options.prompt, text.of(row)))
     rules = ", ".join("%s %s" % rule for rule in about["rules"].items())
     print("\n%d tokens, %d %s; vocabulary %d x %d, %s on %s; %s, seed %d"
-          % (ours["new_tokens"], options.copies, "row" if options.copies == 1 else "rows", V, D, about["dtype"], model.device, rules, seed))
+          % (ours["new_tokens"], options.copies, "row" if options.copies == 1 else "rows", V, D, about["dtype"],
+             model.device, rules, seed))
     if not ours["fused"]:
         print("Not fused: these rules, or this model, were left to transformers.")
     print("\n" + table(runs))

@@ -4,11 +4,10 @@ import threading
 from typing import Any
 
 from ._arrays import is_tensor
-from ._call import Batch, Head, Result
+from ._call import Batch, Head, Outputs, Result
 from ._context import Context
 
 _HEAD = ("bias", "first_token", "vocab", "round", "scale", "softcap", "post_scale", "constant")
-_RESULT = ("outputs", "top", "logits", "tokens")
 
 _contexts = threading.local()
 _generation = 0
@@ -48,22 +47,21 @@ def fresh_seed(like: Any = None) -> int:
 
 
 def _draw(head: Head, hidden: Any, like: Any, context: Context | None, out: dict[str, Any] | None,
-          rules: dict[str, Any]) -> Result:
+          asked: dict[str, Any], rules: dict[str, Any]) -> Result:
     if context is not None and not isinstance(context, Context):
         raise TypeError("context: a %s, expected a Context" % type(context).__name__)
-    asked = {name: rules.pop(name) for name in _RESULT if name in rules}
-    if rules.get("seed") is None:
+    if rules["seed"] is None:
         rules["seed"] = fresh_seed(like)
     if rules.get("slot") is None and "slots" not in rules and len(getattr(like, "shape", [])) > 0:
         rules["slots"] = like.shape[0]  # a value a row: one more or less is a mistake
     batch = Batch(head, hidden, **rules)
-    logits = asked.get("logits", "raw")
-    asked.setdefault("tokens", "i64")
-    result = Result(batch, **asked) if out is None else Result.into(batch, out, logits=logits)
+    result = Result(batch, **asked) if out is None else Result.into(batch, out, logits=asked["logits"])
     return (context or default_context(head.data.device or "cpu")).sample(head, batch, out=result)
 
 
-def sample(hidden: Any, weight: Any, *, dtype: str | None = None, context: Context | None = None,
+def sample(hidden: Any, weight: Any, *, temperature: Any = 1.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0,
+           seed: Any = None, position: Any = 0, outputs: Outputs = (), top: int = 0, logits: str = "raw",
+           tokens: str = "i64", dtype: str | None = None, context: Context | None = None,
            out: dict[str, Any] | None = None, **rules: Any) -> Result:
     """Draws the next token of every row of `hidden` from softmax(hidden @ weight.T), without storing the logits.
 
@@ -71,7 +69,8 @@ def sample(hidden: Any, weight: Any, *, dtype: str | None = None, context: Conte
     float16 or bfloat16 (numpy: uint16 with dtype="bf16"), rows at any stride, used as they lie. Returns a Result of the
     same kind on the same device: result.tokens [B, samples] int64, result.status [B].
 
-    temperature (0 = greedy), top_k, top_p, min_p and the other rules of Batch: numbers, or arrays with one value a row.
+    temperature (0 = greedy), top_k, top_p, min_p, and the other rules of Batch by their names (samples, edits, allow,
+        repetition, slot, mode, ...): numbers, or arrays with one value a row.
     seed, position: equal ones draw equal tokens. A seed that is a number is spread over the rows; None, the default, is
         64 fresh bits: for tensors from torch's generator, which torch.manual_seed sets, else from the system.
     outputs=["logprob", ...], top=N, logits="raw" | "processed" | "cut", tokens="i64" | "i32": what else is returned,
@@ -81,17 +80,22 @@ def sample(hidden: Any, weight: Any, *, dtype: str | None = None, context: Conte
 
     Calls on tensors of a CUDA device are queued on torch's current stream. Who calls it every step prepares a Sampler.
     """
-    about = {name: rules.pop(name) for name in _HEAD if name in rules}
-    head = Head(weight, dtype=dtype, **about)
-    return _draw(head, hidden, hidden, context, out, dict(rules, hidden_dtype=rules.get("hidden_dtype", dtype)))
+    head = Head(weight, dtype=dtype, **{name: rules.pop(name) for name in _HEAD if name in rules})
+    rules.setdefault("hidden_dtype", dtype)
+    rules.update(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, position=position)
+    asked = dict(outputs=outputs, top=top, logits=logits, tokens=tokens)
+    return _draw(head, hidden, hidden, context, out, asked, rules)
 
 
-def sample_logits(logits: Any, *, dtype: str | None = None, context: Context | None = None,
-                  out: dict[str, Any] | None = None, logits_of: str = "raw", **rules: Any) -> Result:
+def sample_logits(logits: Any, *, temperature: Any = 1.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0,
+                  seed: Any = None, position: Any = 0, outputs: Outputs = (), top: int = 0, logits_of: str = "raw",
+                  tokens: str = "i64", dtype: str | None = None, context: Context | None = None,
+                  out: dict[str, Any] | None = None, **rules: Any) -> Result:
     """Draws from stored logits [B, V], float32, float16 or bfloat16, with the rules and results of `sample`.
 
     logits_of is what `sample` calls logits: which logits logprobs and the like speak of.
     """
-    about = {name: rules.pop(name) for name in _HEAD if name in rules}
-    head = Head(logits=logits, dtype=dtype, **about)
-    return _draw(head, None, logits, context, out, dict(rules, logits=logits_of))
+    head = Head(logits=logits, dtype=dtype, **{name: rules.pop(name) for name in _HEAD if name in rules})
+    rules.update(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, position=position)
+    asked = dict(outputs=outputs, top=top, logits=logits_of, tokens=tokens)
+    return _draw(head, None, logits, context, out, asked, rules)

@@ -280,7 +280,8 @@ def _patched_class(stock: Any) -> Any:
 
     body = {name: loop_of(name) for name in set(GENERATION_MODES_MAPPING.values()) if "/" not in name}
     body.update(__module__=stock.__module__, __qualname__=stock.__qualname__, __doc__=stock.__doc__,
-                _flashsampling_stock=stock, __reduce_ex__=reduced, __enter__=lambda self: self, __exit__=lambda self, *_: unpatch(self))
+                _flashsampling_stock=stock, __reduce_ex__=reduced, __enter__=lambda self: self,
+                __exit__=lambda self, *_: unpatch(self))
     return type(stock.__name__, (stock,), body)
 
 
