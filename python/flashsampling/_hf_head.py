@@ -49,8 +49,13 @@ def fingerprint(model: Any, head: torch.nn.Linear) -> tuple[Any, ...]:
     bias = None if head.bias is None else head.bias.data_ptr()
     hooks = tuple(head._forward_hooks), tuple(head._forward_pre_hooks), tuple(model._forward_hooks)
     forward = head.__dict__.get("forward")
-    patches = forward.original if isinstance(forward, _Tap) else forward, model.__dict__.get("forward")
-    return head.weight.data_ptr(), tuple(head.weight.shape), head.weight.dtype, bias, hooks, patches
+    forward = forward.original if isinstance(forward, _Tap) else forward
+    patches = forward, model.__dict__.get("forward"), type(model).forward
+    # Scales and soft-caps are numbers of the model or of its configuration, whatever their names.
+    numbers = [(name, value) for owner in (model, model.config, model.config.get_text_config())
+               for name, value in vars(owner).items() if value is None or isinstance(value, (int, float))]
+    weight = head.weight.data_ptr(), tuple(head.weight.shape), head.weight.dtype
+    return weight, bias, hooks, patches, tuple(numbers)
 
 
 class _Tap:

@@ -124,6 +124,24 @@ def test_a_head_wrapped_after_it_was_proven_is_refused(caplog):
     check(caplog, "logits are not the model's own: token ", model)
 
 
+@pytest.mark.parametrize("family, change", [
+    ("cohere-scale", lambda model: setattr(model, "logit_scale", 0.6)),
+    ("granite-scale", lambda model: setattr(model.config, "logits_scaling", 3.0)),
+    ("gemma2-softcap", lambda model: setattr(model.config, "final_logit_softcapping", 6.0)),
+])
+def test_a_scale_that_is_changed_after_it_was_found_is_found_anew(family, change, caplog):
+    model = fst.patch(hf.make(family))
+
+    def found():
+        model.generate(**hf.prompts(), max_new_tokens=1, do_sample=True)
+        proof = fst._known[model][1]
+        return proof["softcap"] or proof["scale"]
+
+    first, again = found(), found()
+    change(model)
+    assert first == again and found() == pytest.approx(2 * first) and caplog.records == []
+
+
 def test_a_small_error_of_the_head_is_refused(caplog):
     """One part in a hundred, of one token in 331."""
     model = hf.make()
