@@ -15,7 +15,7 @@ from runner import BUILD, ROOT, RUN, say
 
 FOLDER = BUILD / "python"
 # Tests of tests/py that ask nothing but the package; the rest looks at flashsample too.
-NUMPY_TESTS = ("test_binding*.py", "test_documents.py", "test_library.py", "test_sample*.py")
+NUMPY_TESTS = ("test_binding*.py", "test_documents.py", "test_library.py", "test_main.py", "test_sample*.py")
 TIMEOUT = {"step": 3600, "test": 1800}
 
 

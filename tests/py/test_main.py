@@ -8,7 +8,7 @@ import pytest
 
 from flashsampling import __main__ as command
 
-PACKAGE = str(Path(__file__).resolve().parents[2] / "python")
+PACKAGE = "" if os.environ.get("FS_INSTALLED") else str(Path(__file__).resolve().parents[2] / "python")
 
 WITHOUT_TORCH = """
 import sys
