@@ -20,7 +20,7 @@ def _tensor_address(like: Any, dtype: str) -> Callable[[Any], int | None]:
 
     def address(value: Any) -> int | None:
         good = type(value) is tensor and value.dtype is wanted and value.is_contiguous() and value.device == device
-        return value.data_ptr() if good else None
+        return value.data_ptr() if good and not value.is_neg() else None
 
     return address
 
