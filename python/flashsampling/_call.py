@@ -350,6 +350,8 @@ class Result:
             raise TypeError("outputs: %r, expected some of %s" % (outputs, ", ".join(self.OUTPUTS))) from None
         if tokens not in ("i32", "i64"):
             raise ValueError("tokens %r: expected i32 or i64" % (tokens,))
+        if top < 0:
+            raise ValueError("top: %d, expected 0 or more" % top)
         unknown = set(outputs) - set(self.OUTPUTS)
         if unknown:
             raise ValueError("outputs: %s: expected some of %s" % (", ".join(sorted(unknown)), ", ".join(self.OUTPUTS)))

@@ -54,6 +54,8 @@ def _draw(head: Head, hidden: Any, like: Any, context: Context | None, out: dict
         rules["seed"] = fresh_seed(like)
     if rules.get("slot") is None and "slots" not in rules and len(getattr(like, "shape", [])) > 0:
         rules["slots"] = like.shape[0]  # a value a row: one more or less is a mistake
+    if out is not None and (asked["outputs"] or asked["top"]):
+        raise ValueError("outputs, top: given beside out, whose arrays say what is wanted")
     batch = Batch(head, hidden, **rules)
     result = Result(batch, **asked) if out is None else Result.into(batch, out, logits=asked["logits"])
     return (context or default_context(head.data.device or "cpu")).sample(head, batch, out=result)
@@ -81,7 +83,6 @@ def sample(hidden: Any, weight: Any, *, temperature: Any = 1.0, top_k: Any = 0, 
     Calls on tensors of a CUDA device are queued on torch's current stream. Who calls it every step prepares a Sampler.
     """
     head = Head(weight, dtype=dtype, **{name: rules.pop(name) for name in _HEAD if name in rules})
-    rules.setdefault("hidden_dtype", dtype)
     rules.update(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, position=position)
     asked = dict(outputs=outputs, top=top, logits=logits, tokens=tokens)
     return _draw(head, hidden, hidden, context, out, asked, rules)

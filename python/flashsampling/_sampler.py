@@ -91,15 +91,16 @@ class Sampler:
         self._asked: dict[str, Any] = {"outputs": outputs, "top": top, "logits": logits, "tokens": tokens}
         self._rules: dict[str, Any] = {}
         self.position = 0
-        if rules.get("seed") is None:
-            rules["seed"] = fresh_seed(like)
-        self.set(position=position, **rules)
+        self.set(position=position, **{"seed": None, **rules})
 
     def __repr__(self) -> str:
         return "<flashsampling.Sampler %d rows, %s>" % (self.rows, self.head.text)
 
     def set(self, **rules: Any) -> None:
-        """Exchanges rules; those not named stay, None takes one away. Results of calls that follow are new arrays."""
+        """Exchanges rules; those not named stay, None takes one away, but for seed, of which it makes a fresh one.
+        Results of calls that follow are new arrays."""
+        if "seed" in rules and rules["seed"] is None:
+            rules["seed"] = fresh_seed(self._input.keep)
         rules = {name: value for name, value in {**self._rules, **rules}.items() if value is not None}
         position = self.position
         if is_scalar(rules.get("position")):

@@ -53,6 +53,11 @@ def test_bf16_as_bits():
     same(fs.sample(h, w, dtype="bf16", **RULES), want)
 
 
+def test_weights_as_bits_and_hidden_states_that_are_not():
+    w = fs.to_bf16(W)
+    same(fs.sample(H, w, dtype="bf16", **RULES), fs.sample(H, fs.from_bf16(w), **RULES))
+
+
 def test_without_a_seed_every_call_draws_anew():
     draws = {tuple(fs.sample(H, W, temperature=5.0).tokens.ravel()) for _ in range(8)}
     assert len(draws) == 8
@@ -159,6 +164,14 @@ def test_rules_are_exchanged():
         kept.update(rules)
         want = fs.sample(H, W, position=1, **{name: value for name, value in kept.items() if value is not None})
         assert np.array_equal(sampler(H).tokens, want.tokens), rules
+
+
+def test_a_seed_that_is_none_is_a_fresh_one():
+    sampler, drawn = fs.Sampler(fs.Head(W), B, temperature=5.0), set()
+    for _ in range(8):
+        drawn.add(tuple(sampler(H, position=0).tokens.ravel()))
+        sampler.set(seed=None)
+    assert len(drawn) == 8
 
 
 def test_a_sampler_of_stored_logits():

@@ -160,6 +160,8 @@ def test_hidden_states_that_do_not_fit_are_named(hidden, error, text):
     (lambda: fs.sample(H, W, repetition=0), ValueError, "repetition: 0, expected a number above 0"),
     (lambda: fs.sample(H, W, presence=np.nan), ValueError, "presence: nan, expected a number that is finite"),
     (lambda: fs.sample(H, W, outputs=None), TypeError, "outputs: None, expected some of"),
+    (lambda: fs.sample(H, W, top=-1), ValueError, "top: -1, expected 0 or more"),
+    (lambda: fs.sample(H, W, top=2, out={"tokens": torch.empty(B, 1)}), ValueError, "outputs, top: given beside out"),
     (lambda: fs.sample(H, W, tokens="int64"), ValueError, "tokens 'int64': expected i32 or i64"),
     (lambda: fs.sample(H, W, context="cpu"), TypeError, "context: a str, expected a Context"),
     (lambda: fs.sample(H, W, out=torch.empty(B, 1)), TypeError, "out: a Tensor, expected a dictionary of arrays"),
