@@ -93,8 +93,9 @@ def add(runner, newest):
 
 
 def missing_modules(python, file):
-    """What a test of tests/torch imports and this Python has not: torch, and what it names to importorskip."""
-    wanted = ["torch", *re.findall(r'importorskip\("([\w.]+)"', file.read_text())]
+    """What all of a file of tests/torch needs and this Python has not: torch, and what it names to importorskip outside
+    its tests. What one test needs it says itself."""
+    wanted = ["torch", *re.findall(r'^(?:\w+ = )?pytest\.importorskip\("([\w.]+)"', file.read_text(), re.M)]
     probe = "import importlib.util, sys; print(*(m for m in sys.argv[1:] if not importlib.util.find_spec(m)))"
     done = subprocess.run([python, "-c", probe, *dict.fromkeys(wanted)], capture_output=True, text=True)
     return done.stdout.split() if done.returncode == 0 else wanted
