@@ -53,6 +53,60 @@ def test_structures_are_laid_out_as_in_C(tmp_path):
     assert subprocess.check_output([program], text=True).splitlines() == expected
 
 
+def members(struct, default, name=""):
+    """Members that differ, those of structures inside it by their path."""
+    found = set()
+    for field, kind in struct._fields_:
+        value, usual = getattr(struct, field), getattr(default, field)
+        if issubclass(kind, ctypes.Structure):
+            found |= members(value, usual, name + field + ".")
+        elif (bool(value), bool(usual)) == (True, False) or isinstance(value, (int, float)) and value != usual:
+            found.add(name + field)
+    return found
+
+
+def paths(struct, name=""):
+    """All members of a structure."""
+    return {path for field, kind in struct._fields_ for path in (
+        paths(kind, name + field + ".") if issubclass(kind, ctypes.Structure) else {name + field})}
+
+
+def unreached(default, *made):
+    """Members that none of the structures made has set."""
+    return paths(type(default)) - {"size"}.union(*(members(struct, default) for struct in made))
+
+
+def test_every_member_of_head_and_batch_can_be_reached():
+    """But for those of quantised heads, which no backend reads yet."""
+    weights, wide, words = np.ones((40, 8), "f4"), np.ones((40, 12), "f2")[:, :8], np.ones((2, 2), "u4")
+    head, lists, names = fs.Head(weights), [{1: 1}] * 2, [name for name, _ in _c.SlotValues._fields_]
+    described = fs.Head(wide, bias=weights[:, 0], first_token=16, vocab=80, round="bf16", scale=2, softcap=3,
+                        post_scale=4, constant=True)
+    assert unreached(head.struct, described.struct, fs.Head(logits=weights).struct) == {
+        "weight_scale_dtype", "weight_scale", "weight_zero", "weight_scale_stride", "weight_zero_dtype", "group",
+        "group_rows", "weight_scale_all"}
+    batches = [
+        fs.Batch(head, wide[:2], slots=2, slot=np.arange(2), position=[1, 2], allow=words, allow_index=[0, 1],
+                 seen=words, counts=np.ones((2, 40), "i4"), edits=lists, watch=[[1]] * 2, given=[[1]] * 2,
+                 **{name: [1, 1] for name in names}),
+        fs.Batch(head, weights[:2], count_list=lists, samples=2, mode="score", noise="fast", keep_ties=True,
+                 fallback_token=7, group_size=8, list_capacity=9, position=5, **{**dict.fromkeys(names, 2), "min_p": 1},
+                 limits={name: 1 for name, _ in _c.Limits._fields_}),
+        fs.Batch(head, weights[:2], padded_edits=([1, 1], np.ones((2, 3), "i4"), np.ones((2, 3), "f4")))]
+    assert unreached(fs.Batch(head, weights[:1]).struct, *(batch.struct for batch in batches)) == set()
+
+
+def test_every_member_of_result_and_options_can_be_reached():
+    """But for what closures do better, the caller's allocator, and what a call or set_work writes."""
+    head, hidden = fs.Head(np.ones((40, 8), "f4")), np.ones((2, 8), "f4")
+    result = fs.Context("cpu").sample(head, hidden, watch=[[1]] * 2, outputs="all", top=2, tokens="i64", logits="cut")
+    assert unreached(_c.ResultStruct(), result.written) == {"fallback_rows", "wire_bytes", "reserved"}
+    context = fs.Context("reference", threads=3, block=64, log=len, parallel_for=map, fallback_bytes=1, stream=5,
+                         check_pointers=True)
+    assert unreached(fs.Context("cpu")._options, context._options) == {
+        "device", "parallel_user", "log_user", "alloc", "free", "alloc_user", "work", "work_bytes", "reserved"}
+
+
 def test_constants_are_those_of_the_header():
     text = " ".join(open(os.path.join(ROOT, "include", "flashsampling.h")).read().split())
     for prefix, bits in (("FS_ROW_", _c.Row), ("FS_", _c.Flag), ("FS_RULE_", _c.Rule), ("FS_RESULT_", _c.Wanted)):
