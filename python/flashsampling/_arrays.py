@@ -142,7 +142,7 @@ def tensor_device(value: Any, what: str) -> str:
 def row_stride(shape: Sequence[int], strides: Sequence[int], item: int, what: str) -> int:
     """Bytes from one row to the next; 0 = there is but one."""
     if strides[-1] != item and shape[-1] > 1:
-        raise ValueError("%s: neighbours of a row are %d bytes apart, expected %d: transposed? A packed copy is made "
+        raise ValueError("%s: elements of a row are %d bytes apart, expected %d: transposed? A packed copy is made "
                          "by numpy.ascontiguousarray(), of tensors by contiguous()" % (what, strides[-1], item))
     if len(shape) != 2 or shape[0] <= 1:
         return 0

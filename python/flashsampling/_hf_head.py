@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ._hf_rules import Unserved
+from ._hf_rules import Unsupported
 
 NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 # How far logits may be from the model's own, of the largest: two units in the last place where they are rounded, and
@@ -24,22 +24,22 @@ _POINTS = (0.0, 2.0**-12, 1.0, 2.0**15, -(2.0**15))
 
 
 def output_embedding(model: Any) -> torch.nn.Linear:
-    """The module whose input is the hidden states and whose weight is the head, or Unserved."""
+    """The module whose input is the hidden states and whose weight is the head, or Unsupported."""
     head = model.get_output_embeddings()
     if head is None:
-        raise Unserved("%s has no output embedding" % type(model).__name__)
+        raise Unsupported("%s has no output embedding" % type(model).__name__)
     if not isinstance(head, torch.nn.Linear) or type(head).forward is not torch.nn.Linear.forward:
-        raise Unserved("the output embedding is a %s, not a Linear" % type(head).__name__)
+        raise Unsupported("the output embedding is a %s, not a Linear" % type(head).__name__)
     weight = head.weight
     kinds = type(weight).__name__, type(weight.data).__name__
     if kinds != ("Parameter", "Tensor"):  # sharded, quantised, or computed anew whenever it is asked for
-        raise Unserved("the output embedding's weight is a %s of a %s, not a plain parameter" % kinds)
+        raise Unsupported("the output embedding's weight is a %s of a %s, not a plain parameter" % kinds)
     if weight.dtype not in NAMES:
-        raise Unserved("the output embedding's weight is of type %s" % str(weight.dtype).split(".")[-1])
+        raise Unsupported("the output embedding's weight is of type %s" % str(weight.dtype).split(".")[-1])
     if weight.device.type not in ("cpu", "cuda"):
-        raise Unserved("the output embedding is on device %s" % weight.device.type)
+        raise Unsupported("the output embedding is on device %s" % weight.device.type)
     if weight.dim() != 2 or weight.shape[0] < 2 * len(_POINTS) or weight.stride(1) != 1:
-        raise Unserved("the output embedding's weight has shape %s, strides %s"
+        raise Unsupported("the output embedding's weight has shape %s, strides %s"
                        % (list(weight.shape), list(weight.stride())))
     return head
 
@@ -108,7 +108,7 @@ def known(vocab: int, device: torch.device) -> torch.Tensor:
 
 
 def fit(sent: torch.Tensor, came: torch.Tensor) -> tuple[float, float]:
-    """The scale and the soft-cap (0: none) that make of numbers sent [rows, V] what came, or Unserved.
+    """The scale and the soft-cap (0: none) that make of numbers sent [rows, V] what came, or Unsupported.
 
     The last row sent is that of known(); those before it are checked too.
     """
@@ -124,5 +124,5 @@ def fit(sent: torch.Tensor, came: torch.Tensor) -> tuple[float, float]:
     if not (scale > 0 and softcap >= 0 and error[worst] <= 1e-6):
         text = "the model changes its logits, and not by a scale or a soft-cap: %g became %g (token %d), 1 became %g"
         token = worst.item() % sent.shape[1]
-        raise Unserved(text % (sent.flatten()[worst], came.flatten()[worst], token, one))
+        raise Unsupported(text % (sent.flatten()[worst], came.flatten()[worst], token, one))
     return scale, softcap

@@ -9,7 +9,7 @@ import torch
 from transformers.generation import logits_process as stock
 
 
-class Unserved(Exception):
+class Unsupported(Exception):
     """Why a call is left to transformers; the text goes to the log."""
 
 
@@ -30,7 +30,7 @@ def _single(processor: Any) -> dict[int, float]:
     """A SequenceBias of single tokens: {token: bias}."""
     longer = [key for key in processor.sequence_bias if len(key) > 1]
     if longer:
-        raise Unserved("%s has sequences of more than one token, %s" % (type(processor).__name__, list(longer[0])))
+        raise Unsupported("%s has sequences of more than one token, %s" % (type(processor).__name__, list(longer[0])))
     return {int(key[0]): float(bias) for key, bias in processor.sequence_bias.items()}
 
 
@@ -75,7 +75,7 @@ _STAGES: dict[type, int] = {
 
 
 class Rules:
-    """The processors of one generate() call. Raises Unserved where one of them is not among our rules."""
+    """The processors of one generate() call. Raises Unsupported where one of them is not among our rules."""
 
     def __init__(self, processors: Any, do_sample: bool, vocab: int) -> None:
         self.vocab = vocab
@@ -89,9 +89,9 @@ class Rules:
             name = type(p).__name__
             here = _STAGES.get(type(p))
             if here is None:
-                raise Unserved("%s is none of our rules" % name)
+                raise Unsupported("%s is none of our rules" % name)
             if here < stage or (here == stage and here != BAN):
-                raise Unserved("%s comes after %s" % (name, before))
+                raise Unsupported("%s comes after %s" % (name, before))
             stage, before = here, name
             self._add(p, here)
         if not do_sample:
@@ -101,9 +101,9 @@ class Rules:
     def _add(self, p: Any, stage: int) -> None:
         if stage in (TOP_K, TOP_P, MIN_P):
             if p.filter_value != -float("inf"):
-                raise Unserved("%s has filter_value %s, not -inf" % (type(p).__name__, p.filter_value))
+                raise Unsupported("%s has filter_value %s, not -inf" % (type(p).__name__, p.filter_value))
             if p.min_tokens_to_keep != 1 and stage != TOP_K:
-                raise Unserved("%s has min_tokens_to_keep %d, not 1" % (type(p).__name__, p.min_tokens_to_keep))
+                raise Unsupported("%s has min_tokens_to_keep %d, not 1" % (type(p).__name__, p.min_tokens_to_keep))
         if stage == BIAS:
             self.bias = _single(p)
         elif stage == REPETITION:

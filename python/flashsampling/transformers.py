@@ -10,7 +10,7 @@
 
 The decoding loop is transformers' own. During it the output embedding keeps its input and computes nothing, and where
 the loop asks its logits processors for scores, the tokens are drawn from the hidden states, by rules read from those
-same processors. What is not served (Unserved says why) is left to transformers, with one line to the logger
+same processors. What is not served (Unsupported says why) is left to transformers, with one line to the logger
 "flashsampling".
 
 Seeds: a call that samples takes 64 bits from torch's default generator, so torch.manual_seed reproduces it; the step is
@@ -35,7 +35,7 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMi
 from ._call import Head
 from ._context import Context, Error, supports
 from ._hf_head import NAMES, TOLERANCE, fingerprint, fit, known, output_embedding, tapped
-from ._hf_rules import Rules, Unserved
+from ._hf_rules import Rules, Unsupported
 from ._sample import fresh_seed, generation
 
 __all__ = ["generate", "patch", "unpatch"]
@@ -85,7 +85,7 @@ class _Drawer:
         weight = self.embedding.weight
         self.vocab, self.device = weight.shape[0], weight.device
         if torch.is_autocast_enabled(self.device.type):
-            raise Unserved("autocast is on, which changes the type of the head's product")
+            raise Unsupported("autocast is on, which changes the type of the head's product")
         self.rules = Rules(processors, do_sample, self.vocab)
         rules, flags = self.rules.used()
         try:
@@ -93,12 +93,12 @@ class _Drawer:
         except Error as error:
             done, why = False, error.text
         if not done:
-            raise Unserved("backend %s: %s" % (self.device.type, why))
+            raise Unsupported("backend %s: %s" % (self.device.type, why))
         self.fingerprint = fingerprint(model, self.embedding)
         found = _known.get(model)
         proof = found[1] if found and found[0] == self.fingerprint else None
         if isinstance(proof, str):
-            raise Unserved(proof)
+            raise Unsupported(proof)
         self.head = None if proof is None else self._head(proof)
         self.refused = False
         self.hidden: torch.Tensor | None = None
@@ -130,7 +130,7 @@ class _Drawer:
         if self.head is None or self.hidden is None:
             try:
                 self._prove(logits)
-            except (Unserved, Error) as reason:
+            except (Unsupported, Error) as reason:
                 self.refused = True
                 _known[self.model] = self.fingerprint, str(reason)
                 _log(reason)
@@ -142,10 +142,10 @@ class _Drawer:
     def _prove(self, came: torch.Tensor) -> None:
         """Sees from the model's own logits, and from the known numbers in the row behind them, that ours are equal."""
         if self.hidden is None:
-            raise Unserved("the model's forward did not call its output embedding with hidden states [B, T, D]")
+            raise Unsupported("the model's forward did not call its output embedding with hidden states [B, T, D]")
         if came.shape != (self.hidden.shape[0] + 1, self.vocab) or self.rounded not in NAMES:
             text = "the model gives logits %s, its output embedding %s"
-            raise Unserved(text % (list(came.shape), list(self.sent[:, 0].shape)))
+            raise Unsupported(text % (list(came.shape), list(self.sent[:, 0].shape)))
         came = came.to(self.device)
         scale, softcap = fit(self.sent[[0, -1], 0], came[[0, -1]])
         stock = came[:-1]
@@ -158,7 +158,7 @@ class _Drawer:
         if not worst <= limit:
             at = (ours - theirs).abs().argmax()
             text = "logits are not the model's own: token %d has %.6g, expected %.6g"
-            raise Unserved(text % (ids.flatten()[at], ours.flatten()[at], theirs.flatten()[at]))
+            raise Unsupported(text % (ids.flatten()[at], ours.flatten()[at], theirs.flatten()[at]))
         self.head, self.sent = head, None
         _known[self.model] = self.fingerprint, proof
 
@@ -203,14 +203,14 @@ def _decode(model: Any, loop: Any, input_ids: torch.Tensor, logits_processor: An
                     **arguments)
     try:
         if loop != GenerationMixin._sample:
-            raise Unserved("%s has a decoding loop of its own" % type(model).__name__)
+            raise Unsupported("%s has a decoding loop of its own" % type(model).__name__)
         for name in ("output_scores", "output_logits"):
             if generation_config.return_dict_in_generate and getattr(generation_config, name):
-                raise Unserved("%s asks for all of them" % name)
+                raise Unsupported("%s asks for all of them" % name)
         if getattr(generation_config.compile_config, "fullgraph", False):
-            raise Unserved("compile_config.fullgraph leaves no place for a call of ours")
+            raise Unsupported("compile_config.fullgraph leaves no place for a call of ours")
         drawer = _Drawer(model, logits_processor, generation_config.do_sample)
-    except Unserved as reason:
+    except Unsupported as reason:
         _log(reason)
         return loop(model, input_ids, logits_processor=logits_processor, generation_config=generation_config,
                     **arguments)

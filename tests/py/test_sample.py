@@ -85,8 +85,8 @@ def test_rows_without_a_token_are_named():
     ((H[0], W), ValueError, r"hidden: shape \[32\], expected two dimensions"),
     ((H[:, :8], W), ValueError, "hidden: 8 columns, the head has 32"),
     ((H.astype("f8"), W), TypeError, "hidden: array of type <f8"),
-    ((H[:, ::-1], W), ValueError, "neighbours of a row are -4 bytes apart"),
-    ((H, W.T), ValueError, "neighbours of a row are 128 bytes apart"),
+    ((H[:, ::-1], W), ValueError, "elements of a row are -4 bytes apart"),
+    ((H, W.T), ValueError, "elements of a row are 128 bytes apart"),
     ((H.astype(">f4"), W), TypeError, "hidden: array of type >f4"),
 ], ids=["one row", "columns", "doubles", "backwards", "transposed", "big-endian"])
 def test_wrong_arrays_are_named(arguments, error, text):

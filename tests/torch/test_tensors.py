@@ -100,7 +100,7 @@ def test_a_tensor_in_place_counts_at_the_next_call():
 @pytest.mark.parametrize("call, error, text", [
     (lambda: fs.sample(H.double(), W), TypeError, "hidden: tensor of type float64, expected float32, float16 or"),
     (lambda: fs.sample(H, W.to("meta")), TypeError, "weights: a tensor of device meta, expected cpu or cuda"),
-    (lambda: fs.sample(H.T, W), ValueError, "neighbours of a row are"),
+    (lambda: fs.sample(H.T, W), ValueError, "elements of a row are"),
     (lambda: fs.sample(H[0], W), ValueError, r"hidden: shape \[32\], expected two dimensions"),
     (lambda: fs.sample(H, W, temperature=torch.ones(B + 1)), ValueError, r"temperature: shape \[8\], expected \[7\]"),
     (lambda: fs.Sampler(fs.Head(W), B)(H.half()), TypeError, "hidden: tensor of type float16, expected f32"),
