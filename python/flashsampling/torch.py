@@ -15,6 +15,7 @@ stream. A row without a token gets -1. Rules that are not here are those of flas
 """
 import ctypes
 import threading
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _ITEM = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 _SLOTS = {torch.int32: _c.DTYPES["i32"], torch.int64: _c.DTYPES["i64"]}
 _WORDS = (torch.int32, torch.uint32)
+_FLOATS, _INTS, _LONGS = (torch.float32,), (torch.int32,), (torch.int64, torch.uint64)
 
 
 class _Call:
@@ -48,6 +50,8 @@ class _Call:
         self.batch.all.repetition = 1.0
         self.result = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct), tokens_dtype=_c.DTYPES["i64"])
         self._function = _c.sample_by_address(self.context.library)
+        self.numbers: tuple[Any, ...] | None = None  # what _set_numbers has set
+        self.chooses = False  # whether the last call had slots or masks
         self.known: tuple[Any, ...] | None = None  # what the head's structure was made from
         structs = self.head, self.batch, self.result
         self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
@@ -78,11 +82,8 @@ def _refuse(value: Tensor, name: str, dtypes: tuple[torch.dtype, ...], shape: st
     return ValueError("%s: %s; expected %s" % (name, found.replace("torch.", ""), wanted.replace("torch.", "")))
 
 
-def _vector(value: Tensor | None, name: str, dtypes: tuple[torch.dtype, ...], length: int,
-            device: torch.device) -> int | None:
-    """The address of a packed tensor [length], None of none."""
-    if value is None:
-        return None
+def _vector(value: Tensor, name: str, dtypes: tuple[torch.dtype, ...], length: int, device: torch.device) -> int:
+    """The address of a packed tensor [length]."""
     good = value.dtype in dtypes and value.device == device and value.shape == (length,) and value.is_contiguous()
     if not good:
         raise _refuse(value, name, dtypes, "[%d]" % length, device)
@@ -117,57 +118,81 @@ def _set_head(call: _Call, data: Tensor, kind: int, about: tuple[Any, ...]) -> N
     call.known = found
 
 
-def _draw(kind: int, hidden: Tensor | None, data: Tensor, bias: Tensor | None, results: int,
+def _draw(kind: int, results: int, hidden: Tensor | None, data: Tensor, bias: Tensor | None = None, *,
           temperature: Tensor | None = None, top_k: Tensor | None = None, top_p: Tensor | None = None,
           min_p: Tensor | None = None, seed: Tensor | None = None, position: Tensor | None = None,
           slot: Tensor | None = None, allow: Tensor | None = None, allow_index: Tensor | None = None,
           temperature_all: float = 1.0, top_k_all: int = 0, top_p_all: float = 1.0, min_p_all: float = 0.0,
           seed_all: int = 0, position_all: int = 0, samples: int = 1, flags: int = 0, vocab: int = 0,
-          round: str = "f32", scale: float = 1.0, softcap: float = 0.0, post_scale: float = 1.0) -> tuple[Tensor, ...]:
-    device, source = data.device, data if hidden is None else hidden
+          round: str = "f32", scale: float = 1.0, softcap: float = 0.0, post_scale: float = 1.0) -> Any:
+    device = data.device
     call = _call(device)
-    batch, result = call.batch, call.result
+    head, batch, result = call.head, call.batch, call.result
     _set_head(call, data, kind, (vocab, round, scale, softcap, post_scale))
-    call.head.bias = _vector(bias, "bias", (torch.float32,), call.head.rows, device)
+    head.bias = None if bias is None else _vector(bias, "bias", _FLOATS, head.rows, device)
+    rows = data.shape[0]
     if hidden is not None:
         batch.hidden_stride = _rows(hidden, "hidden", device, data.shape[1])
         batch.hidden, batch.hidden_dtype = hidden.data_ptr(), _DTYPES[hidden.dtype]
-    rows = source.shape[0]
-    batch.rows, batch.samples, batch.flags = rows, samples, flags
-    slots, batch.slot = rows, None
+        rows = hidden.shape[0]
+    slots = rows
     if slot is not None:
-        batch.slot, batch.slot_dtype = _vector(slot, "slot", tuple(_SLOTS), rows, device), _SLOTS[slot.dtype]
         arrays = [value for value in (temperature, top_k, top_p, min_p, seed) if value is not None]
         slots = arrays[0].numel() if arrays else 2**31 - 1  # without arrays there are as many as anybody names
-    every = batch.all
-    every.temperature, every.top_p, every.min_p = temperature_all, top_p_all, min_p_all
-    every.top_k = top_k_all if 0 <= top_k_all < 2**31 else 0  # off, as what no vocabulary reaches
-    every.seed, batch.position_all, batch.slots = seed_all, position_all, slots
-    batch.temperature = _vector(temperature, "temperature", (torch.float32,), slots, device)
-    batch.top_k = _vector(top_k, "top_k", (torch.int32,), slots, device)
-    batch.top_p = _vector(top_p, "top_p", (torch.float32,), slots, device)
-    batch.min_p = _vector(min_p, "min_p", (torch.float32,), slots, device)
-    batch.seed = _vector(seed, "seed", (torch.int64, torch.uint64), slots, device)
-    batch.position = _vector(position, "position", (torch.int64, torch.uint64), rows, device)
-    batch.allow, batch.allow_index, batch.allow_stride, batch.masks = None, None, 0, 0
-    if allow is not None:
-        _set_masks(batch, allow, allow_index, rows, vocab or call.head.rows, device)
-    tokens = source.new_empty((rows, samples), dtype=torch.int64)
+    numbers = (rows, slots, samples, flags, temperature_all, top_k_all, top_p_all, min_p_all, seed_all)
+    if numbers != call.numbers:
+        _set_numbers(call, *numbers)
+    batch.position_all = position_all
+    batch.temperature = None if temperature is None else _vector(temperature, "temperature", _FLOATS, slots, device)
+    batch.top_k = None if top_k is None else _vector(top_k, "top_k", _INTS, slots, device)
+    batch.top_p = None if top_p is None else _vector(top_p, "top_p", _FLOATS, slots, device)
+    batch.min_p = None if min_p is None else _vector(min_p, "min_p", _FLOATS, slots, device)
+    batch.seed = None if seed is None else _vector(seed, "seed", _LONGS, slots, device)
+    batch.position = None if position is None else _vector(position, "position", _LONGS, rows, device)
+    if call.chooses or slot is not None or allow is not None or allow_index is not None:
+        _set_rows(call, slot, allow, allow_index, rows, vocab or head.rows, device)
+    tokens = torch.empty((rows, samples), dtype=torch.int64, device=device)
     result.tokens = tokens.data_ptr()
     if results == 1:
         result.logprob = result.status = None
         call.run()
-        return (tokens,)
-    logprob = source.new_empty((rows, samples), dtype=torch.float32)
-    status = source.new_empty((rows,), dtype=torch.int32)
+        return tokens
+    logprob = torch.empty((rows, samples), dtype=torch.float32, device=device)
+    status = torch.empty((rows,), dtype=torch.int32, device=device)
     result.logprob, result.status = logprob.data_ptr(), status.data_ptr()
     call.run()
     return tokens, logprob, status
 
 
+def _set_numbers(call: _Call, rows: int, slots: int, samples: int, flags: int, temperature: float, top_k: int,
+                 top_p: float, min_p: float, seed: int) -> None:
+    """What seldom changes from call to call."""
+    batch, every = call.batch, call.batch.all
+    call.numbers = None
+    batch.rows, batch.slots, batch.samples, batch.flags = rows, slots, samples, flags
+    every.temperature, every.top_p, every.min_p, every.seed = temperature, top_p, min_p, seed
+    every.top_k = top_k if 0 <= top_k < 2**31 else 0  # off, as what no vocabulary reaches
+    call.numbers = (rows, slots, samples, flags, temperature, top_k, top_p, min_p, seed)
+
+
+def _set_rows(call: _Call, slot: Tensor | None, allow: Tensor | None, index: Tensor | None, rows: int, vocab: int,
+              device: torch.device) -> None:
+    """Slots and masks, which most calls have none of."""
+    batch = call.batch
+    batch.slot = batch.allow = batch.allow_index = None
+    batch.allow_stride = batch.masks = 0
+    if slot is not None:
+        batch.slot, batch.slot_dtype = _vector(slot, "slot", tuple(_SLOTS), rows, device), _SLOTS[slot.dtype]
+    if allow is not None:
+        _set_masks(batch, allow, index, rows, vocab, device)
+    elif index is not None:
+        raise ValueError("allow_index: given without allow")
+    call.chooses = slot is not None or allow is not None
+
+
 def _set_masks(batch: _c.BatchStruct, allow: Tensor, index: Tensor | None, rows: int, vocab: int,
                device: torch.device) -> None:
-    batch.allow_index = _vector(index, "allow_index", (torch.int32,), rows, device)
+    batch.allow_index = None if index is None else _vector(index, "allow_index", _INTS, rows, device)
     words, least = (vocab + 31) // 32, rows if index is None else 0
     good = allow.dim() == 2 and allow.dtype in _WORDS and allow.device == device and allow.stride(1) == 1
     if not good or allow.shape[0] < least or allow.shape[1] < words or 1 < allow.shape[0] and allow.stride(0) < words:
@@ -178,20 +203,8 @@ def _set_masks(batch: _c.BatchStruct, allow: Tensor, index: Tensor | None, rows:
 # -------------------------------------------------------------------------------------------------- the operators ----
 
 
-def _sample(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, **rules: Any) -> Tensor:
-    return _draw(0, hidden, weight, bias, 1, **rules)[0]
-
-
-def _sample_logprob(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, **rules: Any) -> tuple[Tensor, ...]:
-    return _draw(0, hidden, weight, bias, 3, **rules)
-
-
-def _sample_logits(logits: Tensor, bias: Tensor | None = None, **rules: Any) -> Tensor:
-    return _draw(1, None, logits, bias, 1, **rules)[0]
-
-
-def _sample_logits_logprob(logits: Tensor, bias: Tensor | None = None, **rules: Any) -> tuple[Tensor, ...]:
-    return _draw(1, None, logits, bias, 3, **rules)
+def _sample_logits(results: int, logits: Tensor, bias: Tensor | None = None, **rules: Any) -> Any:
+    return _draw(1, results, None, logits, bias, **rules)
 
 
 def _fake(source: Tensor, *_: Any, samples: int = 1, **__: Any) -> Tensor:
@@ -207,10 +220,10 @@ def _fake_logprob(source: Tensor, *_: Any, samples: int = 1, **__: Any) -> tuple
 def _register(library: torch.library.Library) -> None:
     # Rows may be apart, but the elements of one are neighbours: a compiler is not to change how inputs lie.
     strides = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
-    for name, sources, kernel in (("sample", "Tensor hidden, Tensor weight", _sample),
-                                  ("sample_logprob", "Tensor hidden, Tensor weight", _sample_logprob),
-                                  ("sample_logits", "Tensor logits", _sample_logits),
-                                  ("sample_logits_logprob", "Tensor logits", _sample_logits_logprob)):
+    for name, sources, kernel in (("sample", "Tensor hidden, Tensor weight", partial(_draw, 0, 1)),
+                                  ("sample_logprob", "Tensor hidden, Tensor weight", partial(_draw, 0, 3)),
+                                  ("sample_logits", "Tensor logits", partial(_sample_logits, 1)),
+                                  ("sample_logits_logprob", "Tensor logits", partial(_sample_logits, 3))):
         several = name.endswith("_logprob")
         returns = "(Tensor, Tensor, Tensor)" if several else "Tensor"
         library.define("%s(%s, Tensor? bias=None, *, %s) -> %s" % (name, sources, _RULES, returns),
