@@ -22,6 +22,7 @@ _SLOT_DTYPES = {
 Lists = Any  # per row a dictionary or a list of entries, or a tuple of arrays: see Batch
 Outputs = str | Iterable[str]
 _FLAGS = {name.lower(): flag for name, flag in _c.Flag.__members__.items()}
+_PENALTIES = {"repetition": 1.0, "frequency": 0.0, "presence": 0.0}
 _LIMIT_DTYPES = {"absent": "u32", "top_k": "i32", "edits": "i64", "counts": "i64", "watched": "i64"}
 
 
@@ -122,6 +123,14 @@ class Head:
     def vocab(self) -> int:
         """Size of the whole vocabulary."""
         return int(self.struct.vocab or self.struct.first_token + self.rows)
+
+
+def check_penalties(rules: Mapping[str, Any]) -> None:
+    """Refuses a penalty of no tokens: a Batch, as the library, takes it for one that changes nothing."""
+    if all(rules.get(name) is None for name in ("seen", "counts", "count_list")):
+        for name, off in _PENALTIES.items():
+            if is_scalar(rules.get(name)) and rules[name] != off:
+                raise ValueError("%s: %s, but of which tokens: give seen, counts or count_list" % (name, rules[name]))
 
 
 class Batch:
@@ -300,10 +309,11 @@ class Batch:
             setattr(self.struct, name + "_stride", pointer.stride or packed)
             if name == "allow":
                 self.struct.masks = pointer.shape[0]
+        if allow_index is not None and allow is None:
+            raise ValueError("allow_index: given without allow, the masks it chooses from")
         if allow_index is not None:
             pointer = self._converted(allow_index, "i32", "allow_index", [self.rows])
-            if allow is not None:
-                check_index(pointer, self.struct.masks)
+            check_index(pointer, self.struct.masks)
             self._point("allow_index", pointer)
 
 

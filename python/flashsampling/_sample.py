@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 from ._arrays import is_tensor
-from ._call import Batch, Head, Outputs, Result
+from ._call import Batch, Head, Outputs, Result, check_penalties
 from ._context import Context
 
 _HEAD = ("bias", "first_token", "vocab", "round", "scale", "softcap", "post_scale", "constant")
@@ -57,6 +57,7 @@ def _draw(head: Head, hidden: Any, like: Any, context: Context | None, out: dict
     if out is not None and (asked["outputs"] or asked["top"]):
         raise ValueError("outputs, top: given beside out, whose arrays say what is wanted")
     batch = Batch(head, hidden, **rules)
+    check_penalties(rules)
     result = Result(batch, **asked) if out is None else Result.into(batch, out, logits=asked["logits"])
     return (context or default_context(head.data.device or "cpu")).sample(head, batch, out=result)
 

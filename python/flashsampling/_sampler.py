@@ -7,7 +7,7 @@ from typing import Any
 from . import _c
 from ._arrays import (FLOATS, TYPESTR, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, numpy,
                       same_memory, torch_dtype)
-from ._call import Batch, Head, Result
+from ._call import Batch, Head, Result, check_penalties
 from ._context import Context
 from ._sample import fresh_seed
 
@@ -106,6 +106,7 @@ class Sampler:
         if is_scalar(rules.get("position")):
             position = integer(rules.pop("position"), "u64", "position")
         batch = Batch(self.head, self._input if self._of_weights else None, in_place=True, **rules)
+        check_penalties(rules)
         result = Result(batch, **self._asked)
         result.take(result.struct(batch))
         structs = self.head.struct, batch.struct, result.written

@@ -94,6 +94,18 @@ def test_wrong_arrays_are_named(arguments, error, text):
         fs.sample(*arguments)
 
 
+@pytest.mark.parametrize("rules, text", [
+    (dict(repetition=1.3), "repetition: 1.3, but of which tokens: give seen, counts or count_list"),
+    (dict(presence=np.float32(0.5)), "presence: 0.5, but of which tokens"),
+    (dict(allow_index=np.zeros(B, "i4")), "allow_index: given without allow"),
+])
+def test_rules_that_would_do_nothing_are_refused(rules, text):
+    for call in (lambda: fs.sample(H, W, **rules), lambda: fs.Sampler(fs.Head(W), B, **rules)):
+        with pytest.raises(ValueError, match=text):
+            call()
+    fs.sample(H, W, repetition=1.0, frequency=0.0)
+
+
 def test_unknown_rules_are_named():
     with pytest.raises(TypeError, match="unknown rule: topk"):
         fs.sample(H, W, topk=3)
