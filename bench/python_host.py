@@ -30,7 +30,7 @@ double loop(call f, void *context, void *head, void *batch, void *result, int n)
 
 
 def c_loop(folder):
-    """The loop, compiled; None without a compiler."""
+    """The loop, compiled."""
     source, library = os.path.join(folder, "loop.c"), os.path.join(folder, "loop.so")
     with open(source, "w") as file:
         file.write(LOOP)

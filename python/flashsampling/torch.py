@@ -178,7 +178,7 @@ def _set_numbers(call: _Call, rows: int, slots: int, samples: int, flags: int, t
 def _set_rows(call: _Call, slot: Tensor | None, allow: Tensor | None, index: Tensor | None, rows: int, vocab: int,
               device: torch.device) -> None:
     """Slots and masks, which most calls have none of."""
-    batch = call.batch
+    batch, call.chooses = call.batch, True  # also if one of them is refused: the next call has to clear the others
     batch.slot = batch.allow = batch.allow_index = None
     batch.allow_stride = batch.masks = 0
     if slot is not None:

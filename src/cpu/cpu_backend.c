@@ -111,8 +111,8 @@ static void finish_dropped(const fs_job *job) {
         if (rules_drop_row(&job->rules[b])) fs_finish_row(&job->call, b, NULL, 0, 1, NULL);
 }
 
-/* Makes the pass the second one of these rows: the same with lists that hold the whole vocabulary. Returns the bytes it
- * takes. */
+/* Makes the pass the second one of these rows: the same with lists that have room for the whole vocabulary. Returns the
+ * bytes it takes. */
 static size_t job_start_second(fs_job *job, fs_context *context, const int32_t *row, int32_t rows) {
     fs_arena count = {NULL, 0, 0};
     fs_job_start_pass(job, context, row, rows);
@@ -138,8 +138,8 @@ static int32_t rows_at_a_time(fs_job *job, fs_context *context, const int32_t *r
     return even;
 }
 
-/* Calls without a second pass until its memory is given back: clearing fresh pages took the system 18 % of a call with
- * one (docs/findings/cpu-lists.md). */
+/* Calls without a second pass until its memory is given back: fresh pages, which the system clears, cost 5 to 10 % of a
+ * call with many wide rows (docs/findings/cpu-lists.md). */
 #define FS_SECOND_KEPT 64
 
 /* Memory for a second pass: what the caller's leaves, or the context's own. NULL: there is none. */
@@ -156,8 +156,8 @@ static char *take_second(fs_context *context, size_t bytes) {
     return cpu->second.memory;
 }
 
-/* The second pass for rows [rows] whose lists were too short. Rough masses do for most of them; the first *open rows are
- * then those that need another one with exact masses. */
+/* The second pass for rows [rows] whose lists were too short. Rough masses do for most of them; the first *open rows
+ * are then those that need another one with exact masses. */
 static fs_status second_pass(fs_job *job, fs_context *context, int32_t *row, int32_t rows, int32_t *open,
                              size_t *most_bytes) {
     fs_cpu *cpu = context->state;

@@ -164,37 +164,37 @@ static void sort_sparse(const int32_t *token, int64_t n, uint64_t *sorted) {
  * a second pass. */
 #define FS_NUCLEUS 2.5
 
+/* Lists serve cuts and nothing else, so that what no cut leaves need not be in them. */
+static int lists_serve_cuts(const fs_pass *pass) {
+    const fs_needs *needs = &pass->call->needs;
+    return !needs->rank_depth && !needs->raw_column && !pass->groups;
+}
+
 /* A second pass knows the row's mass. Tokens with less than (1 - top_p) / V of it have together less than 1 - top_p, so
  * no nucleus has one; half of that, as the mass may be a rough one. */
 static double never_of(const fs_pass *pass, const fs_rules *rules) {
     const fs_call *call = pass->call;
-    if (!rules_top_p_of_row(rules, call->batch->flags) || rules->cut_scale != rules->inverse_temperature ||
-        call->needs.rank_depth || call->needs.raw_column)
+    if (!rules_top_p_of_row(rules, call->batch->flags) || rules->cut_scale != rules->inverse_temperature)
         return -INFINITY;
     return log(0.5 * fmax(1.0 - (double)rules->top_p, 0.0) / (double)call->vocab);
 }
 
-/* See rows_bound. Only where the row's whole mass decides, a list of another length is not asked for, and nothing but
- * tokens comes of it. Of a small top_p the share is its own: where no token has that much, nuclei have more tokens than
- * a list too. */
+/* See rows_bound. Only where the row's whole mass decides and a list of another length is not asked for. Of a small
+ * top_p the share is its own: where no token has that much, nuclei have more tokens than a list too. */
 static double rare_of(const fs_pass *pass, const fs_rules *rules) {
     const fs_call *call = pass->call;
+    if (!lists_serve_cuts(pass)) return -INFINITY;
     if (pass->whole) return never_of(pass, rules);
     const double least = fmin((double)rules->top_p, 1.0 - (double)rules->top_p);
-    if (!rules_top_p_alone(rules) || !call->needs.rough || call->needs.rank_depth || call->needs.raw_column ||
-        call->batch->list_capacity || pass->groups)
-        return -INFINITY;
+    if (!rules_top_p_alone(rules) || !call->needs.rough || call->batch->list_capacity) return -INFINITY;
     return log(least / (FS_NUCLEUS * (double)call->needs.keep));
 }
 
 /* See rows_near. Where min-p comes last, what it removes still counts as mass for a top-p of what is left. */
 static double near_of(const fs_pass *pass, const fs_rules *rules) {
-    const fs_call *call = pass->call;
-    const uint32_t flags = call->batch->flags;
-    const int of_left = rules->top_p < 1.0f && !rules_top_p_of_row(rules, flags);
-    if ((of_left && flags & FS_MIN_P_LAST) || call->needs.rank_depth || call->needs.raw_column ||
-        call->batch->list_capacity || pass->groups)
-        return -INFINITY;
+    const fs_batch *batch = pass->call->batch;
+    const int of_left = rules->top_p < 1.0f && !rules_top_p_of_row(rules, batch->flags);
+    if (!lists_serve_cuts(pass) || batch->list_capacity || (of_left && batch->flags & FS_MIN_P_LAST)) return -INFINITY;
     return rules->log_min_p;
 }
 

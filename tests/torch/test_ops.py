@@ -151,7 +151,9 @@ def test_seeds_are_64_bits():
     (lambda: ops.sample(H, W, round="f64"), "round 'f64'"),
     (lambda: ops.sample(H, W, samples=5000), "samples is 5000"),
     (lambda: ops.sample(H[0], W), "hidden"),
-], ids=range(13))
+    (lambda: ops.sample(H, W, slot=torch.full((B,), -1), allow=torch.ones(B, 2, dtype=torch.int32)), "allow: "),
+    (lambda: ops.sample(H, W, slot=torch.full((B,), -1), allow_index=torch.zeros(B, dtype=torch.int32)), "allow_index"),
+], ids=range(15))
 def test_what_does_not_fit_is_named_and_the_next_call_is_right(call, text):
     with pytest.raises((ValueError, RuntimeError), match=text):
         call()
