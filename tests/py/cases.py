@@ -111,14 +111,14 @@ def random_logits(rng, rows, vocab):
     return x.astype(np.float32)
 
 
-def random_head(rng, rows, vocab, dim=None, whole=False):
-    """Keywords of a head and hidden states, with `whole` of all there is of a vocabulary. Dot products are sums of
-    small integers, exact in float in any order."""
+def random_head(rng, rows, vocab, dim=None, whole=False, kind=None):
+    """Keywords of a head, of "weights" or "logits" if `kind` says so, and hidden states, with `whole` of all there is
+    of a vocabulary. Dot products are sums of small integers, exact in float in any order."""
     dtype = pick(rng, "f32", "f16", "bf16")
     first = 0 if whole else int(pick(rng, 0, 0, 16, 128, int(rng.integers(1, 500))))
     head = dict(dtype=dtype, first_token=first)
     hidden = None
-    if rng.random() < 0.5:
+    if kind == "logits" or kind is None and rng.random() < 0.5:
         head["logits"] = strided(rng, stored_as(random_logits(rng, rows, vocab), dtype))
     else:
         dim = dim or int(rng.integers(1, 70))
@@ -268,9 +268,9 @@ def random_penalties(rng, rules, slots, first, vocab):
                                for _ in range(slots)]
 
 
-def random_case(rng, mode=None, vocab=None, dim=None, whole=False):
-    rows, size = int(rng.integers(1, 6)), vocab or int(rng.integers(1, 300))
-    head, hidden = random_head(rng, rows, size, dim, whole)
+def random_case(rng, mode=None, vocab=None, dim=None, whole=False, kind=None, rows=None):
+    rows, size = rows or int(rng.integers(1, 6)), vocab or int(rng.integers(1, 300))
+    head, hidden = random_head(rng, rows, size, dim, whole, kind)
     vocab = head.get("vocab") or head["first_token"] + size
     rules = random_rules(rng, rows, head["first_token"], vocab, mode)
     if "logits" in head and head["dtype"] == "f32" and rng.random() < 0.2:

@@ -1,0 +1,188 @@
+"""Every rule of the header on the device against the CPU backend, mixed freely, from stored logits and from weights.
+
+The logits are the same floats on both sides, stored or exact in any order of summation, so tokens, status, ranks and
+top tokens must be equal without a tolerance. What the backend refuses fails."""
+import numpy as np
+import pytest
+
+from rules_cases import OFF, Case, check, fs
+from cases import pick, random_case, stored_as, strided
+
+MODES = ("sample", "without_replacement", "score", "group_parallel", "group_online")
+DTYPES = ("f32", "f16", "bf16")
+INF = float("inf")
+
+
+def tame(case):
+    """With a soft-cap, whose tanh has other last bits elsewhere: logits of a coarse grid, none of them saturated."""
+    head = case.head
+    if head.get("softcap"):
+        if head.get("logits") is not None and head["dtype"] == "f32":
+            head["logits"][...] = np.round(head["logits"] * 8) / 8
+        head["softcap"], head["scale"] = 40.0, 0.5
+    return case
+
+
+# ------------------------------------------------------------------------------------------------- small and wild ----
+
+
+def small_cases(kind, mode, block):
+    for seed in range(40 * block, 40 * block + 40):
+        rng = np.random.default_rng([2, MODES.index(mode), seed])
+        yield "case %d" % seed, tame(random_case(rng, mode=mode, kind=kind))
+
+
+@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("mode", MODES)
+def test_stored_random_cases(mode, block):
+    check(small_cases("logits", mode, block))
+
+
+@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_random_cases(mode, block):
+    check(small_cases("weights", mode, block))
+
+
+def large_cases(kind, mode, dims=(None,)):
+    """Over many tiles of 128 ids, which the CTAs share in other ways at every size."""
+    for seed, size in enumerate((127, 128, 129, 1000, 2500, 5003, 8191)):
+        rng = np.random.default_rng([3, MODES.index(mode), seed])
+        case = random_case(rng, mode=mode, kind=kind, vocab=size, dim=dims[seed % len(dims)],
+                           rows=int(pick(rng, 1, 3, 8, 17)))
+        yield "vocabulary %d" % size, tame(case)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_stored_random_cases_over_many_tiles(mode):
+    check(large_cases("logits", mode))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_random_cases_over_many_tiles(mode):
+    check(large_cases("weights", mode, dims=(8, 64, 72, 33, 128)))
+
+
+# ------------------------------------------------------------------------------------------- rows of every kind ----
+
+KINDS = ("greedy", "plain", "top_k", "top_p", "min_p", "both", "all cuts", "masked", "penalised", "edited",
+         "everything")
+
+
+def row_values(rng, kind, vocab):
+    """The numbers of one row of this kind."""
+    own = dict(OFF, temperature=float(pick(rng, 0.3, 0.7, 1.0, 1.0, 1.5, 3.0)))
+    every = kind in ("all cuts", "everything")
+    if kind == "greedy":
+        own["temperature"] = 0.0
+    if every or kind in ("top_k", "both"):
+        own["top_k"] = int(pick(rng, 1, 2, 7, 50, 50, 200, 1000, vocab))
+    if every or kind in ("top_p", "both"):
+        own["top_p"] = float(pick(rng, 0.1371, 0.5123, 0.9011, 0.9511, 0.99137))
+    if every or kind == "min_p":
+        own["min_p"] = float(pick(rng, 0.0013, 0.0513, 0.317))
+    if kind in ("penalised", "everything"):
+        own.update(repetition=float(pick(rng, 1.3, 0.7)), frequency=float(pick(rng, 0.4, -0.3, 0.0)),
+                   presence=float(pick(rng, 0.6, -0.2, 0.0)))
+    return own
+
+
+def mixed_rules(rng, rows, vocab, counts="counts"):
+    """Keywords of a batch whose rows are of every kind side by side; row b is slot order[b] of two more than rows."""
+    kinds = [KINDS[i % len(KINDS)] for i in rng.permutation(rows + len(KINDS))[:rows]]
+    slots, order = rows + 2, rng.permutation(rows + 2)[:rows]
+    values = [dict(OFF) for _ in range(slots)]
+    rules = dict(slots=slots, slot=order.astype(np.int32), seed=rng.integers(0, 2**63, slots).astype(np.uint64),
+                 position=rng.integers(0, 2**40, rows).astype(np.uint64))
+    masks, edits = np.ones((1 + rows // 4, vocab), bool), []
+    for mask in masks:
+        mask[:] = rng.random(vocab) < pick(rng, 0.02, 0.3, 0.9)
+        mask[rng.integers(vocab)] = True
+    index = np.full(rows, -1, np.int32)
+    for b, kind in enumerate(kinds):
+        values[order[b]] = row_values(rng, kind, vocab)
+        if kind in ("masked", "everything"):
+            index[b] = rng.integers(len(masks))
+        bias = lambda: float(pick(rng, -INF, 2.5, -1.25, 6.0))
+        length = int(pick(rng, 1, 5, 100)) if kind in ("edited", "everything") else 0
+        edits.append([(int(t), bias()) for t in rng.integers(0, vocab, length)])
+    for name in OFF:
+        rules[name] = np.array([own[name] for own in values])
+    rules.update(allow=fs.pack_bits(masks), allow_index=index, edits=edits,
+                 seen=fs.pack_bits(rng.random((slots, vocab)) < 0.1))
+    if counts == "counts":
+        rules["counts"] = (rng.integers(1, 4, (slots, vocab)) * (rng.random((slots, vocab)) < 0.1)).astype(np.int32)
+    else:
+        rules["count_list"] = [[(int(t), int(rng.integers(0, 4))) for t in rng.integers(0, vocab, 40)]
+                               for _ in range(slots)]
+    return rules
+
+
+def language(rng, rows, vocab):
+    """[rows, vocab]: p_max .2 to .6 and a Zipf tail over ids in random order; some rows flat."""
+    x = np.empty((rows, vocab), np.float32)
+    own = -1.1 * np.log(np.arange(1, vocab + 1))
+    others = np.exp(own[1:]).sum() or 1.0
+    for b in range(rows):
+        peak = rng.uniform(0.2, 0.6)
+        own[0] = np.log(peak / (1 - peak) * others)
+        x[b, rng.permutation(vocab)] = own + rng.normal(0, 0.3, vocab) if b % 7 else rng.normal(0, 0.5, vocab)
+    return x
+
+
+def mixed_case(rng, head, hidden, rows, vocab, **asked):
+    return Case(head, hidden, **{**dict(logits=pick(rng, "raw", "processed", "cut"), top=20,
+                                        watch=[rng.integers(0, vocab, 3).tolist() for _ in range(rows)]), **asked},
+                **mixed_rules(rng, rows, vocab, pick(rng, "counts", "count_list")))
+
+
+ROWS = (1, 2, 7, 16, 33, 64, 70)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROWS + (300,))
+def test_stored_rows_of_every_kind_in_one_batch(rows, dtype):
+    def cases():
+        for vocab in (1, 7, 129, 1000, 5003) if rows < 70 else (3001,):
+            rng = np.random.default_rng([4, rows, vocab])
+            head = dict(logits=stored_as(language(rng, rows, vocab), dtype), dtype=dtype)
+            yield "V %d" % vocab, mixed_case(rng, head, None, rows, vocab)
+            yield "V %d n 3" % vocab, mixed_case(rng, head, None, rows, vocab, samples=3,
+                                                 mode=pick(rng, "sample", "without_replacement"))
+    check(cases())
+
+
+def exact_weights(rng, rows, dim, vocab, dtype, hidden_dtype):
+    """A head and hidden states of small integers over powers of two: every partial sum of theirs is a float."""
+    size = 4 * max(1.0, (dim / 16) ** 0.5)  # logits of a standard deviation of about 3
+    W = rng.integers(-8, 9, (vocab, dim)) / 2.0 ** np.ceil(np.log2(size))
+    head = dict(weights=strided(rng, stored_as(W, dtype)), dtype=dtype)
+    return head, strided(rng, stored_as(rng.integers(-4, 5, (rows, dim)) / 4, hidden_dtype))
+
+
+@pytest.mark.parametrize("dtype, hidden", [("f32", "f32"), ("f16", "f16"), ("bf16", "bf16"), ("bf16", "f32"),
+                                           ("f16", "bf16"), ("f32", "bf16")])
+@pytest.mark.parametrize("rows", ROWS + (300,))
+def test_weights_rows_of_every_kind_in_one_batch(rows, dtype, hidden):
+    def cases():
+        shapes = ((1, 8), (7, 16), (128, 64), (129, 33), (1000, 512), (5000, 72)) if rows < 70 else ((3001, 64),)
+        for vocab, dim in shapes:
+            rng = np.random.default_rng([5, rows, vocab])
+            head, states = exact_weights(rng, rows, dim, vocab, dtype, hidden)
+            yield "V %d D %d" % (vocab, dim), mixed_case(rng, head, states, rows, vocab)
+            yield "V %d D %d n 3" % (vocab, dim), mixed_case(rng, head, states, rows, vocab, samples=3,
+                                                             mode=pick(rng, "sample", "without_replacement"))
+    check(cases())
+
+
+@pytest.mark.parametrize("kind", ["stored", "weights"])
+def test_a_large_vocabulary(kind):
+    def cases():
+        for rows, vocab in ((3, 40007), (12, 40007), (4, 151936)):
+            rng = np.random.default_rng([6, rows, vocab])
+            if kind == "stored":
+                head, states = dict(logits=language(rng, rows, vocab)), None
+            else:
+                head, states = exact_weights(rng, rows, 128, vocab, "bf16", "bf16")
+            yield "B %d V %d" % (rows, vocab), mixed_case(rng, head, states, rows, vocab)
+    check(cases())
