@@ -5,22 +5,131 @@ top tokens must be equal without a tolerance. What the backend refuses fails."""
 import numpy as np
 import pytest
 
-from rules_cases import OFF, Case, check, fs
-from cases import pick, random_case, stored_as, strided
+from rules_cases import Case, check, fs
+from rules_inputs import exact_weights, gaussian, language, mixed_case, tame, through_weights
+from cases import pick, random_case, stored_as
 
 MODES = ("sample", "without_replacement", "score", "group_parallel", "group_online")
 DTYPES = ("f32", "f16", "bf16")
+
+
+# --------------------------------------------------------------------------------------------- one rule at a time ----
+
+
+def spread(rows, *values):
+    """A value per row, in turn."""
+    return np.array([values[b % len(values)] for b in range(rows)])
+
+
+def bits(seed, rows, vocab, share):
+    return fs.pack_bits(np.random.default_rng(seed).random((rows, vocab)) < share)
+
+
+def lines(seed, rows, vocab, values, most=12):
+    """Per row a list of (token, value); an empty one among them."""
+    rng = np.random.default_rng(seed)
+    return [[(int(t), pick(rng, *values)) for t in rng.integers(0, vocab, b % most)] for b in range(rows)]
+
+
+def padded(seed, rows, vocab):
+    given = lines(seed, rows, vocab, (2.5, -INF, -1.25))
+    token, bias = np.full((rows, 12), 10**9, np.int32), np.full((rows, 12), np.nan, np.float32)
+    for b, line in enumerate(given):
+        for i, entry in enumerate(line):
+            token[b, i], bias[b, i] = entry
+    return np.array([len(line) for line in given], np.int32), token, bias
+
+
 INF = float("inf")
+P = (0.9511, 0.5123, 1.0, 0.1371, 0.99137, 0.0)
+K = (50, 1, 0, 7, 200, 2)
+M = (0.0513, 0.0, 1.0, 0.0013, 0.517)
+PENALTIES = lambda B: dict(repetition=spread(B, 1.3, 1.0, 0.7), frequency=spread(B, 0.4, -0.3, 0.0, 0.0),
+                           presence=spread(B, 0.6, 0.0, -0.2, 0.0, 0.0))
+# name: keywords of a batch of B rows over V tokens.
+ONE = {
+    "plain": lambda B, V: {},
+    "greedy": lambda B, V: dict(temperature=0.0),
+    "temperature": lambda B, V: dict(temperature=spread(B, 0.7, 0.0, 1.5, 0.001, 100.0)),
+    "top_k": lambda B, V: dict(top_k=spread(B, *K)),
+    "top_p": lambda B, V: dict(top_p=spread(B, *P)),
+    "min_p": lambda B, V: dict(min_p=spread(B, *M)),
+    "top_k and top_p": lambda B, V: dict(top_k=spread(B, *K), top_p=spread(B, *P[1:])),
+    "joint": lambda B, V: dict(top_k=spread(B, *K), top_p=spread(B, *P[1:]), joint_top_p=True),
+    "every cut": lambda B, V: dict(top_k=spread(B, *K), top_p=spread(B, *P[1:]), min_p=spread(B, *M)),
+    "min_p last": lambda B, V: dict(top_k=spread(B, *K), top_p=spread(B, *P[1:]), min_p=spread(B, *M), min_p_last=True),
+    "before temperature": lambda B, V: dict(top_k=spread(B, *K), top_p=spread(B, *P[1:]), min_p=spread(B, *M),
+                                            temperature=spread(B, 0.7, 1.5, 0.0, 3.0), cut_before_temperature=True),
+    "ties of top_k": lambda B, V: dict(top_k=spread(B, *K), keep_ties_top_k=True),
+    "ties of top_p": lambda B, V: dict(top_p=spread(B, *P), keep_ties_top_p=True),
+    "ties": lambda B, V: dict(top_k=spread(B, *K), top_p=spread(B, *P[1:]), keep_ties=True),
+    "allow": lambda B, V: dict(allow=bits(1, B, V, 0.5)),
+    "allow few": lambda B, V: dict(allow=bits(2, B, V, 0.01)),
+    "allow index": lambda B, V: dict(allow=bits(3, 3, V, 0.3), allow_index=spread(B, 2, -1, 0, 1, 2)),
+    "edits": lambda B, V: dict(edits=lines(4, B, V, (2.5, -INF, -1.25))),
+    "padded edits": lambda B, V: dict(padded_edits=padded(5, B, V)),
+    "seen": lambda B, V: dict(PENALTIES(B), seen=bits(6, B, V, 0.3)),
+    "counts": lambda B, V: dict(PENALTIES(B), counts=np.random.default_rng(7).integers(-1, 3, (B, V)).astype(np.int32)),
+    "count list": lambda B, V: dict(PENALTIES(B), count_list=lines(8, B, V, (1, 2, 0, -1))),
+    "edits last": lambda B, V: dict(PENALTIES(B), count_list=lines(8, B, V, (1, 2)), edits_last=True,
+                                    edits=lines(4, B, V, (2.5, -1.25))),
+    "slots": lambda B, V: dict(slots=B + 3, slot=np.arange(B + 2, 2, -1), temperature=spread(B + 3, 0.5, 1.0, 0.0),
+                               top_k=spread(B + 3, 5, 0)),
+    "streams": lambda B, V: dict(stream=spread(B, 0, 1, 2**32 - 1), position=np.arange(B) * 2**33),
+    "samples": lambda B, V: dict(samples=5),
+    "samples of cuts": lambda B, V: dict(samples=5, top_k=spread(B, *K), top_p=spread(B, *P[1:])),
+    "without replacement": lambda B, V: dict(samples=4, mode="without_replacement"),
+    "without replacement of cuts": lambda B, V: dict(samples=4, mode="without_replacement", top_k=spread(B, *K)),
+    "score": lambda B, V: dict(samples=3, mode="score",
+                               given=np.random.default_rng(9).integers(0, V, (B, 3)).astype(np.int32)),
+    "score of cuts": lambda B, V: dict(samples=3, mode="score", top_k=spread(B, *K), top_p=spread(B, *P[1:]),
+                                       given=np.random.default_rng(9).integers(0, V, (B, 3)).astype(np.int32)),
+    "fast noise": lambda B, V: dict(noise="fast"),
+    "fast noise of cuts": lambda B, V: dict(noise="fast", top_k=spread(B, *K), top_p=spread(B, *P[1:])),
+    "parallel groups": lambda B, V: dict(mode="group_parallel", group_size=128),
+    "parallel groups of 50": lambda B, V: dict(mode="group_parallel", group_size=50),
+    "online groups of 50": lambda B, V: dict(mode="group_online", group_size=50),
+}
+FIELDS = {"tokens": {}, "score": dict(outputs=("score",)), "max_logit": dict(outputs=("max_logit",)),
+          "log_z": dict(outputs=("log_z", "max_logit")), "logit": dict(outputs=("logit",)),
+          "logprob": dict(outputs=("logprob", "max_logit")), "rank": dict(outputs=("rank",)),
+          "top": dict(top=20, outputs=()), "watch": dict(outputs=()), "everything": dict(outputs="all", top=20)}
 
 
-def tame(case):
-    """With a soft-cap, whose tanh has other last bits elsewhere: logits of a coarse grid, none of them saturated."""
-    head = case.head
-    if head.get("softcap"):
-        if head.get("logits") is not None and head["dtype"] == "f32":
-            head["logits"][...] = np.round(head["logits"] * 8) / 8
-        head["softcap"], head["scale"] = 40.0, 0.5
-    return case
+def asked_for(field, rows, vocab):
+    asked = dict(dict(outputs=()), **FIELDS[field])
+    if field in ("watch", "everything"):
+        asked["watch"] = [[(b + 7 * i) % vocab for i in range(b % 4)] + [vocab - 1] for b in range(rows)]
+    return asked
+
+
+def one_rule(kind, rule, field):
+    """Rows without ties and rows with many, in a few shapes; what is asked for speaks of every kind of logits."""
+    for rows, vocab in ((3, 200), (6, 1000), (17, 3001)):
+        for grid in (0, 4):
+            for logits in ("raw", "processed", "cut") if field != "tokens" else ("raw",):
+                case = Case(dict(logits=gaussian(rows, rows, vocab, grid=grid)), seed=rows, logits=logits,
+                            **asked_for(field, rows, vocab), **ONE[rule](rows, vocab))
+                name = "[%d, %d] %s%s" % (rows, vocab, logits, " of a grid" * bool(grid))
+                yield name, case if kind == "stored" else through_weights(case, "bf16" if grid else "f32")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("kind", ["stored", "weights"])
+def test_one_result_of_plain_rows(kind, field):
+    check(one_rule(kind, "plain", field))
+
+
+@pytest.mark.parametrize("rule", ONE)
+@pytest.mark.parametrize("kind", ["stored", "weights"])
+def test_tokens_of_one_rule(kind, rule):
+    check(one_rule(kind, rule, "tokens"))
+
+
+@pytest.mark.parametrize("rule", ONE)
+@pytest.mark.parametrize("kind", ["stored", "weights"])
+def test_every_result_of_one_rule(kind, rule):
+    check(one_rule(kind, rule, "everything"))
 
 
 # ------------------------------------------------------------------------------------------------- small and wild ----
@@ -65,77 +174,6 @@ def test_weights_random_cases_over_many_tiles(mode):
 
 # ------------------------------------------------------------------------------------------- rows of every kind ----
 
-KINDS = ("greedy", "plain", "top_k", "top_p", "min_p", "both", "all cuts", "masked", "penalised", "edited",
-         "everything")
-
-
-def row_values(rng, kind, vocab):
-    """The numbers of one row of this kind."""
-    own = dict(OFF, temperature=float(pick(rng, 0.3, 0.7, 1.0, 1.0, 1.5, 3.0)))
-    every = kind in ("all cuts", "everything")
-    if kind == "greedy":
-        own["temperature"] = 0.0
-    if every or kind in ("top_k", "both"):
-        own["top_k"] = int(pick(rng, 1, 2, 7, 50, 50, 200, 1000, vocab))
-    if every or kind in ("top_p", "both"):
-        own["top_p"] = float(pick(rng, 0.1371, 0.5123, 0.9011, 0.9511, 0.99137))
-    if every or kind == "min_p":
-        own["min_p"] = float(pick(rng, 0.0013, 0.0513, 0.317))
-    if kind in ("penalised", "everything"):
-        own.update(repetition=float(pick(rng, 1.3, 0.7)), frequency=float(pick(rng, 0.4, -0.3, 0.0)),
-                   presence=float(pick(rng, 0.6, -0.2, 0.0)))
-    return own
-
-
-def mixed_rules(rng, rows, vocab, counts="counts"):
-    """Keywords of a batch whose rows are of every kind side by side; row b is slot order[b] of two more than rows."""
-    kinds = [KINDS[i % len(KINDS)] for i in rng.permutation(rows + len(KINDS))[:rows]]
-    slots, order = rows + 2, rng.permutation(rows + 2)[:rows]
-    values = [dict(OFF) for _ in range(slots)]
-    rules = dict(slots=slots, slot=order.astype(np.int32), seed=rng.integers(0, 2**63, slots).astype(np.uint64),
-                 position=rng.integers(0, 2**40, rows).astype(np.uint64))
-    masks, edits = np.ones((1 + rows // 4, vocab), bool), []
-    for mask in masks:
-        mask[:] = rng.random(vocab) < pick(rng, 0.02, 0.3, 0.9)
-        mask[rng.integers(vocab)] = True
-    index = np.full(rows, -1, np.int32)
-    for b, kind in enumerate(kinds):
-        values[order[b]] = row_values(rng, kind, vocab)
-        if kind in ("masked", "everything"):
-            index[b] = rng.integers(len(masks))
-        bias = lambda: float(pick(rng, -INF, 2.5, -1.25, 6.0))
-        length = int(pick(rng, 1, 5, 100)) if kind in ("edited", "everything") else 0
-        edits.append([(int(t), bias()) for t in rng.integers(0, vocab, length)])
-    for name in OFF:
-        rules[name] = np.array([own[name] for own in values])
-    rules.update(allow=fs.pack_bits(masks), allow_index=index, edits=edits,
-                 seen=fs.pack_bits(rng.random((slots, vocab)) < 0.1))
-    if counts == "counts":
-        rules["counts"] = (rng.integers(1, 4, (slots, vocab)) * (rng.random((slots, vocab)) < 0.1)).astype(np.int32)
-    else:
-        rules["count_list"] = [[(int(t), int(rng.integers(0, 4))) for t in rng.integers(0, vocab, 40)]
-                               for _ in range(slots)]
-    return rules
-
-
-def language(rng, rows, vocab):
-    """[rows, vocab]: p_max .2 to .6 and a Zipf tail over ids in random order; some rows flat."""
-    x = np.empty((rows, vocab), np.float32)
-    own = -1.1 * np.log(np.arange(1, vocab + 1))
-    others = np.exp(own[1:]).sum() or 1.0
-    for b in range(rows):
-        peak = rng.uniform(0.2, 0.6)
-        own[0] = np.log(peak / (1 - peak) * others)
-        x[b, rng.permutation(vocab)] = own + rng.normal(0, 0.3, vocab) if b % 7 else rng.normal(0, 0.5, vocab)
-    return x
-
-
-def mixed_case(rng, head, hidden, rows, vocab, **asked):
-    return Case(head, hidden, **{**dict(logits=pick(rng, "raw", "processed", "cut"), top=20,
-                                        watch=[rng.integers(0, vocab, 3).tolist() for _ in range(rows)]), **asked},
-                **mixed_rules(rng, rows, vocab, pick(rng, "counts", "count_list")))
-
-
 ROWS = (1, 2, 7, 16, 33, 64, 70)
 
 
@@ -150,14 +188,6 @@ def test_stored_rows_of_every_kind_in_one_batch(rows, dtype):
             yield "V %d n 3" % vocab, mixed_case(rng, head, None, rows, vocab, samples=3,
                                                  mode=pick(rng, "sample", "without_replacement"))
     check(cases())
-
-
-def exact_weights(rng, rows, dim, vocab, dtype, hidden_dtype):
-    """A head and hidden states of small integers over powers of two: every partial sum of theirs is a float."""
-    size = 4 * max(1.0, (dim / 16) ** 0.5)  # logits of a standard deviation of about 3
-    W = rng.integers(-8, 9, (vocab, dim)) / 2.0 ** np.ceil(np.log2(size))
-    head = dict(weights=strided(rng, stored_as(W, dtype)), dtype=dtype)
-    return head, strided(rng, stored_as(rng.integers(-4, 5, (rows, dim)) / 4, hidden_dtype))
 
 
 @pytest.mark.parametrize("dtype, hidden", [("f32", "f32"), ("f16", "f16"), ("bf16", "bf16"), ("bf16", "f32"),
