@@ -145,8 +145,9 @@ def on_cpu(case):
 
 # ---------------------------------------------------------------------------------------------------- what differs ----
 
-EXACT = ("tokens", "status", "top_token", "max_logit", "logit", "top_logit", "watch_logit")
+EXACT = ("status", "tokens", "top_token", "max_logit", "logit", "top_logit", "watch_logit")
 TOLERANCE = 2e-6  # relative or absolute, of scores; and of logits after a soft-cap, whose tanh is not the same
+P_MOVES = 3e-7  # the header: top-p may move its last token where the mass is this near to p
 MASS = 1e-6  # of log Z, times 1 + |largest logit|; so of logprobs
 
 
@@ -185,24 +186,59 @@ def near_ties(case, got, want):
     return differ.any(1) & (near | ~differ).all(1)
 
 
-def differences(case, got, want):
-    """Texts, a line for each result that differs, the most telling first; and rows that differ by a near tie."""
-    got, want = dict(got), dict(want)
-    bound, near = got["status"] & np.uint32(fs.Row.RANK_BOUND) != 0, near_ties(case, got, want)
-    got["status"], want["status"] = got["status"] & ~HOW, want["status"] & ~HOW
-    found = []
-    for name in sorted(want, key=lambda n: ("status", "tokens", "top_token").index(n) if n in EXACT[:3] else 9):
+def wrong_elements(case, got, want):
+    """For each result that differs, by name, which of its elements do."""
+    bound, found = got["status"] & np.uint32(fs.Row.RANK_BOUND) != 0, {}
+    for name in want:
         a, b = got[name], np.asarray(want[name])
+        if name == "status":
+            a, b = a & ~HOW, b & ~HOW
         row = rows_of(case, name, a.shape)
-        largest = np.abs(want["max_logit"])[row] if "max_logit" in want else np.abs(np.nan_to_num(b))
+        largest = np.abs(want["max_logit"])[row] if "max_logit" in want else np.abs(b)
         wrong = wrong_ranks(case, a, b, bound) if name == "rank" else unequal(case, name, a, b, largest)
-        wrong &= ~near[row]
+        if STANDIN == "reference":  # which has log Z however far from 0
+            wrong &= (want["status"] & np.uint32(fs.Row.FAR) == 0)[row]
+        if wrong.any():
+            found[name] = wrong
+    return found
+
+
+def wrong_rows(case, got, want):
+    rows = np.zeros(case.rows(), bool)
+    for name, wrong in wrong_elements(case, got, want).items():
+        rows[rows_of(case, name, wrong.shape)[wrong]] = True
+    return rows
+
+
+def excused(case, got, want):
+    """Rows that differ as the header lets them: near ties of fast noise, and those that are right for a p which is off
+    by what the mass may be off by."""
+    rows = near_ties(case, got, want)
+    top_p = case.rules.get("top_p")
+    for step in (-P_MOVES, P_MOVES) if top_p is not None else ():
+        other = case.copy()
+        other.rules["top_p"] = np.broadcast_to(np.maximum(np.asarray(top_p, np.float32) + np.float32(step), 0),
+                                               case.slots())
+        rows |= ~wrong_rows(case, got, on_cpu(other))
+    return rows
+
+
+def differences(case, got, want):
+    """Texts, a line for each result that differs, the most telling first; and how many rows are excused."""
+    found = wrong_elements(case, got, want)
+    if not found:
+        return [], 0
+    forgiven, texts = excused(case, got, want), []
+    rows = int((wrong_rows(case, got, want) & forgiven).sum())
+    for name in sorted(found, key=lambda n: EXACT.index(n) if n in EXACT else len(EXACT)):
+        row = rows_of(case, name, found[name].shape)
+        wrong = found[name] & ~forgiven[row]
         if wrong.any():
             at = tuple(np.argwhere(wrong)[0])
-            found.append("%s%s: got %s, want %s (%d of %d differ, rows %s) | %s" % (
-                name, list(map(int, at)), a[at], b[at], wrong.sum(), wrong.size,
+            texts.append("%s%s: got %s, want %s (%d of %d differ, rows %s) | %s" % (
+                name, list(map(int, at)), got[name][at], want[name][at], wrong.sum(), wrong.size,
                 np.unique(row[wrong])[:8].tolist(), row_text(case, int(row[at]), got, want)))
-    return found, int(near.sum())
+    return texts, rows
 
 
 # -------------------------------------------------------------------------------------------------------- reports ----
@@ -249,11 +285,11 @@ def case_text(case):
 
 def check(cases, context=None):
     """Runs every (name, case) on both sides, and fails with the first that differs, and the names of the others."""
-    failed, near = [], 0
+    failed, near, rows = [], 0, 0
     for i, (name, case) in enumerate(cases):
         try:
-            found, rows = differences(case, on_device(case, i, context), on_cpu(case))
-            near += rows
+            found, excuses = differences(case, on_device(case, i, context), on_cpu(case))
+            near, rows = near + excuses, rows + case.rows()
         except (fs.Error, AssertionError) as error:
             found = [str(error).split("\n")[0]]
         except RuntimeError as error:  # the device has failed: nothing runs any more
@@ -267,5 +303,5 @@ def check(cases, context=None):
         text += "".join("\nalso %s: %s" % (n, f[0].split(" | ")[0][:110]) for n, _, f in failed[1:16])
         pytest.fail(text, pytrace=False)
     if near:
-        print("%d rows of fast noise drew another token of the same score" % near)
-    assert near <= 1, "%d near ties of fast noise, expected is one in 100,000 rows" % near
+        print("%d of %d rows have a near tie, or a mass at p" % (near, rows))
+    assert near <= 1 + rows / 50, "%d of %d rows excused for a near tie or a mass at p: too many" % (near, rows)

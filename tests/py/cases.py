@@ -20,6 +20,11 @@ class Case:
     def slots(self):
         return self.rules.get("slots") or self.rows()
 
+    def copy(self):
+        """Another case of the same arrays, whose rules can be changed."""
+        return Case(dict(self.head), self.hidden, logits=self.logits, top=self.top, tokens=self.tokens,
+                    outputs=self.outputs, **self.rules)
+
     def objects(self, head=None):
         """Head, Batch and a Result whose every byte is a sentinel."""
         head = fs.Head(**(head or self.head))
