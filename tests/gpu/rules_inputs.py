@@ -112,7 +112,9 @@ def mixed_rules(rng, rows, vocab, counts="counts"):
     return rules
 
 
-def mixed_case(rng, head, hidden, rows, vocab, **asked):
-    return Case(head, hidden, **{**dict(logits=pick(rng, "raw", "processed", "cut"), top=20,
-                                        watch=[rng.integers(0, vocab, 3).tolist() for _ in range(rows)]), **asked},
-                **mixed_rules(rng, rows, vocab, pick(rng, "counts", "count_list")))
+def mixed_case(rng, head, hidden, rows, vocab, counts=None, **asked):
+    """A case of rows of every kind; counts: "counts" (dense) or "count_list", either if it is not said."""
+    counts = counts or pick(rng, "counts", "count_list")
+    wanted = dict(logits=pick(rng, "raw", "processed", "cut"), top=20,
+                  watch=[rng.integers(0, vocab, 3).tolist() for _ in range(rows)])
+    return Case(head, hidden, **{**wanted, **asked}, **mixed_rules(rng, rows, vocab, counts))
