@@ -107,7 +107,7 @@ def mixed_rules(rng, rows, vocab, counts="counts"):
     if counts == "counts":
         rules["counts"] = (rng.integers(1, 4, (slots, vocab)) * (rng.random((slots, vocab)) < 0.1)).astype(np.int32)
     else:
-        rules["count_list"] = [[(int(t), int(rng.integers(0, 4))) for t in rng.integers(0, vocab, 40)]
+        rules["count_list"] = [[(int(t), int(rng.integers(0, 4))) for t in rng.integers(0, vocab, rng.integers(60))]
                                for _ in range(slots)]
     return rules
 
