@@ -46,7 +46,7 @@ def placed(rng, array, gap=0):
     rows, columns = (1,) * (2 - array.ndim) + array.shape
     first = int(rng.integers(0, 8))
     flat = np.full(first + rows * (columns + gap) + 8, JUNK["h" if bf16 else array.dtype.kind], array.dtype)
-    flat[first : first + rows * (columns + gap)].reshape(rows, -1)[:, :columns] = array
+    flat[first : first + rows * (columns + gap)].reshape(rows, columns + gap)[:, :columns] = array
     flat = torch.from_numpy(flat).to(DEVICE)
     flat = flat.view(torch.bfloat16) if bf16 else flat
     whole = flat.as_strided((rows, columns), (columns + gap, 1), first)
@@ -299,8 +299,8 @@ def check(cases, context=None):
     if failed:
         name, case, found = failed[0]
         text = "%d of %d cases differ. First, %s: %s\n" % (len(failed), i + 1, name, case_text(case))
-        text += "\n".join("  " + line[:400] for line in found[:4])
-        text += "".join("\nalso %s: %s" % (n, f[0].split(" | ")[0][:110]) for n, _, f in failed[1:16])
+        text += "\n".join("  " + line[:400] for line in found[:3])
+        text += "".join("\nalso %s: %s" % (n, f[0].split(" | ")[0][:110]) for n, _, f in failed[1:9])
         pytest.fail(text, pytrace=False)
     if near:
         print("%d of %d rows have a near tie, or a mass at p" % (near, rows))
