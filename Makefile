@@ -9,8 +9,8 @@ CUDA   := build/cuda
 PYTHON ?= python3
 WITH_CUDA = FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python
 
-.PHONY: help demo test fuzz bench build install format lint clean cuda cuda-all test-gpu bench-gpu paper \
-        sanitize-gpu wheel test-python model
+.PHONY: help demo test fuzz bench build install format lint clean cuda cuda-all test-gpu bench-gpu bench-gpu-rules \
+        paper sanitize-gpu wheel test-python model
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo '  make test-gpu  the tests that need a GPU, torch and pytest'
 	@echo '  make sanitize-gpu  small calls under compute-sanitizer'
 	@echo '  make bench-gpu every batch size, head and kind of row beside cuBLAS, FlashInfer and reading W  (ARGS=--help)'
+	@echo '  make bench-gpu-rules  top-k, top-p, masks, penalties, logprobs on the GPU over plain draws    (ARGS=--help)'
 	@echo '  make paper     tables and plots of the paper, measured on an H100 or H200    (ARGS=--help)'
 	@echo '  make wheel     the Python package as a wheel, into build/wheel, with CUDA where nvcc is    (ARGS="-C ...")'
 	@echo '  make test-python  the wheel with torch and transformers from the package index, on the CPU  (ARGS=--newest)'
@@ -75,6 +76,9 @@ test-gpu: cuda
 
 bench-gpu: cuda
 	@$(WITH_CUDA) $(PYTHON) bench/gpu.py $(ARGS)
+
+bench-gpu-rules: cuda
+	@$(WITH_CUDA) $(PYTHON) bench/gpu_rules.py $(ARGS)
 
 paper: cuda
 	@$(WITH_CUDA) $(PYTHON) bench/paper.py $(ARGS)

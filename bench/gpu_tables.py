@@ -48,9 +48,13 @@ def save(path, results):
         file.write(text + "\n")
 
 
-def load(path):
+def read(path):
     with open(path) as file:
-        return judged(json.load(file))
+        return json.load(file)
+
+
+def load(path):
+    return judged(read(path))
 
 
 def join(runs):
@@ -224,17 +228,22 @@ def pages(results, name):
     return {"": first_page(results, name), "-sizes": sizes_page(results, name)}
 
 
+def write_page(path, text):
+    """Writes a page above what it has by hand."""
+    if os.path.exists(path):
+        with open(path) as file:
+            _, line, by_hand = file.read().partition(BY_HAND)
+        text += line and "\n" + line + by_hand
+    with open(path, "w") as file:
+        file.write(text)
+
+
 def write(path):
     """Writes the pages beside the JSON file and returns their paths."""
     base, written = os.path.splitext(path)[0], []
     for ending, text in pages(load(path), os.path.basename(base)).items():
         written.append(base + ending + ".md")
-        if os.path.exists(written[-1]):
-            with open(written[-1]) as file:
-                _, line, by_hand = file.read().partition(BY_HAND)
-            text += line and "\n" + line + by_hand
-        with open(written[-1], "w") as file:
-            file.write(text)
+        write_page(written[-1], text)
     return written
 
 
