@@ -29,23 +29,6 @@ static const char *lack_of(const fs_backend *backend, const fs_outline *o) {
 
 /* ---------------------------------------------------------------------------------------------------- a call ---- */
 
-/* Rules that a row may use. */
-static uint32_t rules_of(const fs_head *h, const fs_batch *b) {
-    const fs_slot_values *all = &b->all;
-    const int top_k = b->top_k || (all->top_k > 0 && all->top_k < head_vocab(h));
-    const int counted = b->seen || b->counts || b->count_offset;
-    const int priced = b->repetition || b->frequency || b->presence || all->repetition != 1.0f ||
-                       all->frequency != 0.0f || all->presence != 0.0f;
-    uint32_t rules = 0;
-    if (top_k) rules |= FS_RULE_TOP_K;
-    if (b->top_p || all->top_p < 1.0f) rules |= FS_RULE_TOP_P;
-    if (b->min_p || all->min_p > 0.0f) rules |= FS_RULE_MIN_P;
-    if (b->allow) rules |= FS_RULE_ALLOW;
-    if (b->edit_offset || b->edit_count) rules |= FS_RULE_EDITS;
-    if (counted && priced) rules |= FS_RULE_PENALTIES;
-    return rules & ~b->limits.absent;
-}
-
 static uint32_t results_of(const fs_result *r) {
     uint32_t results = 0;
     if (r->score) results |= FS_RESULT_SCORE;
@@ -71,7 +54,7 @@ fs_status fs_check_supported(fs_context *context, int32_t call, const fs_argumen
     o.noise = b->noise;
     o.samples = b->samples;
     o.logits = a->result.logits;
-    o.rules = rules_of(h, b);
+    o.rules = batch_rules(h, b);
     o.results = results_of(&a->result);
     o.flags = b->flags;
     o.group_size = b->group_size;

@@ -24,6 +24,22 @@ FS_CORE int64_t head_vocab(const fs_head *head) {
     return head->vocab ? head->vocab : head->first_token + head->rows;
 }
 
+/* FS_RULE_... that rows may use. */
+FS_CORE uint32_t batch_rules(const fs_head *h, const fs_batch *b) {
+    const fs_slot_values *all = &b->all;
+    const int top_k = b->top_k || (all->top_k > 0 && all->top_k < head_vocab(h));
+    const int priced = b->repetition || b->frequency || b->presence || all->repetition != 1.0f ||
+                       all->frequency != 0.0f || all->presence != 0.0f;
+    uint32_t rules = 0;
+    if (top_k) rules |= FS_RULE_TOP_K;
+    if (b->top_p || all->top_p < 1.0f) rules |= FS_RULE_TOP_P;
+    if (b->min_p || all->min_p > 0.0f) rules |= FS_RULE_MIN_P;
+    if (b->allow) rules |= FS_RULE_ALLOW;
+    if (b->edit_offset || b->edit_count) rules |= FS_RULE_EDITS;
+    if (batch_penalises(b) && priced) rules |= FS_RULE_PENALTIES;
+    return rules & ~b->limits.absent;
+}
+
 /* Row b watches the given tokens of score mode, then its watch list. */
 FS_CORE int64_t watch_given(const fs_batch *batch) {
     return batch->mode == FS_MODE_SCORE ? batch->samples : 0;

@@ -39,6 +39,11 @@ static fs_status open_stored(fs_context *context, fs_cuda *cuda) {
     return FS_OK;
 }
 
+static fs_status open_rows(fs_context *context) {
+    FS_CUDA_TRY(context, fs_cuda_rows_open());
+    return FS_OK;
+}
+
 /* Whether the forced tile, if any, is one of ours; a plan for a small call tells. */
 static fs_status check_forced(fs_context *context, const fs_cuda *cuda) {
     fs_head head = fs_head_default();
@@ -75,6 +80,7 @@ static fs_status open_device(fs_context *context, fs_cuda *cuda) {
     FS_TRY(fs_cuda_enter(context, &before));
     fs_status status = fs_cuda_open_families(context);
     if (status == FS_OK) status = open_stored(context, cuda);
+    if (status == FS_OK) status = open_rows(context);
     if (status == FS_OK) status = check_forced(context, cuda);
     if (status == FS_OK && context->options.work)
         status = fs_cuda_memory_give(context, context->options.work, context->options.work_bytes);
@@ -215,7 +221,7 @@ static fs_status launch_stored(fs_context *context, const fs_cuda_room *room, fs
     return FS_OK;
 }
 
-static fs_status launch_fused(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args) {
+fs_status fs_cuda_launch_next(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args) {
     fs_cuda *cuda = context->state;
     fs_cuda_plan plan;
     FS_TRY(plan_fused(context, args, &plan));
@@ -260,7 +266,7 @@ fs_status fs_cuda_pass(fs_context *context, const fs_cuda_room *room, fs_cuda_ar
     for (; args->first_row < args->batch.rows; args->first_row += args->rows) {
         if (args->head.rows == 0) FS_TRY(launch_nothing(context, args));
         else if (args->head.kind == FS_HEAD_LOGITS) FS_TRY(launch_stored(context, room, args));
-        else FS_TRY(launch_fused(context, room, args));
+        else FS_TRY(fs_cuda_launch_next(context, room, args));
         if (put) FS_TRY(put(context, args, with));
     }
     return FS_OK;
@@ -279,10 +285,13 @@ fs_cuda_args fs_cuda_args_of(const fs_head *head, const fs_batch *batch, const f
 
 static fs_status enqueue(fs_context *context, fs_cuda_args *args, int64_t *work_bytes) {
     fs_cuda_room room;
+    const int rules = fs_cuda_has_rules(args);
     memset(&room, 0, sizeof room);
-    FS_TRY(fs_cuda_records_bytes(context, args, &room.records_bytes));
+    if (rules) room.parts_bytes = fs_cuda_dense_bytes(context, args);
+    else FS_TRY(fs_cuda_records_bytes(context, args, &room.records_bytes));
     FS_TRY(fs_cuda_memory_take(context, &room));
     *work_bytes = (int64_t)fs_cuda_room_bytes(&room);
+    if (rules) return fs_cuda_end_rows(context, &room, args);
     return fs_cuda_pass(context, &room, args, NULL, NULL);
 }
 
@@ -314,7 +323,12 @@ static fs_status cuda_work_size(fs_context *context, const fs_head *head, const 
             FS_TRY(fs_cuda_records_bytes(context, &calls[i], &size));
             if (size > room.records_bytes) room.records_bytes = size;
         }
-    bytes[0] = bytes[1] = fs_cuda_room_bytes(&room);
+    bytes[0] = fs_cuda_room_bytes(&room);
+    memset(&room, 0, sizeof room);
+    calls[0].batch.rows = batch->rows;
+    if (fs_cuda_has_rules(&calls[0])) room.parts_bytes = fs_cuda_dense_bytes(context, &calls[0]);
+    if (fs_cuda_room_bytes(&room) > bytes[0]) bytes[0] = fs_cuda_room_bytes(&room);
+    bytes[1] = bytes[0];
     return FS_OK;
 }
 

@@ -78,6 +78,15 @@ fs_status fs_cuda_records_bytes(fs_context *context, const fs_cuda_args *args, s
 typedef fs_status fs_cuda_put(fs_context *context, const fs_cuda_args *args, void *with);
 fs_status fs_cuda_pass(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args, fs_cuda_put *put, void *with);
 
+/* The next launch of fused dot products, over the first rows that are left: args->rows of them. */
+fs_status fs_cuda_launch_next(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args);
+
+/* cuda_rows.c: calls whose rows have rules. */
+int fs_cuda_has_rules(const fs_cuda_args *args);
+/* Bytes of work memory for their logits, or for those of fewer rows. */
+size_t fs_cuda_dense_bytes(const fs_context *context, const fs_cuda_args *args);
+fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args);
+
 /* cuda_ranks.c */
 fs_status fs_cuda_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                                fs_result *result, fs_status failed);

@@ -42,6 +42,28 @@ typedef struct fs_cuda_groups {
     int32_t tiles; /* per group; 0: one group, which only masses of stored logits need */
 } fs_cuda_groups;
 
+/* Candidates of rows that are cut: a segment for every row of a launch and CTA of its block, [rows][slots], and in it
+ * the order keys of all tokens that are not below the row's floor. A floor is a logit below which no token survives the
+ * row's cuts; it comes from the largest logits of all CTAs' first tiles. Those and the floors are ordered floats, zero
+ * before and after a call; `count` is more than a segment holds where it was too short. */
+typedef struct fs_cuda_lists {
+    unsigned long long *entry; /* [rows][slots][FS_CUDA_SEGMENT]; NULL: the call has no lists */
+    uint32_t *count;           /* [rows][slots] */
+    uint32_t *most;            /* [rows][slots]: the largest logit of a CTA's first tile, rounded down */
+    uint32_t *floor;           /* [rows] */
+    int32_t slots;
+    int32_t reserved;
+} fs_cuda_lists;
+
+#define FS_CUDA_SEGMENT 64
+
+/* Logits of a launch's rows in work memory, those of one row `stride` floats on from those of the row before: x, which
+ * begin as dot products where the head has weights, and y, where tokens may be edited. */
+typedef struct fs_cuda_dense {
+    float *x, *y;
+    int64_t stride;
+} fs_cuda_dense;
+
 typedef struct fs_cuda_args {
     fs_head head; /* pointers are device memory here */
     fs_batch batch;
@@ -56,6 +78,8 @@ typedef struct fs_cuda_args {
     int32_t leave_rows; /* in work memory, for a launch that follows */
     fs_cuda_row *work;  /* of this launch's rows */
     fs_cuda_groups groups;
+    fs_cuda_lists lists;
+    fs_cuda_dense dense;
     fs_needs needs; /* beside what else kernels look at: constant memory is cold when a launch begins */
 } fs_cuda_args;
 
@@ -63,16 +87,20 @@ typedef struct fs_cuda_args {
  * jumped over: 1 to 3 us of a call for tokens, 1 to 5 of one for log Z (docs/findings/gpu-instructions.md). Each does
  * what those before it do. */
 typedef enum fs_cuda_kind {
+    FS_CUDA_LOGITS,  /* dot products, to work memory; none of the following */
     FS_CUDA_TOKENS,  /* logits as they are; tokens, status and nothing else */
     FS_CUDA_MASSES,  /* scores, log Z */
     FS_CUDA_SHAPED,  /* what a head does to its logits; largest logits */
-    FS_CUDA_GROUPED, /* draws by groups */
+    FS_CUDA_LISTED,  /* candidates of rows that are cut */
+    FS_CUDA_GROUPED, /* draws by groups, without candidates */
     FS_CUDA_KINDS
 } fs_cuda_kind;
 
 static inline fs_cuda_kind call_kind(const fs_cuda_args *args, int32_t shaped) {
     const fs_result *result = &args->result;
+    if (args->dense.x) return FS_CUDA_LOGITS;
     if (args->groups.tiles) return FS_CUDA_GROUPED;
+    if (args->lists.entry) return FS_CUDA_LISTED;
     if (shaped || args->needs.max) return FS_CUDA_SHAPED;
     const int more = args->needs.mass || args->needs.raw_mass ||
                      (!args->leave_rows && (result->score || args->needs.winner_logit));

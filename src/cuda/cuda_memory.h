@@ -21,7 +21,7 @@
 typedef struct fs_cuda_room {
     fs_cuda_row *work;
     fs_group *records;
-    char *parts; /* those of ranks, and this rank's own */
+    char *parts; /* those of ranks, and this rank's own; logits of rows with rules */
     size_t records_bytes, parts_bytes;
 } fs_cuda_room;
 

@@ -10,23 +10,28 @@ const char *fs_cuda_lacks(const fs_outline *o) {
     const int weights = o->kind == FS_HEAD_WEIGHTS, shards = o->call != FS_CALL_SAMPLE;
     const int grouped = o->mode == FS_MODE_GROUP_PARALLEL || o->mode == FS_MODE_GROUP_ONLINE;
     const int log_z = (o->results & (FS_RESULT_LOG_Z | FS_RESULT_LOGPROB)) != 0;
+    const int lists = (o->results & (FS_RESULT_RANK | FS_RESULT_TOP | FS_RESULT_WATCH)) != 0;
     const fs_lack table[] = {
-        {weights && o->dtype == FS_F32, "head.dtype FS_F32" NOT_YET},
-        {weights && o->hidden_dtype != o->dtype, "a batch.hidden_dtype other than head.dtype" NOT_YET},
-        {!grouped && o->mode != FS_MODE_SAMPLE, "a batch.mode other than FS_MODE_SAMPLE and the group modes" NOT_YET},
         {grouped && !shards && o->group_size % FS_CUDA_TILE, "a batch.group_size that is no multiple of 128" NOT_YET},
         {grouped && log_z && o->logits == FS_LOGITS_RAW, "log Z of raw logits together with a group mode" NOT_YET},
-        {o->samples != 1, "batch.samples above 1" NOT_YET},
-        {o->noise != FS_NOISE_EXACT, "FS_NOISE_FAST" NOT_YET},
-        {(o->rules & FS_RULE_TOP_K) != 0, "top-k" NOT_YET},
-        {(o->rules & FS_RULE_TOP_P) != 0, "top-p" NOT_YET},
-        {(o->rules & FS_RULE_MIN_P) != 0, "min-p" NOT_YET},
-        {(o->rules & FS_RULE_ALLOW) != 0, "batch.allow" NOT_YET},
-        {(o->rules & FS_RULE_EDITS) != 0, "an edit of logits" NOT_YET},
-        {(o->rules & FS_RULE_PENALTIES) != 0, "a penalty" NOT_YET},
-        {(o->results & FS_RESULT_RANK) != 0, "result.rank" NOT_YET},
-        {(o->results & FS_RESULT_TOP) != 0, "result.top_..." NOT_YET},
-        {(o->results & FS_RESULT_WATCH) != 0, "result.watch_..." NOT_YET},
+        {grouped && o->rules, "a rule of rows together with a group mode" NOT_YET},
+        {grouped && lists, "result.rank, .top_... or .watch_... together with a group mode" NOT_YET},
+        {grouped && o->noise != FS_NOISE_EXACT, "FS_NOISE_FAST together with a group mode" NOT_YET},
+        {(shards || grouped) && weights && o->dtype == FS_F32, "head.dtype FS_F32 over shards or in a group mode" NOT_YET},
+        {(shards || grouped) && weights && o->hidden_dtype != o->dtype,
+         "a batch.hidden_dtype other than head.dtype over shards or in a group mode" NOT_YET},
+        {shards && !grouped && o->mode != FS_MODE_SAMPLE, "this batch.mode over shards" NOT_YET},
+        {shards && o->samples != 1, "batch.samples above 1 over shards" NOT_YET},
+        {shards && o->noise != FS_NOISE_EXACT, "FS_NOISE_FAST over shards" NOT_YET},
+        {shards && (o->rules & FS_RULE_TOP_K), "top-k over shards" NOT_YET},
+        {shards && (o->rules & FS_RULE_TOP_P), "top-p over shards" NOT_YET},
+        {shards && (o->rules & FS_RULE_MIN_P), "min-p over shards" NOT_YET},
+        {shards && (o->rules & FS_RULE_ALLOW), "batch.allow over shards" NOT_YET},
+        {shards && (o->rules & FS_RULE_EDITS), "an edit of logits over shards" NOT_YET},
+        {shards && (o->rules & FS_RULE_PENALTIES), "a penalty over shards" NOT_YET},
+        {shards && (o->results & FS_RESULT_RANK), "result.rank over shards" NOT_YET},
+        {shards && (o->results & FS_RESULT_TOP), "result.top_... over shards" NOT_YET},
+        {shards && (o->results & FS_RESULT_WATCH), "result.watch_... over shards" NOT_YET},
     };
     return fs_first_lack(table, sizeof table / sizeof table[0]);
 }

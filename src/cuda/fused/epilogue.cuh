@@ -43,6 +43,21 @@ FS_DEVICE void transform(float (&d)[S][N / 2], const fs_head &head, bool shaped,
     }
 }
 
+/* The accumulators to work memory: 8 tokens of a row, a sector, at a time. */
+template <int N, int S>
+FS_DEVICE void store_logits(const float (&d)[S][N / 2], const fs_cuda_args &args, const piece &p, int32_t t) {
+    const int32_t start = block_start(args), rows = min(args.rows - start, args.block_rows);
+    const int32_t column = 2 * (threadIdx.x & 3);
+    float *to = args.dense.x + (start + column) * args.dense.stride + (p.first - (int32_t)args.head.first_token) + t;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const int row = i / 4 * 8 + (i & 1), on = i & 2 ? 8 : 0;
+#pragma unroll
+        for (int m = 0; m < S; m++)
+            if (column + row < rows && t + on + 64 * m < p.count) to[row * args.dense.stride + on + 64 * m] = d[m][i];
+    }
+}
+
 /* A group is two blocks of eight rows: eight accumulators of a thread. Registers cannot be indexed, so rare code gets a
  * group through shared memory and is a real loop: unrolled, it would be tens of kilobytes that are never in the
  * instruction cache when they are needed (H200: 32 us per tile at N = 256). */

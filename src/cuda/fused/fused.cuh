@@ -231,6 +231,10 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
          * (C7520). */
         T::dot(d, &r, args.k_steps, shared, warp);
         end_turn<TEAMS>(turn, at.i);
+        if constexpr (T::KIND == FS_CUDA_LOGITS) {
+            store_logits<N, TEAMS>(d, args, at.p, t);
+            continue;
+        }
         transform<N, TEAMS>(d, args.head, shaped, at.p, t);
         if (at.i == 0) barrier_wait(turn.opened, 0);
         if (at.fresh) {
@@ -289,7 +293,7 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
     if (threadIdx.x < 128) {
         T::give_registers();
         if (threadIdx.x < 32 * (4 - T::SCORERS)) T::produce(source, args, shared, ring{full, empty, 1, 0});
-        else {
+        else if constexpr (T::KIND != FS_CUDA_LOGITS) {
             wait_for_earlier_launches();
             let_next_launch_begin(); /* what this launch was given is there for the next one too */
             /* Who the rows are is not needed before the first tile is there. */
@@ -308,6 +312,7 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
     }
     __syncthreads();
     if constexpr (T::CLUSTER > 1) cluster_barrier(); /* no exit while the other CTA may still send here */
+    if constexpr (T::KIND == FS_CUDA_LOGITS) return;
     if (state->last) {                               /* in group modes groups.cu goes on */
         for (int32_t b = threadIdx.x; b < state->args.rows && !state->args.leave_rows; b += FS_THREADS)
             close<T>(state, b, false);

@@ -129,6 +129,7 @@ template <int ROWS, int DTYPE = FS_BF16, fs_cuda_kind FOR = FS_CUDA_GROUPED> str
     typedef matrices source;
     using f16 = tile<ROWS, FS_F16, KIND>;
     using tokens = tile<ROWS, DTYPE, FS_CUDA_TOKENS>;
+    using logits = tile<ROWS, DTYPE, FS_CUDA_LOGITS>;
 
     static FS_DEVICE_MEMBER void give_registers() {}
 
@@ -294,10 +295,11 @@ typedef void (*kernel)(const matrices, const fs_cuda_args, int32_t);
 template <class... T> struct table {
     static constexpr fs_cuda_shape shapes[][ROOMS] = {{shape<T>(0), shape<T>(1), shape<T>(2)}...};
     static constexpr int32_t COUNT = sizeof...(T);
-    /* By whether the call is for tokens alone, and whether W is f16. */
-    static constexpr kernel kernels[2][2][COUNT] = {
+    /* By what the call is for, anything, tokens alone or dot products, and whether W is f16. */
+    static constexpr kernel kernels[3][2][COUNT] = {
         {{fused<T>...}, {fused<typename T::f16>...}},
-        {{fused<typename T::tokens>...}, {fused<typename T::tokens::f16>...}}};
+        {{fused<typename T::tokens>...}, {fused<typename T::tokens::f16>...}},
+        {{fused<typename T::logits>...}, {fused<typename T::logits::f16>...}}};
 };
 
 /* Two strips of 96 rows are 96 accumulators and 64 of fragments, more than 168 registers. */
@@ -317,10 +319,10 @@ extern "C" const fs_cuda_shape *fs_cuda_sm80_shapes(int32_t *count) {
 }
 
 extern "C" cudaError_t fs_cuda_sm80_open(int32_t shared_bytes) {
-    for (int32_t i = 0; i < family::COUNT * 4; i++) {
-        const kernel run = family::kernels[i % 4 / 2][i % 2][i / 4];
+    for (int32_t i = 0; i < family::COUNT * 6; i++) {
+        const kernel run = family::kernels[i % 6 / 2][i % 2][i / 6];
         int32_t most = 0;
-        for (const fs_cuda_shape &s : family::shapes[i / 4])
+        for (const fs_cuda_shape &s : family::shapes[i / 6])
             if (s.shared_bytes <= shared_bytes && s.shared_bytes > most) most = s.shared_bytes;
         const cudaError_t error = cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
         if (error != cudaSuccess) return error;
@@ -348,6 +350,7 @@ extern "C" cudaError_t fs_cuda_sm80_launch(const fs_cuda_plan *plan, const fs_cu
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
     config.numAttrs = args->overlap && head->flags & FS_HEAD_CONSTANT;
-    const bool tokens = call_kind(args, shaped) == FS_CUDA_TOKENS;
-    return cudaLaunchKernelEx(&config, family::kernels[tokens][w.format != FS_FORMAT_BF16][i], from, even, shaped);
+    const fs_cuda_kind kind = call_kind(args, shaped);
+    const int which = kind == FS_CUDA_LOGITS ? 2 : kind == FS_CUDA_TOKENS ? 1 : 0;
+    return cudaLaunchKernelEx(&config, family::kernels[which][w.format != FS_FORMAT_BF16][i], from, even, shaped);
 }

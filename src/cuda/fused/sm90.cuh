@@ -19,9 +19,11 @@ typedef void (*fs_cuda_sm90_kernel)(const fs_cuda_maps, const fs_cuda_args, int3
 
 /* The kernels of one kind, each in a file of its own, which take minutes to compile: of one shape, for W in bf16 or
  * f16. */
+fs_cuda_sm90_kernel fs_cuda_sm90_logits(int64_t shape, bool f16);
 fs_cuda_sm90_kernel fs_cuda_sm90_tokens(int64_t shape, bool f16);
 fs_cuda_sm90_kernel fs_cuda_sm90_masses(int64_t shape, bool f16);
 fs_cuda_sm90_kernel fs_cuda_sm90_shaped(int64_t shape, bool f16);
+fs_cuda_sm90_kernel fs_cuda_sm90_listed(int64_t shape, bool f16);
 fs_cuda_sm90_kernel fs_cuda_sm90_grouped(int64_t shape, bool f16);
 
 namespace {

@@ -1,0 +1,161 @@
+/* cut.cuh - min-p, top-k and top-p of a row whose entries are all there: core/cut.h without an order. */
+#ifndef FS_CUDA_ROWS_CUT_CUH
+#define FS_CUDA_ROWS_CUT_CUH
+
+#include "cuda/rows/logits.cuh"
+#include "cuda/rows/select.cuh"
+
+#include "core/cut.h"
+
+/* exp(number - origin) in units of 2^(unit - 39), unit being the exponent of the largest: of 2^24 tokens the sum fits
+ * 64 bits, and of none is lost what matters. */
+struct cut_scale {
+    float scale, origin;
+    int32_t unit;
+
+    FS_DEVICE_MEMBER cut_scale(float scale, float first_y) : scale(scale) {
+        const float first = first_y * scale;
+        origin = cut_origin(first);
+        unit = exp_split(first - origin).exponent;
+    }
+
+    FS_DEVICE_MEMBER uint64_t weigh(float y) const {
+        const fs_exp e = exp_split(y * scale - origin);
+        const uint32_t bits = float_bits(e.fraction), mantissa = (bits & 0x7FFFFFu) | 0x800000u;
+        const int32_t shift = (int32_t)(bits >> 23) - 150 + e.exponent - unit + 39;
+        if (shift >= 0) return (uint64_t)mantissa << min(shift, 40);
+        return shift > -31 ? (mantissa + (1u << (-shift - 1))) >> -shift : 0;
+    }
+
+    /* log of the mass that so many units are. */
+    FS_DEVICE_MEMBER double log_of(uint64_t weight) const {
+        return (double)origin + log((double)weight) + (unit - 39) * 0.69314718055994530942;
+    }
+};
+
+/* Entries with keys of logits (select.cuh): what those of a row in memory and of a list have in common. */
+struct logit_entries {
+    int64_t size;
+    uint64_t least; /* only keys from here on */
+    cut_scale units;
+    float top, span; /* no value is above, or this far below it; but where it is further than matters */
+
+    FS_DEVICE_MEMBER uint64_t weigh(uint64_t key) const { return units.weigh(order_key_logit(key)); }
+    FS_DEVICE_MEMBER float value(uint64_t key) const { return order_key_logit(key); }
+};
+
+/* The tokens of a row. */
+struct row_entries : logit_entries {
+    const float *y;
+    int32_t low;
+
+    template <class F> FS_DEVICE_MEMBER void each(F f) const {
+        each_value(y, (int32_t)size, [&](int32_t i, float v) {
+            const uint64_t key = v > -INFINITY ? order_key(v, (uint32_t)(low + i)) : 0;
+            if (key && key >= least) f(key);
+        });
+    }
+    FS_DEVICE_MEMBER row_entries from(uint64_t key) const {
+        row_entries e = *this;
+        e.least = max(key, least);
+        return e;
+    }
+};
+
+/* Some of them, in shared memory. */
+struct list_entries : logit_entries {
+    const unsigned long long *key;
+
+    template <class F> FS_DEVICE_MEMBER void each(F f) const {
+        for (int64_t i = threadIdx.x; i < size; i += ROW_THREADS)
+            if (key[i] >= least) f(key[i]);
+    }
+};
+
+template <class E> FS_DEVICE uint64_t weight_of(const E &entries) {
+    uint64_t sum = 0;
+    entries.each([&](uint64_t key) { sum += entries.weigh(key); });
+    return block_sum(sum);
+}
+
+/* The least key of a logit that `holds` is true of, which it is of all larger ones too; above all keys if of none. */
+template <class F> FS_DEVICE uint64_t least_key(F holds) {
+    uint32_t below = ordered_float(-INFINITY), from = ordered_float(INFINITY) + 1; /* not of below; of from, if at all */
+    while (from - below > 1) {
+        const uint32_t middle = below + (from - below) / 2;
+        if (holds(float_of_ordered(middle))) from = middle;
+        else below = middle;
+    }
+    return (uint64_t)from << 32;
+}
+
+/* With this flag all tokens whose logits equal the last one's stay too. */
+FS_DEVICE uint64_t with_ties(uint64_t last, uint32_t flags, uint32_t flag) {
+    return flags & flag ? last >> 32 << 32 : last;
+}
+
+/* Where a share of the entries' own weight ends, or of more. */
+template <class E> FS_DEVICE uint64_t top_p_from(select_room *room, const E &entries, float top_p, uint32_t flags) {
+    return with_ties(select_last(room, entries, SELECT_ALL, SELECT_SHARE, (double)top_p), flags, FS_KEEP_TIES_TOP_P);
+}
+
+template <class E>
+FS_DEVICE uint64_t top_p_of(select_room *room, const E &entries, float top_p, uint64_t weight, uint32_t flags) {
+    const uint64_t mark = (uint64_t)ceil((double)top_p * (double)weight);
+    return with_ties(select_last(room, entries, SELECT_ALL, mark ? mark : 1, 0.0), flags, FS_KEEP_TIES_TOP_P);
+}
+
+/* What top-k has left, where it is so little, in shared memory. */
+struct short_list {
+    unsigned long long *key;
+    uint32_t room, count; /* more than there is room for: the list is of no use */
+};
+
+template <class E> FS_DEVICE void collect_list(short_list *list, const E &entries, uint64_t last) {
+    __shared__ uint32_t found;
+    if (threadIdx.x == 0) found = 0;
+    __syncthreads();
+    entries.each([&](uint64_t key) {
+        if (key < last) return;
+        const uint32_t place = atomicAdd(&found, 1u);
+        if (place < list->room) list->key[place] = key;
+    });
+    __syncthreads();
+    list->count = found;
+    __syncthreads();
+}
+
+/* The least key that survives all cuts. first: the largest y. A short list of all that top-k leaves is left to the
+ * caller. */
+FS_DEVICE uint64_t cut_row(select_room *room, const row_entries &all, const fs_rules &rules, uint32_t flags,
+                           float first, short_list *list) {
+    const float scale = rules.cut_scale, inverse = rules.inverse_temperature;
+    const float number = first * scale, top_p = number == INFINITY ? 0.0f : rules.top_p;
+    const double floor = (double)number + rules.log_min_p;
+    const bool of_row = rules_top_p_of_row(&rules, flags), of_left = rules.top_p < 1.0f && !of_row;
+    const bool floor_last = of_left && (flags & FS_MIN_P_LAST) != 0;
+    const uint64_t open = least_key([&](float y) { return y * scale > -INFINITY; }); /* what cuts look at */
+    const uint64_t floor_key = least_key([&](float y) { return !((double)(y * scale) < floor); });
+    const uint64_t there = least_key([&](float y) { return y * inverse > -INFINITY; });
+    row_entries left = all.from(floor_last ? open : max(open, floor_key));
+    uint64_t cut = left.least;
+    list->count = list->room + 1;
+    if (rules.top_k > 0) {
+        cut = max(cut, with_ties(select_last(room, left, (uint64_t)rules.top_k, SELECT_ALL, 0.0), flags,
+                                 FS_KEEP_TIES_TOP_K));
+        if (rules.top_k <= (int32_t)list->room) collect_list(list, left, cut);
+    }
+    if (of_row) {
+        const bool whole = left.least == open;
+        cut = max(cut, whole ? top_p_from(room, left, top_p, flags)
+                             : top_p_of(room, left, top_p, weight_of(all.from(open)), flags));
+    }
+    if (of_left && list->count <= list->room) {
+        list_entries few = {{list->count, 1, left.units, left.top, left.span}, list->key};
+        cut = max(cut, top_p_from(room, few, top_p, flags));
+    } else if (of_left) cut = max(cut, top_p_from(room, left.from(cut), top_p, flags));
+    if (floor_last) cut = max(cut, floor_key);
+    return max(cut, there);
+}
+
+#endif
