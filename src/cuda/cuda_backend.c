@@ -150,10 +150,11 @@ static void give_records(fs_cuda_args *args, const fs_cuda_room *room, int32_t g
 
 /* The plan of the next launch. An engine asks for the same one step after step, and looking for it takes microseconds.
  * */
-static fs_status plan_fused(fs_context *context, const fs_cuda_args *args, fs_cuda_plan *plan) {
+fs_status fs_cuda_plan_next(fs_context *context, const fs_cuda_args *args, fs_cuda_plan *plan) {
     fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;
     const fs_batch *batch = &args->batch;
+    const int which = args->lists.by_place != 0;
     fs_cuda_planned of;
     memset(&of, 0, sizeof of);
     of.rows = batch->rows - args->first_row;
@@ -162,14 +163,14 @@ static fs_status plan_fused(fs_context *context, const fs_cuda_args *args, fs_cu
     of.group = batch_is_grouped(batch) ? batch->group_size : 0;
     of.dtype = head->dtype;
     of.aligned = fs_cuda_plan_aligned(head, batch);
-    if (memcmp(&of, &cuda->planned, sizeof of) != 0) {
-        memset(&cuda->planned, 0, sizeof cuda->planned);
+    if (memcmp(&of, &cuda->planned[which], sizeof of) != 0) {
+        memset(&cuda->planned[which], 0, sizeof cuda->planned[which]);
         if (!fs_cuda_plan_launch(&cuda->device, cuda->family, FS_CUDA_FAMILIES, cuda->forced, head, batch, of.rows,
-                                 &cuda->plan))
-            return fs_fail(context, FS_ERR_UNSUPPORTED, "cuda: %s", cuda->plan.text);
-        cuda->planned = of;
+                                 &cuda->plan[which]))
+            return fs_fail(context, FS_ERR_UNSUPPORTED, "cuda: %s", cuda->plan[which].text);
+        cuda->planned[which] = of;
     }
-    *plan = cuda->plan;
+    *plan = cuda->plan[which];
     return FS_OK;
 }
 
@@ -183,7 +184,7 @@ static fs_status next_records(fs_context *context, fs_cuda_args *args, size_t *b
         args->first_row += plan.rows;
     } else {
         fs_cuda_plan plan;
-        FS_TRY(plan_fused(context, args, &plan));
+        FS_TRY(fs_cuda_plan_next(context, args, &plan));
         *bytes = records_size(args, plan.rows, plan.groups, plan.slots);
         args->first_row += plan.rows;
     }
@@ -224,7 +225,7 @@ static fs_status launch_stored(fs_context *context, const fs_cuda_room *room, fs
 fs_status fs_cuda_launch_next(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args) {
     fs_cuda *cuda = context->state;
     fs_cuda_plan plan;
-    FS_TRY(plan_fused(context, args, &plan));
+    FS_TRY(fs_cuda_plan_next(context, args, &plan));
     if (cuda->logged != plan.shape && context->options.log) {
         char text[160];
         fs_cuda_plan_describe(&plan, cuda->forced, text, sizeof text);
@@ -287,7 +288,7 @@ static fs_status enqueue(fs_context *context, fs_cuda_args *args, int64_t *work_
     fs_cuda_room room;
     const int rules = fs_cuda_has_rules(args);
     memset(&room, 0, sizeof room);
-    if (rules) room.parts_bytes = fs_cuda_dense_bytes(context, args);
+    if (rules) FS_TRY(fs_cuda_rows_room(context, args, &room));
     else FS_TRY(fs_cuda_records_bytes(context, args, &room.records_bytes));
     FS_TRY(fs_cuda_memory_take(context, &room));
     *work_bytes = (int64_t)fs_cuda_room_bytes(&room);
@@ -326,7 +327,7 @@ static fs_status cuda_work_size(fs_context *context, const fs_head *head, const 
     bytes[0] = fs_cuda_room_bytes(&room);
     memset(&room, 0, sizeof room);
     calls[0].batch.rows = batch->rows;
-    if (fs_cuda_has_rules(&calls[0])) room.parts_bytes = fs_cuda_dense_bytes(context, &calls[0]);
+    if (fs_cuda_has_rules(&calls[0])) FS_TRY(fs_cuda_rows_room(context, &calls[0], &room));
     if (fs_cuda_room_bytes(&room) > bytes[0]) bytes[0] = fs_cuda_room_bytes(&room);
     bytes[1] = bytes[0];
     return FS_OK;

@@ -33,7 +33,7 @@ typedef struct fs_cuda_planned {
 } fs_cuda_planned;
 
 typedef struct fs_cuda {
-    fs_cuda_map map[3]; /* the last ones: W in tiles, W in boxes, H */
+    fs_cuda_map map[4]; /* the last ones: W in tiles, W in boxes, H, hidden states of open rows */
     fs_cuda_device device;
     int32_t ordinal;
     cudaStream_t stream;
@@ -42,8 +42,8 @@ typedef struct fs_cuda {
     fs_cuda_family family[FS_CUDA_FAMILIES];
     const char *forced;      /* the environment's choice of a tile, or NULL */
     char forced_text[64];    /* a copy: the environment may change */
-    fs_cuda_planned planned; /* what `plan` is for; rows 0: nothing */
-    fs_cuda_plan plan;
+    fs_cuda_planned planned[2]; /* what `plan` is for; rows 0: nothing. The second is for open rows */
+    fs_cuda_plan plan[2];
     const fs_cuda_shape *logged; /* the last choice that went to the log */
     int32_t stored_ctas;         /* of the kernel for stored logits: as many as run at once */
     int32_t stored_logged;       /* CTAs per row of its last plan that went to the log */
@@ -68,6 +68,8 @@ fs_status fs_cuda_check_stream(fs_context *context);
 /* cuda_families.c */
 fs_status fs_cuda_open_families(fs_context *context);
 fs_status fs_cuda_launch_fused(fs_context *context, const fs_cuda_plan *plan, const fs_cuda_args *args);
+/* Whether the kernels of a plan can list candidates. */
+int fs_cuda_lists_of(const fs_context *context, const fs_cuda_plan *plan);
 
 /* A call's arguments for kernels, before there is a plan. */
 fs_cuda_args fs_cuda_args_of(const fs_head *head, const fs_batch *batch, const fs_result *result);
@@ -78,13 +80,15 @@ fs_status fs_cuda_records_bytes(fs_context *context, const fs_cuda_args *args, s
 typedef fs_status fs_cuda_put(fs_context *context, const fs_cuda_args *args, void *with);
 fs_status fs_cuda_pass(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args, fs_cuda_put *put, void *with);
 
+/* Its plan. */
+fs_status fs_cuda_plan_next(fs_context *context, const fs_cuda_args *args, fs_cuda_plan *plan);
 /* The next launch of fused dot products, over the first rows that are left: args->rows of them. */
 fs_status fs_cuda_launch_next(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args);
 
 /* cuda_rows.c: calls whose rows have rules. */
 int fs_cuda_has_rules(const fs_cuda_args *args);
-/* Bytes of work memory for their logits, or for those of fewer rows. */
-size_t fs_cuda_dense_bytes(const fs_context *context, const fs_cuda_args *args);
+/* The sizes of the work memory of such a call, or of one with fewer rows. */
+fs_status fs_cuda_rows_room(fs_context *context, const fs_cuda_args *args, fs_cuda_room *room);
 fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args);
 
 /* cuda_ranks.c */

@@ -51,8 +51,12 @@ typedef struct fs_cuda_lists {
     uint32_t *count;           /* [rows][slots] */
     uint32_t *most;            /* [rows][slots]: the largest logit of a CTA's first tile, rounded down */
     uint32_t *floor;           /* [rows] */
+    uint32_t *there;           /* [rows]: how many CTAs have told it */
+    void *hidden;              /* of open rows, 16-bit numbers side by side... */
+    int64_t hidden_stride;     /* ... so many from one row to the next */
+    int32_t *open;             /* how many rows are open, then which: their lists do not prove what they were asked */
     int32_t slots;
-    int32_t reserved;
+    int32_t by_place; /* the launch's rows are open ones, by their places in `open` */
 } fs_cuda_lists;
 
 #define FS_CUDA_SEGMENT 64

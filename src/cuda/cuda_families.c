@@ -53,8 +53,9 @@ static fs_status launch_sm90(fs_context *context, const fs_cuda_plan *plan, cons
     FS_TRY(encode(context, &cuda->map[0], of_w));
     of_w.box_rows = 16;
     FS_TRY(encode(context, &cuda->map[1], of_w));
-    FS_TRY(encode(context, &cuda->map[2], of_h));
-    const fs_cuda_maps maps = {cuda->map[0].map, cuda->map[1].map, cuda->map[2].map};
+    fs_cuda_map *hidden = &cuda->map[args->lists.by_place ? 3 : 2];
+    FS_TRY(encode(context, hidden, of_h));
+    const fs_cuda_maps maps = {cuda->map[0].map, cuda->map[1].map, hidden->map};
     FS_CUDA_TRY(context, fs_cuda_sm90_launch(plan, &maps, args, shaped, cuda->stream));
     return FS_OK;
 }
@@ -88,9 +89,10 @@ static const struct {
     const fs_cuda_shape *(*shapes)(int32_t *count);
     fs_status (*open)(fs_context *context, fs_cuda *cuda);
     fs_status (*launch)(fs_context *context, const fs_cuda_plan *plan, const fs_cuda_args *args, int32_t shaped);
+    int32_t lists; /* can list candidates */
 } table[FS_CUDA_FAMILIES] = {
-    {"sm90", 9, 1, fs_cuda_sm90_shapes, open_sm90, launch_sm90},
-    {"portable", 0, 0, fs_cuda_sm80_shapes, open_portable, launch_portable},
+    {"sm90", 9, 1, fs_cuda_sm90_shapes, open_sm90, launch_sm90, 1},
+    {"portable", 0, 0, fs_cuda_sm80_shapes, open_portable, launch_portable, 0},
 };
 
 /* From the last, which says whether the build has anything for this device. */
@@ -108,4 +110,9 @@ fs_status fs_cuda_open_families(fs_context *context) {
 fs_status fs_cuda_launch_fused(fs_context *context, const fs_cuda_plan *plan, const fs_cuda_args *args) {
     const fs_cuda *cuda = context->state;
     return table[plan->family - cuda->family].launch(context, plan, args, !head_is_plain(&args->head));
+}
+
+int fs_cuda_lists_of(const fs_context *context, const fs_cuda_plan *plan) {
+    const fs_cuda *cuda = context->state;
+    return table[plan->family - cuda->family].lists && plan->grid <= 256;
 }

@@ -10,41 +10,125 @@ static int is_mixed(const fs_cuda_args *args) {
            (args->head.dtype == FS_F32 || args->batch.hidden_dtype != args->head.dtype);
 }
 
-int fs_cuda_has_rules(const fs_cuda_args *args) {
-    const fs_batch *batch = &args->batch;
-    const fs_result *r = &args->result;
-    if (batch_is_grouped(batch)) return 0;
-    return batch_rules(&args->head, batch) || batch->mode != FS_MODE_SAMPLE || batch->samples != 1 ||
-           batch->noise != FS_NOISE_EXACT || r->rank || is_mixed(args) || r->top_token || r->top_logit ||
-           r->top_logprob || r->watch_logit || r->watch_logprob;
+/* What only a row's largest tokens, or some of all, can tell. */
+static int asks_for_lists(const fs_result *r) {
+    return r->rank || r->top_token || r->top_logit || r->top_logprob || r->watch_logit || r->watch_logprob;
 }
 
-/* Where a row's logits are: floats from one row to the next, and which of the arrays there are. */
-typedef struct layout {
-    int64_t stride, rows; /* rows at a time */
-    int32_t x, y;
-} layout;
+int fs_cuda_has_rules(const fs_cuda_args *args) {
+    const fs_batch *batch = &args->batch;
+    if (batch_is_grouped(batch)) return 0;
+    return batch_rules(&args->head, batch) || batch->mode != FS_MODE_SAMPLE || batch->samples != 1 ||
+           batch->noise != FS_NOISE_EXACT || is_mixed(args) || asks_for_lists(&args->result);
+}
+
+/* ----------------------------------------------------------------------------------------------- in work memory ---- */
 
 #define LINE 64 /* floats: rows begin at lines of memory */
 
-static layout layout_of(const fs_context *context, const fs_cuda_args *args) {
+static int64_t lines(int64_t floats) {
+    return (floats + LINE - 1) / LINE * LINE;
+}
+
+/* Work memory of one call: what is not there has no room. */
+typedef struct layout {
+    int64_t stride, rows; /* of logits: floats from one row to the next, and rows at a time */
+    int32_t x, y;         /* whether there is such an array of logits */
+    int32_t listed;       /* rows of a launch that lists candidates, 0: none does; */
+    int32_t slots;        /* CTAs of one of its blocks */
+} layout;
+
+/* Whether candidates are listed in a first pass: cuts that may follow from a row's largest tokens, and nothing else. */
+static int may_list(const fs_cuda_args *args) {
+    const fs_batch *batch = &args->batch;
+    const fs_result *r = &args->result;
+    const uint32_t rules = batch_rules(&args->head, batch);
+    return args->head.kind == FS_HEAD_WEIGHTS && args->head.rows > 0 && !is_mixed(args) &&
+           batch->mode == FS_MODE_SAMPLE && batch->samples == 1 && batch->noise == FS_NOISE_EXACT &&
+           !(rules & (FS_RULE_ALLOW | FS_RULE_EDITS | FS_RULE_PENALTIES)) && rules & (FS_RULE_TOP_K | FS_RULE_MIN_P) &&
+           !asks_for_lists(r) && !(r->logits == FS_LOGITS_CUT && result_wants_log_z(r));
+}
+
+static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout *l) {
     const fs_head *head = &args->head;
     const uint32_t rules = batch_rules(head, &args->batch);
     const int there = head->kind == FS_HEAD_LOGITS && head->dtype == FS_F32 && head_is_plain(head) &&
                       !(rules & FS_RULE_ALLOW);
-    layout l = {(head->rows + LINE - 1) / LINE * LINE, args->batch.rows, !there,
-                (rules & (FS_RULE_EDITS | FS_RULE_PENALTIES)) != 0};
-    const int64_t bytes = (l.x + l.y) * l.stride * (int64_t)sizeof(float);
+    *l = (layout){lines(head->rows), args->batch.rows, !there, (rules & (FS_RULE_EDITS | FS_RULE_PENALTIES)) != 0, 0, 0};
+    const int64_t bytes = (l->x + l->y) * l->stride * (int64_t)sizeof(float);
     const int64_t most = bytes ? (int64_t)context->options.fallback_bytes / bytes : args->batch.rows;
-    if (l.rows > most) l.rows = most > 0 ? most : 1;
-    if (l.rows > FS_CUDA_ROWS) l.rows = FS_CUDA_ROWS;
-    return l;
+    if (l->rows > most) l->rows = most > 0 ? most : 1;
+    if (l->rows > FS_CUDA_ROWS) l->rows = FS_CUDA_ROWS;
+    if (!may_list(args)) return FS_OK;
+    fs_cuda_plan plan;
+    FS_TRY(fs_cuda_plan_next(context, args, &plan));
+    if (!fs_cuda_lists_of(context, &plan)) return FS_OK;
+    l->listed = plan.rows;
+    l->slots = plan.grid;
+    return FS_OK;
 }
 
-size_t fs_cuda_dense_bytes(const fs_context *context, const fs_cuda_args *args) {
-    const layout l = layout_of(context, args);
-    return (size_t)(l.rows * (l.x + l.y) * l.stride) * sizeof(float);
+/* Bytes of its parts, one after the other. */
+typedef struct parts {
+    size_t most, floor, there;                 /* zero between calls */
+    size_t logits, entry, count, open, hidden; /* not */
+} parts;
+
+static size_t aligned(size_t bytes) {
+    return (bytes + 255) / 256 * 256;
 }
+
+static parts parts_of(const fs_cuda_args *args, const layout *l) {
+    const size_t segments = (size_t)l->listed * (size_t)l->slots, rows = (size_t)args->batch.rows;
+    parts p;
+    memset(&p, 0, sizeof p);
+    p.logits = aligned((size_t)(l->rows * (l->x + l->y) * l->stride) * sizeof(float));
+    if (!l->listed) return p;
+    p.most = aligned(segments * sizeof(uint32_t));
+    p.floor = p.there = aligned((size_t)l->listed * sizeof(uint32_t));
+    p.entry = segments * FS_CUDA_SEGMENT * sizeof(uint64_t);
+    p.count = aligned(segments * sizeof(uint32_t));
+    p.open = aligned((1 + rows) * sizeof(int32_t));
+    p.hidden = rows * (size_t)lines(args->head.dim) * 2;
+    return p;
+}
+
+/* Fewer rows may have more CTAs to a block, so room is for as many as there can be. */
+fs_status fs_cuda_rows_room(fs_context *context, const fs_cuda_args *args, fs_cuda_room *room) {
+    layout l;
+    FS_TRY(layout_of(context, args, &l));
+    const int32_t processors = ((const fs_cuda *)context->state)->device.processors;
+    if (l.listed && l.slots < processors) l.slots = processors;
+    const parts p = parts_of(args, &l);
+    room->records_bytes = p.most + p.floor + p.there;
+    room->parts_bytes = p.logits + p.entry + p.count + p.open + p.hidden;
+    return FS_OK;
+}
+
+/* Where they are. */
+static void place(const fs_cuda_room *room, const parts *p, const layout *l, fs_cuda_args *args) {
+    char *at = room->parts;
+    float *logits = (float *)(void *)at;
+    args->work = room->work;
+    args->dense = (fs_cuda_dense){l->x ? logits : NULL, l->y ? logits + (l->x ? l->rows * l->stride : 0) : NULL, l->stride};
+    if (!l->listed) return;
+    fs_cuda_lists *lists = &args->lists;
+    lists->most = (uint32_t *)(void *)room->records;
+    lists->floor = (uint32_t *)(void *)((char *)room->records + p->most);
+    lists->there = (uint32_t *)(void *)((char *)room->records + p->most + p->floor);
+    at += p->logits;
+    lists->entry = (unsigned long long *)(void *)at;
+    at += p->entry;
+    lists->count = (uint32_t *)(void *)at;
+    at += p->count;
+    lists->open = (int32_t *)(void *)at;
+    at += p->open;
+    lists->hidden = at;
+    lists->hidden_stride = lines(args->head.dim);
+    lists->slots = l->slots;
+}
+
+/* -------------------------------------------------------------------------------------------------- launches ---- */
 
 /* Dot products of the launch's rows. The plan may take several launches for them. */
 static fs_status launch_dots(fs_context *context, const fs_cuda_room *room, const fs_cuda_args *args) {
@@ -62,18 +146,42 @@ static fs_status launch_dots(fs_context *context, const fs_cuda_room *room, cons
     return FS_OK;
 }
 
-fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args) {
+/* A pass that lists candidates, and the end of rows that they decide. */
+static fs_status list_rows(fs_context *context, const fs_cuda_room *room, const fs_cuda_args *call) {
+    fs_cuda_args args = *call;
+    args.dense.x = NULL;
+    args.leave_rows = 1;
+    for (; args.first_row < args.batch.rows; args.first_row += args.rows) {
+        FS_TRY(fs_cuda_launch_next(context, room, &args));
+        FS_CUDA_TRY(context, fs_cuda_listed_launch(&args, ((const fs_cuda *)context->state)->stream));
+    }
+    return FS_OK;
+}
+
+/* Logits of rows, some at a time, and their end. Of a call that has listed candidates these are the rows that are open:
+ * how many, and which, the device knows. */
+fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *given, fs_cuda_args *args) {
     const fs_cuda *cuda = context->state;
-    const layout l = layout_of(context, args);
+    fs_cuda_room room = *given;
+    layout l;
+    FS_TRY(layout_of(context, args, &l));
+    const parts p = parts_of(args, &l);
     const int64_t times = (args->batch.rows + l.rows - 1) / l.rows, rows = (args->batch.rows + times - 1) / times;
-    float *memory = (float *)(void *)room->parts;
-    args->work = room->work;
     args->overlap = cuda->device.major >= 9;
-    args->dense = (fs_cuda_dense){l.x ? memory : NULL, l.y ? memory + (l.x ? rows * l.stride : 0) : NULL, l.stride};
+    place(&room, &p, &l, args);
+    room.records = NULL; /* what kernels of groups call so */
+    if (l.listed) FS_TRY(list_rows(context, &room, args));
+    args->lists.by_place = l.listed != 0;
+    args->lists.entry = NULL;
     for (; args->first_row < args->batch.rows; args->first_row += args->rows) {
         const int64_t left = args->batch.rows - args->first_row;
         args->rows = (int32_t)(left < rows ? left : rows);
-        if (args->head.kind == FS_HEAD_WEIGHTS && args->head.rows > 0) FS_TRY(launch_dots(context, room, args));
+        fs_cuda_args dots = *args;
+        if (l.listed) {
+            dots.batch.hidden = args->lists.hidden;
+            dots.batch.hidden_stride = args->lists.hidden_stride * 2;
+        }
+        if (args->head.kind == FS_HEAD_WEIGHTS && args->head.rows > 0) FS_TRY(launch_dots(context, &room, &dots));
         FS_CUDA_TRY(context, fs_cuda_rows_launch(args, cuda->stream));
     }
     return FS_OK;

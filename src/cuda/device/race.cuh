@@ -22,9 +22,15 @@ typedef struct fs_draw {
 } fs_draw;
 
 #define FS_DRAW_GREEDY (1u << 31)
+#define FS_DRAW_LISTED (1u << 30) /* the row has a list of candidates, */
+#define FS_DRAW_K 22              /* by top-k, 8 bits from here on; 0: by min-p */
 
 FS_DEVICE bool is_greedy(const fs_draw &draw) {
     return draw.status & FS_DRAW_GREEDY;
+}
+
+FS_DEVICE bool is_listed(const fs_draw &draw) {
+    return draw.status & FS_DRAW_LISTED;
 }
 
 FS_DEVICE fs_draw draw_of(const fs_rules &rules) {

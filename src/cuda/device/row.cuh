@@ -152,7 +152,7 @@ FS_DEVICE fs_summary summary_of(const fs_needs &needs, const fs_found &found, fs
 /* The rules of rows that have no other: constants, of which the compiler leaves out what they do not need. */
 FS_DEVICE fs_rules rules_of(const fs_draw &draw) {
     fs_rules rules = {};
-    rules.status = draw.status & ~FS_DRAW_GREEDY;
+    rules.status = draw.status & ((1u << FS_DRAW_K) - 1);
     rules.greedy = is_greedy(draw);
     rules.inverse_temperature = rules.cut_scale = draw.inverse;
     rules.top_p = rules.repetition = 1.0f;

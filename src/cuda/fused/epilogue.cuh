@@ -167,7 +167,7 @@ template <int N, int S, int J> FS_DEVICE uint32_t marked_groups(const fs_tile_st
 
 /* What is above its threshold in a lane's own hot groups: decided in greedy rows, queued in the others; with `marked`,
  * only marked tokens are. Most warps have none, and most lanes of the others. */
-template <int N, int S, int J>
+template <bool LISTED, int N, int S, int J>
 FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p,
                         uint32_t hot, bool marked) {
     const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
@@ -190,17 +190,18 @@ FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, 
         /* All lanes push at once, each its next one. */
 #pragma unroll 1
         for (; above; above &= above - 1) {
-            const int32_t e = __ffs(above) - 1;
-            push_survivor(state, ((const float *)&eight[e / 4][lane])[e % 4],
-                          p.first + 16 * strip + 64 * m + lane / 4 + (e & 2 ? 8 : 0),
-                          16 * g + 8 * (e / 4) + column + (e & 1));
+            const int32_t e = __ffs(above) - 1, row = 16 * g + 8 * (e / 4) + column + (e & 1);
+            const int32_t token = p.first + 16 * strip + 64 * m + lane / 4 + (e & 2 ? 8 : 0);
+            const float x = ((const float *)&eight[e / 4][lane])[e % 4];
+            if (LISTED && !marked) list_token(state, x, token, row); /* what is marked comes again */
+            push_survivor(state, x, token, row);
         }
     }
 }
 
 /* The same together, group by group, every lane half of one row's 16 tokens: where one token is hot in many rows it
  * lies in few lanes' accumulators. */
-template <int N, int S, int J>
+template <bool LISTED, int N, int S, int J>
 FS_DEVICE void push_together(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p,
                              uint32_t hot) {
     const int32_t lane = threadIdx.x & 31, r = lane & 15, half = lane >> 4;
@@ -233,6 +234,7 @@ FS_DEVICE void push_together(const float (&d)[S][N / 2], fs_tile_state<N, J> *st
 #pragma unroll 1
         for (; above; above &= above - 1) {
             const int32_t i = __ffs(above) - 1;
+            if (LISTED) list_token(state, x[16 * i], first + i, row);
             push_survivor(state, x[16 * i], first + i, row);
         }
     }
@@ -256,14 +258,14 @@ template <int N, int S> FS_DEVICE bool is_flooded(uint32_t hot) {
 
 /* reduce: what is above its threshold is decided or queued. A warp with very many survivors sends the marked ones
  * ahead, whose noise is large, and asks for thresholds that know them. A loop for code to be there once. */
-template <int N, int S, int J>
+template <bool LISTED, int N, int S, int J>
 FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p) {
     for (bool asked = false;; asked = true) {
         uint32_t hot = hot_groups<N, S>(d, state, strip);
         const bool ask = !asked && is_flooded<N, S>(hot) && state->noisy;
         if (ask) hot &= marked_groups<N, S>(state, strip);
-        if (ask || !is_crowded<N, S>(hot, state->noisy)) push_own<N, S>(d, state, strip, p, hot, ask);
-        else push_together<N, S>(d, state, strip, p, hot);
+        if (ask || !is_crowded<N, S>(hot, state->noisy)) push_own<LISTED, N, S>(d, state, strip, p, hot, ask);
+        else push_together<LISTED, N, S>(d, state, strip, p, hot);
         if (!ask) return;
         __syncwarp();
         ask_scorers(state);

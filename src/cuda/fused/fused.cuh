@@ -24,6 +24,7 @@
 
 constexpr int FS_THREADS = 384;
 constexpr int FS_CONSUMERS = FS_STRIPS; /* warps */
+constexpr int FS_FLOOR_PATIENCE = 200000; /* ... and for the floors of lists */
 constexpr int FS_PATIENCE = 3000;       /* nanoseconds a CTA waits for the others' first scores, where that pays */
 
 /* What a call needs, as far as the kernel is for it. */
@@ -134,6 +135,54 @@ FS_DEVICE void seed(const fs_cuda_args &args, fs_tile_state<N, J> *state, const 
     __syncwarp();
 }
 
+/* The floor of row b's list, for all. A warp. */
+template <int N, int J> FS_DEVICE void put_floor(const fs_cuda_args &args, fs_tile_state<N, J> *state, int32_t b) {
+    __threadfence(); /* counts before logits */
+    const uint32_t floor = list_floor(args, state->draw[b], b);
+    if (threadIdx.x % 32 == 0) atomicMax(&args.lists.floor[b], floor);
+}
+
+/* The largest logits of this CTA's first tile, for all; and the floors of those rows for which they are then enough. */
+template <int N, int J> FS_DEVICE void put_most(const fs_cuda_args &args, fs_tile_state<N, J> *state) {
+    const fs_cuda_lists &lists = args.lists;
+    for (int32_t first = scorer_thread<J>() / 32 * 32; first < args.rows; first += J * 32) {
+        const int32_t b = first + (int32_t)(threadIdx.x % 32);
+        bool time = false;
+        if (b < args.rows && is_listed(state->draw[b])) {
+            const uint32_t most = state->first_max[b];
+            if (most) lists.most[(int64_t)b * lists.slots + blockIdx.x] = ordered_float(first_logit(most));
+            __threadfence(); /* the logit before the count */
+            time = atomicAdd(&lists.there[b], 1u) + 1 == list_need(state->draw[b], b, lists.slots);
+        }
+        for (uint32_t rows = __ballot_sync(~0u, time); rows; rows &= rows - 1)
+            put_floor(args, state, first + __ffs(rows) - 1);
+    }
+}
+
+/* Better floors, when all tiles are likely to have told: each CTA has those of a few rows. */
+template <int N, int J> FS_DEVICE void raise_floors(const fs_cuda_args &args, fs_tile_state<N, J> *state) {
+    const int32_t warp = scorer_thread<J>() / 32, slots = args.lists.slots;
+    for (int32_t b = (int32_t)blockIdx.x + warp * slots; b < args.rows; b += J * slots)
+        if (is_listed(state->draw[b])) put_floor(args, state, b);
+}
+
+/* Takes over the floors of this lane's rows: with patience, waits for those that are not there. One that does not come
+ * is none: then the list is likely to be too long, and its row is open. */
+template <int N, int J>
+FS_DEVICE void take_floors(const fs_cuda_args &args, fs_tile_state<N, J> *state, int32_t patience) {
+    const uint64_t start = nanoseconds();
+    own_rows<N>(args, state, [&](int32_t b) {
+        if (!is_listed(state->draw[b])) {
+            state->first_max[b] = ~0u;
+            return;
+        }
+        uint32_t floor = load_relaxed(&args.lists.floor[b]);
+        while (!floor && nanoseconds() - start < (uint64_t)patience) floor = load_relaxed(&args.lists.floor[b]);
+        state->first_max[b] = floor ? floor : ordered_float(-INFINITY);
+    });
+    __syncwarp();
+}
+
 /* One scorer is done; how many were before it. What it sent goes before the count, and who counts to the end sees
  * everything. Called with 0 for its instructions alone, out of line for them to be the same ones. */
 static __device__ __noinline__ uint32_t leave(fs_cuda_row *work, bool owed, uint32_t count) {
@@ -167,7 +216,10 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
          * the way, 2 % at 192 and 256 rows (H200, 2026-11). */
         for (bool rehearse = T::TEAMS > 1 && at.i == 0;; rehearse = false) {
             if (at.fresh && !rehearse) barrier_wait(turn.first, seeded++ & 1);
+            if (T::KIND == FS_CUDA_LISTED && at.i == 0 && !rehearse) put_most(args, state);
             if (at.fresh) seed<N>(args, state, shared, first, at.i == 0 ? FS_PATIENCE : 0, rehearse);
+            if (T::KIND == FS_CUDA_LISTED && at.i == 1) raise_floors(args, state);
+            if (T::KIND == FS_CUDA_LISTED && !rehearse) take_floors(args, state, at.i == 0 ? FS_FLOOR_PATIENCE : 0);
             take_bounds(state, args, shared);
             own_rows<N>(args, state, [&](int32_t b) {
                 set_thresholds(state, b, first);
@@ -205,6 +257,11 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
         if (masses_of<T>(args) && at.p.count > 0)
             own_rows<N>(args, state, [&](int32_t b) { add_tile_mass(state, args, at.record, b, groups_of<T>(args)); });
     }
+    if (T::KIND == FS_CUDA_LISTED)
+        own_rows<N>(args, state, [&](int32_t b) {
+            args.lists.count[(int64_t)b * args.lists.slots + blockIdx.x] =
+                state->listed[b / 2] >> 16 * (b & 1) & 0xFFFF;
+        });
     if (masses_of<T>(args) && !groups_of<T>(args))
         own_rows<N>(args, state, [&](int32_t b) { hand_in_mass(state, args, b); });
     if (max_of<T>(args)) own_rows<N>(args, state, [&](int32_t b) { atomicMax(&args.work[b].max, state->max[b]); });
@@ -246,7 +303,7 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
         }
         wait_ready<TEAMS>(turn, at.i);
         if (at.p.count > 0) {
-            reduce<N, TEAMS>(d, state, strip, at.p);
+            reduce<T::KIND == FS_CUDA_LISTED, N, TEAMS>(d, state, strip, at.p);
             if (masses_of<T>(args))
 #pragma unroll
                 for (int m = 0; m < TEAMS; m++)
@@ -267,6 +324,11 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
     fs_tile_state<T::N, T::SCORERS> *state = (fs_tile_state<T::N, T::SCORERS> *)(shared + T::STATE_START);
     const uint32_t full = shared_address(shared + T::BARRIER_START), empty = full + 8 * T::STAGES;
     const rounds turn(empty + 8 * T::STAGES);
+    if constexpr (T::KIND == FS_CUDA_LOGITS)
+        if (args.lists.by_place) { /* how many rows there are the device knows */
+            wait_for_earlier_launches();
+            if (args.first_row + block_start(args) >= *(volatile int32_t *)args.lists.open) return;
+        }
     if (threadIdx.x == 0) {
         state->noisy = 0;
         for (int s = 0; s < T::STAGES; s++) {
@@ -296,6 +358,9 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
         else if constexpr (T::KIND != FS_CUDA_LOGITS) {
             wait_for_earlier_launches();
             let_next_launch_begin(); /* what this launch was given is there for the next one too */
+            if (T::KIND == FS_CUDA_LISTED && args.first_row == 0 && blockIdx.x + blockIdx.y == 0 &&
+                scorer_thread<T::SCORERS>() == 0)
+                *args.lists.open = 0;
             /* Who the rows are is not needed before the first tile is there. */
             open_state(state, args, scorer_thread<T::SCORERS>(), T::SCORERS * 32);
             named_barrier(1, T::SCORERS * 32);

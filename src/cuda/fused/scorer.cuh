@@ -13,6 +13,7 @@
 #ifndef FS_CUDA_SCORER_CUH
 #define FS_CUDA_SCORER_CUH
 
+#include "cuda/device/lists.cuh"
 #include "cuda/device/row.cuh"
 
 /* Survivors in flight. Beside 192 rows there is no room for more. */
@@ -55,8 +56,10 @@ template <int N, int J> struct fs_tile_state {
     float rate[N];    /* of the row's masses (masses.cuh) */
     uint32_t max[N];  /* largest x, ordered; 0: none */
     uint32_t best[N]; /* ordered float, rounded down, of the best score known here; 0: none */
-    /* First tile: its largest logit, ordered, with the place in its last 7 bits; 0: none. */
+    /* First tile: its largest logit, ordered, with the place in its last 7 bits; 0: none. Then the floor of the row's
+     * list, ordered; the image of a NaN, above which there is nothing, where it has none. */
     uint32_t first_max[N];
+    uint32_t listed[(N + 1) / 2]; /* tokens this CTA has listed, 16 bits a row */
     unsigned long long lead[N]; /* greedy rows: the largest order key (core/key.h) so far; 0: none */
     fs_draw draw[N];
     /* Per strip and lane: eight of its accumulators, for code that cannot index registers; then its rows' masses.
@@ -100,6 +103,13 @@ FS_DEVICE void narrow_to_block(fs_cuda_args *args) {
     args->rows = min(args->rows - start, args->block_rows);
     args->work += start;
     args->groups.record += (int64_t)start * args->groups.count * args->groups.slots;
+    if (args->lists.entry) {
+        args->lists.entry += (int64_t)start * args->lists.slots * FS_CUDA_SEGMENT;
+        args->lists.count += (int64_t)start * args->lists.slots;
+        args->lists.most += (int64_t)start * args->lists.slots;
+        args->lists.floor += start;
+        args->lists.there += start;
+    }
 }
 
 template <int N, int J>
@@ -109,8 +119,14 @@ FS_DEVICE void open_state(fs_tile_state<N, J> *state, const fs_cuda_args &args, 
         fs_draw draw;
         memset(&draw, 0, sizeof draw);
         draw.status = FS_ROW_SKIPPED;
-        if (b < rows) draw = draw_of_row(args, start + b);
+        if (b < rows && args.lists.entry) {
+            const fs_rules rules = rules_of_row(&args.batch, args.vocab, args.first_row + start + b);
+            draw = draw_of(rules);
+            if (rules_list(rules, args.batch.flags, args.lists.slots))
+                draw.status |= FS_DRAW_LISTED | list_status(rules, args.lists.slots);
+        } else if (b < rows) draw = draw_of_row(args, start + b);
         state->draw[b] = draw;
+        if (b % 2 == 0) state->listed[b / 2] = 0;
         if (draws(draw) && !is_greedy(draw)) state->noisy = 1;
         for (int32_t strip = 0; strip < FS_STRIPS; strip++)
             state->threshold[strip][b] = INFINITY; /* stays so for rows without a token, and past the batch */
@@ -178,6 +194,19 @@ template <int N, int J> FS_DEVICE void push_survivor(fs_tile_state<N, J> *state,
     const uint32_t id = id_of<ROW_BITS<N>>((uint32_t)token, row);
     const unsigned long long entry = (unsigned long long)id << 32 | __float_as_uint(x);
     *(volatile unsigned long long *)&state->queue[slot % QUEUE<N>] = entry;
+}
+
+/* Lists a token that is not below the floor of its row's list: in this CTA's segment, as long as it has room. */
+template <int N, int J> FS_DEVICE void list_token(fs_tile_state<N, J> *state, float x, int32_t token, int32_t row) {
+    if (!(x >= float_of_ordered(state->first_max[row]))) return;
+    const int shift = 16 * (row & 1);
+    uint32_t *counter = &state->listed[row / 2];
+    if ((*(volatile uint32_t *)counter >> shift & 0xFFFF) > FS_CUDA_SEGMENT) return; /* too short, as the count says */
+    const uint32_t place = atomicAdd(counter, 1u << shift) >> shift & 0xFFFF;
+    const fs_cuda_lists &lists = state->args.lists;
+    if (place < FS_CUDA_SEGMENT)
+        lists.entry[((int64_t)row * lists.slots + blockIdx.x) * FS_CUDA_SEGMENT + place] =
+            order_key(x, (uint32_t)token);
 }
 
 /* Has the scorers look at what this warp has queued, before it goes on. */
@@ -392,6 +421,12 @@ FS_DEVICE void take_bounds(fs_tile_state<N, J> *state, const fs_cuda_args &args,
         if (bound[i]) atomicMax(&state->best[scorer_thread<J>() + i * J * 32], bound[i]);
 }
 
+/* What is below the floor of row b's list, further than a mark moves a threshold. */
+template <int N, int J> FS_DEVICE float below_floor(const fs_tile_state<N, J> *state, int32_t b) {
+    const float floor = float_of_ordered(state->first_max[b]);
+    return floor - fabsf(floor) * 0x1p-16f - 1e-30f;
+}
+
 /* The marks of row b in the tile from `first` on. */
 template <int N, int J> FS_DEVICE void find_marks(fs_tile_state<N, J> *state, int32_t b, int32_t first) {
     const fs_draw &draw = state->draw[b];
@@ -405,7 +440,8 @@ template <int N, int J> FS_DEVICE void find_marks(fs_tile_state<N, J> *state, in
 template <int N, int J> FS_DEVICE void set_thresholds(fs_tile_state<N, J> *state, int32_t b, int32_t first) {
     const uint32_t known = *(volatile uint32_t *)&state->best[b];
     const fs_threshold threshold = threshold_of(known, state->draw[b].temperature);
-    float unmarked = with_mark(threshold_at(threshold, FS_UNMARKED_CEILING), -1);
+    const float listed = is_listed(state->draw[b]) ? below_floor(state, b) : INFINITY;
+    float unmarked = with_mark(fminf(threshold_at(threshold, FS_UNMARKED_CEILING), listed), -1);
     if (is_greedy(state->draw[b]))
         unmarked = fmaxf(threshold.level, fminf(known_score((uint32_t)(state->lead[b] >> 32)), 0x1.fffffep127f));
 #pragma unroll
@@ -413,7 +449,7 @@ template <int N, int J> FS_DEVICE void set_thresholds(fs_tile_state<N, J> *state
     if (!known) return;
     for_marks(state, b, first, [&](int32_t strip, int32_t place, uint32_t prefix) {
         float *low = &state->threshold[strip][b];
-        *low = fminf(*low, with_mark(threshold_at(threshold, mark_ceiling(prefix)), place));
+        *low = fminf(*low, with_mark(fminf(threshold_at(threshold, mark_ceiling(prefix)), listed), place));
     });
 }
 
@@ -430,6 +466,12 @@ template <class T> FS_DEVICE void rehearse_end(fs_tile_state<T::N, T::SCORERS> *
     close<T>(state, b, true);
 }
 
+/* A logit of first_max from below: towards zero if it is positive, away from it if it is negative. */
+FS_DEVICE float first_logit(uint32_t most) {
+    const uint32_t bits = __float_as_uint(float_of_ordered(most));
+    return __uint_as_float(bits >> 31 ? bits | 127 : bits & ~127u);
+}
+
 /* First tile: the largest logit of row b is a token; its score from below is the row's first bound. A rehearsal is
  * without effect. */
 template <int N, int J>
@@ -439,8 +481,7 @@ FS_DEVICE void seed_row(fs_tile_state<N, J> *state, const fs_cuda_args &args, co
     if (!most) return;
     if (!rehearse) state->first_max[b] = 0;
     const uint32_t bits = __float_as_uint(float_of_ordered(most));
-    /* From below: towards zero for a positive logit, away from it for a negative one. */
-    const float x = __uint_as_float(bits >> 31 ? bits | 127 : bits & ~127u);
+    const float x = first_logit(most);
     score_token<ROW_BITS<N>>(state->draw[b], rehearse ? &state->highest : &state->best[b], bound_of(shared, b),
                              &args.work[b].flags, x, id_of<ROW_BITS<N>>((uint32_t)(first + (bits & 127)), b));
 }
@@ -453,6 +494,7 @@ template <int N, int J> FS_DEVICE void raise_thresholds(fs_tile_state<N, J> *sta
 #pragma unroll 1
     for (int32_t strip = 0; strip < FS_STRIPS; strip++) {
         float *low = &state->threshold[strip][b];
+        if (is_listed(state->draw[b])) return; /* tokens below are to be listed */
         if (is_greedy(state->draw[b])) *low = fmaxf(*low, threshold.level);
         else if (mark_in(*low) < 0) before = *low;
     }

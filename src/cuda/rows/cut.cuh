@@ -66,6 +66,12 @@ struct row_entries : logit_entries {
 struct list_entries : logit_entries {
     const unsigned long long *key;
 
+    FS_DEVICE_MEMBER list_entries from(uint64_t first) const {
+        list_entries e = *this;
+        e.least = max(first, least);
+        return e;
+    }
+
     template <class F> FS_DEVICE_MEMBER void each(F f) const {
         for (int64_t i = threadIdx.x; i < size; i += ROW_THREADS)
             if (key[i] >= least) f(key[i]);
@@ -127,7 +133,8 @@ template <class E> FS_DEVICE void collect_list(short_list *list, const E &entrie
 
 /* The least key that survives all cuts. first: the largest y. A short list of all that top-k leaves is left to the
  * caller. */
-FS_DEVICE uint64_t cut_row(select_room *room, const row_entries &all, const fs_rules &rules, uint32_t flags,
+template <class E>
+FS_DEVICE uint64_t cut_row(select_room *room, const E &all, const fs_rules &rules, uint32_t flags,
                            float first, short_list *list) {
     const float scale = rules.cut_scale, inverse = rules.inverse_temperature;
     const float number = first * scale, top_p = number == INFINITY ? 0.0f : rules.top_p;
@@ -137,7 +144,7 @@ FS_DEVICE uint64_t cut_row(select_room *room, const row_entries &all, const fs_r
     const uint64_t open = least_key([&](float y) { return y * scale > -INFINITY; }); /* what cuts look at */
     const uint64_t floor_key = least_key([&](float y) { return !((double)(y * scale) < floor); });
     const uint64_t there = least_key([&](float y) { return y * inverse > -INFINITY; });
-    row_entries left = all.from(floor_last ? open : max(open, floor_key));
+    E left = all.from(floor_last ? open : max(open, floor_key));
     uint64_t cut = left.least;
     list->count = list->room + 1;
     if (rules.top_k > 0) {

@@ -4,12 +4,14 @@
 #include "cuda/rows/cut.cuh"
 #include "cuda/rows/draw.cuh"
 
-#include "core/finish.h"
+#include "cuda/device/lists.cuh"
+#include "cuda/device/row.cuh"
 
 namespace {
 
 constexpr int MOST_SAMPLES = 1024; /* and most of the best */
 constexpr int RANKS_AT_ONCE = 8;
+constexpr int LIST_ROOM = 4096; /* candidates of a row that are read at once */
 
 /* One row, in shared memory. */
 struct ending {
@@ -21,7 +23,7 @@ struct ending {
     float least; /* of all finite x and y */
     select_room room;
     unsigned long long winner[MOST_SAMPLES]; /* score keys, or order keys of the best */
-    unsigned long long list[MOST_SAMPLES]; /* what top-k leaves, where it is so little */
+    unsigned long long list[LIST_ROOM]; /* candidates; or what top-k leaves, where it is so little */
 };
 
 /* ------------------------------------------------------------------------------------------------------- rules ---- */
@@ -342,14 +344,19 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     end_rows(const __grid_constant__ fs_cuda_args args) {
     extern __shared__ __align__(16) char shared[];
     ending *e = (ending *)shared;
-    const int64_t b = args.first_row + (int64_t)blockIdx.x;
     wait_for_earlier_launches();
+    int64_t b = args.first_row + (int64_t)blockIdx.x;
+    if (args.lists.by_place) {
+        if (b >= args.lists.open[0]) return;
+        b = args.lists.open[1 + b];
+    }
     open_row(e, args, b);
+    if (args.lists.by_place && threadIdx.x == 0) e->row.status |= FS_ROW_FALLBACK;
     if (!rules_drop_row(&e->rules)) {
         const row_logits l = find_logits(e, args, b);
         summarise(e, args, l);
         if (!(e->row.status & FS_ROW_NO_TOKEN)) {
-            short_list list = {e->list, MOST_SAMPLES, 0};
+            short_list list = {e->list, LIST_ROOM, 0};
             find_cut(e, args, l, &list);
             const int32_t drawn = args.needs.samples ? draw(e, args, l, list) : args.batch.samples;
             write_row_results(e, args, l, drawn);
@@ -362,10 +369,137 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     row_write_absent(&e->row);
 }
 
+/* ------------------------------------------------------------------------------------------------ listed rows ---- */
+
+/* The candidates of row b of the launch, if they are all there and few enough, into e->list; else -1. */
+FS_DEVICE int32_t take_list(ending *e, const fs_cuda_lists &lists, int32_t b) {
+    __shared__ uint32_t found;
+    const uint32_t *count = lists.count + (int64_t)b * lists.slots;
+    const unsigned long long *entry = lists.entry + (int64_t)b * lists.slots * FS_CUDA_SEGMENT;
+    if (threadIdx.x == 0) found = 0;
+    bool whole = true;
+    __syncthreads();
+    for (int32_t slot = threadIdx.x; slot < lists.slots; slot += ROW_THREADS) {
+        const uint32_t n = count[slot];
+        whole &= n <= FS_CUDA_SEGMENT;
+        e->room.count[slot] = atomicAdd(&found, n);
+    }
+    whole = __syncthreads_and(whole);
+    const uint32_t all = found;
+    if (!whole || all > LIST_ROOM) return -1;
+    for (int32_t i = threadIdx.x; i < lists.slots * FS_CUDA_SEGMENT; i += ROW_THREADS) {
+        const int32_t slot = i / FS_CUDA_SEGMENT, place = i % FS_CUDA_SEGMENT;
+        if (place < (int32_t)count[slot]) e->list[e->room.count[slot] + place] = entry[i];
+    }
+    __syncthreads();
+    return (int32_t)all;
+}
+
+/* A row is open: its hidden state goes where open ones are side by side. */
+FS_DEVICE void leave_open(const fs_cuda_args &args, int64_t b) {
+    __shared__ int32_t place;
+    if (threadIdx.x == 0) {
+        place = atomicAdd(&args.lists.open[0], 1);
+        args.lists.open[1 + place] = (int32_t)b;
+    }
+    __syncthreads();
+    const fs_matrix hidden = hidden_of_batch(&args.head, &args.batch);
+    const uint16_t *from = (const uint16_t *)matrix_row(&hidden, b);
+    uint16_t *to = (uint16_t *)args.lists.hidden + place * args.lists.hidden_stride;
+    for (int64_t i = threadIdx.x; i < args.head.dim; i += ROW_THREADS) to[i] = from[i];
+}
+
+/* The token of a row that is cut, from its list: the winner of the race over all tokens, if it survives; else of a race
+ * of those that do. */
+FS_DEVICE void end_list(ending *e, const fs_cuda_args &args, const fs_found &found, int32_t count) {
+    const fs_rules &rules = e->rules;
+    const uint32_t token = score_key_token(found.key);
+    unsigned long long largest = 0, own = 0;
+    for (int32_t i = threadIdx.x; i < count; i += ROW_THREADS) {
+        const unsigned long long key = e->list[i];
+        largest = max(largest, key);
+        if (order_key_token(key) == token) own = key;
+    }
+    largest = block_max(largest);
+    own = block_max(own);
+    const float first = order_key_logit(largest);
+    if (threadIdx.x == 0) {
+        e->summary.max_x = e->summary.max_y = first;
+        e->summary.mass = e->summary.raw_mass = found.mass;
+        e->row.status |= found.flags & ~FS_CUDA_X_INF;
+    }
+    const list_entries all = {{count, 1, cut_scale(rules.cut_scale, first), first, 40.0f / rules.cut_scale}, e->list};
+    short_list left = {e->winner, 0, 0}; /* all of it is short */
+    const uint64_t last = cut_row(&e->room, all, rules, args.batch.flags, first, &left);
+    uint64_t key = found.key;
+    if (own < last) {
+        row_race race = {{}, &rules, args.batch.noise, last, noise_row(rules.seed, rules.position, 0, rules.stream),
+                         e->list, (uint32_t)count};
+        key = race_once(race);
+        for (int32_t i = threadIdx.x; i < count; i += ROW_THREADS)
+            if (order_key_token(e->list[i]) == score_key_token(key)) own = e->list[i];
+        own = block_max(own);
+    }
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    e->row.log_z = row_log_z(&e->row);
+    const float x = order_key_logit(own);
+    row_write_sample(&e->row, 0, score_key_token(key), x, x, score_key_value(key));
+    if (args.result.max_logit) args.result.max_logit[e->row.b] = row_logit(&e->row, first, first);
+    if (args.result.log_z) args.result.log_z[e->row.b] = (float)e->row.log_z;
+    if (args.result.status) args.result.status[e->row.b] = e->row.status;
+}
+
+/* After a pass that has listed candidates: a CTA has one row. */
+__global__ void __launch_bounds__(ROW_THREADS, 1) end_listed(const __grid_constant__ fs_cuda_args args) {
+    extern __shared__ __align__(16) char shared[];
+    ending *e = (ending *)shared;
+    const int32_t b = (int32_t)blockIdx.x;
+    open_row(e, args, args.first_row + b);
+    wait_for_earlier_launches();
+    const fs_rules &rules = e->rules;
+    const fs_draw draw = draw_of(rules);
+    fs_cuda_row *row = &args.work[b];
+    const bool listed = rules_list(rules, args.batch.flags, args.lists.slots);
+    const bool cut = !rules_drop_row(&rules) && rules_cut(&rules) && !rules.greedy && __ldcg(&row->key);
+    fs_needs needs = plain_needs(args.needs);
+    if (cut || threadIdx.x != 0) needs.winner_logit = 0; /* it is in the list */
+    const fs_found found = found_in(row, draw, needs);
+    int32_t count = -1;
+    if (cut && listed) count = take_list(e, args.lists, b);
+    if (cut && count < 0) leave_open(args, args.first_row + b);
+    else if (cut) end_list(e, args, found, count);
+    else if (threadIdx.x == 0) write_row(args, draw, needs, args.first_row + b, found, false, NULL);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        clear_row(row, needs_mass(args.needs));
+        args.lists.floor[b] = args.lists.there[b] = 0;
+    }
+    for (int32_t i = threadIdx.x; i < args.lists.slots; i += ROW_THREADS)
+        args.lists.most[(int64_t)b * args.lists.slots + i] = 0;
+}
+
 } // namespace
 
 extern "C" cudaError_t fs_cuda_rows_open(void) {
-    return cudaFuncSetAttribute(end_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(ending));
+    const cudaError_t error = cudaFuncSetAttribute(end_rows, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   (int)sizeof(ending));
+    if (error != cudaSuccess) return error;
+    return cudaFuncSetAttribute(end_listed, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(ending));
+}
+
+extern "C" cudaError_t fs_cuda_listed_launch(const fs_cuda_args *args, cudaStream_t stream) {
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute;
+    config.gridDim = dim3((unsigned)args->rows);
+    config.blockDim = dim3(ROW_THREADS);
+    config.dynamicSmemBytes = sizeof(ending);
+    config.stream = stream;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = args->overlap ? 1 : 0;
+    return cudaLaunchKernelEx(&config, end_listed, *args);
 }
 
 extern "C" cudaError_t fs_cuda_rows_launch(const fs_cuda_args *args, cudaStream_t stream) {
