@@ -178,9 +178,10 @@ typedef struct fs_head {
 enum {
     FS_MODE_SAMPLE = 0,              /* n independent samples per row */
     FS_MODE_WITHOUT_REPLACEMENT = 1, /* n distinct tokens in Plackett-Luce order (Gumbel-top-n) */
-    /* The paper's B.2 and B.3: exact in law, depend on group_size; no cuts, n = 1. For comparison with it: on CUDA
-     * groups of 4,096 take 1.04 to 3.3 times what FS_MODE_SAMPLE does, because each has a winner of its own to find,
-     * and the best of few tokens keeps fewer others out of the race. */
+    /* The paper's B.2 and B.3: exact in law, depend on group_size; n = 1, no cuts, and on CUDA no arrays of them that
+     * limits.absent does not name. For comparison with it: on CUDA groups of 4,096 take 1.04 to 3.3 times what
+     * FS_MODE_SAMPLE does, because each has a winner of its own to find, and the best of few tokens keeps fewer others
+     * out of the race. */
     FS_MODE_GROUP_PARALLEL = 2,
     FS_MODE_GROUP_ONLINE = 3,
     FS_MODE_SCORE = 4 /* nothing is drawn: batch.given are the tokens, their logits are the result */
@@ -252,7 +253,7 @@ typedef struct fs_batch {
     uint32_t flags;         /* FS_KEEP_TIES | ... */
     int32_t fallback_token; /* written where a row has no token; default -1 */
     int64_t group_size;     /* group modes of fs_sample: ids [k * group_size, (k+1) * group_size) form group k; at least
-                             * 1, on CUDA a multiple of 128; elsewhere ignored */
+                             * 1, on CUDA a multiple of 128 is faster; elsewhere ignored */
     int32_t list_capacity;  /* entries a candidate list holds at least, per row and part, in calls that have lists;
                              * 0 = chosen. A longer list proves wider cuts in one pass */
 

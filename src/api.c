@@ -139,7 +139,7 @@ fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch 
     if (!context->backend->work_size)
         return fs_fail(context, FS_ERR_UNSUPPORTED, "fs_work_size is not supported by the %s backend",
                        context->backend->name);
-    if (a.batch.group_size == 0) a.batch.group_size = FS_TOKEN_LIMIT - 1; /* of fs_partial, where a part is one group */
+    if (a.batch.group_size == 0) a.batch.group_size = FS_TOKEN_LIMIT; /* of fs_partial, where a part is one group */
     FS_TRY(context->backend->work_size(context, &a.head, &a.batch, &a.result, sizes));
     if (bytes) *bytes = sizes[0];
     if (every) *every = sizes[1];

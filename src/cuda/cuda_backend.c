@@ -318,7 +318,7 @@ static fs_status cuda_work_size(fs_context *context, const fs_head *head, const 
     calls[0] = calls[1] = fs_cuda_args_of(head, batch, result);
     calls[1].batch.mode = FS_MODE_SAMPLE;
     for (int64_t rows = batch->rows < FS_CUDA_ROWS ? batch->rows : FS_CUDA_ROWS; rows > 0; rows--)
-        for (int i = 0; i < 2; i++) {
+        for (int i = fs_cuda_has_rules(&calls[0]); i < 2; i++) { /* which has no records */
             size_t size;
             calls[i].batch.rows = rows;
             FS_TRY(fs_cuda_records_bytes(context, &calls[i], &size));

@@ -17,9 +17,12 @@ static int asks_for_lists(const fs_result *r) {
 
 int fs_cuda_has_rules(const fs_cuda_args *args) {
     const fs_batch *batch = &args->batch;
-    if (batch_is_grouped(batch)) return 0;
-    return batch_rules(&args->head, batch) || batch->mode != FS_MODE_SAMPLE || batch->samples != 1 ||
-           batch->noise != FS_NOISE_EXACT || is_mixed(args) || asks_for_lists(&args->result);
+    if (batch_rules(&args->head, batch) || batch->noise != FS_NOISE_EXACT || is_mixed(args) ||
+        asks_for_lists(&args->result))
+        return 1;
+    /* The kernels of groups have tiles that are one group's, and one mass, of the logits they draw from. */
+    if (batch_is_grouped(batch)) return batch->group_size % FS_CUDA_TILE != 0 || args->needs.raw_mass;
+    return batch->mode != FS_MODE_SAMPLE || batch->samples != 1;
 }
 
 /* ----------------------------------------------------------------------------------------------- in work memory ---- */
@@ -138,6 +141,7 @@ static fs_status launch_dots(fs_context *context, const fs_cuda_room *room, cons
     }
     fs_cuda_args part = *args;
     part.batch.rows = args->first_row + args->rows;
+    part.batch.mode = FS_MODE_SAMPLE; /* no plan by groups: logits are the same in every mode */
     while (part.first_row < part.batch.rows) {
         FS_TRY(fs_cuda_launch_next(context, room, &part));
         part.first_row += part.rows;

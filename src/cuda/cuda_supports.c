@@ -2,7 +2,6 @@
 #include "cuda_plan.h"
 
 #include "backend.h"
-#include "cuda_call.h"
 
 #define NOT_YET " is not supported yet by the cuda backend"
 
@@ -10,16 +9,16 @@ const char *fs_cuda_lacks(const fs_outline *o) {
     const int weights = o->kind == FS_HEAD_WEIGHTS, shards = o->call != FS_CALL_SAMPLE;
     const int grouped = o->mode == FS_MODE_GROUP_PARALLEL || o->mode == FS_MODE_GROUP_ONLINE;
     const int log_z = (o->results & (FS_RESULT_LOG_Z | FS_RESULT_LOGPROB)) != 0;
-    const int lists = (o->results & (FS_RESULT_RANK | FS_RESULT_TOP | FS_RESULT_WATCH)) != 0;
+    const uint32_t cuts = FS_RULE_TOP_K | FS_RULE_TOP_P | FS_RULE_MIN_P;
     const fs_lack table[] = {
-        {grouped && !shards && o->group_size % FS_CUDA_TILE, "a batch.group_size that is no multiple of 128" NOT_YET},
-        {grouped && log_z && o->logits == FS_LOGITS_RAW, "log Z of raw logits together with a group mode" NOT_YET},
-        {grouped && o->rules, "a rule of rows together with a group mode" NOT_YET},
-        {grouped && lists, "result.rank, .top_... or .watch_... together with a group mode" NOT_YET},
-        {grouped && o->noise != FS_NOISE_EXACT, "FS_NOISE_FAST together with a group mode" NOT_YET},
-        {(shards || grouped) && weights && o->dtype == FS_F32, "head.dtype FS_F32 over shards or in a group mode" NOT_YET},
-        {(shards || grouped) && weights && o->hidden_dtype != o->dtype,
-         "a batch.hidden_dtype other than head.dtype over shards or in a group mode" NOT_YET},
+        /* Nobody does, but here the host does not see whether an array has a cut. */
+        {grouped && (o->rules & cuts), "a cut in a group mode, unless batch.limits.absent says that no row has one,"
+                                       " is not supported by the cuda backend"},
+        {shards && grouped && log_z && o->logits == FS_LOGITS_RAW,
+         "log Z of raw logits together with a group mode over shards" NOT_YET},
+        {shards && weights && o->dtype == FS_F32, "head.dtype FS_F32 over shards" NOT_YET},
+        {shards && weights && o->hidden_dtype != o->dtype,
+         "a batch.hidden_dtype other than head.dtype over shards" NOT_YET},
         {shards && !grouped && o->mode != FS_MODE_SAMPLE, "this batch.mode over shards" NOT_YET},
         {shards && o->samples != 1, "batch.samples above 1 over shards" NOT_YET},
         {shards && o->noise != FS_NOISE_EXACT, "FS_NOISE_FAST over shards" NOT_YET},
@@ -35,4 +34,3 @@ const char *fs_cuda_lacks(const fs_outline *o) {
     };
     return fs_first_lack(table, sizeof table / sizeof table[0]);
 }
-_Static_assert(FS_CUDA_TILE == 128, "the words above say so");

@@ -118,8 +118,8 @@ static void cuda_does_plain_and_grouped_rows(void **state) {
         {0, 0, FS_BF16, FS_F32, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, "hidden_dtype"},
         {0, 0, FS_BF16, FS_BF16, FS_MODE_SCORE, 1, 0, 0, 0, 0, "mode"},
         {0, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 1, 0, FS_RESULT_LOG_Z, 256, NULL},
-        {0, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 0, 0, FS_RESULT_LOG_Z, 256, "raw"},
-        {0, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 0, 0, 0, 200, "128"},
+        {0, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 0, 0, FS_RESULT_LOG_Z, 256, NULL},
+        {0, 0, FS_F32, FS_F16, FS_MODE_GROUP_PARALLEL, 1, 0, FS_RULE_PENALTIES, FS_RESULT_TOP, 200, NULL},
         {1, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_PARALLEL, 1, 0, 0, 0, 0, NULL},
         {2, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 0, 0, 0, 256, "FS_MODE_GROUP_PARALLEL"},
         {0, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 2, 0, 0, 0, 0, "samples"},
@@ -176,6 +176,24 @@ static void what_changes_nothing_is_no_reason_to_refuse(void **state) {
     fs_context_destroy(context);
 }
 
+/* The host does not see whether a row has a cut, which no group mode takes. */
+static void group_modes_take_arrays_of_cuts_that_are_said_to_be_absent(void **state) {
+    (void)state;
+    fs_context *context = open_context(FS_BACKEND_CUDA, 0, 0);
+    for (uint32_t rule = FS_RULE_TOP_K; rule <= FS_RULE_MIN_P; rule *= 2)
+        for (int32_t mode = FS_MODE_GROUP_PARALLEL; mode <= FS_MODE_GROUP_ONLINE; mode++) {
+            outlined c;
+            fs_outline o = fs_outline_default();
+            o.mode = mode, o.group_size = 7, o.rules = rule;
+            call_of_outline(&c, &o, 1);
+            assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_UNSUPPORTED);
+            assert_non_null(strstr(fs_error_text(context), "batch.limits.absent"));
+            c.batch.limits.absent = rule;
+            assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_INTERNAL);
+        }
+    fs_context_destroy(context);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_cuda_backend_is_there_when_it_is_asked_for),
@@ -184,6 +202,7 @@ int main(void) {
         cmocka_unit_test(cuda_does_plain_and_grouped_rows),
         cmocka_unit_test(rules_that_are_said_to_be_absent_are_no_reason_to_refuse),
         cmocka_unit_test(what_changes_nothing_is_no_reason_to_refuse),
+        cmocka_unit_test(group_modes_take_arrays_of_cuts_that_are_said_to_be_absent),
     };
     return cmocka_run_group_tests_name("backend", tests, NULL, NULL);
 }

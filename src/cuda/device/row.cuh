@@ -3,19 +3,12 @@
 #ifndef FS_CUDA_ROW_CUH
 #define FS_CUDA_ROW_CUH
 
+#include "cuda/device/mass.cuh"
 #include "cuda/device/race.cuh"
 
 #include "core/finish.h"
 
 /* ------------------------------------------------------------------------------------------------------ masses ---- */
-
-/* The mass of the lane whose number differs in this bit. */
-FS_DEVICE fs_mass mass_across(const fs_mass &m, int apart) {
-    fs_mass other;
-    other.top = __shfl_xor_sync(~0u, m.top, apart);
-    for (int i = 0; i < 3; i++) other.limb[i] = __shfl_xor_sync(~0u, (unsigned long long)m.limb[i], apart);
-    return other;
-}
 
 /* The sum of two values, one kept by each half of the lanes `apart` apart: halves the values a lane holds. */
 FS_DEVICE float keep_sum(float mine, float theirs, int32_t apart) {

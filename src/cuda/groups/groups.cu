@@ -48,24 +48,6 @@ FS_DEVICE fs_mass whole_mass(fs_group *record, int32_t slots, int lane) {
     return all.mass;
 }
 
-/* The masses of the lanes before this one together; *all: those of all lanes. */
-FS_DEVICE fs_mass mass_before(fs_mass m, int lane, fs_mass *all) {
-    auto up = [&](int apart) {
-        fs_mass other;
-        other.top = __shfl_up_sync(~0u, m.top, apart);
-        for (int i = 0; i < 3; i++) other.limb[i] = __shfl_up_sync(~0u, (unsigned long long)m.limb[i], apart);
-        return other;
-    };
-    for (int apart = 1; apart < 32; apart *= 2) {
-        const fs_mass other = up(apart);
-        if (lane >= apart) mass_merge(&m, &other);
-    }
-    all->top = __shfl_sync(~0u, m.top, 31);
-    for (int i = 0; i < 3; i++) all->limb[i] = __shfl_sync(~0u, (unsigned long long)m.limb[i], 31);
-    const fs_mass before = up(1);
-    return lane ? before : mass_empty();
-}
-
 /* The largest of the lanes' values; *who: the first that has it. */
 FS_DEVICE uint64_t largest(uint64_t value, int *who) {
     uint64_t most = value;

@@ -3,6 +3,7 @@
 #include "cuda/cuda_launch.h"
 #include "cuda/rows/cut.cuh"
 #include "cuda/rows/draw.cuh"
+#include "cuda/rows/groups.cuh"
 
 #include "cuda/device/lists.cuh"
 #include "cuda/device/row.cuh"
@@ -21,7 +22,10 @@ struct ending {
     fs_summary summary;
     fs_row row;
     float least; /* of all finite x and y */
-    select_room room;
+    union {
+        select_room room;
+        group_window window; /* of draws by groups */
+    };
     unsigned long long winner[MOST_SAMPLES]; /* score keys, or order keys of the best */
     unsigned long long list[LIST_ROOM]; /* candidates; or what top-k leaves, where it is so little */
 };
@@ -210,8 +214,18 @@ FS_DEVICE int32_t draw(ending *e, const fs_cuda_args &args, const row_logits &l,
     const int32_t n = args.needs.samples;
     row_race race = {l, &rules, args.batch.noise, e->row.has_cut ? e->row.cut.last : 1, {}, NULL, 0};
     if (list.count <= list.room) race.list = list.key, race.listed = list.count;
+    race.noise = noise_row(rules.seed, rules.position, 0, rules.stream);
+    if (batch_is_grouped(&args.batch)) {
+        choose_group(&e->window, race, args.batch);
+        if (threadIdx.x == 0) {
+            const fs_choice &choice = e->window.choice;
+            e->winner[0] = choice_winner(&choice, group_is_a_law(&rules, e->summary.flags)).key;
+            e->summary.mass = choice.mass;
+        }
+        __syncthreads();
+        return n;
+    }
     if (args.needs.ordered) {
-        race.noise = noise_row(rules.seed, rules.position, 0, rules.stream);
         /* Noise is between -4 and 45, and nobody of interest far below its middle. */
         const scored_entries all = {&race, l.high - l.low, e->summary.max_y * rules.inverse_temperature + 45.0f, 90.0f};
         const uint64_t last = select_last(&e->room, all, (uint64_t)n, SELECT_ALL, 0.0);
