@@ -273,6 +273,14 @@ def test_groups_of_any_size(size, mode, kind):
     check((c.logits, c if kind == "stored" else through_weights(c)) for c in cases)
 
 
+@pytest.mark.parametrize("mode", ["group_parallel", "group_online"])
+@pytest.mark.parametrize("size", [1, 3001, 20000])
+def test_groups_of_many_windows_and_of_many_warps(size, mode):
+    """A CTA takes 512 groups at a time, and up to 32 of its warps take a group: 79 times, and 8 and 32 warps, here."""
+    rules = dict(mode=mode, group_size=size, temperature=np.array([0.0, 0.5, 1.0]))
+    check([("stored", asked(gaussian(24, 3, 40011), rules, "processed"))])
+
+
 @pytest.mark.parametrize("rows", [1027, 2558])
 def test_stored_more_rows_than_a_launch_takes(rows):
     rng = np.random.default_rng(rows)
