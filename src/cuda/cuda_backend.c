@@ -41,6 +41,7 @@ static fs_status open_stored(fs_context *context, fs_cuda *cuda) {
 
 static fs_status open_rows(fs_context *context) {
     FS_CUDA_TRY(context, fs_cuda_rows_open());
+    FS_CUDA_TRY(context, fs_cuda_listed_open());
     return FS_OK;
 }
 
@@ -89,6 +90,18 @@ static fs_status open_device(fs_context *context, fs_cuda *cuda) {
     return status;
 }
 
+/* Short lists leave many rows to the second pass: for tests of it. */
+static fs_status choose_list_room(fs_context *context, fs_cuda *cuda) {
+    const char *text = getenv("FLASHSAMPLING_CUDA_LIST");
+    char *end = NULL;
+    const long room = text ? strtol(text, &end, 10) : FS_CUDA_LIST;
+    if (text && (end == text || *end || room < 0 || room > FS_CUDA_LIST))
+        return fs_fail(context, FS_ERR_ENVIRONMENT,
+                       "FLASHSAMPLING_CUDA_LIST is \"%.40s\", must be a number from 0 to %d", text, FS_CUDA_LIST);
+    cuda->list_room = (int32_t)room;
+    return FS_OK;
+}
+
 static fs_status cuda_open(fs_context *context) {
     fs_cuda *cuda = fs_context_alloc(context, sizeof *cuda, "the CUDA backend");
     if (!cuda) return FS_ERR_MEMORY;
@@ -100,7 +113,8 @@ static fs_status cuda_open(fs_context *context) {
         snprintf(cuda->forced_text, sizeof cuda->forced_text, "%s", forced);
         cuda->forced = cuda->forced_text;
     }
-    fs_status status = open_device(context, cuda);
+    fs_status status = choose_list_room(context, cuda);
+    if (status == FS_OK) status = open_device(context, cuda);
     if (status != FS_OK) {
         cuda_close(context);
         return status;

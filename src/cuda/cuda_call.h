@@ -56,10 +56,12 @@ typedef struct fs_cuda_lists {
     int64_t hidden_stride;     /* ... so many from one row to the next */
     int32_t *open;             /* how many rows are open, then which: their lists do not prove what they were asked */
     int32_t slots;
+    int32_t room;     /* candidates of a row that are looked at; rows with more are open */
     int32_t by_place; /* the launch's rows are open ones, by their places in `open` */
 } fs_cuda_lists;
 
 #define FS_CUDA_SEGMENT 64
+#define FS_CUDA_LIST 4096 /* most candidates of a row that are looked at */
 
 /* Logits of a launch's rows in work memory, those of one row `stride` floats on from those of the row before: x, which
  * begin as dot products where the head has weights, and y, where tokens may be edited. */

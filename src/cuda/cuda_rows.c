@@ -49,7 +49,7 @@ static int may_list(const fs_cuda_args *args) {
     return args->head.kind == FS_HEAD_WEIGHTS && args->head.rows > 0 && !is_mixed(args) &&
            batch->mode == FS_MODE_SAMPLE && batch->samples == 1 && batch->noise == FS_NOISE_EXACT &&
            !(rules & (FS_RULE_ALLOW | FS_RULE_EDITS | FS_RULE_PENALTIES)) && rules & (FS_RULE_TOP_K | FS_RULE_MIN_P) &&
-           !asks_for_lists(r) && !(r->logits == FS_LOGITS_CUT && result_wants_log_z(r));
+           !batch->watch_offset && !batch->count_offset && !asks_for_lists(r) && !(r->logits == FS_LOGITS_CUT && result_wants_log_z(r));
 }
 
 static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout *l) {
@@ -109,7 +109,8 @@ fs_status fs_cuda_rows_room(fs_context *context, const fs_cuda_args *args, fs_cu
 }
 
 /* Where they are. */
-static void place(const fs_cuda_room *room, const parts *p, const layout *l, fs_cuda_args *args) {
+static void place(const fs_cuda_room *room, const parts *p, const layout *l, int32_t room_of_lists,
+                  fs_cuda_args *args) {
     char *at = room->parts;
     float *logits = (float *)(void *)at;
     args->work = room->work;
@@ -129,6 +130,7 @@ static void place(const fs_cuda_room *room, const parts *p, const layout *l, fs_
     lists->hidden = at;
     lists->hidden_stride = lines(args->head.dim);
     lists->slots = l->slots;
+    lists->room = room_of_lists;
 }
 
 /* -------------------------------------------------------------------------------------------------- launches ---- */
@@ -172,7 +174,7 @@ fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *given, fs_cu
     const parts p = parts_of(args, &l);
     const int64_t times = (args->batch.rows + l.rows - 1) / l.rows, rows = (args->batch.rows + times - 1) / times;
     args->overlap = cuda->device.major >= 9;
-    place(&room, &p, &l, args);
+    place(&room, &p, &l, cuda->list_room, args);
     room.records = NULL; /* what kernels of groups call so */
     if (l.listed) FS_TRY(list_rows(context, &room, args));
     args->lists.by_place = l.listed != 0;

@@ -27,11 +27,14 @@ FS_DEVICE int32_t list_k(const fs_draw &draw) {
     return (int32_t)(draw.status >> FS_DRAW_K & 0xFF);
 }
 
+constexpr int LIST_SPREAD = 32;
+
 /* How many tiles must have told their largest logits before row b has a floor: somewhat more than k, since of few more
- * the k-th is low; and for each row another number, so that no CTA has to find many floors. */
+ * the k-th is low; and for each of LIST_SPREAD rows another number, so that no CTA has to find many floors. 0: all of
+ * them, and then each CTA finds those of a few rows. */
 FS_DEVICE uint32_t list_need(const fs_draw &draw, int32_t b, int32_t slots) {
-    const int32_t k = list_k(draw), least = min(k ? k + k / 4 + 16 : 64, slots);
-    return (uint32_t)(least + b % (slots - least + 1));
+    const int32_t k = list_k(draw), least = k ? k + k / 4 + 16 : 32;
+    return least + LIST_SPREAD <= slots ? (uint32_t)(least + b % LIST_SPREAD) : 0;
 }
 
 constexpr int LIST_LANES = 8;   /* values a lane takes: up to 256 CTAs */

@@ -194,6 +194,7 @@ FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, 
             const int32_t token = p.first + 16 * strip + 64 * m + lane / 4 + (e & 2 ? 8 : 0);
             const float x = ((const float *)&eight[e / 4][lane])[e % 4];
             if (LISTED && !marked) list_token(state, x, token, row); /* what is marked comes again */
+            if (LISTED && is_only_listed(state, x, threshold[row], row)) continue;
             push_survivor(state, x, token, row);
         }
     }
@@ -235,6 +236,7 @@ FS_DEVICE void push_together(const float (&d)[S][N / 2], fs_tile_state<N, J> *st
         for (; above; above &= above - 1) {
             const int32_t i = __ffs(above) - 1;
             if (LISTED) list_token(state, x[16 * i], first + i, row);
+            if (LISTED && is_only_listed(state, x[16 * i], low, row)) continue;
             push_survivor(state, x[16 * i], first + i, row);
         }
     }

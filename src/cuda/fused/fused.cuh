@@ -159,11 +159,20 @@ template <int N, int J> FS_DEVICE void put_most(const fs_cuda_args &args, fs_til
     }
 }
 
-/* Better floors, when all tiles are likely to have told: each CTA has those of a few rows. */
-template <int N, int J> FS_DEVICE void raise_floors(const fs_cuda_args &args, fs_tile_state<N, J> *state) {
+/* Floors by all tiles: each CTA has those of a few rows. With patience it waits for the last tile, for rows that have no
+ * floor yet; without, it takes what is there to raise them. */
+template <int N, int J>
+FS_DEVICE void put_floors(const fs_cuda_args &args, fs_tile_state<N, J> *state, int32_t patience) {
     const int32_t warp = scorer_thread<J>() / 32, slots = args.lists.slots;
-    for (int32_t b = (int32_t)blockIdx.x + warp * slots; b < args.rows; b += J * slots)
-        if (is_listed(state->draw[b])) put_floor(args, state, b);
+    const uint64_t start = nanoseconds();
+    for (int32_t b = (int32_t)blockIdx.x + warp * slots; b < args.rows; b += J * slots) {
+        if (!is_listed(state->draw[b]) || (patience && list_need(state->draw[b], b, slots))) continue;
+        while (patience && load_relaxed(&args.lists.there[b]) < (uint32_t)slots &&
+               nanoseconds() - start < (uint64_t)patience) {
+        }
+        __syncwarp();
+        put_floor(args, state, b);
+    }
 }
 
 /* Takes over the floors of this lane's rows: with patience, waits for those that are not there. One that does not come
@@ -218,7 +227,8 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
             if (at.fresh && !rehearse) barrier_wait(turn.first, seeded++ & 1);
             if (T::KIND == FS_CUDA_LISTED && at.i == 0 && !rehearse) put_most(args, state);
             if (at.fresh) seed<N>(args, state, shared, first, at.i == 0 ? FS_PATIENCE : 0, rehearse);
-            if (T::KIND == FS_CUDA_LISTED && at.i == 1) raise_floors(args, state);
+            if (T::KIND == FS_CUDA_LISTED && at.i < 2 && !rehearse)
+                put_floors(args, state, at.i == 0 ? FS_FLOOR_PATIENCE : 0);
             if (T::KIND == FS_CUDA_LISTED && !rehearse) take_floors(args, state, at.i == 0 ? FS_FLOOR_PATIENCE : 0);
             take_bounds(state, args, shared);
             own_rows<N>(args, state, [&](int32_t b) {
@@ -290,6 +300,7 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
         end_turn<TEAMS>(turn, at.i);
         if constexpr (T::KIND == FS_CUDA_LOGITS) {
             store_logits<N, TEAMS>(d, args, at.p, t);
+            __syncwarp(); /* without it ptxas serialises the tensor instructions of wide tiles (C7518) */
             continue;
         }
         transform<N, TEAMS>(d, args.head, shaped, at.p, t);

@@ -209,6 +209,15 @@ template <int N, int J> FS_DEVICE void list_token(fs_tile_state<N, J> *state, fl
             order_key(x, (uint32_t)token);
 }
 
+/* Whether a token of a row with a list is below what can win: it is here to be listed. `low` is its strip's threshold,
+ * which tells whether there is a mark. */
+template <int N, int J>
+FS_DEVICE bool is_only_listed(const fs_tile_state<N, J> *state, float x, float low, int32_t row) {
+    if (!is_listed(state->draw[row]) || mark_in(low) >= 0) return false;
+    const uint32_t known = *(const volatile uint32_t *)&state->best[row];
+    return x <= threshold_at(threshold_of(known, state->draw[row].temperature), FS_UNMARKED_CEILING);
+}
+
 /* Has the scorers look at what this warp has queued, before it goes on. */
 template <int N, int J> FS_DEVICE void ask_scorers(fs_tile_state<N, J> *state) {
     if ((threadIdx.x & 31) == 0) {
@@ -449,7 +458,9 @@ template <int N, int J> FS_DEVICE void set_thresholds(fs_tile_state<N, J> *state
     if (!known) return;
     for_marks(state, b, first, [&](int32_t strip, int32_t place, uint32_t prefix) {
         float *low = &state->threshold[strip][b];
-        *low = fminf(*low, with_mark(fminf(threshold_at(threshold, mark_ceiling(prefix)), listed), place));
+        const float marked = threshold_at(threshold, mark_ceiling(prefix));
+        if (listed < INFINITY) *low = with_mark(fminf(*low, marked), place); /* that there is a mark is to be seen */
+        else *low = fminf(*low, with_mark(marked, place));
     });
 }
 

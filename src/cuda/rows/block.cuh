@@ -4,7 +4,11 @@
 
 #include "cuda/device/ptx.cuh"
 
-constexpr int ROW_THREADS = 1024, ROW_WARPS = ROW_THREADS / 32;
+/* Who includes this may want fewer. */
+#ifndef FS_ROW_THREADS
+#define FS_ROW_THREADS 1024
+#endif
+constexpr int ROW_THREADS = FS_ROW_THREADS, ROW_WARPS = ROW_THREADS / 32;
 
 /* f over all threads' values, the same in all of them. */
 template <class T, class F> FS_DEVICE T block_reduce(T value, F f) {
@@ -12,8 +16,8 @@ template <class T, class F> FS_DEVICE T block_reduce(T value, F f) {
     for (int apart = 16; apart; apart /= 2) value = f(value, __shfl_xor_sync(~0u, value, apart));
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
     __syncthreads();
-    value = part[threadIdx.x % 32];
-    for (int apart = 16; apart; apart /= 2) value = f(value, __shfl_xor_sync(~0u, value, apart));
+    value = part[threadIdx.x % ROW_WARPS];
+    for (int apart = ROW_WARPS / 2; apart; apart /= 2) value = f(value, __shfl_xor_sync(~0u, value, apart));
     __syncthreads(); /* all have read before the next one writes */
     return value;
 }

@@ -19,7 +19,8 @@ struct cut_scale {
         unit = exp_split(first - origin).exponent;
     }
 
-    FS_DEVICE_MEMBER uint64_t weigh(float y) const {
+    /* Out of line, because it is needed in many places. */
+    __device__ __noinline__ uint64_t weigh(float y) const {
         const fs_exp e = exp_split(y * scale - origin);
         const uint32_t bits = float_bits(e.fraction), mantissa = (bits & 0x7FFFFFu) | 0x800000u;
         const int32_t shift = (int32_t)(bits >> 23) - 150 + e.exponent - unit + 39;
@@ -35,7 +36,7 @@ struct cut_scale {
 
 /* Entries with keys of logits (select.cuh): what those of a row in memory and of a list have in common. */
 struct logit_entries {
-    int64_t size;
+    int64_t size, likely;
     uint64_t least; /* only keys from here on */
     cut_scale units;
     float top, span; /* no value is above, or this far below it; but where it is further than matters */
@@ -48,12 +49,21 @@ struct logit_entries {
 struct row_entries : logit_entries {
     const float *y;
     int32_t low;
+    float *ahead; /* see each_value */
 
     template <class F> FS_DEVICE_MEMBER void each(F f) const {
-        each_value(y, (int32_t)size, [&](int32_t i, float v) {
+        each_value(y, (int32_t)size, ahead, [&](int32_t i, float v) {
             const uint64_t key = v > -INFINITY ? order_key(v, (uint32_t)(low + i)) : 0;
             if (key && key >= least) f(key);
         });
+    }
+    /* Of the tokens this thread looks at, ordered; 0: none. */
+    FS_DEVICE_MEMBER uint32_t own_largest() const {
+        uint32_t most = 0;
+        each_value(y, (int32_t)size, ahead, [&](int32_t, float v) {
+            if (v > -INFINITY) most = max(most, ordered_float(v));
+        });
+        return most;
     }
     FS_DEVICE_MEMBER row_entries from(uint64_t key) const {
         row_entries e = *this;
@@ -66,6 +76,11 @@ struct row_entries : logit_entries {
 struct list_entries : logit_entries {
     const unsigned long long *key;
 
+    FS_DEVICE_MEMBER uint32_t own_largest() const {
+        unsigned long long most = 0;
+        for (int64_t i = threadIdx.x; i < size; i += ROW_THREADS) most = max(most, key[i]);
+        return (uint32_t)(most >> 32);
+    }
     FS_DEVICE_MEMBER list_entries from(uint64_t first) const {
         list_entries e = *this;
         e.least = max(first, least);
@@ -100,15 +115,15 @@ FS_DEVICE uint64_t with_ties(uint64_t last, uint32_t flags, uint32_t flag) {
     return flags & flag ? last >> 32 << 32 : last;
 }
 
-/* Where a share of the entries' own weight ends, or of more. */
-template <class E> FS_DEVICE uint64_t top_p_from(select_room *room, const E &entries, float top_p, uint32_t flags) {
-    return with_ties(select_last(room, entries, SELECT_ALL, SELECT_SHARE, (double)top_p), flags, FS_KEEP_TIES_TOP_P);
-}
-
+/* Where the share top_p of a weight ends. Tokens that weigh less than a share 1 - top_p of it divided by their number
+ * are beyond that end, all of them together. */
 template <class E>
-FS_DEVICE uint64_t top_p_of(select_room *room, const E &entries, float top_p, uint64_t weight, uint32_t flags) {
+FS_DEVICE uint64_t top_p_from(select_room *room, const E &entries, float top_p, uint64_t weight, uint32_t flags) {
     const uint64_t mark = (uint64_t)ceil((double)top_p * (double)weight);
-    return with_ties(select_last(room, entries, SELECT_ALL, mark ? mark : 1, 0.0), flags, FS_KEEP_TIES_TOP_P);
+    const double least = 0.5 * (1.0 - (double)top_p) * (double)weight / (double)entries.size;
+    const uint64_t from = least_key([&](float y) { return (double)entries.units.weigh(y) >= least; });
+    const uint64_t last = select_last(room, entries.from(from), SELECT_ALL, mark ? mark : 1);
+    return max(from, with_ties(last, flags, FS_KEEP_TIES_TOP_P));
 }
 
 /* What top-k has left, where it is so little, in shared memory. */
@@ -148,19 +163,22 @@ FS_DEVICE uint64_t cut_row(select_room *room, const E &all, const fs_rules &rule
     uint64_t cut = left.least;
     list->count = list->room + 1;
     if (rules.top_k > 0) {
-        cut = max(cut, with_ties(select_last(room, left, (uint64_t)rules.top_k, SELECT_ALL, 0.0), flags,
-                                 FS_KEEP_TIES_TOP_K));
+        E most = left;
+        if (rules.top_k <= ROW_THREADS && all.size > SELECT_FEW) {
+            most = left.from(kth_of_threads(all.own_largest(), rules.top_k));
+            most.likely = 0; /* hardly more than k */
+        }
+        cut = max(cut, with_ties(select_last(room, most, (uint64_t)rules.top_k, SELECT_ALL), flags, FS_KEEP_TIES_TOP_K));
         if (rules.top_k <= (int32_t)list->room) collect_list(list, left, cut);
     }
-    if (of_row) {
-        const bool whole = left.least == open;
-        cut = max(cut, whole ? top_p_from(room, left, top_p, flags)
-                             : top_p_of(room, left, top_p, weight_of(all.from(open)), flags));
-    }
+    if (of_row) cut = max(cut, top_p_from(room, left, top_p, weight_of(all.from(open)), flags));
     if (of_left && list->count <= list->room) {
-        list_entries few = {{list->count, 1, left.units, left.top, left.span}, list->key};
-        cut = max(cut, top_p_from(room, few, top_p, flags));
-    } else if (of_left) cut = max(cut, top_p_from(room, left.from(cut), top_p, flags));
+        const list_entries few = {{list->count, list->count, 1, left.units, left.top, left.span}, list->key};
+        cut = max(cut, top_p_from(room, few, top_p, weight_of(few), flags));
+    } else if (of_left) {
+        left = left.from(cut);
+        cut = max(cut, top_p_from(room, left, top_p, weight_of(left), flags));
+    }
     if (floor_last) cut = max(cut, floor_key);
     return max(cut, there);
 }

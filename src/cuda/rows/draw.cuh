@@ -2,6 +2,7 @@
 #ifndef FS_CUDA_ROWS_DRAW_CUH
 #define FS_CUDA_ROWS_DRAW_CUH
 
+#define FS_PHILOX_ROLLED
 #define FS_WALK static __device__ __noinline__
 #include "cuda/device/noise.cuh"
 #include "cuda/rows/logits.cuh"
@@ -19,6 +20,8 @@ struct row_race {
     const unsigned long long *list; /* all who race, `listed` order keys; NULL: the tokens of the row */
     uint32_t listed;
 
+    __device__ __noinline__ fs_marks marks_at(uint32_t block) const { return marks_of(noise, block); }
+
     FS_DEVICE_MEMBER bool exact() const { return !rules->greedy && kind == FS_NOISE_EXACT; }
 
     /* Runs f(token, y, its block's marks) for the tokens that race: a warp has a block of the noise at a time. */
@@ -26,7 +29,7 @@ struct row_race {
         if (list) {
             for (uint32_t i = threadIdx.x; i < listed; i += ROW_THREADS) {
                 const uint32_t token = order_key_token(list[i]);
-                if (list[i] >= last) f(token, order_key_logit(list[i]), marks_of(noise, token / FS_NOISE_BLOCK));
+                if (list[i] >= last) f(token, order_key_logit(list[i]), marks_at(token / FS_NOISE_BLOCK));
             }
             return;
         }
@@ -40,9 +43,9 @@ struct row_race {
                 const int32_t token = block * FS_NOISE_BLOCK + 32 * e + lane;
                 four[e] = logits.holds(token) ? logits.y[token - logits.low] : -INFINITY;
             }
-            const fs_marks marks = exact() ? marks_of(noise, (uint32_t)block) : fs_marks{};
+            const fs_marks marks = exact() ? marks_at((uint32_t)block) : fs_marks{};
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < 4; e++) { /* few instructions: f calls what is out of line */
                 const int32_t token = block * FS_NOISE_BLOCK + 32 * e + lane;
                 const float y = four[e];
                 if (!(y > -INFINITY) || !(y * inverse > -INFINITY) || order_key(y, (uint32_t)token) < last) continue;
@@ -51,8 +54,8 @@ struct row_race {
         }
     }
 
-    /* The token's key; 0 if it is surely below `best`. */
-    FS_DEVICE_MEMBER uint64_t key_of(uint32_t token, float y, const fs_marks &marks, uint64_t best) const {
+    /* The token's key; 0 if it is surely below `best`. Out of line: it is large, and needed in many places. */
+    __device__ __noinline__ uint64_t key_of(uint32_t token, float y, const fs_marks &marks, uint64_t best) const {
         if (!exact()) return score_key(race_score(rules, kind, noise, token, y), token);
         const float l = y * rules->inverse_temperature;
         const int32_t prefix = mark_among(marks, noise, token);
@@ -81,7 +84,7 @@ static __device__ __noinline__ uint64_t race_once(const row_race &race) {
 /* All scores of a race as entries of a selection (select.cuh). */
 struct scored_entries {
     const row_race *race;
-    int64_t size;
+    int64_t likely;
     float top, span;
 
     template <class F> FS_DEVICE_MEMBER void each(F f) const {

@@ -40,23 +40,39 @@ FS_DEVICE bool bit_at(const uint32_t *bits, int64_t token) {
 
 /* Runs f(i) for the places of this thread. */
 template <class F> FS_DEVICE void each_place(int32_t count, F f) {
-#pragma unroll 4
+#pragma unroll 1
     for (int32_t i = threadIdx.x; i < count; i += ROW_THREADS) f(i);
 }
 
-/* Runs f(i, v[i]) for them. Loads are together and ahead of their use: one after the other they take 270 ns each, 40 us
- * for 151,936 tokens (H200, 2026-11). */
-template <class F> FS_DEVICE void each_value(const float *v, int32_t count, F f) {
-    constexpr int AT_ONCE = 16;
-    int32_t i = threadIdx.x;
-    for (; i + (AT_ONCE - 1) * ROW_THREADS < count; i += AT_ONCE * ROW_THREADS) {
-        float value[AT_ONCE];
-#pragma unroll
-        for (int e = 0; e < AT_ONCE; e++) value[e] = v[i + e * ROW_THREADS];
-#pragma unroll
-        for (int e = 0; e < AT_ONCE; e++) f(i + e * ROW_THREADS, value[e]);
+constexpr int AHEAD_STAGES = 2, AHEAD = 8; /* values a thread has on their way: stages of so many */
+
+/* Runs f(i, v[i]) for them. Values come through shared memory, `ahead` [AHEAD_STAGES][AHEAD][ROW_THREADS], well before
+ * their use: one after the other they take 270 ns each, 40 us for 151,936 tokens; and with all loads in registers f is
+ * there many times, and its instructions are fetched from memory (H200, 2026-11). A thread reads what it has fetched. */
+template <class F> FS_DEVICE void each_value(const float *v, int32_t count, float *ahead, F f) {
+    const uint32_t slot = shared_address(ahead + threadIdx.x);
+    const int32_t stages = (count + AHEAD * ROW_THREADS - 1) / (AHEAD * ROW_THREADS);
+    auto fetch = [&](int32_t stage) {
+#pragma unroll 1
+        for (int e = 0; e < AHEAD; e++) {
+            const int32_t i = (stage * AHEAD + e) * ROW_THREADS + (int32_t)threadIdx.x;
+            if (i < count) copy_4(slot + 4 * ROW_THREADS * (stage % AHEAD_STAGES * AHEAD + e), v + i);
+        }
+        commit_copies();
+    };
+    fetch(0);
+#pragma unroll 1
+    for (int32_t stage = 0; stage < stages; stage++) {
+        if (stage + 1 < stages) fetch(stage + 1);
+        else commit_copies();
+        wait_for_groups<1>();
+#pragma unroll 1
+        for (int e = 0; e < AHEAD; e++) {
+            const int32_t i = (stage * AHEAD + e) * ROW_THREADS + (int32_t)threadIdx.x;
+            if (i < count) f(i, ahead[ROW_THREADS * (stage % AHEAD_STAGES * AHEAD + e) + threadIdx.x]);
+        }
     }
-    for (; i < count; i += ROW_THREADS) f(i, v[i]);
+    wait_for_groups<0>();
 }
 
 /* x of the row into `to`, from stored numbers or, in place, from dot products. */

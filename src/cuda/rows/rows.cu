@@ -1,82 +1,24 @@
 /* rows.cu - the end of rows with rules: a CTA has one row whose logits are in memory, the caller's or work memory, cuts,
  * draws, and writes all that was asked. What a result means is core/finish.h's; here is how a CTA finds it. */
 #include "cuda/cuda_launch.h"
-#include "cuda/rows/cut.cuh"
-#include "cuda/rows/draw.cuh"
+#include "cuda/rows/ending.cuh"
 #include "cuda/rows/groups.cuh"
-
-#include "cuda/device/lists.cuh"
-#include "cuda/device/row.cuh"
 
 namespace {
 
 constexpr int MOST_SAMPLES = 1024; /* and most of the best */
 constexpr int RANKS_AT_ONCE = 8;
-constexpr int LIST_ROOM = 4096; /* candidates of a row that are read at once */
 
-/* One row, in shared memory. */
-struct ending {
-    fs_rules rules;
-    fs_result result; /* without what this file writes by itself */
-    fs_call call;
-    fs_summary summary;
-    fs_row row;
+struct ending : row_ending {
     float least; /* of all finite x and y */
+    float ahead[AHEAD_STAGES * AHEAD * ROW_THREADS]; /* values on their way from memory */
     union {
         select_room room;
         group_window window; /* of draws by groups */
     };
     unsigned long long winner[MOST_SAMPLES]; /* score keys, or order keys of the best */
-    unsigned long long list[LIST_ROOM]; /* candidates; or what top-k leaves, where it is so little */
+    unsigned long long list[MOST_SAMPLES];   /* what top-k leaves, where it is so little */
 };
-
-/* ------------------------------------------------------------------------------------------------------- rules ---- */
-
-FS_DEVICE bool has_bad(const int32_t *token, int64_t first, int64_t count, int64_t vocab) {
-    bool bad = false;
-    for (int64_t i = threadIdx.x; i < count; i += ROW_THREADS) bad |= token[first + i] < 0 || token[first + i] >= vocab;
-    return bad;
-}
-
-/* FS_ROW_BAD_TOKEN if a list of the row holds what is no token. */
-FS_DEVICE uint32_t check_lists(const fs_batch &batch, int64_t vocab, int64_t b, int64_t slot) {
-    if (slot < 0) return 0;
-    const fs_edits edits = batch_edits(&batch, b, slot);
-    const int64_t given = watch_given(&batch);
-    bool bad = has_bad(batch.edit_token, edits.first, edits.count, vocab);
-    if (given) bad |= has_bad(batch.given, b * given, given, vocab);
-    if (batch.count_offset)
-        bad |= has_bad(batch.count_token, batch.count_offset[slot], batch.count_offset[slot + 1] - batch.count_offset[slot],
-                       vocab);
-    if (batch.watch_offset)
-        bad |= has_bad(batch.watch_token, batch.watch_offset[b], batch.watch_offset[b + 1] - batch.watch_offset[b], vocab);
-    return __syncthreads_or(bad) ? (uint32_t)FS_ROW_BAD_TOKEN : 0;
-}
-
-/* What a launch knows of a row before its logits. */
-FS_DEVICE void open_row(ending *e, const fs_cuda_args &args, int64_t b) {
-    if (threadIdx.x == 0) {
-        e->rules = rules_of_row(&args.batch, args.vocab, b);
-        e->result = args.result;
-        e->result.rank = NULL;
-        e->call = {&args.head, &args.batch, &e->result, NULL, args.vocab, args.needs};
-        e->call.needs.bounded = 1;
-        e->call.needs.watched = args.batch.watch_offset ? 1 : 0;
-        memset(&e->summary, 0, sizeof e->summary);
-        memset(&e->row, 0, sizeof e->row);
-        e->row.call = &e->call;
-        e->row.rules = &e->rules;
-        e->row.summary = &e->summary;
-        e->row.b = b;
-    }
-    __syncthreads();
-    const uint32_t bad = check_lists(args.batch, args.vocab, b, e->rules.slot);
-    if (threadIdx.x == 0) {
-        e->rules.status |= bad;
-        e->row.status = e->rules.status;
-    }
-    __syncthreads();
-}
 
 /* ------------------------------------------------------------------------------------------------------ logits ---- */
 
@@ -126,10 +68,19 @@ FS_DEVICE fs_mass block_mass(fs_mass m) {
 
 /* The sum of exp(v scale), granule by granule as in core/mass.h: half a warp has one. */
 FS_DEVICE fs_mass row_mass_of(const float *v, int32_t low, int32_t high, float scale) {
+    constexpr int AT_ONCE = 8; /* loads ahead of their use, as in each_value */
     fs_mass mass = mass_empty();
-    for (int32_t start = low / 32 * 32; start < high; start += ROW_THREADS) {
-        const int32_t token = start + (int32_t)threadIdx.x;
-        float l = token >= low && token < high ? v[token - low] * scale : -INFINITY;
+    float ahead[AT_ONCE];
+    for (int32_t start = low / 32 * 32, i = 0; start < high; start += ROW_THREADS, i++) {
+        if (i % AT_ONCE == 0)
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                const int32_t token = start + j * ROW_THREADS + (int32_t)threadIdx.x;
+                ahead[j] = token >= low && token < high ? v[token - low] : -INFINITY;
+            }
+        float l = ahead[0] * scale;
+#pragma unroll
+        for (int j = 0; j + 1 < AT_ONCE; j++) ahead[j] = ahead[j + 1];
         if (l != l) l = -INFINITY;
         const fs_exp e = exp_split(l);
         int32_t most = e.exponent;
@@ -148,7 +99,7 @@ FS_DEVICE void summarise(ending *e, const fs_cuda_args &args, const row_logits &
     const float inverse = e->rules.inverse_temperature;
     uint32_t flags = 0;
     uint32_t most_x = 0, least = ~0u; /* ordered */
-    each_value(l.x, l.high - l.low, [&](int32_t, float x) {
+    each_value(l.x, l.high - l.low, e->ahead, [&](int32_t, float x) {
         if (x != x) flags |= FS_ROW_NAN;
         if (x == INFINITY) flags |= FS_ROW_INF;
         if (x > -INFINITY) most_x = max(most_x, ordered_float(x)), least = min(least, ordered_float(x));
@@ -156,7 +107,7 @@ FS_DEVICE void summarise(ending *e, const fs_cuda_args &args, const row_logits &
     uint32_t most_y = most_x;
     if (l.y != l.x) {
         most_y = 0;
-        each_value(l.y, l.high - l.low, [&](int32_t, float y) {
+        each_value(l.y, l.high - l.low, e->ahead, [&](int32_t, float y) {
             if (y != y) flags |= FS_ROW_NAN;
             if (y > -INFINITY) most_y = max(most_y, ordered_float(y)), least = min(least, ordered_float(y));
         });
@@ -185,7 +136,7 @@ FS_DEVICE void summarise(ending *e, const fs_cuda_args &args, const row_logits &
 
 /* Weights further than 40 below the largest are nothing. */
 FS_DEVICE row_entries entries_of(const ending *e, const float *y, const row_logits &l, float scale, float first) {
-    return {{l.high - l.low, 1, cut_scale(scale, first), first, fminf(first - e->least, 40.0f / scale)}, y, l.low};
+    return {{l.high - l.low, l.high - l.low, 1, cut_scale(scale, first), first, fminf(first - e->least, 40.0f / scale)}, y, l.low, (float *)e->ahead};
 }
 
 /* Finds what the cuts leave. */
@@ -227,8 +178,8 @@ FS_DEVICE int32_t draw(ending *e, const fs_cuda_args &args, const row_logits &l,
     }
     if (args.needs.ordered) {
         /* Noise is between -4 and 45, and nobody of interest far below its middle. */
-        const scored_entries all = {&race, l.high - l.low, e->summary.max_y * rules.inverse_temperature + 45.0f, 90.0f};
-        const uint64_t last = select_last(&e->room, all, (uint64_t)n, SELECT_ALL, 0.0);
+        const scored_entries all = {&race, race.list ? race.listed : l.high - l.low, e->summary.max_y * rules.inverse_temperature + 45.0f, 90.0f};
+        const uint64_t last = select_last(&e->room, all, (uint64_t)n, SELECT_ALL);
         return (int32_t)sort_from(all, last, (uint32_t)n, e->room.mass, e->winner);
     }
     for (int32_t i = 0; i < n; i++) {
@@ -293,7 +244,7 @@ FS_DEVICE void write_ranks(const ending *e, const fs_cuda_args &args, const row_
             own[j] = logit_at(l, of.v, token[j]);
             ahead[j] = 0;
         }
-        each_value(of.v, l.high - l.low, [&](int32_t i, float v) {
+        each_value(of.v, l.high - l.low, (float *)e->ahead, [&](int32_t i, float v) {
             if (!(v > -INFINITY) || order_key(v, (uint32_t)(l.low + i)) < of.least) return;
 #pragma unroll
             for (int32_t j = 0; j < RANKS_AT_ONCE; j++)
@@ -312,8 +263,12 @@ FS_DEVICE void write_best(ending *e, const fs_cuda_args &args, const row_logits 
     const fs_result &r = args.result;
     const ranked of = ranked_of(e, args, l);
     const float first = of.v == l.x ? e->summary.max_x : e->summary.max_y;
-    const row_entries all = entries_of(e, of.v, l, 1.0f, first).from(of.least);
-    const uint64_t last = select_last(&e->room, all, (uint64_t)r.top_count, SELECT_ALL, 0.0);
+    row_entries all = entries_of(e, of.v, l, 1.0f, first).from(of.least);
+    if (all.size > SELECT_FEW) {
+        all = all.from(kth_of_threads(all.own_largest(), r.top_count));
+        all.likely = 0; /* hardly more than are asked for */
+    }
+    const uint64_t last = select_last(&e->room, all, (uint64_t)r.top_count, SELECT_ALL);
     const int32_t n = (int32_t)sort_from(all, last, (uint32_t)r.top_count, e->room.mass, e->winner);
     for (int32_t i = threadIdx.x; i < r.top_count; i += ROW_THREADS) {
         const int64_t at = e->row.b * r.top_count + i;
@@ -370,7 +325,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
         const row_logits l = find_logits(e, args, b);
         summarise(e, args, l);
         if (!(e->row.status & FS_ROW_NO_TOKEN)) {
-            short_list list = {e->list, LIST_ROOM, 0};
+            short_list list = {e->list, MOST_SAMPLES, 0};
             find_cut(e, args, l, &list);
             const int32_t drawn = args.needs.samples ? draw(e, args, l, list) : args.batch.samples;
             write_row_results(e, args, l, drawn);
@@ -383,137 +338,10 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     row_write_absent(&e->row);
 }
 
-/* ------------------------------------------------------------------------------------------------ listed rows ---- */
-
-/* The candidates of row b of the launch, if they are all there and few enough, into e->list; else -1. */
-FS_DEVICE int32_t take_list(ending *e, const fs_cuda_lists &lists, int32_t b) {
-    __shared__ uint32_t found;
-    const uint32_t *count = lists.count + (int64_t)b * lists.slots;
-    const unsigned long long *entry = lists.entry + (int64_t)b * lists.slots * FS_CUDA_SEGMENT;
-    if (threadIdx.x == 0) found = 0;
-    bool whole = true;
-    __syncthreads();
-    for (int32_t slot = threadIdx.x; slot < lists.slots; slot += ROW_THREADS) {
-        const uint32_t n = count[slot];
-        whole &= n <= FS_CUDA_SEGMENT;
-        e->room.count[slot] = atomicAdd(&found, n);
-    }
-    whole = __syncthreads_and(whole);
-    const uint32_t all = found;
-    if (!whole || all > LIST_ROOM) return -1;
-    for (int32_t i = threadIdx.x; i < lists.slots * FS_CUDA_SEGMENT; i += ROW_THREADS) {
-        const int32_t slot = i / FS_CUDA_SEGMENT, place = i % FS_CUDA_SEGMENT;
-        if (place < (int32_t)count[slot]) e->list[e->room.count[slot] + place] = entry[i];
-    }
-    __syncthreads();
-    return (int32_t)all;
-}
-
-/* A row is open: its hidden state goes where open ones are side by side. */
-FS_DEVICE void leave_open(const fs_cuda_args &args, int64_t b) {
-    __shared__ int32_t place;
-    if (threadIdx.x == 0) {
-        place = atomicAdd(&args.lists.open[0], 1);
-        args.lists.open[1 + place] = (int32_t)b;
-    }
-    __syncthreads();
-    const fs_matrix hidden = hidden_of_batch(&args.head, &args.batch);
-    const uint16_t *from = (const uint16_t *)matrix_row(&hidden, b);
-    uint16_t *to = (uint16_t *)args.lists.hidden + place * args.lists.hidden_stride;
-    for (int64_t i = threadIdx.x; i < args.head.dim; i += ROW_THREADS) to[i] = from[i];
-}
-
-/* The token of a row that is cut, from its list: the winner of the race over all tokens, if it survives; else of a race
- * of those that do. */
-FS_DEVICE void end_list(ending *e, const fs_cuda_args &args, const fs_found &found, int32_t count) {
-    const fs_rules &rules = e->rules;
-    const uint32_t token = score_key_token(found.key);
-    unsigned long long largest = 0, own = 0;
-    for (int32_t i = threadIdx.x; i < count; i += ROW_THREADS) {
-        const unsigned long long key = e->list[i];
-        largest = max(largest, key);
-        if (order_key_token(key) == token) own = key;
-    }
-    largest = block_max(largest);
-    own = block_max(own);
-    const float first = order_key_logit(largest);
-    if (threadIdx.x == 0) {
-        e->summary.max_x = e->summary.max_y = first;
-        e->summary.mass = e->summary.raw_mass = found.mass;
-        e->row.status |= found.flags & ~FS_CUDA_X_INF;
-    }
-    const list_entries all = {{count, 1, cut_scale(rules.cut_scale, first), first, 40.0f / rules.cut_scale}, e->list};
-    short_list left = {e->winner, 0, 0}; /* all of it is short */
-    const uint64_t last = cut_row(&e->room, all, rules, args.batch.flags, first, &left);
-    uint64_t key = found.key;
-    if (own < last) {
-        row_race race = {{}, &rules, args.batch.noise, last, noise_row(rules.seed, rules.position, 0, rules.stream),
-                         e->list, (uint32_t)count};
-        key = race_once(race);
-        for (int32_t i = threadIdx.x; i < count; i += ROW_THREADS)
-            if (order_key_token(e->list[i]) == score_key_token(key)) own = e->list[i];
-        own = block_max(own);
-    }
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    e->row.log_z = row_log_z(&e->row);
-    const float x = order_key_logit(own);
-    row_write_sample(&e->row, 0, score_key_token(key), x, x, score_key_value(key));
-    if (args.result.max_logit) args.result.max_logit[e->row.b] = row_logit(&e->row, first, first);
-    if (args.result.log_z) args.result.log_z[e->row.b] = (float)e->row.log_z;
-    if (args.result.status) args.result.status[e->row.b] = e->row.status;
-}
-
-/* After a pass that has listed candidates: a CTA has one row. */
-__global__ void __launch_bounds__(ROW_THREADS, 1) end_listed(const __grid_constant__ fs_cuda_args args) {
-    extern __shared__ __align__(16) char shared[];
-    ending *e = (ending *)shared;
-    const int32_t b = (int32_t)blockIdx.x;
-    open_row(e, args, args.first_row + b);
-    wait_for_earlier_launches();
-    const fs_rules &rules = e->rules;
-    const fs_draw draw = draw_of(rules);
-    fs_cuda_row *row = &args.work[b];
-    const bool listed = rules_list(rules, args.batch.flags, args.lists.slots);
-    const bool cut = !rules_drop_row(&rules) && rules_cut(&rules) && !rules.greedy && __ldcg(&row->key);
-    fs_needs needs = plain_needs(args.needs);
-    if (cut || threadIdx.x != 0) needs.winner_logit = 0; /* it is in the list */
-    const fs_found found = found_in(row, draw, needs);
-    int32_t count = -1;
-    if (cut && listed) count = take_list(e, args.lists, b);
-    if (cut && count < 0) leave_open(args, args.first_row + b);
-    else if (cut) end_list(e, args, found, count);
-    else if (threadIdx.x == 0) write_row(args, draw, needs, args.first_row + b, found, false, NULL);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        clear_row(row, needs_mass(args.needs));
-        args.lists.floor[b] = args.lists.there[b] = 0;
-    }
-    for (int32_t i = threadIdx.x; i < args.lists.slots; i += ROW_THREADS)
-        args.lists.most[(int64_t)b * args.lists.slots + i] = 0;
-}
-
 } // namespace
 
 extern "C" cudaError_t fs_cuda_rows_open(void) {
-    const cudaError_t error = cudaFuncSetAttribute(end_rows, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   (int)sizeof(ending));
-    if (error != cudaSuccess) return error;
-    return cudaFuncSetAttribute(end_listed, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(ending));
-}
-
-extern "C" cudaError_t fs_cuda_listed_launch(const fs_cuda_args *args, cudaStream_t stream) {
-    cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attribute;
-    config.gridDim = dim3((unsigned)args->rows);
-    config.blockDim = dim3(ROW_THREADS);
-    config.dynamicSmemBytes = sizeof(ending);
-    config.stream = stream;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = args->overlap ? 1 : 0;
-    return cudaLaunchKernelEx(&config, end_listed, *args);
+    return cudaFuncSetAttribute(end_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(ending));
 }
 
 extern "C" cudaError_t fs_cuda_rows_launch(const fs_cuda_args *args, cudaStream_t stream) {

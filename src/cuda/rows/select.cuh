@@ -12,8 +12,9 @@
 #include "core/key.h"
 
 constexpr int SELECT_BINS = 2 * ROW_THREADS, SELECT_FEW = 512;
-constexpr uint64_t SELECT_ALL = ~0ull;       /* as `most` or `mass`: no limit */
-constexpr uint64_t SELECT_SHARE = ~0ull - 1; /* as `mass`: a share of all */
+constexpr int SELECT_BITS = ROW_THREADS == 1024 ? 11 : 9;
+static_assert(SELECT_BINS == 1 << SELECT_BITS, "a power of two");
+constexpr uint64_t SELECT_ALL = ~0ull; /* as `most` or `mass`: no limit */
 
 struct select_room {
     union {
@@ -96,12 +97,6 @@ FS_DEVICE uint32_t collect(select_room *room, const E &entries, const select_bin
     return room->found;
 }
 
-template <class E> FS_DEVICE uint64_t weight_of_few(const select_room *room, const E &entries, uint32_t few) {
-    uint64_t sum = 0;
-    for (uint32_t i = threadIdx.x; i < few; i += ROW_THREADS) sum += entries.weigh(room->key[i]);
-    return block_sum(sum);
-}
-
 /* The last of few entries that stays, each having looked at all others. */
 template <class E>
 FS_DEVICE uint64_t last_of_few(select_room *room, const E &entries, uint32_t few, uint64_t most, uint64_t mass,
@@ -126,43 +121,35 @@ FS_DEVICE uint64_t last_of_few(select_room *room, const E &entries, uint32_t few
     return last;
 }
 
-/* The weight that is the share of all there is; at least 1, so that one entry stays. */
-FS_DEVICE uint64_t share_of_all(double share, uint64_t all) {
-    const uint64_t mark = (uint64_t)ceil(share * (double)all);
-    return mark ? mark : 1;
+/* The least key of the k-th largest of the threads' logits, ordered, or less: if they are of different tokens, none of
+ * the k largest keys is below it. 0: there are fewer. */
+FS_DEVICE uint64_t kth_of_threads(uint32_t logit, int32_t k) {
+    uint32_t kth = 0;
+    for (uint32_t bit = 1u << 31; bit >= 1u << 8; bit >>= 1)
+        if (__syncthreads_count(logit >= (kth | bit)) >= k) kth |= bit;
+    return (uint64_t)kth << 32;
 }
 
 /* The key of the last entry that stays; 1 if all do. E: each(f) runs f(key) for this thread's entries; weigh(key);
  * value(key), a float that does not rise where the key falls; top and span: no value is above top, and those more than
- * span below it are taken together; size: entries there are, or more. most and mass are at least 1; with SELECT_SHARE
- * mass is a share of the weight of all. */
+ * span below it are taken together; likely: entries there are, as far as one knows. most and mass are at least 1. */
 template <class E>
-static __device__ __noinline__ uint64_t select_last(select_room *room, const E &entries, uint64_t most, uint64_t mass,
-                                                    double share) {
+static __device__ __noinline__ uint64_t select_last(select_room *room, const E &entries, uint64_t most, uint64_t mass) {
     uint64_t count = 0, weight = 0;
-    const bool weigh = mass != SELECT_ALL;
     select_bins bins = {0, ~0ull, entries.top, entries.span > 0.0f ? (SELECT_BINS - 1) / entries.span : 0.0f, -1};
     int bin = -1;
     for (bool first = true;; first = false) {
         uint64_t least = 0, largest = ~0ull;
-        if (!first || entries.size <= SELECT_FEW) {
+        if (!first || entries.likely <= SELECT_FEW) {
             const uint32_t found = collect(room, entries, bins, bin, &least, &largest);
-            if (found <= SELECT_FEW) {
-                if (mass == SELECT_SHARE) mass = share_of_all(share, weight_of_few(room, entries, found));
-                return last_of_few(room, entries, found, most, mass, count, weight);
-            }
+            if (found <= SELECT_FEW) return last_of_few(room, entries, found, most, mass, count, weight);
             __syncthreads();
         }
         if (!first) {
             const int bits = 64 - __clzll((long long)(largest - least));
-            bins = {least, largest, 0.0f, 0.0f, bits > 11 ? bits - 11 : 0};
+            bins = {least, largest, 0.0f, 0.0f, bits > SELECT_BITS ? bits - SELECT_BITS : 0};
         }
-        count_bins(room, entries, bins, weigh);
-        if (mass == SELECT_SHARE) {
-            uint64_t all = 0;
-            for (int i = threadIdx.x; i < SELECT_BINS; i += ROW_THREADS) all += room->mass[i];
-            mass = share_of_all(share, block_sum(all));
-        }
+        count_bins(room, entries, bins, mass != SELECT_ALL);
         bin = find_bin(room, most, mass, &count, &weight);
         if (bin == SELECT_BINS) return 1;
     }
