@@ -11,8 +11,8 @@ A program written against such a sketch changes its import and draws fused. What
 - temperature 0 is greedy. Seeds come from torch's default generator: torch.manual_seed makes draws repeat.
 - A row without a distribution (only NaN or -inf) gets -1, which is no token.
 
-Weights are used as they lie, on the CPU or, with a library built for it, on a GPU (float16 and bfloat16 there); hidden
-states and logits are copied only where they are expanded or transposed.
+Weights are used as they lie, on the CPU or, with a library built for it, on a GPU (there sample_grouped takes float16
+and bfloat16 alone); hidden states and logits are copied only where they are expanded or transposed.
 """
 from __future__ import annotations
 

@@ -163,17 +163,13 @@ class _Drawer:
         _known[self.model] = self.fingerprint, proof
 
     def _some_logits(self, head: Head, stock: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens [B, n] and our logits of them: 31 over the vocabulary and the likeliest, or just that one."""
+        """Tokens [B, 32] and our logits of them: 31 over the vocabulary, and the likeliest."""
         assert self.hidden is not None
-        rows, best = stock.shape[0], stock.argmax(-1, keepdim=True)
-        kind, context = NAMES[self.embedding.weight.dtype], _context(self.device)
-        if supports(self.device.type, dtype=kind, mode="score", samples=32, results=["logit"])[0]:
-            spread = torch.linspace(0, self.vocab - 1, 31, device=self.device).long().expand(rows, -1)
-            ids = torch.cat([spread, best], -1)
-            result = context.sample(head, self.hidden, mode="score", samples=32, given=ids.int(), outputs=["logit"])
-            return ids, result.check().logit
-        result = context.sample(head, self.hidden, temperature=0.0, tokens="i64", outputs=["max_logit"]).check()
-        return torch.cat([result.tokens, best], -1), result.max_logit[:, None].expand(-1, 2)
+        spread = torch.linspace(0, self.vocab - 1, 31, device=self.device).long().expand(stock.shape[0], -1)
+        ids = torch.cat([spread, stock.argmax(-1, keepdim=True)], -1)
+        result = _context(self.device).sample(head, self.hidden, mode="score", samples=32, given=ids.int(),
+                                              outputs=["logit"])
+        return ids, result.check().logit
 
     def _draw(self, input_ids: torch.Tensor) -> torch.Tensor:
         assert self.hidden is not None and self.head is not None

@@ -103,30 +103,35 @@ static void calls_are_refused_in_the_words_of_the_answer(void **state) {
 }
 
 /* What the table of CUDA says, by hand. */
-static void cuda_does_plain_and_grouped_rows(void **state) {
+static void cuda_does_every_rule_on_one_device_and_plain_rows_over_shards(void **state) {
     (void)state;
-    static const struct {
+    const uint32_t every_rule = 63, every_result = 255;
+    const struct {
         int32_t call, kind, dtype, hidden_dtype, mode, samples, logits;
         uint32_t rules, results;
         int64_t group_size;
         const char *word; /* NULL: it does */
     } cases[] = {
         {0, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, NULL},
-        {0, 0, FS_F16, FS_F16, FS_MODE_SAMPLE, 1, 0, 0, FS_RESULT_LOGPROB | FS_RESULT_SCORE, 0, NULL},
-        {0, 0, FS_F32, FS_F32, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, "FS_F32"},
-        {0, 1, FS_F32, FS_BF16, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, NULL},
-        {0, 0, FS_BF16, FS_F32, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, "hidden_dtype"},
-        {0, 0, FS_BF16, FS_BF16, FS_MODE_SCORE, 1, 0, 0, 0, 0, "mode"},
+        {0, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 3, 0, every_rule, every_result, 0, NULL},
+        {0, 0, FS_F16, FS_F16, FS_MODE_WITHOUT_REPLACEMENT, 3, 2, every_rule, every_result, 0, NULL},
+        {0, 0, FS_F32, FS_F32, FS_MODE_SCORE, 3, 1, every_rule, every_result, 0, NULL},
+        {0, 1, FS_F32, FS_BF16, FS_MODE_SAMPLE, 3, 0, every_rule, every_result, 0, NULL},
+        {0, 0, FS_BF16, FS_F32, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, NULL},
+        {0, 0, FS_Q8_0, FS_BF16, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, "FS_Q8_0"},
         {0, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 1, 0, FS_RESULT_LOG_Z, 256, NULL},
         {0, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 0, 0, FS_RESULT_LOG_Z, 256, NULL},
         {0, 0, FS_F32, FS_F16, FS_MODE_GROUP_PARALLEL, 1, 0, FS_RULE_PENALTIES, FS_RESULT_TOP, 200, NULL},
         {1, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_PARALLEL, 1, 0, 0, 0, 0, NULL},
         {2, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 0, 0, 0, 256, "FS_MODE_GROUP_PARALLEL"},
-        {0, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 2, 0, 0, 0, 0, "samples"},
-        {0, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 1, 0, FS_RULE_TOP_K, 0, 0, "top-k"},
-        {0, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 1, 0, FS_RULE_EDITS, 0, 0, "edit"},
-        {0, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 1, 0, 0, FS_RESULT_RANK, 0, "rank"},
-        {0, 0, FS_Q8_0, FS_BF16, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, "FS_Q8_0"},
+        {1, 0, FS_F16, FS_F16, FS_MODE_SAMPLE, 1, 0, 0, FS_RESULT_LOGPROB | FS_RESULT_SCORE, 0, NULL},
+        {1, 0, FS_F32, FS_F32, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, "FS_F32"},
+        {1, 0, FS_BF16, FS_F32, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, "hidden_dtype"},
+        {1, 0, FS_BF16, FS_BF16, FS_MODE_SCORE, 1, 0, 0, 0, 0, "mode"},
+        {2, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 2, 0, 0, 0, 0, "samples"},
+        {2, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 1, 0, FS_RULE_TOP_K, 0, 0, "top-k over shards"},
+        {1, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 1, 0, FS_RULE_EDITS, 0, 0, "edit"},
+        {2, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 1, 0, 0, FS_RESULT_RANK, 0, "rank"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const char *why;
@@ -136,12 +141,13 @@ static void cuda_does_plain_and_grouped_rows(void **state) {
         o.mode = cases[i].mode, o.samples = cases[i].samples, o.logits = cases[i].logits;
         o.rules = cases[i].rules, o.results = cases[i].results, o.group_size = cases[i].group_size;
         const fs_status status = fs_supports(FS_BACKEND_CUDA, &o, &why);
-        assert_int_equal(status, cases[i].word ? FS_ERR_UNSUPPORTED : FS_OK);
+        if (status != (cases[i].word ? FS_ERR_UNSUPPORTED : FS_OK)) fail_msg("case %zu: %d '%s'", i, status, why);
         if (cases[i].word && !strstr(why, cases[i].word)) fail_msg("'%s' does not name %s", why, cases[i].word);
     }
 }
 
-/* An array is no reason to refuse a call whose limits say that no row uses it. */
+/* An array is no reason to refuse a call whose limits say that no row uses it. Calls over shards are the ones that are
+ * refused for a rule. */
 static void rules_that_are_said_to_be_absent_are_no_reason_to_refuse(void **state) {
     (void)state;
     fs_context *context = open_context(FS_BACKEND_CUDA, 0, 0);
@@ -149,7 +155,7 @@ static void rules_that_are_said_to_be_absent_are_no_reason_to_refuse(void **stat
         for (int arrays = 0; arrays < 2; arrays++) {
             outlined c;
             fs_outline o = fs_outline_default();
-            o.dtype = o.hidden_dtype = FS_BF16, o.rules = rules;
+            o.call = FS_CALL_PARTIAL, o.dtype = o.hidden_dtype = FS_BF16, o.rules = rules;
             call_of_outline(&c, &o, arrays);
             assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_UNSUPPORTED);
             c.batch.limits.absent = rules & (rules - 1); /* all but one */
@@ -166,7 +172,7 @@ static void what_changes_nothing_is_no_reason_to_refuse(void **state) {
     fs_context *context = open_context(FS_BACKEND_CUDA, 0, 0);
     outlined c;
     fs_outline o = fs_outline_default();
-    o.dtype = o.hidden_dtype = FS_BF16;
+    o.call = FS_CALL_PARTIAL, o.dtype = o.hidden_dtype = FS_BF16;
     call_of_outline(&c, &o, 0);
     c.batch.all.top_k = OUTLINE_V, c.batch.counts = c.counts;
     c.batch.watch_offset = c.offset, c.result.top_token = c.top;
@@ -199,7 +205,7 @@ int main(void) {
         cmocka_unit_test(the_cuda_backend_is_there_when_it_is_asked_for),
         cmocka_unit_test(work_memory_is_refused_by_a_backend_that_takes_none),
         cmocka_unit_test(calls_are_refused_in_the_words_of_the_answer),
-        cmocka_unit_test(cuda_does_plain_and_grouped_rows),
+        cmocka_unit_test(cuda_does_every_rule_on_one_device_and_plain_rows_over_shards),
         cmocka_unit_test(rules_that_are_said_to_be_absent_are_no_reason_to_refuse),
         cmocka_unit_test(what_changes_nothing_is_no_reason_to_refuse),
         cmocka_unit_test(group_modes_take_arrays_of_cuts_that_are_said_to_be_absent),

@@ -27,6 +27,7 @@ ALLOWED = {
     "src/cuda/stored": LAUNCH | {"cuda/device", "cuda/stored"},
     "src/cuda/groups": LAUNCH | {"cuda/device", "cuda/stored/blocks.cuh"},
     "src/cuda/ranks": LAUNCH | {"cuda/device"},
+    "src/cuda/rows": LAUNCH | {"cuda/device", "cuda/rows"},
     "src/dist": SHARED | {"dist"},
     # A transport is a library of its own: it sees what a user sees.
     "src/dist/mpi": {"flashsampling.h", "flashsampling_mpi.h"},

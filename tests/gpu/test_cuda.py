@@ -298,7 +298,9 @@ def test_a_context_without_a_stream_says_so_and_the_device_stays_current():
         out.taken()
 
 
-# ------------------------------------------------------------------------------------------------- unsupported ----
+# ----------------------------------------------------------------------------------------- refused over shards ----
+
+UNWRITTEN = -12345
 
 
 def cuda(values, dtype=torch.int32):
@@ -306,7 +308,7 @@ def cuda(values, dtype=torch.int32):
 
 
 def field(name, dtype=torch.float32, shape=(2,)):
-    return dict(out={name: torch.zeros(shape, device="cuda", dtype=dtype)})
+    return dict(out={name: torch.full(shape, UNWRITTEN, device="cuda", dtype=dtype)})
 
 
 W0, H0 = weights(1000, 64), hidden(2, 64)
@@ -315,10 +317,8 @@ REQUESTS = {
     "float32 weights": dict(head=lambda: fs.Head(W0.float()), hidden=H0.float()),
     "two types": dict(hidden=H0.half()),
     "without replacement": dict(mode="without_replacement"),
-    "groups off the tiles": dict(mode="group_parallel", group_size=100),
-    "raw log Z of groups": dict(field("log_z"), mode="group_online", group_size=128),
     "scoring": dict(mode="score", given=cuda([[1], [2]])),
-    "two samples": dict(samples=2, out={"tokens": torch.zeros(2, 2, device="cuda", dtype=torch.int32)}),
+    "two samples": dict(samples=2),
     "fast noise": dict(noise="fast"),
     "top-k": dict(top_k=5),
     "top-p": dict(top_p=0.9),
@@ -340,17 +340,19 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_what_is_not_there_yet_says_so_and_writes_nothing(name):
-    request, out = dict(REQUESTS[name]), Outputs(2)
-    head = request.pop("head", lambda: fs.Head(W0))()
-    states, arrays = request.pop("hidden", H0), {**out.rows, **request.pop("out", {})}
-    if request.get("samples"):
-        arrays = {"tokens": arrays["tokens"]}
+def test_what_shards_do_not_have_yet_says_so_and_one_device_does(name):
+    request = dict(REQUESTS[name])
+    head, states = request.pop("head", lambda: fs.Head(W0))(), request.pop("hidden", H0)
+    arrays = {**field("tokens", torch.int32, (2, request.get("samples", 1)))["out"],
+              **field("status", torch.int32)["out"], **request.pop("out", {})}
     with pytest.raises(fs.Error) as error:
-        GPU.sample(head, states, out=arrays, **request)
-    assert error.value.status == UNSUPPORTED and ("not supported" in error.value.text or "takes" in error.value.text)
+        GPU.partial(head, states, out=arrays, **request)
+    assert error.value.status == UNSUPPORTED and "over shards" in error.value.text
     torch.cuda.synchronize()
-    assert out.untouched()
+    assert all((array == UNWRITTEN).all() for array in arrays.values())
+    GPU.sample(head, states, out=arrays, **request)
+    torch.cuda.synchronize()
+    assert not any((array == UNWRITTEN).any() for array in arrays.values()) and not arrays["status"].any()
 
 
 @pytest.mark.parametrize("call", [

@@ -1,4 +1,4 @@
-"""generate() of transformers on CUDA: what the backend draws is fused, what it does not draw yet transformers draws."""
+"""generate() of transformers on CUDA: its rules are drawn fused; what is none of our rules transformers draws."""
 import os
 import sys
 
@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers", reason="transformers cannot b
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "torch"))
 import hf_models as hf
-from test_transformers_draws import LEAST, first_token, p_value
+from test_transformers_draws import CASES, LEAST, first_token, p_value
 
 import flashsampling.transformers as fst
 
@@ -30,7 +30,7 @@ def warnings_of(caplog):
     return [record.getMessage() for record in caplog.records if record.name.startswith("flashsampling")]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("family", [family for family in hf.FAMILIES if "softcap" not in family])
 def test_greedy_tokens_are_those_of_transformers(family, dtype, caplog):
     """Over 16 steps: sums in another order may round one of two equal logits the other way, once in many steps."""
@@ -40,13 +40,17 @@ def test_greedy_tokens_are_those_of_transformers(family, dtype, caplog):
     assert warnings_of(caplog) == []
 
 
+def first_draws(model, inputs, **arguments):
+    torch.manual_seed(11)
+    return model.generate(**inputs, do_sample=True, max_new_tokens=1, num_return_sequences=DRAWS, pad_token_id=0,
+                          custom_generate=fst.generate, **arguments)[:, -1].cpu().numpy()
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2-softcap", "granite-scale", "phi-bias"])
 def test_first_tokens_follow_the_distribution_of_transformers(family, caplog):
     """Chi-squared, p above 1e-6; and one of another temperature is rejected."""
     model, inputs = made(family), prompts(1, 4)
-    torch.manual_seed(11)
-    tokens = model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=1, num_return_sequences=DRAWS,
-                            pad_token_id=0, custom_generate=fst.generate)[:, -1].cpu().numpy()
+    tokens = first_draws(model, inputs, top_k=0)
     assert warnings_of(caplog) == []
     right, wrong = (first_token(model, inputs, top_k=0, temperature=t).cpu() for t in (1.0, 1.5))
     assert p_value(tokens, right) > LEAST > p_value(tokens, wrong)
@@ -60,13 +64,38 @@ def test_a_seed_reproduces():
     assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
 
 
-def test_what_the_backend_does_not_draw_is_left_to_transformers(caplog):
-    model, outputs = made(dtype=torch.float32), []
+@pytest.mark.parametrize("case", CASES)
+def test_rules_follow_the_distribution_of_transformers(case, caplog):
+    """In float32: where a cut falls between two logits that are nearly equal, bf16 makes them equal."""
+    model, inputs = made(dtype=torch.float32), prompts(1, 4)
+    tokens = first_draws(model, inputs, **CASES[case])
+    assert p_value(tokens, first_token(model, inputs, **CASES[case]).cpu()) > LEAST
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize("case", ["repetition", "bias", "min length"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rules_without_a_cut_follow_it_in_half_precision_too(dtype, case, caplog):
+    model, inputs = made(dtype=dtype), prompts(1, 4)
+    tokens = first_draws(model, inputs, **CASES[case])
+    assert p_value(tokens, first_token(model, inputs, **CASES[case]).cpu()) > LEAST
+    assert warnings_of(caplog) == []
+
+
+def test_a_cut_that_is_off_by_one_is_rejected():
+    model, inputs = made(dtype=torch.float32), prompts(1, 4)
+    tokens = first_draws(model, inputs, top_k=10, temperature=3.0)
+    for k in (9, 11):
+        assert p_value(tokens, first_token(model, inputs, top_k=k, temperature=3.0).cpu()) < LEAST
+
+
+def test_what_is_none_of_our_rules_is_left_to_transformers(caplog):
+    model, outputs = made(), []
     for more in ({}, {"custom_generate": fst.generate}):
         torch.manual_seed(3)
-        outputs.append(model.generate(**prompts(), max_new_tokens=6, do_sample=True, **more))
+        outputs.append(model.generate(**prompts(), max_new_tokens=6, do_sample=True, typical_p=0.9, **more))
     assert torch.equal(*outputs)
-    assert ["backend cuda: " in text for text in warnings_of(caplog)] == [True]
+    assert ["TypicalLogitsWarper is none of our rules" in text for text in warnings_of(caplog)] == [True]
 
 
 def test_a_compiled_forward_with_a_static_cache(caplog):

@@ -14,7 +14,6 @@ PLAIN = ("score", "logit")
 FIELDS = ("score", "logit", "log_z", "logprob", "max_logit")
 ROWS = (1, 2, 3, 8, 17, 64, 256, 300)
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16}
-UNSUPPORTED = -2
 
 
 def logits(B, V, dtype=F32, scale=2.5, level=0.0):
@@ -403,27 +402,3 @@ def test_groups_of_a_shard_with_padding_do_not_see_their_batch(size, mode):
     assert (whole["tokens"] >= 3000).all() and (whole["tokens"] < 13000).all()
     want = CPU.sample(fs.Head(logits=X.cpu().numpy(), **head), **more, **on_host(asked))
     assert (whole["tokens"].cpu().numpy() != want.tokens[:, 0]).sum() <= 1
-
-
-# ------------------------------------------------------------------------------------------------- unsupported ----
-
-
-@pytest.mark.parametrize("request_", [
-    dict(top_k=5),
-    dict(samples=2),
-    dict(mode="group_parallel", group_size=100),
-    dict(allow=True),
-    dict(noise="fast"),
-], ids=["top-k", "two samples", "groups off the blocks", "allow", "fast noise"])
-def test_what_is_not_there_yet_says_so_and_writes_nothing(request_):
-    X, out = logits(2, 1000), Outputs(2)
-    arrays = out.rows
-    if request_.get("allow"):
-        request_ = dict(allow=torch.full((2, 32), -1, device="cuda", dtype=torch.int32))
-    if request_.get("samples"):
-        arrays = {"tokens": torch.zeros(2, 2, device="cuda", dtype=torch.int32)}
-    with pytest.raises(fs.Error) as error:
-        GPU.sample(fs.Head(logits=X), out=arrays, **request_)
-    assert error.value.status == UNSUPPORTED and error.value.text
-    torch.cuda.synchronize()
-    assert out.untouched()

@@ -126,11 +126,40 @@ def test_tensors_of_another_device_are_named(call, text):
         call()
 
 
-def test_rules_the_backend_has_not_yet_are_refused_in_words():
-    supported, why = fs.supports("cuda", dtype="bf16", rules=["top_k"])
-    if supported:
-        pytest.skip("the backend has top-k")
-    for call in (lambda: fs.sample(H, W, top_k=5), lambda: ops.sample(H, W, top_k_all=5)):
-        with pytest.raises(fs.Error) as error:
-            call()
-        assert why in error.value.text
+CUTS = dict(EACH, top_k=torch.arange(B, device="cuda", dtype=torch.int32) * 5,
+            top_p=torch.linspace(0.97, 0.31, B, device="cuda"), min_p=torch.linspace(0, 0.13, B, device="cuda"))
+
+
+def test_rules_draw_what_the_cpu_draws():
+    rules = dict(CUTS, samples=3, keep_ties_top_k=True, frequency=0.5,
+                 counts=torch.arange(B * V, device="cuda", dtype=torch.int32).reshape(B, V) % 3,
+                 allow=torch.full((B, (V + 31) // 32), 0x5F5F5F5F, device="cuda", dtype=torch.int32))
+    found = fs.sample(H, W, outputs=["rank"], top=7, **rules)
+    host = {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in rules.items()}
+    want = fs.sample(H.cpu(), W.cpu(), outputs=["rank"], top=7, exact_rank=True, **host)
+    assert found.tokens.is_cuda and found.ok
+    for name in ("tokens", "rank", "top_token"):
+        assert torch.equal(getattr(found, name).cpu(), getattr(want, name)), name
+
+
+def test_operators_have_the_rules_too():
+    want = fs.sample(H.cpu(), W.cpu(), **{name: value.cpu() for name, value in CUTS.items()}).tokens
+    assert torch.equal(ops.sample(H, W, **CUTS).cpu(), want)
+    assert torch.equal(ops.sample_logits((H.double() @ W.double().T).float(), **CUTS).cpu(), want)
+    step = torch.compile(lambda h, k: fs.torch.sample(h * 1.0, W, **{**CUTS, "top_k": k}), fullgraph=True)
+    assert torch.equal(step(H, CUTS["top_k"]).cpu(), want)
+
+
+def test_graphs_replay_with_the_rules_of_then():
+    top_k = CUTS["top_k"].clone()
+    sampler = fs.Sampler(fs.Head(W), B, **{**CUTS, "top_k": top_k})
+    sampler(H)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tokens = sampler(H).tokens
+    for more in range(4):
+        top_k.copy_(CUTS["top_k"] * more)
+        graph.replay()
+        want = fs.sample(H, W, **{**CUTS, "top_k": top_k.clone()}).tokens
+        torch.cuda.synchronize()
+        assert torch.equal(tokens, want)

@@ -333,7 +333,7 @@ def test_supports_answers_and_says_why():
     assert fs.supports("cpu", dtype="q6_k") == (False, "FS_Q6_K weights are not supported yet by any backend")
     done, why = fs.supports("reference", call="ranks")
     assert not done and "reference" in why
-    done, why = fs.supports("cuda", dtype="f32")
+    done, why = fs.supports("cuda", call="partial", dtype="f32")
     assert not done and ("FS_F32" in why or "not in this build" in why)
 
 

@@ -292,19 +292,3 @@ def test_what_the_backend_does_not_do_is_said_in_its_words(caplog, monkeypatch):
     assert backend == "cpu" and outline["dtype"] == "f32"
     assert outline["rules"] == ["top_k", "top_p", "min_p", "penalties"]
     assert outline["flags"] == ["keep_ties_top_k", "min_p_last"]
-
-
-def test_a_backend_without_score_mode_is_compared_by_its_largest_logits(caplog, monkeypatch):
-    """As CUDA's today: draws plain rows, and says their largest logit."""
-    real = fst.supports
-
-    def no_scores(backend, **outline):
-        return (False, "score mode") if outline.get("mode") == "score" else real(backend, **outline)
-
-    monkeypatch.setattr(fst, "supports", no_scores)
-    hf.make().generate(**hf.prompts(), max_new_tokens=2, custom_generate=fst.generate)
-    assert caplog.records == []
-    model = hf.make()
-    linear = model.lm_head.forward
-    model.lm_head.forward = lambda hidden: 1.01 * linear(hidden)
-    check(caplog, "logits are not the model's own: token ", model)
