@@ -30,8 +30,8 @@
  * absent, whatever is added later.
  *
  * log Z is within 1e-6 of the truth, then rounded to float, where the largest |l| is up to 45,000; within 2e-4 up to
- * 362,000; above that the row is FS_ROW_FAR. On CUDA, from weights, the sum of exp adds 2e-7 (1 + |l|), and the logits
- * are sums of tensor cores, off by some 1e-9 D |x| (docs/exactness.md). Draws, top-k and min-p do not look
+ * 362,000; above that the row is FS_ROW_FAR. On CUDA, from weights, the sum of exp may add 2e-7 (1 + |l|), and logits
+ * that tensor cores have summed are off by some 1e-9 D |x| (docs/exactness.md). Draws, top-k and min-p do not look
  * at it and are exact at any l; top-p may move its last token where the mass is within 3e-7 of p.
  *
  * Memory: every pointer belongs to the caller and is read or written only during the call (CPU) or until the stream
@@ -108,7 +108,7 @@ enum {
     FS_ROW_NAN = 1u << 16,        /* a logit that no mask removed was NaN; it was treated as -inf */
     FS_ROW_INF = 1u << 17,        /* an x or l was +inf: the lowest such id wins, its log Z is +inf, logprobs NaN */
     FS_ROW_FALLBACK = 1u << 18,   /* the row needed a second pass over W (exact all the same) */
-    FS_ROW_RANK_BOUND = 1u << 19, /* result.rank is a lower bound, 257 or more */
+    FS_ROW_RANK_BOUND = 1u << 19, /* CPU: result.rank is a lower bound, 257 or more */
     FS_ROW_SHORT = 1u << 20,      /* without replacement: fewer tokens than samples; the rest have none (see above) */
     FS_ROW_FAR = 1u << 21         /* the largest x or l is too far from 0 for log Z: it and logprobs are NaN */
 };
@@ -200,7 +200,7 @@ enum {
     FS_MIN_P_LAST = 1u << 3,      /* top-k, then top-p, then min-p: what min-p removes still counts as mass for top-p */
     FS_CUT_BEFORE_TEMPERATURE = 1u << 4, /* cuts look at y in place of l; the draw is from softmax(l) all the same */
     FS_EDITS_LAST = 1u << 5,             /* penalties of x, then edits */
-    FS_EXACT_RANK = 1u << 6,             /* pay a second pass rather than return a lower bound of the rank */
+    FS_EXACT_RANK = 1u << 6,             /* CPU: pay a second pass rather than return a lower bound of the rank */
     FS_RANK_OF_TIES = 1u << 7 /* result.rank counts logits that are not smaller, the token's own among them */
 };
 
@@ -245,7 +245,7 @@ typedef struct fs_batch {
     size_t size;
     int64_t rows;           /* B, up to 2^20; 0 is valid and does nothing */
     const void *hidden;     /* [B, D]; ignored for stored logits */
-    int32_t hidden_dtype;   /* FS_F32 (default), FS_F16 or FS_BF16; CUDA: that of the head */
+    int32_t hidden_dtype;   /* FS_F32 (default), FS_F16 or FS_BF16; CUDA is fast where it is the head's, and not f32 */
     int32_t mode;           /* FS_MODE_... */
     int64_t hidden_stride;  /* bytes from one row to the next; 0 = packed */
     int32_t samples;        /* n: 1 .. 1024; default 1 */
@@ -330,7 +330,8 @@ typedef struct fs_result {
     uint32_t *status;     /* [B] FS_ROW_... bits */
     float *score;         /* [B, n] the token's own l + noise (y for greedy rows); NaN in score mode */
     float *max_logit;     /* [B] */
-    float *log_z;         /* [B] log of the sum of exp (of survivors, for FS_LOGITS_CUT); CPU: not below max_logit */
+    float *log_z;         /* [B] log of the sum of exp (of survivors, for FS_LOGITS_CUT); not below max_logit, but by an
+                           * error of the sum in a CUDA call that stores no logits */
     float *logit;         /* [B, n] of the drawn or given token, also where a cut has removed it */
     float *logprob;       /* [B, n] logit - log_z; never above 0 */
     int32_t *rank;        /* [B, n] 1 + number of strictly larger x (raw) or y (of survivors, for FS_LOGITS_CUT);
@@ -388,7 +389,11 @@ typedef struct fs_options {
     void *work;
     size_t work_bytes;
     /* Most memory the second pass of wide rows may allocate; default 64 MiB. It is kept while calls need it. With the
-     * caller's work memory the second pass takes what the call has left of it. */
+     * caller's work memory the second pass takes what the call has left of it.
+     * CUDA: most work memory for logits. Calls with rules store them, and so do those with several samples, ranks, top
+     * or watched tokens, FS_NOISE_FAST, a mode of their own, f32 weights or hidden states of another type: as many rows
+     * at a time as this has room for, at least one, and W is read anew for each time. A call that can do without stores
+     * none. */
     size_t fallback_bytes;
     /* CUDA: the stream calls go to, as in fs_context_set_stream. NULL = none yet: calls are FS_ERR_ARGUMENT until there
      * is one, so that none goes to the default stream by accident. CPU: ignored. */
