@@ -331,7 +331,7 @@ typedef struct fs_result {
     float *score;         /* [B, n] the token's own l + noise (y for greedy rows); NaN in score mode */
     float *max_logit;     /* [B] */
     float *log_z;         /* [B] log of the sum of exp (of survivors, for FS_LOGITS_CUT); not below max_logit, but by an
-                           * error of the sum in a CUDA call that stores no logits */
+                           * error of the sum where CUDA stores no logits */
     float *logit;         /* [B, n] of the drawn or given token, also where a cut has removed it */
     float *logprob;       /* [B, n] logit - log_z; never above 0 */
     int32_t *rank;        /* [B, n] 1 + number of strictly larger x (raw) or y (of survivors, for FS_LOGITS_CUT);
@@ -390,10 +390,9 @@ typedef struct fs_options {
     size_t work_bytes;
     /* Most memory the second pass of wide rows may allocate; default 64 MiB. It is kept while calls need it. With the
      * caller's work memory the second pass takes what the call has left of it.
-     * CUDA: most work memory for logits. Calls with rules store them, and so do those with several samples, ranks, top
-     * or watched tokens, FS_NOISE_FAST, a mode of their own, f32 weights or hidden states of another type: as many rows
-     * at a time as this has room for, at least one, and W is read anew for each time. A call that can do without stores
-     * none. */
+     * CUDA: most work memory for logits. Those of rows with rules may be stored, and so may those of calls with several
+     * samples, ranks, top or watched tokens, FS_NOISE_FAST, a mode of their own, f32 weights, or hidden states of
+     * another type than the head's: of as many rows at a time as this has room for, at least one, W being read anew. */
     size_t fallback_bytes;
     /* CUDA: the stream calls go to, as in fs_context_set_stream. NULL = none yet: calls are FS_ERR_ARGUMENT until there
      * is one, so that none goes to the default stream by accident. CPU: ignored. */
