@@ -347,7 +347,7 @@ typedef struct fs_result {
     /* Written by the call, host side (CUDA: what is known without synchronising). Which rows need a second pass may
      * differ from run to run, as it depends on which thread had which tokens; so does, where a budget or the caller's
      * memory leaves no room for that pass, which are FS_ROW_INCOMPLETE. */
-    int64_t fallback_rows; /* rows that needed a second pass over W */
+    int64_t fallback_rows; /* rows that needed a second pass over W; CUDA: 0, their status says so */
     int64_t work_bytes;    /* temporary memory of the call */
     int64_t wire_bytes;    /* bytes this rank has put into parts or collectives */
 } fs_result;
