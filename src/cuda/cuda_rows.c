@@ -49,7 +49,8 @@ static int may_list(const fs_cuda_args *args) {
     return args->head.kind == FS_HEAD_WEIGHTS && args->head.rows > 0 && !is_mixed(args) &&
            batch->mode == FS_MODE_SAMPLE && batch->samples == 1 && batch->noise == FS_NOISE_EXACT &&
            !(rules & (FS_RULE_ALLOW | FS_RULE_EDITS | FS_RULE_PENALTIES)) && rules & (FS_RULE_TOP_K | FS_RULE_MIN_P) &&
-           !batch->watch_offset && !batch->count_offset && !asks_for_lists(r) && !(r->logits == FS_LOGITS_CUT && result_wants_log_z(r));
+           !batch->watch_offset && !batch->count_offset && !asks_for_lists(r) &&
+           !(r->logits == FS_LOGITS_CUT && result_wants_log_z(r));
 }
 
 static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout *l) {
@@ -57,7 +58,8 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
     const uint32_t rules = batch_rules(head, &args->batch);
     const int there = head->kind == FS_HEAD_LOGITS && head->dtype == FS_F32 && head_is_plain(head) &&
                       !(rules & FS_RULE_ALLOW);
-    *l = (layout){lines(head->rows), args->batch.rows, !there, (rules & (FS_RULE_EDITS | FS_RULE_PENALTIES)) != 0, 0, 0};
+    *l =
+        (layout){lines(head->rows), args->batch.rows, !there, (rules & (FS_RULE_EDITS | FS_RULE_PENALTIES)) != 0, 0, 0};
     const int64_t bytes = (l->x + l->y) * l->stride * (int64_t)sizeof(float);
     const int64_t most = bytes ? (int64_t)context->options.fallback_bytes / bytes : args->batch.rows;
     if (l->rows > most) l->rows = most > 0 ? most : 1;
@@ -114,7 +116,8 @@ static void place(const fs_cuda_room *room, const parts *p, const layout *l, int
     char *at = room->parts;
     float *logits = (float *)(void *)at;
     args->work = room->work;
-    args->dense = (fs_cuda_dense){l->x ? logits : NULL, l->y ? logits + (l->x ? l->rows * l->stride : 0) : NULL, l->stride};
+    args->dense =
+        (fs_cuda_dense){l->x ? logits : NULL, l->y ? logits + (l->x ? l->rows * l->stride : 0) : NULL, l->stride};
     if (!l->listed) return;
     fs_cuda_lists *lists = &args->lists;
     lists->most = (uint32_t *)(void *)room->records;

@@ -15,7 +15,8 @@
 FS_DEVICE bool rules_list(const fs_rules &rules, uint32_t flags, int32_t slots) {
     if (rules_drop_row(&rules) || !rules_cut(&rules) || rules.greedy || rules_top_p_of_row(&rules, flags)) return false;
     /* Min-p after a top-p that follows top-k: what min-p removes has mass. */
-    return (rules.top_k > 0 && rules.top_k <= slots) || (rules.log_min_p > -INFINITY && !(rules.top_p < 1.0f && flags & FS_MIN_P_LAST));
+    return (rules.top_k > 0 && rules.top_k <= slots) ||
+           (rules.log_min_p > -INFINITY && !(rules.top_p < 1.0f && flags & FS_MIN_P_LAST));
 }
 
 /* The k whose floor a row's list has, in bits of a draw's status; 0: min-p's. */
@@ -37,8 +38,8 @@ FS_DEVICE uint32_t list_need(const fs_draw &draw, int32_t b, int32_t slots) {
     return least + LIST_SPREAD <= slots ? (uint32_t)(least + b % LIST_SPREAD) : 0;
 }
 
-constexpr int LIST_LANES = 8;   /* values a lane takes: up to 256 CTAs */
-constexpr int LIST_BITS = 20;   /* of a floor: more are not worth their time */
+constexpr int LIST_LANES = 8; /* values a lane takes: up to 256 CTAs */
+constexpr int LIST_BITS = 20; /* of a floor: more are not worth their time */
 
 /* The k-th largest of the warp's values, rounded down; 0 if there are fewer above 0. */
 FS_DEVICE uint32_t kth_largest(const uint32_t (&value)[LIST_LANES], int32_t slots, int32_t k) {

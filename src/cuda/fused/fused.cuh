@@ -23,9 +23,9 @@
 #include "cuda/fused/masses.cuh"
 
 constexpr int FS_THREADS = 384;
-constexpr int FS_CONSUMERS = FS_STRIPS; /* warps */
+constexpr int FS_CONSUMERS = FS_STRIPS;   /* warps */
 constexpr int FS_FLOOR_PATIENCE = 200000; /* ... and for the floors of lists */
-constexpr int FS_PATIENCE = 3000;       /* nanoseconds a CTA waits for the others' first scores, where that pays */
+constexpr int FS_PATIENCE = 3000;         /* nanoseconds a CTA waits for the others' first scores, where that pays */
 
 /* What a call needs, as far as the kernel is for it. */
 template <class T> FS_DEVICE bool masses_of(const fs_cuda_args &args) {
@@ -269,8 +269,8 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
     }
     if (T::KIND == FS_CUDA_LISTED)
         own_rows<N>(args, state, [&](int32_t b) {
-            args.lists.count[(int64_t)b * args.lists.slots + blockIdx.x] =
-                state->listed[b / 2] >> 16 * (b & 1) & 0xFFFF;
+            args.lists.count[(int64_t)b * args.lists.slots + blockIdx.x] = state->listed[b / 2] >> 16 * (b & 1) &
+                                                                           0xFFFF;
         });
     if (masses_of<T>(args) && !groups_of<T>(args))
         own_rows<N>(args, state, [&](int32_t b) { hand_in_mass(state, args, b); });
@@ -389,7 +389,7 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
     __syncthreads();
     if constexpr (T::CLUSTER > 1) cluster_barrier(); /* no exit while the other CTA may still send here */
     if constexpr (T::KIND == FS_CUDA_LOGITS) return;
-    if (state->last) {                               /* in group modes groups.cu goes on */
+    if (state->last) { /* in group modes groups.cu goes on */
         for (int32_t b = threadIdx.x; b < state->args.rows && !state->args.leave_rows; b += FS_THREADS)
             close<T>(state, b, false);
         if (threadIdx.x == 0) state->args.work->done = state->args.work->seeded = 0;

@@ -60,7 +60,7 @@ template <int N, int J> struct fs_tile_state {
      * list, ordered; the image of a NaN, above which there is nothing, where it has none. */
     uint32_t first_max[N];
     uint32_t listed[(N + 1) / 2]; /* tokens this CTA has listed, 16 bits a row */
-    unsigned long long lead[N]; /* greedy rows: the largest order key (core/key.h) so far; 0: none */
+    unsigned long long lead[N];   /* greedy rows: the largest order key (core/key.h) so far; 0: none */
     fs_draw draw[N];
     /* Per strip and lane: eight of its accumulators, for code that cannot index registers; then its rows' masses.
      * Between two tiles it is the scorers', unless they have marks of their own: the marks of the next one. */

@@ -101,7 +101,8 @@ template <class E> FS_DEVICE uint64_t weight_of(const E &entries) {
 
 /* The least key of a logit that `holds` is true of, which it is of all larger ones too; above all keys if of none. */
 template <class F> FS_DEVICE uint64_t least_key(F holds) {
-    uint32_t below = ordered_float(-INFINITY), from = ordered_float(INFINITY) + 1; /* not of below; of from, if at all */
+    uint32_t below = ordered_float(-INFINITY),
+             from = ordered_float(INFINITY) + 1; /* not of below; of from, if at all */
     while (from - below > 1) {
         const uint32_t middle = below + (from - below) / 2;
         if (holds(float_of_ordered(middle))) from = middle;
@@ -149,8 +150,8 @@ template <class E> FS_DEVICE void collect_list(short_list *list, const E &entrie
 /* The least key that survives all cuts. first: the largest y. A short list of all that top-k leaves is left to the
  * caller. */
 template <class E>
-FS_DEVICE uint64_t cut_row(select_room *room, const E &all, const fs_rules &rules, uint32_t flags,
-                           float first, short_list *list) {
+FS_DEVICE uint64_t cut_row(select_room *room, const E &all, const fs_rules &rules, uint32_t flags, float first,
+                           short_list *list) {
     const float scale = rules.cut_scale, inverse = rules.inverse_temperature;
     const float number = first * scale, top_p = number == INFINITY ? 0.0f : rules.top_p;
     const double floor = (double)number + rules.log_min_p;
@@ -168,7 +169,8 @@ FS_DEVICE uint64_t cut_row(select_room *room, const E &all, const fs_rules &rule
             most = left.from(kth_of_threads(all.own_largest(), rules.top_k));
             most.likely = 0; /* hardly more than k */
         }
-        cut = max(cut, with_ties(select_last(room, most, (uint64_t)rules.top_k, SELECT_ALL), flags, FS_KEEP_TIES_TOP_K));
+        cut =
+            max(cut, with_ties(select_last(room, most, (uint64_t)rules.top_k, SELECT_ALL), flags, FS_KEEP_TIES_TOP_K));
         if (rules.top_k <= (int32_t)list->room) collect_list(list, left, cut);
     }
     if (of_row) cut = max(cut, top_p_from(room, left, top_p, weight_of(all.from(open)), flags));

@@ -35,8 +35,7 @@ __global__ void __launch_bounds__(THREADS) dots(const __grid_constant__ fs_cuda_
 #pragma unroll
             for (int t = 0; t < 4; t++)
 #pragma unroll
-                for (int r = 0; r < 2; r++)
-                    sum[t][r] = fmaf(w[i][token + 16 * t], h[i][pair + 16 * r], sum[t][r]);
+                for (int r = 0; r < 2; r++) sum[t][r] = fmaf(w[i][token + 16 * t], h[i][pair + 16 * r], sum[t][r]);
         __syncthreads();
     }
 #pragma unroll

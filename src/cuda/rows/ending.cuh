@@ -29,10 +29,11 @@ FS_DEVICE uint32_t check_lists(const fs_batch &batch, int64_t vocab, int64_t b, 
     bool bad = has_bad(batch.edit_token, edits.first, edits.count, vocab);
     if (given) bad |= has_bad(batch.given, b * given, given, vocab);
     if (batch.count_offset)
-        bad |= has_bad(batch.count_token, batch.count_offset[slot], batch.count_offset[slot + 1] - batch.count_offset[slot],
-                       vocab);
+        bad |= has_bad(batch.count_token, batch.count_offset[slot],
+                       batch.count_offset[slot + 1] - batch.count_offset[slot], vocab);
     if (batch.watch_offset)
-        bad |= has_bad(batch.watch_token, batch.watch_offset[b], batch.watch_offset[b + 1] - batch.watch_offset[b], vocab);
+        bad |=
+            has_bad(batch.watch_token, batch.watch_offset[b], batch.watch_offset[b + 1] - batch.watch_offset[b], vocab);
     return __syncthreads_or(bad) ? (uint32_t)FS_ROW_BAD_TOKEN : 0;
 }
 

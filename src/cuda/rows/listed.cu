@@ -70,8 +70,8 @@ FS_DEVICE double log_z_of(const fs_cuda_args &args, const fs_cuda_row *row, floa
 }
 
 /* Results of a row that is cut, of which what asks for a list (rank, ...) is not among what this pass does. */
-FS_DEVICE void write_listed(const fs_cuda_args &args, const fs_rules &rules, const fs_cuda_row *row, float x, float first,
-                            uint64_t key) {
+FS_DEVICE void write_listed(const fs_cuda_args &args, const fs_rules &rules, const fs_cuda_row *row, float x,
+                            float first, uint64_t key) {
     const fs_result &r = args.result;
     const int64_t b = args.first_row + (int64_t)blockIdx.x;
     const float scale = r.logits == FS_LOGITS_RAW ? 1.0f : rules.inverse_temperature;
@@ -101,12 +101,14 @@ FS_DEVICE void end_list(listing *e, const fs_cuda_args &args, const fs_cuda_row 
     largest = block_max(largest);
     own = block_max(own);
     const float first = order_key_logit(largest);
-    const list_entries all = {{count, count, 1, cut_scale(rules.cut_scale, first), first, 40.0f / rules.cut_scale}, e->list};
+    const list_entries all = {{count, count, 1, cut_scale(rules.cut_scale, first), first, 40.0f / rules.cut_scale},
+                              e->list};
     short_list left = {NULL, 0, 0}; /* all of it is short */
     const uint64_t last = cut_row(&e->room, all, rules, args.batch.flags, first, &left);
     if (own < last) {
-        row_race race = {{}, &rules, args.batch.noise, last, noise_row(rules.seed, rules.position, 0, rules.stream),
-                         e->list, (uint32_t)count};
+        row_race race = {
+            {},      &rules,         args.batch.noise, last, noise_row(rules.seed, rules.position, 0, rules.stream),
+            e->list, (uint32_t)count};
         key = race_once(race);
         for (int32_t i = threadIdx.x; i < count; i += ROW_THREADS)
             if (order_key_token(e->list[i]) == score_key_token(key)) own = e->list[i];

@@ -10,7 +10,7 @@ constexpr int MOST_SAMPLES = 1024; /* and most of the best */
 constexpr int RANKS_AT_ONCE = 8;
 
 struct ending : row_ending {
-    float least; /* of all finite x and y */
+    float least;                                     /* of all finite x and y */
     float ahead[AHEAD_STAGES * AHEAD * ROW_THREADS]; /* values on their way from memory */
     union {
         select_room room;
@@ -27,8 +27,7 @@ FS_DEVICE row_logits find_logits(const ending *e, const fs_cuda_args &args, int6
     const fs_head &head = args.head;
     row_logits l = {NULL, NULL, (int32_t)head.first_token, (int32_t)min(head.first_token + head.rows, args.vocab)};
     const int32_t count = max(0, l.high - l.low);
-    const uint32_t *allow =
-        bits_row(args.batch.allow, args.batch.allow_stride, batch_mask(&args.batch, b), args.vocab);
+    const uint32_t *allow = bits_row(args.batch.allow, args.batch.allow_stride, batch_mask(&args.batch, b), args.vocab);
     float *x = args.dense.x + blockIdx.x * args.dense.stride, *y = args.dense.y + blockIdx.x * args.dense.stride;
     const bool plain = head_is_plain(&head) && !allow;
     const fs_matrix stored = logits_of_head(&head);
@@ -136,7 +135,10 @@ FS_DEVICE void summarise(ending *e, const fs_cuda_args &args, const row_logits &
 
 /* Weights further than 40 below the largest are nothing. */
 FS_DEVICE row_entries entries_of(const ending *e, const float *y, const row_logits &l, float scale, float first) {
-    return {{l.high - l.low, l.high - l.low, 1, cut_scale(scale, first), first, fminf(first - e->least, 40.0f / scale)}, y, l.low, (float *)e->ahead};
+    return {{l.high - l.low, l.high - l.low, 1, cut_scale(scale, first), first, fminf(first - e->least, 40.0f / scale)},
+            y,
+            l.low,
+            (float *)e->ahead};
 }
 
 /* Finds what the cuts leave. */
@@ -178,7 +180,8 @@ FS_DEVICE int32_t draw(ending *e, const fs_cuda_args &args, const row_logits &l,
     }
     if (args.needs.ordered) {
         /* Noise is between -4 and 45, and nobody of interest far below its middle. */
-        const scored_entries all = {&race, race.list ? race.listed : l.high - l.low, e->summary.max_y * rules.inverse_temperature + 45.0f, 90.0f};
+        const scored_entries all = {&race, race.list ? race.listed : l.high - l.low,
+                                    e->summary.max_y * rules.inverse_temperature + 45.0f, 90.0f};
         const uint64_t last = select_last(&e->room, all, (uint64_t)n, SELECT_ALL);
         return (int32_t)sort_from(all, last, (uint32_t)n, e->room.mass, e->winner);
     }
@@ -309,8 +312,7 @@ FS_DEVICE void write_row_results(ending *e, const fs_cuda_args &args, const row_
     if (r.status) r.status[e->row.b] = e->row.status;
 }
 
-__global__ void __launch_bounds__(ROW_THREADS, 1)
-    end_rows(const __grid_constant__ fs_cuda_args args) {
+__global__ void __launch_bounds__(ROW_THREADS, 1) end_rows(const __grid_constant__ fs_cuda_args args) {
     extern __shared__ __align__(16) char shared[];
     ending *e = (ending *)shared;
     wait_for_earlier_launches();
