@@ -26,6 +26,10 @@ FS_DEVICE unsigned long long block_max(unsigned long long value) {
     return block_reduce(value, [](unsigned long long a, unsigned long long b) { return a > b ? a : b; });
 }
 
+FS_DEVICE float block_largest(float value) {
+    return block_reduce(value, [](float a, float b) { return fmaxf(a, b); });
+}
+
 FS_DEVICE unsigned long long block_min(unsigned long long value) {
     return ~block_max(~value);
 }

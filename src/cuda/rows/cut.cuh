@@ -34,6 +34,14 @@ struct cut_scale {
     }
 };
 
+/* exp(number) 2^-unit. The whole part of the exponent is split off first, so that it is as exact as the instruction. */
+FS_DEVICE float exp_in_units(float number, float unit) {
+    const float shift = 12582912.0f - unit; /* adding 1.5 2^23 rounds to an integer, held in the low bits */
+    const float z = fmaxf(fmaf(number, 1.44269502f, shift), 12582912.0f - 100.0f), n = z - shift;
+    const float f = fmaf(number, 1.92596299e-8f, fmaf(number, 1.44269502f, -n));
+    return exp2_approximate(f) * __int_as_float((__float_as_int(z) << 23) + 0x3F800000);
+}
+
 /* Entries with keys of logits (select.cuh): what those of a row in memory and of a list have in common. */
 struct logit_entries {
     int64_t size, likely;
@@ -49,21 +57,31 @@ struct logit_entries {
 struct row_entries : logit_entries {
     const float *y;
     int32_t low;
-    float *ahead; /* see each_value */
 
     template <class F> FS_DEVICE_MEMBER void each(F f) const {
-        each_value(y, (int32_t)size, ahead, [&](int32_t i, float v) {
-            const uint64_t key = v > -INFINITY ? order_key(v, (uint32_t)(low + i)) : 0;
-            if (key && key >= least) f(key);
+        /* Most are below the least logit, and need no key. */
+        const float floor = least > 1 ? order_key_logit(least) : -INFINITY;
+        each_value(y, (int32_t)size, [&](int32_t i, float v) {
+            if (!(v >= floor) || v == -INFINITY) return;
+            const uint64_t key = order_key(v, (uint32_t)(low + i));
+            if (key >= least) f(key);
         });
+    }
+
+    /* The weight of all from the least logit on, without their keys: it is the weight of exp(l) to 2e-7. */
+    FS_DEVICE_MEMBER uint64_t weight() const {
+        const float floor = least > 1 ? order_key_logit(least) : -INFINITY, unit = (float)units.unit;
+        double sum = 0.0;
+        each_value(y, (int32_t)size, [&](int32_t, float v) {
+            if (v >= floor) sum += (double)exp_in_units(v * units.scale, unit);
+        });
+        return (uint64_t)block_reduce(sum * 0x1p39, [](double a, double b) { return a + b; });
     }
     /* Of the tokens this thread looks at, ordered; 0: none. */
     FS_DEVICE_MEMBER uint32_t own_largest() const {
-        uint32_t most = 0;
-        each_value(y, (int32_t)size, ahead, [&](int32_t, float v) {
-            if (v > -INFINITY) most = max(most, ordered_float(v));
-        });
-        return most;
+        float most = -INFINITY;
+        each_value(y, (int32_t)size, [&](int32_t, float v) { most = fmaxf(most, v); });
+        return most > -INFINITY ? ordered_float(most) : 0;
     }
     FS_DEVICE_MEMBER row_entries from(uint64_t key) const {
         row_entries e = *this;
@@ -99,10 +117,17 @@ template <class E> FS_DEVICE uint64_t weight_of(const E &entries) {
     return block_sum(sum);
 }
 
+/* Of a row in memory by fewer instructions, where a key of the least logit is the least of all of that logit. */
+FS_DEVICE uint64_t weight_of(const row_entries &entries) {
+    if (entries.units.origin != 0.0f || (uint32_t)entries.least > 1) return weight_of<row_entries>(entries);
+    return entries.weight();
+}
+
 /* The least key of a logit that `holds` is true of, which it is of all larger ones too; above all keys if of none. */
 template <class F> FS_DEVICE uint64_t least_key(F holds) {
     uint32_t below = ordered_float(-INFINITY),
              from = ordered_float(INFINITY) + 1; /* not of below; of from, if at all */
+#pragma unroll 1
     while (from - below > 1) {
         const uint32_t middle = below + (from - below) / 2;
         if (holds(float_of_ordered(middle))) from = middle;
@@ -173,13 +198,14 @@ FS_DEVICE uint64_t cut_row(select_room *room, const E &all, const fs_rules &rule
             max(cut, with_ties(select_last(room, most, (uint64_t)rules.top_k, SELECT_ALL), flags, FS_KEEP_TIES_TOP_K));
         if (rules.top_k <= (int32_t)list->room) collect_list(list, left, cut);
     }
-    if (of_row) cut = max(cut, top_p_from(room, left, top_p, weight_of(all.from(open)), flags));
+    const bool infinite = number == INFINITY; /* all of the weight is there */
+    if (of_row) cut = max(cut, top_p_from(room, left, top_p, infinite ? 1 : weight_of(all.from(open)), flags));
     if (of_left && list->count <= list->room) {
         const list_entries few = {{list->count, list->count, 1, left.units, left.top, left.span}, list->key};
-        cut = max(cut, top_p_from(room, few, top_p, weight_of(few), flags));
+        cut = max(cut, top_p_from(room, few, top_p, infinite ? 1 : weight_of(few), flags));
     } else if (of_left) {
         left = left.from(cut);
-        cut = max(cut, top_p_from(room, left, top_p, weight_of(left), flags));
+        cut = max(cut, top_p_from(room, left, top_p, infinite ? 1 : weight_of(left), flags));
     }
     if (floor_last) cut = max(cut, floor_key);
     return max(cut, there);

@@ -65,16 +65,65 @@ struct row_race {
     }
 };
 
+/* Tokens of a row that the noise's marks do not single out: with at most FS_NOISE_G of noise, most cannot win, which
+ * takes few instructions to see. Marks of MARKED blocks are found at once, a lane each. */
+constexpr int MARKED = 16;
+
+FS_DEVICE void race_blocks(const row_race &race, unsigned long long *best) {
+    const row_logits &l = race.logits;
+    const float inverse = race.rules->inverse_temperature,
+                least = race.last > 1 ? order_key_logit(race.last) : -INFINITY;
+    const int32_t lane = threadIdx.x % 32, end = (l.high + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK;
+    auto offer = [&](int32_t token, float y, const fs_marks &marks) {
+        if (!(y * inverse > -INFINITY) || order_key(y, (uint32_t)token) < race.last) return;
+        const uint64_t known = *(volatile unsigned long long *)best,
+                       key = race.key_of((uint32_t)token, y, marks, known);
+        if (key > known) atomicMax(best, (unsigned long long)key);
+    };
+#pragma unroll 1
+    for (int32_t first = l.low / FS_NOISE_BLOCK + (int32_t)(threadIdx.x / 32) * MARKED; first < end;
+         first += ROW_WARPS * MARKED) {
+        const fs_marks own = race.marks_at((uint32_t)(first + lane % MARKED));
+#pragma unroll 1
+        for (int32_t block = first; block < min(first + MARKED, end); block++) {
+            float four[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int32_t token = block * FS_NOISE_BLOCK + 32 * e + lane;
+                four[e] = l.holds(token) ? l.y[token - l.low] : -INFINITY;
+            }
+            const int from = block - first;
+            const fs_marks marks = {__shfl_sync(~0u, own.count, from),
+                                    __shfl_sync(~0u, own.places, from),
+                                    {__shfl_sync(~0u, own.prefixes[0], from), __shfl_sync(~0u, own.prefixes[1], from)}};
+            const uint64_t known = *(volatile unsigned long long *)best;
+            const float enough = known ? (float)score_key_value(known) - FS_UNMARKED_CEILING : -INFINITY;
+            const float slack = 1e-5f + 1e-6f * fabsf(enough);
+#pragma unroll 1
+            for (int e = 0; e < 4; e++) {
+                const float y = e == 0 ? four[0] : e == 1 ? four[1] : e == 2 ? four[2] : four[3];
+                const int32_t place = 32 * e + lane;
+                bool races = y >= least && !(y * inverse < enough - slack);
+#pragma unroll
+                for (int i = 0; i < 4; i++) races |= i < marks.count && (int32_t)mark_place(marks, i) == place;
+                if ((races || marks.count < 0) && y >= least) offer(block * FS_NOISE_BLOCK + place, y, marks);
+            }
+        }
+    }
+}
+
 /* The winner of one sample, in all threads. */
 static __device__ __noinline__ uint64_t race_once(const row_race &race) {
     __shared__ unsigned long long best;
     if (threadIdx.x == 0) best = 0;
     __syncthreads();
-    race.each([&](uint32_t token, float y, const fs_marks &marks) {
-        const uint64_t known = *(volatile unsigned long long *)&best;
-        const uint64_t key = race.key_of(token, y, marks, known);
-        if (key > known) atomicMax(&best, (unsigned long long)key);
-    });
+    if (race.exact() && !race.list) race_blocks(race, &best);
+    else
+        race.each([&](uint32_t token, float y, const fs_marks &marks) {
+            const uint64_t known = *(volatile unsigned long long *)&best;
+            const uint64_t key = race.key_of(token, y, marks, known);
+            if (key > known) atomicMax(&best, (unsigned long long)key);
+        });
     __syncthreads();
     const uint64_t key = best;
     __syncthreads();

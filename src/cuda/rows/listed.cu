@@ -10,13 +10,15 @@
 
 namespace {
 
+constexpr int SHORT_LIST = 1024; /* of these each can look at all others */
+
 /* Few instructions: they come from memory, a line at a time, while everything waits (docs/findings/gpu-rows.md). So not
  * the whole of ending.cuh. */
 struct listing {
     fs_rules rules;
     select_room room;
-    uint32_t start[256]; /* of a slot's candidates in the list */
     unsigned long long list[FS_CUDA_LIST];
+    unsigned long long weight[SHORT_LIST];
 };
 
 /* The candidates of row b of the launch, if they are all there and few enough, into e->list; else -1. */
@@ -24,20 +26,23 @@ FS_DEVICE int32_t take_list(listing *e, const fs_cuda_lists &lists, int32_t b) {
     __shared__ uint32_t found;
     const uint32_t *count = lists.count + (int64_t)b * lists.slots;
     const unsigned long long *entry = lists.entry + (int64_t)b * lists.slots * FS_CUDA_SEGMENT;
+    static_assert(ROW_THREADS >= 256, "a thread for every slot");
     if (threadIdx.x == 0) found = 0;
-    bool whole = true;
     __syncthreads();
-    for (int32_t slot = threadIdx.x; slot < lists.slots; slot += ROW_THREADS) {
-        const uint32_t n = count[slot];
-        whole &= n <= FS_CUDA_SEGMENT;
-        e->start[slot] = atomicAdd(&found, n);
-    }
-    whole = __syncthreads_and(whole);
+    const int32_t slot = (int32_t)threadIdx.x;
+    const uint32_t n = slot < lists.slots ? count[slot] : 0, start = n ? atomicAdd(&found, n) : 0;
+    const bool whole = __syncthreads_and(n <= FS_CUDA_SEGMENT);
     const uint32_t all = found;
     if (!whole || all > (uint32_t)lists.room) return -1;
-    for (int32_t i = threadIdx.x; i < lists.slots * FS_CUDA_SEGMENT; i += ROW_THREADS) {
-        const int32_t slot = i / FS_CUDA_SEGMENT, place = i % FS_CUDA_SEGMENT;
-        if (place < (int32_t)count[slot]) e->list[e->start[slot] + place] = entry[i];
+    const unsigned long long *own = entry + (int64_t)slot * FS_CUDA_SEGMENT;
+#pragma unroll 1
+    for (uint32_t first = 0; first < n; first += 8) { /* together: one memory latency */
+        unsigned long long key[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) key[i] = first + i < n ? own[first + i] : 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (first + i < n) e->list[start + first + i] = key[i];
     }
     __syncthreads();
     return (int32_t)all;
@@ -86,6 +91,51 @@ FS_DEVICE void write_listed(const fs_cuda_args &args, const fs_rules &rules, con
     if (r.status) r.status[b] = status;
 }
 
+/* cut_row of a short list, by few instructions: how many are ahead of an entry, and how much they weigh, it finds out by
+ * looking at all of them. */
+FS_DEVICE uint64_t cut_short(listing *e, int32_t count, const fs_rules &rules, uint32_t flags, const cut_scale &units,
+                             float first) {
+    const float scale = rules.cut_scale, inverse = rules.inverse_temperature, number = first * scale;
+    const double floor = (double)number + rules.log_min_p;
+    const bool of_left = rules.top_p < 1.0f, floor_last = of_left && (flags & FS_MIN_P_LAST) != 0;
+    const uint64_t open = least_key([&](float y) { return y * scale > -INFINITY; });
+    const uint64_t floor_key = least_key([&](float y) { return !((double)(y * scale) < floor); });
+    const uint64_t there = least_key([&](float y) { return y * inverse > -INFINITY; });
+    uint64_t cut = floor_last ? open : max(open, floor_key);
+    /* The least key from `cut` on that has less than `most` ahead of it. */
+    auto last_below = [&](auto amount, uint64_t most) {
+        uint64_t last = ~0ull;
+#pragma unroll 1
+        for (int32_t i = threadIdx.x; i < count; i += ROW_THREADS) {
+            const uint64_t key = e->list[i];
+            uint64_t ahead = 0;
+            if (key < cut) continue;
+#pragma unroll 4
+            for (int32_t j = 0; j < count; j++) ahead += e->list[j] > key ? amount(j) : 0;
+            if (ahead < most && key < last) last = key;
+        }
+        return (uint64_t)block_min(last);
+    };
+    if (rules.top_k > 0) {
+        const uint64_t last = last_below([](int32_t) { return (uint64_t)1; }, (uint64_t)rules.top_k);
+        cut = max(cut, with_ties(last, flags, FS_KEEP_TIES_TOP_K));
+    }
+    if (of_left) {
+        uint64_t own = 0;
+        for (int32_t i = threadIdx.x; i < count; i += ROW_THREADS) {
+            e->weight[i] = e->list[i] >= cut ? units.weigh(order_key_logit(e->list[i])) : 0;
+            own += e->weight[i];
+        }
+        const uint64_t all = block_sum(own); /* and every weight is there */
+        const double top_p = number == INFINITY ? 0.0 : (double)rules.top_p;
+        const uint64_t mark = (uint64_t)ceil(top_p * (double)all);
+        const uint64_t last = last_below([&](int32_t j) { return (uint64_t)e->weight[j]; }, mark ? mark : 1);
+        cut = max(cut, with_ties(last, flags, FS_KEEP_TIES_TOP_P));
+    }
+    if (floor_last) cut = max(cut, floor_key);
+    return max(cut, there);
+}
+
 /* The token of a row that is cut, from its list: the winner of the race over all tokens, if it survives; else of a race
  * of those that do. */
 FS_DEVICE void end_list(listing *e, const fs_cuda_args &args, const fs_cuda_row *row, int32_t count) {
@@ -104,7 +154,8 @@ FS_DEVICE void end_list(listing *e, const fs_cuda_args &args, const fs_cuda_row 
     const list_entries all = {{count, count, 1, cut_scale(rules.cut_scale, first), first, 40.0f / rules.cut_scale},
                               e->list};
     short_list left = {NULL, 0, 0}; /* all of it is short */
-    const uint64_t last = cut_row(&e->room, all, rules, args.batch.flags, first, &left);
+    const uint64_t last = count <= SHORT_LIST ? cut_short(e, count, rules, args.batch.flags, all.units, first)
+                                              : cut_row(&e->room, all, rules, args.batch.flags, first, &left);
     if (own < last) {
         row_race race = {
             {},      &rules,         args.batch.noise, last, noise_row(rules.seed, rules.position, 0, rules.stream),

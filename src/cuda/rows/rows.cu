@@ -10,8 +10,7 @@ constexpr int MOST_SAMPLES = 1024; /* and most of the best */
 constexpr int RANKS_AT_ONCE = 8;
 
 struct ending : row_ending {
-    float least;                                     /* of all finite x and y */
-    float ahead[AHEAD_STAGES * AHEAD * ROW_THREADS]; /* values on their way from memory */
+    float least; /* of all finite x and y */
     union {
         select_room room;
         group_window window; /* of draws by groups */
@@ -97,32 +96,30 @@ FS_DEVICE fs_mass row_mass_of(const float *v, int32_t low, int32_t high, float s
 FS_DEVICE void summarise(ending *e, const fs_cuda_args &args, const row_logits &l) {
     const float inverse = e->rules.inverse_temperature;
     uint32_t flags = 0;
-    uint32_t most_x = 0, least = ~0u; /* ordered */
-    each_value(l.x, l.high - l.low, e->ahead, [&](int32_t, float x) {
-        if (x != x) flags |= FS_ROW_NAN;
-        if (x == INFINITY) flags |= FS_ROW_INF;
-        if (x > -INFINITY) most_x = max(most_x, ordered_float(x)), least = min(least, ordered_float(x));
-    });
-    uint32_t most_y = most_x;
+    float most_x = -INFINITY, least = INFINITY;
+    auto look = [&](float v, float *most) {
+        if (v != v) flags |= FS_ROW_NAN;
+        *most = fmaxf(*most, v);
+        least = fminf(least, v > -INFINITY ? v : INFINITY);
+    };
+    each_value(l.x, l.high - l.low, [&](int32_t, float x) { look(x, &most_x); });
+    float most_y = most_x;
     if (l.y != l.x) {
-        most_y = 0;
-        each_value(l.y, l.high - l.low, e->ahead, [&](int32_t, float y) {
-            if (y != y) flags |= FS_ROW_NAN;
-            if (y > -INFINITY) most_y = max(most_y, ordered_float(y)), least = min(least, ordered_float(y));
-        });
+        most_y = -INFINITY;
+        each_value(l.y, l.high - l.low, [&](int32_t, float y) { look(y, &most_y); });
     }
-    const uint32_t max_x = (uint32_t)block_max(most_x), max_y = (uint32_t)block_max(most_y);
-    if (max_y && float_of_ordered(max_y) * inverse == INFINITY) flags |= FS_ROW_INF;
+    const float max_x = block_largest(most_x), max_y = block_largest(most_y);
+    if (max_x == INFINITY || max_y * inverse == INFINITY) flags |= FS_ROW_INF;
     flags = block_or(flags);
-    least = (uint32_t)block_min(least);
+    least = -block_largest(-least);
     fs_mass raw_mass = mass_empty(), mass = mass_empty();
     if (args.needs.raw_mass) raw_mass = row_mass_of(l.x, l.low, l.high, 1.0f);
     if (args.needs.mass) mass = row_mass_of(l.y, l.low, l.high, inverse);
     if (threadIdx.x == 0) {
         e->summary.flags = flags;
-        e->summary.max_x = max_x ? float_of_ordered(max_x) : -INFINITY;
-        e->summary.max_y = max_y ? float_of_ordered(max_y) : -INFINITY;
-        e->least = max_x ? float_of_ordered(least) : 0.0f;
+        e->summary.max_x = max_x;
+        e->summary.max_y = max_y;
+        e->least = least < INFINITY ? least : 0.0f;
         e->summary.raw_mass = raw_mass;
         e->summary.mass = mass;
         e->row.status |= flags;
@@ -137,8 +134,7 @@ FS_DEVICE void summarise(ending *e, const fs_cuda_args &args, const row_logits &
 FS_DEVICE row_entries entries_of(const ending *e, const float *y, const row_logits &l, float scale, float first) {
     return {{l.high - l.low, l.high - l.low, 1, cut_scale(scale, first), first, fminf(first - e->least, 40.0f / scale)},
             y,
-            l.low,
-            (float *)e->ahead};
+            l.low};
 }
 
 /* Finds what the cuts leave. */
@@ -247,7 +243,7 @@ FS_DEVICE void write_ranks(const ending *e, const fs_cuda_args &args, const row_
             own[j] = logit_at(l, of.v, token[j]);
             ahead[j] = 0;
         }
-        each_value(of.v, l.high - l.low, (float *)e->ahead, [&](int32_t i, float v) {
+        each_value(of.v, l.high - l.low, [&](int32_t i, float v) {
             if (!(v > -INFINITY) || order_key(v, (uint32_t)(l.low + i)) < of.least) return;
 #pragma unroll
             for (int32_t j = 0; j < RANKS_AT_ONCE; j++)

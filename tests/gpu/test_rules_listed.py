@@ -1,0 +1,121 @@
+"""Rows that are cut by top-k or min-p, whose candidates the pass lists (sm90 kernels, aligned weights): equal to the
+CPU's, whether the lists decide or, made too short, leave rows to the second pass. Weights are small integers over
+powers of two, so that both sides have the same logits, and many of them are equal."""
+import numpy as np
+import pytest
+import torch
+
+from draws import CPU, STREAM
+import flashsampling as fs
+
+SHAPES = [(1, 300, 64), (3, 5003, 64), (17, 40000, 128), (64, 20011, 64), (100, 9000, 72), (150, 9000, 64),
+          (200, 16400, 64), (256, 17000, 64), (300, 9000, 64), (330, 5003, 64)]
+FALLBACK, CHANGED = fs.Row.FALLBACK, ~np.uint32(fs.Row.FALLBACK)
+
+
+def context(room, monkeypatch):
+    if room is None:
+        monkeypatch.delenv("FLASHSAMPLING_CUDA_LIST", raising=False)
+    else:
+        monkeypatch.setenv("FLASHSAMPLING_CUDA_LIST", str(room))
+    return fs.Context("cuda", stream=STREAM.cuda_stream)
+
+
+def weights(rng, rows, vocab, dim, dtype, fine):
+    """Logits of a standard deviation of about 3; fine: few of them are equal."""
+    W = rng.integers(-8, 9, (vocab, dim)) / (16.0 if fine else 8.0 * 2 ** np.ceil(np.log2(dim / 16) / 2))
+    H = rng.integers(-4, 5, (rows, dim)) / 4.0
+    if fine:  # one column more says which id it is: every partial sum is still a float
+        W[:, 0] = rng.permutation(vocab) % 256 / 128.0
+        H[:, 0] = 1.0
+    return (torch.from_numpy(a.astype(np.float32)).to(dtype) for a in (W, H))
+
+
+def rules(rng, rows):
+    """Rows of every kind side by side: plain, greedy, k, p after k, min-p, wide."""
+    values = dict(temperature=rng.choice([0.0, 0.3, 1.0, 1.0, 1.7], rows),
+                  top_k=rng.choice([0, 1, 2, 20, 50, 100, 131, 400], rows), top_p=rng.choice([1.0, 1.0, 0.9011, 0.5123], rows), min_p=rng.choice([0.0, 0.0, 0.0513, 0.3, 1.0], rows))
+    values["top_p"][(values["top_k"] == 0) & (values["min_p"] == 0) & (rng.random(rows) < 0.8)] = 1.0
+    kinds = dict(temperature=np.float32, top_k=np.int32, top_p=np.float32, min_p=np.float32)
+    return {name: torch.from_numpy(value.astype(kinds[name])) for name, value in values.items()}
+
+
+def compare(ours, W, H, values, logits, outputs, seed, **flags):
+    """Which rows took a second pass."""
+    moved = {name: value.cuda() for name, value in values.items()}
+    got = ours.sample(fs.Head(W.cuda()), H.cuda(), seed=seed, logits=logits, outputs=outputs, **moved, **flags)
+    want = CPU.sample(fs.Head(W), H, seed=seed, logits=logits, outputs=outputs, **values, **flags)
+    torch.cuda.synchronize()
+    status, expected = (r.status.cpu().numpy().view(np.uint32) for r in (got, want))
+    wrong = np.flatnonzero((got.tokens.cpu() != want.tokens).any(1).numpy())
+    first = ["%s = %s" % (name, value[wrong[0]].item()) for name, value in values.items()] if len(wrong) else []
+    assert len(wrong) == 0, "%d rows differ, the first %d: %s, %s for %s" % (
+        len(wrong), wrong[0], ", ".join(first), got.tokens[wrong[0]].item(), want.tokens[wrong[0]].item())
+    np.testing.assert_array_equal(status & CHANGED, expected & CHANGED)
+    for name in outputs:
+        np.testing.assert_allclose(getattr(got, name).cpu().numpy(), getattr(want, name).numpy(), rtol=3e-6, atol=3e-6,
+                                   err_msg=name)
+    return (status & FALLBACK) != 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "%d-%dx%d" % s)
+def test_rows_of_every_kind(shape, dtype, monkeypatch):
+    rows, vocab, dim = shape
+    ours = context(None, monkeypatch)
+    for seed, flags in enumerate(({}, dict(keep_ties=True), dict(min_p_last=True), dict(cut_before_temperature=True))):
+        rng = np.random.default_rng([rows, seed])
+        W, H = weights(rng, rows, vocab, dim, dtype, fine=seed % 2 == 0)
+        compare(ours, W, H, rules(rng, rows), "raw", (), seed, **flags)
+    compare(ours, W, H, rules(rng, rows), "processed", ("score", "logit", "max_logit"), 7)
+    compare(ours, W, H, rules(rng, rows), "raw", ("logprob", "log_z"), 8)
+
+
+@pytest.mark.parametrize("room", [0, 3, 60])
+@pytest.mark.parametrize("rows", [1, 40, 257])
+def test_lists_that_are_too_short_leave_rows_to_a_second_pass(rows, room, monkeypatch):
+    rng = np.random.default_rng(rows)
+    W, H = weights(rng, rows, 9000, 64, torch.bfloat16, fine=True)
+    cut = dict(top_k=torch.full((rows,), 50, dtype=torch.int32), temperature=torch.full((rows,), 0.9))
+    second = compare(context(room, monkeypatch), W, H, cut, "raw", ("logit",), 3)
+    assert second.all() if room < 50 else True
+    assert not compare(context(None, monkeypatch), W, H, cut, "raw", ("logit",), 3).any()
+    compare(context(room, monkeypatch), W, H, rules(rng, rows), "raw", (), 4)
+
+
+def test_hot_ids_in_one_tile_overflow_their_segment(monkeypatch):
+    """100 of a row's largest tokens are one CTA's, which has room for 64 of a row."""
+    W, H = torch.zeros(20000, 64, dtype=torch.bfloat16), torch.zeros(9, 64, dtype=torch.bfloat16)
+    W[128 * 3 : 128 * 3 + 100, 0], H[:, 0] = (torch.arange(100) % 7 + 8).bfloat16(), 1.0
+    W[:, 1], H[:, 1] = (torch.arange(20000) % 97 / 64).bfloat16(), 1.0
+    k = dict(top_k=torch.tensor([1, 2, 50, 64, 65, 99, 100, 101, 120], dtype=torch.int32))
+    compare(context(None, monkeypatch), W, H, k, "raw", ("logit",), 5)
+
+
+@pytest.mark.parametrize("text", ["-1", "4097", "many", ""])
+def test_a_bad_length_of_lists_is_refused(text, monkeypatch):
+    with pytest.raises(fs.Error, match="FLASHSAMPLING_CUDA_LIST"):
+        context(text, monkeypatch)
+
+
+def test_graphs_replay_with_other_rules(monkeypatch):
+    """Parameters change in device memory between replays, and lists are found anew."""
+    rng, ours, rows = np.random.default_rng(1), context(None, monkeypatch), 33
+    W, H = weights(rng, rows, 9000, 64, torch.bfloat16, fine=True)
+    device = {name: value.cuda() for name, value in rules(rng, rows).items()}
+    head, hidden = fs.Head(W.cuda()), H.cuda()
+    batch = fs.Batch(head, hidden, seed=11, **device)
+    out = fs.Result(batch)
+    ours.sample(head, batch, out=out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=STREAM):
+        ours.sample(head, batch, out=out)
+    for turn in range(4):
+        values = rules(np.random.default_rng([2, turn]), rows)
+        for name, value in values.items():
+            device[name].copy_(value)
+        graph.replay()
+        torch.cuda.synchronize()
+        want = CPU.sample(fs.Head(W), H, seed=11, **values)
+        assert torch.equal(out.tokens.cpu(), want.tokens)
