@@ -100,7 +100,7 @@ def test_what_is_none_of_our_rules_is_left_to_transformers(caplog):
 
 def test_a_compiled_forward_with_a_static_cache(caplog):
     """generate() compiles it with CUDA graphs, whose memory the hidden states lie in."""
-    model = made()
+    model = made(dtype=torch.float32)
     arguments = dict(**prompts(), max_new_tokens=12, do_sample=False, cache_implementation="static")
     expected = model.generate(**arguments, disable_compile=True)
     for _ in range(2):

@@ -207,7 +207,8 @@ FS_DEVICE int64_t sample_token(const ending *e, const fs_cuda_args &args, int32_
 FS_DEVICE void write_samples(ending *e, const fs_cuda_args &args, const row_logits &l, int32_t drawn) {
     for (int32_t i = threadIdx.x; i < args.batch.samples; i += ROW_THREADS) {
         if (i >= drawn) {
-            row_write_no_sample(&e->row, i);
+            fs_row row = e->row; /* its status has a bit for such samples, which is not each thread's to set */
+            row_write_no_sample(&row, i);
             continue;
         }
         const int64_t token = sample_token(e, args, i);
@@ -297,6 +298,8 @@ FS_DEVICE void write_row_results(ending *e, const fs_cuda_args &args, const row_
     if (threadIdx.x == 0) e->row.log_z = row_log_z(&e->row);
     __syncthreads();
     write_samples(e, args, l, drawn);
+    __syncthreads();
+    if (threadIdx.x == 0 && drawn < args.batch.samples) e->row.status |= FS_ROW_SHORT;
     if (r.rank) write_ranks(e, args, l, drawn);
     __syncthreads(); /* the best come where the drawn were */
     if (r.top_token || r.top_logit || r.top_logprob) write_best(e, args, l);
