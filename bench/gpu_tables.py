@@ -23,8 +23,8 @@ of seven kernels; *cuBLAS alone* is `torch.mm` to bf16 logits, the better orient
 over the logits it stored, FlashInfer's Gumbel sampler or our own (the paper's B.1). **Bold** misses its bar.
 """
 MORE = """\
-More: [sizes of every head, groups, log Z]({name}-sizes.md); [stored logits, the portable kernel]({name}-more.md); [the
-paper's protocol](paper-{name}.md); [earlier states](../log/{name}.md).
+More: [what every rule costs]({name}-rules.md); [sizes of every head, groups, log Z]({name}-sizes.md); [stored logits,
+the portable kernel]({name}-more.md); [the paper's protocol](paper-{name}.md); [earlier states](../log/{name}.md).
 """
 ROWS_NOTE = """\
 Bars: 1.10; 1.25 for ascending rows (steep: -50 to 50) and greedy ties: flat, blocks of 16,384 tokens, hidden states 0.
