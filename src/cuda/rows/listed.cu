@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1) end_listed(const __grid_consta
     const bool cut = !rules_drop_row(&rules) && rules_cut(&rules) && !rules.greedy && __ldcg(&row->key);
     int32_t count = -1;
     if (cut && listed) count = take_list(e, args.lists, b);
-    if (cut && count < 0) leave_open(args, args.first_row + b);
+    if (cut && count <= 0) leave_open(args, args.first_row + b);
     else if (cut) end_list(e, args, row, count);
     else if (threadIdx.x == 0) end_plain(args, rules, b);
     __syncthreads();
