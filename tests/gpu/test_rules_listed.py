@@ -34,7 +34,9 @@ def weights(rng, rows, vocab, dim, dtype, fine):
 def rules(rng, rows):
     """Rows of every kind side by side: plain, greedy, k, p after k, min-p, wide."""
     values = dict(temperature=rng.choice([0.0, 0.3, 1.0, 1.0, 1.7], rows),
-                  top_k=rng.choice([0, 1, 2, 20, 50, 100, 131, 400], rows), top_p=rng.choice([1.0, 1.0, 0.9011, 0.5123], rows), min_p=rng.choice([0.0, 0.0, 0.0513, 0.3, 1.0], rows))
+                  top_k=rng.choice([0, 1, 2, 20, 50, 100, 131, 400], rows),
+                  top_p=rng.choice([1.0, 1.0, 0.9011, 0.5123], rows),
+                  min_p=rng.choice([0.0, 0.0, 0.0513, 0.3, 1.0], rows))
     values["top_p"][(values["top_k"] == 0) & (values["min_p"] == 0) & (rng.random(rows) < 0.8)] = 1.0
     kinds = dict(temperature=np.float32, top_k=np.int32, top_p=np.float32, min_p=np.float32)
     return {name: torch.from_numpy(value.astype(kinds[name])) for name, value in values.items()}
