@@ -21,14 +21,13 @@ gpu_bars.py. The page and the plot of a run: python bench/gpu_tables.py FILE.
 FLASHSAMPLING_CUDA_TILE=portable in the environment times that kernel instead of the device's own.
 """
 import argparse
-import os
 import sys
 import time
 
 import gpu_bars
 import gpu_rows
 import gpu_tables
-from gpu_bench import HEADS, ROOT, WARM_UPS, Eager, about, open_bench
+from gpu_bench import HEADS, WARM_UPS, Eager, add_run_options, begin_run
 from paper_baselines import Absent, check, make_b1, make_fi2, tried, why_eager
 
 MORE_HEADS = ((151936, 2048), (151936, 1024), (50257, 768), (262208, 2304), (201088, 2880), (256000, 3584),
@@ -232,10 +231,7 @@ def parse():
     parser.add_argument("--rows", type=int, nargs="+", metavar="B", help="these batch sizes instead of a table's own")
     parser.add_argument("--reps", type=int, help="timed repetitions of each arm (default: 30, 60 with --all, 100 with "
                         "--stored)")
-    parser.add_argument("--json", metavar="FILE", help="also write the numbers, device, commit and date there")
-    parser.add_argument("--commit", metavar="TEXT", help="what is measured, where there is no git to tell")
-    parser.add_argument("--build", default=os.path.join(ROOT, "build", "cuda"), metavar="FOLDER",
-                        help="where read_ceiling.cu is compiled to (default: build/cuda)")
+    add_run_options(parser)
     arguments = parser.parse_args()
     arguments.reps = arguments.reps or (100 if arguments.stored else 60 if arguments.all else 30)
     arguments.warm_ups = WARM_UPS if arguments.all or arguments.stored else 8
@@ -244,11 +240,7 @@ def parse():
 
 def main():
     arguments = parse()
-    bench = open_bench(arguments.build)
-    facts = dict(about(bench, arguments.reps), warm_ups=arguments.warm_ups)
-    facts["commit"] = arguments.commit or facts["commit"]
-    for name, value in facts.items():
-        print("%-9s %s" % (name, value))
+    bench, facts = begin_run(arguments)
     if arguments.stored:
         gpu_tables.save(arguments.json, dict(facts, lines=bench_stored(bench, arguments)))
         return

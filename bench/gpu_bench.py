@@ -245,3 +245,20 @@ class Bench:
         arrays["tokens"] = torch.empty(B, dtype=torch.int32, device=self.device)
         result = fs.Result.into(batch, arrays, logits="processed")
         return lambda: self.context.sample(head, batch, out=result)
+
+
+def add_run_options(parser):
+    parser.add_argument("--json", metavar="FILE", help="also write the numbers, device, commit and date there")
+    parser.add_argument("--commit", metavar="TEXT", help="what is measured, where there is no git to tell")
+    parser.add_argument("--build", default=os.path.join(ROOT, "build", "cuda"), metavar="FOLDER",
+                        help="where read_ceiling.cu is compiled to (default: build/cuda)")
+
+
+def begin_run(arguments):
+    """An open bench, and what a run is about, which is printed first."""
+    bench = open_bench(arguments.build)
+    facts = dict(about(bench, arguments.reps), warm_ups=arguments.warm_ups)
+    facts["commit"] = arguments.commit or facts["commit"]
+    for name, value in facts.items():
+        print("%-9s %s" % (name, value))
+    return bench, facts

@@ -11,7 +11,6 @@ backend refuses a call. What the bars are, and the page of a run: gpu_rule_table
 FILE). Fewer sizes of one head: --quick.
 """
 import argparse
-import os
 import sys
 import time
 
@@ -19,7 +18,7 @@ import gpu_language
 import gpu_rule_tables as tables
 import gpu_tables
 from gpu import START, line_of, say, shape
-from gpu_bench import HEADS, ROOT, Eager, about, open_bench
+from gpu_bench import HEADS, Eager, add_run_options, begin_run
 from gpu_rule_arms import CUTS, KINDS, Rows
 from paper_baselines import Absent, check, flashinfer_sampling, flashinfer_seed, tried, why_eager
 
@@ -207,10 +206,7 @@ def parse(words=None):
     parser.add_argument("--heads", type=shape, nargs="+", metavar="VxD", help="these heads instead")
     parser.add_argument("--rows", type=int, nargs="+", metavar="B", help="these batch sizes instead")
     parser.add_argument("--reps", type=int, help="timed repetitions of each arm (default: 60, 30 with --quick)")
-    parser.add_argument("--json", metavar="FILE", help="also write the numbers, device, commit and date there")
-    parser.add_argument("--commit", metavar="TEXT", help="what is measured, where there is no git to tell")
-    parser.add_argument("--build", default=os.path.join(ROOT, "build", "cuda"), metavar="FOLDER",
-                        help="where read_ceiling.cu is compiled to (default: build/cuda)")
+    add_run_options(parser)
     arguments = parser.parse_args(words)
     arguments.reps, arguments.warm_ups = arguments.reps or (30 if arguments.quick else 60), 8
     arguments.heads = arguments.heads or (HEADS[:1] if arguments.quick else HEADS + MORE_HEADS * arguments.more)
@@ -220,11 +216,7 @@ def parse(words=None):
 
 def main():
     arguments = parse()
-    bench = open_bench(arguments.build)
-    facts = dict(about(bench, arguments.reps), warm_ups=arguments.warm_ups)
-    facts["commit"] = arguments.commit or facts["commit"]
-    for name, value in facts.items():
-        print("%-9s %s" % (name, value))
+    bench, facts = begin_run(arguments)
     bench.verify()
     run(bench, arguments, facts)
 

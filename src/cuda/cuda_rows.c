@@ -25,7 +25,7 @@ int fs_cuda_has_rules(const fs_cuda_args *args) {
     return batch->mode != FS_MODE_SAMPLE || batch->samples != 1;
 }
 
-/* ----------------------------------------------------------------------------------------------- in work memory ---- */
+/* ---------------------------------------------------------------------------------------------- in work memory ---- */
 
 #define LINE 64 /* floats: rows begin at lines of memory */
 

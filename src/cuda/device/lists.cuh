@@ -1,6 +1,6 @@
-/* lists.cuh - which rows have a list of candidates, and from where on: a floor is a logit that the cuts of a row never go
- * below, known after the first tile of every CTA. Top-k: of the largest logits of so many tiles the k-th is not above
- * the row's k-th. Min-p: the largest logit so far is not above the row's. */
+/* lists.cuh - which rows have a list of candidates, and from where on: a floor is a logit that the cuts of a row never
+ * go below, known after the first tile of every CTA. Top-k: of the largest logits of so many tiles the k-th is not
+ * above the row's k-th. Min-p: the largest logit so far is not above the row's. */
 #ifndef FS_CUDA_LISTS_CUH
 #define FS_CUDA_LISTS_CUH
 

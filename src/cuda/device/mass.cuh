@@ -1,4 +1,4 @@
-/* mass.cuh - masses (core/mass.h) across the lanes of a warp. */
+/* mass.cuh - masses (core/mass.h) of the lanes of a warp, and across them. */
 #ifndef FS_CUDA_MASS_CUH
 #define FS_CUDA_MASS_CUH
 
@@ -12,6 +12,18 @@ FS_DEVICE fs_mass mass_across(const fs_mass &m, int apart) {
     other.top = __shfl_xor_sync(~0u, m.top, apart);
     for (int i = 0; i < 3; i++) other.limb[i] = __shfl_xor_sync(~0u, (unsigned long long)m.limb[i], apart);
     return other;
+}
+
+/* exp(l) of the lanes, granule by granule as in core/mass.h: half a warp has one, its first lane the sum. */
+FS_DEVICE void add_granules(fs_mass *mass, float l) {
+    const fs_exp e = exp_split(l);
+    int32_t most = e.exponent;
+#pragma unroll
+    for (int apart = 8; apart; apart /= 2) most = max(most, __shfl_xor_sync(~0u, most, apart));
+    float sum = l > -INFINITY ? exp_scaled(e.fraction, e.exponent - most) : 0.0f;
+#pragma unroll
+    for (int apart = 8; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+    if (threadIdx.x % 16 == 0) mass_add(mass, sum, most);
 }
 
 /* The masses of the lanes before this one together; *all: those of all lanes. */

@@ -7,8 +7,8 @@
 #ifndef FS_CUDA_EPILOGUE_CUH
 #define FS_CUDA_EPILOGUE_CUH
 
+#include "cuda/fused/candidates.cuh"
 #include "cuda/fused/pieces.cuh"
-#include "cuda/fused/scorer.cuh"
 
 #include "core/format.h"
 #include "core/head.h"

@@ -196,28 +196,6 @@ template <int N, int J> FS_DEVICE void push_survivor(fs_tile_state<N, J> *state,
     *(volatile unsigned long long *)&state->queue[slot % QUEUE<N>] = entry;
 }
 
-/* Lists a token that is not below the floor of its row's list: in this CTA's segment, as long as it has room. */
-template <int N, int J> FS_DEVICE void list_token(fs_tile_state<N, J> *state, float x, int32_t token, int32_t row) {
-    if (!(x >= float_of_ordered(state->first_max[row]))) return;
-    const int shift = 16 * (row & 1);
-    uint32_t *counter = &state->listed[row / 2];
-    if ((*(volatile uint32_t *)counter >> shift & 0xFFFF) > FS_CUDA_SEGMENT) return; /* too short, as the count says */
-    const uint32_t place = atomicAdd(counter, 1u << shift) >> shift & 0xFFFF;
-    const fs_cuda_lists &lists = state->args.lists;
-    if (place < FS_CUDA_SEGMENT)
-        lists.entry[((int64_t)row * lists.slots + blockIdx.x) * FS_CUDA_SEGMENT + place] =
-            order_key(x, (uint32_t)token);
-}
-
-/* Whether a token of a row with a list is below what can win: it is here to be listed. `low` is its strip's threshold,
- * which tells whether there is a mark. */
-template <int N, int J>
-FS_DEVICE bool is_only_listed(const fs_tile_state<N, J> *state, float x, float low, int32_t row) {
-    if (!is_listed(state->draw[row]) || mark_in(low) >= 0) return false;
-    const uint32_t known = *(const volatile uint32_t *)&state->best[row];
-    return x <= threshold_at(threshold_of(known, state->draw[row].temperature), FS_UNMARKED_CEILING);
-}
-
 /* Has the scorers look at what this warp has queued, before it goes on. */
 template <int N, int J> FS_DEVICE void ask_scorers(fs_tile_state<N, J> *state) {
     if ((threadIdx.x & 31) == 0) {

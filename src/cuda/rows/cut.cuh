@@ -158,18 +158,30 @@ struct short_list {
     uint32_t room, count; /* more than there is room for: the list is of no use */
 };
 
-template <class E> FS_DEVICE void collect_list(short_list *list, const E &entries, uint64_t last) {
-    __shared__ uint32_t found;
-    if (threadIdx.x == 0) found = 0;
-    __syncthreads();
-    entries.each([&](uint64_t key) {
-        if (key < last) return;
-        const uint32_t place = atomicAdd(&found, 1u);
-        if (place < list->room) list->key[place] = key;
-    });
-    __syncthreads();
-    list->count = found;
-    __syncthreads();
+/* What a row's rules make of its largest y. */
+struct cut_keys {
+    bool of_row, of_left; /* top-p of the whole row, or of what min-p and top-k leave */
+    bool floor_last;      /* min-p comes after it */
+    bool infinite;        /* all of the weight is at +inf */
+    float top_p;
+    uint64_t open, floor, there; /* the least keys that cuts look at; that min-p leaves; that can be drawn */
+    uint64_t from;               /* where the other cuts begin */
+};
+
+FS_DEVICE cut_keys cut_keys_of(const fs_rules &rules, uint32_t flags, float first) {
+    const float scale = rules.cut_scale, inverse = rules.inverse_temperature, number = first * scale;
+    const double floor = (double)number + rules.log_min_p;
+    cut_keys k;
+    k.of_row = rules_top_p_of_row(&rules, flags);
+    k.of_left = rules.top_p < 1.0f && !k.of_row;
+    k.floor_last = k.of_left && (flags & FS_MIN_P_LAST) != 0;
+    k.infinite = number == INFINITY;
+    k.top_p = k.infinite ? 0.0f : rules.top_p;
+    k.open = least_key([&](float y) { return y * scale > -INFINITY; });
+    k.floor = least_key([&](float y) { return !((double)(y * scale) < floor); });
+    k.there = least_key([&](float y) { return y * inverse > -INFINITY; });
+    k.from = k.floor_last ? k.open : max(k.open, k.floor);
+    return k;
 }
 
 /* The least key that survives all cuts. first: the largest y. A short list of all that top-k leaves is left to the
@@ -177,15 +189,8 @@ template <class E> FS_DEVICE void collect_list(short_list *list, const E &entrie
 template <class E>
 FS_DEVICE uint64_t cut_row(select_room *room, const E &all, const fs_rules &rules, uint32_t flags, float first,
                            short_list *list) {
-    const float scale = rules.cut_scale, inverse = rules.inverse_temperature;
-    const float number = first * scale, top_p = number == INFINITY ? 0.0f : rules.top_p;
-    const double floor = (double)number + rules.log_min_p;
-    const bool of_row = rules_top_p_of_row(&rules, flags), of_left = rules.top_p < 1.0f && !of_row;
-    const bool floor_last = of_left && (flags & FS_MIN_P_LAST) != 0;
-    const uint64_t open = least_key([&](float y) { return y * scale > -INFINITY; }); /* what cuts look at */
-    const uint64_t floor_key = least_key([&](float y) { return !((double)(y * scale) < floor); });
-    const uint64_t there = least_key([&](float y) { return y * inverse > -INFINITY; });
-    E left = all.from(floor_last ? open : max(open, floor_key));
+    const cut_keys keys = cut_keys_of(rules, flags, first);
+    E left = all.from(keys.from);
     uint64_t cut = left.least;
     list->count = list->room + 1;
     if (rules.top_k > 0) {
@@ -196,19 +201,19 @@ FS_DEVICE uint64_t cut_row(select_room *room, const E &all, const fs_rules &rule
         }
         cut =
             max(cut, with_ties(select_last(room, most, (uint64_t)rules.top_k, SELECT_ALL), flags, FS_KEEP_TIES_TOP_K));
-        if (rules.top_k <= (int32_t)list->room) collect_list(list, left, cut);
+        if (rules.top_k <= (int32_t)list->room) list->count = collect_from(left, cut, list->room, list->key);
     }
-    const bool infinite = number == INFINITY; /* all of the weight is there */
-    if (of_row) cut = max(cut, top_p_from(room, left, top_p, infinite ? 1 : weight_of(all.from(open)), flags));
-    if (of_left && list->count <= list->room) {
+    if (keys.of_row)
+        cut = max(cut, top_p_from(room, left, keys.top_p, keys.infinite ? 1 : weight_of(all.from(keys.open)), flags));
+    if (keys.of_left && list->count <= list->room) {
         const list_entries few = {{list->count, list->count, 1, left.units, left.top, left.span}, list->key};
-        cut = max(cut, top_p_from(room, few, top_p, infinite ? 1 : weight_of(few), flags));
-    } else if (of_left) {
+        cut = max(cut, top_p_from(room, few, keys.top_p, keys.infinite ? 1 : weight_of(few), flags));
+    } else if (keys.of_left) {
         left = left.from(cut);
-        cut = max(cut, top_p_from(room, left, top_p, infinite ? 1 : weight_of(left), flags));
+        cut = max(cut, top_p_from(room, left, keys.top_p, keys.infinite ? 1 : weight_of(left), flags));
     }
-    if (floor_last) cut = max(cut, floor_key);
-    return max(cut, there);
+    if (keys.floor_last) cut = max(cut, keys.floor);
+    return max(cut, keys.there);
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* groups.cuh - draws by groups (core/group.h) of any size, of a row whose logits are in memory.
  *
- *   tokens  --warp: blocks of the noise-->  parts of groups  --thread: its parts-->  a group  --CTA, in order-->  choice
+ *   tokens --warp: blocks of the noise--> parts of groups --thread: its parts--> a group --CTA, in order--> choice
  *
  * There may be as many groups as tokens, so they come in windows that shared memory holds. A large group is the work of
  * several warps, each with a part of its blocks; masses merge exactly, so how many they are changes nothing. */
@@ -27,18 +27,6 @@ FS_DEVICE uint64_t warp_max(uint64_t value) {
         value = other > value ? other : value;
     }
     return value;
-}
-
-/* exp(l) of the lanes, granule by granule as in core/mass.h: half a warp has one, its first lane the sum. */
-FS_DEVICE void add_granules(fs_mass *mass, float l) {
-    const fs_exp e = exp_split(l);
-    int32_t most = e.exponent;
-#pragma unroll
-    for (int apart = 8; apart; apart /= 2) most = max(most, __shfl_xor_sync(~0u, most, apart));
-    float sum = l > -INFINITY ? exp_scaled(e.fraction, e.exponent - most) : 0.0f;
-#pragma unroll
-    for (int apart = 8; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
-    if (threadIdx.x % 16 == 0) mass_add(mass, sum, most);
 }
 
 /* A warp's part of the group of tokens low .. high - 1: every `parts`-th block of the noise, from the group's block

@@ -1,5 +1,5 @@
-/* listed.cu - the end of rows whose candidates a pass has listed: a CTA has one row. Rows that their lists do not decide
- * are left open, for a second pass (rows.cu). */
+/* listed.cu - the end of rows whose candidates a pass has listed: a CTA has one row. Rows that their lists do not
+ * decide are left open, for a second pass (rows.cu). */
 #define FS_ROW_THREADS 256
 #include "cuda/cuda_launch.h"
 #include "cuda/rows/cut.cuh"
@@ -91,17 +91,12 @@ FS_DEVICE void write_listed(const fs_cuda_args &args, const fs_rules &rules, con
     if (r.status) r.status[b] = status;
 }
 
-/* cut_row of a short list, by few instructions: how many are ahead of an entry, and how much they weigh, it finds out by
- * looking at all of them. */
+/* cut_row of a short list, by few instructions: how many are ahead of an entry, and how much they weigh, it finds out
+ * by looking at all of them. */
 FS_DEVICE uint64_t cut_short(listing *e, int32_t count, const fs_rules &rules, uint32_t flags, const cut_scale &units,
                              float first) {
-    const float scale = rules.cut_scale, inverse = rules.inverse_temperature, number = first * scale;
-    const double floor = (double)number + rules.log_min_p;
-    const bool of_left = rules.top_p < 1.0f, floor_last = of_left && (flags & FS_MIN_P_LAST) != 0;
-    const uint64_t open = least_key([&](float y) { return y * scale > -INFINITY; });
-    const uint64_t floor_key = least_key([&](float y) { return !((double)(y * scale) < floor); });
-    const uint64_t there = least_key([&](float y) { return y * inverse > -INFINITY; });
-    uint64_t cut = floor_last ? open : max(open, floor_key);
+    const cut_keys keys = cut_keys_of(rules, flags, first);
+    uint64_t cut = keys.from;
     /* The least key from `cut` on that has less than `most` ahead of it. */
     auto last_below = [&](auto amount, uint64_t most) {
         uint64_t last = ~0ull;
@@ -120,20 +115,19 @@ FS_DEVICE uint64_t cut_short(listing *e, int32_t count, const fs_rules &rules, u
         const uint64_t last = last_below([](int32_t) { return (uint64_t)1; }, (uint64_t)rules.top_k);
         cut = max(cut, with_ties(last, flags, FS_KEEP_TIES_TOP_K));
     }
-    if (of_left) {
+    if (keys.of_left) {
         uint64_t own = 0;
         for (int32_t i = threadIdx.x; i < count; i += ROW_THREADS) {
             e->weight[i] = e->list[i] >= cut ? units.weigh(order_key_logit(e->list[i])) : 0;
             own += e->weight[i];
         }
         const uint64_t all = block_sum(own); /* and every weight is there */
-        const double top_p = number == INFINITY ? 0.0 : (double)rules.top_p;
-        const uint64_t mark = (uint64_t)ceil(top_p * (double)all);
+        const uint64_t mark = (uint64_t)ceil((double)keys.top_p * (double)all);
         const uint64_t last = last_below([&](int32_t j) { return (uint64_t)e->weight[j]; }, mark ? mark : 1);
         cut = max(cut, with_ties(last, flags, FS_KEEP_TIES_TOP_P));
     }
-    if (floor_last) cut = max(cut, floor_key);
-    return max(cut, there);
+    if (keys.floor_last) cut = max(cut, keys.floor);
+    return max(cut, keys.there);
 }
 
 /* The token of a row that is cut, from its list: the winner of the race over all tokens, if it survives; else of a race

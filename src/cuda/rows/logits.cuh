@@ -138,8 +138,8 @@ FS_DEVICE float penalised(const row_edits &e, float y, int32_t token, bool liste
 }
 
 /* y of the row from its x: penalties that every token can have, then tokens that are listed, each by the first entry
- * that names it. Who that is the entries find out in y itself, by the bits of negative NaNs, which arithmetic here never
- * makes. */
+ * that names it. Who that is the entries find out in y itself, by the bits of negative NaNs, which arithmetic here
+ * never makes. */
 FS_DEVICE void edit_row(const row_edits &e, const float *x, int32_t low, int32_t count, float *y) {
     constexpr uint32_t NAMES = 0x7FFFFEu;
     uint32_t *bits = (uint32_t *)y;

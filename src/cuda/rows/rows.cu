@@ -1,6 +1,7 @@
-/* rows.cu - the end of rows with rules: a CTA has one row whose logits are in memory, the caller's or work memory, cuts,
- * draws, and writes all that was asked. What a result means is core/finish.h's; here is how a CTA finds it. */
+/* rows.cu - the end of rows with rules: a CTA has one row whose logits are in memory, the caller's or work memory,
+ * cuts, draws, and writes all that was asked. What a result means is core/finish.h's; here is how a CTA finds it. */
 #include "cuda/cuda_launch.h"
+#include "cuda/device/mass.cuh"
 #include "cuda/rows/ending.cuh"
 #include "cuda/rows/groups.cuh"
 
@@ -51,9 +52,7 @@ FS_DEVICE row_logits find_logits(const ending *e, const fs_cuda_args &args, int6
 FS_DEVICE fs_mass block_mass(fs_mass m) {
     __shared__ fs_mass part[ROW_WARPS];
     for (int apart = 16; apart; apart /= 2) {
-        fs_mass other;
-        other.top = __shfl_xor_sync(~0u, m.top, apart);
-        for (int i = 0; i < 3; i++) other.limb[i] = __shfl_xor_sync(~0u, (unsigned long long)m.limb[i], apart);
+        const fs_mass other = mass_across(m, apart);
         mass_merge(&m, &other);
     }
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = m;
@@ -80,14 +79,7 @@ FS_DEVICE fs_mass row_mass_of(const float *v, int32_t low, int32_t high, float s
 #pragma unroll
         for (int j = 0; j + 1 < AT_ONCE; j++) ahead[j] = ahead[j + 1];
         if (l != l) l = -INFINITY;
-        const fs_exp e = exp_split(l);
-        int32_t most = e.exponent;
-#pragma unroll
-        for (int apart = 8; apart; apart /= 2) most = max(most, __shfl_xor_sync(~0u, most, apart));
-        float sum = l > -INFINITY ? exp_scaled(e.fraction, e.exponent - most) : 0.0f;
-#pragma unroll
-        for (int apart = 8; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
-        if (threadIdx.x % 16 == 0) mass_add(&mass, sum, most);
+        add_granules(&mass, l);
     }
     return block_mass(mass);
 }

@@ -155,20 +155,28 @@ static __device__ __noinline__ uint64_t select_last(select_room *room, const E &
     }
 }
 
-/* All keys of entries from `last` on, at most `room`, in falling order into sorted[]; returns how many. */
+/* The keys of entries from `last` on, in no order, as many as there is room for; returns how many there are. */
 template <class E>
-FS_DEVICE uint32_t sort_from(const E &entries, uint64_t last, uint32_t most, unsigned long long *scratch,
-                             unsigned long long *sorted) {
+FS_DEVICE uint32_t collect_from(const E &entries, uint64_t last, uint32_t room, unsigned long long *to) {
     __shared__ uint32_t found;
     if (threadIdx.x == 0) found = 0;
     __syncthreads();
     entries.each([&](uint64_t key) {
         if (key < last) return;
         const uint32_t place = atomicAdd(&found, 1u);
-        if (place < most) scratch[place] = key;
+        if (place < room) to[place] = key;
     });
     __syncthreads();
-    const uint32_t n = min(found, most);
+    const uint32_t all = found;
+    __syncthreads(); /* all have read before the next one begins */
+    return all;
+}
+
+/* The same, at most `most`, in falling order into sorted[]. */
+template <class E>
+FS_DEVICE uint32_t sort_from(const E &entries, uint64_t last, uint32_t most, unsigned long long *scratch,
+                             unsigned long long *sorted) {
+    const uint32_t n = min(collect_from(entries, last, most, scratch), most);
     for (uint32_t i = threadIdx.x; i < n; i += ROW_THREADS) {
         uint32_t ahead = 0;
         for (uint32_t j = 0; j < n; j++) ahead += scratch[j] > scratch[i];
