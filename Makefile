@@ -10,7 +10,7 @@ PYTHON ?= python3
 WITH_CUDA = FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python
 
 .PHONY: help demo test fuzz bench build install format lint clean cuda cuda-all test-gpu bench-gpu bench-gpu-rules \
-        paper sanitize-gpu wheel test-python model
+        paper sanitize-gpu wheel test-python test-vllm tpot model
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +29,8 @@ help:
 	@echo '  make paper     tables and plots of the paper, measured on an H100 or H200    (ARGS=--help)'
 	@echo '  make wheel     the Python package as a wheel, into build/wheel, with CUDA where nvcc is    (ARGS="-C ...")'
 	@echo '  make test-python  the wheel with torch and transformers from the package index, on the CPU  (ARGS=--newest)'
+	@echo '  make test-vllm the plug-in on the classes of the vLLM that PYTHON has, on the CPU   (PYTHON=..., ARGS="-k ...")'
+	@echo '  make tpot      time per output token of vLLM, its own sampler and ours, on a GPU            (ARGS=--help)'
 	@echo '  make model     train a small language model, into build/model; needs torch and transformers  (ARGS=--help)'
 	@echo '  make build     only build, into $(BUILD)'
 	@echo '  make install   install header, libraries, pkg-config and CMake packages, flashsample  (PREFIX=$(PREFIX))'
@@ -90,6 +92,13 @@ wheel:
 test-python:
 	@PYTHON=$(PYTHON) scripts/install-deps.sh wheel
 	@PYTHON=$(PYTHON) python3 scripts/test.py --leg python $(ARGS)
+
+test-vllm: build
+	@FLASHSAMPLING_LIBRARY=$(CURDIR)/$(BUILD)/lib/libflashsampling.so PYTHONPATH=python OMP_NUM_THREADS=1 \
+	    $(PYTHON) -m pytest -q -p no:cacheprovider -W ignore tests/vllm $(ARGS)
+
+tpot: cuda
+	@$(WITH_CUDA) $(PYTHON) bench/tpot.py $(ARGS)
 
 # For python -m flashsampling generate: docs/generate.md.
 model:

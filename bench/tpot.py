@@ -1,0 +1,282 @@
+"""Time per output token of vLLM with its own sampler, with ours, and without any (null), in one process.
+
+    make tpot ARGS="--json tpot.json"              every cell; some twenty minutes
+    make tpot ARGS="--quick --json tpot.json"      the bars, and one cell of every rule, in under 200 s of measuring
+    python bench/tpot.py --kv --json kv.json       tokens of KV cache with and without the plug-in; four engine starts
+
+Weights are random: no checkpoint is needed. Rows of hidden states are exchanged before every call (tpot_arms.py).
+Arms take turns, round by round; a turn is one generate() of B requests and its time per token the mean time between
+calls of sample() in decoding. Needs vLLM 0.26.0 or later, a GPU and the CUDA library; bench/tpot_tables.py prints the
+tables of a file again.
+"""
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "python")]
+
+import tpot_arms
+import tpot_tables
+
+QWEN3 = dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", head_dim=128, num_key_value_heads=8,
+             max_position_embeddings=4096, rope_theta=1e6, rms_norm_eps=1e-6, vocab_size=151936, hidden_act="silu",
+             eos_token_id=151645, bos_token_id=151643, torch_dtype="bfloat16")
+MODELS = {
+    "qwen3-8b": dict(QWEN3, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
+                     tie_word_embeddings=False),
+    "qwen3-1.7b": dict(QWEN3, hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16,
+                       tie_word_embeddings=True),
+    "gemma3-1b": dict(architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", hidden_size=1152,
+                      intermediate_size=6912, num_hidden_layers=26, num_attention_heads=4, num_key_value_heads=1,
+                      head_dim=256, vocab_size=262144, sliding_window=512, query_pre_attn_scalar=256,
+                      max_position_embeddings=4096, rope_theta=1e6, rms_norm_eps=1e-6, tie_word_embeddings=True,
+                      hidden_activation="gelu_pytorch_tanh", torch_dtype="bfloat16"),
+}
+RULES = {
+    "t1": dict(temperature=1.0),
+    "kp": dict(temperature=1.0, top_k=50, top_p=0.95),
+    "p": dict(temperature=1.0, top_p=0.95),
+    "penalties": dict(temperature=1.0, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1),
+    "logprobs5": dict(temperature=1.0, logprobs=5),
+    "mask": dict(temperature=1.0),
+    "greedy": dict(temperature=0.0),
+}
+BATCHES = (1, 4, 16, 64, 128, 256)
+SETTLE = 4  # decode steps of a turn that are not counted, at its beginning
+
+
+def plan_of(arguments):
+    """[(rows, rules, B, rounds)], what matters most first."""
+    if not arguments.quick:
+        return [(rows, rules, B, arguments.rounds) for rows in arguments.rows.split(",")
+                for rules in arguments.rules.split(",") for B in map(int, arguments.batches.split(","))]
+    plan = [("language", rules, B, 6) for rules in ("t1", "kp") for B in (1, 16, 64)]
+    plan += [("flat", rules, B, 3) for rules in ("t1", "kp") for B in (16, 64)]
+    return plan + [("language", rules, B, 3) for rules in ("penalties", "logprobs5", "mask") for B in (16, 64)]
+
+
+def engine(arguments, folder, most, **more):
+    """LLM in this process, so that sample() can be exchanged between turns."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump(MODELS[arguments.model], file)
+    import flashsampling.vllm as plugin
+
+    plugin.register()
+    from vllm import LLM
+
+    sizes = sorted({1, 2, 4, 8, 16, 32, 64, most} | {B for _, _, B, _ in plan_of(arguments)})
+    options = dict(model=folder, load_format="dummy", dtype="bfloat16", skip_tokenizer_init=True, max_model_len=1024,
+                   max_num_seqs=most, max_num_batched_tokens=max(2048, most * arguments.prompt), seed=0,
+                   gpu_memory_utilization=arguments.memory, enable_prefix_caching=False,
+                   compilation_config={"cudagraph_capture_sizes": [size for size in sizes if size <= most]})
+    return LLM(**{**options, **more}), plugin
+
+
+class Run:
+    def __init__(self, arguments):
+        self.arguments, self.began = arguments, time.perf_counter()
+        self.sampler_build = self._build_flashinfer()
+        self.folder = tempfile.TemporaryDirectory()
+        self.most = max(B for _, _, B, _ in plan_of(arguments))
+        self.llm, self.plugin = engine(arguments, self.folder.name, self.most)
+        import torch
+        import vllm.v1.worker.gpu.model_runner as module
+        from vllm.v1.core.sched.output import GrammarOutput
+        from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
+
+        if not self.plugin.patch(module):
+            sys.exit("tpot: the plug-in does not know this vLLM")
+        self.torch = torch
+        self.tap = tpot_arms.Tap(torch, self.plugin, module, {
+            "count": get_num_sampled_and_rejected, "output": module.SamplerOutput, "grammar": GrammarOutput})
+        self.random = random.Random(1)
+        self.vocab = MODELS[arguments.model]["vocab_size"]
+        self.generate(1, 2, "greedy")  # the tap has seen the runner
+        self.results = {"about": self.about(), "cells": []}
+        self.ready = time.perf_counter()
+        self.prepare_rows()
+        self.say("ready after %.0f s" % (self.ready - self.began))
+
+    @staticmethod
+    def _build_flashinfer():
+        """vLLM's sampler of top-k and top-p compiles itself when it is first used; that takes longer than all else."""
+        code = "from flashinfer.sampling import get_sampling_module as get; get()"
+        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def say(self, text):
+        print("%6.1f s  %s" % (time.perf_counter() - self.began, text), flush=True)
+
+    def about(self):
+        import gpu_bench
+        import vllm
+
+        import flashsampling as fs
+
+        torch, config = self.torch, self.llm.llm_engine.vllm_config
+        return {"device": torch.cuda.get_device_name(), "vllm": vllm.__version__, "torch": torch.__version__,
+                "library": fs.version(), "model": self.arguments.model, "commit": self.arguments.commit
+                or gpu_bench.first_line(["git", "rev-parse", "--short", "HEAD"]),
+                "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "new": self.arguments.new,
+                "prompt": self.arguments.prompt, "async": config.scheduler_config.async_scheduling,
+                "graphs": str(config.compilation_config.cudagraph_mode)}
+
+    def prepare_rows(self):
+        """Rows for the pool, and how long reading W takes; on a stream of their own, before anything is timed."""
+        import gpu_bench
+
+        stream = self.torch.cuda.current_stream()
+        drawer = self.tap.runner.__dict__.get("_flashsampling")
+        if isinstance(drawer, str):
+            sys.exit("tpot: the plug-in does not serve this model: %s" % drawer)
+        weight = self.weight = drawer.layer.weight.data[: self.vocab]
+        self.torch.cuda.synchronize()
+        with self.torch.inference_mode():
+            tpot_arms.plant(self.torch, weight)
+            bench = gpu_bench.open_bench(self.arguments.build)
+            self.pools, self.results["language"] = tpot_arms.pools(bench, weight)
+            reader = bench.best_reader(weight)
+            read = bench.time_in_turn({"read": lambda: bench.read(reader, weight)}, reps=30, warm_ups=5)["read"]
+            bench.flush = bench.square = None
+            self.torch.cuda.synchronize()
+        self.read_ms = read[1] / 1e3
+        self.torch.cuda.set_stream(stream)
+        self.results["about"]["read_tb_s"] = round(weight.numel() * 2 / self.read_ms / 1e9, 3)
+
+    def generate(self, B, new, rules):
+        from vllm import SamplingParams
+
+        prompts = [{"prompt_token_ids": [self.random.randrange(1000, 150000) for _ in range(self.arguments.prompt)]}
+                   for _ in range(B)]
+        params = SamplingParams(max_tokens=new, ignore_eos=True, detokenize=False, **RULES[rules])
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        assert all(len(output.outputs[0].token_ids) == new for output in outputs)
+
+    def turn(self, arm, B, rules):
+        """One generate(): ms a token, on the device and on the host of sample()."""
+        self.tap.arm = arm
+        self.tap.take()
+        self.generate(B, self.arguments.new + 1, rules)
+        began, host, device = (values[SETTLE:] for values in self.tap.take())
+        return {"tpot_ms": 1e3 * (began[-1] - began[0]) / (len(began) - 1), "host_ms": 1e3 * statistics.median(host),
+                "device_ms": statistics.median(device)}
+
+    def cell(self, rows, rules, B, rounds):
+        import numpy as np
+
+        self.tap.pool = self.pools[rows]
+        words = (self.vocab + 31) // 32
+        self.tap.mask = None
+        if rules == "mask":  # a grammar that allows every other token on average
+            self.tap.mask = np.random.default_rng(1).integers(-2**31, 2**31, (B, words)).astype(np.int32)
+        if rules in ("kp", "p"):
+            self.sampler_build.wait()
+        # The engine wants the logprobs that it has asked for, and null has none.
+        taken = {arm: [] for arm in tpot_arms.ARMS if arm != "null" or rules != "logprobs5"}
+        for arm in taken:
+            self.tap.arm = arm
+            self.generate(B, 6, rules)
+        for number in range(rounds):
+            order = list(taken) if number % 2 == 0 else list(taken)[::-1]
+            for arm in order:
+                taken[arm].append(self.turn(arm, B, rules))
+        self.tap.mask = None
+        cell = {"model": self.arguments.model, "rows": rows, "rules": rules, "B": B, "read_ms": self.read_ms,
+                "rounds": taken}
+        self.results["cells"].append(cell)
+        self.say(tpot_tables.table({"cells": [cell]}).splitlines()[-1])
+
+    def greedy(self):
+        """Greedy tokens of vLLM and of ours on the same hidden states."""
+        self.tap.arm, self.tap.pool = "check", self.pools["language"]
+        self.generate(16, 33, "greedy")
+        self.tap.pool = self.pools["flat"]
+        self.generate(16, 33, "greedy")
+        drawn = sum(count for count, _ in self.tap.differ)
+        apart = [gap for _, gaps in self.tap.differ for gap in gaps]
+        self.results["greedy"] = {"drawn": drawn, "equal": drawn - len(apart), "apart": sorted(apart, reverse=True)}
+
+    def save(self):
+        self.results["counts"] = self.plugin.counts()
+        if self.arguments.json:
+            with open(self.arguments.json, "w") as file:
+                json.dump(self.results, file, indent=1)
+
+    def main(self):
+        self.greedy()
+        for cell in plan_of(self.arguments):
+            if time.perf_counter() - self.ready > self.arguments.budget:
+                self.say("the budget of %g s is spent: %s and what follows is left out" % (self.arguments.budget, cell))
+                break
+            self.cell(*cell)
+            self.save()
+        self.save()
+        print(tpot_tables.report(self.results))
+        try:
+            if self.arguments.json:
+                tpot_tables.plot(self.results, self.arguments.json.removesuffix(".json") + ".svg")
+        except ImportError:
+            print("no plot: matplotlib is missing")
+
+
+def kv_cache(arguments):
+    """Tokens of KV cache that vLLM finds room for, each in a process of its own."""
+    found = {}
+    for most in (256, 1024):
+        for switch in ("off", "on"):
+            command = [sys.executable, os.path.abspath(__file__), "--kv-one", str(most), "--model", arguments.model,
+                       "--memory", str(arguments.memory)]
+            run = subprocess.run(command, env={**os.environ, "FLASHSAMPLING_VLLM": switch}, capture_output=True,
+                                 text=True)
+            line = next((line for line in run.stdout.splitlines() if line.startswith("KV ")), None)
+            found["max_num_seqs %d, plug-in %s" % (most, switch)] = int(line.split()[1]) if line else run.stderr[-600:]
+            print(list(found.items())[-1], flush=True)
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({"kv_tokens": found}, file, indent=1)
+
+
+def kv_one(arguments):
+    with tempfile.TemporaryDirectory() as folder:
+        llm, _ = engine(arguments, folder, arguments.kv_one, enforce_eager=True, max_num_batched_tokens=2048,
+                        compilation_config={})
+        cache = llm.llm_engine.vllm_config.cache_config
+        print("KV %d" % (cache.num_gpu_blocks * cache.block_size), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="qwen3-8b")
+    parser.add_argument("--quick", action="store_true", help="the bars first, one cell of every rule, fewer rounds")
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
+    parser.add_argument("--rules", default="t1,kp,penalties,logprobs5,mask", help="of %s" % ", ".join(RULES))
+    parser.add_argument("--rows", default="language,flat")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--new", type=int, default=64, help="tokens a turn")
+    parser.add_argument("--prompt", type=int, default=32)
+    parser.add_argument("--memory", type=float, default=0.4, help="vLLM's gpu_memory_utilization")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds of measuring; cells that do not fit are left out")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--commit", metavar="TEXT", help="what is measured, where there is no git to tell")
+    parser.add_argument("--build", default=os.path.join(HERE, "..", "build", "cuda"), metavar="FOLDER",
+                        help="where read_ceiling.cu is compiled to")
+    parser.add_argument("--kv", action="store_true", help="tokens of KV cache with and without the plug-in, and no times")
+    parser.add_argument("--kv-one", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.kv_one:
+        kv_one(arguments)
+    elif arguments.kv:
+        kv_cache(arguments)
+    else:
+        Run(arguments).main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What make tpot exchanges in vLLM: GPUModelRunner.sample as vLLM has it, as flashsampling.vllm has it, or as if head and
+sampler took no time; each timed on the device and on the host, over rows that are known.
+
+The body of the model has random weights, whose hidden states make rows of no likeness. Before every call, outside of
+what is timed, rows of a pool take their place: language-like ones (gpu_language.py), or flat ones, from the same head.
+"""
+import time
+
+import gpu_language
+from gpu_rows import COLUMNS
+
+POOL = 1024  # rows
+ARMS = ("stock", "ours", "null")
+
+
+class Tap:
+    """Stands in GPUModelRunner.sample."""
+
+    def __init__(self, torch, plugin, module, parts):
+        self.torch, self.plugin, self.runner_class, self.parts = torch, plugin, module.GPUModelRunner, parts
+        self.original = {"stock": plugin._stock["sample"], "ours": plugin._sample, "null": self.null}
+        self.runner = self.pool = self.mask = self.constant = None
+        self.arm, self.step, self.calls, self.differ = "ours", 0, [], []
+        tap = self
+
+        def sample(self, hidden_states, input_batch, grammar_output):
+            return tap(self, hidden_states, input_batch, grammar_output)
+
+        self.runner_class.sample = sample
+
+    def null(self, runner, hidden, batch, grammar):
+        """The same token for all: what is left is the model's body and the engine."""
+        torch = self.torch
+        if self.constant is None:
+            self.constant = torch.full((4096, 1), 1000, dtype=torch.int64, device=hidden.device)
+        sampled, rejected = self.parts["count"](batch.seq_lens.new_ones(batch.num_reqs), batch.seq_lens,
+                                                batch.cu_num_logits, batch.idx_mapping, runner.req_states.prefill_len.gpu)
+        output = self.parts["output"](sampled_token_ids=self.constant[: batch.num_reqs], logprobs_tensors=None,
+                                      num_nans=None, num_sampled=sampled, num_rejected=rejected)
+        return output, sampled, rejected
+
+    def __call__(self, runner, hidden, batch, grammar):
+        self.runner, rows, decode = runner, batch.num_reqs, batch.num_tokens == batch.num_reqs
+        if self.pool is not None:
+            self.step = (self.step + 1) % (POOL - rows)
+            taken = self.pool[self.step : self.step + rows]
+            if decode:
+                hidden[:rows].copy_(taken)
+            else:
+                hidden[batch.logits_indices] = taken
+        if self.mask is not None and decode:
+            grammar = self.parts["grammar"](structured_output_request_ids=list(batch.req_ids),
+                                            grammar_bitmask=self.mask[:rows])
+        if self.arm == "check":
+            return self.check(runner, hidden, batch, grammar)
+        if not decode:
+            return self.original[self.arm](runner, hidden, batch, grammar)
+        before, after = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began = time.perf_counter()
+        before.record()
+        result = self.original[self.arm](runner, hidden, batch, grammar)
+        after.record()
+        self.calls.append((began, time.perf_counter() - began, before, after))
+        return result
+
+    def check(self, runner, hidden, batch, grammar):
+        """Greedy tokens of both; where they differ, how far apart the logits are that vLLM has for them."""
+        result = self.original["stock"](runner, hidden, batch, grammar)
+        ours = self.original["ours"](runner, hidden, batch, grammar)[0].sampled_token_ids
+        theirs = result[0].sampled_token_ids
+        logits = runner.model.compute_logits(hidden[batch.logits_indices]).float()
+        apart = (logits.gather(1, theirs) - logits.gather(1, ours)).abs()[theirs != ours]
+        self.differ.append((theirs.numel(), apart.cpu().tolist()))
+        return result
+
+    def take(self):
+        """What was timed since: seconds between calls, host and device times of each, and clears it."""
+        calls, self.calls = self.calls, []
+        self.torch.cuda.synchronize()
+        began = [call[0] for call in calls]
+        return began, [call[1] for call in calls], [call[2].elapsed_time(call[3]) for call in calls]
+
+
+def plant(torch, weight):
+    """Makes a head of which rows can be language-like or flat; the norm's scale is of no matter, rows are exchanged."""
+    V, D = weight.shape
+    for piece in weight.split(16384):
+        piece.copy_(torch.randn(piece.shape, device=weight.device) * (2.5 / D**0.5))
+    weight[:, COLUMNS : COLUMNS + gpu_language.PROFILES] = torch.from_numpy(gpu_language.profiles(V)).to(weight)
+
+
+def pools(bench, weight):
+    """{kind: [POOL, D]} and what the language-like ones are (describe())."""
+    torch, D = bench.torch, weight.shape[1]
+    exact = weight.float().T
+    pieces, shown = [], None
+    for _ in range(0, POOL, 128):
+        hidden, logits = gpu_language.hidden(bench, exact, 128)
+        shown = shown or gpu_language.describe(logits[:16].cpu().numpy())
+        pieces.append(hidden)
+    flat = torch.randn(POOL, D, device=weight.device) * gpu_language.RANDOM
+    return {"language": torch.cat(pieces), "flat": gpu_language.clear(flat).bfloat16()}, shown

@@ -1,0 +1,87 @@
+"""The bench of vLLM without vLLM: intervals, verdicts and tables of invented runs, and the rows that are exchanged."""
+import json
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+import tpot
+import tpot_tables as tables
+
+
+def cell(stock, ours, null=(4.8, 4.8, 4.8), rules="t1", B=16, read=0.28, **more):
+    """Rounds of (ms a token, device ms, host ms)."""
+    def turns(values):
+        return [dict(zip(("tpot_ms", "device_ms", "host_ms"), value)) for value in values]
+
+    rounds = {"stock": turns(stock), "ours": turns(ours), "null": [{"tpot_ms": ms} for ms in null]}
+    return {"model": "qwen3-8b", "rows": "language", "rules": rules, "B": B, "read_ms": read, "rounds": rounds, **more}
+
+
+STOCK = [(5.30, 0.38, 0.20), (5.28, 0.37, 0.20), (5.31, 0.38, 0.21)]
+FASTER = [(5.22, 0.30, 0.15), (5.21, 0.30, 0.15), (5.22, 0.30, 0.15)]
+SLOWER = [(5.40, 0.45, 0.30), (5.39, 0.45, 0.30), (5.41, 0.45, 0.30)]
+
+
+def test_intervals_are_students():
+    mean, half = tables.interval([1.0, 2.0, 3.0])
+    assert mean == 2 and half == pytest.approx(4.303 / 3**0.5)
+    assert tables.interval([1.0])[1] == np.inf
+    from scipy import stats
+
+    for freedom, value in tables.T95.items():
+        assert value == pytest.approx(stats.t.ppf(0.975, freedom), abs=5e-4)
+    assert tables.t95(11) == tables.T95[10]
+
+
+def test_bars_are_of_what_is_beyond_reading_w():
+    share, half = tables.gained(cell(STOCK, FASTER))
+    assert share == pytest.approx(np.mean([0.8, 7 / 9, 0.8])) and half < 0.1
+    results = {"cells": [cell(STOCK, FASTER), cell(STOCK, FASTER, rules="kp"), cell(STOCK, SLOWER, B=64),
+                         cell(STOCK, SLOWER, B=4)]}
+    found = tables.verdicts(results)
+    assert [met for _, met in found] == [True, True, False, False, False, False, False]
+    assert "78 %" in found[0][0] or "79 %" in found[0][0]
+    assert "bar" not in found[5][0]  # B = 4 has none, but must not be slower
+
+
+def test_a_difference_inside_its_interval_is_none():
+    noisy = [(5.20, 0.37, 0.20), (5.40, 0.38, 0.20), (5.30, 0.38, 0.20)]
+    line = tables.table({"cells": [cell(STOCK, noisy)]}).splitlines()[-1]
+    assert "(none)" in line
+    assert "(none)" not in tables.table({"cells": [cell(STOCK, FASTER)]})
+    assert not [met for what, met in tables.verdicts({"cells": [cell(STOCK, noisy, B=4)]}) if not met]
+
+
+def test_the_report_and_the_plot(tmp_path, capsys):
+    results = {"about": {"device": "none"}, "cells": [cell(STOCK, FASTER), cell(STOCK, FASTER, B=64)],
+               "greedy": {"drawn": 100, "equal": 98, "apart": [0.0, 0.0]}, "counts": {"fused": 7}}
+    del results["cells"][1]["rounds"]["null"]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(results))
+    tables.main(str(path))
+    text = capsys.readouterr().out
+    assert "98 of 100 tokens equal" in text and '{"fused": 7}' in text and text.count("| qwen3-8b |") == 2
+    if "no plot" not in text:
+        assert (tmp_path / "run.svg").stat().st_size > 5000
+
+
+def test_the_quick_plan_begins_with_the_bars():
+    arguments = types.SimpleNamespace(quick=True)
+    plan = tpot.plan_of(arguments)
+    bars = {(rules, B) for rules in tables.BARS for B in tables.BARS_AT["B"]}
+    assert {(rules, B) for _, rules, B, _ in plan[: len(bars)]} == bars
+    assert all(rows == "language" for rows, _, _, _ in plan[: len(bars)])
+    assert {rules for _, rules, _, _ in plan} == {"t1", "kp", "penalties", "logprobs5", "mask"}
+    full = types.SimpleNamespace(quick=False, rows="language,flat", rules="t1,kp", batches="1,4", rounds=8)
+    assert len(tpot.plan_of(full)) == 8 and max(plan)[3] <= 6
+
+
+def test_shapes_are_those_of_the_models():
+    assert {name: (m["vocab_size"], m["hidden_size"]) for name, m in tpot.MODELS.items()} == {
+        "qwen3-8b": (151936, 4096), "qwen3-1.7b": (151936, 2048), "gemma3-1b": (262144, 1152)}
