@@ -262,12 +262,12 @@ def main():
     parser.add_argument("--new", type=int, default=64, help="tokens a turn")
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--memory", type=float, default=0.4, help="vLLM's gpu_memory_utilization")
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds of measuring; cells that do not fit are left out")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds of measuring; what does not fit is left out")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--commit", metavar="TEXT", help="what is measured, where there is no git to tell")
     parser.add_argument("--build", default=os.path.join(HERE, "..", "build", "cuda"), metavar="FOLDER",
                         help="where read_ceiling.cu is compiled to")
-    parser.add_argument("--kv", action="store_true", help="tokens of KV cache with and without the plug-in, and no times")
+    parser.add_argument("--kv", action="store_true", help="tokens of KV cache, and no times")
     parser.add_argument("--kv-one", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.kv_one:

@@ -1,5 +1,5 @@
-"""What make tpot exchanges in vLLM: GPUModelRunner.sample as vLLM has it, as flashsampling.vllm has it, or as if head and
-sampler took no time; each timed on the device and on the host, over rows that are known.
+"""What make tpot exchanges in vLLM: GPUModelRunner.sample as vLLM has it, as flashsampling.vllm has it, or as if head
+and sampler took no time; each timed on the device and on the host, over rows that are known.
 
 The body of the model has random weights, whose hidden states make rows of no likeness. Before every call, outside of
 what is timed, rows of a pool take their place: language-like ones (gpu_language.py), or flat ones, from the same head.
@@ -33,8 +33,9 @@ class Tap:
         torch = self.torch
         if self.constant is None:
             self.constant = torch.full((4096, 1), 1000, dtype=torch.int64, device=hidden.device)
+        prefill = runner.req_states.prefill_len.gpu
         sampled, rejected = self.parts["count"](batch.seq_lens.new_ones(batch.num_reqs), batch.seq_lens,
-                                                batch.cu_num_logits, batch.idx_mapping, runner.req_states.prefill_len.gpu)
+                                                batch.cu_num_logits, batch.idx_mapping, prefill)
         output = self.parts["output"](sampled_token_ids=self.constant[: batch.num_reqs], logprobs_tensors=None,
                                       num_nans=None, num_sampled=sampled, num_rejected=rejected)
         return output, sampled, rejected

@@ -79,8 +79,8 @@ def table(results):
         host = [middle(cell, arm, "host_ms") for arm in ("stock", "ours")]
         lines.append("| %s | %s | %s | %d | %s | %.0f +- %.0f%s | %s | %s | %s |" % (
             cell["model"], cell["rows"], cell["rules"], cell["B"],
-            ", ".join(number(middle(cell, arm, "tpot_ms")) for arm in ("stock", "ours", "null")), 1e3 * mean, 1e3 * half,
-            none, ", ".join("%.0f" % (1e3 * ms) for ms in device),
+            ", ".join(number(middle(cell, arm, "tpot_ms")) for arm in ("stock", "ours", "null")),
+            1e3 * mean, 1e3 * half, none, ", ".join("%.0f" % (1e3 * ms) for ms in device),
             "-" if share is None else "%.0f +- %.0f %%" % (100 * share[0], 100 * share[1]),
             ", ".join("%.0f" % (1e3 * ms) for ms in host)))
     return "\n".join(lines)

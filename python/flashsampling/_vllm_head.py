@@ -1,8 +1,8 @@
 """The head of a model in vLLM: what its logits come from, and proof that ours are the same.
 
-There is no table of architectures. compute_logits runs once with known hidden states, while its LogitsProcessor layer is
-watched: a model that hands its hidden states to that layer as they are, and returns what the layer returns, is served if
-the layer's head is plain. Then some logits are compared.
+There is no table of architectures. compute_logits runs once with known hidden states, while its LogitsProcessor layer
+is watched: a model that hands its hidden states to that layer as they are, and returns what the layer returns, is
+served if the layer's head is plain. Then some logits are compared.
 """
 from __future__ import annotations
 

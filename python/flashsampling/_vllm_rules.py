@@ -120,23 +120,26 @@ class Rules:
 
 def read_rules(states: States, slots: np.ndarray) -> Rules:
     """What the requests in these slots ask for; Unserved where we do not do it."""
-    sampling, rules = states.sampling, Rules()
-    top_k = sampling.top_k.np[slots]
+    # Every step does this: take and count_nonzero are the quickest of their kind.
+    sampling, rules, count, slots = states.sampling, Rules(), np.count_nonzero, slots.astype(np.intp, copy=False)
+    top_k = sampling.top_k.np.take(slots)
     cut = top_k != sampling.vocab_size
-    if cut.any():
+    if count(cut):
         rules.top_k, rules.most_k = True, int(top_k[cut].max())
-    rules.top_p = bool((sampling.top_p.np[slots] != 1.0).any())
-    rules.min_p = bool((sampling.min_p.np[slots] != 0.0).any())
-    rules.penalties = bool(states.penalties.use_penalty[slots].any())
-    rules.logprobs = int(sampling.num_logprobs[slots].max())
-    if states.bias.use_logit_bias[slots].any():
+    rules.top_p = count(sampling.top_p.np.take(slots) != 1.0) > 0
+    rules.min_p = count(sampling.min_p.np.take(slots)) > 0
+    rules.penalties = count(states.penalties.use_penalty.take(slots)) > 0
+    rules.logprobs = int(sampling.num_logprobs.take(slots).max())
+    if count(states.bias.use_logit_bias.take(slots)):
         _read_bias(states, slots, rules)
-    rules.bad_words = int(states.bad_words.num_bad_words.np[slots].max())
-    if states.token_ids.num_token_ids.np[slots].any():
+    bad_words = states.bad_words.num_bad_words.np.take(slots)
+    if count(bad_words):
+        rules.bad_words = int(bad_words.max())
+    if count(states.token_ids.num_token_ids.np.take(slots)):
         raise Unserved("logprob_token_ids")
     if rules.logprobs > _MOST_LOGPROBS:
         raise Unserved("logprobs of more than %d tokens" % _MOST_LOGPROBS)
-    if states.thinking is not None and states.thinking[slots].any():
+    if states.thinking is not None and count(states.thinking.take(slots)):
         raise Unserved("a thinking budget")
     return rules
 

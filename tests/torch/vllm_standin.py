@@ -1,5 +1,5 @@
-"""What flashsampling.vllm meets of vLLM, in plain numpy and torch: the names, types and layouts of 0.26.0 and 0.32.0, and
-their sampler's law written out rule by rule. Nothing of vLLM is needed; tests/vllm asks the same of the real one.
+"""What flashsampling.vllm meets of vLLM, in plain numpy and torch: the names, types and layouts of 0.26.0 and 0.32.0,
+and their sampler's law written out rule by rule. Nothing of vLLM is needed; tests/vllm asks the same of the real one.
 """
 import dataclasses
 import sys
@@ -263,7 +263,7 @@ class Model(torch.nn.Module):
         return self.logits_processor(self.lm_head, hidden, self.bias)
 
 
-# --------------------------------------------------------------------------------------------------- stock's sample ----
+# -------------------------------------------------------------------------------------------------- stock's sample ----
 
 class Sampler:
     """The states of a runner's requests, and vLLM's __call__: logits in, tokens out, in the law above."""
@@ -350,7 +350,8 @@ STOCK = {name: getattr(GPUModelRunner, name) for name in ("sample", "_dummy_samp
 class World:
     """A runner with requests in its slots, and steps of them."""
 
-    def __init__(self, vocab=300, dim=32, slots=16, version="0.26.0", mode="raw_logprobs", dtype=torch.float32, **model):
+    def __init__(self, vocab=300, dim=32, slots=16, version="0.26.0", mode="raw_logprobs", dtype=torch.float32,
+                 **model):
         self.vocab, self.version = vocab, version
         self.runner = GPUModelRunner(Model(vocab, dim, dtype, **model), vocab, slots, mode, version)
         self.requests = self.runner.req_states.requests
@@ -389,7 +390,8 @@ class World:
             seq_lens=torch.tensor(total + [0] * 2, dtype=torch.int32), positions=positions,
             seq_lens_cpu_upper_bound=torch.tensor(total + [0] * 2, dtype=torch.int32),
             input_ids=torch.zeros(len(hidden), dtype=torch.int32), logits_indices=torch.from_numpy(ends - 1),
-            cu_num_logits=torch.arange(rows + 1, dtype=torch.int32), cu_num_logits_np=np.arange(rows + 1, dtype=np.int32))
+            cu_num_logits=torch.arange(rows + 1, dtype=torch.int32),
+            cu_num_logits_np=np.arange(rows + 1, dtype=np.int32))
 
 
 def install(setitem):

@@ -50,7 +50,8 @@ def stock_processed(world, slots):
 @pytest.mark.parametrize("name", CASES)
 def test_the_law_of_the_tests_is_vllms(name):
     world = filled(CASES[name], slots=2)
-    got, want = stock_processed(world, [1])[0].numpy(), processed(world.logits(), Request(PROMPT, OUTPUT, **CASES[name]))
+    got = stock_processed(world, [1])[0].numpy()
+    want = processed(world.logits(), Request(PROMPT, OUTPUT, **CASES[name]))
     assert np.array_equal(np.isfinite(got), np.isfinite(want))
     kept = np.isfinite(want)
     assert np.allclose(got[kept], want[kept], atol=1e-4)
@@ -66,7 +67,8 @@ def test_tokens_follow_the_law(name):
         tokens.append(output.sampled_token_ids)
     assert fsv.counts() == {"fused": STEPS}
     assert sampled.tolist() == [1] * SLOTS and rejected.tolist() == [0] * SLOTS
-    assert p_value(torch.cat(tokens).flatten().numpy(), law(world.logits(), Request(PROMPT, OUTPUT, **CASES[name]))) > LEAST
+    wanted = law(world.logits(), Request(PROMPT, OUTPUT, **CASES[name]))
+    assert p_value(torch.cat(tokens).flatten().numpy(), wanted) > LEAST
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"])
