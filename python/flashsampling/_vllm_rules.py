@@ -126,9 +126,9 @@ def read_rules(states: States, slots: np.ndarray) -> Rules:
     cut = top_k != sampling.vocab_size
     if count(cut):
         rules.top_k, rules.most_k = True, int(top_k[cut].max())
-    rules.top_p = count(sampling.top_p.np.take(slots) != 1.0) > 0
-    rules.min_p = count(sampling.min_p.np.take(slots)) > 0
-    rules.penalties = count(states.penalties.use_penalty.take(slots)) > 0
+    rules.top_p = bool(count(sampling.top_p.np.take(slots) != 1.0))
+    rules.min_p = bool(count(sampling.min_p.np.take(slots)))
+    rules.penalties = bool(count(states.penalties.use_penalty.take(slots)))
     rules.logprobs = int(sampling.num_logprobs.take(slots).max())
     if count(states.bias.use_logit_bias.take(slots)):
         _read_bias(states, slots, rules)
