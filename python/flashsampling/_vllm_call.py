@@ -181,11 +181,14 @@ class Call:
         check(library.fs_merge(handle, *structs[:2], pointers, self.ranks, structs[2]))
         self._keep.append(parts)
 
-    def reserve(self) -> None:
-        """Sets aside the work memory of the call that was set, so that smaller ones never allocate."""
-        found = ctypes.c_size_t()
+    def reserve(self, steps: list[tuple[torch.Tensor, Any, Rules]]) -> None:
+        """Sets aside the work memory of the largest of these steps, so that none, and no smaller one, allocates."""
+        found, most = ctypes.c_size_t(), 0
         structs = [ctypes.byref(struct) for struct in (self.head.struct, self.batch, self.result)]
+        for step in steps:
+            self.set(*step)
+            self.context.check(self.context.library.fs_work_size(self.context.handle(), *structs, None,
+                                                                 ctypes.byref(found)))
+            most = max(most, found.value)
         self.context.follow()
-        self.context.check(self.context.library.fs_work_size(self.context.handle(), *structs, None,
-                                                             ctypes.byref(found)))
-        self.context.set_work(found.value)
+        self.context.set_work(most)

@@ -4,6 +4,7 @@ Nothing here waits for the device or reads from it, but for what start-up does (
 """
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -17,7 +18,9 @@ from ._vllm_call import FLAGS, Call
 from ._vllm_head import DTYPES, Layer, Unserved, agreed, compare, head_of, known_hidden, layer_of, watched
 from ._vllm_rules import Rules, States, read_rules
 
-_STORED_ROWS = 64  # whose logits work memory holds at a time, at least, where they have to be stored
+# Rows whose logits work memory holds at a time where rules have them stored, twice where they are changed too. More
+# rows take W several times.
+_STORED_ROWS, _STORED_BYTES = 64, 8
 _OF_RUNNER = ("rejection_sampler", "batch_sharder", "pcp_manager")  # what draws more, or elsewhere, than we do
 
 
@@ -43,7 +46,7 @@ class Drawer:
         self.logprobs = import_module("vllm.v1.outputs").LogprobsTensors
         self.count = import_module("vllm.v1.worker.gpu.input_batch").get_num_sampled_and_rejected
         vocab = self.states.sampling.vocab_size
-        self.context = self._context(min(slots, _STORED_ROWS) * vocab)
+        self.context = self._context(min(slots, _STORED_ROWS) * _STORED_BYTES * vocab)
         layer = self.layer = self._probe(runner.model, hidden)
         if layer.vocab > vocab:
             raise Unserved("the head has %d tokens, the sampler %d" % (layer.vocab, vocab))
@@ -64,7 +67,9 @@ class Drawer:
         if self.device.type != "cuda":
             raise Unserved("device %s" % self.device.type)
         try:
-            return Context("cuda", device=self.device.index or 0, fallback_bytes=max(_c.FALLBACK_BYTES, 4 * stored))
+            asked = os.environ.get("FLASHSAMPLING_VLLM_WORK")
+            room = int(float(asked) * 2**20) if asked else max(_c.FALLBACK_BYTES, stored)
+            return Context("cuda", device=self.device.index or 0, fallback_bytes=room)
         except Error as error:
             raise Unserved(error.text) from None
 
@@ -157,10 +162,11 @@ class Drawer:
         if self.device.type != "cuda":
             return
         make = import_module("vllm.v1.worker.gpu.input_batch").InputBatch.make_dummy
-        batch, plain = make(hidden.shape[0], hidden.shape[0], runner.input_buffers), Rules()
-        every = Rules(top_k=True, most_k=1024, top_p=True, min_p=True, penalties=True, logprobs=20)
-        if self.ranks == 1:
-            self.call.set(hidden, batch, every)
-            self.call.reserve()
-            self(runner, hidden, batch, None, every)
-        self(runner, hidden, batch, None, plain)
+        batch = make(hidden.shape[0], hidden.shape[0], runner.input_buffers)
+        steps = [Rules()]
+        if self.ranks == 1:  # what is decided by lists of candidates, what has its logits stored, and stored twice
+            steps += [Rules(top_k=True, most_k=1024, top_p=True, min_p=True), Rules(logprobs=20),
+                      Rules(top_k=True, most_k=1024, top_p=True, penalties=True, logprobs=20)]
+            self.call.reserve([(hidden, batch, rules) for rules in steps])
+        for rules in steps:
+            self(runner, hidden, batch, None, rules)

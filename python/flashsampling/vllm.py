@@ -8,6 +8,7 @@ this process. What is served and what is not: docs/vllm.md.
     FLASHSAMPLING_VLLM=off            vLLM is as it was
     FLASHSAMPLING_VLLM_LOGITS=f32     logits are not rounded to the type in which vLLM stores them
     FLASHSAMPLING_VLLM_RESERVE=128    MiB of device memory that steps which are not served have for their logits
+    FLASHSAMPLING_VLLM_WORK=...       MiB that our calls have where rules have logits stored
 """
 from __future__ import annotations
 

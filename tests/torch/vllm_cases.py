@@ -71,3 +71,14 @@ def p_value(tokens, law):
         seen[least], wanted[least] = seen[least] + seen[-1], wanted[least] + wanted[-1]
         seen, wanted = seen[:-1], wanted[:-1]
     return stats.chi2.sf(((seen - wanted) ** 2 / wanted).sum(), len(seen) - 1) if len(seen) > 1 else 1.0
+
+
+def sampling_params(kind, request, **more):
+    """A request of vllm_standin as vLLM's SamplingParams."""
+    return kind(
+        temperature=request.temperature, top_k=request.top_k, top_p=request.top_p, min_p=request.min_p,
+        seed=request.seed, repetition_penalty=request.repetition, frequency_penalty=request.frequency,
+        presence_penalty=request.presence, logit_bias=request.bias or None, logprobs=request.logprobs,
+        allowed_token_ids=request.allowed or None, min_tokens=request.min_tokens, stop_token_ids=request.stops,
+        _bad_words_token_ids=request.bad_words or None, detokenize=False,
+        **{"max_tokens": max(1, request.min_tokens), "ignore_eos": True, **more})

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import vllm.utils.torch_utils
 from vllm import SamplingParams
+from vllm_cases import sampling_params
 from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.v1.worker.gpu import buffer_utils
@@ -62,14 +63,8 @@ class Model(torch.nn.Module):
 
 
 def params(request):
-    """A request of the cases as vLLM's."""
-    made = SamplingParams(
-        temperature=request.temperature, top_k=request.top_k, top_p=request.top_p, min_p=request.min_p,
-        seed=request.seed, repetition_penalty=request.repetition, frequency_penalty=request.frequency,
-        presence_penalty=request.presence, logit_bias=request.bias or None,
-        allowed_token_ids=request.allowed or None, min_tokens=request.min_tokens, max_tokens=64,
-        stop_token_ids=request.stops, logprobs=request.logprobs, _bad_words_token_ids=request.bad_words or None)
-    made._all_stop_token_ids = set(request.stops)
+    made = sampling_params(SamplingParams, request, max_tokens=64)
+    made._all_stop_token_ids = set(request.stops)  # those of a model's own would come on top
     return made
 
 
