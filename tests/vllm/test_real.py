@@ -1,9 +1,15 @@
 """The plug-in on vLLM's own classes: the same law as vLLM's own kernels, the same outputs."""
 import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+
+tomllib = pytest.importorskip("tomllib", reason="tomllib is of Python 3.11")
 
 pytest.importorskip("triton", reason="triton cannot be imported")
 pytest.importorskip("scipy", reason="scipy cannot be imported")
@@ -14,6 +20,7 @@ from vllm_standin import Request, law, processed
 
 import flashsampling.vllm as fsv
 
+ROOT = Path(__file__).resolve().parents[2]
 CASES = cases(300)
 SLOTS, STEPS = 64, 64
 
@@ -112,3 +119,30 @@ def test_a_dummy_batch_is_drawn():
     batch = type(batch).make_dummy(16, 16, world.runner.input_buffers)
     tokens = world.runner.sample(world.hidden.expand(16, -1).contiguous(), batch, None)[0].sampled_token_ids
     assert tokens.shape == (16, 1) and (0 <= tokens).all() and (tokens < 300).all()
+
+
+PLUGIN = """
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+import sys
+assert "vllm.v1.worker.gpu.model_runner" not in sys.modules  # nothing heavy is imported for the plug-in
+import flashsampling.vllm as fsv
+import vllm.v1.worker.gpu.model_runner as module
+print("OURS", module.GPUModelRunner.sample is fsv._sample,
+      module.GPUModelRunner._dummy_sampler_run is fsv._dummy_sampler_run)
+"""
+
+
+@pytest.mark.parametrize("switch,ours", [("on", True), ("off", False)])
+def test_vllm_finds_the_plug_in_by_its_entry_point(tmp_path, switch, ours):
+    """In a process of its own, with what installing the package leaves for vLLM to find."""
+    folder = tmp_path / "flashsampling-0.1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: flashsampling\nVersion: 0.1.0\n")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (entry,) = project["entry-points"]["vllm.general_plugins"].items()
+    (folder / "entry_points.txt").write_text("[vllm.general_plugins]\n%s = %s\n" % entry)
+    path = [str(tmp_path), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "FLASHSAMPLING_VLLM": switch, "PYTHONPATH": os.pathsep.join(path)}
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", PLUGIN], env=env, capture_output=True, text=True)
+    assert "OURS %s %s" % (ours, ours) in run.stdout, run.stderr[-2000:]
