@@ -93,7 +93,7 @@ def layer_of(layer: Any, arguments: dict[str, Any], hidden: torch.Tensor, ranks:
     method, weight = type(lm_head.quant_method).__name__, getattr(lm_head, "weight", None)
     if method not in _PLAIN:
         raise Unserved("the head is quantised or adapted (%s)" % method)
-    if weight is None or type(weight.data) is not torch.Tensor or weight.dim() != 2 or weight.stride(1) != 1:
+    if weight is None or weight.layout != torch.strided or weight.dim() != 2 or weight.stride(1) != 1:
         raise Unserved("the head's weight is no plain matrix")
     if weight.dtype not in DTYPES or weight.dtype != hidden.dtype:
         raise Unserved("the head is %s, hidden states are %s" % (weight.dtype, hidden.dtype))

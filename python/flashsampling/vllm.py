@@ -75,7 +75,7 @@ def _drawer(runner: Any, hidden: torch.Tensor) -> Drawer | str:
             _logger.info("flashsampling %s draws inside the LM head: %s", version(), found.text)
         except Unserved as reason:
             found = _unserved(str(reason))
-        except (Error, AttributeError, ImportError, TypeError) as error:  # a vLLM that is not as we know it
+        except Exception as error:  # a vLLM that is not as we know it is left as it is
             found = _unserved("%s: %s" % (type(error).__name__, error))
         runner.__dict__[_KEY] = found
     return found
@@ -180,8 +180,8 @@ def _dummy_sampler_run(self: Any, hidden_states: torch.Tensor) -> None:
             return
         try:
             drawer.reserve(self, hidden_states)
-        except Error as error:
-            self.__dict__[_KEY] = _unserved(str(error))
+        except Exception as error:
+            self.__dict__[_KEY] = _unserved("%s: %s" % (type(error).__name__, error))
             _stock["_dummy_sampler_run"](self, hidden_states)
             return
         # vLLM keeps free what was allocated at the same time here.

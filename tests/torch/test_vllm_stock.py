@@ -338,3 +338,13 @@ def test_a_rank_that_is_not_served_takes_the_others_along(module, monkeypatch):
 
 def test_the_module_is_found_by_its_name():
     assert fs.vllm is importlib.import_module("flashsampling.vllm")
+
+
+def test_a_start_that_fails_is_vllms(module, monkeypatch):
+    """Whatever goes wrong while vLLM measures its memory."""
+    world = World()
+    world.add(0, request(seed=1))
+    monkeypatch.setattr(fsv.Drawer, "reserve", lambda *_: 1 / 0)
+    world.runner._dummy_sampler_run(world.hidden)
+    assert world.runner.dummy_runs == [1] and "division" in world.runner._flashsampling
+    assert sample(world, [0]) and list(fsv.counts()) == ["stock: " + world.runner._flashsampling]
