@@ -58,6 +58,8 @@ class Drawer:
         self.text = "%s; %d tokens x %d, logits %s" % (self.context.text, layer.vocab, layer.weight.shape[1], rounded)
         if self.ranks > 1:
             self.text += ", %d ranks" % self.ranks
+        self.ones = torch.ones(slots, dtype=torch.int32, device=self.device)  # nobody writes to them
+        self.zeros = torch.zeros(slots, dtype=torch.int32, device=self.device)
         self._place = layer.weight.data_ptr()
         self._refused: dict[Any, str] = {}
 
@@ -131,11 +133,18 @@ class Drawer:
             # The masks of the next step are not to overtake this one.
             self.worker.copy_stream.wait_stream(torch.cuda.current_stream())
         logprobs = self._logprobs(tokens, masks is not None or self.call.processed, *columns) if columns else None
-        sampled, rejected = self.count(batch.seq_lens.new_ones(batch.num_reqs), batch.seq_lens, batch.cu_num_logits,
-                                       batch.idx_mapping, runner.req_states.prefill_len.gpu)
+        sampled, rejected = self._counted(runner, batch)
         output = self.outputs(sampled_token_ids=tokens, logprobs_tensors=logprobs, num_nans=None, num_sampled=sampled,
                               num_rejected=rejected)
         return output, sampled, rejected
+
+    def _counted(self, runner: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens that each request got, and draft tokens that it did not. One that is not yet at the end of its prompt
+        gets none, which the host does not know; of a step without prompts it knows all."""
+        if not np.count_nonzero(batch.is_prefilling_np):
+            return self.ones[: batch.num_reqs], self.zeros[: batch.num_reqs]
+        return self.count(batch.seq_lens.new_ones(batch.num_reqs), batch.seq_lens, batch.cu_num_logits,
+                          batch.idx_mapping, runner.req_states.prefill_len.gpu)
 
     def _copied(self, bitmask: np.ndarray) -> torch.Tensor:
         """The grammar's masks where vLLM keeps them on the device, copied beside what the device does."""

@@ -38,7 +38,7 @@ _SIGNATURES = {"sample": ["self", "hidden_states", "input_batch", "grammar_outpu
                "_dummy_sampler_run": ["self", "hidden_states"]}
 _FIELDS = {"req_ids", "num_reqs", "idx_mapping", "idx_mapping_np", "expanded_idx_mapping", "expanded_local_pos",
            "num_tokens", "num_draft_tokens", "seq_lens", "positions", "logits_indices", "cu_num_logits",
-           "cu_num_logits_np", "input_ids", "seq_lens_cpu_upper_bound"}
+           "cu_num_logits_np", "input_ids", "seq_lens_cpu_upper_bound", "is_prefilling_np"}
 _OUTPUTS = {"sampled_token_ids", "logprobs_tensors", "num_nans", "num_sampled", "num_rejected", "sampling_mask_tensors"}
 # What vLLM's sampler may take for a logit: copies, sorted values and indices, sums, what the sort works in.
 _BYTES_A_LOGIT = 48

@@ -197,6 +197,7 @@ class InputBatch:
     logits_indices: torch.Tensor
     cu_num_logits: torch.Tensor
     cu_num_logits_np: np.ndarray
+    is_prefilling_np: np.ndarray
 
 
 @dataclasses.dataclass
@@ -391,7 +392,8 @@ class World:
             seq_lens_cpu_upper_bound=torch.tensor(total + [0] * 2, dtype=torch.int32),
             input_ids=torch.zeros(len(hidden), dtype=torch.int32), logits_indices=torch.from_numpy(ends - 1),
             cu_num_logits=torch.arange(rows + 1, dtype=torch.int32),
-            cu_num_logits_np=np.arange(rows + 1, dtype=np.int32))
+            cu_num_logits_np=np.arange(rows + 1, dtype=np.int32),
+            is_prefilling_np=np.array([n > 1 or slot in short for n, slot in zip(scheduled, slots)]))
 
 
 def install(setitem):

@@ -3,6 +3,7 @@ import inspect
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,20 @@ def test_a_dummy_batch_is_drawn():
     batch = type(batch).make_dummy(16, 16, world.runner.input_buffers)
     tokens = world.runner.sample(world.hidden.expand(16, -1).contiguous(), batch, None)[0].sampled_token_ids
     assert tokens.shape == (16, 1) and (0 <= tokens).all() and (tokens < 300).all()
+
+
+def test_what_a_gpu_sets_aside(monkeypatch):
+    """The steps whose work memory is reserved, drawn from a dummy batch, as on a GPU; here the CPU backend draws them."""
+    world = World()
+    world.add(0, Request(PROMPT))
+    hidden, batch = world.batch([0])
+    world.runner.sample(hidden, batch, None)
+    drawer, given = world.runner._flashsampling, []
+    monkeypatch.setattr(drawer, "device", types.SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(drawer.context, "follow", lambda: None, raising=False)
+    monkeypatch.setattr(drawer.context, "set_work", given.append, raising=False)
+    drawer.reserve(world.runner, world.hidden.expand(16, -1).contiguous())
+    assert len(given) == 1 and given[0] > 0
 
 
 PLUGIN = """
