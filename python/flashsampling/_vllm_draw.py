@@ -20,7 +20,7 @@ from ._vllm_rules import Rules, States, read_rules
 
 # Rows whose logits work memory holds at a time where rules have them stored, twice where they are changed too. More
 # rows take W several times.
-_STORED_ROWS, _STORED_BYTES = 64, 8
+_STORED_ROWS, _STORED_BYTES = 128, 8
 _OF_RUNNER = ("rejection_sampler", "batch_sharder", "pcp_manager")  # what draws more, or elsewhere, than we do
 
 

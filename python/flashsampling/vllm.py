@@ -118,7 +118,7 @@ def _in_chunks(runner: Any, drawer: Drawer, hidden: torch.Tensor, batch: Any, gr
 def slice_batch(batch: Any, first: int, end: int) -> Any:
     """The rows first .. end - 1 of a batch that has one row for each request, as sample and Sampler look at it."""
     names = ("req_ids", "idx_mapping", "idx_mapping_np", "expanded_idx_mapping", "expanded_local_pos", "seq_lens",
-             "logits_indices", "seq_lens_cpu_upper_bound")
+             "logits_indices", "seq_lens_cpu_upper_bound", "is_prefilling_np")
     fields = {name: getattr(batch, name)[first:end] for name in names}
     # Rows are counted from the part's own first one.
     fields.update(num_reqs=end - first, cu_num_logits=batch.cu_num_logits[: end - first + 1],
