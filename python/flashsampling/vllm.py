@@ -1,4 +1,4 @@
-"""vLLM: the tokens of every step are drawn inside the LM-head matmul, and no logits are stored.
+"""vLLM: the tokens of every step are drawn inside the LM-head matmul.
 
 Nothing is to be called: where this package is installed, vLLM finds `register` by its entry point and calls it in every
 process. GPUModelRunner.sample and _dummy_sampler_run of model runner V2 (vLLM 0.26.0 to 0.32.0) are then ours. A step
