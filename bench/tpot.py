@@ -220,7 +220,7 @@ class Run:
         self.save()
         print(tpot_tables.report(self.results))
         try:
-            if self.arguments.json:
+            if self.arguments.json and self.results["cells"]:
                 tpot_tables.plot(self.results, self.arguments.json.removesuffix(".json") + ".svg")
         except ImportError:
             print("no plot: matplotlib is missing")

@@ -1,0 +1,115 @@
+"""The bench of vLLM on stand-ins: every cell of a small plan is measured, with clocks of the host in place of a
+device's events. Times mean nothing here; that all arms ran, on rows of the pool, does."""
+import json
+import os
+import random
+import sys
+import time
+import types
+
+import pytest
+import torch
+
+pytest.importorskip("scipy", reason="scipy cannot be imported")
+
+import vllm_standin as standin
+from vllm_steps import module
+from vllm_standin import Request, World
+
+import flashsampling.vllm as fsv
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench"))
+import gpu_language
+import tpot
+import tpot_arms
+import tpot_tables
+
+VOCAB = 3000
+
+
+class Event:
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.time = time.perf_counter()
+
+    def elapsed_time(self, after):
+        return 1e3 * (after.time - self.time)
+
+
+class Engine:
+    """generate() as LLM's: a step with prompts, then one token after the other."""
+
+    def __init__(self, world):
+        self.world, self.steps = world, 0
+
+    def generate(self, prompts, params, use_tqdm):
+        rules, rows = dict(params), range(len(prompts))
+        for slot in rows:
+            self.world.add(slot, Request([1, 2], [3], temperature=rules["temperature"], top_k=rules.get("top_k", 0),
+                                         top_p=rules.get("top_p", 1), logprobs=rules.get("logprobs"),
+                                         repetition=rules.get("repetition_penalty", 1)))
+        for step in range(rules["max_tokens"]):
+            hidden, batch = self.world.batch(rows, scheduled=[2] * len(rows) if step == 0 else None)
+            tokens = self.world.runner.sample(hidden.nan_to_num(), batch, None)[0].sampled_token_ids
+            assert tokens.shape == (len(rows), 1)
+            self.steps += 1
+        return [types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=[0] * rules["max_tokens"])])] * len(rows)
+
+
+@pytest.fixture
+def run(module, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(tpot_arms, "POOL", 48)
+    monkeypatch.setattr(gpu_language, "LARGEST", (0.0, 1.0))
+    monkeypatch.setattr(sys.modules["vllm"], "SamplingParams", lambda **rules: rules, raising=False)
+    run, world = tpot.Run.__new__(tpot.Run), World(vocab=VOCAB, dim=64, slots=16)
+    run.arguments = types.SimpleNamespace(model="qwen3-8b", quick=False, batches="1,16", rules="t1,kp,logprobs5,mask",
+                                          rows="language,flat", rounds=2, new=8, prompt=4, budget=1e9,
+                                          json=str(tmp_path / "run.json"))
+    run.began = run.ready = time.perf_counter() - 1
+    run.sampler_build = types.SimpleNamespace(wait=lambda: None)
+    run.plugin, run.torch, run.llm, run.random, run.vocab = fsv, torch, Engine(world), random.Random(1), VOCAB
+    run.tap = tpot_arms.Tap(torch, fsv, module, {
+        "count": standin.get_num_sampled_and_rejected, "output": standin.SamplerOutput,
+        "grammar": standin.GrammarOutput})
+    run.generate(1, 2, "greedy")
+    weight = run.tap.runner._flashsampling.layer.weight.data[:VOCAB]
+    tpot_arms.plant(torch, weight)
+    run.results, run.read_ms = {"about": {}, "cells": []}, 1e-3
+    pools, run.results["language"] = tpot_arms.pools(types.SimpleNamespace(torch=torch, device="cpu"), weight)
+    run.pools = {name: pool.float() for name, pool in pools.items()}
+    return run
+
+
+def test_every_cell_is_measured(run, capsys):
+    run.main()
+    results = json.load(open(run.arguments.json))
+    assert len(results["cells"]) == 16 and set(results["counts"]) == {"fused"}
+    for cell in results["cells"]:
+        arms = {"stock", "ours"} if cell["rules"] == "logprobs5" else {"stock", "ours", "null"}
+        assert set(cell["rounds"]) == arms and all(len(turns) == 2 for turns in cell["rounds"].values())
+        assert all(value > 0 for turns in cell["rounds"].values() for turn in turns for value in turn.values())
+    greedy = results["greedy"]
+    assert greedy["drawn"] == 2 * 16 * 33 and greedy["equal"] == greedy["drawn"]
+    assert results["language"]["p_max"][1] > 0.1
+    assert capsys.readouterr().out.count("| qwen3-8b | language | kp |") == 4  # as they come, and in the table
+
+
+def test_rows_are_those_of_the_pool(run):
+    """Every call sees other rows of it, flat or language-like."""
+    seen = []
+    run.tap.original["ours"] = lambda runner, hidden, batch, grammar: (
+        seen.append(hidden[batch.logits_indices].clone()), run.tap.null(runner, hidden, batch, grammar))[1]
+    run.tap.arm, run.tap.pool = "ours", run.pools["language"]
+    run.generate(4, 3, "t1")
+    assert len(seen) == 3 and not torch.equal(seen[1], seen[2])
+    assert all((run.pools["language"] == row).all(1).any() for rows in seen for row in rows)
+
+
+def test_a_spent_budget_leaves_cells_out(run, capsys):
+    run.arguments.budget = 0.5
+    run.main()
+    assert "is left out" in capsys.readouterr().out and json.load(open(run.arguments.json))["cells"] == []
