@@ -42,7 +42,7 @@ _FIELDS = {"req_ids", "num_reqs", "idx_mapping", "idx_mapping_np", "expanded_idx
 _OUTPUTS = {"sampled_token_ids", "logprobs_tensors", "num_nans", "num_sampled", "num_rejected", "sampling_mask_tensors"}
 # What vLLM's sampler may take for a logit: copies, sorted values and indices, sums, what the sort works in.
 _BYTES_A_LOGIT = 48
-_KEY = "_flashsampling"
+_KEY, _PATCHED = "_flashsampling", "_flashsampling_patched"
 _counts: collections.Counter[str] = collections.Counter()
 
 
@@ -213,21 +213,22 @@ def _unknown(module: Any) -> str | None:
 def patch(module: Any) -> bool:
     """Replaces the methods of this module's GPUModelRunner, once; whether they are ours then."""
     runner = module.GPUModelRunner
-    if runner.sample is _sample:
+    if _PATCHED in vars(runner):  # also if somebody has wrapped them since
         return True
     why = _unknown(module)
     if why is not None:
         _logger.warning("flashsampling: vLLM's own sampler draws every step: %s", why)
         return False
     _stock.update({name: getattr(runner, name) for name in _ours})
-    for name, function in _ours.items():
+    for name, function in (*_ours.items(), (_PATCHED, True)):
         setattr(runner, name, function)
     return True
 
 
 def unpatch(module: Any) -> None:
     """Undoes patch(module)."""
-    if module.GPUModelRunner.sample is _sample:
+    if _PATCHED in vars(module.GPUModelRunner):
+        delattr(module.GPUModelRunner, _PATCHED)
         for name, function in _stock.items():
             setattr(module.GPUModelRunner, name, function)
 

@@ -192,6 +192,9 @@ def test_the_profile_run_reserves_no_logits(module):
 
 def test_patching_twice_is_patching_once(module):
     assert fsv.patch(module) and fsv._stock["sample"] is standin.STOCK["sample"]
+    module.GPUModelRunner.sample = wrapped = lambda self, *step: fsv._sample(self, *step)
+    assert fsv.patch(module) and fsv._stock["sample"] is standin.STOCK["sample"]
+    assert module.GPUModelRunner.sample is wrapped
     fsv.unpatch(module)
     assert module.GPUModelRunner.sample is standin.STOCK["sample"]
     fsv.unpatch(module)

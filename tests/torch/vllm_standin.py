@@ -345,6 +345,7 @@ class GPUModelRunner:
         self.dummy_runs.append(hidden_states.shape[0])
 
 
+MEMBERS = set(vars(GPUModelRunner))
 STOCK = {name: getattr(GPUModelRunner, name) for name in ("sample", "_dummy_sampler_run")}
 
 
@@ -411,4 +412,6 @@ def install(setitem):
         setitem(sys.modules, name, module)
     for name, function in STOCK.items():
         setattr(GPUModelRunner, name, function)
+    for name in set(vars(GPUModelRunner)) - MEMBERS:  # what a patch before has left
+        delattr(GPUModelRunner, name)
     return runner
