@@ -41,7 +41,6 @@ static fs_status open_stored(fs_context *context, fs_cuda *cuda) {
 
 static fs_status open_rows(fs_context *context) {
     FS_CUDA_TRY(context, fs_cuda_rows_open());
-    FS_CUDA_TRY(context, fs_cuda_listed_open());
     return FS_OK;
 }
 

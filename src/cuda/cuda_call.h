@@ -42,26 +42,38 @@ typedef struct fs_cuda_groups {
     int32_t tiles; /* per group; 0: one group, which only masses of stored logits need */
 } fs_cuda_groups;
 
+/* How far the scorers of a block's CTAs are; zero before and after a call. */
+typedef struct fs_cuda_progress {
+    uint32_t told;  /* have told the largest logits of their first tiles; */
+    uint32_t done;  /* are done with their last ones; */
+    uint32_t taken; /* rows that somebody ends; */
+    uint32_t left;  /* CTAs that end no more rows */
+} fs_cuda_progress;
+
 /* Candidates of rows that are cut: a segment for every row of a launch and CTA of its block, [rows][slots], and in it
  * the order keys of all tokens that are not below the row's floor. A floor is a logit below which no token survives the
- * row's cuts; it comes from the largest logits of all CTAs' first tiles. Those and the floors are ordered floats, zero
+ * row's cuts, or so it is thought; it comes from the largest logits of all CTAs' first tiles. Those and the floors are ordered floats, zero
  * before and after a call; `count` is more than a segment holds where it was too short. */
 typedef struct fs_cuda_lists {
-    unsigned long long *entry; /* [rows][slots][FS_CUDA_SEGMENT]; NULL: the call has no lists */
-    uint32_t *count;           /* [rows][slots] */
-    uint32_t *most;            /* [rows][slots]: the largest logit of a CTA's first tile, rounded down */
-    uint32_t *floor;           /* [rows] */
-    uint32_t *there;           /* [rows]: how many CTAs have told it */
-    void *hidden;              /* of open rows, 16-bit numbers side by side... */
-    int64_t hidden_stride;     /* ... so many from one row to the next */
-    int32_t *open;             /* how many rows are open, then which: their lists do not prove what they were asked */
+    unsigned long long *entry;  /* [rows][slots][FS_CUDA_SEGMENT]; NULL: the call has no lists */
+    uint32_t *count;            /* [rows][slots] */
+    uint32_t *most;             /* [rows][slots]: the largest logit of a CTA's first tile, rounded down */
+    uint32_t *floor;            /* [rows] */
+    fs_cuda_progress *progress; /* [rows], of which a block of rows uses its first */
+    void *hidden;               /* of open rows, 16-bit numbers side by side, open_stride() apart */
+    int32_t *open;              /* how many rows are open, then which: their lists do not prove what they were asked */
     int32_t slots;
     int32_t room;     /* candidates of a row that are looked at; rows with more are open */
     int32_t by_place; /* the launch's rows are open ones, by their places in `open` */
 } fs_cuda_lists;
 
-#define FS_CUDA_SEGMENT 64
-#define FS_CUDA_LIST 4096 /* most candidates of a row that are looked at */
+/* 16-bit numbers from one open row's hidden state to the next. */
+FS_CORE int64_t open_stride(int64_t dim) {
+    return (dim + 63) / 64 * 64;
+}
+
+#define FS_CUDA_SEGMENT 128
+#define FS_CUDA_LIST 8192 /* most candidates of a row that are looked at */
 
 /* Logits of a launch's rows in work memory, those of one row `stride` floats on from those of the row before: x, which
  * begin as dot products where the head has weights, and y, where tokens may be edited. */

@@ -41,11 +41,8 @@ cudaError_t fs_cuda_end_launch(const fs_cuda_args *args, cudaStream_t stream);
 /* Rows with rules, whose logits are in memory: once per device before the first launch; dot products of any float
  * types, to args->dense; the end of a launch's rows. */
 cudaError_t fs_cuda_rows_open(void);
-cudaError_t fs_cuda_listed_open(void);
 cudaError_t fs_cuda_dots_launch(const fs_cuda_args *args, cudaStream_t stream);
 cudaError_t fs_cuda_rows_launch(const fs_cuda_args *args, cudaStream_t stream);
-/* The end of a launch's rows after a pass that has listed their candidates; who cannot be ended so is left open. */
-cudaError_t fs_cuda_listed_launch(const fs_cuda_args *args, cudaStream_t stream);
 
 /* Ranks: the rows a launch has left into this rank's part, or its keys alone; `last`: they are the call's last. From
  * the parts of all ranks to results. */

@@ -41,16 +41,18 @@ typedef struct layout {
     int32_t slots;        /* CTAs of one of its blocks */
 } layout;
 
+#define MOST_LISTED 4000000 /* tokens: a CTA counts those it lists of a row in 16 bits */
+
 /* Whether candidates are listed in a first pass: cuts that may follow from a row's largest tokens, and nothing else. */
 static int may_list(const fs_cuda_args *args) {
     const fs_batch *batch = &args->batch;
     const fs_result *r = &args->result;
     const uint32_t rules = batch_rules(&args->head, batch);
-    return args->head.kind == FS_HEAD_WEIGHTS && args->head.rows > 0 && !is_mixed(args) &&
-           batch->mode == FS_MODE_SAMPLE && batch->samples == 1 && batch->noise == FS_NOISE_EXACT &&
-           !(rules & (FS_RULE_ALLOW | FS_RULE_EDITS | FS_RULE_PENALTIES)) && rules & (FS_RULE_TOP_K | FS_RULE_MIN_P) &&
-           !batch->watch_offset && !batch->count_offset && !asks_for_lists(r) &&
-           !(r->logits == FS_LOGITS_CUT && result_wants_log_z(r));
+    return args->head.kind == FS_HEAD_WEIGHTS && args->head.rows > 0 && args->head.rows <= MOST_LISTED &&
+           !is_mixed(args) && batch->mode == FS_MODE_SAMPLE && batch->samples == 1 && batch->noise == FS_NOISE_EXACT &&
+           !(rules & (FS_RULE_ALLOW | FS_RULE_EDITS | FS_RULE_PENALTIES)) &&
+           rules & (FS_RULE_TOP_K | FS_RULE_TOP_P | FS_RULE_MIN_P) && !batch->watch_offset && !batch->count_offset &&
+           !asks_for_lists(r) && !(r->logits == FS_LOGITS_CUT && result_wants_log_z(r));
 }
 
 static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout *l) {
@@ -75,8 +77,8 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
 
 /* Bytes of its parts, one after the other. */
 typedef struct parts {
-    size_t most, floor, there;                 /* zero between calls */
-    size_t logits, entry, count, open, hidden; /* not */
+    size_t most, floor, progress;       /* zero between calls */
+    size_t logits, count, open, hidden; /* not; lists are where logits will be, once they have been looked at */
 } parts;
 
 static size_t aligned(size_t bytes) {
@@ -90,11 +92,13 @@ static parts parts_of(const fs_cuda_args *args, const layout *l) {
     p.logits = aligned((size_t)(l->rows * (l->x + l->y) * l->stride) * sizeof(float));
     if (!l->listed) return p;
     p.most = aligned(segments * sizeof(uint32_t));
-    p.floor = p.there = aligned((size_t)l->listed * sizeof(uint32_t));
-    p.entry = segments * FS_CUDA_SEGMENT * sizeof(uint64_t);
+    p.floor = aligned((size_t)l->listed * sizeof(uint32_t));
+    p.progress = aligned((size_t)l->listed * sizeof(fs_cuda_progress));
+    const size_t entry = segments * FS_CUDA_SEGMENT * sizeof(uint64_t);
+    if (p.logits < entry) p.logits = entry;
     p.count = aligned(segments * sizeof(uint32_t));
     p.open = aligned((1 + rows) * sizeof(int32_t));
-    p.hidden = rows * (size_t)lines(args->head.dim) * 2;
+    p.hidden = rows * (size_t)open_stride(args->head.dim) * 2;
     return p;
 }
 
@@ -105,8 +109,8 @@ fs_status fs_cuda_rows_room(fs_context *context, const fs_cuda_args *args, fs_cu
     const int32_t processors = ((const fs_cuda *)context->state)->device.processors;
     if (l.listed && l.slots < processors) l.slots = processors;
     const parts p = parts_of(args, &l);
-    room->records_bytes = p.most + p.floor + p.there;
-    room->parts_bytes = p.logits + p.entry + p.count + p.open + p.hidden;
+    room->records_bytes = p.most + p.floor + p.progress;
+    room->parts_bytes = p.logits + p.count + p.open + p.hidden;
     return FS_OK;
 }
 
@@ -122,16 +126,14 @@ static void place(const fs_cuda_room *room, const parts *p, const layout *l, int
     fs_cuda_lists *lists = &args->lists;
     lists->most = (uint32_t *)(void *)room->records;
     lists->floor = (uint32_t *)(void *)((char *)room->records + p->most);
-    lists->there = (uint32_t *)(void *)((char *)room->records + p->most + p->floor);
-    at += p->logits;
+    lists->progress = (fs_cuda_progress *)(void *)((char *)room->records + p->most + p->floor);
     lists->entry = (unsigned long long *)(void *)at;
-    at += p->entry;
+    at += p->logits;
     lists->count = (uint32_t *)(void *)at;
     at += p->count;
     lists->open = (int32_t *)(void *)at;
     at += p->open;
     lists->hidden = at;
-    lists->hidden_stride = lines(args->head.dim);
     lists->slots = l->slots;
     lists->room = room_of_lists;
 }
@@ -155,15 +157,13 @@ static fs_status launch_dots(fs_context *context, const fs_cuda_room *room, cons
     return FS_OK;
 }
 
-/* A pass that lists candidates, and the end of rows that they decide. */
+/* A pass that lists candidates, and ends the rows that they decide. */
 static fs_status list_rows(fs_context *context, const fs_cuda_room *room, const fs_cuda_args *call) {
     fs_cuda_args args = *call;
     args.dense.x = NULL;
-    args.leave_rows = 1;
-    for (; args.first_row < args.batch.rows; args.first_row += args.rows) {
+    if (batch_rules(&args.head, &args.batch) & FS_RULE_TOP_P && !args.needs.raw_mass) args.needs.mass = 1;
+    for (; args.first_row < args.batch.rows; args.first_row += args.rows)
         FS_TRY(fs_cuda_launch_next(context, room, &args));
-        FS_CUDA_TRY(context, fs_cuda_listed_launch(&args, ((const fs_cuda *)context->state)->stream));
-    }
     return FS_OK;
 }
 
@@ -188,7 +188,7 @@ fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *given, fs_cu
         fs_cuda_args dots = *args;
         if (l.listed) {
             dots.batch.hidden = args->lists.hidden;
-            dots.batch.hidden_stride = args->lists.hidden_stride * 2;
+            dots.batch.hidden_stride = open_stride(args->head.dim) * 2;
         }
         if (args->head.kind == FS_HEAD_WEIGHTS && args->head.rows > 0) FS_TRY(launch_dots(context, &room, &dots));
         FS_CUDA_TRY(context, fs_cuda_rows_launch(args, cuda->stream));

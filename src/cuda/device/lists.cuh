@@ -1,6 +1,7 @@
-/* lists.cuh - which rows have a list of candidates, and from where on: a floor is a logit that the cuts of a row never
- * go below, known after the first tile of every CTA. Top-k: of the largest logits of so many tiles the k-th is not
- * above the row's k-th. Min-p: the largest logit so far is not above the row's. */
+/* lists.cuh - which rows have a list of candidates, and from where on: a floor is a logit that the cuts of a row are
+ * thought not to go below, known after the first tile of every CTA. Top-k: of the largest logits of so many tiles the
+ * k-th is not above the row's k-th. Min-p: the largest logit so far is not above the row's. Top-p: what so many tokens
+ * are above, as the largest logits of tiles tell; that they are enough must be proven (fused/cuts.cuh). */
 #ifndef FS_CUDA_LISTS_CUH
 #define FS_CUDA_LISTS_CUH
 
@@ -10,32 +11,29 @@
 #include "core/key.h"
 #include "core/rules.h"
 
-/* Whether a row's cuts follow from the largest of its tokens alone, so many tiles telling where they begin. The only
- * token of a greedy row is its largest. */
-FS_DEVICE bool rules_list(const fs_rules &rules, uint32_t flags, int32_t slots) {
-    if (rules_drop_row(&rules) || !rules_cut(&rules) || rules.greedy || rules_top_p_of_row(&rules, flags)) return false;
-    /* Min-p after a top-p that follows top-k: what min-p removes has mass. */
-    return (rules.top_k > 0 && rules.top_k <= slots) ||
-           (rules.log_min_p > -INFINITY && !(rules.top_p < 1.0f && flags & FS_MIN_P_LAST));
+/* Tokens that a wide list is meant to have, or fewer, so many in a tile. */
+constexpr float WIDE_LIST = 6000.0f, WIDE_TILE = 6.0f;
+constexpr int32_t LIST_WIDE = 255; /* as the k of a list: by top-p, or by a larger k than there are tiles */
+
+/* Out of line, because it is needed before the first tile and after the last. */
+static __device__ __noinline__ fs_rules list_rules(const fs_cuda_args &args, int32_t b) {
+    return rules_of_row(&args.batch, args.vocab, args.first_row + b);
+}
+
+/* Whether a row's cuts may follow from the largest of its tokens. The only token of a greedy row is its largest. */
+FS_DEVICE bool rules_list(const fs_rules &rules) {
+    return !rules_drop_row(&rules) && rules_cut(&rules) && !rules.greedy;
 }
 
 /* The k whose floor a row's list has, in bits of a draw's status; 0: min-p's. */
-FS_DEVICE uint32_t list_status(const fs_rules &rules, int32_t slots) {
-    return rules.top_k > 0 && rules.top_k <= slots ? (uint32_t)rules.top_k << FS_DRAW_K : 0;
+FS_DEVICE uint32_t list_status(const fs_rules &rules, uint32_t flags, int32_t slots) {
+    const bool min_p = rules.log_min_p > -INFINITY && !(rules.top_p < 1.0f && flags & FS_MIN_P_LAST);
+    const int32_t k = rules.top_k > 0 && rules.top_k <= slots ? rules.top_k : min_p ? 0 : LIST_WIDE;
+    return (uint32_t)k << FS_DRAW_K;
 }
 
 FS_DEVICE int32_t list_k(const fs_draw &draw) {
     return (int32_t)(draw.status >> FS_DRAW_K & 0xFF);
-}
-
-constexpr int LIST_SPREAD = 32;
-
-/* How many tiles must have told their largest logits before row b has a floor: somewhat more than k, since of few more
- * the k-th is low; and for each of LIST_SPREAD rows another number, so that no CTA has to find many floors. 0: all of
- * them, and then each CTA finds those of a few rows. */
-FS_DEVICE uint32_t list_need(const fs_draw &draw, int32_t b, int32_t slots) {
-    const int32_t k = list_k(draw), least = k ? k + k / 4 + 16 : 32;
-    return least + LIST_SPREAD <= slots ? (uint32_t)(least + b % LIST_SPREAD) : 0;
 }
 
 constexpr int LIST_LANES = 8; /* values a lane takes: up to 256 CTAs */
@@ -61,6 +59,22 @@ FS_DEVICE float min_p_floor(const fs_rules &rules, float first) {
     return (float)((double)first + reach - 1e-5 * (fabs((double)first) + fabs(reach)) - 1e-6 / (double)rules.cut_scale);
 }
 
+/* What some WIDE_LIST tokens of a row are above: if x tokens of a tile are, on average, a share 1 - exp(-x) of the tiles
+ * have a largest logit above, and where few have not, logits go on falling with the logarithm of x. */
+FS_DEVICE uint32_t wide_floor(const uint32_t (&value)[LIST_LANES], int32_t slots, int64_t tokens) {
+    constexpr float FAR = 3.0f, APART = 4.0f;
+    int32_t there = 0;
+#pragma unroll
+    for (int i = 0; i < LIST_LANES; i++) there += __popc(__ballot_sync(~0u, value[i] != 0));
+    auto above = [&](float x) {
+        return float_of_ordered(kth_largest(value, slots, max(1, (int32_t)((float)there * (1.0f - __expf(-x))))));
+    };
+    const float x = fminf(WIDE_LIST * (float)FS_CUDA_TILE / (float)tokens, WIDE_TILE), near = fminf(x, FAR);
+    const float far = above(near);
+    const float floor = x > near ? far - (above(near / APART) - far) * (__logf(x / near) / __logf(APART)) : far;
+    return there && floor < INFINITY ? ordered_float(floor) : ordered_float(-INFINITY);
+}
+
 /* The floor of row b of a launch by the largest logits of its tiles that are there by now, ordered. A warp. */
 FS_DEVICE uint32_t list_floor(const fs_cuda_args &args, const fs_draw &draw, int32_t b) {
     const int32_t slots = args.lists.slots, k = list_k(draw);
@@ -71,10 +85,12 @@ FS_DEVICE uint32_t list_floor(const fs_cuda_args &args, const fs_draw &draw, int
         const int32_t slot = (int32_t)(threadIdx.x % 32) + 32 * i;
         value[i] = slot < slots ? load_relaxed(&most[slot]) : 0;
     }
-    const uint32_t kth = kth_largest(value, slots, k ? k : 1), none = ordered_float(-INFINITY);
+    const uint32_t none = ordered_float(-INFINITY);
+    if (k == LIST_WIDE) return wide_floor(value, slots, args.head.rows);
+    const uint32_t kth = kth_largest(value, slots, k ? k : 1);
     if (kth <= none) return none;
     if (k) return kth;
-    return ordered_float(min_p_floor(rules_of_row(&args.batch, args.vocab, args.first_row + b), float_of_ordered(kth)));
+    return ordered_float(min_p_floor(list_rules(args, b), float_of_ordered(kth)));
 }
 
 #endif

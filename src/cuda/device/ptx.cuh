@@ -357,6 +357,27 @@ FS_DEVICE void raise_global(uint32_t *p, uint32_t x) {
     asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
 
+/* round_bf16 and round_f16 of core/halves.h, by two instructions. */
+FS_DEVICE float rounded_to_bf16(float x) {
+    uint16_t half;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(x));
+    return __uint_as_float((uint32_t)half << 16);
+}
+
+FS_DEVICE float rounded_to_f16(float x) {
+    asm("{\n.reg .b16 half;\ncvt.rn.f16.f32 half, %0;\ncvt.f32.f16 %0, half;\n}" : "+f"(x));
+    return x;
+}
+
+/* Eight bytes from global to shared memory, some time before copy_async_wait() returns in the same thread. */
+FS_DEVICE void copy_async_8(uint32_t to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+
+FS_DEVICE void copy_async_wait() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 FS_DEVICE uint32_t load_relaxed(const uint32_t *p) {
     uint32_t x;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");

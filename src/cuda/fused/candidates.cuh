@@ -1,5 +1,5 @@
 /* candidates.cuh - lists of candidates of rows that are cut, beside the race: consumers list what is not below a row's
- * floor, scorers find the floors (cuda/device/lists.cuh) from the largest logits of all CTAs' first tiles. */
+ * floor (epilogue.cuh), scorers find the floors (cuda/device/lists.cuh) from the largest logits of all CTAs' first tiles. */
 #ifndef FS_CUDA_CANDIDATES_CUH
 #define FS_CUDA_CANDIDATES_CUH
 
@@ -7,16 +7,13 @@
 
 /* ------------------------------------------------------------------------------------------------- consumers ---- */
 
-/* Lists a token that is not below the floor of its row's list: in this CTA's segment, as long as it has room. */
+/* Lists a token that is not below the floor of its row: in this CTA's segment, as long as it has room. */
 template <int N, int J> FS_DEVICE void list_token(fs_tile_state<N, J> *state, float x, int32_t token, int32_t row) {
-    if (!(x >= float_of_ordered(state->first_max[row]))) return;
-    const int shift = 16 * (row & 1);
-    uint32_t *counter = &state->listed[row / 2];
-    if ((*(volatile uint32_t *)counter >> shift & 0xFFFF) > FS_CUDA_SEGMENT) return; /* too short, as the count says */
-    const uint32_t place = atomicAdd(counter, 1u << shift) >> shift & 0xFFFF;
+    if (!(x >= __uint_as_float(state->first_max[row]))) return; /* nor above a NaN */
+    const uint32_t place = atomicAdd(&state->listed[row / 2], row & 1 ? 1u << 16 : 1u) >> 16 * (row & 1) & 0xFFFF;
     const fs_cuda_lists &lists = state->args.lists;
     if (place < FS_CUDA_SEGMENT)
-        lists.entry[((int64_t)row * lists.slots + blockIdx.x) * FS_CUDA_SEGMENT + place] =
+        lists.entry[(uint32_t)(row * lists.slots + (int32_t)blockIdx.x) * (uint64_t)FS_CUDA_SEGMENT + place] =
             order_key(x, (uint32_t)token);
 }
 
@@ -39,61 +36,72 @@ FS_DEVICE void own_rows(const fs_cuda_args &args, const fs_tile_state<N, J> *sta
         if (draws(state->draw[b])) f(b);
 }
 
-/* The floor of row b's list, for all. A warp. */
-template <int N, int J> FS_DEVICE void put_floor(const fs_cuda_args &args, fs_tile_state<N, J> *state, int32_t b) {
-    __threadfence(); /* counts before logits */
-    const uint32_t floor = list_floor(args, state->draw[b], b);
-    if (threadIdx.x % 32 == 0) atomicMax(&args.lists.floor[b], floor);
+/* The floor of row b's list. A warp; out of line, for its instructions to be there when they are needed. */
+static __device__ __noinline__ uint32_t find_floor(const fs_cuda_args &args, const fs_draw &draw, int32_t b) {
+    return list_floor(args, draw, b);
 }
 
-/* The largest logits of this CTA's first tile, for all; and the floors of those rows for which they are then enough. */
+/* The largest logits of this CTA's first tile, for all. */
 template <int N, int J> FS_DEVICE void put_most(const fs_cuda_args &args, fs_tile_state<N, J> *state) {
     const fs_cuda_lists &lists = args.lists;
-    for (int32_t first = scorer_thread<J>() / 32 * 32; first < args.rows; first += J * 32) {
-        const int32_t b = first + (int32_t)(threadIdx.x % 32);
-        bool time = false;
-        if (b < args.rows && is_listed(state->draw[b])) {
-            const uint32_t most = state->first_max[b];
-            if (most) lists.most[(int64_t)b * lists.slots + blockIdx.x] = ordered_float(first_logit(most));
-            __threadfence(); /* the logit before the count */
-            time = atomicAdd(&lists.there[b], 1u) + 1 == list_need(state->draw[b], b, lists.slots);
-        }
-        for (uint32_t rows = __ballot_sync(~0u, time); rows; rows &= rows - 1)
-            put_floor(args, state, first + __ffs(rows) - 1);
-    }
-}
-
-/* Floors by all tiles: each CTA has those of a few rows. With patience it waits for the last tile, for rows that have
- * no floor yet; without, it takes what is there to raise them. */
-template <int N, int J>
-FS_DEVICE void put_floors(const fs_cuda_args &args, fs_tile_state<N, J> *state, int32_t patience) {
-    const int32_t warp = scorer_thread<J>() / 32, slots = args.lists.slots;
-    const uint64_t start = nanoseconds();
-    for (int32_t b = (int32_t)blockIdx.x + warp * slots; b < args.rows; b += J * slots) {
-        if (!is_listed(state->draw[b]) || (patience && list_need(state->draw[b], b, slots))) continue;
-        while (patience && load_relaxed(&args.lists.there[b]) < (uint32_t)slots &&
-               nanoseconds() - start < (uint64_t)patience) {
-        }
-        __syncwarp();
-        put_floor(args, state, b);
-    }
-}
-
-/* Takes over the floors of this lane's rows: with patience, waits for those that are not there. One that does not come
- * is none: then the list is likely to be too long, and its row is open. */
-template <int N, int J>
-FS_DEVICE void take_floors(const fs_cuda_args &args, fs_tile_state<N, J> *state, int32_t patience) {
-    const uint64_t start = nanoseconds();
     own_rows<N>(args, state, [&](int32_t b) {
-        if (!is_listed(state->draw[b])) {
-            state->first_max[b] = ~0u;
-            return;
-        }
-        uint32_t floor = load_relaxed(&args.lists.floor[b]);
-        while (!floor && nanoseconds() - start < (uint64_t)patience) floor = load_relaxed(&args.lists.floor[b]);
-        state->first_max[b] = floor ? floor : ordered_float(-INFINITY);
+        const uint32_t most = state->first_max[b];
+        if (is_listed(state->draw[b]) && most)
+            lists.most[(int64_t)b * lists.slots + blockIdx.x] = ordered_float(first_logit(most));
     });
+    __threadfence(); /* the logits before the count */
     __syncwarp();
+    if (threadIdx.x % 32 == 0) atomicAdd(&lists.progress->told, 1u);
 }
+
+/* Floors of the lists: each CTA finds those of a few rows when all tiles have told, and takes all of them when they are
+ * there. A scorer goes on with that between other work, while consumers are busy with the race in their first tile. */
+template <int N, int J> struct fs_floors {
+    uint64_t start;
+    bool put, taken;
+
+    FS_DEVICE_MEMBER explicit fs_floors(bool none) : start(nanoseconds()), put(false), taken(none) {}
+
+    /* What comes later than this does not come. */
+    FS_DEVICE_MEMBER bool is_late(uint32_t patience) const { return nanoseconds() - start > patience; }
+
+    FS_DEVICE_MEMBER void put_own(const fs_cuda_args &args, const fs_tile_state<N, J> *state) {
+        const int32_t slots = args.lists.slots;
+        __threadfence(); /* counts before logits */
+#pragma unroll 1
+        for (int32_t b = (int32_t)blockIdx.x + scorer_thread<J>() / 32 * slots; b < args.rows; b += J * slots) {
+            if (!draws(state->draw[b]) || !is_listed(state->draw[b])) continue;
+            const uint32_t floor = find_floor(args, state->draw[b], b);
+            if (threadIdx.x % 32 == 0) atomicMax(&args.lists.floor[b], floor);
+        }
+        put = true;
+    }
+
+    /* A floor that does not come is none: then the list is likely to be too long, and its row is open. */
+    FS_DEVICE_MEMBER void take_own(const fs_cuda_args &args, fs_tile_state<N, J> *state, bool late) {
+        bool there = true;
+#pragma unroll 1
+        for (int32_t b = scorer_thread<J>(); b < N; b += J * 32) {
+            float own = NAN;
+            if (draws(state->draw[b]) && is_listed(state->draw[b])) {
+                const uint32_t floor = load_relaxed(&args.lists.floor[b]);
+                own = floor ? float_of_ordered(floor) : -INFINITY;
+                there &= floor != 0;
+            }
+            state->first_max[b] = __float_as_uint(own);
+        }
+        taken = __all_sync(~0u, there) || late;
+    }
+
+    /* A step. True when the floors have just come. */
+    FS_DEVICE_MEMBER bool advance(const fs_cuda_args &args, fs_tile_state<N, J> *state, uint32_t patience) {
+        if (taken) return false;
+        const uint32_t told = load_relaxed(&args.lists.progress->told);
+        if (!put && __any_sync(~0u, told == (uint32_t)args.lists.slots * J || is_late(patience / 2)))
+            put_own(args, state);
+        take_own(args, state, __any_sync(~0u, is_late(patience)));
+        return taken;
+    }
+};
 
 #endif

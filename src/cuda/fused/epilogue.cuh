@@ -17,8 +17,24 @@
 template <int N> constexpr int GROUPS = N > 8 ? N / 16 : 1;
 template <int N> constexpr int PER_GROUP = N > 8 ? 8 : 4;
 
-/* transform: tokens past the piece never pass; then bias, rounding, scales and soft-cap where the head has them. t is
- * this thread's first token in the tile. */
+/* What a head does to its logits, head_logit of core/head.h, of all of a thread's: a step at a time, each without a
+ * choice inside. With all choices for each logit the instructions were so many that 64 rows whose logits are rounded took
+ * a quarter more time (H200, 2026-11). */
+template <int M> FS_DEVICE void shape_logits(float (&d)[M], const fs_head &head, float bias0, float bias1) {
+    auto all = [&](auto f) {
+#pragma unroll
+        for (int i = 0; i < M; i++) d[i] = f(d[i], i);
+    };
+    if (head.bias) all([&](float x, int i) { return x + (i & 2 ? bias1 : bias0); });
+    if (head.round == FS_BF16) all([](float x, int) { return rounded_to_bf16(x); });
+    if (head.round == FS_F16) all([](float x, int) { return rounded_to_f16(x); });
+    if (head.scale != 1.0f) all([&](float x, int) { return x * head.scale; });
+    if (head.softcap > 0.0f) all([&](float x, int) { return head.softcap * tanhf(x / head.softcap); });
+    if (head.post_scale != 1.0f) all([&](float x, int) { return x * head.post_scale; });
+}
+
+/* transform: tokens past the piece never pass; bias, rounding, scales and soft-cap before that, where the head has them.
+ * t is this thread's first token in the tile. */
 template <int N, int S>
 FS_DEVICE void transform(float (&d)[S][N / 2], const fs_head &head, bool shaped, const piece &p, int32_t t) {
 #pragma unroll
@@ -26,14 +42,8 @@ FS_DEVICE void transform(float (&d)[S][N / 2], const fs_head &head, bool shaped,
         const bool out0 = t >= p.count, out1 = t + 8 >= p.count;
         if (shaped) {
             const int64_t row = p.first - head.first_token + t;
-            const float bias0 = head.bias && !out0 ? head.bias[row] : 0.0f,
-                        bias1 = head.bias && !out1 ? head.bias[row + 8] : 0.0f;
-#pragma unroll
-            for (int i = 0; i < N / 2; i++) {
-                float x = d[m][i];
-                if (head.bias) x += i & 2 ? bias1 : bias0;
-                d[m][i] = head_logit(&head, x);
-            }
+            shape_logits(d[m], head, head.bias && !out0 ? head.bias[row] : 0.0f,
+                         head.bias && !out1 ? head.bias[row + 8] : 0.0f);
         }
         if (__any_sync(~0u, out1)) {
 #pragma unroll
@@ -165,17 +175,28 @@ template <int N, int S, int J> FS_DEVICE uint32_t marked_groups(const fs_tile_st
     return groups;
 }
 
+/* What is done with a logit above its threshold: it races, or is listed, or both. The first tile, whose thresholds do not
+ * know of lists, is gone through again for lists alone. */
+enum fs_passed { FS_RACE, FS_RACE_OR_LIST, FS_LIST };
+
+template <fs_passed WHAT, int N, int J>
+FS_DEVICE void pass_on(fs_tile_state<N, J> *state, float x, int32_t token, int32_t row, float low, bool lists) {
+    if (WHAT != FS_RACE && lists) list_token(state, x, token, row);
+    if (WHAT == FS_LIST || (WHAT == FS_RACE_OR_LIST && is_only_listed(state, x, low, row))) return;
+    push_survivor(state, x, token, row);
+}
+
 /* What is above its threshold in a lane's own hot groups: decided in greedy rows, queued in the others; with `marked`,
- * only marked tokens are. Most warps have none, and most lanes of the others. */
-template <bool LISTED, int N, int S, int J>
+ * only marked tokens are, and the others come again. Most warps have none, and most lanes of the others. */
+template <fs_passed WHAT, int N, int S, int J>
 FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p,
-                        uint32_t hot, bool marked) {
+                        uint32_t hot, bool marked, bool lists) {
     const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
 #pragma unroll 1
     for (; hot; hot &= hot - 1) {
         const int32_t at = __ffs(hot) - 1, m = at / GROUPS<N>, g = at % GROUPS<N>;
         float4(*eight)[32] = state->stash[strip];
-        const float *threshold = state->threshold[strip + 4 * m];
+        const float *threshold = WHAT == FS_LIST ? (const float *)state->first_max : state->threshold[strip + 4 * m];
 #pragma unroll
         for (int i = 0; i < S; i++) stash<N>(d[i], eight, i != m ? -1 : g);
         uint32_t above = 0;
@@ -184,7 +205,7 @@ FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, 
             const float x = ((const float *)&eight[e / 4][lane])[e % 4];
             const float low = threshold[16 * g + 8 * (e / 4) + column + (e & 1)];
             /* A NaN passes and is flagged, but not in the columns past the batch, whose threshold is +inf. */
-            const bool passes = x > low || (x != x && low < INFINITY);
+            const bool passes = WHAT == FS_LIST ? x >= low : x > low || (x != x && low < INFINITY);
             if (passes && (!marked || mark_in(low) == lane / 4 + (e & 2 ? 8 : 0))) above |= 1u << e;
         }
         /* All lanes push at once, each its next one. */
@@ -192,19 +213,17 @@ FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, 
         for (; above; above &= above - 1) {
             const int32_t e = __ffs(above) - 1, row = 16 * g + 8 * (e / 4) + column + (e & 1);
             const int32_t token = p.first + 16 * strip + 64 * m + lane / 4 + (e & 2 ? 8 : 0);
-            const float x = ((const float *)&eight[e / 4][lane])[e % 4];
-            if (LISTED && !marked) list_token(state, x, token, row); /* what is marked comes again */
-            if (LISTED && is_only_listed(state, x, threshold[row], row)) continue;
-            push_survivor(state, x, token, row);
+            pass_on<WHAT>(state, ((const float *)&eight[e / 4][lane])[e % 4], token, row, threshold[row],
+                          lists && !marked);
         }
     }
 }
 
 /* The same together, group by group, every lane half of one row's 16 tokens: where one token is hot in many rows it
  * lies in few lanes' accumulators. */
-template <bool LISTED, int N, int S, int J>
+template <fs_passed WHAT, int N, int S, int J>
 FS_DEVICE void push_together(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p,
-                             uint32_t hot) {
+                             uint32_t hot, bool lists) {
     const int32_t lane = threadIdx.x & 31, r = lane & 15, half = lane >> 4;
 #pragma unroll 1
     for (uint32_t all = __reduce_or_sync(~0u, hot); all; all &= all - 1) {
@@ -235,9 +254,7 @@ FS_DEVICE void push_together(const float (&d)[S][N / 2], fs_tile_state<N, J> *st
 #pragma unroll 1
         for (; above; above &= above - 1) {
             const int32_t i = __ffs(above) - 1;
-            if (LISTED) list_token(state, x[16 * i], first + i, row);
-            if (LISTED && is_only_listed(state, x[16 * i], low, row)) continue;
-            push_survivor(state, x[16 * i], first + i, row);
+            pass_on<WHAT>(state, x[16 * i], first + i, row, low, lists);
         }
     }
     __syncwarp(); /* all have read what others will overwrite */
@@ -252,26 +269,34 @@ template <int N, int S> FS_DEVICE bool is_crowded(uint32_t hot, bool noisy) {
 }
 
 /* Whether so many groups are hot, a seventh, that better thresholds should come first: those take as long as the scores
- * of a few hundred tokens. A group is hot by one of its 4 rows x 2 tokens or by all of them. */
-template <int N, int S> FS_DEVICE bool is_flooded(uint32_t hot) {
-    constexpr int MANY = S * GROUPS<N> * 32 / 7;
+ * of a few hundred tokens. A group is hot by one of its 4 rows x 2 tokens or by all of them. Candidates make groups hot
+ * too, and no threshold may hold them back. */
+template <fs_passed WHAT, int N, int S> FS_DEVICE bool is_flooded(uint32_t hot) {
+    constexpr int MANY = S * GROUPS<N> * 32 / (WHAT == FS_RACE ? 7 : 2);
     return S * GROUPS<N> > 2 && __reduce_add_sync(~0u, (uint32_t)__popc(hot)) >= MANY;
 }
 
-/* reduce: what is above its threshold is decided or queued. A warp with very many survivors sends the marked ones
- * ahead, whose noise is large, and asks for thresholds that know them. A loop for code to be there once. */
-template <bool LISTED, int N, int S, int J>
-FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p) {
+/* reduce: what is above its threshold is decided or queued, or listed. A warp with very many survivors sends the marked
+ * ones ahead, whose noise is large, and asks for thresholds that know them. A loop for code to be there once. */
+template <fs_passed WHAT, int N, int S, int J>
+FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p,
+                      bool lists) {
     for (bool asked = false;; asked = true) {
         uint32_t hot = hot_groups<N, S>(d, state, strip);
-        const bool ask = !asked && is_flooded<N, S>(hot) && state->noisy;
+        const bool ask = !asked && is_flooded<WHAT, N, S>(hot) && state->noisy;
         if (ask) hot &= marked_groups<N, S>(state, strip);
-        if (ask || !is_crowded<N, S>(hot, state->noisy)) push_own<LISTED, N, S>(d, state, strip, p, hot, ask);
-        else push_together<LISTED, N, S>(d, state, strip, p, hot);
+        if (ask || !is_crowded<N, S>(hot, state->noisy)) push_own<WHAT, N, S>(d, state, strip, p, hot, ask, lists);
+        else push_together<WHAT, N, S>(d, state, strip, p, hot, lists);
         if (!ask) return;
         __syncwarp();
         ask_scorers(state);
     }
+}
+
+/* Lists the candidates of a tile that has been reduced without. */
+template <int N, int S, int J>
+FS_DEVICE void list_tile(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p) {
+    push_own<FS_LIST, N, S>(d, state, strip, p, S * GROUPS<N> < 32 ? (1u << S * GROUPS<N>)-1 : ~0u, false, true);
 }
 
 #endif

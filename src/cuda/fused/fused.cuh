@@ -20,12 +20,14 @@
 
 #define FS_PHILOX_ROLLED
 #include "cuda/cuda_launch.h"
+#include "cuda/fused/cuts.cuh"
 #include "cuda/fused/masses.cuh"
 
 constexpr int FS_THREADS = 384;
 constexpr int FS_CONSUMERS = FS_STRIPS;   /* warps */
-constexpr int FS_FLOOR_PATIENCE = 200000; /* ... and for the floors of lists */
-constexpr int FS_PATIENCE = 3000;         /* nanoseconds a CTA waits for the others' first scores, where that pays */
+constexpr int FS_PATIENCE = 3000;         /* nanoseconds a CTA waits for the others' first scores, where that pays, */
+constexpr int FS_FLOOR_PATIENCE = 200000; /* for the floors of lists, */
+constexpr int FS_END_PATIENCE = 200000;   /* and for the others' last tiles */
 
 /* What a call needs, as far as the kernel is for it. */
 template <class T> FS_DEVICE bool masses_of(const fs_cuda_args &args) {
@@ -40,17 +42,18 @@ template <class T> FS_DEVICE bool groups_of(const fs_cuda_args &args) {
     return T::KIND >= FS_CUDA_GROUPED && args.groups.tiles;
 }
 
-/* Barriers between consumers and scorers. Once: `opened`, the rows are in shared memory. Once per record: `first`, the
+/* Barriers between consumers and scorers. Once: `opened`, the rows are in shared memory; `floors`, those of their lists
+ * are. Once per record: `first`, the
  * largest logits of its first tile are. Once per tile: `ready`, its thresholds are set; `used`, the consumers are done
  * with them; `next`, the ring is the next team's. A team waits for its own tiles alone, so `ready` and `next` are a
  * barrier for each, 16 bytes apart: a parity tells one tile from the next, not from the one after. */
 struct rounds {
-    uint32_t opened, first, used, ready, next;
+    uint32_t opened, first, floors, used, ready, next;
 
     FS_DEVICE_MEMBER explicit rounds(uint32_t at)
-        : opened(at), first(at + 8), used(at + 16), ready(at + 24), next(at + 32) {}
+        : opened(at), first(at + 8), floors(at + 16), used(at + 24), ready(at + 32), next(at + 40) {}
 };
-template <int TEAMS> constexpr int ROUNDS_BYTES = 24 + 16 * TEAMS;
+template <int TEAMS> constexpr int ROUNDS_BYTES = 32 + 16 * TEAMS;
 
 template <int TEAMS> FS_DEVICE void wait_ready(const rounds &turn, int32_t i) {
     barrier_wait(turn.ready + 16 * (i % TEAMS), i / TEAMS & 1);
@@ -129,9 +132,9 @@ FS_DEVICE void seed(const fs_cuda_args &args, fs_tile_state<N, J> *state, const 
 
 /* One scorer is done; how many were before it. What it sent goes before the count, and who counts to the end sees
  * everything. Called with 0 for its instructions alone, out of line for them to be the same ones. */
-static __device__ __noinline__ uint32_t leave(fs_cuda_row *work, bool owed, uint32_t count) {
+static __device__ __noinline__ uint32_t leave(uint32_t *done, bool owed, uint32_t count) {
     if (owed) __threadfence();
-    return add_acquire(&work->done, count);
+    return add_acquire(done, count);
 }
 
 /* Thresholds tile by tile. Survivors are scored while waiting: consumers may be held up by a full queue. */
@@ -143,7 +146,7 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
     static_assert(T::TEAMS > 1 || N >= 96, "else a CTA should not wait for the others' first scores");
     fs_scorer<N, J> scorer = {(uint32_t)warp, 0, false, 0, {}};
     walk<T> at(args);
-    uint32_t seeded = 0;
+    uint32_t seeded = 0, *done = T::KIND == FS_CUDA_LISTED ? &args.lists.progress->done : &args.work->done;
     if (N <= FS_PARTIAL_MASSES && masses_of<T>(args))
         own_rows<N>(args, state, [&](int32_t b) { state->mass[b] = {0, 0, 0}; });
     while (at.next()) {
@@ -156,24 +159,24 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
             /* A new group starts without a best score; every survivor of the last one has been scored. */
             if (groups_of<T>(args) && at.fresh) state->best[b] = 0, state->lead[b] = 0;
         });
+        if (T::KIND == FS_CUDA_LISTED && at.i == 0) find_floor(args, state->draw[0], 0); /* for its instructions */
         /* Its instructions come while the first tile does: 1 to 2 % of a call over a small head. With one team it is in
          * the way, 2 % at 192 and 256 rows (H200, 2026-11). */
         for (bool rehearse = T::TEAMS > 1 && at.i == 0;; rehearse = false) {
             if (at.fresh && !rehearse) barrier_wait(turn.first, seeded++ & 1);
             if (T::KIND == FS_CUDA_LISTED && at.i == 0 && !rehearse) put_most(args, state);
             if (at.fresh) seed<N>(args, state, shared, first, at.i == 0 ? FS_PATIENCE : 0, rehearse);
-            if (T::KIND == FS_CUDA_LISTED && at.i < 2 && !rehearse)
-                put_floors(args, state, at.i == 0 ? FS_FLOOR_PATIENCE : 0);
-            if (T::KIND == FS_CUDA_LISTED && !rehearse) take_floors(args, state, at.i == 0 ? FS_FLOOR_PATIENCE : 0);
             take_bounds(state, args, shared);
             own_rows<N>(args, state, [&](int32_t b) {
-                set_thresholds(state, b, first);
+                set_thresholds(state, b, first, T::KIND == FS_CUDA_LISTED && at.i > 0);
                 if (masses_of<T>(args)) state->rate[b] = mass_rate(state->draw[b], args.needs.raw_mass);
             });
             if (!rehearse) break;
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(turn.ready + 16 * (at.i % T::TEAMS));
+        fs_floors<N, J> floors(T::KIND != FS_CUDA_LISTED || at.i > 0);
+        if (T::KIND == FS_CUDA_LISTED) floors.advance(args, state, FS_FLOOR_PATIENCE);
         if (AHEAD<N, J> && !at.is_last()) {
             const int32_t next = piece_at<T::CLUSTER>(args, at.own, at.i + 1).first;
             own_rows<N>(args, state, [&](int32_t b) { find_marks(state, b, next); });
@@ -182,10 +185,14 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
         if (scorer.owed && lane == 0) __threadfence(); /* here there is time; at the end there is none */
         scorer.owed = false;
         if (T::KIND != FS_CUDA_TOKENS && at.is_last()) {
-            if (lane == 0) leave(args.work, true, 0);
-            if (warp == J - 1) rehearse_end<T>(state);
+            if (lane == 0) leave(done, true, 0);
+            if (T::KIND == FS_CUDA_LISTED) rehearse_cuts<T>(state);
+            else if (warp == J - 1) rehearse_end<T>(state);
         }
+        if (T::KIND == FS_CUDA_LISTED && at.i == 0 && floors.taken && lane == 0) barrier_arrive(turn.floors);
         for (bool over = false; !over;) {
+            if (T::KIND == FS_CUDA_LISTED && floors.advance(args, state, FS_FLOOR_PATIENCE) && lane == 0)
+                barrier_arrive(turn.floors);
             /* One lane decides: the others' clocks may run out a moment earlier or later. */
             over = __shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 500), 0);
             const uint32_t asked = last_question(state);
@@ -211,8 +218,12 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
         own_rows<N>(args, state, [&](int32_t b) { hand_in_mass(state, args, b); });
     if (max_of<T>(args)) own_rows<N>(args, state, [&](int32_t b) { atomicMax(&args.work[b].max, state->max[b]); });
     __syncwarp();
-    if (lane != 0 || groups_of<T>(args)) return;
-    if (leave(args.work, scorer.owed || masses_of<T>(args) || max_of<T>(args), 1) == gridDim.x * J - 1) state->last = 1;
+    if (groups_of<T>(args)) return;
+    if (T::KIND == FS_CUDA_LISTED) {
+        if (lane == 0) leave(done, true, 1);
+        named_barrier_pass(4, SCORERS_LEFT<J>);
+    } else if (lane == 0 && leave(done, scorer.owed || masses_of<T>(args) || max_of<T>(args), 1) == gridDim.x * J - 1)
+        state->last = 1;
 }
 
 /* ------------------------------------------------------------------------------------------------- consumers ---- */
@@ -249,7 +260,14 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
         }
         wait_ready<TEAMS>(turn, at.i);
         if (at.p.count > 0) {
-            reduce<T::KIND == FS_CUDA_LISTED, N, TEAMS>(d, state, strip, at.p);
+            /* The race goes on where floors are still to be found. */
+            constexpr fs_passed WHAT = T::KIND == FS_CUDA_LISTED ? FS_RACE_OR_LIST : FS_RACE;
+            reduce<WHAT, N, TEAMS>(d, state, strip, at.p, at.i > 0);
+            if (T::KIND == FS_CUDA_LISTED && at.i == 0) {
+                __syncwarp();
+                barrier_wait(turn.floors, 0);
+                list_tile<N, TEAMS>(d, state, strip, at.p);
+            }
             if (masses_of<T>(args))
 #pragma unroll
                 for (int m = 0; m < TEAMS; m++)
@@ -260,6 +278,7 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
         __syncwarp();
         if (lane == 0) barrier_arrive(turn.used);
     }
+    if constexpr (T::KIND == FS_CUDA_LISTED) end_rows<T>(state, (unsigned long long *)shared, FS_END_PATIENCE);
 }
 
 /* ---------------------------------------------------------------------------------------------------- kernel ---- */
@@ -282,6 +301,7 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
             barrier_init(empty + 8 * s, FS_CONSUMERS / T::TEAMS * T::CLUSTER);
         }
         barrier_init(turn.opened, T::SCORERS);
+        barrier_init(turn.floors, T::SCORERS);
         barrier_init(turn.first, FS_CONSUMERS / T::TEAMS);
         barrier_init(turn.used, FS_CONSUMERS / T::TEAMS);
         for (int team = 0; team < T::TEAMS; team++) {

@@ -48,6 +48,25 @@ typedef struct fs_partial_mass {
  * room. */
 template <int N, int J> constexpr bool AHEAD = J == 3 && N >= 96 && N <= 160;
 
+/* What those that end a row share (cuts.cuh). */
+typedef struct fs_cut_room {
+    fs_rules rules;
+    unsigned long long *list;   /* order keys of candidates, in no order: where the ring was, or few[]; 0: none */
+    unsigned long long largest; /* of them */
+    unsigned long long key;     /* score key of the drawn token, or the best of a race */
+    unsigned long long part[8]; /* of sums, by warps, */
+    uint16_t tally[8];          /* and of how many there are */
+    unsigned long long few[4];  /* a list, for rehearsals */
+    float floor;                /* every token whose logit is not below it is a candidate */
+    int32_t count, weights;     /* places in the list; from this one on their weights are */
+    union {
+        uint32_t best, found;
+    };
+    union {
+        int32_t row, place;
+    };
+} fs_cut_room;
+
 /* Shared memory of consumers and J scorers, for N rows. */
 template <int N, int J> struct fs_tile_state {
     static_assert(QUEUE<N> % (32 * J) == 0, "a slot belongs to one scorer");
@@ -57,7 +76,7 @@ template <int N, int J> struct fs_tile_state {
     uint32_t max[N];  /* largest x, ordered; 0: none */
     uint32_t best[N]; /* ordered float, rounded down, of the best score known here; 0: none */
     /* First tile: its largest logit, ordered, with the place in its last 7 bits; 0: none. Then the floor of the row's
-     * list, ordered; the image of a NaN, above which there is nothing, where it has none. */
+     * list, a float; a NaN where it has none. */
     uint32_t first_max[N];
     uint32_t listed[(N + 1) / 2]; /* tokens this CTA has listed, 16 bits a row */
     unsigned long long lead[N];   /* greedy rows: the largest order key (core/key.h) so far; 0: none */
@@ -75,6 +94,7 @@ template <int N, int J> struct fs_tile_state {
     uint32_t lock;                      /* of the records' masses */
     uint32_t highest;                   /* no score is above: for rehearsals */
     unsigned long long scrap;           /* takes the results of a rehearsal */
+    fs_cut_room cut;                    /* of the row that is being ended (cuts.cuh) */
     int32_t last;
     /* The call over this block of rows. For scorers too: a function finds the kernel's parameters in memory, a
      * microsecond away (H200, 2026-11). */
@@ -108,7 +128,7 @@ FS_DEVICE void narrow_to_block(fs_cuda_args *args) {
         args->lists.count += (int64_t)start * args->lists.slots;
         args->lists.most += (int64_t)start * args->lists.slots;
         args->lists.floor += start;
-        args->lists.there += start;
+        args->lists.progress += start;
     }
 }
 
@@ -120,10 +140,10 @@ FS_DEVICE void open_state(fs_tile_state<N, J> *state, const fs_cuda_args &args, 
         memset(&draw, 0, sizeof draw);
         draw.status = FS_ROW_SKIPPED;
         if (b < rows && args.lists.entry) {
-            const fs_rules rules = rules_of_row(&args.batch, args.vocab, args.first_row + start + b);
+            const fs_rules rules = list_rules(args, start + b);
             draw = draw_of(rules);
-            if (rules_list(rules, args.batch.flags, args.lists.slots))
-                draw.status |= FS_DRAW_LISTED | list_status(rules, args.lists.slots);
+            if (rules_list(rules))
+                draw.status |= FS_DRAW_LISTED | list_status(rules, args.batch.flags, args.lists.slots);
         } else if (b < rows) draw = draw_of_row(args, start + b);
         state->draw[b] = draw;
         if (b % 2 == 0) state->listed[b / 2] = 0;
@@ -408,9 +428,9 @@ FS_DEVICE void take_bounds(fs_tile_state<N, J> *state, const fs_cuda_args &args,
         if (bound[i]) atomicMax(&state->best[scorer_thread<J>() + i * J * 32], bound[i]);
 }
 
-/* What is below the floor of row b's list, further than a mark moves a threshold. */
+/* What is below the floor of row b's list, further than a mark moves a threshold. A NaN where it has none. */
 template <int N, int J> FS_DEVICE float below_floor(const fs_tile_state<N, J> *state, int32_t b) {
-    const float floor = float_of_ordered(state->first_max[b]);
+    const float floor = __uint_as_float(state->first_max[b]);
     return floor - fabsf(floor) * 0x1p-16f - 1e-30f;
 }
 
@@ -423,11 +443,12 @@ template <int N, int J> FS_DEVICE void find_marks(fs_tile_state<N, J> *state, in
 
 /* Makes row b's thresholds for the tile from `first` on, whose marks are there. A CTA's tiles come in the order of
  * their ids (pieces.cuh), so in a greedy row what only equals its lead has lost; a threshold of +inf would hold back
- * NaNs. */
-template <int N, int J> FS_DEVICE void set_thresholds(fs_tile_state<N, J> *state, int32_t b, int32_t first) {
+ * NaNs. `lists`: what is a candidate passes too. */
+template <int N, int J>
+FS_DEVICE void set_thresholds(fs_tile_state<N, J> *state, int32_t b, int32_t first, bool lists) {
     const uint32_t known = *(volatile uint32_t *)&state->best[b];
     const fs_threshold threshold = threshold_of(known, state->draw[b].temperature);
-    const float listed = is_listed(state->draw[b]) ? below_floor(state, b) : INFINITY;
+    const float listed = lists && is_listed(state->draw[b]) ? below_floor(state, b) : INFINITY;
     float unmarked = with_mark(fminf(threshold_at(threshold, FS_UNMARKED_CEILING), listed), -1);
     if (is_greedy(state->draw[b]))
         unmarked = fmaxf(threshold.level, fminf(known_score((uint32_t)(state->lead[b] >> 32)), 0x1.fffffep127f));
@@ -483,7 +504,7 @@ template <int N, int J> FS_DEVICE void raise_thresholds(fs_tile_state<N, J> *sta
 #pragma unroll 1
     for (int32_t strip = 0; strip < FS_STRIPS; strip++) {
         float *low = &state->threshold[strip][b];
-        if (is_listed(state->draw[b])) return; /* tokens below are to be listed */
+        if (is_listed(state->draw[b])) return; /* candidates below are to be listed */
         if (is_greedy(state->draw[b])) *low = fmaxf(*low, threshold.level);
         else if (mark_in(*low) < 0) before = *low;
     }
