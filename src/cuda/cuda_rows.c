@@ -43,6 +43,10 @@ typedef struct layout {
 
 #define MOST_LISTED 4000000 /* tokens: a CTA counts those it lists of a row in 16 bits */
 
+/* Where top-p is the only cut of a call, one row in 80 is open, or most where rows are flat: in more rows than these
+ * there is likely one, and W is read twice (docs/findings/gpu-rows.md). */
+#define MOST_TOP_P_LISTED 8
+
 /* Whether candidates are listed in a first pass: cuts that may follow from a row's largest tokens, and nothing else. */
 static int may_list(const fs_cuda_args *args) {
     const fs_batch *batch = &args->batch;
@@ -51,8 +55,9 @@ static int may_list(const fs_cuda_args *args) {
     return args->head.kind == FS_HEAD_WEIGHTS && args->head.rows > 0 && args->head.rows <= MOST_LISTED &&
            !is_mixed(args) && batch->mode == FS_MODE_SAMPLE && batch->samples == 1 && batch->noise == FS_NOISE_EXACT &&
            !(rules & (FS_RULE_ALLOW | FS_RULE_EDITS | FS_RULE_PENALTIES)) &&
-           rules & (FS_RULE_TOP_K | FS_RULE_TOP_P | FS_RULE_MIN_P) && !batch->watch_offset && !batch->count_offset &&
-           !asks_for_lists(r) && !(r->logits == FS_LOGITS_CUT && result_wants_log_z(r));
+           (rules & (FS_RULE_TOP_K | FS_RULE_MIN_P) || (rules & FS_RULE_TOP_P && batch->rows <= MOST_TOP_P_LISTED)) &&
+           !batch->watch_offset && !batch->count_offset && !asks_for_lists(r) &&
+           !(r->logits == FS_LOGITS_CUT && result_wants_log_z(r));
 }
 
 static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout *l) {

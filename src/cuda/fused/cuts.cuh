@@ -69,7 +69,8 @@ static __device__ __noinline__ uint64_t last_of_first(const fs_team team, fs_cut
                                                       uint64_t mass) {
     const unsigned long long *list = room->list, *weight = list + room->weights;
     const int32_t count = room->count, lane = threadIdx.x % 32, warp = team.thread() / 32, warps = team.threads / 32;
-    uint64_t low = 1, high = room->largest + 1;         /* enough from low on, if at all; not from high on */
+    const uint64_t least = max((uint64_t)ordered_float(room->floor) << 32, (uint64_t)1);
+    uint64_t low = least, high = room->largest + 1;     /* enough from low on, if at all; not from high on */
     uint32_t from_low = (uint32_t)count, from_high = 0; /* or more: some are none */
 #pragma unroll 1
     while (from_low - from_high > 1 && high - low > 1) {
@@ -98,7 +99,7 @@ static __device__ __noinline__ uint64_t last_of_first(const fs_team team, fs_cut
         }
         team.wait(); /* all have read before the next one writes */
     }
-    if (low == 1) return 1;
+    if (low == least) return 1;
     unsigned long long last = ~0ull;
     for (int32_t i = lane; i < count; i += 32) last = list[i] >= low ? min(last, list[i]) : last;
 #pragma unroll
