@@ -388,8 +388,9 @@ typedef struct fs_options {
      * exchanges on the CPU. NULL = the context's own. */
     void *work;
     size_t work_bytes;
-    /* Most memory the second pass of wide rows may allocate; default 64 MiB. It is kept while calls need it. With the
-     * caller's work memory the second pass takes what the call has left of it.
+    /* Most memory that wide rows may allocate, for a second pass or for their logits, 4 bytes a token, which spare it;
+     * default 64 MiB. It is kept while calls need it. With the caller's work memory they take what the call has left of
+     * it.
      * CUDA: most work memory for logits. Those of rows with rules may be stored, and so may those of calls with several
      * samples, ranks, top or watched tokens, FS_NOISE_FAST, a mode of their own, f32 weights, or hidden states of
      * another type than the head's: of as many rows at a time as this has room for, at least one, W being read anew. */

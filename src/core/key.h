@@ -50,6 +50,13 @@ FS_CORE uint64_t order_key_behind(float logit) {
     return (uint64_t)ordered_float(logit) << 32 | 0xFFFFFFFFu;
 }
 
+/* Below every token's key of this logit, and so is its own logit: the image before that of 0 is that of -0, which is no
+ * less. */
+FS_CORE uint64_t order_key_before(float logit) {
+    const uint64_t first = (uint64_t)ordered_float(logit) << 32;
+    return first == (uint64_t)1 << 63 ? first - ((uint64_t)1 << 32) - 1 : first - 1;
+}
+
 FS_CORE uint32_t order_key_token(uint64_t key) {
     return 0xFFFFFFFFu - (uint32_t)key;
 }

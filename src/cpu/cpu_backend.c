@@ -1,10 +1,7 @@
-/* cpu_backend.c - the CPU backend: opens a context's threads and memory, and samples in one pass over W (and, for rows
- * whose lists did not prove their cut, a second one over those rows). */
-#include "cpu_job.h"
+/* cpu_backend.c - the CPU backend: opens a context's threads and memory, and says what calls take of it. */
 #include "cpu_parts.h"
+#include "cpu_second.h"
 #include "cpu_threads.h"
-
-#include "core/finish.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,18 +61,10 @@ static fs_status cpu_open(fs_context *context) {
     return FS_OK;
 }
 
-/* The memory of second passes is given back. */
-static void free_second(fs_context *context) {
-    fs_cpu *cpu = context->state;
-    fs_context_free(context, cpu->second.memory);
-    memset(&cpu->second, 0, sizeof cpu->second);
-    cpu->calls_without = 0;
-}
-
 static fs_status cpu_set_work(fs_context *context, void *memory, size_t bytes) {
     fs_cpu *cpu = context->state;
     if (!context->options.work) fs_context_free(context, cpu->work.memory);
-    free_second(context);
+    fs_second_free(context);
     context->options.work = memory;
     context->options.work_bytes = bytes;
     fs_arena work = {memory, bytes, 0};
@@ -88,106 +77,12 @@ static void cpu_close(fs_context *context) {
     if (!cpu) return;
     fs_threads_stop(context, cpu->threads);
     if (!context->options.work) fs_context_free(context, cpu->work.memory);
-    free_second(context);
+    fs_second_free(context);
     fs_context_free(context, cpu);
     context->state = NULL;
 }
 
 /* ---------------------------------------------------------------------------------------------------- sample ---- */
-
-static void finish_task(void *arg, int32_t task) {
-    fs_job *job = arg;
-    const fs_pass *pass = &job->pass;
-    fs_winner *spare = pass->spare + (int64_t)task * job->call.batch->samples;
-    for (int32_t a; (a = fs_pass_merged(pass)) >= 0;) {
-        job->written[a] =
-            (uint8_t)fs_finish_row(&job->call, pass->row[a], &pass->summary[a], job->extra, job->final, spare);
-        if (!job->written[a]) job->log_mass[pass->row[a]] = mass_log(&pass->summary[a].mass);
-    }
-}
-
-static void finish_dropped(const fs_job *job) {
-    for (int64_t b = 0; b < job->call.batch->rows; b++)
-        if (rules_drop_row(&job->rules[b])) fs_finish_row(&job->call, b, NULL, 0, 1, NULL);
-}
-
-/* Makes the pass the second one of these rows: the same with lists that have room for the whole vocabulary. Returns the
- * bytes it takes. */
-static size_t job_start_second(fs_job *job, fs_context *context, const int32_t *row, int32_t rows) {
-    fs_arena count = {NULL, 0, 0};
-    fs_job_start_pass(job, context, row, rows);
-    job->pass.whole = 1;
-    job->pass.log_mass = job->log_mass;
-    fs_pass_layout(&job->pass, &count);
-    return count.used;
-}
-
-/* How many of these rows [rows] to take at a time, so that W is read as seldom as the budget allows and each time for
- * as many. At least one, and *bytes may then be more than there are. */
-static int32_t rows_at_a_time(fs_job *job, fs_context *context, const int32_t *row, int32_t rows, size_t left,
-                              size_t *bytes) {
-    int32_t now = rows;
-    *bytes = job_start_second(job, context, row, now);
-    while (*bytes > left && now > 1) {
-        const int32_t fit = (int32_t)((double)now * (double)left / (double)*bytes);
-        now = fit < 1 ? 1 : fit < now ? fit : now - 1;
-        *bytes = job_start_second(job, context, row, now);
-    }
-    const int32_t passes = (rows + now - 1) / now, even = (rows + passes - 1) / passes;
-    if (even < now) *bytes = job_start_second(job, context, row, even);
-    return even;
-}
-
-/* Calls without a second pass until its memory is given back: fresh pages, which the system clears, cost 5 to 10 % of a
- * call with many wide rows (docs/findings/cpu-lists.md). */
-#define FS_SECOND_KEPT 64
-
-/* Memory for a second pass: what the caller's leaves, or the context's own. NULL: there is none. */
-static char *take_second(fs_context *context, size_t bytes) {
-    fs_cpu *cpu = context->state;
-    if (context->options.work) return cpu->work.memory + cpu->work.used;
-    if (bytes > cpu->second.size) {
-        free_second(context);
-        cpu->second.memory = fs_context_alloc(context, bytes, "the second pass");
-        if (!cpu->second.memory) return NULL;
-        cpu->second.size = bytes;
-    }
-    cpu->calls_without = 0;
-    return cpu->second.memory;
-}
-
-/* The second pass for rows [rows] whose lists were too short. Rough masses do for most of them; the first *open rows
- * are then those that need another one with exact masses. */
-static fs_status second_pass(fs_job *job, fs_context *context, int32_t *row, int32_t rows, int32_t *open,
-                             size_t *most_bytes) {
-    fs_cpu *cpu = context->state;
-    const int own = context->options.work == NULL;
-    *open = 0;
-    size_t left = own ? context->options.fallback_bytes : cpu->work.size - cpu->work.used;
-    for (int32_t done = 0; done < rows;) {
-        fs_arena arena = {NULL, 0, 0};
-        const int32_t now = rows_at_a_time(job, context, row + done, rows - done, left, &arena.size);
-        if (arena.size <= left) {
-            arena.memory = take_second(context, arena.size);
-            if (!arena.memory) return FS_ERR_MEMORY;
-            *most_bytes = arena.size > *most_bytes ? arena.size : *most_bytes;
-            fs_pass_layout(&job->pass, &arena);
-            job->extra = FS_ROW_FALLBACK;
-            job->final = !job->call.needs.rough;
-            fs_job_run(job, finish_task);
-            for (int32_t a = 0; a < now; a++)
-                if (!job->written[a]) row[(*open)++] = row[done + a];
-        } else {
-            fs_summary none;
-            memset(&none, 0, sizeof none);
-            fs_finish_row(&job->call, row[done], &none, FS_ROW_INCOMPLETE, 1, NULL);
-            fs_context_log(context, "row %d needs a second pass of %zu bytes, but only %zu are allowed: incomplete",
-                           row[done], arena.size, left);
-        }
-        done += now;
-    }
-    return FS_OK;
-}
 
 /* Masses may be rough: there is a second pass. */
 static fs_job sample_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
@@ -199,21 +94,9 @@ static fs_job sample_of(const fs_head *head, const fs_batch *batch, const fs_res
 static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
     fs_cpu *cpu = context->state;
     fs_job job = sample_of(head, batch, result);
-    FS_TRY(fs_job_take_memory(&job, context));
-    finish_dropped(&job);
-    fs_job_run(&job, finish_task);
-
-    int32_t again = 0;
-    for (int32_t a = 0; a < job.pass.rows; a++)
-        if (!job.written[a]) job.row[again++] = job.row[a];
     size_t extra_bytes = 0;
-    if (again) {
-        int32_t open;
-        FS_TRY(second_pass(&job, context, job.row, again, &open, &extra_bytes));
-        job.call.needs.rough = 0;
-        if (open) FS_TRY(second_pass(&job, context, job.row, open, &open, &extra_bytes));
-    } else if (cpu->second.memory && ++cpu->calls_without == FS_SECOND_KEPT) free_second(context);
-    result->fallback_rows = again;
+    FS_TRY(fs_job_take_memory(&job, context));
+    FS_TRY(fs_job_draw(&job, context, &result->fallback_rows, &extra_bytes));
     result->work_bytes = (int64_t)(cpu->work.used + extra_bytes);
     result->wire_bytes = 0;
     return FS_OK;
@@ -227,7 +110,7 @@ static size_t second_size(const fs_job *job, fs_context *context, int64_t rows) 
     if (!job->call.needs.keep && !job->call.needs.keep_raw) return 0;
     for (int32_t b = 0; b < rows && (b == 0 || !alike); b++) {
         fs_job copy = *job;
-        const size_t size = job_start_second(&copy, context, &b, 1);
+        const size_t size = fs_second_start(&copy, context, FS_TO_PROVE, &b, 1);
         most = size > most ? size : most;
     }
     return most;

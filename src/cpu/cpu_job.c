@@ -56,8 +56,8 @@ static int job_layout(fs_job *job, fs_context *context, fs_arena *arena) {
     const size_t rows = (size_t)batch->rows;
     job->rules = arena_take(arena, rows, sizeof *job->rules);
     job->row = arena_take(arena, rows, sizeof *job->row);
-    job->written = arena_take(arena, rows, sizeof *job->written);
-    job->log_mass = arena_take(arena, rows, sizeof *job->log_mass);
+    job->state = arena_take(arena, rows, sizeof *job->state);
+    job->kept = arena_take(arena, rows, sizeof *job->kept);
     int32_t active = (int32_t)batch->rows;
     if (arena_fits(arena)) {
         active = 0;

@@ -16,10 +16,9 @@ typedef struct fs_job {
     fs_pass pass;
     fs_rules *rules;  /* [B] */
     int32_t *row;     /* [B] rows that take part */
-    uint8_t *written; /* [rows that take part] the row's results are there */
-    double *log_mass; /* [B] of rows whose results are not: the log of their mass, as the first pass has it */
-    uint32_t extra;   /* status bits of the rows being finished */
-    int32_t final;    /* write rows that are not proven as incomplete */
+    uint8_t *state;   /* [B] see cpu_second.h */
+    fs_summary *kept; /* [B] of rows whose results are not there: what the first pass knows */
+    int32_t turn;     /* the state of the rows that the pass is for; 0: the first pass */
     int32_t grouped;  /* the pass is one of the group modes */
     int32_t largest;  /* see fs_pass */
 } fs_job;

@@ -1,5 +1,6 @@
-#include "cpu_schedule.h"
 #include "cpu_lists.h"
+#include "cpu_schedule.h"
+#include "cpu_stored.h"
 
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
 
@@ -69,8 +70,11 @@ static void layout_rows(fs_pass *pass, fs_arena *arena) {
         if (arena_fits(arena)) pass->active[a] = active;
     }
     pass->watch = arena_take(arena, tasks * (size_t)pass->watches, sizeof *pass->watch);
-    pass->list = layout_room(pass, arena, needs->keep, needs->raw_column);
-    pass->raw_list = layout_room(pass, arena, needs->keep_raw, 0);
+    pass->list = layout_room(pass, arena, pass->storing ? 0 : needs->keep, needs->raw_column);
+    pass->raw_list = layout_room(pass, arena, pass->storing ? 0 : needs->keep_raw, 0);
+    if (!pass->storing) return;
+    pass->store = arena_take(arena, rows * (size_t)fs_stored_floats(call), sizeof *pass->store);
+    pass->store_rows = pass->rows;
 }
 
 /* Places of a row in a task's logits. */
@@ -82,15 +86,27 @@ static int64_t logits_columns(const fs_pass *pass) {
 static void layout_filters(fs_pass *pass, fs_arena *arena) {
     const fs_call *call = pass->call;
     const int can = call->head->kind == FS_HEAD_WEIGHTS && pass_kernel(pass)->filter && pass->rows > FS_FILTER_LANES;
-    const int wanted = pass->largest || (!pass->groups && !pass->whole && fs_filter_is_enough(call, pass->block));
+    const int wanted = pass->largest ||
+                       (!pass->groups && !pass->whole && !pass->storing && fs_filter_is_enough(call, pass->block));
     pass->filter = NULL;
+    pass->shared.reached = NULL;
     if (!can || !wanted) return;
+    pass->shared.tasks = pass->cpu->tasks;
+    pass->shared.reached = arena_take(arena, (size_t)pass->rows * (size_t)pass->cpu->tasks, sizeof(uint32_t));
     pass->filter = arena_take(arena, (size_t)pass->cpu->tasks, sizeof *pass->filter);
     for (int32_t t = 0; t < pass->cpu->tasks; t++) {
         const int64_t at = arena_fits(arena) ? (int64_t)t * pass->rows : 0; /* else there is nothing to point into */
-        const fs_task_rows rows = {call,         pass->cpu->isa,     &pass->weights, &pass->hidden,
-                                   pass->active, pass->summary + at, pass->shared,   pass->published + at,
-                                   pass->rows,   pass->block};
+        const fs_task_rows rows = {call,
+                                   pass->cpu->isa,
+                                   &pass->weights,
+                                   &pass->hidden,
+                                   pass->active,
+                                   pass->summary + at,
+                                   pass->shared,
+                                   pass->published + at,
+                                   pass->rows,
+                                   pass->block,
+                                   t};
         const fs_task_filter filter = fs_filter_layout(&rows, pass->largest, arena);
         if (arena_fits(arena)) pass->filter[t] = filter;
     }
@@ -160,10 +176,6 @@ static void sort_sparse(const int32_t *token, int64_t n, uint64_t *sorted) {
     sort_u64(sorted, n);
 }
 
-/* Tokens that a nucleus can have, in entries that a list keeps. It has room for two; with a little more fewer rows take
- * a second pass. */
-#define FS_NUCLEUS 2.5
-
 /* Lists serve cuts and nothing else, so that what no cut leaves need not be in them. */
 static int lists_serve_cuts(const fs_pass *pass) {
     const fs_needs *needs = &pass->call->needs;
@@ -179,15 +191,13 @@ static double never_of(const fs_pass *pass, const fs_rules *rules) {
     return log(0.5 * fmax(1.0 - (double)rules->top_p, 0.0) / (double)call->vocab);
 }
 
-/* See rows_bound. Only where the row's whole mass decides and a list of another length is not asked for. Of a small
- * top_p the share is its own: where no token has that much, nuclei have more tokens than a list too. */
+/* See rows_bound. Only where the row's whole mass decides and a list of another length is not asked for. */
 static double rare_of(const fs_pass *pass, const fs_rules *rules) {
     const fs_call *call = pass->call;
     if (!lists_serve_cuts(pass)) return -INFINITY;
     if (pass->whole) return never_of(pass, rules);
-    const double least = fmin((double)rules->top_p, 1.0 - (double)rules->top_p);
     if (!rules_top_p_alone(rules) || !call->needs.rough || call->batch->list_capacity) return -INFINITY;
-    return log(least / (FS_NUCLEUS * (double)call->needs.keep));
+    return pass_rare_share(pass, rules);
 }
 
 /* See rows_near. Where min-p comes last, what it removes still counts as mass for a top-p of what is left. */
@@ -201,9 +211,9 @@ static double near_of(const fs_pass *pass, const fs_rules *rules) {
 static void prepare_active(const fs_pass *pass, fs_active_row *active) {
     const fs_batch *batch = pass->call->batch;
     const fs_rules *rules = &pass->call->rules[active->b];
-    active->rare = rare_of(pass, rules);
-    active->near = near_of(pass, rules);
-    active->listed = pass->call->needs.keep && (rules_cut(rules) || pass->call->needs.rank_depth);
+    active->rare = active->stored.y ? -INFINITY : rare_of(pass, rules);
+    active->near = active->stored.y ? -INFINITY : near_of(pass, rules);
+    active->listed = !active->stored.y && pass->call->needs.keep && (rules_cut(rules) || pass->call->needs.rank_depth);
     for (int32_t i = 0; i < pass->call->needs.samples; i++)
         active->noise[i] = noise_row(rules->seed, rules->position, (uint32_t)i, rules->stream);
     if (active->edits) {
@@ -229,7 +239,7 @@ typedef struct fs_preparing {
 
 /* What the first pass knew of a row's mass. */
 static void known_mass(const fs_pass *pass, int32_t a) {
-    const double log_mass = pass->log_mass[pass->row[a]];
+    const double log_mass = mass_log(&pass->kept[pass->row[a]].mass);
     if (pass->active[a].rare > -INFINITY && fabs(log_mass) <= (double)FS_EXP_EXACT)
         atomic_init(&pass->shared.mass[a], ordered_float((float)log_mass));
 }
@@ -258,6 +268,18 @@ static int64_t work_to_prepare(const fs_pass *pass) {
     return work;
 }
 
+/* Says which rows have their logits stored, and where. */
+static void place_stored(const fs_pass *pass) {
+    const int64_t floats = fs_stored_floats(pass->call);
+    int32_t next = 0;
+    for (int32_t a = 0; a < pass->rows && next < pass->store_rows; a++) {
+        fs_active_row *active = &pass->active[a];
+        if (!stored_wanted(pass, &pass->call->rules[active->b])) continue;
+        active->stored = fs_stored_at(pass->call, pass->store + next++ * floats);
+        active->known = pass->storing;
+    }
+}
+
 void fs_pass_prepare(fs_pass *pass) {
     const fs_cpu *cpu = pass->cpu;
     const fs_head *head = pass->call->head;
@@ -265,6 +287,7 @@ void fs_pass_prepare(fs_pass *pass) {
     const fs_matrix hidden = hidden_of_batch(head, batch);
     atomic_init(pass->next, 0);
     if (pass->order) schedule_by_nodes(pass);
+    place_stored(pass);
     for (int32_t a = 0; head->kind == FS_HEAD_WEIGHTS && a < pass->rows; a++)
         pass->hidden.row[a] = matrix_row(&hidden, pass->row[a]);
     const int64_t worth = 1 + work_to_prepare(pass) / FS_PREPARED_AT_LEAST;
@@ -378,20 +401,6 @@ static void absorb_groups(const fs_pass *pass, fs_block range, int32_t task) {
     }
 }
 
-/* Chooses the group of a row; the row's mass is the sum of theirs. */
-static void choose_group(const fs_pass *pass, int32_t a) {
-    const fs_batch *batch = pass->call->batch;
-    const int64_t first = pass->call->head->first_token / batch->group_size;
-    const fs_group *group = pass->group + a;
-    const fs_noise noise = pass->active[a].noise[0];
-    fs_summary *summary = &pass->summary[a];
-    fs_choice choice = choice_none();
-    for (int64_t k = 0; k < pass->groups; k++)
-        choice_add(&choice, &group[k * pass->rows], (uint32_t)(first + k), batch->mode, noise);
-    summary->mass = choice.mass;
-    summary->winner[0] = choice_winner(&choice, group_is_a_law(&pass->call->rules[pass->active[a].b], summary->flags));
-}
-
 static fs_list empty_list(const fs_pass *pass, const fs_room *room, int32_t task, int32_t a) {
     const int i = task > 0;
     const int64_t at = ((int64_t)(task - i) * pass->rows + a) * room->stride[i];
@@ -444,35 +453,4 @@ static void run_task(void *arg, int32_t task) {
 void fs_pass_run(fs_pass *pass) {
     fs_pass_parallel(pass->cpu, pass->cpu->tasks, run_task, pass);
     atomic_store(pass->next, 0);
-}
-
-/* The bound that all of a row's mass gives its list. */
-static void bound_merged(const fs_pass *pass, int64_t a) {
-    const fs_active_row *active = &pass->active[a];
-    fs_mass mass = mass_empty();
-    for (int32_t t = 0; t < pass->cpu->tasks; t++) mass_merge(&mass, &pass->summary[(int64_t)t * pass->rows + a].mass);
-    fs_lists_raise(&pass->summary[a].list, pass->cpu->isa->scan,
-                   rows_bound(active, &pass->call->rules[active->b], mass_log(&mass)));
-}
-
-/* And the bound that its largest logit gives it. */
-static void bound_near(const fs_pass *pass, int64_t a) {
-    const fs_active_row *active = &pass->active[a];
-    float largest = -INFINITY;
-    for (int32_t t = 0; t < pass->cpu->tasks; t++)
-        largest = fmaxf(largest, pass->summary[(int64_t)t * pass->rows + a].max_y);
-    fs_lists_raise(&pass->summary[a].list, pass->cpu->isa->scan,
-                   rows_near(active, &pass->call->rules[active->b], largest));
-}
-
-int32_t fs_pass_merged(const fs_pass *pass) {
-    const int64_t a = atomic_fetch_add(pass->next, 1);
-    if (a >= pass->rows) return -1;
-    if (pass->active[a].rare > -INFINITY) bound_merged(pass, a);
-    if (pass->active[a].near > -INFINITY) bound_near(pass, a);
-    for (int32_t t = 1; t < pass->cpu->tasks; t++)
-        summary_merge(&pass->call->needs, &pass->summary[a], &pass->summary[(int64_t)t * pass->rows + a],
-                      pass->active[a].watches);
-    if (pass->groups) choose_group(pass, (int32_t)a);
-    return (int32_t)a;
 }

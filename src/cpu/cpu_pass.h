@@ -21,6 +21,8 @@ typedef struct fs_residence {
     uint8_t node[FS_PLACES];
 } fs_residence;
 
+#define FS_KINDS 16
+
 /* The state of a context of this backend. */
 typedef struct fs_cpu {
     const fs_isa *isa;
@@ -29,10 +31,12 @@ typedef struct fs_cpu {
     void *parallel_user;
     struct fs_threads *threads; /* our own pool, or NULL */
     fs_arena work;              /* the context's or the caller's memory */
-    fs_arena second;            /* of second passes, kept while they are frequent; unused with the caller's memory */
-    int32_t calls_without;      /* a second pass, since the last one */
-    fs_nodes nodes;             /* of our own pool; count below 2: there is nothing to know */
-    fs_residence residence;     /* of the last head */
+    fs_arena second;            /* of second passes and stored logits, kept while they are frequent; unused with the
+                                   caller's memory */
+    int32_t calls_without;      /* that, since the last one */
+    uint8_t wide[FS_KINDS]; /* of each kind of rows (cpu_stored.h): how often lists did not end them; 0: hardly ever */
+    fs_nodes nodes;         /* of our own pool; count below 2: there is nothing to know */
+    fs_residence residence; /* of the last head */
 } fs_cpu;
 
 /* Room for a list of each (task, row): those of task 0, which take the merged entries of all, and those of the
@@ -49,8 +53,9 @@ typedef struct fs_pass {
     const fs_call *call;
     const int32_t *row; /* [rows] the rows of the batch that take part */
     int32_t rows;
-    int32_t whole;          /* lists hold everything that can be drawn: the second pass */
-    const double *log_mass; /* [B] in the second pass: of each row, by the first, or -inf */
+    int32_t whole;          /* a second pass: lists hold everything that can be drawn, */
+    int32_t storing;        /* or logits are stored and that is all */
+    const fs_summary *kept; /* [B] in a second pass: each row as the first has left it */
     int32_t largest;        /* only counted, for the largest call of these rows or fewer */
     int32_t block;          /* tokens per block, a multiple of FS_NOISE_BLOCK */
     int64_t groups;         /* group modes: number of groups, else 0 */
@@ -62,6 +67,8 @@ typedef struct fs_pass {
     fs_watch *watch;       /* [tasks, watches] */
     int64_t watches;       /* of all rows */
     fs_room list, raw_list;
+    float *store; /* [store_rows, fs_stored_floats] for logits of rows that end by them, as many as there is room */
+    int32_t store_rows;     /* for; the caller's in a first pass */
     fs_group *group;        /* [groups, rows] */
     float *logits;          /* [tasks, rows, block + 2 FS_GRANULE] */
     fs_scratch *scratch;    /* [tasks] */
@@ -75,6 +82,17 @@ typedef struct fs_pass {
 
 /* Takes the pass's arrays from the arena (or only counts them, see cpu_arena.h). Returns 0 if they do not fit. */
 int fs_pass_layout(fs_pass *pass, fs_arena *arena);
+
+/* Tokens that a nucleus can have, in entries that a list keeps. It has room for two; with a little more fewer rows take
+ * a second pass. */
+#define FS_NUCLEUS 2.5
+
+/* The log of the share of a row's mass below which a token is in no list of the usual length. Of a small top_p the share
+ * is its own: where no token has that much, nuclei have more tokens than a list too. */
+static inline double pass_rare_share(const fs_pass *pass, const fs_rules *rules) {
+    const double least = fmin((double)rules->top_p, 1.0 - (double)rules->top_p);
+    return log(least / (FS_NUCLEUS * (double)pass->call->needs.keep));
+}
 
 static inline const fs_kernel *pass_kernel(const fs_pass *pass) {
     return pass->cpu->isa->kernel[pass->weights.format];

@@ -196,6 +196,19 @@ static void reduce_list(const fs_scan *scan, const fs_active_row *active, const 
     fs_lists_offer(list, scan, y, granule, block.first - block_lead(block), granules);
 }
 
+/* A block's logits to where the row's are kept. No noise block is in two blocks. */
+static void store_block(const fs_head *head, const fs_stored *stored, const float *y, const float *granule,
+                        int64_t base, int64_t span) {
+    memcpy(stored->y + stored_place(head, base), y, (size_t)span * sizeof *y);
+    for (int64_t i = 0, end; i < span; i = end) {
+        const int64_t next = ((base + i) / FS_NOISE_BLOCK + 1) * FS_NOISE_BLOCK - base;
+        float most = -INFINITY;
+        end = next < span ? next : span;
+        for (int64_t g = i / FS_GRANULE; g < end / FS_GRANULE; g++) most = granule[g] > most ? granule[g] : most;
+        stored->most[stored_block(head, base + i)] = most;
+    }
+}
+
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_active_row *active, const fs_scratch *scratch,
                     fs_block block, float *x, fs_shared_row shared, fs_summary *summary) {
     const fs_needs *needs = &call->needs;
@@ -230,6 +243,8 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_active_row 
         fs_watch seen = {x[at], y[at]};
         summary->watch[(uint32_t)active->watch[i]] = seen;
     }
+    if (active->stored.y) store_block(call->head, &active->stored, y, scratch->granule, base, span);
+    if (active->known) return;
     if (needs->keep_raw) fs_lists_offer_each(&summary->raw_list, x, x, base, span);
     if (!(most > -INFINITY)) return;
     if (most * rules->inverse_temperature == INFINITY) summary->flags |= FS_ROW_INF;
@@ -249,4 +264,14 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_active_row 
         if (batch->noise == FS_NOISE_FAST && !rules->greedy) race_fast(&race, x, y, base, span);
         else race_exact(&race, isa->scan, x, y, scratch->granule, most, base, span);
     }
+}
+
+void fs_rows_race(const fs_call *call, const fs_isa *isa, const fs_active_row *active, const fs_scratch *scratch,
+                  int32_t sample, float *y, int64_t base, int64_t span, fs_winner *winner) {
+    const fs_rules *rules = &call->rules[active->b];
+    const float most = isa->scan->survey(NULL, base, y, span, scratch->granule).most;
+    fs_race race = {rules, active->noise[sample], winner, 1, FS_KEY_NONE, 0.0};
+    if (!(most * rules->inverse_temperature > -INFINITY)) return;
+    if (call->batch->noise == FS_NOISE_FAST && !rules->greedy) race_fast(&race, y, y, base, span);
+    else race_exact(&race, isa->scan, y, y, scratch->granule, most, base, span);
 }

@@ -6,6 +6,12 @@
 
 #include "core/needs.h"
 
+/* A row's logits in memory. */
+typedef struct fs_stored {
+    float *y;    /* from the granule of the head's first token on, on a cache line; NULL: they are not kept */
+    float *most; /* the largest of each noise block of them */
+} fs_stored;
+
 /* What one active row brings to every block. */
 typedef struct fs_active_row {
     int64_t b;       /* row of the batch */
@@ -18,9 +24,11 @@ typedef struct fs_active_row {
     const int32_t *count_value; /* [counts] by entry */
     uint64_t *watch;            /* [watches] (token << 32 | place in the row's watched tokens), ascending */
     int64_t watches, watched;   /* watched: those of the rows before */
-    double rare;    /* tokens with less than this share of the mass, as a log, are not listed; -inf: all are */
-    double near;    /* log of min-p: tokens that far below the largest logit are not listed; -inf: all are */
-    int32_t listed; /* its list by y is looked at: a row without cuts needs none, whatever its neighbours ask for */
+    double rare;      /* tokens with less than this share of the mass, as a log, are not listed; -inf: all are */
+    double near;      /* log of min-p: tokens that far below the largest logit are not listed; -inf: all are */
+    int32_t listed;   /* its list by y is looked at: a row without cuts needs none, whatever its neighbours ask for */
+    fs_stored stored; /* where its logits y are kept, if they are (cpu_stored.h) */
+    int32_t known;    /* its race and its mass are known from an earlier pass, only its logits are not */
 } fs_active_row;
 
 /* Scratch of one task; everything is one block long. */
@@ -47,6 +55,15 @@ FS_CORE int64_t block_span(fs_block block) {
     return (block_lead(block) + block.n + FS_GRANULE - 1) / FS_GRANULE * FS_GRANULE;
 }
 
+/* The place of an id among a row's stored logits, and that of its noise block. */
+FS_CORE int64_t stored_place(const fs_head *head, int64_t id) {
+    return id - head->first_token / FS_GRANULE * FS_GRANULE;
+}
+
+FS_CORE int64_t stored_block(const fs_head *head, int64_t id) {
+    return id / FS_NOISE_BLOCK - head->first_token / FS_NOISE_BLOCK;
+}
+
 /* Asks memory for what absorbing a block will find far away: the row's bits of a mask, a line for 512 tokens. */
 void fs_rows_fetch(const fs_call *call, const fs_active_row *active, fs_block block);
 
@@ -59,6 +76,11 @@ typedef struct fs_shared_row {
 /* Absorbs one block of a row's dot products (or stored logits) into its summary. x [block_span] is overwritten. */
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_active_row *active, const fs_scratch *scratch,
                     fs_block block, float *x, fs_shared_row shared, fs_summary *summary);
+
+/* Races the tokens of a stretch of logits y for one of a row's samples. y begins with id `base`, a multiple of
+ * FS_GRANULE, as `span` is; its NaN become -inf. */
+void fs_rows_race(const fs_call *call, const fs_isa *isa, const fs_active_row *active, const fs_scratch *scratch,
+                  int32_t sample, float *y, int64_t base, int64_t span, fs_winner *winner);
 
 /* The mass of a block of whole granules before it is absorbed, where logits are dot products as they are. Its NaN
  * become -inf, which the summary's flags say; nothing else is taken yet. */

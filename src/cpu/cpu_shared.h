@@ -11,15 +11,19 @@
 
 /* [rows] each, side by side: whether anything has changed is seen in few lines. */
 typedef struct fs_shared {
-    _Atomic uint64_t *best;  /* score key: nothing that does not beat it needs to be found */
-    _Atomic uint64_t *bound; /* of its list: what is not above it is in no list that is asked for */
-    _Atomic uint64_t *mass;  /* ordered_float of the log of the shared mass; FS_KEY_NONE: there is none */
+    _Atomic uint64_t *best;    /* score key: nothing that does not beat it needs to be found */
+    _Atomic uint64_t *bound;   /* of its list: what is not above it is in no list that is asked for */
+    _Atomic uint64_t *mass;    /* ordered_float of the log of the shared mass; FS_KEY_NONE: there is none */
+    _Atomic uint32_t *reached; /* [rows, tasks] see shared_reach; 0: nothing yet. NULL where blocks are not filtered */
+    int32_t tasks;
 } fs_shared;
 
 static inline void shared_clear(const fs_shared *shared, int32_t row) {
     atomic_init(&shared->best[row], FS_KEY_NONE);
     atomic_init(&shared->bound[row], FS_KEY_NONE);
     atomic_init(&shared->mass[row], FS_KEY_NONE);
+    for (int32_t t = 0; shared->reached && t < shared->tasks; t++)
+        atomic_init(&shared->reached[(int64_t)row * shared->tasks + t], 0);
 }
 
 static inline uint64_t shared_load(const _Atomic uint64_t *shared) {
@@ -31,6 +35,26 @@ static inline void shared_raise(_Atomic uint64_t *shared, uint64_t key) {
     while (key > most &&
            !atomic_compare_exchange_weak_explicit(shared, &most, key, memory_order_relaxed, memory_order_relaxed)) {
     }
+}
+
+/* A task has met so many tokens of a row, 1 / `tasks_needed` of its top-k or more, whose logits are `logit` at least.
+ * Where as many tasks as are needed reach a logit, the top-k does, and what is below is in nobody's list. */
+static inline void shared_reach(const fs_shared *shared, int32_t row, int32_t task, int32_t tasks_needed, float logit) {
+    _Atomic uint32_t *reached = shared->reached + (int64_t)row * shared->tasks;
+    const uint32_t own = ordered_float(logit);
+    const uint64_t bound = shared_load(&shared->bound[row]);
+    uint32_t least = UINT32_MAX;
+    int32_t count = 0;
+    if (own <= atomic_load_explicit(&reached[task], memory_order_relaxed)) return;
+    atomic_store_explicit(&reached[task], own, memory_order_relaxed);
+    if ((uint64_t)own << 32 <= bound + 1) return;
+    for (int32_t t = 0; t < shared->tasks; t++) {
+        const uint32_t other = atomic_load_explicit(&reached[t], memory_order_relaxed);
+        const int above = (uint64_t)other << 32 > bound + 1;
+        count += above;
+        least = above && other < least ? other : least;
+    }
+    if (count >= tasks_needed) shared_raise(&shared->bound[row], order_key_before(float_of_ordered(least)));
 }
 
 /* The log of a shared mass; -inf: there is none. */

@@ -29,6 +29,18 @@ static void key_value_never_exceeds_the_score(void **state) {
     }
 }
 
+/* A floor is the logit of a bound, and what is equal to the logit has to be above it: -0 before 0 would not do. */
+static void order_key_before_is_below_all_keys_of_its_logit(void **state) {
+    (void)state;
+    static const float logits[] = {0.0f, -0.0f, 1.5f, -1.5f, 1e-45f, -1e-45f, 3e38f, -3e38f};
+    for (size_t i = 0; i < sizeof logits / sizeof logits[0]; i++) {
+        const uint64_t before = order_key_before(logits[i]);
+        assert_true(before < order_key(logits[i], (uint32_t)FS_TOKEN_LIMIT - 1));
+        assert_true(order_key_logit(before) < logits[i]);
+        assert_true(before >= order_key(nextafterf(logits[i], -INFINITY), 0));
+    }
+}
+
 static void order_key_round_trips_and_ties_go_to_lower_token(void **state) {
     (void)state;
     rng r = random_from(2);
@@ -437,6 +449,7 @@ int main(void) {
         cmocka_unit_test(key_orders_scores_then_lower_tokens),
         cmocka_unit_test(key_value_never_exceeds_the_score),
         cmocka_unit_test(order_key_round_trips_and_ties_go_to_lower_token),
+        cmocka_unit_test(order_key_before_is_below_all_keys_of_its_logit),
         cmocka_unit_test(halves_round_to_nearest_even),
         cmocka_unit_test(a_head_does_the_same_to_many_logits),
         cmocka_unit_test(exp_split_is_accurate),

@@ -84,6 +84,7 @@ typedef struct call {
     int32_t backwards;
     int32_t by_parts; /* fs_partial and fs_merge */
     int32_t log_z;    /* 1: log Z and logprobs are asked for, 2: raw ones */
+    int32_t wide;     /* as if all rows had been wide before: those that can end by their logits have them stored */
 } call;
 
 static char weights[MOST_WEIGHTS * 4], hidden[MOST_ROWS * 2100 * 4];
@@ -212,6 +213,7 @@ static fs_context *open_for(const call *c) {
     if (c->backwards) options.parallel_for = run_backwards;
     if (fs_context_create(&options, &context) != FS_OK) fail_msg("%s", fs_error_text(NULL));
     if (c->backwards == 2) pretend_nodes(context);
+    memset(((fs_cpu *)context->state)->wide, c->wide, FS_KINDS);
     count_calls(context, c->head.dtype);
     return context;
 }
@@ -322,8 +324,10 @@ static void filtered_calls_draw_what_stored_ones_do(void **state) {
         /* Then masses are exact; one part has to be the whole vocabulary. */
         c.by_parts = random_below(&r, 4) == 0 && c.head.first_token == 0;
         if (!c.batch.allow) c.log_z = (int32_t)random_below(&r, 3);
+        c.wide = (int32_t)random_below(&r, 2);
         snprintf(what, sizeof what, "round %d, shape %d, kind %d, log Z %d", round, shape, kind, (int)c.log_z);
         draw(&c, 0, &filtered);
+        c.wide = 0;
         draw(&c, 1, &stored);
         hold_against(&c, what, &filtered, &stored);
         hold_reads(&c, what, &filtered, &stored);

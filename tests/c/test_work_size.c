@@ -141,8 +141,9 @@ static void sizes_are_enough_and_not_too_much(int rules, int32_t threads, int32_
         assert_memory_equal(tokens, c->tokens, sizeof tokens);
         assert_memory_equal(rank, c->rank, sizeof rank);
         assert_int_equal(draw_with(context, c, memory, bytes), FS_OK);
-        /* The call that was asked for needs all of it, if there was a second pass of the row with the most edits. */
-        if (now == rows && again == rows && every > bytes)
+        /* The call that was asked for needs all of it, if there was a second pass of the row with the most edits; but
+         * that stored logits take less, where no row is in doubt. */
+        if (now == rows && again == rows && every > bytes && rules > 1)
             assert_true(draw_with(context, c, memory, every - 64) != FS_OK || count_incomplete(c) > 0);
     }
     fs_context_destroy(context);

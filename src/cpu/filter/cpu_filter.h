@@ -78,6 +78,9 @@ typedef struct fs_filter {
     int32_t *unit;
     float *mass;
     fs_block_mass exact[2]; /* of exp(l), and of exp(x); without arrays where there is none */
+    float **store;          /* where the block's logits of a row go, on a cache line; NULL: nowhere */
+    float **store_most;     /* and the largest of each of its noise blocks */
+    int32_t stores;         /* some row's go somewhere */
     float *sums;   /* [rows / 64, FS_NOISE_BLOCK, 64] of a noise block's tokens, until its marks are looked at */
     int64_t first; /* id of the block's first token, a multiple of FS_NOISE_BLOCK */
     fs_found *found;

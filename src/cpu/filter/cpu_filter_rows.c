@@ -45,6 +45,8 @@ fs_task_filter fs_filter_layout(const fs_task_rows *of, int largest, fs_arena *a
     task.max = arena_take(arena, rows, sizeof *task.max);
     task.seen_bound = arena_take(arena, rows, sizeof *task.seen_bound);
     task.seen_mass = arena_take(arena, rows, sizeof *task.seen_mass);
+    task.ranks = arena_take(arena, rows, sizeof *task.ranks);
+    task.ranked = arena_take(arena, rows * FS_RANKED, sizeof *task.ranked);
     const int exact[2] = {needs->mass && !needs->rough, needs->raw_mass};
     for (int i = 0; i < 2; i++) {
         if (!exact[i] && !largest) continue;
@@ -60,6 +62,8 @@ fs_task_filter fs_filter_layout(const fs_task_rows *of, int largest, fs_arena *a
         task.pending = arena_take(arena, rows, sizeof *task.pending);
         task.pending_worth = arena_take(arena, rows, sizeof *task.pending_worth);
     }
+    s->store = arena_take(arena, rows, sizeof *s->store);
+    s->store_most = arena_take(arena, rows, sizeof *s->store_most);
     s->sums = arena_take(arena, sets * FS_NOISE_BLOCK * FS_FILTER_SUMS, sizeof *s->sums);
     s->found = arena_take(arena, (size_t)s->capacity, sizeof *s->found);
     s->overlapped = of->isa->overlapped || s->per;
@@ -70,14 +74,20 @@ fs_task_filter fs_filter_layout(const fs_task_rows *of, int largest, fs_arena *a
 void fs_filter_open(fs_task_filter *task) {
     const fs_call *call = task->rows.call;
     fs_filter *filter = &task->filter;
-    task->begun = task->noisy = task->ready = task->pause = task->paused = 0;
-    for (int32_t a = 0; a < task->rows.count; a++) task->noisy |= !call->rules[task->rows.active[a].b].greedy;
+    task->begun = task->noisy = task->ready = task->pause = task->paused = filter->stores = 0;
+    for (int32_t a = 0; a < task->rows.count; a++) {
+        task->noisy |= !call->rules[task->rows.active[a].b].greedy;
+        filter->stores |= task->rows.active[a].stored.y != NULL;
+    }
     for (int32_t a = 0; a < lanes_of(&task->rows); a++) {
         filter->floor[a] = filter->reach[a] = INFINITY;
         filter->allow[a] = a < task->rows.count ? fs_rows_allowed(call, task->rows.active[a].b) : NULL;
+        filter->store[a] = NULL;
         filter->scale[a] = 0.0f;
         filter->most[a] = task->max[a] = -INFINITY;
         filter->r0[a] = filter->r1[a] = filter->r2[a] = 0;
+        task->ranks[a] = 0;
+        for (int32_t i = 0; i < FS_RANKED; i++) task->ranked[a * FS_RANKED + i] = -INFINITY;
         if (filter->per) filter->per[a] = filter->mass[a] = 0.0f, task->pending[a] = 0.0, filter->unit[a] = 0;
         for (int i = 0; i < 2; i++)
             if (filter->exact[i].mass) filter->exact[i].scale[a] = 0.0f, block_mass_start(&filter->exact[i], a, 0);
@@ -141,7 +151,42 @@ static void share_bound(const filtered_row *r) {
     if (r->active->near > -INFINITY)
         shared_raise(&r->shared->bound[r->a], rows_near(r->active, r->rules, r->summary->max_y));
     if (bound == FS_KEY_NONE || !is_for_all(r)) return;
-    shared_raise(&r->shared->bound[r->a], (uint32_t)bound == UINT32_MAX ? bound : (bound >> 32 << 32) - 1);
+    shared_raise(&r->shared->bound[r->a],
+                 (uint32_t)bound == UINT32_MAX ? bound : order_key_before(order_key_logit(bound)));
+}
+
+/* How many of its largest logits each task remembers of a row, so that half of the tasks, or all of them, remember its
+ * top-k; 0: too many. With half of them nobody waits for the slowest. */
+static int32_t ranks_of(const filtered_row *r) {
+    const int32_t tasks = r->shared->tasks, k = r->rules->top_k, half = (tasks + 1) / 2;
+    const int32_t n = (k + half - 1) / half, least = (k + tasks - 1) / tasks;
+    return !is_for_all(r) || least > FS_RANKED ? 0 : n < FS_RANKED ? n : FS_RANKED;
+}
+
+static void rank(float *ranked, int32_t n, float y) {
+    int32_t i = n - 1;
+    if (!(y > ranked[i])) return;
+    for (; i > 0 && ranked[i - 1] < y; i--) ranked[i] = ranked[i - 1];
+    ranked[i] = y;
+}
+
+static void share_ranked(const filtered_row *r) {
+    const int32_t n = r->task->ranks[r->a];
+    if (n < 1) return;
+    const float least = r->task->ranked[r->a * FS_RANKED + n - 1];
+    if (least > -INFINITY) shared_reach(r->shared, r->a, r->task->rows.task, (r->rules->top_k + n - 1) / n, least);
+}
+
+/* After a stored block: the largest of the list, which may have been there before. */
+static void rank_list(const filtered_row *r) {
+    const fs_list *list = &r->summary->list;
+    const int32_t n = r->task->ranks[r->a];
+    float *ranked = r->task->ranked + r->a * FS_RANKED, found[FS_RANKED];
+    if (!n) return;
+    for (int32_t i = 0; i < n; i++) found[i] = -INFINITY;
+    for (int32_t i = 0; i < list->count; i++) rank(found, n, order_key_logit(list->key[i]));
+    if (found[n - 1] > ranked[n - 1]) memcpy(ranked, found, sizeof found[0] * (size_t)n);
+    share_ranked(r);
 }
 
 /* The bound that is shared of the row's list. 0: nothing new. */
@@ -185,6 +230,8 @@ void fs_filter_share(fs_task_filter *task, int32_t a) {
     const filtered_row r = row_at(task, a);
     shared_raise(&r.shared->best[a], r.summary->winner[0].key);
     share_bound(&r);
+    task->ranks[a] = ranks_of(&r);
+    rank_list(&r);
 }
 
 /* The terms since the last time into the row's mass. */
@@ -220,6 +267,7 @@ static int set_criteria(const filtered_row *r, int first) {
     const int ready = r->task->best[r->a] != FS_KEY_NONE &&
                       (!r->active->listed || r->summary->list.bound != FS_KEY_NONE);
     if (!ready && (first || !filter->allow[r->a])) return 0;
+    r->task->ranks[r->a] = ranks_of(r);
     filter->scale[r->a] = inverse;
     filter->r0[r->a] = r->active->noise[0].r0;
     filter->r1[r->a] = r->active->noise[0].r1;
@@ -254,6 +302,7 @@ static int absorb_listed(const filtered_row *r, const fs_found *found) {
     if (!r->active->listed || list->count == list->capacity) return 0;
     list->key[list->count] = key;
     list->count += key > list->bound;
+    if (r->task->ranks[r->a]) rank(r->task->ranked + r->a * FS_RANKED, r->task->ranks[r->a], found->y);
     return 1;
 }
 
@@ -266,7 +315,10 @@ static void absorb_found(const filtered_row *r, const fs_found *found) {
         r->summary->max_x = r->summary->max_y = found->y;
         if (r->active->near > -INFINITY) fs_lists_raise(list, r->scan, rows_near(r->active, r->rules, found->y));
     }
-    if (r->active->listed && found->prefix < 0) list_offer(list, order_key(found->y, token), found->y);
+    if (r->active->listed && found->prefix < 0) {
+        list_offer(list, order_key(found->y, token), found->y);
+        if (r->task->ranks[r->a]) rank(r->task->ranked + r->a * FS_RANKED, r->task->ranks[r->a], found->y);
+    }
     if (list->bound != bound) share_bound(r);
     if (found->prefix >= 0 || found->y > r->task->bare[r->a]) absorb_marked(r, found, token);
     set_floor(r);
@@ -311,6 +363,17 @@ static void close_masses(const filtered_row *r) {
     }
 }
 
+/* Before a block: where its logits are stored. */
+static void open_store(const fs_task_filter *task, int64_t first) {
+    const fs_head *head = task->rows.call->head;
+    for (int32_t a = 0; task->filter.stores && a < task->rows.count; a++) {
+        const fs_stored *stored = &task->rows.active[a].stored;
+        if (!stored->y) continue;
+        task->filter.store[a] = stored->y + stored_place(head, first);
+        task->filter.store_most[a] = stored->most + stored_block(head, first);
+    }
+}
+
 int64_t fs_filter_length(const fs_task_filter *task) {
     return task->begun || task->noisy || task->rows.call->needs.keep ? task->rows.block : FS_NOISE_BLOCK;
 }
@@ -332,6 +395,7 @@ int fs_filter_block(fs_task_filter *task, fs_block block) {
     task->ready = 1;
     filter->count = filter->failed = 0;
     filter->first = block.first;
+    open_store(task, block.first);
     task->rows.isa->kernel[task->rows.weights->format]->filter(
         task->rows.hidden, task->rows.weights, block.first - head->first_token, (int32_t)block.n, filter);
     for (int32_t a = 0; filter->per && a < task->rows.count; a++) filter->failed |= !(filter->mass[a] < FLT_MAX);
@@ -344,6 +408,10 @@ int fs_filter_block(fs_task_filter *task, fs_block block) {
         const fs_found *found = &filter->found[i];
         const filtered_row r = row_at(task, found->row);
         if (!absorb_listed(&r, found)) absorb_found(&r, found);
+    }
+    for (int32_t a = 0; filter->count && a < task->rows.count; a++) {
+        const filtered_row r = row_at(task, a);
+        share_ranked(&r);
     }
     if (filter->per) flush_masses(task);
     for (int32_t a = 0; exact && a < task->rows.count; a++) {

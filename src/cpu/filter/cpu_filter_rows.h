@@ -17,7 +17,11 @@ typedef struct fs_task_rows {
     fs_shared shared;            /* [count] */
     float *published;            /* [count] by this task, see shared_add_mass */
     int32_t count, block;        /* block: tokens at most */
+    int32_t task;
 } fs_task_rows;
+
+/* Of a row's largest logits a task remembers no more than this. */
+#define FS_RANKED 16
 
 typedef struct fs_task_filter {
     fs_task_rows rows;
@@ -28,6 +32,8 @@ typedef struct fs_task_filter {
     uint64_t *seen_bound, *seen_mass; /* what was shared at the last look; of scores `best` knows */
     double *pending,
         *pending_worth;    /* rough terms that are not in the row's mass yet, and from how many on they shall be */
+    int32_t *ranks;        /* how many of its largest logits are remembered of a row, for its top-k; 0: none */
+    float *ranked;         /* [rows, FS_RANKED] those, of distinct tokens, descending */
     int32_t begun;         /* a block has been tried */
     int32_t noisy;         /* some row has noise */
     int32_t ready;         /* criteria are those of the rows' summaries */

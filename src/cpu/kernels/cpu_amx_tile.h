@@ -323,6 +323,33 @@ static __attribute__((noinline)) void add_masses(const tile_call *c, int plain, 
     }
 }
 
+/* Stores the logits of a noise block, n tokens from place `from` of the block on, for the rows of a panel that want them,
+ * and the largest: past the caches, since W washes them out before they are read. */
+static __attribute__((noinline)) void store_block(const tile_call *c, int plain, const fs_filter *filter, int32_t panel,
+                                                  const float *sum, int32_t from, int32_t n) {
+    const int32_t first = panel * FS_TILE;
+    __m512 most = _mm512_set1_ps(-INFINITY);
+    float largest[FS_TILE];
+    for (int32_t g = 0; g < n; g += FS_TILE) {
+        const int32_t tokens = n - g < FS_TILE ? n - g : FS_TILE;
+        __m512 x[FS_TILE];
+        for (int32_t i = 0; i < FS_TILE; i++) { /* sums behind the last token are of others, and not taken */
+            const __mmask16 there = i < tokens ? 0xFFFF : 0;
+            x[i] = logits_of(c, plain, first, sum + (g + i) * FS_SUMS, c->upscale + g + i);
+            most = _mm512_mask_max_ps(most, there, most, x[i]);
+        }
+        transpose(x);
+        for (int32_t r = 0; r < FS_TILE; r++) {
+            float *to = filter->store[first + r];
+            if (to && tokens == FS_TILE) _mm512_stream_ps(to + from + g, x[r]);
+            else if (to) _mm512_mask_storeu_ps(to + from + g, (__mmask16)((1u << tokens) - 1), x[r]);
+        }
+    }
+    _mm512_storeu_ps(largest, most);
+    for (int32_t r = 0; r < FS_TILE; r++)
+        if (filter->store[first + r]) filter->store_most[first + r][from / FS_NOISE_BLOCK] = largest[r];
+}
+
 /* ------------------------------------------------------------------------------------------------- the tile ---- */
 
 /* Steps that are summed from zero. A large sum rounds products of small components away; so where there are such, as
@@ -346,6 +373,7 @@ FS_INLINE void filter_noise_block(const tile_call *c, int plain, fs_filter *filt
     for (int32_t j = 0; j < panels; j++) {
         const float *sum = sums_at(c, filter, p, from) + j * FS_TILE;
         filter_marks(c, plain, filter, p + j, sum, from, done);
+        if (filter->stores) store_block(c, plain, filter, p + j, sum, from, done);
         for (int i = 0; i < 2; i++)
             if (filter->exact[i].mass) add_masses(c, plain, filter, &filter->exact[i], p + j, sum, done);
     }
@@ -457,6 +485,7 @@ FS_INLINE void tile_all(const microkernel *micro, const fs_hidden *hidden, const
         }
     }
     filter_rest(&before);
+    if (to->filter && to->filter->stores) _mm_sfence(); /* before other threads read what went past the caches */
     give_back_config(&callers);
 }
 
