@@ -53,11 +53,11 @@ void fs_job_start_pass(fs_job *job, fs_context *context, const int32_t *row, int
 /* The job in this arena, or its size if the arena only counts: then every row is taken to take part. */
 static int job_layout(fs_job *job, fs_context *context, fs_arena *arena) {
     const fs_batch *batch = job->call.batch;
-    const size_t rows = (size_t)batch->rows;
+    const size_t rows = (size_t)batch->rows, cut = job->call.needs.keep || job->call.needs.keep_raw ? rows : 0;
     job->rules = arena_take(arena, rows, sizeof *job->rules);
     job->row = arena_take(arena, rows, sizeof *job->row);
     job->state = arena_take(arena, rows, sizeof *job->state);
-    job->kept = arena_take(arena, rows, sizeof *job->kept);
+    job->kept = arena_take(arena, cut, sizeof *job->kept);
     int32_t active = (int32_t)batch->rows;
     if (arena_fits(arena)) {
         active = 0;

@@ -17,7 +17,7 @@ typedef struct fs_job {
     fs_rules *rules;  /* [B] */
     int32_t *row;     /* [B] rows that take part */
     uint8_t *state;   /* [B] see cpu_second.h */
-    fs_summary *kept; /* [B] of rows whose results are not there: what the first pass knows */
+    fs_summary *kept; /* [B] where there are lists, of rows whose results are not there: what the first pass knows */
     int32_t turn;     /* the state of the rows that the pass is for; 0: the first pass */
     int32_t grouped;  /* the pass is one of the group modes */
     int32_t largest;  /* see fs_pass */

@@ -92,7 +92,8 @@ static void layout_filters(fs_pass *pass, fs_arena *arena) {
     pass->shared.reached = NULL;
     if (!can || !wanted) return;
     pass->shared.tasks = pass->cpu->tasks;
-    pass->shared.reached = arena_take(arena, (size_t)pass->rows * (size_t)pass->cpu->tasks, sizeof(uint32_t));
+    if (call->needs.keep || pass->largest)
+        pass->shared.reached = arena_take(arena, (size_t)pass->rows * (size_t)pass->cpu->tasks, sizeof(uint32_t));
     pass->filter = arena_take(arena, (size_t)pass->cpu->tasks, sizeof *pass->filter);
     for (int32_t t = 0; t < pass->cpu->tasks; t++) {
         const int64_t at = arena_fits(arena) ? (int64_t)t * pass->rows : 0; /* else there is nothing to point into */

@@ -87,8 +87,8 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena);
  * a second pass. */
 #define FS_NUCLEUS 2.5
 
-/* The log of the share of a row's mass below which a token is in no list of the usual length. Of a small top_p the share
- * is its own: where no token has that much, nuclei have more tokens than a list too. */
+/* The log of the share of a row's mass below which a token is in no list of the usual length. Of a small top_p the
+ * share is its own: where no token has that much, nuclei have more tokens than a list too. */
 static inline double pass_rare_share(const fs_pass *pass, const fs_rules *rules) {
     const double least = fmin((double)rules->top_p, 1.0 - (double)rules->top_p);
     return log(least / (FS_NUCLEUS * (double)pass->call->needs.keep));

@@ -4,6 +4,9 @@
 
 #include "core/head.h"
 
+/* Two functions race, and where blocks are absorbed no call may stand between. */
+#define FS_RACE static inline __attribute__((always_inline))
+
 /* ------------------------------------------------------------------------------------------------- transform ---- */
 
 /* Dot product -> raw logit: bias, rounding, scales, soft-cap. x is the block's first logit. */
@@ -93,7 +96,7 @@ static double ceiling_of_bits(uint32_t prefix) {
 }
 
 /* The tokens of one noise block whose mark lets them win. x, y start at id `base`; span places. */
-static void race_marked(fs_race *race, const float *x, const float *y, int64_t base, int64_t span, fs_walk walk) {
+FS_RACE void race_marked(fs_race *race, const float *x, const float *y, int64_t base, int64_t span, fs_walk walk) {
     const float inverse = race->rules->inverse_temperature;
     while (noise_next(&walk)) {
         int64_t i = (int64_t)walk.token - base;
@@ -106,7 +109,8 @@ static void race_marked(fs_race *race, const float *x, const float *y, int64_t b
     }
 }
 
-static void race_marks(fs_race *race, const fs_scan *scan, const float *x, const float *y, int64_t base, int64_t span) {
+FS_RACE void race_marks(fs_race *race, const fs_scan *scan, const float *x, const float *y, int64_t base,
+                        int64_t span) {
     const int64_t end = (base + span + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK;
     fs_screen screen = {race->noise, y, base, span, race->rules->inverse_temperature, 0.0};
     fs_marks marks;
@@ -124,8 +128,8 @@ static void race_marks(fs_race *race, const fs_scan *scan, const float *x, const
 
 /* The sparse race: marked tokens, then the others whose logit alone is in reach of the best score so far. x, y, granule
  * start at id `base`, a multiple of FS_GRANULE; span places. Greedy rows race without noise. */
-static void race_exact(fs_race *race, const fs_scan *scan, const float *x, const float *y, const float *granule,
-                       float most, int64_t base, int64_t span) {
+FS_RACE void race_exact(fs_race *race, const fs_scan *scan, const float *x, const float *y, const float *granule,
+                        float most, int64_t base, int64_t span) {
     const float inverse = race->rules->inverse_temperature;
     const int greedy = race->rules->greedy;
     race_set_floor(race);
@@ -152,7 +156,7 @@ static void race_exact(fs_race *race, const fs_scan *scan, const float *x, const
 }
 
 /* Fast-math noise has no marks: every token is evaluated. */
-static void race_fast(fs_race *race, const float *x, const float *y, int64_t base, int64_t span) {
+FS_RACE void race_fast(fs_race *race, const float *x, const float *y, int64_t base, int64_t span) {
     for (int64_t i = 0; i < span; i++) {
         if (!(y[i] * race->rules->inverse_temperature > -INFINITY)) continue;
         uint32_t token = (uint32_t)(base + i);
@@ -197,8 +201,8 @@ static void reduce_list(const fs_scan *scan, const fs_active_row *active, const 
 }
 
 /* A block's logits to where the row's are kept. No noise block is in two blocks. */
-static void store_block(const fs_head *head, const fs_stored *stored, const float *y, const float *granule,
-                        int64_t base, int64_t span) {
+static __attribute__((noinline)) void store_block(const fs_head *head, const fs_stored *stored, const float *y,
+                                                  const float *granule, int64_t base, int64_t span) {
     memcpy(stored->y + stored_place(head, base), y, (size_t)span * sizeof *y);
     for (int64_t i = 0, end; i < span; i = end) {
         const int64_t next = ((base + i) / FS_NOISE_BLOCK + 1) * FS_NOISE_BLOCK - base;

@@ -36,7 +36,7 @@ static char *take_second(fs_context *context, size_t bytes) {
     return cpu->second.memory;
 }
 
-/* ------------------------------------------------------------------------------------- storing in the first pass ---- */
+/* ----------------------------------------------------------------------------------- storing in the first pass ---- */
 
 /* To store rows costs little more than to list them (docs/findings/cpu-lists.md, "end by their logits"), and a second
  * pass for one of them reads all of W: so a kind is stored while one call of eight or more has some that need it. */
@@ -48,7 +48,7 @@ static char *take_second(fs_context *context, size_t bytes) {
 static size_t take_store(fs_job *job, fs_context *context) {
     const size_t bytes = (size_t)fs_stored_floats(&job->call) * sizeof(float);
     size_t rows = 0;
-    if (!job->call.needs.rough || !bytes || job->call.batch->list_capacity) return 0;
+    if (!job->call.needs.keep || !job->call.needs.rough || !bytes || job->call.batch->list_capacity) return 0;
     for (int32_t a = 0; a < job->pass.rows; a++) rows += (size_t)stored_wanted(&job->pass, &job->rules[job->row[a]]);
     if (rows > budget_of(context) / bytes) rows = budget_of(context) / bytes;
     if (!rows) return 0;
@@ -61,7 +61,7 @@ static size_t take_store(fs_job *job, fs_context *context) {
 /* What the first pass has shown of the kinds of its rows. */
 static void remember_wide(const fs_job *job, fs_cpu *cpu) {
     uint32_t seen = 0, wide = 0;
-    for (int64_t b = 0; b < job->call.batch->rows; b++) {
+    for (int64_t b = 0; job->call.needs.keep && b < job->call.batch->rows; b++) {
         const fs_rules *rules = &job->rules[b];
         if (rules_drop_row(rules) || !fs_stored_serves(&job->call, rules)) continue;
         seen |= 1u << stored_kind(rules);

@@ -13,8 +13,8 @@ enum {
     FS_TO_PROVE   /* the same with exact masses: then nothing is in doubt */
 };
 
-/* Draws every row of a job that has its memory. *again: rows that took another pass; *extra_bytes: what was taken beside
- * the work memory. */
+/* Draws every row of a job that has its memory. *again: rows that took another pass; *extra_bytes: what was taken
+ * beside the work memory. */
 fs_status fs_job_draw(fs_job *job, fs_context *context, int64_t *again, size_t *extra_bytes);
 
 /* Makes the pass one of these rows that the first has left for this turn. Returns the bytes it takes. */

@@ -14,7 +14,7 @@ typedef struct fs_shared {
     _Atomic uint64_t *best;    /* score key: nothing that does not beat it needs to be found */
     _Atomic uint64_t *bound;   /* of its list: what is not above it is in no list that is asked for */
     _Atomic uint64_t *mass;    /* ordered_float of the log of the shared mass; FS_KEY_NONE: there is none */
-    _Atomic uint32_t *reached; /* [rows, tasks] see shared_reach; 0: nothing yet. NULL where blocks are not filtered */
+    _Atomic uint32_t *reached; /* [rows, tasks] see shared_reach; 0: nothing yet. NULL: no filtered row has a list */
     int32_t tasks;
 } fs_shared;
 

@@ -27,7 +27,8 @@ static inline int stored_wanted(const fs_pass *pass, const fs_rules *rules) {
     return fs_stored_serves(pass->call, rules) && (pass->storing || pass->cpu->wide[stored_kind(rules)]);
 }
 
-/* Floats of a row's stored logits and the largest of their noise blocks: whole cache lines, which hold whole granules. */
+/* Floats of a row's stored logits and the largest of their noise blocks: whole cache lines, which hold
+ * whole granules. */
 int64_t fs_stored_floats(const fs_call *call);
 
 /* The same as they lie there. */

@@ -78,15 +78,15 @@ typedef struct fs_filter {
     int32_t *unit;
     float *mass;
     fs_block_mass exact[2]; /* of exp(l), and of exp(x); without arrays where there is none */
-    float **store;          /* where the block's logits of a row go, on a cache line; NULL: nowhere */
-    float **store_most;     /* and the largest of each of its noise blocks */
-    int32_t stores;         /* some row's go somewhere */
     float *sums;   /* [rows / 64, FS_NOISE_BLOCK, 64] of a noise block's tokens, until its marks are looked at */
     int64_t first; /* id of the block's first token, a multiple of FS_NOISE_BLOCK */
     fs_found *found;
     int32_t count, capacity;
     int32_t overlapped; /* tiles are looked at between the products of the next one */
     int32_t failed;     /* the block has to be stored */
+    int32_t stores;     /* some row's logits go somewhere: */
+    float **store;      /* where the block's do, on a cache line; NULL: nowhere */
+    float **store_most; /* and the largest of each of its noise blocks */
 } fs_filter;
 
 FS_CORE void filter_find(fs_filter *filter, float y, int32_t place, int32_t row, int32_t prefix) {

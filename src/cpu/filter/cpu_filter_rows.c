@@ -45,8 +45,6 @@ fs_task_filter fs_filter_layout(const fs_task_rows *of, int largest, fs_arena *a
     task.max = arena_take(arena, rows, sizeof *task.max);
     task.seen_bound = arena_take(arena, rows, sizeof *task.seen_bound);
     task.seen_mass = arena_take(arena, rows, sizeof *task.seen_mass);
-    task.ranks = arena_take(arena, rows, sizeof *task.ranks);
-    task.ranked = arena_take(arena, rows * FS_RANKED, sizeof *task.ranked);
     const int exact[2] = {needs->mass && !needs->rough, needs->raw_mass};
     for (int i = 0; i < 2; i++) {
         if (!exact[i] && !largest) continue;
@@ -62,32 +60,42 @@ fs_task_filter fs_filter_layout(const fs_task_rows *of, int largest, fs_arena *a
         task.pending = arena_take(arena, rows, sizeof *task.pending);
         task.pending_worth = arena_take(arena, rows, sizeof *task.pending_worth);
     }
-    s->store = arena_take(arena, rows, sizeof *s->store);
-    s->store_most = arena_take(arena, rows, sizeof *s->store_most);
     s->sums = arena_take(arena, sets * FS_NOISE_BLOCK * FS_FILTER_SUMS, sizeof *s->sums);
     s->found = arena_take(arena, (size_t)s->capacity, sizeof *s->found);
     s->overlapped = of->isa->overlapped || s->per;
+    if (!needs->keep && !largest) return task; /* a call without lists is as fast as if there were none of these */
+    task.ranks = arena_take(arena, rows, sizeof *task.ranks);
+    task.ranked = arena_take(arena, rows * FS_RANKED, sizeof *task.ranked);
+    s->store = arena_take(arena, rows, sizeof *s->store);
+    s->store_most = arena_take(arena, rows, sizeof *s->store_most);
     return task;
+}
+
+/* What rows with lists have besides. */
+static void open_lists(fs_task_filter *task) {
+    fs_filter *filter = &task->filter;
+    task->ranking = filter->stores = 0;
+    for (int32_t a = 0; task->ranks && a < lanes_of(&task->rows); a++) {
+        filter->stores |= a < task->rows.count && task->rows.active[a].stored.y;
+        filter->store[a] = NULL;
+        task->ranks[a] = 0;
+        for (int32_t i = 0; i < FS_RANKED; i++) task->ranked[a * FS_RANKED + i] = -INFINITY;
+    }
 }
 
 /* Lanes without a row find nothing. */
 void fs_filter_open(fs_task_filter *task) {
     const fs_call *call = task->rows.call;
     fs_filter *filter = &task->filter;
-    task->begun = task->noisy = task->ready = task->pause = task->paused = filter->stores = 0;
-    for (int32_t a = 0; a < task->rows.count; a++) {
-        task->noisy |= !call->rules[task->rows.active[a].b].greedy;
-        filter->stores |= task->rows.active[a].stored.y != NULL;
-    }
+    task->begun = task->noisy = task->ready = task->pause = task->paused = 0;
+    for (int32_t a = 0; a < task->rows.count; a++) task->noisy |= !call->rules[task->rows.active[a].b].greedy;
+    open_lists(task);
     for (int32_t a = 0; a < lanes_of(&task->rows); a++) {
         filter->floor[a] = filter->reach[a] = INFINITY;
         filter->allow[a] = a < task->rows.count ? fs_rows_allowed(call, task->rows.active[a].b) : NULL;
-        filter->store[a] = NULL;
         filter->scale[a] = 0.0f;
         filter->most[a] = task->max[a] = -INFINITY;
         filter->r0[a] = filter->r1[a] = filter->r2[a] = 0;
-        task->ranks[a] = 0;
-        for (int32_t i = 0; i < FS_RANKED; i++) task->ranked[a * FS_RANKED + i] = -INFINITY;
         if (filter->per) filter->per[a] = filter->mass[a] = 0.0f, task->pending[a] = 0.0, filter->unit[a] = 0;
         for (int i = 0; i < 2; i++)
             if (filter->exact[i].mass) filter->exact[i].scale[a] = 0.0f, block_mass_start(&filter->exact[i], a, 0);
@@ -163,6 +171,12 @@ static int32_t ranks_of(const filtered_row *r) {
     return !is_for_all(r) || least > FS_RANKED ? 0 : n < FS_RANKED ? n : FS_RANKED;
 }
 
+static void set_ranks(const filtered_row *r) {
+    if (!r->task->ranks) return;
+    r->task->ranks[r->a] = ranks_of(r);
+    r->task->ranking |= r->task->ranks[r->a] > 0;
+}
+
 static void rank(float *ranked, int32_t n, float y) {
     int32_t i = n - 1;
     if (!(y > ranked[i])) return;
@@ -182,7 +196,6 @@ static void rank_list(const filtered_row *r) {
     const fs_list *list = &r->summary->list;
     const int32_t n = r->task->ranks[r->a];
     float *ranked = r->task->ranked + r->a * FS_RANKED, found[FS_RANKED];
-    if (!n) return;
     for (int32_t i = 0; i < n; i++) found[i] = -INFINITY;
     for (int32_t i = 0; i < list->count; i++) rank(found, n, order_key_logit(list->key[i]));
     if (found[n - 1] > ranked[n - 1]) memcpy(ranked, found, sizeof found[0] * (size_t)n);
@@ -230,8 +243,8 @@ void fs_filter_share(fs_task_filter *task, int32_t a) {
     const filtered_row r = row_at(task, a);
     shared_raise(&r.shared->best[a], r.summary->winner[0].key);
     share_bound(&r);
-    task->ranks[a] = ranks_of(&r);
-    rank_list(&r);
+    set_ranks(&r);
+    if (task->ranking && task->ranks[a]) rank_list(&r);
 }
 
 /* The terms since the last time into the row's mass. */
@@ -267,7 +280,7 @@ static int set_criteria(const filtered_row *r, int first) {
     const int ready = r->task->best[r->a] != FS_KEY_NONE &&
                       (!r->active->listed || r->summary->list.bound != FS_KEY_NONE);
     if (!ready && (first || !filter->allow[r->a])) return 0;
-    r->task->ranks[r->a] = ranks_of(r);
+    set_ranks(r);
     filter->scale[r->a] = inverse;
     filter->r0[r->a] = r->active->noise[0].r0;
     filter->r1[r->a] = r->active->noise[0].r1;
@@ -409,7 +422,7 @@ int fs_filter_block(fs_task_filter *task, fs_block block) {
         const filtered_row r = row_at(task, found->row);
         if (!absorb_listed(&r, found)) absorb_found(&r, found);
     }
-    for (int32_t a = 0; filter->count && a < task->rows.count; a++) {
+    for (int32_t a = 0; task->ranking && filter->count && a < task->rows.count; a++) {
         const filtered_row r = row_at(task, a);
         share_ranked(&r);
     }

@@ -32,12 +32,13 @@ typedef struct fs_task_filter {
     uint64_t *seen_bound, *seen_mass; /* what was shared at the last look; of scores `best` knows */
     double *pending,
         *pending_worth;    /* rough terms that are not in the row's mass yet, and from how many on they shall be */
-    int32_t *ranks;        /* how many of its largest logits are remembered of a row, for its top-k; 0: none */
-    float *ranked;         /* [rows, FS_RANKED] those, of distinct tokens, descending */
     int32_t begun;         /* a block has been tried */
     int32_t noisy;         /* some row has noise */
     int32_t ready;         /* criteria are those of the rows' summaries */
     int32_t pause, paused; /* blocks to store after one that failed, twice as many each time; how many still are */
+    int32_t ranking;       /* some row's largest logits are remembered: */
+    int32_t *ranks;        /* how many of a row's, for its top-k; 0: none. NULL: no row has a list */
+    float *ranked;         /* [rows, FS_RANKED] those, of distinct tokens, descending */
 } fs_task_filter;
 
 /* Whether all that a call of weights wants of its logits, in blocks of this many tokens, is what a filter finds. */

@@ -323,8 +323,8 @@ static __attribute__((noinline)) void add_masses(const tile_call *c, int plain, 
     }
 }
 
-/* Stores the logits of a noise block, n tokens from place `from` of the block on, for the rows of a panel that want them,
- * and the largest: past the caches, since W washes them out before they are read. */
+/* Stores the logits of a noise block, n tokens from place `from` of the block on, for the rows of a panel that want
+ * them, and the largest: past the caches, since W washes them out before they are read. */
 static __attribute__((noinline)) void store_block(const tile_call *c, int plain, const fs_filter *filter, int32_t panel,
                                                   const float *sum, int32_t from, int32_t n) {
     const int32_t first = panel * FS_TILE;
