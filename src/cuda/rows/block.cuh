@@ -4,11 +4,7 @@
 
 #include "cuda/device/ptx.cuh"
 
-/* Who includes this may want fewer. */
-#ifndef FS_ROW_THREADS
-#define FS_ROW_THREADS 1024
-#endif
-constexpr int ROW_THREADS = FS_ROW_THREADS, ROW_WARPS = ROW_THREADS / 32;
+constexpr int ROW_THREADS = 1024, ROW_WARPS = ROW_THREADS / 32;
 
 /* f over all threads' values, the same in all of them. */
 template <class T, class F> FS_DEVICE T block_reduce(T value, F f) {

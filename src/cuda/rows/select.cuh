@@ -12,7 +12,7 @@
 #include "core/key.h"
 
 constexpr int SELECT_BINS = 2 * ROW_THREADS, SELECT_FEW = 512;
-constexpr int SELECT_BITS = ROW_THREADS == 1024 ? 11 : 9;
+constexpr int SELECT_BITS = 11;
 static_assert(SELECT_BINS == 1 << SELECT_BITS, "a power of two");
 constexpr uint64_t SELECT_ALL = ~0ull; /* as `most` or `mass`: no limit */
 
