@@ -52,8 +52,8 @@ typedef struct fs_cuda_progress {
 
 /* Candidates of rows that are cut: a segment for every row of a launch and CTA of its block, [rows][slots], and in it
  * the order keys of all tokens that are not below the row's floor. A floor is a logit below which no token survives the
- * row's cuts, or so it is thought; it comes from the largest logits of all CTAs' first tiles. Those and the floors are ordered floats, zero
- * before and after a call; `count` is more than a segment holds where it was too short. */
+ * row's cuts, or so it is thought; it comes from the largest logits of all CTAs' first tiles. Those and the floors are
+ * ordered floats, zero before and after a call; `count` is more than a segment holds where it was too short. */
 typedef struct fs_cuda_lists {
     unsigned long long *entry;  /* [rows][slots][FS_CUDA_SEGMENT]; NULL: the call has no lists */
     uint32_t *count;            /* [rows][slots] */

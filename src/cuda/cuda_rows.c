@@ -41,7 +41,7 @@ typedef struct layout {
     int32_t slots;        /* CTAs of one of its blocks */
 } layout;
 
-#define MOST_LISTED 4000000 /* tokens: a CTA counts those it lists of a row in 16 bits */
+#define MOST_LISTED (1 << 20) /* tokens: a CTA counts those it lists of a row in 16 bits */
 
 /* Where top-p is the only cut of a call, one row in 80 is open, or most where rows are flat: in more rows than these
  * there is likely one, and W is read twice (docs/findings/gpu-rows.md). */

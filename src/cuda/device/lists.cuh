@@ -59,8 +59,8 @@ FS_DEVICE float min_p_floor(const fs_rules &rules, float first) {
     return (float)((double)first + reach - 1e-5 * (fabs((double)first) + fabs(reach)) - 1e-6 / (double)rules.cut_scale);
 }
 
-/* What some WIDE_LIST tokens of a row are above: if x tokens of a tile are, on average, a share 1 - exp(-x) of the tiles
- * have a largest logit above, and where few have not, logits go on falling with the logarithm of x. */
+/* What some WIDE_LIST tokens of a row are above: if x tokens of a tile are, on average, a share 1 - exp(-x) of the
+ * tiles have a largest logit above, and where few have not, logits go on falling with the logarithm of x. */
 FS_DEVICE uint32_t wide_floor(const uint32_t (&value)[LIST_LANES], int32_t slots, int64_t tokens) {
     constexpr float FAR = 3.0f, APART = 4.0f;
     int32_t there = 0;

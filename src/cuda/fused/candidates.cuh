@@ -1,5 +1,6 @@
 /* candidates.cuh - lists of candidates of rows that are cut, beside the race: consumers list what is not below a row's
- * floor (epilogue.cuh), scorers find the floors (cuda/device/lists.cuh) from the largest logits of all CTAs' first tiles. */
+ * floor (epilogue.cuh), scorers find the floors (cuda/device/lists.cuh) from the largest logits of all CTAs' first
+ * tiles. */
 #ifndef FS_CUDA_CANDIDATES_CUH
 #define FS_CUDA_CANDIDATES_CUH
 

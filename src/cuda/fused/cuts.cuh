@@ -4,8 +4,7 @@
  * Where lists begin is a guess (cuda/device/lists.cuh); that what was asked follows from the tokens in a list is proven
  * here. Rows for which it is not are left open, for a second pass (rows/rows.cu).
  *
- * Loops are not unrolled: at the end instructions come from memory, and their rehearsal costs time too
- * (docs/findings/gpu-rows.md). */
+ * Few loops are unrolled: at the end instructions come from memory (docs/findings/gpu-rows.md). */
 #ifndef FS_CUDA_CUTS_CUH
 #define FS_CUDA_CUTS_CUH
 
@@ -246,8 +245,8 @@ FS_DEVICE void leave_open(const fs_team &team, fs_cut_room *room, const fs_cuda_
     for (int64_t i = team.thread(); i < (args.head.dim + 7) / 8; i += team.threads) to[i] = from[i];
 }
 
-/* The results of row b of which the drawn token and the largest logit are known; with key 0, what work memory says. With
- * `scrap` they go there. */
+/* The results of row b of which the drawn token and the largest logit are known; with key 0, what work memory says.
+ * With `scrap` they go there. */
 FS_DEVICE void close_listed(const fs_cuda_args &args, const fs_draw &draw, int32_t b, void *scrap, uint64_t key,
                             float x, float largest) {
     const fs_cuda_row *row = &args.work[b];
@@ -276,8 +275,8 @@ FS_DEVICE uint64_t find_token(const fs_team &team, fs_cut_room *room, uint32_t t
     return room->place < 0 ? 0 : room->list[room->place];
 }
 
-/* The race of the candidates from a key on: the winner's order key; 0: there is none. Bounds of all first, then the exact
- * scores of those that may be the best. */
+/* The race of the candidates from a key on: the winner's order key; 0: there is none. Bounds of all first, then the
+ * exact scores of those that may be the best. */
 template <int BITS>
 FS_DEVICE uint64_t race_from(const fs_team &team, fs_cut_room *room, uint64_t from, const fs_draw &draw,
                              unsigned long long *scrap) {
@@ -374,8 +373,8 @@ FS_DEVICE void end_listed(const fs_team &team, fs_tile_state<T::N, T::SCORERS> *
         args.lists.most[(int64_t)b * args.lists.slots + i] = 0;
 }
 
-/* Runs through the end of a row that is cut, for its instructions alone, while tiles are still on their way: as its rules
- * would have it with two candidates. */
+/* Runs through the end of a row that is cut, for its instructions alone, while tiles are still on their way: as its
+ * rules would have it with two candidates. */
 template <class T> FS_DEVICE void rehearse_cuts(fs_tile_state<T::N, T::SCORERS> *state) {
     const fs_team team = {32 * (4 - T::SCORERS), 32 * T::SCORERS, 1};
     const int32_t thread = team.thread();
@@ -397,8 +396,8 @@ template <class T> FS_DEVICE void rehearse_cuts(fs_tile_state<T::N, T::SCORERS> 
     team.wait();
 }
 
-/* Consumers, when all is listed: those of every CTA that finds so within `patience` end rows, one after the other, and so
- * do those of the CTA that leaves last, whoever is left. Nobody waits long for a CTA that may not be running. */
+/* Consumers, when all is listed: those of every CTA that finds so within `patience` end rows, one after the other, and
+ * so do those of the CTA that leaves last, whoever is left. Nobody waits long for a CTA that may not be running. */
 template <class T>
 FS_DEVICE void end_rows(fs_tile_state<T::N, T::SCORERS> *state, unsigned long long *list, uint32_t patience) {
     const fs_team team = {128, FS_STRIPS * 32, 3};

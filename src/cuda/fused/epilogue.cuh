@@ -18,8 +18,8 @@ template <int N> constexpr int GROUPS = N > 8 ? N / 16 : 1;
 template <int N> constexpr int PER_GROUP = N > 8 ? 8 : 4;
 
 /* What a head does to its logits, head_logit of core/head.h, of all of a thread's: a step at a time, each without a
- * choice inside. With all choices for each logit the instructions were so many that 64 rows whose logits are rounded took
- * a quarter more time (H200, 2026-11). */
+ * choice inside. With all choices for each logit the instructions were so many that 64 rows whose logits are rounded
+ * took a quarter more time (H200, 2026-11). */
 template <int M> FS_DEVICE void shape_logits(float (&d)[M], const fs_head &head, float bias0, float bias1) {
     auto all = [&](auto f) {
 #pragma unroll
@@ -33,8 +33,8 @@ template <int M> FS_DEVICE void shape_logits(float (&d)[M], const fs_head &head,
     if (head.post_scale != 1.0f) all([&](float x, int) { return x * head.post_scale; });
 }
 
-/* transform: tokens past the piece never pass; bias, rounding, scales and soft-cap before that, where the head has them.
- * t is this thread's first token in the tile. */
+/* transform: tokens past the piece never pass; bias, rounding, scales and soft-cap before that, where the head has
+ * them. t is this thread's first token in the tile. */
 template <int N, int S>
 FS_DEVICE void transform(float (&d)[S][N / 2], const fs_head &head, bool shaped, const piece &p, int32_t t) {
 #pragma unroll
@@ -175,8 +175,8 @@ template <int N, int S, int J> FS_DEVICE uint32_t marked_groups(const fs_tile_st
     return groups;
 }
 
-/* What is done with a logit above its threshold: it races, or is listed, or both. The first tile, whose thresholds do not
- * know of lists, is gone through again for lists alone. */
+/* What is done with a logit above its threshold: it races, or is listed, or both. The first tile, whose thresholds do
+ * not know of lists, is gone through again for lists alone. */
 enum fs_passed { FS_RACE, FS_RACE_OR_LIST, FS_LIST };
 
 template <fs_passed WHAT, int N, int J>

@@ -43,10 +43,10 @@ template <class T> FS_DEVICE bool groups_of(const fs_cuda_args &args) {
 }
 
 /* Barriers between consumers and scorers. Once: `opened`, the rows are in shared memory; `floors`, those of their lists
- * are. Once per record: `first`, the
- * largest logits of its first tile are. Once per tile: `ready`, its thresholds are set; `used`, the consumers are done
- * with them; `next`, the ring is the next team's. A team waits for its own tiles alone, so `ready` and `next` are a
- * barrier for each, 16 bytes apart: a parity tells one tile from the next, not from the one after. */
+ * are. Once per record: `first`, the largest logits of its first tile are. Once per tile: `ready`, its thresholds are
+ * set; `used`, the consumers are done with them; `next`, the ring is the next team's. A team waits for its own tiles
+ * alone, so `ready` and `next` are a barrier for each, 16 bytes apart: a parity tells one tile from the next, not from
+ * the one after. */
 struct rounds {
     uint32_t opened, first, floors, used, ready, next;
 
