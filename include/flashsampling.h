@@ -292,7 +292,7 @@ typedef struct fs_batch {
     const float *edit_bias; /* added to the logit; -inf bans the token */
 
     /* What each slot has produced so far. Repetition applies to tokens whose seen bit is set or whose count is
-     * above 0; frequency and presence look at counts only. */
+     * above 0; frequency and presence look at counts only. A count below 0 is none. */
     const uint32_t *seen;        /* bits like `allow`, [S, ceil(vocab / 32)] or NULL */
     int64_t seen_stride;         /* bytes; 0 = packed */
     const int32_t *counts;       /* dense, [S, vocab], or NULL */

@@ -228,7 +228,7 @@ FS_CORE int rules_are_uniform(const fs_batch *batch) {
  * whatever has made it so. */
 FS_CORE float rules_penalised(const fs_rules *rules, float y, int seen, int32_t count) {
     if (y > -INFINITY && (seen || count > 0)) y = y > 0.0f ? y / rules->repetition : y * rules->repetition;
-    if (y > -INFINITY) y -= rules->frequency * (float)count;
+    if (y > -INFINITY && count > 0) y -= rules->frequency * (float)count;
     if (y > -INFINITY && count > 0) y -= rules->presence;
     return y;
 }

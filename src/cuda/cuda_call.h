@@ -75,6 +75,39 @@ FS_CORE int64_t open_stride(int64_t dim) {
 #define FS_CUDA_SEGMENT 128
 #define FS_CUDA_LIST 8192 /* most candidates of a row that are looked at */
 
+/* What is done to the tokens of a row beside its head and its mask. */
+typedef struct fs_cuda_edits {
+    const int32_t *edit_token; /* entries, in their order */
+    const float *edit_bias;
+    int64_t edits;
+    const int32_t *count_token, *count_value; /* likewise, */
+    int64_t listed;
+    const int32_t *counts; /* or by token; NULL: none */
+    const uint32_t *seen;
+    float repetition, frequency, presence;
+    int32_t penalises;
+    int32_t last; /* edits come last */
+    /* Of rows whose tokens are looked up one by one (fused/edits.cu). */
+    int32_t way;
+    int32_t several; /* lists in which a token may have several entries */
+    float raise;     /* no token's y is above its x by more */
+} fs_cuda_edits;
+
+enum { FS_UNEDITED, FS_EDITED, FS_NOT_LOOKED_UP }; /* the last: the row needs its logits in memory */
+enum { FS_SEVERAL_EDITS = 1, FS_SEVERAL_COUNTS = 2 };
+
+#define FS_CUDA_TABLE_BITS 12
+#define FS_CUDA_TABLE (1 << FS_CUDA_TABLE_BITS)
+
+/* That of a launch's rows; and for each, tables of the entries of both lists (device/edits.cuh), and for each tile of
+ * the head which of its eight strips of 16 tokens have one that is raised, `tiles` bytes, a multiple of four. */
+typedef struct fs_cuda_lookup {
+    fs_cuda_edits *row; /* NULL: nothing is looked up */
+    uint32_t *table;    /* [rows][2][FS_CUDA_TABLE] */
+    uint8_t *raised;    /* [rows][tiles] */
+    int32_t tiles;
+} fs_cuda_lookup;
+
 /* Logits of a launch's rows in work memory, those of one row `stride` floats on from those of the row before: x, which
  * begin as dot products where the head has weights, and y, where tokens may be edited. */
 typedef struct fs_cuda_dense {
@@ -97,6 +130,7 @@ typedef struct fs_cuda_args {
     fs_cuda_row *work;  /* of this launch's rows */
     fs_cuda_groups groups;
     fs_cuda_lists lists;
+    fs_cuda_lookup edits;
     fs_cuda_dense dense;
     fs_needs needs; /* beside what else kernels look at: constant memory is cold when a launch begins */
 } fs_cuda_args;

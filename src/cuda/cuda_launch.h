@@ -38,6 +38,9 @@ cudaError_t fs_cuda_stored_launch(const fs_cuda_stored_plan *plan, const fs_cuda
 /* After a pass that does not end its rows itself: from their records and what else is known of them to results. */
 cudaError_t fs_cuda_end_launch(const fs_cuda_args *args, cudaStream_t stream);
 
+/* What a pass looks up of its rows' edits and penalties, before it: args->edits. */
+cudaError_t fs_cuda_edits_launch(const fs_cuda_args *args, cudaStream_t stream);
+
 /* Rows with rules, whose logits are in memory: once per device before the first launch; dot products of any float
  * types, to args->dense; the end of a launch's rows. */
 cudaError_t fs_cuda_rows_open(void);

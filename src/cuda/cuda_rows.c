@@ -38,7 +38,9 @@ typedef struct layout {
     int64_t stride, rows; /* of logits: floats from one row to the next, and rows at a time */
     int32_t x, y;         /* whether there is such an array of logits */
     int32_t listed;       /* rows of a launch that lists candidates, 0: none does; */
-    int32_t slots;        /* CTAs of one of its blocks */
+    int32_t slots;        /* CTAs of one of its blocks; */
+    int32_t edited;       /* its rows' edits are looked up, */
+    int32_t tables;       /* some of them in tables */
 } layout;
 
 #define MOST_LISTED (1 << 20) /* tokens: a CTA counts those it lists of a row in 16 bits */
@@ -47,17 +49,28 @@ typedef struct layout {
  * there is likely one, and W is read twice (docs/findings/gpu-rows.md). */
 #define MOST_TOP_P_LISTED 8
 
-/* Whether candidates are listed in a first pass: cuts that may follow from a row's largest tokens, and nothing else. */
+#define CUTS (FS_RULE_TOP_K | FS_RULE_TOP_P | FS_RULE_MIN_P)
+#define EDITS (FS_RULE_EDITS | FS_RULE_PENALTIES)
+
+/* Whether rows are ended by a pass over W that lists their candidates, and few need more. A row is cut by its largest
+ * tokens; edits are looked up for those that matter, so whatever speaks of all tokens, or of x beside y, is not to be
+ * had. */
 static int may_list(const fs_cuda_args *args) {
     const fs_batch *batch = &args->batch;
     const fs_result *r = &args->result;
     const uint32_t rules = batch_rules(&args->head, batch);
-    return args->head.kind == FS_HEAD_WEIGHTS && args->head.rows > 0 && args->head.rows <= MOST_LISTED &&
-           !is_mixed(args) && batch->mode == FS_MODE_SAMPLE && batch->samples == 1 && batch->noise == FS_NOISE_EXACT &&
-           !(rules & (FS_RULE_ALLOW | FS_RULE_EDITS | FS_RULE_PENALTIES)) &&
-           (rules & (FS_RULE_TOP_K | FS_RULE_MIN_P) || (rules & FS_RULE_TOP_P && batch->rows <= MOST_TOP_P_LISTED)) &&
-           !batch->watch_offset && !batch->count_offset && !asks_for_lists(r) &&
-           !(r->logits == FS_LOGITS_CUT && result_wants_log_z(r));
+    const int edited = (rules & EDITS) != 0, only_top_p = (rules & CUTS) == FS_RULE_TOP_P;
+    if (args->head.kind != FS_HEAD_WEIGHTS || args->head.rows <= 0 || args->head.rows > MOST_LISTED || is_mixed(args))
+        return 0;
+    if (batch->mode != FS_MODE_SAMPLE || batch->samples != 1 || batch->noise != FS_NOISE_EXACT || !rules) return 0;
+    if (batch->watch_offset || asks_for_lists(r) || (r->logits == FS_LOGITS_CUT && result_wants_log_z(r))) return 0;
+    if (edited ? result_wants_log_z(r) || r->logit || r->max_logit : batch->count_offset != NULL) return 0;
+    return !only_top_p || (!edited && batch->rows <= MOST_TOP_P_LISTED);
+}
+
+/* Whether all rows of a call that lists candidates are ended by that: none is cut, and none edited. */
+static int lists_end_all(const fs_cuda_args *args) {
+    return !(batch_rules(&args->head, &args->batch) & (CUTS | EDITS));
 }
 
 static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout *l) {
@@ -65,8 +78,8 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
     const uint32_t rules = batch_rules(head, &args->batch);
     const int there = head->kind == FS_HEAD_LOGITS && head->dtype == FS_F32 && head_is_plain(head) &&
                       !(rules & FS_RULE_ALLOW);
-    *l =
-        (layout){lines(head->rows), args->batch.rows, !there, (rules & (FS_RULE_EDITS | FS_RULE_PENALTIES)) != 0, 0, 0};
+    const fs_batch *batch = &args->batch;
+    *l = (layout){lines(head->rows), batch->rows, !there, (rules & EDITS) != 0, 0, 0, 0, 0};
     const int64_t bytes = (l->x + l->y) * l->stride * (int64_t)sizeof(float);
     const int64_t most = bytes ? (int64_t)context->options.fallback_bytes / bytes : args->batch.rows;
     if (l->rows > most) l->rows = most > 0 ? most : 1;
@@ -77,6 +90,8 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
     if (!fs_cuda_lists_of(context, &plan)) return FS_OK;
     l->listed = plan.rows;
     l->slots = plan.grid;
+    l->edited = (rules & EDITS) != 0;
+    l->tables = l->edited && (batch->edit_offset || batch->edit_count || batch->count_offset);
     return FS_OK;
 }
 
@@ -84,10 +99,17 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
 typedef struct parts {
     size_t most, floor, progress;       /* zero between calls */
     size_t logits, count, open, hidden; /* not; lists are where logits will be, once they have been looked at */
+    size_t edits, table, raised;
 } parts;
 
 static size_t aligned(size_t bytes) {
     return (bytes + 255) / 256 * 256;
+}
+
+/* Tiles that the tokens of a head lie in, to a multiple of four. */
+static int32_t tiles_of(const fs_head *head) {
+    const int64_t first = head->first_token / FS_CUDA_TILE, last = (head->first_token + head->rows) / FS_CUDA_TILE;
+    return (int32_t)(last - first + 4) / 4 * 4;
 }
 
 static parts parts_of(const fs_cuda_args *args, const layout *l) {
@@ -101,9 +123,13 @@ static parts parts_of(const fs_cuda_args *args, const layout *l) {
     p.progress = aligned((size_t)l->listed * sizeof(fs_cuda_progress));
     const size_t entry = segments * FS_CUDA_SEGMENT * sizeof(uint64_t);
     if (p.logits < entry) p.logits = entry;
+    if (lists_end_all(args)) p.logits = 0;
     p.count = aligned(segments * sizeof(uint32_t));
     p.open = aligned((1 + rows) * sizeof(int32_t));
-    p.hidden = rows * (size_t)open_stride(args->head.dim) * 2;
+    p.hidden = aligned(rows * (size_t)open_stride(args->head.dim) * 2);
+    if (l->edited) p.edits = aligned((size_t)l->listed * sizeof(fs_cuda_edits));
+    if (l->tables) p.table = (size_t)l->listed * 2 * FS_CUDA_TABLE * sizeof(uint32_t);
+    if (l->edited) p.raised = aligned((size_t)l->listed * (size_t)tiles_of(&args->head));
     return p;
 }
 
@@ -115,7 +141,7 @@ fs_status fs_cuda_rows_room(fs_context *context, const fs_cuda_args *args, fs_cu
     if (l.listed && l.slots < processors) l.slots = processors;
     const parts p = parts_of(args, &l);
     room->records_bytes = p.most + p.floor + p.progress;
-    room->parts_bytes = p.logits + p.count + p.open + p.hidden;
+    room->parts_bytes = p.logits + p.count + p.open + p.hidden + p.edits + p.table + p.raised;
     return FS_OK;
 }
 
@@ -141,6 +167,13 @@ static void place(const fs_cuda_room *room, const parts *p, const layout *l, int
     lists->hidden = at;
     lists->slots = l->slots;
     lists->room = room_of_lists;
+    if (!l->edited) return;
+    at += p->hidden;
+    args->edits.row = (fs_cuda_edits *)(void *)at;
+    at += p->edits;
+    args->edits.table = (uint32_t *)(void *)at;
+    args->edits.raised = (uint8_t *)at + p->table;
+    args->edits.tiles = tiles_of(&args->head);
 }
 
 /* -------------------------------------------------------------------------------------------------- launches ---- */
@@ -162,13 +195,26 @@ static fs_status launch_dots(fs_context *context, const fs_cuda_room *room, cons
     return FS_OK;
 }
 
+static int needs_some_mass(const fs_needs *needs) {
+    return needs->mass || needs->raw_mass;
+}
+
 /* A pass that lists candidates, and ends the rows that they decide. */
 static fs_status list_rows(fs_context *context, const fs_cuda_room *room, const fs_cuda_args *call) {
+    const fs_cuda *cuda = context->state;
     fs_cuda_args args = *call;
     args.dense.x = NULL;
-    if (batch_rules(&args.head, &args.batch) & FS_RULE_TOP_P && !args.needs.raw_mass) args.needs.mass = 1;
-    for (; args.first_row < args.batch.rows; args.first_row += args.rows)
+    if (batch_rules(&args.head, &args.batch) & FS_RULE_TOP_P && !needs_some_mass(&args.needs))
+        args.needs.mass = args.needs.mass_to_cut = 1;
+    for (; args.first_row < args.batch.rows; args.first_row += args.rows) {
+        if (args.edits.row) {
+            fs_cuda_plan plan;
+            FS_TRY(fs_cuda_plan_next(context, &args, &plan));
+            args.rows = plan.rows;
+            FS_CUDA_TRY(context, fs_cuda_edits_launch(&args, cuda->stream));
+        }
         FS_TRY(fs_cuda_launch_next(context, room, &args));
+    }
     return FS_OK;
 }
 
@@ -185,6 +231,7 @@ fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *given, fs_cu
     place(&room, &p, &l, cuda->list_room, args);
     room.records = NULL; /* what kernels of groups call so */
     if (l.listed) FS_TRY(list_rows(context, &room, args));
+    if (l.listed && lists_end_all(args)) return FS_OK;
     args->lists.by_place = l.listed != 0;
     args->lists.entry = NULL;
     for (; args->first_row < args->batch.rows; args->first_row += args->rows) {

@@ -250,7 +250,7 @@ static void apply_penalties(ref_row *row, const fs_batch *batch) {
         float y = row->y[v];
         if (y == -INFINITY) continue;
         if (count > 0 || (seen && bit_of(seen, id))) y = y > 0.0f ? y / values->repetition : y * values->repetition;
-        if (y > -INFINITY) y -= values->frequency * (float)count;
+        if (y > -INFINITY && count > 0) y -= values->frequency * (float)count;
         if (y > -INFINITY && count > 0) y -= values->presence;
         row->y[v] = y;
     }

@@ -1,5 +1,5 @@
-"""Rows that are cut, whose candidates the pass lists (sm90 kernels, aligned weights): equal to the
-CPU's, whether the lists decide or, made too short, leave rows to the second pass. Weights are small integers over
+"""Rows that a pass ends whose candidates it lists, and whose masks, edits and penalties it knows (sm90 kernels, aligned
+weights): equal to the CPU's, whether the pass decides or leaves rows to a second one. Weights are small integers over
 powers of two, so that both sides have the same logits, and many of them are equal."""
 import numpy as np
 import pytest
@@ -41,15 +41,26 @@ def rules(rng, rows):
     return {name: torch.from_numpy(value.astype(kinds[name])) for name, value in values.items()}
 
 
+def on_device(value, counts):
+    """An array there; or lists of (token, value) per row as arrays: offsets, tokens, values."""
+    if isinstance(value, torch.Tensor):
+        return value.cuda()
+    flat = [entry for line in value for entry in line]
+    kind = torch.int32 if all(isinstance(v, int) for _, v in flat) and counts else torch.float32
+    offsets = np.cumsum([0] + [len(line) for line in value])
+    return (torch.from_numpy(offsets).cuda(), torch.tensor([t for t, _ in flat], dtype=torch.int32).cuda(),
+            torch.tensor([v for _, v in flat], dtype=kind).cuda())
+
+
 def compare(ours, W, H, values, logits, outputs, seed, **flags):
     """Which rows took a second pass."""
-    moved = {name: value.cuda() for name, value in values.items()}
+    moved = {name: on_device(value, name == "count_list") for name, value in values.items()}
     got = ours.sample(fs.Head(W.cuda()), H.cuda(), seed=seed, logits=logits, outputs=outputs, **moved, **flags)
     want = CPU.sample(fs.Head(W), H, seed=seed, logits=logits, outputs=outputs, **values, **flags)
     torch.cuda.synchronize()
     status, expected = (r.status.cpu().numpy().view(np.uint32) for r in (got, want))
     wrong = np.flatnonzero((got.tokens.cpu() != want.tokens).any(1).numpy())
-    first = ["%s = %s" % (name, value[wrong[0]].item()) for name, value in values.items()] if len(wrong) else []
+    first = ["%s = %s" % (name, str(value[wrong[0]])[:80]) for name, value in values.items()] if len(wrong) else []
     assert len(wrong) == 0, "%d rows differ, the first %d: %s, %s for %s" % (
         len(wrong), wrong[0], ", ".join(first), got.tokens[wrong[0]].item(), want.tokens[wrong[0]].item())
     np.testing.assert_array_equal(status & CHANGED, expected & CHANGED)
@@ -70,6 +81,78 @@ def test_rows_of_every_kind(shape, dtype, monkeypatch):
         compare(ours, W, H, rules(rng, rows), "raw", (), seed, **flags)
     compare(ours, W, H, rules(rng, rows), "processed", ("score", "logit", "max_logit"), 7)
     compare(ours, W, H, rules(rng, rows), "raw", ("logprob", "log_z"), 8)
+
+
+def lines(rng, rows, vocab, values, most):
+    """Per row a list of (token, value): empty ones, long ones, some with a token twice."""
+    counts = rng.choice([0, 1, 5, most], rows)
+    return [[(int(t), values[i % len(values)]) for i, t in enumerate(rng.integers(0, vocab, n))] for n in counts]
+
+
+def touched(rng, rows, vocab, which):
+    """What is done to tokens, of the kinds whose letters are given: masks, edits, padded or listed counts, seen."""
+    inf, some = float("inf"), lambda share: torch.from_numpy(fs.pack_bits(rng.random((rows, vocab)) < share))
+    values = {}
+    if "m" in which:
+        values.update(allow=some(rng.choice([0.5, 0.002])),
+                      allow_index=torch.from_numpy(rng.integers(-1, rows, rows).astype(np.int32)))
+    if "e" in which:
+        values["edits"] = lines(rng, rows, vocab, (-inf, 1.25, -2.0, 0.5, 3.0, -inf, 0.0), 700)
+        values["edits"][0] = [(5, 1e9), (5, -1e9), (6, float("nan"))][: 1 + rows % 3]
+    if "b" in which:  # lowers, as bans do
+        values["edits"] = lines(rng, rows, vocab, (-inf, -2.0, -0.25), 1500)
+    if set("sdl") & set(which):
+        pick = lambda *choice: torch.from_numpy(rng.choice(choice, rows).astype(np.float32))
+        values.update(repetition=pick(1.0, 1.25, 2.0, 1.5, 0.75), frequency=pick(0.0, 0.5, 0.25, 1.0, -0.5),
+                      presence=pick(0.0, 0.5, 1.0, 2.0, 2.0))
+    if "s" in which:
+        values["seen"] = some(0.2)
+    if "d" in which:
+        values["counts"] = torch.from_numpy(np.maximum(rng.integers(-9, 4, (rows, vocab)), -1).astype(np.int32))
+    if "l" in which:
+        values["count_list"] = lines(rng, rows, vocab, (1, 2, 0, 3, -1), 900)
+    return values
+
+
+@pytest.mark.parametrize("which", ["m", "e", "b", "s", "d", "l", "ms", "med", "bsl", "mesl"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "%d-%dx%d" % s)
+def test_masks_edits_and_penalties(shape, which, monkeypatch):
+    """Without cuts, and with; rounded logits too. Where nothing is cut, raised by a penalty or NaN, no row of masks and
+    bans takes a second pass."""
+    rows, vocab, dim = shape
+    ours = context(None, monkeypatch)
+    for seed in range(4):
+        rng = np.random.default_rng([rows, seed, len(which)])
+        W, H = weights(rng, rows, vocab, dim, torch.bfloat16, fine=seed % 2 == 0)
+        values = dict(touched(rng, rows, vocab, which), **rules(rng, rows))
+        if seed < 2:
+            values = {k: v for k, v in values.items() if k not in ("top_k", "top_p", "min_p")}
+        second = compare(ours, W, H, values, "raw", ("score",), seed, **dict(edits_last=True) if seed == 3 else {})
+        assert seed >= 2 or not set(which) <= set("mb") or not second.any()
+        compare(ours, W, H, values, "processed", ("logit", "logprob"), seed)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_flat_rows_with_penalties(temperature, monkeypatch):
+    """All tokens equal, most of them penalised, the lowest ones banned: the rest tie or race."""
+    rows, vocab = 70, 20011
+    W, H = torch.zeros(vocab, 64, dtype=torch.bfloat16), torch.zeros(rows, 64, dtype=torch.bfloat16)
+    rng = np.random.default_rng(3)
+    values = dict(temperature=torch.full((rows,), temperature), presence=torch.full((rows,), 1.0),
+                  counts=torch.from_numpy((rng.random((rows, vocab)) < 0.9).astype(np.int32)),
+                  edits=[[(t, -float("inf")) for t in range(b)] + [(19000 + b, 0.25)] * (b % 2) for b in range(rows)])
+    compare(context(None, monkeypatch), W, H, values, "raw", (), 5)
+
+
+def test_entries_that_are_no_tokens(monkeypatch):
+    """And lists too long for a table: such rows have their logits stored, and say what the CPU says."""
+    rows, vocab = 9, 9000
+    rng = np.random.default_rng(4)
+    W, H = weights(rng, rows, vocab, 64, torch.bfloat16, fine=True)
+    edits = [[(int(t), -1.0) for t in rng.integers(0, vocab, n)] for n in (0, 10, 2048, 2049, 4000, 1, 1, 1, 1)]
+    edits[5], edits[6] = [(-1, 1.0)], [(vocab, 1.0)]
+    status = compare(context(None, monkeypatch), W, H, dict(edits=edits), "raw", (), 6)
+    assert list(status) == [False] * 3 + [True] * 4 + [False] * 2
 
 
 @pytest.mark.parametrize("room", [0, 3, 60])

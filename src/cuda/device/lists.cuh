@@ -32,6 +32,23 @@ FS_DEVICE uint32_t list_status(const fs_rules &rules, uint32_t flags, int32_t sl
     return (uint32_t)k << FS_DRAW_K;
 }
 
+/* How row b of a launch that lists candidates draws. */
+FS_DEVICE fs_draw draw_of_listed(const fs_cuda_args &args, int32_t b, bool *weighs) {
+    const fs_rules rules = list_rules(args, b);
+    const bool of_row = rules_top_p_of_row(&rules, args.batch.flags) && !rules.greedy;
+    fs_draw draw = draw_of(rules);
+    if (rules_drop_row(&rules)) return draw;
+    if (rules_list(rules)) draw.status |= FS_DRAW_LISTED | list_status(rules, args.batch.flags, args.lists.slots);
+    if (!args.edits.row || args.edits.row[b].way == FS_UNEDITED) {
+        *weighs |= of_row;
+        return draw;
+    }
+    const bool open = args.edits.row[b].way == FS_NOT_LOOKED_UP || of_row; /* masses are of x */
+    draw.status |= FS_DRAW_EDITED | (args.edits.row[b].raise > 0.0f ? FS_DRAW_RAISED : 0u);
+    if (open) draw.status = FS_DRAW_OPEN | FS_ROW_SKIPPED;
+    return draw;
+}
+
 FS_DEVICE int32_t list_k(const fs_draw &draw) {
     return (int32_t)(draw.status >> FS_DRAW_K & 0xFF);
 }

@@ -18,9 +18,12 @@
 typedef struct fs_draw {
     fs_noise noise;
     float inverse, temperature; /* 1 for greedy rows */
-    uint32_t status;            /* FS_ROW_ bits that are known before any logit is, and FS_DRAW_GREEDY */
+    uint32_t status;            /* FS_ROW_ bits that are known before any logit is, below 2^16, and FS_DRAW_ bits */
 } fs_draw;
 
+#define FS_DRAW_EDITED (1u << 16) /* tokens that pass are looked up (device/edits.cuh); */
+#define FS_DRAW_RAISED (1u << 17) /* some y may be above x */
+#define FS_DRAW_OPEN (1u << 18)   /* the pass cannot tell: the row needs its logits in memory */
 #define FS_DRAW_GREEDY (1u << 31)
 #define FS_DRAW_LISTED (1u << 30) /* the row has a list of candidates, */
 #define FS_DRAW_K 22              /* by top-k, 8 bits from here on; 0: by min-p */
@@ -31,6 +34,14 @@ FS_DEVICE bool is_greedy(const fs_draw &draw) {
 
 FS_DEVICE bool is_listed(const fs_draw &draw) {
     return draw.status & FS_DRAW_LISTED;
+}
+
+FS_DEVICE bool is_edited(const fs_draw &draw) {
+    return draw.status & FS_DRAW_EDITED;
+}
+
+FS_DEVICE bool is_raised(const fs_draw &draw) {
+    return draw.status & FS_DRAW_RAISED;
 }
 
 FS_DEVICE fs_draw draw_of(const fs_rules &rules) {

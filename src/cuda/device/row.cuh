@@ -145,7 +145,7 @@ FS_DEVICE fs_summary summary_of(const fs_needs &needs, const fs_found &found, fs
 /* The rules of rows that have no other: constants, of which the compiler leaves out what they do not need. */
 FS_DEVICE fs_rules rules_of(const fs_draw &draw) {
     fs_rules rules = {};
-    rules.status = draw.status & ((1u << FS_DRAW_K) - 1);
+    rules.status = draw.status & FS_ROW_NO_TOKEN;
     rules.greedy = is_greedy(draw);
     rules.inverse_temperature = rules.cut_scale = draw.inverse;
     rules.top_p = rules.repetition = 1.0f;
@@ -157,7 +157,7 @@ FS_DEVICE fs_rules rules_of(const fs_draw &draw) {
 FS_DEVICE fs_needs plain_needs(const fs_needs &all) {
     fs_needs needs = {};
     needs.samples = 1;
-    needs.mass = all.mass;
+    needs.mass = all.mass && !all.mass_to_cut;
     needs.raw_mass = all.raw_mass;
     needs.winner_logit = all.winner_logit;
     needs.max = all.max;

@@ -8,9 +8,15 @@
 
 /* ------------------------------------------------------------------------------------------------- consumers ---- */
 
-/* Lists a token that is not below the floor of its row: in this CTA's segment, as long as it has room. */
+/* Lists a token that is not below the floor of its row, nor will be when it is edited: in this CTA's segment, as long
+ * as it has room. */
 template <int N, int J> FS_DEVICE void list_token(fs_tile_state<N, J> *state, float x, int32_t token, int32_t row) {
-    if (!(x >= __uint_as_float(state->first_max[row]))) return; /* nor above a NaN */
+    float floor = __uint_as_float(state->first_max[row]);
+    if (is_raised(state->draw[row])) {
+        const float raise = state->args.edits.row[row].raise;
+        floor -= raise + (fabsf(floor) + raise) * 1e-6f;
+    }
+    if (!(x >= floor) || !(x > -INFINITY)) return; /* nor above a NaN */
     const uint32_t place = atomicAdd(&state->listed[row / 2], row & 1 ? 1u << 16 : 1u) >> 16 * (row & 1) & 0xFFFF;
     const fs_cuda_lists &lists = state->args.lists;
     if (place < FS_CUDA_SEGMENT)
@@ -22,7 +28,7 @@ template <int N, int J> FS_DEVICE void list_token(fs_tile_state<N, J> *state, fl
  * which tells whether there is a mark. */
 template <int N, int J>
 FS_DEVICE bool is_only_listed(const fs_tile_state<N, J> *state, float x, float low, int32_t row) {
-    if (!is_listed(state->draw[row]) || mark_in(low) >= 0) return false;
+    if (!is_listed(state->draw[row]) || mark_in(low) >= 0 || is_raised(state->draw[row])) return false;
     const uint32_t known = *(const volatile uint32_t *)&state->best[row];
     return x <= threshold_at(threshold_of(known, state->draw[row].temperature), FS_UNMARKED_CEILING);
 }
@@ -43,12 +49,15 @@ static __device__ __noinline__ uint32_t find_floor(const fs_cuda_args &args, con
 }
 
 /* The largest logits of this CTA's first tile, for all. */
-template <int N, int J> FS_DEVICE void put_most(const fs_cuda_args &args, fs_tile_state<N, J> *state) {
+template <int N, int J> FS_DEVICE void put_most(const fs_cuda_args &args, fs_tile_state<N, J> *state, int32_t first) {
     const fs_cuda_lists &lists = args.lists;
+    if (!state->lists) return;
     own_rows<N>(args, state, [&](int32_t b) {
-        const uint32_t most = state->first_max[b];
-        if (is_listed(state->draw[b]) && most)
-            lists.most[(int64_t)b * lists.slots + blockIdx.x] = ordered_float(first_logit(most));
+        const uint32_t most = state->first_max[b], place = __float_as_uint(float_of_ordered(most)) & 127;
+        if (!is_listed(state->draw[b]) || !most) return;
+        float x = first_logit(most);
+        if (is_edited(state->draw[b])) x = look_up(args, b, first + (int32_t)place, x);
+        if (x > -INFINITY) lists.most[(int64_t)b * lists.slots + blockIdx.x] = ordered_float(x);
     });
     __threadfence(); /* the logits before the count */
     __syncwarp();
@@ -83,7 +92,7 @@ template <int N, int J> struct fs_floors {
         bool there = true;
 #pragma unroll 1
         for (int32_t b = scorer_thread<J>(); b < N; b += J * 32) {
-            float own = NAN;
+            float own = INFINITY;
             if (draws(state->draw[b]) && is_listed(state->draw[b])) {
                 const uint32_t floor = load_relaxed(&args.lists.floor[b]);
                 own = floor ? float_of_ordered(floor) : -INFINITY;

@@ -1,5 +1,5 @@
-/* cuts.cuh - the end of rows that are cut, in the pass: when the CTAs of a block have listed all candidates, the
- * consumers of each take rows, one after the other, and find from a row's list what its cuts leave, and who wins.
+/* cuts.cuh - the end of rows that are cut, in the pass: when the CTAs of a block have listed all candidates, each takes
+ * rows, one after the other, and finds from a row's list what its cuts leave, and who wins.
  *
  * Where lists begin is a guess (cuda/device/lists.cuh); that what was asked follows from the tokens in a list is proven
  * here. Rows for which it is not are left open, for a second pass (rows/rows.cu).
@@ -13,23 +13,14 @@
 
 /* ------------------------------------------------------------------------------------------------- candidates ---- */
 
-/* The warps that end a row together: a CTA's consumers; its scorers, when they rehearse. */
-typedef struct fs_team {
-    int32_t first, threads; /* of the CTA */
-    int32_t barrier;
-
-    FS_DEVICE_MEMBER void wait() const { named_barrier(barrier, threads); }
-    FS_DEVICE_MEMBER int32_t thread() const { return (int32_t)threadIdx.x - first; }
-} fs_team;
-
 /* One value for all, from each warp's. */
-template <class F> FS_DEVICE uint64_t over_warps(const fs_team &team, fs_cut_room *room, uint64_t value, F f) {
-    if (threadIdx.x % 32 == 0) room->part[team.thread() / 32] = value;
-    team.wait();
+template <class F> FS_DEVICE uint64_t over_warps(fs_cut_room *room, uint64_t value, F f) {
+    if (threadIdx.x % 32 == 0) room->part[threadIdx.x / 32] = value;
+    __syncthreads();
     value = room->part[0];
 #pragma unroll 1
-    for (int w = 1; w < team.threads / 32; w++) value = f(value, (uint64_t)room->part[w]);
-    team.wait(); /* all have read before the next one writes */
+    for (int w = 1; w < FS_WARPS; w++) value = f(value, (uint64_t)room->part[w]);
+    __syncthreads(); /* all have read before the next one writes */
     return value;
 }
 
@@ -46,34 +37,34 @@ typedef struct fs_ahead {
 } fs_ahead;
 
 /* The candidates from a key on. */
-FS_DEVICE fs_ahead ahead_of(const fs_team &team, fs_cut_room *room, uint64_t key, bool weigh) {
-    const unsigned long long *list = room->list, *weight = list + room->weights;
+FS_DEVICE fs_ahead ahead_of(fs_cut_room *room, uint64_t key, bool weigh) {
+    const unsigned long long *list = room->list, *weight = list + FS_CUDA_LIST;
     const int32_t count = room->count;
     fs_ahead a = {0, 0};
 #pragma unroll 4
-    for (int32_t i = team.thread(); i < count; i += team.threads) {
+    for (int32_t i = threadIdx.x; i < count; i += FS_THREADS) {
         const bool ahead = list[i] >= key;
         a.count += ahead;
         if (weigh) a.weight += ahead ? weight[i] : 0;
     }
     auto add = [](uint64_t x, uint64_t y) { return x + y; };
-    a.count = (uint32_t)over_warps(team, room, __reduce_add_sync(~0u, a.count), add);
-    if (weigh) a.weight = over_warps(team, room, warp_sum(a.weight), add);
+    a.count = (uint32_t)over_warps(room, __reduce_add_sync(~0u, a.count), add);
+    if (weigh) a.weight = over_warps(room, warp_sum(a.weight), add);
     return a;
 }
 
 /* The order key of the last of the first k candidates, or with k 0 of the first that have so much weight together; 1 if
  * there are not so many. Each warp looks where another part of an interval of keys ends, until there is one in it. */
-static __device__ __noinline__ uint64_t last_of_first(const fs_team team, fs_cut_room *room, uint32_t k,
+static __device__ __noinline__ uint64_t last_of_first(fs_cut_room *room, uint32_t k,
                                                       uint64_t mass) {
-    const unsigned long long *list = room->list, *weight = list + room->weights;
-    const int32_t count = room->count, lane = threadIdx.x % 32, warp = team.thread() / 32, warps = team.threads / 32;
+    const unsigned long long *list = room->list, *weight = list + FS_CUDA_LIST;
+    const int32_t count = room->count, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint64_t least = max((uint64_t)ordered_float(room->floor) << 32, (uint64_t)1);
     uint64_t low = least, high = room->largest + 1;     /* enough from low on, if at all; not from high on */
     uint32_t from_low = (uint32_t)count, from_high = 0; /* or more: some are none */
 #pragma unroll 1
     while (from_low - from_high > 1 && high - low > 1) {
-        const uint64_t wide = (high - low) / (uint32_t)(warps + 1), step = wide ? wide : 1, base = low, end = high;
+        const uint64_t wide = (high - low) / (uint32_t)(FS_WARPS + 1), step = wide ? wide : 1, base = low, end = high;
         const uint64_t own = base + step * (warp + 1);
         uint32_t found = 0;
         uint64_t sum = 0;
@@ -85,9 +76,9 @@ static __device__ __noinline__ uint64_t last_of_first(const fs_team team, fs_cut
         found = __reduce_add_sync(~0u, found);
         if (!k) sum = warp_sum(sum);
         if (lane == 0) room->part[warp] = sum, room->tally[warp] = (uint16_t)found;
-        team.wait();
+        __syncthreads();
 #pragma unroll 1
-        for (int w = 0; w < warps; w++) {
+        for (int w = 0; w < FS_WARPS; w++) {
             const uint64_t at = base + step * (w + 1);
             if (at >= end) break;
             if (k ? room->tally[w] >= k : room->part[w] >= mass) low = at, from_low = room->tally[w];
@@ -96,7 +87,7 @@ static __device__ __noinline__ uint64_t last_of_first(const fs_team team, fs_cut
                 break;
             }
         }
-        team.wait(); /* all have read before the next one writes */
+        __syncthreads(); /* all have read before the next one writes */
     }
     if (low == least) return 1;
     unsigned long long last = ~0ull;
@@ -114,11 +105,10 @@ struct fs_row_weight {
 };
 
 FS_DEVICE fs_row_weight weight_of_row(const fs_cuda_args &args, const fs_rules &rules, const fs_cuda_row *row,
-                                      const cut_scale &units, float first, bool rehearse) {
+                                      const cut_scale &units, float first) {
     const float rate = args.needs.raw_mass ? 1.0f : rules.inverse_temperature;
     if (!needs_mass(args.needs) || rate != rules.cut_scale || units.origin != 0.0f) return {0.0, 0.0};
     const fs_mass mass = row_mass(row);
-    if (rehearse) return {1.0, 0.0};
     if (mass_is_empty(&mass)) return {0.0, 0.0};
     return {ldexp(mass_scaled(&mass), 24 * (mass.top - 2) - units.unit + 39), mass_slack(first * rules.cut_scale)};
 }
@@ -133,19 +123,19 @@ typedef struct fs_marks_of_cuts {
 } fs_marks_of_cuts;
 
 /* Weighs the candidates whom top-p looks at, those from a key on: together. */
-FS_DEVICE uint64_t weigh_from(const fs_team &team, fs_cut_room *room, uint64_t key, const cut_scale &units) {
+FS_DEVICE uint64_t weigh_from(fs_cut_room *room, uint64_t key, const cut_scale &units) {
     uint64_t all = 0;
 #pragma unroll 1
-    for (int32_t i = team.thread(); i < room->count; i += team.threads) {
+    for (int32_t i = threadIdx.x; i < room->count; i += FS_THREADS) {
         const uint64_t weight = room->list[i] >= key ? units.weigh(order_key_logit(room->list[i])) : 0;
-        room->list[room->weights + i] = weight;
+        room->list[FS_CUDA_LIST + i] = weight;
         all += weight;
     }
-    return over_warps(team, room, warp_sum(all), [](uint64_t a, uint64_t b) { return a + b; });
+    return over_warps(room, warp_sum(all), [](uint64_t a, uint64_t b) { return a + b; });
 }
 
-FS_DEVICE fs_marks_of_cuts marks_of_cuts(const fs_team &team, const fs_cuda_args &args, fs_cut_room *room,
-                                         const fs_cuda_row *row, bool rehearse) {
+FS_DEVICE fs_marks_of_cuts marks_of_cuts(const fs_cuda_args &args, fs_cut_room *room,
+                                         const fs_cuda_row *row) {
     const fs_rules &rules = room->rules;
     const uint32_t flags = args.batch.flags;
     const float first = order_key_logit(room->largest), scale = rules.cut_scale;
@@ -160,26 +150,27 @@ FS_DEVICE fs_marks_of_cuts marks_of_cuts(const fs_team &team, const fs_cuda_args
     const cut_scale units(scale, first);
     uint64_t from = 1;
     if (!of_row) { /* of what top-k and min-p leave, of which then all must be known */
-        const bool enough = rules.top_k > 0 && ahead_of(team, room, 1, false).count >= (uint32_t)rules.top_k;
+        const bool enough = rules.top_k > 0 && ahead_of(room, 1, false).count >= (uint32_t)rules.top_k;
         const bool by_min_p = m.min_p && (double)(room->floor * scale) < m.least;
         m.known = enough || by_min_p || room->floor == -INFINITY;
-        if (enough) from = last_of_first(team, room, (uint32_t)rules.top_k, 0);
+        if (enough) from = last_of_first(room, (uint32_t)rules.top_k, 0);
         if (flags & FS_KEEP_TIES_TOP_K) from = from >> 32 << 32;
         /* With min-p before it, weights begin where min-p ends. */
         if (m.min_p && rules.log_min_p > -INFINITY) {
             unsigned long long last = ~0ull;
-            for (int32_t i = team.thread(); i < room->count; i += team.threads)
-                if (!((double)(order_key_logit(room->list[i]) * scale) < m.least)) last = min(last, room->list[i]);
+            for (int32_t i = threadIdx.x; i < room->count; i += FS_THREADS)
+                if (room->list[i] && !((double)(order_key_logit(room->list[i]) * scale) < m.least))
+                    last = min(last, room->list[i]);
             for (int apart = 16; apart; apart /= 2) last = min(last, __shfl_xor_sync(~0u, last, apart));
-            last = over_warps(team, room, last, [](uint64_t a, uint64_t b) { return min(a, b); });
+            last = over_warps(room, last, [](uint64_t a, uint64_t b) { return min(a, b); });
             from = max(from, (uint64_t)last);
         }
     }
-    const uint64_t all = weigh_from(team, room, from, units);
+    const uint64_t all = weigh_from(room, from, units);
     if (infinite) m.less = m.more = 1.0; /* all of the weight is one token's */
     else if (!of_row) m.less = m.more = fmax(ceil((double)rules.top_p * (double)all), 1.0);
     else {
-        const fs_row_weight weight = weight_of_row(args, rules, row, units, first, rehearse);
+        const fs_row_weight weight = weight_of_row(args, rules, row, units, first);
         const double mark = (double)rules.top_p * weight.all;
         m.known = weight.all > 0.0;
         m.less = fmax(mark - mark * weight.slack, 1.0);
@@ -189,16 +180,16 @@ FS_DEVICE fs_marks_of_cuts marks_of_cuts(const fs_team &team, const fs_cuda_args
 }
 
 /* Whether a candidate stays: 1, 0, or -1 if that is not known. 0 as its key: somebody below all candidates. */
-FS_DEVICE int32_t stays(const fs_team &team, const fs_cuda_args &args, fs_cut_room *room, const fs_marks_of_cuts &m,
+FS_DEVICE int32_t stays(const fs_cuda_args &args, fs_cut_room *room, const fs_marks_of_cuts &m,
                         uint64_t key) {
     const fs_rules &rules = room->rules;
     const uint32_t flags = args.batch.flags;
     const float y = key ? order_key_logit(key) : room->floor;
     if ((double)(y * rules.cut_scale) < m.least) return 0;
     const uint64_t next = key ? key + 1 : 1, larger = key ? ((key >> 32) + 1) << 32 : 1;
-    const fs_ahead ahead = ahead_of(team, room, next, m.weigh);
+    const fs_ahead ahead = ahead_of(room, next, m.weigh);
     fs_ahead of_larger = ahead;
-    if (flags & (FS_KEEP_TIES_TOP_K | FS_KEEP_TIES_TOP_P)) of_larger = ahead_of(team, room, larger, m.weigh);
+    if (flags & (FS_KEEP_TIES_TOP_K | FS_KEEP_TIES_TOP_P)) of_larger = ahead_of(room, larger, m.weigh);
     const uint32_t count = flags & FS_KEEP_TIES_TOP_K ? of_larger.count : ahead.count;
     const double weight = (double)(flags & FS_KEEP_TIES_TOP_P ? of_larger.weight : ahead.weight);
     if (rules.top_k > 0 && count >= (uint32_t)rules.top_k) return 0;
@@ -210,16 +201,16 @@ FS_DEVICE int32_t stays(const fs_team &team, const fs_cuda_args &args, fs_cut_ro
 /* ------------------------------------------------------------------------------------------------------- rows ---- */
 
 /* The candidates of row b, if they are all there and few enough, into `list`: how many; else -1. */
-FS_DEVICE int32_t take_list(const fs_team &team, fs_cut_room *room, const fs_cuda_lists &lists,
+FS_DEVICE int32_t take_list(fs_cut_room *room, const fs_cuda_lists &lists,
                             unsigned long long *list, int32_t b) {
-    const int32_t thread = team.thread();
+    const int32_t thread = threadIdx.x;
     const uint32_t *count = lists.count + (int64_t)b * lists.slots;
     const unsigned long long *entry = lists.entry + (int64_t)b * lists.slots * FS_CUDA_SEGMENT;
     bool whole = true;
     if (thread == 0) room->found = 0;
-    team.wait();
+    __syncthreads();
 #pragma unroll 1
-    for (int32_t slot = thread; slot < lists.slots; slot += team.threads) {
+    for (int32_t slot = thread; slot < lists.slots; slot += FS_THREADS) {
         const uint32_t n = __ldcg(&count[slot]), start = n ? atomicAdd(&room->found, n) : 0;
         whole &= n <= FS_CUDA_SEGMENT && start + n <= FS_CUDA_LIST;
 #pragma unroll 1
@@ -227,28 +218,38 @@ FS_DEVICE int32_t take_list(const fs_team &team, fs_cut_room *room, const fs_cud
             copy_async_8(shared_address(&list[start + i]), &entry[slot * FS_CUDA_SEGMENT + i]);
     }
     copy_async_wait();
-    const uint64_t all = over_warps(team, room, __all_sync(~0u, whole), [](uint64_t a, uint64_t b) { return a & b; });
+    const uint64_t all = over_warps(room, __all_sync(~0u, whole), [](uint64_t a, uint64_t b) { return a & b; });
     return all && room->found <= (uint32_t)lists.room ? (int32_t)room->found : -1;
 }
 
+/* From x to y of the candidates of an edited row. */
+FS_DEVICE void edit_list(const fs_cuda_args &args, fs_cut_room *room, int32_t b) {
+#pragma unroll 1
+    for (int32_t i = threadIdx.x; i < room->count; i += FS_THREADS) {
+        const uint32_t token = order_key_token(room->list[i]);
+        const float y = look_up(args, b, (int32_t)token, order_key_logit(room->list[i]));
+        room->list[i] = y > -INFINITY ? order_key(y, token) : 0;
+    }
+    __syncthreads();
+}
+
 /* A row is open: its hidden state goes where open ones are side by side. */
-FS_DEVICE void leave_open(const fs_team &team, fs_cut_room *room, const fs_cuda_args &args, int64_t b) {
-    if (team.thread() == 0) {
+FS_DEVICE void leave_open(fs_cut_room *room, const fs_cuda_args &args, int64_t b) {
+    if (threadIdx.x == 0) {
         room->place = atomicAdd(&args.lists.open[0], 1);
         args.lists.open[1 + room->place] = (int32_t)b;
     }
-    team.wait();
+    __syncthreads();
     const fs_matrix hidden = hidden_of_batch(&args.head, &args.batch);
     const uint4 *from = (const uint4 *)matrix_row(&hidden, b);
     uint4 *to = (uint4 *)((uint16_t *)args.lists.hidden + room->place * open_stride(args.head.dim));
 #pragma unroll 1
-    for (int64_t i = team.thread(); i < (args.head.dim + 7) / 8; i += team.threads) to[i] = from[i];
+    for (int64_t i = threadIdx.x; i < (args.head.dim + 7) / 8; i += FS_THREADS) to[i] = from[i];
 }
 
-/* The results of row b of which the drawn token and the largest logit are known; with key 0, what work memory says.
- * With `scrap` they go there. */
-FS_DEVICE void close_listed(const fs_cuda_args &args, const fs_draw &draw, int32_t b, void *scrap, uint64_t key,
-                            float x, float largest) {
+/* The results of row b of which the drawn token and the largest logit are known; with key 0, what work memory says. */
+FS_DEVICE void close_listed(const fs_cuda_args &args, const fs_draw &draw, int32_t b, uint64_t key, float x,
+                            float largest) {
     const fs_cuda_row *row = &args.work[b];
     fs_needs needs = plain_needs(args.needs);
     fs_found found = found_nothing();
@@ -260,32 +261,31 @@ FS_DEVICE void close_listed(const fs_cuda_args &args, const fs_draw &draw, int32
         found.flags = __ldcg(&row->flags);
         if (needs_mass(needs)) found.mass = row_mass(row);
     } else found = found_in(row, draw, needs);
-    if (scrap) found.mass = {0, {1, 0, 0}};
-    write_row(args, draw, needs, args.first_row + b, found, false, scrap);
+    write_row(args, draw, needs, args.first_row + b, found, false, NULL);
 }
 
 /* The order key of a token; 0: it is no candidate. */
-FS_DEVICE uint64_t find_token(const fs_team &team, fs_cut_room *room, uint32_t token) {
-    if (team.thread() == 0) room->place = -1;
-    team.wait();
+FS_DEVICE uint64_t find_token(fs_cut_room *room, uint32_t token) {
+    if (threadIdx.x == 0) room->place = -1;
+    __syncthreads();
 #pragma unroll 1
-    for (int32_t i = team.thread(); i < room->count; i += team.threads)
+    for (int32_t i = threadIdx.x; i < room->count; i += FS_THREADS)
         if (order_key_token(room->list[i]) == token) room->place = i;
-    team.wait();
+    __syncthreads();
     return room->place < 0 ? 0 : room->list[room->place];
 }
 
 /* The race of the candidates from a key on: the winner's order key; 0: there is none. Bounds of all first, then the
  * exact scores of those that may be the best. */
 template <int BITS>
-FS_DEVICE uint64_t race_from(const fs_team &team, fs_cut_room *room, uint64_t from, const fs_draw &draw,
+FS_DEVICE uint64_t race_from(fs_cut_room *room, uint64_t from, const fs_draw &draw,
                              unsigned long long *scrap) {
-    if (team.thread() == 0) room->best = 0, room->key = 0;
+    if (threadIdx.x == 0) room->best = 0, room->key = 0;
 #pragma unroll 1
     for (int pass = 0; pass < 2; pass++) {
-        team.wait();
+        __syncthreads();
 #pragma unroll 1
-        for (int32_t i = team.thread(); i < room->count; i += team.threads) {
+        for (int32_t i = threadIdx.x; i < room->count; i += FS_THREADS) {
             const uint64_t k = room->list[i];
             if (k < from) continue;
             const fs_survivor s = score_token<BITS>(draw, &room->best, (uint32_t *)scrap, (uint32_t *)scrap + 1,
@@ -293,144 +293,117 @@ FS_DEVICE uint64_t race_from(const fs_team &team, fs_cut_room *room, uint64_t fr
             if (pass && s.token.id) atomicMax(&room->key, (unsigned long long)exact_key<BITS>(draw, s));
         }
     }
-    team.wait();
-    return find_token(team, room, score_key_token(room->key));
+    __syncthreads();
+    return find_token(room, score_key_token(room->key));
 }
 
 constexpr int FEW_RACE = 512; /* candidates that race sooner than it is found out who of them need not */
 
 /* The token of a row that is cut, from its list: the winner of the race over all tokens, if it stays. Else who stays is
- * above it, and there is another race. False if the list does not tell. Out of line, because it is rehearsed. */
+ * above it, and there is another race. False if the list does not tell. */
 template <int BITS>
-static __device__ __noinline__ bool end_list(const fs_team team, const fs_cuda_args &args, fs_cut_room *room,
-                                             const fs_draw &draw, int32_t b, unsigned long long *scrap, bool rehearse) {
+FS_DEVICE bool end_list(const fs_cuda_args &args, fs_cut_room *room, const fs_draw &draw, int32_t b,
+                        unsigned long long *scrap) {
     const fs_cuda_row *row = &args.work[b];
     unsigned long long most = 0;
     /* A CTA that had to begin without a floor has listed more than others: not candidates. */
     const uint64_t least = (uint64_t)ordered_float(room->floor) << 32;
 #pragma unroll 1
-    for (int32_t i = team.thread(); i < room->count; i += team.threads) {
+    for (int32_t i = threadIdx.x; i < room->count; i += FS_THREADS) {
         if (room->list[i] < least) room->list[i] = 0;
         most = max(most, room->list[i]);
     }
 #pragma unroll
     for (int apart = 16; apart; apart /= 2) most = max(most, __shfl_xor_sync(~0u, most, apart));
-    most = over_warps(team, room, most, [](uint64_t a, uint64_t c) { return max(a, c); });
-    if (team.thread() == 0) room->largest = most, room->key = __ldcg(&row->key);
-    team.wait();
-    const fs_marks_of_cuts marks = marks_of_cuts(team, args, room, row, rehearse);
+    most = over_warps(room, most, [](uint64_t a, uint64_t c) { return max(a, c); });
+    if (threadIdx.x == 0) room->largest = most, room->key = __ldcg(&row->key);
+    __syncthreads();
+    const fs_marks_of_cuts marks = marks_of_cuts(args, room, row);
     if (!marks.known) return false;
-    uint64_t own = find_token(team, room, score_key_token(room->key));
+    uint64_t own = find_token(room, score_key_token(room->key));
 #pragma unroll 1
-    for (bool again = rehearse;; again = false) {
-        const int32_t answer = stays(team, args, room, marks, own);
-        if (answer < 0 && !again) return false;
-        if (answer > 0 && !again) break;
+    for (;;) {
+        const int32_t answer = stays(args, room, marks, own);
+        if (answer < 0) return false;
+        if (answer > 0) break;
         /* Of many candidates those that top-p surely leaves out had better not race. */
         uint64_t from = own + 1;
-        if (marks.weigh && (room->count > FEW_RACE || again))
-            from = max(from, last_of_first(team, room, 0, (uint64_t)ceil(marks.more)) >> 32 << 32);
-        own = race_from<BITS>(team, room, from, draw, scrap);
+        if (marks.weigh && room->count > FEW_RACE)
+            from = max(from, last_of_first(room, 0, (uint64_t)ceil(marks.more)) >> 32 << 32);
+        own = race_from<BITS>(room, from, draw, scrap);
         if (!own) return false;
     }
-    if (team.thread() == 0)
-        close_listed(args, draw, b, rehearse ? scrap : NULL, room->key, order_key_logit(own), order_key_logit(most));
+    if (threadIdx.x == 0) close_listed(args, draw, b, room->key, order_key_logit(own), order_key_logit(most));
     return true;
 }
 
-/* Threads at the barrier that consumers wait at and scorers pass when they have left. */
-template <int J> constexpr int SCORERS_LEFT = 32 * (J + FS_STRIPS);
-
 /* Ends row b of the block. */
 template <class T>
-FS_DEVICE void end_listed(const fs_team &team, fs_tile_state<T::N, T::SCORERS> *state, unsigned long long *list,
+FS_DEVICE void end_listed(fs_tile_state<T::N, T::SCORERS> *state, unsigned long long *list,
                           int32_t b) {
     constexpr int BITS = ROW_BITS<T::N>;
     const fs_cuda_args &args = state->args;
     fs_cut_room *room = &state->cut;
     const fs_draw &draw = state->draw[b];
-    const bool first = team.thread() == 0;
-    if (draws(draw) && is_listed(draw) && __ldcg(&args.work[b].key)) {
+    const bool first = threadIdx.x == 0;
+    const bool odd = is_edited(draw) && __ldcg(&args.work[b].flags); /* what edits make of infinities */
+    if (odd || draw.status & FS_DRAW_OPEN) leave_open(room, args, args.first_row + b);
+    else if (draws(draw) && is_listed(draw) && __ldcg(&args.work[b].key)) {
         if (first) {
             const uint32_t floor = __ldcg(&args.lists.floor[b]);
             room->rules = list_rules(args, b);
             room->floor = floor ? float_of_ordered(floor) : -INFINITY;
             room->list = list;
-            room->weights = FS_CUDA_LIST;
         }
-        const int32_t count = take_list(team, room, args.lists, list, b);
+        const int32_t count = take_list(room, args.lists, list, b);
         if (first) room->count = count;
-        team.wait();
-        if (count <= 0 || !end_list<BITS>(team, args, room, draw, b, &state->scrap, false))
-            leave_open(team, room, args, args.first_row + b);
-    } else if (first) close_listed(args, draw, b, NULL, 0, NAN, NAN);
-    team.wait();
+        __syncthreads();
+        if (is_edited(draw)) edit_list(args, room, b);
+        if (count <= 0 || !end_list<BITS>(args, room, draw, b, &state->scrap))
+            leave_open(room, args, args.first_row + b);
+    } else if (first) close_listed(args, draw, b, 0, NAN, NAN);
+    __syncthreads();
     if (first) {
         clear_row(&args.work[b], needs_mass(args.needs));
         args.lists.floor[b] = 0;
     }
-    for (int32_t i = team.thread(); i < args.lists.slots; i += team.threads)
+    for (int32_t i = threadIdx.x; i < args.lists.slots; i += FS_THREADS)
         args.lists.most[(int64_t)b * args.lists.slots + i] = 0;
 }
 
-/* Runs through the end of a row that is cut, for its instructions alone, while tiles are still on their way: as its
- * rules would have it with two candidates. */
-template <class T> FS_DEVICE void rehearse_cuts(fs_tile_state<T::N, T::SCORERS> *state) {
-    const fs_team team = {32 * (4 - T::SCORERS), 32 * T::SCORERS, 1};
-    const int32_t thread = team.thread();
-    fs_cut_room *room = &state->cut;
-    int32_t b = 0;
-    while (b < state->args.rows && !is_listed(state->draw[b])) b++;
-    if (b == state->args.rows) return;
-    if (thread < 2) room->few[thread] = order_key(-(float)thread, (uint32_t)thread);
-    if (thread == 0) {
-        room->rules = list_rules(state->args, b);
-        room->rules.top_k = min(room->rules.top_k, 1);
-        room->floor = -INFINITY;
-        room->count = 2;
-        room->list = room->few;
-        room->weights = 2;
-    }
-    team.wait();
-    end_list<ROW_BITS<T::N>>(team, state->args, room, state->draw[b], b, &state->scrap, true);
-    team.wait();
-}
-
-/* Consumers, when all is listed: those of every CTA that finds so within `patience` end rows, one after the other, and
- * so do those of the CTA that leaves last, whoever is left. Nobody waits long for a CTA that may not be running. */
+/* When all is listed: every CTA that finds so within `patience` ends rows, one after the other, and so does the CTA that
+ * leaves last, whoever is left. Nobody waits long for a CTA that may not be running. */
 template <class T>
 FS_DEVICE void end_rows(fs_tile_state<T::N, T::SCORERS> *state, unsigned long long *list, uint32_t patience) {
-    const fs_team team = {128, FS_STRIPS * 32, 3};
     const fs_cuda_args &args = state->args;
     fs_cuda_progress *progress = args.lists.progress;
-    named_barrier(4, SCORERS_LEFT<T::SCORERS>);
     const uint64_t start = nanoseconds();
-    if (team.thread() == 0) {
+    if (threadIdx.x == 0) {
         bool all = false;
         while (!all && nanoseconds() - start < patience) all = load_relaxed(&progress->done) == gridDim.x * T::SCORERS;
         __threadfence(); /* the count before what it counts */
         state->cut.found = all;
     }
-    team.wait();
+    __syncthreads();
     bool all = state->cut.found;
 #pragma unroll 1
     for (bool last = false;;) {
-        if (team.thread() == 0) state->cut.row = all ? (int32_t)atomicAdd(&progress->taken, 1u) : args.rows;
-        team.wait();
+        if (threadIdx.x == 0) state->cut.row = all ? (int32_t)atomicAdd(&progress->taken, 1u) : args.rows;
+        __syncthreads();
         const int32_t b = state->cut.row;
         if (b < args.rows) {
-            end_listed<T>(team, state, list, b);
+            end_listed<T>(state, list, b);
             continue;
         }
         if (last) break;
-        team.wait(); /* all have read before the answer takes its place */
-        if (team.thread() == 0) state->cut.row = add_in_order(&progress->left, 1) == gridDim.x - 1;
-        team.wait();
+        __syncthreads(); /* all have read before the answer takes its place */
+        if (threadIdx.x == 0) state->cut.row = add_in_order(&progress->left, 1) == gridDim.x - 1;
+        __syncthreads();
         all = last = state->cut.row;
-        team.wait();
+        __syncthreads();
         if (!last) return;
     }
-    if (team.thread() == 0) {
+    if (threadIdx.x == 0) {
         *progress = {0, 0, 0, 0};
         args.work->done = args.work->seeded = 0;
     }

@@ -53,6 +53,58 @@ FS_DEVICE void transform(float (&d)[S][N / 2], const fs_head &head, bool shaped,
     }
 }
 
+/* The allow-bits of a warp's tokens, 16 bits for each row and strip: a lane has those of rows lane, lane + 32, ... Two
+ * strips of a row are in one word, or where a warp has one, those of two rows 32 apart. */
+template <int N, int S> struct fs_allowed {
+    static constexpr int WORDS = S == 2 ? (N + 31) / 32 : (N + 63) / 64;
+    uint32_t bits[WORDS];
+
+    /* Of 16 tokens, or as many as there are. */
+    static FS_DEVICE_MEMBER uint32_t sixteen(const uint32_t *bits, int64_t token, int64_t vocab) {
+        if (token >= vocab) return 0;
+        const uint32_t *at = bits + token / 32, shift = (uint32_t)token % 32;
+        const uint32_t more = shift > 16 && (token / 32 + 1) * 32 < vocab ? at[1] : 0;
+        return __funnelshift_r(*at, more, shift) & 0xFFFF;
+    }
+
+    /* Of the tile whose first tokens of the warp's are `token` and token + 64. */
+    template <int J> FS_DEVICE_MEMBER void load(const fs_tile_state<N, J> *state, int64_t token) {
+        const fs_batch &batch = state->args.batch;
+#pragma unroll
+        for (int i = 0; i < WORDS; i++) {
+            bits[i] = 0;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int32_t b = (int32_t)(threadIdx.x & 31) + 32 * (S == 2 ? i : 2 * i + half);
+                const bool there = b < state->args.rows && draws(state->draw[b]);
+                const int64_t mask = there ? batch_mask(&batch, state->args.first_row + b) : -1;
+                const uint32_t *row = bits_row(batch.allow, batch.allow_stride, mask, state->args.vocab);
+                const uint32_t own = row ? sixteen(row, token + (S == 2 ? 64 * half : 0), state->args.vocab) : 0xFFFFu;
+                bits[i] |= own << 16 * half;
+            }
+        }
+    }
+
+    /* Tokens that are not allowed are -inf. */
+    FS_DEVICE_MEMBER void apply(float (&d)[S][N / 2]) const {
+        const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) {
+            const int i = S == 2 ? j / 4 : j / 8;
+            const uint32_t even = __shfl_sync(~0u, bits[i], 8 * (j & 3) + column);
+            const uint32_t odd = __shfl_sync(~0u, bits[i], 8 * (j & 3) + column + 1);
+#pragma unroll
+            for (int m = 0; m < S; m++) {
+                const int32_t shift = lane / 4 + (S == 2 ? 16 * m : 16 * (j / 4 & 1));
+                if (!(even >> shift & 1)) d[m][4 * j] = -INFINITY;
+                if (!(odd >> shift & 1)) d[m][4 * j + 1] = -INFINITY;
+                if (!(even >> shift & 256)) d[m][4 * j + 2] = -INFINITY;
+                if (!(odd >> shift & 256)) d[m][4 * j + 3] = -INFINITY;
+            }
+        }
+    }
+};
+
 /* The accumulators to work memory: 8 tokens of a row, a sector, at a time. */
 template <int N, int S>
 FS_DEVICE void store_logits(const float (&d)[S][N / 2], const fs_cuda_args &args, const piece &p, int32_t t) {
@@ -135,9 +187,19 @@ template <int N, int S, int J> FS_DEVICE void find_max(const float (&d)[S][N / 2
     row_maxima<N, S>(d, state->max, [](float x, int) { return x; });
 }
 
-/* Which of a lane's groups have a logit above its row's threshold, a bit each. The hot path: one max per logit, a
- * subtraction and a max per two, and no branch. */
-template <int N, int S, int J>
+/* What is done with a logit above its threshold: it races, or is listed, or both. The first tile, whose thresholds do
+ * not know of lists, is gone through again for lists alone. */
+enum fs_passed { FS_RACE, FS_RACE_OR_LIST, FS_LIST };
+
+/* What logits of a strip are compared with: thresholds, or the floors of lists. */
+template <fs_passed WHAT, int N, int J>
+FS_DEVICE const float *lowest(const fs_tile_state<N, J> *state, int32_t strip) {
+    return WHAT == FS_LIST ? (const float *)state->first_max : state->threshold[strip];
+}
+
+/* Which of a lane's groups have a logit above its row's threshold, or not below the floor of its list, a bit each. The
+ * hot path: one max per logit, a subtraction and a max per two, and no branch. */
+template <fs_passed WHAT, int N, int S, int J>
 FS_DEVICE uint32_t hot_groups(const float (&d)[S][N / 2], const fs_tile_state<N, J> *state, int32_t strip) {
     const int32_t column = 2 * (threadIdx.x & 3);
     uint32_t hot = 0;
@@ -145,7 +207,7 @@ FS_DEVICE uint32_t hot_groups(const float (&d)[S][N / 2], const fs_tile_state<N,
     for (int m = 0; m < S; m++)
 #pragma unroll
         for (int g = 0; g < GROUPS<N>; g++) {
-            const float *threshold = state->threshold[strip + 4 * m];
+            const float *threshold = lowest<WHAT>(state, strip + 4 * m);
             float above = -INFINITY;
 #pragma unroll
             for (int i = 0; i < PER_GROUP<N> / 4; i++) {
@@ -154,7 +216,7 @@ FS_DEVICE uint32_t hot_groups(const float (&d)[S][N / 2], const fs_tile_state<N,
                 above = max_or_nan(above, max_or_nan(d[m][4 * j], d[m][4 * j + 2]) - low.x);
                 above = max_or_nan(above, max_or_nan(d[m][4 * j + 1], d[m][4 * j + 3]) - low.y);
             }
-            if (!(above <= 0.0f)) hot |= 1u << (m * GROUPS<N> + g);
+            if (!(WHAT == FS_LIST ? above < 0.0f : above <= 0.0f)) hot |= 1u << (m * GROUPS<N> + g);
         }
     return hot;
 }
@@ -175,10 +237,6 @@ template <int N, int S, int J> FS_DEVICE uint32_t marked_groups(const fs_tile_st
     return groups;
 }
 
-/* What is done with a logit above its threshold: it races, or is listed, or both. The first tile, whose thresholds do
- * not know of lists, is gone through again for lists alone. */
-enum fs_passed { FS_RACE, FS_RACE_OR_LIST, FS_LIST };
-
 template <fs_passed WHAT, int N, int J>
 FS_DEVICE void pass_on(fs_tile_state<N, J> *state, float x, int32_t token, int32_t row, float low, bool lists) {
     if (WHAT != FS_RACE && lists) list_token(state, x, token, row);
@@ -196,16 +254,18 @@ FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, 
     for (; hot; hot &= hot - 1) {
         const int32_t at = __ffs(hot) - 1, m = at / GROUPS<N>, g = at % GROUPS<N>;
         float4(*eight)[32] = state->stash[strip];
-        const float *threshold = WHAT == FS_LIST ? (const float *)state->first_max : state->threshold[strip + 4 * m];
+        const float *threshold = lowest<WHAT>(state, strip + 4 * m);
 #pragma unroll
         for (int i = 0; i < S; i++) stash<N>(d[i], eight, i != m ? -1 : g);
         uint32_t above = 0;
 #pragma unroll
         for (int e = 0; e < PER_GROUP<N>; e++) {
             const float x = ((const float *)&eight[e / 4][lane])[e % 4];
-            const float low = threshold[16 * g + 8 * (e / 4) + column + (e & 1)];
+            const int32_t row = 16 * g + 8 * (e / 4) + column + (e & 1);
+            const float low = threshold[row];
             /* A NaN passes and is flagged, but not in the columns past the batch, whose threshold is +inf. */
-            const bool passes = WHAT == FS_LIST ? x >= low : x > low || (x != x && low < INFINITY);
+            const bool listed = WHAT == FS_LIST && (x >= low || is_raised(state->draw[row]));
+            const bool passes = WHAT == FS_LIST ? listed : x > low || (x != x && low < INFINITY);
             if (passes && (!marked || mark_in(low) == lane / 4 + (e & 2 ? 8 : 0))) above |= 1u << e;
         }
         /* All lanes push at once, each its next one. */
@@ -247,7 +307,7 @@ FS_DEVICE void push_together(const float (&d)[S][N / 2], fs_tile_state<N, J> *st
             if (v > most && v < INFINITY) most = v, which = i;
         }
         if (!above) continue;
-        if (is_greedy(state->draw[row])) {
+        if (is_greedy(state->draw[row]) && !is_edited(state->draw[row])) {
             if (most > low) takes_lead(state, most, first + which, row);
             above &= ~finite;
         }
@@ -282,7 +342,7 @@ template <fs_passed WHAT, int N, int S, int J>
 FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p,
                       bool lists) {
     for (bool asked = false;; asked = true) {
-        uint32_t hot = hot_groups<N, S>(d, state, strip);
+        uint32_t hot = hot_groups<WHAT, N, S>(d, state, strip);
         const bool ask = !asked && is_flooded<WHAT, N, S>(hot) && state->noisy;
         if (ask) hot &= marked_groups<N, S>(state, strip);
         if (ask || !is_crowded<N, S>(hot, state->noisy)) push_own<WHAT, N, S>(d, state, strip, p, hot, ask, lists);
@@ -296,7 +356,9 @@ FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, in
 /* Lists the candidates of a tile that has been reduced without. */
 template <int N, int S, int J>
 FS_DEVICE void list_tile(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p) {
-    push_own<FS_LIST, N, S>(d, state, strip, p, S * GROUPS<N> < 32 ? (1u << S * GROUPS<N>)-1 : ~0u, false, true);
+    constexpr uint32_t ALL = S * GROUPS<N> < 32 ? (1u << S * GROUPS<N>)-1 : ~0u;
+    const uint32_t hot = hot_groups<FS_LIST, N, S>(d, state, strip);
+    push_own<FS_LIST, N, S>(d, state, strip, p, state->raises ? ALL : hot, false, true);
 }
 
 #endif

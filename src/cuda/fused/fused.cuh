@@ -23,14 +23,15 @@
 #include "cuda/fused/cuts.cuh"
 #include "cuda/fused/masses.cuh"
 
-constexpr int FS_THREADS = 384;
 constexpr int FS_CONSUMERS = FS_STRIPS;   /* warps */
 constexpr int FS_PATIENCE = 3000;         /* nanoseconds a CTA waits for the others' first scores, where that pays, */
 constexpr int FS_FLOOR_PATIENCE = 200000; /* for the floors of lists, */
 constexpr int FS_END_PATIENCE = 200000;   /* and for the others' last tiles */
 
-/* What a call needs, as far as the kernel is for it. */
-template <class T> FS_DEVICE bool masses_of(const fs_cuda_args &args) {
+/* What a call needs, as far as the kernel is for it; with candidates, what a block of its rows does. */
+template <class T>
+FS_DEVICE bool masses_of(const fs_cuda_args &args, const fs_tile_state<T::N, T::SCORERS> *state) {
+    if (T::KIND == FS_CUDA_LISTED) return state->weighs;
     return T::KIND >= FS_CUDA_MASSES && needs_mass(args.needs);
 }
 
@@ -117,10 +118,10 @@ FS_DEVICE void count_seeded(const fs_cuda_args &args) {
 /* First tile: a first score for every row, shared by all CTAs, before any survivor is queued: alone, a CTA would let
  * tens of tokens per row through, together two or three. With patience a CTA waits for the others; nothing depends on
  * it but how tight the thresholds are. */
-template <int N, int J>
+template <bool LOOKS_UP, int N, int J>
 FS_DEVICE void seed(const fs_cuda_args &args, fs_tile_state<N, J> *state, const fs_shared_scores &shared, int32_t first,
                     int32_t patience, bool rehearse) {
-    own_rows<N>(args, state, [&](int32_t b) { seed_row(state, args, shared, b, first, rehearse); });
+    own_rows<N>(args, state, [&](int32_t b) { seed_row<LOOKS_UP>(state, args, shared, b, first, rehearse); });
     __syncwarp();
     if (patience == 0 || rehearse) return;
     count_seeded(args);
@@ -141,41 +142,43 @@ static __device__ __noinline__ uint32_t leave(uint32_t *done, bool owed, uint32_
 template <class T>
 FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *state, const rounds &turn) {
     constexpr int N = T::N, J = T::SCORERS;
+    constexpr bool LISTED = T::KIND == FS_CUDA_LISTED;
     const int32_t warp = scorer_thread<J>() / 32, lane = threadIdx.x & 31;
     /* Waiting saves survivors in proportion to the rows and costs what is not hidden: nothing with two teams. */
     static_assert(T::TEAMS > 1 || N >= 96, "else a CTA should not wait for the others' first scores");
     fs_scorer<N, J> scorer = {(uint32_t)warp, 0, false, 0, {}};
     walk<T> at(args);
     uint32_t seeded = 0, *done = T::KIND == FS_CUDA_LISTED ? &args.lists.progress->done : &args.work->done;
-    if (N <= FS_PARTIAL_MASSES && masses_of<T>(args))
+    if (N <= FS_PARTIAL_MASSES && masses_of<T>(args, state))
         own_rows<N>(args, state, [&](int32_t b) { state->mass[b] = {0, 0, 0}; });
     while (at.next()) {
         const int32_t first = at.p.first;
         const fs_shared_scores shared = shared_scores<T::KIND == FS_CUDA_GROUPED>(args, at.record);
         if (at.i == 0 && !at.fresh) count_seeded(args); /* another CTA's half of a pair: nobody waits for this one */
-        if (masses_of<T>(args) && at.i > 0) named_barrier(1, J * 32); /* sums are read before marks take their place */
+        if (masses_of<T>(args, state) && at.i > 0) named_barrier(1, J * 32); /* sums are read before marks take their place */
         own_rows<N>(args, state, [&](int32_t b) {
             if (!AHEAD<N, J> || at.i == 0) find_marks(state, b, first);
             /* A new group starts without a best score; every survivor of the last one has been scored. */
             if (groups_of<T>(args) && at.fresh) state->best[b] = 0, state->lead[b] = 0;
         });
-        if (T::KIND == FS_CUDA_LISTED && at.i == 0) find_floor(args, state->draw[0], 0); /* for its instructions */
+        if (LISTED && at.i == 0 && state->lists) find_floor(args, state->draw[0], 0); /* for its instructions */
         /* Its instructions come while the first tile does: 1 to 2 % of a call over a small head. With one team it is in
          * the way, 2 % at 192 and 256 rows (H200, 2026-11). */
         for (bool rehearse = T::TEAMS > 1 && at.i == 0;; rehearse = false) {
             if (at.fresh && !rehearse) barrier_wait(turn.first, seeded++ & 1);
-            if (T::KIND == FS_CUDA_LISTED && at.i == 0 && !rehearse) put_most(args, state);
-            if (at.fresh) seed<N>(args, state, shared, first, at.i == 0 ? FS_PATIENCE : 0, rehearse);
+            if (LISTED && at.i == 0 && !rehearse) put_most(args, state, first);
+            if (at.fresh) seed<LISTED, N>(args, state, shared, first, at.i == 0 ? FS_PATIENCE : 0, rehearse);
             take_bounds(state, args, shared);
             own_rows<N>(args, state, [&](int32_t b) {
-                set_thresholds(state, b, first, T::KIND == FS_CUDA_LISTED && at.i > 0);
-                if (masses_of<T>(args)) state->rate[b] = mass_rate(state->draw[b], args.needs.raw_mass);
+                set_thresholds(state, b, first, LISTED && at.i > 0);
+                if (LISTED && is_raised(state->draw[b])) lower_raised(state, args, b, first);
+                if (masses_of<T>(args, state)) state->rate[b] = mass_rate(state->draw[b], args.needs.raw_mass);
             });
             if (!rehearse) break;
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(turn.ready + 16 * (at.i % T::TEAMS));
-        fs_floors<N, J> floors(T::KIND != FS_CUDA_LISTED || at.i > 0);
+        fs_floors<N, J> floors(!LISTED || at.i > 0 || !state->lists);
         if (T::KIND == FS_CUDA_LISTED) floors.advance(args, state, FS_FLOOR_PATIENCE);
         if (AHEAD<N, J> && !at.is_last()) {
             const int32_t next = piece_at<T::CLUSTER>(args, at.own, at.i + 1).first;
@@ -186,8 +189,7 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
         scorer.owed = false;
         if (T::KIND != FS_CUDA_TOKENS && at.is_last()) {
             if (lane == 0) leave(done, true, 0);
-            if (T::KIND == FS_CUDA_LISTED) rehearse_cuts<T>(state);
-            else if (warp == J - 1) rehearse_end<T>(state);
+            if (T::KIND != FS_CUDA_LISTED && warp == J - 1) rehearse_end<T>(state);
         }
         if (T::KIND == FS_CUDA_LISTED && at.i == 0 && floors.taken && lane == 0) barrier_arrive(turn.floors);
         for (bool over = false; !over;) {
@@ -196,7 +198,7 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
             /* One lane decides: the others' clocks may run out a moment earlier or later. */
             over = __shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 500), 0);
             const uint32_t asked = last_question(state);
-            score_queue(state, args, shared, &scorer);
+            score_queue<LISTED>(state, args, shared, &scorer);
             if (asked != scorer.answered) answer(state, args, shared, &scorer, asked);
         }
         /* With one team double arithmetic waits for the tensor cores, and they for it: not before they are done. A
@@ -206,7 +208,7 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
         bool sent = false;
         own_rows<N>(args, state, [&](int32_t b) { sent |= take_lead(state, shared, b, ends); });
         if (__any_sync(~0u, sent)) scorer.owed = true;
-        if (masses_of<T>(args) && at.p.count > 0)
+        if (masses_of<T>(args, state) && at.p.count > 0)
             own_rows<N>(args, state, [&](int32_t b) { add_tile_mass(state, args, at.record, b, groups_of<T>(args)); });
     }
     if (T::KIND == FS_CUDA_LISTED)
@@ -214,15 +216,13 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
             args.lists.count[(int64_t)b * args.lists.slots + blockIdx.x] = state->listed[b / 2] >> 16 * (b & 1) &
                                                                            0xFFFF;
         });
-    if (masses_of<T>(args) && !groups_of<T>(args))
+    if (masses_of<T>(args, state) && !groups_of<T>(args))
         own_rows<N>(args, state, [&](int32_t b) { hand_in_mass(state, args, b); });
     if (max_of<T>(args)) own_rows<N>(args, state, [&](int32_t b) { atomicMax(&args.work[b].max, state->max[b]); });
     __syncwarp();
     if (groups_of<T>(args)) return;
-    if (T::KIND == FS_CUDA_LISTED) {
-        if (lane == 0) leave(done, true, 1);
-        named_barrier_pass(4, SCORERS_LEFT<J>);
-    } else if (lane == 0 && leave(done, scorer.owed || masses_of<T>(args) || max_of<T>(args), 1) == gridDim.x * J - 1)
+    if (T::KIND == FS_CUDA_LISTED && lane == 0) leave(done, true, 1);
+    else if (lane == 0 && leave(done, scorer.owed || masses_of<T>(args, state) || max_of<T>(args), 1) == gridDim.x * J - 1)
         state->last = 1;
 }
 
@@ -232,12 +232,15 @@ template <class T>
 FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *state, char *shared, bool shaped,
                        ring r, const rounds &turn) {
     constexpr int N = T::N, TEAMS = T::TEAMS;
+    const bool masked = T::KIND == FS_CUDA_LISTED && args.batch.allow;
     const int32_t warp = threadIdx.x / 32 - 4, lane = threadIdx.x & 31;
     const int32_t team = warp / (FS_CONSUMERS / TEAMS), strip = warp % (FS_CONSUMERS / TEAMS);
     const int32_t t = strip * 16 + lane / 4; /* this thread's first token in a tile; in two teams it has t + 64 too */
     float d[TEAMS][N / 2];
     walk<T> at(args);
     while (at.next(at.i < 0 ? 1 + team : TEAMS)) {
+        fs_allowed<N, TEAMS> allowed;
+        if (masked && at.i >= TEAMS) allowed.load(state, at.p.first + 16 * strip);
         wait_turn<TEAMS>(turn, at.i);
         if constexpr (TEAMS > 1) T::place(&r, at.i * args.k_steps);
         /* Warps without tokens in a piece compute too: a branch around the tensor instructions serialises them
@@ -250,7 +253,11 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
             continue;
         }
         transform<N, TEAMS>(d, args.head, shaped, at.p, t);
-        if (at.i == 0) barrier_wait(turn.opened, 0);
+        if (at.i < TEAMS) barrier_wait(turn.opened, 0);
+        if (masked) {
+            if (at.i < TEAMS) allowed.load(state, at.p.first + 16 * strip);
+            allowed.apply(d);
+        }
         if (at.fresh) {
             /* The maximum of the tile before has been read. */
             if (TEAMS > 1 && at.i > 0) wait_ready<TEAMS>(turn, at.i - 1);
@@ -262,13 +269,13 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
         if (at.p.count > 0) {
             /* The race goes on where floors are still to be found. */
             constexpr fs_passed WHAT = T::KIND == FS_CUDA_LISTED ? FS_RACE_OR_LIST : FS_RACE;
-            reduce<WHAT, N, TEAMS>(d, state, strip, at.p, at.i > 0);
-            if (T::KIND == FS_CUDA_LISTED && at.i == 0) {
+            reduce<WHAT, N, TEAMS>(d, state, strip, at.p, at.i > 0 && state->lists);
+            if (T::KIND == FS_CUDA_LISTED && at.i == 0 && state->lists) {
                 __syncwarp();
                 barrier_wait(turn.floors, 0);
                 list_tile<N, TEAMS>(d, state, strip, at.p);
             }
-            if (masses_of<T>(args))
+            if (masses_of<T>(args, state))
 #pragma unroll
                 for (int m = 0; m < TEAMS; m++)
                     sum_granules<N>(d[m], state, state->args, at.record, strip + 4 * m,
@@ -278,7 +285,6 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
         __syncwarp();
         if (lane == 0) barrier_arrive(turn.used);
     }
-    if constexpr (T::KIND == FS_CUDA_LISTED) end_rows<T>(state, (unsigned long long *)shared, FS_END_PATIENCE);
 }
 
 /* ---------------------------------------------------------------------------------------------------- kernel ---- */
@@ -295,7 +301,8 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
             if (args.first_row + block_start(args) >= *(volatile int32_t *)args.lists.open) return;
         }
     if (threadIdx.x == 0) {
-        state->noisy = 0;
+        state->noisy = state->lists = state->raises = 0;
+        state->weighs = T::KIND == FS_CUDA_LISTED && needs_mass(args.needs) && !args.needs.mass_to_cut;
         for (int s = 0; s < T::STAGES; s++) {
             barrier_init(full + 8 * s, T::FILLERS);
             barrier_init(empty + 8 * s, FS_CONSUMERS / T::TEAMS * T::CLUSTER);
@@ -343,7 +350,8 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
     }
     __syncthreads();
     if constexpr (T::CLUSTER > 1) cluster_barrier(); /* no exit while the other CTA may still send here */
-    if constexpr (T::KIND == FS_CUDA_LOGITS) return;
+    if constexpr (T::KIND == FS_CUDA_LISTED) end_rows<T>(state, (unsigned long long *)shared, FS_END_PATIENCE);
+    if constexpr (T::KIND == FS_CUDA_LOGITS || T::KIND == FS_CUDA_LISTED) return;
     if (state->last) { /* in group modes groups.cu goes on */
         for (int32_t b = threadIdx.x; b < state->args.rows && !state->args.leave_rows; b += FS_THREADS)
             close<T>(state, b, false);

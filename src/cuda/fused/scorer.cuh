@@ -13,6 +13,7 @@
 #ifndef FS_CUDA_SCORER_CUH
 #define FS_CUDA_SCORER_CUH
 
+#include "cuda/device/edits.cuh"
 #include "cuda/device/lists.cuh"
 #include "cuda/device/row.cuh"
 
@@ -34,6 +35,8 @@ template <int BITS> FS_DEVICE int32_t row_of(uint32_t id) {
 }
 
 #define FS_STRIPS 8 /* of 16 tokens in a tile, each in one consumer warp */
+#define FS_WARPS 12 /* of a CTA */
+#define FS_THREADS (32 * FS_WARPS)
 
 /* What a CTA has added up of a row's mass so far, for rows of tiles up to so many: in wider ones there is no room.
  * Every CTA adds to every row in work memory: once a tile that cost up to 11 us of a call (H200, 2026-11). */
@@ -51,14 +54,13 @@ template <int N, int J> constexpr bool AHEAD = J == 3 && N >= 96 && N <= 160;
 /* What those that end a row share (cuts.cuh). */
 typedef struct fs_cut_room {
     fs_rules rules;
-    unsigned long long *list;   /* order keys of candidates, in no order: where the ring was, or few[]; 0: none */
+    unsigned long long *list;   /* order keys of candidates, in no order; 0: none. Their weights are behind them */
     unsigned long long largest; /* of them */
     unsigned long long key;     /* score key of the drawn token, or the best of a race */
-    unsigned long long part[8]; /* of sums, by warps, */
-    uint16_t tally[8];          /* and of how many there are */
-    unsigned long long few[4];  /* a list, for rehearsals */
+    unsigned long long part[FS_WARPS]; /* of sums, by warps, */
+    uint16_t tally[FS_WARPS];          /* and of how many there are */
     float floor;                /* every token whose logit is not below it is a candidate */
-    int32_t count, weights;     /* places in the list; from this one on their weights are */
+    int32_t count;              /* places in the list */
     union {
         uint32_t best, found;
     };
@@ -76,7 +78,7 @@ template <int N, int J> struct fs_tile_state {
     uint32_t max[N];  /* largest x, ordered; 0: none */
     uint32_t best[N]; /* ordered float, rounded down, of the best score known here; 0: none */
     /* First tile: its largest logit, ordered, with the place in its last 7 bits; 0: none. Then the floor of the row's
-     * list, a float; a NaN where it has none. */
+     * list, a float; +inf where it has none. */
     uint32_t first_max[N];
     uint32_t listed[(N + 1) / 2]; /* tokens this CTA has listed, 16 bits a row */
     unsigned long long lead[N];   /* greedy rows: the largest order key (core/key.h) so far; 0: none */
@@ -86,15 +88,18 @@ template <int N, int J> struct fs_tile_state {
     float4 stash[FS_STRIPS][N > 256 ? 3 : 2][32];
     fs_marks marks[AHEAD<N, J> ? N : 1];
     fs_partial_mass mass[N <= FS_PARTIAL_MASSES ? N : 1];
-    unsigned long long queue[QUEUE<N>]; /* low word the logit, high word the id; 0: free */
+    union {
+        unsigned long long queue[QUEUE<N>]; /* low word the logit, high word the id; 0: free */
+        fs_cut_room cut;                    /* when it is over: of the row that is being ended (cuts.cuh) */
+    };
     uint32_t tail;                      /* slots given out */
     uint32_t head[J];                   /* first chunk of 32 slots this scorer has not finished */
     int32_t noisy;                      /* some row is not greedy */
+    int32_t weighs, lists, raises;      /* some row needs its mass, lists candidates, has tokens that edits raise */
     uint32_t asked, answered[J];        /* for better thresholds in the middle of a tile: how often, and up to which */
     uint32_t lock;                      /* of the records' masses */
     uint32_t highest;                   /* no score is above: for rehearsals */
     unsigned long long scrap;           /* takes the results of a rehearsal */
-    fs_cut_room cut;                    /* of the row that is being ended (cuts.cuh) */
     int32_t last;
     /* The call over this block of rows. For scorers too: a function finds the kernel's parameters in memory, a
      * microsecond away (H200, 2026-11). */
@@ -130,6 +135,11 @@ FS_DEVICE void narrow_to_block(fs_cuda_args *args) {
         args->lists.floor += start;
         args->lists.progress += start;
     }
+    if (args->edits.row) {
+        args->edits.row += start;
+        args->edits.table += (int64_t)start * 2 * FS_CUDA_TABLE;
+        args->edits.raised += (int64_t)start * args->edits.tiles;
+    }
 }
 
 template <int N, int J>
@@ -140,10 +150,11 @@ FS_DEVICE void open_state(fs_tile_state<N, J> *state, const fs_cuda_args &args, 
         memset(&draw, 0, sizeof draw);
         draw.status = FS_ROW_SKIPPED;
         if (b < rows && args.lists.entry) {
-            const fs_rules rules = list_rules(args, start + b);
-            draw = draw_of(rules);
-            if (rules_list(rules))
-                draw.status |= FS_DRAW_LISTED | list_status(rules, args.batch.flags, args.lists.slots);
+            bool weighs = false;
+            draw = draw_of_listed(args, start + b, &weighs);
+            if (weighs) state->weighs = 1;
+            if (is_listed(draw)) state->lists = 1;
+            if (is_raised(draw)) state->raises = 1;
         } else if (b < rows) draw = draw_of_row(args, start + b);
         state->draw[b] = draw;
         if (b % 2 == 0) state->listed[b / 2] = 0;
@@ -199,14 +210,25 @@ template <int N, int J, class F> FS_DEVICE void for_marks(fs_tile_state<N, J> *s
 
 /* Greedy rows race here and now: scorers find the lead when the tile is over (take_lead), and the queue, which a row of
  * equal logits would fill with all of them, sees only what has a flag to set. x is no NaN. */
+template <int N, int J>
+FS_DEVICE bool is_ahead_of_lead(const fs_tile_state<N, J> *state, float x, int32_t token, int32_t row) {
+    return *(const volatile unsigned long long *)&state->lead[row] < order_key(x, (uint32_t)token);
+}
+
 template <int N, int J> FS_DEVICE bool takes_lead(fs_tile_state<N, J> *state, float x, int32_t token, int32_t row) {
     const unsigned long long key = order_key(x, (uint32_t)token);
-    return *(volatile unsigned long long *)&state->lead[row] < key && atomicMax(&state->lead[row], key) < key;
+    return is_ahead_of_lead(state, x, token, row) && atomicMax(&state->lead[row], key) < key;
 }
 
 /* Queues one logit. Lanes call it on their own: there are few, and seldom two at once. */
 template <int N, int J> FS_DEVICE void push_survivor(fs_tile_state<N, J> *state, float x, int32_t token, int32_t row) {
-    if (is_greedy(state->draw[row]) && x == x && (!takes_lead(state, x, token, row) || x < INFINITY)) return;
+    const fs_draw &draw = state->draw[row];
+    if (is_greedy(draw) && x == x) {
+        /* What is looked up first cannot be ahead of the lead, if it is not before. */
+        if (is_edited(draw) ? !is_raised(draw) && x < INFINITY && !is_ahead_of_lead(state, x, token, row)
+                            : !takes_lead(state, x, token, row) || x < INFINITY)
+            return;
+    }
     const uint32_t slot = atomicAdd(&state->tail, 1u), chunk = slot / 32;
     /* The slot's last use must be over. */
     while (chunk - *(volatile uint32_t *)&state->head[chunk % J] >= QUEUE<N> / 32) {
@@ -374,8 +396,22 @@ FS_DEVICE void keep_pending(fs_tile_state<N, J> *state, const fs_shared_scores &
     }
 }
 
-/* Scores what is in the queue for this scorer, by chunks of 32. Returns when there is nothing more. */
+/* y of a token that has passed with x, of a row that is edited; -inf if there is no more to do: the only race of greedy
+ * rows is for the lead. Whose lead it is all are told at once, because scorers do not wait for each other. */
 template <int N, int J>
+FS_DEVICE float logit_of_edited(fs_tile_state<N, J> *state, const fs_cuda_args &args, const fs_shared_scores &shared,
+                                float x, int32_t token, int32_t b) {
+    if (!(fabsf(x) < INFINITY)) return x; /* has a flag, and the row will be open */
+    const float y = look_up(args, b, token, x);
+    if (!is_greedy(state->draw[b])) return y;
+    if (y > -INFINITY && takes_lead(state, y, token, b))
+        atomicMax(key_of(shared, b), (unsigned long long)score_key(y, (uint32_t)token));
+    return -INFINITY;
+}
+
+/* Scores what is in the queue for this scorer, by chunks of 32. Returns when there is nothing more. LOOKS_UP: rows may
+ * be edited. */
+template <bool LOOKS_UP, int N, int J>
 FS_DEVICE void score_queue(fs_tile_state<N, J> *state, const fs_cuda_args &args, const fs_shared_scores &shared,
                            fs_scorer<N, J> *scorer) {
     const uint32_t lane = threadIdx.x & 31;
@@ -396,8 +432,12 @@ FS_DEVICE void score_queue(fs_tile_state<N, J> *state, const fs_cuda_args &args,
             *slot = 0;
             const uint32_t id = (uint32_t)(entry >> 32);
             const int32_t b = row_of<ROW_BITS<N>>(id);
-            const float x = __uint_as_float((uint32_t)entry);
-            odd = !(fabsf(x) < INFINITY); /* has a flag */
+            float x = __uint_as_float((uint32_t)entry);
+            odd = !(fabsf(x) < INFINITY); /* has a flag; or was looked up, and may have taken the lead */
+            if (LOOKS_UP && is_edited(state->draw[b])) {
+                x = logit_of_edited(state, args, shared, x, (int32_t)token_of<ROW_BITS<N>>(id), b);
+                odd = true;
+            }
             found = score_token<ROW_BITS<N>>(state->draw[b], &state->best[b], bound_of(shared, b), &args.work[b].flags,
                                              x, id);
         }
@@ -428,7 +468,7 @@ FS_DEVICE void take_bounds(fs_tile_state<N, J> *state, const fs_cuda_args &args,
         if (bound[i]) atomicMax(&state->best[scorer_thread<J>() + i * J * 32], bound[i]);
 }
 
-/* What is below the floor of row b's list, further than a mark moves a threshold. A NaN where it has none. */
+/* What is below the floor of row b's list, further than a mark moves a threshold. */
 template <int N, int J> FS_DEVICE float below_floor(const fs_tile_state<N, J> *state, int32_t b) {
     const float floor = __uint_as_float(state->first_max[b]);
     return floor - fabsf(floor) * 0x1p-16f - 1e-30f;
@@ -463,6 +503,21 @@ FS_DEVICE void set_thresholds(fs_tile_state<N, J> *state, int32_t b, int32_t fir
     });
 }
 
+/* Lowers the thresholds of strips with tokens that row b's edits raise, in the tile from `first` on. */
+template <int N, int J>
+FS_DEVICE void lower_raised(fs_tile_state<N, J> *state, const fs_cuda_args &args, int32_t b, int32_t first) {
+    const int64_t tile = first / FS_CUDA_TILE - args.head.first_token / FS_CUDA_TILE;
+    uint32_t strips = args.edits.raised[(int64_t)b * args.edits.tiles + tile];
+    if (strips && first % FS_CUDA_TILE) strips = 0xFF; /* the first tile of a shard has strips of its own */
+    if (!strips) return;
+    const float raise = args.edits.row[b].raise;
+#pragma unroll 1
+    for (; strips; strips &= strips - 1) {
+        float *low = &state->threshold[__ffs(strips) - 1][b];
+        *low = with_mark(*low - raise - (fabsf(*low) + raise) * 1e-6f, is_greedy(state->draw[b]) ? -1 : mark_in(*low));
+    }
+}
+
 template <class T> FS_DEVICE void close(fs_tile_state<T::N, T::SCORERS> *state, int32_t b, bool rehearse) {
     close_row<T::KIND == FS_CUDA_TOKENS>(state->args, state->draw[b], b, rehearse ? &state->scrap : NULL);
 }
@@ -484,14 +539,15 @@ FS_DEVICE float first_logit(uint32_t most) {
 
 /* First tile: the largest logit of row b is a token; its score from below is the row's first bound. A rehearsal is
  * without effect. */
-template <int N, int J>
+template <bool LOOKS_UP, int N, int J>
 FS_DEVICE void seed_row(fs_tile_state<N, J> *state, const fs_cuda_args &args, const fs_shared_scores &shared, int32_t b,
                         int32_t first, bool rehearse) {
     const uint32_t most = rehearse ? ordered_float(0.0f) : state->first_max[b];
     if (!most) return;
     if (!rehearse) state->first_max[b] = 0;
     const uint32_t bits = __float_as_uint(float_of_ordered(most));
-    const float x = first_logit(most);
+    float x = first_logit(most);
+    if (LOOKS_UP && is_edited(state->draw[b]) && !rehearse) x = look_up(args, b, first + (int32_t)(bits & 127), x);
     score_token<ROW_BITS<N>>(state->draw[b], rehearse ? &state->highest : &state->best[b], bound_of(shared, b),
                              &args.work[b].flags, x, id_of<ROW_BITS<N>>((uint32_t)(first + (bits & 127)), b));
 }
@@ -504,7 +560,7 @@ template <int N, int J> FS_DEVICE void raise_thresholds(fs_tile_state<N, J> *sta
 #pragma unroll 1
     for (int32_t strip = 0; strip < FS_STRIPS; strip++) {
         float *low = &state->threshold[strip][b];
-        if (is_listed(state->draw[b])) return; /* candidates below are to be listed */
+        if (is_listed(state->draw[b]) || is_raised(state->draw[b])) return; /* what is below is wanted too */
         if (is_greedy(state->draw[b])) *low = fmaxf(*low, threshold.level);
         else if (mark_in(*low) < 0) before = *low;
     }

@@ -8,12 +8,11 @@
 #ifndef FS_CUDA_ROWS_LOGITS_CUH
 #define FS_CUDA_ROWS_LOGITS_CUH
 
-#include "cuda/cuda_call.h"
+#include "cuda/device/edits.cuh"
 #include "cuda/rows/block.cuh"
 
 #include "core/format.h"
 #include "core/head.h"
-#include "core/needs.h"
 
 /* x and y of token `low` + i at [i], for tokens low .. high - 1. */
 struct row_logits {
@@ -27,15 +26,6 @@ FS_DEVICE float number_at(const char *row, int32_t format, int64_t i) {
     if (format == FS_FORMAT_F32) return ((const float *)row)[i];
     const uint16_t half = ((const uint16_t *)row)[i];
     return format == FS_FORMAT_BF16 ? widen_bf16(half) : widen_f16(half);
-}
-
-FS_DEVICE const uint32_t *bits_row(const uint32_t *bits, int64_t stride, int64_t index, int64_t vocab) {
-    if (!bits || index < 0) return NULL;
-    return (const uint32_t *)((const char *)bits + index * (stride ? stride : (vocab + 31) / 32 * 4));
-}
-
-FS_DEVICE bool bit_at(const uint32_t *bits, int64_t token) {
-    return bits[token / 32] >> (token % 32) & 1;
 }
 
 /* Runs f(i) for the places of this thread. */
@@ -81,87 +71,28 @@ FS_DEVICE void shape_row(const fs_head &head, const char *from, int32_t format, 
 
 /* ------------------------------------------------------------------------------------------- edits, penalties ---- */
 
-/* What is done to the tokens of a row. */
-struct row_edits {
-    const fs_batch *batch;
-    const fs_rules *rules;
-    fs_edits edits;        /* entries of edit_token */
-    const uint32_t *seen;  /* NULL: none */
-    const int32_t *counts; /* dense, by token; NULL: none */
-    int64_t first, listed; /* entries of count_token */
-    bool penalises;
-
-    FS_DEVICE_MEMBER bool some() const { return edits.count > 0 || penalises; }
-
-    /* Entries of both lists together: edits, then counts. */
-    FS_DEVICE_MEMBER int64_t entries() const { return edits.count + listed; }
-
-    FS_DEVICE_MEMBER int32_t token(int64_t i) const {
-        return i < edits.count ? batch->edit_token[edits.first + i] : batch->count_token[first + i - edits.count];
-    }
-};
-
-FS_DEVICE row_edits edits_of_row(const fs_batch *batch, const fs_rules *rules, int64_t vocab, int64_t b) {
-    row_edits e = {batch, rules, batch_edits(batch, b, rules->slot), NULL, NULL, 0, 0, false};
-    e.penalises = batch_penalises(batch) && rules_penalise(rules);
-    if (!e.penalises) return e;
-    e.seen = bits_row(batch->seen, batch->seen_stride, rules->slot, vocab);
-    if (batch->counts) {
-        const int64_t bytes = batch->counts_stride ? batch->counts_stride : vocab * 4;
-        e.counts = (const int32_t *)((const char *)batch->counts + rules->slot * bytes);
-    } else if (batch->count_offset) {
-        e.first = batch->count_offset[rules->slot];
-        e.listed = batch->count_offset[rules->slot + 1] - e.first;
-    }
-    return e;
-}
-
-FS_DEVICE float edited(const row_edits &e, float y, int32_t token) {
-    for (int64_t i = 0; i < e.edits.count; i++) {
-        if (e.batch->edit_token[e.edits.first + i] != token || !(y > -INFINITY)) continue;
-        const float bias = e.batch->edit_bias[e.edits.first + i];
-        y = bias == -INFINITY ? bias : y + bias; /* a ban of +inf is a ban, not a NaN */
-    }
-    return y;
-}
-
-FS_DEVICE float penalised(const row_edits &e, float y, int32_t token, bool listed) {
-    if (!e.penalises) return y;
-    int32_t count = e.counts ? e.counts[token] : 0;
-    for (int64_t i = 0; listed && i < e.listed; i++) {
-        if (e.batch->count_token[e.first + i] != token) continue;
-        const int64_t sum = (int64_t)count + e.batch->count_value[e.first + i];
-        count = sum > INT32_MAX ? INT32_MAX : sum < INT32_MIN ? INT32_MIN : (int32_t)sum;
-    }
-    const bool seen = e.seen && bit_at(e.seen, token);
-    return seen || count ? rules_penalised(e.rules, y, seen, count) : y;
-}
-
 /* y of the row from its x: penalties that every token can have, then tokens that are listed, each by the first entry
  * that names it. Who that is the entries find out in y itself, by the bits of negative NaNs, which arithmetic here
  * never makes. */
-FS_DEVICE void edit_row(const row_edits &e, const float *x, int32_t low, int32_t count, float *y) {
+FS_DEVICE void edit_row(const fs_cuda_edits &e, const float *x, int32_t low, int32_t count, float *y) {
     constexpr uint32_t NAMES = 0x7FFFFEu;
     uint32_t *bits = (uint32_t *)y;
     auto plain = [](float v) { return v == v ? v : -INFINITY; };
-    each_value(x, count, [&](int32_t i, float v) { y[i] = penalised(e, plain(v), low + i, false); });
-    if (e.entries() == 0) return;
+    each_value(x, count, [&](int32_t i, float v) { y[i] = penalised(e, plain(v), low + i, {0, 0}); });
+    const int64_t all = e.edits + e.listed;
+    if (all == 0) return;
+    auto token_at = [&](int64_t i) { return i < e.edits ? e.edit_token[i] : e.count_token[i - e.edits]; };
     auto name = [&](int64_t i) { return ~0u - (uint32_t)(i < NAMES ? i : NAMES); };
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < e.entries(); i += ROW_THREADS) {
-        const int32_t at = e.token(i) - low;
+    for (int64_t i = threadIdx.x; i < all; i += ROW_THREADS) {
+        const int32_t at = token_at(i) - low;
         if (at >= 0 && at < count) atomicMax(&bits[at], name(i));
     }
     __syncthreads();
-    const bool last = e.batch->flags & FS_EDITS_LAST;
-    for (int64_t i = threadIdx.x; i < e.entries(); i += ROW_THREADS) {
-        const int32_t token = e.token(i), at = token - low;
+    for (int64_t i = threadIdx.x; i < all; i += ROW_THREADS) {
+        const int32_t token = token_at(i), at = token - low;
         if (at < 0 || at >= count || *(volatile uint32_t *)&bits[at] != name(i)) continue;
-        float v = plain(x[at]);
-        if (!last) v = edited(e, v, token);
-        v = penalised(e, v, token, true);
-        if (last) v = edited(e, v, token);
-        y[at] = v;
+        y[at] = edit_logit(e, plain(x[at]), token, {0, e.edits}, {0, e.listed});
     }
 }
 

@@ -39,8 +39,8 @@ FS_DEVICE row_logits find_logits(const ending *e, const fs_cuda_args &args, int6
     else shape_row(head, matrix_row(&stored, b), stored.format, allow, l.low, count, x);
     l.y = l.x;
     __syncthreads();
-    const row_edits edits = edits_of_row(&args.batch, &e->rules, args.vocab, b);
-    if (edits.some()) {
+    const fs_cuda_edits edits = edits_of_row(&args.batch, &e->rules, args.vocab, b);
+    if (edits.edits > 0 || edits.penalises) {
         edit_row(edits, l.x, l.low, count, y);
         l.y = y;
         __syncthreads();
