@@ -59,6 +59,7 @@ typedef struct fs_cuda_lists {
     uint32_t *count;            /* [rows][slots] */
     uint32_t *most;             /* [rows][slots]: the largest logit of a CTA's first tile, rounded down */
     uint32_t *floor;            /* [rows] */
+    float *first;               /* of each CTA, 128 N: its first tile, which is listed when there are floors */
     fs_cuda_progress *progress; /* [rows], of which a block of rows uses its first */
     void *hidden;               /* of open rows, 16-bit numbers side by side, open_stride() apart */
     int32_t *open;              /* how many rows are open, then which: their lists do not prove what they were asked */

@@ -39,6 +39,7 @@ typedef struct layout {
     int32_t x, y;         /* whether there is such an array of logits */
     int32_t listed;       /* rows of a launch that lists candidates, 0: none does; */
     int32_t slots;        /* CTAs of one of its blocks; */
+    int32_t kept;         /* rows of the tiles of all of them; */
     int32_t edited;       /* its rows' edits are looked up, */
     int32_t tables;       /* some of them in tables */
 } layout;
@@ -79,7 +80,7 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
     const int there = head->kind == FS_HEAD_LOGITS && head->dtype == FS_F32 && head_is_plain(head) &&
                       !(rules & FS_RULE_ALLOW);
     const fs_batch *batch = &args->batch;
-    *l = (layout){lines(head->rows), batch->rows, !there, (rules & EDITS) != 0, 0, 0, 0, 0};
+    *l = (layout){lines(head->rows), batch->rows, !there, (rules & EDITS) != 0, 0, 0, 0, 0, 0};
     const int64_t bytes = (l->x + l->y) * l->stride * (int64_t)sizeof(float);
     const int64_t most = bytes ? (int64_t)context->options.fallback_bytes / bytes : args->batch.rows;
     if (l->rows > most) l->rows = most > 0 ? most : 1;
@@ -90,6 +91,7 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
     if (!fs_cuda_lists_of(context, &plan)) return FS_OK;
     l->listed = plan.rows;
     l->slots = plan.grid;
+    l->kept = plan.blocks * plan.shape->rows;
     l->edited = (rules & EDITS) != 0;
     l->tables = l->edited && (batch->edit_offset || batch->edit_count || batch->count_offset);
     return FS_OK;
@@ -97,8 +99,9 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
 
 /* Bytes of its parts, one after the other. */
 typedef struct parts {
-    size_t most, floor, progress;       /* zero between calls */
-    size_t logits, count, open, hidden; /* not; lists are where logits will be, once they have been looked at */
+    size_t most, floor, progress; /* zero between calls */
+    /* Not; lists and first tiles are where logits will be, once they have been looked at. */
+    size_t entry, logits, count, open, hidden;
     size_t edits, table, raised;
 } parts;
 
@@ -121,8 +124,9 @@ static parts parts_of(const fs_cuda_args *args, const layout *l) {
     p.most = aligned(segments * sizeof(uint32_t));
     p.floor = aligned((size_t)l->listed * sizeof(uint32_t));
     p.progress = aligned((size_t)l->listed * sizeof(fs_cuda_progress));
-    const size_t entry = segments * FS_CUDA_SEGMENT * sizeof(uint64_t);
-    if (p.logits < entry) p.logits = entry;
+    p.entry = segments * FS_CUDA_SEGMENT * sizeof(uint64_t);
+    const size_t lists = p.entry + (size_t)l->slots * (size_t)l->kept * FS_CUDA_TILE * sizeof(float);
+    if (p.logits < lists) p.logits = aligned(lists);
     if (lists_end_all(args)) p.logits = 0;
     p.count = aligned(segments * sizeof(uint32_t));
     p.open = aligned((1 + rows) * sizeof(int32_t));
@@ -159,6 +163,7 @@ static void place(const fs_cuda_room *room, const parts *p, const layout *l, int
     lists->floor = (uint32_t *)(void *)((char *)room->records + p->most);
     lists->progress = (fs_cuda_progress *)(void *)((char *)room->records + p->most + p->floor);
     lists->entry = (unsigned long long *)(void *)at;
+    lists->first = (float *)(void *)(at + p->entry);
     at += p->logits;
     lists->count = (uint32_t *)(void *)at;
     at += p->count;

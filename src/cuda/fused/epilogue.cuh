@@ -187,19 +187,9 @@ template <int N, int S, int J> FS_DEVICE void find_max(const float (&d)[S][N / 2
     row_maxima<N, S>(d, state->max, [](float x, int) { return x; });
 }
 
-/* What is done with a logit above its threshold: it races, or is listed, or both. The first tile, whose thresholds do
- * not know of lists, is gone through again for lists alone. */
-enum fs_passed { FS_RACE, FS_RACE_OR_LIST, FS_LIST };
-
-/* What logits of a strip are compared with: thresholds, or the floors of lists. */
-template <fs_passed WHAT, int N, int J>
-FS_DEVICE const float *lowest(const fs_tile_state<N, J> *state, int32_t strip) {
-    return WHAT == FS_LIST ? (const float *)state->first_max : state->threshold[strip];
-}
-
-/* Which of a lane's groups have a logit above its row's threshold, or not below the floor of its list, a bit each. The
- * hot path: one max per logit, a subtraction and a max per two, and no branch. */
-template <fs_passed WHAT, int N, int S, int J>
+/* Which of a lane's groups have a logit above its row's threshold, a bit each. The hot path: one max per logit, a
+ * subtraction and a max per two, and no branch. */
+template <int N, int S, int J>
 FS_DEVICE uint32_t hot_groups(const float (&d)[S][N / 2], const fs_tile_state<N, J> *state, int32_t strip) {
     const int32_t column = 2 * (threadIdx.x & 3);
     uint32_t hot = 0;
@@ -207,7 +197,7 @@ FS_DEVICE uint32_t hot_groups(const float (&d)[S][N / 2], const fs_tile_state<N,
     for (int m = 0; m < S; m++)
 #pragma unroll
         for (int g = 0; g < GROUPS<N>; g++) {
-            const float *threshold = lowest<WHAT>(state, strip + 4 * m);
+            const float *threshold = state->threshold[strip + 4 * m];
             float above = -INFINITY;
 #pragma unroll
             for (int i = 0; i < PER_GROUP<N> / 4; i++) {
@@ -216,7 +206,7 @@ FS_DEVICE uint32_t hot_groups(const float (&d)[S][N / 2], const fs_tile_state<N,
                 above = max_or_nan(above, max_or_nan(d[m][4 * j], d[m][4 * j + 2]) - low.x);
                 above = max_or_nan(above, max_or_nan(d[m][4 * j + 1], d[m][4 * j + 3]) - low.y);
             }
-            if (!(WHAT == FS_LIST ? above < 0.0f : above <= 0.0f)) hot |= 1u << (m * GROUPS<N> + g);
+            if (!(above <= 0.0f)) hot |= 1u << (m * GROUPS<N> + g);
         }
     return hot;
 }
@@ -237,16 +227,17 @@ template <int N, int S, int J> FS_DEVICE uint32_t marked_groups(const fs_tile_st
     return groups;
 }
 
-template <fs_passed WHAT, int N, int J>
+/* What is above its threshold races and, where there are lists, may be listed. */
+template <bool LISTS, int N, int J>
 FS_DEVICE void pass_on(fs_tile_state<N, J> *state, float x, int32_t token, int32_t row, float low, bool lists) {
-    if (WHAT != FS_RACE && lists) list_token(state, x, token, row);
-    if (WHAT == FS_LIST || (WHAT == FS_RACE_OR_LIST && is_only_listed(state, x, low, row))) return;
+    if (LISTS && lists) list_token(state, x, token, row);
+    if (LISTS && is_only_listed(state, x, low, row)) return;
     push_survivor(state, x, token, row);
 }
 
 /* What is above its threshold in a lane's own hot groups: decided in greedy rows, queued in the others; with `marked`,
  * only marked tokens are, and the others come again. Most warps have none, and most lanes of the others. */
-template <fs_passed WHAT, int N, int S, int J>
+template <bool LISTS, int N, int S, int J>
 FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p,
                         uint32_t hot, bool marked, bool lists) {
     const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
@@ -254,18 +245,16 @@ FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, 
     for (; hot; hot &= hot - 1) {
         const int32_t at = __ffs(hot) - 1, m = at / GROUPS<N>, g = at % GROUPS<N>;
         float4(*eight)[32] = state->stash[strip];
-        const float *threshold = lowest<WHAT>(state, strip + 4 * m);
+        const float *threshold = state->threshold[strip + 4 * m];
 #pragma unroll
         for (int i = 0; i < S; i++) stash<N>(d[i], eight, i != m ? -1 : g);
         uint32_t above = 0;
 #pragma unroll
         for (int e = 0; e < PER_GROUP<N>; e++) {
             const float x = ((const float *)&eight[e / 4][lane])[e % 4];
-            const int32_t row = 16 * g + 8 * (e / 4) + column + (e & 1);
-            const float low = threshold[row];
+            const float low = threshold[16 * g + 8 * (e / 4) + column + (e & 1)];
             /* A NaN passes and is flagged, but not in the columns past the batch, whose threshold is +inf. */
-            const bool listed = WHAT == FS_LIST && (x >= low || is_raised(state->draw[row]));
-            const bool passes = WHAT == FS_LIST ? listed : x > low || (x != x && low < INFINITY);
+            const bool passes = x > low || (x != x && low < INFINITY);
             if (passes && (!marked || mark_in(low) == lane / 4 + (e & 2 ? 8 : 0))) above |= 1u << e;
         }
         /* All lanes push at once, each its next one. */
@@ -273,7 +262,7 @@ FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, 
         for (; above; above &= above - 1) {
             const int32_t e = __ffs(above) - 1, row = 16 * g + 8 * (e / 4) + column + (e & 1);
             const int32_t token = p.first + 16 * strip + 64 * m + lane / 4 + (e & 2 ? 8 : 0);
-            pass_on<WHAT>(state, ((const float *)&eight[e / 4][lane])[e % 4], token, row, threshold[row],
+            pass_on<LISTS>(state, ((const float *)&eight[e / 4][lane])[e % 4], token, row, threshold[row],
                           lists && !marked);
         }
     }
@@ -281,7 +270,7 @@ FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, 
 
 /* The same together, group by group, every lane half of one row's 16 tokens: where one token is hot in many rows it
  * lies in few lanes' accumulators. */
-template <fs_passed WHAT, int N, int S, int J>
+template <bool LISTS, int N, int S, int J>
 FS_DEVICE void push_together(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p,
                              uint32_t hot, bool lists) {
     const int32_t lane = threadIdx.x & 31, r = lane & 15, half = lane >> 4;
@@ -314,7 +303,7 @@ FS_DEVICE void push_together(const float (&d)[S][N / 2], fs_tile_state<N, J> *st
 #pragma unroll 1
         for (; above; above &= above - 1) {
             const int32_t i = __ffs(above) - 1;
-            pass_on<WHAT>(state, x[16 * i], first + i, row, low, lists);
+            pass_on<LISTS>(state, x[16 * i], first + i, row, low, lists);
         }
     }
     __syncwarp(); /* all have read what others will overwrite */
@@ -331,34 +320,74 @@ template <int N, int S> FS_DEVICE bool is_crowded(uint32_t hot, bool noisy) {
 /* Whether so many groups are hot, a seventh, that better thresholds should come first: those take as long as the scores
  * of a few hundred tokens. A group is hot by one of its 4 rows x 2 tokens or by all of them. Candidates make groups hot
  * too, and no threshold may hold them back. */
-template <fs_passed WHAT, int N, int S> FS_DEVICE bool is_flooded(uint32_t hot) {
-    constexpr int MANY = S * GROUPS<N> * 32 / (WHAT == FS_RACE ? 7 : 2);
+template <bool LISTS, int N, int S> FS_DEVICE bool is_flooded(uint32_t hot) {
+    constexpr int MANY = S * GROUPS<N> * 32 / (LISTS ? 2 : 7);
     return S * GROUPS<N> > 2 && __reduce_add_sync(~0u, (uint32_t)__popc(hot)) >= MANY;
 }
 
 /* reduce: what is above its threshold is decided or queued, or listed. A warp with very many survivors sends the marked
  * ones ahead, whose noise is large, and asks for thresholds that know them. A loop for code to be there once. */
-template <fs_passed WHAT, int N, int S, int J>
+template <bool LISTS, int N, int S, int J>
 FS_DEVICE void reduce(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p,
                       bool lists) {
     for (bool asked = false;; asked = true) {
-        uint32_t hot = hot_groups<WHAT, N, S>(d, state, strip);
-        const bool ask = !asked && is_flooded<WHAT, N, S>(hot) && state->noisy;
+        uint32_t hot = hot_groups<N, S>(d, state, strip);
+        const bool ask = !asked && is_flooded<LISTS, N, S>(hot) && state->noisy;
         if (ask) hot &= marked_groups<N, S>(state, strip);
-        if (ask || !is_crowded<N, S>(hot, state->noisy)) push_own<WHAT, N, S>(d, state, strip, p, hot, ask, lists);
-        else push_together<WHAT, N, S>(d, state, strip, p, hot, lists);
+        if (ask || !is_crowded<N, S>(hot, state->noisy)) push_own<LISTS, N, S>(d, state, strip, p, hot, ask, lists);
+        else push_together<LISTS, N, S>(d, state, strip, p, hot, lists);
         if (!ask) return;
         __syncwarp();
         ask_scorers(state);
     }
 }
 
-/* Lists the candidates of a tile that has been reduced without. */
-template <int N, int S, int J>
-FS_DEVICE void list_tile(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, int32_t strip, const piece &p) {
-    constexpr uint32_t ALL = S * GROUPS<N> < 32 ? (1u << S * GROUPS<N>)-1 : ~0u;
-    const uint32_t hot = hot_groups<FS_LIST, N, S>(d, state, strip);
-    push_own<FS_LIST, N, S>(d, state, strip, p, state->raises ? ALL : hot, false, true);
-}
+/* The first tile of a CTA, kept in memory until there are floors: to hold it in registers would hold up the ring. Each
+ * thread has what it has put there. */
+template <int N, int S> struct fs_kept_tile {
+    static constexpr int FOURS = S * N / 8; /* of a thread */
+    float4 *own;
+
+    FS_DEVICE_MEMBER explicit fs_kept_tile(const fs_cuda_lists &lists)
+        : own((float4 *)lists.first + (int64_t)(blockIdx.y * gridDim.x + blockIdx.x) * (FS_CUDA_TILE * N / 4) +
+              (threadIdx.x - 128) % (FS_STRIPS * 32 / S)) {}
+
+    static FS_DEVICE_MEMBER int64_t at(int i) { return (int64_t)i * (FS_STRIPS * 32 / S); }
+
+    FS_DEVICE_MEMBER void put(const float (&d)[S][N / 2]) const {
+#pragma unroll
+        for (int m = 0; m < S; m++)
+#pragma unroll
+            for (int j = 0; j < N / 8; j++)
+                own[at(m * (N / 8) + j)] = make_float4(d[m][4 * j], d[m][4 * j + 1], d[m][4 * j + 2], d[m][4 * j + 3]);
+    }
+
+    /* Lists its candidates, those of the piece that began with `first`. */
+    template <int J> FS_DEVICE_MEMBER void list(fs_tile_state<N, J> *state, int32_t strip, int32_t first) const {
+        constexpr int AT_ONCE = FOURS % 8 == 0 ? 8 : FOURS % 4 == 0 ? 4 : 2;
+        const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
+        const bool all = state->raises;
+#pragma unroll 1
+        for (int i = 0; i < FOURS; i += AT_ONCE) {
+            float4 v[AT_ONCE];
+            uint32_t hot = 0;
+#pragma unroll
+            for (int e = 0; e < AT_ONCE; e++) v[e] = own[at(i + e)];
+#pragma unroll
+            for (int e = 0; e < AT_ONCE; e++) {
+                const float2 floor = *(const float2 *)&state->first_max[8 * ((i + e) % (N / 8)) + column];
+                hot |= ((v[e].x >= floor.x ? 1u : 0u) | (v[e].y >= floor.y ? 2u : 0u) | (v[e].z >= floor.x ? 4u : 0u) |
+                        (v[e].w >= floor.y ? 8u : 0u) | (all ? 15u : 0u))
+                       << 4 * e;
+            }
+#pragma unroll 1
+            for (; hot; hot &= hot - 1) {
+                const int32_t bit = __ffs(hot) - 1, four = i + bit / 4, e = bit % 4;
+                const int32_t token = first + 16 * strip + 64 * (four / (N / 8)) + lane / 4 + (e & 2 ? 8 : 0);
+                list_token(state, ((const float *)&own[at(four)])[e], token, 8 * (four % (N / 8)) + column + (e & 1));
+            }
+        }
+    }
+};
 
 #endif

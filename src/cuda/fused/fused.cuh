@@ -161,12 +161,10 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
             /* A new group starts without a best score; every survivor of the last one has been scored. */
             if (groups_of<T>(args) && at.fresh) state->best[b] = 0, state->lead[b] = 0;
         });
-        if (LISTED && at.i == 0 && state->lists) find_floor(args, state->draw[0], 0); /* for its instructions */
         /* Its instructions come while the first tile does: 1 to 2 % of a call over a small head. With one team it is in
          * the way, 2 % at 192 and 256 rows (H200, 2026-11). */
         for (bool rehearse = T::TEAMS > 1 && at.i == 0;; rehearse = false) {
             if (at.fresh && !rehearse) barrier_wait(turn.first, seeded++ & 1);
-            if (LISTED && at.i == 0 && !rehearse) put_most(args, state, first);
             if (at.fresh) seed<LISTED, N>(args, state, shared, first, at.i == 0 ? FS_PATIENCE : 0, rehearse);
             take_bounds(state, args, shared);
             own_rows<N>(args, state, [&](int32_t b) {
@@ -178,6 +176,7 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(turn.ready + 16 * (at.i % T::TEAMS));
+        if (LISTED && at.i == 0) put_most(args, state, first);
         fs_floors<N, J> floors(!LISTED || at.i > 0 || !state->lists);
         if (T::KIND == FS_CUDA_LISTED) floors.advance(args, state, FS_FLOOR_PATIENCE);
         if (AHEAD<N, J> && !at.is_last()) {
@@ -196,7 +195,7 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
             if (T::KIND == FS_CUDA_LISTED && floors.advance(args, state, FS_FLOOR_PATIENCE) && lane == 0)
                 barrier_arrive(turn.floors);
             /* One lane decides: the others' clocks may run out a moment earlier or later. */
-            over = __shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 500), 0);
+            over = __shfl_sync(~0u, barrier_wait_for(turn.used, at.i & 1, 500), 0) && floors.taken;
             const uint32_t asked = last_question(state);
             score_queue<LISTED>(state, args, shared, &scorer);
             if (asked != scorer.answered) answer(state, args, shared, &scorer, asked);
@@ -232,7 +231,9 @@ template <class T>
 FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *state, char *shared, bool shaped,
                        ring r, const rounds &turn) {
     constexpr int N = T::N, TEAMS = T::TEAMS;
-    const bool masked = T::KIND == FS_CUDA_LISTED && args.batch.allow;
+    constexpr bool LISTED = T::KIND == FS_CUDA_LISTED;
+    const bool masked = LISTED && args.batch.allow;
+    int32_t kept = -1; /* where the tile began that is still to be listed */
     const int32_t warp = threadIdx.x / 32 - 4, lane = threadIdx.x & 31;
     const int32_t team = warp / (FS_CONSUMERS / TEAMS), strip = warp % (FS_CONSUMERS / TEAMS);
     const int32_t t = strip * 16 + lane / 4; /* this thread's first token in a tile; in two teams it has t + 64 too */
@@ -267,13 +268,10 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
         }
         wait_ready<TEAMS>(turn, at.i);
         if (at.p.count > 0) {
-            /* The race goes on where floors are still to be found. */
-            constexpr fs_passed WHAT = T::KIND == FS_CUDA_LISTED ? FS_RACE_OR_LIST : FS_RACE;
-            reduce<WHAT, N, TEAMS>(d, state, strip, at.p, at.i > 0 && state->lists);
-            if (T::KIND == FS_CUDA_LISTED && at.i == 0 && state->lists) {
-                __syncwarp();
-                barrier_wait(turn.floors, 0);
-                list_tile<N, TEAMS>(d, state, strip, at.p);
+            reduce<LISTED, N, TEAMS>(d, state, strip, at.p, at.i > 0 && state->lists);
+            if (LISTED && at.i == 0 && state->lists) {
+                fs_kept_tile<N, TEAMS>(args.lists).put(d);
+                kept = at.p.first;
             }
             if (masses_of<T>(args, state))
 #pragma unroll
@@ -283,6 +281,13 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
             if (max_of<T>(args)) find_max<N, TEAMS>(d, state);
         }
         __syncwarp();
+        /* With the next tile's thresholds floors have come. Who has no next one waits for them. */
+        if (LISTED && kept >= 0 && (at.i > 0 || at.own.count <= TEAMS)) {
+            if (at.i == 0) barrier_wait(turn.floors, 0);
+            fs_kept_tile<N, TEAMS>(args.lists).list(state, strip, kept);
+            kept = -1;
+            __syncwarp();
+        }
         if (lane == 0) barrier_arrive(turn.used);
     }
 }

@@ -544,7 +544,7 @@ FS_DEVICE void seed_row(fs_tile_state<N, J> *state, const fs_cuda_args &args, co
                         int32_t first, bool rehearse) {
     const uint32_t most = rehearse ? ordered_float(0.0f) : state->first_max[b];
     if (!most) return;
-    if (!rehearse) state->first_max[b] = 0;
+    if (!LOOKS_UP && !rehearse) state->first_max[b] = 0; /* else there are floors to come, and no other first tile */
     const uint32_t bits = __float_as_uint(float_of_ordered(most));
     float x = first_logit(most);
     if (LOOKS_UP && is_edited(state->draw[b]) && !rehearse) x = look_up(args, b, first + (int32_t)(bits & 127), x);
