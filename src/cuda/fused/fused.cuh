@@ -155,7 +155,8 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
         const int32_t first = at.p.first;
         const fs_shared_scores shared = shared_scores<T::KIND == FS_CUDA_GROUPED>(args, at.record);
         if (at.i == 0 && !at.fresh) count_seeded(args); /* another CTA's half of a pair: nobody waits for this one */
-        if (masses_of<T>(args, state) && at.i > 0) named_barrier(1, J * 32); /* sums are read before marks take their place */
+        /* Sums are read before marks take their place. */
+        if (masses_of<T>(args, state) && at.i > 0) named_barrier(1, J * 32);
         own_rows<N>(args, state, [&](int32_t b) {
             if (!AHEAD<N, J> || at.i == 0) find_marks(state, b, first);
             /* A new group starts without a best score; every survivor of the last one has been scored. */
@@ -221,8 +222,10 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
     __syncwarp();
     if (groups_of<T>(args)) return;
     if (T::KIND == FS_CUDA_LISTED && lane == 0) leave(done, true, 1);
-    else if (lane == 0 && leave(done, scorer.owed || masses_of<T>(args, state) || max_of<T>(args), 1) == gridDim.x * J - 1)
-        state->last = 1;
+    else if (lane == 0) {
+        const bool owed = scorer.owed || masses_of<T>(args, state) || max_of<T>(args);
+        if (leave(done, owed, 1) == gridDim.x * J - 1) state->last = 1;
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------- consumers ---- */
