@@ -57,6 +57,8 @@ def ways(fs, torch, device, folder):
         flashsampling.torch._calls.generation, flashsampling.torch._calls.made = flashsampling.torch.generation(), {}
         made = flashsampling.torch.Context
         flashsampling.torch.Context = lambda *_, **__: made("cpu", threads=1)
+        flashsampling.torch._find_library(0)
+        flashsampling.torch._native_libraries[0].options.threads = 1
     tokens = {
         "Sampler": lambda: sampler(H).tokens,
         "torch operator": lambda: torch.ops.flashsampling.sample(H, W, **each),

@@ -1,5 +1,5 @@
 # The libraries of the Python package, which scikit-build-core (pyproject.toml) puts into flashsampling/lib: the CPU's,
-# and in a library of its own, with everything that is in the other one, the CUDA backend. They are found by their files
+# calls in C, and in a library of its own, with everything that is in the first one, the CUDA backend. They are found by their files
 # (python/flashsampling/_c.py), so their names carry no version.
 #
 # FS_CUDA is AUTO here unless it is said: ON where an nvcc that is new enough is on the PATH.
@@ -26,7 +26,7 @@ endif()
 set_property(TARGET flashsampling PROPERTY VERSION)
 set_property(TARGET flashsampling PROPERTY SOVERSION)
 set_property(TARGET flashsampling_static PROPERTY EXCLUDE_FROM_ALL ON)
-install(TARGETS flashsampling LIBRARY DESTINATION lib)
+install(TARGETS flashsampling flashsampling_python LIBRARY DESTINATION lib)
 
 if(FS_CUDA)
     # Code for 8.0 as PTX too: devices that are newer than these translate it when they first need it.

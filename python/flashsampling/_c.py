@@ -12,6 +12,7 @@ VERSION = (0, 1)  # of the header mirrored here; before 1.0 another minor versio
 
 STATUS_OK = 0
 STATUS_UNSUPPORTED = -2
+STATUS_MEMORY = -3
 STATUS_PEER = -5
 FALLBACK_BYTES = 64 << 20  # fs_options_default
 ROUNDS = {"f32": 0, "f16": 1, "bf16": 2}
@@ -318,10 +319,10 @@ def sample_by_address(lib: ctypes.CDLL) -> Callable[..., int]:
     return _ByAddress(ctypes.cast(lib.fs_sample, c_void_p).value or 0)
 
 
-def _find(kinds: Sequence[str]) -> str | None:
+def find_file(files: Sequence[str]) -> str | None:
     """The first file that is there; None if there is none. An editable install lies in two folders."""
     folders = sys.modules[__package__].__path__
-    paths = (os.path.join(folder, file) for kind in kinds for file in _FILES[kind] for folder in folders)
+    paths = (os.path.join(folder, file) for file in files for folder in folders)
     return next((os.path.normpath(path) for path in paths if os.path.exists(path)), None)
 
 
@@ -348,7 +349,7 @@ def library(backend: Any = "cpu") -> ctypes.CDLL:
     """
     kind = "cuda" if backend == "cuda" else "cpu"
     if kind not in _loaded:
-        path = os.environ.get("FLASHSAMPLING_LIBRARY") or _find(("cuda",) if kind == "cuda" else ("cpu", "cuda"))
+        path = os.environ.get("FLASHSAMPLING_LIBRARY") or find_file(_FILES[kind] + _FILES["cuda"])
         if path is None and kind == "cuda":
             _loaded[kind] = library()
         else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import byref
 from typing import Any
 
-from . import _c
+from . import _c, _native
 from ._arrays import Array, as_pointer, converted, integer, is_tensor, new_array, numpy, same_memory
 from ._call import Batch, Head, Out, Outputs, Result, choice
 
@@ -49,6 +49,20 @@ def _torch_stream() -> Callable[[int], int] | None:
         return None  # then the library refuses calls until set_stream
     quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return quick or (lambda device: torch.cuda.current_stream(device).cuda_stream)
+
+
+def make_room(device: int) -> bool:
+    """Gives device memory back that torch keeps for later; False if there is none, or a capture forbids it. A call that
+    found no memory is then worth another try."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    if torch.cuda.is_current_stream_capturing():
+        return False
+    before = torch.cuda.memory_reserved(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device) < before
 
 
 class _ParallelFor:
@@ -111,6 +125,9 @@ class Context:
                  parallel_for: Callable[[int, Callable[[int], None]], object] | None = None, work: int = 0,
                  fallback_bytes: int | None = None, stream: int | None = None, check_pointers: bool = False) -> None:
         self._context: ctypes.c_void_p | None = None
+        # Calls in C look at it too: STAY, CLOSED, or torch's current stream as it was last, -1 = not yet.
+        self.stream_now = ctypes.c_int64(_native.STAY)
+        self.in_c = ctypes.c_int32()  # whether a call that C makes has the context
         self.parallel_for: _ParallelFor | None = None
         self.current_stream: Callable[[int], int] | None = None
         # The environment overrules the caller's backend in C too.
@@ -132,9 +149,11 @@ class Context:
         _created(self.library, self.library.fs_context_create(byref(o), byref(out)), backend)
         self._context, self.busy, self.closed = out, threading.Lock(), False
         self.device = "cuda:%d" % o.device if self.text.startswith("cuda") else "cpu"
-        self._stream_now = stream
+        self._work: Any = None
         if self.device != "cpu" and stream is None:
             self.current_stream = _torch_stream()
+        if self.current_stream is not None:
+            self.stream_now.value = -1
         if work:
             self.set_work(work)
 
@@ -144,11 +163,13 @@ class Context:
             if self.busy.locked():
                 raise self.in_use()
             with self.busy:
+                if self.in_c.value:
+                    raise self.in_use()
                 self._destroy()
 
     def _destroy(self) -> None:
         self.library.fs_context_destroy(self._context)
-        self._context, self.closed = None, True
+        self._context, self.closed, self.stream_now.value = None, True, _native.CLOSED
 
     def __reduce__(self) -> Any:
         raise TypeError("a Context cannot be copied or pickled: make another one")
@@ -178,9 +199,13 @@ class Context:
         if self.busy.locked():
             raise self.in_use()
         with self.busy:
+            if self.in_c.value:
+                raise self.in_use()
             if self.current_stream is not None:
                 self.follow()
             status = function(self.handle(), byref(head.struct), byref(batch.struct), *rest)
+            if status == _c.STATUS_MEMORY and self.make_room():
+                status = function(self.handle(), byref(head.struct), byref(batch.struct), *rest)
         self.check(status)
 
     def in_use(self) -> Exception:
@@ -190,12 +215,17 @@ class Context:
             return ValueError("the context is closed")
         return RuntimeError("the context is in a call of another thread: use one context per thread")
 
+    def make_room(self) -> bool:
+        """Whether a call that found no memory is worth another try; see the function of this name."""
+        return self.device != "cpu" and self._work is None and make_room(self._options.device)
+
     def follow(self) -> None:
         """Calls go to torch's current stream from here on."""
         assert self.current_stream is not None
         stream = self.current_stream(self._options.device)
-        if stream != self._stream_now:
+        if stream != self.stream_now.value:
             self._set_stream(stream)
+            self.stream_now.value = stream
 
     def check(self, status: int) -> None:
         """Raises what went wrong in a call: what the caller's threads raised, or what C says."""
@@ -217,12 +247,11 @@ class Context:
 
     def set_stream(self, stream: int | None) -> None:
         """CUDA: the stream of the calls that follow (its handle, 0: the default stream); they wait for those before."""
-        self.current_stream = None
+        self.current_stream, self.stream_now.value = None, _native.STAY
         self._set_stream(stream)
 
     def _set_stream(self, stream: int | None) -> None:
         _check(self.library, self.library.fs_context_set_stream(self.handle(), self._stream(stream)), self._context)
-        self._stream_now = stream
 
     def set_work(self, size: int) -> None:
         """Sets aside `size` bytes once, so that calls never allocate (work_size tells how many); 0 gives them back."""

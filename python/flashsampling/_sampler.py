@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import _c
+from . import _c, _native
 from ._arrays import (FLOATS, TYPESTR, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, numpy,
                       same_memory, torch_dtype)
 from ._call import Batch, Head, Result, check_penalties
@@ -72,7 +72,7 @@ class Sampler:
             raise ValueError("rows: %d, expected 1 to %d" % (self.rows, 1 << 20))
         kind, _, number = (head.data.device or "cpu").partition(":")
         self.context = context or Context(kind, device=int(number or 0))
-        self._busy, self._follow = self.context.busy, self.context.follow if self.context.current_stream else None
+        self._busy = self.context.busy
         same_memory(self.context.device, head.data, "head")
         self._of_weights = head.kind == "weights"
         dtype = hidden_dtype if hidden_dtype and self._of_weights else head.data.dtype
@@ -88,13 +88,27 @@ class Sampler:
         self.head.struct = _c.HeadStruct.from_buffer_copy(head.struct)
         if not self._of_weights:
             self.head.data = self._input
+        self._prepared = _native.Prepared(rows=-1, columns=self._input.shape[1], locked=self._busy.locked)
+        if self._weights is not None:
+            self._prepared.weights, self._prepared.place = like, self._place
+        self._native = None
+        if like is not None and not self.context.parallel_for:
+            self._native = _native.prepare(self._prepared, like, dtype, self.context.device)
         self._asked: dict[str, Any] = {"outputs": outputs, "top": top, "logits": logits, "tokens": tokens}
         self._rules: dict[str, Any] = {}
-        self.position = 0
         self.set(position=position, **{"seed": None, **rules})
 
     def __repr__(self) -> str:
         return "<flashsampling.Sampler %d rows, %s>" % (self.rows, self.head.text)
+
+    @property
+    def position(self) -> int:
+        """Of the next call that is given none."""
+        return self._prepared.position
+
+    @position.setter
+    def position(self, value: int) -> None:
+        self._prepared.position = integer(value, "u64", "position")
 
     def set(self, **rules: Any) -> None:
         """Exchanges rules; those not named stay, None takes one away, but for seed, of which it makes a fresh one.
@@ -113,14 +127,24 @@ class Sampler:
         if self._busy.locked():  # a call of another thread reads the structures that go
             raise self.context.in_use()
         with self._busy:
+            if self.context.in_c.value:
+                raise self.context.in_use()
+            p = self._prepared
+            p.rows = -1
             self._function = _c.sample_by_address(self.context.library)
             self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
             self.batch, self.position, self._rules, self._result = batch, position, rules, result
             self._results: dict[Any, Result] = {}  # by the shape of what is drawn from
-            # Whose rows the structures have; what they point to beside the rules.
+            # Whose rows the structures have, None if they are not packed; what they point to beside the rules.
             self._last: Result | None = None
             self._kept: Pointer | None = None
             self._positions: Pointer | None = None
+            p.context, p.head, p.batch, p.result = self._arguments
+            p.input = p.batch + _c.BatchStruct.hidden.offset if self._of_weights else p.head + _c.HeadStruct.data.offset
+            p.position_at = None if "position" in rules else p.batch + _c.BatchStruct.position_all.offset
+            p.in_c, p.stream_now = map(ctypes.addressof, (self.context.in_c, self.context.stream_now))
+            p.sample = _native.address(self.context.library.fs_sample)
+            p.set_stream = _native.address(self.context.library.fs_context_set_stream)
 
     def __call__(self, hidden: Any, position: Any = None) -> Result:
         """Draws every row of hidden [B, D] (or of stored logits [B, V]), B up to `rows`, and returns a Result: views of
@@ -129,33 +153,53 @@ class Sampler:
         position is a number, or an array [B]; None is one more than the last (0 at first), or, if the sampler was given
         an array of positions, what is in it.
         """
+        if position is None and self._native is not None:
+            result = self._native(hidden)
+            if result is not None:
+                return result
+        return self._look(hidden, position)
+
+    def _look(self, hidden: Any, position: Any) -> Result:
+        """A call that C has not made."""
         busy, context = self._busy, self.context
         if busy.locked():
             raise context.in_use()
         with busy:
-            address, batch = self._address(hidden), self.batch.struct
-            result = None if address is None else self._results.get(hidden.shape)
-            if result is None:
-                result = self._take(hidden)
-            elif result is self._last and self._of_weights:
-                batch.hidden = address
-            else:
-                self._set_rows(address, hidden.shape[0], 0)
-                self._last = result
-            if self._weights is not None and self._weights() != self._place:
-                self.head.data.check_place("weights")
-            if position is not None or self._positions is not None:
-                self._set_position(position, batch.rows)
-            elif "position" not in self._rules:
-                batch.position_all = self.position
-                self.position += 1
-            if self._follow is not None:
-                self._follow()
-            if context.closed:
+            if context.closed or context.in_c.value:
                 raise context.in_use()
+            result = self._exchange(hidden, position)
             status = self._function(*self._arguments)
+            if status == _c.STATUS_MEMORY and context.make_room():
+                status = self._function(*self._arguments)
         if status or context.parallel_for:
             context.check(status)
+        return result
+
+    def _exchange(self, hidden: Any, position: Any) -> Result:
+        """Points the structures to what a call was given, from where C may go on with the next one."""
+        prepared, batch, context = self._prepared, self.batch.struct, self.context
+        prepared.rows = -1
+        address = self._address(hidden)
+        result = None if address is None else self._results.get(hidden.shape)
+        if result is None:
+            result = self._take(hidden)
+        elif result is self._last and self._of_weights:
+            batch.hidden = address
+        else:
+            self._last = None  # an interrupt may come in between
+            self._set_rows(address, hidden.shape[0], 0)
+            self._last = result
+        if self._weights is not None and self._weights() != self._place:
+            self.head.data.check_place("weights")
+        if position is not None or self._positions is not None:
+            self._set_position(position, batch.rows)
+        elif "position" not in self._rules:
+            batch.position_all = prepared.position
+            prepared.position += 1
+        if context.current_stream is not None:
+            context.follow()
+        if self._last is not None and self._positions is None:
+            prepared.drawn, prepared.rows = result, batch.rows
         return result
 
     def _take(self, hidden: Any) -> Result:
@@ -166,13 +210,11 @@ class Sampler:
         if len(shape) != 2 or shape[1] != most[1] or shape[0] > most[0]:
             raise ValueError("%s: shape %s, expected [up to %d, %d]" % (what, list(shape), most[0], most[1]))
         same_memory(self.context.device, pointer, what)
-        self._kept = pointer
+        self._kept, self._last = pointer, None
         result = self._result if shape[0] == most[0] else self._result.first(shape[0])
         self._set_rows(pointer.address, shape[0], pointer.stride)
-        quick = self._address(hidden) is not None
-        if quick:
-            self._results[hidden.shape] = result
-        self._last = result if quick else None
+        if self._address(hidden) is not None:
+            self._results[hidden.shape] = self._last = result
         return result
 
     def _set_rows(self, address: int | None, rows: int, stride: int) -> None:
@@ -194,4 +236,4 @@ class Sampler:
             return
         batch.position = self._positions = None
         batch.position_all = self.position if position is None else integer(position, "u64", "position")
-        self.position = batch.position_all + 1
+        self._prepared.position = batch.position_all + 1  # 2^64 is 0

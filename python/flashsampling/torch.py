@@ -10,26 +10,35 @@ is imported:
     sample, sample_logits                     -> tokens [B, samples] int64
     sample_logprob, sample_logits_logprob     -> tokens, logprob [B, samples] float32, status [B] int32
 
-They have fake kernels, change none of their arguments, allocate their results with torch and are queued on its current
-stream. A row without a token gets -1. Rules that are not here are those of flashsampling.Sampler.
+Each has an overload that takes tensors by row alone, and one with all rules, `rules`: torch looks for every argument of
+a schema in every call, 0.1 us each. They have fake kernels, change none of their arguments, allocate their results with
+torch and are queued on its current stream. A row without a token gets -1. Rules that are not here are those of
+flashsampling.Sampler.
+
+What they refuse is a RuntimeError, as it is of torch's own. The kernels are in C where the library for that is there
+(_native.py), otherwise those below.
 """
 import ctypes
+import os
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _c
-from ._call import choice
-from ._context import Context
+from . import _c, _native
+from ._context import Context, make_room
 from ._sample import generation
 
 __all__ = ["sample", "sample_logits"]
 
-_RULES = ("Tensor? temperature=None, Tensor? top_k=None, Tensor? top_p=None, Tensor? min_p=None, Tensor? seed=None, "
-          "Tensor? position=None, Tensor? slot=None, Tensor? allow=None, Tensor? allow_index=None, "
+# src/python/torch_ops.c has these orders too.
+_ROWS = ("Tensor? temperature=None, Tensor? top_k=None, Tensor? top_p=None, Tensor? min_p=None, Tensor? seed=None, "
+         "Tensor? position=None")
+_BY_ROW = frozenset(("temperature", "top_k", "top_p", "min_p", "seed", "position"))
+_RULES = (", Tensor? slot=None, Tensor? allow=None, Tensor? allow_index=None, "
           "float temperature_all=1.0, SymInt top_k_all=0, float top_p_all=1.0, float min_p_all=0.0, "
           "SymInt seed_all=0, SymInt position_all=0, SymInt samples=1, int flags=0, SymInt vocab=0, "
           'str round="f32", float scale=1.0, float softcap=0.0, float post_scale=1.0')
@@ -60,6 +69,8 @@ class _Call:
         if self.context.current_stream is not None:
             self.context.follow()
         status = self._function(*self._arguments)
+        if status == _c.STATUS_MEMORY and self.context.make_room():
+            status = self._function(*self._arguments)
         if status:
             self.context.check(status)
 
@@ -79,7 +90,7 @@ def _call(device: torch.device) -> _Call:
 def _refuse(value: Tensor, name: str, dtypes: tuple[torch.dtype, ...], shape: str, device: torch.device) -> Exception:
     found = "%s%s on %s, strides %s" % (value.dtype, list(value.shape), value.device, list(value.stride()))
     wanted = "%s%s on %s, packed" % (" or ".join(map(str, dtypes)), shape, device)
-    return ValueError("%s: %s; expected %s" % (name, found.replace("torch.", ""), wanted.replace("torch.", "")))
+    return RuntimeError("%s: %s; expected %s" % (name, found.replace("torch.", ""), wanted.replace("torch.", "")))
 
 
 def _vector(value: Tensor, name: str, dtypes: tuple[torch.dtype, ...], length: int, device: torch.device) -> int:
@@ -114,7 +125,9 @@ def _set_head(call: _Call, data: Tensor, kind: int, about: tuple[Any, ...]) -> N
     head.kind, head.dtype, head.data, head.rows = kind, _DTYPES[data.dtype], data.data_ptr(), data.shape[kind]
     head.dim = 0 if kind else data.shape[1]
     head.vocab, round, head.scale, head.softcap, head.post_scale = about
-    head.round = choice(_c.ROUNDS, round, "round")
+    if round not in _c.ROUNDS:
+        raise RuntimeError("round %r: expected one of %s" % (round, ", ".join(_c.ROUNDS)))
+    head.round = _c.ROUNDS[round]
     call.known = found
 
 
@@ -186,7 +199,7 @@ def _set_rows(call: _Call, slot: Tensor | None, allow: Tensor | None, index: Ten
     if allow is not None:
         _set_masks(batch, allow, index, rows, vocab, device)
     elif index is not None:
-        raise ValueError("allow_index: given without allow")
+        raise RuntimeError("allow_index: given without allow")
     call.chooses = slot is not None or allow is not None
 
 
@@ -217,26 +230,71 @@ def _fake_logprob(source: Tensor, *_: Any, samples: int = 1, **__: Any) -> tuple
             source.new_empty(shape[:1], dtype=torch.int32))
 
 
+_native_libraries: dict[int, _native.Library] = {}
+
+
+@_native.FindFunction
+def _find_library(cuda: int) -> int:
+    """The library for the CPU or for CUDA, loaded when an operator first needs it."""
+    found = _native_libraries.setdefault(cuda, _native.described("cuda" if cuda else "cpu"))
+    return ctypes.addressof(found)
+
+
+@_native.RoomFunction
+def _make_room(device: int) -> int:
+    return make_room(device)
+
+
+def _in_c() -> Callable[[str], None] | None:
+    """A function that gives an operator its kernels in C; None where they cannot be had."""
+    lib = _native.library()
+    if lib is None:
+        return None
+    missing = lib.fs_python_torch_open(_find_library, _make_room)
+    if missing:
+        if os.environ.get("FLASHSAMPLING_CALLS") == "native":
+            raise ImportError("FLASHSAMPLING_CALLS=native: this torch has no %s" % missing.decode())
+        return None
+
+    def register(name: str) -> None:
+        failed = lib.fs_python_torch_register(name.encode())
+        if failed:
+            raise ImportError("%s: %s failed" % (name, failed.decode()))
+
+    return register
+
+
 def _register(library: torch.library.Library) -> None:
     # Rows may be apart, but the elements of one are neighbours: a compiler is not to change how inputs lie.
     strides = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+    register = _in_c()
     for name, sources, kernel in (("sample", "Tensor hidden, Tensor weight", partial(_draw, 0, 1)),
                                   ("sample_logprob", "Tensor hidden, Tensor weight", partial(_draw, 0, 3)),
                                   ("sample_logits", "Tensor logits", partial(_sample_logits, 1)),
                                   ("sample_logits_logprob", "Tensor logits", partial(_sample_logits, 3))):
         several = name.endswith("_logprob")
         returns = "(Tensor, Tensor, Tensor)" if several else "Tensor"
-        library.define("%s(%s, Tensor? bias=None, *, %s) -> %s" % (name, sources, _RULES, returns),
-                       tags=(torch.Tag.pt2_compliant_tag, strides))
-        for key in ("CPU", "CUDA"):
-            library.impl(name, kernel, key)
-        # Nothing here has a gradient. Without this torch's own fallback marks logprobs as if they had one.
-        library.impl(name, torch.library.fallthrough_kernel, "Autograd")
-        torch.library.register_fake("flashsampling::" + name, _fake_logprob if several else _fake, lib=library)
+        # In this order: torch takes the first that the arguments fit.
+        for full, rules in ((name, _ROWS), (name + ".rules", _ROWS + _RULES)):
+            library.define("%s(%s, Tensor? bias=None, *, %s) -> %s" % (full, sources, rules, returns),
+                           tags=(torch.Tag.pt2_compliant_tag, strides))
+            if register:
+                register(full)
+            else:
+                for key in ("CPU", "CUDA"):
+                    library.impl(full, kernel, key)
+            # Nothing here has a gradient. Without this torch's own fallback marks logprobs as if they had one.
+            library.impl(full, torch.library.fallthrough_kernel, "Autograd")
+            torch.library.register_fake("flashsampling::" + full, _fake_logprob if several else _fake, lib=library)
 
 
 _library = torch.library.Library("flashsampling", "DEF")
 _register(_library)
+
+
+def _overload(operator: Any, rules: dict[str, Any]) -> Any:
+    """The one that has these keywords: torch itself tries all, by an exception each, 8 us."""
+    return operator.default if all(name in _BY_ROW for name in rules) else operator.rules
 
 
 def _operands(rows: Tensor, seed: int | Tensor | None, rules: dict[str, Any]) -> dict[str, Any]:
@@ -265,15 +323,13 @@ def sample(hidden: Tensor, weight: Tensor, *, bias: Tensor | None = None, seed: 
     scale, softcap, post_scale, allow [masks, words] int32, allow_index [B] int32: as in flashsampling.Head and Batch.
     """
     keywords = _operands(hidden, seed, rules)
-    if logprob:
-        return torch.ops.flashsampling.sample_logprob(hidden, weight, bias, **keywords)
-    return torch.ops.flashsampling.sample(hidden, weight, bias, **keywords)
+    ops = torch.ops.flashsampling
+    return _overload(ops.sample_logprob if logprob else ops.sample, keywords)(hidden, weight, bias, **keywords)
 
 
 def sample_logits(logits: Tensor, *, bias: Tensor | None = None, seed: int | Tensor | None = None,
                   logprob: bool = False, **rules: Any) -> Any:
     """`sample` from stored logits [B, V]."""
     keywords = _operands(logits, seed, rules)
-    if logprob:
-        return torch.ops.flashsampling.sample_logits_logprob(logits, bias, **keywords)
-    return torch.ops.flashsampling.sample_logits(logits, bias, **keywords)
+    ops = torch.ops.flashsampling
+    return _overload(ops.sample_logits_logprob if logprob else ops.sample_logits, keywords)(logits, bias, **keywords)

@@ -41,6 +41,10 @@ for line in run("nm", "-g", "--defined-only", LIB / "libflashsampling.a").splitl
     if len(parts) == 3 and not parts[2].startswith("fs_"):
         bad.append(f"the archive defines {parts[2]}: global names begin with fs_")
 
+for line in run("nm", "-D", "--defined-only", LIB / "libflashsampling_python.so").splitlines():
+    if not line.split()[2].startswith("fs_python_"):
+        bad.append(f"libflashsampling_python.so exports {line.split()[2]}: its names begin with fs_python_")
+
 major, minor = (int(re.search(rf"FS_VERSION_{part} (\d+)", header)[1]) for part in ("MAJOR", "MINOR"))
 soname = f"libflashsampling.so.{major}" if major else f"libflashsampling.so.0.{minor}"
 if f"[{soname}]" not in run("readelf", "-d", LIB / "libflashsampling.so"):
