@@ -16,6 +16,8 @@ from runner import BUILD, ROOT, RUN, say
 FOLDER = BUILD / "python"
 # Tests of tests/py that ask nothing but the package; the rest looks at flashsample too.
 NUMPY_TESTS = ("test_binding*.py", "test_documents.py", "test_library.py", "test_main.py", "test_sample*.py")
+# Tests of tests/torch that run both with calls in C and through ctypes.
+BOTH_WAYS = ("test_hostile", "test_lifetime", "test_ops", "test_tensors")
 TIMEOUT = {"step": 3600, "test": 1800}
 
 
@@ -66,8 +68,14 @@ def environment(runner, wheel, newest):
     return python if good else None
 
 
-def add_file(runner, python, file, env):
-    name = f"{file.parent.name}/{file.stem}"
+def ways(file):
+    """How a file of tests runs: what is added to its name, and to its environment."""
+    both = file.parent.name == "torch" and file.stem in BOTH_WAYS
+    return [("", {}), *([(" [ctypes]", {"FLASHSAMPLING_CALLS": "ctypes"})] if both else [])]
+
+
+def add_file(runner, python, file, way, env):
+    name = f"{file.parent.name}/{file.stem}{way}"
     report = RUN / "python" / f"{name.replace('/', '-')}.xml"
     report.parent.mkdir(parents=True, exist_ok=True)
     report.unlink(missing_ok=True)
@@ -89,7 +97,8 @@ def add(runner, newest):
     files = [file for pattern in NUMPY_TESTS for file in (ROOT / "tests" / "py").glob(pattern)]
     files += [*(ROOT / "tests" / "package").glob("test_*.py"), *(ROOT / "tests" / "torch").glob("test_*.py")]
     for file in sorted(files):
-        add_file(runner, python, file, env)
+        for way, more in ways(file):
+            add_file(runner, python, file, way, {**env, **more})
 
 
 def missing_modules(python, file):

@@ -155,9 +155,10 @@ def add_python(runner, folder):
         if file.parent.name == "torch" and (missing := python_leg.missing_modules(python, file)):
             runner.skip("release", name, f"{python} has no {missing[0]} (make test-python installs it)")
             continue
-        report = RUN / f"{file.parent.name}-{file.stem}.xml"
-        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", file]
-        add_pytest(runner, "release", name, command, report, env, TIMEOUT=TIMEOUT["pytest"])
+        for way, more in python_leg.ways(file):
+            report = RUN / f"{file.parent.name}-{file.stem}{way}.xml"
+            command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", file]
+            add_pytest(runner, "release", name + way, command, report, {**env, **more}, TIMEOUT=TIMEOUT["pytest"])
 
 
 RELEASE = ["-DCMAKE_BUILD_TYPE=Release"]

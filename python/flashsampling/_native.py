@@ -78,7 +78,7 @@ _loaded: list[ctypes.CDLL | None] = []
 
 def _load() -> ctypes.CDLL | None:
     way = os.environ.get("FLASHSAMPLING_CALLS")
-    if way is not None and way not in _WAYS:
+    if way and way not in _WAYS:
         raise ImportError("FLASHSAMPLING_CALLS=%s: expected one of %s" % (way, ", ".join(_WAYS)))
     # Calls in C rely on the GIL; a Python without says so by this flag.
     path = None if way == "ctypes" or "t" in sys.abiflags else _c.find_file(_FILES)

@@ -264,10 +264,10 @@ def _in_c() -> Callable[[str], None] | None:
     return register
 
 
-def _register(library: torch.library.Library) -> None:
+def _register(library: torch.library.Library, register: Callable[[str], None] | None) -> None:
+    """Defines the operators, with the kernels that `register` gives them, or those above."""
     # Rows may be apart, but the elements of one are neighbours: a compiler is not to change how inputs lie.
     strides = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
-    register = _in_c()
     for name, sources, kernel in (("sample", "Tensor hidden, Tensor weight", partial(_draw, 0, 1)),
                                   ("sample_logprob", "Tensor hidden, Tensor weight", partial(_draw, 0, 3)),
                                   ("sample_logits", "Tensor logits", partial(_sample_logits, 1)),
@@ -285,11 +285,11 @@ def _register(library: torch.library.Library) -> None:
                     library.impl(full, kernel, key)
             # Nothing here has a gradient. Without this torch's own fallback marks logprobs as if they had one.
             library.impl(full, torch.library.fallthrough_kernel, "Autograd")
-            torch.library.register_fake("flashsampling::" + full, _fake_logprob if several else _fake, lib=library)
+            torch.library.register_fake(library.ns + "::" + full, _fake_logprob if several else _fake, lib=library)
 
 
 _library = torch.library.Library("flashsampling", "DEF")
-_register(_library)
+_register(_library, _in_c())
 
 
 def _overload(operator: Any, rules: dict[str, Any]) -> Any:
