@@ -133,7 +133,7 @@ class Sampler:
             p.rows = -1
             self._function = _c.sample_by_address(self.context.library)
             self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
-            self.batch, self.position, self._rules, self._result = batch, position, rules, result
+            self.batch, self._rules, self._result, p.position = batch, rules, result, position
             self._results: dict[Any, Result] = {}  # by the shape of what is drawn from
             # Whose rows the structures have, None if they are not packed; what they point to beside the rules.
             self._last: Result | None = None
@@ -178,7 +178,8 @@ class Sampler:
     def _exchange(self, hidden: Any, position: Any) -> Result:
         """Points the structures to what a call was given, from where C may go on with the next one."""
         prepared, batch, context = self._prepared, self.batch.struct, self.context
-        prepared.rows = -1
+        if self._native is not None:
+            prepared.rows = -1
         address = self._address(hidden)
         result = None if address is None else self._results.get(hidden.shape)
         if result is None:
@@ -198,7 +199,7 @@ class Sampler:
             prepared.position += 1
         if context.current_stream is not None:
             context.follow()
-        if self._last is not None and self._positions is None:
+        if self._native is not None and self._last is not None and self._positions is None:
             prepared.drawn, prepared.rows = result, batch.rows
         return result
 

@@ -40,7 +40,7 @@ static int is_like(const fs_prepared *p, const fs_dl_tensor *t) {
 
 /* Whether a function of Python's, of one object or of none, says anything but no. */
 static int says_yes(const fs_prepared *p, void *function, void *object) {
-    void *found = PyObject_CallFunctionObjArgs(function, object, NULL);
+    void *found = PyObject_CallFunctionObjArgs(function, object, (void *)NULL);
     if (!found) PyErr_Clear();
     Py_DecRef(found);
     return found != p->no;

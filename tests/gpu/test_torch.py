@@ -1,4 +1,6 @@
 """The Python package on CUDA tensors: results beside them, torch's current stream, graphs, compiled code, memory."""
+import threading
+
 import pytest
 import torch
 
@@ -110,6 +112,38 @@ def test_nothing_is_allocated_by_a_prepared_call():
         sampler(H)
     torch.cuda.synchronize()
     assert torch.cuda.mem_get_info()[0] == free and torch.cuda.memory_allocated() == before
+
+
+def fill_the_device():
+    """All of its memory becomes torch's, which keeps it for later; returns what is left."""
+    torch.cuda.empty_cache()
+    taken, size = [], torch.cuda.mem_get_info()[0]
+    while size >= 1 << 20:
+        try:
+            taken.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        except torch.OutOfMemoryError:
+            size //= 2
+    return torch.cuda.mem_get_info()[0]
+
+
+@pytest.mark.parametrize("way", ["sampler", "operator"])
+def test_memory_that_torch_keeps_is_there_for_a_call_that_needs_some(way, want):
+    found = []
+
+    def draw():  # in a thread of its own an operator has a context, and so work memory, of its own
+        call = (lambda: fs.Sampler(fs.Head(W), B, **EACH)(H).tokens) if way == "sampler" else \
+            (lambda: ops.sample(H, W, **EACH))
+        found.append(call().cpu())
+
+    try:
+        if fill_the_device() >= 2 << 20:
+            pytest.skip("the device could not be filled")
+        thread = threading.Thread(target=draw)
+        thread.start()
+        thread.join()
+    finally:
+        torch.cuda.empty_cache()
+    assert torch.equal(found[0], want.tokens)
 
 
 @pytest.mark.parametrize("call, text", [

@@ -336,13 +336,16 @@ SAMPLER = fs.Sampler(fs.Head(W), B, outputs=["logprob"])
     lambda: fs.sample_logits(torch.zeros(B, V)),
     lambda: ops.sample(H, W),
     lambda: ops.sample_logprob(H, W, seed=torch.arange(B), samples=2),
+    lambda: ops.sample_logits_logprob(torch.zeros(B, V), round="bf16", allow=torch.full((B, 16), -1, dtype=torch.int32)),
     lambda: SAMPLER(H),
+    lambda: (SAMPLER(H[:2]), SAMPLER(H[:2]), SAMPLER(H)),
     lambda: SAMPLER(H, position=np.arange(B, dtype="u8")),
     lambda: fs.Sampler(fs.Head(W), B, context=SAMPLER.context)(H),
     lambda: refused(lambda: fs.sample(H[:, :3], W)),
     lambda: refused(lambda: fs.sample(H, W, samples=2000)),
     lambda: refused(lambda: SAMPLER(H.half())),
     lambda: refused(lambda: ops.sample(H.double(), W)),
+    lambda: refused(lambda: ops.sample(H, W, samples=0)),
 ])
 def test_thousands_of_calls_leave_nothing_behind(call):
     """Less than 4 bytes and 0.05 objects a call: the smallest thing that leaks, a float, is more."""
