@@ -71,9 +71,10 @@ def test_a_library_of_another_version_is_refused(monkeypatch):
 def test_c_takes_a_call_that_is_like_the_last_and_no_other():
     sampler = sampler_of()
     apart = torch.randn(B, 2 * D)[:, :D]
-    others = {"fewer rows": H[:2], "apart": apart, "another type": H.double(), "another width": H[:, :-1],
-              "one dimension": H[0], "a parameter": torch.nn.Parameter(H), "negated": torch._neg_view(H),
-              "meta": H.to("meta"), "no tensor": H.numpy(), "nothing": None, "transposed": torch.randn(D, B).T}
+    others = {"fewer rows": H[:2], "apart": apart, "another type": H.double(), "as many bits": H.view(torch.int32),
+              "another width": H[:, :-1], "one dimension": H[0], "a parameter": torch.nn.Parameter(H),
+              "negated": torch._neg_view(H), "meta": H.to("meta"), "no tensor": H.numpy(), "nothing": None,
+              "transposed": torch.randn(D, B).T}
     assert sampler._native(H.clone()) is not None
     for name, other in others.items():
         assert sampler._native(other) is None, name
