@@ -109,8 +109,9 @@ class Bench:
         if self.device == "cpu":  # one thread
             made = operators.Context
             operators.Context = lambda *_, **__: made("cpu", threads=1)
-            operators._find_library(0)
-            operators._native_libraries[0].options.threads = 1
+            if self.in_c:
+                operators._find_library(0)
+                operators._native_libraries[0].options.threads = 1
         self.libraries = [torch.library.Library(name, "DEF") for name in ("host_ctypes", "host_pass")]
         operators._register(self.libraries[0], None)
         schema = "sample(Tensor hidden, Tensor weight, Tensor? bias=None, *, %s) -> Tensor" % operators._ROWS
@@ -187,6 +188,7 @@ class Bench:
         if self.in_c:
             found["Sampler without fs_sample"] = without(lambda: self.sampler(self.H), self.sampler._prepared, "sample",
                                                          nothing)
+        if cuda in libraries:
             found["torch operator without it"] = without(self.operator("flashsampling"), libraries[cuda], "sample",
                                                          nothing)
         return found

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from . import _c, _generate
+from . import _c, _generate, _native
 from ._context import Context, Error, noise_id, version
 
 _MEASURED = """
@@ -63,6 +63,8 @@ def info() -> int:
     print("package       %s, %s" % (_package_version(), os.path.dirname(os.path.abspath(__file__))))
     for name in dict.fromkeys(_c.library(backend)._name for backend in ("cpu", "cuda")):
         print("library       %s, noise mapping %d, %s" % (version(), noise_id() & 0x7FFFFFFF, name))
+    in_c = _native.library()
+    print("calls         %s" % ("through ctypes" if in_c is None else "in C, " + in_c._name))
     for backend in ("cpu", "cuda", "reference"):
         try:
             with Context(backend) as context:

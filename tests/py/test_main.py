@@ -35,8 +35,9 @@ def test_info_names_versions_and_why_a_backend_is_not_there():
     done = run("-c", WITHOUT_TORCH, "info")
     assert done.returncode == 0 and not done.stderr
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in done.stdout.splitlines()}
-    assert list(lines) == ["package", "library", "cpu", "cuda", "reference", "numpy", "torch", "transformers"]
+    assert list(lines) == ["package", "library", "calls", "cpu", "cuda", "reference", "numpy", "torch", "transformers"]
     assert "noise mapping 2" in lines["library"] and "threads" in lines["cpu"]
+    assert lines["calls"].startswith("in C, /") or lines["calls"] == "through ctypes"
     assert lines["torch"].startswith("not here: ") and lines["numpy"][0].isdigit()
     assert lines["cuda"].startswith(("not here: ", "device "))
 
