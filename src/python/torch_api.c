@@ -32,6 +32,7 @@ static const char *find_types(void *library, fs_torch *torch) {
 }
 
 const char *fs_torch_find(fs_torch *torch) {
+    static const char delete_name[] = "_ZdlPv";
     const struct {
         const char *name;
         void *place;
@@ -51,12 +52,15 @@ const char *fs_torch_find(fs_torch *torch) {
         {"torch_library_impl", &torch->library_impl},
         {"aoti_torch_abi_version", &torch->abi_version},
         {"aoti_torch_check", &torch->check},
-        {"_ZdlPv", &torch->delete_word}, /* through libtorch_cpu.so: the C++ library that torch itself has */
     };
     void *cpu = dlopen("libtorch_cpu.so", RTLD_LAZY), *cuda = dlopen("libtorch_cuda.so", RTLD_LAZY);
     if (!cpu) return "libtorch_cpu.so";
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
         if (!find(cpu, wanted[i].name, wanted[i].place)) return wanted[i].name;
+    /* C++'s delete as torch itself finds it: what the process puts before all others, else its own C++ library's. */
+    if (!find(dlopen(NULL, RTLD_LAZY), delete_name, &torch->delete_word) &&
+        !find(cpu, delete_name, &torch->delete_word))
+        return delete_name;
     torch->current_cuda_stream = NULL;
     if (cuda) (void)find(cuda, "aoti_torch_get_current_cuda_stream", &torch->current_cuda_stream);
     return find_types(cpu, torch);

@@ -60,7 +60,8 @@ class Device:
             return 0
 
         def sample(context, head, batch, result):
-            values = {name: getattr(batch[0], name) for name, _ in _c.BatchStruct._fields_}
+            copied = _c.BatchStruct.from_buffer_copy(batch[0])  # the call's own is gone after it
+            values = {name: getattr(copied, name) for name, _ in _c.BatchStruct._fields_}
             self.calls.append((context, head[0].rows, values, result[0].tokens, result[0].logprob))
             return self.statuses.pop(0) if self.statuses else 0
 
