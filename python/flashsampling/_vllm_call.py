@@ -1,45 +1,33 @@
-"""One call for one step of vLLM's model runner: its structures, which are kept, and where they point this time."""
+"""One call for one step of vLLM's model runner: its structures, and where they point this time."""
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from . import _c
+from . import _c, _engine_call
 from ._call import Head
 from ._context import Context
-from ._vllm_head import DTYPES
 from ._vllm_rules import Rules, States, allowed_masks, merged_edits, to_device
 
 FLAGS = int(_c.Flag.KEEP_TIES_TOP_K | _c.Flag.RANK_OF_TIES)
 _SLOTS = {torch.int32: _c.DTYPES["i32"], torch.int64: _c.DTYPES["i64"]}
 
 
-class Call:
-    """Structures of a call. Every step sets what it has and clears what the step before had."""
+class Call(_engine_call.Call):
+    """Every step sets what it has and clears what the step before had."""
 
     def __init__(self, context: Context, head: Head, states: States, dtype: torch.dtype, slots: int,
                  gather: Callable[[torch.Tensor], torch.Tensor] | None, ranks: int) -> None:
-        self.context, self.head, self.states, self.gather, self.ranks = context, head, states, gather, ranks
-        self.device, self.vocab = head.data.keep.device, head.vocab
-        batch = self.batch = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct), samples=1, flags=FLAGS)
-        batch.fallback_token = 0  # what vLLM draws where no token is left
-        batch.hidden_dtype, batch.slots = _c.DTYPES[DTYPES[dtype]], slots
-        batch.all.temperature = batch.all.top_p = batch.all.repetition = 1.0
-        self.result = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct), tokens_dtype=_c.DTYPES["i64"])
+        super().__init__(context, head, dtype, FLAGS, gather, ranks)
+        self.states, self.batch.slots = states, slots
         self.processed = states.mode.startswith("processed")
         self.result.logits = _c.LOGITS["cut" if self.processed else "raw"]
         self._value = "logit" if states.mode.endswith("logits") else "logprob"
-        self._function = _c.sample_by_address(context.library)
-        structs = head.struct, batch, self.result
-        self._arguments = (context.handle().value, *map(ctypes.addressof, structs))
         self._words = (self.vocab + 31) // 32
-        self._part_bytes: dict[Any, int] = {}
-        self._had_rules = self._had_lists = self._had_masks = self._had_logprobs = False
-        self._keep: list[torch.Tensor] = []  # what the call reads, until it is queued
+        self._had_rules = self._had_lists = self._had_masks = False
 
     def set(self, hidden: torch.Tensor, batch: Any, rules: Rules, masks: torch.Tensor | None = None,
             masked: np.ndarray | None = None) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -60,7 +48,7 @@ class Call:
         self.result.tokens = tokens.data_ptr()
         columns: tuple[torch.Tensor, ...] = ()
         if rules.logprobs >= 0 or self._had_logprobs:
-            columns = self._set_logprobs(rules.logprobs, batch.num_reqs)
+            columns = self._set_logprobs(rules.logprobs, batch.num_reqs, self._value)
         self._had_rules, self._had_lists, self._had_masks = ruled, rules.lists, is_masked
         return tokens, columns
 
@@ -130,65 +118,11 @@ class Call:
             struct.allow, struct.allow_stride, struct.masks = masks.data_ptr(), 4 * masks.stride(0), masks.shape[0]
             self._keep.append(masks)
 
-    def _set_logprobs(self, most: int, rows: int) -> tuple[torch.Tensor, ...]:
-        """Where logprobs [B, 1], ranks [B] and, if asked for, the best tokens and theirs [B, most] go."""
-        result = self.result
-        result.logprob = result.logit = result.rank = None
-        result.top_token = result.top_logit = result.top_logprob = None
-        result.top_count, self._had_logprobs = max(most, 0), most >= 0
-        if most < 0:
-            return ()
-        value = torch.empty((rows, 1), dtype=torch.float32, device=self.device)
-        rank = torch.empty(rows, dtype=torch.int32, device=self.device)
-        setattr(result, self._value, value.data_ptr())
-        result.rank = rank.data_ptr()
-        if most == 0:
-            return value, rank
-        ids = torch.empty((rows, most), dtype=torch.int32, device=self.device)
-        values = torch.empty((rows, most), dtype=torch.float32, device=self.device)
-        result.top_token = ids.data_ptr()
-        setattr(result, "top_" + self._value, values.data_ptr())
-        return value, rank, ids, values
-
-    def run(self) -> None:
-        """Makes the call that was set: on CUDA, puts it on torch's current stream."""
-        if self.context.current_stream is not None:
-            self.context.follow()
-        if self.gather is not None:
-            self._run_ranks(self.gather)
-        else:
-            status = self._function(*self._arguments)
-            if status:
-                self.context.check(status)
-        self._keep = []
-
-    def _run_ranks(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """A part of each rank's rows of the head, all parts to every rank, the same merge on each."""
-        library, handle, check = self.context.library, self.context.handle(), self.context.check
-        structs = [ctypes.byref(struct) for struct in (self.head.struct, self.batch, self.result)]
-        key = (self.batch.rows, self.result.top_count, bool(self.result.rank), bool(self.batch.seen),
-               bool(self.batch.edit_token), bool(self.batch.allow))
-        size = self._part_bytes.get(key)
-        if size is None:
-            found = ctypes.c_size_t()
-            check(library.fs_partial_size(handle, *structs, ctypes.byref(found)))
-            size = self._part_bytes[key] = found.value
-        part = torch.empty((size + 15) // 16 * 2, dtype=torch.int64, device=self.device)
-        check(library.fs_partial(handle, *structs, part.data_ptr(), size))
-        parts = gather(part)
-        places = [parts.data_ptr() + 8 * part.numel() * rank for rank in range(self.ranks)]
-        pointers = (ctypes.c_void_p * self.ranks)(*places)
-        check(library.fs_merge(handle, *structs[:2], pointers, self.ranks, structs[2]))
-        self._keep.append(parts)
-
     def reserve(self, steps: list[tuple[torch.Tensor, Any, Rules]]) -> None:
         """Sets aside the work memory of the largest of these steps, so that none, and no smaller one, allocates."""
-        found, most = ctypes.c_size_t(), 0
-        structs = [ctypes.byref(struct) for struct in (self.head.struct, self.batch, self.result)]
+        most = 0
         for step in steps:
             self.set(*step)
-            self.context.check(self.context.library.fs_work_size(self.context.handle(), *structs, None,
-                                                                 ctypes.byref(found)))
-            most = max(most, found.value)
+            most = max(most, self.work_bytes())
         self.context.follow()
         self.context.set_work(most)

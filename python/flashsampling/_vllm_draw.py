@@ -4,7 +4,6 @@ Nothing here waits for the device or reads from it, but for what start-up does (
 """
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -12,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _c
-from ._context import Context, Error, supports
+from ._context import Error
+from ._engine_head import Layer, Unserved, agreed, compare, head_of, known_hidden
+from ._engine_steps import RanksSupport, context_of
 from ._vllm_call import FLAGS, Call
-from ._vllm_head import DTYPES, Layer, Unserved, agreed, compare, head_of, known_hidden, layer_of, watched
+from ._vllm_head import layer_of, watched
 from ._vllm_rules import Rules, States, read_rules
 
 # Rows whose logits work memory holds at a time where rules have them stored, twice where they are changed too. More
@@ -46,7 +46,8 @@ class Drawer:
         self.logprobs = import_module("vllm.v1.outputs").LogprobsTensors
         self.count = import_module("vllm.v1.worker.gpu.input_batch").get_num_sampled_and_rejected
         vocab = self.states.sampling.vocab_size
-        self.context = self._context(min(slots, _STORED_ROWS) * _STORED_BYTES * vocab)
+        self.context = context_of(self.device, "FLASHSAMPLING_VLLM_WORK",
+                                  min(slots, _STORED_ROWS) * _STORED_BYTES * vocab)
         layer = self.layer = self._probe(runner.model, hidden)
         if layer.vocab > vocab:
             raise Unserved("the head has %d tokens, the sampler %d" % (layer.vocab, vocab))
@@ -61,19 +62,7 @@ class Drawer:
         self.ones = torch.ones(slots, dtype=torch.int32, device=self.device)  # nobody writes to them
         self.zeros = torch.zeros(slots, dtype=torch.int32, device=self.device)
         self._place = layer.weight.data_ptr()
-        self._refused: dict[Any, str] = {}
-
-    def _context(self, stored: int) -> Context:
-        if self.device.type == "cpu":
-            return Context("cpu", threads=torch.get_num_threads())
-        if self.device.type != "cuda":
-            raise Unserved("device %s" % self.device.type)
-        try:
-            asked = os.environ.get("FLASHSAMPLING_VLLM_WORK")
-            room = int(float(asked) * 2**20) if asked else max(_c.FALLBACK_BYTES, stored)
-            return Context("cuda", device=self.device.index or 0, fallback_bytes=room)
-        except Error as error:
-            raise Unserved(error.text) from None
+        self.support = RanksSupport(self.device, layer.weight.dtype, FLAGS)
 
     def _probe(self, model: Any, hidden: torch.Tensor) -> Layer:
         known = known_hidden(hidden.shape[1], hidden.dtype, self.device)
@@ -104,19 +93,10 @@ class Drawer:
         return rules
 
     def _check_ranks(self, rules: Rules, masked: bool) -> None:
-        if rules.cuts:
-            # Lists of candidates that prove too short are known on the device alone, and only the host could go on.
-            raise Unserved("top-k, top-p or min-p over ranks")
         used = [name for name, there in (("allow", masked or rules.allowed is not None), ("edits", rules.lists),
                                          ("penalties", rules.penalties)) if there]
         results = ["logprob", "logit", "rank", "top"][: 0 if rules.logprobs < 0 else 3 + (rules.logprobs > 0)]
-        key = (*used, len(results))
-        if key not in self._refused:
-            done, why = supports(self.device.type, call="partial", dtype=DTYPES[self.layer.weight.dtype], rules=used,
-                                 results=results, flags=FLAGS)
-            self._refused[key] = "" if done else why
-        if self._refused[key]:
-            raise Unserved(self._refused[key])
+        self.support.check(rules.cuts, used, results)
 
     def __call__(self, runner: Any, hidden: torch.Tensor, batch: Any, grammar: Any, rules: Rules) -> Any:
         """What GPUModelRunner.sample returns."""

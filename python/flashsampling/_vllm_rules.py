@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._vllm_head import Unserved
+from ._engine_head import Unserved
 
 _MOST_LOGPROBS = 1024  # of fs_result.top_count
 

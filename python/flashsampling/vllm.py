@@ -12,8 +12,6 @@ this process. What is served and what is not: docs/vllm.md.
 """
 from __future__ import annotations
 
-import atexit
-import collections
 import dataclasses
 import importlib.abc
 import importlib.machinery
@@ -27,8 +25,9 @@ from typing import Any
 import torch
 
 from ._context import Error, version
+from ._engine_head import Unserved
+from ._engine_steps import Steps, is_off
 from ._vllm_draw import Drawer
-from ._vllm_head import Unserved
 
 __all__ = ["counts", "patch", "register", "unpatch"]
 
@@ -43,7 +42,8 @@ _OUTPUTS = {"sampled_token_ids", "logprobs_tensors", "num_nans", "num_sampled", 
 # What vLLM's sampler may take for a logit: copies, sorted values and indices, sums, what the sort works in.
 _BYTES_A_LOGIT = 48
 _KEY, _PATCHED = "_flashsampling", "_flashsampling_patched"
-_counts: collections.Counter[str] = collections.Counter()
+_steps = Steps("vLLM", _logger)
+_counts = _steps.counts
 
 
 def counts() -> dict[str, int]:
@@ -55,17 +55,6 @@ def _reserve_bytes() -> int:
     return int(float(os.environ.get("FLASHSAMPLING_VLLM_RESERVE", "128")) * 2**20)
 
 
-def _count(name: str) -> None:
-    _counts[name] += 1
-    if _counts[name] == 1 and name != "fused":
-        _logger.info("flashsampling: vLLM draws steps itself that have this: %s", name.replace("stock: ", ""))
-
-
-def _unserved(reason: str) -> str:
-    _logger.info("flashsampling: vLLM's own sampler draws every step: %s", reason)
-    return reason
-
-
 def _drawer(runner: Any, hidden: torch.Tensor) -> Drawer | str:
     """The runner's Drawer, or why it has none; found out once, and again if the head has moved."""
     found = runner.__dict__.get(_KEY)
@@ -74,9 +63,9 @@ def _drawer(runner: Any, hidden: torch.Tensor) -> Drawer | str:
             found = Drawer(runner, hidden, os.environ.get("FLASHSAMPLING_VLLM_LOGITS") == "f32")
             _logger.info("flashsampling %s draws inside the LM head: %s", version(), found.text)
         except Unserved as reason:
-            found = _unserved(str(reason))
+            found = _steps.unserved(str(reason))
         except Exception as error:  # a vLLM that is not as we know it is left as it is
-            found = _unserved("%s: %s" % (type(error).__name__, error))
+            found = _steps.unserved("%s: %s" % (type(error).__name__, error))
         runner.__dict__[_KEY] = found
     return found
 
@@ -85,19 +74,19 @@ def _sample(self: Any, hidden_states: torch.Tensor, input_batch: Any, grammar_ou
     """In place of GPUModelRunner.sample."""
     drawer = _drawer(self, hidden_states)
     if isinstance(drawer, str):
-        _count("stock: " + drawer)
+        _steps.count("stock: " + drawer)
         return _stock["sample"](self, hidden_states, input_batch, grammar_output)
     try:
         rules = drawer.rules(input_batch, grammar_output)
         result = drawer(self, hidden_states, input_batch, grammar_output, rules)
-        _count("fused")
+        _steps.count("fused")
         return result
     except Unserved as reason:
-        _count("stock: %s" % reason)
+        _steps.count("stock: %s" % reason)
     except Error as error:
         if drawer.ranks > 1:  # the other ranks are in the midst of a collective
             raise
-        _count("stock: %s" % error)
+        _steps.count("stock: %s" % error)
     return _in_chunks(self, drawer, hidden_states, input_batch, grammar_output)
 
 
@@ -181,7 +170,7 @@ def _dummy_sampler_run(self: Any, hidden_states: torch.Tensor) -> None:
         try:
             drawer.reserve(self, hidden_states)
         except Exception as error:
-            self.__dict__[_KEY] = _unserved("%s: %s" % (type(error).__name__, error))
+            self.__dict__[_KEY] = _steps.unserved("%s: %s" % (type(error).__name__, error))
             _stock["_dummy_sampler_run"](self, hidden_states)
             return
         # vLLM keeps free what was allocated at the same time here.
@@ -251,17 +240,12 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _summary() -> None:
-    if _counts:
-        _logger.info("flashsampling: steps: %s", ", ".join("%s %d" % item for item in sorted(_counts.items())))
-
-
 def register() -> None:
     """The entry point in vllm.general_plugins; may be called any number of times."""
-    if os.environ.get("FLASHSAMPLING_VLLM", "on").lower() in ("off", "0", "no", "false"):
+    if is_off("FLASHSAMPLING_VLLM"):
         return
     if _RUNNER in sys.modules:
         patch(sys.modules[_RUNNER])
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-        atexit.register(_summary)
+        _steps.log_at_exit()

@@ -1,0 +1,86 @@
+"""What plug-ins for engines share: which steps were ours and why others were not, contexts, what ranks can do."""
+from __future__ import annotations
+
+import atexit
+import collections
+import logging
+import os
+from collections.abc import Sequence
+
+import torch
+
+from . import _c
+from ._context import Context, Error, supports
+from ._engine_head import DTYPES, Unserved
+
+
+class Steps:
+    """Steps of this process by what drew them: "fused", or "stock: ..." with the reason, which is logged once."""
+
+    def __init__(self, engine: str, logger: logging.Logger) -> None:
+        self.engine, self.logger = engine, logger
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._at_exit = False
+
+    def count(self, name: str) -> None:
+        self.counts[name] += 1
+        if self.counts[name] == 1 and name != "fused":
+            self.logger.info("flashsampling: %s draws steps itself that have this: %s", self.engine,
+                             name.replace("stock: ", ""))
+
+    def unserved(self, reason: str) -> str:
+        """Logs and returns why no step is ours."""
+        self.logger.info("flashsampling: %s's own sampler draws every step: %s", self.engine, reason)
+        return reason
+
+    def log_at_exit(self) -> None:
+        """All numbers go to the log when the process ends."""
+        if not self._at_exit:
+            self._at_exit = True
+            atexit.register(self._summary)
+
+    def _summary(self) -> None:
+        if self.counts:
+            numbers = ", ".join("%s %d" % item for item in sorted(self.counts.items()))
+            self.logger.info("flashsampling: steps: %s", numbers)
+
+
+def is_off(variable: str) -> bool:
+    """Whether this environment variable turns a plug-in off."""
+    return os.environ.get(variable, "on").lower() in ("off", "0", "no", "false")
+
+
+def context_of(device: torch.device, variable: str, work: int = 0) -> Context:
+    """A context of this device. `variable` names the environment variable with the MiB that rules have to store logits
+    in, `work` the bytes where it is not set, if that is more than the library's own; Unserved where there is none."""
+    if device.type == "cpu":
+        return Context("cpu", threads=torch.get_num_threads())
+    if device.type != "cuda":
+        raise Unserved("device %s" % device.type)
+    try:
+        asked = os.environ.get(variable)
+        room = int(float(asked) * 2**20) if asked else max(_c.FALLBACK_BYTES, work)
+        return Context("cuda", device=device.index or 0, fallback_bytes=room)
+    except Error as error:
+        raise Unserved(error.text) from None
+
+
+class RanksSupport:
+    """What a device draws over the ranks of a head; asked once for each kind of step."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, flags: int) -> None:
+        self.device, self.dtype, self.flags = device.type, DTYPES[dtype], flags
+        self._refused: dict[tuple[str, ...], str] = {}
+
+    def check(self, cuts: bool, rules: Sequence[str], results: Sequence[str]) -> None:
+        """Unserved where a step with these is not."""
+        if cuts:
+            # Lists of candidates that prove too short are known on the device alone, and only the host could go on.
+            raise Unserved("top-k, top-p or min-p over ranks")
+        key = (*rules, "", *results)
+        if key not in self._refused:
+            done, why = supports(self.device, call="partial", dtype=self.dtype, rules=rules, results=results,
+                                 flags=self.flags)
+            self._refused[key] = "" if done else why
+        if self._refused[key]:
+            raise Unserved(self._refused[key])
