@@ -10,7 +10,7 @@ PYTHON ?= python3
 WITH_CUDA = FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python
 
 .PHONY: help demo test fuzz bench build install format lint clean cuda cuda-all test-gpu bench-gpu bench-gpu-rules \
-        paper sanitize-gpu wheel test-python test-vllm tpot model
+        paper sanitize-gpu wheel test-python test-vllm test-sglang tpot model
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo '  make wheel     the Python package as a wheel, into build/wheel, with CUDA where nvcc is    (ARGS="-C ...")'
 	@echo '  make test-python  the wheel with torch and transformers from the package index, on the CPU  (ARGS=--newest)'
 	@echo '  make test-vllm the plug-in on the classes of the vLLM that PYTHON has, on the CPU   (PYTHON=..., ARGS="-k ...")'
+	@echo '  make test-sglang  likewise, of SGLang                                       (PYTHON=..., ARGS="-k ...")'
 	@echo '  make tpot      time per output token of vLLM, its own sampler and ours, on a GPU            (ARGS=--help)'
 	@echo '  make model     train a small language model, into build/model; needs torch and transformers  (ARGS=--help)'
 	@echo '  make build     only build, into $(BUILD)'
@@ -93,9 +94,9 @@ test-python:
 	@PYTHON=$(PYTHON) scripts/install-deps.sh wheel
 	@PYTHON=$(PYTHON) python3 scripts/test.py --leg python $(ARGS)
 
-test-vllm: build
+test-vllm test-sglang: build
 	@FLASHSAMPLING_LIBRARY=$(CURDIR)/$(BUILD)/lib/libflashsampling.so PYTHONPATH=python OMP_NUM_THREADS=1 \
-	    $(PYTHON) -m pytest -q -p no:cacheprovider -W ignore tests/vllm $(ARGS)
+	    $(PYTHON) -m pytest -q -p no:cacheprovider -W ignore tests/$(subst test-,,$@) $(ARGS)
 
 tpot: cuda
 	@$(WITH_CUDA) $(PYTHON) bench/tpot.py $(ARGS)

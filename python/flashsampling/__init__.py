@@ -28,7 +28,7 @@ __all__ = [
     "noise_gumbel", "noise_id", "pack_bits", "sample", "sample_logits", "seed_spread", "supports", "to_bf16", "version",
 ]
 
-_MODULES = ("torch", "transformers", "vllm")
+_MODULES = ("sglang", "torch", "transformers", "vllm")
 _WITH_TORCH = {name: "flash_sampler" for name in ("FlashSampler", "FusedFlashSamplingKernel", "VLLMWithFlashSampling")}
 
 

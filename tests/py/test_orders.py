@@ -340,11 +340,25 @@ def of_sglang(x, k, p, m, t):
     return z[(np.arange(len(z)) < k) & (before < p) & (q >= m * q[0])] * t
 
 
+def with_ties(z, kept):
+    """z without those that are smaller than all that were kept."""
+    return z[z >= z[kept].min()]
+
+
+def of_flashinfer(x, k, p, m, t):
+    """The k first and those that tie with them; of what is left those that less than p is before, with ties; min-p."""
+    z = np.sort(x.astype(np.float64) / t)[::-1]
+    z = with_ties(z, np.arange(len(z)) < k)
+    z = with_ties(z, masses(z)[1] < p)
+    return z[np.exp(z - z[0]) >= m] * t
+
+
 ENGINES = {
     "transformers": (of_transformers, dict(keep_ties_top_k=True, min_p_last=True)),
     "llama.cpp": (of_llama, dict(min_p_last=True, cut_before_temperature=True)),
     "vLLM": (of_vllm, dict(keep_ties_top_k=True)),
     "SGLang": (of_sglang, dict(joint_top_p=True, min_p_last=True)),
+    "SGLang with FlashInfer": (of_flashinfer, dict(keep_ties=True, min_p_last=True)),
 }
 
 
@@ -365,3 +379,18 @@ def test_with_its_flags_the_cut_is_the_engines(context, engine):
         for name in others:
             unlike[name] += len(ENGINES[name][0](x[0], k, p, m, t)) != len(tokens)
     assert all(unlike.values()), "not told apart: %s" % unlike
+
+
+def test_cuts_of_sglang_with_flashinfer_and_no_min_p(context):
+    """Both cuts look at the whole row then, and keep ties."""
+    rng = np.random.default_rng(9)
+    unlike = 0
+    for _ in range(40):
+        x = fs.from_bf16(fs.to_bf16(rng.normal(0, rng.uniform(1, 5), (1, 3000)).astype(np.float32)))
+        k, p = int(rng.integers(1, 80)), rng.uniform(0.3, 0.99)
+        z = np.sort(x[0].astype(np.float64))[::-1]
+        want = z[z >= max(with_ties(z, np.arange(3000) < k).min(), with_ties(z, masses(z)[1] < p).min())]
+        tokens = kept(context, x, top_k=k, top_p=p, keep_ties=True, joint_top_p=True)[0]
+        np.testing.assert_array_equal(x[0, tokens], want)
+        unlike += len(of_flashinfer(x[0], k, p, 1e-30, 1.0)) != len(want)
+    assert unlike
