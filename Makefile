@@ -10,7 +10,7 @@ PYTHON ?= python3
 WITH_CUDA = FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python
 
 .PHONY: help demo test fuzz bench build install format lint clean cuda cuda-all test-gpu bench-gpu bench-gpu-rules \
-        paper sanitize-gpu wheel test-python test-vllm test-sglang tpot model
+        paper sanitize-gpu wheel test-python test-vllm test-sglang tpot quality model
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo '  make test-vllm the plug-in on the classes of the vLLM that PYTHON has, on the CPU   (PYTHON=..., ARGS="-k ...")'
 	@echo '  make test-sglang  likewise, of SGLang                                       (PYTHON=..., ARGS="-k ...")'
 	@echo '  make tpot      time per output token of vLLM, its own sampler and ours, on a GPU            (ARGS=--help)'
+	@echo '  make quality   texts of vLLM with its own sampler and with ours, compared, on a GPU    (ARGS=--help)'
 	@echo '  make model     train a small language model, into build/model; needs torch and transformers  (ARGS=--help)'
 	@echo '  make build     only build, into $(BUILD)'
 	@echo '  make install   install header, libraries, pkg-config and CMake packages, flashsample  (PREFIX=$(PREFIX))'
@@ -100,6 +101,9 @@ test-vllm test-sglang: build
 
 tpot: cuda
 	@$(WITH_CUDA) $(PYTHON) bench/tpot.py $(ARGS)
+
+quality: cuda
+	@$(WITH_CUDA) $(PYTHON) bench/quality.py $(ARGS)
 
 # For python -m flashsampling generate: docs/generate.md.
 model:
