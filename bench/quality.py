@@ -5,11 +5,12 @@
     python bench/quality.py --model build/model --engine vllm -n 10000 --json q.json      on a GPU
 
 Completions of the same prompts by two arms, stock and ours, at T = 1 and with top-k 50, top-p .95, T = .8: mean
-log-likelihood under the model, entropies of n-grams and lengths, each compared by a bootstrap; and at every position
-the probability-integral transform of the drawn tokens under the model's own distribution (what top-k and top-p left of
-it), which is uniform if they follow it, by chi-squared. Together the tests of one pair of arms raise a false alarm with
-probability .01. A third arm draws with a temperature 5 % too high: it has to be rejected, and says what the tests can
-see. Then equal seeds and positions, in other batches and rows: the tokens must be equal.
+log-likelihood under the model, entropies of n-grams and lengths, each compared by a bootstrap; the log-likelihood
+against what the model's distributions let expect along the same texts; and at every position the probability-integral
+transform of the drawn tokens under the model's own distribution (what top-k and top-p left of it), which is uniform if
+they follow it, by chi-squared. Together the tests of one pair of arms raise a false alarm with probability .01. A third
+arm draws with a temperature 5 % too high: it has to be rejected, and says what the tests can see. Then equal seeds and
+positions, in other batches and rows: the tokens must be equal.
 """
 import argparse
 import json
@@ -131,7 +132,8 @@ def score(model, prompts, drawn, owners, rules, seed, rows=64):
 
     generator = np.random.default_rng(seed)
     most = max(map(len, drawn))
-    loglik, pit, outside = np.zeros(len(drawn)), np.full((len(drawn), most), np.nan), 0
+    loglik, excess, variance = np.zeros((3, len(drawn)))
+    pit, outside = np.full((len(drawn), most), np.nan), 0
     for first in range(0, len(drawn), rows):
         some = range(first, min(first + rows, len(drawn)))
         texts = [prompts[owners[i]] + drawn[i] for i in some]
@@ -143,8 +145,10 @@ def score(model, prompts, drawn, owners, rules, seed, rows=64):
         for row, i in enumerate(some):
             begin, tokens = len(prompts[owners[i]]), torch.tensor(drawn[i], device=logits.device)
             here = logits[row, begin - 1 : begin - 1 + len(tokens)].float()
-            loglik[i] = here.double().log_softmax(-1).gather(1, tokens[:, None]).sum().item()
-            law = cut_law(here, rules)
+            logp, law = here.double().log_softmax(-1), cut_law(here, rules)
+            taken, expected = logp.gather(1, tokens[:, None])[:, 0], (law * logp).sum(-1)
+            loglik[i], excess[i] = taken.sum().item(), (taken - expected).sum().item()
+            variance[i] = (law * (logp - expected[:, None]) ** 2).sum().item()
             mine = law.gather(1, tokens[:, None])
             # The mass of likelier tokens: what a wrong temperature or cut moves. Equal ones are in the order of ids.
             number = torch.arange(law.shape[1], device=law.device)
@@ -155,7 +159,8 @@ def score(model, prompts, drawn, owners, rules, seed, rows=64):
             outside += int((mine == 0).sum())
     # With cuts a token at their edge may be in or out as the model that judges rounds.
     first = [] if rules["top_k"] or rules["top_p"] < 1 else first_tokens(model, prompts, drawn, owners, rules)
-    return dict(tokens=drawn, prompts=np.asarray(owners), loglik=loglik, pit=pit, outside=outside, first=first)
+    return dict(tokens=drawn, prompts=np.asarray(owners), loglik=loglik, excess=excess, variance=variance, pit=pit,
+                outside=outside, first=first)
 
 
 def first_tokens(model, prompts, drawn, owners, rules):
@@ -272,7 +277,8 @@ def print_pair(name, label, tests, rejected, outside):
             print("| %s | %.4f | %.4f | %+.4f | %.4f | %.4f | %.3g |" % (
                 test, found["a"], found["b"], found["difference"], found["error"], found["detectable"], found["p"]))
     print("| distribution of lengths | | | | | | %.3g |" % tests["distribution of lengths"]["p"])
-    for text, some in (("positions", "position"), ("first tokens", "first")):
+    for text, some in (("log-likelihood", "log-likelihood against"), ("positions", "position"),
+                       ("first tokens", "first")):
         found = [found for test, found in tests.items() if test.startswith(some)]
         if found:
             least = [min(each[name] for each in found) for name in ("p_of_a", "p")]

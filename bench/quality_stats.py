@@ -121,13 +121,14 @@ def lengths_p(a, b):
 
 def study(a, b, alpha=0.01, seed=1):
     """Tests of two samples of completions, a and b: dictionaries of tokens (a list for each completion), prompts (which
-    prompt it is of), loglik (its log-likelihood under the model), pit (the probability-integral transform of each
-    token, NaN behind its end, [completions, positions]) and first (p of the first tokens of each prompt, by counts).
-    Returns {name: test}, each with a p; together they raise a false alarm with probability alpha. Tests against the
-    model that `a` fails too (stock_too) say something of the model that judges."""
+    prompt it is of), loglik (its log-likelihood under the model), excess and variance (that less what is expected of
+    tokens drawn from the law at each place, and its variance), pit (the probability-integral transform of each token,
+    NaN behind its end, [completions, positions]) and first (p of the first tokens of each prompt, by counts). Returns
+    {name: test}, each with a p; together they raise a false alarm with probability alpha. Tests against the model that
+    `a` fails too (stock_too) say something of the model that judges."""
     rng, tests = np.random.default_rng(seed), {}
     positions = [t for t in range(b["pit"].shape[1]) if np.isfinite(b["pit"][:, t]).sum() >= LEAST]
-    each = alpha / (6 + len(positions) + bool(b["first"]))
+    each = alpha / (7 + len(positions) + bool(b["first"]))
     lengths = [np.array([max(len(tokens), 1) for tokens in x["tokens"]], float) for x in (a, b)]
     tests["log-likelihood of a token"] = compared(
         mean_of(a["loglik"] / lengths[0]), mean_of(b["loglik"] / lengths[1]), b["prompts"], each, rng)
@@ -135,6 +136,10 @@ def study(a, b, alpha=0.01, seed=1):
     for n in (1, 2, 3):
         tests["entropy of %d-grams" % n] = compared(entropy_of(a["tokens"], n), entropy_of(b["tokens"], n),
                                                     b["prompts"], each, rng)
+    # Given what came before, each token's log-likelihood less its expectation is 0 on average: no resampling is needed.
+    p = [math.erfc(abs(x["excess"].sum()) / math.sqrt(2 * x["variance"].sum())) for x in (a, b)]
+    tests["log-likelihood against the model"] = dict(
+        p=p[1], p_of_a=p[0], excess=[float(x["excess"].sum() / sum(map(len, x["tokens"]))) for x in (a, b)])
     tests["distribution of lengths"] = dict(p=lengths_p(a["tokens"], b["tokens"]))
     for t in positions:
         u, v = (x["pit"][np.isfinite(x["pit"][:, t]), t] for x in (a, b))

@@ -66,6 +66,7 @@ def test_scores_are_the_models(model):
     want = sum(logits[1 + i, token] for i, token in enumerate(drawn[0])).item()
     assert np.isclose(found["loglik"][0], want, atol=1e-4) and np.isnan(found["pit"][1, 1:]).all()
     p = logits[1].exp()
+    assert np.isclose(found["excess"][1], (logits[1, 8] - (p * logits[1]).sum()).item(), atol=1e-4)
     above = p[p > p[11]].sum().item()
     assert above <= found["pit"][0, 0] <= above + p[11].item() + 1e-6 and len(found["first"]) == 1
     least = int(logits[1].argmin())
