@@ -51,7 +51,7 @@ static fs_status check_forced(fs_context *context, const fs_cuda *cuda) {
     fs_cuda_plan plan;
     head.rows = 128, head.dim = 64;
     if (cuda->forced &&
-        !fs_cuda_plan_launch(&cuda->device, cuda->family, FS_CUDA_FAMILIES, cuda->forced, &head, &batch, 1, &plan))
+        !fs_cuda_plan_launch(&cuda->device, cuda->family, FS_CUDA_FAMILIES, cuda->forced, &head, &batch, 1, 0, &plan))
         return fs_fail(context, FS_ERR_ENVIRONMENT, "cuda: %s", plan.text);
     return FS_OK;
 }
@@ -161,6 +161,16 @@ static void give_records(fs_cuda_args *args, const fs_cuda_room *room, int32_t g
     if (room->records) args->groups = (fs_cuda_groups){room->records, groups, slots, tiles};
 }
 
+/* Whether a call is for tokens alone, and its rows differ in nothing but how they draw. */
+static int is_plain(const fs_cuda_args *args) {
+    fs_batch bare = args->batch;
+    if (fs_cuda_has_rules(args) || batch_is_grouped(&bare) || !rules_are_uniform(&bare)) return 0;
+    bare.slot = NULL, bare.position = NULL, bare.seed = NULL, bare.temperature = NULL;
+    bare.all.temperature = 1.0f;
+    return rules_of_row(&bare, args->vocab, 0).status == 0 &&
+           call_kind(args, !head_is_plain(&args->head)) == FS_CUDA_TOKENS;
+}
+
 /* The plan of the next launch. An engine asks for the same one step after step, and looking for it takes microseconds.
  * */
 fs_status fs_cuda_plan_next(fs_context *context, const fs_cuda_args *args, fs_cuda_plan *plan) {
@@ -176,10 +186,11 @@ fs_status fs_cuda_plan_next(fs_context *context, const fs_cuda_args *args, fs_cu
     of.group = batch_is_grouped(batch) ? batch->group_size : 0;
     of.dtype = head->dtype;
     of.aligned = fs_cuda_plan_aligned(head, batch);
+    of.plain = is_plain(args);
     if (memcmp(&of, &cuda->planned[which], sizeof of) != 0) {
         memset(&cuda->planned[which], 0, sizeof cuda->planned[which]);
         if (!fs_cuda_plan_launch(&cuda->device, cuda->family, FS_CUDA_FAMILIES, cuda->forced, head, batch, of.rows,
-                                 &cuda->plan[which]))
+                                 of.plain, &cuda->plan[which]))
             return fs_fail(context, FS_ERR_UNSUPPORTED, "cuda: %s", cuda->plan[which].text);
         cuda->planned[which] = of;
     }

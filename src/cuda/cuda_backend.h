@@ -29,7 +29,7 @@ typedef struct fs_cuda_map {
 /* What a plan depends on, beside the device. */
 typedef struct fs_cuda_planned {
     int64_t rows, tokens[3], dim, group;
-    int32_t dtype, aligned;
+    int32_t dtype, aligned, plain;
 } fs_cuda_planned;
 
 typedef struct fs_cuda {

@@ -3,11 +3,14 @@
 
 #include "cuda/cuda_plan.h"
 
-static const fs_cuda_shape shapes[] = {
-    {8, 1, 5, 128, 2, 0}, {64, 1, 4, 128, 2, 0}, {128, 2, 3, 128, 2, 0}, {256, 2, 4, 64, 1, 0}};
-static const fs_cuda_shape plain_shapes[] = {
-    {16, 1, 8, 64, 2, 180000}, {16, 1, 4, 64, 2, 90000}, {64, 1, 8, 64, 2, 220000}, {64, 1, 4, 64, 2, 120000}};
-static const fs_cuda_family families[] = {{"sm90", 9, 1, 4, shapes}, {"portable", 0, 0, 4, plain_shapes}};
+static const fs_cuda_shape shapes[] = {{8, 1, 5, 128, 2, 0, 0},  {64, 1, 4, 128, 2, 0, 0}, {128, 2, 3, 128, 2, 0, 0},
+                                       {256, 2, 4, 64, 1, 0, 0}, {8, 1, 5, 128, 1, 0, 1},  {64, 1, 3, 128, 1, 0, 1},
+                                       {128, 2, 4, 64, 1, 0, 1}};
+static const fs_cuda_shape plain_shapes[] = {{16, 1, 8, 64, 2, 180000, 0},
+                                             {16, 1, 4, 64, 2, 90000, 0},
+                                             {64, 1, 8, 64, 2, 220000, 0},
+                                             {64, 1, 4, 64, 2, 120000, 0}};
+static const fs_cuda_family families[] = {{"sm90", 9, 1, 7, shapes}, {"portable", 0, 0, 4, plain_shapes}};
 static const fs_cuda_device h200 = {9, 0, 132, 66, 232448};
 
 static fs_head head_of(int64_t vocab, int64_t dim) {
@@ -23,12 +26,16 @@ static fs_batch batch_of(int64_t dim) {
     return batch;
 }
 
-static fs_cuda_plan plan_of(int64_t vocab, int64_t dim, int64_t rows) {
+static fs_cuda_plan plan_for(int64_t vocab, int64_t dim, int64_t rows, int32_t plain) {
     fs_head head = head_of(vocab, dim);
     fs_batch batch = batch_of(dim);
     fs_cuda_plan plan;
-    if (!fs_cuda_plan_launch(&h200, families, 2, NULL, &head, &batch, rows, &plan)) fail_msg("%s", plan.text);
+    if (!fs_cuda_plan_launch(&h200, families, 2, NULL, &head, &batch, rows, plain, &plan)) fail_msg("%s", plan.text);
     return plan;
+}
+
+static fs_cuda_plan plan_of(int64_t vocab, int64_t dim, int64_t rows) {
+    return plan_for(vocab, dim, rows, 0);
 }
 
 static void the_narrowest_tile_that_holds_the_rows_is_taken(void **state) {
@@ -59,6 +66,47 @@ static void a_short_vocabulary_takes_all_processors_by_blocks(void **state) {
     (void)state;
     assert_true(plan_of(1024, 1024, 256).grid * plan_of(1024, 1024, 256).blocks >= 32);
     assert_int_equal(plan_of(1024, 1024, 8).blocks, 1);
+}
+
+static void direct_shapes_are_for_plain_calls_of_few_pieces(void **state) {
+    (void)state;
+    for (int64_t vocab = 1; vocab < 400000; vocab = vocab * 5 / 4 + 1)
+        for (int64_t rows = 1; rows <= 1024; rows = rows * 3 / 2 + 1) {
+            assert_false(plan_for(vocab, 1024, rows, 0).shape->direct);
+            const fs_cuda_plan plan = plan_for(vocab, 1024, rows, 1);
+            const int64_t span = 128 * plan.shape->cluster, spans = (vocab + span - 1) / span;
+            if (plan.shape->direct) assert_true(spans * plan.shape->cluster <= 4 * plan.grid);
+            else assert_int_equal(plan.schedule.split, 0);
+        }
+    assert_true(plan_for(1024, 1024, 1, 1).shape->direct && plan_for(8192, 1024, 256, 1).shape->direct);
+    assert_false(plan_for(151936, 4096, 1, 1).shape->direct);
+    fs_head head = head_of(1024, 1024);
+    fs_batch batch = batch_of(1024);
+    fs_cuda_plan plan;
+    assert_true(fs_cuda_plan_launch(&h200, families, 2, "sm90", &head, &batch, 1, 1, &plan) && !plan.shape->direct);
+}
+
+/* As direct_piece of fused/pieces.cuh finds them. */
+static void parts_of_tiles_cover_every_token_once(void **state) {
+    (void)state;
+    static char taken[20000];
+    for (int64_t first = 0; first < 1000; first += 333)
+        for (int64_t vocab = 1; vocab < 17000; vocab = vocab * 4 / 3 + 1) {
+            fs_head head = head_of(vocab, 512);
+            fs_batch batch = batch_of(512);
+            fs_cuda_plan plan;
+            head.first_token = first;
+            assert_true(fs_cuda_plan_launch(&h200, families, 2, NULL, &head, &batch, 8, 1, &plan));
+            if (!plan.schedule.split) continue;
+            const int64_t size = 128 >> plan.schedule.split;
+            assert_true(plan.grid * plan.blocks <= 132);
+            memset(taken, 0, sizeof taken);
+            for (int64_t cta = 0; cta < plan.grid; cta++)
+                for (int64_t t = first / 128 * 128 + cta * size, i = 0; i < size; i++, t++)
+                    if (t >= first && t < first + vocab) taken[t]++;
+            for (int64_t t = first; t < first + vocab; t++) assert_int_equal(taken[t], 1);
+        }
+    assert_int_equal(plan_for(1024, 512, 1, 1).schedule.split, 2);
 }
 
 static void every_processor_works_where_there_are_tiles_for_it(void **state) {
@@ -141,10 +189,10 @@ static void what_has_no_kernel_is_refused_in_words(void **state) {
     fs_batch batch = batch_of(64);
     fs_cuda_plan plan;
     const fs_cuda_device old = {7, 5, 84, 0, 65536};
-    assert_int_equal(fs_cuda_plan_launch(&old, families, 2, NULL, &head, &batch, 1, &plan), 0);
+    assert_int_equal(fs_cuda_plan_launch(&old, families, 2, NULL, &head, &batch, 1, 0, &plan), 0);
     assert_non_null(strstr(plan.text, "7.5"));
     const fs_cuda_device small = {8, 6, 84, 0, 65536};
-    assert_int_equal(fs_cuda_plan_launch(&small, families, 2, NULL, &head, &batch, 33, &plan), 0);
+    assert_int_equal(fs_cuda_plan_launch(&small, families, 2, NULL, &head, &batch, 33, 0, &plan), 0);
     assert_non_null(strstr(plan.text, "33"));
 }
 
@@ -154,10 +202,10 @@ static void the_family_follows_the_device_and_the_data(void **state) {
     fs_batch batch = batch_of(64);
     fs_cuda_plan plan;
     const fs_cuda_device ada = {8, 9, 84, 0, 101376};
-    assert_true(fs_cuda_plan_launch(&ada, families, 2, NULL, &head, &batch, 1, &plan));
+    assert_true(fs_cuda_plan_launch(&ada, families, 2, NULL, &head, &batch, 1, 0, &plan));
     assert_string_equal(plan.family->name, "portable");
     batch.hidden_stride = 130;
-    assert_true(fs_cuda_plan_launch(&h200, families, 2, NULL, &head, &batch, 1, &plan));
+    assert_true(fs_cuda_plan_launch(&h200, families, 2, NULL, &head, &batch, 1, 0, &plan));
     assert_string_equal(plan.family->name, "portable");
 }
 
@@ -167,10 +215,11 @@ static void a_tile_without_room_is_not_taken(void **state) {
     fs_batch batch = batch_of(64);
     fs_cuda_plan plan;
     const fs_cuda_device ada = {8, 9, 84, 0, 101376}, alone = {9, 0, 132, 0, 232448};
-    assert_true(fs_cuda_plan_launch(&ada, families, 2, NULL, &head, &batch, 64, &plan)); /* the wide tile has no room */
-    assert_true(plan.shape->rows == 16 && plan.rows == 64 && plan.blocks == 4);
     assert_true(
-        fs_cuda_plan_launch(&alone, families, 2, NULL, &head, &batch, 128, &plan)); /* nor has one without clusters */
+        fs_cuda_plan_launch(&ada, families, 2, NULL, &head, &batch, 64, 0, &plan)); /* the wide tile has no room */
+    assert_true(plan.shape->rows == 16 && plan.rows == 64 && plan.blocks == 4);
+    assert_true(fs_cuda_plan_launch(&alone, families, 2, NULL, &head, &batch, 128, 0,
+                                    &plan)); /* nor has one without clusters */
     assert_true(plan.shape->rows == 64 && plan.rows == 128);
 }
 
@@ -190,7 +239,8 @@ static void of_equal_tiles_the_deepest_that_fits_is_taken(void **state) {
             fs_batch batch = batch_of(64);
             fs_cuda_plan plan;
             const char *name = !forced ? "portable" : cases[i].width == 16 ? "portable:16" : "portable:64";
-            assert_true(fs_cuda_plan_launch(&cases[i].device, families, 2, name, &head, &batch, cases[i].rows, &plan));
+            assert_true(
+                fs_cuda_plan_launch(&cases[i].device, families, 2, name, &head, &batch, cases[i].rows, 0, &plan));
             assert_int_equal(plan.shape->rows, cases[i].width);
             assert_int_equal(plan.shape->stages, cases[i].stages);
             assert_int_equal(plan.rows, cases[i].rows);
@@ -202,16 +252,16 @@ static void the_environment_forces_a_family_or_a_tile(void **state) {
     fs_head head = head_of(1000, 64);
     fs_batch batch = batch_of(64);
     fs_cuda_plan plan;
-    assert_true(fs_cuda_plan_launch(&h200, families, 2, "portable", &head, &batch, 8, &plan));
+    assert_true(fs_cuda_plan_launch(&h200, families, 2, "portable", &head, &batch, 8, 0, &plan));
     assert_string_equal(plan.family->name, "portable");
     char text[160] = "";
     fs_cuda_plan_describe(&plan, "portable", text, sizeof text);
     assert_non_null(strstr(text, "FLASHSAMPLING_CUDA_TILE"));
-    assert_true(fs_cuda_plan_launch(&h200, families, 2, "sm90:128", &head, &batch, 8, &plan));
+    assert_true(fs_cuda_plan_launch(&h200, families, 2, "sm90:128", &head, &batch, 8, 0, &plan));
     assert_int_equal(plan.shape->rows, 128);
     const char *bad[] = {"sm9", "sm90:7", "sm90x", "", "tensor", "sm90:", "sm90:8x", "portable:-8"};
     for (int i = 0; i < 8; i++) {
-        assert_int_equal(fs_cuda_plan_launch(&h200, families, 2, bad[i], &head, &batch, 8, &plan), 0);
+        assert_int_equal(fs_cuda_plan_launch(&h200, families, 2, bad[i], &head, &batch, 8, 0, &plan), 0);
         assert_true(strlen(plan.text) > 10);
     }
 }
@@ -230,7 +280,7 @@ static void every_piece_has_a_part_of_its_own(void **state) {
                 head.first_token = first, head.vocab = first + tokens;
                 batch.mode = FS_MODE_GROUP_PARALLEL, batch.group_size = size;
                 fs_cuda_plan plan;
-                assert_true(fs_cuda_plan_launch(&h200, families, 2, NULL, &head, &batch, rows, &plan));
+                assert_true(fs_cuda_plan_launch(&h200, families, 2, NULL, &head, &batch, rows, 0, &plan));
                 const int64_t cluster = plan.shape->cluster, span = 128 * cluster, clusters = plan.grid / cluster;
                 const int64_t base = first / span, spans = (first + tokens + span - 1) / span - base;
                 for (int64_t c = 0; c < clusters; c++)
@@ -370,6 +420,8 @@ int main(void) {
         cmocka_unit_test(the_narrowest_tile_that_holds_the_rows_is_taken),
         cmocka_unit_test(a_batch_wider_than_a_tile_is_done_in_even_blocks),
         cmocka_unit_test(a_short_vocabulary_takes_all_processors_by_blocks),
+        cmocka_unit_test(direct_shapes_are_for_plain_calls_of_few_pieces),
+        cmocka_unit_test(parts_of_tiles_cover_every_token_once),
         cmocka_unit_test(every_processor_works_where_there_are_tiles_for_it),
         cmocka_unit_test(every_span_is_dealt_out_once),
         cmocka_unit_test(every_slice_of_k_comes_once_and_all_kernels_have_one_order),

@@ -195,7 +195,7 @@ FS_DEVICE void write_row(const fs_cuda_args &args, const fs_draw &draw, const fs
 
 /* A row that needs nothing but what is in work memory. Of calls for tokens alone there is a shorter one. */
 template <bool TOKENS_ONLY>
-static __device__ __noinline__ void close_row(const fs_cuda_args &args, const fs_draw &draw, int32_t b, void *scrap) {
+FS_DEVICE void end_row(const fs_cuda_args &args, const fs_draw &draw, int32_t b, void *scrap) {
     fs_cuda_row *row = &args.work[b];
     fs_needs needs = {};
     needs.samples = 1;
@@ -204,6 +204,12 @@ static __device__ __noinline__ void close_row(const fs_cuda_args &args, const fs
     if (scrap) found.key = score_key(0.0, 0), found.mass = {0, {1, 0, 0}}; /* what will be there, for its way */
     write_row(args, draw, needs, args.first_row + b, found, TOKENS_ONLY, scrap);
     if (!scrap) clear_row(row, needs_mass(needs));
+}
+
+/* The same out of line, for its instructions to be the same in a rehearsal. */
+template <bool TOKENS_ONLY>
+static __device__ __noinline__ void close_row(const fs_cuda_args &args, const fs_draw &draw, int32_t b, void *scrap) {
+    end_row<TOKENS_ONLY>(args, draw, b, scrap);
 }
 
 #endif

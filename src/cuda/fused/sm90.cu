@@ -42,6 +42,7 @@ extern "C" cudaError_t fs_cuda_sm90_open(int32_t *clusters_of_two) {
         const int32_t shape = i % family::COUNT, which = i / family::COUNT;
         const fs_cuda_sm90_kernel run = kernels[which / 2](shape, which % 2);
         const fs_cuda_shape *s = &family::shapes[shape];
+        if (!run) continue;
         cudaError_t error = cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, s->shared_bytes);
         if (error != cudaSuccess) return error;
         if (s->cluster != 2) continue;

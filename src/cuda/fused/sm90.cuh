@@ -12,7 +12,7 @@
 #ifndef FS_CUDA_SM90_CUH
 #define FS_CUDA_SM90_CUH
 
-#include "cuda/fused/fused.cuh"
+#include "cuda/fused/direct.cuh"
 #include "cuda/fused/wgmma.cuh"
 
 typedef void (*fs_cuda_sm90_kernel)(const fs_cuda_maps, const fs_cuda_args, int32_t);
@@ -33,17 +33,20 @@ constexpr int BOX = 16;  /* rows of the smaller box of W, for tiles at the ends 
 
 /* One instantiation: ROWS rows, CTAS that share H, DEPTH stages of K_ATOMS * 64 in K, OPEN wgmma groups left in flight,
  * consumers in GANGS teams. Two teams are two warpgroups with a tile each, all 128 tokens of it; in one team they share
- * it. FOR: what it is for. */
+ * it; 0: so they do, and all warps race (direct.cuh). FOR: what it is for. */
 template <int ROWS, int CTAS, int DEPTH, int K_ATOMS, int OPEN, int GANGS, int DTYPE = FS_BF16,
           fs_cuda_kind FOR = FS_CUDA_TOKENS>
 struct tile {
-    static constexpr int N = ROWS, CLUSTER = CTAS, STAGES = DEPTH, ATOMS = K_ATOMS, INFLIGHT = OPEN, TEAMS = GANGS;
+    static constexpr int N = ROWS, CLUSTER = CTAS, STAGES = DEPTH, ATOMS = K_ATOMS, INFLIGHT = OPEN,
+                         TEAMS = GANGS ? GANGS : 1;
+    static constexpr bool DIRECT = GANGS == 0;
     static constexpr fs_cuda_kind KIND = FOR;
     static constexpr int SCORERS = 3;
     static constexpr int FILLERS = 1; /* arrivals that fill a stage, beside the bytes */
     static constexpr int W_BYTES = FS_CUDA_TILE * 128 * ATOMS, H_BYTES = N * 128 * ATOMS;
     static constexpr int H_START = STAGES * W_BYTES;
-    static constexpr int STATE_START = H_START + STAGES * H_BYTES;
+    static constexpr int LOGITS_START = H_START + STAGES * H_BYTES;
+    static constexpr int STATE_START = LOGITS_START + (DIRECT ? N * FS_PITCH * (int)sizeof(float) : 0);
     static constexpr int BARRIER_START = (STATE_START + (int)sizeof(fs_tile_state<N, SCORERS>) + 15) / 16 * 16;
     static constexpr int BYTES = BARRIER_START + 2 * STAGES * 8 + ROUNDS_BYTES<TEAMS>;
     static_assert(BYTES <= 232448, "a block of sm_90 has 227 KB of shared memory");
@@ -111,7 +114,9 @@ struct tile {
         if (!constant) wait_for_earlier_launches();
         const share own = share_of<tile>(args);
         for (int32_t i = 0;; i++) {
-            const piece p = piece_at<CLUSTER>(args, own, i);
+            piece p;
+            if constexpr (DIRECT) p = direct_piece<tile>(args, own, i);
+            else p = piece_at<CLUSTER>(args, own, i);
             if (p.count < 0) {
                 if (CLUSTER > 1 && i == 0) cluster_wait();
                 return;
@@ -121,7 +126,8 @@ struct tile {
                 const uint32_t barrier = r.full + 8 * r.stage;
                 const int32_t k = stage_at(args, step);
                 barrier_wait(r.empty + 8 * r.stage, r.parity);
-                if (AT_ONCE < STAGES && i == 0 && step >= AT_ONCE && step < SLOW_STEPS)
+                if (AT_ONCE < STAGES && (!DIRECT || args.schedule.turns > 1) && i == 0 && step >= AT_ONCE &&
+                    step < SLOW_STEPS)
                     barrier_wait(r.full + 8 * ((step - AT_ONCE) % STAGES), (step - AT_ONCE) / STAGES & 1);
                 load_w(maps, p, row, k, w0 + r.stage * W_BYTES, barrier);
                 if (i == 0 && step == 0) {
@@ -203,11 +209,19 @@ struct tile {
 template <class T>
 __global__ void __launch_bounds__(FS_THREADS, 1)
     fused(const __grid_constant__ fs_cuda_maps maps, const __grid_constant__ fs_cuda_args args, int32_t shaped) {
-    fused_kernel<T>(maps, args, shaped);
+    if constexpr (T::DIRECT) direct_kernel<T>(maps, args);
+    else fused_kernel<T>(maps, args, shaped);
+}
+
+/* Of those for few pieces there are kernels for tokens alone. */
+template <class T> constexpr fs_cuda_sm90_kernel kernel_of() {
+    if constexpr (T::DIRECT && T::KIND != FS_CUDA_TOKENS) return NULL;
+    else return fused<T>;
 }
 
 template <class... T> struct table {
-    static constexpr fs_cuda_shape shapes[] = {{T::N, T::CLUSTER, T::STAGES, T::ATOMS *ATOM, T::TEAMS, T::BYTES}...};
+    static constexpr fs_cuda_shape shapes[] = {
+        {T::N, T::CLUSTER, T::STAGES, T::ATOMS *ATOM, T::TEAMS, T::BYTES, T::DIRECT}...};
     static constexpr int32_t COUNT = sizeof...(T);
     /* By whether W is f16. One type is enough for a report of what the compiler makes of them. */
 #ifdef FS_CUDA_ONE_TYPE
@@ -216,20 +230,23 @@ template <class... T> struct table {
     static constexpr int OTHER = FS_F16;
 #endif
     template <fs_cuda_kind KIND>
-    static constexpr fs_cuda_sm90_kernel kernels[2][COUNT] = {{fused<typename T::template same<FS_BF16, KIND>>...},
-                                                              {fused<typename T::template same<OTHER, KIND>>...}};
+    static constexpr fs_cuda_sm90_kernel kernels[2][COUNT] = {
+        {kernel_of<typename T::template same<FS_BF16, KIND>>()...},
+        {kernel_of<typename T::template same<OTHER, KIND>>()...}};
 };
 
-/* Narrowest first. Above 256 rows a thread's accumulators are so many that another group in flight has no registers. */
+/* Narrowest first, then those for few pieces. Above 256 rows a thread's accumulators are so many that another group in flight has no registers. */
 #ifdef FS_CUDA_FEW_WIDTHS /* for a report of what the compiler makes of them */
-using family = table<tile<8, 1, 5, 2, 0, 2>, tile<128, 2, 3, 2, 0, 2>, tile<256, 2, 4, 1, 1, 1>>;
+using family = table<tile<8, 1, 5, 2, 0, 2>, tile<128, 2, 3, 2, 0, 2>, tile<256, 2, 4, 1, 1, 1>, tile<8, 1, 5, 2, 0, 0>,
+                     tile<64, 1, 3, 2, 0, 0>, tile<128, 2, 4, 1, 1, 0>>;
 #else
 using family =
     table<tile<8, 1, 5, 2, 0, 2>, tile<16, 1, 5, 2, 0, 2>, tile<32, 1, 5, 2, 0, 2>, tile<48, 1, 4, 2, 0, 2>,
           tile<64, 1, 4, 2, 0, 2>, tile<96, 2, 3, 2, 0, 2>, tile<128, 2, 3, 2, 0, 2>, tile<144, 2, 5, 1, 1, 2>,
           tile<160, 2, 5, 1, 1, 2>, tile<176, 2, 5, 1, 1, 1>, tile<192, 2, 5, 1, 1, 1>, tile<208, 2, 4, 1, 1, 1>,
           tile<224, 2, 4, 1, 1, 1>, tile<240, 2, 4, 1, 1, 1>, tile<256, 2, 4, 1, 1, 1>, tile<272, 2, 3, 1, 0, 1>,
-          tile<288, 2, 3, 1, 0, 1>, tile<304, 2, 3, 1, 0, 1>, tile<320, 2, 3, 1, 0, 1>>;
+          tile<288, 2, 3, 1, 0, 1>, tile<304, 2, 3, 1, 0, 1>, tile<320, 2, 3, 1, 0, 1>, tile<8, 1, 5, 2, 0, 0>,
+          tile<16, 1, 5, 2, 0, 0>, tile<32, 1, 4, 2, 0, 0>, tile<64, 1, 3, 2, 0, 0>, tile<128, 2, 4, 1, 1, 0>>;
 #endif
 
 } // namespace
