@@ -2,19 +2,19 @@
  * shared memory, and all warps but the producer's race there.
  *
  *   warp 0        producer
- *   warps 1-3     who the rows are; the marks of a piece, and what other CTAs know of its rows
+ *   warps 1-3     who the rows are; the marks of a piece
  *   warps 4-11    dot products, and from the accumulators to shared memory, [N][128]
- *   warps 1-11    the race, a row to a warp
+ *   warps 1-11    the race, every eleventh row each
  *
  *         W tile --copy--> ring --mma--> accumulators --> logits --> race --> best of a row --exact--> RED.MAX key
  *         H tile --copy-->
  *
- * Such a call is a chain of latencies: a copy, a product, a race, two round trips to memory. What pays where a CTA has
- * many tiles (fused.cuh) only makes it longer: first scores that all CTAs wait for, thresholds, a queue, few scorers.
- * Here a lane looks at four tokens of a row, and those that have a chance are scored one by one: the likeliest of each
- * lane first, then what can still be above the best of these, two rounds as a rule and never more than four, in later
- * pieces hardly one. So time depends little on what the rows look like. The ring fills while warps race: it holds as
- * much as comes meanwhile. */
+ * Such a call is a chain of latencies: a copy, a product, a race, three round trips to memory. What pays where a CTA
+ * has many tiles (fused.cuh) only makes it longer: waiting for all CTAs' first scores, a queue, few scorers. A warp
+ * finds the largest logit of each of its rows, scores these all at once, a row to a lane, tells the other CTAs, takes
+ * what they know by then, and goes through its rows again for what can still win. An instruction is a warp's, so tokens
+ * are scored by 32, of all rows: 128 rows of a tile whose warps scored row by row took 27 us (docs/findings/
+ * gpu-short-vocabularies.md). */
 #ifndef FS_CUDA_DIRECT_CUH
 #define FS_CUDA_DIRECT_CUH
 
@@ -24,9 +24,8 @@ constexpr int FS_RACERS = 11; /* warps, from 1 on */
 /* Floats from one row to the next: lanes of a store are in 8 tokens of 4 rows, 2 rows apart, each in a bank of its
  * own. */
 constexpr int FS_PITCH = FS_CUDA_TILE + 4;
-constexpr int FS_PLACES = FS_CUDA_TILE / 32; /* tokens of a lane, 32 apart */
-/* Rows up to so many are raced by four warps each, a token to a lane. */
-constexpr int FS_FEW_ROWS = FS_RACERS / FS_PLACES;
+/* Tokens of a warp that wait to be scored: a row's, and what was left of those before it. */
+constexpr int FS_WAITING = FS_CUDA_TILE + 32;
 
 /* ------------------------------------------------------------------------------------------------------ before ---- */
 
@@ -46,18 +45,6 @@ FS_DEVICE void open_rows(fs_tile_state<N, J> *state, const fs_cuda_args &args, i
         state->draw[b] = draw;
         state->best[b] = 0;
     }
-    for (int32_t i = scorer_thread<J>(); i < FS_CUDA_TILE / 2; i += 32 * J) state->queue[i] = 0; /* a row of zeros */
-}
-
-/* The marks of the piece from `first` on, and with `shared` what other CTAs know of the rows. */
-template <int N, int J>
-FS_DEVICE void open_piece(fs_tile_state<N, J> *state, const fs_cuda_row *work, int32_t rows, int32_t first,
-                          bool shared) {
-    for (int32_t b = scorer_thread<J>(); b < rows; b += 32 * J) {
-        const uint32_t bound = shared ? load_relaxed(&work[b].bound) : 0;
-        find_marks(state, b, first);
-        if (bound > state->best[b]) state->best[b] = bound; /* nobody else is at the row now */
-    }
 }
 
 /* From the accumulators of eight warps to shared memory. */
@@ -69,199 +56,121 @@ template <int N> FS_DEVICE void put_logits(const float (&d)[N / 2], float *logit
 
 /* -------------------------------------------------------------------------------------------------------- race ---- */
 
-/* A lane's tokens of one row. `most`: what the score of one that is still to be scored is not above. */
-typedef struct fs_places {
-    float x[FS_PLACES], most[FS_PLACES];
-    int32_t token; /* the first one's */
-} fs_places;
-
-/* The tokens that are there, and what may be the most noise of each; flags of those that are no number, or infinite. */
-template <int N, int J>
-FS_DEVICE uint32_t take_places(fs_tile_state<N, J> *state, const float *logits, int32_t b, int32_t from, int32_t count,
-                               int32_t first, fs_places *p) {
-    const fs_draw &draw = state->draw[b];
-    const fs_marks marks = tile_marks(state)[b];
-    const int32_t t = from + (int32_t)(threadIdx.x & 31);
-    uint32_t flags = 0;
-    p->token = first + t;
-#pragma unroll
-    for (int i = 0; i < FS_PLACES; i++) {
-        p->x[i] = i < count ? logits[t + 32 * i] : -INFINITY;
-        const float l = p->x[i] * draw.inverse;
-        p->most[i] = l > -INFINITY ? l + FS_UNMARKED_CEILING + score_slack(l) : -INFINITY;
-        if (marks.count < 0 && l > -INFINITY) p->most[i] = INFINITY; /* where the marks are one call does not tell */
-        if (!(l < INFINITY)) flags |= odd_flags(p->x[i], l);
-    }
-#pragma unroll 1
-    for (int m = 0; m < marks.count; m++) {
-        const int32_t at = (int32_t)mark_place(marks, m) - first % FS_NOISE_BLOCK - t;
-        const float more = mark_ceiling(mark_prefix(marks, m)) - FS_UNMARKED_CEILING;
-#pragma unroll
-        for (int i = 0; i < FS_PLACES; i++)
-            if (at == 32 * i && more > 0.0f) p->most[i] += more;
-    }
-    return flags;
+template <int N, int J> FS_DEVICE uint32_t *waiting_tokens(fs_tile_state<N, J> *state, int32_t warp) {
+    constexpr int MARKS = AHEAD<N, J> ? 0 : N * (int)sizeof(fs_marks); /* (tile_marks) */
+    static_assert(MARKS + FS_RACERS * FS_WAITING * 4 <= sizeof state->stash, "the stash holds what waits");
+    return (uint32_t *)((char *)state->stash + MARKS) + warp * FS_WAITING;
 }
 
-/* The token of a lane that may have the highest score; its `most`. Takes it out. */
-FS_DEVICE float take_likeliest(fs_places *p, float *x, int32_t *token) {
-    int32_t which = 0;
-#pragma unroll
-    for (int i = 1; i < FS_PLACES; i++)
-        if (p->most[i] > (which == 0 ? p->most[0] : which == 1 ? p->most[1] : p->most[2])) which = i;
+/* The largest logit of row b, of equal ones the first: x and its place in the piece, below 0 if there is none. */
+template <int N, int J>
+FS_DEVICE int32_t largest_logit(const float *logits, int32_t b, fs_cuda_row *work, float *x) {
+    const int32_t lane = threadIdx.x & 31;
     float most = -INFINITY;
+    int32_t place = 0;
+    bool odd = false;
 #pragma unroll
-    for (int i = 0; i < FS_PLACES; i++)
-        if (i == which) most = p->most[i], *x = p->x[i];
-    *token = p->token + 32 * which;
-#pragma unroll
-    for (int i = 0; i < FS_PLACES; i++)
-        if (i == which) p->most[i] = -INFINITY;
-    return most;
-}
-
-/* One block in four thousand needs more than one call: out of the way of the others. */
-static __device__ __noinline__ int32_t rare_prefix(fs_noise noise, uint32_t token) {
-    return noise_prefix(noise, token);
-}
-
-/* What is drawn of a token whose block's marks are known. */
-FS_DEVICE fs_drawn draw_marked(const fs_marks &marks, fs_noise noise, uint32_t token) {
-    const fs_words own = noise_words(noise, token, FS_DOMAIN_EXTENSION);
-    return {marks.count < 0 ? rare_prefix(noise, token) : mark_among(marks, noise, token), {own.w[0], own.w[1]}};
-}
-
-/* The exact score of a token, into the race of all CTAs. Any token may enter it. */
-template <int N, int J>
-FS_DEVICE void enter(fs_tile_state<N, J> *state, fs_cuda_row *work, const fs_survivor &s, bool rehearse) {
-    const int32_t b = row_of<ROW_BITS<N>>(s.token.id);
-    const unsigned long long key = exact_key<ROW_BITS<N>>(state->draw[b], s);
-    if (rehearse) state->scrap = key;
-    else atomicMax(&work[b].key, key);
-}
-
-/* The race of a warp's tokens of row b, of which a score is known that is not below *known: that rises, and what of the
- * tokens may be the best is returned, in most rows one lane's or none. */
-template <int N, int J>
-FS_DEVICE fs_survivor race_noisy(fs_tile_state<N, J> *state, fs_cuda_row *work, fs_places *p, int32_t b, float *known,
-                                 bool rehearse) {
-    const fs_draw &draw = state->draw[b];
-    const fs_marks marks = tile_marks(state)[b];
-    fs_survivor mine = {{0.0f, 0, -INFINITY}, {-1, {0, 0}}};
-    float best = *known;
-#pragma unroll 1
-    for (;;) {
-        fs_survivor now = {{0.0f, 0, -INFINITY}, {-1, {0, 0}}};
-        int32_t token;
-        const float most = take_likeliest(p, &now.token.x, &token);
-        const bool tries = most > -INFINITY && most >= best;
-        if (!__any_sync(~0u, tries)) break;
-        uint32_t least = 0;
-        if (tries) {
-            const float l = now.token.x * draw.inverse;
-            fs_score score = {l, l};
-            if (l < INFINITY) {
-                now.drawn = draw_marked(marks, draw.noise, (uint32_t)token);
-                score = score_of(l, noise_about(now.drawn));
-            }
-            now.token.id = id_of<ROW_BITS<N>>((uint32_t)token, b);
-            now.token.most = score.most;
-            least = ordered_float(score.least);
-        }
-        best = fmaxf(best, known_score(__reduce_max_sync(~0u, least)));
-        if (now.token.most > mine.token.most) {
-            const fs_survivor before = mine;
-            mine = now;
-            now = before;
-        }
-        /* Two of one lane that float arithmetic cannot tell apart. */
-        if (now.token.id && now.token.most >= best) enter(state, work, now, rehearse);
+    for (int32_t t = 0; t < FS_CUDA_TILE; t += 32) {
+        const float y = logits[b * FS_PITCH + lane + t];
+        odd |= y != y;
+        if (y > most) most = y, place = t;
     }
-    if (mine.token.most < best) mine.token.id = 0;
-    *known = best;
-    return mine;
+    if (odd) atomicOr(&work[b].flags, (uint32_t)FS_ROW_NAN);
+    const uint32_t own = most > -INFINITY ? ordered_float(most) : 0, top = __reduce_max_sync(~0u, own);
+    const uint32_t last = __reduce_max_sync(~0u, own == top ? FS_CUDA_TILE - (uint32_t)(lane + place) : 0);
+    *x = float_of_ordered(top);
+    return top ? FS_CUDA_TILE - (int32_t)last : -1;
 }
 
-/* The largest logit of a warp's tokens, of equal ones the first, if it is not below *known: in one lane. */
-template <int BITS> FS_DEVICE fs_survivor race_greedy(const fs_places &p, int32_t b, float *known) {
-    unsigned long long key = 0;
+/* Puts those tokens of row b that may still win, but for `known`, behind `count` others; how many there are then. */
+template <int N, int J>
+FS_DEVICE int32_t find_survivors(fs_tile_state<N, J> *state, const float *logits, int32_t first, int32_t b,
+                                 uint32_t known, uint32_t *waiting, int32_t count) {
+    const int32_t lane = threadIdx.x & 31;
+    const fs_threshold threshold = threshold_of(*(volatile uint32_t *)&state->best[b], state->draw[b].temperature);
+    float low[FS_CUDA_TILE / 32];
 #pragma unroll
-    for (int i = 0; i < FS_PLACES; i++)
-        if (p.x[i] > -INFINITY) key = max(key, (unsigned long long)order_key(p.x[i], (uint32_t)(p.token + 32 * i)));
-    const uint32_t high = __reduce_max_sync(~0u, (uint32_t)(key >> 32));
-    const uint32_t low = __reduce_max_sync(~0u, (uint32_t)(key >> 32) == high ? (uint32_t)key : 0);
-    const float most = known_score(high), x = order_key_logit(key);
-    const bool wins = key != 0 && key == ((unsigned long long)high << 32 | low) && most >= *known;
-    *known = fmaxf(*known, most);
-    return {{x, wins ? id_of<BITS>(order_key_token(key), b) : 0, x}, {-1, {0, 0}}};
-}
-
-/* Of what waits in a lane and what has come, the likelier one waits on. The other has lost, or may have the better
- * exact score: then it enters the race. Of greedy rows, whose pieces come in the order of their ids, it has lost. */
-template <int N, int J>
-FS_DEVICE void keep_likelier(fs_tile_state<N, J> *state, fs_cuda_row *work, fs_survivor *waits, fs_survivor came,
-                             float best, bool rehearse) {
-    if (!waits->token.id || came.token.most > waits->token.most) {
-        const fs_survivor before = *waits;
-        *waits = came;
-        came = before;
-    }
-    if (came.token.id && came.token.most >= best && !is_greedy(state->draw[row_of<ROW_BITS<N>>(came.token.id)]))
-        enter(state, work, came, rehearse);
-}
-
-/* The races of this warp's rows, every FS_RACERS-th, in a piece. What may be the best of its j-th row waits in lane j,
- * so that exact scores of all rows are made at once, when the last piece is over; `waits` comes from the piece before.
- * `share`: other CTAs are told what is known. Out of line, for its instructions to be the same in a rehearsal, which is
- * without effect. */
-template <int N, int J>
-static __device__ __noinline__ fs_survivor race_rows(fs_tile_state<N, J> *state, const float *logits, fs_cuda_row *work,
-                                                     int32_t first, int32_t rows, fs_survivor waits, bool share,
-                                                     bool last, bool rehearse) {
-    const int32_t lane = threadIdx.x & 31, warp = rehearse ? 0 : (int32_t)threadIdx.x / 32 - 1;
-    const bool few = rows <= FS_FEW_ROWS; /* then a warp has a fourth of a row */
-    const int32_t units = rehearse ? 1 : few ? FS_PLACES * rows : rows;
-#pragma unroll 1
-    for (int32_t unit = warp, j = 0; unit < units; unit += FS_RACERS, j++) {
-        const int32_t b = few ? unit / FS_PLACES : unit;
-        if (!draws(state->draw[b])) continue;
-        fs_places p;
-        const uint32_t flags = take_places(state, rehearse ? logits : logits + b * FS_PITCH, b,
-                                           few ? unit % FS_PLACES * 32 : 0, few ? 1 : FS_PLACES, first, &p);
-        if (flags) atomicOr(&work[b].flags, flags);
-        const float before = known_score(*(volatile uint32_t *)&state->best[b]);
-        float best = before;
-        const fs_survivor mine = is_greedy(state->draw[b]) ? race_greedy<ROW_BITS<N>>(p, b, &best)
-                                                           : race_noisy(state, work, &p, b, &best, rehearse);
-        if (best > before && lane == 0 && !rehearse) {
-            atomicMax(&state->best[b], ordered_float(best));
-            if (share) atomicMax(&work[b].bound, ordered_float(best));
-        }
-        for (uint32_t who = __ballot_sync(~0u, mine.token.id != 0); who; who &= who - 1) {
-            const fs_survivor one = from_lane(mine, __ffs(who) - 1);
-            if (lane == j) keep_likelier(state, work, &waits, one, best, rehearse);
-        }
+    for (int32_t i = 0; i < FS_CUDA_TILE / 32; i++) low[i] = threshold_at(threshold, FS_UNMARKED_CEILING);
+    for_marks(state, b, first, [&](int32_t strip, int32_t place, uint32_t prefix) {
+        const float marked = threshold_at(threshold, mark_ceiling(prefix));
+#pragma unroll
+        for (int32_t i = 0; i < FS_CUDA_TILE / 32; i++)
+            if (16 * strip + place == lane + 32 * i) low[i] = fminf(low[i], marked);
+    });
+#pragma unroll
+    for (int32_t i = 0; i < FS_CUDA_TILE / 32; i++) {
+        const uint32_t id = id_of<ROW_BITS<N>>((uint32_t)(first + lane + 32 * i), b);
+        const bool may = logits[b * FS_PITCH + lane + 32 * i] > low[i] && id != known;
+        const uint32_t who = __ballot_sync(~0u, may);
+        if (may) waiting[count + __popc(who & ((1u << lane) - 1))] = id;
+        count += __popc(who);
     }
     __syncwarp();
-    if (!last || !waits.token.id) return waits;
-    const int32_t b = row_of<ROW_BITS<N>>(waits.token.id);
-    if (waits.token.most >= known_score(*(volatile uint32_t *)&state->best[b])) enter(state, work, waits, rehearse);
-    return waits;
+    return count;
+}
+
+/* The race of this warp's rows, every FS_RACERS-th, in the piece from `first` on. Nobody else is at these rows. Out of
+ * line: both roles are here, and cold instructions come from memory. */
+template <int N, int J>
+static __device__ __noinline__ void race_rows(fs_tile_state<N, J> *state, const float *logits, fs_cuda_row *work,
+                                              int32_t first, int32_t rows) {
+    static_assert(N <= 32 * FS_RACERS, "a lane for each row of a warp");
+    const int32_t lane = threadIdx.x & 31, warp = (int32_t)threadIdx.x / 32 - 1;
+    const fs_shared_scores shared = {(char *)&work->key, (char *)&work->bound, sizeof *work};
+    uint32_t id = 0, *waiting = waiting_tokens(state, warp);
+    float x = 0.0f;
+    fs_survivor pending = {}; /* a lane's, which most likely is overtaken before its exact score is wanted */
+    auto settle_pending = [&] {
+        if (!pending.token.id || is_overtaken(state, shared, pending.token, false)) return;
+        const int32_t b = row_of<ROW_BITS<N>>(pending.token.id);
+        atomicMax(key_of(shared, b), (unsigned long long)exact_key<ROW_BITS<N>>(state->draw[b], pending));
+    };
+    auto score = [&] {
+        const int32_t b = row_of<ROW_BITS<N>>(id);
+        const fs_survivor found = score_token<ROW_BITS<N>>(state->draw[b], &state->best[b], bound_of(shared, b),
+                                                           &work[b].flags, x, id);
+        if (!found.token.id) return;
+        settle_pending();
+        pending = found;
+    };
+#pragma unroll 1
+    for (int32_t b = warp, j = 0; b < rows; b += FS_RACERS, j++) {
+        if (!draws(state->draw[b])) continue;
+        float most;
+        const int32_t place = largest_logit<N, J>(logits, b, work, &most);
+        if (lane == j && place >= 0) x = most, id = id_of<ROW_BITS<N>>((uint32_t)(first + place), b);
+    }
+    if (id) {
+        const int32_t b = row_of<ROW_BITS<N>>(id);
+        score();
+        atomicMax(&state->best[b], load_relaxed(bound_of(shared, b)));
+    }
+    __syncwarp();
+    const uint32_t largest = id;
+    int32_t count = 0;
+#pragma unroll 1
+    for (int32_t b = warp, j = 0, over = 0; !over; b += FS_RACERS, j++) {
+        over = b >= rows;
+        const uint32_t known = __shfl_sync(~0u, largest, j & 31);
+        if (!over && known && !is_greedy(state->draw[b]))
+            count = find_survivors(state, logits, first, b, known, waiting, count);
+#pragma unroll 1
+        while (count >= 32 || (over && count > 0)) {
+            /* The last lanes first: the first ones have a row's largest logit pending. */
+            const int32_t from = max(count - 32, 0), place = from + 31 - lane;
+            if (place < count) {
+                id = waiting[place];
+                x = logits[row_of<ROW_BITS<N>>(id) * FS_PITCH + (int32_t)token_of<ROW_BITS<N>>(id) - first];
+                score();
+            }
+            count = from;
+            __syncwarp();
+        }
+    }
+    settle_pending();
 }
 
 /* ------------------------------------------------------------------------------------------------------ kernel ---- */
-
-/* Piece after piece, in each role; f(piece, i, whether it is the last). */
-template <class T, class F> FS_DEVICE void each_piece(const fs_cuda_args &args, F f) {
-    const share own = share_of<T>(args);
-    piece p = direct_piece<T>(args, own, 0);
-#pragma unroll 1
-    for (int32_t i = 0; p.count >= 0; i++) {
-        const piece next = direct_piece<T>(args, own, i + 1);
-        f(p, i, next.count < 0);
-        p = next;
-    }
-}
 
 template <class T> FS_DEVICE void direct_kernel(const typename T::source &source, const fs_cuda_args &args) {
     constexpr int N = T::N, J = T::SCORERS;
@@ -286,10 +195,9 @@ template <class T> FS_DEVICE void direct_kernel(const typename T::source &source
         cluster_arrive(); /* no copy into a CTA whose barriers are not there yet */
         if (threadIdx.x >= 32) cluster_wait();
     }
-    fs_survivor waits = {{0.0f, 0, -INFINITY}, {-1, {0, 0}}};
-    auto race = [&](const piece &p, bool last) {
+    auto race = [&](const piece &p) {
         named_barrier(3, 32 * FS_RACERS); /* logits and marks are there */
-        waits = race_rows<N, J>(state, logits, work, p.first, rows, waits, !last, last, false);
+        race_rows<N, J>(state, logits, work, p.first, rows);
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(raced);
     };
@@ -298,25 +206,24 @@ template <class T> FS_DEVICE void direct_kernel(const typename T::source &source
         wait_for_earlier_launches();
         let_next_launch_begin(); /* what this launch was given is there for the next one too */
         open_rows(state, args, start, rows);
-        each_piece<T>(args, [&](const piece &p, int32_t i, bool last) {
-            if (i > 0) barrier_wait(raced, (i - 1) & 1);
-            open_piece(state, work, rows, p.first, i > 0);
-            named_barrier(1, J * 32);
-            if (i == 0)
-                race_rows<N, J>(state, (const float *)state->queue, work, p.first, rows, waits, false, true, true);
-            race(p, last);
-        });
+        walk<T> at(args);
+        while (at.next()) {
+            if (at.i > 0) barrier_wait(raced, (at.i - 1) & 1);
+            for (int32_t b = scorer_thread<J>(); b < rows; b += 32 * J) find_marks(state, b, at.p.first);
+            race(at.p);
+        }
     } else {
         const int32_t warp = (int32_t)threadIdx.x / 32 - 4, t = 16 * warp + (int32_t)(threadIdx.x & 31) / 4;
         ring r = {full, empty, 0, 0};
-        each_piece<T>(args, [&](const piece &p, int32_t i, bool last) {
+        walk<T> at(args);
+        while (at.next()) {
             float d[1][N / 2];
             T::dot(d, &r, args.k_steps, shared, warp);
-            transform<N, 1>(d, args.head, false, p, t);
-            if (i > 0) barrier_wait(raced, (i - 1) & 1);
+            transform<N, 1>(d, args.head, false, at.p, t);
+            if (at.i > 0) barrier_wait(raced, (at.i - 1) & 1);
             put_logits<N>(d[0], logits, t);
-            race(p, last);
-        });
+            race(at.p);
+        }
     }
     __syncthreads();
     if constexpr (T::CLUSTER > 1) cluster_arrive();

@@ -56,17 +56,6 @@ template <int CLUSTER> FS_DEVICE piece piece_at(const fs_cuda_args &args, const 
     return p;
 }
 
-/* Where a CTA has few pieces (direct.cuh): if it has but one, that may be a 2^split-th of a tile. */
-template <class T> FS_DEVICE piece direct_piece(const fs_cuda_args &args, const share &own, int32_t i) {
-    const int32_t split = args.schedule.split, size = FS_CUDA_TILE >> split;
-    if (!split) return piece_at<T::CLUSTER>(args, own, i);
-    if (i > 0) return {0, -1};
-    const int32_t low = (int32_t)args.head.first_token;
-    const int32_t high = (int32_t)min(args.head.first_token + args.head.rows, args.vocab);
-    const int32_t start = low / FS_CUDA_TILE * FS_CUDA_TILE + (int32_t)blockIdx.x * size, first = max(low, start);
-    return {first, max(0, min(high, start + size) - first)};
-}
-
 /* The i-th slice of 128 in K. */
 FS_DEVICE int32_t slice_at(const fs_cuda_k_order &order, int32_t i) {
     const int32_t way = i & ((1 << order.ways) - 1);

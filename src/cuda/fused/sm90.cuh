@@ -114,9 +114,7 @@ struct tile {
         if (!constant) wait_for_earlier_launches();
         const share own = share_of<tile>(args);
         for (int32_t i = 0;; i++) {
-            piece p;
-            if constexpr (DIRECT) p = direct_piece<tile>(args, own, i);
-            else p = piece_at<CLUSTER>(args, own, i);
+            const piece p = piece_at<CLUSTER>(args, own, i);
             if (p.count < 0) {
                 if (CLUSTER > 1 && i == 0) cluster_wait();
                 return;
@@ -126,8 +124,7 @@ struct tile {
                 const uint32_t barrier = r.full + 8 * r.stage;
                 const int32_t k = stage_at(args, step);
                 barrier_wait(r.empty + 8 * r.stage, r.parity);
-                if (AT_ONCE < STAGES && (!DIRECT || args.schedule.turns > 1) && i == 0 && step >= AT_ONCE &&
-                    step < SLOW_STEPS)
+                if (AT_ONCE < STAGES && !DIRECT && i == 0 && step >= AT_ONCE && step < SLOW_STEPS)
                     barrier_wait(r.full + 8 * ((step - AT_ONCE) % STAGES), (step - AT_ONCE) / STAGES & 1);
                 load_w(maps, p, row, k, w0 + r.stage * W_BYTES, barrier);
                 if (i == 0 && step == 0) {
