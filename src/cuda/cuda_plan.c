@@ -4,7 +4,6 @@
 #include "core/key.h"
 #include "core/needs.h"
 
-#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,15 +21,14 @@
 #define FS_CUDA_TURN_ROW 0.025
 #define FS_CUDA_FIRST_ROW 2.0
 #define FS_CUDA_LAUNCH 12.0
-/* Direct shapes, for CTAs of so many pieces at most: bytes a CTA takes in a microsecond; what the race of a row takes
- * of a CTA's first 128 tokens, of others; all else. Counted from the code, not measured. */
-#define FS_CUDA_PIECES 4
+/* Direct shapes: for CTAs of so many pieces at most, and so many rows times pieces (docs/findings/
+ * gpu-short-vocabularies.md); bytes a CTA takes in a microsecond; what is neither reading nor racing; the race of a row
+ * in a piece, which is counted from the code, not measured. */
+#define FS_CUDA_DIRECT_PIECES 4
+#define FS_CUDA_DIRECT_RACES 32
 #define FS_CUDA_INTO 1.0e5
-#define FS_CUDA_RACE_FIRST 0.045
-#define FS_CUDA_RACE 0.025
 #define FS_CUDA_DIRECT 9.0
-/* Of a tile there are no more than 2^this pieces: 32 tokens, one for each lane of a warp. */
-#define FS_CUDA_SPLIT 2
+#define FS_CUDA_RACE 0.05
 /* Slices of 128 in K, 4 KB, that are read from several places at once. */
 #define FS_CUDA_STRETCH 16
 
@@ -87,47 +85,43 @@ static int64_t clusters_at_once(const fs_cuda_device *device, const fs_cuda_shap
     return s->cluster == 1 ? device->processors : least(device->clusters_of_two, device->processors / 2);
 }
 
+/* Tiles a CTA takes at most. */
+static int64_t turns_of(const fs_head *head, const fs_cuda_plan *plan) {
+    const int64_t tiles = (head->rows + FS_CUDA_TILE - 1) / FS_CUDA_TILE;
+    return (tiles + plan->grid - 1) / plan->grid;
+}
+
 /* The time of a launch on an H200, in microseconds: the largest of reading W, of reading it and H from L2 for every
  * block of rows, and of the CTAs' tiles; and the first tile's survivors, which are fewer the more CTAs know of each
- * other. */
+ * other, or with direct shapes the last tile's race. */
 static double predict(const fs_cuda_device *device, const fs_head *head, const fs_cuda_plan *plan) {
     const fs_cuda_shape *s = plan->shape;
-    const double w = (double)(head->rows * format_row_bytes(format_of(head->dtype), head->dim));
+    const double row = (double)format_row_bytes(format_of(head->dtype), head->dim), w = (double)head->rows * row;
     const double shared = w * plan->blocks * (1.0 + (double)s->rows / (FS_CUDA_TILE * s->cluster));
-    const int64_t tiles = (head->rows + FS_CUDA_TILE - 1) / FS_CUDA_TILE, turns = (tiles + plan->grid - 1) / plan->grid;
     const double dot = 2.0 * FS_CUDA_TILE * (double)head->dim * s->rows / (FS_CUDA_FLOPS / device->processors);
-    const double turn = FS_CUDA_TURN + FS_CUDA_TURN_ROW * s->rows;
-    double tile = dot + (s->teams == 1 ? FS_CUDA_BESIDE_ONE : FS_CUDA_BESIDE_TWO);
+    const double race = FS_CUDA_RACE * plan->block_rows;
+    const double turn = s->direct ? (FS_CUDA_TILE + s->rows) * row / FS_CUDA_INTO
+                                  : FS_CUDA_TURN + FS_CUDA_TURN_ROW * s->rows;
+    double tile = dot + (s->direct ? race : s->teams == 1 ? FS_CUDA_BESIDE_ONE : FS_CUDA_BESIDE_TWO);
     if (tile < turn) tile = turn;
     double most = w / FS_CUDA_READ;
     if (shared / FS_CUDA_SHARED > most) most = shared / FS_CUDA_SHARED;
-    if ((double)turns * tile > most) most = (double)turns * tile;
+    if ((double)turns_of(head, plan) * tile > most) most = (double)turns_of(head, plan) * tile;
+    if (s->direct) return most + race + FS_CUDA_DIRECT;
     return most + FS_CUDA_FIRST_ROW * s->rows / (double)plan->grid + FS_CUDA_LAUNCH;
 }
 
-/* The same of direct shapes. Copies go on while warps race, products do not. */
-static double predict_direct(const fs_cuda_device *device, const fs_head *head, const fs_cuda_plan *plan) {
-    const fs_cuda_shape *s = plan->shape;
-    const double row = (double)format_row_bytes(format_of(head->dtype), head->dim), w = (double)head->rows * row;
-    const double tokens = FS_CUDA_TILE >> plan->schedule.split;
-    const double turns = (double)((head->rows + FS_CUDA_TILE - 1) / FS_CUDA_TILE) * FS_CUDA_TILE / tokens / plan->grid;
-    const double later = turns > 1.0 ? ceil(turns) - 1.0 : 0.0;
-    const double dot = 2.0 * FS_CUDA_TILE * (double)head->dim * s->rows / (FS_CUDA_FLOPS / device->processors);
-    const double shared = w * plan->blocks * (1.0 + (double)s->rows / (FS_CUDA_TILE * s->cluster)) / FS_CUDA_SHARED;
-    const double race = plan->block_rows * tokens / FS_CUDA_TILE;
-    double most = w / FS_CUDA_READ, into = (1.0 + later) * (tokens + s->rows) * row / FS_CUDA_INTO;
-    if (shared > most) most = shared;
-    if (into > most) most = into;
-    const double busy = (1.0 + later) * dot + later * race * FS_CUDA_RACE;
-    if (busy > most) most = busy;
-    return most + race * FS_CUDA_RACE_FIRST + FS_CUDA_DIRECT;
+/* Whether direct shapes are for such a launch, of `launches`. */
+static int is_direct(const fs_head *head, const fs_cuda_plan *plan, int64_t launches) {
+    const int64_t turns = turns_of(head, plan);
+    return launches == 1 && turns <= FS_CUDA_DIRECT_PIECES && turns * plan->block_rows <= FS_CUDA_DIRECT_RACES;
 }
 
-/* `rows` in launches of this many blocks of a shape, as even as can be, if that is faster than the plan. */
+/* `rows` in launches of this many blocks of a shape, as even as can be, if that is faster than the plan. Direct shapes,
+ * which come last, are faster than others by measurement. */
 static void try_blocks(const fs_cuda_device *device, const fs_head *head, const fs_cuda_shape *s, int64_t clusters,
                        int64_t blocks, int64_t rows, fs_cuda_plan *plan) {
     fs_cuda_plan with = *plan;
-    with.schedule.split = 0;
     const int64_t most = least(FS_CUDA_ROWS, blocks * s->rows), launches = (rows + most - 1) / most;
     with.shape = s;
     with.rows = (int32_t)((rows + launches - 1) / launches);
@@ -136,12 +130,10 @@ static void try_blocks(const fs_cuda_device *device, const fs_head *head, const 
     /* No cluster without a span: a short vocabulary takes fewer. */
     const int64_t spans = spans_of(head, s);
     with.grid = (int32_t)(least(clusters / with.blocks, spans > 1 ? spans : 1) * s->cluster);
-    while (s->direct && s->cluster == 1 && with.grid == spans << with.schedule.split &&
-           with.schedule.split < FS_CUDA_SPLIT && 2 * with.grid * with.blocks <= clusters)
-        with.schedule.split++, with.grid *= 2; /* as many parts as there are processors for */
-    with.microseconds = s->direct ? predict_direct(device, head, &with) : predict(device, head, &with);
+    if (s->direct && !is_direct(head, &with, launches)) return;
+    with.microseconds = predict(device, head, &with);
     with.cost = (double)launches * with.microseconds;
-    if (!plan->shape || with.cost < plan->cost) *plan = with;
+    if (!plan->shape || s->direct != plan->shape->direct || with.cost < plan->cost) *plan = with;
 }
 
 /* The shape and the number of blocks that take the rows in the least time; of equal ones the first, so the narrowest.
@@ -151,10 +143,9 @@ static int choose_shape(const fs_cuda_device *device, const fs_cuda_family *fami
     for (int32_t i = 0; i < family->count; i++) {
         const fs_cuda_shape *s = &family->shapes[i];
         const int64_t clusters = clusters_at_once(device, s), spans = spans_of(head, s);
-        if (clusters == 0 || (width && s->rows != width)) continue;
+        if (clusters == 0 || (width && s->rows != width) || (s->direct && !plain)) continue;
         if (s->rows > 256 && head_vocab(head) > FS_TOKEN_LIMIT / 2) continue; /* (fused/scorer.cuh, ROW_BITS) */
         const int64_t needed = (least(rows, FS_CUDA_ROWS) + s->rows - 1) / s->rows;
-        if (s->direct && (!plain || needed > clusters || spans > FS_CUDA_PIECES * (clusters / needed))) continue;
         const int64_t many = clusters / (spans > 1 ? spans : 1);
         const int64_t most = least(needed, least(clusters, many > 8 ? many : 8));
         for (int64_t blocks = 1; blocks < 5 && blocks < most; blocks++)
@@ -169,7 +160,7 @@ static fs_cuda_schedule schedule_of(const fs_head *head, const fs_cuda_plan *pla
     const int64_t clusters = plan->grid / plan->shape->cluster, spans = spans_of(head, plan->shape);
     const int64_t left = spans % clusters;
     const fs_cuda_schedule schedule = {(uint32_t)(spans / clusters),
-                                       (uint32_t)((left * 65536 + clusters - 1) / clusters), plan->schedule.split};
+                                       (uint32_t)((left * 65536 + clusters - 1) / clusters)};
     return schedule;
 }
 

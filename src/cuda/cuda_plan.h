@@ -45,7 +45,6 @@ typedef struct fs_cuda_family {
  * part of c * spread / 2^16 grows with c + 1, which is then its place among those left. */
 typedef struct fs_cuda_schedule {
     uint32_t turns, spread;
-    int32_t split; /* direct shapes, where a CTA has but one piece: that is a 2^split-th of a tile */
 } fs_cuda_schedule;
 
 /* The order in which every logit sums over K, by slices of 128: 2^ways stretches of `stretch` slices each, a slice of
@@ -75,9 +74,9 @@ typedef struct fs_cuda_plan {
 void fs_cuda_plan_describe(const fs_cuda_plan *plan, const char *forced, char *text, size_t size);
 
 /* The plan of a launch over the first of `rows` rows of the batch, as many as it takes. `forced` is NULL or the
- * environment's choice: a family's name, with ":N" one of its tiles. `plain`: a call for tokens
- * alone, whose rows differ in nothing but how they draw; direct shapes are for these, and are not forced. 0 if nothing
- * fits; text says why. */
+ * environment's choice: a family's name, with ":N" one of its tiles. `plain`: a call for tokens alone, whose rows
+ * differ in nothing but how they draw; direct shapes are for these, and are not forced. 0 if nothing fits; text says
+ * why. */
 int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *families, int32_t count, const char *forced,
                         const fs_head *head, const fs_batch *batch, int64_t rows, int32_t plain, fs_cuda_plan *plan);
 

@@ -56,30 +56,29 @@ template <int N> FS_DEVICE void put_logits(const float (&d)[N / 2], float *logit
 
 /* -------------------------------------------------------------------------------------------------------- race ---- */
 
+/* Where ids of a warp's tokens wait. */
 template <int N, int J> FS_DEVICE uint32_t *waiting_tokens(fs_tile_state<N, J> *state, int32_t warp) {
     constexpr int MARKS = AHEAD<N, J> ? 0 : N * (int)sizeof(fs_marks); /* (tile_marks) */
     static_assert(MARKS + FS_RACERS * FS_WAITING * 4 <= sizeof state->stash, "the stash holds what waits");
     return (uint32_t *)((char *)state->stash + MARKS) + warp * FS_WAITING;
 }
 
-/* The largest logit of row b, of equal ones the first: x and its place in the piece, below 0 if there is none. */
-template <int N, int J>
-FS_DEVICE int32_t largest_logit(const float *logits, int32_t b, fs_cuda_row *work, float *x) {
+/* The largest logit of a row, of equal ones the first: x and its place in the piece, below 0 if there is none. */
+FS_DEVICE int32_t largest_logit(const float *row, uint32_t *flags, float *x) {
     const int32_t lane = threadIdx.x & 31;
     float most = -INFINITY;
     int32_t place = 0;
     bool odd = false;
 #pragma unroll
-    for (int32_t t = 0; t < FS_CUDA_TILE; t += 32) {
-        const float y = logits[b * FS_PITCH + lane + t];
-        odd |= y != y;
-        if (y > most) most = y, place = t;
+    for (int32_t t = lane; t < FS_CUDA_TILE; t += 32) {
+        odd |= row[t] != row[t];
+        if (row[t] > most) most = row[t], place = t;
     }
-    if (odd) atomicOr(&work[b].flags, (uint32_t)FS_ROW_NAN);
+    if (odd) atomicOr(flags, (uint32_t)FS_ROW_NAN);
     const uint32_t own = most > -INFINITY ? ordered_float(most) : 0, top = __reduce_max_sync(~0u, own);
-    const uint32_t last = __reduce_max_sync(~0u, own == top ? FS_CUDA_TILE - (uint32_t)(lane + place) : 0);
+    const uint32_t behind = __reduce_max_sync(~0u, own == top ? FS_CUDA_TILE - (uint32_t)place : 0);
     *x = float_of_ordered(top);
-    return top ? FS_CUDA_TILE - (int32_t)last : -1;
+    return top ? FS_CUDA_TILE - (int32_t)behind : -1;
 }
 
 /* Puts those tokens of row b that may still win, but for `known`, behind `count` others; how many there are then. */
@@ -127,8 +126,8 @@ static __device__ __noinline__ void race_rows(fs_tile_state<N, J> *state, const 
     };
     auto score = [&] {
         const int32_t b = row_of<ROW_BITS<N>>(id);
-        const fs_survivor found = score_token<ROW_BITS<N>>(state->draw[b], &state->best[b], bound_of(shared, b),
-                                                           &work[b].flags, x, id);
+        const fs_survivor found =
+            score_token<ROW_BITS<N>>(state->draw[b], &state->best[b], bound_of(shared, b), &work[b].flags, x, id);
         if (!found.token.id) return;
         settle_pending();
         pending = found;
@@ -137,7 +136,7 @@ static __device__ __noinline__ void race_rows(fs_tile_state<N, J> *state, const 
     for (int32_t b = warp, j = 0; b < rows; b += FS_RACERS, j++) {
         if (!draws(state->draw[b])) continue;
         float most;
-        const int32_t place = largest_logit<N, J>(logits, b, work, &most);
+        const int32_t place = largest_logit(logits + b * FS_PITCH, &work[b].flags, &most);
         if (lane == j && place >= 0) x = most, id = id_of<ROW_BITS<N>>((uint32_t)(first + place), b);
     }
     if (id) {

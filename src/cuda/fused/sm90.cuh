@@ -232,10 +232,11 @@ template <class... T> struct table {
         {kernel_of<typename T::template same<OTHER, KIND>>()...}};
 };
 
-/* Narrowest first, then those for few pieces. Above 256 rows a thread's accumulators are so many that another group in flight has no registers. */
+/* Narrowest first, then those for few pieces. Above 256 rows a thread's accumulators are so many that another group in
+ * flight has no registers. */
 #ifdef FS_CUDA_FEW_WIDTHS /* for a report of what the compiler makes of them */
 using family = table<tile<8, 1, 5, 2, 0, 2>, tile<128, 2, 3, 2, 0, 2>, tile<256, 2, 4, 1, 1, 1>, tile<8, 1, 5, 2, 0, 0>,
-                     tile<64, 1, 3, 2, 0, 0>, tile<128, 2, 4, 1, 1, 0>>;
+                     tile<32, 1, 4, 2, 0, 0>>;
 #else
 using family =
     table<tile<8, 1, 5, 2, 0, 2>, tile<16, 1, 5, 2, 0, 2>, tile<32, 1, 5, 2, 0, 2>, tile<48, 1, 4, 2, 0, 2>,
@@ -243,7 +244,7 @@ using family =
           tile<160, 2, 5, 1, 1, 2>, tile<176, 2, 5, 1, 1, 1>, tile<192, 2, 5, 1, 1, 1>, tile<208, 2, 4, 1, 1, 1>,
           tile<224, 2, 4, 1, 1, 1>, tile<240, 2, 4, 1, 1, 1>, tile<256, 2, 4, 1, 1, 1>, tile<272, 2, 3, 1, 0, 1>,
           tile<288, 2, 3, 1, 0, 1>, tile<304, 2, 3, 1, 0, 1>, tile<320, 2, 3, 1, 0, 1>, tile<8, 1, 5, 2, 0, 0>,
-          tile<16, 1, 5, 2, 0, 0>, tile<32, 1, 4, 2, 0, 0>, tile<64, 1, 3, 2, 0, 0>, tile<128, 2, 4, 1, 1, 0>>;
+          tile<16, 1, 5, 2, 0, 0>, tile<32, 1, 4, 2, 0, 0>>;
 #endif
 
 } // namespace
