@@ -11,8 +11,8 @@
  *
  * Such a call is a chain of latencies: a copy, a product, a race, three round trips to memory. What pays where a CTA
  * has many tiles (fused.cuh) only makes it longer: waiting for all CTAs' first scores, a queue, few scorers. A warp
- * finds the largest logit of each of its rows, scores these all at once, a row to a lane, tells the other CTAs, takes
- * what they know by then, and goes through its rows again for what can still win. An instruction is a warp's, so tokens
+ * finds a likely token of each of its rows, scores these all at once, a row to a lane, tells the other CTAs, takes what
+ * they know by then, and goes through its rows again for what can still win. An instruction is a warp's, so tokens
  * are scored by 32, of all rows: 128 rows of a tile whose warps scored row by row took 27 us (docs/findings/
  * gpu-short-vocabularies.md). */
 #ifndef FS_CUDA_DIRECT_CUH
@@ -81,6 +81,21 @@ FS_DEVICE int32_t largest_logit(const float *row, uint32_t *flags, float *x) {
     return top ? FS_CUDA_TILE - (int32_t)behind : -1;
 }
 
+/* A marked token in the place of row b's largest logit, where its score is likely to be higher: its mark nearly tells
+ * its noise, which others have half a unit of as a rule. Rows that are nearly flat are bounded by marks. */
+template <int N, int J>
+FS_DEVICE void take_likelier(fs_tile_state<N, J> *state, const float *logits, int32_t first, int32_t b, float *x,
+                             uint32_t *id) {
+    const fs_draw &draw = state->draw[b];
+    if (is_greedy(draw)) return;
+    float likely = *x * draw.inverse + 0.5f;
+    for_marks(state, b, first, [&](int32_t strip, int32_t place, uint32_t prefix) {
+        const int32_t t = 16 * strip + place;
+        const float y = logits[b * FS_PITCH + t], l = y * draw.inverse + mark_ceiling(prefix);
+        if (l > likely) likely = l, *x = y, *id = id_of<ROW_BITS<N>>((uint32_t)(first + t), b);
+    });
+}
+
 /* Puts those tokens of row b that may still win, but for `known`, behind `count` others; how many there are then. */
 template <int N, int J>
 FS_DEVICE int32_t find_survivors(fs_tile_state<N, J> *state, const float *logits, int32_t first, int32_t b,
@@ -141,21 +156,22 @@ static __device__ __noinline__ void race_rows(fs_tile_state<N, J> *state, const 
     }
     if (id) {
         const int32_t b = row_of<ROW_BITS<N>>(id);
+        take_likelier(state, logits, first, b, &x, &id);
         score();
         atomicMax(&state->best[b], load_relaxed(bound_of(shared, b)));
     }
     __syncwarp();
-    const uint32_t largest = id;
+    const uint32_t likely = id;
     int32_t count = 0;
 #pragma unroll 1
     for (int32_t b = warp, j = 0, over = 0; !over; b += FS_RACERS, j++) {
         over = b >= rows;
-        const uint32_t known = __shfl_sync(~0u, largest, j & 31);
+        const uint32_t known = __shfl_sync(~0u, likely, j & 31);
         if (!over && known && !is_greedy(state->draw[b]))
             count = find_survivors(state, logits, first, b, known, waiting, count);
 #pragma unroll 1
         while (count >= 32 || (over && count > 0)) {
-            /* The last lanes first: the first ones have a row's largest logit pending. */
+            /* The last lanes first: the first ones have a row's likely token pending. */
             const int32_t from = max(count - 32, 0), place = from + 31 - lane;
             if (place < count) {
                 id = waiting[place];
