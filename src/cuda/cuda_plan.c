@@ -21,11 +21,13 @@
 #define FS_CUDA_TURN_ROW 0.025
 #define FS_CUDA_FIRST_ROW 2.0
 #define FS_CUDA_LAUNCH 12.0
-/* Direct shapes: for CTAs of so many pieces at most, and so many rows times pieces (docs/findings/
- * gpu-short-vocabularies.md); bytes a CTA takes in a microsecond; what is neither reading nor racing; the race of a row
- * in a piece, which is counted from the code, not measured. */
+/* Direct shapes: for CTAs of so many pieces at most, and so many rows times pieces; with several blocks of rows, for W
+ * that stays in L2 and so many (docs/findings/gpu-short-vocabularies.md). Bytes a CTA takes in a microsecond; what is
+ * neither reading nor racing; the race of a row in a piece. */
 #define FS_CUDA_DIRECT_PIECES 4
-#define FS_CUDA_DIRECT_RACES 32
+#define FS_CUDA_DIRECT_RACES 96
+#define FS_CUDA_DIRECT_AGAIN 64
+#define FS_CUDA_DIRECT_BYTES 32.0e6
 #define FS_CUDA_INTO 1.0e5
 #define FS_CUDA_DIRECT 9.0
 #define FS_CUDA_RACE 0.05
@@ -85,6 +87,10 @@ static int64_t clusters_at_once(const fs_cuda_device *device, const fs_cuda_shap
     return s->cluster == 1 ? device->processors : least(device->clusters_of_two, device->processors / 2);
 }
 
+static double weight_bytes(const fs_head *head) {
+    return (double)(head->rows * format_row_bytes(format_of(head->dtype), head->dim));
+}
+
 /* Tiles a CTA takes at most. */
 static int64_t turns_of(const fs_head *head, const fs_cuda_plan *plan) {
     const int64_t tiles = (head->rows + FS_CUDA_TILE - 1) / FS_CUDA_TILE;
@@ -96,7 +102,7 @@ static int64_t turns_of(const fs_head *head, const fs_cuda_plan *plan) {
  * other, or with direct shapes the last tile's race. */
 static double predict(const fs_cuda_device *device, const fs_head *head, const fs_cuda_plan *plan) {
     const fs_cuda_shape *s = plan->shape;
-    const double row = (double)format_row_bytes(format_of(head->dtype), head->dim), w = (double)head->rows * row;
+    const double w = weight_bytes(head), row = w / (double)head->rows;
     const double shared = w * plan->blocks * (1.0 + (double)s->rows / (FS_CUDA_TILE * s->cluster));
     const double dot = 2.0 * FS_CUDA_TILE * (double)head->dim * s->rows / (FS_CUDA_FLOPS / device->processors);
     const double race = FS_CUDA_RACE * plan->block_rows;
@@ -113,8 +119,10 @@ static double predict(const fs_cuda_device *device, const fs_head *head, const f
 
 /* Whether direct shapes are for such a launch, of `launches`. */
 static int is_direct(const fs_head *head, const fs_cuda_plan *plan, int64_t launches) {
-    const int64_t turns = turns_of(head, plan);
-    return launches == 1 && turns <= FS_CUDA_DIRECT_PIECES && turns * plan->block_rows <= FS_CUDA_DIRECT_RACES;
+    const int64_t turns = turns_of(head, plan), races = turns * plan->block_rows;
+    if (launches > 1 || turns > FS_CUDA_DIRECT_PIECES) return 0;
+    if (plan->blocks == 1) return races <= FS_CUDA_DIRECT_RACES;
+    return races <= FS_CUDA_DIRECT_AGAIN && weight_bytes(head) <= FS_CUDA_DIRECT_BYTES;
 }
 
 /* `rows` in launches of this many blocks of a shape, as even as can be, if that is faster than the plan. Direct shapes,
