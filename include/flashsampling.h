@@ -171,6 +171,11 @@ typedef struct fs_head {
     int32_t group;          /* columns; 0 = D */
     int32_t group_rows;     /* 0 = 1 */
     float weight_scale_all; /* 0 = 1 */
+
+    /* A screen of this W (fs_screen_build), 64-byte aligned, or NULL. Tokens are the same with and without; calls whose
+     * rows it can decide read it in place of W. One that is not this W's is FS_ERR_ARGUMENT. CPU and reference. */
+    const void *screen;
+    size_t screen_bytes; /* how many there are, at least fs_screen_size */
 } fs_head;
 
 /* ----------------------------------------------------------------------------------------------------- batch ---- */
@@ -350,6 +355,8 @@ typedef struct fs_result {
     int64_t fallback_rows; /* rows that needed a second pass over W; CUDA: 0, their status says so */
     int64_t work_bytes;    /* temporary memory of the call */
     int64_t wire_bytes;    /* bytes this rank has put into parts or collectives */
+    int64_t screened_rows; /* rows that head.screen has decided, without a pass over W */
+    int64_t screened_dots; /* logits that were computed from W for them; may differ from run to run */
 } fs_result;
 
 /* --------------------------------------------------------------------------------------------------- context ---- */
@@ -469,6 +476,41 @@ FS_API fs_status fs_sample(fs_context *context, const fs_head *head, const fs_ba
  * all parts at once: if that is more, FS_ERR_MEMORY says how much. */
 FS_API fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                               size_t *bytes, size_t *every);
+
+/* --- screens: a copy of W in fewer bits, with proven bounds, that spares most calls the pass over W (docs/screening.md).
+ * Made once, when a head is loaded. The bytes can be saved, and mapped on a machine of the same byte order. */
+enum {
+    FS_SCREEN_INT8 = 1, /* about 0.52 of W's bytes, W being bf16; bounds that always hold */
+    FS_SCREEN_INT4 = 2  /* 0.27; rounded at random: a bound may be passed with probability 2 eta a logit */
+};
+
+typedef struct fs_screen_options {
+    size_t size;
+    int32_t format; /* FS_SCREEN_... */
+    int32_t group;  /* columns with one scale: 128; of FS_SCREEN_INT4 64 or 128. 0 = 128, and 64 */
+    /* FS_SCREEN_INT4: what rounds. The bound speaks of hidden states that do not depend on it. 0 = one the system draws;
+     * equal seeds give equal bytes. */
+    uint64_t seed;
+    double eta; /* FS_SCREEN_INT4; 0 = 1e-24 */
+    /* Called now and then, on the caller's thread; may be NULL. */
+    void (*progress)(void *user, int64_t rows_done, int64_t rows);
+    void *user;
+} fs_screen_options;
+
+/* Bytes of a screen of this head; neither its data nor its screen are looked at. */
+FS_API fs_status fs_screen_size(fs_context *context, const fs_head *head, const fs_screen_options *options,
+                                size_t *bytes);
+
+/* Writes the screen of a head of weights to screen [bytes], 64-byte aligned host memory, on the context's threads. A
+ * head whose first_token is a multiple of 16 gets what fs_screen_slice cuts out of the whole vocabulary's. CUDA: not
+ * yet. */
+FS_API fs_status fs_screen_build(fs_context *context, const fs_head *head, const fs_screen_options *options,
+                                 void *screen, size_t bytes);
+
+/* The screen of rows [first, first + rows) of the head that `whole` belongs to, first being a multiple of 16; to
+ * [bytes], or with to NULL only *needed, which may be NULL. */
+FS_API fs_status fs_screen_slice(fs_context *context, const void *whole, size_t whole_bytes, int64_t first,
+                                 int64_t rows, void *to, size_t bytes, size_t *needed);
 
 /* --- what a backend can do. A call in outline, without its arrays: */
 enum {
@@ -630,6 +672,14 @@ static inline fs_outline fs_outline_default(void) {
     memset(&o, 0, sizeof o);
     o.size = sizeof o;
     o.samples = 1;
+    return o;
+}
+
+static inline fs_screen_options fs_screen_options_default(void) {
+    fs_screen_options o;
+    memset(&o, 0, sizeof o);
+    o.size = sizeof o;
+    o.format = FS_SCREEN_INT8;
     return o;
 }
 

@@ -5,6 +5,7 @@
 #include "core/noise.h"
 #include "core/key.h"
 #include "dist/dist.h"
+#include "screen/screen_make.h"
 
 #include <stdlib.h>
 
@@ -115,6 +116,8 @@ static void copy_counters(const fs_result *from, fs_result *to) {
     to->fallback_rows = from->fallback_rows;
     to->work_bytes = from->work_bytes;
     to->wire_bytes = from->wire_bytes;
+    to->screened_rows = from->screened_rows;
+    to->screened_dots = from->screened_dots;
 }
 
 fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
@@ -203,6 +206,46 @@ fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_h
     else FS_TRY(context->backend->sample_ranks(context, &r, &a.head, &a.batch, &a.result, failed));
     copy_counters(&a.result, result);
     return FS_OK;
+}
+
+/* --------------------------------------------------------------------------------------------------- screens ---- */
+
+static fs_status check_screen_call(fs_context *context, const fs_head *head, const fs_screen_options *options,
+                                   int reads, fs_head *h, fs_screen_options *o) {
+    FS_TRY(enter(context));
+    FS_COPY(context, head, head, h, screen_bytes);
+    FS_COPY(context, screen_options, options, o, user);
+    h->screen = NULL;
+    h->screen_bytes = 0;
+    FS_TRY(fs_check_head(context, h, reads));
+    return fs_screen_check_options(context, h, o);
+}
+
+fs_status fs_screen_size(fs_context *context, const fs_head *head, const fs_screen_options *options, size_t *bytes) {
+    fs_head h;
+    fs_screen_options o;
+    FS_TRY(check_screen_call(context, head, options, 0, &h, &o));
+    FS_REQUIRE(context, bytes != NULL, "bytes is NULL");
+    *bytes = (size_t)screen_bytes(o.format, h.rows, h.dim);
+    return FS_OK;
+}
+
+fs_status fs_screen_build(fs_context *context, const fs_head *head, const fs_screen_options *options, void *screen,
+                          size_t bytes) {
+    fs_head h;
+    fs_screen_options o;
+    FS_TRY(check_screen_call(context, head, options, 1, &h, &o));
+    if (!context->backend->host_arrays)
+        return fs_fail(context, FS_ERR_UNSUPPORTED, "fs_screen_build is not supported yet by the %s backend",
+                       context->backend->name);
+    FS_TRY(fs_screen_check_room(context, "screen", screen, bytes, screen_bytes(o.format, h.rows, h.dim)));
+    return fs_screen_make(context, &h, &o, screen);
+}
+
+fs_status fs_screen_slice(fs_context *context, const void *whole, size_t whole_bytes, int64_t first, int64_t rows,
+                          void *to, size_t bytes, size_t *needed) {
+    FS_TRY(enter(context));
+    return fs_screen_cut(context, whole, whole_bytes, first, rows, to, bytes, needed);
 }
 
 fs_status fs_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,

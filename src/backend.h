@@ -24,6 +24,8 @@ typedef struct fs_backend {
     /* The words, constant, for something in this outline that the backend does not do, or NULL; calls are refused with
      * them. Without the function it does everything. */
     const char *(*lacks)(const fs_outline *outline);
+    /* Runs task(arg, i) for i = 0 .. count-1 on the context's threads; NULL: one after another. */
+    void (*parallel)(fs_context *context, int32_t count, void (*task)(void *arg, int32_t i), void *arg);
     /* Each of the following may be NULL: not supported by this backend. */
     fs_status (*set_stream)(fs_context *context, void *stream);
     fs_status (*set_work)(fs_context *context, void *memory, size_t bytes);
@@ -63,6 +65,11 @@ struct fs_context {
         const void *ranks;
         int64_t first, rows, vocab;
     } adjoined;
+    struct { /* src/screen: the head and screen that were last found to belong together */
+        const void *data, *screen;
+        int64_t stride;
+        uint64_t hash;
+    } screened;
     char text[160];
     char error[FS_ERROR_CHARS];
 };

@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include "core/needs.h"
+#include "screen/screen_make.h"
 
 #define FS_ROWS_MOST ((int64_t)1 << 20)
 #define FS_TOP_MOST 1024
@@ -69,8 +70,7 @@ static fs_status check_beside(fs_context *context, const fs_head *h) {
     return FS_OK;
 }
 
-/* `reads`: its data are. */
-static fs_status check_head(fs_context *context, const fs_head *h, int reads) {
+fs_status fs_check_head(fs_context *context, const fs_head *h, int reads) {
     FS_REQUIRE(context, h->kind == FS_HEAD_WEIGHTS || h->kind == FS_HEAD_LOGITS,
                "head.kind is %d, must be FS_HEAD_WEIGHTS (0) or FS_HEAD_LOGITS (1)", h->kind);
     const char *quantised = fs_quantised_lack(h->dtype);
@@ -98,7 +98,12 @@ static fs_status check_head(fs_context *context, const fs_head *h, int reads) {
                "head.softcap is %g, must be 0 (none) or positive and finite", (double)h->softcap);
     FS_REQUIRE(context, (h->flags & ~FS_HEAD_CONSTANT) == 0, "head.flags is 0x%x, known is FS_HEAD_CONSTANT (1)",
                h->flags);
-    return check_beside(context, h);
+    FS_TRY(check_beside(context, h));
+    if (!h->screen || !reads) return FS_OK;
+    if (!context->backend->host_arrays)
+        return fs_fail(context, FS_ERR_UNSUPPORTED, "head.screen is not supported yet by the %s backend",
+                       context->backend->name);
+    return fs_screen_check(context, h);
 }
 
 /* ----------------------------------------------------------------------------------------------------- batch ---- */
@@ -188,12 +193,13 @@ static void ignore_hidden(fs_arguments *a) {
 /* W is looked at even for no rows. */
 fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, const fs_batch *batch,
                         const fs_result *result, int computes, fs_arguments *a) {
-    FS_COPY(context, head, head, &a->head, weight_scale_all);
+    FS_COPY(context, head, head, &a->head, screen_bytes);
     FS_COPY(context, batch, batch, &a->batch, limits);
-    FS_COPY(context, result, result, &a->result, wire_bytes);
+    FS_COPY(context, result, result, &a->result, screened_dots);
+    a->result.screened_rows = a->result.screened_dots = 0;
     if (a->head.kind == FS_HEAD_LOGITS) ignore_hidden(a);
     const int rows = a->batch.rows != 0;
-    FS_TRY(check_head(context, &a->head, computes && (rows || a->head.kind == FS_HEAD_WEIGHTS)));
+    FS_TRY(fs_check_head(context, &a->head, computes && (rows || a->head.kind == FS_HEAD_WEIGHTS)));
     FS_TRY(check_batch(context, &a->head, &a->batch, computes && rows));
     FS_TRY(check_result(context, &a->batch, &a->result));
     FS_TRY(fs_check_pointers(context, a));

@@ -46,6 +46,8 @@ typedef struct fs_arguments {
 /* `call`: FS_CALL_...; `computes`: it computes logits. */
 fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, const fs_batch *batch,
                         const fs_result *result, int computes, fs_arguments *a);
+/* A head alone; `reads`: its data are. */
+fs_status fs_check_head(fs_context *context, const fs_head *head, int reads);
 /* Of a call that draws. */
 fs_status fs_check_tokens(fs_context *context, const fs_arguments *a);
 fs_status fs_check_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,

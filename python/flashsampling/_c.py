@@ -124,6 +124,8 @@ class HeadStruct(ctypes.Structure):
         ("group", c_int32),
         ("group_rows", c_int32),
         ("weight_scale_all", c_float),
+        ("screen", c_void_p),
+        ("screen_bytes", c_size_t),
     ]
 
 
@@ -226,6 +228,8 @@ class ResultStruct(ctypes.Structure):
         ("fallback_rows", c_int64),
         ("work_bytes", c_int64),
         ("wire_bytes", c_int64),
+        ("screened_rows", c_int64),
+        ("screened_dots", c_int64),
     ]
 
 
@@ -256,6 +260,21 @@ class OptionsStruct(ctypes.Structure):
         ("stream", c_void_p),
         ("flags", c_uint32),
         ("reserved", c_int32),
+    ]
+
+
+ProgressFunction = CFUNCTYPE(None, c_void_p, c_int64, c_int64)
+
+
+class ScreenOptionsStruct(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("format", c_int32),
+        ("group", c_int32),
+        ("seed", c_uint64),
+        ("eta", c_double),
+        ("progress", ProgressFunction),
+        ("user", c_void_p),
     ]
 
 
@@ -292,6 +311,10 @@ _PROTOTYPES = {
     "fs_context_set_work": (c_int32, [c_void_p, c_void_p, c_size_t]),
     "fs_sample": (c_int32, _call),
     "fs_work_size": (c_int32, _call + [POINTER(c_size_t), POINTER(c_size_t)]),
+    "fs_screen_size": (c_int32, [c_void_p, POINTER(HeadStruct), POINTER(ScreenOptionsStruct), POINTER(c_size_t)]),
+    "fs_screen_build": (c_int32, [c_void_p, POINTER(HeadStruct), POINTER(ScreenOptionsStruct), c_void_p, c_size_t]),
+    "fs_screen_slice": (c_int32, [c_void_p, c_void_p, c_size_t, c_int64, c_int64, c_void_p, c_size_t,
+                                  POINTER(c_size_t)]),
     "fs_supports": (c_int32, [c_int32, POINTER(OutlineStruct), POINTER(c_char_p)]),
     "fs_partial_size": (c_int32, _call + [POINTER(c_size_t)]),
     "fs_partial": (c_int32, _call + [c_void_p, c_size_t]),

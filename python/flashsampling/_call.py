@@ -322,6 +322,7 @@ _SAMPLE_FIELDS = {"score": "f32", "logit": "f32", "logprob": "f32", "rank": "i32
 _ROW_FIELDS = {"status": "u32", "max_logit": "f32", "log_z": "f32"}
 _TOP_FIELDS = {"top_token": "i32", "top_logit": "f32", "top_logprob": "f32"}
 _WATCH_FIELDS = {"watch_logit": "f32", "watch_logprob": "f32"}
+_NUMBERS = ("fallback_rows", "work_bytes", "wire_bytes", "screened_rows", "screened_dots")
 _FIELDS = ("tokens", *_SAMPLE_FIELDS, *_ROW_FIELDS, *_TOP_FIELDS, *_WATCH_FIELDS)
 
 
@@ -329,7 +330,8 @@ class Result:
     """What a call wrote: arrays named as in the C structure, None where not asked for.
 
     tokens [B, n], status [B] (see Row), score, logit, logprob, rank [B, n], max_logit, log_z [B], top_token, top_logit,
-    top_logprob [B, N], watch_logit, watch_logprob [entries]; and the numbers fallback_rows, work_bytes, wire_bytes.
+    top_logprob [B, N], watch_logit, watch_logprob [entries]; and the numbers fallback_rows, work_bytes, wire_bytes,
+    screened_rows, screened_dots.
     They are tensors on the device of the hidden states (or stored logits) where those are tensors, else numpy's arrays.
     `logits` says what they speak of: "raw", "processed" or "cut". Fields may be set to a Pointer before the call.
     Result.into(batch, arrays) writes into the caller's arrays instead.
@@ -463,7 +465,7 @@ class Result:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and copy: the arrays and the numbers, and not where the arrays lay."""
-        numbers = {name: getattr(self.written, name) for name in ("fallback_rows", "work_bytes", "wire_bytes")}
+        numbers = {name: getattr(self.written, name) for name in _NUMBERS}
         return {**self.__dict__, "written": numbers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -488,6 +490,16 @@ class Result:
     def wire_bytes(self) -> int:
         """Bytes this rank has put into parts or collectives."""
         return self.written.wire_bytes
+
+    @property
+    def screened_rows(self) -> int:
+        """Rows that the head's screen has decided, without a pass over W."""
+        return self.written.screened_rows
+
+    @property
+    def screened_dots(self) -> int:
+        """Logits that were computed from W for them."""
+        return self.written.screened_dots
 
     def first(self, rows: int) -> "Result":
         """The result of the first rows: views of this one's arrays. Those of watched tokens are not cut."""

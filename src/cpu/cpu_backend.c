@@ -82,6 +82,11 @@ static void cpu_close(fs_context *context) {
     context->state = NULL;
 }
 
+static void cpu_parallel(fs_context *context, int32_t count, void (*task)(void *arg, int32_t i), void *arg) {
+    const fs_cpu *cpu = context->state;
+    fs_pass_parallel(cpu, count, task, arg);
+}
+
 /* ---------------------------------------------------------------------------------------------------- sample ---- */
 
 /* Masses may be rough: there is a second pass. */
@@ -146,6 +151,7 @@ const fs_backend fs_backend_cpu = {.name = "cpu",
                                    .open = cpu_open,
                                    .close = cpu_close,
                                    .sample = cpu_sample,
+                                   .parallel = cpu_parallel,
                                    .set_work = cpu_set_work,
                                    .work_size = cpu_work_size,
                                    .partial_size = fs_cpu_partial_size,

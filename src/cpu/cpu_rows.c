@@ -112,11 +112,11 @@ FS_RACE void race_marked(fs_race *race, const float *x, const float *y, int64_t 
 FS_RACE void race_marks(fs_race *race, const fs_scan *scan, const float *x, const float *y, int64_t base,
                         int64_t span) {
     const int64_t end = (base + span + FS_NOISE_BLOCK - 1) / FS_NOISE_BLOCK;
-    fs_screen screen = {race->noise, y, base, span, race->rules->inverse_temperature, 0.0};
+    fs_mark_test test = {race->noise, y, base, span, race->rules->inverse_temperature, 0.0};
     fs_marks marks;
     for (int64_t first = base / FS_NOISE_BLOCK; first < end; first += FS_MARK_BATCH) {
-        screen.floor = race->floor;
-        uint32_t some = scan->marks(&screen, (uint32_t)first, &marks);
+        test.floor = race->floor;
+        uint32_t some = scan->marks(&test, (uint32_t)first, &marks);
         if (end - first < FS_MARK_BATCH) some &= (1u << (end - first)) - 1;
         for (; some; some &= some - 1) {
             const int i = __builtin_ctz(some);

@@ -1,6 +1,7 @@
 /* ref.h - the truth: plain loops over stored logits, no tiles, no tricks. The oracle of every test.
  *
  *   ref_logits.c  one row's values and the life of its logits: x, y, l
+ *   ref_screen.c  which of them a screen leaves
  *   ref_draw.c    the cut and the draw
  *   ref_result.c  what the caller gets to see
  *   ref_backend.c the loop over rows
@@ -23,12 +24,14 @@ typedef struct ref_row {
     fs_slot_values values; /* of the row's slot; the seed is the one to draw with */
     uint32_t status;
 
-    float *x;          /* [V] raw */
-    float *y;          /* [V] orders tokens */
-    float *l;          /* [V] processed */
-    int64_t *count;    /* [V] how often the slot has produced a token */
-    uint64_t *order;   /* [there] order keys of the tokens with y > -inf, sorted, best first */
-    uint64_t *scratch; /* [V] keys to be sorted for one purpose */
+    float *dot;          /* [V] what x is made of */
+    unsigned char *left; /* [V] 0: a screen has shown that the token is not drawn; NULL: there is none */
+    float *x;            /* [V] raw */
+    float *y;            /* [V] orders tokens */
+    float *l;            /* [V] processed */
+    int64_t *count;      /* [V] how often the slot has produced a token */
+    uint64_t *order;     /* [there] order keys of the tokens with y > -inf, sorted, best first */
+    uint64_t *scratch;   /* [V] keys to be sorted for one purpose */
     int64_t there;
     int64_t live; /* of them those with l > -inf, which come first */
     int64_t kept; /* the cut leaves order[0 .. kept) */
@@ -39,10 +42,16 @@ typedef struct ref_row {
 
 /* Reads the row's slot, position and values; sets the status bits of bad ones, of bad lists and of broken limits. */
 void fs_ref_row_values(ref_row *row, const fs_batch *batch);
-/* Fills x, y, l, order and live. */
+/* Sets `left` by the head's screen and returns how many tokens that is. Uses the row's other arrays. */
+int64_t fs_ref_row_screen(ref_row *row, const fs_head *head, const fs_batch *batch);
+/* Fills dot, where `left` says so. */
+void fs_ref_row_dots(ref_row *row, const fs_head *head, const fs_batch *batch);
+/* Fills x, y, l, order and live from dot. */
 void fs_ref_row_logits(ref_row *row, const fs_head *head, const fs_batch *batch);
 /* Sets kept. */
 void fs_ref_row_cut(ref_row *row, const fs_batch *batch);
+/* What a token competes with: l + noise, or y alone in a greedy row. */
+double fs_ref_row_score(const ref_row *row, const fs_batch *batch, int32_t sample, uint32_t token);
 /* Fills token and score. */
 void fs_ref_row_draw(ref_row *row, const fs_batch *batch);
 /* Writes everything the caller asked for. */

@@ -1,6 +1,8 @@
 /* ref_backend.c - the reference backend: one row after the other, all of a row's logits stored. */
 #include "ref.h"
 
+#include "../core/needs.h"
+
 #include <stdio.h>
 
 /* The next array of `count` elements in base, or only its bytes where there is no memory yet. */
@@ -11,8 +13,11 @@ static void *cut_off(char *base, size_t *used, int64_t count, size_t bytes) {
 }
 
 /* Lays the row's arrays out in `base` (NULL: only counts) and returns their bytes. */
-static size_t place_arrays(ref_row *row, char *base, int64_t size, int64_t samples) {
+static size_t place_arrays(ref_row *row, char *base, const fs_head *head, int64_t samples) {
+    const int64_t size = head->rows, screened = head->screen ? size : 0;
     size_t used = 0;
+    row->dot = cut_off(base, &used, size, sizeof *row->dot);
+    row->left = cut_off(base, &used, screened, sizeof *row->left);
     row->x = cut_off(base, &used, size, sizeof *row->x);
     row->y = cut_off(base, &used, size, sizeof *row->y);
     row->l = cut_off(base, &used, size, sizeof *row->l);
@@ -44,13 +49,13 @@ static fs_status work_size(fs_context *context, const fs_head *head, const fs_ba
                            size_t bytes[2]) {
     (void)context, (void)result;
     ref_row row;
-    bytes[0] = bytes[1] = place_arrays(&row, NULL, head->rows, batch->samples);
+    bytes[0] = bytes[1] = place_arrays(&row, NULL, head, batch->samples);
     return FS_OK;
 }
 
 static fs_status sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
     ref_row row;
-    size_t bytes = place_arrays(&row, NULL, head->rows, batch->samples);
+    size_t bytes = place_arrays(&row, NULL, head, batch->samples);
     void *own = NULL, *work = context->options.work;
     if (work) {
         if (bytes > context->options.work_bytes)
@@ -61,15 +66,26 @@ static fs_status sample(fs_context *context, const fs_head *head, const fs_batch
         own = work = fs_context_alloc(context, bytes, "the reference backend's row");
         if (!work) return FS_ERR_MEMORY;
     }
-    place_arrays(&row, work, head->rows, batch->samples);
+    place_arrays(&row, work, head, batch->samples);
     row.size = head->rows;
     row.first = head->first_token;
     row.vocab = head->vocab ? head->vocab : head->first_token + head->rows;
 
+    const fs_needs needs = fs_needs_of(head, batch, result);
+    const int screened = head->screen && screen_serves(head, batch, &needs);
+    if (!screened) row.left = NULL;
+    result->screened_rows = result->screened_dots = 0;
     for (row.b = 0; row.b < batch->rows; row.b++) {
         fs_ref_row_values(&row, batch);
         row.there = row.live = row.kept = 0;
-        if (!row.status) fs_ref_row_logits(&row, head, batch);
+        if (!row.status && screened) {
+            result->screened_dots += fs_ref_row_screen(&row, head, batch);
+            result->screened_rows++;
+        }
+        if (!row.status) {
+            fs_ref_row_dots(&row, head, batch);
+            fs_ref_row_logits(&row, head, batch);
+        }
         if (!(row.status & FS_ROW_NO_TOKEN)) {
             fs_ref_row_cut(&row, batch);
             fs_ref_row_draw(&row, batch);

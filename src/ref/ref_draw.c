@@ -92,6 +92,10 @@ static fs_noise noise_of(const ref_row *row, int32_t sample) {
     return noise_row(row->values.seed, row->position, (uint32_t)sample, row->values.stream);
 }
 
+double fs_ref_row_score(const ref_row *row, const fs_batch *batch, int32_t sample, uint32_t token) {
+    return score_of(row, batch, noise_of(row, sample), token);
+}
+
 /* The best of the tokens of order[0 .. kept) whose ids lie in [from, to): its key, or FS_KEY_NONE. */
 static uint64_t best_key(const ref_row *row, const fs_batch *batch, fs_noise noise, int64_t from, int64_t to) {
     uint64_t best = FS_KEY_NONE;

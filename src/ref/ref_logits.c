@@ -193,10 +193,8 @@ static float dot(const fs_weights *weights, const fs_matrix *hidden, int64_t b, 
     return (float)sum;
 }
 
-/* x, without the mask. rows: hidden states, or stored logits. */
-static float raw_logit(const fs_head *head, const fs_weights *weights, const fs_matrix *rows, int64_t b, int64_t v) {
-    float x = head->kind == FS_HEAD_LOGITS ? load(matrix_row(rows, b), rows->format, v)
-                                           : dot(weights, rows, b, v, head->dim);
+/* x of a dot product or stored logit, without the mask. */
+static float raw_logit(const fs_head *head, int64_t v, float x) {
     if (head->bias) x += head->bias[v];
     x = round_to(x, head->round);
     x *= head->scale;
@@ -263,14 +261,22 @@ static float drop_nan(ref_row *row, float value) {
     return -INFINITY;
 }
 
-void fs_ref_row_logits(ref_row *row, const fs_head *head, const fs_batch *batch) {
-    const uint32_t *allow = allow_mask(row, batch);
+void fs_ref_row_dots(ref_row *row, const fs_head *head, const fs_batch *batch) {
     const fs_weights weights = weights_of_head(head);
     const fs_matrix rows = head->kind == FS_HEAD_LOGITS ? logits_of_head(head) : hidden_of_batch(head, batch);
     for (int64_t v = 0; v < row->size; v++) {
+        if (row->left && !row->left[v]) continue;
+        row->dot[v] = head->kind == FS_HEAD_LOGITS ? load(matrix_row(&rows, row->b), rows.format, v)
+                                                   : dot(&weights, &rows, row->b, v, head->dim);
+    }
+}
+
+void fs_ref_row_logits(ref_row *row, const fs_head *head, const fs_batch *batch) {
+    const uint32_t *allow = allow_mask(row, batch);
+    for (int64_t v = 0; v < row->size; v++) {
         int64_t id = row->first + v;
-        int absent = id >= row->vocab || (allow && !bit_of(allow, id));
-        row->x[v] = absent ? -INFINITY : drop_nan(row, raw_logit(head, &weights, &rows, row->b, v));
+        int absent = id >= row->vocab || (allow && !bit_of(allow, id)) || (row->left && !row->left[v]);
+        row->x[v] = absent ? -INFINITY : drop_nan(row, raw_logit(head, v, row->dot[v]));
         row->y[v] = row->x[v];
     }
     if (!(batch->flags & FS_EDITS_LAST)) apply_edits(row, batch);

@@ -90,8 +90,8 @@ static void masses_of_extreme_logits_are_the_same_everywhere(void **state) {
     }
 }
 
-/* A screen may pass a block in which nobody wins; it may not drop one in which a marked token reaches the floor. */
-static void screened_marks_miss_no_winner(void **state) {
+/* A test may pass a block in which nobody wins; it may not drop one in which a marked token reaches the floor. */
+static void tested_marks_miss_no_winner(void **state) {
     (void)state;
     enum { SPAN = FS_MARK_BATCH * FS_NOISE_BLOCK };
     static float y[SPAN];
@@ -108,22 +108,22 @@ static void screened_marks_miss_no_winner(void **state) {
             }
             /* A shard's first granule may lie inside a block, its last too. */
             const int64_t cut = round % 3 ? 0 : 16 * (int64_t)random_below(&r, 8);
-            fs_screen screen = {noise_row(random_next(&r), 3, 0, 0),   y,
-                                first * (int64_t)FS_NOISE_BLOCK + cut, SPAN - cut - 16 * (int64_t)random_below(&r, 8),
-                                0.5f + (float)random_unit(&r),         0.0};
-            screen.floor = spread * 3.0 * random_normal(&r);
-            if (round % 10 == 0) screen.floor = round % 20 ? -INFINITY : DBL_MAX;
+            fs_mark_test test = {noise_row(random_next(&r), 3, 0, 0),   y,
+                                 first * (int64_t)FS_NOISE_BLOCK + cut, SPAN - cut - 16 * (int64_t)random_below(&r, 8),
+                                 0.5f + (float)random_unit(&r),         0.0};
+            test.floor = spread * 3.0 * random_normal(&r);
+            if (round % 10 == 0) test.floor = round % 20 ? -INFINITY : DBL_MAX;
             fs_marks marks;
-            const uint32_t some = isa->scan->marks(&screen, first, &marks);
+            const uint32_t some = isa->scan->marks(&test, first, &marks);
             for (uint32_t k = 0; k < FS_MARK_BATCH; k++) {
-                fs_walk walk = noise_walk(screen.noise, first + k);
+                fs_walk walk = noise_walk(test.noise, first + k);
                 for (int w = 0; w < 4; w++) assert_int_equal(marks.w[w][k], walk.words.w[w]);
                 int wins = 0;
                 while (noise_next(&walk)) {
-                    int64_t at = (int64_t)walk.token - screen.base;
-                    if (at < 0 || at >= screen.span) continue;
-                    double g = noise_gumbel_given(screen.noise, walk.token, (int32_t)walk.prefix);
-                    wins |= (double)(y[at] * screen.scale) + g > screen.floor + FS_NOISE_G;
+                    int64_t at = (int64_t)walk.token - test.base;
+                    if (at < 0 || at >= test.span) continue;
+                    double g = noise_gumbel_given(test.noise, walk.token, (int32_t)walk.prefix);
+                    wins |= (double)(y[at] * test.scale) + g > test.floor + FS_NOISE_G;
                 }
                 assert_true(!wins || (some >> k & 1));
                 winners += wins, passed += some >> k & 1, blocks++;
@@ -203,7 +203,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scans_give_the_same_bits_everywhere),
         cmocka_unit_test(masses_of_extreme_logits_are_the_same_everywhere),
-        cmocka_unit_test(screened_marks_miss_no_winner),
+        cmocka_unit_test(tested_marks_miss_no_winner),
         cmocka_unit_test(rough_masses_are_as_close_as_promised),
         cmocka_unit_test(keys_are_selected_the_same_everywhere),
     };

@@ -28,6 +28,7 @@ ALLOWED = {
     "src/cuda/groups": LAUNCH | {"cuda/device", "cuda/stored/blocks.cuh"},
     "src/cuda/ranks": LAUNCH | {"cuda/device"},
     "src/cuda/rows": LAUNCH | {"cuda/device", "cuda/rows"},
+    "src/screen": SHARED | {"screen"},
     "src/dist": SHARED | {"dist"},
     # A transport is a library of its own: it sees what a user sees.
     "src/dist/mpi": {"flashsampling.h", "flashsampling_mpi.h"},
@@ -35,7 +36,7 @@ ALLOWED = {
     "src/io": {"io"},
     # So is what the Python package calls.
     "src/python": {"python", "flashsampling.h"},
-    "src": SHARED | {"check.h", "dist"},
+    "src": SHARED | {"check.h", "dist", "screen"},
     "cli": {"cli", "io", "flashsampling.h"},
     # What two commands measure with uses what all of them share, and nothing of their arguments.
     "cli/cmd_bench.c": {"bench"},

@@ -27,6 +27,7 @@ STRUCTS = {
     "fs_result": _c.ResultStruct,
     "fs_options": _c.OptionsStruct,
     "fs_outline": _c.OutlineStruct,
+    "fs_screen_options": _c.ScreenOptionsStruct,
 }
 
 
@@ -77,14 +78,14 @@ def unreached(default, *made):
 
 
 def test_every_member_of_head_and_batch_can_be_reached():
-    """But for those of quantised heads, which no backend reads yet."""
+    """But for those of quantised heads, which no backend reads yet, and screens, which the package does not make yet."""
     weights, wide, words = np.ones((40, 8), "f4"), np.ones((40, 12), "f2")[:, :8], np.ones((2, 2), "u4")
     head, lists, names = fs.Head(weights), [{1: 1}] * 2, [name for name, _ in _c.SlotValues._fields_]
     described = fs.Head(wide, bias=weights[:, 0], first_token=16, vocab=80, round="bf16", scale=2, softcap=3,
                         post_scale=4, constant=True)
     assert unreached(head.struct, described.struct, fs.Head(logits=weights).struct) == {
         "weight_scale_dtype", "weight_scale", "weight_zero", "weight_scale_stride", "weight_zero_dtype", "group",
-        "group_rows", "weight_scale_all"}
+        "group_rows", "weight_scale_all", "screen", "screen_bytes"}
     batches = [
         fs.Batch(head, wide[:2], slots=2, slot=np.arange(2), position=[1, 2], allow=words, allow_index=[0, 1],
                  seen=words, counts=np.ones((2, 40), "i4"), edits=lists, watch=[[1]] * 2, given=[[1]] * 2,
@@ -100,7 +101,8 @@ def test_every_member_of_result_and_options_can_be_reached():
     """But for what closures do better, the caller's allocator, and what a call or set_work writes."""
     head, hidden = fs.Head(np.ones((40, 8), "f4")), np.ones((2, 8), "f4")
     result = fs.Context("cpu").sample(head, hidden, watch=[[1]] * 2, outputs="all", top=2, tokens="i64", logits="cut")
-    assert unreached(_c.ResultStruct(), result.written) == {"fallback_rows", "wire_bytes", "reserved"}
+    assert unreached(_c.ResultStruct(), result.written) == {
+        "fallback_rows", "wire_bytes", "reserved", "screened_rows", "screened_dots"}
     context = fs.Context("reference", threads=3, block=64, log=len, parallel_for=map, fallback_bytes=1, stream=5,
                          check_pointers=True)
     assert unreached(fs.Context("cpu")._options, context._options) == {

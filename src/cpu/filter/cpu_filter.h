@@ -98,7 +98,7 @@ FS_CORE void filter_find(fs_filter *filter, float y, int32_t place, int32_t row,
     else filter->found[filter->count++] = found;
 }
 
-/* What marked tokens are screened with, in float: a prefix whose bits as a float are b has at most (151 - b 2^-23) ln 2
+/* What marked tokens are tested with, in float: a prefix whose bits as a float are b has at most (151 - b 2^-23) ln 2
  * of noise, so it can win only if y * scale - b 2^-23 ln 2 is above this. Slack is for roundings of numbers up to 105
  * and of sums near the floor. */
 #define FS_MARK_SLOPE (-0x1p-23f * 0.693147181f)

@@ -41,15 +41,15 @@ typedef struct fs_survey {
     uint32_t flags; /* FS_ROW_NAN, FS_ROW_INF as they occur */
 } fs_survey;
 
-/* What a race's marked tokens are screened with: logits y, the first of id `base`, `span` of them; no token with
+/* What a race's marked tokens are tested with: logits y, the first of id `base`, `span` of them; no token with
  * y * scale + noise at or below floor + FS_NOISE_G can win. */
-typedef struct fs_screen {
+typedef struct fs_mark_test {
     fs_noise noise;
     const float *y;
     int64_t base, span;
     float scale;
     double floor;
-} fs_screen;
+} fs_mark_test;
 
 #define FS_MARK_BATCH 8 /* noise blocks, at most 32: 64-bit lanes of the widest vector, for Philox's products */
 typedef struct fs_marks {
@@ -87,7 +87,7 @@ typedef struct fs_scan {
                       fs_list *list);
     /* The first call of each of FS_MARK_BATCH blocks of marks, from block `first` on. Returns those, bit i for block
      * first + i, of which a marked token may win; some of which none does are among them. */
-    uint32_t (*marks)(const fs_screen *screen, uint32_t first, fs_marks *marks);
+    uint32_t (*marks)(const fs_mark_test *test, uint32_t first, fs_marks *marks);
     /* Adds exp(y * scale) of n tokens, n a multiple of FS_GRANULE, the first one's id too; max as survey gave it. */
     void (*add_mass)(const float *y, const float *max, int64_t n, float scale, fs_mass *mass);
     /* The same, off by at most half of mass_slack; most: the largest y, |most * scale| <= FS_ROUGH_MOST. */

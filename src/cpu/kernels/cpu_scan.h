@@ -92,11 +92,11 @@ static int64_t scan_append(const float *y, const float *max, int64_t from, int64
 #endif
 
 /* A Philox call for each block, a loop over lanes; four blocks of ten have a mark. */
-static uint32_t scan_marks(const fs_screen *screen, uint32_t first, fs_marks *marks);
+static uint32_t scan_marks(const fs_mark_test *test, uint32_t first, fs_marks *marks);
 #ifndef FS_HAS_MARKS
-static uint32_t scan_marks(const fs_screen *screen, uint32_t first, fs_marks *marks) {
+static uint32_t scan_marks(const fs_mark_test *test, uint32_t first, fs_marks *marks) {
     for (uint32_t i = 0; i < FS_MARK_BATCH; i++) {
-        fs_words words = noise_mark_words(screen->noise, first + i, 0);
+        fs_words words = noise_mark_words(test->noise, first + i, 0);
         for (int k = 0; k < 4; k++) marks->w[k][i] = words.w[k];
     }
     uint32_t some = 0;

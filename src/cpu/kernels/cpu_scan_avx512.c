@@ -195,21 +195,21 @@ static int32_t scan_keep_above(uint64_t *key, int32_t n, uint64_t above) {
 
 /* Lanes of which this pair of (place, prefix) lets a marked token win. The prefix as a float is 2^e m, and log2 of it
  * at least e + m - 1, which is what its bits say when they are taken for a number; 0 gives more noise than there is. */
-static inline __mmask8 pair_passes(const fs_screen *screen, __mmask8 lanes, __m256i at, __m256i prefix, float floor) {
-    const __mmask8 inside = _mm256_mask_cmplt_epu32_mask(lanes, at, _mm256_set1_epi32((int32_t)screen->span));
-    const __m256 y = _mm256_mmask_i32gather_ps(_mm256_setzero_ps(), inside, at, screen->y, 4);
+static inline __mmask8 pair_passes(const fs_mark_test *test, __mmask8 lanes, __m256i at, __m256i prefix, float floor) {
+    const __mmask8 inside = _mm256_mask_cmplt_epu32_mask(lanes, at, _mm256_set1_epi32((int32_t)test->span));
+    const __m256 y = _mm256_mmask_i32gather_ps(_mm256_setzero_ps(), inside, at, test->y, 4);
     const __m256 bits = _mm256_cvtepi32_ps(_mm256_castps_si256(_mm256_cvtepi32_ps(prefix)));
     const __m256 noise = _mm256_mul_ps(bits, _mm256_set1_ps(FS_MARK_SLOPE));
-    const __m256 score = _mm256_add_ps(_mm256_mul_ps(y, _mm256_set1_ps(screen->scale)), noise);
+    const __m256 score = _mm256_add_ps(_mm256_mul_ps(y, _mm256_set1_ps(test->scale)), noise);
     return _mm256_mask_cmp_ps_mask(inside, score, _mm256_set1_ps(floor), _CMP_GT_OQ);
 }
 
-/* Blocks of one mark are screened by their first pair, blocks of two by the first two, unless these share a place;
+/* Blocks of one mark are tested by their first pair, blocks of two by the first two, unless these share a place;
  * blocks that may have more, one in seventy, pass. */
-static uint32_t scan_marks(const fs_screen *screen, uint32_t first, fs_marks *marks) {
+static uint32_t scan_marks(const fs_mark_test *test, uint32_t first, fs_marks *marks) {
     const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
-    __m512i c[4] = {_mm512_add_epi64(lane, _mm512_set1_epi64(first)), _mm512_set1_epi64(screen->noise.r0),
-                    _mm512_set1_epi64(screen->noise.r1), _mm512_set1_epi64(screen->noise.r2 ^ FS_DOMAIN_MARK)};
+    __m512i c[4] = {_mm512_add_epi64(lane, _mm512_set1_epi64(first)), _mm512_set1_epi64(test->noise.r0),
+                    _mm512_set1_epi64(test->noise.r1), _mm512_set1_epi64(test->noise.r2 ^ FS_DOMAIN_MARK)};
     mark_words(c);
     __m256i w[4];
     for (int k = 0; k < 4; k++) {
@@ -220,12 +220,12 @@ static uint32_t scan_marks(const fs_screen *screen, uint32_t first, fs_marks *ma
     const __mmask8 two = _mm256_cmpge_epu32_mask(w[0], _mm256_set1_epi32((int32_t)FS_MARKS_2));
     const __mmask8 more = _mm256_cmpge_epu32_mask(w[0], _mm256_set1_epi32((int32_t)FS_MARKS_3));
     const __m256i low = _mm256_set1_epi32(0xFFFF), seven = _mm256_set1_epi32(127);
-    const int32_t from = (int32_t)((int64_t)first * FS_NOISE_BLOCK - screen->base);
+    const int32_t from = (int32_t)((int64_t)first * FS_NOISE_BLOCK - test->base);
     const __m256i begin = _mm256_add_epi32(_mm256_slli_epi32(_mm512_cvtepi64_epi32(lane), 7), _mm256_set1_epi32(from));
     const __m256i place = _mm256_and_si256(w[1], seven), next = _mm256_and_si256(_mm256_srli_epi32(w[1], 7), seven);
-    const float floor = mark_floor(screen->floor);
+    const float floor = mark_floor(test->floor);
     uint32_t some = more;
-    some |= pair_passes(screen, one, _mm256_add_epi32(begin, place), _mm256_and_si256(w[2], low), floor);
-    some |= pair_passes(screen, two, _mm256_add_epi32(begin, next), _mm256_srli_epi32(w[2], 16), floor);
+    some |= pair_passes(test, one, _mm256_add_epi32(begin, place), _mm256_and_si256(w[2], low), floor);
+    some |= pair_passes(test, two, _mm256_add_epi32(begin, next), _mm256_srli_epi32(w[2], 16), floor);
     return some | _mm256_mask_cmpeq_epi32_mask(two, place, next);
 }

@@ -1,0 +1,113 @@
+/* screen_check.c - whether a screen is one, and this head's; slices. */
+#include "screen_make.h"
+
+#include <math.h>
+
+static const char *format_name(int32_t format) {
+    return format == FS_SCREEN_INT8 ? "FS_SCREEN_INT8" : "FS_SCREEN_INT4";
+}
+
+fs_status fs_screen_check_options(fs_context *context, const fs_head *head, fs_screen_options *o) {
+    FS_REQUIRE(context, head->kind == FS_HEAD_WEIGHTS, "head.kind is %d: screens are of weights", head->kind);
+    FS_REQUIRE(context, head->dim <= FS_SCREEN_DIM_MOST, "head.dim is %lld, must be 1 to %lld for a screen",
+               (long long)head->dim, (long long)FS_SCREEN_DIM_MOST);
+    FS_REQUIRE(context, o->format == FS_SCREEN_INT8 || o->format == FS_SCREEN_INT4,
+               "screen_options.format is %d, must be FS_SCREEN_INT8 (1) or FS_SCREEN_INT4 (2)", o->format);
+    if (o->group == 0) o->group = o->format == FS_SCREEN_INT8 ? FS_SCREEN_SPAN : FS_SCREEN_CHUNK;
+    FS_REQUIRE(context, o->group == FS_SCREEN_SPAN || (o->format == FS_SCREEN_INT4 && o->group == FS_SCREEN_CHUNK),
+               "screen_options.group is %d, must be 128%s, or 0", o->group,
+               o->format == FS_SCREEN_INT4 ? " or 64" : " for FS_SCREEN_INT8");
+    if (o->eta == 0.0) o->eta = 1e-24;
+    FS_REQUIRE(context, o->eta >= 1e-300 && o->eta <= 0.1, "screen_options.eta is %g, must be 1e-300 to 0.1, or 0",
+               o->eta);
+    return FS_OK;
+}
+
+fs_status fs_screen_check_room(fs_context *context, const char *name, const void *memory, size_t bytes,
+                               int64_t needed) {
+    FS_REQUIRE(context, memory != NULL, "%s is NULL", name);
+    FS_REQUIRE(context, (uintptr_t)memory % 64 == 0, "%s is %p, must be 64-byte aligned", name, memory);
+    FS_REQUIRE(context, bytes >= (size_t)needed, "%s has %zu bytes, must be at least %lld (fs_screen_size)", name,
+               bytes, (long long)needed);
+    return FS_OK;
+}
+
+/* A header that this version wrote, and as many bytes as it says. */
+static fs_status check_header(fs_context *context, const char *name, const void *screen, size_t bytes) {
+    const fs_screen_header *h = screen;
+    FS_TRY(fs_screen_check_room(context, name, screen, bytes, (int64_t)sizeof *h));
+    FS_REQUIRE(context, h->magic == FS_SCREEN_MAGIC, "%s is no screen: it begins with 0x%llx, not with \"FSSCREEN\"",
+               name, (unsigned long long)h->magic);
+    FS_REQUIRE(context, h->version == FS_SCREEN_VERSION && h->layout == FS_SCREEN_LAYOUT,
+               "%s is of version %u, layout %u; this library reads version %d, layout %d", name, h->version, h->layout,
+               FS_SCREEN_VERSION, FS_SCREEN_LAYOUT);
+    FS_REQUIRE(context, h->hash == screen_header_hash(h), "%s has a header that was changed: its hash is not 0x%llx",
+               name, (unsigned long long)h->hash);
+    return fs_screen_check_room(context, name, screen, bytes, screen_bytes(h->format, h->rows, h->dim));
+}
+
+#define FS_SCREEN_SAMPLED 64 /* strips whose hashes are compared, 4 weights of each token */
+
+static fs_status check_weights(fs_context *context, const fs_head *head, const fs_screen *screen) {
+    const fs_weights weights = weights_of_head(head);
+    const int64_t strips = screen_strips(head->rows), count = strips < FS_SCREEN_SAMPLED ? strips : FS_SCREEN_SAMPLED;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t strip = count > 1 ? (strips - 1) * i / (count - 1) : 0;
+        const uint64_t check = screen_check(head, &weights, strip);
+        FS_REQUIRE(context, strip_head(screen_strip(screen, strip))->check == check,
+                   "head.screen was made of other weights: a sample of rows %lld to %lld differs",
+                   (long long)strip * FS_SCREEN_TOKENS, (long long)strip * FS_SCREEN_TOKENS + FS_SCREEN_TOKENS - 1);
+    }
+    return FS_OK;
+}
+
+fs_status fs_screen_check(fs_context *context, const fs_head *head) {
+    const fs_screen_header *h = head->screen;
+    FS_REQUIRE(context, head->kind == FS_HEAD_WEIGHTS, "head.screen is given for stored logits");
+    FS_TRY(check_header(context, "head.screen", head->screen, head->screen_bytes));
+    FS_REQUIRE(context, h->rows == head->rows && h->dim == head->dim,
+               "head.screen is of [%lld, %lld] weights, the head's are [%lld, %lld]", (long long)h->rows,
+               (long long)h->dim, (long long)head->rows, (long long)head->dim);
+    FS_REQUIRE(context, h->dtype == head->dtype, "head.screen is of weights of dtype %d, head.dtype is %d", h->dtype,
+               head->dtype);
+    FS_REQUIRE(context, h->first_token == head->first_token, "head.screen begins with token %lld, the head with %lld",
+               (long long)h->first_token, (long long)head->first_token);
+    if (context->screened.data == head->data && context->screened.screen == head->screen &&
+        context->screened.stride == head->stride && context->screened.hash == h->hash)
+        return FS_OK;
+    const fs_screen screen = screen_of(h);
+    FS_TRY(check_weights(context, head, &screen));
+    context->screened.data = head->data;
+    context->screened.screen = head->screen;
+    context->screened.stride = head->stride;
+    context->screened.hash = h->hash;
+    fs_context_log(context, "screen: %s, groups of %d, %zu bytes", format_name(h->format), h->group,
+                   (size_t)screen_bytes(h->format, h->rows, h->dim));
+    return FS_OK;
+}
+
+fs_status fs_screen_cut(fs_context *context, const void *whole, size_t whole_bytes, int64_t first, int64_t rows,
+                        void *to, size_t bytes, size_t *needed) {
+    FS_TRY(check_header(context, "whole", whole, whole_bytes));
+    fs_screen_header h;
+    memcpy(&h, whole, sizeof h);
+    FS_REQUIRE(context, first >= 0 && first <= h.rows && first % FS_SCREEN_TOKENS == 0,
+               "first is %lld, must be a multiple of %d from 0 to %lld", (long long)first, FS_SCREEN_TOKENS,
+               (long long)h.rows);
+    /* The last strip would have tokens that the slice has not. */
+    FS_REQUIRE(context, rows >= 0 && rows <= h.rows - first && (rows % FS_SCREEN_TOKENS == 0 || rows == h.rows - first),
+               "rows is %lld, must be a multiple of %d, or all of the %lld from row %lld on", (long long)rows,
+               FS_SCREEN_TOKENS, (long long)(h.rows - first), (long long)first);
+    const fs_screen screen = screen_of(whole);
+    const int64_t size = screen_bytes(h.format, rows, h.dim);
+    if (needed) *needed = (size_t)size;
+    FS_REQUIRE(context, to || needed, "to and needed are both NULL");
+    if (!to) return FS_OK;
+    FS_TRY(fs_screen_check_room(context, "to", to, bytes, size));
+    h.rows = rows;
+    h.first_token += first;
+    h.hash = screen_header_hash(&h);
+    memmove((char *)to + sizeof h, screen_strip(&screen, first / FS_SCREEN_TOKENS), (size_t)size - sizeof h);
+    memcpy(to, &h, sizeof h);
+    return FS_OK;
+}
