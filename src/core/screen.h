@@ -33,6 +33,8 @@
 #define FS_SCREEN_SPAN 128  /* columns of a record */
 #define FS_SCREEN_TAIL 64   /* bytes of a record behind its weights */
 #define FS_SCREEN_STRIP_HEAD 128
+#define FS_SCREEN_NORM_MOST 0x1p60f           /* of tokens and rows: no product, sum or bound overflows */
+#define FS_SCREEN_STEP_LEAST 0x1p-60          /* of 4 bits: steps are squared in float */
 #define FS_SCREEN_DIM_MOST ((int64_t)1 << 19) /* sums of bounds in float are proven up to here */
 
 typedef struct fs_screen_header {
@@ -51,9 +53,8 @@ typedef struct fs_screen_header {
 } fs_screen_header;
 
 typedef struct fs_strip_head {
-    float norm
-        [FS_SCREEN_TOKENS]; /* at least |w|, and |w| of the screen; +inf: the token has weights that are no numbers */
-    uint64_t check;         /* screen_check of W */
+    float norm[FS_SCREEN_TOKENS]; /* at least |w|, and |w| of the screen; +inf: nothing is known of it */
+    uint64_t check;               /* screen_check of W */
     char reserved[56];
 } fs_strip_head;
 
@@ -178,7 +179,8 @@ FS_CORE double screen_slack(int64_t dim, double norm, double image, double off, 
 /* The numbers a bound is made of, by group: of 8 bits the residual and |h_g|, of 4 bits the step and |h_g|, squared. */
 FS_CORE float screen_bound(const fs_screen *s, float sum, float norm, float slack) {
     const float spread = s->format == FS_SCREEN_INT8 ? sum : s->reach * sqrtf(sum);
-    return (spread + norm * slack) * FS_SCREEN_WIDER + 1e-30f; /* what instructions flush to 0 */
+    /* The last is for what is flushed to 0: terms below 2^-126 of a sum whose root is taken. */
+    return (spread + norm * slack) * FS_SCREEN_WIDER + 1e-17f;
 }
 
 /* --------------------------------------------------------------------------------------------------- rounding ---- */

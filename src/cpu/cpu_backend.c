@@ -22,6 +22,18 @@ static fs_status find_nodes(fs_context *context, fs_nodes *nodes) {
     return FS_OK;
 }
 
+/* How many rows of a call screens are read for, if the environment says so; for tests and measurements. */
+static fs_status read_screen_rows(fs_context *context, int32_t *rows) {
+    const char *asked = getenv("FLASHSAMPLING_SCREEN_ROWS");
+    char *end;
+    if (!asked) return FS_OK;
+    const long value = strtol(asked, &end, 10);
+    if (end == asked || *end || value < 0 || value > 1 << 20)
+        return fs_fail(context, FS_ERR_ENVIRONMENT, "FLASHSAMPLING_SCREEN_ROWS=%s, must be 0 to %d", asked, 1 << 20);
+    *rows = (int32_t)value;
+    return FS_OK;
+}
+
 static fs_status cpu_open(fs_context *context) {
     const fs_options *options = &context->options;
     char names[128];
@@ -32,11 +44,14 @@ static fs_status cpu_open(fs_context *context) {
                        "FLASHSAMPLING_ISA=%s is unknown or does not run here; these do: %s", forced, names);
     fs_nodes nodes = {.count = 0};
     FS_TRY(find_nodes(context, &nodes));
+    int32_t screen_rows = -1;
+    FS_TRY(read_screen_rows(context, &screen_rows));
     fs_cpu *cpu = fs_context_alloc(context, sizeof *cpu, "the CPU backend");
     if (!cpu) return FS_ERR_MEMORY;
     memset(cpu, 0, sizeof *cpu);
     cpu->nodes = nodes;
     cpu->isa = isa;
+    for (int i = 0; i < 2; i++) cpu->screen_rows[i] = screen_rows >= 0 ? screen_rows : isa->screen->most_rows[i];
     cpu->tasks = options->threads ? options->threads : fs_threads_available();
     cpu->parallel_for = options->parallel_for;
     cpu->parallel_user = options->parallel_user;
@@ -90,18 +105,21 @@ static void cpu_parallel(fs_context *context, int32_t count, void (*task)(void *
 /* ---------------------------------------------------------------------------------------------------- sample ---- */
 
 /* Masses may be rough: there is a second pass. */
-static fs_job sample_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
+static fs_job sample_of(const fs_cpu *cpu, const fs_head *head, const fs_batch *batch, const fs_result *result) {
     fs_job job = fs_job_of(head, batch, result);
     job.call.needs.rough = job.call.needs.mass_to_cut;
+    if (!head->screen || !screen_serves(head, batch, &job.call.needs)) return job;
+    job.screened = batch->rows <= cpu->screen_rows[screen_of(head->screen).format != FS_SCREEN_INT8];
     return job;
 }
 
 static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
     fs_cpu *cpu = context->state;
-    fs_job job = sample_of(head, batch, result);
+    fs_job job = sample_of(cpu, head, batch, result);
     size_t extra_bytes = 0;
     FS_TRY(fs_job_take_memory(&job, context));
     FS_TRY(fs_job_draw(&job, context, &result->fallback_rows, &extra_bytes));
+    if (job.screened) result->screened_rows = job.screened_rows, result->screened_dots = job.screened_dots;
     result->work_bytes = (int64_t)(cpu->work.used + extra_bytes);
     result->wire_bytes = 0;
     return FS_OK;
@@ -125,7 +143,7 @@ static size_t second_size(const fs_job *job, fs_context *context, int64_t rows) 
  * be filtered, and a part is not grouped and has no second pass. */
 static fs_status cpu_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                                size_t bytes[2]) {
-    const fs_job jobs[2] = {sample_of(head, batch, result), fs_job_of_part(head, batch, result, 0)};
+    const fs_job jobs[2] = {sample_of(context->state, head, batch, result), fs_job_of_part(head, batch, result, 0)};
     fs_batch fewer = *batch;
     fewer.slots = batch->slots ? batch->slots : batch->rows;
     bytes[0] = bytes[1] = 0;
@@ -137,6 +155,7 @@ static fs_status cpu_work_size(fs_context *context, const fs_head *head, const f
             fs_job job = jobs[part];
             job.call.batch = &fewer;
             job.largest = 1;
+            job.screened = head->screen && !part; /* who asks for less may be */
             const size_t size = fs_job_size(&job, context), second = part ? 0 : second_size(&job, context, batch->rows);
             bytes[0] = size > bytes[0] ? size : bytes[0];
             bytes[1] = size + second > bytes[1] ? size + second : bytes[1];

@@ -47,6 +47,7 @@ void fs_job_start_pass(fs_job *job, fs_context *context, const int32_t *row, int
     pass->rows = rows;
     pass->block = choose_block(&context->options, job->call.batch->rows);
     pass->largest = job->largest;
+    pass->by_screen = job->screened && !job->turn;
     if (job->grouped) pass->groups = count_groups(&job->call);
 }
 
@@ -68,14 +69,21 @@ static int job_layout(fs_job *job, fs_context *context, fs_arena *arena) {
     }
     job->call.rules = job->rules;
     fs_job_start_pass(job, context, job->row, active);
+    job->pass_at = arena->used;
     return fs_pass_layout(&job->pass, arena);
 }
 
+/* A pass over a screen may be followed by one over W, in the same memory. */
 size_t fs_job_size(const fs_job *job, fs_context *context) {
-    fs_job copy = *job;
-    fs_arena count = {NULL, 0, 0};
-    job_layout(&copy, context, &count);
-    return count.used;
+    size_t most = 0;
+    for (int32_t screened = 0; screened <= job->screened; screened++) {
+        fs_job copy = *job;
+        fs_arena count = {NULL, 0, 0};
+        copy.screened = screened;
+        job_layout(&copy, context, &count);
+        most = count.used > most ? count.used : most;
+    }
+    return most;
 }
 
 /* Asks where W lies, when a head is another than the last. */

@@ -1,5 +1,6 @@
 #include "cpu_lists.h"
 #include "cpu_schedule.h"
+#include "cpu_screened.h"
 #include "cpu_stored.h"
 
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
@@ -85,7 +86,8 @@ static int64_t logits_columns(const fs_pass *pass) {
 /* One filter for each task, or none. */
 static void layout_filters(fs_pass *pass, fs_arena *arena) {
     const fs_call *call = pass->call;
-    const int can = call->head->kind == FS_HEAD_WEIGHTS && pass_kernel(pass)->filter && pass->rows > FS_FILTER_LANES;
+    const int can = call->head->kind == FS_HEAD_WEIGHTS && !pass->by_screen && pass_kernel(pass)->filter &&
+                    pass->rows > FS_FILTER_LANES;
     const int wanted = pass->largest ||
                        (!pass->groups && !pass->whole && !pass->storing && fs_filter_is_enough(call, pass->block));
     pass->filter = NULL;
@@ -147,6 +149,7 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena) {
         fs_scratch scratch = {y, count, granule};
         if (arena_fits(arena)) pass->scratch[t] = scratch;
     }
+    if (pass->by_screen) fs_screened_layout(pass, arena);
     layout_filters(pass, arena);
     layout_rows(pass, arena);
     return arena_fits(arena);
@@ -254,7 +257,9 @@ static void prepare_task(void *arg, int32_t task) {
         shared_clear(&p->pass->shared, a);
         if (p->pass->whole) known_mass(p->pass, a);
     }
-    if (p->pass->call->head->kind == FS_HEAD_WEIGHTS)
+    if (p->pass->by_screen)
+        for (int32_t a = task; a < p->pass->rows; a += p->tasks) fs_screened_prepare(p->pass, a);
+    else if (p->pass->call->head->kind == FS_HEAD_WEIGHTS)
         pass_kernel(p->pass)->pack(hidden, units * task / tasks * FS_PACK, units * (task + 1) / tasks * FS_PACK);
 }
 
@@ -303,6 +308,10 @@ static void compute_block(const fs_pass *pass, fs_block block, float *logits) {
     const fs_head *head = pass->call->head;
     const int64_t first = block.first - head->first_token, columns = logits_columns(pass);
     float *out = logits + block_lead(block);
+    if (pass->by_screen) {
+        fs_screened_block(pass, first, block.n, out, columns);
+        return;
+    }
     if (head->kind == FS_HEAD_WEIGHTS) {
         pass_kernel(pass)->tile(&pass->hidden, &pass->weights, first, (int32_t)block.n, out, columns);
         return;
@@ -355,8 +364,22 @@ static void absorb_frequent(const fs_pass *pass, int32_t task, float *logits) {
     absorb_stored(pass, low, task, logits);
 }
 
+/* Of upper bounds. Each task begins with rows of its own, as above. */
+static void absorb_screened(const fs_pass *pass, fs_block block, int32_t task, float *logits) {
+    const int32_t start = (int32_t)((int64_t)task * pass->rows / pass->cpu->tasks);
+    for (int32_t i = 0; i < pass->rows; i++) {
+        const int32_t a = (start + i) % pass->rows;
+        fs_screened_absorb(pass, block, task, a, logits + a * logits_columns(pass));
+    }
+}
+
 static void absorb_block(const fs_pass *pass, fs_block block, int32_t task) {
     float *logits = pass->logits + (int64_t)task * pass->rows * logits_columns(pass);
+    if (pass->by_screen) {
+        compute_block(pass, block, logits);
+        absorb_screened(pass, block, task, logits);
+        return;
+    }
     if (pass->filter && fs_filter_block(&pass->filter[task], block)) return;
     if (pass->filter && block.first == 0 && block.n > FS_FREQUENT) {
         absorb_frequent(pass, task, logits);
@@ -437,6 +460,7 @@ static void run_task(void *arg, int32_t task) {
     const fs_pass *pass = arg;
     const fs_schedule schedule = schedule_of(pass);
     for (int32_t a = 0; a < pass->rows; a++) empty_summary(pass, task, a);
+    for (int32_t a = 0; pass->by_screen && a < pass->rows; a++) fs_screened_open(pass, task, a);
     if (pass->filter) fs_filter_open(&pass->filter[task]);
     if (schedule.dynamic) {
         for (fs_block block; (block = schedule_take(pass, &schedule, next_length(pass, task))).n > 0;)

@@ -30,6 +30,7 @@ typedef struct fs_cpu {
     fs_parallel_for parallel_for;
     void *parallel_user;
     struct fs_threads *threads; /* our own pool, or NULL */
+    int32_t screen_rows[2];     /* rows of a call up to which screens of 8 and 4 bits are read */
     fs_arena work;              /* the context's or the caller's memory */
     fs_arena second;            /* of second passes and stored logits, kept while they are frequent; unused with the
                                    caller's memory */
@@ -38,6 +39,14 @@ typedef struct fs_cpu {
     fs_nodes nodes;         /* of our own pool; count below 2: there is nothing to know */
     fs_residence residence; /* of the last head */
 } fs_cpu;
+
+/* What a pass over a screen has beside that of any pass. */
+typedef struct fs_screened {
+    fs_screen screen;
+    fs_screen_rows rows; /* arrays of [rows] */
+    fs_hidden *hidden;   /* [rows] each alone, packed for the kernel of W */
+    fs_settle *settle;   /* [tasks, rows] */
+} fs_screened;
 
 /* Room for a list of each (task, row): those of task 0, which take the merged entries of all, and those of the
  * others. */
@@ -56,6 +65,7 @@ typedef struct fs_pass {
     int32_t whole;          /* a second pass: lists hold everything that can be drawn, */
     int32_t storing;        /* or logits are stored and that is all */
     const fs_summary *kept; /* [B] in a second pass: each row as the first has left it */
+    int32_t by_screen;      /* blocks are of upper bounds, by the head's screen */
     int32_t largest;        /* only counted, for the largest call of these rows or fewer */
     int32_t block;          /* tokens per block, a multiple of FS_NOISE_BLOCK */
     int64_t groups;         /* group modes: number of groups, else 0 */
@@ -69,6 +79,7 @@ typedef struct fs_pass {
     fs_room list, raw_list;
     float *store; /* [store_rows, fs_stored_floats] for logits of rows that end by them, as many as there is room */
     int32_t store_rows;     /* for; the caller's in a first pass */
+    fs_screened screened;   /* where there is a screen */
     fs_group *group;        /* [groups, rows] */
     float *logits;          /* [tasks, rows, block + 2 FS_GRANULE] */
     fs_scratch *scratch;    /* [tasks] */

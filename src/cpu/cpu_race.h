@@ -15,7 +15,11 @@ typedef struct fs_race {
     int32_t n;         /* 1, or all samples without replacement */
     uint64_t shared;   /* a score key that another task has: what does not beat it is not looked at; or FS_KEY_NONE */
     double floor;      /* no token with l at or below this can win without a mark */
+    struct fs_settle *settle; /* x and y are upper bounds, and whose bound could win is settled; NULL: they are exact */
 } fs_race;
+
+/* The exact x and y of a token whose upper bounds they were; 0 if it has none, or the row has been given up. */
+int fs_settle_token(struct fs_settle *settle, uint32_t token, float *x, float *y);
 
 /* No token with l at or below this beats a score without a mark. */
 FS_CORE double floor_below(const fs_rules *rules, uint64_t key) {
@@ -35,6 +39,11 @@ FS_CORE void race_set_floor(fs_race *race) {
 FS_CORE void race_offer(fs_race *race, uint32_t token, float x, float y, double noise) {
     fs_winner offer = {score_key((double)(y * race->rules->inverse_temperature) + noise, token), x, y};
     if (offer.key <= race->winner[race->n - 1].key) return;
+    if (race->settle) {
+        if (offer.key <= race->shared || !fs_settle_token(race->settle, token, &offer.x, &offer.y)) return;
+        offer.key = score_key((double)(offer.y * race->rules->inverse_temperature) + noise, token);
+        if (offer.key <= race->winner[race->n - 1].key) return;
+    }
     winners_insert(race->winner, race->n, offer);
     race_set_floor(race);
 }

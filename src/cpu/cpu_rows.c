@@ -87,6 +87,34 @@ static void transform_edits(const fs_active_row *active, fs_block block, float *
     }
 }
 
+/* Dot products of a block -> raw logits, and -inf around them. */
+static void transform_block(const fs_head *head, fs_block block, float *x) {
+    const int64_t lead = block_lead(block), span = block_span(block);
+    transform_head(head, block, x + lead);
+    for (int64_t i = 0; i < lead; i++) x[i] = -INFINITY;
+    for (int64_t i = lead + block.n; i < span; i++) x[i] = -INFINITY;
+}
+
+/* Whether a row's y may differ from its x. */
+static int rows_edit(const fs_call *call, const fs_active_row *active) {
+    return active->edits || (rules_penalise(&call->rules[active->b]) && batch_penalises(call->batch));
+}
+
+/* Raw logits -> y, in the scratch. */
+static float *transform_rules(const fs_call *call, const fs_active_row *active, const fs_scratch *scratch,
+                              fs_block block, const float *x) {
+    const fs_rules *rules = &call->rules[active->b];
+    const int64_t lead = block_lead(block);
+    const int edits_last = (call->batch->flags & FS_EDITS_LAST) != 0;
+    float *y = scratch->y;
+    memcpy(y, x, (size_t)block_span(block) * sizeof *y);
+    if (!edits_last) transform_edits(active, block, y + lead);
+    if (rules_penalise(rules) && batch_penalises(call->batch))
+        transform_penalties(call, active, rules, scratch->count, block, y + lead);
+    if (edits_last) transform_edits(active, block, y + lead);
+    return y;
+}
+
 /* ----------------------------------------------------------------------------------------------------- noise ---- */
 
 /* At least noise_ceiling, without a logarithm: w is at least the power of two below it. */
@@ -218,25 +246,17 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_active_row 
     const fs_needs *needs = &call->needs;
     const fs_batch *batch = call->batch;
     const fs_rules *rules = &call->rules[active->b];
-    const int64_t lead = block_lead(block), span = block_span(block), base = block.first - lead;
+    const int64_t span = block_span(block), base = block.first - block_lead(block);
 
-    transform_head(call->head, block, x + lead);
-    for (int64_t i = 0; i < lead; i++) x[i] = -INFINITY;
-    for (int64_t i = lead + block.n; i < span; i++) x[i] = -INFINITY;
+    transform_block(call->head, block, x);
     fs_survey survey = isa->scan->survey(fs_rows_allowed(call, active->b), base, x, span, scratch->granule);
     summary->flags |= survey.flags;
     if (survey.most > summary->max_x) summary->max_x = survey.most;
     if (needs->raw_mass) isa->scan->add_mass(x, scratch->granule, span, 1.0f, &summary->raw_mass);
 
     float *y = x;
-    const int penalised = rules_penalise(rules) && batch_penalises(batch),
-              edits_last = (batch->flags & FS_EDITS_LAST) != 0;
-    if (active->edits || penalised) {
-        y = scratch->y;
-        memcpy(y, x, (size_t)span * sizeof *y);
-        if (!edits_last) transform_edits(active, block, y + lead);
-        if (penalised) transform_penalties(call, active, rules, scratch->count, block, y + lead);
-        if (edits_last) transform_edits(active, block, y + lead);
+    if (rows_edit(call, active)) {
+        y = transform_rules(call, active, scratch, block, x);
         survey = isa->scan->survey(NULL, base, y, span, scratch->granule);
         summary->flags |= survey.flags;
     }
@@ -263,10 +283,83 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_active_row 
     if (!(most * rules->inverse_temperature > -INFINITY)) return;
     const int32_t draws = needs->ordered && needs->samples ? 1 : needs->samples;
     for (int32_t i = 0; i < draws; i++) {
-        fs_race race = {rules, active->noise[i], &summary->winner[i], needs->ordered ? needs->samples : 1, shared.best,
-                        0.0};
+        fs_race race = {
+            rules, active->noise[i], &summary->winner[i], needs->ordered ? needs->samples : 1, shared.best, 0.0, NULL};
         if (batch->noise == FS_NOISE_FAST && !rules->greedy) race_fast(&race, x, y, base, span);
         else race_exact(&race, isa->scan, x, y, scratch->granule, most, base, span);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- settle ---- */
+
+/* One token, as a block of its own. */
+int fs_settle_token(fs_settle *settle, uint32_t token, float *x, float *y) {
+    const fs_call *call = settle->call;
+    const fs_block one = {token, 1};
+    const int64_t lead = block_lead(one);
+    float dot[FS_GRANULE], room[FS_GRANULE], *edited = dot;
+    int32_t count[FS_GRANULE];
+    const fs_scratch scratch = {room, count, NULL};
+    uint32_t *flags = &settle->summary->flags;
+    if (settle->dots++ >= settle->most) return 0;
+    settle->kernel->tile(settle->hidden, settle->weights, (int64_t)token - call->head->first_token, 1, dot + lead, 1);
+    transform_block(call->head, one, dot);
+    if (dot[lead] != dot[lead]) *flags |= FS_ROW_NAN, dot[lead] = -INFINITY;
+    if (dot[lead] == INFINITY) *flags |= FS_ROW_INF;
+    if (rows_edit(call, settle->active)) edited = transform_rules(call, settle->active, &scratch, one, dot);
+    if (edited[lead] != edited[lead]) *flags |= FS_ROW_NAN, edited[lead] = -INFINITY;
+    *x = dot[lead];
+    *y = edited[lead];
+    const float l = *y * call->rules[settle->active->b].inverse_temperature;
+    if (*y == INFINITY || l == INFINITY) *flags |= FS_ROW_INF;
+    return l > -INFINITY;
+}
+
+/* Tokens of which nothing is known are settled for the row's flags, whatever their chances. Returns 0 if the row was given
+ * up. */
+static int settle_unknown(fs_settle *settle, fs_block block, const float *x) {
+    const uint32_t *allow = fs_rows_allowed(settle->call, settle->active->b);
+    float most = -INFINITY;
+    for (int64_t i = 0; i < block.n; i++) most = x[i] > most ? x[i] : most;
+    for (int64_t i = 0; most == INFINITY && i < block.n && !settle_gave_up(settle); i++) {
+        float known, y;
+        if (x[i] == INFINITY && (!allow || bit_of(allow, block.first + i)))
+            fs_settle_token(settle, (uint32_t)(block.first + i), &known, &y);
+    }
+    return !settle_gave_up(settle);
+}
+
+/* Upper bounds that have become raw logits. tanhf may not rise everywhere, by its last bits; an infinite bias may have
+ * met an infinite bound. */
+static void loosen(const fs_head *head, float *x, int64_t n) {
+    for (int64_t i = 0; head->softcap > 0.0f && i < n; i++) x[i] += fabsf(x[i]) * 1e-5f;
+    for (int64_t i = 0; head->bias && i < n; i++) x[i] = x[i] == x[i] ? x[i] : INFINITY;
+}
+
+/* Rounded by their own steps, upper bounds stay above: rounding, scales that are not negative, masks, edits and
+ * penalties never change the order of two numbers. */
+void fs_rows_settle(const fs_isa *isa, fs_settle *settle, fs_block block, float *x, uint64_t shared) {
+    const fs_call *call = settle->call;
+    const fs_active_row *active = settle->active;
+    const fs_rules *rules = &call->rules[active->b];
+    const fs_needs *needs = &call->needs;
+    const int64_t span = block_span(block), base = block.first - block_lead(block);
+    float *y = x;
+    if (!settle_unknown(settle, block, x + block_lead(block))) return;
+    transform_block(call->head, block, x);
+    loosen(call->head, x + block_lead(block), block.n);
+    fs_survey survey = isa->scan->survey(fs_rows_allowed(call, active->b), base, x, span, settle->scratch->granule);
+    if (rows_edit(call, active)) {
+        y = transform_rules(call, active, settle->scratch, block, x);
+        survey = isa->scan->survey(NULL, base, y, span, settle->scratch->granule);
+    }
+    if (!(survey.most * rules->inverse_temperature > -INFINITY)) return;
+    const int32_t draws = needs->ordered ? 1 : needs->samples;
+    for (int32_t i = 0; i < draws; i++) {
+        fs_race race = {
+            rules, active->noise[i], &settle->summary->winner[i], needs->ordered ? needs->samples : 1, shared, 0.0,
+            settle};
+        race_exact(&race, isa->scan, x, y, settle->scratch->granule, survey.most, base, span);
     }
 }
 
@@ -274,7 +367,7 @@ void fs_rows_race(const fs_call *call, const fs_isa *isa, const fs_active_row *a
                   int32_t sample, float *y, int64_t base, int64_t span, fs_winner *winner) {
     const fs_rules *rules = &call->rules[active->b];
     const float most = isa->scan->survey(NULL, base, y, span, scratch->granule).most;
-    fs_race race = {rules, active->noise[sample], winner, 1, FS_KEY_NONE, 0.0};
+    fs_race race = {rules, active->noise[sample], winner, 1, FS_KEY_NONE, 0.0, NULL};
     if (!(most * rules->inverse_temperature > -INFINITY)) return;
     if (call->batch->noise == FS_NOISE_FAST && !rules->greedy) race_fast(&race, y, y, base, span);
     else race_exact(&race, isa->scan, y, y, scratch->granule, most, base, span);

@@ -77,6 +77,25 @@ typedef struct fs_shared_row {
 void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_active_row *active, const fs_scratch *scratch,
                     fs_block block, float *x, fs_shared_row shared, fs_summary *summary);
 
+/* What it takes to compute one token's logit of a row. */
+typedef struct fs_settle {
+    const fs_call *call;
+    const fs_active_row *active;
+    const fs_scratch *scratch;
+    const fs_kernel *kernel;
+    const fs_weights *weights;
+    const fs_hidden *hidden; /* of the row alone */
+    fs_summary *summary;     /* for its flags */
+    int64_t dots, most;      /* so far; with more than `most` the row is given up */
+} fs_settle;
+
+FS_CORE int settle_gave_up(const fs_settle *settle) {
+    return settle->dots > settle->most;
+}
+
+/* Absorbs one block of upper bounds of a row's dot products: tokens that could win by them are settled. */
+void fs_rows_settle(const fs_isa *isa, fs_settle *settle, fs_block block, float *x, uint64_t shared);
+
 /* Races the tokens of a stretch of logits y for one of a row's samples. y begins with id `base`, a multiple of
  * FS_GRANULE, as `span` is; its NaN become -inf. */
 void fs_rows_race(const fs_call *call, const fs_isa *isa, const fs_active_row *active, const fs_scratch *scratch,

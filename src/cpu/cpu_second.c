@@ -1,3 +1,4 @@
+#include "cpu_screened.h"
 #include "cpu_second.h"
 #include "cpu_stored.h"
 
@@ -96,6 +97,10 @@ static void finish_task(void *arg, int32_t task) {
     for (int32_t a; (a = fs_pass_merged(pass)) >= 0;) {
         const int64_t b = pass->row[a];
         fs_summary *summary = pass->storing ? &job->kept[b] : &pass->summary[a];
+        if (pass->by_screen && fs_screened_gave_up(pass, a)) {
+            job->state[b] = FS_TO_READ;
+            continue;
+        }
         if (pass->active[a].stored.y) job->state[b] = finish_stored(job, task, a, summary, extra);
         else if (fs_finish_row(&job->call, b, summary, extra, final, spare)) job->state[b] = FS_DONE;
         else job->state[b] = next_turn(job, b);
@@ -163,11 +168,34 @@ static fs_status take_turn(fs_job *job, fs_context *context, int32_t turn, const
     return FS_OK;
 }
 
+/* What the screen did; then a pass over W, in the same memory, for the rows that it has left. Returns
+ * how many. */
+static int64_t end_screened(fs_job *job, fs_context *context) {
+    fs_cpu *cpu = context->state;
+    int32_t rows = 0;
+    job->screened_dots = fs_screened_dots(&job->pass);
+    job->screened_rows = job->pass.rows;
+    for (int64_t b = 0; b < job->call.batch->rows; b++)
+        if (job->state[b] == FS_TO_READ) job->row[rows++] = (int32_t)b;
+    job->screened_rows -= rows;
+    if (!rows) return 0;
+    job->turn = FS_TO_READ;
+    fs_job_start_pass(job, context, job->row, rows);
+    cpu->work.used = job->pass_at;
+    fs_pass_layout(&job->pass, &cpu->work);
+    fs_job_run(job, finish_task);
+    return rows;
+}
+
 fs_status fs_job_draw(fs_job *job, fs_context *context, int64_t *again, size_t *extra_bytes) {
     fs_cpu *cpu = context->state;
     *extra_bytes = take_store(job, context);
     finish_dropped(job);
     fs_job_run(job, finish_task);
+    if (job->screened) {
+        *again = end_screened(job, context);
+        return FS_OK;
+    }
 
     const int64_t all = job->call.batch->rows;
     int64_t count[FS_TO_PROVE + 1] = {0};

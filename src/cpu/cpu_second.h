@@ -8,6 +8,7 @@
 enum {
     FS_DONE,
     FS_DONE_WIDE, /* done, by stored logits, which it needed */
+    FS_TO_READ,   /* a screen leaves too much open: a pass over W */
     FS_TO_STORE,  /* a pass that stores its logits, which end it (cpu_stored.h) */
     FS_TO_LIST,   /* lists with room for all that it can draw */
     FS_TO_PROVE   /* the same with exact masses: then nothing is in doubt */

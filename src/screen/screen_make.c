@@ -75,13 +75,14 @@ static void make_span4(token *t, int group, uint64_t seed, uint32_t id, int64_t 
     for (int chunk = 0; chunk < 2; chunk++) {
         const int first = group == FS_SCREEN_SPAN ? 0 : chunk * FS_SCREEN_CHUNK;
         /* The quotient is rounded twice: a step is never too short for it to stay within. */
-        const uint16_t scale = bf16_above(step_of(t->w + first, group, 7.0, 8.0) * (1.0 + 0x1p-20));
+        const double step = step_of(t->w + first, group, 7.0, 8.0) * (1.0 + 0x1p-20);
+        const uint16_t scale = bf16_above(fmax(step, FS_SCREEN_STEP_LEAST));
         tail[chunk * FS_SCREEN_TOKENS + at] = scale;
         make_chunk4(t, chunk, widen_bf16(scale), seed, id, from, record, at);
     }
 }
 
-/* What a token with a weight that is no number is: q = 0, and a norm that makes its bound +inf. */
+/* A token with a weight that is no number has q = 0 there, and a norm that makes its bound +inf. */
 static int is_finite(const float *w) {
     float sum = 0.0f;
     for (int i = 0; i < FS_SCREEN_SPAN; i++) sum += w[i] * 0.0f;
@@ -106,7 +107,7 @@ static void make_strip(const fs_screen_header *h, const fs_head *of, const fs_we
             else make_span4(&t, h->group, h->seed, (uint32_t)(h->first_token + v), from, record, at);
         }
         const double norm = sqrt(fmax(t.square, t.square_of_screen)) * (1.0 + 1e-9);
-        head->norm[at] = finite ? float_above(norm) : INFINITY;
+        head->norm[at] = finite && norm < (double)FS_SCREEN_NORM_MOST ? float_above(norm) : INFINITY;
     }
 }
 

@@ -1,3 +1,4 @@
+#define _DEFAULT_SOURCE /* setenv */
 /* Draws by a screen are the draws without it, token for token: plain, greedy, several samples, masks, edits, penalties,
  * on hard heads; few logits are computed from W; and a screen whose bounds are wrong draws other tokens. */
 #include "screens.h"
@@ -58,9 +59,184 @@ static void the_reference_draws_the_same(void **state) {
     fs_context_destroy(context);
 }
 
+/* Every head, format, temperature and thread count; D that is no whole record, V that is no whole strip. */
+static void the_cpu_draws_the_same(void **state) {
+    (void)state;
+    static drawn plain, screened;
+    int64_t rows = 0, by_screen = 0, dots = 0;
+    for (int i = 0; i < HEAD_KINDS * 3; i++)
+        for (int32_t threads = 1; threads <= 3; threads += 2) {
+            fs_context *context = open_context(FS_BACKEND_CPU, threads, 0);
+            const fs_screen_options o = options_of(i % 3 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, i % 3 == 2 ? 128 : 0);
+            screened_head s = make_screened(context, i / 3, 5003, i % 2 ? 136 : 256, 30, 20.0, &o);
+            for (int t = 0; t < 6; t++)
+                for (uint64_t seed = 0; seed < test_size(10); seed++) {
+                    fs_batch batch = batch_of(&s, temperatures[t], seed);
+                    draw(context, &s, &batch, 0, &plain);
+                    draw(context, &s, &batch, 1, &screened);
+                    same_draws(&plain, &screened);
+                    rows += s.B, by_screen += screened.rows, dots += screened.dots;
+                }
+            free_screened(&s);
+            fs_context_destroy(context);
+        }
+    print_message("%lld rows, %.3f of them by the screen, %.1f logits a row\n", (long long)rows,
+                  (double)by_screen / (double)rows, (double)dots / (double)rows);
+    assert_true(by_screen > rows / 2);
+}
+
+/* A call of any kind that screens serve, made by chance; and of some kinds that they do not. */
+typedef struct chance {
+    uint32_t allow[24][40], seen[24][40];
+    int64_t edit_offset[25];
+    int32_t edit_token[240];
+    float edit_bias[240], bias[1203], temperature[24], repetition[24];
+    int32_t counts[24][1216];
+} chance;
+
+static void make_chance(chance *c, rng *r, int64_t V) {
+    for (int b = 0; b < 24; b++) {
+        for (int i = 0; i < 40; i++) {
+            c->allow[b][i] = (uint32_t)random_next(r);
+            c->seen[b][i] = (uint32_t)(random_next(r) & random_next(r));
+        }
+        for (int i = 0; i < 1216; i++) c->counts[b][i] = random_below(r, 20) ? 0 : (int32_t)random_below(r, 3);
+        c->edit_offset[b + 1] = 10 * (b + 1);
+        c->temperature[b] = temperatures[random_below(r, 6)];
+        c->repetition[b] = 0.5f + (float)random_unit(r);
+    }
+    for (int i = 0; i < 240; i++) {
+        c->edit_token[i] = (int32_t)random_below(r, (uint64_t)V);
+        c->edit_bias[i] = random_below(r, 5) ? (float)(4.0 * random_normal(r)) : -INFINITY;
+    }
+    for (int i = 0; i < 1203; i++) c->bias[i] = (float)random_normal(r);
+}
+
+static fs_batch chance_batch(const screened_head *s, chance *c, rng *r) {
+    fs_batch batch = batch_of(s, 1.0f, random_next(r));
+    batch.temperature = c->temperature;
+    if (random_below(r, 3) == 0) batch.allow = c->allow[0], batch.allow_stride = sizeof c->allow[0];
+    if (random_below(r, 3) == 0)
+        batch.edit_offset = c->edit_offset, batch.edit_token = c->edit_token, batch.edit_bias = c->edit_bias;
+    if (random_below(r, 3) == 0) {
+        batch.seen = c->seen[0], batch.seen_stride = sizeof c->seen[0];
+        batch.counts = c->counts[0], batch.counts_stride = sizeof c->counts[0];
+        batch.repetition = c->repetition, batch.all.frequency = 0.3f, batch.all.presence = -0.2f;
+    }
+    if (random_below(r, 2)) batch.flags = FS_EDITS_LAST;
+    if (random_below(r, 3) == 0) batch.samples = 1 + (int32_t)random_below(r, 5);
+    if (random_below(r, 4) == 0) batch.mode = FS_MODE_WITHOUT_REPLACEMENT;
+    if (random_below(r, 8) == 0) batch.all.top_k = 20;
+    if (random_below(r, 8) == 0) batch.all.top_p = 0.9f;
+    return batch;
+}
+
+static void chance_head(screened_head *s, const chance *c, rng *r) {
+    fs_head *head = &s->head;
+    if (random_below(r, 3) == 0) head->bias = c->bias;
+    if (random_below(r, 4) == 0) head->softcap = 8.0f;
+    if (random_below(r, 4) == 0) head->scale = 0.7f;
+    if (random_below(r, 4) == 0) head->post_scale = random_below(r, 4) ? 1.3f : -1.3f;
+    if (random_below(r, 4) == 0) head->round = FS_BF16;
+    if (random_below(r, 3) == 0) head->vocab = s->V - 5;
+}
+
+/* Weights and hidden states that are no numbers, or too large to be summed. */
+static void spoil(screened_head *s, rng *r) {
+    const uint16_t odd[] = {0x7F80, 0xFF80, 0x7FC0, bf16_of(3e38f), bf16_of(-1e20f), bf16_of(1e-39f)};
+    for (int i = 0; i < 3; i++) s->w[random_below(r, (uint64_t)(s->V * s->D))] = odd[random_below(r, 6)];
+    s->h[random_below(r, (uint64_t)(s->B * s->D))] = odd[random_below(r, 6)];
+    memset(s->h + s->D * (s->B - 1), 0, (size_t)s->D * 2); /* every token ties */
+}
+
+static void any_call_draws_the_same(void **state) {
+    (void)state;
+    static drawn plain, screened;
+    static chance c;
+    fs_context *contexts[] = {open_context(FS_BACKEND_CPU, 1, 0), open_context(FS_BACKEND_CPU, 3, 256)};
+    int64_t served = 0, rounds = (int64_t)test_size(600);
+    rng r = random_from(5);
+    for (int64_t i = 0; i < rounds; i++) {
+        fs_context *context = contexts[i % 2];
+        const fs_screen_options o = options_of(i % 3 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, 0);
+        screened_head s = make_screened(context, (int)(i % HEAD_KINDS), 1203, 144, 24, 20.0, &o);
+        make_chance(&c, &r, 1190);
+        chance_head(&s, &c, &r);
+        if (i % 4 == 1) spoil(&s, &r);
+        if (i % 5 == 2) s.head.first_token = 7, s.head.vocab = 0; /* blocks begin inside of strips */
+        free(s.screen);
+        s.screen = build(context, &s.head, &o, &s.bytes);
+        const fs_batch batch = chance_batch(&s, &c, &r);
+        draw(context, &s, &batch, 0, &plain);
+        draw(context, &s, &batch, 1, &screened);
+        same_draws(&plain, &screened);
+        served += screened.rows > 0;
+        free_screened(&s);
+    }
+    print_message("%lld of %lld calls had rows that the screen decided\n", (long long)served, (long long)rounds);
+    assert_true(served > rounds / 3);
+    for (int i = 0; i < 2; i++) fs_context_destroy(contexts[i]);
+}
+
+/* The caller's memory, as large as was asked for, is enough, also where every row takes the pass over W. */
+static void the_callers_memory_is_enough(void **state) {
+    (void)state;
+    static drawn plain, screened;
+    fs_context *context = open_context(FS_BACKEND_CPU, 2, 0);
+    const fs_screen_options o = options_of(FS_SCREEN_INT8, 0);
+    screened_head s = make_screened(context, NORMAL, 5003, 256, 40, 20.0, &o);
+    for (int zeros = 0; zeros < 2; zeros++) {
+        if (zeros) memset(s.h, 0, (size_t)(s.B * s.D * 2));
+        fs_batch batch = batch_of(&s, 0.0f, 1);
+        fs_head head = s.head;
+        fs_result r = fs_result_default();
+        size_t bytes;
+        r.tokens = plain.token;
+        head.screen = s.screen, head.screen_bytes = s.bytes;
+        must_be_ok(context, fs_work_size(context, &head, &batch, &r, &bytes, NULL));
+        draw(context, &s, &batch, 0, &plain);
+        void *work = aligned_alloc(64, (bytes + 63) / 64 * 64);
+        must_be_ok(context, fs_context_set_work(context, work, bytes));
+        draw(context, &s, &batch, 1, &screened);
+        same_draws(&plain, &screened);
+        assert_int_equal(screened.rows, zeros ? 0 : s.B);
+        must_be_ok(context, fs_context_set_work(context, NULL, 0));
+        free(work);
+    }
+    free_screened(&s);
+    fs_context_destroy(context);
+}
+
+/* Scales that lost a bit draw other tokens: what is compared above would show it. */
+static void wrong_scales_draw_other_tokens(void **state) {
+    (void)state;
+    static drawn plain, screened;
+    for (int32_t backend = FS_BACKEND_CPU; backend <= FS_BACKEND_REFERENCE; backend += 2) {
+        fs_context *context = open_context(backend, 1, 0);
+        const fs_screen_options o = options_of(FS_SCREEN_INT8, 0);
+        screened_head s = make_screened(context, NORMAL, 1001, 256, 40, 20.0, &o);
+        const fs_screen screen = screen_of(s.screen);
+        for (int64_t strip = 0; strip < screen_strips(s.V); strip++)
+            for (int64_t k = 0; k < screen.records; k++) {
+                const unsigned char *record = strip_record(&screen, screen_strip(&screen, strip), k);
+                uint16_t *tail = (uint16_t *)s.screen + (record_tail(&screen, record) - (uint16_t *)s.screen);
+                for (int i = 0; i < 16; i += 2) tail[i] = (uint16_t)(tail[i] - 0x80);
+            }
+        const fs_batch batch = batch_of(&s, 0.0f, 1);
+        draw(context, &s, &batch, 0, &plain);
+        draw(context, &s, &batch, 1, &screened);
+        assert_true(memcmp(plain.token, screened.token, (size_t)s.B * sizeof *plain.token) != 0);
+        free_screened(&s);
+        fs_context_destroy(context);
+    }
+}
+
 int main(void) {
+    setenv("FLASHSAMPLING_SCREEN_ROWS", "4096", 1); /* more rows than pay */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_reference_draws_the_same),
+        cmocka_unit_test(the_reference_draws_the_same),   cmocka_unit_test(the_cpu_draws_the_same),
+        cmocka_unit_test(any_call_draws_the_same),        cmocka_unit_test(the_callers_memory_is_enough),
+        cmocka_unit_test(wrong_scales_draw_other_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -294,7 +294,7 @@ static int set_criteria(const filtered_row *r, int first) {
  * scored as if it had none: that is less than its score, which its mark has found too if it can win. */
 static void absorb_marked(const filtered_row *r, const fs_found *found, uint32_t token) {
     fs_winner *winner = &r->summary->winner[0];
-    fs_race race = {r->rules, r->active->noise[0], winner, 1, r->task->best[r->a], 0.0};
+    fs_race race = {r->rules, r->active->noise[0], winner, 1, r->task->best[r->a], 0.0, NULL};
     race_set_floor(&race);
     const double l = (double)(found->y * r->rules->inverse_temperature);
     const double most = found->prefix < 0 ? l : l - FS_NOISE_G + (double)noise_ceiling((uint32_t)found->prefix);

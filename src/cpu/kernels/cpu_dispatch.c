@@ -28,10 +28,15 @@ static int has_avx512(void) {
 #endif
 
 #if defined(__x86_64__)
-/* AMX and BF16 are asked of the CPU itself: not every compiler's check knows them. */
+/* AMX and BF16 are asked of the CPU itself: not every compiler's check knows them. Every CPU with either has VNNI, which
+ * kernels of screens use; a hypervisor may hide it. */
+static int has_avx512vnni(void) {
+    return has_avx512() && __builtin_cpu_supports("avx512vnni");
+}
+
 static int has_avx512bf16(void) {
     unsigned a = 0, b = 0, c = 0, d = 0;
-    return has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+    return has_avx512vnni() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
 }
 
 /* Every CPU with AMX has FP16, which splits f16 weights for it; a hypervisor may hide one. The system saves 8 KB of
@@ -40,7 +45,7 @@ static int has_avx512bf16(void) {
 static int has_amx(void) {
     unsigned a = 0, b = 0, c = 0, d = 0;
     const unsigned all = 1u << 24 | 1u << 22 | 1u << 23; /* AMX-TILE, AMX-BF16, AVX512-FP16 */
-    if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & all) != all) return 0;
+    if (!has_avx512vnni() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & all) != all) return 0;
     const long request_permission = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
     return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
@@ -62,9 +67,10 @@ static int has_fhm(void) {
     return (getauxval(AT_HWCAP) & HWCAP_ASIMDFHM) != 0;
 }
 
-/* Armv8.4 makes FHM part of f16 arithmetic; a core with BF16 and without FHM is not known. */
+/* Armv8.4 makes FHM part of f16 arithmetic, and Armv8.6 has BF16 with I8MM, which kernels of screens use: a core with
+ * one of them alone is not known. */
 static int has_bf16(void) {
-    return has_fhm() && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+    return has_fhm() && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0 && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
 }
 
 static int has_svebf16(void) {
@@ -84,22 +90,23 @@ static int always(void) {
 
 static const fs_isa table[] = {
 #if defined(__x86_64__)
-    {"amxfp16", has_amxfp16, NULL, 1, FS_KERNELS(amxfp16, amxfp16, amx), &fs_scan_avx512},
-    {"amx", has_amx, NULL, 0, FS_KERNELS(amx, amx, amx), &fs_scan_avx512},
-    {"avx512bf16", has_avx512bf16, NULL, 0, FS_KERNELS(avx512, avx512, avx512bf16), &fs_scan_avx512},
-    {"avx512", has_avx512, NULL, 0, FS_KERNELS(avx512, avx512, avx512), &fs_scan_avx512},
-    {"avx2", has_avx2, NULL, 0, FS_KERNELS(avx2, avx2, avx2), &fs_scan_avx2},
+    {"amxfp16", has_amxfp16, NULL, 1, FS_KERNELS(amxfp16, amxfp16, amx), &fs_scan_avx512, &fs_screen_avx512vnni},
+    {"amx", has_amx, NULL, 0, FS_KERNELS(amx, amx, amx), &fs_scan_avx512, &fs_screen_avx512vnni},
+    {"avx512bf16", has_avx512bf16, NULL, 0, FS_KERNELS(avx512, avx512, avx512bf16), &fs_scan_avx512,
+     &fs_screen_avx512vnni},
+    {"avx512", has_avx512, NULL, 0, FS_KERNELS(avx512, avx512, avx512), &fs_scan_avx512, &fs_screen_avx2},
+    {"avx2", has_avx2, NULL, 0, FS_KERNELS(avx2, avx2, avx2), &fs_scan_avx2, &fs_screen_avx2},
 #endif
 #if defined(__aarch64__)
     /* SVE alone adds no f16 to float. */
-    {"svebf16", has_svebf16, FS_EMULATED, 0, FS_KERNELS(sve, neonf16, svebf16), &fs_scan_neon},
-    {"sve", has_sve, FS_EMULATED, 0, FS_KERNELS(sve, sve, sve), &fs_scan_neon},
-    {"neonmmla", has_bf16, NULL, 0, FS_KERNELS(neon, neonf16, neonmmla), &fs_scan_neon},
-    {"neonbf16", has_bf16, NULL, 0, FS_KERNELS(neon, neonf16, neonbf16), &fs_scan_neon},
-    {"neonf16", has_fhm, NULL, 0, FS_KERNELS(neon, neonf16, neon), &fs_scan_neon},
-    {"neon", always, NULL, 0, FS_KERNELS(neon, neon, neon), &fs_scan_neon},
+    {"svebf16", has_svebf16, FS_EMULATED, 0, FS_KERNELS(sve, neonf16, svebf16), &fs_scan_neon, &fs_screen_neondot},
+    {"sve", has_sve, FS_EMULATED, 0, FS_KERNELS(sve, sve, sve), &fs_scan_neon, &fs_screen_scalar},
+    {"neonmmla", has_bf16, NULL, 0, FS_KERNELS(neon, neonf16, neonmmla), &fs_scan_neon, &fs_screen_neondot},
+    {"neonbf16", has_bf16, NULL, 0, FS_KERNELS(neon, neonf16, neonbf16), &fs_scan_neon, &fs_screen_neondot},
+    {"neonf16", has_fhm, NULL, 0, FS_KERNELS(neon, neonf16, neon), &fs_scan_neon, &fs_screen_scalar},
+    {"neon", always, NULL, 0, FS_KERNELS(neon, neon, neon), &fs_scan_neon, &fs_screen_scalar},
 #endif
-    {"scalar", always, NULL, 0, FS_KERNELS(scalar, scalar, scalar), &fs_scan_scalar},
+    {"scalar", always, NULL, 0, FS_KERNELS(scalar, scalar, scalar), &fs_scan_scalar, &fs_screen_scalar},
 };
 
 const fs_isa *fs_isa_choose(const char *forced, char *names, size_t names_size) {

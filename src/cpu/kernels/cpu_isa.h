@@ -7,6 +7,7 @@
 #include "core/list.h"
 #include "core/mass.h"
 #include "core/noise.h"
+#include "core/screen.h"
 #include "cpu/filter/cpu_filter.h"
 
 #include "flashsampling.h"
@@ -33,6 +34,22 @@ typedef struct fs_kernel {
     /* The same logits, filtered instead of stored, for more than 16 rows; NULL where a kernel cannot. */
     void (*filter)(const fs_hidden *hidden, const fs_weights *w, int64_t first, int32_t tokens, fs_filter *filter);
 } fs_kernel;
+
+/* Hidden states as kernels of screens take them: h is about step * q. */
+typedef struct fs_screen_rows {
+    int64_t chunks; /* of 64 columns: whole records of the screen */
+    int8_t *q;      /* [rows, chunks, 64] columns in the screen's order; a cache line each */
+    int32_t *sum;   /* [rows, chunks] of q */
+    float *step;    /* [rows, chunks / 2] */
+    float *norm;  /* [rows, chunks] 8 bits: |h| of a record's columns, in its first place; 4 bits: |h|^2 of a chunk's */
+    float *slack; /* [rows] screen_slack */
+} fs_screen_rows;
+
+typedef struct fs_screen_kernel {
+    int32_t most_rows[2]; /* of a call, up to which 8 and 4 bits are faster than W */
+    /* upper [16] = what no logit of the strip's tokens and row r is above; +inf: nothing is known. */
+    void (*upper)(const fs_screen *s, const unsigned char *strip, const fs_screen_rows *rows, int32_t r, float *upper);
+} fs_screen_kernel;
 
 #define FS_PACK 64 /* elements: whole cache lines of every packed form, so that threads share none */
 
@@ -110,6 +127,7 @@ typedef struct fs_isa {
     int overlapped;           /* filters look at a tile while the next one is multiplied; for masses they always do */
     const fs_kernel *kernel[FS_FORMATS]; /* by format of W (core/format.h); NULL: there is none */
     const fs_scan *scan;
+    const fs_screen_kernel *screen;
 } fs_isa;
 
 /* The row to use: the environment's FLASHSAMPLING_ISA, or the best that runs here. NULL if the forced one is unknown or
@@ -125,6 +143,7 @@ FS_DECLARE_ISA(scalar);
 FS_DECLARE_ISA(avx2);
 FS_DECLARE_ISA(avx512);
 FS_DECLARE_ISA(neon);
+extern const fs_screen_kernel fs_screen_scalar, fs_screen_neondot, fs_screen_avx2, fs_screen_avx512vnni;
 extern const fs_kernel fs_kernel_f32__amx, fs_kernel_f16__amx, fs_kernel_bf16__amx;
 extern const fs_kernel fs_kernel_f32__amxfp16, fs_kernel_f16__amxfp16;
 extern const fs_kernel fs_kernel_bf16__avx512bf16;

@@ -1,0 +1,158 @@
+#include "cpu_screened.h"
+
+#include "core/head.h"
+
+/* ---------------------------------------------------------------------------------------------------- layout ---- */
+
+void fs_screened_layout(fs_pass *pass, fs_arena *arena) {
+    const size_t rows = (size_t)pass->rows;
+    fs_screened *s = &pass->screened;
+    fs_hidden one = {NULL, 1, pass->hidden.dtype, pass->hidden.dim, NULL};
+    s->screen = screen_of(pass->call->head->screen);
+    s->rows.chunks = 2 * s->screen.records;
+    const size_t chunks = rows * (size_t)s->rows.chunks;
+    s->rows.q = arena_take(arena, chunks, FS_SCREEN_CHUNK);
+    s->rows.sum = arena_take(arena, chunks, sizeof *s->rows.sum);
+    s->rows.norm = arena_take(arena, chunks, sizeof *s->rows.norm);
+    s->rows.step = arena_take(arena, chunks / 2, sizeof *s->rows.step);
+    s->rows.slack = arena_take(arena, rows, sizeof *s->rows.slack);
+    s->settle = arena_take(arena, rows * (size_t)pass->cpu->tasks, sizeof *s->settle);
+    s->hidden = arena_take(arena, rows, sizeof *s->hidden);
+    for (size_t a = 0; a < rows; a++) {
+        one.packed = arena_take(arena, pass_kernel(pass)->packed_bytes(&one), 1);
+        if (arena_fits(arena)) s->hidden[a] = one;
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- prepare ---- */
+
+/* What is known of a row so far: |h|^2, that of its image, and of what is between them. */
+typedef struct image_sums {
+    double square, image, off;
+} image_sums;
+
+static float largest_of(const float *h, int n) {
+    float most = 0.0f;
+    for (int i = 0; i < n; i++) most = fabsf(h[i]) > most ? fabsf(h[i]) : most;
+    return most;
+}
+
+/* A chunk of H in whole numbers. Returns its |h|^2. */
+static double image_chunk(const float *h, float step, int8_t *to, int32_t *sum, image_sums *all) {
+    const float per = step > 0.0f ? 1.0f / step : 0.0f;
+    double square = 0.0;
+    *sum = 0;
+    for (int i = 0; i < FS_SCREEN_CHUNK; i++) {
+        const int q = (int)rintf(h[i] * per);
+        const double image = (double)q * (double)step, off = (double)h[i] - image;
+        to[screen_place(i)] = (int8_t)q;
+        *sum += q;
+        square += (double)h[i] * (double)h[i];
+        all->image += image * image;
+        all->off += off * off;
+    }
+    all->square += square;
+    return square;
+}
+
+/* The columns of record k of a row; zeros behind the last, and in place of what is no number, which *finite says. */
+static void load_span(const fs_pass *pass, int32_t a, int64_t k, float *h, int *finite) {
+    const fs_head *head = pass->call->head;
+    const fs_matrix hidden = hidden_of_batch(head, pass->call->batch);
+    const char *row = matrix_row(&hidden, pass->row[a]);
+    for (int i = 0; i < FS_SCREEN_SPAN; i++) {
+        const int64_t d = k * FS_SCREEN_SPAN + i;
+        h[i] = d < head->dim ? weight_at(row, hidden.format, d) : 0.0f;
+        if (!(fabsf(h[i]) < 1e30f)) h[i] = 0.0f, *finite = 0;
+    }
+}
+
+static void image_row(const fs_pass *pass, int32_t a) {
+    const fs_screened *s = &pass->screened;
+    const fs_screen_rows *rows = &s->rows;
+    image_sums all = {0.0, 0.0, 0.0};
+    int finite = 1;
+    for (int64_t k = 0; k < s->screen.records; k++) {
+        const int64_t at = a * rows->chunks + 2 * k;
+        float h[FS_SCREEN_SPAN];
+        double square[2];
+        load_span(pass, a, k, h, &finite);
+        const float step = float_above((double)largest_of(h, FS_SCREEN_SPAN) / 127.0);
+        rows->step[at / 2] = step;
+        for (int i = 0; i < 2; i++)
+            square[i] = image_chunk(h + i * FS_SCREEN_CHUNK, step, rows->q + (at + i) * FS_SCREEN_CHUNK,
+                                    &rows->sum[at + i], &all);
+        if (s->screen.format == FS_SCREEN_INT8) square[0] = sqrt(square[0] + square[1]);
+        for (int i = 0; i < 2; i++) rows->norm[at + i] = float_above(square[i] * (1.0 + 1e-9));
+    }
+    /* Sums of whole numbers are exact; a product of scales, one with the sum, and the addition, for every chunk. */
+    const double error = (double)(2 * rows->chunks + 8) * 0x1p-24;
+    const double slack = screen_slack(pass->call->head->dim, sqrt(all.square), sqrt(all.image), sqrt(all.off), error);
+    rows->slack[a] = finite && all.square < (double)FS_SCREEN_NORM_MOST ? float_above(slack) : INFINITY;
+}
+
+void fs_screened_prepare(const fs_pass *pass, int32_t a) {
+    fs_hidden *one = &pass->screened.hidden[a];
+    one->row = pass->hidden.row + a;
+    pass_kernel(pass)->pack(one, 0, (one->dim + FS_PACK - 1) / FS_PACK * FS_PACK);
+    image_row(pass, a);
+}
+
+/* More logits of W than this of a row, and W is read: to find them one by one costs as much as a twentieth of that. */
+static int64_t most_dots(const fs_pass *pass) {
+    return 64 + pass->call->head->rows / 32 / pass->cpu->tasks;
+}
+
+static fs_settle *settle_of(const fs_pass *pass, int32_t task, int32_t a) {
+    return &pass->screened.settle[(int64_t)task * pass->rows + a];
+}
+
+void fs_screened_open(const fs_pass *pass, int32_t task, int32_t a) {
+    const fs_settle settle = {pass->call,
+                              &pass->active[a],
+                              &pass->scratch[task],
+                              pass_kernel(pass),
+                              &pass->weights,
+                              &pass->screened.hidden[a],
+                              &pass->summary[(int64_t)task * pass->rows + a],
+                              0,
+                              most_dots(pass)};
+    *settle_of(pass, task, a) = settle;
+}
+
+/* ------------------------------------------------------------------------------------------------------- run ---- */
+
+void fs_screened_block(const fs_pass *pass, int64_t first, int64_t n, float *out, int64_t ld) {
+    const fs_screened *s = &pass->screened;
+    const fs_screen_kernel *kernel = pass->cpu->isa->screen;
+    for (int64_t v = first / FS_SCREEN_TOKENS * FS_SCREEN_TOKENS; v < first + n; v += FS_SCREEN_TOKENS) {
+        const unsigned char *strip = screen_strip(&s->screen, v / FS_SCREEN_TOKENS);
+        const int64_t from = v < first ? first : v, end = v + FS_SCREEN_TOKENS, to = end < first + n ? end : first + n;
+        for (int32_t a = 0; a < pass->rows; a++) {
+            float upper[FS_SCREEN_TOKENS];
+            kernel->upper(&s->screen, strip, &s->rows, a, upper);
+            memcpy(out + a * ld + (from - first), upper + (from - v), (size_t)(to - from) * sizeof *upper);
+        }
+    }
+}
+
+void fs_screened_absorb(const fs_pass *pass, fs_block block, int32_t task, int32_t a, float *x) {
+    fs_settle *settle = settle_of(pass, task, a);
+    const int alone = pass->call->needs.samples == 1;
+    if (settle_gave_up(settle)) return;
+    fs_rows_fetch(pass->call, &pass->active[a], block);
+    fs_rows_settle(pass->cpu->isa, settle, block, x, alone ? shared_load(&pass->shared.best[a]) : FS_KEY_NONE);
+    if (alone) shared_raise(&pass->shared.best[a], settle->summary->winner[0].key);
+}
+
+int fs_screened_gave_up(const fs_pass *pass, int32_t a) {
+    for (int32_t t = 0; t < pass->cpu->tasks; t++)
+        if (settle_gave_up(settle_of(pass, t, a))) return 1;
+    return 0;
+}
+
+int64_t fs_screened_dots(const fs_pass *pass) {
+    int64_t dots = 0;
+    for (int64_t i = 0; i < (int64_t)pass->cpu->tasks * pass->rows; i++) dots += pass->screened.settle[i].dots;
+    return dots;
+}

@@ -1,0 +1,54 @@
+/* cpu_screen.h - the kernel of a screen (core/screen.h): upper bounds of the logits of a strip of 16 tokens.
+ *
+ *   h      whole numbers of 8 bits, with a step for every record's 128 columns, made once a call
+ *   dot    a strip against one row: products of 8 bits, exact sums over a group, times scale and step, added in float
+ *   bound  steps or residuals of W against norms of h, group by group; and what h, this sum and the exact logit round
+ *   store  dot + bound: no logit of the strip is above it
+ *
+ * A file cpu_screen_<isa>.c brings the dot products. Rows come one after the other: a strip, 34 KB for 4 bits and
+ * D = 4,096, is in L1 or L2 when the second one does. H in 15 bits, as two parts, has a fourth of the bound here for
+ * twice the products (docs/screening.md). */
+#ifndef FS_CPU_SCREEN_H
+#define FS_CPU_SCREEN_H
+
+#include "core/screen.h"
+#include "cpu_isa.h"
+
+/* One row of fs_screen_rows. */
+typedef struct fs_image {
+    const int8_t *q;
+    const int32_t *sum;
+    const float *step, *norm;
+} fs_image;
+
+FS_CORE fs_image image_of_row(const fs_screen_rows *rows, int32_t r) {
+    const fs_image image = {rows->q + r * rows->chunks * FS_SCREEN_CHUNK, rows->sum + r * rows->chunks,
+                            rows->step + r * rows->chunks / 2, rows->norm + r * rows->chunks};
+    return image;
+}
+
+/* What a kernel brings, of each token of a strip and one row. */
+typedef struct fs_strip_sums {
+    float dot[FS_SCREEN_TOKENS];    /* the product */
+    float spread[FS_SCREEN_TOKENS]; /* 8 bits: residuals times norms; 4 bits: squares of steps times those of norms */
+} fs_strip_sums;
+
+typedef fs_strip_sums (*fs_strip_dots)(const fs_screen *s, const unsigned char *strip, fs_image h);
+
+FS_CORE void strip_upper(const fs_screen *s, const unsigned char *strip, const fs_screen_rows *rows, int32_t r,
+                         fs_strip_dots dots, float *upper) {
+    const fs_strip_sums sums = dots(s, strip, image_of_row(rows, r));
+    for (int t = 0; t < FS_SCREEN_TOKENS; t++) {
+        const float u = sums.dot[t] + screen_bound(s, sums.spread[t], strip_head(strip)->norm[t], rows->slack[r]);
+        upper[t] = u < INFINITY ? u : INFINITY; /* NaN too: nothing is known */
+    }
+}
+
+#define FS_DEFINE_SCREEN_KERNEL(isa, rows8, rows4)                                                                     \
+    static void upper_##isa(const fs_screen *s, const unsigned char *strip, const fs_screen_rows *rows, int32_t r,     \
+                            float *upper) {                                                                            \
+        strip_upper(s, strip, rows, r, s->format == FS_SCREEN_INT8 ? dots8 : dots4, upper);                            \
+    }                                                                                                                  \
+    const fs_screen_kernel fs_screen_##isa = {{rows8, rows4}, upper_##isa}
+
+#endif
