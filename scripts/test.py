@@ -63,7 +63,8 @@ NOT_EMULATED = ("test_amx", "test_filter", "test_fork")
 # the rest is the sanitizers'.
 VALGRIND = ("test_agree", "test_errors", "test_threads", "test_npy", "test_vectors")
 # What a forced row changes is logits and scans over them; test_kernels and test_scans look at every row by themselves.
-FORCED = ("test_agree", "test_invariance", "test_memory", "test_nucleus", "test_ranks", "test_filter", "test_stored")
+FORCED = ("test_agree", "test_invariance", "test_memory", "test_nucleus", "test_ranks", "test_filter", "test_stored",
+          "test_screened")
 FORCED_UNDER_EMULATION = "test_agree"
 # A check that compiles for minutes on one core: begun first.
 LONG_CHECK = "cuda_report"

@@ -1,5 +1,6 @@
 /* Screens: their bytes, who refuses them, that their bounds hold on heads and hidden states that are hard for them, and
  * that bounds which do not hold are seen not to. Draws by them: test_screened.c. */
+#include "isas.h"
 #include "screens.h"
 
 #include <stdint.h>
@@ -317,6 +318,79 @@ static void nearest_rounding_is_seen(void **state) {
     free_screened(&s);
 }
 
+/* ---------------------------------------------------------------------------------------------------- kernels ---- */
+
+enum { KERNEL_ROWS = 3 };
+
+/* Hidden states as kernels take them, made by chance, the largest numbers among them. */
+typedef struct image {
+    int8_t q[KERNEL_ROWS * 1024];
+    int32_t sum[KERNEL_ROWS * 16];
+    float step[KERNEL_ROWS * 8], norm[KERNEL_ROWS * 16], slack[KERNEL_ROWS];
+} image;
+
+static fs_screen_rows make_image(image *m, const fs_screen *screen, rng *r) {
+    const fs_screen_rows rows = {2 * screen->records, m->q, m->sum, m->step, m->norm, m->slack};
+    for (int64_t c = 0; c < KERNEL_ROWS * rows.chunks; c++) {
+        m->sum[c] = 0;
+        for (int i = 0; i < 64; i++) {
+            m->q[c * 64 + i] = (int8_t)(random_below(r, 4) ? (int)random_below(r, 255) - 127 : c % 2 ? 127 : -127);
+            m->sum[c] += m->q[c * 64 + i];
+        }
+        m->step[c / 2] = (float)random_unit(r);
+        m->norm[c] = (float)random_unit(r);
+    }
+    for (int i = 0; i < KERNEL_ROWS; i++) m->slack[i] = (float)random_unit(r) * 1e-3f;
+    return rows;
+}
+
+/* Upper bound of (row, token) by the definition, and the sum of magnitudes. */
+static double upper_of(const fs_screen *screen, const fs_screen_rows *rows, int r, int64_t v, double *magnitude) {
+    const unsigned char *strip = screen_strip(screen, v / 16);
+    double dot = 0.0, spread = 0.0;
+    *magnitude = 0.0;
+    for (int64_t d = 0; d < screen->records * 128; d++) {
+        const int64_t at = r * rows->chunks * 64 + d / 64 * 64 + screen_place((int)(d % 64));
+        const double h = (double)rows->q[at] * (double)rows->step[r * rows->chunks / 2 + d / 128];
+        dot += h * image_of(screen, v, d);
+        *magnitude += fabs(h * image_of(screen, v, d));
+    }
+    for (int64_t c = 0; c < rows->chunks; c++) {
+        const unsigned char *record = strip_record(screen, strip, c / 2);
+        const double norm = (double)rows->norm[r * rows->chunks + c];
+        const double scale = (double)record_scale(screen, record, (int)(v % 16), (int)(c % 2 * 64));
+        if (screen->format == FS_SCREEN_INT4) spread += scale * scale * norm;
+        else if (c % 2 == 0) spread += (double)record_residual(screen, record, (int)(v % 16)) * norm;
+    }
+    return dot + (double)screen_bound(screen, (float)spread, strip_head(strip)->norm[v % 16], rows->slack[r]);
+}
+
+static void every_kernel_computes_the_bound(void **state) {
+    (void)state;
+    static image m;
+    rng r = random_from(3);
+    const int64_t dims[] = {64, 128, 200, 1000};
+    for (int i = 0; i < 4 * 3; i++) {
+        const fs_screen_options o = options_of(i % 3 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, i % 3 == 2 ? 128 : 0);
+        screened_head s = make_screened(context, i % HEAD_KINDS, 45, dims[i / 3], 1, 1.0, &o);
+        const fs_screen screen = screen_of(s.screen);
+        const fs_screen_rows rows = make_image(&m, &screen, &r);
+        for (int name = 0; name < NAMES; name++)
+            for (int64_t at = 0; isa_at(name) && at < 48 * KERNEL_ROWS; at++) {
+                float upper[16];
+                double magnitude;
+                const int row = (int)(at % KERNEL_ROWS);
+                const int64_t v = at / KERNEL_ROWS;
+                const double expected = upper_of(&screen, &rows, row, v, &magnitude);
+                isa_at(name)->screen->upper(&screen, screen_strip(&screen, v / 16), &rows, row, upper);
+                if (!(fabs((double)upper[v % 16] - expected) <= 2e-6 * (magnitude + fabs(expected)) + 1e-30))
+                    fail_msg("%s, format %d, D %lld, token %lld: %g, expected %g", names[name], o.format,
+                             (long long)s.D, (long long)v, (double)upper[v % 16], expected);
+            }
+        free_screened(&s);
+    }
+}
+
 static int open_all(void **state) {
     (void)state;
     context = open_context(FS_BACKEND_CPU, 2, 0);
@@ -341,6 +415,7 @@ int main(void) {
         cmocka_unit_test(who_knows_the_rounding_breaks_the_bound),
         cmocka_unit_test(planted_errors_are_seen),
         cmocka_unit_test(nearest_rounding_is_seen),
+        cmocka_unit_test(every_kernel_computes_the_bound),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

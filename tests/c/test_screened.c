@@ -66,6 +66,7 @@ static void the_cpu_draws_the_same(void **state) {
     int64_t rows = 0, by_screen = 0, dots = 0;
     for (int i = 0; i < HEAD_KINDS * 3; i++)
         for (int32_t threads = 1; threads <= 3; threads += 2) {
+            if (test_size(10) < 10 && (i + threads / 3) % 4) continue; /* where everything is slow */
             fs_context *context = open_context(FS_BACKEND_CPU, threads, 0);
             const fs_screen_options o = options_of(i % 3 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, i % 3 == 2 ? 128 : 0);
             screened_head s = make_screened(context, i / 3, 5003, i % 2 ? 136 : 256, 30, 20.0, &o);
