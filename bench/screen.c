@@ -2,7 +2,7 @@
 /* screen.c - calls with a screen beside the same calls without: unscreened, 8 bits and 4 bits take turns on one
  * language-like head, and every token is compared.
  *
- *   bench_screen V D SECONDS THREADS TEMPERATURE B...    THREADS 0: every core; SECONDS per B
+ *   bench_screen V D SECONDS THREADS TEMPERATURE[,TOP_K] B...    THREADS 0: every core; SECONDS per B
  *
  * A line for each B: median and least milliseconds, their share of the unscreened call's, logits of W a row that were
  * computed, rows that took the pass over W. */
@@ -85,7 +85,7 @@ static void measure(fs_context *context, const workload *w, arm *arms, fs_batch 
 }
 
 int main(int argc, char **argv) {
-    if (argc < 7) die(END_USAGE, "usage: bench_screen V D SECONDS THREADS TEMPERATURE B...");
+    if (argc < 7) die(END_USAGE, "usage: bench_screen V D SECONDS THREADS TEMPERATURE[,TOP_K] B...");
     synth s = {.V = atoll(argv[1]), .D = atoll(argv[2]), .B = 1, .dtype = FS_BF16, .seed = 1};
     const double seconds = atof(argv[3]);
     fs_options options = fs_options_default();
@@ -107,6 +107,7 @@ int main(int argc, char **argv) {
         batch.hidden = w.h;
         batch.hidden_dtype = s.dtype;
         batch.all.temperature = (float)atof(argv[5]);
+        if (strchr(argv[5], ',')) batch.all.top_k = atoi(strchr(argv[5], ',') + 1);
         batch.all.seed = 7;
         measure(context, &w, arms, &batch, seconds);
     }

@@ -18,7 +18,7 @@ typedef struct fs_race {
     struct fs_settle *settle; /* x and y are upper bounds, and whose bound could win is settled; NULL: they are exact */
 } fs_race;
 
-/* The exact x and y of a token whose upper bounds they were; 0 if it has none, or the row has been given up. */
+/* The exact x and y of a token whose upper bounds they were; 0 if it is absent, or the row has been given up. */
 int fs_settle_token(struct fs_settle *settle, uint32_t token, float *x, float *y);
 
 /* No token with l at or below this beats a score without a mark. */
@@ -41,6 +41,7 @@ FS_CORE void race_offer(fs_race *race, uint32_t token, float x, float y, double 
     if (offer.key <= race->winner[race->n - 1].key) return;
     if (race->settle) {
         if (offer.key <= race->shared || !fs_settle_token(race->settle, token, &offer.x, &offer.y)) return;
+        if (!(offer.y * race->rules->inverse_temperature > -INFINITY)) return;
         offer.key = score_key((double)(offer.y * race->rules->inverse_temperature) + noise, token);
         if (offer.key <= race->winner[race->n - 1].key) return;
     }

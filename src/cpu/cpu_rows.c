@@ -312,7 +312,31 @@ int fs_settle_token(fs_settle *settle, uint32_t token, float *x, float *y) {
     *y = edited[lead];
     const float l = *y * call->rules[settle->active->b].inverse_temperature;
     if (*y == INFINITY || l == INFINITY) *flags |= FS_ROW_INF;
-    return l > -INFINITY;
+    if (*y > settle->summary->max_y) settle->summary->max_y = *y;
+    return *y > -INFINITY;
+}
+
+/* Settles what may belong into the row's list, the largest bounds first, until none is above the list's: which then
+ * tells, as ever, that everything above it is there. A list that has more than it has to keep raises it. */
+static void settle_list(const fs_isa *isa, fs_settle *settle, const float *y, int64_t base, int64_t span) {
+    const fs_active_row *active = settle->active;
+    const fs_rules *rules = &settle->call->rules[active->b];
+    fs_list *list = &settle->summary->list, bounds;
+    memset(&bounds, 0, sizeof bounds);
+    bounds.key = settle->key;
+    bounds.capacity = (int32_t)span + FS_GRANULE;
+    isa->scan->append(y, settle->scratch->granule, 0, span / FS_GRANULE, list_floor(list), (uint32_t)base, &bounds);
+    list_heapify(&bounds);
+    for (int32_t i = 0; i < bounds.count; i++) {
+        const uint64_t key = bounds.key[list_at(&bounds, i)];
+        float exact, x = 0.0f;
+        if (key <= list->bound || settle_gave_up(settle)) break;
+        if (!fs_settle_token(settle, order_key_token(key), &x, &exact)) continue;
+        list_offer(list, order_key(exact, order_key_token(key)), x);
+        if (active->near > -INFINITY) fs_lists_raise(list, isa->scan, rows_near(active, rules, settle->summary->max_y));
+        if (list->count > list->keep + list->keep / 8 + 8) list_compact(list);
+    }
+    list_compact(list);
 }
 
 /* Tokens of which nothing is known are settled for the row's flags, whatever their chances. Returns 0 if the row was given
@@ -353,6 +377,8 @@ void fs_rows_settle(const fs_isa *isa, fs_settle *settle, fs_block block, float 
         y = transform_rules(call, active, settle->scratch, block, x);
         survey = isa->scan->survey(NULL, base, y, span, settle->scratch->granule);
     }
+    if (!(survey.most > -INFINITY)) return;
+    if (active->listed) settle_list(isa, settle, y, base, span);
     if (!(survey.most * rules->inverse_temperature > -INFINITY)) return;
     const int32_t draws = needs->ordered ? 1 : needs->samples;
     for (int32_t i = 0; i < draws; i++) {

@@ -85,8 +85,9 @@ typedef struct fs_settle {
     const fs_kernel *kernel;
     const fs_weights *weights;
     const fs_hidden *hidden; /* of the row alone */
-    fs_summary *summary;     /* for its flags */
-    int64_t dots, most;      /* so far; with more than `most` the row is given up */
+    fs_summary *summary;
+    uint64_t *key;      /* [block + 3 FS_GRANULE] scratch, where rows have lists */
+    int64_t dots, most; /* so far; with more than `most` the row is given up */
 } fs_settle;
 
 FS_CORE int settle_gave_up(const fs_settle *settle) {

@@ -1,4 +1,5 @@
 #include "cpu_screened.h"
+#include "cpu_lists.h"
 
 #include "core/head.h"
 
@@ -18,6 +19,8 @@ void fs_screened_layout(fs_pass *pass, fs_arena *arena) {
     s->rows.slack = arena_take(arena, rows, sizeof *s->rows.slack);
     s->settle = arena_take(arena, rows * (size_t)pass->cpu->tasks, sizeof *s->settle);
     s->hidden = arena_take(arena, rows, sizeof *s->hidden);
+    s->key_stride = pass->call->needs.keep || pass->largest ? pass->block + 3 * FS_GRANULE : 0;
+    s->key = arena_take(arena, (size_t)(pass->cpu->tasks * s->key_stride), sizeof *s->key);
     for (size_t a = 0; a < rows; a++) {
         one.packed = arena_take(arena, pass_kernel(pass)->packed_bytes(&one), 1);
         if (arena_fits(arena)) s->hidden[a] = one;
@@ -115,6 +118,7 @@ void fs_screened_open(const fs_pass *pass, int32_t task, int32_t a) {
                               &pass->weights,
                               &pass->screened.hidden[a],
                               &pass->summary[(int64_t)task * pass->rows + a],
+                              pass->screened.key + task * pass->screened.key_stride,
                               0,
                               most_dots(pass)};
     *settle_of(pass, task, a) = settle;
@@ -141,8 +145,11 @@ void fs_screened_absorb(const fs_pass *pass, fs_block block, int32_t task, int32
     const int alone = pass->call->needs.samples == 1;
     if (settle_gave_up(settle)) return;
     fs_rows_fetch(pass->call, &pass->active[a], block);
+    fs_list *list = &settle->summary->list;
+    if (pass->active[a].listed) fs_lists_raise(list, pass->cpu->isa->scan, shared_load(&pass->shared.bound[a]));
     fs_rows_settle(pass->cpu->isa, settle, block, x, alone ? shared_load(&pass->shared.best[a]) : FS_KEY_NONE);
     if (alone) shared_raise(&pass->shared.best[a], settle->summary->winner[0].key);
+    if (pass->active[a].listed) shared_raise(&pass->shared.bound[a], list->bound);
 }
 
 int fs_screened_gave_up(const fs_pass *pass, int32_t a) {

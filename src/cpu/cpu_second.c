@@ -77,9 +77,15 @@ static void remember_wide(const fs_job *job, fs_cpu *cpu) {
 
 /* ---------------------------------------------------------------------------------------------------- finish ---- */
 
+/* Whether this is the first pass over W. */
+static int is_first(const fs_job *job) {
+    return job->turn == 0 || job->turn == FS_TO_READ;
+}
+
 /* The turn of a row that this one leaves open. Rough masses do for most rows. */
 static uint8_t next_turn(const fs_job *job, int64_t b) {
-    if (job->turn || !job->call.needs.rough) return FS_TO_PROVE;
+    if (job->pass.by_screen) return FS_TO_READ;
+    if (!is_first(job) || !job->call.needs.rough) return FS_TO_PROVE;
     return fs_stored_serves(&job->call, &job->rules[b]) ? FS_TO_STORE : FS_TO_LIST;
 }
 
@@ -97,14 +103,12 @@ static void finish_task(void *arg, int32_t task) {
     for (int32_t a; (a = fs_pass_merged(pass)) >= 0;) {
         const int64_t b = pass->row[a];
         fs_summary *summary = pass->storing ? &job->kept[b] : &pass->summary[a];
-        if (pass->by_screen && fs_screened_gave_up(pass, a)) {
-            job->state[b] = FS_TO_READ;
-            continue;
-        }
-        if (pass->active[a].stored.y) job->state[b] = finish_stored(job, task, a, summary, extra);
+        const int gave_up = pass->by_screen && fs_screened_gave_up(pass, a);
+        if (gave_up) job->state[b] = FS_TO_READ;
+        else if (pass->active[a].stored.y) job->state[b] = finish_stored(job, task, a, summary, extra);
         else if (fs_finish_row(&job->call, b, summary, extra, final, spare)) job->state[b] = FS_DONE;
         else job->state[b] = next_turn(job, b);
-        if (job->state[b] > FS_DONE_WIDE && !job->turn) job->kept[b] = *summary;
+        if (job->state[b] > FS_TO_READ && is_first(job)) job->kept[b] = *summary;
     }
 }
 
@@ -117,8 +121,8 @@ static void finish_dropped(const fs_job *job) {
 
 size_t fs_second_start(fs_job *job, fs_context *context, int32_t turn, const int32_t *row, int32_t rows) {
     fs_arena count = {NULL, 0, 0};
-    fs_job_start_pass(job, context, row, rows);
     job->turn = turn;
+    fs_job_start_pass(job, context, row, rows);
     job->pass.storing = turn == FS_TO_STORE;
     job->pass.whole = turn != FS_TO_STORE;
     job->pass.kept = job->kept;
@@ -168,8 +172,8 @@ static fs_status take_turn(fs_job *job, fs_context *context, int32_t turn, const
     return FS_OK;
 }
 
-/* What the screen did; then a pass over W, in the same memory, for the rows that it has left. Returns
- * how many. */
+/* What the screen did; then a pass over W, in the same memory, for the rows that it has left. Returns how
+ * many. */
 static int64_t end_screened(fs_job *job, fs_context *context) {
     fs_cpu *cpu = context->state;
     int32_t rows = 0;
@@ -192,15 +196,12 @@ fs_status fs_job_draw(fs_job *job, fs_context *context, int64_t *again, size_t *
     *extra_bytes = take_store(job, context);
     finish_dropped(job);
     fs_job_run(job, finish_task);
-    if (job->screened) {
-        *again = end_screened(job, context);
-        return FS_OK;
-    }
-
+    const int64_t read = job->screened ? end_screened(job, context) : 0;
     const int64_t all = job->call.batch->rows;
     int64_t count[FS_TO_PROVE + 1] = {0};
     for (int64_t b = 0; b < all; b++) count[job->state[b]]++;
     *again = count[FS_TO_STORE] + count[FS_TO_LIST] + count[FS_TO_PROVE];
+    *again = read > *again ? read : *again;
     remember_wide(job, cpu);
     if (!*again && !*extra_bytes && cpu->second.memory && ++cpu->calls_without == FS_SECOND_KEPT)
         fs_second_free(context);

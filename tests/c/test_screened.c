@@ -127,8 +127,12 @@ static fs_batch chance_batch(const screened_head *s, chance *c, rng *r) {
     if (random_below(r, 2)) batch.flags = FS_EDITS_LAST;
     if (random_below(r, 3) == 0) batch.samples = 1 + (int32_t)random_below(r, 5);
     if (random_below(r, 4) == 0) batch.mode = FS_MODE_WITHOUT_REPLACEMENT;
-    if (random_below(r, 8) == 0) batch.all.top_k = 20;
-    if (random_below(r, 8) == 0) batch.all.top_p = 0.9f;
+    if (random_below(r, 3) == 0) batch.all.top_k = 1 + (int32_t)random_below(r, 40);
+    if (random_below(r, 4) == 0) batch.all.min_p = 0.05f;
+    if (random_below(r, 5) == 0) batch.all.top_p = 0.9f;
+    if (random_below(r, 4) == 0) batch.flags |= FS_KEEP_TIES;
+    if (random_below(r, 4) == 0) batch.flags |= FS_CUT_BEFORE_TEMPERATURE;
+    if (random_below(r, 4) == 0) batch.flags |= FS_MIN_P_LAST;
     return batch;
 }
 
@@ -177,6 +181,34 @@ static void any_call_draws_the_same(void **state) {
     print_message("%lld of %lld calls had rows that the screen decided\n", (long long)served, (long long)rounds);
     assert_true(served > rounds / 3);
     for (int i = 0; i < 2; i++) fs_context_destroy(contexts[i]);
+}
+
+/* Top-k, min-p, and top-p of what they leave, by lists of settled tokens. */
+static void cuts_by_lists_draw_the_same(void **state) {
+    (void)state;
+    static drawn plain, screened;
+    int64_t rows = 0, by_screen = 0, dots = 0;
+    for (int i = 0; i < 4; i++) {
+        fs_context *context = open_context(FS_BACKEND_CPU, 1 + i / 2 * 2, 0);
+        const fs_screen_options o = options_of(i % 2 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, 0);
+        screened_head s = make_screened(context, NORMAL, 20011, 256, 20, 12.0, &o);
+        for (uint64_t seed = 0; seed < test_size(60); seed++) {
+            fs_batch batch = batch_of(&s, temperatures[seed % 6], seed);
+            if (seed % 3 < 2) batch.all.top_k = seed % 4 ? 50 : 5;
+            if (seed % 3 == 1) batch.all.top_p = 0.8f;
+            if (seed % 3 == 2 || seed % 5 == 0) batch.all.min_p = 0.2f;
+            if (seed % 7 == 0) batch.samples = 3;
+            draw(context, &s, &batch, 0, &plain);
+            draw(context, &s, &batch, 1, &screened);
+            same_draws(&plain, &screened);
+            rows += s.B, by_screen += screened.rows, dots += screened.dots;
+        }
+        free_screened(&s);
+        fs_context_destroy(context);
+    }
+    print_message("%lld rows with cuts, %.3f of them by the screen, %.1f logits a row\n", (long long)rows,
+                  (double)by_screen / (double)rows, (double)dots / (double)rows);
+    assert_true(by_screen > rows / 4);
 }
 
 /* The caller's memory, as large as was asked for, is enough, also where every row takes the pass over W. */
@@ -235,9 +267,9 @@ static void wrong_scales_draw_other_tokens(void **state) {
 int main(void) {
     setenv("FLASHSAMPLING_SCREEN_ROWS", "4096", 1); /* more rows than pay */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_reference_draws_the_same),   cmocka_unit_test(the_cpu_draws_the_same),
-        cmocka_unit_test(any_call_draws_the_same),        cmocka_unit_test(the_callers_memory_is_enough),
-        cmocka_unit_test(wrong_scales_draw_other_tokens),
+        cmocka_unit_test(the_reference_draws_the_same), cmocka_unit_test(the_cpu_draws_the_same),
+        cmocka_unit_test(any_call_draws_the_same),      cmocka_unit_test(cuts_by_lists_draw_the_same),
+        cmocka_unit_test(the_callers_memory_is_enough), cmocka_unit_test(wrong_scales_draw_other_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
