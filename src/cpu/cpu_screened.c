@@ -10,13 +10,17 @@ void fs_screened_layout(fs_pass *pass, fs_arena *arena) {
     fs_screened *s = &pass->screened;
     fs_hidden one = {NULL, 1, pass->hidden.dtype, pass->hidden.dim, NULL};
     s->screen = screen_of(pass->call->head->screen);
-    s->rows.chunks = 2 * s->screen.records;
-    const size_t chunks = rows * (size_t)s->rows.chunks;
-    s->rows.q = arena_take(arena, chunks, FS_SCREEN_CHUNK);
-    s->rows.sum = arena_take(arena, chunks, sizeof *s->rows.sum);
-    s->rows.norm = arena_take(arena, chunks, sizeof *s->rows.norm);
-    s->rows.step = arena_take(arena, chunks / 2, sizeof *s->rows.step);
-    s->rows.slack = arena_take(arena, rows, sizeof *s->rows.slack);
+    fs_screen_rows *h = &s->rows;
+    h->records = s->screen.records;
+    h->most = 2 * h->records;
+    const size_t entries = rows * (size_t)h->most;
+    h->entries = arena_take(arena, rows, sizeof *h->entries);
+    h->record = arena_take(arena, entries, sizeof *h->record);
+    h->q = arena_take(arena, entries, FS_SCREEN_SPAN);
+    h->sum = arena_take(arena, 2 * entries, sizeof *h->sum);
+    h->step = arena_take(arena, entries, sizeof *h->step);
+    h->norm = arena_take(arena, entries, sizeof *h->norm);
+    h->slack = arena_take(arena, rows, sizeof *h->slack);
     s->settle = arena_take(arena, rows * (size_t)pass->cpu->tasks, sizeof *s->settle);
     s->hidden = arena_take(arena, rows, sizeof *s->hidden);
     s->key_stride = pass->call->needs.keep || pass->largest ? pass->block + 3 * FS_GRANULE : 0;
@@ -29,33 +33,29 @@ void fs_screened_layout(fs_pass *pass, fs_arena *arena) {
 
 /* --------------------------------------------------------------------------------------------------- prepare ---- */
 
-/* What is known of a row so far: |h|^2, that of its image, and of what is between them. */
-typedef struct image_sums {
-    double square, image, off;
-} image_sums;
-
-static float largest_of(const float *h, int n) {
+static float largest_of(const float *h) {
     float most = 0.0f;
-    for (int i = 0; i < n; i++) most = fabsf(h[i]) > most ? fabsf(h[i]) : most;
+    for (int i = 0; i < FS_SCREEN_SPAN; i++) most = fabsf(h[i]) > most ? fabsf(h[i]) : most;
     return most;
 }
 
-/* A chunk of H in whole numbers. Returns its |h|^2. */
-static double image_chunk(const float *h, float step, int8_t *to, int32_t *sum, image_sums *all) {
-    const float per = step > 0.0f ? 1.0f / step : 0.0f;
-    double square = 0.0;
-    *sum = 0;
-    for (int i = 0; i < FS_SCREEN_CHUNK; i++) {
-        const int q = (int)rintf(h[i] * per);
-        const double image = (double)q * (double)step, off = (double)h[i] - image;
-        to[screen_place(i)] = (int8_t)q;
-        *sum += q;
-        square += (double)h[i] * (double)h[i];
-        all->image += image * image;
-        all->off += off * off;
+/* 128 columns in whole numbers, as entry `at`. What is left over takes their place (in float it is exact, or off by less
+ * than the row's slack has room for); returns |.|^2 of it. */
+static double image_span(const fs_screen_rows *rows, int64_t at, int64_t record, float *h) {
+    const float step = float_above((double)largest_of(h) / 127.0), per = step > 0.0f ? 1.0f / step : 0.0f;
+    double off = 0.0;
+    rows->record[at] = (int32_t)record;
+    rows->step[at] = step;
+    rows->sum[2 * at] = rows->sum[2 * at + 1] = 0;
+    for (int i = 0; i < FS_SCREEN_SPAN; i++) {
+        const int q = (int)rintf(h[i] * per), chunk = i / FS_SCREEN_CHUNK;
+        const double left = (double)h[i] - (double)q * (double)step;
+        rows->q[at * FS_SCREEN_SPAN + chunk * FS_SCREEN_CHUNK + screen_place(i % FS_SCREEN_CHUNK)] = (int8_t)q;
+        rows->sum[2 * at + chunk] += q;
+        h[i] = (float)left;
+        off += left * left;
     }
-    all->square += square;
-    return square;
+    return off;
 }
 
 /* The columns of record k of a row; zeros behind the last, and in place of what is no number, which *finite says. */
@@ -70,28 +70,47 @@ static void load_span(const fs_pass *pass, int32_t a, int64_t k, float *h, int *
     }
 }
 
+/* Norms of record k of row a, rounded up. Returns |h|^2. */
+static double norm_span(const fs_pass *pass, int32_t a, int64_t k, const float *h) {
+    const fs_screen_rows *rows = &pass->screened.rows;
+    float *norm = rows->norm + (a * rows->records + k) * 2;
+    double square[2] = {0.0, 0.0};
+    for (int i = 0; i < FS_SCREEN_SPAN; i++) square[i / FS_SCREEN_CHUNK] += (double)h[i] * (double)h[i];
+    const double all = square[0] + square[1];
+    if (pass->screened.screen.format == FS_SCREEN_INT8) square[0] = sqrt(all);
+    for (int i = 0; i < 2; i++) norm[i] = float_above(square[i] * (1.0 + 1e-9));
+    return all;
+}
+
+/* A record whose largest column is this many times the row's root mean square, or more, is imaged twice: hidden states
+ * have a few columns that are far larger than all others, which would make one step for their neighbours too long. So
+ * |h - h~| is at most 1 % of |h|, and 0.6 % where no column is special; twice everywhere would be twice the products. */
+#define FS_UNEVEN 4.4
+
 static void image_row(const fs_pass *pass, int32_t a) {
-    const fs_screened *s = &pass->screened;
-    const fs_screen_rows *rows = &s->rows;
-    image_sums all = {0.0, 0.0, 0.0};
+    const fs_screen_rows *rows = &pass->screened.rows;
+    const int64_t dim = pass->call->head->dim, at = a * rows->most;
+    double square = 0.0, off = 0.0;
+    float h[FS_SCREEN_SPAN];
     int finite = 1;
-    for (int64_t k = 0; k < s->screen.records; k++) {
-        const int64_t at = a * rows->chunks + 2 * k;
-        float h[FS_SCREEN_SPAN];
-        double square[2];
+    for (int64_t k = 0; k < rows->records; k++) {
         load_span(pass, a, k, h, &finite);
-        const float step = float_above((double)largest_of(h, FS_SCREEN_SPAN) / 127.0);
-        rows->step[at / 2] = step;
-        for (int i = 0; i < 2; i++)
-            square[i] = image_chunk(h + i * FS_SCREEN_CHUNK, step, rows->q + (at + i) * FS_SCREEN_CHUNK,
-                                    &rows->sum[at + i], &all);
-        if (s->screen.format == FS_SCREEN_INT8) square[0] = sqrt(square[0] + square[1]);
-        for (int i = 0; i < 2; i++) rows->norm[at + i] = float_above(square[i] * (1.0 + 1e-9));
+        square += norm_span(pass, a, k, h);
     }
-    /* Sums of whole numbers are exact; a product of scales, one with the sum, and the addition, for every chunk. */
-    const double error = (double)(2 * rows->chunks + 8) * 0x1p-24;
-    const double slack = screen_slack(pass->call->head->dim, sqrt(all.square), sqrt(all.image), sqrt(all.off), error);
-    rows->slack[a] = finite && all.square < (double)FS_SCREEN_NORM_MOST ? float_above(slack) : INFINITY;
+    int64_t entries = rows->records;
+    for (int64_t k = 0; k < rows->records; k++) {
+        load_span(pass, a, k, h, &finite);
+        const int uneven = (double)largest_of(h) > FS_UNEVEN * sqrt(square / (double)dim);
+        double left = image_span(rows, at + k, k, h);
+        if (uneven) left = image_span(rows, at + entries++, k, h);
+        off += left;
+    }
+    rows->entries[a] = (int32_t)entries;
+    /* Sums of whole numbers are exact; a product of scales, one with the sum, and the addition, for every chunk of every
+     * entry. The image is no longer than h and what is between them; what is left over is rounded to float once. */
+    const double norm = sqrt(square), image = norm + sqrt(off), error = (double)(8 * rows->records + 8) * 0x1p-24;
+    const double slack = screen_slack(dim, norm, 1.01 * image, sqrt(off) + 0x1p-24 * norm, error);
+    rows->slack[a] = finite && square < (double)FS_SCREEN_NORM_MOST ? float_above(slack) : INFINITY;
 }
 
 void fs_screened_prepare(const fs_pass *pass, int32_t a) {

@@ -320,27 +320,33 @@ static void nearest_rounding_is_seen(void **state) {
 
 /* ---------------------------------------------------------------------------------------------------- kernels ---- */
 
-enum { KERNEL_ROWS = 3 };
+enum { KERNEL_ROWS = 3, MOST_ENTRIES = 16 };
 
-/* Hidden states as kernels take them, made by chance, the largest numbers among them. */
+/* Hidden states as kernels take them, made by chance, the largest numbers among them; some records twice. */
 typedef struct image {
-    int8_t q[KERNEL_ROWS * 1024];
-    int32_t sum[KERNEL_ROWS * 16];
-    float step[KERNEL_ROWS * 8], norm[KERNEL_ROWS * 16], slack[KERNEL_ROWS];
+    int8_t q[KERNEL_ROWS * MOST_ENTRIES * 128];
+    int32_t sum[KERNEL_ROWS * MOST_ENTRIES * 2], record[KERNEL_ROWS * MOST_ENTRIES], entries[KERNEL_ROWS];
+    float step[KERNEL_ROWS * MOST_ENTRIES], norm[KERNEL_ROWS * MOST_ENTRIES], slack[KERNEL_ROWS];
 } image;
 
 static fs_screen_rows make_image(image *m, const fs_screen *screen, rng *r) {
-    const fs_screen_rows rows = {2 * screen->records, m->q, m->sum, m->step, m->norm, m->slack};
-    for (int64_t c = 0; c < KERNEL_ROWS * rows.chunks; c++) {
+    const int64_t records = screen->records, most = 2 * records;
+    const fs_screen_rows rows = {records, most, m->entries, m->record, m->q, m->sum, m->step, m->norm, m->slack};
+    for (int64_t c = 0; c < 2 * KERNEL_ROWS * most; c++) {
         m->sum[c] = 0;
         for (int i = 0; i < 64; i++) {
             m->q[c * 64 + i] = (int8_t)(random_below(r, 4) ? (int)random_below(r, 255) - 127 : c % 2 ? 127 : -127);
             m->sum[c] += m->q[c * 64 + i];
         }
         m->step[c / 2] = (float)random_unit(r);
-        m->norm[c] = (float)random_unit(r);
+        m->norm[c / 2] = (float)random_unit(r);
+        const int64_t entry = c / 2 % most;
+        m->record[c / 2] = (int32_t)(entry < records ? entry : (int64_t)random_below(r, (uint64_t)records));
     }
-    for (int i = 0; i < KERNEL_ROWS; i++) m->slack[i] = (float)random_unit(r) * 1e-3f;
+    for (int i = 0; i < KERNEL_ROWS; i++) {
+        m->slack[i] = (float)random_unit(r) * 1e-3f;
+        m->entries[i] = (int32_t)(records + (int64_t)random_below(r, (uint64_t)records));
+    }
     return rows;
 }
 
@@ -349,15 +355,17 @@ static double upper_of(const fs_screen *screen, const fs_screen_rows *rows, int 
     const unsigned char *strip = screen_strip(screen, v / 16);
     double dot = 0.0, spread = 0.0;
     *magnitude = 0.0;
-    for (int64_t d = 0; d < screen->records * 128; d++) {
-        const int64_t at = r * rows->chunks * 64 + d / 64 * 64 + screen_place((int)(d % 64));
-        const double h = (double)rows->q[at] * (double)rows->step[r * rows->chunks / 2 + d / 128];
-        dot += h * image_of(screen, v, d);
-        *magnitude += fabs(h * image_of(screen, v, d));
+    for (int64_t d = 0; d < rows->entries[r] * 128; d++) {
+        const int64_t entry = r * rows->most + d / 128,
+                      at = entry * 128 + d % 128 / 64 * 64 + screen_place((int)(d % 64));
+        const double h = (double)rows->q[at] * (double)rows->step[entry];
+        const double w = image_of(screen, v, rows->record[entry] * 128 + d % 128);
+        dot += h * w;
+        *magnitude += fabs(h * w);
     }
-    for (int64_t c = 0; c < rows->chunks; c++) {
+    for (int64_t c = 0; c < 2 * rows->records; c++) {
         const unsigned char *record = strip_record(screen, strip, c / 2);
-        const double norm = (double)rows->norm[r * rows->chunks + c];
+        const double norm = (double)rows->norm[r * rows->records * 2 + c];
         const double scale = (double)record_scale(screen, record, (int)(v % 16), (int)(c % 2 * 64));
         if (screen->format == FS_SCREEN_INT4) spread += scale * scale * norm;
         else if (c % 2 == 0) spread += (double)record_residual(screen, record, (int)(v % 16)) * norm;

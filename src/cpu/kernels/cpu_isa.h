@@ -35,13 +35,16 @@ typedef struct fs_kernel {
     void (*filter)(const fs_hidden *hidden, const fs_weights *w, int64_t first, int32_t tokens, fs_filter *filter);
 } fs_kernel;
 
-/* Hidden states as kernels of screens take them: h is about step * q. */
+/* Hidden states as kernels of screens take them: step * q of 128 columns, for every record of the screen; and once more,
+ * what that leaves over, for records with columns that are far larger than the others. */
 typedef struct fs_screen_rows {
-    int64_t chunks; /* of 64 columns: whole records of the screen */
-    int8_t *q;      /* [rows, chunks, 64] columns in the screen's order; a cache line each */
-    int32_t *sum;   /* [rows, chunks] of q */
-    float *step;    /* [rows, chunks / 2] */
-    float *norm;  /* [rows, chunks] 8 bits: |h| of a record's columns, in its first place; 4 bits: |h|^2 of a chunk's */
+    int64_t records, most; /* of the screen; entries of a row at most */
+    int32_t *entries;      /* [rows] of a row: all records in their order, then some again */
+    int32_t *record;       /* [rows, most] which record an entry is of */
+    int8_t *q;             /* [rows, most, 128] columns in the screen's order, two cache lines each */
+    int32_t *sum;          /* [rows, most, 2] of q, by chunks */
+    float *step;           /* [rows, most] */
+    float *norm; /* [rows, records, 2] 8 bits: |h| of a record's columns, in its first place; 4 bits: |h|^2 by chunks */
     float *slack; /* [rows] screen_slack */
 } fs_screen_rows;
 

@@ -1,13 +1,12 @@
 /* cpu_screen.h - the kernel of a screen (core/screen.h): upper bounds of the logits of a strip of 16 tokens.
  *
- *   h      whole numbers of 8 bits, with a step for every record's 128 columns, made once a call
+ *   h      whole numbers of 8 bits, with a step for every record's 128 columns, and twice where it is uneven; once a call
  *   dot    a strip against one row: products of 8 bits, exact sums over a group, times scale and step, added in float
  *   bound  steps or residuals of W against norms of h, group by group; and what h, this sum and the exact logit round
  *   store  dot + bound: no logit of the strip is above it
  *
  * A file cpu_screen_<isa>.c brings the dot products. Rows come one after the other: a strip, 34 KB for 4 bits and
- * D = 4,096, is in L1 or L2 when the second one does. H in 15 bits, as two parts, has a fourth of the bound here for
- * twice the products (docs/screening.md). */
+ * D = 4,096, is in L1 or L2 when the second one does. */
 #ifndef FS_CPU_SCREEN_H
 #define FS_CPU_SCREEN_H
 
@@ -16,14 +15,17 @@
 
 /* One row of fs_screen_rows. */
 typedef struct fs_image {
+    int32_t entries;
+    const int32_t *record;
     const int8_t *q;
     const int32_t *sum;
     const float *step, *norm;
 } fs_image;
 
 FS_CORE fs_image image_of_row(const fs_screen_rows *rows, int32_t r) {
-    const fs_image image = {rows->q + r * rows->chunks * FS_SCREEN_CHUNK, rows->sum + r * rows->chunks,
-                            rows->step + r * rows->chunks / 2, rows->norm + r * rows->chunks};
+    const int64_t at = r * rows->most;
+    const fs_image image = {rows->entries[r],   rows->record + at, rows->q + at * FS_SCREEN_SPAN,
+                            rows->sum + at * 2, rows->step + at,   rows->norm + r * rows->records * 2};
     return image;
 }
 

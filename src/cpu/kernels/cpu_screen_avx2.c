@@ -42,9 +42,9 @@ FS_INLINE fs_strip_sums sums_of(const totals *t) {
 }
 
 static fs_strip_sums dots8(const fs_screen *s, const unsigned char *strip, fs_image h) {
-    const unsigned char *w = strip + FS_SCREEN_STRIP_HEAD;
     totals t = {{_mm256_setzero_ps(), _mm256_setzero_ps()}, {_mm256_setzero_ps(), _mm256_setzero_ps()}};
-    for (int64_t k = 0; k < s->records; k++, w += s->record_bytes) {
+    for (int32_t e = 0; e < h.entries; e++) {
+        const unsigned char *w = strip_record(s, strip, h.record[e]);
         const uint16_t *tail = record_tail(s, w);
         for (int half = 0; half < 2; half++) {
             __m256i token[8];
@@ -54,24 +54,25 @@ static fs_strip_sums dots8(const fs_screen *s, const unsigned char *strip, fs_im
 #pragma GCC unroll 4
                 for (int i = 0; i < 4; i++) {
                     const __m256i x = load(line + i / 2 * (FS_SCREEN_TOKENS * FS_SCREEN_CHUNK) + i % 2 * 32);
-                    const __m256i q = load(h.q + k * FS_SCREEN_SPAN + i * 32);
+                    const __m256i q = load(h.q + e * FS_SCREEN_SPAN + i * 32);
                     token[j] = add_products(token[j], _mm256_abs_epi8(x), _mm256_sign_epi8(q, x));
                 }
             }
-            const __m256 scale = _mm256_mul_ps(load_scales(tail + 8 * half), _mm256_set1_ps(h.step[k]));
+            const __m256 scale = _mm256_mul_ps(load_scales(tail + 8 * half), _mm256_set1_ps(h.step[e]));
             t.dot[half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(add_up(token)), scale, t.dot[half]);
+            if (e >= s->records) continue;
             t.spread[half] = _mm256_fmadd_ps(load_scales(tail + FS_SCREEN_TOKENS + 8 * half),
-                                             _mm256_set1_ps(h.norm[2 * k]), t.spread[half]);
+                                             _mm256_set1_ps(h.norm[2 * e]), t.spread[half]);
         }
     }
     return sums_of(&t);
 }
 
 static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_image h) {
-    const unsigned char *record = strip + FS_SCREEN_STRIP_HEAD;
     const __m256i low = _mm256_set1_epi8(15);
     totals t = {{_mm256_setzero_ps(), _mm256_setzero_ps()}, {_mm256_setzero_ps(), _mm256_setzero_ps()}};
-    for (int64_t c = 0; c < 2 * s->records; c++) {
+    for (int32_t c = 0; c < 2 * h.entries; c++) {
+        const unsigned char *record = strip_record(s, strip, h.record[c / 2]);
         const unsigned char *w = record + c % 2 * (FS_SCREEN_TOKENS / 2 * FS_SCREEN_CHUNK);
         const uint16_t *tail = record_tail(s, record) + c % 2 * FS_SCREEN_TOKENS;
         const __m256i q[2] = {load(h.q + c * FS_SCREEN_CHUNK), load(h.q + c * FS_SCREEN_CHUNK + 32)};
@@ -90,9 +91,9 @@ static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_im
             const __m256 bare = load_scales(tail + 8 * half);
             const __m256 dot = _mm256_cvtepi32_ps(_mm256_sub_epi32(add_up(token[half]), offset));
             t.dot[half] = _mm256_fmadd_ps(dot, _mm256_mul_ps(bare, _mm256_set1_ps(h.step[c / 2])), t.dot[half]);
+            if (c >= 2 * s->records) continue;
             t.spread[half] = _mm256_fmadd_ps(_mm256_mul_ps(bare, bare), _mm256_set1_ps(h.norm[c]), t.spread[half]);
         }
-        record += c % 2 * s->record_bytes;
     }
     return sums_of(&t);
 }

@@ -66,16 +66,16 @@ FS_INLINE void add_part(totals *t, int token, __m512i dot, float scale) {
 }
 
 static fs_strip_sums dots8(const fs_screen *s, const unsigned char *strip, fs_image h) {
-    const unsigned char *w = strip + FS_SCREEN_STRIP_HEAD;
     const __m512i sign = _mm512_set1_epi8((char)0x80);
     totals t;
 #pragma GCC unroll 16
     for (int i = 0; i < FS_SCREEN_TOKENS; i++) t.part[i] = _mm512_setzero_ps();
     t.spread = _mm512_setzero_ps();
-    for (int64_t k = 0; k < s->records; k++, w += s->record_bytes) {
+    for (int32_t e = 0; e < h.entries; e++) {
+        const unsigned char *w = strip_record(s, strip, h.record[e]);
         const uint16_t *tail = record_tail(s, w);
-        const vec scale = _mm512_mul_ps(load_scales(tail), _mm512_set1_ps(h.step[k]));
-        const __m512i q0 = load_line(h.q + k * FS_SCREEN_SPAN), q1 = load_line(h.q + k * FS_SCREEN_SPAN + 64);
+        const vec scale = _mm512_mul_ps(load_scales(tail), _mm512_set1_ps(h.step[e]));
+        const __m512i q0 = load_line(h.q + e * FS_SCREEN_SPAN), q1 = load_line(h.q + e * FS_SCREEN_SPAN + 64);
         const __m512i less =
             _mm512_sub_epi32(_mm512_setzero_si512(), products(products(_mm512_setzero_si512(), sign, q0), sign, q1));
         float each[FS_SCREEN_TOKENS];
@@ -86,19 +86,20 @@ static fs_strip_sums dots8(const fs_screen *s, const unsigned char *strip, fs_im
             const __m512i b = _mm512_xor_si512(load_line(w + (FS_SCREEN_TOKENS + i) * FS_SCREEN_CHUNK), sign);
             add_part(&t, i, products(products(less, a, q0), b, q1), each[i]);
         }
-        t.spread = _mm512_fmadd_ps(load_scales(tail + FS_SCREEN_TOKENS), _mm512_set1_ps(h.norm[2 * k]), t.spread);
+        if (e < s->records)
+            t.spread = _mm512_fmadd_ps(load_scales(tail + FS_SCREEN_TOKENS), _mm512_set1_ps(h.norm[2 * e]), t.spread);
     }
     return sums_of(&t);
 }
 
 static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_image h) {
-    const unsigned char *record = strip + FS_SCREEN_STRIP_HEAD;
     const __m512i low = _mm512_set1_epi8(15);
     totals t;
 #pragma GCC unroll 16
     for (int i = 0; i < FS_SCREEN_TOKENS; i++) t.part[i] = _mm512_setzero_ps();
     t.spread = _mm512_setzero_ps();
-    for (int64_t c = 0; c < 2 * s->records; c++) {
+    for (int32_t c = 0; c < 2 * h.entries; c++) {
+        const unsigned char *record = strip_record(s, strip, h.record[c / 2]);
         const unsigned char *w = record + c % 2 * (FS_SCREEN_TOKENS / 2 * FS_SCREEN_CHUNK);
         const vec bare = load_scales(record_tail(s, record) + c % 2 * FS_SCREEN_TOKENS);
         const vec scale = _mm512_mul_ps(bare, _mm512_set1_ps(h.step[c / 2]));
@@ -116,8 +117,8 @@ static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_im
             add_part(&t, i, first, each[i]);
             add_part(&t, i + 8, _mm512_sub_epi32(both, first), each[i + 8] * 0.0625f);
         }
-        t.spread = _mm512_fmadd_ps(_mm512_mul_ps(bare, bare), _mm512_set1_ps(h.norm[c]), t.spread);
-        record += c % 2 * s->record_bytes;
+        if (c < 2 * s->records)
+            t.spread = _mm512_fmadd_ps(_mm512_mul_ps(bare, bare), _mm512_set1_ps(h.norm[c]), t.spread);
     }
     return sums_of(&t);
 }

@@ -44,13 +44,13 @@ FS_INLINE int32x4_t add_up(const int32x4_t *x) {
 }
 
 static fs_strip_sums dots8(const fs_screen *s, const unsigned char *strip, fs_image h) {
-    const int8_t *w = (const int8_t *)(strip + FS_SCREEN_STRIP_HEAD);
     totals total = no_totals();
-    for (int64_t k = 0; k < s->records; k++, w += s->record_bytes) {
+    for (int32_t e = 0; e < h.entries; e++) {
+        const int8_t *w = (const int8_t *)strip_record(s, strip, h.record[e]);
         const uint16_t *scale = record_tail(s, (const unsigned char *)w);
         int8x16_t q[8];
 #pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) q[i] = vld1q_s8(h.q + k * FS_SCREEN_SPAN + i * 16);
+        for (int i = 0; i < 8; i++) q[i] = vld1q_s8(h.q + e * FS_SCREEN_SPAN + i * 16);
 #pragma GCC unroll 4
         for (int quad = 0; quad < 4; quad++) {
             int32x4_t token[4];
@@ -65,20 +65,21 @@ static fs_strip_sums dots8(const fs_screen *s, const unsigned char *strip, fs_im
                     token[j] = vdotq_s32(
                         token[j], vld1q_s8(line + i / 4 * (FS_SCREEN_TOKENS * FS_SCREEN_CHUNK) + i % 4 * 16), q[i]);
             }
-            const float32x4_t step = vmulq_n_f32(load_scales(scale + quad * 4), h.step[k]);
+            const float32x4_t step = vmulq_n_f32(load_scales(scale + quad * 4), h.step[e]);
             total.dot[quad] = vfmaq_f32(total.dot[quad], vcvtq_f32_s32(add_up(token)), step);
-            total.spread[quad] =
-                vfmaq_n_f32(total.spread[quad], load_scales(scale + FS_SCREEN_TOKENS + quad * 4), h.norm[2 * k]);
+            if (e < s->records)
+                total.spread[quad] =
+                    vfmaq_n_f32(total.spread[quad], load_scales(scale + FS_SCREEN_TOKENS + quad * 4), h.norm[2 * e]);
         }
     }
     return sums_of(&total);
 }
 
 static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_image h) {
-    const unsigned char *record = strip + FS_SCREEN_STRIP_HEAD;
     const uint8x16_t low = vdupq_n_u8(15);
     totals total = no_totals();
-    for (int64_t c = 0; c < 2 * s->records; c++) {
+    for (int32_t c = 0; c < 2 * h.entries; c++) {
+        const unsigned char *record = strip_record(s, strip, h.record[c / 2]);
         const unsigned char *w = record + c % 2 * (FS_SCREEN_TOKENS / 2 * FS_SCREEN_CHUNK);
         const uint16_t *scale = record_tail(s, record) + c % 2 * FS_SCREEN_TOKENS;
         const int32x4_t offset = vdupq_n_s32(8 * h.sum[c]), offset_high = vdupq_n_s32(128 * h.sum[c]);
@@ -106,10 +107,10 @@ static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_im
                 vfmaq_f32(total.dot[quad], vcvtq_f32_s32(vsubq_s32(sums, offset)), vmulq_n_f32(step, h.step[c / 2]));
             total.dot[quad + 2] =
                 vfmaq_f32(total.dot[quad + 2], vcvtq_n_f32_s32(high, 4), vmulq_n_f32(step_high, h.step[c / 2]));
+            if (c >= 2 * s->records) continue;
             total.spread[quad] = vfmaq_n_f32(total.spread[quad], vmulq_f32(step, step), h.norm[c]);
             total.spread[quad + 2] = vfmaq_n_f32(total.spread[quad + 2], vmulq_f32(step_high, step_high), h.norm[c]);
         }
-        record += c % 2 * s->record_bytes;
     }
     return sums_of(&total);
 }

@@ -10,13 +10,13 @@ static int32_t line_dot(const int8_t *w, const int8_t *h) {
 
 static fs_strip_sums dots8(const fs_screen *s, const unsigned char *strip, fs_image h) {
     fs_strip_sums sums = {{0}, {0}};
-    for (int64_t k = 0; k < s->records; k++) {
-        const unsigned char *record = strip_record(s, strip, k);
-        const int8_t *w = (const int8_t *)record, *q = h.q + k * FS_SCREEN_SPAN;
+    for (int32_t e = 0; e < h.entries; e++) {
+        const unsigned char *record = strip_record(s, strip, h.record[e]);
+        const int8_t *w = (const int8_t *)record, *q = h.q + e * FS_SCREEN_SPAN;
         for (int t = 0; t < FS_SCREEN_TOKENS; t++, w += FS_SCREEN_CHUNK) {
             const int32_t dot = line_dot(w, q) + line_dot(w + FS_SCREEN_TOKENS * FS_SCREEN_CHUNK, q + FS_SCREEN_CHUNK);
-            sums.dot[t] += (float)dot * (widen_bf16(record_tail(s, record)[t]) * h.step[k]);
-            sums.spread[t] += record_residual(s, record, t) * h.norm[2 * k];
+            sums.dot[t] += (float)dot * (widen_bf16(record_tail(s, record)[t]) * h.step[e]);
+            if (e < s->records) sums.spread[t] += record_residual(s, record, t) * h.norm[2 * e];
         }
     }
     return sums;
@@ -24,8 +24,8 @@ static fs_strip_sums dots8(const fs_screen *s, const unsigned char *strip, fs_im
 
 static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_image h) {
     fs_strip_sums sums = {{0}, {0}};
-    for (int64_t c = 0; c < 2 * s->records; c++) {
-        const unsigned char *record = strip_record(s, strip, c / 2);
+    for (int32_t c = 0; c < 2 * h.entries; c++) {
+        const unsigned char *record = strip_record(s, strip, h.record[c / 2]);
         const unsigned char *line = record + c % 2 * (FS_SCREEN_TOKENS / 2 * FS_SCREEN_CHUNK);
         const uint16_t *scale = record_tail(s, record) + c % 2 * FS_SCREEN_TOKENS;
         const int8_t *q = h.q + c * FS_SCREEN_CHUNK;
@@ -39,7 +39,7 @@ static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_im
             for (int i = 0; i < 2; i++) {
                 const float step = widen_bf16(scale[g + 8 * i]);
                 sums.dot[g + 8 * i] += (float)dot[i] * (step * h.step[c / 2]);
-                sums.spread[g + 8 * i] += step * step * h.norm[c];
+                if (c < 2 * s->records) sums.spread[g + 8 * i] += step * step * h.norm[c];
             }
         }
     }
