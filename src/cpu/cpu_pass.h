@@ -46,6 +46,7 @@ typedef struct fs_screened {
     fs_screen_rows rows; /* arrays of [rows] */
     fs_hidden *hidden;   /* [rows] each alone, packed for the kernel of W */
     fs_settle *settle;   /* [tasks, rows] */
+    uint64_t *later;     /* [tasks, rows] lists of tokens that wait */
     uint64_t *key;       /* [tasks, key_stride] scratch of lists */
     int64_t key_stride;
 } fs_screened;

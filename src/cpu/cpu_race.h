@@ -18,6 +18,8 @@ typedef struct fs_race {
     struct fs_settle *settle; /* x and y are upper bounds, and whose bound could win is settled; NULL: they are exact */
 } fs_race;
 
+/* Whether a token with this score key, an upper bound that is above `best`, may wait. */
+int fs_settle_later(struct fs_settle *settle, uint64_t key, uint64_t best);
 /* The exact x and y of a token whose upper bounds they were; 0 if it is absent, or the row has been given up. */
 int fs_settle_token(struct fs_settle *settle, uint32_t token, float *x, float *y);
 
@@ -40,7 +42,9 @@ FS_CORE void race_offer(fs_race *race, uint32_t token, float x, float y, double 
     fs_winner offer = {score_key((double)(y * race->rules->inverse_temperature) + noise, token), x, y};
     if (offer.key <= race->winner[race->n - 1].key) return;
     if (race->settle) {
-        if (offer.key <= race->shared || !fs_settle_token(race->settle, token, &offer.x, &offer.y)) return;
+        if (offer.key <= race->shared || fs_settle_later(race->settle, offer.key, race->winner[race->n - 1].key))
+            return;
+        if (!fs_settle_token(race->settle, token, &offer.x, &offer.y)) return;
         if (!(offer.y * race->rules->inverse_temperature > -INFINITY)) return;
         offer.key = score_key((double)(offer.y * race->rules->inverse_temperature) + noise, token);
         if (offer.key <= race->winner[race->n - 1].key) return;

@@ -339,6 +339,52 @@ static void settle_list(const fs_isa *isa, fs_settle *settle, const float *y, in
     list_compact(list);
 }
 
+int fs_settle_later(fs_settle *settle, uint64_t key, uint64_t best) {
+    fs_list *later = &settle->later;
+    if (!later->capacity || key > settle->lead) {
+        settle->lead = key > settle->lead ? key : settle->lead;
+        return 0;
+    }
+    if (later->count == later->capacity && best > later->bound) { /* those below the best may go */
+        int32_t kept = 0;
+        for (int32_t i = 0; i < later->count; i++)
+            if (later->key[i] > best) later->key[kept++] = later->key[i];
+        later->count = kept;
+        later->bound = best;
+    }
+    if (later->count == later->capacity) return 0;
+    later->key[later->count++] = key;
+    return 1;
+}
+
+/* The largest key that waits, taken off its heap; FS_KEY_NONE: there is none. */
+static uint64_t next_later(fs_settle *settle, int32_t tasks, int64_t apart) {
+    fs_settle *first = NULL;
+    uint64_t most = FS_KEY_NONE;
+    for (int32_t t = 0; t < tasks; t++) {
+        fs_list *later = &settle[t * apart].later;
+        if (later->count && later->key[0] > most) most = later->key[0], first = &settle[t * apart];
+    }
+    if (!first) return FS_KEY_NONE;
+    first->later.key[0] = first->later.key[--first->later.count];
+    if (first->later.count) list_sift(&first->later, 0, first->later.count);
+    return most;
+}
+
+void fs_rows_settle_later(fs_settle *settle, int32_t tasks, int64_t apart, fs_winner *winner) {
+    const fs_call *call = settle->call;
+    const fs_rules *rules = &call->rules[settle->active->b];
+    for (int32_t t = 0; t < tasks; t++) list_heapify(&settle[t * apart].later);
+    for (uint64_t key; (key = next_later(settle, tasks, apart)) > winner->key && !settle_gave_up(settle);) {
+        const uint32_t token = score_key_token(key);
+        fs_winner offer = {FS_KEY_NONE, 0.0f, 0.0f};
+        if (!fs_settle_token(settle, token, &offer.x, &offer.y)) continue;
+        if (!(offer.y * rules->inverse_temperature > -INFINITY)) continue;
+        offer.key = score_key(race_score(rules, FS_NOISE_EXACT, settle->active->noise[0], token, offer.y), token);
+        if (offer.key > winner->key) *winner = offer;
+    }
+}
+
 /* Tokens of which nothing is known are settled for the row's flags, whatever their chances. Returns 0 if the row was given
  * up. */
 static int settle_unknown(fs_settle *settle, fs_block block, const float *x) {

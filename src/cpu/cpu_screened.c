@@ -3,6 +3,12 @@
 
 #include "core/head.h"
 
+/* Tokens of a row and task that may wait: a few with 8 bits, some hundreds of a row with 4. Beyond that they are settled
+ * at once. */
+static int32_t most_later(const fs_pass *pass) {
+    return 256 + 4096 / pass->cpu->tasks;
+}
+
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
 
 void fs_screened_layout(fs_pass *pass, fs_arena *arena) {
@@ -22,6 +28,7 @@ void fs_screened_layout(fs_pass *pass, fs_arena *arena) {
     h->norm = arena_take(arena, entries, sizeof *h->norm);
     h->slack = arena_take(arena, rows, sizeof *h->slack);
     s->settle = arena_take(arena, rows * (size_t)pass->cpu->tasks, sizeof *s->settle);
+    s->later = arena_take(arena, rows * (size_t)pass->cpu->tasks * (size_t)most_later(pass), sizeof *s->later);
     s->hidden = arena_take(arena, rows, sizeof *s->hidden);
     s->key_stride = pass->call->needs.keep || pass->largest ? pass->block + 3 * FS_GRANULE : 0;
     s->key = arena_take(arena, (size_t)(pass->cpu->tasks * s->key_stride), sizeof *s->key);
@@ -130,16 +137,20 @@ static fs_settle *settle_of(const fs_pass *pass, int32_t task, int32_t a) {
 }
 
 void fs_screened_open(const fs_pass *pass, int32_t task, int32_t a) {
-    const fs_settle settle = {pass->call,
-                              &pass->active[a],
-                              &pass->scratch[task],
-                              pass_kernel(pass),
-                              &pass->weights,
-                              &pass->screened.hidden[a],
-                              &pass->summary[(int64_t)task * pass->rows + a],
-                              pass->screened.key + task * pass->screened.key_stride,
-                              0,
-                              most_dots(pass)};
+    fs_settle settle = {pass->call,
+                        &pass->active[a],
+                        &pass->scratch[task],
+                        pass_kernel(pass),
+                        &pass->weights,
+                        &pass->screened.hidden[a],
+                        &pass->summary[(int64_t)task * pass->rows + a],
+                        pass->screened.key + task * pass->screened.key_stride,
+                        0,
+                        most_dots(pass),
+                        FS_KEY_NONE,
+                        {0}};
+    settle.later.key = pass->screened.later + ((int64_t)task * pass->rows + a) * most_later(pass);
+    settle.later.capacity = pass->call->needs.samples == 1 ? most_later(pass) : 0;
     *settle_of(pass, task, a) = settle;
 }
 
@@ -175,6 +186,11 @@ int fs_screened_gave_up(const fs_pass *pass, int32_t a) {
     for (int32_t t = 0; t < pass->cpu->tasks; t++)
         if (settle_gave_up(settle_of(pass, t, a))) return 1;
     return 0;
+}
+
+void fs_screened_end(const fs_pass *pass, int32_t a) {
+    if (pass->call->needs.samples != 1 || fs_screened_gave_up(pass, a)) return;
+    fs_rows_settle_later(settle_of(pass, 0, a), pass->cpu->tasks, pass->rows, &pass->summary[a].winner[0]);
 }
 
 int64_t fs_screened_dots(const fs_pass *pass) {

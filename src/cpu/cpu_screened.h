@@ -2,8 +2,10 @@
  *
  *   prepare  each row as whole numbers for the screen's kernel, and packed alone for the kernel of W
  *   block    upper bounds of a block's logits (kernels/cpu_screen.h)
- *   absorb   the race, run with upper bounds: a token that could beat the best exact score so far is settled at once,
- *            its logit computed from W by the kernel of the pass without a screen, so with the same bits
+ *   absorb   the race, run with upper bounds: of tokens that could beat the best exact score so far, one whose bound is
+ *            the largest yet is settled, its logit computed from W by the kernel of the pass without a screen, so with
+ *            the same bits; the others wait
+ *   end      those of them whose bound is still above the best score are settled, largest first
  *
  * Every token that is not settled has an upper bound below a score that the row has: the winner is the same. A row
  * that settles too many is given up and takes the pass over W. */
@@ -23,7 +25,10 @@ void fs_screened_block(const fs_pass *pass, int64_t first, int64_t n, float *out
 
 void fs_screened_absorb(const fs_pass *pass, fs_block block, int32_t task, int32_t a, float *x);
 
-/* After the pass: whether a row was given up, and how many logits of W were computed. */
+/* After the pass, of a merged row: settles what has waited. */
+void fs_screened_end(const fs_pass *pass, int32_t a);
+
+/* Then: whether a row was given up, and how many logits of W were computed. */
 int fs_screened_gave_up(const fs_pass *pass, int32_t a);
 int64_t fs_screened_dots(const fs_pass *pass);
 

@@ -103,6 +103,7 @@ static void finish_task(void *arg, int32_t task) {
     for (int32_t a; (a = fs_pass_merged(pass)) >= 0;) {
         const int64_t b = pass->row[a];
         fs_summary *summary = pass->storing ? &job->kept[b] : &pass->summary[a];
+        if (pass->by_screen) fs_screened_end(pass, a);
         const int gave_up = pass->by_screen && fs_screened_gave_up(pass, a);
         if (gave_up) job->state[b] = FS_TO_READ;
         else if (pass->active[a].stored.y) job->state[b] = finish_stored(job, task, a, summary, extra);
