@@ -477,8 +477,9 @@ FS_API fs_status fs_sample(fs_context *context, const fs_head *head, const fs_ba
 FS_API fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                               size_t *bytes, size_t *every);
 
-/* --- screens: a copy of W in fewer bits, with proven bounds, that spares most calls the pass over W (docs/screening.md).
- * Made once, when a head is loaded. The bytes can be saved, and mapped on a machine of the same byte order. */
+/* --- screens: a copy of W in fewer bits, with proven bounds, that spares most calls the pass over W
+ * (docs/screening.md). Made once, when a head is loaded. The bytes can be saved, and mapped on a machine of the same
+ * byte order. */
 enum {
     FS_SCREEN_INT8 = 1, /* about 0.52 of W's bytes, W being bf16; bounds that always hold */
     FS_SCREEN_INT4 = 2  /* 0.27; rounded at random: a bound may be passed with probability 2 eta a logit */
@@ -488,8 +489,8 @@ typedef struct fs_screen_options {
     size_t size;
     int32_t format; /* FS_SCREEN_... */
     int32_t group;  /* columns with one scale: 128; of FS_SCREEN_INT4 64 or 128. 0 = 128, and 64 */
-    /* FS_SCREEN_INT4: what rounds. The bound speaks of hidden states that do not depend on it. 0 = one the system draws;
-     * equal seeds give equal bytes. */
+    /* FS_SCREEN_INT4: what rounds. The bound speaks of hidden states that do not depend on it. 0 = one the system
+     * draws; equal seeds give equal bytes. */
     uint64_t seed;
     double eta; /* FS_SCREEN_INT4; 0 = 1e-24 */
     /* Called now and then, on the caller's thread; may be NULL. */

@@ -3,8 +3,8 @@
 
 #include "core/head.h"
 
-/* Tokens of a row and task that may wait: a few with 8 bits, some hundreds of a row with 4. Beyond that they are settled
- * at once. */
+/* Tokens of a row and task that may wait: a few with 8 bits, some hundreds of a row with 4. Beyond that they are
+ * settled at once. */
 static int32_t most_later(const fs_pass *pass) {
     return 256 + 4096 / pass->cpu->tasks;
 }
@@ -46,8 +46,8 @@ static float largest_of(const float *h) {
     return most;
 }
 
-/* 128 columns in whole numbers, as entry `at`. What is left over takes their place (in float it is exact, or off by less
- * than the row's slack has room for); returns |.|^2 of it. */
+/* 128 columns in whole numbers, as entry `at`. What is left over takes their place (in float it is exact, or off by
+ * less than the row's slack has room for); returns |.|^2 of it. */
 static double image_span(const fs_screen_rows *rows, int64_t at, int64_t record, float *h) {
     const float step = float_above((double)largest_of(h) / 127.0), per = step > 0.0f ? 1.0f / step : 0.0f;
     double off = 0.0;
@@ -91,7 +91,7 @@ static double norm_span(const fs_pass *pass, int32_t a, int64_t k, const float *
 
 /* A record whose largest column is this many times the row's root mean square, or more, is imaged twice: hidden states
  * have a few columns that are far larger than all others, which would make one step for their neighbours too long. So
- * |h - h~| is at most 1 % of |h|, and 0.6 % where no column is special; twice everywhere would be twice the products. */
+ * |h - h~| is at most 1 % of |h|, and 0.6 % where no column is special. */
 #define FS_UNEVEN 4.4
 
 static void image_row(const fs_pass *pass, int32_t a) {
@@ -113,10 +113,10 @@ static void image_row(const fs_pass *pass, int32_t a) {
         off += left;
     }
     rows->entries[a] = (int32_t)entries;
-    /* Sums of whole numbers are exact; a product of scales, one with the sum, and the addition, for every chunk of every
-     * entry. The image is no longer than h and what is between them; what is left over is rounded to float once. */
-    const double norm = sqrt(square), image = norm + sqrt(off), error = (double)(8 * rows->records + 8) * 0x1p-24;
-    const double slack = screen_slack(dim, norm, 1.01 * image, sqrt(off) + 0x1p-24 * norm, error);
+    /* Sums of whole numbers are exact; a product of scales, one with the sum, and the addition, for every chunk of
+     * every entry. What is multiplied, of records twice, is less than 1.1 |h| together. */
+    const double norm = sqrt(square), error = (double)(8 * rows->records + 8) * 0x1p-24;
+    const double slack = screen_slack(dim, norm, 1.1 * norm, sqrt(off) + 0x1p-24 * norm, error);
     rows->slack[a] = finite && square < (double)FS_SCREEN_NORM_MOST ? float_above(slack) : INFINITY;
 }
 

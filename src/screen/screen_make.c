@@ -5,7 +5,7 @@
 #include <math.h>
 #include <unistd.h>
 
-/* ------------------------------------------------------------------------------------------------------ a strip ---- */
+/* ----------------------------------------------------------------------------------------------------- a strip ---- */
 
 /* One token of a strip on its way: its columns of the record at hand, and what is known of all of them. */
 typedef struct token {
@@ -111,7 +111,7 @@ static void make_strip(const fs_screen_header *h, const fs_head *of, const fs_we
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ the whole ---- */
+/* --------------------------------------------------------------------------------------------------- the whole ---- */
 
 /* Strips [from, to) of a screen, by as many tasks. */
 typedef struct making {

@@ -108,7 +108,7 @@ static void slices_are_the_shards_own(void **state) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ refusals ---- */
+/* ---------------------------------------------------------------------------------------------------- refusals ---- */
 
 static void refused_for(const screened_head *s, const char *word) {
     fs_batch batch = fs_batch_default();
@@ -150,7 +150,7 @@ static void who_does_not_belong_is_refused(void **state) {
     REFUSED(s.head.kind = FS_HEAD_LOGITS, "stored logits");
 }
 
-/* ------------------------------------------------------------------------------------------------------- bounds ---- */
+/* ------------------------------------------------------------------------------------------------------ bounds ---- */
 
 /* The bound by its definition, in double. */
 static double bound_of(const fs_screen *screen, const screened_head *s, int64_t b, int64_t v) {

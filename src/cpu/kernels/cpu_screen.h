@@ -1,6 +1,6 @@
 /* cpu_screen.h - the kernel of a screen (core/screen.h): upper bounds of the logits of a strip of 16 tokens.
  *
- *   h      whole numbers of 8 bits, with a step for every record's 128 columns, and twice where it is uneven; once a call
+ *   h      whole numbers of 8 bits, with a step for every record's 128 columns, twice where those are uneven
  *   dot    a strip against one row: products of 8 bits, exact sums over a group, times scale and step, added in float
  *   bound  steps or residuals of W against norms of h, group by group; and what h, this sum and the exact logit round
  *   store  dot + bound: no logit of the strip is above it

@@ -2,15 +2,15 @@
  *
  * 8 bits: a token's 128 columns are 8 loads and 8 sdot; H stays in registers for all 16 tokens, of which four are added
  * up, converted and scaled together. 4 bits: two tokens' 64 columns are 4 loads, 8 usdot and 4 masks: bytes as they lie
- * are 16 b + a, and when the products of a are subtracted, those of b are left. In cache, one core of a Neoverse V1 that
- * has two vector instructions a cycle: 44 and 37 weights a ns (2026-11-18). */
+ * are 16 b + a, and when the products of a are subtracted, those of b are left. In cache, one core of a Neoverse V1
+ * that has two vector instructions a cycle: 44 and 37 weights a ns (2026-11-18). */
 #include "cpu_screen.h"
 
 #include <arm_neon.h>
 
 #define FS_INLINE static inline __attribute__((always_inline))
-/* Bytes between what is asked of memory and what is used. 151,936 x 1,024, one row, one core: 7.8 instead of 9.4 ms for 8
- * bits, of which more are no better; 5.1 instead of 6.2 for 4 bits. */
+/* Bytes between what is asked of memory and what is used. 151,936 x 1,024, one row, one core: 7.8 instead of 9.4 ms for
+ * 8 bits, of which more are no better; 5.1 instead of 6.2 for 4 bits. */
 #define FS_AHEAD8 256
 #define FS_AHEAD4 2048
 
