@@ -48,7 +48,7 @@ typedef struct fs_screen_header {
     int64_t first_token; /* id of row 0: rounding is by id, so a shard's screen is a slice of the whole one */
     uint64_t seed;       /* of the rounding */
     double eta;
-    char reserved[40];
+    char reserved[48];
     uint64_t hash; /* of the members above */
 } fs_screen_header;
 

@@ -5,6 +5,9 @@
 #include <math.h>
 #include <unistd.h>
 
+_Static_assert(sizeof(fs_screen_header) == 128 && sizeof(fs_strip_head) == FS_SCREEN_STRIP_HEAD,
+               "lines of a strip are cache lines");
+
 /* ----------------------------------------------------------------------------------------------------- a strip ---- */
 
 /* One token of a strip on its way: its columns of the record at hand, and what is known of all of them. */
