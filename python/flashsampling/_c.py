@@ -20,6 +20,7 @@ DTYPES = {**ROUNDS, "i32": 8, "i64": 9}
 QUANTISED = {"fp8_e4m3": 16, "int8": 17, "int4": 18, "nvfp4": 19, "q8_0": 32, "q5_k": 33, "q6_k": 34}
 BACKENDS = {"auto": 0, "cpu": 1, "cuda": 2, "reference": 3}
 KINDS = {"weights": 0, "logits": 1}
+SCREENS = {"8": 1, "4": 2}  # by their bits
 MODES = {"sample": 0, "without_replacement": 1, "group_parallel": 2, "group_online": 3, "score": 4}
 NOISES = {"exact": 0, "fast": 1}
 CALLS = {"sample": 0, "partial": 1, "ranks": 2}

@@ -6,7 +6,7 @@ from typing import Any
 
 from . import _c
 from ._arrays import (FLOATS, ITEM, Array, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, new_array,
-                      ragged, real, same_memory)
+                      numpy, ragged, real, same_memory)
 
 _SLOT_DTYPES = {
     "temperature": "f32",
@@ -81,18 +81,27 @@ def check_index(pointer: Pointer, masks: int) -> None:
         raise ValueError("allow_index: %d for row %d, must be -1 to %d" % (pointer.keep[row], row, masks - 1))
 
 
+def screen_memory(screen: Array) -> tuple[int, int]:
+    """Address and bytes of a screen, which is read where it lies."""
+    found = numpy().asarray(screen)
+    if found.dtype != "u1" or found.ndim != 1 or not found.flags.c_contiguous or found.ctypes.data % 64:
+        raise ValueError("screen: %s%s at %#x, expected uint8 [bytes], packed, 64-byte aligned: what Context.screen "
+                         "returns, or a mapped file of it" % (found.dtype, list(found.shape), found.ctypes.data))
+    return found.ctypes.data, found.nbytes
+
+
 class Head:
     """What the logits come from: weights [V, D], or stored logits [B, V] in their place.
 
     Arrays are float32, float16, bfloat16 of torch, or uint16 with dtype="bf16", and are used as they lie. For the cuda
     backend they are torch tensors on its device, and so is every array of the batch and the result. bias is [V];
     first_token and vocab place a shard in the vocabulary; round ("bf16", "f16") rounds logits as engines that store
-    them do.
+    them do. screen is what Context.screen made of these weights: bytes that may have been saved and mapped since.
     """
 
     def __init__(self, weights: Array = None, logits: Array = None, *, dtype: str | None = None, bias: Array = None,
                  first_token: int = 0, vocab: int = 0, round: str | int = "f32", scale: float = 1.0,
-                 softcap: float = 0.0, post_scale: float = 1.0, constant: bool = False) -> None:
+                 softcap: float = 0.0, post_scale: float = 1.0, constant: bool = False, screen: Array = None) -> None:
         if (weights is None) == (logits is None):
             raise ValueError("a head has either weights or logits")
         self.kind = "weights" if logits is None else "logits"
@@ -112,6 +121,9 @@ class Head:
         c.scale, c.softcap = real(scale, "scale"), real(softcap, "softcap")
         c.post_scale = real(post_scale, "post_scale")
         c.flags = _c.HEAD_CONSTANT if constant else 0
+        self.screen = screen
+        if screen is not None:
+            c.screen, c.screen_bytes = screen_memory(screen)
         # What a batch relies on, in words; shards of one vocabulary may share a batch.
         shape = "weights of %d columns" if self.kind == "weights" else "%d rows of logits"
         self.text = (shape + ", %d tokens") % (self.data.shape[self.kind == "weights"], self.vocab)

@@ -8,7 +8,7 @@ from ctypes import byref
 from typing import Any
 
 from . import _c, _native
-from ._arrays import Array, as_pointer, converted, integer, is_tensor, new_array, numpy, same_memory
+from ._arrays import Array, as_pointer, converted, integer, is_tensor, new_array, numpy, real, same_memory
 from ._call import Batch, Head, Out, Outputs, Result, choice
 
 
@@ -192,7 +192,8 @@ class Context:
             raise ValueError("the context is closed")
         return self._context
 
-    def _run(self, function: Callable[..., int], head: Head, batch: Batch, *rest: Any) -> None:
+    def _run(self, function: Callable[..., int], head: Head, batch: Batch | None, *rest: Any) -> None:
+        arguments = (byref(head.struct), *(() if batch is None else (byref(batch.struct),)), *rest)
         self.handle()
         same_memory(self.device, head.data, "head")
         head.data.check_place(head.kind)
@@ -203,9 +204,9 @@ class Context:
                 raise self.in_use()
             if self.current_stream is not None:
                 self.follow()
-            status = function(self.handle(), byref(head.struct), byref(batch.struct), *rest)
+            status = function(self.handle(), *arguments)
             if status == _c.STATUS_MEMORY and self.make_room():
-                status = function(self.handle(), byref(head.struct), byref(batch.struct), *rest)
+                status = function(self.handle(), *arguments)
         self.check(status)
 
     def in_use(self) -> Exception:
@@ -270,6 +271,28 @@ class Context:
             address = memory.ctypes.data + -memory.ctypes.data % 64
         _check(self.library, self.library.fs_context_set_work(self.handle(), address, size), self._context)
         self._work = memory
+
+    def screen(self, head: Head, bits: int = 8, *, group: int = 0, seed: int = 0, eta: float = 0.0,
+               progress: Callable[[int, int], object] | None = None) -> Any:
+        """The bytes of a screen of a head of weights, for Head(weights, screen=...): draws then read it in place of W
+        where it can decide them, and the tokens are the same (docs/screening.md). On the CPU.
+
+        bits is 8 or 4; group, seed and eta are those of fs_screen_options, 0 being the default. progress(done, rows) is
+        called now and then; what it raises is printed, not raised.
+        """
+        o = _c.ScreenOptionsStruct(size=ctypes.sizeof(_c.ScreenOptionsStruct))
+        o.format = choice(_c.SCREENS, str(bits), "bits")
+        o.group, o.seed, o.eta = integer(group, "i32", "group"), integer(seed, "u64", "seed"), real(eta, "eta")
+        if progress:
+            o.progress = _c.ProgressFunction(lambda user, done, rows: (progress(done, rows), None)[1])
+        size = ctypes.c_size_t()
+        _check(self.library, self.library.fs_screen_size(self.handle(), byref(head.struct), byref(o), byref(size)),
+               self._context)
+        memory = numpy().empty(size.value + 64, "u1")
+        start = -memory.ctypes.data % 64
+        screen = memory[start : start + size.value]
+        self._run(self.library.fs_screen_build, head, None, byref(o), screen.ctypes.data, size)
+        return screen
 
     @staticmethod
     def _arguments(head: Head, hidden: Array | Batch, out: Out, outputs: Outputs, top: int, logits: str, tokens: str,

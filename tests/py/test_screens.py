@@ -1,0 +1,62 @@
+"""Screens from Python: Context.screen and Head(screen=...); the tokens are those without."""
+import numpy as np
+import pytest
+
+import flashsampling as fs
+
+
+@pytest.fixture(scope="module")
+def context():
+    with fs.Context("cpu", threads=1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(5)
+    W = rng.standard_normal((4000, 256)).astype(np.float32)
+    H = rng.standard_normal((24, 256)).astype(np.float32) * 0.3
+    H[:, :] += W[rng.integers(0, 4000, 24)] * 0.05
+    return fs.to_bf16(W), fs.to_bf16(H)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_tokens_are_those_without(context, data, bits, tmp_path):
+    W, H = data
+    seen = []
+    screen = context.screen(fs.Head(W, dtype="bf16"), bits, seed=7, progress=lambda *at: seen.append(at))
+    assert seen and seen[-1] == (4000, 4000)
+    assert screen.nbytes < W.nbytes * (0.6 if bits == 8 else 0.35)
+    screen.tofile(tmp_path / "screen")
+    mapped = np.memmap(tmp_path / "screen", dtype=np.uint8, mode="r")
+    rows = 0
+    for kept in (screen, mapped):
+        for temperature in (0.0, 0.7):
+            rules = dict(hidden_dtype="bf16", temperature=temperature, seed=3)
+            for b in range(24):
+                want = context.sample(fs.Head(W, dtype="bf16"), H[b : b + 1], **rules)
+                got = context.sample(fs.Head(W, dtype="bf16", screen=kept), H[b : b + 1], **rules)
+                assert got.tokens[0] == want.tokens[0]
+                assert want.screened_rows == 0
+                rows += got.screened_rows
+    assert rows > (48 if bits == 8 else 24), "of 96 rows only %d were decided by a screen" % rows
+
+
+def test_equal_seeds_make_equal_bytes(context, data):
+    made = [context.screen(fs.Head(data[0], dtype="bf16"), 4, seed=seed) for seed in (1, 1, 2)]
+    assert np.array_equal(made[0], made[1]) and not np.array_equal(made[0], made[2])
+
+
+def test_what_is_no_screen_of_these_weights_is_refused(context, data):
+    W, H = data
+    screen = context.screen(fs.Head(W, dtype="bf16"))
+    other = W.copy()
+    other[::7] ^= 1
+    with pytest.raises(fs.Error, match="screen"):
+        context.sample(fs.Head(other, dtype="bf16", screen=screen), H, hidden_dtype="bf16")
+    with pytest.raises(ValueError, match=r"screen: uint16\[\d+\] at 0x[0-9a-f]+, expected uint8"):
+        fs.Head(W, dtype="bf16", screen=screen.view(np.uint16))
+    with pytest.raises(ValueError, match="64-byte aligned"):
+        fs.Head(W, dtype="bf16", screen=screen[1:])
+    with pytest.raises(ValueError, match="bits '5': expected one of 8, 4"):
+        context.screen(fs.Head(W, dtype="bf16"), 5)
