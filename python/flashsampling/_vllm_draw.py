@@ -154,7 +154,8 @@ class Drawer:
         batch = make(hidden.shape[0], hidden.shape[0], runner.input_buffers)
         steps = [Rules()]
         if self.ranks == 1:  # what a pass decides, with tables of edits; what has its logits stored, and stored twice
-            steps += [Rules(top_k=True, most_k=1024, top_p=True, min_p=True, penalties=True, bias=1), Rules(logprobs=20),
+            steps += [Rules(top_k=True, most_k=1024, top_p=True, min_p=True, penalties=True, bias=1),
+                      Rules(logprobs=20),
                       Rules(top_k=True, most_k=1024, top_p=True, penalties=True, logprobs=20)]
             self.call.reserve([(hidden, batch, rules) for rules in steps])
         for rules in steps:
