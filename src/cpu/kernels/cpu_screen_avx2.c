@@ -98,4 +98,4 @@ static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_im
     return sums_of(&t);
 }
 
-FS_DEFINE_SCREEN_KERNEL(avx2, 16, 16);
+FS_DEFINE_SCREEN_KERNEL(avx2, 4, 4);

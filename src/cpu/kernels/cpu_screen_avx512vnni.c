@@ -123,4 +123,4 @@ static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_im
     return sums_of(&t);
 }
 
-FS_DEFINE_SCREEN_KERNEL(avx512vnni, 32, 32);
+FS_DEFINE_SCREEN_KERNEL(avx512vnni, 5, 4);
