@@ -95,7 +95,7 @@ def penalised(y, ids, rules, values, slot):
         seen = seen | bit(rules["seen"][slot], ids)
     r = f32(values["repetition"])
     z = np.where(seen, np.where(y > 0, y / r, y * r), y)
-    z = z - f32(values["frequency"]) * count.astype(f32)
+    z = z - f32(values["frequency"]) * np.maximum(count, 0).astype(f32)
     z = np.where(count > 0, z - f32(values["presence"]), z)
     return np.where(y == -np.inf, f32(-np.inf), z).astype(f32)
 

@@ -136,8 +136,14 @@ def test_masks_edits_and_penalties_come_in_this_order(reference):
 def test_sums_of_counts_saturate(reference):
     most = 2**31 - 1
     result = Case(logits([0.0, 0.0, 0.0]), frequency=2.0**-31, logits="processed", top=3,
-                  count_list=[[(0, most), (0, most), (1, -most - 1), (1, -9)]]).run(reference)
-    assert result.top_token.tolist() == [[1, 2, 0]] and result.top_logit.tolist() == [[1.0, 0.0, -1.0]]
+                  count_list=[[(0, most), (0, most), (1, -most - 1), (1, -9), (1, most), (1, 2)]]).run(reference)
+    assert result.top_token.tolist() == [[2, 1, 0]] and result.top_logit.tolist() == [[0.0, -(2.0**-31), -1.0]]
+
+
+def test_a_count_below_0_is_none(reference):
+    result = Case(logits([0.0, 1.0, 2.0]), frequency=2.0, presence=4.0, repetition=2.0, logits="processed", top=3,
+                  count_list=[[(0, -3), (1, 1), (2, -1)]]).run(reference)
+    assert result.top_token.tolist() == [[2, 0, 1]] and result.top_logit.tolist() == [[2.0, 0.0, -5.5]]
 
 
 def test_bans_and_masks_are_final(reference):
