@@ -5,6 +5,7 @@ What ranks compute is tested in tests/ranks/ranks_test.c.
 """
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -81,7 +82,10 @@ def test_a_launcher_without_its_transport_is_an_error():
 
 @EVERY
 def test_a_wrong_option_is_reported_once(name):
-    done = run([*LAUNCHERS[name](3), CLI, *SAMPLE, "--temprature", "1"])
+    for _ in range(3):  # MPICH's launcher may itself die of writing to ranks that have left so soon
+        done = run([*LAUNCHERS[name](3), CLI, *SAMPLE, "--temprature", "1"])
+        if done.returncode != -signal.SIGPIPE:
+            break
     assert done.returncode != 0 and done.stderr.count("--temperature") == 1
 
 
