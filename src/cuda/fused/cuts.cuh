@@ -55,8 +55,7 @@ FS_DEVICE fs_ahead ahead_of(fs_cut_room *room, uint64_t key, bool weigh) {
 
 /* The order key of the last of the first k candidates, or with k 0 of the first that have so much weight together; 1 if
  * there are not so many. Each warp looks where another part of an interval of keys ends, until there is one in it. */
-static __device__ __noinline__ uint64_t last_of_first(fs_cut_room *room, uint32_t k,
-                                                      uint64_t mass) {
+static __device__ __noinline__ uint64_t last_of_first(fs_cut_room *room, uint32_t k, uint64_t mass) {
     const unsigned long long *list = room->list, *weight = list + FS_CUDA_LIST;
     const int32_t count = room->count, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint64_t least = max((uint64_t)ordered_float(room->floor) << 32, (uint64_t)1);
@@ -134,8 +133,7 @@ FS_DEVICE uint64_t weigh_from(fs_cut_room *room, uint64_t key, const cut_scale &
     return over_warps(room, warp_sum(all), [](uint64_t a, uint64_t b) { return a + b; });
 }
 
-FS_DEVICE fs_marks_of_cuts marks_of_cuts(const fs_cuda_args &args, fs_cut_room *room,
-                                         const fs_cuda_row *row) {
+FS_DEVICE fs_marks_of_cuts marks_of_cuts(const fs_cuda_args &args, fs_cut_room *room, const fs_cuda_row *row) {
     const fs_rules &rules = room->rules;
     const uint32_t flags = args.batch.flags;
     const float first = order_key_logit(room->largest), scale = rules.cut_scale;
@@ -180,8 +178,7 @@ FS_DEVICE fs_marks_of_cuts marks_of_cuts(const fs_cuda_args &args, fs_cut_room *
 }
 
 /* Whether a candidate stays: 1, 0, or -1 if that is not known. 0 as its key: somebody below all candidates. */
-FS_DEVICE int32_t stays(const fs_cuda_args &args, fs_cut_room *room, const fs_marks_of_cuts &m,
-                        uint64_t key) {
+FS_DEVICE int32_t stays(const fs_cuda_args &args, fs_cut_room *room, const fs_marks_of_cuts &m, uint64_t key) {
     const fs_rules &rules = room->rules;
     const uint32_t flags = args.batch.flags;
     const float y = key ? order_key_logit(key) : room->floor;
@@ -201,8 +198,7 @@ FS_DEVICE int32_t stays(const fs_cuda_args &args, fs_cut_room *room, const fs_ma
 /* ------------------------------------------------------------------------------------------------------- rows ---- */
 
 /* The candidates of row b, if they are all there and few enough, into `list`: how many; else -1. */
-FS_DEVICE int32_t take_list(fs_cut_room *room, const fs_cuda_lists &lists,
-                            unsigned long long *list, int32_t b) {
+FS_DEVICE int32_t take_list(fs_cut_room *room, const fs_cuda_lists &lists, unsigned long long *list, int32_t b) {
     const int32_t thread = threadIdx.x;
     const uint32_t *count = lists.count + (int64_t)b * lists.slots;
     const unsigned long long *entry = lists.entry + (int64_t)b * lists.slots * FS_CUDA_SEGMENT;
@@ -278,8 +274,7 @@ FS_DEVICE uint64_t find_token(fs_cut_room *room, uint32_t token) {
 /* The race of the candidates from a key on: the winner's order key; 0: there is none. Bounds of all first, then the
  * exact scores of those that may be the best. */
 template <int BITS>
-FS_DEVICE uint64_t race_from(fs_cut_room *room, uint64_t from, const fs_draw &draw,
-                             unsigned long long *scrap) {
+FS_DEVICE uint64_t race_from(fs_cut_room *room, uint64_t from, const fs_draw &draw, unsigned long long *scrap) {
     if (threadIdx.x == 0) room->best = 0, room->key = 0;
 #pragma unroll 1
     for (int pass = 0; pass < 2; pass++) {
@@ -339,8 +334,7 @@ FS_DEVICE bool end_list(const fs_cuda_args &args, fs_cut_room *room, const fs_dr
 
 /* Ends row b of the block. */
 template <class T>
-FS_DEVICE void end_listed(fs_tile_state<T::N, T::SCORERS> *state, unsigned long long *list,
-                          int32_t b) {
+FS_DEVICE void end_listed(fs_tile_state<T::N, T::SCORERS> *state, unsigned long long *list, int32_t b) {
     constexpr int BITS = ROW_BITS<T::N>;
     const fs_cuda_args &args = state->args;
     fs_cut_room *room = &state->cut;

@@ -263,7 +263,7 @@ FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, 
             const int32_t e = __ffs(above) - 1, row = 16 * g + 8 * (e / 4) + column + (e & 1);
             const int32_t token = p.first + 16 * strip + 64 * m + lane / 4 + (e & 2 ? 8 : 0);
             pass_on<LISTS>(state, ((const float *)&eight[e / 4][lane])[e % 4], token, row, threshold[row],
-                          lists && !marked);
+                           lists && !marked);
         }
     }
 }

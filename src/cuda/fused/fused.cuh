@@ -29,8 +29,7 @@ constexpr int FS_FLOOR_PATIENCE = 200000; /* for the floors of lists, */
 constexpr int FS_END_PATIENCE = 200000;   /* and for the others' last tiles */
 
 /* What a call needs, as far as the kernel is for it; with candidates, what a block of its rows does. */
-template <class T>
-FS_DEVICE bool masses_of(const fs_cuda_args &args, const fs_tile_state<T::N, T::SCORERS> *state) {
+template <class T> FS_DEVICE bool masses_of(const fs_cuda_args &args, const fs_tile_state<T::N, T::SCORERS> *state) {
     if (T::KIND == FS_CUDA_LISTED) return state->weighs;
     return T::KIND >= FS_CUDA_MASSES && needs_mass(args.needs);
 }

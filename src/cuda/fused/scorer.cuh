@@ -59,8 +59,8 @@ typedef struct fs_cut_room {
     unsigned long long key;     /* score key of the drawn token, or the best of a race */
     unsigned long long part[FS_WARPS]; /* of sums, by warps, */
     uint16_t tally[FS_WARPS];          /* and of how many there are */
-    float floor;                /* every token whose logit is not below it is a candidate */
-    int32_t count;              /* places in the list */
+    float floor;                       /* every token whose logit is not below it is a candidate */
+    int32_t count;                     /* places in the list */
     union {
         uint32_t best, found;
     };
@@ -92,14 +92,14 @@ template <int N, int J> struct fs_tile_state {
         unsigned long long queue[QUEUE<N>]; /* low word the logit, high word the id; 0: free */
         fs_cut_room cut;                    /* when it is over: of the row that is being ended (cuts.cuh) */
     };
-    uint32_t tail;                      /* slots given out */
-    uint32_t head[J];                   /* first chunk of 32 slots this scorer has not finished */
-    int32_t noisy;                      /* some row is not greedy */
-    int32_t weighs, lists, raises;      /* some row needs its mass, lists candidates, has tokens that edits raise */
-    uint32_t asked, answered[J];        /* for better thresholds in the middle of a tile: how often, and up to which */
-    uint32_t lock;                      /* of the records' masses */
-    uint32_t highest;                   /* no score is above: for rehearsals */
-    unsigned long long scrap;           /* takes the results of a rehearsal */
+    uint32_t tail;                 /* slots given out */
+    uint32_t head[J];              /* first chunk of 32 slots this scorer has not finished */
+    int32_t noisy;                 /* some row is not greedy */
+    int32_t weighs, lists, raises; /* some row needs its mass, lists candidates, has tokens that edits raise */
+    uint32_t asked, answered[J];   /* for better thresholds in the middle of a tile: how often, and up to which */
+    uint32_t lock;                 /* of the records' masses */
+    uint32_t highest;              /* no score is above: for rehearsals */
+    unsigned long long scrap;      /* takes the results of a rehearsal */
     int32_t last;
     /* The call over this block of rows. For scorers too: a function finds the kernel's parameters in memory, a
      * microsecond away (H200, 2026-11). */
