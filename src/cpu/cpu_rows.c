@@ -385,8 +385,8 @@ void fs_rows_settle_later(fs_settle *settle, int32_t tasks, int64_t apart, fs_wi
     }
 }
 
-/* Tokens of which nothing is known are settled for the row's flags, whatever their chances. Returns 0 if the row was given
- * up. */
+/* Tokens of which nothing is known are settled for the row's flags, whatever their chances. Returns 0 if the row was
+ * given up. */
 static int settle_unknown(fs_settle *settle, fs_block block, const float *x) {
     const uint32_t *allow = fs_rows_allowed(settle->call, settle->active->b);
     float most = -INFINITY;

@@ -59,11 +59,28 @@ static void the_reference_draws_the_same(void **state) {
     fs_context_destroy(context);
 }
 
+/* Rows drawn both ways, those a screen decided, and the logits computed for them. */
+typedef struct tally {
+    int64_t rows, by_screen, dots;
+} tally;
+
+static void draw_both_ways(fs_context *context, const screened_head *s, const fs_batch *batch, tally *all) {
+    static drawn plain, screened;
+    draw(context, s, batch, 0, &plain);
+    draw(context, s, batch, 1, &screened);
+    same_draws(&plain, &screened);
+    all->rows += s->B, all->by_screen += screened.rows, all->dots += screened.dots;
+}
+
+static void print_tally(const tally *all, const char *what) {
+    print_message("%lld %s, %.3f of them by the screen, %.1f logits a row\n", (long long)all->rows, what,
+                  (double)all->by_screen / (double)all->rows, (double)all->dots / (double)all->rows);
+}
+
 /* Every head, format, temperature and thread count; D that is no whole record, V that is no whole strip. */
 static void the_cpu_draws_the_same(void **state) {
     (void)state;
-    static drawn plain, screened;
-    int64_t rows = 0, by_screen = 0, dots = 0;
+    tally all = {0, 0, 0};
     for (int i = 0; i < HEAD_KINDS * 3; i++)
         for (int32_t threads = 1; threads <= 3; threads += 2) {
             if (test_size(10) < 10 && (i + threads / 3) % 4) continue; /* where everything is slow */
@@ -73,17 +90,13 @@ static void the_cpu_draws_the_same(void **state) {
             for (int t = 0; t < 6; t++)
                 for (uint64_t seed = 0; seed < test_size(10); seed++) {
                     fs_batch batch = batch_of(&s, temperatures[t], seed);
-                    draw(context, &s, &batch, 0, &plain);
-                    draw(context, &s, &batch, 1, &screened);
-                    same_draws(&plain, &screened);
-                    rows += s.B, by_screen += screened.rows, dots += screened.dots;
+                    draw_both_ways(context, &s, &batch, &all);
                 }
             free_screened(&s);
             fs_context_destroy(context);
         }
-    print_message("%lld rows, %.3f of them by the screen, %.1f logits a row\n", (long long)rows,
-                  (double)by_screen / (double)rows, (double)dots / (double)rows);
-    assert_true(by_screen > rows / 2);
+    print_tally(&all, "rows");
+    assert_true(all.by_screen > all.rows / 2);
 }
 
 /* A call of any kind that screens serve, made by chance; and of some kinds that they do not. */
@@ -186,8 +199,7 @@ static void any_call_draws_the_same(void **state) {
 /* Top-k, min-p, and top-p of what they leave, by lists of settled tokens. */
 static void cuts_by_lists_draw_the_same(void **state) {
     (void)state;
-    static drawn plain, screened;
-    int64_t rows = 0, by_screen = 0, dots = 0;
+    tally all = {0, 0, 0};
     for (int i = 0; i < 4; i++) {
         fs_context *context = open_context(FS_BACKEND_CPU, 1 + i / 2 * 2, 0);
         const fs_screen_options o = options_of(i % 2 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, 0);
@@ -198,17 +210,13 @@ static void cuts_by_lists_draw_the_same(void **state) {
             if (seed % 3 == 1) batch.all.top_p = 0.8f;
             if (seed % 3 == 2 || seed % 5 == 0) batch.all.min_p = 0.2f;
             if (seed % 7 == 0) batch.samples = 3;
-            draw(context, &s, &batch, 0, &plain);
-            draw(context, &s, &batch, 1, &screened);
-            same_draws(&plain, &screened);
-            rows += s.B, by_screen += screened.rows, dots += screened.dots;
+            draw_both_ways(context, &s, &batch, &all);
         }
         free_screened(&s);
         fs_context_destroy(context);
     }
-    print_message("%lld rows with cuts, %.3f of them by the screen, %.1f logits a row\n", (long long)rows,
-                  (double)by_screen / (double)rows, (double)dots / (double)rows);
-    assert_true(by_screen > rows / 4);
+    print_tally(&all, "rows with cuts");
+    assert_true(all.by_screen > all.rows / 4);
 }
 
 /* The caller's memory, as large as was asked for, is enough, also where every row takes the pass over W. */

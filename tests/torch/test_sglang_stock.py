@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sglang_standin as standin
 import torch
+from rank_threads import on_ranks
 from sglang_steps import both, patched, setup
 from sglang_world import Request, World, draw_by_law, greedy
 
@@ -272,24 +273,7 @@ class Group:
 
     def each(self, function):
         ranks = len(self.given)
-        results, errors = [None] * ranks, []
-
-        def run(rank):
-            self.local.rank = rank
-            try:
-                results[rank] = function(rank)
-            except BaseException as error:
-                errors.append(error)
-                self.barrier.abort()
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        return results
+        return on_ranks(ranks, self.local, self.barrier, function)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("scipy", reason="scipy cannot be imported")
 
 import vllm_standin as standin
+from rank_threads import on_ranks
 from vllm_cases import LEAST, cases, p_value
 from vllm_standin import GrammarOutput, World, law
 from vllm_steps import drawn, filled, module, request, sample
@@ -261,7 +262,7 @@ class Ranks:
     def each(self, function):
         """function(world) on every rank; they meet in their gathers, in turn."""
         ranks = len(self.worlds)
-        barrier, given, results, errors = threading.Barrier(ranks), [None] * ranks, [None] * ranks, []
+        barrier, given = threading.Barrier(ranks), [None] * ranks
         local = threading.local()
 
         def gather(tensor, dim=-1):
@@ -275,22 +276,7 @@ class Ranks:
 
         self.distributed.tensor_model_parallel_all_gather = gather
 
-        def run(rank):
-            local.rank = rank
-            try:
-                results[rank] = function(self.worlds[rank])
-            except BaseException as error:
-                errors.append(error)
-                barrier.abort()
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        return results
+        return on_ranks(ranks, local, barrier, lambda rank: function(self.worlds[rank]))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

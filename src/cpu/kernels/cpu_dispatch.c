@@ -28,8 +28,8 @@ static int has_avx512(void) {
 #endif
 
 #if defined(__x86_64__)
-/* AMX and BF16 are asked of the CPU itself: not every compiler's check knows them. Every CPU with either has VNNI, which
- * kernels of screens use; a hypervisor may hide it. */
+/* AMX and BF16 are asked of the CPU itself: not every compiler's check knows them. Every CPU with either has VNNI,
+ * which kernels of screens use; a hypervisor may hide it. */
 static int has_avx512vnni(void) {
     return has_avx512() && __builtin_cpu_supports("avx512vnni");
 }

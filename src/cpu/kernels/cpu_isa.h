@@ -35,8 +35,8 @@ typedef struct fs_kernel {
     void (*filter)(const fs_hidden *hidden, const fs_weights *w, int64_t first, int32_t tokens, fs_filter *filter);
 } fs_kernel;
 
-/* Hidden states as kernels of screens take them: step * q of 128 columns, for every record of the screen; and once more,
- * what that leaves over, for records with columns that are far larger than the others. */
+/* Hidden states as kernels of screens take them: step * q of 128 columns, for every record of the screen; and once
+ * more, what that leaves over, for records with columns that are far larger than the others. */
 typedef struct fs_screen_rows {
     int64_t records, most; /* of the screen; entries of a row at most */
     int32_t *entries;      /* [rows] of a row: all records in their order, then some again */

@@ -365,8 +365,8 @@ FS_DEVICE void end_listed(fs_tile_state<T::N, T::SCORERS> *state, unsigned long 
         args.lists.most[(int64_t)b * args.lists.slots + i] = 0;
 }
 
-/* When all is listed: every CTA that finds so within `patience` ends rows, one after the other, and so does the CTA that
- * leaves last, whoever is left. Nobody waits long for a CTA that may not be running. */
+/* When all is listed: every CTA that finds so within `patience` ends rows, one after the other, and so does the CTA
+ * that leaves last, whoever is left. Nobody waits long for a CTA that may not be running. */
 template <class T>
 FS_DEVICE void end_rows(fs_tile_state<T::N, T::SCORERS> *state, unsigned long long *list, uint32_t patience) {
     const fs_cuda_args &args = state->args;
