@@ -235,9 +235,6 @@ fs_status fs_screen_build(fs_context *context, const fs_head *head, const fs_scr
     fs_head h;
     fs_screen_options o;
     FS_TRY(check_screen_call(context, head, options, 1, &h, &o));
-    if (!context->backend->host_arrays)
-        return fs_fail(context, FS_ERR_UNSUPPORTED, "fs_screen_build is not supported yet by the %s backend",
-                       context->backend->name);
     FS_TRY(fs_screen_check_room(context, "screen", screen, bytes, screen_bytes(o.format, h.rows, h.dim)));
     return fs_screen_make(context, &h, &o, screen);
 }

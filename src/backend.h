@@ -5,6 +5,8 @@
 
 #include "error.h"
 
+#include "core/screen.h"
+
 /* A row of a table of what a backend does not do: whether a call asks for it, and the words for that. */
 typedef struct fs_lack {
     int asked;
@@ -37,6 +39,14 @@ typedef struct fs_backend {
     /* fs_accept of device arrays; NULL: arrays are host memory. */
     fs_status (*accept)(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
                         const void *target, int32_t *accepted);
+    /* Screens, where they are not host memory. Writes one behind its header, which is made (src/screen); the first of
+     * `count` strips, evenly over the head, that was made of other weights, or -1; copies bytes, from and to anywhere,
+     * and waits for them. */
+    fs_status (*make_screen)(fs_context *context, const fs_head *head, const fs_screen_header *header,
+                             const fs_screen_options *options, void *screen);
+    fs_status (*compare_screen)(fs_context *context, const fs_head *head, const fs_screen_header *header,
+                                int64_t count, int64_t *strip);
+    fs_status (*copy)(fs_context *context, void *to, const void *from, size_t bytes);
     /* `least`: entries that lists must be able to hold beyond what the batch asks for; 0 in a first round. */
     fs_status (*partial_size)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                               int32_t least, size_t *bytes);
@@ -68,7 +78,7 @@ struct fs_context {
     struct { /* src/screen: the head and screen that were last found to belong together */
         const void *data, *screen;
         int64_t stride;
-        uint64_t hash;
+        fs_screen_header header;
     } screened;
     char text[160];
     char error[FS_ERROR_CHARS];

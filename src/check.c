@@ -100,9 +100,6 @@ fs_status fs_check_head(fs_context *context, const fs_head *h, int reads) {
                h->flags);
     FS_TRY(check_beside(context, h));
     if (!h->screen || !reads) return FS_OK;
-    if (!context->backend->host_arrays)
-        return fs_fail(context, FS_ERR_UNSUPPORTED, "head.screen is not supported yet by the %s backend",
-                       context->backend->name);
     return fs_screen_check(context, h);
 }
 

@@ -81,13 +81,19 @@ def check_index(pointer: Pointer, masks: int) -> None:
         raise ValueError("allow_index: %d for row %d, must be -1 to %d" % (pointer.keep[row], row, masks - 1))
 
 
-def screen_memory(screen: Array) -> tuple[int, int]:
-    """Address and bytes of a screen, which is read where it lies."""
-    found = numpy().asarray(screen)
-    if found.dtype != "u1" or found.ndim != 1 or not found.flags.c_contiguous or found.ctypes.data % 64:
-        raise ValueError("screen: %s%s at %#x, expected uint8 [bytes], packed, 64-byte aligned: what Context.screen "
-                         "returns, or a mapped file of it" % (found.dtype, list(found.shape), found.ctypes.data))
-    return found.ctypes.data, found.nbytes
+def screen_memory(screen: Array, device: str) -> tuple[int, int]:
+    """Address and bytes of a screen, which is read where it lies, beside the weights."""
+    if hasattr(screen, "data_ptr"):
+        kind, where, packed = str(screen.dtype).replace("torch.", ""), str(screen.device), screen.is_contiguous()
+        address, size, shape = screen.data_ptr(), screen.numel(), list(screen.shape)
+    else:
+        found = numpy().asarray(screen)
+        kind, where, packed = str(found.dtype), "cpu", found.flags.c_contiguous
+        address, size, shape = found.ctypes.data, found.nbytes, list(found.shape)
+    if kind != "uint8" or len(shape) != 1 or not packed or address % 64 or where != device:
+        raise ValueError("screen: %s%s at %#x on %s, expected uint8 [bytes] on %s, packed, 64-byte aligned: what "
+                         "Context.screen returns, or a copy or mapped file of it" % (kind, shape, address, where, device))
+    return address, size
 
 
 class Head:
@@ -123,7 +129,7 @@ class Head:
         c.flags = _c.HEAD_CONSTANT if constant else 0
         self.screen = screen
         if screen is not None:
-            c.screen, c.screen_bytes = screen_memory(screen)
+            c.screen, c.screen_bytes = screen_memory(screen, self.data.device)
         # What a batch relies on, in words; shards of one vocabulary may share a batch.
         shape = "weights of %d columns" if self.kind == "weights" else "%d rows of logits"
         self.text = (shape + ", %d tokens") % (self.data.shape[self.kind == "weights"], self.vocab)

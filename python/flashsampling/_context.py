@@ -108,6 +108,20 @@ class _ParallelFor:
             raise error
 
 
+ROOM = 256  # bytes: work memory and screens begin at a multiple of them
+
+
+def some_bytes(size: int, device: str) -> tuple[Any, int]:
+    """uint8 memory with room for `size` bytes from its first multiple of ROOM on, and its address."""
+    if device == "cpu":
+        memory = numpy().empty(size + ROOM, "u1")
+        return memory, memory.ctypes.data
+    import torch
+
+    memory = torch.empty(size + ROOM, dtype=torch.uint8, device=device)
+    return memory, memory.data_ptr()
+
+
 class Context:
     """One backend with its threads and work memory. Serves one call at a time; use one per thread.
 
@@ -259,23 +273,17 @@ class Context:
         size = integer(size, "i64", "work")
         if size < 0:
             raise ValueError("work: %d bytes, expected 0 or more" % size)
-        memory: Any = None
-        address = None
-        if size and self.device != "cpu":
-            import torch
-
-            memory = torch.empty(size + 256, dtype=torch.uint8, device=self.device)
-            address = memory.data_ptr() + -memory.data_ptr() % 256
-        elif size:
-            memory = numpy().empty(size + 64, "u1")
-            address = memory.ctypes.data + -memory.ctypes.data % 64
+        memory, address = some_bytes(size, self.device) if size else (None, None)
+        if address is not None:
+            address += -address % ROOM
         _check(self.library, self.library.fs_context_set_work(self.handle(), address, size), self._context)
         self._work = memory
 
     def screen(self, head: Head, bits: int = 8, *, group: int = 0, seed: int = 0, eta: float = 0.0,
                progress: Callable[[int, int], object] | None = None) -> Any:
         """The bytes of a screen of a head of weights, for Head(weights, screen=...): draws then read it in place of W
-        where it can decide them, and the tokens are the same (docs/screening.md). On the CPU.
+        where it can decide them, and the tokens are the same (docs/screening.md). An array, or for the cuda backend a
+        tensor on its device.
 
         bits is 8 or 4; group, seed and eta are those of fs_screen_options, 0 being the default. progress(done, rows) is
         called now and then; what it raises is printed, not raised.
@@ -288,11 +296,10 @@ class Context:
         size = ctypes.c_size_t()
         _check(self.library, self.library.fs_screen_size(self.handle(), byref(head.struct), byref(o), byref(size)),
                self._context)
-        memory = numpy().empty(size.value + 64, "u1")
-        start = -memory.ctypes.data % 64
-        screen = memory[start : start + size.value]
-        self._run(self.library.fs_screen_build, head, None, byref(o), screen.ctypes.data, size)
-        return screen
+        memory, address = some_bytes(size.value, self.device)
+        start = -address % ROOM
+        self._run(self.library.fs_screen_build, head, None, byref(o), address + start, size)
+        return memory[start : start + size.value]
 
     @staticmethod
     def _arguments(head: Head, hidden: Array | Batch, out: Out, outputs: Outputs, top: int, logits: str, tokens: str,

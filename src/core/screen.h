@@ -25,6 +25,8 @@
 #include "hash.h"
 #include "philox.h"
 
+#include <math.h>
+
 #define FS_SCREEN_MAGIC 0x4E45455243535346u /* "FSSCREEN" */
 #define FS_SCREEN_VERSION 1
 #define FS_SCREEN_LAYOUT 1
@@ -83,7 +85,8 @@ FS_CORE int64_t screen_bytes(int32_t format, int64_t rows, int64_t dim) {
     return (int64_t)sizeof(fs_screen_header) + screen_strips(rows) * screen_strip_bytes(format, dim);
 }
 
-FS_CORE fs_screen screen_of(const fs_screen_header *header) {
+/* The screen at `bytes`, whose header may have been read from there. */
+FS_CORE fs_screen screen_at(const void *bytes, const fs_screen_header *header) {
     fs_screen s;
     s.format = header->format;
     s.group = header->group;
@@ -93,8 +96,12 @@ FS_CORE fs_screen screen_of(const fs_screen_header *header) {
     s.records = (header->dim + FS_SCREEN_SPAN - 1) / FS_SCREEN_SPAN;
     s.record_bytes = screen_record_bytes(header->format);
     s.strip_bytes = screen_strip_bytes(header->format, header->dim);
-    s.strips = (const unsigned char *)(header + 1);
+    s.strips = (const unsigned char *)bytes + sizeof *header;
     return s;
+}
+
+FS_CORE fs_screen screen_of(const void *bytes) {
+    return screen_at(bytes, (const fs_screen_header *)bytes);
 }
 
 FS_CORE uint64_t screen_header_hash(const fs_screen_header *h) {
@@ -220,6 +227,11 @@ FS_CORE float weight_at(const char *row, int32_t format, int64_t i) {
     }
     memcpy(&half, row + 2 * i, sizeof half);
     return format == FS_FORMAT_BF16 ? widen_bf16(half) : widen_f16(half);
+}
+
+/* The i-th of `count` strips, evenly over the screen. */
+FS_CORE int64_t screen_sample(const fs_screen *s, int64_t i, int64_t count) {
+    return count > 1 ? (screen_strips(s->rows) - 1) * i / (count - 1) : 0;
 }
 
 /* A hash of four weights of each token of a strip, wherever in the row they are: what tells a screen from another

@@ -39,8 +39,9 @@ static fs_status open_stored(fs_context *context, fs_cuda *cuda) {
     return FS_OK;
 }
 
-static fs_status open_rows(fs_context *context) {
+static fs_status open_rows(fs_context *context, const fs_cuda *cuda) {
     FS_CUDA_TRY(context, fs_cuda_rows_open());
+    FS_CUDA_TRY(context, fs_cuda_screen_open(cuda->device.shared_bytes));
     return FS_OK;
 }
 
@@ -80,7 +81,7 @@ static fs_status open_device(fs_context *context, fs_cuda *cuda) {
     FS_TRY(fs_cuda_enter(context, &before));
     fs_status status = fs_cuda_open_families(context);
     if (status == FS_OK) status = open_stored(context, cuda);
-    if (status == FS_OK) status = open_rows(context);
+    if (status == FS_OK) status = open_rows(context, cuda);
     if (status == FS_OK) status = check_forced(context, cuda);
     if (status == FS_OK && context->options.work)
         status = fs_cuda_memory_give(context, context->options.work, context->options.work_bytes);
@@ -310,13 +311,15 @@ fs_cuda_args fs_cuda_args_of(const fs_head *head, const fs_batch *batch, const f
 
 static fs_status enqueue(fs_context *context, fs_cuda_args *args, int64_t *work_bytes) {
     fs_cuda_room room;
-    const int rules = fs_cuda_has_rules(args);
+    const int rules = fs_cuda_has_rules(args), screens = !rules && fs_cuda_screens(context, args);
     memset(&room, 0, sizeof room);
     if (rules) FS_TRY(fs_cuda_rows_room(context, args, &room));
     else FS_TRY(fs_cuda_records_bytes(context, args, &room.records_bytes));
+    if (screens) fs_cuda_screen_room(context, args, &room);
     FS_TRY(fs_cuda_memory_take(context, &room));
     *work_bytes = (int64_t)fs_cuda_room_bytes(&room);
     if (rules) return fs_cuda_end_rows(context, &room, args);
+    if (screens) FS_TRY(fs_cuda_screen_pass(context, &room, args));
     return fs_cuda_pass(context, &room, args, NULL, NULL);
 }
 
@@ -352,6 +355,7 @@ static fs_status cuda_work_size(fs_context *context, const fs_head *head, const 
     memset(&room, 0, sizeof room);
     calls[0].batch.rows = batch->rows;
     if (fs_cuda_has_rules(&calls[0])) FS_TRY(fs_cuda_rows_room(context, &calls[0], &room));
+    else if (head->screen) fs_cuda_screen_room(context, &calls[0], &room);
     if (fs_cuda_room_bytes(&room) > bytes[0]) bytes[0] = fs_cuda_room_bytes(&room);
     bytes[1] = bytes[0];
     return FS_OK;
@@ -392,6 +396,9 @@ const fs_backend fs_backend_cuda = {.name = "cuda",
                                     .set_work = cuda_set_work,
                                     .work_size = cuda_work_size,
                                     .accept = cuda_accept,
+                                    .make_screen = fs_cuda_make_screen,
+                                    .compare_screen = fs_cuda_compare_screen,
+                                    .copy = fs_cuda_copy,
                                     .check_pointer = cuda_check_pointer,
                                     .partial_size = fs_cuda_partial_size,
                                     .partial = fs_cuda_partial,

@@ -92,6 +92,19 @@ int fs_cuda_has_rules(const fs_cuda_args *args);
 fs_status fs_cuda_rows_room(fs_context *context, const fs_cuda_args *args, fs_cuda_room *room);
 fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args);
 
+/* cuda_screen.c: calls whose head has a screen. Whether this one is decided by it, as far as it can be; the work memory
+ * of such a call, beside that of its pass over W; the launches before that pass, which then finds what is left to do on
+ * the device. */
+int fs_cuda_screens(fs_context *context, const fs_cuda_args *args);
+void fs_cuda_screen_room(fs_context *context, const fs_cuda_args *args, fs_cuda_room *room);
+fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args);
+
+fs_status fs_cuda_make_screen(fs_context *context, const fs_head *head, const fs_screen_header *header,
+                              const fs_screen_options *options, void *screen);
+fs_status fs_cuda_compare_screen(fs_context *context, const fs_head *head, const fs_screen_header *header,
+                                 int64_t count, int64_t *strip);
+fs_status fs_cuda_copy(fs_context *context, void *to, const void *from, size_t bytes);
+
 /* cuda_ranks.c */
 fs_status fs_cuda_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                                fs_result *result, fs_status failed);

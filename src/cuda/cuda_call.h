@@ -3,6 +3,7 @@
 #define FS_CUDA_CALL_H
 
 #include "core/group.h"
+#include "core/screen.h"
 #include "core/wire.h"
 #include "cuda_plan.h"
 
@@ -116,6 +117,18 @@ typedef struct fs_cuda_dense {
     int64_t stride;
 } fs_cuda_dense;
 
+/* A pass over a head's screen: for every row the tokens that may win, each with an ordered float that its score is not
+ * above in the upper half. How many there are is in the row's `max`; more than there is room for, and the row is open:
+ * it takes the pass over W, as all rows of its call then do. */
+typedef struct fs_cuda_screened {
+    fs_screen of;
+    uint64_t hash;             /* of its header, as the host knows it */
+    unsigned long long *entry; /* [rows][FS_CUDA_SCREENED]; NULL: there is no screen */
+    int32_t *open;             /* how many rows are open. A pass over W that finds none has nothing to do; NULL: it has */
+} fs_cuda_screened;
+
+#define FS_CUDA_SCREENED 8192
+
 typedef struct fs_cuda_args {
     fs_head head; /* pointers are device memory here */
     fs_batch batch;
@@ -133,6 +146,7 @@ typedef struct fs_cuda_args {
     fs_cuda_lists lists;
     fs_cuda_lookup edits;
     fs_cuda_dense dense;
+    fs_cuda_screened screen;
     fs_needs needs; /* beside what else kernels look at: constant memory is cold when a launch begins */
 } fs_cuda_args;
 

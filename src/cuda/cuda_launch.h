@@ -53,6 +53,20 @@ cudaError_t fs_cuda_put_launch(const fs_cuda_args *args, void *part, int32_t key
 cudaError_t fs_cuda_merge_launch(const fs_cuda_args *args, const fs_cuda_gathered *from, int32_t keys,
                                  cudaStream_t stream);
 
+/* Screens: once per device; how many rows a pass over one takes at once, 0: none; the pass over the rows of args, and
+ * what settles them. Whether some are open is known on the device. */
+cudaError_t fs_cuda_screen_open(int32_t shared_bytes);
+int32_t fs_cuda_screen_rows(int64_t dim, int64_t rows, int32_t shared_bytes);
+cudaError_t fs_cuda_screen_launch(const fs_cuda_args *args, int32_t rows, int32_t processors, int32_t shaped,
+                                  cudaStream_t stream);
+
+/* Strips [from, to) of a screen whose bytes are zero; whether one of `count` strips was made of other weights: 1 + its
+ * number, to *other, which is 0. */
+cudaError_t fs_cuda_make_launch(const fs_head *head, const fs_screen_header *header, void *screen, int64_t from,
+                                int64_t to, cudaStream_t stream);
+cudaError_t fs_cuda_compare_launch(const fs_head *head, const fs_screen_header *header, int64_t count, uint64_t *other,
+                                   cudaStream_t stream);
+
 cudaError_t fs_cuda_accept_launch(int32_t dtype, int64_t sequences, int64_t k, const void *draft, const void *target,
                                   int32_t *accepted, cudaStream_t stream);
 

@@ -32,10 +32,18 @@ fs_status fs_screen_check_room(fs_context *context, const char *name, const void
     return FS_OK;
 }
 
-/* A header that this version wrote, and as many bytes as it says. */
-static fs_status check_header(fs_context *context, const char *name, const void *screen, size_t bytes) {
-    const fs_screen_header *h = screen;
+/* From or to wherever the context's backend has its arrays. */
+static fs_status copy_bytes(fs_context *context, void *to, const void *from, size_t bytes) {
+    if (context && context->backend->copy) return context->backend->copy(context, to, from, bytes);
+    memmove(to, from, bytes);
+    return FS_OK;
+}
+
+/* The header of what may be a screen: one that this version wrote, and as many bytes as it says. */
+static fs_status read_header(fs_context *context, const char *name, const void *screen, size_t bytes,
+                             fs_screen_header *h) {
     FS_TRY(fs_screen_check_room(context, name, screen, bytes, (int64_t)sizeof *h));
+    FS_TRY(copy_bytes(context, h, screen, sizeof *h));
     FS_REQUIRE(context, h->magic == FS_SCREEN_MAGIC, "%s is no screen: it begins with 0x%llx, not with \"FSSCREEN\"",
                name, (unsigned long long)h->magic);
     FS_REQUIRE(context, h->version == FS_SCREEN_VERSION && h->layout == FS_SCREEN_LAYOUT,
@@ -48,49 +56,64 @@ static fs_status check_header(fs_context *context, const char *name, const void 
 
 #define FS_SCREEN_SAMPLED 64 /* strips whose hashes are compared, 4 weights of each token */
 
-static fs_status check_weights(fs_context *context, const fs_head *head, const fs_screen *screen) {
+static int64_t first_other_strip(const fs_head *head, const fs_screen *screen, int64_t count) {
     const fs_weights weights = weights_of_head(head);
-    const int64_t strips = screen_strips(head->rows), count = strips < FS_SCREEN_SAMPLED ? strips : FS_SCREEN_SAMPLED;
     for (int64_t i = 0; i < count; i++) {
-        const int64_t strip = count > 1 ? (strips - 1) * i / (count - 1) : 0;
-        const uint64_t check = screen_check(head, &weights, strip);
-        FS_REQUIRE(context, strip_head(screen_strip(screen, strip))->check == check,
-                   "head.screen was made of other weights: a sample of rows %lld to %lld differs",
-                   (long long)strip * FS_SCREEN_TOKENS, (long long)strip * FS_SCREEN_TOKENS + FS_SCREEN_TOKENS - 1);
+        const int64_t strip = screen_sample(screen, i, count);
+        if (strip_head(screen_strip(screen, strip))->check != screen_check(head, &weights, strip)) return strip;
     }
+    return -1;
+}
+
+static fs_status check_weights(fs_context *context, const fs_head *head, const fs_screen_header *h) {
+    const fs_screen screen = screen_at(head->screen, h);
+    const int64_t strips = screen_strips(head->rows), count = strips < FS_SCREEN_SAMPLED ? strips : FS_SCREEN_SAMPLED;
+    int64_t strip;
+    if (!context->backend->compare_screen) strip = first_other_strip(head, &screen, count);
+    else FS_TRY(context->backend->compare_screen(context, head, h, count, &strip));
+    FS_REQUIRE(context, strip < 0, "head.screen was made of other weights: a sample of rows %lld to %lld differs",
+               (long long)strip * FS_SCREEN_TOKENS, (long long)strip * FS_SCREEN_TOKENS + FS_SCREEN_TOKENS - 1);
     return FS_OK;
 }
 
-fs_status fs_screen_check(fs_context *context, const fs_head *head) {
-    const fs_screen_header *h = head->screen;
-    FS_REQUIRE(context, head->kind == FS_HEAD_WEIGHTS, "head.screen is given for stored logits");
-    FS_TRY(check_header(context, "head.screen", head->screen, head->screen_bytes));
-    FS_REQUIRE(context, h->rows == head->rows && h->dim == head->dim,
-               "head.screen is of [%lld, %lld] weights, the head's are [%lld, %lld]", (long long)h->rows,
-               (long long)h->dim, (long long)head->rows, (long long)head->dim);
-    FS_REQUIRE(context, h->dtype == head->dtype, "head.screen is of weights of dtype %d, head.dtype is %d", h->dtype,
-               head->dtype);
-    FS_REQUIRE(context, h->first_token == head->first_token, "head.screen begins with token %lld, the head with %lld",
-               (long long)h->first_token, (long long)head->first_token);
-    if (context->screened.data == head->data && context->screened.screen == head->screen &&
-        context->screened.stride == head->stride && context->screened.hash == h->hash)
-        return FS_OK;
-    const fs_screen screen = screen_of(h);
-    FS_TRY(check_weights(context, head, &screen));
+static int is_known(const fs_context *context, const fs_head *head) {
+    return context->screened.data == head->data && context->screened.screen == head->screen &&
+           context->screened.stride == head->stride;
+}
+
+void fs_screen_remember(fs_context *context, const fs_head *head, const void *screen, const fs_screen_header *h) {
     context->screened.data = head->data;
-    context->screened.screen = head->screen;
+    context->screened.screen = screen;
     context->screened.stride = head->stride;
-    context->screened.hash = h->hash;
-    fs_context_log(context, "screen: %s, groups of %d, %zu bytes", format_name(h->format), h->group,
-                   (size_t)screen_bytes(h->format, h->rows, h->dim));
+    context->screened.header = *h;
+}
+
+fs_status fs_screen_check(fs_context *context, const fs_head *head) {
+    fs_screen_header h;
+    int known = is_known(context, head);
+    FS_REQUIRE(context, head->kind == FS_HEAD_WEIGHTS, "head.screen is given for stored logits");
+    /* A device's is read once: a pass over it looks whether its header is still the same. */
+    if (known && context->backend->copy) h = context->screened.header;
+    else FS_TRY(read_header(context, "head.screen", head->screen, head->screen_bytes, &h));
+    FS_REQUIRE(context, h.rows == head->rows && h.dim == head->dim,
+               "head.screen is of [%lld, %lld] weights, the head's are [%lld, %lld]", (long long)h.rows,
+               (long long)h.dim, (long long)head->rows, (long long)head->dim);
+    FS_REQUIRE(context, h.dtype == head->dtype, "head.screen is of weights of dtype %d, head.dtype is %d", h.dtype,
+               head->dtype);
+    FS_REQUIRE(context, h.first_token == head->first_token, "head.screen begins with token %lld, the head with %lld",
+               (long long)h.first_token, (long long)head->first_token);
+    if (known && context->screened.header.hash == h.hash) return FS_OK;
+    FS_TRY(check_weights(context, head, &h));
+    fs_screen_remember(context, head, head->screen, &h);
+    fs_context_log(context, "screen: %s, groups of %d, %zu bytes", format_name(h.format), h.group,
+                   (size_t)screen_bytes(h.format, h.rows, h.dim));
     return FS_OK;
 }
 
 fs_status fs_screen_cut(fs_context *context, const void *whole, size_t whole_bytes, int64_t first, int64_t rows,
                         void *to, size_t bytes, size_t *needed) {
-    FS_TRY(check_header(context, "whole", whole, whole_bytes));
     fs_screen_header h;
-    memcpy(&h, whole, sizeof h);
+    FS_TRY(read_header(context, "whole", whole, whole_bytes, &h));
     FS_REQUIRE(context, first >= 0 && first <= h.rows && first % FS_SCREEN_TOKENS == 0,
                "first is %lld, must be a multiple of %d from 0 to %lld", (long long)first, FS_SCREEN_TOKENS,
                (long long)h.rows);
@@ -98,7 +121,7 @@ fs_status fs_screen_cut(fs_context *context, const void *whole, size_t whole_byt
     FS_REQUIRE(context, rows >= 0 && rows <= h.rows - first && (rows % FS_SCREEN_TOKENS == 0 || rows == h.rows - first),
                "rows is %lld, must be a multiple of %d, or all of the %lld from row %lld on", (long long)rows,
                FS_SCREEN_TOKENS, (long long)(h.rows - first), (long long)first);
-    const fs_screen screen = screen_of(whole);
+    const fs_screen screen = screen_at(whole, &h);
     const int64_t size = screen_bytes(h.format, rows, h.dim);
     if (needed) *needed = (size_t)size;
     FS_REQUIRE(context, to || needed, "to and needed are both NULL");
@@ -107,7 +130,7 @@ fs_status fs_screen_cut(fs_context *context, const void *whole, size_t whole_byt
     h.rows = rows;
     h.first_token += first;
     h.hash = screen_header_hash(&h);
-    memmove((char *)to + sizeof h, screen_strip(&screen, first / FS_SCREEN_TOKENS), (size_t)size - sizeof h);
-    memcpy(to, &h, sizeof h);
-    return FS_OK;
+    FS_TRY(copy_bytes(context, (char *)to + sizeof h, screen_strip(&screen, first / FS_SCREEN_TOKENS),
+                      (size_t)size - sizeof h));
+    return copy_bytes(context, to, &h, sizeof h);
 }

@@ -16,6 +16,9 @@ fs_status fs_screen_check_room(fs_context *context, const char *name, const void
  * compared in the last call. */
 fs_status fs_screen_check(fs_context *context, const fs_head *head);
 
+/* That these two belong together. */
+void fs_screen_remember(fs_context *context, const fs_head *head, const void *screen, const fs_screen_header *header);
+
 fs_status fs_screen_make(fs_context *context, const fs_head *head, const fs_screen_options *options, void *screen);
 
 fs_status fs_screen_cut(fs_context *context, const void *whole, size_t whole_bytes, int64_t first, int64_t rows,

@@ -54,7 +54,7 @@ def test_what_is_no_screen_of_these_weights_is_refused(context, data):
     other[::7] ^= 1
     with pytest.raises(fs.Error, match="screen"):
         context.sample(fs.Head(other, dtype="bf16", screen=screen), H, hidden_dtype="bf16")
-    with pytest.raises(ValueError, match=r"screen: uint16\[\d+\] at 0x[0-9a-f]+, expected uint8"):
+    with pytest.raises(ValueError, match=r"screen: uint16\[\d+\] at 0x[0-9a-f]+ on cpu, expected uint8"):
         fs.Head(W, dtype="bf16", screen=screen.view(np.uint16))
     with pytest.raises(ValueError, match="64-byte aligned"):
         fs.Head(W, dtype="bf16", screen=screen[1:])

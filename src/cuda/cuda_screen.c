@@ -1,0 +1,160 @@
+/* cuda_screen.c - heads with a screen: which calls it decides, their launches; screens made in device memory. */
+#include "cuda_backend.h"
+
+#include "core/head.h"
+#include "core/needs.h"
+
+#include <stdlib.h>
+
+/* ------------------------------------------------------------------------------------------------------- calls ---- */
+
+/* The time of a pass over a screen, over that of the pass over W, for up to 8 rows and up to 16: measured on an H200
+ * (docs/results/h200-screens.md). */
+static double share_of_time(int32_t format, int32_t rows) {
+    if (format == FS_SCREEN_INT4) return rows > 8 ? 0.36 : 0.32;
+    return rows > 8 ? 0.58 : 0.55;
+}
+
+/* How many rows a pass takes at once; 0: the kernels do not take such a call. */
+static int32_t rows_at_once(const fs_cuda *cuda, const fs_cuda_args *args) {
+    const fs_head *head = &args->head;
+    const fs_batch *batch = &args->batch;
+    if (head->kind != FS_HEAD_WEIGHTS || head->dtype != FS_BF16 || batch->hidden_dtype != FS_BF16) return 0;
+    if (head->dim % 8 || head->first_token % FS_NOISE_BLOCK || !fs_cuda_plan_aligned(head, batch)) return 0;
+    return fs_cuda_screen_rows(head->dim, batch->rows, cuda->device.shared_bytes);
+}
+
+/* For tests: screens are read for any number of rows. */
+static int is_forced(void) {
+    const char *text = getenv("FLASHSAMPLING_SCREEN_ROWS");
+    return text && *text != '0';
+}
+
+int fs_cuda_screens(fs_context *context, const fs_cuda_args *args) {
+    const fs_cuda *cuda = context->state;
+    const fs_head *head = &args->head;
+    if (!head->screen || !screen_serves(head, &args->batch, &args->needs) || head->rows == 0) return 0;
+    if (batch_is_grouped(&args->batch)) return 0;
+    const int32_t most = rows_at_once(cuda, args);
+    if (most == 0 || is_forced()) return most != 0;
+    const int64_t times = (args->batch.rows + most - 1) / most;
+    return (double)times * share_of_time(context->screened.header.format, most) < 0.95;
+}
+
+static size_t entries_bytes(const fs_cuda *cuda, const fs_cuda_args *args) {
+    return (size_t)rows_at_once(cuda, args) * FS_CUDA_SCREENED * sizeof(uint64_t);
+}
+
+#define LINE 256 /* bytes */
+
+void fs_cuda_screen_room(fs_context *context, const fs_cuda_args *args, fs_cuda_room *room) {
+    const size_t bytes = entries_bytes(context->state, args) + LINE;
+    if (room->parts_bytes < bytes) room->parts_bytes = bytes;
+}
+
+fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args) {
+    const fs_cuda *cuda = context->state;
+    const int32_t most = rows_at_once(cuda, args);
+    fs_cuda_args part = *args;
+    fs_cuda_plan plan;
+    FS_TRY(fs_cuda_plan_next(context, args, &plan));
+    part.k_order = plan.k_order;
+    part.overlap = cuda->device.major >= 9;
+    part.work = room->work;
+    part.screen.of = screen_at(args->head.screen, &context->screened.header);
+    part.screen.hash = context->screened.header.hash;
+    part.screen.open = (int32_t *)(void *)room->parts;
+    part.screen.entry = (unsigned long long *)(void *)(room->parts + LINE);
+    for (; part.first_row < args->batch.rows; part.first_row += part.rows) {
+        const int64_t left = args->batch.rows - part.first_row;
+        part.rows = (int32_t)(left < most ? left : most);
+        FS_CUDA_TRY(context, fs_cuda_screen_launch(&part, most, cuda->device.processors, !head_is_plain(&args->head),
+                                                   cuda->stream));
+    }
+    args->screen.open = part.screen.open;
+    return FS_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------- screens ---- */
+
+static fs_status check_not_captured(fs_context *context, const char *what) {
+    const fs_cuda *cuda = context->state;
+    enum cudaStreamCaptureStatus captured = cudaStreamCaptureStatusNone;
+    FS_TRY(fs_cuda_check_stream(context));
+    FS_CUDA_TRY(context, cudaStreamIsCapturing(cuda->stream, &captured));
+    FS_REQUIRE(context, captured == cudaStreamCaptureStatusNone,
+               "the stream is being captured, %s: make one call with head.screen before", what);
+    return FS_OK;
+}
+
+static fs_status copy_here(fs_context *context, void *to, const void *from, size_t bytes) {
+    const fs_cuda *cuda = context->state;
+    FS_TRY(check_not_captured(context, "and a copy is waited for"));
+    FS_CUDA_TRY(context, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda->stream));
+    FS_CUDA_TRY(context, cudaStreamSynchronize(cuda->stream));
+    return FS_OK;
+}
+
+fs_status fs_cuda_copy(fs_context *context, void *to, const void *from, size_t bytes) {
+    int before;
+    FS_TRY(fs_cuda_enter(context, &before));
+    const fs_status status = copy_here(context, to, from, bytes);
+    fs_cuda_leave(context->state, before);
+    return status;
+}
+
+#define TURNS 16 /* calls of the progress function, as many as there are strips for */
+
+static fs_status make_here(fs_context *context, const fs_head *head, const fs_screen_header *header,
+                           const fs_screen_options *options, void *screen) {
+    const fs_cuda *cuda = context->state;
+    const int64_t strips = screen_strips(header->rows), step = strips / (options->progress ? TURNS : 1) + 1;
+    FS_TRY(check_not_captured(context, "a screen is not made in a graph"));
+    FS_CUDA_TRY(context, cudaMemsetAsync(screen, 0, (size_t)screen_bytes(header->format, header->rows, header->dim),
+                                         cuda->stream));
+    FS_CUDA_TRY(context, cudaMemcpyAsync(screen, header, sizeof *header, cudaMemcpyDefault, cuda->stream));
+    for (int64_t from = 0, to; from < strips; from = to) {
+        to = from + step < strips ? from + step : strips;
+        FS_CUDA_TRY(context, fs_cuda_make_launch(head, header, screen, from, to, cuda->stream));
+        if (!options->progress && to < strips) continue;
+        FS_CUDA_TRY(context, cudaStreamSynchronize(cuda->stream));
+        const int64_t done = to * FS_SCREEN_TOKENS;
+        if (options->progress) options->progress(options->user, done < header->rows ? done : header->rows, header->rows);
+    }
+    return FS_OK;
+}
+
+fs_status fs_cuda_make_screen(fs_context *context, const fs_head *head, const fs_screen_header *header,
+                              const fs_screen_options *options, void *screen) {
+    int before;
+    FS_TRY(fs_cuda_enter(context, &before));
+    const fs_status status = make_here(context, head, header, options, screen);
+    fs_cuda_leave(context->state, before);
+    return status;
+}
+
+static fs_status compare_here(fs_context *context, const fs_head *head, const fs_screen_header *header, int64_t count,
+                              int64_t *strip) {
+    const fs_cuda *cuda = context->state;
+    uint64_t *other = NULL, found = 0;
+    FS_TRY(check_not_captured(context, "and a screen that is new is compared with its weights"));
+    FS_CUDA_TRY(context, cudaMalloc((void **)&other, sizeof *other));
+    cudaError_t error = cudaMemsetAsync(other, 0, sizeof *other, cuda->stream);
+    if (error == cudaSuccess) error = fs_cuda_compare_launch(head, header, count, other, cuda->stream);
+    if (error == cudaSuccess)
+        error = cudaMemcpyAsync(&found, other, sizeof found, cudaMemcpyDeviceToHost, cuda->stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(cuda->stream);
+    cudaFree(other);
+    FS_CUDA_TRY(context, error);
+    *strip = (int64_t)found - 1;
+    return FS_OK;
+}
+
+fs_status fs_cuda_compare_screen(fs_context *context, const fs_head *head, const fs_screen_header *header,
+                                 int64_t count, int64_t *strip) {
+    int before;
+    FS_TRY(fs_cuda_enter(context, &before));
+    const fs_status status = count > 0 ? compare_here(context, head, header, count, strip) : (*strip = -1, FS_OK);
+    fs_cuda_leave(context->state, before);
+    return status;
+}

@@ -1,0 +1,209 @@
+"""Screens on the device: their bytes are the CPU's, and every token is that of the call without one, bit for bit."""
+import numpy as np
+import pytest
+
+from draws import BF16, CPU, GPU, STREAM, forced, fs, torch
+
+ROWS = "FLASHSAMPLING_SCREEN_ROWS"
+
+
+def weights(V, D, seed=0, outliers=0.05):
+    """[V, D] bf16, rows of norm 1 or so; some have one large weight."""
+    g = torch.Generator("cuda").manual_seed(seed)
+    w = torch.randn(V, D, device="cuda", generator=g) / D**0.5
+    w *= 1 + 0.15 * torch.randn(V, 1, device="cuda", generator=g)
+    rows = (torch.rand(V, device="cuda", generator=g) < outliers).nonzero()[:, 0]
+    w[rows, torch.randint(0, D, (len(rows),), device="cuda", generator=g)] *= 6
+    return w.to(BF16)
+
+
+def hidden(w, B, seed=0, size=100.0, picked=20):
+    """Rows of about this norm that make some tokens likely."""
+    g, picked = torch.Generator("cuda").manual_seed(seed + 1), min(picked, len(w))
+    h = torch.randn(B, w.shape[1], device="cuda", generator=g)
+    h *= size / h.norm(dim=1, keepdim=True)
+    for b in range(B):
+        at = torch.randperm(len(w), device="cuda", generator=g)[:picked]
+        h[b] += (torch.rand(picked, device="cuda", generator=g) * size / 15) @ w[at].float()
+    return h.to(BF16)
+
+
+def screen_of(w, bits, **more):
+    return GPU.screen(fs.Head(w), bits, seed=11, **more)
+
+
+def check(w, h, screen, context=GPU, head={}, rounds=3, **rules):
+    """Token, status, score and logit of the same calls with and without the screen."""
+    plain, screened = fs.Head(w, **head), fs.Head(w, screen=screen, **head)
+    for seed in range(rounds):
+        call = dict(seed=seed, position=100 * seed, outputs=("score", "logit"), **rules)
+        one, two = context.sample(screened, h, **call), context.sample(plain, h, **call)
+        for name in ("tokens", "status", "score", "logit"):
+            a, b = getattr(one, name).cpu().numpy(), getattr(two, name).cpu().numpy()
+            assert np.array_equal(a, b, equal_nan=name in ("score", "logit")), (name, a[a != b][:4], b[a != b][:4])
+    return one
+
+
+@pytest.fixture(params=[8, 4], ids=["8bits", "4bits"])
+def bits(request):
+    return request.param
+
+
+@pytest.mark.parametrize("V, D, dtype", [(1000, 64, "bf16"), (37, 200, "bf16"), (4099, 520, "bf16"),
+                                         (513, 1024, "f16"), (300, 136, "f32")])
+def test_a_screen_is_the_one_the_cpu_makes(bits, V, D, dtype):
+    w = weights(V, D)
+    w = w if dtype == "bf16" else w.to(torch.float16 if dtype == "f16" else torch.float32)
+    here, there = GPU.screen(fs.Head(w), bits, seed=3), CPU.screen(fs.Head(w.cpu()), bits, seed=3)
+    assert np.array_equal(here.cpu().numpy(), there)
+
+
+@pytest.mark.parametrize("V, D", [(151936, 1024), (20000, 4096), (50257, 768), (8192, 8192), (4099, 520), (130, 64),
+                                  (16, 128), (1, 8)])
+@pytest.mark.parametrize("B", [1, 2, 8, 9, 16])
+def test_tokens_are_those_of_the_weights(bits, V, D, B):
+    w = weights(V, D)
+    check(w, hidden(w, B), screen_of(w, bits))
+
+
+@pytest.mark.parametrize("T", [0.0, 0.1, 0.7, 1.5, 5.0])
+def test_every_temperature(bits, T):
+    w = weights(32000, 1024)
+    check(w, hidden(w, 16), screen_of(w, bits), temperature=torch.full((16,), T, device="cuda"))
+
+
+def test_rows_of_every_kind_side_by_side(bits):
+    w = weights(32000, 1024)
+    h = hidden(w, 16)
+    h[3] = 0
+    h[4] *= 10
+    h[5] *= 0.01
+    h[6, 17] = float("inf")
+    h[7, 3] = float("nan")
+    h[8] *= 1e30
+    T = torch.tensor([0, 1, 0.5, 1, 1, 1, 1, 1, 0, 2, 3, 100, 1e-3, 1, 1, 0], dtype=torch.float32, device="cuda")
+    check(w, h, screen_of(w, bits), temperature=T)
+
+
+@pytest.mark.parametrize("head", [dict(round="bf16"), dict(softcap=30.0), dict(scale=0.3, post_scale=2.0),
+                                  dict(round="f16", softcap=5.0, scale=2.0), dict(vocab=31990)], ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+def test_what_a_head_does_to_its_logits(bits, head, biased):
+    w = weights(32000, 512)
+    if biased:
+        head = dict(head, bias=torch.randn(32000, device="cuda", generator=torch.Generator("cuda").manual_seed(9)))
+    check(w, hidden(w, 12), screen_of(w, bits), head=head)
+
+
+def test_weights_that_are_no_numbers(bits):
+    w = weights(5000, 256)
+    w[77, 3], w[1234, 200], w[4000, 0] = float("nan"), float("inf"), float("-inf")
+    check(w, hidden(w, 8, picked=0), screen_of(w, bits))
+    w[100:4000, 5] = float("inf")  # more than a list holds
+    check(w, hidden(w, 8, picked=0), screen_of(w, bits))
+
+
+def test_equal_weights_give_the_lowest_token(bits):
+    w = weights(4096, 256)
+    w[1::2] = w[::2]
+    check(w, hidden(w, 16), screen_of(w, bits), temperature=torch.zeros(16, device="cuda"))
+
+
+def test_rows_too_flat_for_a_list_take_the_pass_over_the_weights(bits):
+    w = weights(32000, 1024)
+    w[:, :] = w[:1]  # all tokens alike: nobody can be told apart
+    check(w, hidden(w, 4), screen_of(w, bits))
+    h = hidden(w, 16)
+    h[::2] = 0
+    check(weights(32000, 1024), h, screen_of(weights(32000, 1024), bits))
+
+
+@pytest.mark.parametrize("B", [17, 33, 100])
+def test_more_rows_than_a_pass_takes(bits, B, monkeypatch):
+    w = weights(20000, 512)
+    monkeypatch.setenv(ROWS, "1000")
+    check(w, hidden(w, B), screen_of(w, bits))
+
+
+def test_calls_a_screen_does_not_serve_read_the_weights(bits):
+    w = weights(20000, 512)
+    h, screen = hidden(w, 8), screen_of(w, bits)
+    for rules in (dict(top_k=50), dict(top_p=0.9), dict(min_p=0.05)):
+        check(w, h, screen, **rules)
+    one = GPU.sample(fs.Head(w, screen=screen), h, seed=1, outputs=("logprob", "log_z"))
+    two = GPU.sample(fs.Head(w), h, seed=1, outputs=("logprob", "log_z"))
+    for name in ("tokens", "logprob", "log_z"):
+        assert torch.equal(getattr(one, name), getattr(two, name)), name
+
+
+def test_portable_kernels_draw_the_same(bits):
+    w = weights(20000, 512)
+    context = forced("portable")
+    check(w, hidden(w, 8), screen_of(w, bits), context=context)
+    context.close()
+
+
+def test_a_graph_replays_with_other_rows(bits):
+    w = weights(32000, 1024)
+    rows, position = hidden(w, 8).clone(), torch.arange(8, dtype=torch.int64, device="cuda")
+    screened, plain = fs.Head(w, screen=screen_of(w, bits), constant=True), fs.Head(w)
+    batch = fs.Batch(screened, rows, seed=4, position=position)
+    out = fs.Result(batch)
+    GPU.sample(screened, batch, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=STREAM):
+        GPU.sample(screened, batch, out=out)
+    for turn in range(5):
+        rows.copy_(hidden(w, 8, seed=turn, size=0.01 if turn == 3 else 100.0))
+        position += 8
+        graph.replay()
+        expected = GPU.sample(plain, rows, seed=4, position=position)
+        torch.cuda.synchronize()
+        assert torch.equal(out.tokens, expected.tokens), turn
+
+
+def test_a_capture_without_a_call_before_is_refused(bits):
+    w = weights(2000, 256)
+    screen = screen_of(w, bits).clone()
+    head, rows = fs.Head(w, screen=screen), hidden(w, 2)
+    batch = fs.Batch(head, rows, seed=1)
+    out = fs.Result(batch)
+    with pytest.raises(fs.Error, match="being captured.*make one call with head.screen before"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=STREAM):
+            GPU.sample(head, batch, out=out)
+    torch.cuda.synchronize()
+
+
+def test_what_is_no_screen_of_these_weights_is_refused(bits):
+    w = weights(2000, 256)
+    screen, rows = screen_of(w, bits), hidden(w, 2)
+    with pytest.raises(fs.Error, match="made of other weights"):
+        GPU.sample(fs.Head(weights(2000, 256, seed=1), screen=screen), rows)
+    with pytest.raises(fs.Error, match=r"is of \[2000, 256\] weights"):
+        GPU.sample(fs.Head(w[:1000], screen=screen), rows)
+    with pytest.raises(fs.Error, match="is no screen"):
+        GPU.sample(fs.Head(w, screen=torch.zeros_like(screen)), rows)
+    with pytest.raises(ValueError, match="on cpu, expected uint8"):
+        fs.Head(w, screen=screen.cpu())
+
+
+def test_a_screen_that_is_written_over_decides_nothing(bits):
+    w = weights(20000, 512)
+    screen, rows = screen_of(w, bits), hidden(w, 8)
+    check(w, rows, screen)
+    screen.copy_(GPU.screen(fs.Head(weights(20000, 512, seed=5)), bits, seed=12))
+    GPU.sample(fs.Head(w, screen=screen_of(w, bits)), rows)  # another is the last that was looked at
+    with pytest.raises(fs.Error, match="made of other weights"):
+        GPU.sample(fs.Head(w, screen=screen), rows)
+
+
+def test_a_planted_error_is_seen():
+    """Scales an eighth of what they are: the bounds with them are broken, and tokens differ."""
+    w = weights(32000, 1024)
+    screen = screen_of(w, 4)
+    strips = screen[128:].view(2000, -1)
+    records = strips[:, 128:].view(2000, 8, 1024 + 64)
+    tails = records[:, :, 1024:].contiguous().view(torch.bfloat16)
+    records[:, :, 1024:] = (tails / 8).view(torch.uint8)
+    with pytest.raises(AssertionError, match="tokens"):
+        check(w, hidden(w, 16), screen, rounds=20)
