@@ -29,6 +29,8 @@ PROMPTS = ["The function returns", "This module", "If the file does not exist,",
            "When the", "The first argument", "Use this option to", "Copyright", "In order to"]
 RULES = {"t1": dict(temperature=1.0, top_k=0, top_p=1.0), "kp": dict(temperature=0.8, top_k=50, top_p=0.95)}
 PLANTED = 1.05  # what the third arm multiplies the temperature by
+LOGITS = 2**25  # that are scored at once
+BUDGET = 24  # tokens a step, in which prompts are read in pieces
 
 
 class Transformers:
@@ -72,8 +74,8 @@ class Vllm:
         self.vllm, self.plugin, self.module, self.end = vllm, plugin, module, tokenizer.eos_token_id
         limit = model.config.max_position_embeddings
         self.llm = vllm.LLM(model=arguments.model, dtype="bfloat16", max_model_len=limit, max_num_seqs=256,
-                            max_num_batched_tokens=8192, gpu_memory_utilization=0.3, enable_prefix_caching=False,
-                            skip_tokenizer_init=True, enforce_eager=arguments.eager)
+                            max_num_batched_tokens=8192, gpu_memory_utilization=0.1, enable_prefix_caching=False,
+                            kv_cache_memory_bytes=2 << 30, skip_tokenizer_init=True, enforce_eager=arguments.eager)
         if module.GPUModelRunner.sample is not plugin._sample:
             sys.exit("quality: the plug-in does not know this vLLM")
 
@@ -95,14 +97,20 @@ class Vllm:
         return [ended(tokens, self.end) for tokens in drawn]
 
     def repeated(self, arm, prompts, most):
-        """The share of completions that are equal with equal seeds: all at once, backwards, and in fours."""
+        """The shares of completions that are equal with equal seeds: all at once against backwards, in fours, alone,
+        and with prompts read in pieces among the draws of others."""
         self.arm(arm)
         params = [self.params(RULES["t1"], most, 1000 + i) for i in range(len(prompts))]
         first = self.generate(prompts, params)
-        backwards = self.generate(prompts[::-1], params[::-1])[::-1]
-        fours = [tokens for i in range(0, len(prompts), 4) for tokens in self.generate(prompts[i:i + 4],
-                                                                                       params[i:i + 4])]
-        return float(np.mean([a == b == c for a, b, c in zip(first, backwards, fours)]))
+        found = {"backwards": self.generate(prompts[::-1], params[::-1])[::-1]}
+        for name, size in (("in fours", 4), ("alone", 1)):
+            found[name] = [tokens for i in range(0, len(prompts), size)
+                           for tokens in self.generate(prompts[i:i + size], params[i:i + size])]
+        scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        whole, scheduler.max_num_scheduled_tokens = scheduler.max_num_scheduled_tokens, BUDGET
+        found["prompts in pieces"] = self.generate(prompts, params)
+        scheduler.max_num_scheduled_tokens = whole
+        return {name: float(np.mean([a == b for a, b in zip(first, again)])) for name, again in found.items()}
 
 
 def ended(tokens, end):
@@ -126,41 +134,50 @@ def cut_law(logits, rules):
     return p
 
 
-def score(model, prompts, drawn, owners, rules, seed, rows=64):
+def score(model, prompts, drawn, owners, rules, seed):
     """What quality_stats.study wants of completions. The log-likelihood is the model's own, without rules."""
     import torch
 
-    generator = np.random.default_rng(seed)
-    most = max(map(len, drawn))
+    generator, most = np.random.default_rng(seed), max(map(len, drawn))
     loglik, excess, variance = np.zeros((3, len(drawn)))
     pit, outside = np.full((len(drawn), most), np.nan), 0
-    for first in range(0, len(drawn), rows):
-        some = range(first, min(first + rows, len(drawn)))
-        texts = [prompts[owners[i]] + drawn[i] for i in some]
-        ids = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
-        for row, text in enumerate(texts):
-            ids[row, : len(text)] = torch.tensor(text)
-        with torch.inference_mode():
-            logits = model(ids.to(model.device)).logits
-        for row, i in enumerate(some):
-            begin, tokens = len(prompts[owners[i]]), torch.tensor(drawn[i], device=logits.device)
-            here = logits[row, begin - 1 : begin - 1 + len(tokens)].float()
-            logp, law = here.double().log_softmax(-1), cut_law(here, rules)
-            taken, expected = logp.gather(1, tokens[:, None])[:, 0], (law * logp).sum(-1)
-            loglik[i], excess[i] = taken.sum().item(), (taken - expected).sum().item()
-            variance[i] = (law * (logp - expected[:, None]) ** 2).sum().item()
-            mine = law.gather(1, tokens[:, None])
-            # The mass of likelier tokens: what a wrong temperature or cut moves. Equal ones are in the order of ids.
-            number = torch.arange(law.shape[1], device=law.device)
-            above = (law > mine) | (law == mine) & (number < tokens[:, None])
-            above = torch.where(above, law, 0.0).sum(1)
-            u = above.cpu().numpy() + generator.random(len(tokens)) * mine[:, 0].cpu().numpy()
-            pit[i, : len(tokens)] = np.minimum(u, 1 - 1e-12)
-            outside += int((mine == 0).sum())
+    at_once = max(1, LOGITS // (most * model.config.vocab_size))
+    for first in range(0, len(drawn), at_once):
+        some = range(first, min(first + at_once, len(drawn)))
+        logits, tokens = logits_along(model, [prompts[owners[i]] for i in some], [drawn[i] for i in some])
+        owner = np.repeat(some, [len(drawn[i]) for i in some])
+        place = np.concatenate([np.arange(len(drawn[i])) for i in some])
+        logp, law = logits.double().log_softmax(-1), cut_law(logits, rules)
+        taken, expected = logp.gather(1, tokens)[:, 0], (law * logp).sum(-1)
+        spread = (law * (logp - expected[:, None]) ** 2).sum(-1)
+        for sums, values in ((loglik, taken), (excess, taken - expected), (variance, spread)):
+            np.add.at(sums, owner, values.cpu().numpy())
+        # The mass of likelier tokens: what a wrong temperature or cut moves. Equal ones are in the order of ids.
+        mine, number = law.gather(1, tokens), torch.arange(law.shape[1], device=law.device)
+        above = torch.where((law > mine) | (law == mine) & (number < tokens), law, 0.0).sum(1)
+        u = above.cpu().numpy() + generator.random(len(owner)) * mine[:, 0].cpu().numpy()
+        pit[owner, place] = np.minimum(u, 1 - 1e-12)
+        outside += int((mine == 0).sum())
     # With cuts a token at their edge may be in or out as the model that judges rounds.
     first = [] if rules["top_k"] or rules["top_p"] < 1 else first_tokens(model, prompts, drawn, owners, rules)
     return dict(tokens=drawn, prompts=np.asarray(owners), loglik=loglik, excess=excess, variance=variance, pit=pit,
                 outside=outside, first=first)
+
+
+def logits_along(model, prompts, drawn):
+    """The logits [N, V] that each of the N tokens drawn was drawn from, and the tokens [N, 1]."""
+    import torch
+
+    texts = [prompt + tokens for prompt, tokens in zip(prompts, drawn)]
+    ids = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
+    there = torch.zeros(ids.shape, dtype=torch.bool)
+    for row, (prompt, text) in enumerate(zip(prompts, texts)):
+        ids[row, : len(text)] = torch.tensor(text)
+        there[row, len(prompt) - 1 : len(text) - 1] = True
+    with torch.inference_mode():
+        logits = model(ids.to(model.device)).logits[there.to(model.device)].float()
+    tokens = torch.tensor([token for tokens in drawn for token in tokens], device=logits.device)
+    return logits, tokens[:, None]
 
 
 def first_tokens(model, prompts, drawn, owners, rules):
@@ -222,7 +239,8 @@ class Study:
         self.most = min(arguments.tokens, self.model.config.max_position_embeddings - max(map(len, self.prompts)))
         self.results = {"about": dict(engine=arguments.engine, model=os.path.basename(arguments.model.rstrip("/")),
                                       completions=arguments.n, prompts=len(self.prompts), tokens=self.most,
-                                      commit=arguments.commit, date=time.strftime("%Y-%m-%d")), "pairs": []}
+                                      commit=arguments.commit, date=time.strftime("%Y-%m-%d"),
+                                      invariant=os.environ.get("VLLM_BATCH_INVARIANT", "0") == "1"), "pairs": []}
         self.say("ready")
 
     def say(self, text):
@@ -249,24 +267,29 @@ class Study:
 
     def run(self):
         good = True
-        for number, name in enumerate(self.arguments.rules.split(",")):
+        for number, name in enumerate(filter(None, self.arguments.rules.split(","))):
             samples = {arm: self.sample(arm, RULES[name], 10 * number + i + 1)
                        for i, arm in enumerate(("stock", "ours", "planted"))}
             good &= not self.pair(name, samples["stock"], samples["ours"], "stock, ours")
             good &= bool(self.pair(name, samples["stock"], samples["planted"], "stock, planted"))
+            self.save()
         same = same_draws(self.model, self.prompts * 4, 3)
         self.results["same draws in any batch"] = same
         self.say("equal seeds and positions in other batches and rows: %s" % ("equal" if same else "DIFFERENT"))
         if self.engine.name == "vllm":
             self.results["counts"] = self.engine.plugin.counts()
+            self.say("steps: %s" % self.results["counts"])
             self.results["repeated"] = {arm: self.engine.repeated(arm, self.prompts * 4, self.most)
                                         for arm in ("stock", "ours")}
-            self.say("completions equal in three orders and batches, by seed: %s" % self.results["repeated"])
-            self.say("steps: %s" % self.results["counts"])
+            for arm, shares in self.results["repeated"].items():
+                self.say("%s: completions equal to those of one batch, by seed: %s" % (arm, shares))
+        self.save()
+        return good and same
+
+    def save(self):
         if self.arguments.json:
             with open(self.arguments.json, "w") as file:
                 json.dump(self.results, file, indent=1, default=float)
-        return good and same
 
 
 def print_pair(name, label, tests, rejected, outside):
@@ -297,7 +320,7 @@ def main(arguments=None):
     parser.add_argument("-n", type=int, default=10000, help="completions of each arm")
     parser.add_argument("--tokens", type=int, default=96, help="at most, of each")
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
-    parser.add_argument("--rules", default="t1,kp")
+    parser.add_argument("--rules", default="t1,kp", help="empty: only what equal seeds give")
     parser.add_argument("--eager", action="store_true", help="vLLM without compiled graphs: a quicker start")
     parser.add_argument("--json")
     parser.add_argument("--commit", default="")

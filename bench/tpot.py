@@ -2,7 +2,8 @@
 
     make tpot ARGS="--json tpot.json"              every cell; some twenty minutes
     make tpot ARGS="--quick --json tpot.json"      the bars, and one cell of every rule, in under 200 s of measuring
-    python bench/tpot.py --kv --json kv.json       tokens of KV cache with and without the plug-in; four engine starts
+    python bench/tpot.py --serve 16,64 --rows ""  requests that come by chance (tpot_serve.py), and no other cells
+    python bench/tpot.py --kv --json kv.json       tokens of KV cache with and without the plug-in; six engine starts
 
 Weights are random: no checkpoint is needed. Rows of hidden states are exchanged before every call (tpot_arms.py).
 Arms take turns, round by round; a turn is one generate() of B requests and its time per token the mean time between
@@ -23,6 +24,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "python")]
 
 import tpot_arms
+import tpot_serve
 import tpot_tables
 
 QWEN3 = dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", head_dim=128, num_key_value_heads=8,
@@ -50,13 +52,23 @@ RULES = {
 }
 BATCHES = (1, 4, 16, 64, 128, 256)
 SETTLE = 4  # decode steps of a turn that are not counted, at its beginning
+SAME = 32  # requests whose seeds are drawn again in other batches
+
+
+def numbers(text):
+    return [int(word) for word in text.split(",") if word]
+
+
+def sizes_of(arguments):
+    """Every B that is drawn."""
+    return {1, *(B for _, _, B, _ in plan_of(arguments)), *numbers(arguments.serve), SAME if arguments.same else 1}
 
 
 def plan_of(arguments):
     """[(rows, rules, B, rounds)], what matters most first."""
     if not arguments.quick:
-        return [(rows, rules, B, arguments.rounds) for rows in arguments.rows.split(",")
-                for rules in arguments.rules.split(",") for B in map(int, arguments.batches.split(","))]
+        return [(rows, rules, B, arguments.rounds) for rows in filter(None, arguments.rows.split(","))
+                for rules in arguments.rules.split(",") for B in numbers(arguments.batches)]
     plan = [("language", rules, B, 6) for rules in ("t1", "kp") for B in (1, 16, 64)]
     plan += [("flat", rules, B, 3) for rules in ("t1", "kp") for B in (16, 64)]
     return plan + [("language", rules, B, 3) for rules in ("penalties", "logprobs5", "mask") for B in (16, 64)]
@@ -72,7 +84,7 @@ def engine(arguments, folder, most, **more):
     plugin.register()
     from vllm import LLM
 
-    sizes = sorted({1, 2, 4, 8, 16, 32, 64, most} | {B for _, _, B, _ in plan_of(arguments)})
+    sizes = sorted({1, 2, 4, 8, 16, 32, 64, most} | sizes_of(arguments))
     options = dict(model=folder, load_format="dummy", dtype="bfloat16", skip_tokenizer_init=True, max_model_len=1024,
                    max_num_seqs=most, max_num_batched_tokens=max(2048, most * arguments.prompt), seed=0,
                    gpu_memory_utilization=arguments.memory, enable_prefix_caching=False,
@@ -85,7 +97,7 @@ class Run:
         self.arguments, self.began = arguments, time.perf_counter()
         self.sampler_build = self._build_flashinfer()
         self.folder = tempfile.TemporaryDirectory()
-        self.most = max(B for _, _, B, _ in plan_of(arguments))
+        self.most = max(sizes_of(arguments))
         self.llm, self.plugin = engine(arguments, self.folder.name, self.most)
         import torch
         import vllm.v1.worker.gpu.model_runner as module
@@ -203,6 +215,18 @@ class Run:
         apart = [gap for _, gaps in self.tap.differ for gap in gaps]
         self.results["greedy"] = {"drawn": drawn, "equal": drawn - len(apart), "apart": sorted(apart, reverse=True)}
 
+    def same(self, rules, new=17):
+        """Equal seeds, positions and hidden states in other batches."""
+        from vllm import SamplingParams
+
+        params = [SamplingParams(max_tokens=new, ignore_eos=True, detokenize=False, seed=seed, **RULES[rules])
+                  for seed in range(1, SAME + 1)]
+        prompts = [{"prompt_token_ids": [1000 + seed] * self.arguments.prompt} for seed in range(SAME)]
+        self.tap.pool = self.pools["language"]
+        shares = tpot_arms.same(self.llm, self.tap, prompts, params, self.arguments.prompt + SAME // 2)
+        self.results.setdefault("same", {})[rules] = shares
+        self.say("equal seeds, %s, %d tokens: %s" % (rules, SAME * new, shares))
+
     def save(self):
         self.results["counts"] = self.plugin.counts()
         if self.arguments.json:
@@ -217,6 +241,10 @@ class Run:
                 break
             self.cell(*cell)
             self.save()
+        for rules in filter(None, self.arguments.same.split(",")):
+            self.same(rules)
+        if self.arguments.serve:
+            tpot_serve.cells(self, numbers(self.arguments.serve), RULES["t1"])
         self.save()
         print(tpot_tables.report(self.results))
         try:
@@ -227,28 +255,40 @@ class Run:
 
 
 def kv_cache(arguments):
-    """Tokens of KV cache that vLLM finds room for, each in a process of its own."""
-    found = {}
-    for most in (256, 1024):
+    """Tokens of KV cache that vLLM finds room for, each in a process of its own; what they import is imported once."""
+    import multiprocessing
+
+    import flashsampling.vllm  # noqa: F401
+    from vllm import LLM  # noqa: F401
+
+    fork, found = multiprocessing.get_context("fork"), []
+    for most, tokens in (map(int, pair.split(":")) for pair in arguments.kv.split(",")):
         for switch in ("off", "on"):
-            command = [sys.executable, os.path.abspath(__file__), "--kv-one", str(most), "--model", arguments.model,
-                       "--memory", str(arguments.memory)]
-            run = subprocess.run(command, env={**os.environ, "FLASHSAMPLING_VLLM": switch}, capture_output=True,
-                                 text=True)
-            line = next((line for line in run.stdout.splitlines() if line.startswith("KV ")), None)
-            found["max_num_seqs %d, plug-in %s" % (most, switch)] = int(line.split()[1]) if line else run.stderr[-600:]
-            print(list(found.items())[-1], flush=True)
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({"kv_tokens": found}, file, indent=1)
+            receive, send = fork.Pipe(duplex=False)
+            process = fork.Process(target=kv_one, args=(arguments, most, tokens, switch, send))
+            process.start()
+            send.close()
+            try:
+                room = receive.recv()
+            except EOFError:
+                room = None
+            process.join()
+            found.append({"model": arguments.model, "max_num_seqs": most, "max_num_batched_tokens": tokens,
+                          "plug-in": switch, "memory": arguments.memory, "kv": room})
+            print(found[-1], flush=True)
+            if arguments.json:
+                with open(arguments.json, "w") as file:
+                    json.dump({"kv_tokens": found}, file, indent=1)
 
 
-def kv_one(arguments):
+def kv_one(arguments, most, tokens, switch, send):
+    os.environ["FLASHSAMPLING_VLLM"] = switch
     with tempfile.TemporaryDirectory() as folder:
-        llm, _ = engine(arguments, folder, arguments.kv_one, enforce_eager=True, max_num_batched_tokens=2048,
+        llm, _ = engine(arguments, folder, most, enforce_eager=True, max_num_batched_tokens=tokens,
                         compilation_config={})
-        cache = llm.llm_engine.vllm_config.cache_config
-        print("KV %d" % (cache.num_gpu_blocks * cache.block_size), flush=True)
+        config = llm.llm_engine.vllm_config.cache_config
+        send.send(config.num_gpu_blocks * config.block_size)
+    os._exit(0)  # nothing of vLLM's is to be ended in order
 
 
 def main():
@@ -267,12 +307,13 @@ def main():
     parser.add_argument("--commit", metavar="TEXT", help="what is measured, where there is no git to tell")
     parser.add_argument("--build", default=os.path.join(HERE, "..", "build", "cuda"), metavar="FOLDER",
                         help="where read_ceiling.cu is compiled to")
-    parser.add_argument("--kv", action="store_true", help="tokens of KV cache, and no times")
-    parser.add_argument("--kv-one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--kv", nargs="?", const="256:2048,1024:2048,1024:8192", metavar="SEQS:TOKENS,..",
+                        help="tokens of KV cache, and no times, for max_num_seqs and max_num_batched_tokens "
+                             "(%(const)s; the last are those of vllm serve on large GPUs)")
+    parser.add_argument("--serve", default="", metavar="B,..", help="B requests at once that come by chance")
+    parser.add_argument("--same", default="", metavar="RULES,..", help="draw equal seeds in other batches")
     arguments = parser.parse_args()
-    if arguments.kv_one:
-        kv_one(arguments)
-    elif arguments.kv:
+    if arguments.kv:
         kv_cache(arguments)
     else:
         Run(arguments).main()

@@ -20,7 +20,7 @@ class Tap:
         self.torch, self.plugin, self.runner_class, self.parts = torch, plugin, module.GPUModelRunner, parts
         self.original = {"stock": plugin._stock["sample"], "ours": plugin._sample, "null": self.null}
         self.runner = self.pool = self.mask = self.constant = None
-        self.arm, self.step, self.calls, self.differ = "ours", 0, [], []
+        self.arm, self.step, self.calls, self.differ, self.by_seed = "ours", 0, [], [], False
         tap = self
 
         def sample(self, hidden_states, input_batch, grammar_output):
@@ -44,7 +44,7 @@ class Tap:
         self.runner, rows, decode = runner, batch.num_reqs, batch.num_tokens == batch.num_reqs
         if self.pool is not None:
             self.step = (self.step + 1) % (POOL - rows)
-            taken = self.pool[self.step : self.step + rows]
+            taken = self.pool[self.places(runner, batch) if self.by_seed else slice(self.step, self.step + rows)]
             if decode:
                 hidden[:rows].copy_(taken)
             else:
@@ -64,6 +64,12 @@ class Tap:
         self.calls.append((began, time.perf_counter() - began, before, after))
         return result
 
+    @staticmethod
+    def places(runner, batch):
+        """Rows of the pool as functions of seed and position: the same for a request in any batch."""
+        seeds = runner.sampler.sampling_states.seeds.gpu[batch.expanded_idx_mapping.long()]
+        return (seeds * 7919 + batch.positions[batch.logits_indices] * 31) % POOL
+
     def check(self, runner, hidden, batch, grammar):
         """Greedy tokens of both; where they differ, how far apart the logits are that vLLM has for them."""
         result = self.original["stock"](runner, hidden, batch, grammar)
@@ -80,6 +86,32 @@ class Tap:
         self.torch.cuda.synchronize()
         began = [call[0] for call in calls]
         return began, [call[1] for call in calls], [call[2].elapsed_time(call[3]) for call in calls]
+
+
+def same(llm, tap, prompts, params, budget):
+    """{arm: {how: share}} of tokens that are those of one batch, for equal seeds, positions and hidden states:
+    backwards, in fours, alone, and with `budget` tokens a step: prompts are read in pieces among the draws of others."""
+    def drawn(order, size):
+        found = {}
+        for i in range(0, len(order), size):
+            some = order[i:i + size]
+            outputs = llm.generate([prompts[j] for j in some], [params[j] for j in some], use_tqdm=False)
+            found.update((j, output.outputs[0].token_ids) for j, output in zip(some, outputs))
+        return [token for j in sorted(found) for token in found[j]]
+
+    tap.by_seed, shares, order = True, {}, list(range(len(prompts)))
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    for tap.arm in ("stock", "ours"):
+        first, again = drawn(order, len(order)), {"backwards": drawn(order[::-1], len(order)),
+                                                  "in fours": drawn(order, 4), "alone": drawn(order, 1)}
+        whole, scheduler.max_num_scheduled_tokens = scheduler.max_num_scheduled_tokens, budget
+        again["prompts in pieces"] = drawn(order, len(order))
+        scheduler.max_num_scheduled_tokens = whole
+        shares[tap.arm] = {how: sum(a == b for a, b in zip(first, tokens)) / len(first)
+                           for how, tokens in again.items()}
+    tap.by_seed = False
+    tap.take()
+    return shares
 
 
 def plant(torch, weight):

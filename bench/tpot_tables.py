@@ -8,6 +8,8 @@ import math
 import statistics
 import sys
 
+import tpot_serve
+
 # Two-sided 95 % of Student's t by degrees of freedom; beyond, the normal's is close.
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 12: 2.179,
        15: 2.131, 20: 2.086, 30: 2.042}
@@ -95,7 +97,8 @@ def report(results):
         equal, drawn, apart = results["greedy"]["equal"], results["greedy"]["drawn"], results["greedy"]["apart"]
         lines.append("greedy: %d of %d tokens equal; logits of the others apart by %s" % (
             equal, drawn, ", ".join("%g" % gap for gap in apart[:8]) or "-"))
-    for name in ("counts", "kv_tokens", "language"):
+    lines += [tpot_serve.line(cell) for cell in results.get("serve", [])]
+    for name in ("same", "counts", "kv_tokens", "language"):
         if results.get(name):
             lines.append("%s: %s" % (name, json.dumps(results[name])))
     return "\n".join(lines)

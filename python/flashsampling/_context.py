@@ -195,8 +195,8 @@ class Context:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_context", None):
-            self._destroy()
+        if getattr(self, "_context", None):  # at the end of a process no module has its names any more
+            self.library.fs_context_destroy(self._context)
 
     def __repr__(self) -> str:
         return "<flashsampling.Context %s>" % self.text

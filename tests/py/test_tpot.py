@@ -1,5 +1,6 @@
 """The bench of vLLM without vLLM: intervals, verdicts and tables of invented runs, and the rows that are exchanged."""
 import json
+import os
 import sys
 import types
 from pathlib import Path
@@ -11,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 import tpot
+import tpot_serve
 import tpot_tables as tables
 
 
@@ -78,8 +80,74 @@ def test_the_quick_plan_begins_with_the_bars():
     assert {(rules, B) for _, rules, B, _ in plan[: len(bars)]} == bars
     assert all(rows == "language" for rows, _, _, _ in plan[: len(bars)])
     assert {rules for _, rules, _, _ in plan} == {"t1", "kp", "penalties", "logprobs5", "mask"}
-    full = types.SimpleNamespace(quick=False, rows="language,flat", rules="t1,kp", batches="1,4", rounds=8)
+    full = types.SimpleNamespace(quick=False, rows="language,flat", rules="t1,kp", batches="1,4", rounds=8, serve="",
+                                 same="")
     assert len(tpot.plan_of(full)) == 8 and max(plan)[3] <= 6
+    assert tpot.sizes_of(full) == {1, 4}
+    served = types.SimpleNamespace(**{**vars(full), "rows": "", "serve": "16,64", "same": "t1"})
+    assert tpot.plan_of(served) == [] and tpot.sizes_of(served) == {1, 16, 64, tpot.SAME}
+
+
+class Server:
+    """An engine on a clock of its own: a step takes `seconds` and gives every request one token."""
+
+    def __init__(self, seconds, tokens):
+        self.now, self.seconds, self.tokens, self.left, self.most, self.sent = 0.0, seconds, tokens, {}, 0, []
+
+    def add_request(self, name, prompt, params):
+        self.left[name] = self.tokens
+        self.sent.append(self.now)
+        self.most = max(self.most, len(self.left))
+
+    def has_unfinished_requests(self):
+        return bool(self.left)
+
+    def step(self):
+        self.now += self.seconds
+        names = list(self.left)
+        for name in names:
+            self.left[name] -= 1
+        self.left = {name: left for name, left in self.left.items() if left}
+        return [types.SimpleNamespace(request_id=name, finished=name not in self.left,
+                                      outputs=[types.SimpleNamespace(token_ids=[1])]) for name in names]
+
+    def wait(self, seconds):
+        self.now += seconds
+
+
+def test_requests_that_come_by_chance():
+    """The cap is kept and reached, a request's time per token is the step's, and gaps have the mean that was asked."""
+    engine = Server(0.01, 8)
+    found = tpot_serve.serve(engine, lambda rng: [1], None, 4, 64, 1e3, 1, lambda: engine.now, engine.wait)
+    assert engine.most == 4 and found["tpot_ms"] == pytest.approx(10) and found["ttft_ms"] == pytest.approx(10)
+    assert found["tokens_s"] == pytest.approx(4 / 0.01, rel=0.2)
+    slow = Server(1e-4, 3)
+    tpot_serve.serve(slow, lambda rng: [1], None, 4, 2000, 50.0, 2, lambda: slow.now, slow.wait)
+    assert np.mean(np.diff(slow.sent)) == pytest.approx(1 / 50, rel=0.1) and slow.most <= 4
+    rounds = {arm: [{"tpot_ms": ms}, {"tpot_ms": ms + 0.1}] for arm, ms in (("stock", 5.0), ("ours", 4.5), ("null", 4))}
+    text = tables.report({"about": {}, "cells": [], "serve": [{"B": 4, "rate": 9.6, "rounds": rounds}]})
+    assert "stock 5.050 +- 0.071" in text and "ours takes 9.9 % less" in text
+
+
+def test_room_for_the_kv_cache_is_asked_of_processes(monkeypatch, tmp_path, capsys):
+    """With a stand-in for the engine: each has its own switch, and one that dies is told from the others."""
+    module = types.ModuleType("vllm")
+    module.LLM = None
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setitem(sys.modules, "flashsampling.vllm", types.ModuleType("flashsampling.vllm"))
+
+    def engine(arguments, folder, most, **more):
+        if most == 1024 and os.environ["FLASHSAMPLING_VLLM"] == "on":
+            os._exit(3)
+        config = types.SimpleNamespace(num_gpu_blocks=most + (os.environ["FLASHSAMPLING_VLLM"] == "on"), block_size=16)
+        return types.SimpleNamespace(llm_engine=types.SimpleNamespace(
+            vllm_config=types.SimpleNamespace(cache_config=config))), None
+
+    monkeypatch.setattr(tpot, "engine", engine)
+    path = tmp_path / "kv.json"
+    tpot.kv_cache(types.SimpleNamespace(kv="256:2048,1024:512", model="qwen3-8b", memory=0.4, json=str(path)))
+    found = [(each["max_num_seqs"], each["plug-in"], each["kv"]) for each in json.loads(path.read_text())["kv_tokens"]]
+    assert found == [(256, "off", 4096), (256, "on", 4112), (1024, "off", 16384), (1024, "on", None)]
 
 
 def test_shapes_are_those_of_the_models():

@@ -85,19 +85,23 @@ def test_the_law_of_cuts_is_transformers(model, rules):
 
 
 def test_vllm_is_asked_with_seeds_and_our_sampler_is_exchanged(model, monkeypatch):
-    """On a stand-in: arms patch and unpatch, requests have seeds of their own, three orders are compared."""
+    """On a stand-in: arms patch and unpatch, requests have seeds of their own, four orders are compared."""
     import flashsampling.vllm as plugin
 
-    asked, patched = [], []
+    asked, budgets, patched = [], [], []
     output = types.SimpleNamespace
 
     class LLM:
         def __init__(self, **options):
             assert options["dtype"] == "bfloat16" and options["max_model_len"] == 64
+            self.scheduler = output(max_num_scheduled_tokens=8192)
+            self.llm_engine = output(engine_core=output(engine_core=output(scheduler=self.scheduler)))
 
         def generate(self, prompts, params, use_tqdm):
             asked.append([each.seed for each in params])
-            return [output(outputs=[output(token_ids=[each.seed % 300, 2, 9])]) for each in params]
+            budgets.append(self.scheduler.max_num_scheduled_tokens)
+            first = 299 if len(params) == 1 else 0  # a batch of one draws other tokens
+            return [output(outputs=[output(token_ids=[first or each.seed % 299, 2, 9])]) for each in params]
 
     module = types.SimpleNamespace(GPUModelRunner=types.SimpleNamespace(sample=plugin._sample))
     names = ["vllm", "vllm.v1", "vllm.v1.worker", "vllm.v1.worker.gpu", "vllm.v1.worker.gpu.model_runner"]
@@ -112,7 +116,11 @@ def test_vllm_is_asked_with_seeds_and_our_sampler_is_exchanged(model, monkeypatc
     monkeypatch.setattr(plugin, "unpatch", lambda module: patched.append("stock"))
     engine = quality.Vllm(types.SimpleNamespace(model="none", eager=True), model, output(eos_token_id=2))
     drawn = engine.complete("stock", [9, 7], 5, quality.RULES["kp"], 3, seed=1)
-    assert drawn == [[seed % 300, 2] for seed in asked[0]] and len(set(asked[0])) == 5
+    assert drawn == [[seed % 299, 2] for seed in asked[0]] and len(set(asked[0])) == 5
     engine.complete("ours", [9, 7], 5, quality.RULES["kp"], 3, seed=2)
     assert patched == ["stock", "ours"] and not set(asked[0]) & set(asked[1])
-    assert engine.repeated("ours", [[9, 7]] * 6, 3) == 1.0 and [len(seeds) for seeds in asked[2:]] == [6, 6, 4, 2]
+    shares = engine.repeated("ours", [[9, 7]] * 6, 3)
+    assert shares == {"backwards": 1.0, "in fours": 1.0, "alone": 0.0, "prompts in pieces": 1.0}
+    assert [len(seeds) for seeds in asked[2:]] == [6, 6, 4, 2, *[1] * 6, 6]
+    assert set(budgets[:-1]) == {8192} == {engine.llm.scheduler.max_num_scheduled_tokens}
+    assert budgets[-1] == quality.BUDGET

@@ -42,20 +42,24 @@ class Engine:
     """generate() as LLM's: a step with prompts, then one token after the other."""
 
     def __init__(self, world):
-        self.world, self.steps = world, 0
+        self.world, self.steps, output = world, 0, types.SimpleNamespace
+        self.scheduler = output(max_num_scheduled_tokens=2048)
+        self.llm_engine = output(engine_core=output(engine_core=output(scheduler=self.scheduler)))
 
     def generate(self, prompts, params, use_tqdm):
-        rules, rows = dict(params), range(len(prompts))
+        each = params if isinstance(params, list) else [params] * len(prompts)
+        rules, rows, drawn = each[0], range(len(prompts)), []
         for slot in rows:
             self.world.add(slot, Request([1, 2], [3], temperature=rules["temperature"], top_k=rules.get("top_k", 0),
                                          top_p=rules.get("top_p", 1), logprobs=rules.get("logprobs"),
-                                         repetition=rules.get("repetition_penalty", 1)))
+                                         repetition=rules.get("repetition_penalty", 1), seed=each[slot].get("seed")))
         for step in range(rules["max_tokens"]):
-            hidden, batch = self.world.batch(rows, scheduled=[2] * len(rows) if step == 0 else None)
+            hidden, batch = self.world.batch(rows, scheduled=[2] * len(rows) if step == 0 else None, shift=step)
             tokens = self.world.runner.sample(hidden.nan_to_num(), batch, None)[0].sampled_token_ids
             assert tokens.shape == (len(rows), 1)
+            drawn.append(tokens[:, 0].tolist())
             self.steps += 1
-        return [types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=[0] * rules["max_tokens"])])] * len(rows)
+        return [types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=tokens)]) for tokens in zip(*drawn)]
 
 
 @pytest.fixture
@@ -67,8 +71,8 @@ def run(module, monkeypatch, tmp_path):
     monkeypatch.setattr(sys.modules["vllm"], "SamplingParams", lambda **rules: rules, raising=False)
     run, world = tpot.Run.__new__(tpot.Run), World(vocab=VOCAB, dim=64, slots=16)
     run.arguments = types.SimpleNamespace(model="qwen3-8b", quick=False, batches="1,16", rules="t1,kp,logprobs5,mask",
-                                          rows="language,flat", rounds=2, new=8, prompt=4, budget=1e9,
-                                          json=str(tmp_path / "run.json"))
+                                          rows="language,flat", rounds=2, new=8, prompt=4, budget=1e9, serve="",
+                                          same="", json=str(tmp_path / "run.json"))
     run.began = run.ready = time.perf_counter() - 1
     run.sampler_build = types.SimpleNamespace(wait=lambda: None)
     run.plugin, run.torch, run.llm, run.random, run.vocab = fsv, torch, Engine(world), random.Random(1), VOCAB
@@ -113,3 +117,16 @@ def test_a_spent_budget_leaves_cells_out(run, capsys):
     run.arguments.budget = 0.5
     run.main()
     assert "is left out" in capsys.readouterr().out and json.load(open(run.arguments.json))["cells"] == []
+
+
+def test_equal_seeds_are_drawn_again_in_other_batches(run, monkeypatch):
+    """Ours are equal, in slots and batches of every kind; rows that are not functions of the seed would be seen."""
+    monkeypatch.setattr(tpot, "SAME", 12)
+    run.same("t1", new=5)
+    ways = ["backwards", "in fours", "alone", "prompts in pieces"]
+    assert run.results["same"]["t1"]["ours"] == dict.fromkeys(ways, 1.0)
+    assert run.llm.scheduler.max_num_scheduled_tokens == 2048 and not run.tap.by_seed
+    monkeypatch.setattr(run.tap, "places", lambda runner, batch: torch.arange(batch.num_reqs))
+    run.same("t1", new=5)
+    shares = run.results["same"]["t1"]["ours"]
+    assert shares["backwards"] < 1 and shares["alone"] < 1
