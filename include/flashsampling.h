@@ -173,7 +173,8 @@ typedef struct fs_head {
     float weight_scale_all; /* 0 = 1 */
 
     /* A screen of this W (fs_screen_build), 64-byte aligned, or NULL. Tokens are the same with and without; calls whose
-     * rows it can decide read it in place of W. One that is not this W's is FS_ERR_ARGUMENT. CPU and reference. */
+     * rows it can decide read it in place of W. One that is not this W's is FS_ERR_ARGUMENT: CUDA finds out when it
+     * first sees the two, in a call that waits for the device and so cannot be captured. */
     const void *screen;
     size_t screen_bytes; /* how many there are, at least fs_screen_size */
 } fs_head;
@@ -355,7 +356,7 @@ typedef struct fs_result {
     int64_t fallback_rows; /* rows that needed a second pass over W; CUDA: 0, their status says so */
     int64_t work_bytes;    /* temporary memory of the call */
     int64_t wire_bytes;    /* bytes this rank has put into parts or collectives */
-    int64_t screened_rows; /* rows that head.screen has decided, without a pass over W */
+    int64_t screened_rows; /* rows that head.screen has decided, without a pass over W; CUDA, which knows later: 0 */
     int64_t screened_dots; /* logits that were computed from W for them; may differ from run to run */
 } fs_result;
 
@@ -502,9 +503,9 @@ typedef struct fs_screen_options {
 FS_API fs_status fs_screen_size(fs_context *context, const fs_head *head, const fs_screen_options *options,
                                 size_t *bytes);
 
-/* Writes the screen of a head of weights to screen [bytes], 64-byte aligned host memory, on the context's threads. A
- * head whose first_token is a multiple of 16 gets what fs_screen_slice cuts out of the whole vocabulary's. CUDA: not
- * yet. */
+/* Writes the screen of a head of weights to screen [bytes], 64-byte aligned: host memory, on the context's threads, or on
+ * CUDA the device's, and waits for it there. Either way the bytes are the same. A head whose first_token is a multiple
+ * of 16 gets what fs_screen_slice cuts out of the whole vocabulary's. */
 FS_API fs_status fs_screen_build(fs_context *context, const fs_head *head, const fs_screen_options *options,
                                  void *screen, size_t bytes);
 

@@ -117,13 +117,18 @@ typedef struct fs_cuda_dense {
     int64_t stride;
 } fs_cuda_dense;
 
-/* A pass over a head's screen: for every row the tokens that may win, each with an ordered float that its score is not
- * above in the upper half. How many there are is in the row's `max`; more than there is room for, and the row is open:
- * it takes the pass over W, as all rows of its call then do. */
+/* A token that may win, by what a screen says of it: its score is not above and not below these. */
+typedef struct fs_screened_token {
+    float most, least;
+    uint32_t token, unused;
+} fs_screened_token;
+
+/* A pass over a head's screen: for every row the tokens that may win. How many there are is in the row's `max`; more than
+ * there is room for, and the row is open: it takes the pass over W, as all rows of its call then do. */
 typedef struct fs_cuda_screened {
     fs_screen of;
-    uint64_t hash;             /* of its header, as the host knows it */
-    unsigned long long *entry; /* [rows][FS_CUDA_SCREENED]; NULL: there is no screen */
+    uint64_t hash;            /* of its header, as the host knows it */
+    fs_screened_token *entry; /* [rows][FS_CUDA_SCREENED]; NULL: there is no screen */
     int32_t *open;             /* how many rows are open. A pass over W that finds none has nothing to do; NULL: it has */
 } fs_cuda_screened;
 

@@ -4,18 +4,12 @@
 #include "core/head.h"
 #include "core/needs.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* ------------------------------------------------------------------------------------------------------- calls ---- */
 
-/* The time of a pass over a screen, over that of the pass over W, for up to 8 rows and up to 16: measured on an H200
- * (docs/results/h200-screens.md). */
-static double share_of_time(int32_t format, int32_t rows) {
-    if (format == FS_SCREEN_INT4) return rows > 8 ? 0.36 : 0.32;
-    return rows > 8 ? 0.58 : 0.55;
-}
-
-/* How many rows a pass takes at once; 0: the kernels do not take such a call. */
+/* How many rows a pass takes at once. 0: the kernels do not take such a call. */
 static int32_t rows_at_once(const fs_cuda *cuda, const fs_cuda_args *args) {
     const fs_head *head = &args->head;
     const fs_batch *batch = &args->batch;
@@ -24,10 +18,19 @@ static int32_t rows_at_once(const fs_cuda *cuda, const fs_cuda_args *args) {
     return fs_cuda_screen_rows(head->dim, batch->rows, cuda->device.shared_bytes);
 }
 
-/* For tests: screens are read for any number of rows. */
+/* For tests: screens are read for any number of rows, and heads of any size. */
 static int is_forced(void) {
     const char *text = getenv("FLASHSAMPLING_SCREEN_ROWS");
     return text && *text != '0';
+}
+
+/* Whether that is faster, by what an H200 takes: some microseconds before the first tile and behind the last, and a share
+ * of reading W for each time a screen is read (docs/screening.md). */
+static int pays(const fs_cuda_args *args, int32_t format, int32_t most) {
+    const double read = 2.0 * (double)args->head.rows * (double)args->head.dim / 4.5e6;
+    const int wide = most > 8, four = format == FS_SCREEN_INT4;
+    const double once = (wide ? 60.0 : 48.0) + read * (four ? wide ? 0.50 : 0.34 : wide ? 0.61 : 0.55);
+    return (double)((args->batch.rows + most - 1) / most) * once < read + 10.0;
 }
 
 int fs_cuda_screens(fs_context *context, const fs_cuda_args *args) {
@@ -36,13 +39,11 @@ int fs_cuda_screens(fs_context *context, const fs_cuda_args *args) {
     if (!head->screen || !screen_serves(head, &args->batch, &args->needs) || head->rows == 0) return 0;
     if (batch_is_grouped(&args->batch)) return 0;
     const int32_t most = rows_at_once(cuda, args);
-    if (most == 0 || is_forced()) return most != 0;
-    const int64_t times = (args->batch.rows + most - 1) / most;
-    return (double)times * share_of_time(context->screened.header.format, most) < 0.95;
+    return most > 0 && (is_forced() || pays(args, context->screened.header.format, most));
 }
 
 static size_t entries_bytes(const fs_cuda *cuda, const fs_cuda_args *args) {
-    return (size_t)rows_at_once(cuda, args) * FS_CUDA_SCREENED * sizeof(uint64_t);
+    return (size_t)rows_at_once(cuda, args) * FS_CUDA_SCREENED * sizeof(fs_screened_token);
 }
 
 #define LINE 256 /* bytes */
@@ -62,9 +63,13 @@ fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, fs_
     part.overlap = cuda->device.major >= 9;
     part.work = room->work;
     part.screen.of = screen_at(args->head.screen, &context->screened.header);
+    /* Numbers of 4 bits are more by 136 in the products, and sums begin at what that adds, taken off: 64 products and
+     * their sum are off by less than 2^-8.4 |h_g| sqrt(64) in units of the step, all groups by that times the root of
+     * how many there are (docs/screening.md). */
+    part.screen.of.reach += 0.0237f * sqrtf((float)(2 * part.screen.of.records));
     part.screen.hash = context->screened.header.hash;
     part.screen.open = (int32_t *)(void *)room->parts;
-    part.screen.entry = (unsigned long long *)(void *)(room->parts + LINE);
+    part.screen.entry = (fs_screened_token *)(void *)(room->parts + LINE);
     for (; part.first_row < args->batch.rows; part.first_row += part.rows) {
         const int64_t left = args->batch.rows - part.first_row;
         part.rows = (int32_t)(left < most ? left : most);

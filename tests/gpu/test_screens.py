@@ -4,7 +4,12 @@ import pytest
 
 from draws import BF16, CPU, GPU, STREAM, forced, fs, torch
 
-ROWS = "FLASHSAMPLING_SCREEN_ROWS"
+
+
+@pytest.fixture(autouse=True)
+def read_whatever_it_costs(monkeypatch):
+    """Of heads as small as these, and of many rows, W is read: screens are slower."""
+    monkeypatch.setenv("FLASHSAMPLING_SCREEN_ROWS", "1000")
 
 
 def weights(V, D, seed=0, outliers=0.05):
@@ -119,9 +124,8 @@ def test_rows_too_flat_for_a_list_take_the_pass_over_the_weights(bits):
 
 
 @pytest.mark.parametrize("B", [17, 33, 100])
-def test_more_rows_than_a_pass_takes(bits, B, monkeypatch):
+def test_more_rows_than_a_pass_takes(bits, B):
     w = weights(20000, 512)
-    monkeypatch.setenv(ROWS, "1000")
     check(w, hidden(w, B), screen_of(w, bits))
 
 
@@ -195,6 +199,16 @@ def test_a_screen_that_is_written_over_decides_nothing(bits):
     GPU.sample(fs.Head(w, screen=screen_of(w, bits)), rows)  # another is the last that was looked at
     with pytest.raises(fs.Error, match="made of other weights"):
         GPU.sample(fs.Head(w, screen=screen), rows)
+
+
+def test_weights_that_are_written_over_are_noticed(bits):
+    """The screen is that of other weights, and nobody has said so: what is settled is not where it should be."""
+    w = weights(20000, 512)
+    screen, rows = screen_of(w, bits), hidden(w, 8)
+    check(w, rows, screen)
+    w.copy_(weights(20000, 512, seed=7))
+    rows = hidden(w, 8)
+    check(w, rows, screen)
 
 
 def test_a_planted_error_is_seen():

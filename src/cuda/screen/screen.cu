@@ -9,8 +9,10 @@ typedef void (*kernel)(const fs_cuda_args, int32_t);
 /* By bits and rows. */
 constexpr kernel passes[2][2] = {{screened<8, 8>, screened<8, 16>}, {screened<4, 8>, screened<4, 16>}};
 
+/* Shared memory of a pass; as for 4 bits, which need more. */
 template <int N> int64_t bytes_of(int64_t records) {
-    return N * screened_pitch(records) + 2 * N * records * (int64_t)sizeof(float) + (int64_t)sizeof(fs_screened_state<N>);
+    return N * (screened_pitch(records) + NORMS<4> * records * (int64_t)sizeof(float)) +
+           (int64_t)sizeof(fs_screened_state<N>);
 }
 
 cudaError_t launch(kernel run, dim3 grid, int32_t threads, int64_t bytes, bool early, const fs_cuda_args *args,
@@ -58,6 +60,8 @@ extern "C" cudaError_t fs_cuda_screen_launch(const fs_cuda_args *args, int32_t r
                                      rows > 8 ? bytes_of<16>(s->records) : bytes_of<8>(s->records), early, args, shaped,
                                      stream);
     if (error != cudaSuccess) return error;
-    return launch(settle, dim3(FS_SETTLERS, (unsigned)args->rows), 32, settle_bytes(s->dim), args->overlap != 0, args,
+    int32_t settlers = 512 / args->rows;
+    settlers = settlers < FS_LEAST_SETTLERS ? FS_LEAST_SETTLERS : settlers > FS_MOST_SETTLERS ? FS_MOST_SETTLERS : settlers;
+    return launch(settle, dim3((unsigned)settlers, (unsigned)args->rows), 32, settle_bytes(s->dim), args->overlap != 0, args,
                   shaped, stream);
 }

@@ -12,14 +12,14 @@
 
 #include "core/head.h"
 
-constexpr int FS_SETTLERS = 16;    /* CTAs of a row */
-constexpr int FS_SETTLE_STAGES = 6;
-constexpr int FS_SETTLE_SLICES = 4; /* of 128 columns in a stage */
+constexpr int FS_LEAST_SETTLERS = 8, FS_MOST_SETTLERS = 64; /* CTAs of a row */
+constexpr int FS_SETTLE_STAGES = 4;
+constexpr int FS_SETTLE_SLICES = 2; /* of 128 columns in a stage */
 constexpr int FS_SLICE_PITCH = 256 + 16; /* bytes */
 
 struct fs_settle_room {
     char w[FS_SETTLE_STAGES][FS_SETTLE_SLICES][16][FS_SLICE_PITCH];
-    uint32_t token[FS_CUDA_SCREENED / FS_SETTLERS];
+    fs_screened_token token[FS_CUDA_SCREENED / FS_LEAST_SETTLERS];
     /* behind it, H: 16-bit numbers, zeros behind the last */
 };
 
@@ -32,14 +32,14 @@ struct fs_settle_from {
     const char *row[8]; /* NULL: there is no such token */
     int32_t column;     /* the lane's first in a slice */
 
-    FS_DEVICE_MEMBER fs_settle_from(const fs_cuda_args &args, const uint32_t *token, int32_t count) {
+    FS_DEVICE_MEMBER fs_settle_from(const fs_cuda_args &args, const fs_screened_token *token, int32_t count) {
         const int32_t lane = threadIdx.x & 31;
         const fs_weights w = weights_of_head(&args.head);
         column = lane % 16 * 8;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const int32_t at = lane / 16 + 2 * i;
-            row[i] = at < count ? weights_row(&w, (int64_t)token[at] - args.head.first_token) + 2 * column : NULL;
+            row[i] = at < count ? weights_row(&w, (int64_t)token[at].token - args.head.first_token) + 2 * column : NULL;
         }
     }
 
@@ -63,29 +63,41 @@ struct fs_settle_from {
     }
 };
 
-/* The products of a stage. */
-template <int DTYPE>
-FS_DEVICE void dot_slices(const fs_cuda_args &args, const fs_settle_room *room, const char *h, int32_t first,
-                          int32_t slices, int32_t stage, float (&d)[4]) {
-    const int32_t lane = threadIdx.x & 31;
-    for (int32_t i = 0; i < FS_SETTLE_SLICES && first + i < slices; i++) {
-        const char *own = h + 256 * slice_at(args.k_order, first + i) + 4 * (lane & 3);
-        const uint32_t w = shared_address(&room->w[stage][i][lane & 15][lane / 16 * 16]);
+/* The operands of a slice. They are fetched before the chain of its products, which take long enough one by one. */
+struct fs_settle_operands {
+    uint32_t a[8][4], b[8][2];
+
+    FS_DEVICE_MEMBER void load(const fs_cuda_args &args, const fs_settle_room *room, const char *h, int32_t slice,
+                               int32_t stage) {
+        const int32_t lane = threadIdx.x & 31;
+        const char *own = h + 256 * slice_at(args.k_order, slice) + 4 * (lane & 3);
+        const uint32_t w = shared_address(&room->w[stage][slice % FS_SETTLE_SLICES][lane & 15][lane / 16 * 16]);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            uint32_t a[4];
-            load_matrices(a, w + 32 * k);
-            mma<DTYPE>(d, a, *(const uint32_t *)(own + 32 * k), *(const uint32_t *)(own + 32 * k + 16));
+            load_matrices(a[k], w + 32 * k);
+            b[k][0] = *(const uint32_t *)(own + 32 * k);
+            b[k][1] = *(const uint32_t *)(own + 32 * k + 16);
         }
     }
-}
+
+    template <int DTYPE> FS_DEVICE_MEMBER void dot(float (&d)[4]) const {
+#pragma unroll
+        for (int k = 0; k < 8; k++) mma<DTYPE>(d, a[k], b[k][0], b[k][1]);
+    }
+};
 
 /* Dot products of up to 16 tokens: of token g and g + 8 to the lanes 4 g. */
 template <int DTYPE>
-FS_DEVICE void dot_tokens(const fs_cuda_args &args, fs_settle_room *room, const char *h, const uint32_t *token,
-                          int32_t count, float (&d)[4]) {
+FS_DEVICE void dot_tokens(const fs_cuda_args &args, fs_settle_room *room, const char *h,
+                          const fs_screened_token *token, int32_t count, float (&d)[4]) {
     const int32_t slices = (int32_t)((args.head.dim + 127) / 128), stages = (slices + FS_SETTLE_SLICES - 1) / FS_SETTLE_SLICES;
     const fs_settle_from from(args, token, count);
+    /* All of it at once: these rows are anywhere, and in nobody's cache. */
+    if ((int32_t)threadIdx.x < count) {
+        const fs_weights w = weights_of_head(&args.head);
+        prefetch_l2_bytes(weights_row(&w, (int64_t)token[threadIdx.x].token - args.head.first_token),
+                          (uint32_t)args.head.dim * 2);
+    }
     d[0] = d[1] = d[2] = d[3] = 0.0f;
 #pragma unroll 1
     for (int32_t s = 0; s < FS_SETTLE_STAGES - 1; s++)
@@ -94,43 +106,52 @@ FS_DEVICE void dot_tokens(const fs_cuda_args &args, fs_settle_room *room, const 
     for (int32_t s = 0; s < stages; s++) {
         wait_for_groups<FS_SETTLE_STAGES - 2>();
         __syncwarp();
-        dot_slices<DTYPE>(args, room, h, s * FS_SETTLE_SLICES, slices, s % FS_SETTLE_STAGES, d);
+        fs_settle_operands operands[FS_SETTLE_SLICES];
+#pragma unroll
+        for (int i = 0; i < FS_SETTLE_SLICES; i++)
+            if (s * FS_SETTLE_SLICES + i < slices)
+                operands[i].load(args, room, h, s * FS_SETTLE_SLICES + i, s % FS_SETTLE_STAGES);
         __syncwarp();
         const int32_t next = s + FS_SETTLE_STAGES - 1;
         from.copy(args, room, next * FS_SETTLE_SLICES, slices, next % FS_SETTLE_STAGES);
+#pragma unroll
+        for (int i = 0; i < FS_SETTLE_SLICES; i++)
+            if (s * FS_SETTLE_SLICES + i < slices) operands[i].dot<DTYPE>(d);
     }
     wait_for_groups<0>();
     __syncwarp();
 }
 
-/* The exact race of one token. */
-FS_DEVICE void settle_token(const fs_cuda_args &args, const fs_draw &draw, fs_cuda_row *row, float x, uint32_t token,
-                            bool shaped) {
+/* The exact race of one token. A score that is not where the screen says it is: W is no longer that of the screen. */
+FS_DEVICE void settle_token(const fs_cuda_args &args, const fs_draw &draw, fs_cuda_row *row, float x,
+                            const fs_screened_token &of, bool shaped) {
     if (shaped) {
-        if (args.head.bias) x += args.head.bias[token - args.head.first_token];
+        if (args.head.bias) x += args.head.bias[(int64_t)of.token - args.head.first_token];
         x = head_logit(&args.head, x);
     }
     const float l = x * draw.inverse;
     const uint32_t flags = odd_flags(x, l);
     if (flags) atomicOr(&row->flags, flags);
-    if (!(x > -INFINITY)) return;
-    const fs_drawn drawn = is_greedy(draw) ? fs_drawn{-1, {0, 0}} : draw_token(draw.noise, token);
-    atomicMax(&row->key, (unsigned long long)race_key(draw, x, token, drawn));
+    const fs_drawn drawn = is_greedy(draw) ? fs_drawn{-1, {0, 0}} : draw_token(draw.noise, of.token);
+    const float score = is_greedy(draw) ? l : l + noise_about(drawn);
+    if (score - score_slack(l) > of.most || score + score_slack(l) < of.least)
+        atomicMax(&row->max, FS_CUDA_SCREENED + 1u);
+    if (x > -INFINITY) atomicMax(&row->key, (unsigned long long)race_key(draw, x, of.token, drawn));
 }
 
 /* This CTA's tokens that can still win, to shared memory; how many. */
 FS_DEVICE int32_t gather(const fs_cuda_args &args, fs_settle_room *room, const fs_cuda_row *row, int32_t b,
                          int32_t count) {
     const int32_t lane = threadIdx.x & 31;
-    const unsigned long long *entry = args.screen.entry + (int64_t)b * FS_CUDA_SCREENED;
-    const uint32_t best = __ldcg(&row->bound);
+    const float4 *entry = (const float4 *)(args.screen.entry + (int64_t)b * FS_CUDA_SCREENED);
+    const float best = known_score(__ldcg(&row->bound));
     int32_t kept = 0;
-    for (int32_t i = (int32_t)blockIdx.x; i < count; i += 32 * FS_SETTLERS) {
-        const int32_t at = i + FS_SETTLERS * lane;
-        const unsigned long long e = at < count ? __ldcg(&entry[at]) : 0;
-        const bool may = e && (uint32_t)(e >> 32) >= best;
+    for (int32_t i = (int32_t)blockIdx.x; i < count; i += 32 * (int32_t)gridDim.x) {
+        const int32_t at = i + (int32_t)gridDim.x * lane;
+        const float4 e = at < count ? __ldcg(&entry[at]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        const bool may = at < count && !(e.x < best);
         const uint32_t who = __ballot_sync(~0u, may);
-        if (may) room->token[kept + __popc(who & ((1u << lane) - 1))] = (uint32_t)e;
+        if (may) room->token[kept + __popc(who & ((1u << lane) - 1))] = {e.x, e.y, __float_as_uint(e.z), 0};
         kept += __popc(who);
     }
     __syncwarp();
@@ -142,7 +163,7 @@ FS_DEVICE void load_row(const fs_cuda_args &args, char *h, int32_t b) {
     const char *from = matrix_row(&hidden, args.first_row + b);
     const int32_t dim = (int32_t)args.head.dim;
     for (int32_t k = 8 * (int32_t)threadIdx.x; k < (dim + 127) / 128 * 128; k += 256)
-        *(uint4 *)(h + 2 * k) = k < dim ? *(const uint4 *)(from + 2 * k) : make_uint4(0, 0, 0, 0);
+        *(uint4 *)(h + 2 * k) = k < dim ? __ldcg((const uint4 *)(from + 2 * k)) : make_uint4(0, 0, 0, 0);
     __syncwarp();
 }
 
@@ -151,7 +172,7 @@ FS_DEVICE void end_settled(const fs_cuda_args &args, const fs_draw &draw, fs_cud
     if (threadIdx.x != 0) return;
     __threadfence();
     if (add_acquire(&row->done, 1) != gridDim.x - 1) return;
-    if (open) {
+    if (open || __ldcg(&row->max) > FS_CUDA_SCREENED) {
         atomicAdd(args.screen.open, 1);
         clear_row(row, false);
     } else end_row<false>(args, draw, b, NULL);
@@ -164,15 +185,16 @@ __global__ void __launch_bounds__(32) settle(const __grid_constant__ fs_cuda_arg
     char *h = shared + sizeof *room;
     const int32_t b = blockIdx.y;
     fs_cuda_row *row = &args.work[b];
+    /* What the pass was given is there: it lets this launch begin when it has waited for it. */
+    const fs_draw draw = draw_of_row(args, b);
+    load_row(args, h, b);
     wait_for_earlier_launches();
     let_next_launch_begin();
-    const fs_draw draw = draw_of_row(args, b);
     const uint32_t listed = __ldcg(&row->max);
     const fs_screen_header *header = (const fs_screen_header *)args.screen.of.strips - 1;
     /* Other bytes than those that were checked: somebody has written over them. */
     const bool open = listed > FS_CUDA_SCREENED || header->hash != args.screen.hash;
     if (!open && listed > blockIdx.x) {
-        load_row(args, h, b);
         const int32_t kept = gather(args, room, row, b, (int32_t)listed);
         for (int32_t i = 0; i < kept; i += 16) {
             const int32_t lane = threadIdx.x & 31, count = min(kept - i, 16);

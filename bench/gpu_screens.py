@@ -1,0 +1,168 @@
+"""Times draws by a head's screen on the GPU beside the same draws from its weights, and checks that they are the same.
+
+    sizes   batch sizes of four heads, language-like rows, T = 1: reading W and the screens once, cuBLAS alone, ours, ours
+            with a screen of 8 bits and of 4
+    rows    the first head at three sizes: other temperatures, rows without a likely token, flat rows, rows of zeros
+
+Weights are normal, rows of norm 1 +- 15 %, one row in twenty with an outlier; hidden states have norms of 140 to 180,
+every other one with outlier columns, and are turned towards 30 tokens, so that these have three quarters of the mass,
+by Zipf's law. How calls are timed: gpu_bench.py. The page of a run: python bench/gpu_screens.py --page FILE.
+"""
+import argparse
+
+import gpu_tables
+from gpu import line_of, say, shape
+from gpu_bench import HEADS, add_run_options, begin_run
+
+MORE_HEADS = ((151936, 2048), (262208, 2304))
+SIZES, ROW_SIZES = (1, 2, 4, 8, 9, 12, 16, 17, 32, 64), (1, 8, 16)
+LIKELY, SHARE = 30, 0.75  # tokens, and of the mass
+CHECKED = 32  # draws of each call that are compared
+BITS = (8, 4)
+KINDS = {"language, T = .7": ("language", 0.7), "language, greedy": ("language", 0.0), "language, T = 5": ("language", 5.0),
+         "random, T = 1": ("random", 1.0), "flat": ("flat", 1.0), "zeros": ("zeros", 1.0)}
+
+
+def weights(bench, V, D):
+    torch = bench.torch
+    W = torch.empty(V, D, dtype=torch.bfloat16, device=bench.device)
+    for piece in W.split(16384):
+        rows = torch.randn(piece.shape, device=bench.device) / D**0.5
+        rows *= 1 + 0.15 * torch.randn(len(rows), 1, device=bench.device)
+        some = (torch.rand(len(rows), device=bench.device) < 0.05).nonzero()[:, 0]
+        rows[some, torch.randint(0, D, (len(some),), device=bench.device)] *= 6
+        piece.copy_(rows)
+    return W
+
+
+def hidden(bench, W, B, kind):
+    torch, (V, D) = bench.torch, W.shape
+    if kind == "zeros":
+        return torch.zeros(B, D, dtype=torch.bfloat16, device=bench.device)
+    H = torch.randn(B, D, device=bench.device)
+    H[::2, torch.randint(0, D, (4,), device=bench.device)] *= 15
+    H *= (140 + 40 * torch.rand(B, 1, device=bench.device)) / H.norm(dim=1, keepdim=True)
+    if kind == "flat":
+        H *= 0.01
+    if kind == "language":
+        token = torch.stack([torch.randperm(V, device=bench.device)[:LIKELY] for _ in range(B)])
+        rest = torch.logsumexp((H.bfloat16() @ W.T).float(), 1, keepdim=True)
+        rank = torch.arange(LIKELY, device=bench.device) + 1.0
+        p = rank ** -(1.1 + 0.5 * torch.rand(B, 1, device=bench.device))
+        p *= SHARE / p.sum(1, keepdim=True)
+        rows = W[token].float()
+        missing = rest + torch.log(p / (1 - SHARE)) - torch.einsum("bnd,bd->bn", rows, H)
+        turn = torch.linalg.solve(torch.einsum("bnd,bmd->bnm", rows, rows), missing[..., None])[..., 0]
+        H += torch.einsum("bn,bnd->bd", turn, rows)
+    return H.bfloat16()
+
+
+class Heads:
+    """W as a head, and with each screen."""
+
+    def __init__(self, bench, V, D):
+        torch, fs = bench.torch, bench.fs
+        self.W = weights(bench, V, D)
+        self.plain, self.screened, self.seconds = fs.Head(self.W, constant=True), {}, {}
+        for bits in BITS:
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()
+            screen = bench.context.screen(self.plain, bits, seed=5)
+            after.record()
+            torch.cuda.synchronize()
+            self.screened[bits] = fs.Head(self.W, constant=True, screen=screen)
+            self.seconds[bits] = before.elapsed_time(after) * 1e-3
+
+    def differences(self, bench, H, temperature):
+        """Tokens that are not those of W, in CHECKED draws of every row."""
+        found = {}
+        for bits, head in self.screened.items():
+            found[bits] = 0
+            for seed in range(CHECKED):
+                call = dict(seed=seed, temperature=bench.torch.full((len(H),), temperature, device=bench.device))
+                one, two = bench.context.sample(head, H, **call), bench.context.sample(self.plain, H, **call)
+                found[bits] += int((one.tokens != two.tokens).sum())
+        return found
+
+
+def measure(bench, heads, B, kind, temperature, reader, reps, **more):
+    H = hidden(bench, heads.W, B, kind)
+    differ = heads.differences(bench, H, temperature)
+    arms = {"cublas": lambda: bench.torch.mm(H, heads.W.T), "ours": bench.draw(heads.plain, H, temperature)}
+    for bits, head in heads.screened.items():
+        arms["%d bits" % bits] = bench.draw(head, H, temperature)
+        arms["read %d" % bits] = lambda head=head: bench.read(reader, head.screen)
+    line = line_of(bench, heads.W, reader, B, arms, dict(reps=reps, warm_ups=8), kind=kind, temperature=temperature, **more)
+    line["differ"] = differ
+    bench.renew_context()
+    return line
+
+
+def run(bench, arguments, facts):
+    lines, made = [], []
+    for V, D in arguments.heads or HEADS + MORE_HEADS:
+        heads = Heads(bench, V, D)
+        reader = bench.best_reader(heads.W)
+        made.append(dict(V=V, D=D, seconds=heads.seconds,
+                         bytes={bits: head.screen.numel() for bits, head in heads.screened.items()}))
+        for B in arguments.rows or SIZES:
+            lines.append(measure(bench, heads, B, "language", 1.0, reader, arguments.reps, table="sizes"))
+        if (V, D) == (arguments.heads or HEADS)[0]:
+            for name, (kind, temperature) in KINDS.items():
+                for B in ROW_SIZES:
+                    lines.append(measure(bench, heads, B, kind, temperature, reader, arguments.reps, table="rows", name=name))
+        say("%d x %d" % (V, D))
+        del heads
+    results = dict(facts, made=made, tables={"screens": lines})
+    gpu_tables.save(arguments.json, results)
+    print("\n".join(page(results)))
+
+
+# ---------------------------------------------------------------------------------------------------------- page ----
+
+
+def median(line, arm):
+    return line["times"][arm]["median"]
+
+
+def page(results):
+    """Markdown: the worst first, then every line."""
+    lines = results["tables"]["screens"]
+    share = lambda line, bits: median(line, "%d bits" % bits) / median(line, "ours")
+    worst = max(share(line, bits) for line in lines for bits in BITS)
+    wrong = sum(sum(line["differ"].values()) for line in lines)
+    text = ["Tokens that differ from those of W: %d of %d." % (wrong, 2 * CHECKED * sum(line["B"] for line in lines)),
+            "Slowest over W: %.2f." % worst, ""]
+    for made in results["made"]:
+        text.append("Screens of %s x %s: %s." % (
+            format(made["V"], ","), format(made["D"], ","),
+            ", ".join("%s bits %.0f MB, made in %.3f s" % (bits, size / 1e6, made["seconds"][bits])
+                      for bits, size in made["bytes"].items())))
+    text += ["", "| V x D | rows | B | reading W | reading 8, 4 bits | cuBLAS | ours | 8 bits | 4 bits | over ours |",
+             "|---|---|---|---|---|---|---|---|---|---|"]
+    for line in lines:
+        text.append("| %s x %s | %s | %d | %.1f | %.1f, %.1f | %.1f | %.1f | %.1f | %.1f | %.2f, %.2f |" % (
+            format(line["V"], ","), format(line["D"], ","), line.get("name", "language"), line["B"],
+            *(median(line, arm) for arm in ("ceiling", "read 8", "read 4", "cublas", "ours", "8 bits", "4 bits")),
+            share(line, 8), share(line, 4)))
+    return text
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--heads", type=shape, nargs="+", metavar="VxD", help="these heads instead")
+    parser.add_argument("--rows", type=int, nargs="+", metavar="B", help="these batch sizes instead")
+    parser.add_argument("--reps", type=int, default=30, help="timed repetitions of each arm (default: %(default)s)")
+    parser.add_argument("--page", metavar="FILE", help="print the page of a run that was saved")
+    add_run_options(parser)
+    arguments = parser.parse_args()
+    if arguments.page:
+        print("\n".join(page(gpu_tables.read(arguments.page))))
+        return
+    arguments.warm_ups = 8
+    bench, facts = begin_run(arguments)
+    run(bench, arguments, facts)
+
+
+if __name__ == "__main__":
+    main()

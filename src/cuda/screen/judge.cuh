@@ -1,0 +1,280 @@
+/* judge.cuh - which tokens of a strip can still win, by what the screen says of their logits. */
+#ifndef FS_CUDA_SCREEN_JUDGE_CUH
+#define FS_CUDA_SCREEN_JUDGE_CUH
+
+#include "cuda/screen/dots.cuh"
+
+/* screen_bound of core/screen.h, with a root that is right to 2^-22. */
+template <int BITS> FS_DEVICE float screened_bound(const fs_screen &s, float sum, float norm, float slack) {
+    float root = sum;
+    if (BITS == 4) asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(sum));
+    const float spread = BITS == 4 ? s.reach * root * (1.0f + 0x1p-20f) : sum;
+    return (spread + norm * slack) * FS_SCREEN_WIDER + 1e-17f;
+}
+
+/* Out of line: it is wanted in many places, by few heads. */
+static __device__ __noinline__ float shaped_logit(const fs_head &head, float x, uint32_t token, float way) {
+    if (head.bias) x += head.bias[(int64_t)token - head.first_token];
+    x = head_logit(&head, x);
+    return head.softcap > 0.0f ? x + way * fabsf(x) * 1e-5f : x; /* tanhf's last bits */
+}
+
+/* What a judge keeps of the rows, one to a lane; and the race of its strips. */
+template <int BITS, int N> struct fs_judge {
+    const fs_cuda_args &args;
+    const fs_screened_room<BITS, N> &room;
+    const bool shaped;
+    uint32_t known; /* lane b: a score row b has, an ordered float; 0: none */
+    bool open;      /* lane b: row b has no list, or too long a one */
+    bool dry;       /* nothing is told: the instructions alone are wanted */
+    unsigned long long record; /* lane b: of the token of row b that looks best */
+    fs_marks marks; /* lane b: of row b, in the block of the strip */
+
+    /* From a dot product, or a bound of it, to the logit, or a bound: up or down. */
+    FS_DEVICE_MEMBER float logit(float x, uint32_t token, float way) const {
+        return shaped ? shaped_logit(args.head, x, token, way) : x;
+    }
+
+    FS_DEVICE_MEMBER void take_known() {
+        const int32_t lane = threadIdx.x & 31;
+        if (lane >= args.rows) return;
+        known = load_relaxed(&args.work[lane].bound);
+        open = load_relaxed(&args.work[lane].max) > FS_CUDA_SCREENED;
+        record = *(volatile unsigned long long *)&args.work[lane].rough;
+    }
+
+    /* A logit of row `lane` that is not above this, of a token of the 16 from `first` on, cannot win. */
+    FS_DEVICE_MEMBER float threshold(int32_t first) const {
+        const int32_t lane = threadIdx.x & 31;
+        if (lane >= args.rows || open || !draws(room.state->draw[lane])) return INFINITY;
+        const fs_draw &draw = room.state->draw[lane];
+        const fs_threshold t = threshold_of(known, draw.temperature);
+        if (is_greedy(draw)) return t.level;
+        float low = threshold_at(t, FS_UNMARKED_CEILING);
+        for (int i = 0; i < marks.count; i++)
+            if (mark_place(marks, i) / FS_SCREEN_TOKENS == (uint32_t)first % FS_NOISE_BLOCK / FS_SCREEN_TOKENS)
+                low = fminf(low, threshold_at(t, mark_ceiling(mark_prefix(marks, i))));
+        return marks.count < 0 ? -INFINITY : low;
+    }
+
+    FS_DEVICE_MEMBER float noise_of(int32_t b, uint32_t token) const {
+        const fs_draw &draw = room.state->draw[b];
+        return is_greedy(draw) ? 0.0f : noise_about(draw_token(draw.noise, token));
+    }
+
+    /* What is known of a score, of a token with this noise. */
+    FS_DEVICE_MEMBER float least_score(const fs_contender &c, float noise) const {
+        return score_of(logit(c.l - c.bound, c.token, -1.0f) * room.state->draw[c.row].inverse, noise).least;
+    }
+
+    FS_DEVICE_MEMBER float likely_score(const fs_contender &c, float noise) const {
+        return logit(c.l, c.token, 0.0f) * room.state->draw[c.row].inverse + noise;
+    }
+
+    /* The row has at least this score; and a token that looks so good. Whether none has looked better. */
+    FS_DEVICE_MEMBER bool tell(const fs_contender &c, float least, float likely) const {
+        if (least > -INFINITY && !dry) atomicMax(&args.work[c.row].bound, ordered_float(least));
+        const unsigned long long key = (unsigned long long)ordered_float(likely) << 32 | c.token;
+        if (!(likely > -INFINITY) || dry) return dry;
+        return atomicMax(&args.work[c.row].rough, key) < key;
+    }
+
+    /* One token: listed if it may win. `best` is its row's best score, `most` how its best one looks. */
+    FS_DEVICE_MEMBER bool judge(const fs_contender &c, float noise, float best, float most) const {
+        const float high = logit(c.l + c.bound, c.token, 1.0f) * room.state->draw[c.row].inverse;
+        const float upper = score_of(high, noise).most;
+        if (upper < best) return false;
+        const float least = least_score(c, noise), likely = likely_score(c, noise);
+        const uint32_t at = dry ? FS_CUDA_SCREENED : atomicAdd(&args.work[c.row].max, 1u);
+        if (at < FS_CUDA_SCREENED)
+            args.screen.entry[(int64_t)c.row * FS_CUDA_SCREENED + at] = {upper, least, c.token, 0};
+        return (least > best || likely > most) && tell(c, least, likely);
+    }
+
+    /* The logit from W, in float, whatever the order of its sum, of the contender of lane `from`: a score that its row
+     * has. By all lanes. */
+    FS_DEVICE_MEMBER void refine(const fs_contender &c, float noise, int from) const {
+        const uint32_t token = __shfl_sync(~0u, c.token, from);
+        const int32_t b = __shfl_sync(~0u, c.row, from), lane = threadIdx.x & 31;
+        const fs_weights w = weights_of_head(&args.head);
+        const int64_t row = token - args.head.first_token, pitch = screened_pitch(args.screen.of.records);
+        const char *weights = weights_row(&w, row), *h = room.h + b * pitch;
+        float dot = 0.0f;
+#pragma unroll 8
+        for (int32_t k = 8 * lane; k < (int32_t)args.head.dim; k += 256) {
+            const uint4 x = *(const uint4 *)(weights + 2 * k), y = *(const uint4 *)(h + 2 * k);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const uint32_t u = (&x.x)[i], v = (&y.x)[i];
+                dot = fmaf(__uint_as_float(u << 16), __uint_as_float(v << 16), dot);
+                dot = fmaf(__uint_as_float(u & 0xFFFF0000u), __uint_as_float(v & 0xFFFF0000u), dot);
+            }
+        }
+        for (int apart = 16; apart; apart /= 2) dot += __shfl_xor_sync(~0u, dot, apart);
+        if (lane != from) return;
+        const fs_screen &s = args.screen.of;
+        const float norm = strip_head(screen_strip(&s, row / FS_SCREEN_TOKENS))->norm[row % FS_SCREEN_TOKENS];
+        const fs_contender exact = {dot, norm * room.state->slack[b] * FS_SCREEN_WIDER, token, b};
+        const float least = least_score(exact, noise);
+        if (least > -INFINITY && !dry) atomicMax(&args.work[b].bound, ordered_float(least));
+    }
+
+    FS_DEVICE_MEMBER void refine_all(const fs_contender &c, float noise, bool better) const {
+#pragma unroll 1
+        for (uint32_t who = __ballot_sync(~0u, better); who; who &= who - 1) refine(c, noise, __ffs(who) - 1);
+    }
+
+    /* Waits for all judges of the launch to have counted `so often`, but not for ever: what is not known yet makes
+     * lists longer, and nothing else. */
+    FS_DEVICE_MEMBER void meet(uint32_t so_often) const {
+        if (dry) return;
+        __threadfence();
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0) {
+            atomicAdd(&args.work->seeded, 1u);
+            const uint64_t start = nanoseconds();
+            const uint32_t all = gridDim.x * FS_JUDGES * so_often;
+            while (load_relaxed(&args.work->seeded) < all && nanoseconds() - start < FS_SEED_PATIENCE) {
+            }
+        }
+        __syncwarp();
+    }
+
+    /* First tile: of every row the token of the strip that looks best but for its noise, a row to a lane; when all CTAs
+     * have told theirs, the best of all is refined. */
+    FS_DEVICE_MEMBER void seed(const float (&x)[N / 2], const float (&bound)[N / 2], int32_t first, int32_t count) {
+        const int32_t lane = threadIdx.x & 31, g = lane / 4;
+        fs_contender c = {-INFINITY, INFINITY, 0, N};
+#pragma unroll
+        for (int i = 0; i < N / 4; i++) { /* rows of this lane */
+            const int at = 4 * (i / 2) + (i & 1);
+            float most = g < count ? x[at] : -INFINITY, off = bound[at];
+            int32_t place = g;
+            if (g + 8 < count && x[at + 2] > most) most = x[at + 2], off = bound[at + 2], place = g + 8;
+#pragma unroll
+            for (int apart = 4; apart <= 16; apart *= 2) {
+                const float other = __shfl_xor_sync(~0u, most, apart), off2 = __shfl_xor_sync(~0u, off, apart);
+                const int32_t place2 = __shfl_xor_sync(~0u, place, apart);
+                if (other > most) most = other, off = off2, place = place2;
+            }
+            if (g == i) c = {most, off, (uint32_t)(first + place), 8 * (i / 2) + 2 * (lane & 3) + (i & 1)};
+        }
+        float noise = 0.0f;
+        const bool there = c.row < args.rows && draws(room.state->draw[c.row]) && c.l > -INFINITY && c.bound < INFINITY;
+        if (there) {
+            noise = noise_of(c.row, c.token);
+            tell(c, least_score(c, noise), likely_score(c, noise));
+        }
+        meet(1);
+        take_known();
+        const unsigned long long best = __shfl_sync(~0u, record, c.row < N ? c.row : 0);
+        refine_all(c, noise, there && (dry ? lane == 0 : (uint32_t)best == c.token));
+        meet(2);
+        take_known();
+    }
+
+    /* Who the rows are; of a warp, which has all of them. */
+    FS_DEVICE_MEMBER void open_draws() const {
+        const int32_t b = (int32_t)threadIdx.x - 32 * FS_DOTS;
+        if (b < N) {
+            fs_draw draw;
+            memset(&draw, 0, sizeof draw);
+            draw.status = FS_ROW_SKIPPED;
+            if (b < args.rows) draw = draw_of_row(args, b);
+            room.state->draw[b] = draw;
+            room.state->slack[b] = 0.0f;
+        }
+        named_barrier(2, 32 * FS_JUDGES);
+    }
+
+    FS_DEVICE_MEMBER void turn(int32_t n) {
+        const int32_t judge_at = (int32_t)threadIdx.x / 32 - FS_DOTS, lane = threadIdx.x & 31, column = 2 * (lane & 3);
+        const fs_screen &s = args.screen.of;
+        const fs_screened_walk walk(s);
+        const int32_t end = (int32_t)min(args.head.first_token + args.head.rows, args.vocab);
+        const int32_t first = (int32_t)args.head.first_token + walk.strip(max(n, 0), judge_at) * FS_SCREEN_TOKENS;
+        const int32_t count = max(0, min(FS_SCREEN_TOKENS, end - first));
+        const fs_strip_head *head = strip_head(walk.at(s, max(n, 0), judge_at));
+        const float norm[2] = {head->norm[lane / 4], head->norm[lane / 4 + 8]};
+        take_known();
+        marks = {0, 0, {0, 0}};
+        if (lane < args.rows && !is_greedy(room.state->draw[lane]))
+            marks = marks_of(room.state->draw[lane].noise, (uint32_t)first / FS_NOISE_BLOCK);
+        if (!dry) barrier_wait(shared_address(&room.state->full[n & 1]), n / 2 & 1);
+        float x[N / 2], bound[N / 2];
+        take_sums(x, bound, n & 1, judge_at);
+        __syncwarp();
+        if (lane == 0 && !dry) barrier_arrive(shared_address(&room.state->empty[n & 1]));
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            if (dry) x[i] = bound[i] = 0.0f;
+            bound[i] = screened_bound<BITS>(s, bound[i], norm[i & 2 ? 1 : 0],
+                                            room.state->slack[8 * (i / 4) + column + (i & 1)]);
+        }
+        if (n <= 0) seed(x, bound, first, count);
+        if (count > 0) race(x, bound, first, count);
+    }
+
+    /* The first turn, when there is nothing to judge, is for the instructions: they come from memory, and later
+     * everybody waits for them. */
+    FS_DEVICE_MEMBER void run() {
+        const fs_screened_walk walk(args.screen.of);
+        open_draws();
+#pragma unroll 1
+        for (int32_t n = -1; n < walk.tiles; n++) {
+            dry = n < 0;
+            turn(n);
+            if (!dry) continue;
+            named_barrier(3, FS_SCREENED_THREADS); /* H and its norms are there */
+            open_bounds<BITS, N>(args, room);
+            named_barrier(2, 32 * FS_JUDGES);
+        }
+    }
+
+    FS_DEVICE_MEMBER void take_sums(float (&x)[N / 2], float (&bound)[N / 2], int32_t buffer, int32_t strip) const {
+        const int32_t lane = threadIdx.x & 31;
+        const fs_screened_state<N> *state = room.state;
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) x[i] = bound[i] = 0.0f;
+#pragma unroll
+        for (int part = 0; part < FS_PARTS; part++)
+#pragma unroll
+            for (int j = 0; j < N / 8; j++) {
+                const float4 a = state->sum[buffer][part * FS_JUDGES + strip][j][lane];
+                const float4 b = state->bound[buffer][part * FS_JUDGES + strip][j][lane];
+                x[4 * j] += a.x, x[4 * j + 1] += a.y, x[4 * j + 2] += a.z, x[4 * j + 3] += a.w;
+                bound[4 * j] += b.x, bound[4 * j + 1] += b.y, bound[4 * j + 2] += b.z, bound[4 * j + 3] += b.w;
+            }
+    }
+
+    FS_DEVICE_MEMBER void race(const float (&x)[N / 2], const float (&bound)[N / 2], int32_t first, int32_t count) {
+        const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
+        const float low = threshold(first);
+        fs_contender *all = room.state->contender[threadIdx.x / 32 - FS_DOTS];
+        int32_t found = 0;
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            const int32_t b = 8 * (i / 4) + column + (i & 1), place = lane / 4 + (i & 2 ? 8 : 0);
+            const float least = __shfl_sync(~0u, low, b), high = logit(x[i] + bound[i], first + min(place, count - 1), 1.0f);
+            /* What is no number passes, but not in rows that draw nothing. */
+            const bool passes = place < count && least < INFINITY && !(high <= least);
+            const uint32_t who = __ballot_sync(~0u, passes);
+            if (passes) all[found + __popc(who & ((1u << lane) - 1))] = {x[i], bound[i], (uint32_t)(first + place), b};
+            found += __popc(who);
+        }
+        __syncwarp();
+        if (dry) found = min(found, 1);
+#pragma unroll 1
+        for (int32_t from = 0; from < found; from += 32) {
+            const bool here = from + lane < found;
+            const fs_contender c = all[min(from + lane, found - 1)];
+            const float best = known_score(__shfl_sync(~0u, known, c.row));
+            const float most = known_score(__shfl_sync(~0u, (uint32_t)(record >> 32), c.row));
+            const float noise = noise_of(c.row, c.token);
+            refine_all(c, noise, here && judge(c, noise, best, most));
+        }
+        __syncwarp();
+    }
+};
+
+#endif
