@@ -3,6 +3,7 @@
     make tpot ARGS="--json tpot.json"              every cell; some twenty minutes
     make tpot ARGS="--quick --json tpot.json"      the bars, and one cell of every rule, in under 200 s of measuring
     python bench/tpot.py --serve 16,64 --rows ""  requests that come by chance (tpot_serve.py), and no other cells
+    python bench/tpot.py --screen 8                one arm more, ours+screen, whose head has a screen of 8 bits
     python bench/tpot.py --kv --json kv.json       tokens of KV cache with and without the plug-in; six engine starts
 
 Weights are random: no checkpoint is needed. Rows of hidden states are exchanged before every call (tpot_arms.py).
@@ -77,6 +78,7 @@ def plan_of(arguments):
 def engine(arguments, folder, most, **more):
     """LLM in this process, so that sample() can be exchanged between turns."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["FLASHSAMPLING_VLLM_SCREEN"] = "off"  # the head is written to once more: --screen makes one behind that
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump(MODELS[arguments.model], file)
     import flashsampling.vllm as plugin
@@ -93,6 +95,8 @@ def engine(arguments, folder, most, **more):
 
 
 class Run:
+    arms = tpot_arms.ARMS
+
     def __init__(self, arguments):
         self.arguments, self.began = arguments, time.perf_counter()
         self.sampler_build = self._build_flashinfer()
@@ -145,7 +149,7 @@ class Run:
         import gpu_bench
 
         stream = self.torch.cuda.current_stream()
-        drawer = self.tap.runner.__dict__.get("_flashsampling")
+        drawer = self.tap.runner.__dict__.get(tpot_arms.KEY)
         if isinstance(drawer, str):
             sys.exit("tpot: the plug-in does not serve this model: %s" % drawer)
         weight = self.weight = drawer.layer.weight.data[: self.vocab]
@@ -160,7 +164,15 @@ class Run:
             self.torch.cuda.synchronize()
         self.read_ms = read[1] / 1e3
         self.torch.cuda.set_stream(stream)
+        self.prepare_screen()
         self.results["about"]["read_tb_s"] = round(weight.numel() * 2 / self.read_ms / 1e9, 3)
+
+    def prepare_screen(self):
+        if self.arguments.screen:
+            self.arms, self.tap.pool = (*tpot_arms.ARMS, tpot_tables.SCREENED), self.pools["language"]
+            with self.torch.inference_mode():
+                size = self.tap.screen(self.arguments.screen)
+            self.results["about"].update(screen_bits=self.arguments.screen, screen_bytes=size)
 
     def generate(self, B, new, rules):
         from vllm import SamplingParams
@@ -191,7 +203,7 @@ class Run:
         if rules in ("kp", "p"):
             self.sampler_build.wait()
         # The engine wants the logprobs that it has asked for, and null has none.
-        taken = {arm: [] for arm in tpot_arms.ARMS if arm != "null" or rules != "logprobs5"}
+        taken = {arm: [] for arm in self.arms if arm != "null" or rules != "logprobs5"}
         for arm in taken:
             self.tap.arm = arm
             self.generate(B, 6, rules)
@@ -214,6 +226,9 @@ class Run:
         drawn = sum(count for count, _ in self.tap.differ)
         apart = [gap for _, gaps in self.tap.differ for gap in gaps]
         self.results["greedy"] = {"drawn": drawn, "equal": drawn - len(apart), "apart": sorted(apart, reverse=True)}
+        if self.tap.screened is not None:
+            self.generate(16, 33, "t1")
+            self.results["screened"] = dict(zip(("drawn", "equal"), map(sum, zip(*self.tap.equal))))
 
     def same(self, rules, new=17):
         """Equal seeds, positions and hidden states in other batches."""
@@ -312,6 +327,7 @@ def main():
                              "(%(const)s; the last are those of vllm serve on large GPUs)")
     parser.add_argument("--serve", default="", metavar="B,..", help="B requests at once that come by chance")
     parser.add_argument("--same", default="", metavar="RULES,..", help="draw equal seeds in other batches")
+    parser.add_argument("--screen", type=int, choices=(8, 4), help="an arm more, with a screen of so many bits")
     arguments = parser.parse_args()
     if arguments.kv:
         kv_cache(arguments)

@@ -1,5 +1,6 @@
-"""What make tpot exchanges in vLLM: GPUModelRunner.sample as vLLM has it, as flashsampling.vllm has it, or as if head
-and sampler took no time; each timed on the device and on the host, over rows that are known.
+"""What make tpot exchanges in vLLM: GPUModelRunner.sample as vLLM has it, as flashsampling.vllm has it, with a
+screen if a run asks for that arm, or as if head and sampler took no time; each timed on the device and on the host,
+over rows that are known.
 
 The body of the model has random weights, whose hidden states make rows of no likeness. Before every call, outside of
 what is timed, rows of a pool take their place: language-like ones (gpu_language.py), or flat ones, from the same head.
@@ -8,8 +9,10 @@ import time
 
 import gpu_language
 from gpu_rows import COLUMNS
+from tpot_tables import SCREENED
 
 POOL = 1024  # rows
+KEY = "_flashsampling"  # where a runner has its drawer
 ARMS = ("stock", "ours", "null")
 
 
@@ -18,9 +21,12 @@ class Tap:
 
     def __init__(self, torch, plugin, module, parts):
         self.torch, self.plugin, self.runner_class, self.parts = torch, plugin, module.GPUModelRunner, parts
-        self.original = {"stock": plugin._stock["sample"], "ours": plugin._sample, "null": self.null}
+        self.original = {"stock": plugin._stock["sample"], "ours": plugin._sample, "null": self.null,
+                         SCREENED: self.with_screen}
+        self.screened = None  # the drawer that has a screen
         self.runner = self.pool = self.mask = self.constant = None
         self.arm, self.step, self.calls, self.differ, self.by_seed = "ours", 0, [], [], False
+        self.equal = []  # of ours with and without a screen: (tokens, equal ones)
         tap = self
 
         def sample(self, hidden_states, input_batch, grammar_output):
@@ -39,6 +45,21 @@ class Tap:
         output = self.parts["output"](sampled_token_ids=self.constant[: batch.num_reqs], logprobs_tensors=None,
                                       num_nans=None, num_sampled=sampled, num_rejected=rejected)
         return output, sampled, rejected
+
+    def screen(self, bits):
+        """The arm with a screen, of the head as it is now; how many bytes it has."""
+        hidden = self.torch.zeros_like(self.pool[:1])
+        self.screened = self.plugin.Drawer(self.runner, hidden, bits=bits)
+        if self.screened.call.head.screen is None:
+            raise SystemExit("tpot: no screen of %d bits, the log says why" % bits)
+        return self.screened.call.head.screen.nbytes
+
+    def with_screen(self, runner, hidden, batch, grammar):
+        plain, runner.__dict__[KEY] = runner.__dict__[KEY], self.screened
+        try:
+            return self.plugin._sample(runner, hidden, batch, grammar)
+        finally:
+            runner.__dict__[KEY] = plain
 
     def __call__(self, runner, hidden, batch, grammar):
         self.runner, rows, decode = runner, batch.num_reqs, batch.num_tokens == batch.num_reqs
@@ -75,6 +96,9 @@ class Tap:
         result = self.original["stock"](runner, hidden, batch, grammar)
         ours = self.original["ours"](runner, hidden, batch, grammar)[0].sampled_token_ids
         theirs = result[0].sampled_token_ids
+        if self.screened is not None:
+            screened = self.with_screen(runner, hidden, batch, grammar)[0].sampled_token_ids
+            self.equal.append((ours.numel(), int((ours == screened).sum())))
         logits = runner.model.compute_logits(hidden[batch.logits_indices]).float()
         apart = (logits.gather(1, theirs) - logits.gather(1, ours)).abs()[theirs != ours]
         self.differ.append((theirs.numel(), apart.cpu().tolist()))

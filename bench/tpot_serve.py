@@ -58,10 +58,10 @@ def cells(run, sizes, rules):
 
     for B in sizes:
         waves = max(2, 16 // B)
-        for arm in ("stock", "ours", "null"):  # kernels are compiled when they are first used
+        for arm in run.arms:  # kernels are compiled when they are first used
             one(arm, B, 1, 1e9)
         rate = LOAD * B / (arguments.new * one("stock", B, 1, 1e9)["tpot_ms"] / 1e3)
-        cell = {"B": B, "rules": rules, "rate": rate, "rounds": {"stock": [], "ours": [], "null": []}}
+        cell = {"B": B, "rules": rules, "rate": rate, "rounds": {arm: [] for arm in run.arms}}
         for number in range(arguments.rounds):
             for arm in list(cell["rounds"])[:: -1 if number % 2 else 1]:
                 cell["rounds"][arm].append(one(arm, B, waves, rate))

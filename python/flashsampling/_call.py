@@ -81,7 +81,7 @@ def check_index(pointer: Pointer, masks: int) -> None:
         raise ValueError("allow_index: %d for row %d, must be -1 to %d" % (pointer.keep[row], row, masks - 1))
 
 
-def screen_memory(screen: Array, device: str) -> tuple[int, int]:
+def screen_memory(screen: Array, device: str | None) -> tuple[int, int]:
     """Address and bytes of a screen, which is read where it lies, beside the weights."""
     if hasattr(screen, "data_ptr"):
         kind, where, packed = str(screen.dtype).replace("torch.", ""), str(screen.device), screen.is_contiguous()
@@ -90,7 +90,7 @@ def screen_memory(screen: Array, device: str) -> tuple[int, int]:
         found = numpy().asarray(screen)
         kind, where, packed = str(found.dtype), "cpu", found.flags.c_contiguous
         address, size, shape = found.ctypes.data, found.nbytes, list(found.shape)
-    if kind != "uint8" or len(shape) != 1 or not packed or address % 64 or where != device:
+    if kind != "uint8" or len(shape) != 1 or not packed or address % 64 or where != (device or where):
         raise ValueError("screen: %s%s at %#x on %s, expected uint8 [bytes] on %s, packed, 64-byte aligned: what "
                          "Context.screen returns, or a copy or mapped file of it" % (kind, shape, address, where, device))
     return address, size

@@ -1,6 +1,7 @@
 """The head of a model that an engine serves: what its logits come from, and proof that ours are the same."""
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -48,10 +49,38 @@ def plain_weight(lm_head: Any, hidden: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def head_of(layer: Layer, round: str, bias: torch.Tensor | None) -> Head:
+def head_of(layer: Layer, round: str, bias: torch.Tensor | None, screen: Any = None) -> Head:
     """The Head of a layer; `bias` is its bias in float32."""
     return Head(layer.weight.data, first_token=layer.first_token, vocab=layer.vocab, round=round, bias=bias,
-                scale=layer.scale, softcap=layer.softcap, post_scale=layer.post_scale, constant=layer.weight.is_cuda)
+                scale=layer.scale, softcap=layer.softcap, post_scale=layer.post_scale, constant=layer.weight.is_cuda,
+                screen=screen)
+
+
+def make_screen(context: Context, head: Head, bits: int, logger: logging.Logger, ranks: int = 1) -> Any:
+    """A screen of so many bits for a head of weights, made here and waited for. None where there can be none, or where
+    no call would read it, and the log says why."""
+    weight = head.data.keep
+    try:
+        if ranks > 1:
+            raise Unserved("the head is split over %d ranks, whose parts are drawn without" % ranks)
+        if weight.is_cuda and (weight.dtype != torch.bfloat16 or weight.shape[1] % 8):
+            raise Unserved("on CUDA the head must be bf16 and its width a multiple of 8, it is %s and %d wide" % (
+                DTYPES[weight.dtype], weight.shape[1]))
+        screen = context.screen(head, bits)
+    except (Unserved, RuntimeError, MemoryError) as why:  # RuntimeError: the library's, and torch's if memory is short
+        logger.warning("flashsampling: no screen: %s", why)
+        return None
+    logger.info("flashsampling: a screen of %d bits: %d bytes, the head has %d", bits, screen.nbytes,
+                weight.numel() * weight.element_size())
+    return screen
+
+
+def screened_head(context: Context, layer: Layer, round: str, bias: torch.Tensor | None, bits: int,
+                  logger: logging.Logger) -> Head:
+    """head_of with a screen of so many bits; 0: without."""
+    head = head_of(layer, round, bias)
+    screen = make_screen(context, head, bits, logger, layer.ranks) if bits else None
+    return head if screen is None else head_of(layer, round, bias, screen)
 
 
 def known_hidden(dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

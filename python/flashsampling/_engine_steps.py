@@ -13,6 +13,8 @@ from . import _c
 from ._context import Context, Error, supports
 from ._engine_head import DTYPES, Unserved
 
+_SCREENS = {"off": 0, "8": 8, "4": 4}
+
 
 class Steps:
     """Steps of this process by what drew them: "fused", or "stock: ..." with the reason, which is logged once."""
@@ -48,6 +50,14 @@ class Steps:
 def is_off(variable: str) -> bool:
     """Whether this environment variable turns a plug-in off."""
     return os.environ.get(variable, "on").lower() in ("off", "0", "no", "false")
+
+
+def screen_bits(variable: str) -> int:
+    """How many bits the screen of a head is to have by this environment variable, 0: no screen."""
+    text = os.environ.get(variable, "off")
+    if text not in _SCREENS:
+        raise ValueError("%s is %r, expected one of %s" % (variable, text, ", ".join(_SCREENS)))
+    return _SCREENS[text]
 
 
 def context_of(device: torch.device, variable: str, work: int = 0) -> Context:

@@ -4,6 +4,7 @@ Nothing here waits for the device or reads from it, but for what the first forwa
 """
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -13,9 +14,10 @@ import torch
 
 from . import _c, _engine_call
 from ._context import Error
-from ._engine_head import DTYPES, PLAIN, Layer, Unserved, agreed, compare, head_of, known_hidden, plain_weight
-from ._engine_steps import RanksSupport, context_of
+from ._engine_head import DTYPES, PLAIN, Layer, Unserved, agreed, compare, known_hidden, plain_weight, screened_head
+from ._engine_steps import RanksSupport, context_of, screen_bits
 
+LOGGER, SCREEN = logging.getLogger("sglang.flashsampling"), "FLASHSAMPLING_SGLANG_SCREEN"
 MOST_LOGPROBS = 1024  # of fs_result.top_count
 _TIES = int(_c.Flag.KEEP_TIES_TOP_K | _c.Flag.KEEP_TIES_TOP_P)
 _LAST, _JOINT = int(_c.Flag.MIN_P_LAST), int(_c.Flag.JOINT_TOP_P)
@@ -145,7 +147,9 @@ class Drawer:
         self.layer, self._place = layer, layer.weight.data_ptr()
         rounded = "f32" if os.environ.get("FLASHSAMPLING_SGLANG_LOGITS") == "f32" else layer.round
         flags = flags_of(self.backend, False)
-        self.call = Call(self.context, head_of(layer, rounded, None), hidden.dtype, flags, self.gather, self.ranks)
+        self.__dict__.pop("call", None)  # its screen, if there is one, may be in the next one's way
+        head = screened_head(self.context, layer, rounded, None, screen_bits(SCREEN), LOGGER)
+        self.call = Call(self.context, head, hidden.dtype, flags, self.gather, self.ranks)
         self.support = RanksSupport(self.device, layer.weight.dtype, flags)
         self.text = "%s; %d tokens x %d, logits %s, as SGLang's sampling backend %s" % (
             self.context.text, layer.vocab, layer.weight.shape[1], rounded, self.backend)

@@ -4,6 +4,7 @@ Nothing here waits for the device or reads from it, but for what start-up does (
 """
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from ._context import Error
-from ._engine_head import Layer, Unserved, agreed, compare, head_of, known_hidden
+from ._engine_head import Layer, Unserved, agreed, compare, known_hidden, screened_head
 from ._engine_steps import RanksSupport, context_of
 from ._vllm_call import FLAGS, Call
 from ._vllm_head import layer_of, watched
@@ -21,7 +22,10 @@ from ._vllm_rules import Rules, States, read_rules
 # Rows whose logits work memory holds at a time where rules have them stored, twice where they are changed too. More
 # rows take W several times.
 _STORED_ROWS, _STORED_BYTES = 128, 8
+_SCREENED_ROWS = (1, 16)  # so many rows at once have kernels of their own where there is a screen
 _OF_RUNNER = ("rejection_sampler", "batch_sharder", "pcp_manager")  # what draws more, or elsewhere, than we do
+
+LOGGER = logging.getLogger("vllm.flashsampling")  # vLLM shows the lines of loggers below its own
 
 
 def _all_gather() -> tuple[int, Callable[[torch.Tensor], torch.Tensor] | None]:
@@ -34,7 +38,7 @@ def _all_gather() -> tuple[int, Callable[[torch.Tensor], torch.Tensor] | None]:
 class Drawer:
     """What is known of one model runner. Unserved if vLLM draws every step itself."""
 
-    def __init__(self, runner: Any, hidden: torch.Tensor, finer: bool = False) -> None:
+    def __init__(self, runner: Any, hidden: torch.Tensor, finer: bool = False, bits: int = 0) -> None:
         self.device, slots = hidden.device, runner.max_num_reqs
         self.ranks, self.gather = _all_gather()
         for name in _OF_RUNNER:
@@ -54,8 +58,8 @@ class Drawer:
         self.states.layout(slots, layer.vocab, self.device)
         self.bias = None if layer.bias is None else layer.bias.float()
         rounded = "f32" if finer else layer.round
-        self.call = Call(self.context, head_of(layer, rounded, self.bias), self.states, hidden.dtype, slots,
-                         self.gather, self.ranks)
+        head = screened_head(self.context, layer, rounded, self.bias, bits, LOGGER)
+        self.call = Call(self.context, head, self.states, hidden.dtype, slots, self.gather, self.ranks)
         self.text = "%s; %d tokens x %d, logits %s" % (self.context.text, layer.vocab, layer.weight.shape[1], rounded)
         if self.ranks > 1:
             self.text += ", %d ranks" % self.ranks
@@ -160,3 +164,6 @@ class Drawer:
             self.call.reserve([(hidden, batch, rules) for rules in steps])
         for rules in steps:
             self(runner, hidden, batch, None, rules)
+        if self.call.head.screen is not None:
+            for rows in (min(rows, hidden.shape[0]) for rows in _SCREENED_ROWS):
+                self(runner, hidden, make(rows, rows, runner.input_buffers), None, Rules())

@@ -13,12 +13,12 @@ counted by its reason; `counts()` has the numbers of this process. What is serve
     FLASHSAMPLING_SGLANG=off          SGLang is as it was
     FLASHSAMPLING_SGLANG_LOGITS=f32   logits are not rounded to the head's type
     FLASHSAMPLING_SGLANG_WORK=...     MiB that our calls have where rules have logits stored
+    FLASHSAMPLING_SGLANG_SCREEN=off   off, 8 or 4: bits of a screen of the head, read in place of it where it can be
 """
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -27,13 +27,13 @@ import torch
 
 from ._context import Error, version
 from ._engine_head import Unserved
-from ._engine_steps import Steps, is_off
-from ._sglang_draw import MOST_LOGPROBS, Drawer, top_lists
+from ._engine_steps import Steps, is_off, screen_bits
+from ._sglang_draw import LOGGER as _logger
+from ._sglang_draw import MOST_LOGPROBS, SCREEN, Drawer, top_lists
 from ._sglang_logits import Deferred
 
 __all__ = ["counts", "register"]
 
-_logger = logging.getLogger("sglang.flashsampling")
 _steps = Steps("SGLang", _logger)
 _KEY, _WHY = "_flashsampling", "_flashsampling_why"
 _HEAD, _RUNNER = "sglang.srt.layers.logits_processor", "sglang.srt.model_executor.model_runner"
@@ -223,6 +223,7 @@ def register() -> None:
     global _registered
     if _registered or is_off("FLASHSAMPLING_SGLANG"):
         return
+    screen_bits(SCREEN)  # a value that is none is refused before a model is loaded
     registry = import_module("sglang.srt.plugins.hook_registry")
     try:
         why = _unknown()

@@ -34,6 +34,7 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMi
 
 from ._call import Head
 from ._context import Context, Error, supports
+from ._engine_head import make_screen
 from ._hf_head import NAMES, TOLERANCE, fingerprint, fit, known, output_embedding, tapped
 from ._hf_rules import Rules, Unsupported
 from ._sample import fresh_seed, generation
@@ -42,6 +43,9 @@ __all__ = ["generate", "patch", "unpatch"]
 
 _logger = logging.getLogger("flashsampling")
 _contexts = threading.local()
+# Bits of the screens that patch() was asked for, and those that were made: (what they are of, screen).
+_bits: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+_screens: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Any]] = WeakKeyDictionary()
 # What is known of a model: its fingerprint, and what its Head does to logits or the reason why it is not served.
 _known: WeakKeyDictionary[Any, tuple[tuple[Any, ...], dict[str, Any] | str]] = WeakKeyDictionary()
 _LIST_BYTES = 2**62  # a cut is never too wide: transformers would sort the whole row
@@ -108,7 +112,21 @@ class _Drawer:
 
     def _head(self, proof: dict[str, Any]) -> Head:
         bias = self.embedding.bias
-        return Head(self.embedding.weight.detach(), bias=None if bias is None else bias.detach().float(), **proof)
+        head = dict(bias=None if bias is None else bias.detach().float(), **proof)
+        return Head(self.embedding.weight.detach(), screen=self._screen(), **head)
+
+    def _screen(self) -> Any:
+        """The screen that patch() was asked for, made anew where the weights are others; None without one."""
+        bits, weight = _bits.get(self.model, 0), self.embedding.weight
+        if bits == 0:
+            return None
+        made_of = weight.data_ptr(), tuple(weight.shape), None if weight.is_inference() else weight._version, bits
+        found = _screens.pop(self.model, None)
+        if found is None or found[0] != made_of:
+            found = None  # there may be no room for two
+            found = made_of, make_screen(_context(self.device), Head(weight.detach()), bits, _logger)
+        _screens[self.model] = found
+        return found[1]
 
     def take(self, hidden: torch.Tensor, original: Any) -> Any:
         """In place of the output embedding's forward. What it returns goes through the rest of the model's forward."""
@@ -286,18 +304,28 @@ def _unpickled(stock: Any, *arguments: Any) -> Any:
     return kind.__new__(kind, *arguments)
 
 
-def patch(model: Any) -> Any:
+def patch(model: Any, screen: int = 0) -> Any:
     """Makes model.generate() draw fused, and returns the model. `with patch(model):` undoes it at the end.
 
-    Patching a model twice is patching it once. Other models of its class are as they were.
+    Patching a model twice is patching it once, with the last `screen`. Other models of its class are as they were.
+
+    With screen=8 or 4, a copy of the head in so many bits is read in its place where it can be (docs/screening.md). It
+    is made at the next generate(), and again where the weights are elsewhere or torch counts a change of them. Writes
+    to weight.data it does not count: then patch again.
     """
+    if screen not in (0, 8, 4):
+        raise ValueError("screen: %r, expected one of 0, 8, 4" % (screen,))
     if not isinstance(model, GenerationMixin):
         text = "patch: a %s, expected a transformers model that generates (the inner one, if it is wrapped)"
         raise TypeError(text % type(model).__name__)
     model.__class__ = _patched_class(_stock_class(model))
+    _bits[model] = screen
+    _screens.pop(model, None)
     return model
 
 
 def unpatch(model: Any) -> None:
     """Undoes patch(model); nothing happens to a model that is not patched."""
     model.__class__ = _stock_class(model)
+    _bits.pop(model, None)
+    _screens.pop(model, None)

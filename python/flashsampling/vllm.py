@@ -9,6 +9,7 @@ this process. What is served and what is not: docs/vllm.md.
     FLASHSAMPLING_VLLM_LOGITS=f32     logits are not rounded to the type in which vLLM stores them
     FLASHSAMPLING_VLLM_RESERVE=128    MiB of device memory that steps which are not served have for their logits
     FLASHSAMPLING_VLLM_WORK=...       MiB that our calls have where rules have logits stored
+    FLASHSAMPLING_VLLM_SCREEN=off     off, 8 or 4: bits of a screen of the head, read in place of it where it can be
 """
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ import dataclasses
 import importlib.abc
 import importlib.machinery
 import inspect
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ import torch
 
 from ._context import Error, version
 from ._engine_head import Unserved
-from ._engine_steps import Steps, is_off
+from ._engine_steps import Steps, is_off, screen_bits
+from ._vllm_draw import LOGGER as _logger
 from ._vllm_draw import Drawer
 
 __all__ = ["counts", "patch", "register", "unpatch"]
 
-_logger = logging.getLogger("vllm.flashsampling")  # vLLM shows the lines of loggers below its own
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _SIGNATURES = {"sample": ["self", "hidden_states", "input_batch", "grammar_output"],
                "_dummy_sampler_run": ["self", "hidden_states"]}
@@ -41,6 +41,7 @@ _FIELDS = {"req_ids", "num_reqs", "idx_mapping", "idx_mapping_np", "expanded_idx
 _OUTPUTS = {"sampled_token_ids", "logprobs_tensors", "num_nans", "num_sampled", "num_rejected", "sampling_mask_tensors"}
 # What vLLM's sampler may take for a logit: copies, sorted values and indices, sums, what the sort works in.
 _BYTES_A_LOGIT = 48
+_SCREEN = "FLASHSAMPLING_VLLM_SCREEN"
 _KEY, _PATCHED = "_flashsampling", "_flashsampling_patched"
 _steps = Steps("vLLM", _logger)
 _counts = _steps.counts
@@ -59,8 +60,11 @@ def _drawer(runner: Any, hidden: torch.Tensor) -> Drawer | str:
     """The runner's Drawer, or why it has none; found out once, and again if the head has moved."""
     found = runner.__dict__.get(_KEY)
     if found is None or isinstance(found, Drawer) and found.moved():
+        bits = screen_bits(_SCREEN)
+        # What it holds goes first: there may be no room for two screens.
+        found = runner.__dict__[_KEY] = None
         try:
-            found = Drawer(runner, hidden, os.environ.get("FLASHSAMPLING_VLLM_LOGITS") == "f32")
+            found = Drawer(runner, hidden, os.environ.get("FLASHSAMPLING_VLLM_LOGITS") == "f32", bits)
             _logger.info("flashsampling %s draws inside the LM head: %s", version(), found.text)
         except Unserved as reason:
             found = _steps.unserved(str(reason))
@@ -244,6 +248,7 @@ def register() -> None:
     """The entry point in vllm.general_plugins; may be called any number of times."""
     if is_off("FLASHSAMPLING_VLLM"):
         return
+    screen_bits(_SCREEN)  # a value that is none is refused before a model is loaded
     if _RUNNER in sys.modules:
         patch(sys.modules[_RUNNER])
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):

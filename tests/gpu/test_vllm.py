@@ -99,6 +99,31 @@ def test_seeds_repeat_in_any_batch(engine):
     assert len(alone) == 1
 
 
+@pytest.mark.parametrize("bits", ["8", "4"])
+def test_tokens_with_a_screen_are_those_without(engine, monkeypatch, bits):
+    """In steps of 1 to 24 rows. Without the bytes behind its beginning they are others: so it is read."""
+    def drawn(screen, change=None):
+        monkeypatch.setenv("FLASHSAMPLING_VLLM_SCREEN", screen)
+        engine.runner.__dict__.pop("_flashsampling")
+        tokens = [engine.tokens(Request(PROMPT, temperature=1.3), 1)[0].token_ids[0]]
+        head = engine.runner._flashsampling.call.head
+        assert (head.screen is None) == (screen == "off")
+        if change:
+            with torch.inference_mode():
+                change(head.screen)
+        for seed in range(24):
+            tokens += [output.token_ids[0] for output in engine.tokens(
+                Request(PROMPT, seed=seed, temperature=0.0 if seed == 9 else 1.3), 1 + seed)]
+        return tokens[1:]
+
+    try:
+        want = drawn("off")
+        assert len(set(want)) > 8 and drawn(bits) == want
+        assert drawn(bits, lambda screen: screen[4096:].zero_()) != want
+    finally:
+        engine.runner.__dict__.pop("_flashsampling", None)
+
+
 def test_a_step_that_is_not_served_has_room_when_memory_is_full(engine):
     """All sequences at once, in a memory in which only the reserve is left."""
     fsv._counts.clear()
