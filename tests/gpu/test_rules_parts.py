@@ -36,6 +36,8 @@ def check_parts(name, case, cuts):
     try:
         found, _ = differences(case, merged(case, cuts), on_cpu(case))
     except fs.Error as error:
+        if "not supported yet" in str(error):
+            pytest.skip(str(error))
         found = [str(error)]
     if found:
         pytest.fail("%s, cut at %s: %s\n%s" % (name, cuts, case_text(case), "\n".join(f[:400] for f in found[:3])),
