@@ -1,7 +1,7 @@
 """Times draws by a head's screen on the GPU beside the same draws from its weights, and checks that they are the same.
 
-    sizes   batch sizes of four heads, language-like rows, T = 1: reading W and the screens once, cuBLAS alone, ours, ours
-            with a screen of 8 bits and of 4
+    sizes   batch sizes of four heads, language-like rows, T = 1: reading W and the screens once, cuBLAS alone, ours,
+            ours with a screen of 8 bits and of 4
     rows    the first head at three sizes: other temperatures, rows without a likely token, flat rows, rows of zeros
 
 Weights are normal, rows of norm 1 +- 15 %, one row in twenty with an outlier; hidden states have norms of 140 to 180,
@@ -19,8 +19,8 @@ SIZES, ROW_SIZES = (1, 2, 4, 8, 9, 12, 16, 17, 32, 64), (1, 8, 16)
 LIKELY, SHARE = 30, 0.75  # tokens, and of the mass
 CHECKED = 32  # draws of each call that are compared
 BITS = (8, 4)
-KINDS = {"language, T = .7": ("language", 0.7), "language, greedy": ("language", 0.0), "language, T = 5": ("language", 5.0),
-         "random, T = 1": ("random", 1.0), "flat": ("flat", 1.0), "zeros": ("zeros", 1.0)}
+KINDS = {"language, T = .7": ("language", 0.7), "language, greedy": ("language", 0.0),
+         "language, T = 5": ("language", 5.0), "random, T = 1": ("random", 1.0), "flat": ("flat", 1.0), "zeros": ("zeros", 1.0)}
 
 
 def weights(bench, V, D):
@@ -92,7 +92,8 @@ def measure(bench, heads, B, kind, temperature, reader, reps, **more):
     for bits, head in heads.screened.items():
         arms["%d bits" % bits] = bench.draw(head, H, temperature)
         arms["read %d" % bits] = lambda head=head: bench.read(reader, head.screen)
-    line = line_of(bench, heads.W, reader, B, arms, dict(reps=reps, warm_ups=8), kind=kind, temperature=temperature, **more)
+    line = line_of(bench, heads.W, reader, B, arms, dict(reps=reps, warm_ups=8), kind=kind, temperature=temperature,
+                   **more)
     line["differ"] = differ
     bench.renew_context()
     return line
@@ -110,7 +111,8 @@ def run(bench, arguments, facts):
         if (V, D) == (arguments.heads or HEADS)[0]:
             for name, (kind, temperature) in KINDS.items():
                 for B in ROW_SIZES:
-                    lines.append(measure(bench, heads, B, kind, temperature, reader, arguments.reps, table="rows", name=name))
+                    lines.append(measure(bench, heads, B, kind, temperature, reader, arguments.reps, table="rows",
+                                         name=name))
         say("%d x %d" % (V, D))
         del heads
     results = dict(facts, made=made, tables={"screens": lines})

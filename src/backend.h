@@ -44,8 +44,8 @@ typedef struct fs_backend {
      * and waits for them. */
     fs_status (*make_screen)(fs_context *context, const fs_head *head, const fs_screen_header *header,
                              const fs_screen_options *options, void *screen);
-    fs_status (*compare_screen)(fs_context *context, const fs_head *head, const fs_screen_header *header,
-                                int64_t count, int64_t *strip);
+    fs_status (*compare_screen)(fs_context *context, const fs_head *head, const fs_screen_header *header, int64_t count,
+                                int64_t *strip);
     fs_status (*copy)(fs_context *context, void *to, const void *from, size_t bytes);
     /* `least`: entries that lists must be able to hold beyond what the batch asks for; 0 in a first round. */
     fs_status (*partial_size)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,

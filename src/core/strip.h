@@ -52,7 +52,7 @@ FS_CORE void make_span8(fs_screen_token *t, unsigned char *record, int at) {
 
 /* 4 bits, a chunk: at random. */
 FS_CORE void make_chunk4(fs_screen_token *t, int chunk, float step, uint64_t seed, uint32_t id, int64_t from,
-                        unsigned char *record, int at) {
+                         unsigned char *record, int at) {
     const float per = step > 0.0f ? 1.0f / step : 0.0f;
     unsigned char *line = record + (chunk * FS_SCREEN_TOKENS / 2 + at % 8) * FS_SCREEN_CHUNK;
     for (int i = 0; i < FS_SCREEN_CHUNK; i += 8) {
@@ -69,7 +69,8 @@ FS_CORE void make_chunk4(fs_screen_token *t, int chunk, float step, uint64_t see
     }
 }
 
-FS_CORE void make_span4(fs_screen_token *t, int group, uint64_t seed, uint32_t id, int64_t from, unsigned char *record, int at) {
+FS_CORE void make_span4(fs_screen_token *t, int group, uint64_t seed, uint32_t id, int64_t from, unsigned char *record,
+                        int at) {
     uint16_t *tail = (uint16_t *)(void *)(record + FS_SCREEN_TOKENS * FS_SCREEN_SPAN / 2);
     for (int chunk = 0; chunk < 2; chunk++) {
         const int first = group == FS_SCREEN_SPAN ? 0 : chunk * FS_SCREEN_CHUNK;
@@ -104,7 +105,7 @@ FS_CORE void make_token(const fs_screen_header *h, const fs_weights *weights, in
     }
     const double norm = sqrt(fmax(t.square, t.square_of_screen)) * (1.0 + 1e-9);
     ((fs_strip_head *)(void *)strip)->norm[at] = finite && norm < (double)FS_SCREEN_NORM_MOST ? float_above(norm)
-                                                                                             : INFINITY;
+                                                                                              : INFINITY;
 }
 
 #endif

@@ -129,7 +129,7 @@ typedef struct fs_cuda_screened {
     fs_screen of;
     uint64_t hash;            /* of its header, as the host knows it */
     fs_screened_token *entry; /* [rows][FS_CUDA_SCREENED]; NULL: there is no screen */
-    int32_t *open;             /* how many rows are open. A pass over W that finds none has nothing to do; NULL: it has */
+    int32_t *open; /* how many rows are open. A pass over W that finds none has nothing to do; NULL: it has */
 } fs_cuda_screened;
 
 #define FS_CUDA_SCREENED 8192

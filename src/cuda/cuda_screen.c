@@ -124,7 +124,8 @@ static fs_status make_here(fs_context *context, const fs_head *head, const fs_sc
         if (!options->progress && to < strips) continue;
         FS_CUDA_TRY(context, cudaStreamSynchronize(cuda->stream));
         const int64_t done = to * FS_SCREEN_TOKENS;
-        if (options->progress) options->progress(options->user, done < header->rows ? done : header->rows, header->rows);
+        if (options->progress)
+            options->progress(options->user, done < header->rows ? done : header->rows, header->rows);
     }
     return FS_OK;
 }

@@ -28,6 +28,7 @@ ALLOWED = {
     "src/cuda/groups": LAUNCH | {"cuda/device", "cuda/stored/blocks.cuh"},
     "src/cuda/ranks": LAUNCH | {"cuda/device"},
     "src/cuda/rows": LAUNCH | {"cuda/device", "cuda/rows"},
+    "src/cuda/screen": LAUNCH | {"cuda/device", "cuda/fused/pieces.cuh", "cuda/screen"},
     "src/screen": SHARED | {"screen"},
     "src/dist": SHARED | {"dist"},
     # A transport is a library of its own: it sees what a user sees.

@@ -55,7 +55,8 @@ template <int BITS> struct fs_record {
     /* Of the lane's tokens g and g + 8: the halves at [which][16]. */
     FS_DEVICE_MEMBER float2 halves(int which) const {
         const int32_t at = 16 * which + (int32_t)(threadIdx.x & 31) / 4;
-        return {__uint_as_float(__shfl_sync(~0u, tail, at) << 16), __uint_as_float(__shfl_sync(~0u, tail, at + 8) << 16)};
+        return {__uint_as_float(__shfl_sync(~0u, tail, at) << 16),
+                __uint_as_float(__shfl_sync(~0u, tail, at + 8) << 16)};
     }
 };
 

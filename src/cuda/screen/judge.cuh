@@ -24,11 +24,11 @@ template <int BITS, int N> struct fs_judge {
     const fs_cuda_args &args;
     const fs_screened_room<BITS, N> &room;
     const bool shaped;
-    uint32_t known; /* lane b: a score row b has, an ordered float; 0: none */
-    bool open;      /* lane b: row b has no list, or too long a one */
-    bool dry;       /* nothing is told: the instructions alone are wanted */
+    uint32_t known;            /* lane b: a score row b has, an ordered float; 0: none */
+    bool open;                 /* lane b: row b has no list, or too long a one */
+    bool dry;                  /* nothing is told: the instructions alone are wanted */
     unsigned long long record; /* lane b: of the token of row b that looks best */
-    fs_marks marks; /* lane b: of row b, in the block of the strip */
+    fs_marks marks;            /* lane b: of row b, in the block of the strip */
 
     /* From a dot product, or a bound of it, to the logit, or a bound: up or down. */
     FS_DEVICE_MEMBER float logit(float x, uint32_t token, float way) const {
@@ -255,7 +255,8 @@ template <int BITS, int N> struct fs_judge {
 #pragma unroll
         for (int i = 0; i < N / 2; i++) {
             const int32_t b = 8 * (i / 4) + column + (i & 1), place = lane / 4 + (i & 2 ? 8 : 0);
-            const float least = __shfl_sync(~0u, low, b), high = logit(x[i] + bound[i], first + min(place, count - 1), 1.0f);
+            const float least = __shfl_sync(~0u, low, b),
+                        high = logit(x[i] + bound[i], first + min(place, count - 1), 1.0f);
             /* What is no number passes, but not in rows that draw nothing. */
             const bool passes = place < count && least < INFINITY && !(high <= least);
             const uint32_t who = __ballot_sync(~0u, passes);

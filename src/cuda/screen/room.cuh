@@ -90,8 +90,7 @@ template <int BITS, int N> FS_DEVICE void find_norms(const fs_screen &s, const f
 }
 
 /* Slack of the rows' bounds; by the judges. A row whose norm is not finite, or too large for bounds, has none. */
-template <int BITS, int N>
-FS_DEVICE void open_bounds(const fs_cuda_args &args, const fs_screened_room<BITS, N> &room) {
+template <int BITS, int N> FS_DEVICE void open_bounds(const fs_cuda_args &args, const fs_screened_room<BITS, N> &room) {
     constexpr int CHUNKS = BITS == 4 ? 2 : 1;
     const fs_screen &s = args.screen.of;
     const int32_t warp = (int32_t)threadIdx.x / 32 - FS_DOTS, lane = threadIdx.x & 31;

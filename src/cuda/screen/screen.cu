@@ -43,15 +43,15 @@ extern "C" int32_t fs_cuda_screen_rows(int64_t dim, int64_t rows, int32_t shared
 
 extern "C" cudaError_t fs_cuda_screen_open(int32_t shared_bytes) {
     for (int i = 0; i < 4; i++) {
-        const cudaError_t error = cudaFuncSetAttribute(passes[i / 2][i % 2], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                       shared_bytes);
+        const cudaError_t error =
+            cudaFuncSetAttribute(passes[i / 2][i % 2], cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
         if (error != cudaSuccess) return error;
     }
     return cudaFuncSetAttribute(settle, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
 }
 
-extern "C" cudaError_t fs_cuda_screen_launch(const fs_cuda_args *args, int32_t rows, int32_t processors,
-                                             int32_t shaped, cudaStream_t stream) {
+extern "C" cudaError_t fs_cuda_screen_launch(const fs_cuda_args *args, int32_t rows, int32_t processors, int32_t shaped,
+                                             cudaStream_t stream) {
     const fs_screen *s = &args->screen.of;
     const bool early = args->overlap && args->head.flags & FS_HEAD_CONSTANT;
     const int64_t tiles = (screen_strips(s->rows) + FS_JUDGES - 1) / FS_JUDGES;
@@ -61,7 +61,9 @@ extern "C" cudaError_t fs_cuda_screen_launch(const fs_cuda_args *args, int32_t r
                                      stream);
     if (error != cudaSuccess) return error;
     int32_t settlers = 512 / args->rows;
-    settlers = settlers < FS_LEAST_SETTLERS ? FS_LEAST_SETTLERS : settlers > FS_MOST_SETTLERS ? FS_MOST_SETTLERS : settlers;
-    return launch(settle, dim3((unsigned)settlers, (unsigned)args->rows), 32, settle_bytes(s->dim), args->overlap != 0, args,
-                  shaped, stream);
+    settlers = settlers < FS_LEAST_SETTLERS  ? FS_LEAST_SETTLERS
+               : settlers > FS_MOST_SETTLERS ? FS_MOST_SETTLERS
+                                             : settlers;
+    return launch(settle, dim3((unsigned)settlers, (unsigned)args->rows), 32, settle_bytes(s->dim), args->overlap != 0,
+                  args, shaped, stream);
 }

@@ -17,8 +17,8 @@
 #include "cuda/screen/judge.cuh"
 
 template <int BITS, int N>
-__global__ void __launch_bounds__(FS_SCREENED_THREADS, 1) screened(const __grid_constant__ fs_cuda_args args,
-                                                                    int32_t shaped) {
+__global__ void __launch_bounds__(FS_SCREENED_THREADS, 1)
+    screened(const __grid_constant__ fs_cuda_args args, int32_t shaped) {
     extern __shared__ __align__(128) char shared[];
     const fs_screen &s = args.screen.of;
     const fs_screened_room<BITS, N> room(shared, s.records);

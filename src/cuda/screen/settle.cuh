@@ -14,7 +14,7 @@
 
 constexpr int FS_LEAST_SETTLERS = 8, FS_MOST_SETTLERS = 64; /* CTAs of a row */
 constexpr int FS_SETTLE_STAGES = 4;
-constexpr int FS_SETTLE_SLICES = 2; /* of 128 columns in a stage */
+constexpr int FS_SETTLE_SLICES = 2;      /* of 128 columns in a stage */
 constexpr int FS_SLICE_PITCH = 256 + 16; /* bytes */
 
 struct fs_settle_room {
@@ -56,7 +56,8 @@ struct fs_settle_from {
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 const bool there = inside && row[j];
-                copy_some<16>(to + 2 * j * FS_SLICE_PITCH, there ? row[j] + 2 * k : (const char *)args.head.data, there ? 16 : 0);
+                copy_some<16>(to + 2 * j * FS_SLICE_PITCH, there ? row[j] + 2 * k : (const char *)args.head.data,
+                              there ? 16 : 0);
             }
         }
         commit_copies();
@@ -88,9 +89,10 @@ struct fs_settle_operands {
 
 /* Dot products of up to 16 tokens: of token g and g + 8 to the lanes 4 g. */
 template <int DTYPE>
-FS_DEVICE void dot_tokens(const fs_cuda_args &args, fs_settle_room *room, const char *h,
-                          const fs_screened_token *token, int32_t count, float (&d)[4]) {
-    const int32_t slices = (int32_t)((args.head.dim + 127) / 128), stages = (slices + FS_SETTLE_SLICES - 1) / FS_SETTLE_SLICES;
+FS_DEVICE void dot_tokens(const fs_cuda_args &args, fs_settle_room *room, const char *h, const fs_screened_token *token,
+                          int32_t count, float (&d)[4]) {
+    const int32_t slices = (int32_t)((args.head.dim + 127) / 128),
+                  stages = (slices + FS_SETTLE_SLICES - 1) / FS_SETTLE_SLICES;
     const fs_settle_from from(args, token, count);
     /* All of it at once: these rows are anywhere, and in nobody's cache. */
     if ((int32_t)threadIdx.x < count) {
@@ -100,8 +102,7 @@ FS_DEVICE void dot_tokens(const fs_cuda_args &args, fs_settle_room *room, const 
     }
     d[0] = d[1] = d[2] = d[3] = 0.0f;
 #pragma unroll 1
-    for (int32_t s = 0; s < FS_SETTLE_STAGES - 1; s++)
-        from.copy(args, room, s * FS_SETTLE_SLICES, slices, s);
+    for (int32_t s = 0; s < FS_SETTLE_STAGES - 1; s++) from.copy(args, room, s * FS_SETTLE_SLICES, slices, s);
 #pragma unroll 1
     for (int32_t s = 0; s < stages; s++) {
         wait_for_groups<FS_SETTLE_STAGES - 2>();
@@ -202,7 +203,8 @@ __global__ void __launch_bounds__(32) settle(const __grid_constant__ fs_cuda_arg
             dot_tokens<FS_BF16>(args, room, h, room->token + i, count, d);
             for (int32_t half = 0; half < 2; half++) {
                 const int32_t at = lane / 4 + 8 * half;
-                if (lane % 4 == 0 && at < count) settle_token(args, draw, row, d[2 * half], room->token[i + at], shaped);
+                if (lane % 4 == 0 && at < count)
+                    settle_token(args, draw, row, d[2 * half], room->token[i + at], shaped);
             }
         }
     }
