@@ -187,10 +187,9 @@ template <int BITS, int N> struct fs_judge {
         named_barrier(2, 32 * FS_JUDGES);
     }
 
-    FS_DEVICE_MEMBER void turn(int32_t n) {
+    FS_DEVICE_MEMBER void turn(int32_t n, const fs_screened_walk &walk) {
         const int32_t judge_at = (int32_t)threadIdx.x / 32 - FS_DOTS, lane = threadIdx.x & 31, column = 2 * (lane & 3);
         const fs_screen &s = args.screen.of;
-        const fs_screened_walk walk(s);
         const int32_t end = (int32_t)min(args.head.first_token + args.head.rows, args.vocab);
         const int32_t first = (int32_t)args.head.first_token + walk.strip(max(n, 0), judge_at) * FS_SCREEN_TOKENS;
         const int32_t count = max(0, min(FS_SCREEN_TOKENS, end - first));
@@ -223,7 +222,7 @@ template <int BITS, int N> struct fs_judge {
 #pragma unroll 1
         for (int32_t n = -1; n < walk.tiles; n++) {
             dry = n < 0;
-            turn(n);
+            turn(n, walk);
             if (!dry) continue;
             named_barrier(3, FS_SCREENED_THREADS); /* H and its norms are there */
             open_bounds<BITS, N>(args, room);
