@@ -39,8 +39,8 @@ static fs_status open_stored(fs_context *context, fs_cuda *cuda) {
     return FS_OK;
 }
 
-static fs_status open_rows(fs_context *context, const fs_cuda *cuda) {
-    FS_CUDA_TRY(context, fs_cuda_rows_open());
+static fs_status open_rows(fs_context *context, fs_cuda *cuda) {
+    FS_CUDA_TRY(context, fs_cuda_rows_open(&cuda->device));
     FS_CUDA_TRY(context, fs_cuda_screen_open(cuda->device.shared_bytes));
     return FS_OK;
 }
@@ -102,6 +102,23 @@ static fs_status choose_list_room(fs_context *context, fs_cuda *cuda) {
     return FS_OK;
 }
 
+/* How many CTAs end a row, and threads of each: for tests, which find that it changes nothing. */
+static fs_status choose_team(fs_context *context, fs_cuda *cuda) {
+    const char *text = getenv("FLASHSAMPLING_CUDA_TEAM");
+    int size = 0, threads = 0, end = 0;
+    if (!text) return FS_OK;
+    if (sscanf(text, "%d%n:%d%n", &size, &end, &threads, &end) < 1 || text[end] || size < 1 || size > FS_CUDA_TEAM ||
+        size & (size - 1) || (threads && (threads < 256 || threads > FS_CUDA_TEAM_THREADS || threads & (threads - 1))))
+        return fs_fail(
+            context, FS_ERR_ENVIRONMENT,
+            "FLASHSAMPLING_CUDA_TEAM is \"%.40s\", must be a power of two from 1 to %d, or that with :256, :512 "
+            "or :1024 behind it",
+            text, FS_CUDA_TEAM);
+    cuda->forced_team = size;
+    cuda->forced_threads = threads;
+    return FS_OK;
+}
+
 static fs_status cuda_open(fs_context *context) {
     fs_cuda *cuda = fs_context_alloc(context, sizeof *cuda, "the CUDA backend");
     if (!cuda) return FS_ERR_MEMORY;
@@ -114,6 +131,7 @@ static fs_status cuda_open(fs_context *context) {
         cuda->forced = cuda->forced_text;
     }
     fs_status status = choose_list_room(context, cuda);
+    if (status == FS_OK) status = choose_team(context, cuda);
     if (status == FS_OK) status = open_device(context, cuda);
     if (status != FS_OK) {
         cuda_close(context);

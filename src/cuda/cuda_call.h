@@ -152,6 +152,7 @@ typedef struct fs_cuda_args {
     fs_cuda_lookup edits;
     fs_cuda_dense dense;
     fs_cuda_screened screen;
+    fs_cuda_team team;
     fs_needs needs; /* beside what else kernels look at: constant memory is cold when a launch begins */
 } fs_cuda_args;
 

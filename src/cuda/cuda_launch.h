@@ -41,9 +41,11 @@ cudaError_t fs_cuda_end_launch(const fs_cuda_args *args, cudaStream_t stream);
 /* What a pass looks up of its rows' edits and penalties, before it: args->edits. */
 cudaError_t fs_cuda_edits_launch(const fs_cuda_args *args, cudaStream_t stream);
 
-/* Rows with rules, whose logits are in memory: once per device before the first launch; dot products of any float
- * types, to args->dense; the end of a launch's rows. */
-cudaError_t fs_cuda_rows_open(void);
+/* Rows with rules, whose logits are in memory: once per device before the first launch, device->team; shared memory a
+ * CTA needs beside its slices; dot products of any float types, to args->dense; the end of a launch's rows, by
+ * args->team. */
+cudaError_t fs_cuda_rows_open(fs_cuda_device *device);
+int32_t fs_cuda_rows_shared(int32_t grouped);
 cudaError_t fs_cuda_dots_launch(const fs_cuda_args *args, cudaStream_t stream);
 cudaError_t fs_cuda_rows_launch(const fs_cuda_args *args, cudaStream_t stream);
 

@@ -221,6 +221,30 @@ void fs_cuda_plan_describe(const fs_cuda_plan *plan, const char *forced, char *t
              forced ? ", forced by FLASHSAMPLING_CUDA_TILE" : "");
 }
 
+/* -------------------------------------------------------------------------------------------- rows with rules ---- */
+
+/* Blocks of the noise that a CTA of a team has at least. */
+#define FS_CUDA_TEAM_BLOCKS 4
+
+fs_cuda_team fs_cuda_plan_team(const fs_cuda_device *device, int64_t rows, int64_t first_token, int64_t tokens,
+                               int32_t edited, int32_t base_bytes, int32_t forced) {
+    const int64_t first = first_token / FS_CUDA_TILE, last = (first_token + tokens - 1) / FS_CUDA_TILE;
+    const int64_t blocks = tokens > 0 ? last - first + 1 : 0;
+    fs_cuda_team team = {1, FS_CUDA_TEAM_THREADS, 0, 0, base_bytes};
+    (void)rows;
+    while (team.size < device->team && blocks >= 2 * team.size * FS_CUDA_TEAM_BLOCKS) team.size *= 2;
+    if (forced) team.size = (int32_t)least(forced, device->team);
+    const int64_t places = (blocks + team.size - 1) / team.size * FS_CUDA_TILE;
+    for (int32_t slices = edited ? 2 : 1; slices > 0 && !team.slices; slices--) {
+        const int64_t bytes = base_bytes + slices * places * (int64_t)sizeof(float);
+        if (bytes > device->shared_bytes) continue;
+        team.slices = slices;
+        team.places = (int32_t)places;
+        team.shared_bytes = (int32_t)bytes;
+    }
+    return team;
+}
+
 /* ---------------------------------------------------------------------------------------------- stored logits ---- */
 
 /* Groups of fewer blocks than this are one warp's each: a CTA would have too little in flight. */

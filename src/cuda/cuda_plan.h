@@ -12,12 +12,17 @@
 /* Tokens per tile: eight warps of 16. Also the block of the noise's marks. */
 #define FS_CUDA_TILE 128
 
+/* CTAs that end a row together at most, and threads of each. */
+#define FS_CUDA_TEAM 8
+#define FS_CUDA_TEAM_THREADS 1024
+
 /* What matters of a device. */
 typedef struct fs_cuda_device {
     int32_t major, minor;    /* compute capability */
     int32_t processors;      /* SMs */
     int32_t clusters_of_two; /* pairs of CTAs that run at once; 0: no clusters */
     int32_t shared_bytes;    /* shared memory a block may have */
+    int32_t team;            /* CTAs that can end a row together: a power of two */
 } fs_cuda_device;
 
 /* What an instantiation of a tile kernel is made for. */
@@ -82,6 +87,19 @@ int fs_cuda_plan_launch(const fs_cuda_device *device, const fs_cuda_family *fami
 
 /* Whether the copy engine can take W and H as they lie: 16-byte aligned, rows a multiple of 16 bytes apart. */
 int fs_cuda_plan_aligned(const fs_head *head, const fs_batch *batch);
+
+/* How rows are ended whose logits are in memory (rows/rows.cu). */
+typedef struct fs_cuda_team {
+    int32_t size;    /* CTAs of a row, a power of two */
+    int32_t threads; /* of a CTA, likewise */
+    int32_t places;  /* tokens of a slice that shared memory has room for: 0, or all */
+    int32_t slices;  /* ... 2: of x and of y */
+    int32_t shared_bytes;
+} fs_cuda_team;
+
+/* For so many rows at once of `tokens` tokens. `base_bytes` of shared memory are taken. forced: 0, or the size. */
+fs_cuda_team fs_cuda_plan_team(const fs_cuda_device *device, int64_t rows, int64_t first_token, int64_t tokens,
+                               int32_t edited, int32_t base_bytes, int32_t forced);
 
 /* The words for what this backend does not do of such calls (backend.h). */
 const char *fs_cuda_lacks(const fs_outline *outline);

@@ -37,6 +37,7 @@ static int64_t lines(int64_t floats) {
 typedef struct layout {
     int64_t stride, rows; /* of logits: floats from one row to the next, and rows at a time */
     int32_t x, y;         /* whether there is such an array of logits */
+    fs_cuda_team team;    /* who ends a row */
     int32_t listed;       /* rows of a launch that lists candidates, 0: none does; */
     int32_t slots;        /* CTAs of one of its blocks; */
     int32_t kept;         /* rows of the tiles of all of them; */
@@ -74,13 +75,30 @@ static int lists_end_all(const fs_cuda_args *args) {
     return !(batch_rules(&args->head, &args->batch) & (CUTS | EDITS));
 }
 
+/* Who ends the rows of a call. Draws by groups take them in order: one CTA does. */
+static fs_cuda_team team_of(const fs_cuda *cuda, const fs_cuda_args *args, int32_t edited) {
+    const int grouped = batch_is_grouped(&args->batch);
+    fs_cuda_device device = cuda->device;
+    if (grouped) device.team = 1;
+    fs_cuda_team team = fs_cuda_plan_team(&device, args->batch.rows, args->head.first_token, args->head.rows, edited,
+                                          fs_cuda_rows_shared(grouped), cuda->forced_team);
+    if (grouped) team.slices = team.places = 0, team.shared_bytes = fs_cuda_rows_shared(grouped);
+    else if (cuda->forced_threads) team.threads = cuda->forced_threads;
+    return team;
+}
+
 static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout *l) {
     const fs_head *head = &args->head;
     const uint32_t rules = batch_rules(head, &args->batch);
     const int there = head->kind == FS_HEAD_LOGITS && head->dtype == FS_F32 && head_is_plain(head) &&
                       !(rules & FS_RULE_ALLOW);
     const fs_batch *batch = &args->batch;
-    *l = (layout){lines(head->rows), batch->rows, !there, (rules & EDITS) != 0, 0, 0, 0, 0, 0};
+    memset(l, 0, sizeof *l);
+    l->stride = lines(head->rows);
+    l->rows = batch->rows;
+    l->team = team_of(context->state, args, (rules & EDITS) != 0);
+    l->x = head->kind != FS_HEAD_LOGITS || (!there && !l->team.slices);
+    l->y = (rules & EDITS) != 0 && l->team.slices < 2;
     const int64_t bytes = (l->x + l->y) * l->stride * (int64_t)sizeof(float);
     const int64_t most = bytes ? (int64_t)context->options.fallback_bytes / bytes : args->batch.rows;
     if (l->rows > most) l->rows = most > 0 ? most : 1;
@@ -233,6 +251,7 @@ fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *given, fs_cu
     const parts p = parts_of(args, &l);
     const int64_t times = (args->batch.rows + l.rows - 1) / l.rows, rows = (args->batch.rows + times - 1) / times;
     args->overlap = cuda->device.major >= 9;
+    args->team = l.team;
     place(&room, &p, &l, cuda->list_room, args);
     room.records = NULL; /* what kernels of groups call so */
     if (l.listed) FS_TRY(list_rows(context, &room, args));

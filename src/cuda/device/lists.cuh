@@ -6,6 +6,7 @@
 #define FS_CUDA_LISTS_CUH
 
 #include "cuda/cuda_call.h"
+#include "cuda/device/kth.cuh"
 #include "cuda/device/race.cuh"
 
 #include "core/key.h"
@@ -51,23 +52,6 @@ FS_DEVICE fs_draw draw_of_listed(const fs_cuda_args &args, int32_t b, bool *weig
 
 FS_DEVICE int32_t list_k(const fs_draw &draw) {
     return (int32_t)(draw.status >> FS_DRAW_K & 0xFF);
-}
-
-constexpr int LIST_LANES = 8; /* values a lane takes: up to 256 CTAs */
-constexpr int LIST_BITS = 20; /* of a floor: more are not worth their time */
-
-/* The k-th largest of the warp's values, rounded down; 0 if there are fewer above 0. */
-FS_DEVICE uint32_t kth_largest(const uint32_t (&value)[LIST_LANES], int32_t slots, int32_t k) {
-    uint32_t kth = 0;
-#pragma unroll 1
-    for (uint32_t bit = 1u << 31; bit >> (31 - LIST_BITS); bit >>= 1) {
-        int32_t count = 0;
-#pragma unroll
-        for (int i = 0; i < LIST_LANES; i++)
-            if (32 * i < slots) count += __popc(__ballot_sync(~0u, value[i] >= (kth | bit)));
-        if (count >= k) kth |= bit;
-    }
-    return kth;
 }
 
 /* The least logit that min-p leaves beside one of `first`, or less. */

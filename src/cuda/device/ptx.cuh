@@ -116,6 +116,13 @@ FS_DEVICE uint32_t cluster_rank() {
     return rank;
 }
 
+/* The same place of another CTA's shared memory, both as generic addresses. */
+FS_DEVICE void *shared_at_peer(const void *mine, uint32_t cta) {
+    uint64_t there;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"((uint64_t)mine), "r"(cta));
+    return (void *)there;
+}
+
 /* ------------------------------------------------------------------------------------------------- copy engine ---- */
 
 /* Barriers made by this thread before the copy engine's use of them. */

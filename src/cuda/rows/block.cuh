@@ -1,54 +1,119 @@
-/* block.cuh - what the threads of one CTA know together: the CTA that ends one row. */
+/* block.cuh - what the threads that end one row know together. A row is a team's: one CTA, or the CTAs of a cluster,
+ * each with a slice of the row's tokens. CTAs of a team write into each other's shared memory, and a barrier later read
+ * what came in their own. */
 #ifndef FS_CUDA_BLOCK_CUH
 #define FS_CUDA_BLOCK_CUH
 
+#include "cuda/cuda_plan.h"
 #include "cuda/device/ptx.cuh"
 
-constexpr int ROW_THREADS = 1024, ROW_WARPS = ROW_THREADS / 32;
+constexpr int MOST_WARPS = 32;
 
-/* f over all threads' values, the same in all of them. */
+/* The first bytes of shared memory. */
+struct block_room {
+    unsigned long long part[MOST_WARPS];
+    unsigned long long word[2][FS_CUDA_TEAM]; /* of the team's CTAs, in turn: a CTA that is one behind may still read */
+};
+
+FS_DEVICE char *row_shared() {
+    extern __shared__ __align__(16) char shared[];
+    return shared;
+}
+
+FS_DEVICE block_room *room_of_block() {
+    return (block_room *)row_shared();
+}
+
+/* As each thread knows it. */
+struct row_team {
+    int32_t rank, size;
+    uint32_t turn;
+};
+
+FS_DEVICE row_team team_of(int32_t size) {
+#if __CUDA_ARCH__ >= 900
+    if (size > 1) return {(int32_t)cluster_rank(), size, 0};
+#endif
+    return {0, 1, 0};
+}
+
+/* All threads of the team have come, and see what the others have written until here. */
+FS_DEVICE void team_barrier(const row_team &team) {
+#if __CUDA_ARCH__ >= 900
+    if (team.size > 1) {
+        __syncwarp(); /* the instruction wants whole warps */
+        cluster_barrier();
+        return;
+    }
+#endif
+    __syncthreads();
+}
+
+/* The same place in another CTA's shared memory. */
+template <class T> FS_DEVICE T *at_peer(const row_team &team, T *mine, int32_t rank) {
+#if __CUDA_ARCH__ >= 900
+    if (team.size > 1) return (T *)shared_at_peer(mine, (uint32_t)rank);
+#endif
+    return mine;
+}
+
+/* f over all threads' values of a CTA, 8 bytes or less, the same in all of them. */
 template <class T, class F> FS_DEVICE T block_reduce(T value, F f) {
-    __shared__ T part[ROW_WARPS];
+    T *part = (T *)room_of_block()->part;
+    const int warps = (int)blockDim.x / 32;
+#pragma unroll 1
     for (int apart = 16; apart; apart /= 2) value = f(value, __shfl_xor_sync(~0u, value, apart));
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
     __syncthreads();
-    value = part[threadIdx.x % ROW_WARPS];
-    for (int apart = ROW_WARPS / 2; apart; apart /= 2) value = f(value, __shfl_xor_sync(~0u, value, apart));
+    value = part[threadIdx.x % (unsigned)warps];
+#pragma unroll 1
+    for (int apart = warps / 2; apart; apart /= 2) value = f(value, __shfl_xor_sync(~0u, value, apart));
     __syncthreads(); /* all have read before the next one writes */
     return value;
+}
+
+/* f over all threads' values of a team. */
+template <class F> FS_DEVICE unsigned long long team_reduce(row_team &team, unsigned long long value, F f) {
+    value = block_reduce(value, f);
+    if (team.size == 1) return value;
+    unsigned long long *word = room_of_block()->word[team.turn++ % 2];
+    if ((int32_t)threadIdx.x < team.size) *at_peer(team, &word[team.rank], (int32_t)threadIdx.x) = value;
+    team_barrier(team);
+    value = word[0];
+#pragma unroll 1
+    for (int32_t i = 1; i < team.size; i++) value = f(value, word[i]);
+    return value;
+}
+
+static __device__ __noinline__ unsigned long long team_max(row_team &team, unsigned long long value) {
+    return team_reduce(team, value, [](unsigned long long a, unsigned long long b) { return a > b ? a : b; });
+}
+
+FS_DEVICE unsigned long long team_min(row_team &team, unsigned long long value) {
+    return ~team_max(team, ~value);
+}
+
+static __device__ __noinline__ unsigned long long team_sum(row_team &team, unsigned long long value) {
+    return team_reduce(team, value, [](unsigned long long a, unsigned long long b) { return a + b; });
 }
 
 FS_DEVICE unsigned long long block_max(unsigned long long value) {
     return block_reduce(value, [](unsigned long long a, unsigned long long b) { return a > b ? a : b; });
 }
 
-FS_DEVICE float block_largest(float value) {
-    return block_reduce(value, [](float a, float b) { return fmaxf(a, b); });
-}
-
-FS_DEVICE unsigned long long block_min(unsigned long long value) {
-    return ~block_max(~value);
-}
-
-FS_DEVICE unsigned long long block_sum(unsigned long long value) {
-    return block_reduce(value, [](unsigned long long a, unsigned long long b) { return a + b; });
-}
-
-FS_DEVICE uint32_t block_or(uint32_t value) {
-    return block_reduce(value, [](uint32_t a, uint32_t b) { return a | b; });
-}
-
-/* The sum of the values of the threads before this one. */
+/* The sum of the values of the CTA's threads before this one. */
 FS_DEVICE unsigned long long block_before(unsigned long long value) {
-    __shared__ unsigned long long part[ROW_WARPS];
+    unsigned long long *part = room_of_block()->part;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     unsigned long long sum = value;
+#pragma unroll 1
     for (int apart = 1; apart < 32; apart *= 2) {
         const unsigned long long other = __shfl_up_sync(~0u, sum, apart);
         if (lane >= apart) sum += other;
     }
     if (lane == 31) part[warp] = sum;
     __syncthreads();
+#pragma unroll 1
     for (int w = 0; w < warp; w++) sum += part[w];
     __syncthreads();
     return sum - value;

@@ -1,12 +1,62 @@
-/* cut.cuh - min-p, top-k and top-p of a row whose entries are all there: core/cut.h without an order. */
+/* cut.cuh - min-p, top-k and top-p of a row whose logits are all there: core/cut.h without an order. */
 #ifndef FS_CUDA_ROWS_CUT_CUH
 #define FS_CUDA_ROWS_CUT_CUH
 
+#include "cuda/device/mass.cuh"
 #include "cuda/device/weight.cuh"
 #include "cuda/rows/logits.cuh"
 #include "cuda/rows/select.cuh"
 
 #include "core/cut.h"
+
+/* ------------------------------------------------------------------------------------------------------ masses ---- */
+
+/* Runs f(its 16 values) for this thread's granules of a slice. Threads begin at different quads, so that no two of them
+ * want the same bank; sums of a granule's quads, 0 with 2, 1 with 3, both together, do not tell (core/mass.h). */
+template <class F> FS_DEVICE void each_granule(const row_slice &s, F f) {
+    const int32_t turn = threadIdx.x / 2;
+#pragma unroll 1
+    for (int32_t g = threadIdx.x; g < s.blocks * (FS_CUDA_TILE / FS_GRANULE); g += blockDim.x) {
+        float v[FS_GRANULE];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const float4 q = s.quad(4 * g + (turn + j) % 4);
+            v[4 * j] = q.x, v[4 * j + 1] = q.y, v[4 * j + 2] = q.z, v[4 * j + 3] = q.w;
+        }
+        f(v);
+    }
+}
+
+/* The sum of exp(v scale) over this thread's granules. */
+static __device__ __noinline__ fs_mass mass_of_slice(const row_slice &s, float scale) {
+    fs_mass mass = mass_empty();
+    each_granule(s, [&](float(&v)[FS_GRANULE]) {
+#pragma unroll
+        for (int i = 0; i < FS_GRANULE; i++) v[i] *= scale;
+        mass_add_granule(&mass, v);
+    });
+    return mass;
+}
+
+/* A mass over the CTA, in its first warp. */
+FS_DEVICE fs_mass block_mass(fs_mass m, fs_mass *part) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (int)blockDim.x / 32;
+    auto across = [&] {
+#pragma unroll 1
+        for (int apart = 16; apart; apart /= 2) {
+            const fs_mass other = mass_across(m, apart);
+            mass_merge(&m, &other);
+        }
+    };
+    across();
+    if (lane == 0) part[warp] = m;
+    __syncthreads();
+    if (warp == 0) {
+        m = lane < warps ? part[lane] : mass_empty();
+        across();
+    }
+    return m;
+}
 
 /* exp(number) 2^-unit. The whole part of the exponent is split off first, so that it is as exact as the instruction. */
 FS_DEVICE float exp_in_units(float number, float unit) {
@@ -16,46 +66,52 @@ FS_DEVICE float exp_in_units(float number, float unit) {
     return exp2_approximate(f) * __int_as_float((__float_as_int(z) << 23) + 0x3F800000);
 }
 
-/* Entries with keys of logits (select.cuh): what those of a row in memory and of a list have in common. */
-struct logit_entries {
-    int64_t size, likely;
-    uint64_t least; /* only keys from here on */
+/* The weight of this thread's granules of a row whose numbers are not far out. Tokens within `near` of the largest weigh
+ * what they weigh; the others exp(l) to 4e-7, each less than a fiftieth of it. Sums of granules are in a fixed order,
+ * then integers. */
+static __device__ __noinline__ uint64_t weight_of_slice(const row_slice &s, const cut_scale &units, float near) {
+    uint64_t sum = 0;
+    const float scale = units.scale, unit = (float)units.unit;
+    each_granule(s, [&](float(&v)[FS_GRANULE]) {
+        float most = v[0];
+#pragma unroll
+        for (int i = 1; i < FS_GRANULE; i++) most = fmaxf(most, v[i]);
+        if (most >= near)
+#pragma unroll
+            for (int i = 0; i < FS_GRANULE; i++)
+                if (v[i] >= near) sum += units.weigh(v[i]), v[i] = -INFINITY;
+        float four[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float even = exp_in_units(v[e] * scale, unit) + exp_in_units(v[8 + e] * scale, unit);
+            const float odd = exp_in_units(v[4 + e] * scale, unit) + exp_in_units(v[12 + e] * scale, unit);
+            four[e] = even + odd;
+        }
+        sum += (uint64_t)(((four[0] + four[2]) + (four[1] + four[3])) * 0x1p39f);
+    });
+    return sum;
+}
+
+constexpr float WEIGHED_NEAR = 4.0f; /* numbers below the largest: e^-4 is a 55th */
+
+/* ----------------------------------------------------------------------------------------------------- entries ---- */
+
+/* The tokens of a slice from a key on, as entries of a selection (select.cuh). */
+struct row_entries {
+    row_slice y;
+    int64_t size, likely; /* of the row */
+    uint64_t least;       /* only keys from here on */
     cut_scale units;
     float top, span; /* no value is above, or this far below it; but where it is further than matters */
 
     FS_DEVICE_MEMBER uint64_t weigh(uint64_t key) const { return units.weigh(order_key_logit(key)); }
     FS_DEVICE_MEMBER float value(uint64_t key) const { return order_key_logit(key); }
-};
-
-/* The tokens of a row. */
-struct row_entries : logit_entries {
-    const float *y;
-    int32_t low;
 
     template <class F> FS_DEVICE_MEMBER void each(F f) const {
-        /* Most are below the least logit, and need no key. */
-        const float floor = least > 1 ? order_key_logit(least) : -INFINITY;
-        each_value(y, (int32_t)size, [&](int32_t i, float v) {
-            if (!(v >= floor) || v == -INFINITY) return;
-            const uint64_t key = order_key(v, (uint32_t)(low + i));
+        each_from(y, least > 1 ? order_key_logit(least) : -INFINITY, [&](int32_t token, float v) {
+            const uint64_t key = order_key(v, (uint32_t)token);
             if (key >= least) f(key);
         });
-    }
-
-    /* The weight of all from the least logit on, without their keys: it is the weight of exp(l) to 2e-7. */
-    FS_DEVICE_MEMBER uint64_t weight() const {
-        const float floor = least > 1 ? order_key_logit(least) : -INFINITY, unit = (float)units.unit;
-        double sum = 0.0;
-        each_value(y, (int32_t)size, [&](int32_t, float v) {
-            if (v >= floor) sum += (double)exp_in_units(v * units.scale, unit);
-        });
-        return (uint64_t)block_reduce(sum * 0x1p39, [](double a, double b) { return a + b; });
-    }
-    /* Of the tokens this thread looks at, ordered; 0: none. */
-    FS_DEVICE_MEMBER uint32_t own_largest() const {
-        float most = -INFINITY;
-        each_value(y, (int32_t)size, [&](int32_t, float v) { most = fmaxf(most, v); });
-        return most > -INFINITY ? ordered_float(most) : 0;
     }
     FS_DEVICE_MEMBER row_entries from(uint64_t key) const {
         row_entries e = *this;
@@ -64,73 +120,42 @@ struct row_entries : logit_entries {
     }
 };
 
-/* Some of them, in shared memory. */
-struct list_entries : logit_entries {
-    const unsigned long long *key;
-
-    FS_DEVICE_MEMBER uint32_t own_largest() const {
-        unsigned long long most = 0;
-        for (int64_t i = threadIdx.x; i < size; i += ROW_THREADS) most = max(most, key[i]);
-        return (uint32_t)(most >> 32);
-    }
-    FS_DEVICE_MEMBER list_entries from(uint64_t first) const {
-        list_entries e = *this;
-        e.least = max(first, least);
-        return e;
-    }
-
-    template <class F> FS_DEVICE_MEMBER void each(F f) const {
-        for (int64_t i = threadIdx.x; i < size; i += ROW_THREADS)
-            if (key[i] >= least) f(key[i]);
-    }
-};
-
-template <class E> FS_DEVICE uint64_t weight_of(const E &entries) {
+/* Weights as they are, of entries from their least on. */
+static __device__ __noinline__ uint64_t weight_of(row_team &team, const row_entries &entries) {
     uint64_t sum = 0;
     entries.each([&](uint64_t key) { sum += entries.weigh(key); });
-    return block_sum(sum);
+    return team_sum(team, sum);
 }
 
-/* Of a row in memory by fewer instructions, where a key of the least logit is the least of all of that logit. */
-FS_DEVICE uint64_t weight_of(const row_entries &entries) {
-    if (entries.units.origin != 0.0f || (uint32_t)entries.least > 1) return weight_of<row_entries>(entries);
-    return entries.weight();
-}
-
-/* The least key of a logit that `holds` is true of, which it is of all larger ones too; above all keys if of none. */
-template <class F> FS_DEVICE uint64_t least_key(F holds) {
-    uint32_t below = ordered_float(-INFINITY),
-             from = ordered_float(INFINITY) + 1; /* not of below; of from, if at all */
-#pragma unroll 1
-    while (from - below > 1) {
-        const uint32_t middle = below + (from - below) / 2;
-        if (holds(float_of_ordered(middle))) from = middle;
-        else below = middle;
-    }
-    return (uint64_t)from << 32;
-}
+/* ------------------------------------------------------------------------------------------------------- rules ---- */
 
 /* With this flag all tokens whose logits equal the last one's stay too. */
 FS_DEVICE uint64_t with_ties(uint64_t last, uint32_t flags, uint32_t flag) {
     return flags & flag ? last >> 32 << 32 : last;
 }
 
-/* Where the share top_p of a weight ends. Tokens that weigh less than a share 1 - top_p of it divided by their number
- * are beyond that end, all of them together. */
-template <class E>
-FS_DEVICE uint64_t top_p_from(select_room *room, const E &entries, float top_p, uint64_t weight, uint32_t flags) {
-    const uint64_t mark = (uint64_t)ceil((double)top_p * (double)weight);
-    const double least = 0.5 * (1.0 - (double)top_p) * (double)weight / (double)entries.size;
-    const uint64_t from = least_key([&](float y) { return (double)entries.units.weigh(y) >= least; });
-    const uint64_t last = select_last(room, entries.from(from), SELECT_ALL, mark ? mark : 1);
+/* The share top_p of a weight: who has less before it stays, unless it weighs less than `least`. Tokens that do, a share
+ * 1 - top_p of the weight divided by their number and more, are beyond the share's end, all of them together. */
+struct nucleus {
+    uint64_t mark;
+    double least;
+
+    FS_DEVICE_MEMBER nucleus(float top_p, uint64_t weight, int64_t size) {
+        const uint64_t share = (uint64_t)ceil((double)top_p * (double)weight);
+        mark = share ? share : 1;
+        least = 0.5 * (1.0 - (double)top_p) * (double)weight / (double)size;
+    }
+    FS_DEVICE_MEMBER bool weighs_enough(uint64_t weight) const { return (double)weight >= least; }
+};
+
+/* Where the nucleus of some entries ends. */
+FS_DEVICE uint64_t top_p_from(row_team &team, select_room *room, const row_entries &entries, float top_p,
+                              uint64_t weight, uint32_t flags) {
+    const nucleus n(top_p, weight, entries.size);
+    const uint64_t from = least_key([&](float y) { return n.weighs_enough(entries.units.weigh(y)); });
+    const uint64_t last = select_last(team, room, entries.from(from), SELECT_ALL, n.mark);
     return max(from, with_ties(last, flags, FS_KEEP_TIES_TOP_P));
 }
-
-/* What top-k has left, where it is so little, in shared memory. */
-struct short_list {
-    unsigned long long *key;
-    uint32_t room, count; /* more than there is room for: the list is of no use */
-};
 
 /* What a row's rules make of its largest y. */
 struct cut_keys {
@@ -158,33 +183,31 @@ FS_DEVICE cut_keys cut_keys_of(const fs_rules &rules, uint32_t flags, float firs
     return k;
 }
 
-/* The least key that survives all cuts. first: the largest y. A short list of all that top-k leaves is left to the
- * caller. */
-template <class E>
-FS_DEVICE uint64_t cut_row(select_room *room, const E &all, const fs_rules &rules, uint32_t flags, float first,
-                           short_list *list) {
+/* The weight of a row from its least key that cuts look at on. */
+FS_DEVICE uint64_t weight_of_row(row_team &team, const row_entries &all, uint64_t open) {
+    if (all.units.origin != 0.0f) return weight_of(team, all.from(open));
+    return team_sum(team, weight_of_slice(all.y, all.units, all.top - WEIGHED_NEAR / all.units.scale));
+}
+
+/* The least key that survives all cuts. first: the largest y; kth: a key that the top_k largest are not below, or 1. */
+static __device__ __noinline__ uint64_t cut_row(row_team &team, select_room *room, const row_entries &all,
+                                                const fs_rules &rules, uint32_t flags, float first, uint64_t kth) {
     const cut_keys keys = cut_keys_of(rules, flags, first);
-    E left = all.from(keys.from);
+    row_entries left = all.from(keys.from);
     uint64_t cut = left.least;
-    list->count = list->room + 1;
     if (rules.top_k > 0) {
-        E most = left;
-        if (rules.top_k <= ROW_THREADS && all.size > SELECT_FEW) {
-            most = left.from(kth_of_threads(all.own_largest(), rules.top_k));
-            most.likely = 0; /* hardly more than k */
-        }
-        cut =
-            max(cut, with_ties(select_last(room, most, (uint64_t)rules.top_k, SELECT_ALL), flags, FS_KEEP_TIES_TOP_K));
-        if (rules.top_k <= (int32_t)list->room) list->count = collect_from(left, cut, list->room, list->key);
+        row_entries most = left.from(kth);
+        if (kth > 1) most.likely = 0; /* hardly more than k */
+        cut = max(cut, with_ties(select_last(team, room, most, (uint64_t)rules.top_k, SELECT_ALL), flags,
+                                 FS_KEEP_TIES_TOP_K));
     }
     if (keys.of_row)
-        cut = max(cut, top_p_from(room, left, keys.top_p, keys.infinite ? 1 : weight_of(all.from(keys.open)), flags));
-    if (keys.of_left && list->count <= list->room) {
-        const list_entries few = {{list->count, list->count, 1, left.units, left.top, left.span}, list->key};
-        cut = max(cut, top_p_from(room, few, keys.top_p, keys.infinite ? 1 : weight_of(few), flags));
-    } else if (keys.of_left) {
+        cut = max(cut, top_p_from(team, room, left, keys.top_p, keys.infinite ? 1 : weight_of_row(team, all, keys.open),
+                                  flags));
+    if (keys.of_left) {
         left = left.from(cut);
-        cut = max(cut, top_p_from(room, left, keys.top_p, keys.infinite ? 1 : weight_of(left), flags));
+        if (rules.top_k > 0 && rules.top_k <= SELECT_FEW) left.likely = rules.top_k;
+        cut = max(cut, top_p_from(team, room, left, keys.top_p, keys.infinite ? 1 : weight_of(team, left), flags));
     }
     if (keys.floor_last) cut = max(cut, keys.floor);
     return max(cut, keys.there);

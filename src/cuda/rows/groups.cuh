@@ -29,6 +29,17 @@ FS_DEVICE uint64_t warp_max(uint64_t value) {
     return value;
 }
 
+/* The token's key; 0 if it is surely below `best`. */
+FS_DEVICE uint64_t key_in_group(const row_race &race, uint32_t token, float y, const fs_marks &marks, uint64_t best) {
+    const fs_noise &noise = race.room->noise[0];
+    if (best && !race.rules->greedy && race.kind == FS_NOISE_EXACT) {
+        const int32_t prefix = mark_among(marks, noise, token);
+        const float most = prefix < 0 ? FS_UNMARKED_CEILING : mark_ceiling((uint32_t)prefix);
+        if ((double)(y * race.rules->inverse_temperature) + (double)most < score_key_value(best)) return 0;
+    }
+    return exact_key(race, token, y, noise);
+}
+
 /* A warp's part of the group of tokens low .. high - 1: every `parts`-th block of the noise, from the group's block
  * `part` on. Into place `at` of the window. */
 FS_DEVICE void take_part(group_window *window, int32_t at, const row_race &race, int32_t low, int32_t high,
@@ -42,16 +53,16 @@ FS_DEVICE void take_part(group_window *window, int32_t at, const row_race &race,
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int32_t token = block * FS_NOISE_BLOCK + 32 * e + lane;
-            four[e] = token >= low && token < high ? race.logits.y[token - race.logits.low] : -INFINITY;
+            four[e] = token >= low && token < high ? race.y.at(token) : -INFINITY;
         }
-        const fs_marks marks = race.exact() ? marks_of(race.noise, (uint32_t)block) : fs_marks{};
-#pragma unroll
+        const fs_marks marks = marks_of(race.room->noise[0], (uint32_t)block);
+#pragma unroll 1
         for (int e = 0; e < 4; e++) {
-            const float l = four[e] * inverse > -INFINITY ? four[e] * inverse : -INFINITY; /* a NaN is no token */
+            const float l = four[e] * inverse > -INFINITY ? four[e] * inverse : -INFINITY;
             if (!__any_sync(~0u, l > -INFINITY)) continue;
             add_granules(&mass, l);
             const uint32_t token = (uint32_t)(block * FS_NOISE_BLOCK + 32 * e + lane);
-            const uint64_t key = l > -INFINITY ? race.key_of(token, four[e], marks, best) : 0;
+            const uint64_t key = l > -INFINITY ? key_in_group(race, token, four[e], marks, best) : 0;
             best = key > best ? key : best;
         }
         best = warp_max(best); /* which spares the next tokens their noise */
@@ -102,19 +113,20 @@ FS_DEVICE void choose_in_window(group_window *window, int32_t first, int32_t gro
 
 /* The choice among all groups of the row, into window->choice. */
 static __device__ __noinline__ void choose_group(group_window *window, const row_race &race, const fs_batch &batch) {
-    const int32_t low = race.logits.low, high = race.logits.high, size = (int32_t)batch.group_size;
+    const int32_t low = race.y.low, high = race.y.high, size = (int32_t)batch.group_size;
+    const int32_t warps = (int32_t)blockDim.x / 32;
     const int32_t end = (high - 1) / size + 1;
     int32_t parts = 1; /* of a group: four blocks each, or more where it has as many parts as there are warps */
-    while (parts < ROW_WARPS && 4 * FS_NOISE_BLOCK * parts < min(size, high - low)) parts *= 2;
+    while (parts < warps && 4 * FS_NOISE_BLOCK * parts < min(size, high - low)) parts *= 2;
     if (threadIdx.x == 0) window->choice = choice_none();
     for (int32_t first = low / size; first < end; first += GROUP_PARTS / parts) {
         const int32_t groups = min(GROUP_PARTS / parts, end - first);
-        for (int32_t at = threadIdx.x / 32; at < groups * parts; at += ROW_WARPS) {
+        for (int32_t at = threadIdx.x / 32; at < groups * parts; at += warps) {
             const int32_t group = first + at / parts;
             take_part(window, at, race, max(low, group * size), min(high, (group + 1) * size), at % parts, parts);
         }
         __syncthreads();
-        choose_in_window(window, first, groups, parts, batch.mode, race.noise);
+        choose_in_window(window, first, groups, parts, batch.mode, race.room->noise[0]);
         __syncthreads(); /* before the next window takes the place of this one, and the caller reads the choice */
     }
 }

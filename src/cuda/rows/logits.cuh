@@ -1,10 +1,11 @@
-/* logits.cuh - the logits of one row, x and y of every token, as the CTA that ends the row has them in memory.
+/* logits.cuh - the logits of one row, x and y of every token, as the team that ends the row has them: a slice for each
+ * CTA, whole blocks of the noise.
  *
- *   stored logits, plain float          where the caller has them
- *   other stored logits, dot products   x in work memory: bias, rounding, scales, soft-cap, allow-bitmask
- *   rows whose tokens are edited        y beside it: edits and penalties
+ *   in shared memory, where slices fit    every place of a block is there, -inf where no token is, and no NaN
+ *   else x where it was stored            bias, rounding, scales, soft-cap, allow-bitmask are done in place there
+ *   and y in work memory                  of rows whose tokens are edited
  *
- * A NaN is -inf, and flagged; where memory is the caller's it stays a NaN there, so readers ask x > -inf. */
+ * A NaN is -inf, and flagged. */
 #ifndef FS_CUDA_ROWS_LOGITS_CUH
 #define FS_CUDA_ROWS_LOGITS_CUH
 
@@ -14,12 +15,27 @@
 #include "core/format.h"
 #include "core/head.h"
 
-/* x and y of token `low` + i at [i], for tokens low .. high - 1. */
-struct row_logits {
-    const float *x, *y;
+/* The tokens of a row that one CTA has: those from `low` to `high` - 1. */
+struct row_slice {
+    const float *v; /* of token `base` + i at [i] */
+    int32_t base;   /* a multiple of the noise's blocks */
+    int32_t blocks; /* of the noise from there on */
     int32_t low, high;
+    bool clean; /* in shared memory, as above */
 
     FS_DEVICE_MEMBER bool holds(int64_t token) const { return token >= low && token < high; }
+
+    FS_DEVICE_MEMBER float at(int32_t token) const {
+        if (clean) return v[token - base];
+        const float x = holds(token) ? v[token - base] : -INFINITY;
+        return x == x ? x : -INFINITY;
+    }
+
+    FS_DEVICE_MEMBER float4 quad(int32_t i) const {
+        if (clean) return ((const float4 *)v)[i];
+        const int32_t token = base + 4 * i;
+        return make_float4(at(token), at(token + 1), at(token + 2), at(token + 3));
+    }
 };
 
 FS_DEVICE float number_at(const char *row, int32_t format, int64_t i) {
@@ -28,28 +44,35 @@ FS_DEVICE float number_at(const char *row, int32_t format, int64_t i) {
     return format == FS_FORMAT_BF16 ? widen_bf16(half) : widen_f16(half);
 }
 
-/* Runs f(i) for the places of this thread. */
-template <class F> FS_DEVICE void each_place(int32_t count, F f) {
+/* Runs f(token, v) for this thread's tokens of a slice whose v is not below `floor`, nor -inf. Most are: four of them
+ * are looked at by a few instructions. */
+template <class F> FS_DEVICE void each_from(const row_slice &s, float floor, F f) {
+    const int32_t quads = s.blocks * (FS_CUDA_TILE / 4);
+#pragma unroll 2
+    for (int32_t i = threadIdx.x; i < quads; i += blockDim.x) {
+        const float4 q = s.quad(i);
+        const float most = fmaxf(fmaxf(q.x, q.y), fmaxf(q.z, q.w));
+        if (!(most >= floor) || most == -INFINITY) continue;
 #pragma unroll 1
-    for (int32_t i = threadIdx.x; i < count; i += ROW_THREADS) f(i);
+        for (int e = 0; e < 4; e++) { /* few instructions: f may have many */
+            const float v = e == 0 ? q.x : e == 1 ? q.y : e == 2 ? q.z : q.w;
+            if (v >= floor && v > -INFINITY) f(s.base + 4 * i + e, v);
+        }
+    }
 }
 
-/* Runs f(i, v[i]) for them. Loads are together and ahead of their use: one after the other they take 270 ns each, 40 us
- * for 151,936 tokens. And since one processor has the whole row, each instruction of f takes 0.7 us (H200, 2026-11). */
-template <class F> FS_DEVICE void each_value(const float *v, int32_t count, F f) {
-    constexpr int AT_ONCE = 8;
-    int32_t i = threadIdx.x;
-#pragma unroll 1
-    for (; i + (AT_ONCE - 1) * ROW_THREADS < count; i += AT_ONCE * ROW_THREADS) {
-        float value[AT_ONCE];
-#pragma unroll
-        for (int e = 0; e < AT_ONCE; e++) value[e] = v[i + e * ROW_THREADS];
-#pragma unroll
-        for (int e = 0; e < AT_ONCE; e++) f(i + e * ROW_THREADS, value[e]);
+/* What is looked for while logits come. */
+struct slice_facts {
+    uint32_t flags = 0;
+    float most = -INFINITY, least = INFINITY; /* of numbers above -inf */
+
+    FS_DEVICE_MEMBER float look(float v) {
+        if (v != v) flags |= FS_ROW_NAN, v = -INFINITY;
+        most = fmaxf(most, v);
+        least = v > -INFINITY ? fminf(least, v) : least;
+        return v;
     }
-#pragma unroll 1
-    for (; i < count; i += ROW_THREADS) f(i, v[i]);
-}
+};
 
 /* Out of line: soft-caps are large. */
 static __device__ __noinline__ float shape_token(const fs_head &head, float x, int32_t i) {
@@ -57,43 +80,122 @@ static __device__ __noinline__ float shape_token(const fs_head &head, float x, i
     return head_logit(&head, x);
 }
 
-/* x of the row into `to`, from stored numbers or, in place, from dot products. */
-FS_DEVICE void shape_row(const fs_head &head, const char *from, int32_t format, const uint32_t *allow, int32_t low,
-                         int32_t count, float *to) {
+/* Where a slice comes from, and where it goes; `to` is NULL where it stays. `low` is the row's first token. */
+struct slice_source {
+    const char *row;
+    int32_t format, low;
+    const uint32_t *allow;
+    float *to; /* of token s.base, like s.v */
+};
+
+/* Floats that need nothing done, from 16-byte addresses to shared memory: few instructions for four of them. Loads are
+ * together and ahead of their use: one after the other they take 270 ns each (H200, 2026-11). */
+static __device__ __noinline__ slice_facts copy_slice(const float *from, const row_slice &s, float *to) {
+    constexpr int AT_ONCE = 4;
+    const int32_t quads = s.blocks * (FS_CUDA_TILE / 4);
+    const int32_t low = (s.low - s.base + 3) / 4, high = (s.high - s.base) / 4; /* whole ones */
+    slice_facts facts;
+#pragma unroll 1
+    for (int32_t start = threadIdx.x; start < quads; start += AT_ONCE * blockDim.x) {
+        float4 ahead[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int32_t i = start + j * (int32_t)blockDim.x;
+            if (i >= low && i < high) ahead[j] = __ldcg((const float4 *)from + i);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int32_t i = start + j * (int32_t)blockDim.x;
+            float4 q = ahead[j];
+            const float most = max_or_nan(max_or_nan(q.x, q.y), max_or_nan(q.z, q.w));
+            const float least = fminf(fminf(q.x, q.y), fminf(q.z, q.w));
+            const bool whole = i >= low && i < high;
+            if (whole && most == most && least > -INFINITY) {
+                facts.most = fmaxf(facts.most, most);
+                facts.least = fminf(facts.least, least);
+            } else if (i < quads) {
+                float v[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int32_t token = s.base + 4 * i + e;
+                    if (!whole) v[e] = s.holds(token) ? from[4 * i + e] : -INFINITY;
+                    v[e] = facts.look(v[e]);
+                }
+                q = make_float4(v[0], v[1], v[2], v[3]);
+            }
+            if (i < quads) ((float4 *)to)[i] = q;
+        }
+    }
+    return facts;
+}
+
+/* Any others. */
+static __device__ __noinline__ slice_facts load_slice(const fs_head &head, const slice_source &from,
+                                                      const row_slice &s) {
+    constexpr int AT_ONCE = 4;
     const bool plain = head_is_plain(&head);
-    auto put = [&](int32_t i, float x) {
-        if (!plain) x = shape_token(head, x, i);
-        to[i] = !allow || bit_at(allow, low + i) ? x : -INFINITY;
-    };
-    if (format == FS_FORMAT_F32) each_value((const float *)from, count, put);
-    else each_place(count, [&](int32_t i) { put(i, number_at(from, format, i)); });
+    const int32_t places = s.blocks * FS_CUDA_TILE;
+    const float *there = (const float *)from.row + (s.base - from.low);
+    if (plain && !from.allow && s.clean && from.format == FS_FORMAT_F32 && (uintptr_t)there % 16 == 0)
+        return copy_slice(there, s, from.to);
+    slice_facts facts;
+#pragma unroll 1
+    for (int32_t start = threadIdx.x; start < places; start += AT_ONCE * blockDim.x) {
+        float ahead[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int32_t token = s.base + start + j * (int32_t)blockDim.x;
+            ahead[j] = s.holds(token) ? number_at(from.row, from.format, token - from.low) : -INFINITY;
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int32_t i = start + j * (int32_t)blockDim.x, token = s.base + i;
+            float x = ahead[j];
+            if (!plain && s.holds(token)) x = shape_token(head, x, token - from.low);
+            if (from.allow && s.holds(token) && !bit_at(from.allow, token)) x = -INFINITY;
+            x = facts.look(x);
+            if (from.to && (s.clean ? i < places : s.holds(token))) from.to[i] = x;
+        }
+    }
+    return facts;
 }
 
 /* ------------------------------------------------------------------------------------------- edits, penalties ---- */
 
-/* y of the row from its x: penalties that every token can have, then tokens that are listed, each by the first entry
+/* y of a slice from its x: penalties that every token can have, then tokens that are listed, each by the first entry
  * that names it. Who that is the entries find out in y itself, by the bits of negative NaNs, which arithmetic here
- * never makes. */
-FS_DEVICE void edit_row(const fs_cuda_edits &e, const float *x, int32_t low, int32_t count, float *y) {
+ * never makes. `whole`: y has a place for every token of a block. */
+static __device__ __noinline__ slice_facts edit_slice(const fs_cuda_edits &e, const row_slice &x, float *y,
+                                                      bool whole) {
     constexpr uint32_t NAMES = 0x7FFFFEu;
+    const int32_t places = x.blocks * FS_CUDA_TILE;
     uint32_t *bits = (uint32_t *)y;
-    auto plain = [](float v) { return v == v ? v : -INFINITY; };
-    each_value(x, count, [&](int32_t i, float v) { y[i] = penalised(e, plain(v), low + i, {0, 0}); });
+#pragma unroll 1
+    for (int32_t i = threadIdx.x; i < places; i += blockDim.x) {
+        const int32_t token = x.base + i;
+        if (x.holds(token)) y[i] = penalised(e, x.at(token), token, {0, 0});
+        else if (whole) y[i] = -INFINITY;
+    }
     const int64_t all = e.edits + e.listed;
-    if (all == 0) return;
     auto token_at = [&](int64_t i) { return i < e.edits ? e.edit_token[i] : e.count_token[i - e.edits]; };
     auto name = [&](int64_t i) { return ~0u - (uint32_t)(i < NAMES ? i : NAMES); };
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < all; i += ROW_THREADS) {
-        const int32_t at = token_at(i) - low;
-        if (at >= 0 && at < count) atomicMax(&bits[at], name(i));
+    for (int64_t i = threadIdx.x; i < all; i += blockDim.x) {
+        const int32_t token = token_at(i);
+        if (x.holds(token)) atomicMax(&bits[token - x.base], name(i));
     }
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < all; i += ROW_THREADS) {
-        const int32_t token = token_at(i), at = token - low;
-        if (at < 0 || at >= count || *(volatile uint32_t *)&bits[at] != name(i)) continue;
-        y[at] = edit_logit(e, plain(x[at]), token, {0, e.edits}, {0, e.listed});
+    for (int64_t i = threadIdx.x; i < all; i += blockDim.x) {
+        const int32_t token = token_at(i), at = token - x.base;
+        if (!x.holds(token) || *(volatile uint32_t *)&bits[at] != name(i)) continue;
+        y[at] = edit_logit(e, x.at(token), token, {0, e.edits}, {0, e.listed});
     }
+    __syncthreads();
+    slice_facts facts;
+#pragma unroll 1
+    for (int32_t i = threadIdx.x; i < places; i += blockDim.x)
+        if (x.holds(x.base + i)) y[i] = facts.look(y[i]);
+    return facts;
 }
 
 #endif
