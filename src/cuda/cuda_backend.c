@@ -111,8 +111,8 @@ static fs_status choose_team(fs_context *context, fs_cuda *cuda) {
         size & (size - 1) || (threads && (threads < 256 || threads > FS_CUDA_TEAM_THREADS || threads & (threads - 1))))
         return fs_fail(
             context, FS_ERR_ENVIRONMENT,
-            "FLASHSAMPLING_CUDA_TEAM is \"%.40s\", must be a power of two from 1 to %d, or that with :256, :512 "
-            "or :1024 behind it",
+            "FLASHSAMPLING_CUDA_TEAM is \"%.40s\", must be a power of two from 1 to %d, or that with :256 or :512 "
+            "behind it",
             text, FS_CUDA_TEAM);
     cuda->forced_team = size;
     cuda->forced_threads = threads;

@@ -231,9 +231,10 @@ fs_cuda_team fs_cuda_plan_team(const fs_cuda_device *device, int64_t rows, int64
     const int64_t first = first_token / FS_CUDA_TILE, last = (first_token + tokens - 1) / FS_CUDA_TILE;
     const int64_t blocks = tokens > 0 ? last - first + 1 : 0;
     fs_cuda_team team = {1, FS_CUDA_TEAM_THREADS, 0, 0, base_bytes};
-    (void)rows;
     while (team.size < device->team && blocks >= 2 * team.size * FS_CUDA_TEAM_BLOCKS) team.size *= 2;
     if (forced) team.size = (int32_t)least(forced, device->team);
+    /* Clusters do not fill a GPU: some of its parts have a few processors over. */
+    if (rows * team.size > device->processors - device->processors / 8) team.threads = FS_CUDA_TEAM_THREADS / 2;
     const int64_t places = (blocks + team.size - 1) / team.size * FS_CUDA_TILE;
     for (int32_t slices = edited ? 2 : 1; slices > 0 && !team.slices; slices--) {
         const int64_t bytes = base_bytes + slices * places * (int64_t)sizeof(float);

@@ -14,7 +14,7 @@
 
 /* CTAs that end a row together at most, and threads of each. */
 #define FS_CUDA_TEAM 8
-#define FS_CUDA_TEAM_THREADS 1024
+#define FS_CUDA_TEAM_THREADS 512
 
 /* What matters of a device. */
 typedef struct fs_cuda_device {

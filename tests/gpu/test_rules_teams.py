@@ -116,7 +116,7 @@ def test_a_row_that_no_shared_memory_holds(contexts):
 
 
 @pytest.mark.skipif(bool(STANDIN), reason="another backend in the device's place")
-@pytest.mark.parametrize("text", ["0", "3", "16", "8:100", "8:", "x", "8:2048"])
+@pytest.mark.parametrize("text", ["0", "3", "16", "8:100", "8:", "x", "8:1024"])
 def test_a_team_that_cannot_be(monkeypatch, text):
     monkeypatch.setenv(TEAM, text)
     with pytest.raises(fs.Error, match=TEAM):

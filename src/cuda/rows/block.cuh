@@ -7,12 +7,15 @@
 #include "cuda/cuda_plan.h"
 #include "cuda/device/ptx.cuh"
 
-constexpr int MOST_WARPS = 32;
+constexpr int MOST_WARPS = 16;
 
-/* The first bytes of shared memory. */
+/* The first bytes of shared memory. What all threads know is there: passed from function to function it would be on
+ * their stacks, which the little L1 beside so much shared memory does not hold (docs/findings/gpu-rows.md). */
 struct block_room {
     unsigned long long part[MOST_WARPS];
     unsigned long long word[2][FS_CUDA_TEAM]; /* of the team's CTAs, in turn: a CTA that is one behind may still read */
+    int32_t rank, size;                       /* of the CTA in its team, of the team */
+    uint32_t turn;
 };
 
 FS_DEVICE char *row_shared() {
@@ -24,23 +27,43 @@ FS_DEVICE block_room *room_of_block() {
     return (block_room *)row_shared();
 }
 
-/* As each thread knows it. */
-struct row_team {
-    int32_t rank, size;
-    uint32_t turn;
-};
+FS_DEVICE int32_t team_rank() {
+    return room_of_block()->rank;
+}
 
-FS_DEVICE row_team team_of(int32_t size) {
+FS_DEVICE int32_t team_size() {
+    return room_of_block()->size;
+}
+
+/* One thread. */
+FS_DEVICE void open_team(int32_t size) {
+    block_room *room = room_of_block();
+    room->rank = 0;
 #if __CUDA_ARCH__ >= 900
-    if (size > 1) return {(int32_t)cluster_rank(), size, 0};
+    if (size > 1) room->rank = (int32_t)cluster_rank();
 #endif
-    return {0, 1, 0};
+    room->size = size;
+    room->turn = 0;
+}
+
+/* That this CTA runs, and that all of the team do: before the first of them writes into another's shared memory. */
+FS_DEVICE void greet_team() {
+#if __CUDA_ARCH__ >= 900
+    if (team_size() > 1) cluster_arrive();
+#endif
+}
+
+FS_DEVICE void meet_team() {
+#if __CUDA_ARCH__ >= 900
+    __syncwarp(); /* the instruction wants whole warps */
+    if (team_size() > 1) cluster_wait();
+#endif
 }
 
 /* All threads of the team have come, and see what the others have written until here. */
-FS_DEVICE void team_barrier(const row_team &team) {
+FS_DEVICE void team_barrier() {
 #if __CUDA_ARCH__ >= 900
-    if (team.size > 1) {
+    if (team_size() > 1) {
         __syncwarp(); /* the instruction wants whole warps */
         cluster_barrier();
         return;
@@ -50,9 +73,9 @@ FS_DEVICE void team_barrier(const row_team &team) {
 }
 
 /* The same place in another CTA's shared memory. */
-template <class T> FS_DEVICE T *at_peer(const row_team &team, T *mine, int32_t rank) {
+template <class T> FS_DEVICE T *at_peer(T *mine, int32_t rank) {
 #if __CUDA_ARCH__ >= 900
-    if (team.size > 1) return (T *)shared_at_peer(mine, (uint32_t)rank);
+    if (team_size() > 1) return (T *)shared_at_peer(mine, (uint32_t)rank);
 #endif
     return mine;
 }
@@ -73,28 +96,30 @@ template <class T, class F> FS_DEVICE T block_reduce(T value, F f) {
 }
 
 /* f over all threads' values of a team. */
-template <class F> FS_DEVICE unsigned long long team_reduce(row_team &team, unsigned long long value, F f) {
+template <class F> FS_DEVICE unsigned long long team_reduce(unsigned long long value, F f) {
+    block_room *room = room_of_block();
     value = block_reduce(value, f);
-    if (team.size == 1) return value;
-    unsigned long long *word = room_of_block()->word[team.turn++ % 2];
-    if ((int32_t)threadIdx.x < team.size) *at_peer(team, &word[team.rank], (int32_t)threadIdx.x) = value;
-    team_barrier(team);
+    if (room->size == 1) return value;
+    unsigned long long *word = room->word[room->turn % 2];
+    if ((int32_t)threadIdx.x < room->size) *at_peer(&word[room->rank], (int32_t)threadIdx.x) = value;
+    team_barrier();
+    if (threadIdx.x == 0) room->turn++; /* who asks next comes through the barriers of block_reduce first */
     value = word[0];
 #pragma unroll 1
-    for (int32_t i = 1; i < team.size; i++) value = f(value, word[i]);
+    for (int32_t i = 1; i < room->size; i++) value = f(value, word[i]);
     return value;
 }
 
-static __device__ __noinline__ unsigned long long team_max(row_team &team, unsigned long long value) {
-    return team_reduce(team, value, [](unsigned long long a, unsigned long long b) { return a > b ? a : b; });
+static __device__ __noinline__ unsigned long long team_max(unsigned long long value) {
+    return team_reduce(value, [](unsigned long long a, unsigned long long b) { return a > b ? a : b; });
 }
 
-FS_DEVICE unsigned long long team_min(row_team &team, unsigned long long value) {
-    return ~team_max(team, ~value);
+FS_DEVICE unsigned long long team_min(unsigned long long value) {
+    return ~team_max(~value);
 }
 
-static __device__ __noinline__ unsigned long long team_sum(row_team &team, unsigned long long value) {
-    return team_reduce(team, value, [](unsigned long long a, unsigned long long b) { return a + b; });
+static __device__ __noinline__ unsigned long long team_sum(unsigned long long value) {
+    return team_reduce(value, [](unsigned long long a, unsigned long long b) { return a + b; });
 }
 
 FS_DEVICE unsigned long long block_max(unsigned long long value) {

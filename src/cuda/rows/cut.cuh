@@ -2,97 +2,10 @@
 #ifndef FS_CUDA_ROWS_CUT_CUH
 #define FS_CUDA_ROWS_CUT_CUH
 
-#include "cuda/device/mass.cuh"
-#include "cuda/device/weight.cuh"
-#include "cuda/rows/logits.cuh"
+#include "cuda/rows/masses.cuh"
 #include "cuda/rows/select.cuh"
 
 #include "core/cut.h"
-
-/* ------------------------------------------------------------------------------------------------------ masses ---- */
-
-/* Runs f(its 16 values) for this thread's granules of a slice. Threads begin at different quads, so that no two of them
- * want the same bank; sums of a granule's quads, 0 with 2, 1 with 3, both together, do not tell (core/mass.h). */
-template <class F> FS_DEVICE void each_granule(const row_slice &s, F f) {
-    const int32_t turn = threadIdx.x / 2;
-#pragma unroll 1
-    for (int32_t g = threadIdx.x; g < s.blocks * (FS_CUDA_TILE / FS_GRANULE); g += blockDim.x) {
-        float v[FS_GRANULE];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float4 q = s.quad(4 * g + (turn + j) % 4);
-            v[4 * j] = q.x, v[4 * j + 1] = q.y, v[4 * j + 2] = q.z, v[4 * j + 3] = q.w;
-        }
-        f(v);
-    }
-}
-
-/* The sum of exp(v scale) over this thread's granules. */
-static __device__ __noinline__ fs_mass mass_of_slice(const row_slice &s, float scale) {
-    fs_mass mass = mass_empty();
-    each_granule(s, [&](float(&v)[FS_GRANULE]) {
-#pragma unroll
-        for (int i = 0; i < FS_GRANULE; i++) v[i] *= scale;
-        mass_add_granule(&mass, v);
-    });
-    return mass;
-}
-
-/* A mass over the CTA, in its first warp. */
-FS_DEVICE fs_mass block_mass(fs_mass m, fs_mass *part) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (int)blockDim.x / 32;
-    auto across = [&] {
-#pragma unroll 1
-        for (int apart = 16; apart; apart /= 2) {
-            const fs_mass other = mass_across(m, apart);
-            mass_merge(&m, &other);
-        }
-    };
-    across();
-    if (lane == 0) part[warp] = m;
-    __syncthreads();
-    if (warp == 0) {
-        m = lane < warps ? part[lane] : mass_empty();
-        across();
-    }
-    return m;
-}
-
-/* exp(number) 2^-unit. The whole part of the exponent is split off first, so that it is as exact as the instruction. */
-FS_DEVICE float exp_in_units(float number, float unit) {
-    const float shift = 12582912.0f - unit; /* adding 1.5 2^23 rounds to an integer, held in the low bits */
-    const float z = fmaxf(fmaf(number, 1.44269502f, shift), 12582912.0f - 100.0f), n = z - shift;
-    const float f = fmaf(number, 1.92596299e-8f, fmaf(number, 1.44269502f, -n));
-    return exp2_approximate(f) * __int_as_float((__float_as_int(z) << 23) + 0x3F800000);
-}
-
-/* The weight of this thread's granules of a row whose numbers are not far out. Tokens within `near` of the largest weigh
- * what they weigh; the others exp(l) to 4e-7, each less than a fiftieth of it. Sums of granules are in a fixed order,
- * then integers. */
-static __device__ __noinline__ uint64_t weight_of_slice(const row_slice &s, const cut_scale &units, float near) {
-    uint64_t sum = 0;
-    const float scale = units.scale, unit = (float)units.unit;
-    each_granule(s, [&](float(&v)[FS_GRANULE]) {
-        float most = v[0];
-#pragma unroll
-        for (int i = 1; i < FS_GRANULE; i++) most = fmaxf(most, v[i]);
-        if (most >= near)
-#pragma unroll
-            for (int i = 0; i < FS_GRANULE; i++)
-                if (v[i] >= near) sum += units.weigh(v[i]), v[i] = -INFINITY;
-        float four[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const float even = exp_in_units(v[e] * scale, unit) + exp_in_units(v[8 + e] * scale, unit);
-            const float odd = exp_in_units(v[4 + e] * scale, unit) + exp_in_units(v[12 + e] * scale, unit);
-            four[e] = even + odd;
-        }
-        sum += (uint64_t)(((four[0] + four[2]) + (four[1] + four[3])) * 0x1p39f);
-    });
-    return sum;
-}
-
-constexpr float WEIGHED_NEAR = 4.0f; /* numbers below the largest: e^-4 is a 55th */
 
 /* ----------------------------------------------------------------------------------------------------- entries ---- */
 
@@ -121,10 +34,10 @@ struct row_entries {
 };
 
 /* Weights as they are, of entries from their least on. */
-static __device__ __noinline__ uint64_t weight_of(row_team &team, const row_entries &entries) {
+static __device__ __noinline__ uint64_t weight_of(const row_entries &entries) {
     uint64_t sum = 0;
     entries.each([&](uint64_t key) { sum += entries.weigh(key); });
-    return team_sum(team, sum);
+    return team_sum(sum);
 }
 
 /* ------------------------------------------------------------------------------------------------------- rules ---- */
@@ -149,11 +62,11 @@ struct nucleus {
 };
 
 /* Where the nucleus of some entries ends. */
-FS_DEVICE uint64_t top_p_from(row_team &team, select_room *room, const row_entries &entries, float top_p,
-                              uint64_t weight, uint32_t flags) {
+FS_DEVICE uint64_t top_p_from(select_room *room, const row_entries &entries, float top_p, uint64_t weight,
+                              uint32_t flags) {
     const nucleus n(top_p, weight, entries.size);
     const uint64_t from = least_key([&](float y) { return n.weighs_enough(entries.units.weigh(y)); });
-    const uint64_t last = select_last(team, room, entries.from(from), SELECT_ALL, n.mark);
+    const uint64_t last = select_last(room, entries.from(from), SELECT_ALL, n.mark);
     return max(from, with_ties(last, flags, FS_KEEP_TIES_TOP_P));
 }
 
@@ -184,30 +97,29 @@ FS_DEVICE cut_keys cut_keys_of(const fs_rules &rules, uint32_t flags, float firs
 }
 
 /* The weight of a row from its least key that cuts look at on. */
-FS_DEVICE uint64_t weight_of_row(row_team &team, const row_entries &all, uint64_t open) {
-    if (all.units.origin != 0.0f) return weight_of(team, all.from(open));
-    return team_sum(team, weight_of_slice(all.y, all.units, all.top - WEIGHED_NEAR / all.units.scale));
+FS_DEVICE uint64_t weight_of_row(const row_entries &all, uint64_t open) {
+    if (all.units.origin != 0.0f) return weight_of(all.from(open));
+    return team_sum(weight_of_slice(all.y, all.units, all.top - WEIGHED_NEAR / all.units.scale));
 }
 
 /* The least key that survives all cuts. first: the largest y; kth: a key that the top_k largest are not below, or 1. */
-static __device__ __noinline__ uint64_t cut_row(row_team &team, select_room *room, const row_entries &all,
-                                                const fs_rules &rules, uint32_t flags, float first, uint64_t kth) {
+static __device__ __noinline__ uint64_t cut_row(select_room *room, const row_entries &all, const fs_rules &rules,
+                                                uint32_t flags, float first, uint64_t kth) {
     const cut_keys keys = cut_keys_of(rules, flags, first);
     row_entries left = all.from(keys.from);
     uint64_t cut = left.least;
     if (rules.top_k > 0) {
         row_entries most = left.from(kth);
         if (kth > 1) most.likely = 0; /* hardly more than k */
-        cut = max(cut, with_ties(select_last(team, room, most, (uint64_t)rules.top_k, SELECT_ALL), flags,
-                                 FS_KEEP_TIES_TOP_K));
+        cut =
+            max(cut, with_ties(select_last(room, most, (uint64_t)rules.top_k, SELECT_ALL), flags, FS_KEEP_TIES_TOP_K));
     }
     if (keys.of_row)
-        cut = max(cut, top_p_from(team, room, left, keys.top_p, keys.infinite ? 1 : weight_of_row(team, all, keys.open),
-                                  flags));
+        cut = max(cut, top_p_from(room, left, keys.top_p, keys.infinite ? 1 : weight_of_row(all, keys.open), flags));
     if (keys.of_left) {
         left = left.from(cut);
         if (rules.top_k > 0 && rules.top_k <= SELECT_FEW) left.likely = rules.top_k;
-        cut = max(cut, top_p_from(team, room, left, keys.top_p, keys.infinite ? 1 : weight_of(team, left), flags));
+        cut = max(cut, top_p_from(room, left, keys.top_p, keys.infinite ? 1 : weight_of(left), flags));
     }
     if (keys.floor_last) cut = max(cut, keys.floor);
     return max(cut, keys.there);

@@ -1,20 +1,73 @@
-/* ending.cuh - one row on its way to the results, in the shared memory of the CTA that ends it. */
+/* ending.cuh - one row on its way to the results, in the shared memory of each CTA that ends it. */
 #ifndef FS_CUDA_ROWS_ENDING_CUH
 #define FS_CUDA_ROWS_ENDING_CUH
 
+#include "cuda/device/kth.cuh"
 #include "cuda/rows/cut.cuh"
 #include "cuda/rows/draw.cuh"
 
 #include "core/finish.h"
 
-struct row_ending {
-    block_room block;
+/* Out of line: most of what there is is not run in a call, and code that is run once is fetched from far. */
+#define ROW_PART static __device__ __noinline__
+
+constexpr int MOST_SAMPLES = 1024; /* and most of the best */
+constexpr int FLOORS = 256;        /* parts of a row whose largest logits are known */
+static_assert(FLOORS == 32 * LIST_LANES, "a warp has them");
+
+enum { LIST_BEST, LIST_DRAWN, LIST_SELECTED, LISTS };
+
+/* Largest logits and flags of a slice: ordered floats. */
+struct facts {
+    uint32_t max_x, max_y, not_least, flags; /* ~ of the least finite x or y */
+};
+
+struct masses {
+    fs_mass raw, mass;
+    unsigned long long weight; /* in units of the cut */
+    uint32_t listed;           /* tokens that may be among the best */
+};
+
+/* The row as one CTA of its team sees it: its slices, and how tokens are shared out. */
+struct row_view {
+    row_slice x, y;
+    int32_t low, high;    /* of the row */
+    int32_t first, share; /* block of the noise the row begins in; blocks of a slice, the last ones may have fewer */
+
+    FS_DEVICE_MEMBER bool holds(int64_t token) const { return token >= low && token < high; }
+};
+
+struct ending : race_shared {
+    fs_cuda_args args;
     fs_rules rules;
     fs_result result; /* without ranks, which core/finish.h has from a list */
     fs_call call;
     fs_summary summary;
     fs_row row;
+    row_view view;
+    fs_cuda_edits edits;
+    float least, reach; /* of all finite x and y: the least; the largest without its sign */
+    facts own, of[FS_CUDA_TEAM];
+    masses mass_of[FS_CUDA_TEAM];
+    fs_mass mass_part[MOST_WARPS];
+    uint32_t own_most[2][FLOORS], most[2][FLOORS]; /* largest x and y of so many parts of the row, ordered */
+    uint32_t floor;
+    uint32_t ahead[2][FS_CUDA_TEAM][RACES]; /* of samples, by CTA; in turn */
+    uint32_t own_ahead[RACES];
+    float sample_logit[RACES];
+    uint32_t listed[LISTS];                  /* of the first CTA, for each use of its list */
+    uint64_t best_floor;                     /* what the best are listed from before the race; 0: they are not */
+    unsigned long long winner[MOST_SAMPLES]; /* score keys, or order keys of the best */
+    unsigned long long list[MOST_SAMPLES];   /* of the first CTA */
 };
+
+constexpr int ENDING_BYTES = (sizeof(ending) + 15) / 16 * 16;
+
+FS_DEVICE ending *this_ending() {
+    return (ending *)row_shared();
+}
+
+/* ------------------------------------------------------------------------------------------------------- rules ---- */
 
 FS_DEVICE bool has_bad(const int32_t *token, int64_t first, int64_t count, int64_t vocab) {
     bool bad = false;
@@ -23,7 +76,7 @@ FS_DEVICE bool has_bad(const int32_t *token, int64_t first, int64_t count, int64
 }
 
 /* FS_ROW_BAD_TOKEN if a list of the row holds what is no token. */
-FS_DEVICE uint32_t check_lists(const fs_batch &batch, int64_t vocab, int64_t b, int64_t slot) {
+ROW_PART uint32_t check_lists(const fs_batch &batch, int64_t vocab, int64_t b, int64_t slot) {
     if (slot < 0) return 0;
     const fs_edits edits = batch_edits(&batch, b, slot);
     const int64_t given = watch_given(&batch);
@@ -38,8 +91,34 @@ FS_DEVICE uint32_t check_lists(const fs_batch &batch, int64_t vocab, int64_t b, 
     return __syncthreads_or(bad) ? (uint32_t)FS_ROW_BAD_TOKEN : 0;
 }
 
-/* What a launch knows of a row before its logits. One thread: the others may load those in the meantime. */
-static __device__ __noinline__ void open_row(row_ending *e, const fs_cuda_args &args, int64_t b) {
+/* The words of a row's rules into L1, all at once: who reads them after it asks for one when it has the last. */
+FS_DEVICE void touch_rules(ending *e, int64_t b) {
+    const fs_batch &batch = e->args.batch;
+    const int32_t lane = threadIdx.x % 32;
+    const int64_t slot = batch_slot_index(&batch, b);
+    const void *word[] = {batch.position ? batch.position + b : NULL,
+                          batch.allow_index ? batch.allow_index + b : NULL,
+                          batch.edit_offset ? batch.edit_offset + b : NULL,
+                          batch.seed ? batch.seed + slot : NULL,
+                          batch.temperature ? batch.temperature + slot : NULL,
+                          batch.stream ? batch.stream + slot : NULL,
+                          batch.top_k ? batch.top_k + slot : NULL,
+                          batch.top_p ? batch.top_p + slot : NULL,
+                          batch.min_p ? batch.min_p + slot : NULL,
+                          batch.repetition ? batch.repetition + slot : NULL,
+                          batch.frequency ? batch.frequency + slot : NULL,
+                          batch.presence ? batch.presence + slot : NULL,
+                          batch.edit_count ? batch.edit_count + slot : NULL};
+    const void *mine = NULL;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof word / sizeof *word); i++)
+        if (lane == i && slot >= 0) mine = word[i];
+    if (mine) e->list[lane] = *(const uint32_t *)mine;
+}
+
+/* What a launch knows of a row before its logits. One thread: others load those in the meantime. */
+ROW_PART void open_row(ending *e, int64_t b) {
+    const fs_cuda_args &args = e->args;
     e->rules = rules_of_row(&args.batch, args.vocab, b);
     e->result = args.result;
     e->result.rank = NULL;
@@ -54,19 +133,40 @@ static __device__ __noinline__ void open_row(row_ending *e, const fs_cuda_args &
     e->row.b = b;
     e->row.status = e->rules.status;
     if (args.lists.by_place) e->row.status |= FS_ROW_FALLBACK;
+    e->edits.edits = e->edits.penalises = 0;
+    if (!rules_drop_row(&e->rules)) e->edits = edits_of_row(&args.batch, &e->rules, args.vocab, b);
+    row_race *race = &e->race;
+    race->seed = e->rules.seed;
+    race->position = e->rules.position;
+    race->stream = e->rules.stream;
+    race->inverse = e->rules.inverse_temperature;
+    race->temperature = e->rules.temperature;
+    race->greedy = e->rules.greedy;
+    race->kind = args.batch.noise;
+    race->top = 0.0f;
+    race->last = 1;
+    race->first = 0;
+    race->count = min(args.needs.samples, RACES);
 }
 
 /* After a barrier; there is another one in it. */
-static __device__ __noinline__ void check_row(row_ending *e, const fs_cuda_args &args, int64_t b) {
-    const fs_batch &batch = args.batch;
+FS_DEVICE void check_row(ending *e) {
+    const fs_batch &batch = e->args.batch;
     if (!batch.edit_offset && !batch.edit_count && !batch.count_offset && !batch.watch_offset && !watch_given(&batch))
         return;
-    const uint32_t bad = check_lists(batch, args.vocab, b, e->rules.slot);
+    const uint32_t bad = check_lists(batch, e->args.vocab, e->row.b, e->rules.slot);
     if (threadIdx.x == 0) {
         e->rules.status |= bad;
         e->row.status |= bad;
     }
     __syncthreads();
+}
+
+/* A row without a token. */
+ROW_PART void write_absent(ending *e) {
+    if (team_rank() != 0 || threadIdx.x != 0) return;
+    e->result.rank = e->args.result.rank;
+    row_write_absent(&e->row);
 }
 
 #endif

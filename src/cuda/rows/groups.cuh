@@ -31,20 +31,20 @@ FS_DEVICE uint64_t warp_max(uint64_t value) {
 
 /* The token's key; 0 if it is surely below `best`. */
 FS_DEVICE uint64_t key_in_group(const row_race &race, uint32_t token, float y, const fs_marks &marks, uint64_t best) {
-    const fs_noise &noise = race.room->noise[0];
-    if (best && !race.rules->greedy && race.kind == FS_NOISE_EXACT) {
+    const fs_noise &noise = race_of_block()->room.noise[0];
+    if (best && !race.greedy && race.kind == FS_NOISE_EXACT) {
         const int32_t prefix = mark_among(marks, noise, token);
         const float most = prefix < 0 ? FS_UNMARKED_CEILING : mark_ceiling((uint32_t)prefix);
-        if ((double)(y * race.rules->inverse_temperature) + (double)most < score_key_value(best)) return 0;
+        if ((double)(y * race.inverse) + (double)most < score_key_value(best)) return 0;
     }
-    return exact_key(race, token, y, noise);
+    return exact_key(token, y, noise);
 }
 
 /* A warp's part of the group of tokens low .. high - 1: every `parts`-th block of the noise, from the group's block
  * `part` on. Into place `at` of the window. */
 FS_DEVICE void take_part(group_window *window, int32_t at, const row_race &race, int32_t low, int32_t high,
                          int32_t part, int32_t parts) {
-    const float inverse = race.rules->inverse_temperature;
+    const float inverse = race.inverse;
     const int32_t lane = threadIdx.x % 32;
     fs_mass mass = mass_empty();
     uint64_t best = 0;
@@ -55,7 +55,7 @@ FS_DEVICE void take_part(group_window *window, int32_t at, const row_race &race,
             const int32_t token = block * FS_NOISE_BLOCK + 32 * e + lane;
             four[e] = token >= low && token < high ? race.y.at(token) : -INFINITY;
         }
-        const fs_marks marks = marks_of(race.room->noise[0], (uint32_t)block);
+        const fs_marks marks = marks_of(race_of_block()->room.noise[0], (uint32_t)block);
 #pragma unroll 1
         for (int e = 0; e < 4; e++) {
             const float l = four[e] * inverse > -INFINITY ? four[e] * inverse : -INFINITY;
@@ -126,7 +126,7 @@ static __device__ __noinline__ void choose_group(group_window *window, const row
             take_part(window, at, race, max(low, group * size), min(high, (group + 1) * size), at % parts, parts);
         }
         __syncthreads();
-        choose_in_window(window, first, groups, parts, batch.mode, race.room->noise[0]);
+        choose_in_window(window, first, groups, parts, batch.mode, race_of_block()->room.noise[0]);
         __syncthreads(); /* before the next window takes the place of this one, and the caller reads the choice */
     }
 }

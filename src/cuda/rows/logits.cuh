@@ -21,18 +21,22 @@ struct row_slice {
     int32_t base;   /* a multiple of the noise's blocks */
     int32_t blocks; /* of the noise from there on */
     int32_t low, high;
-    bool clean; /* in shared memory, as above */
+    int32_t place; /* of v in shared memory, if it is there: bytes */
+    bool clean;    /* it is, as above */
 
     FS_DEVICE_MEMBER bool holds(int64_t token) const { return token >= low && token < high; }
 
+    /* v, as an address that is known to be in shared memory. */
+    FS_DEVICE_MEMBER const float *shared() const { return (const float *)(row_shared() + place); }
+
     FS_DEVICE_MEMBER float at(int32_t token) const {
-        if (clean) return v[token - base];
+        if (clean) return shared()[token - base];
         const float x = holds(token) ? v[token - base] : -INFINITY;
         return x == x ? x : -INFINITY;
     }
 
     FS_DEVICE_MEMBER float4 quad(int32_t i) const {
-        if (clean) return ((const float4 *)v)[i];
+        if (clean) return ((const float4 *)shared())[i];
         const int32_t token = base + 4 * i;
         return make_float4(at(token), at(token + 1), at(token + 2), at(token + 3));
     }
@@ -44,19 +48,29 @@ FS_DEVICE float number_at(const char *row, int32_t format, int64_t i) {
     return format == FS_FORMAT_BF16 ? widen_bf16(half) : widen_f16(half);
 }
 
-/* Runs f(token, v) for this thread's tokens of a slice whose v is not below `floor`, nor -inf. Most are: four of them
- * are looked at by a few instructions. */
-template <class F> FS_DEVICE void each_from(const row_slice &s, float floor, F f) {
-    const int32_t quads = s.blocks * (FS_CUDA_TILE / 4);
-#pragma unroll 2
-    for (int32_t i = threadIdx.x; i < quads; i += blockDim.x) {
-        const float4 q = s.quad(i);
-        const float most = fmaxf(fmaxf(q.x, q.y), fmaxf(q.z, q.w));
-        if (!(most >= floor) || most == -INFINITY) continue;
+/* Runs f(token, v) for this thread's tokens of a slice whose v is not below `floor`, nor -inf. Most are: some quads are
+ * looked at together, and only those that have one are read again. */
+template <class F> FS_DEVICE void each_from(const row_slice s, float floor, F f) {
+    constexpr int AT_ONCE = 4;
+    const int32_t quads = s.blocks * (FS_CUDA_TILE / 4), step = (int32_t)blockDim.x;
 #pragma unroll 1
-        for (int e = 0; e < 4; e++) { /* few instructions: f may have many */
-            const float v = e == 0 ? q.x : e == 1 ? q.y : e == 2 ? q.z : q.w;
-            if (v >= floor && v > -INFINITY) f(s.base + 4 * i + e, v);
+    for (int32_t start = threadIdx.x; start < quads; start += AT_ONCE * step) {
+        uint32_t hits = 0;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int32_t i = start + j * step;
+            const float4 q = i < quads ? s.quad(i) : make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+            const float most = fmaxf(fmaxf(q.x, q.y), fmaxf(q.z, q.w));
+            if (most >= floor && most > -INFINITY) hits |= 1u << j;
+        }
+#pragma unroll 1
+        for (; hits; hits &= hits - 1) {
+            const int32_t first = s.base + 4 * (start + (__ffs((int)hits) - 1) * step);
+#pragma unroll 1
+            for (int32_t token = first; token < first + 4; token++) {
+                const float v = s.at(token);
+                if (v >= floor && v > -INFINITY) f(token, v);
+            }
         }
     }
 }
@@ -86,62 +100,68 @@ struct slice_source {
     int32_t format, low;
     const uint32_t *allow;
     float *to; /* of token s.base, like s.v */
+
+    FS_DEVICE_MEMBER const float *at(int32_t token) const { return (const float *)row + (token - low); }
 };
 
-/* Floats that need nothing done, from 16-byte addresses to shared memory: few instructions for four of them. Loads are
- * together and ahead of their use: one after the other they take 270 ns each (H200, 2026-11). */
-static __device__ __noinline__ slice_facts copy_slice(const float *from, const row_slice &s, float *to) {
-    constexpr int AT_ONCE = 4;
-    const int32_t quads = s.blocks * (FS_CUDA_TILE / 4);
-    const int32_t low = (s.low - s.base + 3) / 4, high = (s.high - s.base) / 4; /* whole ones */
+/* Floats that need nothing done, from 16-byte addresses to shared memory, are copied while rules are read. */
+FS_DEVICE bool is_copied(const fs_head &head, const slice_source &from, const row_slice &s) {
+    return s.clean && from.format == FS_FORMAT_F32 && !from.allow && head_is_plain(&head) &&
+           (uintptr_t)from.at(s.base) % 16 == 0;
+}
+
+/* Quads of a slice that are there as a whole. */
+struct whole_quads {
+    int32_t low, high;
+
+    FS_DEVICE_MEMBER explicit whole_quads(const row_slice &s)
+        : low((s.low - s.base + 3) / 4), high((s.high - s.base) / 4) {}
+};
+
+FS_DEVICE void begin_copy(const slice_source &from, const row_slice s) {
+    const whole_quads whole(s);
+    const uint32_t to = shared_address(from.to);
+    const float4 *quad = (const float4 *)from.at(s.base);
+#pragma unroll 4
+    for (int32_t i = whole.low + (int32_t)threadIdx.x; i < whole.high; i += blockDim.x) copy_16(to + 16 * i, quad + i);
+}
+
+/* What the copies brought, each thread its own ones, and the places around them. */
+FS_DEVICE slice_facts end_copy(const slice_source &from, const row_slice s) {
+    const whole_quads whole(s);
     slice_facts facts;
+    auto put = [&](int32_t i, float v) { from.to[i] = facts.look(s.holds(s.base + i) ? v : -INFINITY); };
+    wait_for_copies();
+#pragma unroll 4
+    for (int32_t i = whole.low + (int32_t)threadIdx.x; i < whole.high; i += blockDim.x) {
+        const float4 q = ((const float4 *)from.to)[i];
+        const float most = max_or_nan(max_or_nan(q.x, q.y), max_or_nan(q.z, q.w));
+        const float least = fminf(fminf(q.x, q.y), fminf(q.z, q.w));
+        facts.most = fmaxf(facts.most, most); /* which is not NaN's */
+        if (most == most && least > -INFINITY) facts.least = fminf(facts.least, least);
+        else
 #pragma unroll 1
-    for (int32_t start = threadIdx.x; start < quads; start += AT_ONCE * blockDim.x) {
-        float4 ahead[AT_ONCE];
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
-            const int32_t i = start + j * (int32_t)blockDim.x;
-            if (i >= low && i < high) ahead[j] = __ldcg((const float4 *)from + i);
-        }
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
-            const int32_t i = start + j * (int32_t)blockDim.x;
-            float4 q = ahead[j];
-            const float most = max_or_nan(max_or_nan(q.x, q.y), max_or_nan(q.z, q.w));
-            const float least = fminf(fminf(q.x, q.y), fminf(q.z, q.w));
-            const bool whole = i >= low && i < high;
-            if (whole && most == most && least > -INFINITY) {
-                facts.most = fmaxf(facts.most, most);
-                facts.least = fminf(facts.least, least);
-            } else if (i < quads) {
-                float v[4] = {q.x, q.y, q.z, q.w};
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const int32_t token = s.base + 4 * i + e;
-                    if (!whole) v[e] = s.holds(token) ? from[4 * i + e] : -INFINITY;
-                    v[e] = facts.look(v[e]);
-                }
-                q = make_float4(v[0], v[1], v[2], v[3]);
-            }
-            if (i < quads) ((float4 *)to)[i] = q;
-        }
+            for (int32_t e = 4 * i; e < 4 * i + 4; e++) put(e, from.to[e]);
+    }
+    const int32_t places = s.blocks * FS_CUDA_TILE, before = 4 * min(whole.low, whole.high);
+#pragma unroll 1
+    for (int32_t i = threadIdx.x; i < before + places - 4 * whole.high; i += blockDim.x) {
+        const int32_t at = i < before ? i : i - before + 4 * whole.high;
+        put(at, s.holds(s.base + at) ? *from.at(s.base + at) : -INFINITY);
     }
     return facts;
 }
 
 /* Any others. */
 static __device__ __noinline__ slice_facts load_slice(const fs_head &head, const slice_source &from,
-                                                      const row_slice &s) {
-    constexpr int AT_ONCE = 4;
+                                                      const row_slice s) {
+    constexpr int AT_ONCE = 8;
     const bool plain = head_is_plain(&head);
     const int32_t places = s.blocks * FS_CUDA_TILE;
-    const float *there = (const float *)from.row + (s.base - from.low);
-    if (plain && !from.allow && s.clean && from.format == FS_FORMAT_F32 && (uintptr_t)there % 16 == 0)
-        return copy_slice(there, s, from.to);
     slice_facts facts;
 #pragma unroll 1
     for (int32_t start = threadIdx.x; start < places; start += AT_ONCE * blockDim.x) {
-        float ahead[AT_ONCE];
+        float ahead[AT_ONCE]; /* loads together: one after the other they take 270 ns each (H200, 2026-11) */
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
             const int32_t token = s.base + start + j * (int32_t)blockDim.x;

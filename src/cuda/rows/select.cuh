@@ -41,30 +41,29 @@ struct select_bins {
 };
 
 /* The bins of all CTAs together, in each of them. A CTA adds up a part of the bins, which no other looks at. */
-FS_DEVICE void merge_bins(const row_team &team, select_room *room) {
-    if (team.size == 1) return;
-    const int part = SELECT_BINS / team.size;
-    team_barrier(team);
+FS_DEVICE void merge_bins(select_room *room) {
+    const int32_t size = team_size();
+    if (size == 1) return;
+    const int part = SELECT_BINS / size;
+    team_barrier();
     for (int i = threadIdx.x; i < part; i += blockDim.x) {
-        const int bin = team.rank * part + i;
+        const int bin = team_rank() * part + i;
         unsigned long long mass = 0;
         uint32_t count = 0;
-        for (int32_t p = 0; p < team.size; p++) {
-            mass += *at_peer(team, &room->mass[bin], p);
-            count += *at_peer(team, &room->count[bin], p);
+        for (int32_t p = 0; p < size; p++) {
+            mass += *at_peer(&room->mass[bin], p);
+            count += *at_peer(&room->count[bin], p);
         }
-        for (int32_t p = 0; p < team.size; p++) {
-            *at_peer(team, &room->mass[bin], p) = mass;
-            *at_peer(team, &room->count[bin], p) = count;
+        for (int32_t p = 0; p < size; p++) {
+            *at_peer(&room->mass[bin], p) = mass;
+            *at_peer(&room->count[bin], p) = count;
         }
     }
-    team_barrier(team);
+    team_barrier();
 }
 
 /* Zero in every bin; then what entries inside [low, high] of a look put there. */
-template <class E>
-FS_DEVICE void count_bins(const row_team &team, select_room *room, const E &entries, const select_bins &bins,
-                          bool weigh) {
+template <class E> FS_DEVICE void count_bins(select_room *room, const E &entries, const select_bins &bins, bool weigh) {
     for (int i = threadIdx.x; i < SELECT_BINS; i += blockDim.x) room->count[i] = 0, room->mass[i] = 0;
     __syncthreads();
     entries.each([&](uint64_t key) {
@@ -74,7 +73,7 @@ FS_DEVICE void count_bins(const row_team &team, select_room *room, const E &entr
         if (weigh) atomicAdd(&room->mass[bin], (unsigned long long)entries.weigh(key));
     });
     __syncthreads();
-    merge_bins(team, room);
+    merge_bins(room);
 }
 
 /* The first bin with which the prefix is as long as it may be; SELECT_BINS: none. *count and *mass: what is before
@@ -107,8 +106,8 @@ FS_DEVICE int find_bin(select_room *room, uint64_t most, uint64_t mass, uint64_t
 /* Collects the entries of one bin, if they are few, from all CTAs in each: how many there are. If they are many, the
  * least and the largest of them. */
 template <class E>
-FS_DEVICE uint32_t collect(row_team &team, select_room *room, const E &entries, const select_bins &bins, int bin,
-                           uint64_t *low, uint64_t *high) {
+FS_DEVICE uint32_t collect(select_room *room, const E &entries, const select_bins &bins, int bin, uint64_t *low,
+                           uint64_t *high) {
     if (threadIdx.x == 0) room->found = 0;
     __syncthreads();
     uint64_t least = ~0ull, largest = 0;
@@ -120,17 +119,17 @@ FS_DEVICE uint32_t collect(row_team &team, select_room *room, const E &entries, 
         largest = key > largest ? key : largest;
     });
     __syncthreads();
-    const uint32_t own = room->found, found = (uint32_t)team_sum(team, threadIdx.x == 0 ? own : 0);
+    const uint32_t own = room->found, found = (uint32_t)team_sum(threadIdx.x == 0 ? own : 0);
     if (found > SELECT_FEW) {
-        *low = team_min(team, least);
-        *high = team_max(team, largest);
+        *low = team_min(least);
+        *high = team_max(largest);
         return found;
     }
     uint32_t first = 0;
-    for (int32_t p = 0; p < team.rank; p++) first += *at_peer(team, &room->found, p);
-    for (uint32_t i = threadIdx.x; i < own * (uint32_t)team.size; i += blockDim.x)
-        *at_peer(team, &room->all[first + i % own], (int32_t)(i / own)) = room->key[i % own];
-    team_barrier(team);
+    for (int32_t p = 0; p < team_rank(); p++) first += *at_peer(&room->found, p);
+    for (uint32_t i = threadIdx.x; i < own * (uint32_t)team_size(); i += blockDim.x)
+        *at_peer(&room->all[first + i % own], (int32_t)(i / own)) = room->key[i % own];
+    team_barrier();
     return found;
 }
 
@@ -162,22 +161,21 @@ FS_DEVICE uint64_t last_of_few(select_room *room, const E &entries, uint32_t few
  * value(key), a float that does not rise where the key falls; top and span: no value is above top, and those more than
  * span below it are taken together; likely: entries there are, as far as one knows. most and mass are at least 1. */
 template <class E>
-static __device__ __noinline__ uint64_t select_last(row_team &team, select_room *room, const E &entries, uint64_t most,
-                                                    uint64_t mass) {
+static __device__ __noinline__ uint64_t select_last(select_room *room, const E &entries, uint64_t most, uint64_t mass) {
     uint64_t count = 0, weight = 0;
     select_bins bins = {0, ~0ull, entries.top, entries.span > 0.0f ? (SELECT_BINS - 1) / entries.span : 0.0f, -1};
     int bin = -1;
     for (bool first = true;; first = false) {
         uint64_t least = 0, largest = ~0ull;
         if (!first || entries.likely <= SELECT_FEW) {
-            const uint32_t found = collect(team, room, entries, bins, bin, &least, &largest);
+            const uint32_t found = collect(room, entries, bins, bin, &least, &largest);
             if (found <= SELECT_FEW) return last_of_few(room, entries, found, most, mass, count, weight);
         }
         if (!first) {
             const int bits = 64 - __clzll((long long)(largest - least));
             bins = {least, largest, 0.0f, 0.0f, bits > SELECT_BITS ? bits - SELECT_BITS : 0};
         }
-        count_bins(team, room, entries, bins, mass != SELECT_ALL);
+        count_bins(room, entries, bins, mass != SELECT_ALL);
         bin = find_bin(room, most, mass, &count, &weight);
         if (bin == SELECT_BINS) return 1;
     }
