@@ -47,27 +47,24 @@ typedef struct layout {
 
 #define MOST_LISTED (1 << 20) /* tokens: a CTA counts those it lists of a row in 16 bits */
 
-/* Where top-p is the only cut of a call, one row in 80 is open, or most where rows are flat: in more rows than these
- * there is likely one, and W is read twice (docs/findings/gpu-rows.md). */
-#define MOST_TOP_P_LISTED 8
-
 #define CUTS (FS_RULE_TOP_K | FS_RULE_TOP_P | FS_RULE_MIN_P)
 #define EDITS (FS_RULE_EDITS | FS_RULE_PENALTIES)
 
 /* Whether rows are ended by a pass over W that lists their candidates, and few need more. A row is cut by its largest
  * tokens; edits are looked up for those that matter, so whatever speaks of all tokens, or of x beside y, is not to be
- * had. */
+ * had. Where top-p is the only cut lists are long and some rows open: storing all logits is faster
+ * (docs/findings/gpu-rows.md). */
 static int may_list(const fs_cuda_args *args) {
     const fs_batch *batch = &args->batch;
     const fs_result *r = &args->result;
     const uint32_t rules = batch_rules(&args->head, batch);
-    const int edited = (rules & EDITS) != 0, only_top_p = (rules & CUTS) == FS_RULE_TOP_P;
+    const int edited = (rules & EDITS) != 0;
     if (args->head.kind != FS_HEAD_WEIGHTS || args->head.rows <= 0 || args->head.rows > MOST_LISTED || is_mixed(args))
         return 0;
     if (batch->mode != FS_MODE_SAMPLE || batch->samples != 1 || batch->noise != FS_NOISE_EXACT || !rules) return 0;
     if (batch->watch_offset || asks_for_lists(r) || (r->logits == FS_LOGITS_CUT && result_wants_log_z(r))) return 0;
     if (edited ? result_wants_log_z(r) || r->logit || r->max_logit : batch->count_offset != NULL) return 0;
-    return !only_top_p || (!edited && batch->rows <= MOST_TOP_P_LISTED);
+    return (rules & CUTS) != FS_RULE_TOP_P;
 }
 
 /* Whether all rows of a call that lists candidates are ended by that: none is cut, and none edited. */
