@@ -381,3 +381,19 @@ def test_a_run_prints_every_table_and_leaves_what_it_has_when_it_is_cut_short(re
     with pytest.raises(KeyboardInterrupt):
         gpu.run(None, arguments, facts)
     assert gpu_tables.load(path)["tables"] == {"sizes": results["tables"]["sizes"][:1]}
+
+
+def test_the_page_of_screens_says_the_worst_first():
+    import gpu_screens
+
+    def line(B, four, differ):
+        times = {"ceiling": 276.0, "read 8": 150.0, "read 4": 83.0, "cublas": 294.0, "ours": 285.0, "8 bits": 190.0,
+                 "4 bits": four}
+        return dict(V=151936, D=4096, B=B, differ={"8": 0, "4": differ},
+                    times={name: {"min": t, "median": t} for name, t in times.items()})
+
+    made = [dict(V=151936, D=4096, seconds={"8": 0.015, "4": 0.016}, bytes={"8": 643000000, "4": 332000000})]
+    text = gpu_screens.page(dict(made=made, tables={"screens": [line(1, 132.0, 0), line(16, 342.0, 2)]}))
+    assert text[0] == "Tokens that differ from those of W: 2 of %d." % (2 * gpu_screens.CHECKED * 17)
+    assert text[1] == "Slowest over W: 1.20."
+    assert "| 151,936 x 4,096 | language | 1 | 276.0 | 150.0, 83.0 | 294.0 | 285.0 | 190.0 | 132.0 | 0.67, 0.46 |" in text
