@@ -72,14 +72,15 @@ static int lists_end_all(const fs_cuda_args *args) {
     return !(batch_rules(&args->head, &args->batch) & (CUTS | EDITS));
 }
 
-/* Who ends the rows of a call. Draws by groups take them in order: one CTA does. */
+/* Who ends the rows of a call. Draws by groups take them in order: one CTA does, with a thread for every part of a window
+ * (rows/groups.cuh). */
 static fs_cuda_team team_of(const fs_cuda *cuda, const fs_cuda_args *args, int32_t edited) {
     const int grouped = batch_is_grouped(&args->batch);
     fs_cuda_device device = cuda->device;
     if (grouped) device.team = 1;
     fs_cuda_team team = fs_cuda_plan_team(&device, args->batch.rows, args->head.first_token, args->head.rows, edited,
                                           fs_cuda_rows_shared(grouped), cuda->forced_team);
-    if (grouped) team.slices = team.places = 0, team.shared_bytes = fs_cuda_rows_shared(grouped);
+    if (grouped) team = (fs_cuda_team){1, FS_CUDA_TEAM_THREADS, 0, 0, fs_cuda_rows_shared(grouped)};
     else if (cuda->forced_threads) team.threads = cuda->forced_threads;
     return team;
 }

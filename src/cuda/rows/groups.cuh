@@ -13,6 +13,7 @@
 #include "core/group.h"
 
 constexpr int GROUP_PARTS = 512; /* of all groups of a window: 20 KB */
+static_assert(GROUP_PARTS <= FS_CUDA_TEAM_THREADS, "a thread for each");
 
 struct group_window {
     fs_mass mass[GROUP_PARTS];
