@@ -24,12 +24,15 @@ static int is_forced(void) {
     return text && *text != '0';
 }
 
-/* Whether that is faster, by what an H200 takes: some microseconds before the first tile and behind the last, and a share
- * of reading W for each time a screen is read (docs/screening.md). */
+/* Whether that is faster, by what an H200 takes: some microseconds before the first tile and behind the last, of 4 bits
+ * more for every row, whose lists are longer, and a share of reading W for each time a screen is read
+ * (docs/results/h200-screens.md). */
 static int pays(const fs_cuda_args *args, int32_t format, int32_t most) {
     const double read = 2.0 * (double)args->head.rows * (double)args->head.dim / 4.5e6;
-    const int wide = most > 8, four = format == FS_SCREEN_INT4;
-    const double once = (wide ? 60.0 : 48.0) + read * (four ? wide ? 0.50 : 0.34 : wide ? 0.61 : 0.55);
+    const double rows = (double)(args->batch.rows < most ? args->batch.rows : most);
+    const double eight = most > 8 ? 60.0 + 0.61 * read : 48.0 + 0.55 * read;
+    const double four = most > 8 ? 40.0 + 3.5 * rows + 0.50 * read : 46.0 + 2.0 * rows + 0.34 * read;
+    const double once = format == FS_SCREEN_INT4 ? four : eight;
     return (double)((args->batch.rows + most - 1) / most) * once < read + 10.0;
 }
 
