@@ -397,11 +397,12 @@ typedef struct fs_options {
     void *work;
     size_t work_bytes;
     /* Most memory that wide rows may allocate, for a second pass or for their logits, 4 bytes a token, which spare it;
-     * default 64 MiB. It is kept while calls need it. With the caller's work memory they take what the call has left of
+     * default 160 MiB. It is kept while calls need it. With the caller's work memory they take what the call has left of
      * it.
      * CUDA: most work memory for logits. Those of rows with rules may be stored, and so may those of calls with several
      * samples, ranks, top or watched tokens, FS_NOISE_FAST, a mode of their own, f32 weights, or hidden states of
-     * another type than the head's: of as many rows at a time as this has room for, at least one, W being read anew. */
+     * another type than the head's: of as many rows at a time as this has room for, at least one, W being read anew.
+     * Calls that need it for few rows, as top-k does, take 64 MiB at most. */
     size_t fallback_bytes;
     /* CUDA: the stream calls go to, as in fs_context_set_stream. NULL = none yet: calls are FS_ERR_ARGUMENT until there
      * is one, so that none goes to the default stream by accident. CPU: ignored. */
@@ -697,7 +698,7 @@ static inline fs_options fs_options_default(void) {
     fs_options o;
     memset(&o, 0, sizeof o);
     o.size = sizeof o;
-    o.fallback_bytes = (size_t)64 << 20;
+    o.fallback_bytes = (size_t)160 << 20;
     return o;
 }
 

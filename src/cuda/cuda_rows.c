@@ -47,6 +47,9 @@ typedef struct layout {
 
 #define MOST_LISTED (1 << 20) /* tokens: a CTA counts those it lists of a row in 16 bits */
 
+/* Bytes for the logits of rows that lists leave open: there are few, and every captured call has memory of its own. */
+#define MOST_FOR_OPEN ((size_t)64 << 20)
+
 #define CUTS (FS_RULE_TOP_K | FS_RULE_TOP_P | FS_RULE_MIN_P)
 #define EDITS (FS_RULE_EDITS | FS_RULE_PENALTIES)
 
@@ -98,10 +101,13 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
     l->x = head->kind != FS_HEAD_LOGITS || (!there && !l->team.slices);
     l->y = (rules & EDITS) != 0 && l->team.slices < 2;
     const int64_t bytes = (l->x + l->y) * l->stride * (int64_t)sizeof(float);
-    const int64_t most = bytes ? (int64_t)context->options.fallback_bytes / bytes : args->batch.rows;
+    const int lists = may_list(args);
+    size_t budget = context->options.fallback_bytes;
+    if (lists && budget > MOST_FOR_OPEN) budget = MOST_FOR_OPEN;
+    const int64_t most = bytes ? (int64_t)budget / bytes : args->batch.rows;
     if (l->rows > most) l->rows = most > 0 ? most : 1;
     if (l->rows > FS_CUDA_ROWS) l->rows = FS_CUDA_ROWS;
-    if (!may_list(args)) return FS_OK;
+    if (!lists) return FS_OK;
     fs_cuda_plan plan;
     FS_TRY(fs_cuda_plan_next(context, args, &plan));
     if (!fs_cuda_lists_of(context, &plan)) return FS_OK;
