@@ -18,12 +18,6 @@ static int32_t rows_at_once(const fs_cuda *cuda, const fs_cuda_args *args) {
     return fs_cuda_screen_rows(head->dim, batch->rows, cuda->device.shared_bytes);
 }
 
-/* For tests: screens are read for any number of rows, and heads of any size. */
-static int is_forced(void) {
-    const char *text = getenv("FLASHSAMPLING_SCREEN_ROWS");
-    return text && *text != '0';
-}
-
 /* Whether that is faster, by what an H200 takes: some microseconds before the first tile and behind the last, of 4 bits
  * more for every row, whose lists are longer, and a share of reading W for each time a screen is read
  * (docs/results/h200-screens.md). */
@@ -42,7 +36,9 @@ int fs_cuda_screens(fs_context *context, const fs_cuda_args *args) {
     if (!head->screen || !screen_serves(head, &args->batch, &args->needs) || head->rows == 0) return 0;
     if (batch_is_grouped(&args->batch)) return 0;
     const int32_t most = rows_at_once(cuda, args);
-    return most > 0 && (is_forced() || pays(args, context->screened.header.format, most));
+    const char *rows = getenv("FLASHSAMPLING_SCREEN_ROWS"); /* up to so many, for tests and measurements */
+    if (most > 0 && rows) return args->batch.rows <= strtol(rows, NULL, 10);
+    return most > 0 && pays(args, context->screened.header.format, most);
 }
 
 static size_t entries_bytes(const fs_cuda *cuda, const fs_cuda_args *args) {

@@ -173,7 +173,9 @@ FS_DEVICE void end_settled(const fs_cuda_args &args, const fs_draw &draw, fs_cud
     if (threadIdx.x != 0) return;
     __threadfence();
     if (add_acquire(&row->done, 1) != gridDim.x - 1) return;
-    if (open || __ldcg(&row->max) > FS_CUDA_SCREENED) {
+    /* A row that has a score has a token, unless W is another's. */
+    const bool lost = __ldcg(&row->bound) && !__ldcg(&row->key);
+    if (open || lost || __ldcg(&row->max) > FS_CUDA_SCREENED) {
         atomicAdd(args.screen.open, 1);
         clear_row(row, false);
     } else end_row<false>(args, draw, b, NULL);
