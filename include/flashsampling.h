@@ -136,8 +136,8 @@ enum {
     FS_HEAD_LOGITS = 1   /* data is stored logits [B, V]: everything after the dot product is the same */
 };
 
-/* fs_head.flags: nothing earlier on the stream writes W or the bias, so a CUDA launch may start reading them before the
- * launches ahead of it have ended. */
+/* fs_head.flags: nothing earlier on the stream writes W, the bias or the screen, so a CUDA launch may start reading them
+ * before the launches ahead of it have ended. */
 #define FS_HEAD_CONSTANT (1u << 0)
 
 /* What the logits come from. W is used as it lies: no copy is made and nothing is written to it. */
@@ -174,7 +174,8 @@ typedef struct fs_head {
 
     /* A screen of this W (fs_screen_build), 64-byte aligned, or NULL. Tokens are the same with and without; calls whose
      * rows it can decide read it in place of W. One that is not this W's is FS_ERR_ARGUMENT: CUDA finds out when it
-     * first sees the two, in a call that waits for the device and so cannot be captured. */
+     * first sees the two, in a call that waits for the device and so cannot be captured. Who writes W makes its screen
+     * anew. */
     const void *screen;
     size_t screen_bytes; /* how many there are, at least fs_screen_size */
 } fs_head;

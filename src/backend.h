@@ -64,6 +64,8 @@ typedef struct fs_backend {
                               fs_result *result, fs_status failed);
 } fs_backend;
 
+#define FS_SCREENS_KNOWN 4
+
 struct fs_context {
     const fs_backend *backend;
     void *state;
@@ -75,11 +77,12 @@ struct fs_context {
         const void *ranks;
         int64_t first, rows, vocab;
     } adjoined;
-    struct { /* src/screen: the head and screen that were last found to belong together */
+    struct { /* src/screen: heads and screens that were found to belong together; */
         const void *data, *screen;
         int64_t stride;
         fs_screen_header header;
-    } screened;
+    } screened[FS_SCREENS_KNOWN];
+    int32_t screen, screens; /* which of them is this call's, and how many were put there */
     char text[160];
     char error[FS_ERROR_CHARS];
 };

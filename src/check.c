@@ -98,9 +98,7 @@ fs_status fs_check_head(fs_context *context, const fs_head *h, int reads) {
                "head.softcap is %g, must be 0 (none) or positive and finite", (double)h->softcap);
     FS_REQUIRE(context, (h->flags & ~FS_HEAD_CONSTANT) == 0, "head.flags is 0x%x, known is FS_HEAD_CONSTANT (1)",
                h->flags);
-    FS_TRY(check_beside(context, h));
-    if (!h->screen || !reads) return FS_OK;
-    return fs_screen_check(context, h);
+    return check_beside(context, h);
 }
 
 /* ----------------------------------------------------------------------------------------------------- batch ---- */
@@ -195,11 +193,12 @@ fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, 
     FS_COPY(context, result, result, &a->result, screened_dots);
     a->result.screened_rows = a->result.screened_dots = 0;
     if (a->head.kind == FS_HEAD_LOGITS) ignore_hidden(a);
-    const int rows = a->batch.rows != 0;
-    FS_TRY(fs_check_head(context, &a->head, computes && (rows || a->head.kind == FS_HEAD_WEIGHTS)));
+    const int rows = a->batch.rows != 0, reads = computes && (rows || a->head.kind == FS_HEAD_WEIGHTS);
+    FS_TRY(fs_check_head(context, &a->head, reads));
     FS_TRY(check_batch(context, &a->head, &a->batch, computes && rows));
     FS_TRY(check_result(context, &a->batch, &a->result));
     FS_TRY(fs_check_pointers(context, a));
+    if (a->head.screen && reads) FS_TRY(fs_screen_check(context, &a->head));
     if (context->backend->host_arrays) FS_TRY(fs_check_host_arrays(context, &a->batch, head_vocab(&a->head)));
     return fs_check_supported(context, call, a);
 }

@@ -16,6 +16,7 @@ typedef struct member {
 static const member table[] = {
     {"head.data", offsetof(fs_arguments, head.data), offsetof(fs_arguments, head.dtype), 0},
     FIXED(head.bias, 4),
+    FIXED(head.screen, 64),
     TYPED(batch.hidden),
     TYPED(batch.slot),
     FIXED(batch.position, 8),

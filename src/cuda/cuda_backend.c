@@ -305,7 +305,7 @@ fs_status fs_cuda_pass(fs_context *context, const fs_cuda_room *room, fs_cuda_ar
                        void *with) {
     const fs_cuda *cuda = context->state;
     args->work = room->work;
-    args->overlap = cuda->device.major >= 9;
+    args->overlap = cuda->device.overlaps;
     args->leave_rows = put != NULL;
     for (; args->first_row < args->batch.rows; args->first_row += args->rows) {
         if (args->head.rows == 0) FS_TRY(launch_nothing(context, args));
@@ -373,7 +373,7 @@ static fs_status cuda_work_size(fs_context *context, const fs_head *head, const 
     memset(&room, 0, sizeof room);
     calls[0].batch.rows = batch->rows;
     if (fs_cuda_has_rules(&calls[0])) FS_TRY(fs_cuda_rows_room(context, &calls[0], &room));
-    else if (head->screen) fs_cuda_screen_room(context, &calls[0], &room);
+    if (head->screen) fs_cuda_screen_room(context, &calls[0], &room); /* of a call that asks for less */
     if (fs_cuda_room_bytes(&room) > bytes[0]) bytes[0] = fs_cuda_room_bytes(&room);
     bytes[1] = bytes[0];
     return FS_OK;

@@ -23,6 +23,7 @@ typedef struct fs_cuda_device {
     int32_t clusters_of_two; /* pairs of CTAs that run at once; 0: no clusters */
     int32_t shared_bytes;    /* shared memory a block may have */
     int32_t team;            /* CTAs that can end a row together: a power of two */
+    int32_t overlaps;        /* a launch can begin while the one before it ends */
 } fs_cuda_device;
 
 /* What an instantiation of a tile kernel is made for. */

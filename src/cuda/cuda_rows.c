@@ -1,5 +1,5 @@
-/* cuda_rows.c - calls whose rows have rules: logits of as many rows as a budget allows go to work memory, and a CTA for
- * each row ends it there. Whatever the rules say is read on the device. */
+/* cuda_rows.c - calls whose rows have rules: logits of as many rows as a budget allows go to work memory, and a team
+ * of CTAs for each row ends it there. Whatever the rules say is read on the device. */
 #include "cuda_backend.h"
 
 #include "core/head.h"
@@ -45,7 +45,7 @@ typedef struct layout {
     int32_t tables;       /* some of them in tables */
 } layout;
 
-#define MOST_LISTED (1 << 20) /* tokens: a CTA counts those it lists of a row in 16 bits */
+#define MOST_LISTED (1 << 20) /* ids: a CTA counts those it lists of a row in 16 bits, and tables have 20 bits of one */
 
 /* Bytes for the logits of rows that lists leave open: there are few, and every captured call has memory of its own. */
 #define MOST_FOR_OPEN ((size_t)64 << 20)
@@ -62,8 +62,8 @@ static int may_list(const fs_cuda_args *args) {
     const fs_result *r = &args->result;
     const uint32_t rules = batch_rules(&args->head, batch);
     const int edited = (rules & EDITS) != 0;
-    if (args->head.kind != FS_HEAD_WEIGHTS || args->head.rows <= 0 || args->head.rows > MOST_LISTED || is_mixed(args))
-        return 0;
+    if (args->head.kind != FS_HEAD_WEIGHTS || args->head.rows <= 0 || is_mixed(args)) return 0;
+    if (args->head.first_token + args->head.rows > MOST_LISTED) return 0;
     if (batch->mode != FS_MODE_SAMPLE || batch->samples != 1 || batch->noise != FS_NOISE_EXACT || !rules) return 0;
     if (batch->watch_offset || asks_for_lists(r) || (r->logits == FS_LOGITS_CUT && result_wants_log_z(r))) return 0;
     if (edited ? result_wants_log_z(r) || r->logit || r->max_logit : batch->count_offset != NULL) return 0;
@@ -254,7 +254,7 @@ fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *given, fs_cu
     FS_TRY(layout_of(context, args, &l));
     const parts p = parts_of(args, &l);
     const int64_t times = (args->batch.rows + l.rows - 1) / l.rows, rows = (args->batch.rows + times - 1) / times;
-    args->overlap = cuda->device.major >= 9;
+    args->overlap = cuda->device.overlaps;
     args->team = l.team;
     place(&room, &p, &l, cuda->list_room, args);
     room.records = NULL; /* what kernels of groups call so */

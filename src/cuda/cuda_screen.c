@@ -38,7 +38,7 @@ int fs_cuda_screens(fs_context *context, const fs_cuda_args *args) {
     const int32_t most = rows_at_once(cuda, args);
     const char *rows = getenv("FLASHSAMPLING_SCREEN_ROWS"); /* up to so many, for tests and measurements */
     if (most > 0 && rows) return args->batch.rows <= strtol(rows, NULL, 10);
-    return most > 0 && pays(args, context->screened.header.format, most);
+    return most > 0 && pays(args, context->screened[context->screen].header.format, most);
 }
 
 static size_t entries_bytes(const fs_cuda *cuda, const fs_cuda_args *args) {
@@ -59,14 +59,14 @@ fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, fs_
     fs_cuda_plan plan;
     FS_TRY(fs_cuda_plan_next(context, args, &plan));
     part.k_order = plan.k_order;
-    part.overlap = cuda->device.major >= 9;
+    part.overlap = cuda->device.overlaps;
     part.work = room->work;
-    part.screen.of = screen_at(args->head.screen, &context->screened.header);
+    part.screen.of = screen_at(args->head.screen, &context->screened[context->screen].header);
     /* Numbers of 4 bits are more by 136 in the products, and sums begin at what that adds, taken off: 64 products and
      * their sum are off by less than 2^-8.4 |h_g| sqrt(64) in units of the step, all groups by that times the root of
      * how many there are (docs/screening.md). */
     part.screen.of.reach += 0.0237f * sqrtf((float)(2 * part.screen.of.records));
-    part.screen.hash = context->screened.header.hash;
+    part.screen.hash = context->screened[context->screen].header.hash;
     part.screen.open = (int32_t *)(void *)room->parts;
     part.screen.entry = (fs_screened_token *)(void *)(room->parts + LINE);
     for (; part.first_row < args->batch.rows; part.first_row += part.rows) {
@@ -143,13 +143,17 @@ static fs_status compare_here(fs_context *context, const fs_head *head, const fs
     const fs_cuda *cuda = context->state;
     uint64_t *other = NULL, found = 0;
     FS_TRY(check_not_captured(context, "and a screen that is new is compared with its weights"));
-    FS_CUDA_TRY(context, cudaMalloc((void **)&other, sizeof *other));
-    cudaError_t error = cudaMemsetAsync(other, 0, sizeof *other, cuda->stream);
+    /* Whatever another thread may be capturing. */
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaError_t error = cudaMalloc((void **)&other, sizeof *other);
+    if (error == cudaSuccess) error = cudaMemsetAsync(other, 0, sizeof *other, cuda->stream);
     if (error == cudaSuccess) error = fs_cuda_compare_launch(head, header, count, other, cuda->stream);
     if (error == cudaSuccess)
         error = cudaMemcpyAsync(&found, other, sizeof found, cudaMemcpyDeviceToHost, cuda->stream);
     if (error == cudaSuccess) error = cudaStreamSynchronize(cuda->stream);
     cudaFree(other);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
     FS_CUDA_TRY(context, error);
     *strip = (int64_t)found - 1;
     return FS_OK;

@@ -1,6 +1,8 @@
 /* screen_check.c - whether a screen is one, and this head's; slices. */
 #include "screen_make.h"
 
+#include "core/key.h"
+
 #include <math.h>
 
 static const char *format_name(int32_t format) {
@@ -51,6 +53,12 @@ static fs_status read_header(fs_context *context, const char *name, const void *
                FS_SCREEN_VERSION, FS_SCREEN_LAYOUT);
     FS_REQUIRE(context, h->hash == screen_header_hash(h), "%s has a header that was changed: its hash is not 0x%llx",
                name, (unsigned long long)h->hash);
+    FS_REQUIRE(context,
+               (h->format == FS_SCREEN_INT8 || h->format == FS_SCREEN_INT4) && h->rows >= 0 &&
+                   h->rows < FS_TOKEN_LIMIT && h->dim >= 1 && h->dim <= FS_SCREEN_DIM_MOST &&
+                   (h->group == FS_SCREEN_SPAN || h->group == FS_SCREEN_CHUNK),
+               "%s is of format %d, [%lld, %lld] weights, groups of %d: no screen is", name, h->format,
+               (long long)h->rows, (long long)h->dim, h->group);
     return fs_screen_check_room(context, name, screen, bytes, screen_bytes(h->format, h->rows, h->dim));
 }
 
@@ -76,16 +84,29 @@ static fs_status check_weights(fs_context *context, const fs_head *head, const f
     return FS_OK;
 }
 
-static int is_known(const fs_context *context, const fs_head *head) {
-    return context->screened.data == head->data && context->screened.screen == head->screen &&
-           context->screened.stride == head->stride;
+/* Whether these two are known, which are then this call's. */
+static int is_known(fs_context *context, const fs_head *head) {
+    for (int32_t i = 0; i < FS_SCREENS_KNOWN; i++)
+        if (context->screened[i].data == head->data && context->screened[i].screen == head->screen &&
+            context->screened[i].stride == head->stride) {
+            context->screen = i;
+            return 1;
+        }
+    return 0;
 }
 
 void fs_screen_remember(fs_context *context, const fs_head *head, const void *screen, const fs_screen_header *h) {
-    context->screened.data = head->data;
-    context->screened.screen = screen;
-    context->screened.stride = head->stride;
-    context->screened.header = *h;
+    fs_screen_forget(context, screen);
+    context->screen = context->screens++ % FS_SCREENS_KNOWN;
+    context->screened[context->screen].data = head->data;
+    context->screened[context->screen].screen = screen;
+    context->screened[context->screen].stride = head->stride;
+    context->screened[context->screen].header = *h;
+}
+
+void fs_screen_forget(fs_context *context, const void *screen) {
+    for (int32_t i = 0; i < FS_SCREENS_KNOWN; i++)
+        if (context->screened[i].screen == screen) context->screened[i].screen = NULL;
 }
 
 fs_status fs_screen_check(fs_context *context, const fs_head *head) {
@@ -93,8 +114,10 @@ fs_status fs_screen_check(fs_context *context, const fs_head *head) {
     int known = is_known(context, head);
     FS_REQUIRE(context, head->kind == FS_HEAD_WEIGHTS, "head.screen is given for stored logits");
     /* A device's is read once: a pass over it looks whether its header is still the same. */
-    if (known && context->backend->copy) h = context->screened.header;
+    if (known && context->backend->copy) h = context->screened[context->screen].header;
     else FS_TRY(read_header(context, "head.screen", head->screen, head->screen_bytes, &h));
+    FS_TRY(fs_screen_check_room(context, "head.screen", head->screen, head->screen_bytes,
+                                screen_bytes(h.format, h.rows, h.dim)));
     FS_REQUIRE(context, h.rows == head->rows && h.dim == head->dim,
                "head.screen is of [%lld, %lld] weights, the head's are [%lld, %lld]", (long long)h.rows,
                (long long)h.dim, (long long)head->rows, (long long)head->dim);
@@ -102,7 +125,7 @@ fs_status fs_screen_check(fs_context *context, const fs_head *head) {
                head->dtype);
     FS_REQUIRE(context, h.first_token == head->first_token, "head.screen begins with token %lld, the head with %lld",
                (long long)h.first_token, (long long)head->first_token);
-    if (known && context->screened.header.hash == h.hash) return FS_OK;
+    if (known && context->screened[context->screen].header.hash == h.hash) return FS_OK;
     FS_TRY(check_weights(context, head, &h));
     fs_screen_remember(context, head, head->screen, &h);
     fs_context_log(context, "screen: %s, groups of %d, %zu bytes", format_name(h.format), h.group,
@@ -127,6 +150,7 @@ fs_status fs_screen_cut(fs_context *context, const void *whole, size_t whole_byt
     FS_REQUIRE(context, to || needed, "to and needed are both NULL");
     if (!to) return FS_OK;
     FS_TRY(fs_screen_check_room(context, "to", to, bytes, size));
+    fs_screen_forget(context, to);
     h.rows = rows;
     h.first_token += first;
     h.hash = screen_header_hash(&h);

@@ -68,6 +68,7 @@ fs_status fs_screen_make(fs_context *context, const fs_head *head, const fs_scre
         fs_screen_remember(context, head, screen, &h);
         return FS_OK;
     }
+    fs_screen_forget(context, screen);
     memcpy(screen, &h, sizeof h);
     m.head = head;
     m.header = screen;

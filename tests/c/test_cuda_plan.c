@@ -10,7 +10,7 @@ static const fs_cuda_shape plain_shapes[] = {{16, 1, 8, 64, 2, 180000, 0},
                                              {64, 1, 8, 64, 2, 220000, 0},
                                              {64, 1, 4, 64, 2, 120000, 0}};
 static const fs_cuda_family families[] = {{"sm90", 9, 1, 6, shapes}, {"portable", 0, 0, 4, plain_shapes}};
-static const fs_cuda_device h200 = {9, 0, 132, 66, 232448, 8};
+static const fs_cuda_device h200 = {9, 0, 132, 66, 232448, 8, 1};
 
 static fs_head head_of(int64_t vocab, int64_t dim) {
     fs_head head = fs_head_default();
@@ -179,10 +179,10 @@ static void what_has_no_kernel_is_refused_in_words(void **state) {
     fs_head head = head_of(1000, 64);
     fs_batch batch = batch_of(64);
     fs_cuda_plan plan;
-    const fs_cuda_device old = {7, 5, 84, 0, 65536, 1};
+    const fs_cuda_device old = {7, 5, 84, 0, 65536, 1, 0};
     assert_int_equal(fs_cuda_plan_launch(&old, families, 2, NULL, &head, &batch, 1, 0, &plan), 0);
     assert_non_null(strstr(plan.text, "7.5"));
-    const fs_cuda_device small = {8, 6, 84, 0, 65536, 1};
+    const fs_cuda_device small = {8, 6, 84, 0, 65536, 1, 0};
     assert_int_equal(fs_cuda_plan_launch(&small, families, 2, NULL, &head, &batch, 33, 0, &plan), 0);
     assert_non_null(strstr(plan.text, "33"));
 }
@@ -192,7 +192,7 @@ static void the_family_follows_the_device_and_the_data(void **state) {
     fs_head head = head_of(1000, 64);
     fs_batch batch = batch_of(64);
     fs_cuda_plan plan;
-    const fs_cuda_device ada = {8, 9, 84, 0, 101376, 1};
+    const fs_cuda_device ada = {8, 9, 84, 0, 101376, 1, 0};
     assert_true(fs_cuda_plan_launch(&ada, families, 2, NULL, &head, &batch, 1, 0, &plan));
     assert_string_equal(plan.family->name, "portable");
     batch.hidden_stride = 130;
@@ -205,7 +205,7 @@ static void a_tile_without_room_is_not_taken(void **state) {
     fs_head head = head_of(151936, 64);
     fs_batch batch = batch_of(64);
     fs_cuda_plan plan;
-    const fs_cuda_device ada = {8, 9, 84, 0, 101376, 1}, alone = {9, 0, 132, 0, 232448, 8};
+    const fs_cuda_device ada = {8, 9, 84, 0, 101376, 1, 0}, alone = {9, 0, 132, 0, 232448, 8, 1};
     assert_true(
         fs_cuda_plan_launch(&ada, families, 2, NULL, &head, &batch, 64, 0, &plan)); /* the wide tile has no room */
     assert_true(plan.shape->rows == 16 && plan.rows == 64 && plan.blocks == 4);
@@ -220,10 +220,10 @@ static void of_equal_tiles_the_deepest_that_fits_is_taken(void **state) {
         fs_cuda_device device;
         int64_t rows;
         int32_t width, stages;
-    } cases[] = {{{9, 0, 132, 66, 232448, 8}, 1, 16, 8},  {{9, 0, 132, 66, 232448, 8}, 64, 64, 8},
-                 {{9, 0, 132, 66, 232448, 8}, 99, 64, 8}, {{8, 0, 108, 0, 166912, 1}, 1, 16, 4},
-                 {{8, 0, 108, 0, 166912, 1}, 64, 64, 4},  {{8, 0, 108, 0, 166912, 1}, 99, 64, 4},
-                 {{12, 0, 170, 0, 101376, 1}, 1, 16, 4},  {{12, 0, 170, 0, 101376, 1}, 99, 16, 4}};
+    } cases[] = {{{9, 0, 132, 66, 232448, 8, 1}, 1, 16, 8},  {{9, 0, 132, 66, 232448, 8, 1}, 64, 64, 8},
+                 {{9, 0, 132, 66, 232448, 8, 1}, 99, 64, 8}, {{8, 0, 108, 0, 166912, 1, 0}, 1, 16, 4},
+                 {{8, 0, 108, 0, 166912, 1, 0}, 64, 64, 4},  {{8, 0, 108, 0, 166912, 1, 0}, 99, 64, 4},
+                 {{12, 0, 170, 0, 101376, 1, 0}, 1, 16, 4},  {{12, 0, 170, 0, 101376, 1, 0}, 99, 16, 4}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         for (int forced = 0; forced < 2; forced++) {
             fs_head head = head_of(151936, 64);
@@ -408,7 +408,7 @@ static void every_team_has_a_part_of_its_own_in_every_group(void **state) {
 
 static void a_team_of_ctas_has_its_row_in_shared_memory_where_it_fits(void **state) {
     (void)state;
-    const fs_cuda_device a100 = {8, 0, 108, 0, 166912, 1};
+    const fs_cuda_device a100 = {8, 0, 108, 0, 166912, 1, 0};
     for (int64_t tokens = 1; tokens <= 262144; tokens = tokens * 5 / 3 + 1)
         for (int64_t rows = 1; rows <= 512; rows = rows * 2 + 1)
             for (int32_t edited = 0; edited < 2; edited++) {

@@ -196,6 +196,7 @@ template <class T> FS_DEVICE void direct_kernel(const typename T::source &source
     const uint32_t raced = empty + 8 * T::STAGES; /* warps are done with a piece's logits and marks */
     const int32_t start = block_start(args), rows = min(args.rows - start, args.block_rows);
     fs_cuda_row *work = args.work + start;
+    if (is_decided(args)) return;
     if (threadIdx.x == 0) {
         for (int s = 0; s < T::STAGES; s++) {
             barrier_init(full + 8 * s, T::FILLERS);

@@ -307,11 +307,8 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
             wait_for_earlier_launches();
             if (args.first_row + block_start(args) >= *(volatile int32_t *)args.lists.open) return;
         }
-    if constexpr (T::KIND == FS_CUDA_TOKENS || T::KIND == FS_CUDA_MASSES || T::KIND == FS_CUDA_SHAPED)
-        if (args.screen.open) { /* a screen has decided all rows, or not */
-            wait_for_earlier_launches();
-            if (*(volatile int32_t *)args.screen.open == 0) return;
-        }
+    if constexpr (T::KIND != FS_CUDA_LOGITS && T::KIND != FS_CUDA_LISTED)
+        if (is_decided(args)) return;
     if (threadIdx.x == 0) {
         state->noisy = state->lists = state->raises = 0;
         state->weighs = T::KIND == FS_CUDA_LISTED && needs_mass(args.needs) && !args.needs.mass_to_cut;

@@ -104,6 +104,7 @@ FS_DEVICE fs_mass block_mass(fs_mass m, fs_mass *part) {
     if (lane == 0) part[warp] = m;
     __syncthreads();
     if (warp == 0) m = lanes_mass(lane < warps ? part[lane] : mass_empty(), MOST_WARPS / 2);
+    __syncthreads(); /* before the next one's parts */
     return m;
 }
 

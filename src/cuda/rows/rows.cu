@@ -301,12 +301,16 @@ static void configure(cudaLaunchConfig_t *config, cudaLaunchAttribute (&attribut
     }
 }
 
-/* How many CTAs can be a team: as many as run at once. */
+/* How many CTAs can be a team: as many as run at once. Code that was made for older devices, and translated for this one,
+ * has no clusters, and does not wait for launches before it where it may begin early. */
 extern "C" cudaError_t fs_cuda_rows_open(fs_cuda_device *device) {
     device->team = 1;
+    cudaFuncAttributes made = {};
     cudaError_t error =
         cudaFuncSetAttribute(end_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, device->shared_bytes);
-    for (int32_t size = FS_CUDA_TEAM; device->major >= 9 && error == cudaSuccess && size > device->team; size /= 2) {
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&made, end_rows);
+    device->overlaps = device->major >= 9 && made.ptxVersion >= 90;
+    for (int32_t size = FS_CUDA_TEAM; device->overlaps && error == cudaSuccess && size > device->team; size /= 2) {
         const fs_cuda_team team = {size, FS_CUDA_TEAM_THREADS, 0, 0, device->shared_bytes};
         cudaLaunchConfig_t config = {};
         cudaLaunchAttribute attribute[2];

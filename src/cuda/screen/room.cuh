@@ -107,7 +107,8 @@ template <int BITS, int N> FS_DEVICE void open_bounds(const fs_cuda_args &args, 
         /* screen_slack, in float. */
         room.state->slack[b] = known ? 2.0f * error * norm * (1.0f + 0x1p-16f) + 1e-30f : INFINITY;
         /* Its list is too long from the start. */
-        if (!known && b < args.rows && blockIdx.x == 0) atomicMax(&args.work[b].max, FS_CUDA_SCREENED + 1u);
+        if (!known && draws(room.state->draw[b]) && blockIdx.x == 0)
+            atomicMax(&args.work[b].max, FS_CUDA_SCREENED + 1u);
     }
 }
 

@@ -169,13 +169,13 @@ FS_DEVICE void load_row(const fs_cuda_args &args, char *h, int32_t b) {
 }
 
 /* The last of a row's CTAs ends it, or leaves it to the pass over W. */
-FS_DEVICE void end_settled(const fs_cuda_args &args, const fs_draw &draw, fs_cuda_row *row, int32_t b, bool open) {
+FS_DEVICE void end_settled(const fs_cuda_args &args, const fs_draw &draw, fs_cuda_row *row, int32_t b) {
     if (threadIdx.x != 0) return;
     __threadfence();
     if (add_acquire(&row->done, 1) != gridDim.x - 1) return;
     /* A row that has a score has a token, unless W is another's. */
     const bool lost = __ldcg(&row->bound) && !__ldcg(&row->key);
-    if (open || lost || __ldcg(&row->max) > FS_CUDA_SCREENED) {
+    if (lost || __ldcg(&row->max) > FS_CUDA_SCREENED) {
         atomicAdd(args.screen.open, 1);
         clear_row(row, false);
     } else end_row<false>(args, draw, b, NULL);
@@ -197,6 +197,7 @@ __global__ void __launch_bounds__(32) settle(const __grid_constant__ fs_cuda_arg
     const fs_screen_header *header = (const fs_screen_header *)args.screen.of.strips - 1;
     /* Other bytes than those that were checked: somebody has written over them. */
     const bool open = listed > FS_CUDA_SCREENED || header->hash != args.screen.hash;
+    if (open && threadIdx.x == 0) atomicMax(&row->max, FS_CUDA_SCREENED + 1u); /* whoever is the last */
     if (!open && listed > blockIdx.x) {
         const int32_t kept = gather(args, room, row, b, (int32_t)listed);
         for (int32_t i = 0; i < kept; i += 16) {
@@ -211,7 +212,7 @@ __global__ void __launch_bounds__(32) settle(const __grid_constant__ fs_cuda_arg
         }
     }
     __syncwarp();
-    end_settled(args, draw, row, b, open);
+    end_settled(args, draw, row, b);
 }
 
 #endif
