@@ -307,3 +307,18 @@ def test_stored_results_that_are_not_wanted(without):
     got[without] = want[without]
     assert not wrong_elements(case, got, want)
     assert (missing == call.whole[without]).all() and (missing == missing[0]).all()
+
+
+def test_weights_of_ids_beyond_twenty_bits_are_edited():
+    """A shard whose ids need more bits than the tables of edits have: what is banned there is not drawn."""
+    torch = pytest.importorskip("torch")
+    first = 1 << 20
+    w = torch.from_numpy((np.random.default_rng(25).integers(-4, 5, (4096, 64)) / 8).astype(np.float32)).cuda().bfloat16()
+    h, greedy = w[:1] * 4, torch.zeros(1, device="cuda")
+    head = fs.Head(w, first_token=first, vocab=first + 4096)
+    best = int(TESTED.sample(head, h, temperature=greedy).tokens)
+    offset = torch.tensor([0, 1], dtype=torch.int64, device="cuda")
+    ban = offset, torch.tensor([best], dtype=torch.int32, device="cuda"), torch.tensor([-INF], device="cuda")
+    logits = (h.float() @ w.float().T)[0]
+    logits[best - first] = -INF
+    assert int(TESTED.sample(head, h, temperature=greedy, edits=ban).tokens) == first + int(logits.argmax())
