@@ -110,7 +110,7 @@ static void open_world_within(world *w, peer *peers, int ranks, size_t fallback_
     }
 }
 
-#define PLENTY ((size_t)64 << 20)
+#define PLENTY (fs_options_default().fallback_bytes) /* as contexts have it that say nothing */
 
 static void open_world(world *w, peer *peers, int ranks) {
     open_world_within(w, peers, ranks, PLENTY);
