@@ -9,7 +9,7 @@ CUDA   := build/cuda
 PYTHON ?= python3
 WITH_CUDA = FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python
 
-.PHONY: help demo test fuzz bench build install format lint clean cuda cuda-all test-gpu bench-gpu bench-gpu-rules \
+.PHONY: help demo test fuzz bench build install format lint clean cuda cuda-all test-gpu bench-gpu bench-gpu-rules bench-gpu-screens \
         paper sanitize-gpu wheel test-python test-vllm test-sglang tpot quality model
 .DEFAULT_GOAL := help
 
@@ -26,6 +26,7 @@ help:
 	@echo '  make sanitize-gpu  small calls under compute-sanitizer'
 	@echo '  make bench-gpu every batch size, head and kind of row beside cuBLAS, FlashInfer and reading W  (ARGS=--help)'
 	@echo '  make bench-gpu-rules  top-k, top-p, masks, penalties, logprobs on the GPU over plain draws    (ARGS=--help)'
+	@echo '  make bench-gpu-screens  draws by screens of 8 and 4 bits beside draws from the weights        (ARGS=--help)'
 	@echo '  make paper     tables and plots of the paper, measured on an H100 or H200    (ARGS=--help)'
 	@echo '  make wheel     the Python package as a wheel, into build/wheel, with CUDA where nvcc is    (ARGS="-C ...")'
 	@echo '  make test-python  the wheel with torch and transformers from the package index, on the CPU  (ARGS=--newest)'
@@ -83,6 +84,9 @@ bench-gpu: cuda
 
 bench-gpu-rules: cuda
 	@$(WITH_CUDA) $(PYTHON) bench/gpu_rules.py $(ARGS)
+
+bench-gpu-screens: cuda
+	@$(WITH_CUDA) $(PYTHON) bench/gpu_screens.py $(ARGS)
 
 paper: cuda
 	@$(WITH_CUDA) $(PYTHON) bench/paper.py $(ARGS)

@@ -97,3 +97,15 @@ void fs_context_log(fs_context *context, const char *format, ...) {
     va_end(args);
     context->options.log(context->options.log_user, line);
 }
+
+fs_status fs_screen_most_rows(fs_context *context, int32_t *rows) {
+    const char *asked = getenv("FLASHSAMPLING_SCREEN_ROWS");
+    char *end;
+    *rows = -1;
+    if (!asked) return FS_OK;
+    const long value = strtol(asked, &end, 10);
+    if (end == asked || *end || value < 0 || value > 1 << 20)
+        return fs_fail(context, FS_ERR_ENVIRONMENT, "FLASHSAMPLING_SCREEN_ROWS=%s, must be 0 to %d", asked, 1 << 20);
+    *rows = (int32_t)value;
+    return FS_OK;
+}

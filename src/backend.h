@@ -95,6 +95,9 @@ const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status
  * words. */
 fs_status fs_backend_find(int32_t kind, const fs_backend **backend, const char **why);
 
+/* Up to how many rows of a call screens are read, if the environment says so, for tests and measurements; else -1. */
+fs_status fs_screen_most_rows(fs_context *context, int32_t *rows);
+
 /* Forks between the process that loaded the library and this one, counted from the first fs_forks_watch() on. */
 extern unsigned fs_forks;
 fs_status fs_forks_watch(void);

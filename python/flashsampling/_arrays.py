@@ -59,13 +59,17 @@ def is_device(name: Any) -> bool:
     return kind == "cuda" and (not colon or number.isdigit())
 
 
+def is_apart(device: str | None, found: str | None) -> bool:
+    """Whether these are two kinds of memory, or two devices, as far as both are told."""
+    if device is None or found is None or device == found:
+        return False
+    return device[:4] != found[:4] or ":" in device and ":" in found
+
+
 def same_memory(device: str | None, pointer: Any, what: str) -> None:
     """Refuses what the backend cannot reach: it would fail far from here, or read elsewhere."""
-    found = pointer.device
-    if device is None or found is None or device == found:
-        return
-    if device[:4] != found[:4] or ":" in device and ":" in found:
-        raise ValueError("%s: in memory of %s, expected %s" % (what, found, device))
+    if is_apart(device, pointer.device):
+        raise ValueError("%s: in memory of %s, expected %s" % (what, pointer.device, device))
 
 
 def is_scalar(value: Any) -> bool:
@@ -301,3 +305,19 @@ def pack_bits(flags: Array) -> Any:
     missing = -flags.shape[-1] % 32
     flags = np.concatenate([flags, np.zeros(flags.shape[:-1] + (missing,), bool)], axis=-1)
     return np.ascontiguousarray(np.packbits(flags, axis=-1, bitorder="little")).view("<u4")
+
+
+def screen_memory(screen: Any, device: str | None) -> tuple[Any, int, int]:
+    """A screen, which is read where it lies, beside the weights: what owns its bytes, their address, how many."""
+    if is_tensor(screen):
+        kind, where, packed = str(screen.dtype).replace("torch.", ""), str(screen.device), screen.is_contiguous()
+        address, size, shape = screen.data_ptr(), screen.numel(), list(screen.shape)
+    else:
+        screen = numpy().asarray(screen)
+        kind, where, packed = str(screen.dtype), "cpu", screen.flags.c_contiguous
+        address, size, shape = screen.ctypes.data, screen.nbytes, list(screen.shape)
+    if kind != "uint8" or len(shape) != 1 or not packed or address % 64 or is_apart(device, where):
+        raise ValueError("screen: %s%s at %#x on %s, expected uint8 [bytes] on %s, packed, 64-byte aligned: what "
+                         "Context.screen returns, or a copy or mapped file of it"
+                         % (kind, shape, address, where, device or where))
+    return screen, address, size

@@ -6,7 +6,7 @@ from typing import Any
 
 from . import _c
 from ._arrays import (FLOATS, ITEM, Array, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, new_array,
-                      numpy, ragged, real, same_memory)
+                      numpy, ragged, real, same_memory, screen_memory)
 
 _SLOT_DTYPES = {
     "temperature": "f32",
@@ -81,21 +81,6 @@ def check_index(pointer: Pointer, masks: int) -> None:
         raise ValueError("allow_index: %d for row %d, must be -1 to %d" % (pointer.keep[row], row, masks - 1))
 
 
-def screen_memory(screen: Array, device: str | None) -> tuple[int, int]:
-    """Address and bytes of a screen, which is read where it lies, beside the weights."""
-    if hasattr(screen, "data_ptr"):
-        kind, where, packed = str(screen.dtype).replace("torch.", ""), str(screen.device), screen.is_contiguous()
-        address, size, shape = screen.data_ptr(), screen.numel(), list(screen.shape)
-    else:
-        found = numpy().asarray(screen)
-        kind, where, packed = str(found.dtype), "cpu", found.flags.c_contiguous
-        address, size, shape = found.ctypes.data, found.nbytes, list(found.shape)
-    if kind != "uint8" or len(shape) != 1 or not packed or address % 64 or where != (device or where):
-        raise ValueError("screen: %s%s at %#x on %s, expected uint8 [bytes] on %s, packed, 64-byte aligned: what "
-                         "Context.screen returns, or a copy or mapped file of it" % (kind, shape, address, where, device))
-    return address, size
-
-
 class Head:
     """What the logits come from: weights [V, D], or stored logits [B, V] in their place.
 
@@ -127,9 +112,9 @@ class Head:
         c.scale, c.softcap = real(scale, "scale"), real(softcap, "softcap")
         c.post_scale = real(post_scale, "post_scale")
         c.flags = _c.HEAD_CONSTANT if constant else 0
-        self.screen = screen
+        self.screen: Any = None
         if screen is not None:
-            c.screen, c.screen_bytes = screen_memory(screen, self.data.device)
+            self.screen, c.screen, c.screen_bytes = screen_memory(screen, self.data.device)
         # What a batch relies on, in words; shards of one vocabulary may share a batch.
         shape = "weights of %d columns" if self.kind == "weights" else "%d rows of logits"
         self.text = (shape + ", %d tokens") % (self.data.shape[self.kind == "weights"], self.vocab)

@@ -6,7 +6,7 @@
 #ifndef FS_CORE_FORMAT_H
 #define FS_CORE_FORMAT_H
 
-#include "core.h"
+#include "halves.h"
 
 #include "flashsampling.h"
 
@@ -135,6 +135,18 @@ FS_CORE fs_weights weights_of_head(const fs_head *head) {
 
 FS_CORE const char *weights_row(const fs_weights *w, int64_t row) {
     return w->data + row * w->stride;
+}
+
+/* Element i of a row of floats of a format, at any address. */
+FS_CORE float element_at(const char *row, int32_t format, int64_t i) {
+    float x;
+    uint16_t half;
+    if (format == FS_FORMAT_F32) {
+        memcpy(&x, row + 4 * i, sizeof x);
+        return x;
+    }
+    memcpy(&half, row + 2 * i, sizeof half);
+    return format == FS_FORMAT_BF16 ? widen_bf16(half) : widen_f16(half);
 }
 
 #endif

@@ -37,15 +37,8 @@ typedef struct fs_exp {
 /* Up to here both products of exp_split's reduction with the upper parts of ln 2 are exact. */
 #define FS_EXP_EXACT 45000.0f
 
-/* e^r on |r| <= ln2/2 by its Taylor polynomial to r^7: relative error below 1e-7 with float rounding. The reduction
- * splits ln 2 in 4 + 8 + 24 bits. */
-FS_CORE fs_exp exp_split(float l) {
-    l = l > FS_EXP_LIMIT ? FS_EXP_LIMIT : l;
-    l = l < -FS_EXP_LIMIT ? -FS_EXP_LIMIT : l;
-    /* Adding 1.5 * 2^23 rounds to an integer held in the low mantissa bits. */
-    float shifted = l * 1.44269504f + 12582912.0f;
-    float n = shifted - 12582912.0f;
-    float r = ((l - n * 0.6875f) - n * 0.005645751953125f) - n * 1.42860682e-06f;
+/* e^r on |r| <= ln2/2 by its Taylor polynomial to r^7: relative error below 1e-7 with float rounding. */
+FS_CORE float exp_near_zero(float r) {
     float p = 1.98412698e-04f;
     p = p * r + 1.38888889e-03f;
     p = p * r + 8.33333333e-03f;
@@ -53,8 +46,18 @@ FS_CORE fs_exp exp_split(float l) {
     p = p * r + 1.66666667e-01f;
     p = p * r + 0.5f;
     p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    fs_exp e = {p, (int32_t)(float_bits(shifted) - 0x4B400000u)};
+    return p * r + 1.0f;
+}
+
+/* The reduction splits ln 2 in 4 + 8 + 24 bits. */
+FS_CORE fs_exp exp_split(float l) {
+    l = l > FS_EXP_LIMIT ? FS_EXP_LIMIT : l;
+    l = l < -FS_EXP_LIMIT ? -FS_EXP_LIMIT : l;
+    /* Adding 1.5 * 2^23 rounds to an integer held in the low mantissa bits. */
+    float shifted = l * 1.44269504f + 12582912.0f;
+    float n = shifted - 12582912.0f;
+    float r = ((l - n * 0.6875f) - n * 0.005645751953125f) - n * 1.42860682e-06f;
+    fs_exp e = {exp_near_zero(r), (int32_t)(float_bits(shifted) - 0x4B400000u)};
     return e;
 }
 

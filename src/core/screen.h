@@ -217,18 +217,6 @@ FS_CORE int screen_round(float t, uint32_t random16) {
     return (int)down + (random16 < (uint32_t)((t - down) * 65536.0f + 0.5f));
 }
 
-/* The bits of element i of a row of W. */
-FS_CORE float weight_at(const char *row, int32_t format, int64_t i) {
-    float x;
-    uint16_t half;
-    if (format == FS_FORMAT_F32) {
-        memcpy(&x, row + 4 * i, sizeof x);
-        return x;
-    }
-    memcpy(&half, row + 2 * i, sizeof half);
-    return format == FS_FORMAT_BF16 ? widen_bf16(half) : widen_f16(half);
-}
-
 /* The i-th of `count` strips, evenly over the screen. */
 FS_CORE int64_t screen_sample(const fs_screen *s, int64_t i, int64_t count) {
     return count > 1 ? (screen_strips(s->rows) - 1) * i / (count - 1) : 0;
@@ -242,7 +230,7 @@ FS_CORE uint64_t screen_check(const fs_head *head, const fs_weights *w, int64_t 
     for (int64_t v = strip * FS_SCREEN_TOKENS; v < (strip + 1) * FS_SCREEN_TOKENS && v < rows; v++)
         for (int i = 0; i < 4; i++) {
             const int64_t d = (int64_t)(hash_end((uint64_t)(head->first_token + v) * 4 + (uint64_t)i) % (uint64_t)dim);
-            hash = hash_mix(hash, float_bits(weight_at(weights_row(w, v), w->format, d)));
+            hash = hash_mix(hash, float_bits(element_at(weights_row(w, v), w->format, d)));
         }
     return hash_end(hash);
 }

@@ -14,7 +14,7 @@ typedef struct fs_screen_token {
 
 FS_CORE void load_span(const fs_weights *weights, int64_t v, int64_t dim, int64_t from, float *w) {
     const char *row = weights_row(weights, v);
-    for (int i = 0; i < FS_SCREEN_SPAN; i++) w[i] = from + i < dim ? weight_at(row, weights->format, from + i) : 0.0f;
+    for (int i = 0; i < FS_SCREEN_SPAN; i++) w[i] = from + i < dim ? element_at(row, weights->format, from + i) : 0.0f;
 }
 
 /* The step with which so many of them reach the largest weight, and so many the least. */

@@ -22,18 +22,6 @@ static fs_status find_nodes(fs_context *context, fs_nodes *nodes) {
     return FS_OK;
 }
 
-/* How many rows of a call screens are read for, if the environment says so; for tests and measurements. */
-static fs_status read_screen_rows(fs_context *context, int32_t *rows) {
-    const char *asked = getenv("FLASHSAMPLING_SCREEN_ROWS");
-    char *end;
-    if (!asked) return FS_OK;
-    const long value = strtol(asked, &end, 10);
-    if (end == asked || *end || value < 0 || value > 1 << 20)
-        return fs_fail(context, FS_ERR_ENVIRONMENT, "FLASHSAMPLING_SCREEN_ROWS=%s, must be 0 to %d", asked, 1 << 20);
-    *rows = (int32_t)value;
-    return FS_OK;
-}
-
 static fs_status cpu_open(fs_context *context) {
     const fs_options *options = &context->options;
     char names[128];
@@ -44,8 +32,8 @@ static fs_status cpu_open(fs_context *context) {
                        "FLASHSAMPLING_ISA=%s is unknown or does not run here; these do: %s", forced, names);
     fs_nodes nodes = {.count = 0};
     FS_TRY(find_nodes(context, &nodes));
-    int32_t screen_rows = -1;
-    FS_TRY(read_screen_rows(context, &screen_rows));
+    int32_t screen_rows;
+    FS_TRY(fs_screen_most_rows(context, &screen_rows));
     fs_cpu *cpu = fs_context_alloc(context, sizeof *cpu, "the CPU backend");
     if (!cpu) return FS_ERR_MEMORY;
     memset(cpu, 0, sizeof *cpu);

@@ -72,7 +72,7 @@ static void load_span(const fs_pass *pass, int32_t a, int64_t k, float *h, int *
     const char *row = matrix_row(&hidden, pass->row[a]);
     for (int i = 0; i < FS_SCREEN_SPAN; i++) {
         const int64_t d = k * FS_SCREEN_SPAN + i;
-        h[i] = d < head->dim ? weight_at(row, hidden.format, d) : 0.0f;
+        h[i] = d < head->dim ? element_at(row, hidden.format, d) : 0.0f;
         if (!(fabsf(h[i]) < 1e30f)) h[i] = 0.0f, *finite = 0;
     }
 }

@@ -130,7 +130,8 @@ static fs_status cuda_open(fs_context *context) {
         snprintf(cuda->forced_text, sizeof cuda->forced_text, "%s", forced);
         cuda->forced = cuda->forced_text;
     }
-    fs_status status = choose_list_room(context, cuda);
+    fs_status status = fs_screen_most_rows(context, &cuda->screen_rows);
+    if (status == FS_OK) status = choose_list_room(context, cuda);
     if (status == FS_OK) status = choose_team(context, cuda);
     if (status == FS_OK) status = open_device(context, cuda);
     if (status != FS_OK) {

@@ -40,7 +40,8 @@ typedef struct fs_cuda {
     fs_cuda_memory memory;
     encode_tiled encode;
     fs_cuda_family family[FS_CUDA_FAMILIES];
-    int32_t list_room; /* candidates of a row that are looked at: FS_CUDA_LIST, or the environment's choice */
+    int32_t screen_rows; /* up to so many rows screens are read, as the environment says; -1: it does not */
+    int32_t list_room;   /* candidates of a row that are looked at: FS_CUDA_LIST, or the environment's choice */
     int32_t forced_team, forced_threads; /* the environment's choice for rows with rules, or 0 */
     const char *forced;                  /* the environment's choice of a tile, or NULL */
     char forced_text[64];                /* a copy: the environment may change */

@@ -123,8 +123,8 @@ typedef struct fs_screened_token {
     uint32_t token, unused;
 } fs_screened_token;
 
-/* A pass over a head's screen: for every row the tokens that may win. How many there are is in the row's `max`; more than
- * there is room for, and the row is open: it takes the pass over W, as all rows of its call then do. */
+/* A pass over a head's screen: for every row the tokens that may win. How many there are is in the row's `max`; more
+ * than there is room for, and the row is open: it takes the pass over W, as all rows of its call then do. */
 typedef struct fs_cuda_screened {
     fs_screen of;
     uint64_t hash;            /* of its header, as the host knows it */

@@ -75,8 +75,8 @@ static int lists_end_all(const fs_cuda_args *args) {
     return !(batch_rules(&args->head, &args->batch) & (CUTS | EDITS));
 }
 
-/* Who ends the rows of a call. Draws by groups take them in order: one CTA does, with a thread for every part of a window
- * (rows/groups.cuh). */
+/* Who ends the rows of a call. Draws by groups take them in order: one CTA does, with a thread for every part of a
+ * window (rows/groups.cuh). */
 static fs_cuda_team team_of(const fs_cuda *cuda, const fs_cuda_args *args, int32_t edited) {
     const int grouped = batch_is_grouped(&args->batch);
     fs_cuda_device device = cuda->device;

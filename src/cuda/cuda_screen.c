@@ -5,7 +5,6 @@
 #include "core/needs.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 /* ------------------------------------------------------------------------------------------------------- calls ---- */
 
@@ -36,8 +35,7 @@ int fs_cuda_screens(fs_context *context, const fs_cuda_args *args) {
     if (!head->screen || !screen_serves(head, &args->batch, &args->needs) || head->rows == 0) return 0;
     if (batch_is_grouped(&args->batch)) return 0;
     const int32_t most = rows_at_once(cuda, args);
-    const char *rows = getenv("FLASHSAMPLING_SCREEN_ROWS"); /* up to so many, for tests and measurements */
-    if (most > 0 && rows) return args->batch.rows <= strtol(rows, NULL, 10);
+    if (most > 0 && cuda->screen_rows >= 0) return args->batch.rows <= cuda->screen_rows;
     return most > 0 && pays(args, context->screened[context->screen].header.format, most);
 }
 
@@ -62,9 +60,9 @@ fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, fs_
     part.overlap = cuda->device.overlaps;
     part.work = room->work;
     part.screen.of = screen_at(args->head.screen, &context->screened[context->screen].header);
-    /* Numbers of 4 bits are more by 136 in the products, and sums begin at what that adds, taken off: 64 products and
-     * their sum are off by less than 2^-8.4 |h_g| sqrt(64) in units of the step, all groups by that times the root of
-     * how many there are (docs/screening.md). */
+    /* Numbers of 4 bits are more by 136 in the products, and sums begin at what that adds, taken off: a group's sum is
+     * off by less than 0.0237 |h_g| steps, all of them by that times the root of how many there are
+     * (docs/screening.md). */
     part.screen.of.reach += 0.0237f * sqrtf((float)(2 * part.screen.of.records));
     part.screen.hash = context->screened[context->screen].header.hash;
     part.screen.open = (int32_t *)(void *)room->parts;

@@ -8,7 +8,7 @@
 #include <math.h>
 
 static double hidden_at(const fs_matrix *hidden, int64_t b, int64_t d) {
-    return (double)weight_at(matrix_row(hidden, b), hidden->format, d);
+    return (double)element_at(matrix_row(hidden, b), hidden->format, d);
 }
 
 /* A logit by the screen, and how far from the real one it may be. */

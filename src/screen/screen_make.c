@@ -1,5 +1,6 @@
 #define _DEFAULT_SOURCE /* getentropy */
-/* screen_make.c - a screen of a head: its header; its strips (core/strip.h), on the context's threads, or by its backend. */
+/* screen_make.c - a screen of a head: its header; its strips (core/strip.h), on the context's threads or by its
+ * backend. */
 #include "screen_make.h"
 
 #include "core/strip.h"

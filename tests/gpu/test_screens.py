@@ -2,14 +2,17 @@
 import numpy as np
 import pytest
 
-from draws import BF16, CPU, GPU, STREAM, forced, fs, torch
+from draws import BF16, CPU, STREAM, forced, fs, torch
 
 
+def opened(tile=""):
+    """A context that reads screens of heads as small as these too, and for many rows, where W is faster."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLASHSAMPLING_SCREEN_ROWS", "1000")
+        return forced(tile) if tile else fs.Context("cuda", stream=STREAM.cuda_stream)
 
-@pytest.fixture(autouse=True)
-def read_whatever_it_costs(monkeypatch):
-    """Of heads as small as these, and of many rows, W is read: screens are slower."""
-    monkeypatch.setenv("FLASHSAMPLING_SCREEN_ROWS", "1000")
+
+GPU = opened()
 
 
 def weights(V, D, seed=0, outliers=0.05):
@@ -148,7 +151,7 @@ def test_calls_a_screen_does_not_serve_read_the_weights(bits):
 
 def test_portable_kernels_draw_the_same(bits):
     w = weights(20000, 512)
-    context = forced("portable")
+    context = opened("portable")
     check(w, hidden(w, 8), screen_of(w, bits), context=context)
     context.close()
 
@@ -223,7 +226,7 @@ def test_weights_that_are_written_over_are_noticed(bits):
 def test_it_is_the_screen_that_decides(bits, V, outputs, tile):
     """Whatever kernel may follow: a token that only W knows of, since nobody has told the screen, is not drawn."""
     w = weights(V, 1024)
-    h, screen, context = hidden(w, 1), screen_of(w, bits), forced(tile) if tile else GPU
+    h, screen, context = hidden(w, 1), screen_of(w, bits), opened(tile) if tile else GPU
     call = dict(temperature=torch.zeros(1, device="cuda"), outputs=outputs)
     plain, screened = fs.Head(w), fs.Head(w, screen=screen)
     before = context.sample(screened, h, **call).tokens.clone()

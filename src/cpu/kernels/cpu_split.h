@@ -25,14 +25,7 @@ FS_CORE int split_components(int32_t dtype) {
 
 /* Element d of a row, at any address, as float. */
 FS_CORE float split_element(const char *row, int32_t dtype, int64_t d) {
-    float x;
-    uint16_t half;
-    if (dtype == FS_F32) {
-        memcpy(&x, row + 4 * d, sizeof x);
-        return x;
-    }
-    memcpy(&half, row + 2 * d, sizeof half);
-    return dtype == FS_BF16 ? widen_bf16(half) : widen_f16(half);
+    return element_at(row, format_of(dtype), d);
 }
 
 /* component[i] = bf16 bits of the i-th component of h. */

@@ -116,13 +116,6 @@ template <int N, int J> FS_DEVICE fs_marks *tile_marks(fs_tile_state<N, J> *stat
     return AHEAD<N, J> ? state->marks : (fs_marks *)state->stash;
 }
 
-/* Whether a screen has decided all rows of the call, and this pass over W has nothing to do. */
-FS_DEVICE bool is_decided(const fs_cuda_args &args) {
-    if (!args.screen.open) return false;
-    wait_for_earlier_launches();
-    return *(volatile int32_t *)args.screen.open == 0;
-}
-
 /* The first row of this CTA's block among the launch's. */
 FS_DEVICE int32_t block_start(const fs_cuda_args &args) {
     return (int32_t)blockIdx.y * args.block_rows;

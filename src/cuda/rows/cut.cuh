@@ -47,8 +47,8 @@ FS_DEVICE uint64_t with_ties(uint64_t last, uint32_t flags, uint32_t flag) {
     return flags & flag ? last >> 32 << 32 : last;
 }
 
-/* The share top_p of a weight: who has less before it stays, unless it weighs less than `least`. Tokens that do, a share
- * 1 - top_p of the weight divided by their number and more, are beyond the share's end, all of them together. */
+/* The share top_p of a weight: who has less before it stays, unless it weighs less than `least`. Tokens that do, a
+ * share 1 - top_p of the weight divided by their number and more, are beyond the share's end, all of them together. */
 struct nucleus {
     uint64_t mark;
     double least;

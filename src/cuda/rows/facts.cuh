@@ -1,5 +1,5 @@
-/* facts.cuh - what the CTAs of a team tell each other about a row: its largest logits, before they race, and its masses.
- */
+/* facts.cuh - what the CTAs of a team tell each other about a row: its largest logits, before they race, and its
+ * masses. */
 #ifndef FS_CUDA_ROWS_FACTS_CUH
 #define FS_CUDA_ROWS_FACTS_CUH
 

@@ -46,14 +46,7 @@ FS_DEVICE void add_near_granule(fs_mass *mass, const float (&l)[FS_GRANULE]) {
         shifted[i] = x * 1.44269504f + SHIFT;
         const float n = shifted[i] - SHIFT;
         const float r = fmaf(-n, 0.005645751953125f, fmaf(-n, 0.6875f, x)) - n * 1.42860682e-06f;
-        float p = 1.98412698e-04f;
-        p = p * r + 1.38888889e-03f;
-        p = p * r + 8.33333333e-03f;
-        p = p * r + 4.16666667e-02f;
-        p = p * r + 1.66666667e-01f;
-        p = p * r + 0.5f;
-        p = p * r + 1.0f;
-        fraction[i] = p * r + 1.0f;
+        fraction[i] = exp_near_zero(r);
         most = fmaxf(most, shifted[i]);
     }
     if (most < SHIFT - 1.44f * 44500.0f) return;
@@ -120,9 +113,9 @@ FS_DEVICE float exp_in_units(float number, float unit) {
     return exp2_approximate(f) * __int_as_float((__float_as_int(z) << 23) + 0x3F800000);
 }
 
-/* The weight of this thread's granules of a row whose numbers are not far out. Tokens within `near` of the largest weigh
- * what they weigh; the others exp(l) to 4e-7, each less than a fiftieth of it. Sums of granules are in a fixed order,
- * then integers. */
+/* The weight of this thread's granules of a row whose numbers are not far out. Tokens within `near` of the largest
+ * weigh what they weigh; the others exp(l) to 4e-7, each less than a fiftieth of it. Sums of granules are in a fixed
+ * order, then integers. */
 FS_DEVICE uint64_t weight_of_slice(const row_slice s, const cut_scale units, float near) {
     uint64_t sum = 0;
     const float scale = units.scale, unit = (float)units.unit;

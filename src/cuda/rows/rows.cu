@@ -301,8 +301,8 @@ static void configure(cudaLaunchConfig_t *config, cudaLaunchAttribute (&attribut
     }
 }
 
-/* How many CTAs can be a team: as many as run at once. Code that was made for older devices, and translated for this one,
- * has no clusters, and does not wait for launches before it where it may begin early. */
+/* How many CTAs can be a team: as many as run at once. Code that was made for older devices, and translated for this
+ * one, has no clusters, and does not wait for launches before it where it may begin early. */
 extern "C" cudaError_t fs_cuda_rows_open(fs_cuda_device *device) {
     device->team = 1;
     cudaFuncAttributes made = {};

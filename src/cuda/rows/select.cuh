@@ -1,7 +1,7 @@
 /* select.cuh - where a prefix of a row's total order ends, without sorting the row.
  *
- * Entries are keys (core/key.h), larger first, each with a weight; every CTA of a team has some of them. Those stay that
- * have fewer than `most` entries and less than `mass` of weight before them. Bins of falling keys are counted and
+ * Entries are keys (core/key.h), larger first, each with a weight; every CTA of a team has some of them. Those stay
+ * that have fewer than `most` entries and less than `mass` of weight before them. Bins of falling keys are counted and
  * weighed, the one in which the prefix ends is looked at more closely, until its entries are so few that each of them
  * can look at all the others. Counts and weights are integers: the result does not depend on who adds when. */
 #ifndef FS_CUDA_SELECT_CUH

@@ -22,7 +22,6 @@ constexpr uint32_t FS_128 = 0x43004300u;
 
 /* What a lane holds of a record, on its way. */
 template <int BITS> struct fs_record {
-    static constexpr int WORDS = BITS; /* 16 bytes of a chunk: 4 bits, of two tokens at once */
     uint4 q[BITS / 2];
     uint32_t tail; /* the lane's of its 32 halves */
 
