@@ -108,7 +108,7 @@ enum {
     FS_ROW_NAN = 1u << 16,        /* a logit that no mask removed was NaN; it was treated as -inf */
     FS_ROW_INF = 1u << 17,        /* an x or l was +inf: the lowest such id wins, its log Z is +inf, logprobs NaN */
     FS_ROW_FALLBACK = 1u << 18,   /* the row needed a second pass over W (exact all the same) */
-    FS_ROW_RANK_BOUND = 1u << 19, /* CPU: result.rank is a lower bound, 257 or more */
+    FS_ROW_RANK_BOUND = 1u << 19, /* CPU, or shards: result.rank is a lower bound, 257 or more */
     FS_ROW_SHORT = 1u << 20,      /* without replacement: fewer tokens than samples; the rest have none (see above) */
     FS_ROW_FAR = 1u << 21         /* the largest x or l is too far from 0 for log Z: it and logprobs are NaN */
 };
@@ -229,7 +229,7 @@ typedef struct fs_limits {
     int32_t top_k;   /* no top_k that is not off is above this; 0 = not said */
     int64_t edits;   /* entries of all rows' edits together, 0 = not said; so for the next two */
     int64_t counts;  /* of all slots' sparse counts */
-    int64_t watched; /* of all rows' watched tokens */
+    int64_t watched; /* of all rows' watched tokens; parts of CUDA need it */
 } fs_limits;
 
 /* The values one slot has. In fs_batch, `all` holds what is used where the array of the same name is NULL. */
@@ -581,7 +581,8 @@ FS_API fs_status fs_partial(fs_context *context, const fs_head *head, const fs_b
  * group instead, chosen by its log-mass: the paper's B.4, exact in law, parts in rank order. FS_ERR_PEER refuses parts
  * made with other arguments or by another version, parts that are not what fs_partial wrote, and parts that together
  * are not the whole vocabulary, each id once; parts of no ids do no harm. Rows whose lists do not prove their cut come
- * back FS_ROW_INCOMPLETE: repeat the call (partial too) with a larger batch.list_capacity. Neither head.data nor
+ * back FS_ROW_INCOMPLETE: repeat the call (partial too) with a larger batch.list_capacity. On CUDA lists have 1,024
+ * entries where a row may have top-p or min-p, else limits.top_k. Neither head.data nor
  * batch.hidden is read; of the head, what all shards have in common must be there: vocab, kind, dim, round, scale,
  * softcap, post_scale. */
 FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
@@ -617,8 +618,9 @@ typedef struct fs_ranks {
  * longer lists. What such a round exchanges stays within options.fallback_bytes, which all ranks must set alike; the
  * lists of a rank's own pass come on top, and its work memory keeps their size. Where a rank has no memory for a round,
  * rows stay FS_ROW_INCOMPLETE. Every mode but FS_MODE_GROUP_ONLINE; with FS_MODE_GROUP_PARALLEL each rank is one group,
- * as in fs_merge. CUDA: enqueues, needs a device transport, and is capturable in a graph; what goes wrong among ranks
- * there is FS_ROW_PEER, and a rank whose arguments are refused does not meet the others. */
+ * as in fs_merge. CUDA: enqueues, needs a device transport, and is capturable in a graph; there are no further rounds,
+ * so that a row whose lists prove too short is FS_ROW_INCOMPLETE; what goes wrong among ranks is FS_ROW_PEER, and a rank
+ * whose arguments are refused does not meet the others. */
 FS_API fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                                  fs_result *result);
 

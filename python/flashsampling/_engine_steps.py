@@ -84,9 +84,11 @@ class RanksSupport:
 
     def check(self, cuts: bool, rules: Sequence[str], results: Sequence[str]) -> None:
         """Unserved where a step with these is not."""
+        # Lists of candidates that prove too short are known on the device alone, and only the host could go on.
         if cuts:
-            # Lists of candidates that prove too short are known on the device alone, and only the host could go on.
             raise Unserved("top-k, top-p or min-p over ranks")
+        if "rank" in results:
+            raise Unserved("the rank of a token over ranks")
         key = (*rules, "", *results)
         if key not in self._refused:
             done, why = supports(self.device, call="partial", dtype=self.dtype, rules=rules, results=results,

@@ -153,12 +153,12 @@ FS_CORE int row_draw_inside(const fs_row *row, uint32_t sample) {
     return 0;
 }
 
-/* Of a nucleus, or of what min-p leaves, that nobody asked for but for its tokens. */
+/* Of a nucleus, or of what min-p leaves, that nobody asked for but for its tokens; down a list in order is shorter. */
 FS_CORE int row_draw_all_inside(const fs_row *row) {
     const fs_needs *needs = &row->call->needs;
     const int nucleus = rules_top_p_alone(row->rules) && needs->mass_to_cut;
     const int min_p = rules_min_p_alone(row->rules) && row->call->result->logits != FS_LOGITS_CUT;
-    if (!(nucleus || min_p) || needs->rank_depth) return 0;
+    if (!(nucleus || min_p) || needs->rank_depth || row->summary->list.sorted) return 0;
     for (int32_t i = 0; i < needs->samples; i++)
         if (!row_draw_inside(row, (uint32_t)i)) return 0;
     return needs->samples > 0;

@@ -12,7 +12,8 @@ typedef struct fs_list {
     uint64_t *key;    /* [capacity] order keys, in no order but for the popped ones */
     float *raw;       /* [capacity] raw logits beside them, or NULL: the key's logit is the raw one */
     int32_t count;    /* entries, popped ones included */
-    int32_t popped;   /* the last `popped` entries are the largest, ascending: see list_pop */
+    int32_t popped;   /* the last `popped` entries are the largest, ascending: see list_at */
+    int32_t sorted;   /* they all are popped */
     int32_t keep;     /* how many survive when the list is full; 0: there is no list */
     int32_t capacity; /* more than keep */
     uint64_t bound;
@@ -100,8 +101,9 @@ FS_CORE void list_sift(fs_list *list, int32_t at, int32_t heap) {
     if (list->raw) list->raw[at] = raw;
 }
 
-/* Makes the entries a heap; after this only list_pop and list_at may be called. */
+/* Makes the entries a heap; after this only list_at may be called. */
 FS_CORE void list_heapify(fs_list *list) {
+    if (list->sorted) return;
     list->popped = 0;
     for (int32_t i = list->count / 2 - 1; i >= 0; i--) list_sift(list, i, list->count);
 }

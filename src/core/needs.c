@@ -41,36 +41,71 @@ fs_rules fs_rules_of_row(const fs_batch *batch, int64_t vocab, int64_t b) {
     return rules;
 }
 
-fs_needs fs_needs_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
-    const int raw = result->logits == FS_LOGITS_RAW;
+/* What a row that is drawn adds. */
+static void add_row(fs_needs *needs, const fs_batch *batch, const fs_rules *rules) {
+    needs->keep = largest(needs->keep, keep_for_cut(batch, rules));
+    needs->winner_logit |= rules_cut(rules);
+    if (batch->flags & FS_CUT_BEFORE_TEMPERATURE) needs->cut_mass |= rules_top_p_of_row(rules, batch->flags);
+    else needs->mass |= rules_top_p_of_row(rules, batch->flags);
+}
+
+static fs_needs needs_before_rows(const fs_batch *batch, const fs_result *result) {
     fs_needs needs = needs_of_call(batch, result);
     needs.bounded = result_wants_log_z(result);
     needs.max |= needs.bounded;
     needs.mass_to_cut = !needs.mass &&
                         !(result->logits == FS_LOGITS_CUT && (result->rank || result->top_token || result->top_logit));
-    for (int64_t b = 0; b < batch->rows; b++) {
-        fs_rules rules = rules_of_row(batch, head_vocab(head), b);
-        if (rules_drop_row(&rules)) continue;
-        needs.keep = largest(needs.keep, keep_for_cut(batch, &rules));
-        needs.edited |= batch_edits(batch, b, rules.slot).count > 0;
-        needs.edited |= batch_penalises(batch) && rules_penalise(&rules);
-        needs.winner_logit |= rules_cut(&rules);
-        if (batch->flags & FS_CUT_BEFORE_TEMPERATURE) needs.cut_mass |= rules_top_p_of_row(&rules, batch->flags);
-        else needs.mass |= rules_top_p_of_row(&rules, batch->flags);
-    }
-    needs.mass_to_cut &= needs.mass;
+    return needs;
+}
+
+static void needs_after_rows(fs_needs *needs, const fs_head *head, const fs_batch *batch, const fs_result *result) {
+    const int raw = result->logits == FS_LOGITS_RAW;
+    needs->mass_to_cut &= needs->mass;
     int32_t depth = result->top_token || result->top_logit || result->top_logprob ? result->top_count : 0;
     if (result->rank) depth = largest(depth, FS_RANK_DEPTH);
     if (depth) depth = largest(depth, batch->list_capacity);
-    needs.rank_depth = depth;
+    needs->rank_depth = depth;
     /* One more shows whether a tie is beyond that depth. */
     if (depth && result->rank && batch->flags & FS_RANK_OF_TIES) depth++;
-    if (raw && needs.edited) needs.keep_raw = depth;
-    else needs.keep = largest(needs.keep, depth);
+    if (raw && needs->edited) needs->keep_raw = depth;
+    else needs->keep = largest(needs->keep, depth);
     /* No list needs more than there are tokens. */
-    if (needs.keep > head_vocab(head)) needs.keep = (int32_t)head_vocab(head);
-    if (needs.keep_raw > head_vocab(head)) needs.keep_raw = (int32_t)head_vocab(head);
-    needs.raw_column = raw && needs.edited && needs.keep && needs.winner_logit;
+    if (needs->keep > head_vocab(head)) needs->keep = (int32_t)head_vocab(head);
+    if (needs->keep_raw > head_vocab(head)) needs->keep_raw = (int32_t)head_vocab(head);
+    needs->raw_column = raw && needs->edited && needs->keep && needs->winner_logit;
+}
+
+fs_needs fs_needs_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
+    fs_needs needs = needs_before_rows(batch, result);
+    for (int64_t b = 0; b < batch->rows; b++) {
+        fs_rules rules = rules_of_row(batch, head_vocab(head), b);
+        if (rules_drop_row(&rules)) continue;
+        add_row(&needs, batch, &rules);
+        needs.edited |= batch_edits(batch, b, rules.slot).count > 0;
+        needs.edited |= batch_penalises(batch) && rules_penalise(&rules);
+    }
+    needs_after_rows(&needs, head, batch, result);
     needs.watched = watch_before(batch, batch->rows);
+    return needs;
+}
+
+fs_needs fs_needs_of_any(const fs_head *head, const fs_batch *batch, const fs_result *result) {
+    const uint32_t may = batch_rules(head, batch);
+    const uint32_t varies = (batch->top_k ? FS_RULE_TOP_K : 0u) | (batch->top_p ? FS_RULE_TOP_P : 0u) |
+                            (batch->min_p ? FS_RULE_MIN_P : 0u);
+    const int32_t said = batch->limits.top_k ? batch->limits.top_k : FS_LIST_DEFAULT;
+    fs_needs needs = needs_before_rows(batch, result);
+    for (uint32_t uses = 0; uses < 8; uses++) { /* the first three rules */
+        fs_rules rules;
+        if (uses & ~may || (may & ~varies & 7) & ~uses) continue;
+        memset(&rules, 0, sizeof rules);
+        if (uses & FS_RULE_TOP_K) rules.top_k = batch->top_k ? said : batch->all.top_k;
+        rules.top_p = uses & FS_RULE_TOP_P ? 0.5f : 1.0f;
+        rules.log_min_p = uses & FS_RULE_MIN_P ? -1.0 : -INFINITY;
+        add_row(&needs, batch, &rules);
+    }
+    needs.edited = (may & (FS_RULE_EDITS | FS_RULE_PENALTIES)) != 0;
+    needs_after_rows(&needs, head, batch, result);
+    needs.watched = watch_given(batch) * batch->rows + (watches(batch, result) ? batch->limits.watched : 0);
     return needs;
 }

@@ -61,6 +61,17 @@ FS_CORE int32_t watch_token(const fs_batch *batch, int64_t b, int64_t i) {
     return i < given ? batch->given[b * given + i] : batch->watch_token[batch->watch_offset[b] + i - given];
 }
 
+/* Whether lists of watched tokens have a part in the call's results, or lie between others that have. */
+FS_CORE int watches(const fs_batch *batch, const fs_result *result) {
+    return batch->watch_offset && (result->watch_logit || result->watch_logprob || watch_given(batch));
+}
+
+/* Whether row b's are more than the call, of so many together, has room for. */
+FS_CORE int watch_is_over(const fs_batch *batch, int64_t b, int64_t watched) {
+    const int64_t before = watch_before(batch, b), count = watch_count(batch, b);
+    return before < 0 || count < 0 || before > watched - count;
+}
+
 /* Whether anything that is asked speaks of log Z. */
 FS_CORE int result_wants_log_z(const fs_result *result) {
     return result->log_z || result->logprob || result->top_logprob || result->watch_logprob;
@@ -101,5 +112,8 @@ fs_rules fs_rules_of_row(const fs_batch *batch, int64_t vocab, int64_t b);
 
 /* Reads the per-slot arrays of every row, so only where they are host memory. */
 fs_needs fs_needs_of(const fs_head *head, const fs_batch *batch, const fs_result *result);
+/* The same without a look at them: as if there were rows with every mixture of the rules that they may use. Watched
+ * tokens are as many as batch.limits says. */
+fs_needs fs_needs_of_any(const fs_head *head, const fs_batch *batch, const fs_result *result);
 
 #endif

@@ -34,9 +34,12 @@ FS_CORE size_t wire_list_bytes(int32_t keep, int raw) {
     return keep ? 12 + (size_t)keep * (raw ? 12 : 8) : 0;
 }
 
+FS_CORE size_t wire_winner_bytes(const fs_needs *needs) {
+    return 8 + (needs->winner_logit ? (needs->edited ? 8u : 4u) : 0u);
+}
+
 FS_CORE size_t wire_row_bytes(const fs_needs *needs) {
-    size_t winner = 8 + (needs->winner_logit ? (needs->edited ? 8u : 4u) : 0u);
-    size_t bytes = (size_t)needs->samples * winner;
+    size_t bytes = (size_t)needs->samples * wire_winner_bytes(needs);
     bytes += (size_t)(needs->mass != 0) * FS_WIRE_MASS + (size_t)(needs->raw_mass != 0) * FS_WIRE_MASS +
              (size_t)(needs->cut_mass != 0) * FS_WIRE_MASS;
     if (wire_has_max(needs)) bytes += needs->edited ? 8 : 4;
@@ -121,13 +124,14 @@ FS_CORE uint64_t wire_sound_winner(uint64_t key, int64_t vocab) {
     return score_key_token(key) < vocab ? key : FS_KEY_NONE;
 }
 
+FS_CORE int wire_key_is_sound(uint64_t key, int64_t vocab) {
+    const uint32_t logit = (uint32_t)(key >> 32);
+    return (order_key_token(key) < vocab) & (logit >= ordered_float(-INFINITY)) & (logit <= ordered_float(INFINITY));
+}
+
 FS_CORE int wire_keys_are_sound(const uint64_t *key, int32_t count, int64_t vocab) {
-    const uint32_t least = ordered_float(-INFINITY), most = ordered_float(INFINITY);
     int sound = 1;
-    for (int32_t i = 0; i < count; i++) {
-        const uint32_t logit = (uint32_t)(key[i] >> 32);
-        sound &= (order_key_token(key[i]) < vocab) & (logit >= least) & (logit <= most);
-    }
+    for (int32_t i = 0; i < count; i++) sound &= wire_key_is_sound(key[i], vocab);
     return sound;
 }
 
@@ -142,28 +146,37 @@ FS_CORE const char *wire_get_list(const char *at, fs_list *list, int32_t keep, i
     return start + wire_list_bytes(keep, raw);
 }
 
-/* All of a row but its bits. */
-FS_CORE void wire_put_row(const fs_call *call, int64_t b, const fs_summary *s, void *part) {
-    const fs_needs *needs = &call->needs;
-    char *at = (char *)part + wire_row_at(call, b);
-    for (int32_t i = 0; i < needs->samples; i++) {
-        at = wire_put(at, &s->winner[i].key, 8);
-        if (needs->winner_logit) at = wire_put(at, &s->winner[i].y, 4);
-        if (needs->winner_logit && needs->edited) at = wire_put(at, &s->winner[i].x, 4);
-    }
+/* A row but for its bits and lists: a winner; masses and the largest logits; then lists, and watched tokens. */
+FS_CORE char *wire_put_winner(const fs_needs *needs, char *at, const fs_winner *winner) {
+    at = wire_put(at, &winner->key, 8);
+    if (needs->winner_logit) at = wire_put(at, &winner->y, 4);
+    if (needs->winner_logit && needs->edited) at = wire_put(at, &winner->x, 4);
+    return at;
+}
+
+FS_CORE char *wire_put_sums(const fs_needs *needs, char *at, const fs_summary *s) {
     if (needs->mass) at = wire_put_mass(at, &s->mass);
     if (needs->raw_mass) at = wire_put_mass(at, &s->raw_mass);
     if (needs->cut_mass) at = wire_put_mass(at, &s->cut_mass);
     if (wire_has_max(needs)) at = wire_put(at, &s->max_y, 4);
     if (wire_has_max(needs) && needs->edited) at = wire_put(at, &s->max_x, 4);
+    return at;
+}
+
+/* All of a row but its bits. */
+FS_CORE void wire_put_row(const fs_call *call, int64_t b, const fs_summary *s, void *part) {
+    const fs_needs *needs = &call->needs;
+    char *at = (char *)part + wire_row_at(call, b);
+    for (int32_t i = 0; i < needs->samples; i++) at = wire_put_winner(needs, at, &s->winner[i]);
+    at = wire_put_sums(needs, at, s);
     at = wire_put_list(at, &s->list, needs->keep, needs->raw_column);
     at = wire_put_list(at, &s->raw_list, needs->keep_raw, 0);
     wire_put(at, s->watch, (size_t)wire_watched(call, b) * sizeof *s->watch);
 }
 
-/* Lists of the summary must have room for needs.keep and needs.keep_raw entries. Whatever the bytes are, keys are none
- * or those of ids of the vocabulary, and the logits in them are numbers. */
-FS_CORE void wire_get_row(const fs_call *call, int64_t b, const fs_rules *rules, const void *part, fs_summary *s) {
+/* What of a row is in front of its lists, which begin where it returns. */
+FS_CORE const char *wire_get_front(const fs_call *call, int64_t b, const fs_rules *rules, const void *part,
+                                   fs_summary *s) {
     const fs_needs *needs = &call->needs;
     const char *at = (const char *)part + wire_row_at(call, b);
     const uint32_t bits = wire_bits_at(part, b);
@@ -189,6 +202,14 @@ FS_CORE void wire_get_row(const fs_call *call, int64_t b, const fs_rules *rules,
     if (wire_has_max(needs) && needs->edited) at = wire_get(at, &s->max_x, 4);
     if (bits & 2) s->max_x = INFINITY;
     if (bits & 2 || s->max_y * rules->inverse_temperature == INFINITY) s->flags |= FS_ROW_INF;
+    return at;
+}
+
+/* Lists of the summary must have room for needs.keep and needs.keep_raw entries. Whatever the bytes are, keys are none
+ * or those of ids of the vocabulary, and the logits in them are numbers. */
+FS_CORE void wire_get_row(const fs_call *call, int64_t b, const fs_rules *rules, const void *part, fs_summary *s) {
+    const fs_needs *needs = &call->needs;
+    const char *at = wire_get_front(call, b, rules, part, s);
     at = wire_get_list(at, &s->list, needs->keep, needs->raw_column, call->vocab);
     at = wire_get_list(at, &s->raw_list, needs->keep_raw, 0, call->vocab);
     s->list.popped = s->raw_list.popped = 0;

@@ -42,6 +42,7 @@ static fs_status open_stored(fs_context *context, fs_cuda *cuda) {
 static fs_status open_rows(fs_context *context, fs_cuda *cuda) {
     FS_CUDA_TRY(context, fs_cuda_rows_open(&cuda->device));
     FS_CUDA_TRY(context, fs_cuda_screen_open(cuda->device.shared_bytes));
+    FS_CUDA_TRY(context, fs_cuda_merge_lists_open(FS_CUDA_MERGE_SHARED));
     return FS_OK;
 }
 
@@ -375,6 +376,8 @@ static fs_status cuda_work_size(fs_context *context, const fs_head *head, const 
     calls[0].batch.rows = batch->rows;
     if (fs_cuda_has_rules(&calls[0])) FS_TRY(fs_cuda_rows_room(context, &calls[0], &room));
     if (head->screen) fs_cuda_screen_room(context, &calls[0], &room); /* of a call that asks for less */
+    if (fs_cuda_room_bytes(&room) > bytes[0]) bytes[0] = fs_cuda_room_bytes(&room);
+    FS_TRY(fs_cuda_part_room(context, head, batch, result, &room));
     if (fs_cuda_room_bytes(&room) > bytes[0]) bytes[0] = fs_cuda_room_bytes(&room);
     bytes[1] = bytes[0];
     return FS_OK;

@@ -107,7 +107,9 @@ fs_status fs_cuda_compare_screen(fs_context *context, const fs_head *head, const
                                  int64_t count, int64_t *strip);
 fs_status fs_cuda_copy(fs_context *context, void *to, const void *from, size_t bytes);
 
-/* cuda_ranks.c */
+/* cuda_ranks.c. The work memory of fs_partial. */
+fs_status fs_cuda_part_room(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                            fs_cuda_room *room);
 fs_status fs_cuda_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                                fs_result *result, fs_status failed);
 

@@ -145,7 +145,8 @@ typedef struct fs_cuda_args {
     fs_cuda_schedule schedule;
     fs_cuda_k_order k_order;
     int32_t overlap;    /* the device can set up a launch while the one before it ends */
-    int32_t leave_rows; /* in work memory, for a launch that follows */
+    int32_t leave_rows; /* in work memory, for a launch that follows, or in a part: they are not ended */
+    char *part;         /* where rows with rules are left (core/wire.h) */
     fs_cuda_row *work;  /* of this launch's rows */
     fs_cuda_groups groups;
     fs_cuda_lists lists;
@@ -182,10 +183,20 @@ static inline fs_cuda_kind call_kind(const fs_cuda_args *args, int32_t shaped) {
 
 /* The parts of all ranks, after the collective: `count` of them `bytes` apart, or one that has the largest keys. */
 typedef struct fs_cuda_gathered {
-    const char *part;
+    char *part; /* work memory */
     size_t bytes;
     int32_t count;
     int32_t sealed;
 } fs_cuda_gathered;
+
+#define FS_CUDA_MERGE_SHARED (96 << 10) /* which every device from sm_80 on has */
+
+/* What a CTA merges a row of parts with lists in: so much shared memory, or where that has no room work memory. */
+typedef struct fs_cuda_merging {
+    size_t raw, raw_key, winner, bytes; /* where parts of it begin, behind the keys of the list by y */
+    uint32_t *wrong;                    /* whether a part is not what it should be */
+    char *memory;                       /* of each CTA; NULL: shared memory */
+    int32_t grid;
+} fs_cuda_merging;
 
 #endif

@@ -54,6 +54,12 @@ cudaError_t fs_cuda_rows_launch(const fs_cuda_args *args, cudaStream_t stream);
 cudaError_t fs_cuda_put_launch(const fs_cuda_args *args, void *part, int32_t keys, int32_t last, cudaStream_t stream);
 cudaError_t fs_cuda_merge_launch(const fs_cuda_args *args, const fs_cuda_gathered *from, int32_t keys,
                                  cudaStream_t stream);
+/* The same of rows with rules: once per device; the header of a part that has its rows; to results, *where->wrong being
+ * 0 before. */
+cudaError_t fs_cuda_merge_lists_open(int32_t shared_bytes);
+cudaError_t fs_cuda_seal_launch(const fs_cuda_args *args, void *part, cudaStream_t stream);
+cudaError_t fs_cuda_merge_lists_launch(const fs_cuda_args *args, const fs_cuda_gathered *from,
+                                       const fs_cuda_merging *where, cudaStream_t stream);
 
 /* Screens: once per device; how many rows a pass over one takes at once, 0: none; the pass over the rows of args, and
  * what settles them. Whether some are open is known on the device. */

@@ -3,24 +3,49 @@
  * results. fs_partial and fs_merge are its two halves. Everything is enqueued; nothing waits.
  *
  *   what a key tells       all_max of    hash, its complement | key 8 per row
- *   anything else          all_gather of parts */
+ *   anything else          all_gather of parts
+ *
+ * Rows with rules are ended by rows/rows.cu, with all logits of the shard in memory, but for their cuts, which are made
+ * when the lists of all shards are together. The host cannot be asked for another round: what lists leave open is
+ * FS_ROW_INCOMPLETE. */
 #include "cuda_backend.h"
 
 /* A part of one call. */
 typedef struct layout {
     size_t bytes;
-    int32_t keys; /* the call's keys alone */
+    int32_t keys;   /* the call's keys alone */
+    int32_t listed; /* rows have rules: they are ended where all logits of a shard are, and have lists */
 } layout;
+
+/* A part is one group, whatever the mode: only its mass is asked for. */
+static fs_cuda_args pass_of(const fs_cuda_args *args) {
+    fs_cuda_args pass = *args;
+    if (batch_is_grouped(&pass.batch)) pass.batch.mode = FS_MODE_SAMPLE;
+    pass.leave_rows = 1;
+    return pass;
+}
+
+/* Whether the rows of a shard have rules, or two masses, which is as much. */
+static int is_listed(const fs_cuda_args *args) {
+    const fs_cuda_args pass = pass_of(args);
+    return fs_cuda_has_rules(&pass) || (args->needs.mass && args->needs.raw_mass);
+}
 
 /* Whatever goes through other hands than ours is a part, even where keys would do. Every part begins at a multiple of 8
  * bytes. */
-static layout layout_of(const fs_cuda_args *args, int32_t sealed) {
-    const fs_call call = {&args->head, &args->batch, &args->result, NULL, args->vocab, args->needs};
+static fs_status open_call(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                           int32_t sealed, fs_cuda_args *args, layout *l) {
     const fs_needs *needs = &args->needs;
-    layout l = {(wire_size(&call) + 7) / 8 * 8,
-                !sealed && !args->result.status && !needs->mass && !needs->raw_mass && !needs->max};
-    if (l.keys) l.bytes = 8 * (2 + (size_t)args->batch.rows);
-    return l;
+    FS_REQUIRE(context, !watches(batch, result) || batch->limits.watched || batch->rows == 0,
+               "batch.limits.watched is 0 (not said); over shards the cuda backend must know how many entries "
+               "watch_token has, because it does not know the size of a part without");
+    *args = fs_cuda_args_of(head, batch, result);
+    l->listed = is_listed(args);
+    l->keys = !l->listed && !sealed && !result->status && !needs->mass && !needs->raw_mass && !needs->max;
+    if (l->listed) args->needs = fs_needs_of_any(head, batch, result);
+    const fs_call call = {head, batch, result, NULL, args->vocab, args->needs};
+    l->bytes = l->keys ? 8 * (2 + (size_t)batch->rows) : (wire_size(&call) + 7) / 8 * 8;
+    return FS_OK;
 }
 
 static fs_status collect(fs_context *context, const fs_ranks *ranks, const layout *l, char *mine, char *all) {
@@ -50,69 +75,119 @@ static fs_status put(fs_context *context, const fs_cuda_args *pass, void *with) 
     return FS_OK;
 }
 
-/* A part is one group, whatever the mode: only its mass is asked for. */
-static fs_cuda_args pass_of(const fs_cuda_args *args) {
-    fs_cuda_args pass = *args;
-    if (batch_is_grouped(&pass.batch)) pass.batch.mode = FS_MODE_SAMPLE;
-    return pass;
-}
-
 /* The pass over this shard, and its part. */
 static fs_status make_part(fs_context *context, const fs_cuda_room *room, const fs_cuda_args *args, const layout *l,
                            void *part) {
+    const cudaStream_t stream = ((fs_cuda *)context->state)->stream;
     fs_cuda_args pass = pass_of(args);
     destination to = {l, part, args->batch.mode};
-    return fs_cuda_pass(context, room, &pass, put, &to);
+    if (!l->listed) return fs_cuda_pass(context, room, &pass, put, &to);
+    pass.part = part;
+    FS_CUDA_TRY(context, cudaMemsetAsync(part, 0, l->bytes, stream));
+    FS_TRY(fs_cuda_end_rows(context, room, &pass));
+    FS_CUDA_TRY(context, fs_cuda_seal_launch(args, part, stream));
+    return FS_OK;
 }
 
-/* Room for the pass and for so many bytes of parts. */
-static fs_status take_room(fs_context *context, const fs_cuda_args *args, size_t parts, fs_cuda_room *room) {
+/* -------------------------------------------------------------------------------------------------------- room ---- */
+
+/* Work memory of the pass. */
+static fs_status size_pass(fs_context *context, const fs_cuda_args *args, const layout *l, fs_cuda_room *room) {
     const fs_cuda_args pass = pass_of(args);
     memset(room, 0, sizeof *room);
-    room->parts_bytes = parts;
-    FS_TRY(fs_cuda_records_bytes(context, &pass, &room->records_bytes));
-    return fs_cuda_memory_take(context, room);
+    if (l->listed) return fs_cuda_rows_room(context, &pass, room);
+    return fs_cuda_records_bytes(context, &pass, &room->records_bytes);
 }
 
-static fs_status merge_parts(fs_context *context, const fs_cuda_args *args, const layout *l, const char *parts,
-                             int32_t count, int32_t sealed) {
+#define ALIGNED(bytes) (((bytes) + 255) / 256 * 256)
+#define MERGE_BYTES ((size_t)64 << 20) /* of CTAs that merge, together, unless one needs more */
+
+static size_t power_of_two(size_t least) {
+    size_t power = 1;
+    while (power < least) power *= 2;
+    return power;
+}
+
+/* Where a row's lists are merged; their memory is yet to come. Keys are sorted in places that are a power of two. */
+static fs_cuda_merging merging_of(const fs_cuda *cuda, const fs_cuda_args *args, int32_t count) {
+    const fs_needs *needs = &args->needs;
+    const size_t keep = needs->keep ? power_of_two((size_t)needs->keep * (size_t)count) : 0;
+    const size_t keep_raw = needs->keep_raw ? power_of_two((size_t)needs->keep_raw * (size_t)count) : 0;
+    fs_cuda_merging m;
+    memset(&m, 0, sizeof m);
+    m.raw = 8 * keep;
+    m.raw_key = m.raw + (needs->raw_column ? ALIGNED(4 * keep) : 0);
+    m.winner = m.raw_key + 8 * keep_raw;
+    m.bytes = ALIGNED(m.winner + 3 * (size_t)needs->samples * sizeof(fs_winner));
+    const int64_t rows = args->batch.rows,
+                  most = m.bytes <= FS_CUDA_MERGE_SHARED ? cuda->device.processors : (int64_t)(MERGE_BYTES / m.bytes);
+    m.grid = (int32_t)(rows < most ? rows : most > 1 ? most : 1);
+    return m;
+}
+
+/* Bytes of that, with a word for what is wrong. */
+static size_t merging_bytes(const fs_cuda_merging *m) {
+    return 256 + (m->bytes > FS_CUDA_MERGE_SHARED ? m->bytes * (size_t)m->grid : 0);
+}
+
+static fs_status merge_parts(fs_context *context, const fs_cuda_args *args, const layout *l, char *parts, int32_t count,
+                             int32_t sealed, char *memory) {
+    const fs_cuda *cuda = context->state;
     const fs_cuda_gathered from = {parts, l->bytes, count, sealed};
-    FS_CUDA_TRY(context, fs_cuda_merge_launch(args, &from, l->keys, ((fs_cuda *)context->state)->stream));
+    if (l->listed) {
+        fs_cuda_merging m = merging_of(cuda, args, count);
+        m.wrong = (uint32_t *)(void *)memory;
+        if (m.bytes > FS_CUDA_MERGE_SHARED) m.memory = memory + 256;
+        FS_CUDA_TRY(context, cudaMemsetAsync(memory, 0, 256, cuda->stream));
+        FS_CUDA_TRY(context, fs_cuda_merge_lists_launch(args, &from, &m, cuda->stream));
+    } else FS_CUDA_TRY(context, fs_cuda_merge_launch(args, &from, l->keys, cuda->stream));
     return FS_OK;
+}
+
+/* Bytes for what merges so many parts, and the parts. */
+static size_t size_merge(const fs_context *context, const fs_cuda_args *args, const layout *l, int32_t count) {
+    const fs_cuda_merging m = merging_of(context->state, args, count);
+    return (l->listed ? merging_bytes(&m) : 0) + l->bytes * (size_t)count;
 }
 
 /* ------------------------------------------------------------------------------------------------------- ranks ---- */
 
 /* The launches of one call, the device being current. */
-static fs_status enqueue(fs_context *context, const fs_ranks *ranks, const fs_cuda_args *args, fs_result *result) {
+static fs_status enqueue(fs_context *context, const fs_ranks *ranks, const fs_cuda_args *args, const layout *l,
+                         fs_result *result) {
     const fs_cuda *cuda = context->state;
-    const layout l = layout_of(args, 0);
     fs_cuda_room room;
-    FS_TRY(take_room(context, args, l.bytes * (l.keys ? 1 : 1 + (size_t)ranks->count), &room));
-    char *mine = room.parts, *all = l.keys ? mine : mine + l.bytes;
-    const fs_status drawn = make_part(context, &room, args, &l, mine);
+    FS_TRY(size_pass(context, args, l, &room));
+    const size_t before = room.parts_bytes = ALIGNED(room.parts_bytes);
+    room.parts_bytes += l->keys ? l->bytes : ALIGNED(l->bytes) + size_merge(context, args, l, ranks->count);
+    FS_TRY(fs_cuda_memory_take(context, &room));
+    char *mine = room.parts + before, *merging = mine + ALIGNED(l->bytes);
+    char *all = l->keys ? mine : room.parts + room.parts_bytes - l->bytes * (size_t)ranks->count;
+    const fs_status drawn = make_part(context, &room, args, l, mine);
     /* A rank that has failed still meets the others: with what is no part, and no hash beside its complement. */
-    if (drawn != FS_OK) (void)cudaMemsetAsync(mine, 0x7F, l.bytes, cuda->stream);
-    const fs_status met = collect(context, ranks, &l, mine, all);
+    if (drawn != FS_OK) (void)cudaMemsetAsync(mine, 0x7F, l->bytes, cuda->stream);
+    const fs_status met = collect(context, ranks, l, mine, all);
     FS_TRY(drawn);
     FS_TRY(met);
-    FS_TRY(merge_parts(context, args, &l, all, ranks->count, 0));
+    FS_TRY(merge_parts(context, args, l, all, ranks->count, 0, merging));
     result->work_bytes = (int64_t)fs_cuda_room_bytes(&room);
-    result->wire_bytes = (int64_t)l.bytes;
+    result->wire_bytes = (int64_t)l->bytes;
     result->fallback_rows = 0;
     return FS_OK;
 }
 
 fs_status fs_cuda_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                                fs_result *result, fs_status failed) {
-    const fs_cuda_args args = fs_cuda_args_of(head, batch, result);
+    fs_cuda_args args;
+    layout l = {0};
     int before;
     /* With other arguments there is no collective to meet in: its size would not be the others'. */
     FS_TRY(failed);
+    FS_TRY(open_call(context, head, batch, result, 0, &args, &l));
     if (batch->rows == 0) return FS_OK;
     FS_TRY(fs_cuda_check_stream(context));
     FS_TRY(fs_cuda_enter(context, &before));
-    const fs_status status = enqueue(context, ranks, &args, result);
+    const fs_status status = enqueue(context, ranks, &args, &l, result);
     fs_cuda_leave(context->state, before);
     return status;
 }
@@ -121,24 +196,35 @@ fs_status fs_cuda_sample_ranks(fs_context *context, const fs_ranks *ranks, const
 
 fs_status fs_cuda_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                                int32_t least, size_t *bytes) {
-    const fs_cuda_args args = fs_cuda_args_of(head, batch, result);
-    (void)context, (void)least; /* there are no lists */
-    *bytes = layout_of(&args, 1).bytes;
+    fs_cuda_args args;
+    layout l = {0};
+    (void)least; /* there are no rounds with longer lists */
+    FS_TRY(open_call(context, head, batch, result, 1, &args, &l));
+    *bytes = l.bytes;
     return FS_OK;
+}
+
+fs_status fs_cuda_part_room(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                            fs_cuda_room *room) {
+    const fs_cuda_args args = fs_cuda_args_of(head, batch, result);
+    const layout l = {.listed = is_listed(&args)};
+    return size_pass(context, &args, &l, room);
 }
 
 static fs_status enqueue_part(fs_context *context, const fs_cuda_args *args, const layout *l, void *part) {
     fs_cuda_room room;
-    FS_TRY(take_room(context, args, 0, &room));
+    FS_TRY(size_pass(context, args, l, &room));
+    FS_TRY(fs_cuda_memory_take(context, &room));
     return make_part(context, &room, args, l, part);
 }
 
 fs_status fs_cuda_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                           int32_t least, int32_t sealed, void *part, size_t bytes) {
-    const fs_cuda_args args = fs_cuda_args_of(head, batch, result);
-    const layout l = layout_of(&args, 1);
+    fs_cuda_args args;
+    layout l = {0};
     int before;
     (void)least, (void)sealed;
+    FS_TRY(open_call(context, head, batch, result, 1, &args, &l));
     FS_REQUIRE(context, bytes >= l.bytes, "part has %zu bytes, needs %zu (fs_partial_size)", bytes, l.bytes);
     FS_REQUIRE(context, (uintptr_t)part % 8 == 0, "part is %p, must be 8-byte aligned device memory", part);
     if (batch->rows == 0) return FS_OK;
@@ -155,21 +241,23 @@ static fs_status merge_scattered(fs_context *context, const fs_cuda_args *args, 
     const fs_cuda *cuda = context->state;
     fs_cuda_room room;
     memset(&room, 0, sizeof room);
-    room.parts_bytes = l->bytes * (size_t)count;
+    room.parts_bytes = size_merge(context, args, l, count);
     FS_TRY(fs_cuda_memory_take(context, &room));
     *work_bytes = (int64_t)fs_cuda_room_bytes(&room);
+    char *all = room.parts + room.parts_bytes - l->bytes * (size_t)count;
     for (int32_t i = 0; i < count; i++)
-        FS_CUDA_TRY(context, cudaMemcpyAsync(room.parts + (size_t)i * l->bytes, parts[i], l->bytes,
-                                             cudaMemcpyDeviceToDevice, cuda->stream));
-    return merge_parts(context, args, l, room.parts, count, 1);
+        FS_CUDA_TRY(context, cudaMemcpyAsync(all + (size_t)i * l->bytes, parts[i], l->bytes, cudaMemcpyDeviceToDevice,
+                                             cuda->stream));
+    return merge_parts(context, args, l, all, count, 1, room.parts);
 }
 
 fs_status fs_cuda_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                         int32_t count, int32_t least, int32_t sealed, fs_result *result) {
-    const fs_cuda_args args = fs_cuda_args_of(head, batch, result);
-    const layout l = layout_of(&args, 1);
+    fs_cuda_args args;
+    layout l = {0};
     int before;
     (void)least, (void)sealed;
+    FS_TRY(open_call(context, head, batch, result, 1, &args, &l));
     for (int32_t i = 0; i < count; i++)
         FS_REQUIRE(context, (uintptr_t)parts[i] % 8 == 0, "parts[%d] is %p, must be 8-byte aligned device memory", i,
                    parts[i]);

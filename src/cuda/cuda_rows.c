@@ -62,6 +62,7 @@ static int may_list(const fs_cuda_args *args) {
     const fs_result *r = &args->result;
     const uint32_t rules = batch_rules(&args->head, batch);
     const int edited = (rules & EDITS) != 0;
+    if (args->leave_rows) return 0; /* where the cut ends all shards know together */
     if (args->head.kind != FS_HEAD_WEIGHTS || args->head.rows <= 0 || is_mixed(args)) return 0;
     if (args->head.first_token + args->head.rows > MOST_LISTED) return 0;
     if (batch->mode != FS_MODE_SAMPLE || batch->samples != 1 || batch->noise != FS_NOISE_EXACT || !rules) return 0;

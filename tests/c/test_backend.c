@@ -103,7 +103,7 @@ static void calls_are_refused_in_the_words_of_the_answer(void **state) {
 }
 
 /* What the table of CUDA says, by hand. */
-static void cuda_does_every_rule_on_one_device_and_plain_rows_over_shards(void **state) {
+static void cuda_does_every_rule_on_one_device_and_over_shards(void **state) {
     (void)state;
     const uint32_t every_rule = 63, every_result = 255;
     const struct {
@@ -125,13 +125,10 @@ static void cuda_does_every_rule_on_one_device_and_plain_rows_over_shards(void *
         {1, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_PARALLEL, 1, 0, 0, 0, 0, NULL},
         {2, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 0, 0, 0, 256, "FS_MODE_GROUP_PARALLEL"},
         {1, 0, FS_F16, FS_F16, FS_MODE_SAMPLE, 1, 0, 0, FS_RESULT_LOGPROB | FS_RESULT_SCORE, 0, NULL},
-        {1, 0, FS_F32, FS_F32, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, "FS_F32"},
-        {1, 0, FS_BF16, FS_F32, FS_MODE_SAMPLE, 1, 0, 0, 0, 0, "hidden_dtype"},
-        {1, 0, FS_BF16, FS_BF16, FS_MODE_SCORE, 1, 0, 0, 0, 0, "mode"},
-        {2, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 2, 0, 0, 0, 0, "samples"},
-        {2, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 1, 0, FS_RULE_TOP_K, 0, 0, "top-k over shards"},
-        {1, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 1, 0, FS_RULE_EDITS, 0, 0, "edit"},
-        {2, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 1, 0, 0, FS_RESULT_RANK, 0, "rank"},
+        {1, 0, FS_F32, FS_F32, FS_MODE_SAMPLE, 1, 0, every_rule, every_result, 0, NULL},
+        {2, 0, FS_BF16, FS_F32, FS_MODE_WITHOUT_REPLACEMENT, 3, 2, every_rule, every_result, 0, NULL},
+        {1, 1, FS_BF16, FS_BF16, FS_MODE_SCORE, 1, 1, every_rule, every_result, 0, NULL},
+        {2, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_PARALLEL, 1, 0, FS_RULE_EDITS, FS_RESULT_LOG_Z, 0, NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const char *why;
@@ -146,33 +143,13 @@ static void cuda_does_every_rule_on_one_device_and_plain_rows_over_shards(void *
     }
 }
 
-/* An array is no reason to refuse a call whose limits say that no row uses it. Calls over shards are the ones that are
- * refused for a rule. */
-static void rules_that_are_said_to_be_absent_are_no_reason_to_refuse(void **state) {
-    (void)state;
-    fs_context *context = open_context(FS_BACKEND_CUDA, 0, 0);
-    for (uint32_t rules = 1; rules < 64; rules++)
-        for (int arrays = 0; arrays < 2; arrays++) {
-            outlined c;
-            fs_outline o = fs_outline_default();
-            o.call = FS_CALL_PARTIAL, o.dtype = o.hidden_dtype = FS_BF16, o.rules = rules;
-            call_of_outline(&c, &o, arrays);
-            assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_UNSUPPORTED);
-            c.batch.limits.absent = rules & (rules - 1); /* all but one */
-            assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_UNSUPPORTED);
-            c.batch.limits.absent = rules;
-            assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_INTERNAL);
-        }
-    fs_context_destroy(context);
-}
-
-/* Neither does an array for results of no length, a top_k as large as the vocabulary, or counts without a penalty. */
+/* Nor is an array for results of no length, a top_k as large as the vocabulary, or counts without a penalty. */
 static void what_changes_nothing_is_no_reason_to_refuse(void **state) {
     (void)state;
     fs_context *context = open_context(FS_BACKEND_CUDA, 0, 0);
     outlined c;
     fs_outline o = fs_outline_default();
-    o.call = FS_CALL_PARTIAL, o.dtype = o.hidden_dtype = FS_BF16;
+    o.mode = FS_MODE_GROUP_PARALLEL, o.group_size = 7;
     call_of_outline(&c, &o, 0);
     c.batch.all.top_k = OUTLINE_V, c.batch.counts = c.counts;
     c.batch.watch_offset = c.offset, c.result.top_token = c.top;
@@ -205,8 +182,7 @@ int main(void) {
         cmocka_unit_test(the_cuda_backend_is_there_when_it_is_asked_for),
         cmocka_unit_test(work_memory_is_refused_by_a_backend_that_takes_none),
         cmocka_unit_test(calls_are_refused_in_the_words_of_the_answer),
-        cmocka_unit_test(cuda_does_every_rule_on_one_device_and_plain_rows_over_shards),
-        cmocka_unit_test(rules_that_are_said_to_be_absent_are_no_reason_to_refuse),
+        cmocka_unit_test(cuda_does_every_rule_on_one_device_and_over_shards),
         cmocka_unit_test(what_changes_nothing_is_no_reason_to_refuse),
         cmocka_unit_test(group_modes_take_arrays_of_cuts_that_are_said_to_be_absent),
     };

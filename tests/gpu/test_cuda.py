@@ -298,7 +298,7 @@ def test_a_context_without_a_stream_says_so_and_the_device_stays_current():
         out.taken()
 
 
-# ----------------------------------------------------------------------------------------- refused over shards ----
+# --------------------------------------------------------------------------------- each rule, and over shards ----
 
 UNWRITTEN = -12345
 
@@ -332,7 +332,7 @@ REQUESTS = {
     "counts": dict(counts=torch.zeros(2, 1000, device="cuda", dtype=torch.int32), presence=1.0),
     "count lists": dict(count_list=LISTS + (cuda([1]),), presence=1.0),
     "watch": dict(field("watch_logit", shape=(1,)), watch=LISTS),
-    "rank": field("rank", torch.int32),
+    "rank": dict(field("rank", torch.int32), exact_rank=True, list_capacity=1000),
     "top tokens": field("top_token", torch.int32, (2, 3)),
     "top logits": field("top_logit", shape=(2, 3)),
     "top logprobs": field("top_logprob", shape=(2, 3)),
@@ -340,19 +340,21 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_what_shards_do_not_have_yet_says_so_and_one_device_does(name):
+def test_every_request_writes_all_it_asks_for_and_a_part_that_is_the_whole_the_same(name):
     request = dict(REQUESTS[name])
     head, states = request.pop("head", lambda: fs.Head(W0))(), request.pop("hidden", H0)
-    arrays = {**field("tokens", torch.int32, (2, request.get("samples", 1)))["out"],
-              **field("status", torch.int32)["out"], **request.pop("out", {})}
-    with pytest.raises(fs.Error) as error:
-        GPU.partial(head, states, out=arrays, **request)
-    assert error.value.status == UNSUPPORTED and "over shards" in error.value.text
+    asked = {**field("tokens", torch.int32, (2, request.get("samples", 1)))["out"],
+             **field("status", torch.int32)["out"], **request.pop("out", {})}
+    arrays = [{key: array.clone() for key, array in asked.items()} for _ in range(2)]
+    GPU.sample(head, states, out=arrays[0], **request)
+    part = GPU.partial(head, states, out=arrays[1], **request)
     torch.cuda.synchronize()
-    assert all((array == UNWRITTEN).all() for array in arrays.values())
-    GPU.sample(head, states, out=arrays, **request)
+    assert all((array == UNWRITTEN).all() for array in arrays[1].values())
+    GPU.merge([part], head, states, out=arrays[1], **request)
     torch.cuda.synchronize()
-    assert not any((array == UNWRITTEN).any() for array in arrays.values()) and not arrays["status"].any()
+    assert not any((array == UNWRITTEN).any() for array in arrays[0].values()) and not arrays[0]["status"].any()
+    for key in asked:
+        assert torch.equal(arrays[0][key].nan_to_num(), arrays[1][key].nan_to_num()), key
 
 
 @pytest.mark.parametrize("call", [

@@ -26,12 +26,7 @@ def shards(case, cuts):
 
 def merged(case, cuts):
     calls = [Call(part, i) for i, part in enumerate(shards(case, cuts))]
-    try:
-        parts = [TESTED.partial(call.head, call.batch, out=call.out) for call in calls]
-    except fs.Error as error:
-        if "not supported yet" in str(error):
-            pytest.skip(str(error))
-        raise
+    parts = [TESTED.partial(call.head, call.batch, out=call.out) for call in calls]
     last = calls[-1]
     TESTED.merge(parts[::-1], last.head, last.batch, out=last.out)
     return last.taken()
@@ -89,4 +84,7 @@ def test_stored_parts_at_multiples_of_128_have_the_bits_of_the_whole(logits):
             other = whole[name]
             if name == "status":
                 array, other = array & fs.Row.NO_TOKEN, other & fs.Row.NO_TOKEN
-            assert array.tobytes() == other.tobytes(), "%s with parts at %s" % (name, cuts)
+            if logits == "cut" and name in ("log_z", "logprob", "top_logprob", "watch_logprob"):
+                np.testing.assert_allclose(array, other, rtol=0, atol=1e-6)  # sums of survivors, in another order
+            else:
+                assert array.tobytes() == other.tobytes(), "%s with parts at %s" % (name, cuts)

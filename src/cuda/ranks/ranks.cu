@@ -4,48 +4,9 @@
  *
  *   rows of the pass --put_rows--> part --all_gather--> parts of all --merge_rows--> results
  *                    --put_keys--> keys --all_max-----> largest keys --merge_keys--> results */
-#include "cuda/cuda_launch.h"
-#include "cuda/device/row.cuh"
+#include "cuda/ranks/parts.cuh"
 
 namespace {
-
-constexpr int THREADS = 256;
-
-/* The sum over the CTA's threads. */
-FS_DEVICE uint64_t block_sum(uint64_t value) {
-    __shared__ unsigned long long sum;
-    if (threadIdx.x == 0) sum = 0;
-    __syncthreads();
-    atomicAdd(&sum, (unsigned long long)value);
-    __syncthreads();
-    const uint64_t all = sum;
-    __syncthreads(); /* before the next sum begins */
-    return all;
-}
-
-FS_DEVICE fs_call call_of(const fs_cuda_args &args) {
-    return {&args.head, &args.batch, &args.result, NULL, args.vocab, args.needs};
-}
-
-/* Hash of what the ranks of this call agree on: what the host knows of it, and every row's share. */
-FS_DEVICE uint64_t agreed_hash(const fs_cuda_args &args) {
-    const fs_call call = call_of(args);
-    fs_agreement all = agreement_of_call(&call), own;
-    memset(&own, 0, sizeof own);
-    for (int64_t b = threadIdx.x; b < args.batch.rows; b += THREADS) {
-        const fs_rules rules = rules_of_row(&args.batch, args.vocab, b);
-        agreement_add_row(&own, b, &rules);
-    }
-    for (int i = FS_AGREE_SEEDS; i <= FS_AGREE_RULES; i++) all.word[i] = block_sum(own.word[i]);
-    return agreement_hash(&all);
-}
-
-/* The checksum of a part of these ids. */
-FS_DEVICE uint64_t part_sum(const char *part, size_t bytes, uint32_t first, uint32_t end) {
-    uint64_t sum = threadIdx.x == 0 ? wire_term_of_ids(first, end) : 0;
-    for (size_t i = threadIdx.x; i < wire_terms(bytes); i += THREADS) sum += wire_term_at(part, bytes, i);
-    return block_sum(sum);
-}
 
 /* Row b of the launch out of work memory. */
 FS_DEVICE fs_found take_row(const fs_cuda_args &args, const fs_draw &draw, int32_t b) {
@@ -74,14 +35,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     if (!last) return;
     __syncthreads(); /* every row is there */
-    int64_t shard[2];
-    const uint64_t hash = agreed_hash(args);
-    wire_shard(&args.head, args.vocab, shard);
-    const uint32_t first = (uint32_t)shard[0], end = (uint32_t)shard[1];
-    const uint64_t sum = part_sum(part, wire_size(&call), first, end);
-    if (threadIdx.x == 0 && wire_size(&call) % 8) *(uint32_t *)(part + wire_size(&call)) = 0; /* copied along */
-    if (threadIdx.x == 0)
-        *(fs_wire_header *)part = {FS_WIRE_MAGIC, (uint32_t)wire_row_bytes(&args.needs), hash, first, end, sum};
+    seal_part(args, part);
 }
 
 /* Nothing but keys, as signed integers in their order: words[0] and [1] are a hash and its complement, and are that
@@ -99,66 +53,10 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ------------------------------------------------------------------------------------------------------- merge ---- */
 
-FS_DEVICE fs_wire_header header_of(const fs_cuda_gathered &from, int32_t i) {
-    return *(const fs_wire_header *)(from.part + i * from.bytes);
-}
-
-/* Whether parts are of a call like this one and, sealed ones, what they were when they were made. */
-FS_DEVICE bool are_intact(const fs_cuda_args &args, const fs_cuda_gathered &from, const fs_call &call) {
-    const uint64_t hash = agreed_hash(args);
-    for (int32_t i = 0; i < from.count; i++) {
-        const fs_wire_header header = header_of(from, i);
-        if (header.magic != FS_WIRE_MAGIC || header.row_bytes != (uint32_t)wire_row_bytes(&args.needs) ||
-            header.hash != hash)
-            return false;
-        if (from.sealed &&
-            part_sum(from.part + i * from.bytes, wire_size(&call), header.first, header.end) != header.sum)
-            return false;
-    }
-    return true;
-}
-
-/* Whether the ids of the parts are the vocabulary, each id once: together they are as many, one part begins at 0, no
- * two begin at the same id, and where one ends another begins. */
-FS_DEVICE bool are_whole(const fs_cuda_gathered &from, uint64_t vocab) {
-    uint64_t length = 0, starts = 0, wrong = 0;
-    for (int32_t r = threadIdx.x; r < from.count; r += THREADS) {
-        const fs_wire_header own = header_of(from, r);
-        if (own.first >= own.end) continue;
-        length += own.end - own.first;
-        starts += own.first == 0;
-        uint32_t same = 0, next = own.end == vocab;
-        for (int32_t i = 0; i < from.count; i++) {
-            const fs_wire_header other = header_of(from, i);
-            if (other.first >= other.end) continue;
-            same += other.first == own.first;
-            next |= other.first == own.end;
-        }
-        wrong += same != 1 || !next;
-    }
-    return block_sum(length) == vocab && block_sum(starts) == (vocab > 0) && block_sum(wrong) == 0;
-}
-
-/* Row b of all parts; each is a group in that mode, chosen by its mass: the paper's B.4. */
-FS_DEVICE void merge_row(const fs_call &call, const fs_cuda_gathered &from, const fs_rules &rules, int64_t b,
-                         fs_summary *into, fs_summary *next) {
-    const bool grouped = call.batch->mode == FS_MODE_GROUP_PARALLEL;
-    const fs_noise noise = noise_row(rules.seed, rules.position, 0, rules.stream);
-    fs_choice choice = choice_none();
-    for (int32_t i = 0; i < from.count; i++) {
-        fs_summary *to = i == 0 ? into : next;
-        wire_get_row(&call, b, &rules, from.part + i * from.bytes, to);
-        const fs_group group = {to->mass, to->winner[0]};
-        if (grouped) choice_add_parallel(&choice, &group, (uint32_t)i, noise, FS_DOMAIN_MERGE);
-        if (i > 0) summary_merge(&call.needs, into, next, 0);
-    }
-    if (grouped) into->winner[0] = choice_winner(&choice, group_is_a_law(&rules, into->flags));
-}
-
 __global__ void __launch_bounds__(THREADS, 1)
     merge_rows(const __grid_constant__ fs_cuda_args args, const __grid_constant__ fs_cuda_gathered from) {
     const fs_call call = call_of(args);
-    const bool well = are_intact(args, from, call) && are_whole(from, (uint64_t)args.vocab);
+    const bool well = are_intact(args, from) && are_whole(from, (uint64_t)args.vocab);
     for (int64_t b = threadIdx.x; b < args.batch.rows; b += THREADS) {
         fs_rules rules = rules_of_row(&args.batch, args.vocab, b);
         fs_winner winner[2];

@@ -3,6 +3,7 @@
 #define FS_CUDA_ROWS_ENDING_CUH
 
 #include "cuda/device/kth.cuh"
+#include "cuda/device/tokens.cuh"
 #include "cuda/rows/cut.cuh"
 #include "cuda/rows/draw.cuh"
 
@@ -23,7 +24,7 @@ struct facts {
 };
 
 struct masses {
-    fs_mass raw, mass;
+    fs_mass raw, mass, cut;    /* as needs names them */
     unsigned long long weight; /* in units of the cut */
     uint32_t listed;           /* tokens that may be among the best */
 };
@@ -52,6 +53,7 @@ struct ending : race_shared {
     fs_mass mass_part[MOST_WARPS];
     uint32_t own_most[2][FLOORS], most[2][FLOORS]; /* largest x and y of so many parts of the row, ordered */
     uint32_t floor;
+    bool cuts;                              /* here, and not where parts are merged */
     uint32_t ahead[2][FS_CUDA_TEAM][RACES]; /* of samples, by CTA; in turn */
     uint32_t own_ahead[RACES];
     float sample_logit[RACES];
@@ -68,28 +70,6 @@ FS_DEVICE ending *this_ending() {
 }
 
 /* ------------------------------------------------------------------------------------------------------- rules ---- */
-
-FS_DEVICE bool has_bad(const int32_t *token, int64_t first, int64_t count, int64_t vocab) {
-    bool bad = false;
-    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) bad |= token[first + i] < 0 || token[first + i] >= vocab;
-    return bad;
-}
-
-/* FS_ROW_BAD_TOKEN if a list of the row holds what is no token. */
-ROW_PART uint32_t check_lists(const fs_batch &batch, int64_t vocab, int64_t b, int64_t slot) {
-    if (slot < 0) return 0;
-    const fs_edits edits = batch_edits(&batch, b, slot);
-    const int64_t given = watch_given(&batch);
-    bool bad = has_bad(batch.edit_token, edits.first, edits.count, vocab);
-    if (given) bad |= has_bad(batch.given, b * given, given, vocab);
-    if (batch.count_offset)
-        bad |= has_bad(batch.count_token, batch.count_offset[slot],
-                       batch.count_offset[slot + 1] - batch.count_offset[slot], vocab);
-    if (batch.watch_offset)
-        bad |=
-            has_bad(batch.watch_token, batch.watch_offset[b], batch.watch_offset[b + 1] - batch.watch_offset[b], vocab);
-    return __syncthreads_or(bad) ? (uint32_t)FS_ROW_BAD_TOKEN : 0;
-}
 
 /* The words of a row's rules into L1, all at once: who reads them after it asks for one when it has the last. */
 FS_DEVICE void touch_rules(ending *e, int64_t b) {
@@ -132,6 +112,7 @@ ROW_PART void open_row(ending *e, int64_t b) {
     e->row.summary = &e->summary;
     e->row.b = b;
     e->row.status = e->rules.status;
+    e->cuts = rules_cut(&e->rules) && !args.leave_rows;
     if (args.lists.by_place) e->row.status |= FS_ROW_FALLBACK;
     e->edits.edits = e->edits.penalises = 0;
     if (!rules_drop_row(&e->rules)) e->edits = edits_of_row(&args.batch, &e->rules, args.vocab, b);

@@ -94,6 +94,11 @@ ROW_PART void tell_masses(bool weighs) {
         const fs_mass m = block_mass(mass_of_slice(e->view.y, scale, e->reach), e->mass_part);
         if (threadIdx.x == 0) own->mass = m;
     }
+    if (needs.cut_mass) {
+        const float scale = e->rules.cut_scale;
+        const fs_mass m = block_mass(mass_of_slice(e->view.y, scale, e->reach), e->mass_part);
+        if (threadIdx.x == 0) own->cut = m;
+    }
     if (weighs) {
         const float first = e->summary.max_y, scale = e->rules.cut_scale;
         const uint64_t weight = weight_of_slice(e->view.y, cut_scale(scale, first), first - WEIGHED_NEAR / scale);
@@ -119,6 +124,10 @@ FS_DEVICE void hear_masses(ending *e) {
     if (lane < 32 && e->args.needs.mass) {
         const fs_mass m = lanes_mass(is_there ? e->mass_of[lane].mass : mass_empty(), FS_CUDA_TEAM / 2);
         if (lane == 0) e->summary.mass = m;
+    }
+    if (lane < 32 && e->args.needs.cut_mass) {
+        const fs_mass m = lanes_mass(is_there ? e->mass_of[lane].cut : mass_empty(), FS_CUDA_TEAM / 2);
+        if (lane == 0) e->summary.cut_mass = m;
     }
     __syncthreads();
 }

@@ -88,10 +88,16 @@ struct slice_facts {
     }
 };
 
-/* Out of line: soft-caps are large. */
-static __device__ __noinline__ float shape_token(const fs_head &head, float x, int32_t i) {
-    if (head.bias) x += head.bias[i];
-    return head_logit(&head, x);
+/* Whether a head does no more than round and scale. */
+FS_DEVICE bool head_is_simple(const fs_head &head) {
+    return !head.bias && !(head.softcap > 0.0f);
+}
+
+/* head_logit of such a head. */
+FS_DEVICE float simple_logit(const fs_head &head, float x) {
+    if (head.round == FS_BF16) x = round_bf16(x);
+    if (head.round == FS_F16) x = round_f16(x);
+    return x * head.scale * head.post_scale;
 }
 
 /* Where a slice comes from, and where it goes; `to` is NULL where it stays. `low` is the row's first token. */
@@ -104,9 +110,9 @@ struct slice_source {
     FS_DEVICE_MEMBER const float *at(int32_t token) const { return (const float *)row + (token - low); }
 };
 
-/* Floats that need nothing done, from 16-byte addresses to shared memory, are copied while rules are read. */
+/* Floats that need little done, from 16-byte addresses to shared memory, are copied while rules are read. */
 FS_DEVICE bool is_copied(const fs_head &head, const slice_source &from, const row_slice &s) {
-    return s.clean && from.format == FS_FORMAT_F32 && !from.allow && head_is_plain(&head) &&
+    return s.clean && from.format == FS_FORMAT_F32 && !from.allow && head_is_simple(head) &&
            (uintptr_t)from.at(s.base) % 16 == 0;
 }
 
@@ -127,14 +133,20 @@ FS_DEVICE void begin_copy(const slice_source &from, const row_slice s) {
 }
 
 /* What the copies brought, each thread its own ones, and the places around them. */
-FS_DEVICE slice_facts end_copy(const slice_source &from, const row_slice s) {
+FS_DEVICE slice_facts end_copy(const fs_head &head, const slice_source &from, const row_slice s) {
     const whole_quads whole(s);
+    const bool plain = head_is_plain(&head);
     slice_facts facts;
     auto put = [&](int32_t i, float v) { from.to[i] = facts.look(s.holds(s.base + i) ? v : -INFINITY); };
     wait_for_copies();
 #pragma unroll 4
     for (int32_t i = whole.low + (int32_t)threadIdx.x; i < whole.high; i += blockDim.x) {
-        const float4 q = ((const float4 *)from.to)[i];
+        float4 q = ((const float4 *)from.to)[i];
+        if (!plain) {
+            q = make_float4(simple_logit(head, q.x), simple_logit(head, q.y), simple_logit(head, q.z),
+                            simple_logit(head, q.w));
+            ((float4 *)from.to)[i] = q;
+        }
         const float most = max_or_nan(max_or_nan(q.x, q.y), max_or_nan(q.z, q.w));
         const float least = fminf(fminf(q.x, q.y), fminf(q.z, q.w));
         facts.most = fmaxf(facts.most, most); /* which is not NaN's */
@@ -147,35 +159,45 @@ FS_DEVICE slice_facts end_copy(const slice_source &from, const row_slice s) {
 #pragma unroll 1
     for (int32_t i = threadIdx.x; i < before + places - 4 * whole.high; i += blockDim.x) {
         const int32_t at = i < before ? i : i - before + 4 * whole.high;
-        put(at, s.holds(s.base + at) ? *from.at(s.base + at) : -INFINITY);
+        put(at, s.holds(s.base + at) ? simple_logit(head, *from.at(s.base + at)) : -INFINITY);
     }
     return facts;
 }
 
-/* Any others. */
+/* Any others. Loads together: one after the other they take 270 ns each (H200, 2026-11). What is done to logits is done
+ * after all are there: between loads it would keep them on the stack. */
 static __device__ __noinline__ slice_facts load_slice(const fs_head &head, const slice_source &from,
                                                       const row_slice s) {
     constexpr int AT_ONCE = 8;
-    const bool plain = head_is_plain(&head);
-    const int32_t places = s.blocks * FS_CUDA_TILE;
+    const bool ready = head_is_plain(&head) && !from.allow;
+    const int32_t places = s.blocks * FS_CUDA_TILE, step = (int32_t)blockDim.x;
+    auto keeps = [&](int32_t i) { return from.to && (s.clean ? i < places : s.holds(s.base + i)); };
     slice_facts facts;
 #pragma unroll 1
-    for (int32_t start = threadIdx.x; start < places; start += AT_ONCE * blockDim.x) {
-        float ahead[AT_ONCE]; /* loads together: one after the other they take 270 ns each (H200, 2026-11) */
+    for (int32_t start = threadIdx.x; start < places; start += AT_ONCE * step) {
+        float ahead[AT_ONCE];
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
-            const int32_t token = s.base + start + j * (int32_t)blockDim.x;
+            const int32_t token = s.base + start + j * step;
             ahead[j] = s.holds(token) ? number_at(from.row, from.format, token - from.low) : -INFINITY;
         }
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
-            const int32_t i = start + j * (int32_t)blockDim.x, token = s.base + i;
-            float x = ahead[j];
-            if (!plain && s.holds(token)) x = shape_token(head, x, token - from.low);
-            if (from.allow && s.holds(token) && !bit_at(from.allow, token)) x = -INFINITY;
-            x = facts.look(x);
-            if (from.to && (s.clean ? i < places : s.holds(token))) from.to[i] = x;
+            const int32_t i = start + j * step;
+            if (ready) ahead[j] = facts.look(ahead[j]);
+            if (keeps(i)) from.to[i] = ahead[j];
         }
+    }
+    if (ready) return facts;
+#pragma unroll 1
+    for (int32_t i = threadIdx.x; i < places; i += step) {
+        const int32_t token = s.base + i;
+        if (!s.holds(token)) continue;
+        float x = from.to[i];
+        if (head.bias) x += head.bias[token - from.low];
+        x = head_logit(&head, x);
+        if (from.allow && !bit_at(from.allow, token)) x = -INFINITY;
+        from.to[i] = facts.look(x);
     }
     return facts;
 }

@@ -9,7 +9,7 @@
  * (ending.cuh), not on their stacks. */
 #include "cuda/cuda_launch.h"
 #include "cuda/rows/groups.cuh"
-#include "cuda/rows/results.cuh"
+#include "cuda/rows/part.cuh"
 
 namespace {
 
@@ -62,7 +62,7 @@ ROW_PART slice_facts bring_x(int64_t b, int64_t place) {
     const slice_source from = source_of(e, b, place);
     const row_slice s = e->view.x;
     if (threadIdx.x == 0 && !s.clean) e->view.x.v = e->view.y.v = from.to ? from.to : from.at(s.base);
-    return copies_x(e, from) ? end_copy(from, s) : load_slice(e->args.head, from, s);
+    return copies_x(e, from) ? end_copy(e->args.head, from, s) : load_slice(e->args.head, from, s);
 }
 
 /* y of the slice, where the row is edited. */
@@ -83,7 +83,7 @@ ROW_PART slice_facts bring_y(int64_t place) {
  * they race again if not. */
 FS_DEVICE bool may_ask_winner(const ending *e) {
     const fs_cuda_args &args = e->args;
-    return rules_top_p_alone(&e->rules) && args.needs.samples == 1 && !args.needs.ordered &&
+    return e->cuts && rules_top_p_alone(&e->rules) && args.needs.samples == 1 && !args.needs.ordered &&
            args.result.logits != FS_LOGITS_CUT && !batch_is_grouped(&args.batch);
 }
 
@@ -91,7 +91,7 @@ FS_DEVICE bool may_ask_winner(const ending *e) {
 FS_DEVICE bool begins_early(const ending *e) {
     const fs_cuda_args &args = e->args;
     return args.needs.samples > 0 && !args.needs.ordered && !batch_is_grouped(&args.batch) &&
-           (!rules_cut(&e->rules) || may_ask_winner(e));
+           (!e->cuts || may_ask_winner(e));
 }
 
 /* Finds what the cuts leave. */
@@ -184,9 +184,9 @@ ROW_PART int32_t draw_row(bool begun) {
     ending *e = this_ending();
     const int32_t n = e->args.needs.samples;
     const bool asks = may_ask_winner(e) && fabsf(e->summary.max_y * e->rules.cut_scale) <= FS_EXP_EXACT;
-    if (wants_best(e->args.result)) list_best();
+    if (wants_best(e->args.result) && !e->args.leave_rows) list_best();
     tell_masses(asks);
-    if (rules_cut(&e->rules) && !asks) {
+    if (e->cuts && !asks) {
         find_cut();
         begun = false;
     }
@@ -207,6 +207,18 @@ ROW_PART int32_t draw_row(bool begun) {
     hear_masses(e);
     if (asks) draw_in_nucleus();
     return n;
+}
+
+/* The row of a shard. One that has no token has a largest logit, and may have raw ones. */
+ROW_PART void leave_row(bool begun) {
+    ending *e = this_ending();
+    int32_t drawn = 0;
+    if (e->row.status & FS_ROW_EMPTY) {
+        tell_masses(false);
+        team_barrier();
+        hear_masses(e);
+    } else drawn = draw_row(begun);
+    put_row(drawn);
 }
 
 /* ------------------------------------------------------------------------------------------------------ kernel ---- */
@@ -246,7 +258,7 @@ __global__ void __launch_bounds__(FS_CUDA_TEAM_THREADS, 1) end_rows(const __grid
     check_row(e);
     if (rules_drop_row(&e->rules)) {
         wait_for_copies();
-        write_absent(e);
+        if (!e->args.leave_rows) write_absent(e);
         return;
     }
     const bool begins = begins_early(e);
@@ -270,7 +282,8 @@ __global__ void __launch_bounds__(FS_CUDA_TEAM_THREADS, 1) end_rows(const __grid
     }
     team_barrier();
     hear_facts(e);
-    if (!(e->row.status & FS_ROW_NO_TOKEN)) write_results(draw_row(begins));
+    if (e->args.leave_rows) leave_row(begins);
+    else if (!(e->row.status & FS_ROW_NO_TOKEN)) write_results(draw_row(begins));
     else write_absent(e);
 }
 
