@@ -235,9 +235,11 @@ static fs_status list_rows(fs_context *context, const fs_cuda_room *room, const 
     if (batch_rules(&args.head, &args.batch) & FS_RULE_TOP_P && !needs_some_mass(&args.needs))
         args.needs.mass = args.needs.mass_to_cut = 1;
     for (; args.first_row < args.batch.rows; args.first_row += args.rows) {
+        fs_cuda_plan plan;
+        FS_TRY(fs_cuda_plan_next(context, &args, &plan));
+        if (args.first_row == 0 && plan.blocks > 1) /* else the pass does so */
+            FS_CUDA_TRY(context, cudaMemsetAsync(args.lists.open, 0, sizeof *args.lists.open, cuda->stream));
         if (args.edits.row) {
-            fs_cuda_plan plan;
-            FS_TRY(fs_cuda_plan_next(context, &args, &plan));
             args.rows = plan.rows;
             FS_CUDA_TRY(context, fs_cuda_edits_launch(&args, cuda->stream));
         }

@@ -6,16 +6,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VOCAB = 2571, DIM = 192, MOST = 256, SENTINEL = 0x5A };
+enum { VOCAB = 2571, DIM = 192, MOST = 256, SAMPLES = 3, TOP = 7, SENTINEL = 0x5A };
+enum { WORDS = (VOCAB + 31) / 32, EACH = 5 }; /* of a mask; entries of each row's lists */
+
+/* What a call has beside its temperatures; bits. */
+enum { TOP_K = 1, TOP_P = 2, MIN_P = 4, MASK = 8, EDITS = 16, LISTS = 32, SEVERAL = 64, WANTS = 128 };
 
 /* In device memory: rows are greedy and drawn by turns, and which comes first is the call's choice. */
 static float *temperature;
 
 typedef struct results {
-    int32_t tokens[MOST];
+    int32_t tokens[MOST * SAMPLES];
     uint32_t status[MOST];
-    float score[MOST], max_logit[MOST], log_z[MOST], logprob[MOST];
+    float score[MOST * SAMPLES], max_logit[MOST], log_z[MOST], logprob[MOST * SAMPLES];
+    int32_t rank[MOST * SAMPLES], top_token[MOST * TOP];
+    float top_logprob[MOST * TOP], watch_logprob[MOST * EACH];
 } results;
+
+/* Arrays of rules, in device memory. */
+typedef struct rules {
+    uint32_t allow[MOST * WORDS], seen[MOST * WORDS];
+    int64_t offset[MOST + 1];
+    int32_t token[MOST * EACH], counts[MOST * VOCAB];
+    float bias[MOST * EACH];
+} rules;
+static rules *ruled;
 
 static void must(int good, const char *what, const char *why) {
     if (good) return;
@@ -45,12 +60,38 @@ static void *numbers(size_t n, int floats, uint32_t seed) {
     return device;
 }
 
+static void make_rules(void) {
+    rules *host = malloc(sizeof *host);
+    must(host != NULL, "malloc", "no memory");
+    for (int i = 0; i < MOST * WORDS; i++) host->allow[i] = 0x55555555u << i % 2, host->seen[i] = 0x01010101u;
+    for (int i = 0; i <= MOST; i++) host->offset[i] = (int64_t)i * EACH;
+    for (int i = 0; i < MOST * EACH; i++) host->token[i] = i * 37 % VOCAB, host->bias[i] = (float)(i % 3) - 1.0f;
+    for (int i = 0; i < MOST * VOCAB; i++) host->counts[i] = i % 11 == 0;
+    cuda(cudaMalloc((void **)&ruled, sizeof *host), "cudaMalloc");
+    cuda(cudaMemcpy(ruled, host, sizeof *host, cudaMemcpyHostToDevice), "cudaMemcpy");
+    free(host);
+}
+
 typedef struct asked {
     fs_batch batch;
     fs_result result;
 } asked;
 
-static asked ask(const void *hidden, int64_t rows, int32_t mode, int wants, results *device) {
+static void ask_rules(fs_batch *batch, int what) {
+    if (what & TOP_K) batch->all.top_k = 50;
+    if (what & TOP_P) batch->all.top_p = 0.9f;
+    if (what & MIN_P) batch->all.min_p = 0.01f;
+    if (what & MASK) batch->allow = ruled->allow;
+    if (what & EDITS) {
+        batch->edit_offset = ruled->offset, batch->edit_token = ruled->token, batch->edit_bias = ruled->bias;
+        batch->seen = ruled->seen, batch->counts = ruled->counts;
+        batch->all.repetition = 1.2f, batch->all.frequency = 0.5f;
+    }
+    if (what & SEVERAL) batch->samples = SAMPLES;
+}
+
+static asked ask(const void *hidden, int64_t rows, int32_t mode, int what, results *device) {
+    const int wants = (what & WANTS) != 0;
     asked a = {fs_batch_default(), fs_result_default()};
     a.batch.rows = rows;
     a.batch.hidden = hidden;
@@ -68,37 +109,50 @@ static asked ask(const void *hidden, int64_t rows, int32_t mode, int wants, resu
         a.result.log_z = device->log_z;
         a.result.logprob = device->logprob;
     }
+    ask_rules(&a.batch, what);
+    if (what & LISTS) {
+        a.batch.watch_offset = ruled->offset, a.batch.watch_token = ruled->token;
+        a.batch.limits.watched = rows * EACH;
+        a.result.rank = device->rank;
+        a.result.top_count = TOP, a.result.top_token = device->top_token, a.result.top_logprob = device->top_logprob;
+        a.result.watch_logprob = device->watch_logprob;
+    }
     return a;
 }
 
 /* The rows have tokens, and what lies behind them is untouched. */
-static void look(const results *device, int64_t rows) {
+static void look(const results *device, const char *call, int64_t rows, int what, int32_t samples) {
     results host;
     cuda(cudaMemcpy(&host, device, sizeof host, cudaMemcpyDeviceToHost), "cudaMemcpy");
-    for (int64_t b = 0; b < MOST; b++) {
-        int written = host.tokens[b] >= 0 && host.tokens[b] < VOCAB && host.status[b] == FS_ROW_OK;
-        int untouched = host.tokens[b] == 0x5A5A5A5A && host.status[b] == 0x5A5A5A5Au;
-        must(b < rows ? written : untouched, "a row", b < rows ? "was not written" : "past the batch was written");
+    for (int64_t i = 0; i < MOST * samples; i++) {
+        const int64_t b = i / samples;
+        const uint32_t status = host.status[b] & ~(uint32_t)(FS_ROW_FALLBACK | FS_ROW_RANK_BOUND);
+        int written = host.tokens[i] >= 0 && host.tokens[i] < VOCAB && status == FS_ROW_OK;
+        int untouched = host.tokens[i] == 0x5A5A5A5A && host.status[b] == 0x5A5A5A5Au;
+        if (b < rows ? written : untouched) continue;
+        fprintf(stderr, "small_calls: %s of %lld rows, rules 0x%x: row %lld has token %d and status 0x%x\n", call,
+                (long long)rows, (unsigned)what, (long long)b, (int)host.tokens[i], (unsigned)host.status[b]);
+        exit(1);
     }
 }
 
 static void call(fs_context *context, cudaStream_t stream, const fs_head *head, const void *hidden, int64_t rows,
-                 int32_t mode, int wants, results *device) {
-    asked a = ask(hidden, rows, mode, wants, device);
-    cuda(cudaMemset(device, SENTINEL, sizeof *device), "cudaMemset");
+                 int32_t mode, int what, results *device) {
+    asked a = ask(hidden, rows, mode, what, device);
+    cuda(cudaMemsetAsync(device, SENTINEL, sizeof *device, stream), "cudaMemset");
     must(fs_sample(context, head, &a.batch, &a.result) == FS_OK, "fs_sample", fs_error_text(context));
     cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-    look(device, rows);
+    look(device, "a call", rows, what, a.batch.samples);
 }
 
 /* The same in three shards, the last of them empty. */
 static void call_in_parts(fs_context *context, cudaStream_t stream, const fs_head *whole, const void *hidden,
-                          int64_t rows, int wants, results *device) {
+                          int64_t rows, int what, results *device) {
     const int64_t end[] = {1024, VOCAB, VOCAB};
-    asked a = ask(hidden, rows, FS_MODE_SAMPLE, wants, device);
+    asked a = ask(hidden, rows, FS_MODE_SAMPLE, what, device);
     void *part[3];
     size_t bytes;
-    cuda(cudaMemset(device, SENTINEL, sizeof *device), "cudaMemset");
+    cuda(cudaMemsetAsync(device, SENTINEL, sizeof *device, stream), "cudaMemset");
     fs_head shard = *whole;
     shard.vocab = VOCAB;
     for (int64_t i = 0, first = 0; i < 3; first = end[i++]) {
@@ -114,13 +168,61 @@ static void call_in_parts(fs_context *context, cudaStream_t stream, const fs_hea
     must(fs_merge(context, &shard, &a.batch, (const void *const *)part, 3, &a.result) == FS_OK, "fs_merge",
          fs_error_text(context));
     cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-    look(device, rows);
+    look(device, "shards", rows, what, a.batch.samples);
     for (int i = 0; i < 3; i++) cuda(cudaFree(part[i]), "cudaFree");
+}
+
+/* Every rule alone and some together, ended in the pass or by teams; and over shards. */
+static int call_rules(fs_context *context, cudaStream_t stream, const fs_head *head, const void *hidden,
+                      results *device) {
+    const int64_t rows[] = {3, 40};
+    const int what[] = {TOP_K,
+                        TOP_P,
+                        TOP_K | TOP_P | MIN_P,
+                        MASK,
+                        EDITS,
+                        TOP_K | TOP_P | MASK | EDITS,
+                        LISTS | WANTS,
+                        TOP_P | EDITS | LISTS | WANTS,
+                        SEVERAL,
+                        TOP_K | SEVERAL | WANTS};
+    int calls = 0;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (size_t j = 0; j < sizeof what / sizeof what[0]; j++) {
+            call(context, stream, head, hidden, rows[i], FS_MODE_SAMPLE, what[j], device);
+            calls++;
+            if (head->kind == FS_HEAD_LOGITS) continue;
+            call_in_parts(context, stream, head, hidden, rows[i], what[j], device);
+            calls++;
+        }
+    return calls;
+}
+
+static int call_screens(fs_context *context, cudaStream_t stream, const fs_head *whole, const void *hidden,
+                        results *device) {
+    const int64_t rows[] = {1, 8, 16};
+    for (int32_t format = FS_SCREEN_INT8; format <= FS_SCREEN_INT4; format++) {
+        fs_screen_options options = fs_screen_options_default();
+        fs_head head = *whole;
+        void *screen = NULL;
+        options.format = format;
+        must(fs_screen_size(context, &head, &options, &head.screen_bytes) == FS_OK, "fs_screen_size",
+             fs_error_text(context));
+        cuda(cudaMalloc(&screen, head.screen_bytes), "cudaMalloc");
+        must(fs_screen_build(context, &head, &options, screen, head.screen_bytes) == FS_OK, "fs_screen_build",
+             fs_error_text(context));
+        head.screen = screen;
+        for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+            call(context, stream, &head, hidden, rows[i], FS_MODE_SAMPLE, 0, device);
+        cuda(cudaFree(screen), "cudaFree");
+    }
+    return 6;
 }
 
 int main(int argc, char **argv) {
     const int only_stored = argc > 1 && strcmp(argv[1], "stored") == 0;
-    must(argc == 1 || (argc == 2 && only_stored), "usage", "small_calls [stored]");
+    const int only_rules = argc > 1 && strcmp(argv[1], "rules") == 0;
+    must(argc == 1 || (argc == 2 && (only_stored || only_rules)), "usage", "small_calls [stored | rules]");
     cudaStream_t stream;
     fs_context *context = NULL;
     results *device = NULL;
@@ -130,6 +232,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i <= MOST; i++) by_turns[i] = (float)(i % 2);
     cuda(cudaMalloc((void **)&temperature, sizeof by_turns), "cudaMalloc");
     cuda(cudaMemcpy(temperature, by_turns, sizeof by_turns, cudaMemcpyHostToDevice), "cudaMemcpy");
+    make_rules();
+    setenv("FLASHSAMPLING_SCREEN_ROWS", "16", 1); /* of heads so small that W would be read */
     fs_options options = fs_options_default();
     options.backend = FS_BACKEND_CUDA;
     options.stream = stream;
@@ -149,21 +253,25 @@ int main(int argc, char **argv) {
     const int64_t rows[] = {1, 5, 40, 64, 101, 250};
     const int32_t modes[] = {FS_MODE_SAMPLE, FS_MODE_GROUP_PARALLEL, FS_MODE_GROUP_ONLINE};
     int calls = 0;
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0] && !only_rules; i++) {
         for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++)
             for (int wants = 0; wants < 2; wants++) {
-                call(context, stream, &logits, NULL, rows[i], modes[m], wants, device);
-                if (!only_stored) call(context, stream, &weights, hidden, rows[i], modes[m], wants, device);
+                call(context, stream, &logits, NULL, rows[i], modes[m], wants * WANTS, device);
+                if (!only_stored) call(context, stream, &weights, hidden, rows[i], modes[m], wants * WANTS, device);
                 calls += only_stored ? 1 : 2;
             }
         for (int wants = 0; wants < 2 && !only_stored; wants++, calls++)
-            call_in_parts(context, stream, &weights, hidden, rows[i], wants, device);
+            call_in_parts(context, stream, &weights, hidden, rows[i], wants * WANTS, device);
     }
+    if (!only_stored) calls += call_rules(context, stream, &weights, hidden, device);
+    calls += call_rules(context, stream, &logits, NULL, device);
+    if (!only_stored) calls += call_screens(context, stream, &weights, hidden, device);
     fs_context_destroy(context);
     cuda(cudaFree((void *)weights.data), "cudaFree");
     cuda(cudaFree((void *)logits.data), "cudaFree");
     cuda(cudaFree((void *)hidden), "cudaFree");
     cuda(cudaFree(temperature), "cudaFree");
+    cuda(cudaFree(ruled), "cudaFree");
     cuda(cudaFree(device), "cudaFree");
     cuda(cudaStreamDestroy(stream), "cudaStreamDestroy");
     printf("small_calls: %d calls\n", calls);

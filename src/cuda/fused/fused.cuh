@@ -340,7 +340,8 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
         else if constexpr (T::KIND != FS_CUDA_LOGITS) {
             wait_for_earlier_launches();
             let_next_launch_begin(); /* what this launch was given is there for the next one too */
-            if (T::KIND == FS_CUDA_LISTED && args.first_row == 0 && blockIdx.x + blockIdx.y == 0 &&
+            /* Of several blocks of rows one may end before this CTA begins: then the host has seen to it. */
+            if (T::KIND == FS_CUDA_LISTED && args.first_row == 0 && blockIdx.x == 0 && gridDim.y == 1 &&
                 scorer_thread<T::SCORERS>() == 0)
                 *args.lists.open = 0;
             /* Who the rows are is not needed before the first tile is there. */
