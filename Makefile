@@ -9,8 +9,8 @@ CUDA   := build/cuda
 PYTHON ?= python3
 WITH_CUDA = FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python
 
-.PHONY: help demo test fuzz bench build install format lint clean cuda cuda-all test-gpu bench-gpu bench-gpu-rules bench-gpu-screens \
-        paper sanitize-gpu wheel test-python test-vllm test-sglang tpot quality model
+.PHONY: help demo test fuzz screen-equal bench build install format lint clean cuda cuda-all test-gpu bench-gpu \
+        bench-gpu-rules bench-gpu-screens screen-equal-gpu paper sanitize-gpu wheel test-python test-vllm test-sglang tpot quality model
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo '  make demo      install what is needed, build, draw tokens from an LM head of 151,936 tokens, explain'
 	@echo '  make test      install what is needed, run every test that can run here   (ARGS=--quick, ARGS=--help)'
 	@echo '  make fuzz      random structs, parts and files under the sanitizers, 10,000,000 cases   (ARGS="--calls N")'
+	@echo '  make screen-equal  10,000,000 rows of small heads by screens and from W, compared bit for bit  (ARGS="--calls N")'
 	@echo '  make bench     the CPU backend against its bars, in one run                (ARGS=--help)'
 	@echo '  make cuda      build with the CUDA backend for A100, H100, H200, into $(CUDA); needs nvcc, no GPU'
 	@echo '  make cuda-all  the same for compute capability 8.0 to 12.0, into $(CUDA)-all'
@@ -27,6 +28,7 @@ help:
 	@echo '  make bench-gpu every batch size, head and kind of row beside cuBLAS, FlashInfer and reading W  (ARGS=--help)'
 	@echo '  make bench-gpu-rules  top-k, top-p, masks, penalties, logprobs on the GPU over plain draws    (ARGS=--help)'
 	@echo '  make bench-gpu-screens  draws by screens of 8 and 4 bits beside draws from the weights        (ARGS=--help)'
+	@echo '  make screen-equal-gpu  1,000,000 rows by screens and from W on the GPU, compared bit for bit  (ARGS=--help)'
 	@echo '  make paper     tables and plots of the paper, measured on an H100 or H200    (ARGS=--help)'
 	@echo '  make wheel     the Python package as a wheel, into build/wheel, with CUDA where nvcc is    (ARGS="-C ...")'
 	@echo '  make test-python  the wheel with torch and transformers from the package index, on the CPU  (ARGS=--newest)'
@@ -59,6 +61,13 @@ fuzz:
 	@cmake --build build/fuzz --target fuzz_structs fuzz_parts fuzz_npy
 	@scripts/fuzz.sh build/fuzz/tests $(ARGS)
 
+# A case is 1,728 rows.
+screen-equal:
+	@scripts/install-deps.sh test
+	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release --log-level=WARNING
+	@cmake --build $(BUILD) --target fuzz_screens
+	@$(BUILD)/tests/fuzz_screens $(if $(ARGS),$(ARGS),--calls 5800)
+
 bench: build
 	@$(BUILD)/bin/flashsample bench $(if $(ARGS),$(ARGS),--bars)
 
@@ -87,6 +96,9 @@ bench-gpu-rules: cuda
 
 bench-gpu-screens: cuda
 	@$(WITH_CUDA) $(PYTHON) bench/gpu_screens.py $(ARGS)
+
+screen-equal-gpu: cuda
+	@$(WITH_CUDA) $(PYTHON) bench/gpu_screens_equal.py $(ARGS)
 
 paper: cuda
 	@$(WITH_CUDA) $(PYTHON) bench/paper.py $(ARGS)

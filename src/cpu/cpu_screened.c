@@ -179,7 +179,7 @@ void fs_screened_absorb(const fs_pass *pass, fs_block block, int32_t task, int32
     if (pass->active[a].listed) fs_lists_raise(list, pass->cpu->isa->scan, shared_load(&pass->shared.bound[a]));
     fs_rows_settle(pass->cpu->isa, settle, block, x, alone ? shared_load(&pass->shared.best[a]) : FS_KEY_NONE);
     if (alone) shared_raise(&pass->shared.best[a], settle->summary->winner[0].key);
-    if (pass->active[a].listed) shared_raise(&pass->shared.bound[a], list->bound);
+    if (pass->active[a].listed) shared_raise_bound(&pass->shared.bound[a], list->bound);
 }
 
 int fs_screened_gave_up(const fs_pass *pass, int32_t a) {

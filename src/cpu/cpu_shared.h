@@ -37,6 +37,13 @@ static inline void shared_raise(_Atomic uint64_t *shared, uint64_t key) {
     }
 }
 
+/* Shares the bound of a list. Who reads it may be at lower ids, and floors know logits alone: so what is shared is below
+ * all tokens of its logit, unless it is above them all. */
+static inline void shared_raise_bound(_Atomic uint64_t *shared, uint64_t bound) {
+    if (bound == FS_KEY_NONE) return;
+    shared_raise(shared, (uint32_t)bound == UINT32_MAX ? bound : order_key_before(order_key_logit(bound)));
+}
+
 /* A task has met so many tokens of a row, 1 / `tasks_needed` of its top-k or more, whose logits are `logit` at least.
  * Where as many tasks as are needed reach a logit, the top-k does, and what is below is in nobody's list. */
 static inline void shared_reach(const fs_shared *shared, int32_t row, int32_t task, int32_t tasks_needed, float logit) {

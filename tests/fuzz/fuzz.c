@@ -80,8 +80,8 @@ static void run(void (*one)(rng *r)) {
     }
 }
 
-/* Waits for the process that runs cases; a terminal sees it getting on. Returns its exit status, or that it had to be
- * killed. */
+/* Waits for the process that runs cases; a terminal sees it getting on, a log once a minute. Returns its exit status,
+ * or that it had to be killed. */
 static int watch(pid_t child, double start) {
     int status = 0;
     double printed = start, moved = start;
@@ -98,11 +98,10 @@ static int watch(pid_t child, double start) {
             printf("fault: a case runs for more than %d seconds\n", SECONDS_PER_CASE);
             kill(child, SIGKILL);
         }
-        if (t - printed < 3.0) continue;
+        if (t - printed < (isatty(2) ? 3.0 : 60.0)) continue;
         printed = t;
-        if (isatty(2))
-            fprintf(stderr, "%s: %lld of %lld cases, %.0f a second\n", fuzz.name, (long long)fuzz.shared->done,
-                    (long long)fuzz.calls, (double)fuzz.shared->done / (t - start));
+        fprintf(stderr, "%s: %lld of %lld cases, %.1f a second\n", fuzz.name, (long long)fuzz.shared->done,
+                (long long)fuzz.calls, (double)fuzz.shared->done / (t - start));
     }
 }
 

@@ -146,9 +146,9 @@ class Tally:
 class Part:
     """The calls of one head, or of one shard: its tokens begin at `first`, and are named as if they did at `named`."""
 
-    def __init__(self, W, h, names, temperature, vocab, first, named):
-        B, self.shift = h.shape[0], first - named
-        self.head = fs.Head(W, first_token=named, vocab=0 if self.shift else vocab)
+    def __init__(self, W, h, names, temperature, vocab, first, named, context, screen):
+        B, self.shift, self.context = h.shape[0], first - named, context
+        self.head = fs.Head(W, first_token=named, vocab=0 if self.shift else vocab, screen=screen)
         self.tokens = torch.empty(CALLS, B, device="cuda", dtype=torch.int64)
         self.score = torch.empty(CALLS, B, device="cuda")
         self.calls = []
@@ -160,7 +160,7 @@ class Part:
 
     def queue(self, call):
         batch, result = self.calls[call]
-        GPU.sample(self.head, batch, out=result)
+        self.context.sample(self.head, batch, out=result)
 
 
 class Run:
@@ -200,16 +200,17 @@ class Run:
         self.graph.replay()
 
 
-def draw(source, draws, B=ROWS, temperature=1.0, names=by_position, W=None, shards=None, keep=0):
+def draw(source, draws, B=ROWS, temperature=1.0, names=by_position, W=None, shards=None, keep=0,
+         context=GPU, screen=None):
     """A Tally of so many draws, or a few more, of one law. `names` is a function of B or what one returned.
 
     W replaces the source's own weights. shards are [(first, end, what the first token is named)]. The first `keep`
-    replays leave their scores, as uniform values, in tally.kept.
+    replays leave their scores, as uniform values, in tally.kept. screen is the head's, where there are no shards.
     """
     names = names(B) if callable(names) else names
     W, vocab = source.W if W is None else W, source.W.shape[0]
     h = source.h.expand(B, -1).contiguous()
-    parts = [Part(W[first:end], h, names, temperature, vocab, first, named)
+    parts = [Part(W[first:end], h, names, temperature, vocab, first, named, context, screen)
              for first, end, named in shards or [(0, vocab, 0)]]
     tally = Tally(*source.law(temperature))
     run, kept = Run(parts, names, tally), []

@@ -1,8 +1,16 @@
-"""Screens from Python: Context.screen and Head(screen=...); the tokens are those without."""
+"""Screens from Python: Context.screen and Head(screen=...); the tokens are those without. And what fuzz_screens, which
+compares millions of rows, says of screens that are wrong."""
+import os
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import flashsampling as fs
+
+ROOT = Path(__file__).resolve().parents[2]
+FUZZ = Path(os.environ.get("FS_BUILD", ROOT / "build" / "release")) / "tests" / "fuzz_screens"
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +68,13 @@ def test_what_is_no_screen_of_these_weights_is_refused(context, data):
         fs.Head(W, dtype="bf16", screen=screen[1:])
     with pytest.raises(ValueError, match="bits '5': expected one of 8, 4"):
         context.screen(fs.Head(W, dtype="bf16"), 5)
+
+
+@pytest.mark.skipif(not FUZZ.exists(), reason=f"{FUZZ} was not built (FS_TESTS=OFF)")
+@pytest.mark.parametrize("planted", ["scales", "bounds"])
+def test_fuzz_screens_finds_a_planted_error(planted):
+    """The comparison of `make screen-equal`: scales that have lost a bit; bounds that leave out what was rounded."""
+    for seed in ("1", "2"):
+        found = subprocess.run([FUZZ, "--plant", planted, "--calls", "3", "--seed", seed], capture_output=True,
+                               text=True, timeout=300)
+        assert found.returncode == 1 and "fault: " in found.stdout and ", by the screen " in found.stdout, found.stdout

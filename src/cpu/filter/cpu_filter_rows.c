@@ -152,15 +152,10 @@ static int is_for_all(const filtered_row *r) {
     return top_k > 0 && top_k <= r->summary->list.keep;
 }
 
-/* A task that reads a bound may be at lower ids than the one that shared it, and floors know logits alone: so what is
- * shared is below all tokens of its logit, unless it is above them all. */
 static void share_bound(const filtered_row *r) {
-    const uint64_t bound = r->summary->list.bound;
     if (r->active->near > -INFINITY)
         shared_raise(&r->shared->bound[r->a], rows_near(r->active, r->rules, r->summary->max_y));
-    if (bound == FS_KEY_NONE || !is_for_all(r)) return;
-    shared_raise(&r->shared->bound[r->a],
-                 (uint32_t)bound == UINT32_MAX ? bound : order_key_before(order_key_logit(bound)));
+    if (is_for_all(r)) shared_raise_bound(&r->shared->bound[r->a], r->summary->list.bound);
 }
 
 /* How many of its largest logits each task remembers of a row, so that half of the tasks, or all of them, remember its
