@@ -26,7 +26,7 @@ ALLOWED = {
     "src/cuda/fused": LAUNCH | {"cuda/device", "cuda/fused"},
     "src/cuda/stored": LAUNCH | {"cuda/device", "cuda/stored"},
     "src/cuda/groups": LAUNCH | {"cuda/device", "cuda/stored/blocks.cuh"},
-    "src/cuda/ranks": LAUNCH | {"cuda/device"},
+    "src/cuda/ranks": LAUNCH | {"cuda/device", "cuda/ranks"},
     "src/cuda/rows": LAUNCH | {"cuda/device", "cuda/rows"},
     "src/cuda/screen": LAUNCH | {"cuda/device", "cuda/fused/pieces.cuh", "cuda/screen"},
     "src/screen": SHARED | {"screen"},

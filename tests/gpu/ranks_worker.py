@@ -69,6 +69,10 @@ CASES = (
     ("groups", ("tokens", "status", "log_z"), "processed", dict(mode="group_parallel", group_size=128), "weights"),
     ("stored", ("tokens", "status", "log_z"), "processed", {}, "logits"),
     ("stored tokens", ("tokens",), "processed", {}, "logits"),
+    ("top-k", ("tokens", "status", "score"), "raw", dict(top_k=50), "weights"),
+    ("cuts", ("tokens", "status", "score"), "raw", dict(top_k=64, top_p=0.8, min_p=0.001), "weights"),
+    ("nucleus", ("tokens", "status", "score"), "raw", dict(top_p=0.7, list_capacity=V), "weights"),
+    ("stored min-p", ("tokens", "status", "score"), "raw", dict(min_p=0.01, list_capacity=V), "logits"),
 )
 
 
@@ -82,6 +86,8 @@ def draw_cases(ranks, found, how):
             CONTEXT.sample(head(how, kind, H), None if kind == "logits" else H, out=out, logits=logits, **rules(B),
                            **more, **({} if ranks is None else {"ranks": ranks.address}))
             torch.cuda.synchronize()
+            if "status" in out:
+                out["status"] &= ~int(Row.FALLBACK)
             for key, value in out.items():
                 found["%s/%s/%d/%s" % (how, name, B, key)] = value.cpu().numpy()
 
@@ -102,7 +108,8 @@ def run_graph():
     """A captured call, replayed with other positions and hidden states, draws what an eager one does."""
     ranks, B = Ranks(RANK, COUNT, FOLDER), 64
     H, asked, part = hidden(B), rules(B), head("even")
-    for wanted in (("tokens",), ("tokens", "status", "log_z")):
+    for wanted, more in ((("tokens",), {}), (("tokens", "status", "log_z"), {}), (("tokens", "status"), dict(top_k=50))):
+        asked.update(more)
         out, eager = outputs(B, wanted), outputs(B, wanted)
         CONTEXT.sample(part, H, out=out, ranks=ranks.address, logits="processed", **asked)
         torch.cuda.synchronize()
