@@ -124,7 +124,7 @@ typedef struct cut_case {
 } cut_case;
 
 FS_CORE fs_list list_of(cut_case *c) {
-    const fs_list list = {c->key, NULL, c->count, 0, CUT - 1, CUT, c->bound};
+    const fs_list list = {c->key, NULL, c->count, 0, 0, CUT - 1, CUT, c->bound};
     return list;
 }
 

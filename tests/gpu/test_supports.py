@@ -91,7 +91,7 @@ def batch_of(outline):
         else:
             b.counts, b.all.presence = ZEROS.data_ptr(), 0.5
     if "watch" in outline["results"]:
-        b.watch_offset, b.watch_token = OFFSET.data_ptr(), ZEROS.data_ptr()
+        b.watch_offset, b.watch_token, b.limits.watched = OFFSET.data_ptr(), ZEROS.data_ptr(), B
     return b
 
 
