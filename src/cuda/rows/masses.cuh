@@ -69,7 +69,7 @@ static __device__ __noinline__ fs_mass far_mass_of_slice(const row_slice s, floa
 }
 
 /* The sum of exp(v scale) over this thread's granules. No finite v is further than `reach` from 0. */
-static __device__ __noinline__ fs_mass mass_of_slice(const row_slice s, float scale, float reach) {
+FS_DEVICE fs_mass mass_of_slice(const row_slice s, float scale, float reach) {
     if (!(reach * scale <= MASS_NEAR)) return far_mass_of_slice(s, scale);
     fs_mass mass = mass_empty();
     each_granule(s, [&](int32_t, float(&v)[FS_GRANULE]) {
