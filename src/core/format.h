@@ -59,7 +59,7 @@ FS_CORE fs_format format_at(int32_t format) {
     case FS_FORMAT_##name:                                                                                             \
         f.numbers = numbers_, f.bytes = bytes_, f.beside = beside_;                                                    \
         break;
-    switch (format) { FS_FORMAT_TABLE(FS_FORMAT_CASE) }
+    switch (format) { FS_FORMAT_TABLE(FS_FORMAT_CASE) } /* NOLINT(bugprone-branch-clone): some are alike */
 #undef FS_FORMAT_CASE
     return f;
 }

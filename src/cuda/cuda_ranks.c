@@ -145,9 +145,14 @@ static fs_status merge_parts(fs_context *context, const fs_cuda_args *args, cons
 }
 
 /* Bytes for what merges so many parts, and the parts. */
-static size_t size_merge(const fs_context *context, const fs_cuda_args *args, const layout *l, int32_t count) {
+static fs_status size_merge(fs_context *context, const fs_cuda_args *args, const layout *l, int32_t count,
+                            size_t *bytes) {
     const fs_cuda_merging m = merging_of(context->state, args, count);
-    return (l->listed ? merging_bytes(&m) : 0) + l->bytes * (size_t)count;
+    const int64_t most = args->needs.keep > args->needs.keep_raw ? args->needs.keep : args->needs.keep_raw;
+    FS_REQUIRE(context, most * count <= INT32_MAX,
+               "%d parts with lists of %lld entries; together they must stay below 2^31", count, (long long)most);
+    *bytes = (l->listed ? merging_bytes(&m) : 0) + l->bytes * (size_t)count;
+    return FS_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------------- ranks ---- */
@@ -159,7 +164,9 @@ static fs_status enqueue(fs_context *context, const fs_ranks *ranks, const fs_cu
     fs_cuda_room room;
     FS_TRY(size_pass(context, args, l, &room));
     const size_t before = room.parts_bytes = ALIGNED(room.parts_bytes);
-    room.parts_bytes += l->keys ? l->bytes : ALIGNED(l->bytes) + size_merge(context, args, l, ranks->count);
+    size_t merging_and_parts;
+    FS_TRY(size_merge(context, args, l, ranks->count, &merging_and_parts));
+    room.parts_bytes += l->keys ? l->bytes : ALIGNED(l->bytes) + merging_and_parts;
     FS_TRY(fs_cuda_memory_take(context, &room));
     char *mine = room.parts + before, *merging = mine + ALIGNED(l->bytes);
     char *all = l->keys ? mine : room.parts + room.parts_bytes - l->bytes * (size_t)ranks->count;
@@ -241,7 +248,7 @@ static fs_status merge_scattered(fs_context *context, const fs_cuda_args *args, 
     const fs_cuda *cuda = context->state;
     fs_cuda_room room;
     memset(&room, 0, sizeof room);
-    room.parts_bytes = size_merge(context, args, l, count);
+    FS_TRY(size_merge(context, args, l, count, &room.parts_bytes));
     FS_TRY(fs_cuda_memory_take(context, &room));
     *work_bytes = (int64_t)fs_cuda_room_bytes(&room);
     char *all = room.parts + room.parts_bytes - l->bytes * (size_t)count;
