@@ -3,7 +3,7 @@
     make tpot ARGS="--json tpot.json"              every cell; some twenty minutes
     make tpot ARGS="--quick --json tpot.json"      the bars, and one cell of every rule, in under 200 s of measuring
     python bench/tpot.py --serve 16,64 --rows ""  requests that come by chance (tpot_serve.py), and no other cells
-    python bench/tpot.py --screen 8                one arm more, ours+screen, whose head has a screen of 8 bits
+    python bench/tpot.py --screen 8,4              arms more, whose head has a screen of 8 bits, of 4
     python bench/tpot.py --kv --json kv.json       tokens of KV cache with and without the plug-in; six engine starts
 
 Weights are random: no checkpoint is needed. Rows of hidden states are exchanged before every call (tpot_arms.py).
@@ -164,15 +164,15 @@ class Run:
             self.torch.cuda.synchronize()
         self.read_ms = read[1] / 1e3
         self.torch.cuda.set_stream(stream)
-        self.prepare_screen()
+        self.prepare_screens()
         self.results["about"]["read_tb_s"] = round(weight.numel() * 2 / self.read_ms / 1e9, 3)
 
-    def prepare_screen(self):
-        if self.arguments.screen:
-            self.arms, self.tap.pool = (*tpot_arms.ARMS, tpot_tables.SCREENED), self.pools["language"]
+    def prepare_screens(self):
+        self.tap.pool = self.pools["language"]
+        for bits in numbers(self.arguments.screen):
+            self.arms = (*self.arms, tpot_tables.SCREENED[bits])
             with self.torch.inference_mode():
-                size = self.tap.screen(self.arguments.screen)
-            self.results["about"].update(screen_bits=self.arguments.screen, screen_bytes=size)
+                self.results["about"]["screen_bytes_%d" % bits] = self.tap.screen(bits)
 
     def generate(self, B, new, rules):
         from vllm import SamplingParams
@@ -202,8 +202,10 @@ class Run:
             self.tap.mask = np.random.default_rng(1).integers(-2**31, 2**31, (B, words)).astype(np.int32)
         if rules in ("kp", "p"):
             self.sampler_build.wait()
-        # The engine wants the logprobs that it has asked for, and null has none.
-        taken = {arm: [] for arm in self.arms if arm != "null" or rules != "logprobs5"}
+        # The engine wants the logprobs that it has asked for, and null has none. No screen is read where there are rules.
+        left = [*(["null"] if rules == "logprobs5" else []),
+                *([] if rules in ("t1", "greedy") else tpot_tables.SCREENED.values())]
+        taken = {arm: [] for arm in self.arms if arm not in left}
         for arm in taken:
             self.tap.arm = arm
             self.generate(B, 6, rules)
@@ -226,9 +228,13 @@ class Run:
         drawn = sum(count for count, _ in self.tap.differ)
         apart = [gap for _, gaps in self.tap.differ for gap in gaps]
         self.results["greedy"] = {"drawn": drawn, "equal": drawn - len(apart), "apart": sorted(apart, reverse=True)}
-        if self.tap.screened is not None:
-            self.generate(16, 33, "t1")
-            self.results["screened"] = dict(zip(("drawn", "equal"), map(sum, zip(*self.tap.equal))))
+        self.say("greedy: %d of %d are vLLM's" % (drawn - len(apart), drawn))
+        if self.tap.screened:
+            for B, rules in ((16, "t1"), (8, "t1"), (8, "greedy"), (1, "t1"), (1, "greedy")):
+                self.generate(B, 33, rules)
+            self.results["screened"] = {bits: dict(zip(("drawn", "equal"), map(sum, zip(*found))))
+                                        for bits, found in self.tap.equal.items()}
+            self.say("with a screen, by bits: %s" % self.results["screened"])
 
     def same(self, rules, new=17):
         """Equal seeds, positions and hidden states in other batches."""
@@ -270,19 +276,25 @@ class Run:
 
 
 def kv_cache(arguments):
-    """Tokens of KV cache that vLLM finds room for, each in a process of its own; what they import is imported once."""
+    """Tokens of KV cache that vLLM finds room for, each in a process of its own: they begin together and have the
+    device in turn, since vLLM takes what others take there for its own."""
     import multiprocessing
 
-    import flashsampling.vllm  # noqa: F401
+    import flashsampling.vllm  # noqa: F401  what they import is imported once
     from vllm import LLM  # noqa: F401
 
     fork, found = multiprocessing.get_context("fork"), []
-    for most, tokens in (map(int, pair.split(":")) for pair in arguments.kv.split(",")):
-        for switch in ("off", "on"):
-            receive, send = fork.Pipe(duplex=False)
-            process = fork.Process(target=kv_one, args=(arguments, most, tokens, switch, send))
+    pairs = [tuple(map(int, pair.split(":"))) for pair in arguments.kv.split(",")]
+    with tempfile.TemporaryDirectory() as folder:
+        begun = []
+        for case in ((*pair, switch) for pair in pairs for switch in ("off", "on")):
+            go, (receive, send) = fork.Event(), fork.Pipe(duplex=False)
+            process = fork.Process(target=kv_one, args=(arguments, folder, *case, go, send))
             process.start()
             send.close()
+            begun.append((case, process, go, receive))
+        for (most, tokens, switch), process, go, receive in begun:
+            go.set()
             try:
                 room = receive.recv()
             except EOFError:
@@ -296,14 +308,33 @@ def kv_cache(arguments):
                     json.dump({"kv_tokens": found}, file, indent=1)
 
 
-def kv_one(arguments, most, tokens, switch, send):
+def kv_one(arguments, folder, most, tokens, switch, go, send):
+    """An engine, until it knows how large its KV cache will be: sends the number of tokens and ends."""
     os.environ["FLASHSAMPLING_VLLM"] = switch
-    with tempfile.TemporaryDirectory() as folder:
-        llm, _ = engine(arguments, folder, most, enforce_eager=True, max_num_batched_tokens=tokens,
-                        compilation_config={})
-        config = llm.llm_engine.vllm_config.cache_config
+
+    def known(config):
         send.send(config.num_gpu_blocks * config.block_size)
-    os._exit(0)  # nothing of vLLM's is to be ended in order
+        os._exit(0)  # nothing of vLLM's is to be ended in order
+
+    kv_hooks(go, known)
+    folder = os.path.join(folder, "%d-%d-%s" % (most, tokens, switch))
+    os.mkdir(folder)
+    engine(arguments, folder, most, enforce_eager=True, max_num_batched_tokens=tokens, compilation_config={})
+
+
+def kv_hooks(go, known):
+    """The device is touched when `go` is set; known(cache_config) is called in place of what makes the caches."""
+    from vllm.v1.executor.abstract import Executor
+    from vllm.v1.worker.gpu_worker import Worker
+
+    init = Worker.init_device
+
+    def init_device(self):
+        go.wait()
+        init(self)
+
+    Worker.init_device = init_device
+    Executor.initialize_from_config = lambda self, configs: known(self.vllm_config.cache_config)
 
 
 def main():
@@ -327,7 +358,7 @@ def main():
                              "(%(const)s; the last are those of vllm serve on large GPUs)")
     parser.add_argument("--serve", default="", metavar="B,..", help="B requests at once that come by chance")
     parser.add_argument("--same", default="", metavar="RULES,..", help="draw equal seeds in other batches")
-    parser.add_argument("--screen", type=int, choices=(8, 4), help="an arm more, with a screen of so many bits")
+    parser.add_argument("--screen", default="", metavar="BITS,..", help="arms more, with screens of so many bits")
     arguments = parser.parse_args()
     if arguments.kv:
         kv_cache(arguments)

@@ -1,10 +1,11 @@
-"""What make tpot exchanges in vLLM: GPUModelRunner.sample as vLLM has it, as flashsampling.vllm has it, with a
-screen if a run asks for that arm, or as if head and sampler took no time; each timed on the device and on the host,
-over rows that are known.
+"""What make tpot exchanges in vLLM: GPUModelRunner.sample as vLLM has it, as flashsampling.vllm has it, with screens
+if a run asks for those arms, or as if head and sampler took no time; each timed on the device and on the host, over
+rows that are known.
 
 The body of the model has random weights, whose hidden states make rows of no likeness. Before every call, outside of
 what is timed, rows of a pool take their place: language-like ones (gpu_language.py), or flat ones, from the same head.
 """
+import functools
 import time
 
 import gpu_language
@@ -21,12 +22,11 @@ class Tap:
 
     def __init__(self, torch, plugin, module, parts):
         self.torch, self.plugin, self.runner_class, self.parts = torch, plugin, module.GPUModelRunner, parts
-        self.original = {"stock": plugin._stock["sample"], "ours": plugin._sample, "null": self.null,
-                         SCREENED: self.with_screen}
-        self.screened = None  # the drawer that has a screen
+        self.original = {"stock": plugin._stock["sample"], "ours": plugin._sample, "null": self.null}
+        self.screened = {}  # by bits, the drawer that has such a screen
         self.runner = self.pool = self.mask = self.constant = None
         self.arm, self.step, self.calls, self.differ, self.by_seed = "ours", 0, [], [], False
-        self.equal = []  # of ours with and without a screen: (tokens, equal ones)
+        self.equal = {}  # by bits, of ours with and without a screen: [(tokens, equal ones)]
         tap = self
 
         def sample(self, hidden_states, input_batch, grammar_output):
@@ -48,14 +48,15 @@ class Tap:
 
     def screen(self, bits):
         """The arm with a screen, of the head as it is now; how many bytes it has."""
-        hidden = self.torch.zeros_like(self.pool[:1])
-        self.screened = self.plugin.Drawer(self.runner, hidden, bits=bits)
-        if self.screened.call.head.screen is None:
+        drawer = self.screened[bits] = self.plugin.Drawer(self.runner, self.torch.zeros_like(self.pool[:1]), bits=bits)
+        if drawer.call.head.screen is None:
             raise SystemExit("tpot: no screen of %d bits, the log says why" % bits)
-        return self.screened.call.head.screen.nbytes
+        self.original[SCREENED[bits]] = functools.partial(self.with_screen, drawer)
+        self.equal[bits] = []
+        return drawer.call.head.screen.nbytes
 
-    def with_screen(self, runner, hidden, batch, grammar):
-        plain, runner.__dict__[KEY] = runner.__dict__[KEY], self.screened
+    def with_screen(self, drawer, runner, hidden, batch, grammar):
+        plain, runner.__dict__[KEY] = runner.__dict__[KEY], drawer
         try:
             return self.plugin._sample(runner, hidden, batch, grammar)
         finally:
@@ -96,9 +97,9 @@ class Tap:
         result = self.original["stock"](runner, hidden, batch, grammar)
         ours = self.original["ours"](runner, hidden, batch, grammar)[0].sampled_token_ids
         theirs = result[0].sampled_token_ids
-        if self.screened is not None:
-            screened = self.with_screen(runner, hidden, batch, grammar)[0].sampled_token_ids
-            self.equal.append((ours.numel(), int((ours == screened).sum())))
+        for bits, drawer in self.screened.items():
+            screened = self.with_screen(drawer, runner, hidden, batch, grammar)[0].sampled_token_ids
+            self.equal[bits].append((ours.numel(), int((ours == screened).sum())))
         logits = runner.model.compute_logits(hidden[batch.logits_indices]).float()
         apart = (logits.gather(1, theirs) - logits.gather(1, ours)).abs()[theirs != ours]
         self.differ.append((theirs.numel(), apart.cpu().tolist()))

@@ -15,7 +15,7 @@ T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8:
        15: 2.131, 20: 2.086, 30: 2.042}
 # Of what stock's head and sampler take beyond reading W, how much is to be gained: rules -> share, at these B.
 BARS = {"t1": 0.60, "kp": 0.75}
-SCREENED = "ours+screen"  # an arm that not every run has
+SCREENED = {8: "ours+8", 4: "ours+4"}  # by bits of a screen: arms that not every run has
 BARS_AT = {"model": "qwen3-8b", "rows": "language", "B": (1, 16, 64)}
 
 
@@ -74,9 +74,9 @@ def table(results):
     """Markdown: a line for each cell."""
     lines = ["| model | rows | rules | B | stock, ours, null: ms a token | stock - ours, us | sample() on the device: "
              "stock, ours, reading W, us | gained | host: stock, ours, us |", "|---|---|---|---|---|---|---|---|---|"]
-    screens = any(SCREENED in cell["rounds"] for cell in results["cells"])
-    if screens:
-        lines[0] += " with a screen: ms a token, us on the device | ours - with a screen, us |"
+    screens = [bits for bits, arm in SCREENED.items() if any(arm in cell["rounds"] for cell in results["cells"])]
+    for bits in screens:
+        lines[0] += " a screen of %d bits: ms a token, us on the device | ours - with it, us |" % bits
         lines[1] += "---|---|"
     for cell in results["cells"]:
         mean, half = interval(differences(cell, "tpot_ms"))
@@ -89,16 +89,17 @@ def table(results):
             ", ".join(number(middle(cell, arm, "tpot_ms")) for arm in ("stock", "ours", "null")),
             1e3 * mean, 1e3 * half, none, ", ".join("%.0f" % (1e3 * ms) for ms in device),
             "-" if share is None else "%.0f +- %.0f %%" % (100 * share[0], 100 * share[1]),
-            ", ".join("%.0f" % (1e3 * ms) for ms in host)) + (screen_columns(cell) if screens else ""))
+            ", ".join("%.0f" % (1e3 * ms) for ms in host)) + "".join(screen_columns(cell, bits) for bits in screens))
     return "\n".join(lines)
 
 
-def screen_columns(cell):
-    if not cell["rounds"].get(SCREENED):
+def screen_columns(cell, bits):
+    arm = SCREENED[bits]
+    if not cell["rounds"].get(arm):
         return " - | - |"
-    mean, half = interval(differences(cell, "tpot_ms", "ours", SCREENED))
+    mean, half = interval(differences(cell, "tpot_ms", "ours", arm))
     return " %s, %.0f | %.0f +- %.0f%s |" % (
-        number(middle(cell, SCREENED, "tpot_ms")), 1e3 * middle(cell, SCREENED, "device_ms"), 1e3 * mean, 1e3 * half,
+        number(middle(cell, arm, "tpot_ms")), 1e3 * middle(cell, arm, "device_ms"), 1e3 * mean, 1e3 * half,
         " (none)" if abs(mean) <= half else "")
 
 
@@ -111,8 +112,8 @@ def report(results):
         equal, drawn, apart = results["greedy"]["equal"], results["greedy"]["drawn"], results["greedy"]["apart"]
         lines.append("greedy: %d of %d tokens equal; logits of the others apart by %s" % (
             equal, drawn, ", ".join("%g" % gap for gap in apart[:8]) or "-"))
-    if results.get("screened"):
-        lines.append("with a screen: %(equal)d of %(drawn)d tokens are those without" % results["screened"])
+    for bits, found in results.get("screened", {}).items():
+        lines.append("a screen of %s bits: %d of %d tokens are those without" % (bits, found["equal"], found["drawn"]))
     lines += [tpot_serve.line(cell) for cell in results.get("serve", [])]
     for name in ("same", "counts", "kv_tokens", "language"):
         if results.get(name):

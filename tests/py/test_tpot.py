@@ -1,7 +1,9 @@
 """The bench of vLLM without vLLM: intervals, verdicts and tables of invented runs, and the rows that are exchanged."""
 import json
+import multiprocessing
 import os
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -130,20 +132,31 @@ def test_requests_that_come_by_chance():
 
 
 def test_room_for_the_kv_cache_is_asked_of_processes(monkeypatch, tmp_path, capsys):
-    """With a stand-in for the engine: each has its own switch, and one that dies is told from the others."""
+    """With a stand-in for the engine: each has its own switch and its turn, and one that dies is told from the others."""
     module = types.ModuleType("vllm")
     module.LLM = None
     monkeypatch.setitem(sys.modules, "vllm", module)
     monkeypatch.setitem(sys.modules, "flashsampling.vllm", types.ModuleType("flashsampling.vllm"))
 
+    entered = multiprocessing.get_context("fork").Value("i", 0)
+
+    def hooks(go, known):
+        hooks.go, hooks.known = go, known
+
     def engine(arguments, folder, most, **more):
+        assert os.listdir(folder) == [] and hooks.go.wait(30)
         if most == 1024 and os.environ["FLASHSAMPLING_VLLM"] == "on":
             os._exit(3)
-        config = types.SimpleNamespace(num_gpu_blocks=most + (os.environ["FLASHSAMPLING_VLLM"] == "on"), block_size=16)
-        return types.SimpleNamespace(llm_engine=types.SimpleNamespace(
-            vllm_config=types.SimpleNamespace(cache_config=config))), None
+        with entered.get_lock():
+            entered.value += 1
+            mine = entered.value
+        time.sleep(0.1)
+        assert entered.value == mine  # nobody else has come to the device
+        hooks.known(types.SimpleNamespace(num_gpu_blocks=most + (os.environ["FLASHSAMPLING_VLLM"] == "on"),
+                                          block_size=16))
 
     monkeypatch.setattr(tpot, "engine", engine)
+    monkeypatch.setattr(tpot, "kv_hooks", hooks)
     path = tmp_path / "kv.json"
     tpot.kv_cache(types.SimpleNamespace(kv="256:2048,1024:512", model="qwen3-8b", memory=0.4, json=str(path)))
     found = [(each["max_num_seqs"], each["plug-in"], each["kv"]) for each in json.loads(path.read_text())["kv_tokens"]]

@@ -72,7 +72,7 @@ def run(module, monkeypatch, tmp_path):
     run, world = tpot.Run.__new__(tpot.Run), World(vocab=VOCAB, dim=64, slots=16)
     run.arguments = types.SimpleNamespace(model="qwen3-8b", quick=False, batches="1,16", rules="t1,kp,logprobs5,mask",
                                           rows="language,flat", rounds=2, new=8, prompt=4, budget=1e9, serve="",
-                                          same="", screen=None, json=str(tmp_path / "run.json"))
+                                          same="", screen="", json=str(tmp_path / "run.json"))
     run.began = run.ready = time.perf_counter() - 1
     run.sampler_build = types.SimpleNamespace(wait=lambda: None)
     run.plugin, run.torch, run.llm, run.random, run.vocab = fsv, torch, Engine(world), random.Random(1), VOCAB
@@ -102,29 +102,31 @@ def test_every_cell_is_measured(run, capsys):
     assert capsys.readouterr().out.count("| qwen3-8b | language | kp |") == 4  # as they come, and in the table
 
 
-def test_an_arm_with_a_screen(run, capsys):
-    """It has one, of the head as the bench has written it, and draws what ours draws; ours still has none."""
-    run.arguments.screen, run.arguments.batches, run.arguments.rows = 8, "1", "language"
-    run.prepare_screen()
+def test_arms_with_screens(run, capsys):
+    """They have theirs, of the head as the bench has written it, and draw what ours draws; ours still has none."""
+    run.arguments.screen, run.arguments.batches, run.arguments.rows = "8,4", "1", "language"
+    run.prepare_screens()
     seen, sample = {}, fsv._sample
     with pytest.MonkeyPatch.context() as patch:
         def watched(runner, *step):
-            result = sample(runner, *step)
-            rows = seen.setdefault((run.tap.arm, runner._flashsampling is run.tap.screened), [])
-            rows.append(runner._flashsampling.call.result.screened_rows)
+            result, drawer = sample(runner, *step), runner._flashsampling
+            bits = next((bits for bits, each in run.tap.screened.items() if each is drawer), 0)
+            seen.setdefault((run.tap.arm, bits), []).append(drawer.call.result.screened_rows)
             return result
 
         patch.setattr(fsv, "_sample", watched)
         run.tap.original["ours"] = watched
         run.main()
     results = json.load(open(run.arguments.json))
-    assert set(seen) == {("check", False), ("check", True), ("ours", False), ("ours+screen", True)}
-    assert sum(seen["ours+screen", True]) > 10 and not any(seen["ours", False])
-    assert all("ours+screen" in cell["rounds"] for cell in results["cells"]) and set(results["counts"]) == {"fused"}
-    assert results["screened"] == {"drawn": 3 * 16 * 33, "equal": 3 * 16 * 33}
-    assert results["about"]["screen_bits"] == 8 and results["about"]["screen_bytes"] > VOCAB * 64
+    assert set(seen) == {("check", 0), ("check", 8), ("check", 4), ("ours", 0), ("ours+8", 8), ("ours+4", 4)}
+    assert sum(seen["ours+8", 8]) > 10 and any(seen["ours+4", 4]) and not any(seen["ours", 0])
+    assert all(("ours+4" in cell["rounds"]) == (cell["rules"] == "t1") for cell in results["cells"])
+    assert set(results["counts"]) == {"fused"}
+    assert results["screened"] == dict.fromkeys("84", {"drawn": 33 * (3 * 16 + 2 * 8 + 2), "equal": 33 * 66})
+    about = results["about"]
+    assert about["screen_bytes_8"] > about["screen_bytes_4"] > VOCAB * 32
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert {line.count("|") for line in lines} == {12} and "with a screen" in lines[0]
+    assert {line.count("|") for line in lines} == {14} and "a screen of 4 bits" in lines[0]
 
 
 def test_rows_are_those_of_the_pool(run):
