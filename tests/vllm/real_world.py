@@ -2,9 +2,12 @@
 
 Only what needs one is replaced: pinned memory, whose views are the tensors themselves here, the stream on which masks
 are copied, and log1p, which Triton's interpreter does not have. Top-k and top-p are those that vLLM has in PyTorch.
+FLASHSAMPLING_TEST_RANK, _COUNT and _STORE, a file, in the environment make it one process of several, over which
+vLLM splits the head.
 """
 import dataclasses
 import inspect
+import os
 import tempfile
 import types
 
@@ -42,10 +45,12 @@ from vllm.v1.worker.gpu.states import RequestState
 topk_topp_sampler.HAS_TRITON = False
 gumbel.tldevice = types.SimpleNamespace(log1p=lambda x: gumbel.tl.log(1.0 + x))
 CONFIG = VllmConfig(device_config=DeviceConfig(device="cpu"))
+RANK, COUNT = (int(os.environ.get("FLASHSAMPLING_TEST_" + name, alone)) for name, alone in (("RANK", 0), ("COUNT", 1)))
 with set_current_vllm_config(CONFIG):
     with tempfile.NamedTemporaryFile() as file:
-        init_distributed_environment(1, 0, "file://%s.store" % file.name, 0, "gloo")
-    initialize_model_parallel()
+        store = os.environ.get("FLASHSAMPLING_TEST_STORE", file.name + ".store")
+        init_distributed_environment(COUNT, RANK, "file://" + store, 0, "gloo")
+    initialize_model_parallel(COUNT)
 
 
 class Model(torch.nn.Module):
@@ -54,9 +59,10 @@ class Model(torch.nn.Module):
         with set_current_vllm_config(CONFIG):
             self.lm_head = ParallelLMHead(vocab, dim, params_dtype=torch.float32)
             self.logits_processor = LogitsProcessor(vocab)
-        weight = torch.randn(self.lm_head.weight.shape, generator=torch.Generator().manual_seed(5))
+        rows, first = self.lm_head.weight.shape[0], self.lm_head.shard_indices.padded_org_vocab_start_index
+        weight = torch.randn(rows * COUNT, dim, generator=torch.Generator().manual_seed(5))
         weight[vocab:] = 50
-        self.lm_head.weight.data.copy_(weight)
+        self.lm_head.weight.data.copy_(weight[first : first + rows])
 
     def compute_logits(self, hidden):
         return self.logits_processor(self.lm_head, hidden)
