@@ -202,7 +202,7 @@ class Run:
             self.tap.mask = np.random.default_rng(1).integers(-2**31, 2**31, (B, words)).astype(np.int32)
         if rules in ("kp", "p"):
             self.sampler_build.wait()
-        # The engine wants the logprobs that it has asked for, and null has none. No screen is read where there are rules.
+        # The engine wants the logprobs that it has asked for, and null has none. With rules no screen is read.
         left = [*(["null"] if rules == "logprobs5" else []),
                 *([] if rules in ("t1", "greedy") else tpot_tables.SCREENED.values())]
         taken = {arm: [] for arm in self.arms if arm not in left}

@@ -115,7 +115,7 @@ class Tap:
 
 def same(llm, tap, prompts, params, budget):
     """{arm: {how: share}} of tokens that are those of one batch, for equal seeds, positions and hidden states:
-    backwards, in fours, alone, and with `budget` tokens a step: prompts are read in pieces among the draws of others."""
+    backwards, in fours, alone, and with `budget` tokens a step: prompts are read in pieces among others' draws."""
     def drawn(order, size):
         found = {}
         for i in range(0, len(order), size):

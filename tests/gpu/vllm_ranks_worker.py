@@ -52,7 +52,7 @@ class Rank:
         group, gather = get_tp_group(), get_tp_group().all_gather
 
         def counted(tensor, *more, **names):
-            self.sizes.append(tensor.numel() * tensor.element_size())
+            self.sizes.append(tensor.nbytes)
             return gather(tensor, *more, **names)
 
         group.all_gather = counted

@@ -132,7 +132,7 @@ def test_requests_that_come_by_chance():
 
 
 def test_room_for_the_kv_cache_is_asked_of_processes(monkeypatch, tmp_path, capsys):
-    """With a stand-in for the engine: each has its own switch and its turn, and one that dies is told from the others."""
+    """With a stand-in for the engine: each has its switch and its turn, and one that dies is told from the others."""
     module = types.ModuleType("vllm")
     module.LLM = None
     monkeypatch.setitem(sys.modules, "vllm", module)

@@ -29,7 +29,7 @@ def draw(rules):
 
 sizes, group = [], get_tp_group()
 gather = group.all_gather
-group.all_gather = lambda tensor, *more: (sizes.append(tensor.numel() * tensor.element_size()), gather(tensor, *more))[1]
+group.all_gather = lambda tensor, *more: (sizes.append(tensor.nbytes), gather(tensor, *more))[1]
 assert fsv.patch(model_runner)
 found = {name: draw(rules) for name, rules in CASES.items()}
 fsv.unpatch(model_runner)
