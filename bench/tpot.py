@@ -155,9 +155,9 @@ class Run:
         weight = self.weight = drawer.layer.weight.data[: self.vocab]
         self.torch.cuda.synchronize()
         with self.torch.inference_mode():
-            tpot_arms.plant(self.torch, weight)
             bench = gpu_bench.open_bench(self.arguments.build)
-            self.pools, self.results["language"] = tpot_arms.pools(bench, weight)
+            make = tpot_arms.turned if self.arguments.screen else tpot_arms.planted
+            self.pools, self.results["language"] = make(bench, weight)
             reader = bench.best_reader(weight)
             read = bench.time_in_turn({"read": lambda: bench.read(reader, weight)}, reps=30, warm_ups=5)["read"]
             bench.flush = bench.square = None

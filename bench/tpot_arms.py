@@ -3,12 +3,14 @@ if a run asks for those arms, or as if head and sampler took no time; each timed
 rows that are known.
 
 The body of the model has random weights, whose hidden states make rows of no likeness. Before every call, outside of
-what is timed, rows of a pool take their place: language-like ones (gpu_language.py), or flat ones, from the same head.
+what is timed, rows of a pool take their place: language-like ones, or flat ones, from the same head (gpu_language.py;
+with screens gpu_screens.py).
 """
 import functools
 import time
 
 import gpu_language
+import gpu_screens
 from gpu_rows import COLUMNS
 from tpot_tables import SCREENED
 
@@ -147,8 +149,24 @@ def plant(torch, weight):
     weight[:, COLUMNS : COLUMNS + gpu_language.PROFILES] = torch.from_numpy(gpu_language.profiles(V)).to(weight)
 
 
+def planted(bench, weight):
+    """Makes the head; {kind: [POOL, D]} and what the language-like ones are (describe())."""
+    plant(bench.torch, weight)
+    return pools(bench, weight)
+
+
+def turned(bench, weight):
+    """The same where screens are read: a head without columns that are functions of the token. Those are outliers three
+    hundred times as large as the other weights; no trained head has such, and 4 bits cannot hold both."""
+    weight.copy_(gpu_screens.weights(bench, *weight.shape))
+    found = {kind: bench.torch.cat([gpu_screens.hidden(bench, weight, 128, kind) for _ in range(0, POOL, 128)])
+             for kind in ("language", "flat")}
+    logits = (found["language"][:16] @ weight.T).float()
+    return found, gpu_language.describe(logits.cpu().numpy())
+
+
 def pools(bench, weight):
-    """{kind: [POOL, D]} and what the language-like ones are (describe())."""
+    """Rows of a head of plant()."""
     torch, D = bench.torch, weight.shape[1]
     exact = weight.float().T
     pieces, shown = [], None

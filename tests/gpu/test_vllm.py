@@ -102,9 +102,11 @@ def test_seeds_repeat_in_any_batch(engine):
 @pytest.mark.parametrize("bits", ["8", "4"])
 def test_tokens_with_a_screen_are_those_without(engine, monkeypatch, bits):
     """In steps of 1 to 24 rows. Without the bytes behind its beginning they are others: so it is read."""
+    monkeypatch.setenv("FLASHSAMPLING_SCREEN_ROWS", "16")  # W is so small that it would be read
+
     def drawn(screen, change=None):
         monkeypatch.setenv("FLASHSAMPLING_VLLM_SCREEN", screen)
-        engine.runner.__dict__.pop("_flashsampling")
+        engine.runner.__dict__.pop("_flashsampling", None)
         tokens = [engine.tokens(Request(PROMPT, temperature=1.3), 1)[0].token_ids[0]]
         head = engine.runner._flashsampling.call.head
         assert (head.screen is None) == (screen == "off")

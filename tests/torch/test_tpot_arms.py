@@ -16,6 +16,7 @@ import vllm_standin as standin
 from vllm_steps import module
 from vllm_standin import Request, World
 
+import flashsampling as fs
 import flashsampling.vllm as fsv
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench"))
@@ -127,6 +128,22 @@ def test_arms_with_screens(run, capsys):
     assert about["screen_bytes_8"] > about["screen_bytes_4"] > VOCAB * 32
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert {line.count("|") for line in lines} == {14} and "a screen of 4 bits" in lines[0]
+
+
+def test_rows_for_screens(monkeypatch):
+    """Language-like, from a head of which 4 bits decide rows, as they do not of one with planted columns."""
+    monkeypatch.setattr(tpot_arms, "POOL", 48)
+    monkeypatch.setattr(gpu_language, "LARGEST", (0.0, 1.0))
+    monkeypatch.setenv("FLASHSAMPLING_SCREEN_ROWS", "16")
+    torch.manual_seed(1)
+    bench, context, found = types.SimpleNamespace(torch=torch, device="cpu"), fs.Context("cpu", threads=1), {}
+    for make in (tpot_arms.turned, tpot_arms.planted):
+        weight = torch.zeros(VOCAB, 512, dtype=torch.bfloat16)
+        pools, about = make(bench, weight)
+        assert 0.1 < about["p_max"][1] < 0.9 and pools["flat"].shape[1] == 512
+        head = fs.Head(weight, screen=context.screen(fs.Head(weight), 4, seed=5))
+        found[make] = context.sample(head, pools["language"][:12], temperature=1.0, seed=3).screened_rows
+    assert found[tpot_arms.turned] == 12 and found[tpot_arms.planted] < 6
 
 
 def test_rows_are_those_of_the_pool(run):
