@@ -138,12 +138,12 @@ def test_rows_for_screens(monkeypatch):
     torch.manual_seed(1)
     bench, context, found = types.SimpleNamespace(torch=torch, device="cpu"), fs.Context("cpu", threads=1), {}
     for make in (tpot_arms.turned, tpot_arms.planted):
-        weight = torch.zeros(VOCAB, 512, dtype=torch.bfloat16)
+        weight = torch.zeros(16000, 2048, dtype=torch.bfloat16)
         pools, about = make(bench, weight)
-        assert 0.1 < about["p_max"][1] < 0.9 and pools["flat"].shape[1] == 512
+        assert 0.1 < about["p_max"][1] < 0.9 and pools["flat"].shape[1] == 2048
         head = fs.Head(weight, screen=context.screen(fs.Head(weight), 4, seed=5))
         found[make] = context.sample(head, pools["language"][:12], temperature=1.0, seed=3).screened_rows
-    assert found[tpot_arms.turned] == 12 and found[tpot_arms.planted] < 6
+    assert found[tpot_arms.turned] > 8 and found[tpot_arms.planted] < 4
 
 
 def test_rows_are_those_of_the_pool(run):
