@@ -157,7 +157,9 @@ class Drawer:
         make = import_module("vllm.v1.worker.gpu.input_batch").InputBatch.make_dummy
         batch = make(hidden.shape[0], hidden.shape[0], runner.input_buffers)
         steps = [Rules()]
-        if self.ranks == 1:  # what a pass decides, with tables of edits; what has its logits stored, and stored twice
+        if self.ranks > 1:  # a rank that got no memory in a later step would end them all
+            steps.append(Rules(penalties=True, bias=1))
+        else:  # what a pass decides, with tables of edits; what has its logits stored, and stored twice
             steps += [Rules(top_k=True, most_k=1024, top_p=True, min_p=True, penalties=True, bias=1),
                       Rules(logprobs=20),
                       Rules(top_k=True, most_k=1024, top_p=True, penalties=True, logprobs=20)]

@@ -3,6 +3,7 @@
 They share one device. NCCL takes each for another machine (nccl.py), and vLLM for what an external launcher, such as
 torchrun, has begun: a scheduler in each, the collectives of vLLM's tensor parallelism between them.
 """
+import importlib.util
 import json
 import os
 import socket
@@ -15,14 +16,16 @@ import pytest
 from draws import GPU  # skips where there is no device
 from nccl import SHARING
 
-pytest.importorskip("vllm", reason="vllm cannot be imported")
+if importlib.util.find_spec("vllm") is None:  # the workers import it, which takes long enough
+    pytest.skip("vllm cannot be imported", allow_module_level=True)
 
 import flashsampling as fs
 from flashsampling._vllm_call import FLAGS
 
 HERE = Path(__file__).resolve().parent
 COUNTS = (1, 2, 4)
-CUTS = "top-k, top-p or min-p over ranks"  # what the plug-in says where it leaves them to vLLM
+# What the plug-in leaves to vLLM though the library has it, in its words.
+LEFT = {"stock: top-k, top-p or min-p over ranks", "stock: the rank of a token over ranks"}
 # Cases of the worker that the library may refuse over ranks: rules and results as fs.supports has them.
 RULES = {"top-k": (["top_k"], []), "top-p": (["top_p"], []), "min-p": (["min_p"], []), "bias": (["edits"], []),
          "penalties": (["edits", "penalties"], []), "allowed": (["allow"], []),
@@ -95,7 +98,7 @@ def test_what_crosses_the_wire(drawn, count):
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("name", RULES)
 def test_rules_over_ranks(drawn, name, count):
-    """What the library has over ranks is drawn as on one; the rest is left to vLLM, in the library's words."""
+    """What the library has over ranks is drawn as on one; the rest is left to vLLM, in its words or the plug-in's."""
     rules, results = RULES[name]
     done, why = fs.supports("cuda", call="partial", dtype="bf16", rules=rules, results=results, flags=FLAGS)
     found = [each[name] for each in drawn[count]]
@@ -103,7 +106,7 @@ def test_rules_over_ranks(drawn, name, count):
     assert [each["tokens"] for each in found] == [found[0]["tokens"]] * count
     reasons = {reason for each in found for reason in each["counts"]}
     if reasons != {"fused"}:
-        assert reasons == {"stock: " + why} or reasons == {"stock: " + CUTS}
+        assert len(reasons) == 1 and (not done and reasons == {"stock: " + why} or reasons <= LEFT)
         pytest.skip("; ".join(sorted(reasons)))
     assert done, why
     assert (found[0]["tokens"], found[0]["best"]) == (drawn[1][0][name]["tokens"], drawn[1][0][name]["best"])
