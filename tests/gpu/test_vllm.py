@@ -101,28 +101,38 @@ def test_seeds_repeat_in_any_batch(engine):
 
 @pytest.mark.parametrize("bits", ["8", "4"])
 def test_tokens_with_a_screen_are_those_without(engine, monkeypatch, bits):
-    """In steps of 1 to 24 rows. Without the bytes behind its beginning they are others: so it is read."""
+    """In steps of 1 to 24 rows. A token that only W knows of, since nobody has told the screen, is not drawn: so it is
+    the screen that is read."""
     monkeypatch.setenv("FLASHSAMPLING_SCREEN_ROWS", "16")  # W is so small that it would be read
+    weight = engine.runner.model.lm_head.weight.data
 
-    def drawn(screen, change=None):
+    def renewed(screen):
         monkeypatch.setenv("FLASHSAMPLING_VLLM_SCREEN", screen)
         engine.runner.__dict__.pop("_flashsampling", None)
-        tokens = [engine.tokens(Request(PROMPT, temperature=1.3), 1)[0].token_ids[0]]
-        head = engine.runner._flashsampling.call.head
-        assert (head.screen is None) == (screen == "off")
-        if change:
-            with torch.inference_mode():
-                change(head.screen)
-        for seed in range(24):
-            tokens += [output.token_ids[0] for output in engine.tokens(
-                Request(PROMPT, seed=seed, temperature=0.0 if seed == 9 else 1.3), 1 + seed)]
-        return tokens[1:]
+        engine.tokens(Request(PROMPT, temperature=1.3), 1)
+        assert (engine.runner._flashsampling.call.head.screen is None) == (screen == "off")
 
+    def drawn(screen):
+        renewed(screen)
+        return [output.token_ids[0] for seed in range(24) for output in engine.tokens(
+            Request(PROMPT, seed=seed, temperature=0.0 if seed == 9 else 1.3), 1 + seed)]
+
+    def greedy():
+        return engine.tokens(Request(PROMPT, temperature=0.0), 1)[0].token_ids[0]
+
+    want = drawn("off")
+    assert len(set(want)) > 8 and drawn(bits) == want
+    first, last = greedy(), int(engine.logits.argmin())
+    with torch.inference_mode():
+        before = weight[last].clone()
+        weight[last] = 2 * weight[first]
     try:
-        want = drawn("off")
-        assert len(set(want)) > 8 and drawn(bits) == want
-        assert drawn(bits, lambda screen: screen[4096:].zero_()) != want
+        assert greedy() == first
+        renewed("off")
+        assert greedy() == last
     finally:
+        with torch.inference_mode():
+            weight[last] = before
         engine.runner.__dict__.pop("_flashsampling", None)
 
 
