@@ -581,10 +581,10 @@ FS_API fs_status fs_partial(fs_context *context, const fs_head *head, const fs_b
  * group instead, chosen by its log-mass: the paper's B.4, exact in law, parts in rank order. FS_ERR_PEER refuses parts
  * made with other arguments or by another version, parts that are not what fs_partial wrote, and parts that together
  * are not the whole vocabulary, each id once; parts of no ids do no harm. Rows whose lists do not prove their cut come
- * back FS_ROW_INCOMPLETE: repeat the call (partial too) with a larger batch.list_capacity. On CUDA lists have 1,024
- * entries where a row may have top-p or min-p, else limits.top_k. Neither head.data nor
+ * back FS_ROW_INCOMPLETE: repeat the call (partial too) with a larger batch.list_capacity. How long lists
+ * are on CUDA, which does not see the rows' rules: docs/ranks.md. Neither head.data nor
  * batch.hidden is read; of the head, what all shards have in common must be there: vocab, kind, dim, round, scale,
- * softcap, post_scale. */
+ * softcap, post_scale, and on CUDA its dtype. */
 FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                           int32_t count, fs_result *result);
 

@@ -196,7 +196,7 @@ class Batch:
                     self._point(name, pointer)
                 if names[0] == "watch":
                     self.watched = pointers[1].shape[0]
-                    c.limits.watched = c.limits.watched or self.watched
+                    c.limits.watched = c.limits.watched or max(1, self.watched)  # 0 is not said
         if padded_edits is not None:
             self._set_padded_edits(*padded_edits)
         if given is not None:

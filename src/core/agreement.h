@@ -91,6 +91,20 @@ FS_CORE void agreement_add_row(fs_agreement *a, int64_t b, const fs_rules *rules
     a->word[FS_AGREE_RULES] += hash_end(hash_rules(at, rules));
 }
 
+/* The same of its edits and watched tokens, where they are in memory that the host does not read. */
+FS_CORE void agreement_add_lists(fs_agreement *a, const fs_batch *batch, int64_t b, int64_t slot, int64_t watched) {
+    const uint64_t at = hash_mix(~(uint64_t)0, (uint64_t)b);
+    const fs_edits edits = batch_edits(batch, b, slot);
+    for (int64_t i = 0; i < edits.count; i++) {
+        const uint32_t bias = float_bits(batch->edit_bias[edits.first + i]);
+        const uint64_t entry = (uint64_t)batch->edit_token[edits.first + i] << 32 | bias;
+        a->word[FS_AGREE_EDITS] += hash_end(hash_mix(hash_mix(at, (uint64_t)i), entry));
+    }
+    if (!watched || watch_is_over(batch, b, watched)) return;
+    for (int64_t i = 0; i < watch_count(batch, b); i++)
+        a->word[FS_AGREE_WATCHED] += hash_end(hash_mix(hash_mix(at, (uint64_t)i), (uint64_t)watch_token(batch, b, i)));
+}
+
 FS_CORE uint64_t agreement_hash(const fs_agreement *a) {
     uint64_t h = 0;
     for (int32_t i = 0; i < FS_AGREE_WORDS; i++) h = hash_mix(h, a->word[i]);

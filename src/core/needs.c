@@ -4,14 +4,14 @@ static int32_t largest(int32_t a, int32_t b) {
     return a > b ? a : b;
 }
 
-/* Entries row `rules` needs to prove its cut. With ties kept, room for as many again: where logits were rounded to
- * bf16, most rows have ties at the k-th place. */
-static int32_t keep_for_cut(const fs_batch *batch, const fs_rules *rules) {
+/* Entries row `rules` needs to prove its cut, or `most` of them. With ties kept, room for as many again: where logits
+ * were rounded to bf16, most rows have ties at the k-th place. */
+static int32_t keep_for_cut(const fs_batch *batch, const fs_rules *rules, int64_t most) {
     if (!rules_cut(rules)) return 0;
     int64_t keep = FS_LIST_DEFAULT;
     if (rules->top_k > 0) keep = batch->flags & FS_KEEP_TIES_TOP_K ? 2 * (int64_t)rules->top_k + 64 : rules->top_k;
     if (batch->list_capacity) keep = batch->list_capacity > keep ? batch->list_capacity : keep;
-    else if (keep > FS_LIST_MOST) keep = FS_LIST_MOST;
+    else if (keep > most) keep = most;
     return keep < FS_TOKEN_LIMIT ? (int32_t)keep : (int32_t)FS_TOKEN_LIMIT;
 }
 
@@ -42,8 +42,8 @@ fs_rules fs_rules_of_row(const fs_batch *batch, int64_t vocab, int64_t b) {
 }
 
 /* What a row that is drawn adds. */
-static void add_row(fs_needs *needs, const fs_batch *batch, const fs_rules *rules) {
-    needs->keep = largest(needs->keep, keep_for_cut(batch, rules));
+static void add_row(fs_needs *needs, const fs_batch *batch, const fs_rules *rules, int64_t most) {
+    needs->keep = largest(needs->keep, keep_for_cut(batch, rules, most));
     needs->winner_logit |= rules_cut(rules);
     if (batch->flags & FS_CUT_BEFORE_TEMPERATURE) needs->cut_mass |= rules_top_p_of_row(rules, batch->flags);
     else needs->mass |= rules_top_p_of_row(rules, batch->flags);
@@ -80,7 +80,7 @@ fs_needs fs_needs_of(const fs_head *head, const fs_batch *batch, const fs_result
     for (int64_t b = 0; b < batch->rows; b++) {
         fs_rules rules = rules_of_row(batch, head_vocab(head), b);
         if (rules_drop_row(&rules)) continue;
-        add_row(&needs, batch, &rules);
+        add_row(&needs, batch, &rules, FS_LIST_MOST);
         needs.edited |= batch_edits(batch, b, rules.slot).count > 0;
         needs.edited |= batch_penalises(batch) && rules_penalise(&rules);
     }
@@ -102,7 +102,7 @@ fs_needs fs_needs_of_any(const fs_head *head, const fs_batch *batch, const fs_re
         if (uses & FS_RULE_TOP_K) rules.top_k = batch->top_k ? said : batch->all.top_k;
         rules.top_p = uses & FS_RULE_TOP_P ? 0.5f : 1.0f;
         rules.log_min_p = uses & FS_RULE_MIN_P ? -1.0 : -INFINITY;
-        add_row(&needs, batch, &rules);
+        add_row(&needs, batch, &rules, FS_TOKEN_LIMIT); /* nobody makes a second pass */
     }
     needs.edited = (may & (FS_RULE_EDITS | FS_RULE_PENALTIES)) != 0;
     needs_after_rows(&needs, head, batch, result);

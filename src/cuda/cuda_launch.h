@@ -57,7 +57,7 @@ cudaError_t fs_cuda_merge_launch(const fs_cuda_args *args, const fs_cuda_gathere
 /* The same of rows with rules: once per device; the header of a part that has its rows; to results, *where->wrong being
  * 0 before. */
 cudaError_t fs_cuda_merge_lists_open(int32_t shared_bytes);
-cudaError_t fs_cuda_seal_launch(const fs_cuda_args *args, void *part, cudaStream_t stream);
+cudaError_t fs_cuda_seal_launch(const fs_cuda_args *args, void *part, int32_t sealed, cudaStream_t stream);
 cudaError_t fs_cuda_merge_lists_launch(const fs_cuda_args *args, const fs_cuda_gathered *from,
                                        const fs_cuda_merging *where, cudaStream_t stream);
 

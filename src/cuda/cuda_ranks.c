@@ -14,6 +14,7 @@
 typedef struct layout {
     size_t bytes;
     int32_t keys;   /* the call's keys alone */
+    int32_t sealed; /* it goes through other hands than ours */
     int32_t listed; /* rows have rules: they are ended where all logits of a shard are, and have lists */
 } layout;
 
@@ -40,10 +41,12 @@ static fs_status open_call(fs_context *context, const fs_head *head, const fs_ba
                "batch.limits.watched is 0 (not said); over shards the cuda backend must know how many entries "
                "watch_token has, because it does not know the size of a part without");
     *args = fs_cuda_args_of(head, batch, result);
+    args->batch.flags &= ~(uint32_t)FS_EXACT_RANK; /* there is no second pass: a bound says that it is one */
+    l->sealed = sealed;
     l->listed = is_listed(args);
     l->keys = !l->listed && !sealed && !result->status && !needs->mass && !needs->raw_mass && !needs->max;
-    if (l->listed) args->needs = fs_needs_of_any(head, batch, result);
-    const fs_call call = {head, batch, result, NULL, args->vocab, args->needs};
+    if (l->listed) args->needs = fs_needs_of_any(head, &args->batch, result);
+    const fs_call call = {head, &args->batch, result, NULL, args->vocab, args->needs};
     l->bytes = l->keys ? 8 * (2 + (size_t)batch->rows) : (wire_size(&call) + 7) / 8 * 8;
     return FS_OK;
 }
@@ -85,7 +88,7 @@ static fs_status make_part(fs_context *context, const fs_cuda_room *room, const 
     pass.part = part;
     FS_CUDA_TRY(context, cudaMemsetAsync(part, 0, l->bytes, stream));
     FS_TRY(fs_cuda_end_rows(context, room, &pass));
-    FS_CUDA_TRY(context, fs_cuda_seal_launch(args, part, stream));
+    FS_CUDA_TRY(context, fs_cuda_seal_launch(args, part, l->sealed, stream));
     return FS_OK;
 }
 
@@ -151,6 +154,8 @@ static fs_status size_merge(fs_context *context, const fs_cuda_args *args, const
     const int64_t most = args->needs.keep > args->needs.keep_raw ? args->needs.keep : args->needs.keep_raw;
     FS_REQUIRE(context, most * count <= INT32_MAX,
                "%d parts with lists of %lld entries; together they must stay below 2^31", count, (long long)most);
+    FS_REQUIRE(context, l->bytes <= (size_t)INT64_MAX / 2 / (size_t)count, "%d parts of %zu bytes are too many", count,
+               l->bytes);
     *bytes = (l->listed ? merging_bytes(&m) : 0) + l->bytes * (size_t)count;
     return FS_OK;
 }

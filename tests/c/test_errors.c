@@ -77,6 +77,7 @@ static void a_bad_limit_is_named(void **state) {
     REFUSED(f.batch.limits.edits = -5, "batch.limits.edits", "-5");
     REFUSED(f.batch.limits.counts = -6, "counts", "-6");
     REFUSED(f.batch.limits.watched = -7, "watched", "-7");
+    REFUSED(f.batch.limits.watched = INT64_MAX, "watched", "2^40");
     REFUSED((f.batch.edit_offset = f.offset, f.batch.edit_token = f.list, f.batch.edit_bias = f.bias,
              f.batch.limits.edits = 1),
             "batch.limits.edits is 1", "2 entries");

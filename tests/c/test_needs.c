@@ -57,6 +57,9 @@ static void lists_are_as_long_as_scalars_and_limits_say(void **state) {
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).keep, 0);
     batch.all.top_k = 50;
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).keep, 50);
+    batch.all.top_k = 9000; /* no second pass: the list proves it */
+    assert_int_equal(fs_needs_of_any(&head, &batch, &result).keep, 9000);
+    batch.all.top_k = 50;
     batch.all.top_p = 0.9f; /* of what top-k has left */
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).keep, 50);
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).mass, 0);

@@ -59,6 +59,21 @@ def test_parts_of_different_calls_are_refused_row_by_row():
     assert (got["tokens"] == -1).all() and (got["status"] & int(fs.Row.PEER) != 0).all()
 
 
+@pytest.mark.parametrize("lists", [
+    lambda i: dict(edits=[{5: 1.0 + i}] * 5), lambda i: dict(edits=[{5 + i: 1.0}] * 5),
+    lambda i: dict(mode="score", given=torch.full((5, 1), i, device="cuda", dtype=torch.int32)),
+], ids=["edited by other values", "other tokens edited", "other tokens given"])
+def test_parts_with_other_lists_are_refused_row_by_row(lists):
+    W, H = weights(20011, 128), hidden(5, 128)
+    heads = [fs.Head(W[a:b], first_token=a, vocab=20011) for a, b in shards(20011, 2)]
+    for other in (0, 1):
+        out = Outputs(5)
+        parts = [GPU.partial(head, H, out=out.rows, **rules(5), **lists(other * i)) for i, head in enumerate(heads)]
+        GPU.merge(parts, heads[0], H, out=out.rows, **rules(5), **lists(0))
+        torch.cuda.synchronize()
+        assert (out.taken()["status"] & int(fs.Row.PEER) != 0).all() == bool(other)
+
+
 def test_a_head_without_rows_has_no_distribution():
     got = draw(weights(1000, 64)[1000:], hidden(70, 64), rules(70), dict(first_token=1000, vocab=1000))
     assert (got["tokens"] == -1).all() and (got["status"] == int(fs.Row.EMPTY)).all()

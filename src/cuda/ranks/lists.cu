@@ -8,8 +8,8 @@
 
 namespace {
 
-__global__ void __launch_bounds__(THREADS, 1) seal(const __grid_constant__ fs_cuda_args args, char *part) {
-    seal_part(args, part);
+__global__ void __launch_bounds__(THREADS, 1) seal(const __grid_constant__ fs_cuda_args args, char *part, bool sealed) {
+    seal_part(args, part, sealed);
 }
 
 /* A CTA for each part. */
@@ -160,8 +160,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 } // namespace
 
-extern "C" cudaError_t fs_cuda_seal_launch(const fs_cuda_args *args, void *part, cudaStream_t stream) {
-    seal<<<1, THREADS, 0, stream>>>(*args, (char *)part);
+extern "C" cudaError_t fs_cuda_seal_launch(const fs_cuda_args *args, void *part, int32_t sealed, cudaStream_t stream) {
+    seal<<<1, THREADS, 0, stream>>>(*args, (char *)part, sealed);
     return cudaGetLastError();
 }
 

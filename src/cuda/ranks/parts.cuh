@@ -26,13 +26,19 @@ FS_DEVICE fs_call call_of(const fs_cuda_args &args) {
 /* Hash of what the ranks of this call agree on: what the host knows of it, and every row's share. */
 FS_DEVICE uint64_t agreed_hash(const fs_cuda_args &args) {
     const fs_call call = call_of(args);
+    const bool lists = args.batch.edit_offset || args.batch.edit_count || args.needs.watched;
     fs_agreement all = agreement_of_call(&call), own;
     memset(&own, 0, sizeof own);
     for (int64_t b = threadIdx.x; b < args.batch.rows; b += THREADS) {
         const fs_rules rules = rules_of_row(&args.batch, args.vocab, b);
         agreement_add_row(&own, b, &rules);
+        if (lists) agreement_add_lists(&own, &args.batch, b, rules.slot, args.needs.watched);
     }
     for (int i = FS_AGREE_SEEDS; i <= FS_AGREE_RULES; i++) all.word[i] = block_sum(own.word[i]);
+    if (lists) {
+        all.word[FS_AGREE_EDITS] = block_sum(own.word[FS_AGREE_EDITS]);
+        all.word[FS_AGREE_WATCHED] = block_sum(own.word[FS_AGREE_WATCHED]) + (uint64_t)args.needs.watched;
+    }
     return agreement_hash(&all);
 }
 
@@ -43,15 +49,15 @@ FS_DEVICE uint64_t part_sum(const char *part, size_t bytes, uint32_t first, uint
     return block_sum(sum);
 }
 
-/* The header of a part whose rows are all there. */
-FS_DEVICE void seal_part(const fs_cuda_args &args, char *part) {
+/* The header of a part whose rows are all there; its checksum, where somebody will look at it. */
+FS_DEVICE void seal_part(const fs_cuda_args &args, char *part, bool sealed) {
     const fs_call call = call_of(args);
     const size_t bytes = wire_size(&call);
     int64_t shard[2];
     const uint64_t hash = agreed_hash(args);
     wire_shard(&args.head, args.vocab, shard);
     const uint32_t first = (uint32_t)shard[0], end = (uint32_t)shard[1];
-    const uint64_t sum = part_sum(part, bytes, first, end);
+    const uint64_t sum = sealed ? part_sum(part, bytes, first, end) : 0;
     if (threadIdx.x == 0 && bytes % 8) *(uint32_t *)(part + bytes) = 0; /* copied along */
     if (threadIdx.x == 0)
         *(fs_wire_header *)part = {FS_WIRE_MAGIC, (uint32_t)wire_row_bytes(&args.needs), hash, first, end, sum};
@@ -111,8 +117,10 @@ FS_DEVICE void merge_row(const fs_call &call, const fs_cuda_gathered &from, cons
     for (int32_t i = 0; i < from.count; i++) {
         fs_summary *to = i == 0 ? into : next;
         wire_get_front(&call, b, &rules, from.part + i * from.bytes, to);
-        const fs_group group = {to->mass, to->winner[0]};
-        if (grouped) choice_add_parallel(&choice, &group, (uint32_t)i, noise, FS_DOMAIN_MERGE);
+        if (grouped) {
+            const fs_group group = {to->mass, to->winner[0]};
+            choice_add_parallel(&choice, &group, (uint32_t)i, noise, FS_DOMAIN_MERGE);
+        }
         if (i > 0) summary_merge(&front, into, next, 0);
     }
     if (grouped) into->winner[0] = choice_winner(&choice, group_is_a_law(&rules, into->flags));

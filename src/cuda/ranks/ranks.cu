@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     if (!last) return;
     __syncthreads(); /* every row is there */
-    seal_part(args, part);
+    seal_part(args, part, true);
 }
 
 /* Nothing but keys, as signed integers in their order: words[0] and [1] are a hash and its complement, and are that
