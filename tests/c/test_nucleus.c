@@ -155,7 +155,8 @@ static void min_p_keeps_what_it_needs(void **state) {
     int64_t wide_again = 0;
     for (int s = 0; s < SHAPES; s++) {
         fill(logits, shapes[s], (uint64_t)s);
-        for (int i = 0; i < 32; i++) {
+        const int step = test_size(3) < 3 ? 3 : 1;
+        for (int i = s % step; i < 32; i += step) {
             fs_batch batch = fs_batch_default();
             batch.rows = ROWS, batch.position_all = (uint64_t)i;
             batch.all.min_p = min_p[i % 4], batch.all.top_p = top_p[i / 16], batch.flags = flags[i / 4 % 4];
