@@ -3,6 +3,8 @@
 #include "parts.h"
 #include "support.h"
 
+#include "core/agreement.h"
+
 enum { B = 3, N = 2, D = 4, V = 130, PADDED = 144, TOP = 3, PARTS = 4, MOST = 2048 };
 
 /* --------------------------------------------------------------------------------------------------- the calls ---- */
@@ -277,6 +279,34 @@ static void forged_ids_are_refused(void **state) {
     fs_context_destroy(p.context);
 }
 
+/* What a device adds up of edits and watched tokens: every entry, its place and its row have a part in it. */
+static void words_of_lists_know_their_entries(void **state) {
+    (void)state;
+    enum { ROWS = 3, EACH = 2 };
+    const int64_t offset[ROWS + 1] = {0, 2, 4, 6};
+    int32_t token[ROWS * EACH] = {5, 9, 5, 7, 1, 0};
+    float bias[ROWS * EACH] = {1.0f, -1.0f, 0.5f, 0.0f, -0.0f, 2.0f};
+    fs_batch batch = fs_batch_default();
+    batch.rows = ROWS;
+    batch.edit_offset = batch.watch_offset = offset, batch.edit_token = batch.watch_token = token;
+    batch.edit_bias = bias;
+    uint64_t first[2] = {0, 0};
+    for (int change = 0; change < 5; change++) {
+        fs_agreement a = {{0}};
+        if (change == 1) bias[3] = 0.25f;
+        if (change == 2) token[4] = 2;
+        if (change == 3)
+            token[0] = 9, token[1] = 5, bias[0] = -1.0f, bias[1] = 1.0f; /* the same two in another order */
+        const int64_t watched = change == 4 ? 4 : ROWS * EACH;           /* the last row's are too many */
+        for (int64_t b = 0; b < ROWS; b++) agreement_add_lists(&a, &batch, b, b, watched);
+        const uint64_t edits = a.word[FS_AGREE_EDITS], watches = a.word[FS_AGREE_WATCHED];
+        if (change == 0) first[0] = edits, first[1] = watches;
+        else if (change == 4) assert_true(edits == first[0] && watches != first[1]);
+        else assert_true(edits != first[0] && (watches != first[1]) == (change != 1));
+        bias[0] = 1.0f, bias[1] = -1.0f, bias[3] = 0.0f, token[0] = 5, token[1] = 9, token[4] = 1;
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_of_the_whole_vocabulary_merge_in_any_order),
@@ -287,6 +317,7 @@ int main(void) {
         cmocka_unit_test(forged_parts_harm_nobody),
         cmocka_unit_test(forged_words_harm_nobody),
         cmocka_unit_test(forged_ids_are_refused),
+        cmocka_unit_test(words_of_lists_know_their_entries),
     };
     return cmocka_run_group_tests_name("parts", tests, NULL, NULL);
 }
