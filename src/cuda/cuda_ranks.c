@@ -134,9 +134,9 @@ static size_t merging_bytes(const fs_cuda_merging *m) {
 }
 
 static fs_status merge_parts(fs_context *context, const fs_cuda_args *args, const layout *l, char *parts, int32_t count,
-                             int32_t sealed, char *memory) {
+                             char *memory) {
     const fs_cuda *cuda = context->state;
-    const fs_cuda_gathered from = {parts, l->bytes, count, sealed};
+    const fs_cuda_gathered from = {parts, l->bytes, count, l->sealed};
     if (l->listed) {
         fs_cuda_merging m = merging_of(cuda, args, count);
         m.wrong = (uint32_t *)(void *)memory;
@@ -181,7 +181,7 @@ static fs_status enqueue(fs_context *context, const fs_ranks *ranks, const fs_cu
     const fs_status met = collect(context, ranks, l, mine, all);
     FS_TRY(drawn);
     FS_TRY(met);
-    FS_TRY(merge_parts(context, args, l, all, ranks->count, 0, merging));
+    FS_TRY(merge_parts(context, args, l, all, ranks->count, merging));
     result->work_bytes = (int64_t)fs_cuda_room_bytes(&room);
     result->wire_bytes = (int64_t)l->bytes;
     result->fallback_rows = 0;
@@ -260,7 +260,7 @@ static fs_status merge_scattered(fs_context *context, const fs_cuda_args *args, 
     for (int32_t i = 0; i < count; i++)
         FS_CUDA_TRY(context, cudaMemcpyAsync(all + (size_t)i * l->bytes, parts[i], l->bytes, cudaMemcpyDeviceToDevice,
                                              cuda->stream));
-    return merge_parts(context, args, l, all, count, 1, room.parts);
+    return merge_parts(context, args, l, all, count, room.parts);
 }
 
 fs_status fs_cuda_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
