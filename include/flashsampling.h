@@ -136,8 +136,8 @@ enum {
     FS_HEAD_LOGITS = 1   /* data is stored logits [B, V]: everything after the dot product is the same */
 };
 
-/* fs_head.flags: nothing earlier on the stream writes W, the bias or the screen, so a CUDA launch may start reading them
- * before the launches ahead of it have ended. */
+/* fs_head.flags: nothing earlier on the stream writes W, the bias or the screen, so a CUDA launch may start reading
+ * them before the launches ahead of it have ended. */
 #define FS_HEAD_CONSTANT (1u << 0)
 
 /* What the logits come from. W is used as it lies: no copy is made and nothing is written to it. */
@@ -223,13 +223,14 @@ enum {
 
 /* What is known of the arrays of a batch without reading them. The CUDA backend cannot look into device memory before
  * it launches: what is not said is taken to be anything. A row that breaks a promise of `absent` or `top_k` is
- * FS_ROW_OVER_LIMIT, on every backend; lists that are longer together than was said are FS_ERR_ARGUMENT on the CPU. */
+ * FS_ROW_OVER_LIMIT, on every backend; lists that are longer together than was said are FS_ERR_ARGUMENT on the CPU, and
+ * rows whose watched tokens a part of CUDA has no room for FS_ROW_OVER_LIMIT. */
 typedef struct fs_limits {
     uint32_t absent; /* FS_RULE_...: rules that no row uses, although there is an array for them */
     int32_t top_k;   /* no top_k that is not off is above this; 0 = not said */
-    int64_t edits;   /* entries of all rows' edits together, 0 = not said; so for the next two */
+    int64_t edits;   /* entries of all rows' edits together, up to 2^40, 0 = not said; so for the next two */
     int64_t counts;  /* of all slots' sparse counts */
-    int64_t watched; /* of all rows' watched tokens; parts of CUDA need it */
+    int64_t watched; /* of all rows' watched tokens; parts of CUDA, whose results speak of them, need it */
 } fs_limits;
 
 /* The values one slot has. In fs_batch, `all` holds what is used where the array of the same name is NULL. */
@@ -398,8 +399,8 @@ typedef struct fs_options {
     void *work;
     size_t work_bytes;
     /* Most memory that wide rows may allocate, for a second pass or for their logits, 4 bytes a token, which spare it;
-     * default 160 MiB. It is kept while calls need it. With the caller's work memory they take what the call has left of
-     * it.
+     * default 160 MiB. It is kept while calls need it. With the caller's work memory they take what the call has
+     * left of it.
      * CUDA: most work memory for logits. Those of rows with rules may be stored, and so may those of calls with several
      * samples, ranks, top or watched tokens, FS_NOISE_FAST, a mode of their own, f32 weights, or hidden states of
      * another type than the head's: of as many rows at a time as this has room for, at least one, W being read anew.
@@ -505,9 +506,9 @@ typedef struct fs_screen_options {
 FS_API fs_status fs_screen_size(fs_context *context, const fs_head *head, const fs_screen_options *options,
                                 size_t *bytes);
 
-/* Writes the screen of a head of weights to screen [bytes], 64-byte aligned: host memory, on the context's threads, or on
- * CUDA the device's, and waits for it there. Either way the bytes are the same. A head whose first_token is a multiple
- * of 16 gets what fs_screen_slice cuts out of the whole vocabulary's. */
+/* Writes the screen of a head of weights to screen [bytes], 64-byte aligned: host memory, on the context's threads, or
+ * on CUDA the device's, and waits for it there. Either way the bytes are the same. A head whose first_token is a
+ * multiple of 16 gets what fs_screen_slice cuts out of the whole vocabulary's. */
 FS_API fs_status fs_screen_build(fs_context *context, const fs_head *head, const fs_screen_options *options,
                                  void *screen, size_t bytes);
 
@@ -581,10 +582,10 @@ FS_API fs_status fs_partial(fs_context *context, const fs_head *head, const fs_b
  * group instead, chosen by its log-mass: the paper's B.4, exact in law, parts in rank order. FS_ERR_PEER refuses parts
  * made with other arguments or by another version, parts that are not what fs_partial wrote, and parts that together
  * are not the whole vocabulary, each id once; parts of no ids do no harm. Rows whose lists do not prove their cut come
- * back FS_ROW_INCOMPLETE: repeat the call (partial too) with a larger batch.list_capacity. How long lists
- * are on CUDA, which does not see the rows' rules: docs/ranks.md. Neither head.data nor
- * batch.hidden is read; of the head, what all shards have in common must be there: vocab, kind, dim, round, scale,
- * softcap, post_scale, and on CUDA its dtype. */
+ * back FS_ROW_INCOMPLETE: repeat the call (partial too) with a larger batch.list_capacity. CUDA does not see the rows'
+ * rules: its lists have 1,024 entries where a row may have top-p or min-p without top-k, else as many as top_k, a
+ * scalar or limits.top_k, says. Neither head.data nor batch.hidden is read; of the head, what all shards have in common
+ * must be there: vocab, kind, dim, round, scale, softcap, post_scale, and on CUDA its dtype and the batch's. */
 FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                           int32_t count, fs_result *result);
 
@@ -619,8 +620,8 @@ typedef struct fs_ranks {
  * lists of a rank's own pass come on top, and its work memory keeps their size. Where a rank has no memory for a round,
  * rows stay FS_ROW_INCOMPLETE. Every mode but FS_MODE_GROUP_ONLINE; with FS_MODE_GROUP_PARALLEL each rank is one group,
  * as in fs_merge. CUDA: enqueues, needs a device transport, and is capturable in a graph; there are no further rounds,
- * so that a row whose lists prove too short is FS_ROW_INCOMPLETE; what goes wrong among ranks is FS_ROW_PEER, and a rank
- * whose arguments are refused does not meet the others. */
+ * so that a row whose lists prove too short is FS_ROW_INCOMPLETE; what goes wrong among ranks is FS_ROW_PEER, and a
+ * rank whose arguments are refused does not meet the others. */
 FS_API fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                                  fs_result *result);
 

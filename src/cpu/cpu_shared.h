@@ -37,8 +37,8 @@ static inline void shared_raise(_Atomic uint64_t *shared, uint64_t key) {
     }
 }
 
-/* Shares the bound of a list. Who reads it may be at lower ids, and floors know logits alone: so what is shared is below
- * all tokens of its logit, unless it is above them all. */
+/* Shares the bound of a list. Who reads it may be at lower ids, and floors know logits alone: so what is shared is
+ * below all tokens of its logit, unless it is above them all. */
 static inline void shared_raise_bound(_Atomic uint64_t *shared, uint64_t bound) {
     if (bound == FS_KEY_NONE) return;
     shared_raise(shared, (uint32_t)bound == UINT32_MAX ? bound : order_key_before(order_key_logit(bound)));

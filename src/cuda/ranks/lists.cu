@@ -1,5 +1,5 @@
-/* lists.cu - parts whose rows have rules, and so lists. Rows have left them in a part (rows/part.cuh); here it is sealed,
- * and when the parts of all ranks are together each row of them is one CTA's: it puts the lists in order, and
+/* lists.cu - parts whose rows have rules, and so lists. Rows have left them in a part (rows/part.cuh); here it is
+ * sealed, and when the parts of all ranks are together each row of them is one CTA's: it puts the lists in order, and
  * core/finish.h makes results of them as it does on the host.
  *
  *   part with rows --seal--> part --all_gather, or the caller--> parts of all --check--> --merge_lists--> results */

@@ -1,12 +1,12 @@
-/* part.cuh - a row of a shard as bytes of a part (core/wire.h), which is zero before: no cut is made here, since only all
- * shards together know where one ends. */
+/* part.cuh - a row of a shard as bytes of a part (core/wire.h), which is zero before: no cut is made here, since only
+ * all shards together know where one ends. */
 #ifndef FS_CUDA_ROWS_PART_CUH
 #define FS_CUDA_ROWS_PART_CUH
 
 #include "cuda/rows/results.cuh"
 
-/* The first tokens of the total order of these logits, `keep` at most, x beside them if `raw`, and which is the first of
- * the others. Returns what follows the list. */
+/* The first tokens of the total order of these logits, `keep` at most, x beside them if `raw`, and which is the first
+ * of the others. Returns what follows the list. */
 ROW_PART char *put_list(char *at, bool by_x, int32_t keep, bool raw) {
     ending *e = this_ending();
     const int use = by_x ? LIST_BEST : LIST_SELECTED;
