@@ -41,6 +41,7 @@ static fs_status open_stored(fs_context *context, fs_cuda *cuda) {
 
 static fs_status open_rows(fs_context *context, fs_cuda *cuda) {
     FS_CUDA_TRY(context, fs_cuda_rows_open(&cuda->device));
+    FS_CUDA_TRY(context, fs_cuda_raced_open());
     FS_CUDA_TRY(context, fs_cuda_screen_open(cuda->device.shared_bytes));
     FS_CUDA_TRY(context, fs_cuda_merge_lists_open(FS_CUDA_MERGE_SHARED));
     return FS_OK;

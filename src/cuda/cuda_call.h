@@ -117,6 +117,27 @@ typedef struct fs_cuda_dense {
     int64_t stride;
 } fs_cuda_dense;
 
+/* What a CTA has found in a slice of a row whose race is over and whose logits are in work memory (rows/raced.cu): of
+ * the tokens ahead of the winner, and of those that may be among the best. */
+#define FS_CUDA_BINS 128
+#define FS_CUDA_BEST 1024
+typedef struct fs_cuda_ahead {
+    unsigned long long weight;
+    uint32_t largest;          /* logit of all, an ordered float; 0: none */
+    uint32_t larger;           /* tokens with a larger logit than the winner; */
+    uint32_t equal, same;      /* with its own, and a lower id; and any */
+    uint32_t listed;           /* tokens that may be among the best; those that there is room for: */
+    unsigned long long entry[FS_CUDA_BEST];
+    float bin[FS_CUDA_BINS]; /* the weight, by logits */
+} fs_cuda_ahead;
+
+/* A launch that draws and keeps all logits in args.dense.x, as the head has shaped them. */
+typedef struct fs_cuda_raced {
+    fs_cuda_ahead *ahead; /* [rows][slices]; NULL: it is no such launch */
+    int32_t slices;
+    int32_t first_row; /* of the batch, in dense.x */
+} fs_cuda_raced;
+
 /* A token that may win, by what a screen says of it: its score is not above and not below these. */
 typedef struct fs_screened_token {
     float most, least;
@@ -152,6 +173,7 @@ typedef struct fs_cuda_args {
     fs_cuda_lists lists;
     fs_cuda_lookup edits;
     fs_cuda_dense dense;
+    fs_cuda_raced raced;
     fs_cuda_screened screen;
     fs_cuda_team team;
     fs_needs needs; /* beside what else kernels look at: constant memory is cold when a launch begins */
@@ -165,13 +187,15 @@ typedef enum fs_cuda_kind {
     FS_CUDA_TOKENS,  /* logits as they are; tokens, status and nothing else */
     FS_CUDA_MASSES,  /* scores, log Z */
     FS_CUDA_SHAPED,  /* what a head does to its logits; largest logits */
-    FS_CUDA_LISTED,  /* candidates of rows that are cut */
+    FS_CUDA_KEPT,    /* logits to work memory */
+    FS_CUDA_LISTED,  /* candidates of rows that are cut; keeps no logits */
     FS_CUDA_GROUPED, /* draws by groups, without candidates */
     FS_CUDA_KINDS
 } fs_cuda_kind;
 
 static inline fs_cuda_kind call_kind(const fs_cuda_args *args, int32_t shaped) {
     const fs_result *result = &args->result;
+    if (args->raced.ahead) return FS_CUDA_KEPT;
     if (args->dense.x) return FS_CUDA_LOGITS;
     if (args->groups.tiles) return FS_CUDA_GROUPED;
     if (args->lists.entry) return FS_CUDA_LISTED;

@@ -49,6 +49,11 @@ int32_t fs_cuda_rows_shared(int32_t grouped);
 cudaError_t fs_cuda_dots_launch(const fs_cuda_args *args, cudaStream_t stream);
 cudaError_t fs_cuda_rows_launch(const fs_cuda_args *args, cudaStream_t stream);
 
+/* Rows that have been drawn and whose logits were kept, args->raced: once per device; the end of a launch's rows, or of
+ * most: others are open, and in place. */
+cudaError_t fs_cuda_raced_open(void);
+cudaError_t fs_cuda_raced_launch(const fs_cuda_args *args, cudaStream_t stream);
+
 /* Ranks: the rows a launch has left into this rank's part, or its keys alone; `last`: they are the call's last. From
  * the parts of all ranks to results. */
 cudaError_t fs_cuda_put_launch(const fs_cuda_args *args, void *part, int32_t keys, int32_t last, cudaStream_t stream);

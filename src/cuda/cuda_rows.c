@@ -43,6 +43,7 @@ typedef struct layout {
     int32_t kept;         /* rows of the tiles of all of them; */
     int32_t edited;       /* its rows' edits are looked up, */
     int32_t tables;       /* some of them in tables */
+    int32_t raced;        /* rows are drawn by the pass that keeps their logits; `slots` processors */
 } layout;
 
 #define MOST_LISTED (1 << 20) /* ids: a CTA counts those it lists of a row in 16 bits, and tables have 20 bits of one */
@@ -69,6 +70,22 @@ static int may_list(const fs_cuda_args *args) {
     if (batch->watch_offset || asks_for_lists(r) || (r->logits == FS_LOGITS_CUT && result_wants_log_z(r))) return 0;
     if (edited ? result_wants_log_z(r) || r->logit || r->max_logit : batch->count_offset != NULL) return 0;
     return (rules & CUTS) != FS_RULE_TOP_P;
+}
+
+#define MOST_BEST 64 /* tokens that rows/raced.cu finds: more make its lists long */
+
+/* Whether rows are drawn by the pass over W that keeps their logits, and then looked at once: does the winner stay, what
+ * is its rank, which are the best? One mass is summed in a pass, so top-p must be of that. */
+static int may_race(const fs_cuda_args *args) {
+    const fs_batch *batch = &args->batch;
+    const fs_result *r = &args->result;
+    const uint32_t rules = batch_rules(&args->head, batch);
+    const int listed = batch->edit_offset || batch->edit_count || batch->count_offset || batch->watch_offset;
+    if (args->leave_rows || args->head.kind != FS_HEAD_WEIGHTS || args->head.rows <= 0 || is_mixed(args)) return 0;
+    if (batch->mode != FS_MODE_SAMPLE || batch->samples != 1 || batch->noise != FS_NOISE_EXACT || listed) return 0;
+    if (rules & ~FS_RULE_TOP_P || r->watch_logit || r->watch_logprob || r->top_count > MOST_BEST) return 0;
+    return !rules ||
+           !(args->needs.raw_mass || r->logits == FS_LOGITS_CUT || batch->flags & FS_CUT_BEFORE_TEMPERATURE);
 }
 
 /* Whether all rows of a call that lists candidates are ended by that: none is cut, and none edited. */
@@ -108,10 +125,16 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
     const int64_t most = bytes ? (int64_t)budget / bytes : args->batch.rows;
     if (l->rows > most) l->rows = most > 0 ? most : 1;
     if (l->rows > FS_CUDA_ROWS) l->rows = FS_CUDA_ROWS;
-    if (!lists) return FS_OK;
+    const int races = !lists && may_race(args);
+    if (!lists && !races) return FS_OK;
     fs_cuda_plan plan;
     FS_TRY(fs_cuda_plan_next(context, args, &plan));
     if (!fs_cuda_lists_of(context, &plan)) return FS_OK;
+    if (races) {
+        l->raced = 1;
+        l->slots = ((const fs_cuda *)context->state)->device.processors;
+        return FS_OK;
+    }
     l->listed = plan.rows;
     l->slots = plan.grid;
     l->kept = plan.blocks * plan.shape->rows;
@@ -126,6 +149,7 @@ typedef struct parts {
     /* Not; lists and first tiles are where logits will be, once they have been looked at. */
     size_t entry, logits, count, open, hidden;
     size_t edits, table, raised;
+    size_t ahead;
 } parts;
 
 static size_t aligned(size_t bytes) {
@@ -143,6 +167,10 @@ static parts parts_of(const fs_cuda_args *args, const layout *l) {
     parts p;
     memset(&p, 0, sizeof p);
     p.logits = aligned((size_t)(l->rows * (l->x + l->y) * l->stride) * sizeof(float));
+    if (l->raced) {
+        p.ahead = aligned((size_t)(l->rows + 2 * l->slots) * sizeof(fs_cuda_ahead));
+        p.open = aligned((1 + (size_t)l->rows) * sizeof(int32_t));
+    }
     if (!l->listed) return p;
     p.most = aligned(segments * sizeof(uint32_t));
     p.floor = aligned((size_t)l->listed * sizeof(uint32_t));
@@ -168,7 +196,8 @@ fs_status fs_cuda_rows_room(fs_context *context, const fs_cuda_args *args, fs_cu
     if (l.listed && l.slots < processors) l.slots = processors;
     const parts p = parts_of(args, &l);
     room->records_bytes = p.most + p.floor + p.progress;
-    room->parts_bytes = p.logits + p.count + p.open + p.hidden + p.edits + p.table + p.raised;
+    room->parts_bytes = p.logits + p.count + p.open + p.hidden + p.edits + p.table + p.raised +
+                        p.ahead;
     return FS_OK;
 }
 
@@ -180,8 +209,13 @@ static void place(const fs_cuda_room *room, const parts *p, const layout *l, int
     args->work = room->work;
     args->dense =
         (fs_cuda_dense){l->x ? logits : NULL, l->y ? logits + (l->x ? l->rows * l->stride : 0) : NULL, l->stride};
-    if (!l->listed) return;
     fs_cuda_lists *lists = &args->lists;
+    lists->room = room_of_lists;
+    if (l->raced) {
+        lists->open = (int32_t *)(void *)(at + p->logits);
+        args->raced.ahead = (fs_cuda_ahead *)(void *)(at + p->logits + p->open);
+    }
+    if (!l->listed) return;
     lists->most = (uint32_t *)(void *)room->records;
     lists->floor = (uint32_t *)(void *)((char *)room->records + p->most);
     lists->progress = (fs_cuda_progress *)(void *)((char *)room->records + p->most + p->floor);
@@ -194,7 +228,6 @@ static void place(const fs_cuda_room *room, const parts *p, const layout *l, int
     at += p->open;
     lists->hidden = at;
     lists->slots = l->slots;
-    lists->room = room_of_lists;
     if (!l->edited) return;
     at += p->hidden;
     args->edits.row = (fs_cuda_edits *)(void *)at;
@@ -248,6 +281,40 @@ static fs_status list_rows(fs_context *context, const fs_cuda_room *room, const 
     return FS_OK;
 }
 
+/* A pass that draws and keeps logits, of some rows at a time, and their end. Slices are as many as keep all processors
+ * busy. What the head does to logits has been done to those that are kept. */
+static fs_status race_rows(fs_context *context, const fs_cuda_room *room, const fs_cuda_args *call, int64_t rows) {
+    const fs_cuda *cuda = context->state;
+    const int32_t ctas = 2 * cuda->device.processors;
+    fs_cuda_args args = *call;
+    args.leave_rows = 1;
+    args.needs.max = 0; /* which is found again */
+    if (batch_rules(&args.head, &args.batch) & FS_RULE_TOP_P && !needs_some_mass(&args.needs))
+        args.needs.mass = args.needs.mass_to_cut = 1;
+    for (; args.first_row < call->batch.rows; args.first_row += args.rows) {
+        fs_cuda_plan plan;
+        const int64_t left = call->batch.rows - args.first_row;
+        args.batch.rows = args.first_row + (left < rows ? left : rows);
+        FS_TRY(fs_cuda_plan_next(context, &args, &plan));
+        args.raced.first_row = args.first_row;
+        args.raced.slices = plan.rows < ctas ? ctas / plan.rows : 1;
+        if (args.raced.slices > 32) args.raced.slices = 32;
+        FS_TRY(fs_cuda_launch_next(context, room, &args));
+        FS_CUDA_TRY(context, fs_cuda_raced_launch(&args, cuda->stream));
+        fs_cuda_args open = args;
+        open.head.bias = NULL;
+        open.head.round = FS_F32;
+        open.head.scale = open.head.post_scale = 1.0f;
+        open.head.softcap = 0.0f;
+        open.needs = call->needs;
+        open.leave_rows = 0;
+        open.lists.by_place = 1;
+        open.first_row = 0;
+        FS_CUDA_TRY(context, fs_cuda_rows_launch(&open, cuda->stream));
+    }
+    return FS_OK;
+}
+
 /* Logits of rows, some at a time, and their end. Of a call that has listed candidates these are the rows that are open:
  * how many, and which, the device knows. */
 fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *given, fs_cuda_args *args) {
@@ -261,6 +328,7 @@ fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *given, fs_cu
     args->team = l.team;
     place(&room, &p, &l, cuda->list_room, args);
     room.records = NULL; /* what kernels of groups call so */
+    if (l.raced) return race_rows(context, &room, args, rows);
     if (l.listed) FS_TRY(list_rows(context, &room, args));
     if (l.listed && lists_end_all(args)) return FS_OK;
     args->lists.by_place = l.listed != 0;

@@ -59,8 +59,14 @@ def test_parts_of_different_calls_are_refused_row_by_row():
     assert (got["tokens"] == -1).all() and (got["status"] & int(fs.Row.PEER) != 0).all()
 
 
+def edits(token, bias):
+    """The same edit of five rows."""
+    return (torch.arange(6, device="cuda"), torch.full((5,), token, device="cuda", dtype=torch.int32),
+            torch.full((5,), bias, device="cuda"))
+
+
 @pytest.mark.parametrize("lists", [
-    lambda i: dict(edits=[{5: 1.0 + i}] * 5), lambda i: dict(edits=[{5 + i: 1.0}] * 5),
+    lambda i: dict(edits=edits(5, 1.0 + i)), lambda i: dict(edits=edits(5 + i, 1.0)),
     lambda i: dict(mode="score", given=torch.full((5, 1), i, device="cuda", dtype=torch.int32)),
 ], ids=["edited by other values", "other tokens edited", "other tokens given"])
 def test_parts_with_other_lists_are_refused_row_by_row(lists):

@@ -27,6 +27,16 @@ struct cut_scale {
         return shift > -31 ? (mantissa + (1u << (-shift - 1))) >> -shift : 0;
     }
 
+    /* exp(y) 2^-unit, where origin is 0. The whole part of the exponent is split off first, so that it is as exact as
+     * the instruction. */
+    FS_DEVICE_MEMBER float about(float y) const {
+        const float number = y * scale;
+        const float shift = 12582912.0f - (float)unit; /* adding 1.5 2^23 rounds to an integer, held in the low bits */
+        const float z = fmaxf(fmaf(number, 1.44269502f, shift), 12582912.0f - 100.0f), n = z - shift;
+        const float f = fmaf(number, 1.92596299e-8f, fmaf(number, 1.44269502f, -n));
+        return exp2_approximate(f) * __int_as_float((__float_as_int(z) << 23) + 0x3F800000);
+    }
+
     /* log of the mass that so many units are. */
     FS_DEVICE_MEMBER double log_of(uint64_t weight) const {
         return (double)origin + log((double)weight) + (unit - 39) * 0.69314718055994530942;

@@ -38,7 +38,7 @@ typedef struct fs_ahead {
 
 /* The candidates from a key on. */
 FS_DEVICE fs_ahead ahead_of(fs_cut_room *room, uint64_t key, bool weigh) {
-    const unsigned long long *list = room->list, *weight = list + FS_CUDA_LIST;
+    const unsigned long long *list = room->list, *weight = room->weight;
     const int32_t count = room->count;
     fs_ahead a = {0, 0};
 #pragma unroll 4
@@ -56,7 +56,7 @@ FS_DEVICE fs_ahead ahead_of(fs_cut_room *room, uint64_t key, bool weigh) {
 /* The order key of the last of the first k candidates, or with k 0 of the first that have so much weight together; 1 if
  * there are not so many. Each warp looks where another part of an interval of keys ends, until there is one in it. */
 static __device__ __noinline__ uint64_t last_of_first(fs_cut_room *room, uint32_t k, uint64_t mass) {
-    const unsigned long long *list = room->list, *weight = list + FS_CUDA_LIST;
+    const unsigned long long *list = room->list, *weight = room->weight;
     const int32_t count = room->count, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint64_t least = max((uint64_t)ordered_float(room->floor) << 32, (uint64_t)1);
     uint64_t low = least, high = room->largest + 1;     /* enough from low on, if at all; not from high on */
@@ -127,7 +127,7 @@ FS_DEVICE uint64_t weigh_from(fs_cut_room *room, uint64_t key, const cut_scale &
 #pragma unroll 1
     for (int32_t i = threadIdx.x; i < room->count; i += FS_THREADS) {
         const uint64_t weight = room->list[i] >= key ? units.weigh(order_key_logit(room->list[i])) : 0;
-        room->list[FS_CUDA_LIST + i] = weight;
+        room->weight[i] = weight;
         all += weight;
     }
     return over_warps(room, warp_sum(all), [](uint64_t a, uint64_t b) { return a + b; });
@@ -295,9 +295,10 @@ FS_DEVICE uint64_t race_from(fs_cut_room *room, uint64_t from, const fs_draw &dr
 constexpr int FEW_RACE = 512; /* candidates that race sooner than it is found out who of them need not */
 
 /* The token of a row that is cut, from its list: the winner of the race over all tokens, if it stays. Else who stays is
- * above it, and there is another race. False if the list does not tell. */
-template <int BITS>
-FS_DEVICE bool end_list(const fs_cuda_args &args, fs_cut_room *room, const fs_draw &draw, int32_t b,
+ * above it, and there is another race. Its order key, its score's in room->key; 0 if the list does not tell. `TIGHT`: hardly any
+ * candidate is left out by top-p. */
+template <int BITS, bool TIGHT = false>
+FS_DEVICE uint64_t end_list(const fs_cuda_args &args, fs_cut_room *room, const fs_draw &draw, int32_t b,
                         unsigned long long *scrap) {
     const fs_cuda_row *row = &args.work[b];
     unsigned long long most = 0;
@@ -314,22 +315,20 @@ FS_DEVICE bool end_list(const fs_cuda_args &args, fs_cut_room *room, const fs_dr
     if (threadIdx.x == 0) room->largest = most, room->key = __ldcg(&row->key);
     __syncthreads();
     const fs_marks_of_cuts marks = marks_of_cuts(args, room, row);
-    if (!marks.known) return false;
+    if (!marks.known) return 0;
     uint64_t own = find_token(room, score_key_token(room->key));
 #pragma unroll 1
     for (;;) {
         const int32_t answer = stays(args, room, marks, own);
-        if (answer < 0) return false;
-        if (answer > 0) break;
+        if (answer < 0) return 0;
+        if (answer > 0) return own;
         /* Of many candidates those that top-p surely leaves out had better not race. */
         uint64_t from = own + 1;
-        if (marks.weigh && room->count > FEW_RACE)
+        if (!TIGHT && marks.weigh && room->count > FEW_RACE)
             from = max(from, last_of_first(room, 0, (uint64_t)ceil(marks.more)) >> 32 << 32);
         own = race_from<BITS>(room, from, draw, scrap);
-        if (!own) return false;
+        if (!own) return 0;
     }
-    if (threadIdx.x == 0) close_listed(args, draw, b, room->key, order_key_logit(own), order_key_logit(most));
-    return true;
 }
 
 /* Ends row b of the block. */
@@ -348,13 +347,15 @@ FS_DEVICE void end_listed(fs_tile_state<T::N, T::SCORERS> *state, unsigned long 
             room->rules = list_rules(args, b);
             room->floor = floor ? float_of_ordered(floor) : -INFINITY;
             room->list = list;
+            room->weight = list + FS_CUDA_LIST;
         }
         const int32_t count = take_list(room, args.lists, list, b);
         if (first) room->count = count;
         __syncthreads();
         if (is_edited(draw)) edit_list(args, room, b);
-        if (count <= 0 || !end_list<BITS>(args, room, draw, b, &state->scrap))
-            leave_open(room, args, args.first_row + b);
+        const uint64_t own = count > 0 ? end_list<BITS>(args, room, draw, b, &state->scrap) : 0;
+        if (!own) leave_open(room, args, args.first_row + b);
+        else if (first) close_listed(args, draw, b, room->key, order_key_logit(own), order_key_logit(room->largest));
     } else if (first) close_listed(args, draw, b, 0, NAN, NAN);
     __syncthreads();
     if (first) {

@@ -188,7 +188,7 @@ FS_DEVICE void score(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS> *
         scorer.owed = false;
         if (T::KIND != FS_CUDA_TOKENS && at.is_last()) {
             if (lane == 0) leave(done, true, 0);
-            if (T::KIND != FS_CUDA_LISTED && warp == J - 1) rehearse_end<T>(state);
+            if (T::KIND != FS_CUDA_LISTED && T::KIND != FS_CUDA_KEPT && warp == J - 1) rehearse_end<T>(state);
         }
         if (T::KIND == FS_CUDA_LISTED && at.i == 0 && floors.taken && lane == 0) barrier_arrive(turn.floors);
         for (bool over = false; !over;) {
@@ -256,6 +256,10 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
             continue;
         }
         transform<N, TEAMS>(d, args.head, shaped, at.p, t);
+        if constexpr (T::KIND == FS_CUDA_KEPT) {
+            store_logits<N, TEAMS>(d, args, at.p, t);
+            __syncwarp();
+        }
         if (at.i < TEAMS) barrier_wait(turn.opened, 0);
         if (masked) {
             if (at.i < TEAMS) allowed.load(state, at.p.first + 16 * strip);
@@ -344,6 +348,8 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
             if (T::KIND == FS_CUDA_LISTED && args.first_row == 0 && blockIdx.x == 0 && gridDim.y == 1 &&
                 scorer_thread<T::SCORERS>() == 0)
                 *args.lists.open = 0;
+            if (T::KIND == FS_CUDA_KEPT && blockIdx.x == 0 && blockIdx.y == 0 && scorer_thread<T::SCORERS>() == 0)
+                *args.lists.open = 0; /* which is not looked at before this launch is over */
             /* Who the rows are is not needed before the first tile is there. */
             open_state(state, args, scorer_thread<T::SCORERS>(), T::SCORERS * 32);
             named_barrier(1, T::SCORERS * 32);

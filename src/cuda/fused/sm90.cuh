@@ -23,6 +23,7 @@ fs_cuda_sm90_kernel fs_cuda_sm90_logits(int64_t shape, bool f16);
 fs_cuda_sm90_kernel fs_cuda_sm90_tokens(int64_t shape, bool f16);
 fs_cuda_sm90_kernel fs_cuda_sm90_masses(int64_t shape, bool f16);
 fs_cuda_sm90_kernel fs_cuda_sm90_shaped(int64_t shape, bool f16);
+fs_cuda_sm90_kernel fs_cuda_sm90_kept(int64_t shape, bool f16);
 fs_cuda_sm90_kernel fs_cuda_sm90_listed(int64_t shape, bool f16);
 fs_cuda_sm90_kernel fs_cuda_sm90_grouped(int64_t shape, bool f16);
 

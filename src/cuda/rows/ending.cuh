@@ -113,7 +113,7 @@ ROW_PART void open_row(ending *e, int64_t b) {
     e->row.b = b;
     e->row.status = e->rules.status;
     e->cuts = rules_cut(&e->rules) && !args.leave_rows;
-    if (args.lists.by_place) e->row.status |= FS_ROW_FALLBACK;
+    if (args.lists.by_place && !args.raced.ahead) e->row.status |= FS_ROW_FALLBACK;
     e->edits.edits = e->edits.penalises = 0;
     if (!rules_drop_row(&e->rules)) e->edits = edits_of_row(&args.batch, &e->rules, args.vocab, b);
     row_race *race = &e->race;

@@ -105,20 +105,11 @@ FS_DEVICE fs_mass block_mass(fs_mass m, fs_mass *part) {
 
 constexpr float WEIGHED_NEAR = 4.0f; /* numbers below the largest: e^-4 is a 55th */
 
-/* exp(number) 2^-unit. The whole part of the exponent is split off first, so that it is as exact as the instruction. */
-FS_DEVICE float exp_in_units(float number, float unit) {
-    const float shift = 12582912.0f - unit; /* adding 1.5 2^23 rounds to an integer, held in the low bits */
-    const float z = fmaxf(fmaf(number, 1.44269502f, shift), 12582912.0f - 100.0f), n = z - shift;
-    const float f = fmaf(number, 1.92596299e-8f, fmaf(number, 1.44269502f, -n));
-    return exp2_approximate(f) * __int_as_float((__float_as_int(z) << 23) + 0x3F800000);
-}
-
 /* The weight of this thread's granules of a row whose numbers are not far out. Tokens within `near` of the largest
  * weigh what they weigh; the others exp(l) to 4e-7, each less than a fiftieth of it. Sums of granules are in a fixed
  * order, then integers. */
 FS_DEVICE uint64_t weight_of_slice(const row_slice s, const cut_scale units, float near) {
     uint64_t sum = 0;
-    const float scale = units.scale, unit = (float)units.unit;
     each_granule(s, [&](int32_t g, float(&v)[FS_GRANULE]) {
         float most = v[0];
 #pragma unroll
@@ -132,7 +123,7 @@ FS_DEVICE uint64_t weight_of_slice(const row_slice s, const cut_scale units, flo
             for (int i = 0; i < FS_GRANULE; i++) v[i] = v[i] >= near ? -INFINITY : v[i];
         }
 #pragma unroll
-        for (int i = 0; i < FS_GRANULE; i++) v[i] = exp_in_units(v[i] * scale, unit);
+        for (int i = 0; i < FS_GRANULE; i++) v[i] = units.about(v[i]);
         sum += (uint64_t)(sum_of_granule(v) * 0x1p39f);
     });
     return sum;

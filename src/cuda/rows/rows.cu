@@ -223,6 +223,8 @@ ROW_PART void leave_row(bool begun) {
 
 /* ------------------------------------------------------------------------------------------------------ kernel ---- */
 
+constexpr int OPEN_TEAMS = 32;
+
 /* What needs no memory but the launch's arguments. */
 FS_DEVICE void open_ending(ending *e, const fs_cuda_args &args) {
     for (int32_t i = threadIdx.x; i < (int32_t)(sizeof args / 4); i += blockDim.x)
@@ -239,17 +241,8 @@ FS_DEVICE void open_ending(ending *e, const fs_cuda_args &args) {
     __syncthreads();
 }
 
-__global__ void __launch_bounds__(FS_CUDA_TEAM_THREADS, 1) end_rows(const __grid_constant__ fs_cuda_args args) {
-    ending *e = this_ending();
-    open_ending(e, args);
-    greet_team();
-    const int64_t place = blockIdx.x / (unsigned)team_size();
-    wait_for_earlier_launches();
-    int64_t b = e->args.first_row + place;
-    if (e->args.lists.by_place) {
-        if (b >= e->args.lists.open[0]) return;
-        b = e->args.lists.open[1 + b];
-    }
+/* Row b, whose logits are the place-th in memory. */
+FS_DEVICE void end_row_at(ending *e, int64_t b, int64_t place) {
     const slice_source from = source_of(e, b, place);
     if (copies_x(e, from)) begin_copy(from, e->view.x);
     if (threadIdx.x / 32 == 1) touch_rules(e, b);
@@ -258,6 +251,7 @@ __global__ void __launch_bounds__(FS_CUDA_TEAM_THREADS, 1) end_rows(const __grid
     check_row(e);
     if (rules_drop_row(&e->rules)) {
         wait_for_copies();
+        meet_team();
         if (!e->args.leave_rows) write_absent(e);
         return;
     }
@@ -285,6 +279,29 @@ __global__ void __launch_bounds__(FS_CUDA_TEAM_THREADS, 1) end_rows(const __grid
     if (e->args.leave_rows) leave_row(begins);
     else if (!(e->row.status & FS_ROW_NO_TOKEN)) write_results(draw_row(begins));
     else write_absent(e);
+}
+
+/* A team for each row; of rows that are open, where they were drawn, there are few: teams take them in turn. */
+__global__ void __launch_bounds__(FS_CUDA_TEAM_THREADS, 1) end_rows(const __grid_constant__ fs_cuda_args args) {
+    ending *e = this_ending();
+    const int64_t size = args.team.size, first = blockIdx.x / size, teams = gridDim.x / size;
+    open_ending(e, args);
+    greet_team();
+    wait_for_earlier_launches();
+    for (int64_t place = first; place < e->args.rows; place += teams) {
+        int64_t b = e->args.first_row + place, at = place;
+        if (e->args.lists.by_place) {
+            if (b >= e->args.lists.open[0]) return;
+            b = e->args.lists.open[1 + b];
+            if (e->args.raced.ahead) at = b - e->args.raced.first_row;
+        }
+        if (place > first) {
+            team_barrier(); /* nobody looks into another's memory any more */
+            open_ending(e, args);
+            greet_team();
+        }
+        end_row_at(e, b, at);
+    }
 }
 
 } // namespace
@@ -338,6 +355,7 @@ extern "C" cudaError_t fs_cuda_rows_open(fs_cuda_device *device) {
 extern "C" cudaError_t fs_cuda_rows_launch(const fs_cuda_args *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute[2];
-    configure(&config, attribute, args->rows, args->team, args->overlap, stream);
+    const int64_t teams = args->raced.ahead && args->rows > OPEN_TEAMS ? OPEN_TEAMS : args->rows;
+    configure(&config, attribute, teams, args->team, args->overlap, stream);
     return cudaLaunchKernelEx(&config, end_rows, *args);
 }
