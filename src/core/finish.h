@@ -286,6 +286,17 @@ FS_CORE void row_write_samples(fs_row *row) {
     }
 }
 
+/* The i-th of the best tokens, by its order key; none where its logit is -inf. */
+FS_CORE void row_write_best(const fs_row *row, int32_t i, uint64_t key) {
+    const fs_result *r = row->call->result;
+    const int64_t at = row->b * r->top_count + i;
+    const int there = key && row_key_is_there(row, key);
+    const float logit = there ? row_logit(row, order_key_logit(key), order_key_logit(key)) : NAN;
+    if (r->top_token) r->top_token[at] = there ? (int32_t)order_key_token(key) : -1;
+    if (r->top_logit) r->top_logit[at] = logit;
+    if (r->top_logprob) r->top_logprob[at] = there ? (float)row_below_log_z(row, logit) : NAN;
+}
+
 FS_CORE void row_write_top(fs_row *row) {
     const fs_result *r = row->call->result;
     if (!r->top_token && !r->top_logit && !r->top_logprob) return;
@@ -293,15 +304,9 @@ FS_CORE void row_write_top(fs_row *row) {
     int32_t there = list->count;
     if (r->logits == FS_LOGITS_CUT && row->has_cut && row->cut.survivors < there) there = row->cut.survivors;
     for (int32_t i = 0; i < r->top_count; i++) {
-        int64_t at = row->b * r->top_count + i;
-        uint64_t key = i < there ? list->key[list_at(list, i)] : FS_KEY_NONE;
+        const uint64_t key = i < there ? list->key[list_at(list, i)] : FS_KEY_NONE;
         if (i < there && key <= list->bound) row->open = 1;
-        if (key && !row_key_is_there(row, key)) key = FS_KEY_NONE;
-        float logit = NAN;
-        if (key) logit = row_logit(row, order_key_logit(key), order_key_logit(key));
-        if (r->top_token) r->top_token[at] = key ? (int32_t)order_key_token(key) : -1;
-        if (r->top_logit) r->top_logit[at] = logit;
-        if (r->top_logprob) r->top_logprob[at] = key ? (float)row_below_log_z(row, logit) : NAN;
+        row_write_best(row, i, key);
     }
     if (there < r->top_count && there == list->count && list->bound) row->open = 1;
 }

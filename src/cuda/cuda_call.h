@@ -118,22 +118,19 @@ typedef struct fs_cuda_dense {
 } fs_cuda_dense;
 
 /* What a CTA has found in a slice of a row whose race is over and whose logits are in work memory (rows/raced.cu): of
- * the tokens ahead of the winner, and of those that may be among the best. */
-#define FS_CUDA_BINS 128
-#define FS_CUDA_BEST 1024
+ * the tokens ahead of the winner, and how many are listed, which may be more than there is room for. */
 typedef struct fs_cuda_ahead {
     unsigned long long weight;
-    uint32_t largest;          /* logit of all, an ordered float; 0: none */
-    uint32_t larger;           /* tokens with a larger logit than the winner; */
-    uint32_t equal, same;      /* with its own, and a lower id; and any */
-    uint32_t listed;           /* tokens that may be among the best; those that there is room for: */
-    unsigned long long entry[FS_CUDA_BEST];
-    float bin[FS_CUDA_BINS]; /* the weight, by logits */
+    uint32_t largest;     /* logit of all, an ordered float; 0: none */
+    uint32_t larger;      /* tokens with a larger logit than the winner; */
+    uint32_t equal, same; /* with its own, and a lower id; and any */
+    uint32_t listed;
 } fs_cuda_ahead;
 
 /* A launch that draws and keeps all logits in args.dense.x, as the head has shaped them. */
 typedef struct fs_cuda_raced {
-    fs_cuda_ahead *ahead; /* [rows][slices]; NULL: it is no such launch */
+    fs_cuda_ahead *ahead;      /* [rows][slices]; NULL: it is no such launch */
+    unsigned long long *entry; /* [rows][FS_CUDA_LIST]: order keys that are listed, each slice having an even part */
     int32_t slices;
     int32_t first_row; /* of the batch, in dense.x */
 } fs_cuda_raced;

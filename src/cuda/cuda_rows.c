@@ -74,8 +74,8 @@ static int may_list(const fs_cuda_args *args) {
 
 #define MOST_BEST 64 /* tokens that rows/raced.cu finds: more make its lists long */
 
-/* Whether rows are drawn by the pass over W that keeps their logits, and then looked at once: does the winner stay, what
- * is its rank, which are the best? One mass is summed in a pass, so top-p must be of that. */
+/* Whether rows are drawn by the pass over W that keeps their logits, and then looked at once: does the winner stay,
+ * what is its rank, which are the best? One mass is summed in a pass, so top-p must be of that. */
 static int may_race(const fs_cuda_args *args) {
     const fs_batch *batch = &args->batch;
     const fs_result *r = &args->result;
@@ -84,8 +84,7 @@ static int may_race(const fs_cuda_args *args) {
     if (args->leave_rows || args->head.kind != FS_HEAD_WEIGHTS || args->head.rows <= 0 || is_mixed(args)) return 0;
     if (batch->mode != FS_MODE_SAMPLE || batch->samples != 1 || batch->noise != FS_NOISE_EXACT || listed) return 0;
     if (rules & ~FS_RULE_TOP_P || r->watch_logit || r->watch_logprob || r->top_count > MOST_BEST) return 0;
-    return !rules ||
-           !(args->needs.raw_mass || r->logits == FS_LOGITS_CUT || batch->flags & FS_CUT_BEFORE_TEMPERATURE);
+    return !rules || !(args->needs.raw_mass || r->logits == FS_LOGITS_CUT || batch->flags & FS_CUT_BEFORE_TEMPERATURE);
 }
 
 /* Whether all rows of a call that lists candidates are ended by that: none is cut, and none edited. */
@@ -149,7 +148,7 @@ typedef struct parts {
     /* Not; lists and first tiles are where logits will be, once they have been looked at. */
     size_t entry, logits, count, open, hidden;
     size_t edits, table, raised;
-    size_t ahead;
+    size_t ahead, entries;
 } parts;
 
 static size_t aligned(size_t bytes) {
@@ -169,6 +168,7 @@ static parts parts_of(const fs_cuda_args *args, const layout *l) {
     p.logits = aligned((size_t)(l->rows * (l->x + l->y) * l->stride) * sizeof(float));
     if (l->raced) {
         p.ahead = aligned((size_t)(l->rows + 2 * l->slots) * sizeof(fs_cuda_ahead));
+        p.entries = (size_t)l->rows * FS_CUDA_LIST * sizeof(uint64_t);
         p.open = aligned((1 + (size_t)l->rows) * sizeof(int32_t));
     }
     if (!l->listed) return p;
@@ -196,8 +196,7 @@ fs_status fs_cuda_rows_room(fs_context *context, const fs_cuda_args *args, fs_cu
     if (l.listed && l.slots < processors) l.slots = processors;
     const parts p = parts_of(args, &l);
     room->records_bytes = p.most + p.floor + p.progress;
-    room->parts_bytes = p.logits + p.count + p.open + p.hidden + p.edits + p.table + p.raised +
-                        p.ahead;
+    room->parts_bytes = p.logits + p.count + p.open + p.hidden + p.edits + p.table + p.raised + p.ahead + p.entries;
     return FS_OK;
 }
 
@@ -212,8 +211,10 @@ static void place(const fs_cuda_room *room, const parts *p, const layout *l, int
     fs_cuda_lists *lists = &args->lists;
     lists->room = room_of_lists;
     if (l->raced) {
-        lists->open = (int32_t *)(void *)(at + p->logits);
-        args->raced.ahead = (fs_cuda_ahead *)(void *)(at + p->logits + p->open);
+        at += p->logits;
+        args->raced.entry = (unsigned long long *)(void *)at;
+        args->raced.ahead = (fs_cuda_ahead *)(void *)(at + p->entries);
+        lists->open = (int32_t *)(void *)(at + p->entries + p->ahead);
     }
     if (!l->listed) return;
     lists->most = (uint32_t *)(void *)room->records;

@@ -295,11 +295,9 @@ FS_DEVICE uint64_t race_from(fs_cut_room *room, uint64_t from, const fs_draw &dr
 constexpr int FEW_RACE = 512; /* candidates that race sooner than it is found out who of them need not */
 
 /* The token of a row that is cut, from its list: the winner of the race over all tokens, if it stays. Else who stays is
- * above it, and there is another race. Its order key, its score's in room->key; 0 if the list does not tell. `TIGHT`: hardly any
- * candidate is left out by top-p. */
-template <int BITS, bool TIGHT = false>
-FS_DEVICE uint64_t end_list(const fs_cuda_args &args, fs_cut_room *room, const fs_draw &draw, int32_t b,
-                        unsigned long long *scrap) {
+ * above it, and there is another race: race(key, marks), of the candidates from a key on, as race_from. Its order key,
+ * its score's in room->key; 0 if the list does not tell. */
+template <class F> FS_DEVICE uint64_t end_list(const fs_cuda_args &args, fs_cut_room *room, int32_t b, F race) {
     const fs_cuda_row *row = &args.work[b];
     unsigned long long most = 0;
     /* A CTA that had to begin without a floor has listed more than others: not candidates. */
@@ -322,11 +320,7 @@ FS_DEVICE uint64_t end_list(const fs_cuda_args &args, fs_cut_room *room, const f
         const int32_t answer = stays(args, room, marks, own);
         if (answer < 0) return 0;
         if (answer > 0) return own;
-        /* Of many candidates those that top-p surely leaves out had better not race. */
-        uint64_t from = own + 1;
-        if (!TIGHT && marks.weigh && room->count > FEW_RACE)
-            from = max(from, last_of_first(room, 0, (uint64_t)ceil(marks.more)) >> 32 << 32);
-        own = race_from<BITS>(room, from, draw, scrap);
+        own = race(own + 1, marks);
         if (!own) return 0;
     }
 }
@@ -353,7 +347,13 @@ FS_DEVICE void end_listed(fs_tile_state<T::N, T::SCORERS> *state, unsigned long 
         if (first) room->count = count;
         __syncthreads();
         if (is_edited(draw)) edit_list(args, room, b);
-        const uint64_t own = count > 0 ? end_list<BITS>(args, room, draw, b, &state->scrap) : 0;
+        auto race = [&](uint64_t from, const fs_marks_of_cuts &marks) {
+            /* Of many candidates those that top-p surely leaves out had better not race. */
+            if (marks.weigh && room->count > FEW_RACE)
+                from = max(from, last_of_first(room, 0, (uint64_t)ceil(marks.more)) >> 32 << 32);
+            return race_from<BITS>(room, from, draw, &state->scrap);
+        };
+        const uint64_t own = count > 0 ? end_list(args, room, b, race) : 0;
         if (!own) leave_open(room, args, args.first_row + b);
         else if (first) close_listed(args, draw, b, room->key, order_key_logit(own), order_key_logit(room->largest));
     } else if (first) close_listed(args, draw, b, 0, NAN, NAN);

@@ -4,10 +4,9 @@
 namespace {
 
 /* By fs_cuda_kind. */
-constexpr fs_cuda_sm90_kernel (*kernels[FS_CUDA_KINDS])(int64_t, bool) = {fs_cuda_sm90_logits, fs_cuda_sm90_tokens,
-                                                                          fs_cuda_sm90_masses, fs_cuda_sm90_shaped,
-                                                                          fs_cuda_sm90_kept,   fs_cuda_sm90_listed,
-                                                                          fs_cuda_sm90_grouped};
+constexpr fs_cuda_sm90_kernel (*kernels[FS_CUDA_KINDS])(int64_t, bool) = {
+    fs_cuda_sm90_logits, fs_cuda_sm90_tokens, fs_cuda_sm90_masses, fs_cuda_sm90_shaped,
+    fs_cuda_sm90_kept,   fs_cuda_sm90_listed, fs_cuda_sm90_grouped};
 
 void configure(cudaLaunchConfig_t *config, cudaLaunchAttribute (&attribute)[2], const fs_cuda_shape *s, dim3 grid,
                bool early, cudaStream_t stream) {

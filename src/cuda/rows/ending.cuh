@@ -4,6 +4,7 @@
 
 #include "cuda/device/kth.cuh"
 #include "cuda/device/tokens.cuh"
+#include "cuda/device/touch.cuh"
 #include "cuda/rows/cut.cuh"
 #include "cuda/rows/draw.cuh"
 
@@ -70,31 +71,6 @@ FS_DEVICE ending *this_ending() {
 }
 
 /* ------------------------------------------------------------------------------------------------------- rules ---- */
-
-/* The words of a row's rules into L1, all at once: who reads them after it asks for one when it has the last. */
-FS_DEVICE void touch_rules(ending *e, int64_t b) {
-    const fs_batch &batch = e->args.batch;
-    const int32_t lane = threadIdx.x % 32;
-    const int64_t slot = batch_slot_index(&batch, b);
-    const void *word[] = {batch.position ? batch.position + b : NULL,
-                          batch.allow_index ? batch.allow_index + b : NULL,
-                          batch.edit_offset ? batch.edit_offset + b : NULL,
-                          batch.seed ? batch.seed + slot : NULL,
-                          batch.temperature ? batch.temperature + slot : NULL,
-                          batch.stream ? batch.stream + slot : NULL,
-                          batch.top_k ? batch.top_k + slot : NULL,
-                          batch.top_p ? batch.top_p + slot : NULL,
-                          batch.min_p ? batch.min_p + slot : NULL,
-                          batch.repetition ? batch.repetition + slot : NULL,
-                          batch.frequency ? batch.frequency + slot : NULL,
-                          batch.presence ? batch.presence + slot : NULL,
-                          batch.edit_count ? batch.edit_count + slot : NULL};
-    const void *mine = NULL;
-#pragma unroll
-    for (int i = 0; i < (int)(sizeof word / sizeof *word); i++)
-        if (lane == i && slot >= 0) mine = word[i];
-    if (mine) e->list[lane] = *(const uint32_t *)mine;
-}
 
 /* What a launch knows of a row before its logits. One thread: others load those in the meantime. */
 ROW_PART void open_row(ending *e, int64_t b) {

@@ -201,14 +201,8 @@ ROW_PART void write_best() {
     const uint32_t found = find_best();
     if (team_rank() != 0) return;
     sort_list(found, (uint32_t)result.top_count);
-    for (int32_t i = threadIdx.x; i < result.top_count; i += blockDim.x) {
-        const int64_t at = e->row.b * result.top_count + i;
-        const uint64_t key = (uint32_t)i < found ? e->winner[i] : FS_KEY_NONE;
-        const float logit = key ? row_logit(&e->row, order_key_logit(key), order_key_logit(key)) : NAN;
-        if (result.top_token) result.top_token[at] = key ? (int32_t)order_key_token(key) : -1;
-        if (result.top_logit) result.top_logit[at] = logit;
-        if (result.top_logprob) result.top_logprob[at] = key ? (float)row_below_log_z(&e->row, logit) : NAN;
-    }
+    for (int32_t i = threadIdx.x; i < result.top_count; i += blockDim.x)
+        row_write_best(&e->row, i, (uint32_t)i < found ? e->winner[i] : FS_KEY_NONE);
 }
 
 /* --------------------------------------------------------------------------------------------------------- all ---- */

@@ -245,7 +245,7 @@ FS_DEVICE void open_ending(ending *e, const fs_cuda_args &args) {
 FS_DEVICE void end_row_at(ending *e, int64_t b, int64_t place) {
     const slice_source from = source_of(e, b, place);
     if (copies_x(e, from)) begin_copy(from, e->view.x);
-    if (threadIdx.x / 32 == 1) touch_rules(e, b);
+    if (threadIdx.x / 32 == 1) touch_rules(e->args.batch, b, (uint32_t *)e->list);
     if (threadIdx.x == 0) open_row(e, b);
     __syncthreads();
     check_row(e);
