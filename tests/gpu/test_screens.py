@@ -132,6 +132,14 @@ def test_rows_too_flat_for_a_list_take_the_pass_over_the_weights(bits):
     check(weights(32000, 1024), h, screen_of(weights(32000, 1024), bits))
 
 
+@pytest.mark.parametrize("B", [1, 8, 16])
+def test_a_row_whose_list_is_on_its_way_to_be_too_long_ends_the_pass(bits, B):
+    """Columns that one step does not hold beside the others: 4 bits tell nobody apart, and W decides after a tile."""
+    w = weights(100000, 1024)
+    w[:, :16] *= 40
+    check(w, hidden(w, B, picked=0), screen_of(w, bits))
+
+
 @pytest.mark.parametrize("B", [17, 33, 100])
 def test_more_rows_than_a_pass_takes(bits, B):
     w = weights(20000, 512)

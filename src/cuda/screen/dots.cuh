@@ -194,13 +194,14 @@ template <int BITS, int N> struct fs_dots {
             if (count > 0 && tile < walk.tiles) fetch(i);
     }
 
-    FS_DEVICE_MEMBER void hand_on(fs_screened_state<N> *state, fs_strip_sums<N> *sums, int32_t n) {
-        const uint32_t full = shared_address(&state->full[n & 1]), empty = shared_address(&state->empty[n & 1]);
-        barrier_wait(empty, (n / 2 & 1) ^ 1);
+    /* Whether that is of use. */
+    FS_DEVICE_MEMBER bool hand_on(fs_screened_state<N> *state, fs_strip_sums<N> *sums, int32_t n) {
+        if (!state->wait(&state->empty[n & 1], (n / 2 & 1) ^ 1)) return false;
         sums->put(state, n & 1, warp);
         sums->clear();
         __syncwarp();
-        if ((threadIdx.x & 31) == 0) barrier_arrive(full);
+        if ((threadIdx.x & 31) == 0) barrier_arrive(shared_address(&state->full[n & 1]));
+        return true;
     }
 
     FS_DEVICE_MEMBER void run(const fs_screened_room<BITS, N> &room) {
@@ -212,7 +213,8 @@ template <int BITS, int N> struct fs_dots {
         fs_strip_sums<N> sums;
         sums.clear();
         if (count == 0) {
-            for (int32_t n = 0; n < walk.tiles; n++) hand_on(room.state, &sums, n);
+            for (int32_t n = 0; n < walk.tiles && hand_on(room.state, &sums, n); n++) {
+            }
             return;
         }
         int32_t n = 0, left = count;
@@ -226,7 +228,7 @@ template <int BITS, int N> struct fs_dots {
                 h += FS_SCREEN_SPAN * 2;
                 norm += NORMS<BITS> * N;
                 if (--left) continue;
-                hand_on(room.state, &sums, n++);
+                if (!hand_on(room.state, &sums, n++)) return;
                 h = h0, norm = norm0, left = count;
             }
         }

@@ -4,6 +4,10 @@
 
 #include "cuda/screen/dots.cuh"
 
+/* Tokens that a list may have from the start, beside its share of the tiles that are judged: the first ones list more,
+ * since less is known. With 2,048 rows were given up that had room in the end (docs/findings/gpu-screens.md). */
+constexpr uint32_t FS_LISTED_AT_ONCE = FS_CUDA_SCREENED / 2;
+
 /* screen_bound of core/screen.h, with a root that is right to 2^-22. */
 template <int BITS> FS_DEVICE float screened_bound(const fs_screen &s, float sum, float norm, float slack) {
     float root = sum;
@@ -25,6 +29,7 @@ template <int BITS, int N> struct fs_judge {
     const fs_screened_room<BITS, N> &room;
     const bool shaped;
     uint32_t known;            /* lane b: a score row b has, an ordered float; 0: none */
+    uint32_t listed, may_list; /* lane b: tokens in row b's list; how many a list may have by now */
     bool open;                 /* lane b: row b has no list, or too long a one */
     bool dry;                  /* nothing is told: the instructions alone are wanted */
     unsigned long long record; /* lane b: of the token of row b that looks best */
@@ -39,7 +44,8 @@ template <int BITS, int N> struct fs_judge {
         const int32_t lane = threadIdx.x & 31;
         if (lane >= args.rows) return;
         known = load_relaxed(&args.work[lane].bound);
-        open = load_relaxed(&args.work[lane].max) > FS_CUDA_SCREENED;
+        listed = load_relaxed(&args.work[lane].max);
+        open = listed > FS_CUDA_SCREENED;
         record = *(volatile unsigned long long *)&args.work[lane].rough;
     }
 
@@ -187,7 +193,20 @@ template <int BITS, int N> struct fs_judge {
         named_barrier(2, 32 * FS_JUDGES);
     }
 
-    FS_DEVICE_MEMBER void turn(int32_t n, const fs_screened_walk &walk) {
+    /* Whether a row is open, by its list or by what its list will be: then W is read for all of them. */
+    FS_DEVICE_MEMBER bool gives_up() {
+        const int32_t lane = threadIdx.x & 31;
+        if (!open && listed > may_list) {
+            atomicMax(&args.work[lane].max, FS_CUDA_SCREENED + 1u);
+            open = true;
+        }
+        if (!__any_sync(~0u, open)) return false;
+        if (lane == 0) *(volatile int32_t *)&room.state->over = 1;
+        return !dry;
+    }
+
+    /* Whether there is a next. */
+    FS_DEVICE_MEMBER bool turn(int32_t n, const fs_screened_walk &walk) {
         const int32_t judge_at = (int32_t)threadIdx.x / 32 - FS_DOTS, lane = threadIdx.x & 31, column = 2 * (lane & 3);
         const fs_screen &s = args.screen.of;
         const int32_t end = (int32_t)min(args.head.first_token + args.head.rows, args.vocab);
@@ -199,7 +218,9 @@ template <int BITS, int N> struct fs_judge {
         marks = {0, 0, {0, 0}};
         if (lane < args.rows && !is_greedy(room.state->draw[lane]))
             marks = marks_of(room.state->draw[lane].noise, (uint32_t)first / FS_NOISE_BLOCK);
-        if (!dry) barrier_wait(shared_address(&room.state->full[n & 1]), n / 2 & 1);
+        may_list = FS_LISTED_AT_ONCE + (uint32_t)(FS_CUDA_SCREENED * max(n, 0) / walk.tiles);
+        if (gives_up()) return false;
+        if (!dry && !room.state->wait(&room.state->full[n & 1], n / 2 & 1)) return false;
         float x[N / 2], bound[N / 2];
         take_sums(x, bound, n & 1, judge_at);
         __syncwarp();
@@ -212,6 +233,7 @@ template <int BITS, int N> struct fs_judge {
         }
         if (n <= 0) seed(x, bound, first, count);
         if (count > 0) race(x, bound, first, count);
+        return true;
     }
 
     /* The first turn, when there is nothing to judge, is for the instructions: they come from memory, and later
@@ -222,7 +244,7 @@ template <int BITS, int N> struct fs_judge {
 #pragma unroll 1
         for (int32_t n = -1; n < walk.tiles; n++) {
             dry = n < 0;
-            turn(n, walk);
+            if (!turn(n, walk)) return;
             if (!dry) continue;
             named_barrier(3, FS_SCREENED_THREADS); /* H and its norms are there */
             open_bounds<BITS, N>(args, room);
@@ -266,6 +288,10 @@ template <int BITS, int N> struct fs_judge {
         if (dry) found = min(found, 1);
 #pragma unroll 1
         for (int32_t from = 0; from < found; from += 32) {
+            if (from > 0) { /* so many: is it still worth it? */
+                take_known();
+                if (gives_up()) return;
+            }
             const bool here = from + lane < found;
             const fs_contender c = all[min(from + lane, found - 1)];
             const float best = known_score(__shfl_sync(~0u, known, c.row));

@@ -29,6 +29,14 @@ template <int N> struct fs_screened_state {
     fs_draw draw[N];
     float slack[N]; /* +inf: nothing is known of the row's logits */
     unsigned long long full[2], empty[2];
+    int32_t over; /* a row is open, so W is read for all of them */
+
+    /* Waits for a phase; not if it is all over. */
+    FS_DEVICE_MEMBER bool wait(unsigned long long *barrier, int32_t parity) const {
+        while (!barrier_wait_for(shared_address(barrier), (uint32_t)parity, 1000))
+            if (*(volatile const int32_t *)&over) return false;
+        return !*(volatile const int32_t *)&over;
+    }
 };
 
 /* Bytes from one row of H to the next: eight lanes of two rows read 16 bytes each in banks of their own. */

@@ -60,10 +60,7 @@ extern "C" cudaError_t fs_cuda_screen_launch(const fs_cuda_args *args, int32_t r
                                      rows > 8 ? bytes_of<16>(s->records) : bytes_of<8>(s->records), early, args, shaped,
                                      stream);
     if (error != cudaSuccess) return error;
-    int32_t settlers = 512 / args->rows;
-    settlers = settlers < FS_LEAST_SETTLERS  ? FS_LEAST_SETTLERS
-               : settlers > FS_MOST_SETTLERS ? FS_MOST_SETTLERS
-                                             : settlers;
-    return launch(settle, dim3((unsigned)settlers, (unsigned)args->rows), 32, settle_bytes(s->dim), args->overlap != 0,
-                  args, shaped, stream);
+    const int32_t settlers = args->rows > 512 / FS_MOST_SETTLERS ? 512 / args->rows : FS_MOST_SETTLERS;
+    return launch(settle, dim3((unsigned)settlers, (unsigned)args->rows), FS_SETTLE_THREADS, settle_bytes(s->dim),
+                  args->overlap != 0, args, shaped, stream);
 }

@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(FS_SCREENED_THREADS, 1)
             barrier_init(shared_address(&room.state->full[i]), FS_DOTS);
             barrier_init(shared_address(&room.state->empty[i]), FS_JUDGES);
         }
+        room.state->over = 0;
         barrier_init_fence();
     }
     wait_for_earlier_launches();
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(FS_SCREENED_THREADS, 1)
         let_next_launch_begin();
         dots.run(room);
     } else {
-        fs_judge<BITS, N> judge = {args, room, shaped != 0, 0, false, true, 0, {}};
+        fs_judge<BITS, N> judge = {args, room, shaped != 0, 0, 0, 0, false, true, 0, {}};
         judge.run();
     }
 }

@@ -1,7 +1,9 @@
 /* settle.cuh - what a pass over a screen has left in the race: the logits of those tokens from W as it lies, by the
  * tensor instruction and in the order of K of the pass over W, so with its bits; the exact race; the rows' results.
  *
- * A CTA is one warp and has a share of one row's list. Sixteen tokens at a time go through shared memory. */
+ * A CTA has a share of one row's list, 16 tokens at a time. One warp has the chain of products, which takes as long as
+ * it is (256 of them for D = 4,096), two copy W to shared memory ahead of it, and one runs through what comes last: its
+ * instructions come from memory. */
 #ifndef FS_CUDA_SETTLE_CUH
 #define FS_CUDA_SETTLE_CUH
 
@@ -12,14 +14,17 @@
 
 #include "core/head.h"
 
-constexpr int FS_LEAST_SETTLERS = 8, FS_MOST_SETTLERS = 64; /* CTAs of a row */
-constexpr int FS_SETTLE_STAGES = 4;
-constexpr int FS_SETTLE_SLICES = 2;      /* of 128 columns in a stage */
+constexpr int FS_MOST_SETTLERS = 64; /* CTAs of a row */
+constexpr int FS_SETTLE_THREADS = 128, FS_COPY_THREADS = 64;
+constexpr int FS_SETTLE_STAGES = 8;      /* of 128 columns */
 constexpr int FS_SLICE_PITCH = 256 + 16; /* bytes */
 
-struct fs_settle_room {
-    char w[FS_SETTLE_STAGES][FS_SETTLE_SLICES][16][FS_SLICE_PITCH];
-    fs_screened_token token[FS_CUDA_SCREENED / FS_LEAST_SETTLERS];
+struct alignas(16) fs_settle_room {
+    char w[FS_SETTLE_STAGES][16][FS_SLICE_PITCH];
+    fs_screened_token token[16 + 32];
+    int32_t kept; /* of these */
+    unsigned long long full[FS_SETTLE_STAGES], empty[FS_SETTLE_STAGES];
+    fs_cuda_row scrap; /* takes what a rehearsal finds */
     /* behind it, H: 16-bit numbers, zeros behind the last */
 };
 
@@ -27,105 +32,107 @@ FS_CORE int64_t settle_bytes(int64_t dim) {
     return (int64_t)sizeof(struct fs_settle_room) + (dim + 127) / 128 * 256;
 }
 
-/* Where a lane copies from: 16 bytes of a slice, of every other token. */
-struct fs_settle_from {
-    const char *row[8]; /* NULL: there is no such token */
-    int32_t column;     /* the lane's first in a slice */
+/* Of the slices so far: the stage of the next, and which time it is used. */
+FS_DEVICE int32_t stage_of(int32_t turn) {
+    return turn % FS_SETTLE_STAGES;
+}
 
-    FS_DEVICE_MEMBER fs_settle_from(const fs_cuda_args &args, const fs_screened_token *token, int32_t count) {
-        const int32_t lane = threadIdx.x & 31;
-        const fs_weights w = weights_of_head(&args.head);
-        column = lane % 16 * 8;
+FS_DEVICE uint32_t parity_of(int32_t turn) {
+    return (uint32_t)turn / FS_SETTLE_STAGES & 1;
+}
+
+/* Rows of W, stage by stage; zeros behind the last column, and for no token. */
+FS_DEVICE void copy_tokens(const fs_cuda_args &args, fs_settle_room *room, const fs_screened_token *token,
+                           int32_t count, int32_t slices, int32_t *turn) {
+    const int32_t thread = (int32_t)threadIdx.x - 32, first = thread / 16, column = thread % 16 * 8;
+    const fs_weights w = weights_of_head(&args.head);
+    const char *row[4]; /* of every fourth token; NULL: there is none */
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const int32_t at = lane / 16 + 2 * i;
-            row[i] = at < count ? weights_row(&w, (int64_t)token[at].token - args.head.first_token) + 2 * column : NULL;
+    for (int j = 0; j < 4; j++)
+        row[j] = first + 4 * j < count
+                     ? weights_row(&w, (int64_t)token[first + 4 * j].token - args.head.first_token) + 2 * column
+                     : NULL;
+#pragma unroll 1
+    for (int32_t slice = 0; slice < slices; slice++, ++*turn) {
+        const int32_t k = 128 * slice_at(args.k_order, slice);
+        const uint32_t to = shared_address(&room->w[stage_of(*turn)][first][2 * column]);
+        barrier_wait(shared_address(&room->empty[stage_of(*turn)]), parity_of(*turn) ^ 1);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const bool there = row[j] && k + column < (int32_t)args.head.dim;
+            copy_some<16>(to + 4 * j * FS_SLICE_PITCH, there ? row[j] + 2 * k : (const char *)args.head.data,
+                          there ? 16 : 0);
         }
+        barrier_arrive_after_copies(shared_address(&room->full[stage_of(*turn)]));
     }
+}
 
-    /* A stage; zeros behind the last column, and for no token. */
-    FS_DEVICE_MEMBER void copy(const fs_cuda_args &args, fs_settle_room *room, int32_t first, int32_t slices,
-                               int32_t stage) const {
-        const int32_t half = (int32_t)(threadIdx.x & 31) / 16;
-#pragma unroll
-        for (int32_t i = 0; i < FS_SETTLE_SLICES; i++) {
-            if (first + i >= slices) break;
-            const int32_t k = 128 * slice_at(args.k_order, first + i);
-            const uint32_t to = shared_address(&room->w[stage][i][half][2 * column]);
-            const bool inside = k + column < (int32_t)args.head.dim;
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                const bool there = inside && row[j];
-                copy_some<16>(to + 2 * j * FS_SLICE_PITCH, there ? row[j] + 2 * k : (const char *)args.head.data,
-                              there ? 16 : 0);
-            }
-        }
-        commit_copies();
-    }
-};
-
-/* The operands of a slice. They are fetched before the chain of its products, which take long enough one by one. */
+/* A slice's operands. They are fetched between the products of the slice before, which are made one by one. */
 struct fs_settle_operands {
-    uint32_t a[8][4], b[8][2];
+    uint32_t a[8][4], b[4][4]; /* B has the row of H in all its columns */
+    uint32_t w, h, empty;
 
-    FS_DEVICE_MEMBER void load(const fs_cuda_args &args, const fs_settle_room *room, const char *h, int32_t slice,
-                               int32_t stage) {
-        const int32_t lane = threadIdx.x & 31;
-        const char *own = h + 256 * slice_at(args.k_order, slice) + 4 * (lane & 3);
-        const uint32_t w = shared_address(&room->w[stage][slice % FS_SETTLE_SLICES][lane & 15][lane / 16 * 16]);
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            load_matrices(a[k], w + 32 * k);
-            b[k][0] = *(const uint32_t *)(own + 32 * k);
-            b[k][1] = *(const uint32_t *)(own + 32 * k + 16);
-        }
+    FS_DEVICE_MEMBER void wait(const fs_cuda_args &args, fs_settle_room *room, const char *row, int32_t slice,
+                               int32_t turn) {
+        const int32_t lane = threadIdx.x & 31, stage = stage_of(turn);
+        w = shared_address(&room->w[stage][lane & 15][lane / 16 * 16]);
+        h = shared_address(row) + 256 * slice_at(args.k_order, slice) + lane / 8 * 16;
+        empty = shared_address(&room->empty[stage]);
+        barrier_wait(shared_address(&room->full[stage]), parity_of(turn));
     }
 
-    template <int DTYPE> FS_DEVICE_MEMBER void dot(float (&d)[4]) const {
-#pragma unroll
-        for (int k = 0; k < 8; k++) mma<DTYPE>(d, a[k], b[k][0], b[k][1]);
+    FS_DEVICE_MEMBER void load(int k) {
+        if (k % 2 == 0) load_matrices(b[k / 2], h + 32 * k);
+        load_matrices(a[k], w + 32 * k);
+    }
+
+    FS_DEVICE_MEMBER void end_loads() const {
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0) barrier_arrive(empty);
+    }
+
+    template <int DTYPE> FS_DEVICE_MEMBER void dot(int k, float (&d)[4]) const {
+        mma<DTYPE>(d, a[k], b[k / 2][2 * (k & 1)], b[k / 2][2 * (k & 1) + 1]);
     }
 };
 
 /* Dot products of up to 16 tokens: of token g and g + 8 to the lanes 4 g. */
 template <int DTYPE>
-FS_DEVICE void dot_tokens(const fs_cuda_args &args, fs_settle_room *room, const char *h, const fs_screened_token *token,
-                          int32_t count, float (&d)[4]) {
-    const int32_t slices = (int32_t)((args.head.dim + 127) / 128),
-                  stages = (slices + FS_SETTLE_SLICES - 1) / FS_SETTLE_SLICES;
-    const fs_settle_from from(args, token, count);
-    /* All of it at once: these rows are anywhere, and in nobody's cache. */
-    if ((int32_t)threadIdx.x < count) {
-        const fs_weights w = weights_of_head(&args.head);
-        prefetch_l2_bytes(weights_row(&w, (int64_t)token[threadIdx.x].token - args.head.first_token),
-                          (uint32_t)args.head.dim * 2);
-    }
+FS_DEVICE void dot_tokens(const fs_cuda_args &args, fs_settle_room *room, const char *h, int32_t slices, int32_t *turn,
+                          float (&d)[4]) {
+    fs_settle_operands one, two;
     d[0] = d[1] = d[2] = d[3] = 0.0f;
-#pragma unroll 1
-    for (int32_t s = 0; s < FS_SETTLE_STAGES - 1; s++) from.copy(args, room, s * FS_SETTLE_SLICES, slices, s);
-#pragma unroll 1
-    for (int32_t s = 0; s < stages; s++) {
-        wait_for_groups<FS_SETTLE_STAGES - 2>();
-        __syncwarp();
-        fs_settle_operands operands[FS_SETTLE_SLICES];
+    /* The products of `from`, while `to` is fetched. */
+    auto step = [&](const fs_settle_operands &from, fs_settle_operands &to, int32_t slice) {
+        if (slice >= slices) return;
+        if (slice + 1 < slices) {
+            to.wait(args, room, h, slice + 1, *turn + slice + 1);
 #pragma unroll
-        for (int i = 0; i < FS_SETTLE_SLICES; i++)
-            if (s * FS_SETTLE_SLICES + i < slices)
-                operands[i].load(args, room, h, s * FS_SETTLE_SLICES + i, s % FS_SETTLE_STAGES);
-        __syncwarp();
-        const int32_t next = s + FS_SETTLE_STAGES - 1;
-        from.copy(args, room, next * FS_SETTLE_SLICES, slices, next % FS_SETTLE_STAGES);
+            for (int k = 0; k < 8; k++) {
+                from.dot<DTYPE>(k, d);
+                to.load(k);
+            }
+            to.end_loads();
+        } else {
 #pragma unroll
-        for (int i = 0; i < FS_SETTLE_SLICES; i++)
-            if (s * FS_SETTLE_SLICES + i < slices) operands[i].dot<DTYPE>(d);
+            for (int k = 0; k < 8; k++) from.dot<DTYPE>(k, d);
+        }
+    };
+    one.wait(args, room, h, 0, *turn);
+#pragma unroll
+    for (int k = 0; k < 8; k++) one.load(k);
+    one.end_loads();
+#pragma unroll 1
+    for (int32_t slice = 0; slice < slices; slice += 2) {
+        step(one, two, slice);
+        step(two, one, slice + 1);
     }
-    wait_for_groups<0>();
-    __syncwarp();
+    *turn += slices;
 }
 
 /* The exact race of one token. A score that is not where the screen says it is: W is no longer that of the screen. */
-FS_DEVICE void settle_token(const fs_cuda_args &args, const fs_draw &draw, fs_cuda_row *row, float x,
-                            const fs_screened_token &of, bool shaped) {
+static __device__ __noinline__ void settle_token(const fs_cuda_args &args, const fs_draw &draw, fs_cuda_row *row,
+                                                 float x, const fs_screened_token &of, bool shaped) {
     if (shaped) {
         if (args.head.bias) x += args.head.bias[(int64_t)of.token - args.head.first_token];
         x = head_logit(&args.head, x);
@@ -140,22 +147,28 @@ FS_DEVICE void settle_token(const fs_cuda_args &args, const fs_draw &draw, fs_cu
     if (x > -INFINITY) atomicMax(&row->key, (unsigned long long)race_key(draw, x, of.token, drawn));
 }
 
-/* This CTA's tokens that can still win, to shared memory; how many. */
-FS_DEVICE int32_t gather(const fs_cuda_args &args, fs_settle_room *room, const fs_cuda_row *row, int32_t b,
-                         int32_t count) {
-    const int32_t lane = threadIdx.x & 31;
+/* Of this CTA's share of a row's list, which it has looked at up to `at`, what can still win: 16 tokens if there are so
+ * many, behind the `kept` that are left. How many there are. */
+FS_DEVICE int32_t gather(const fs_cuda_args &args, fs_settle_room *room, int32_t b, int32_t listed, float best,
+                         int32_t *at, int32_t kept) {
+    const int32_t lane = threadIdx.x & 31, ctas = (int32_t)gridDim.x;
     const float4 *entry = (const float4 *)(args.screen.entry + (int64_t)b * FS_CUDA_SCREENED);
-    const float best = known_score(__ldcg(&row->bound));
-    int32_t kept = 0;
-    for (int32_t i = (int32_t)blockIdx.x; i < count; i += 32 * (int32_t)gridDim.x) {
-        const int32_t at = i + (int32_t)gridDim.x * lane;
-        const float4 e = at < count ? __ldcg(&entry[at]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        const bool may = at < count && !(e.x < best);
+    for (; kept < 16 && *at < listed; *at += 32 * ctas) {
+        const int32_t own = *at + ctas * lane;
+        const float4 e = own < listed ? __ldcg(&entry[own]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        const bool may = own < listed && !(e.x < best);
         const uint32_t who = __ballot_sync(~0u, may);
         if (may) room->token[kept + __popc(who & ((1u << lane) - 1))] = {e.x, e.y, __float_as_uint(e.z), 0};
         kept += __popc(who);
     }
     __syncwarp();
+    /* Whole rows, at once: they are anywhere, and in nobody's cache. */
+    if (lane < min(kept, 16)) {
+        const fs_weights w = weights_of_head(&args.head);
+        const fs_screened_token *token = &room->token[max(kept - 16, 0) + lane];
+        prefetch_l2_bytes(weights_row(&w, (int64_t)token->token - args.head.first_token), (uint32_t)args.head.dim * 2);
+    }
+    if (lane == 0) room->kept = kept;
     return kept;
 }
 
@@ -163,9 +176,8 @@ FS_DEVICE void load_row(const fs_cuda_args &args, char *h, int32_t b) {
     const fs_matrix hidden = hidden_of_batch(&args.head, &args.batch);
     const char *from = matrix_row(&hidden, args.first_row + b);
     const int32_t dim = (int32_t)args.head.dim;
-    for (int32_t k = 8 * (int32_t)threadIdx.x; k < (dim + 127) / 128 * 128; k += 256)
+    for (int32_t k = 8 * (int32_t)threadIdx.x; k < (dim + 127) / 128 * 128; k += 8 * FS_SETTLE_THREADS)
         *(uint4 *)(h + 2 * k) = k < dim ? __ldcg((const uint4 *)(from + 2 * k)) : make_uint4(0, 0, 0, 0);
-    __syncwarp();
 }
 
 /* The last of a row's CTAs ends it, or leaves it to the pass over W. */
@@ -178,41 +190,77 @@ FS_DEVICE void end_settled(const fs_cuda_args &args, const fs_draw &draw, fs_cud
     if (lost || __ldcg(&row->max) > FS_CUDA_SCREENED) {
         atomicAdd(args.screen.open, 1);
         clear_row(row, false);
-    } else end_row<false>(args, draw, b, NULL);
+    } else close_row<false>(args, draw, b, NULL);
     row->rough = 0;
 }
 
-__global__ void __launch_bounds__(32) settle(const __grid_constant__ fs_cuda_args args, int32_t shaped) {
+/* How many tokens the row has listed; none where a list does not decide. */
+FS_DEVICE int32_t listed_tokens(fs_cuda_row *row, bool same) {
+    const uint32_t listed = __ldcg(&row->max);
+    if (listed <= FS_CUDA_SCREENED && same) return (int32_t)listed;
+    if (threadIdx.x == 0) atomicMax(&row->max, FS_CUDA_SCREENED + 1u); /* whoever is the last */
+    return 0;
+}
+
+/* A row of tokens: of warps 0 to 2. */
+FS_DEVICE void settle_row(const fs_cuda_args &args, fs_settle_room *room, const char *h, const fs_draw &draw, int32_t b,
+                          bool same, bool shaped) {
+    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const int32_t slices = (int32_t)((args.head.dim + 127) / 128);
+    fs_cuda_row *row = &args.work[b];
+    const float best = known_score(__ldcg(&row->bound));
+    const int32_t listed = warp == 0 ? listed_tokens(row, same) : 0;
+    int32_t at = (int32_t)blockIdx.x, kept = 0, turn = 0;
+    while (true) {
+        if (warp == 0) gather(args, room, b, listed, best, &at, kept);
+        named_barrier(1, 32 + FS_COPY_THREADS);
+        kept = room->kept;
+        if (kept == 0) return;
+        const int32_t count = min(kept, 16);
+        const fs_screened_token *token = room->token + (kept -= count);
+        if (warp > 0) {
+            copy_tokens(args, room, token, count, slices, &turn);
+            continue;
+        }
+        float d[4];
+        dot_tokens<FS_BF16>(args, room, h, slices, &turn, d);
+        for (int32_t half = 0; half < 2; half++) {
+            const int32_t own = lane / 4 + 8 * half;
+            if (lane % 4 == 0 && own < count) settle_token(args, draw, row, d[2 * half], token[own], shaped);
+        }
+        __syncwarp();
+    }
+}
+
+__global__ void __launch_bounds__(FS_SETTLE_THREADS, 4)
+    settle(const __grid_constant__ fs_cuda_args args, int32_t shaped) {
     extern __shared__ __align__(128) char shared[];
     fs_settle_room *room = (fs_settle_room *)shared;
     char *h = shared + sizeof *room;
-    const int32_t b = blockIdx.y;
-    fs_cuda_row *row = &args.work[b];
+    const int32_t b = blockIdx.y, warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < FS_SETTLE_STAGES; i++) {
+            barrier_init(shared_address(&room->full[i]), FS_COPY_THREADS);
+            barrier_init(shared_address(&room->empty[i]), 1);
+        }
+        barrier_init_fence();
+    }
     /* What the pass was given is there: it lets this launch begin when it has waited for it. */
-    const fs_draw draw = draw_of_row(args, b);
     load_row(args, h, b);
+    const fs_draw draw = draw_of_row(args, b);
+    /* Other bytes than those that were checked: somebody has written over them. */
+    const bool same = ((const fs_screen_header *)args.screen.of.strips - 1)->hash == args.screen.hash;
+    __syncthreads();
+    if (warp == 3) {
+        if (threadIdx.x % 32) return;
+        settle_token(args, draw, &room->scrap, 0.0f, {0.0f, 0.0f, (uint32_t)args.head.first_token, 0}, shaped);
+        close_row<false>(args, draw, b, &room->scrap);
+        return;
+    }
     wait_for_earlier_launches();
     let_next_launch_begin();
-    const uint32_t listed = __ldcg(&row->max);
-    const fs_screen_header *header = (const fs_screen_header *)args.screen.of.strips - 1;
-    /* Other bytes than those that were checked: somebody has written over them. */
-    const bool open = listed > FS_CUDA_SCREENED || header->hash != args.screen.hash;
-    if (open && threadIdx.x == 0) atomicMax(&row->max, FS_CUDA_SCREENED + 1u); /* whoever is the last */
-    if (!open && listed > blockIdx.x) {
-        const int32_t kept = gather(args, room, row, b, (int32_t)listed);
-        for (int32_t i = 0; i < kept; i += 16) {
-            const int32_t lane = threadIdx.x & 31, count = min(kept - i, 16);
-            float d[4];
-            dot_tokens<FS_BF16>(args, room, h, room->token + i, count, d);
-            for (int32_t half = 0; half < 2; half++) {
-                const int32_t at = lane / 4 + 8 * half;
-                if (lane % 4 == 0 && at < count)
-                    settle_token(args, draw, row, d[2 * half], room->token[i + at], shaped);
-            }
-        }
-    }
-    __syncwarp();
-    end_settled(args, draw, row, b);
+    settle_row(args, room, h, draw, b, same, shaped);
+    end_settled(args, draw, &args.work[b], b);
 }
 
 #endif
