@@ -85,13 +85,25 @@ template <int BITS, int N> struct fs_judge {
         return atomicMax(&args.work[c.row].rough, key) < key;
     }
 
-    /* One token: listed if it may win. `best` is its row's best score, `most` how its best one looks. */
-    FS_DEVICE_MEMBER bool judge(const fs_contender &c, float noise, float best, float most) const {
+    /* A place in row b's list for every lane that wants one, its length or more if there is none. One lane of a row
+     * asks for all of them: everybody asks for the same few numbers, which change one at a time. */
+    FS_DEVICE_MEMBER uint32_t place_in_list(int32_t b, bool wanted) const {
+        const uint32_t lane = threadIdx.x & 31, same = __match_any_sync(~0u, wanted ? b : -1);
+        const int who = __ffs(same) - 1;
+        uint32_t at = FS_CUDA_SCREENED;
+        if (wanted && !dry && (int)lane == who) at = atomicAdd(&args.work[b].max, (uint32_t)__popc(same));
+        return __shfl_sync(~0u, at, who) + (uint32_t)__popc(same & ((1u << lane) - 1));
+    }
+
+    /* One token each, of lanes that are `here`: listed if it may win. `best` is its row's best score, `most` how its
+     * best one looks. Whether it looks better. */
+    FS_DEVICE_MEMBER bool judge(const fs_contender &c, float noise, bool here, float best, float most) const {
         const float high = logit(c.l + c.bound, c.token, 1.0f) * room.state->draw[c.row].inverse;
         const float upper = score_of(high, noise).most;
-        if (upper < best) return false;
+        const bool may = here && !(upper < best);
+        const uint32_t at = place_in_list(c.row, may);
+        if (!may) return false;
         const float least = least_score(c, noise), likely = likely_score(c, noise);
-        const uint32_t at = dry ? FS_CUDA_SCREENED : atomicAdd(&args.work[c.row].max, 1u);
         if (at < FS_CUDA_SCREENED)
             args.screen.entry[(int64_t)c.row * FS_CUDA_SCREENED + at] = {upper, least, c.token, 0};
         return (least > best || likely > most) && tell(c, least, likely);
@@ -297,7 +309,7 @@ template <int BITS, int N> struct fs_judge {
             const float best = known_score(__shfl_sync(~0u, known, c.row));
             const float most = known_score(__shfl_sync(~0u, (uint32_t)(record >> 32), c.row));
             const float noise = noise_of(c.row, c.token);
-            refine_all(c, noise, here && judge(c, noise, best, most));
+            refine_all(c, noise, judge(c, noise, here, best, most));
         }
         __syncwarp();
     }
