@@ -120,7 +120,8 @@ FS_DEVICE float kth_of_threads(raced_row *r, uint32_t ordered, int32_t k) {
 #pragma unroll
         for (int i = 0; i < LIST_LANES; i++) value[i] = r->most[32 * i + threadIdx.x];
         const uint32_t kth = kth_largest(value, PARTS, k);
-        if (threadIdx.x == 0) r->best = kth ? float_of_ordered(kth) : -INFINITY;
+        const uint32_t none = ordered_float(-INFINITY); /* below it, and rounded down to below it, are NaNs */
+        if (threadIdx.x == 0) r->best = kth > none ? float_of_ordered(kth) : -INFINITY;
     }
     __syncthreads();
     return r->best;
