@@ -117,7 +117,7 @@ typedef struct fs_cuda_dense {
     int64_t stride;
 } fs_cuda_dense;
 
-/* What a CTA has found in a slice of a row whose race is over and whose logits are in work memory (rows/raced.cu): of
+/* What a CTA has found in a slice of a row whose race is over and whose logits are in work memory (fused/raced.cu): of
  * the tokens ahead of the winner, and how many are listed, which may be more than there is room for. */
 typedef struct fs_cuda_ahead {
     unsigned long long weight;

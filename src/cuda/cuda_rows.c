@@ -72,7 +72,7 @@ static int may_list(const fs_cuda_args *args) {
     return (rules & CUTS) != FS_RULE_TOP_P;
 }
 
-#define MOST_BEST 64 /* tokens that rows/raced.cu finds: more make its lists long */
+#define MOST_BEST 64 /* tokens that fused/raced.cu finds: more make its lists long */
 
 /* Whether rows are drawn by the pass over W that keeps their logits, and then looked at once: does the winner stay,
  * what is its rank, which are the best? One mass is summed in a pass, so top-p must be of that. */

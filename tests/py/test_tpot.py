@@ -165,4 +165,5 @@ def test_room_for_the_kv_cache_is_asked_of_processes(monkeypatch, tmp_path, caps
 
 def test_shapes_are_those_of_the_models():
     assert {name: (m["vocab_size"], m["hidden_size"]) for name, m in tpot.MODELS.items()} == {
-        "qwen3-8b": (151936, 4096), "qwen3-1.7b": (151936, 2048), "gemma3-1b": (262144, 1152)}
+        "qwen3-8b": (151936, 4096), "qwen3-1.7b": (151936, 2048), "qwen3-32b": (151936, 5120),
+        "qwen3-30b-a3b": (151936, 2048), "gemma3-1b": (262144, 1152)}
