@@ -1,7 +1,8 @@
-"""Time over the batch size, from the JSON of gpu.py: python bench/gpu_plots.py FILE
+"""Time over the batch size, from the JSON of gpu.py or gpu_screens.py: python bench/gpu_plots.py FILE
 
 Writes NAME-sizes.svg beside NAME.json: for every head of the table of sizes the time of ours, cuBLAS alone, cuBLAS +
-FlashInfer and reading W, and below it ours over cuBLAS with its bar. Needs matplotlib, no GPU and no torch.
+FlashInfer and reading W, and below it ours over cuBLAS with its bar; of screens the time of a draw from W, with 8 and
+4 bits, of cuBLAS alone, and of reading each once. Needs matplotlib, no GPU and no torch.
 """
 import os
 import sys
@@ -22,6 +23,15 @@ ARMS = {  # arm: its label, color and line
     "+flashinfer": ("cuBLAS + FlashInfer", LOOKS["fi2"][0], "-"),
     "+b1": ("cuBLAS + B.1", LOOKS["b1"][0], "-"),
     "ceiling": ("reading W once", "#000000", ":"),
+}
+SCREENS = {
+    "cublas": ARMS["cublas"],
+    "ours": ("ours, from W", *ARMS["ours"][1:]),
+    "8 bits": ("ours, 8 bits", "#2a9d8f", "-"),
+    "4 bits": ("ours, 4 bits", "#8e44ad", "-"),
+    "ceiling": ("reading W, 8 bits, 4 bits once", "#000000", ":"),
+    "read 8": (None, "#000000", ":"),
+    "read 4": (None, "#000000", ":"),
 }
 TICKS = (1, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024)
 
@@ -67,11 +77,30 @@ def plot(results):
     return finish(canvas, grid, results)
 
 
+def plot_screens(results):
+    """Language-like rows at T = 1."""
+    lines = [line for line in results["tables"]["screens"] if line["kind"] == "language" and line["temperature"] == 1.0]
+    heads = bars.by_head(sorted(lines, key=lambda line: line["B"]))
+    canvas, grid = plt.subplots(1, len(heads), figsize=(4.2 * len(heads), 4.4), squeeze=False)
+    canvas.suptitle("Time of a draw with a screen; tokens are those of W", fontsize=12)
+    for axes, lines in zip(grid[0], heads.values()):
+        axes.set_title(bars.head_name(lines[0]), fontsize=10)
+        sizes = [line["B"] for line in lines]
+        for arm, (label, color, dash) in SCREENS.items():
+            axes.plot(sizes, [bars.medians(line)[arm] for line in lines], label=label, color=color, linestyle=dash,
+                      marker="" if dash == ":" else "o", markersize=3, linewidth=1.4)
+        plain_log(axes, "x", sizes)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("batch size B")
+        axes.set_ylabel("time, µs")
+    return finish(canvas, grid, results)
+
+
 def write(path):
     """Writes the plot beside the JSON file and returns its path."""
-    written = os.path.splitext(path)[0] + "-sizes.svg"
+    written, results = os.path.splitext(path)[0] + "-sizes.svg", gpu_tables.read(path)
     with plt.rc_context(STYLE):
-        canvas = plot(gpu_tables.load(path))
+        canvas = plot_screens(results) if "screens" in results["tables"] else plot(gpu_tables.judged(results))
         # Without a date the same numbers give the same file.
         canvas.savefig(written, metadata={"Date": None})
         plt.close(canvas)

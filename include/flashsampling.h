@@ -404,7 +404,8 @@ typedef struct fs_options {
      * CUDA: most work memory for logits. Those of rows with rules may be stored, and so may those of calls with several
      * samples, ranks, top or watched tokens, FS_NOISE_FAST, a mode of their own, f32 weights, or hidden states of
      * another type than the head's: of as many rows at a time as this has room for, at least one, W being read anew.
-     * Calls that need it for few rows, as top-k does, take 64 MiB at most. */
+     * Calls that need it for few rows, as top-k does, take 64 MiB at most. Lists of rows with top-p alone, ranks or top
+     * tokens come on top, 64 KB each. */
     size_t fallback_bytes;
     /* CUDA: the stream calls go to, as in fs_context_set_stream. NULL = none yet: calls are FS_ERR_ARGUMENT until there
      * is one, so that none goes to the default stream by accident. CPU: ignored. */

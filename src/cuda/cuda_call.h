@@ -127,6 +127,9 @@ typedef struct fs_cuda_ahead {
     uint32_t listed;
 } fs_cuda_ahead;
 
+#define FS_CUDA_SLICES 32 /* of a row, at most: a lane looks at each */
+#define FS_CUDA_BEST 64   /* most tokens that can be asked for so: more make lists long */
+
 /* A launch that draws and keeps all logits in args.dense.x, as the head has shaped them. */
 typedef struct fs_cuda_raced {
     fs_cuda_ahead *ahead;      /* [rows][slices]; NULL: it is no such launch */

@@ -72,8 +72,6 @@ static int may_list(const fs_cuda_args *args) {
     return (rules & CUTS) != FS_RULE_TOP_P;
 }
 
-#define MOST_BEST 64 /* tokens that fused/raced.cu finds: more make its lists long */
-
 /* Whether rows are drawn by the pass over W that keeps their logits, and then looked at once: does the winner stay,
  * what is its rank, which are the best? One mass is summed in a pass, so top-p must be of that. */
 static int may_race(const fs_cuda_args *args) {
@@ -83,7 +81,7 @@ static int may_race(const fs_cuda_args *args) {
     const int listed = batch->edit_offset || batch->edit_count || batch->count_offset || batch->watch_offset;
     if (args->leave_rows || args->head.kind != FS_HEAD_WEIGHTS || args->head.rows <= 0 || is_mixed(args)) return 0;
     if (batch->mode != FS_MODE_SAMPLE || batch->samples != 1 || batch->noise != FS_NOISE_EXACT || listed) return 0;
-    if (rules & ~FS_RULE_TOP_P || r->watch_logit || r->watch_logprob || r->top_count > MOST_BEST) return 0;
+    if (rules & ~FS_RULE_TOP_P || r->watch_logit || r->watch_logprob || r->top_count > FS_CUDA_BEST) return 0;
     return !rules || !(args->needs.raw_mass || r->logits == FS_LOGITS_CUT || batch->flags & FS_CUT_BEFORE_TEMPERATURE);
 }
 
@@ -299,7 +297,7 @@ static fs_status race_rows(fs_context *context, const fs_cuda_room *room, const 
         FS_TRY(fs_cuda_plan_next(context, &args, &plan));
         args.raced.first_row = args.first_row;
         args.raced.slices = plan.rows < ctas ? ctas / plan.rows : 1;
-        if (args.raced.slices > 32) args.raced.slices = 32;
+        if (args.raced.slices > FS_CUDA_SLICES) args.raced.slices = FS_CUDA_SLICES;
         FS_TRY(fs_cuda_launch_next(context, room, &args));
         FS_CUDA_TRY(context, fs_cuda_raced_launch(&args, cuda->stream));
         fs_cuda_args open = args;

@@ -333,16 +333,16 @@ def test_the_plot_shows_times_and_the_ratio_with_its_bar(saved, results):
 
 def test_the_plot_of_screens_shows_each_arm_of_language_like_rows_by_size():
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    import gpu_screen_plots
+    import gpu_plots
 
     def line(B, kind="language"):
-        times = {arm: {"median": 10.0 * i + B} for i, arm in enumerate(gpu_screen_plots.ARMS)}
+        times = {arm: {"median": 10.0 * i + B} for i, arm in enumerate(gpu_plots.SCREENS)}
         return {"V": 1000, "D": 64, "B": B, "kind": kind, "temperature": 1.0, "times": times}
 
     facts = {"device": "d", "driver": "r", "commit": "c", "date": "today"}
     results = {**facts, "tables": {"screens": [line(8), line(1), line(4, "flat")]}}
-    (axes,) = gpu_screen_plots.plot(results).axes
-    assert axes.get_title() == "1,000 x 64" and len(axes.lines) == len(gpu_screen_plots.ARMS)
+    (axes,) = gpu_plots.plot_screens(results).axes
+    assert "1,000" in axes.get_title() and len(axes.lines) == len(gpu_plots.SCREENS)
     assert [tuple(curve.get_xdata()) for curve in axes.lines] == [(1, 8)] * len(axes.lines)
     assert tuple(axes.lines[2].get_ydata()) == (21.0, 28.0)
 

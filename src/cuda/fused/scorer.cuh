@@ -54,10 +54,10 @@ template <int N, int J> constexpr bool AHEAD = J == 3 && N >= 96 && N <= 160;
 /* What those that end a row share (cuts.cuh). */
 typedef struct fs_cut_room {
     fs_rules rules;
-    unsigned long long *list;   /* order keys of candidates, in no order; 0: none */
-    unsigned long long *weight; /* of each */
-    unsigned long long largest; /* of them */
-    unsigned long long key;     /* score key of the drawn token, or the best of a race */
+    unsigned long long *list;          /* order keys of candidates, in no order; 0: none */
+    unsigned long long *weight;        /* of each */
+    unsigned long long largest;        /* of them */
+    unsigned long long key;            /* score key of the drawn token, or the best of a race */
     unsigned long long part[FS_WARPS]; /* of sums, by warps, */
     uint16_t tally[FS_WARPS];          /* and of how many there are */
     float floor;                       /* every token whose logit is not below it is a candidate */
