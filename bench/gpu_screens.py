@@ -3,6 +3,7 @@
     sizes   batch sizes of four heads, language-like rows, T = 1: reading W and the screens once, cuBLAS alone, ours,
             ours with a screen of 8 bits and of 4
     rows    the first head at three sizes: other temperatures, rows without a likely token, flat rows, rows of zeros
+    rules   the same, language-like rows: cuts, a mask that leaves half of the tokens, counts of 1,000 tokens by row
 
 Weights are normal, rows of norm 1 +- 15 %, one row in twenty with an outlier; hidden states have norms of 140 to 180,
 every other one with outlier columns, and are turned towards 30 tokens, so that these have three quarters of the mass,
@@ -15,6 +16,7 @@ from gpu import line_of, say, shape
 from gpu_bench import HEADS, add_run_options, begin_run
 
 MORE_HEADS = ((151936, 2048), (262208, 2304))
+LISTED = 1000
 SIZES, ROW_SIZES = (1, 2, 4, 8, 9, 12, 16, 17, 32, 64), (1, 8, 16)
 LIKELY, SHARE = 30, 0.75  # tokens, and of the mass
 CHECKED = 32  # draws of each call that are compared
@@ -57,6 +59,22 @@ def hidden(bench, W, B, kind):
     return H.bfloat16()
 
 
+def rules(bench, V, B):
+    """{name: rules of a Batch}, arrays by row."""
+    torch = bench.torch
+    full = lambda value: torch.full((B,), value, dtype=torch.int32 if isinstance(value, int) else torch.float32,
+                                    device=bench.device)
+    words = torch.randint(-2**31, 2**31 - 1, (B, (V + 31) // 32), dtype=torch.int32, device=bench.device)
+    tokens = torch.randint(0, V, (B * LISTED,), dtype=torch.int32, device=bench.device)
+    offset = torch.arange(B + 1, device=bench.device) * LISTED
+    counts = dict(count_list=(offset, tokens, tokens % 3 + 1), limits={"counts": B * LISTED}, repetition=full(1.1),
+                  frequency=full(0.1), presence=full(0.2))
+    k, both = dict(top_k=full(50)), dict(top_k=full(20), top_p=full(0.95))
+    return {"top-k 50": k, "top-k 20, top-p .95": both, "min-p .05": dict(min_p=full(0.05)),
+            "mask": dict(allow=words), "top-k 20, top-p .95, mask": dict(both, allow=words), "counts": counts,
+            "top-k 20, top-p .95, counts": dict(both, **counts)}
+
+
 class Heads:
     """W as a head, and with each screen."""
 
@@ -73,24 +91,25 @@ class Heads:
             self.screened[bits] = fs.Head(self.W, constant=True, screen=screen)
             self.seconds[bits] = before.elapsed_time(after) * 1e-3
 
-    def differences(self, bench, H, temperature):
+    def differences(self, bench, H, temperature, rules):
         """Tokens that are not those of W, in CHECKED draws of every row."""
         found = {}
         for bits, head in self.screened.items():
             found[bits] = 0
             for seed in range(CHECKED):
-                call = dict(seed=seed, temperature=bench.torch.full((len(H),), temperature, device=bench.device))
+                call = dict(rules, seed=seed,
+                            temperature=bench.torch.full((len(H),), temperature, device=bench.device))
                 one, two = bench.context.sample(head, H, **call), bench.context.sample(self.plain, H, **call)
                 found[bits] += int((one.tokens != two.tokens).sum())
         return found
 
 
-def measure(bench, heads, B, kind, temperature, reader, reps, **more):
-    H = hidden(bench, heads.W, B, kind)
-    differ = heads.differences(bench, H, temperature)
-    arms = {"cublas": lambda: bench.torch.mm(H, heads.W.T), "ours": bench.draw(heads.plain, H, temperature)}
+def measure(bench, heads, B, kind, temperature, reader, reps, H=None, rules={}, **more):
+    H = hidden(bench, heads.W, B, kind) if H is None else H
+    differ = heads.differences(bench, H, temperature, rules)
+    arms = {"cublas": lambda: bench.torch.mm(H, heads.W.T), "ours": bench.draw(heads.plain, H, temperature, **rules)}
     for bits, head in heads.screened.items():
-        arms["%d bits" % bits] = bench.draw(head, H, temperature)
+        arms["%d bits" % bits] = bench.draw(head, H, temperature, **rules)
         arms["read %d" % bits] = lambda head=head: bench.read(reader, head.screen)
     line = line_of(bench, heads.W, reader, B, arms, dict(reps=reps, warm_ups=8), kind=kind, temperature=temperature,
                    **more)
@@ -113,6 +132,11 @@ def run(bench, arguments, facts):
                 for B in ROW_SIZES:
                     lines.append(measure(bench, heads, B, kind, temperature, reader, arguments.reps, table="rows",
                                          name=name))
+            for B in ROW_SIZES:
+                H = hidden(bench, heads.W, B, "language")
+                for name, each in rules(bench, V, B).items():
+                    lines.append(measure(bench, heads, B, "language", 1.0, reader, arguments.reps, H=H, rules=each,
+                                         table="rules", name="language, " + name))
         say("%d x %d" % (V, D))
         del heads
     results = dict(facts, made=made, tables={"screens": lines})

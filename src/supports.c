@@ -37,7 +37,7 @@ static uint32_t results_of(const fs_result *r) {
     if (r->logit) results |= FS_RESULT_LOGIT;
     if (r->logprob) results |= FS_RESULT_LOGPROB;
     if (r->rank) results |= FS_RESULT_RANK;
-    if (r->top_count && (r->top_token || r->top_logit || r->top_logprob)) results |= FS_RESULT_TOP;
+    if (r->top_count && result_wants_top(r)) results |= FS_RESULT_TOP;
     if (r->watch_logit || r->watch_logprob) results |= FS_RESULT_WATCH;
     return results;
 }

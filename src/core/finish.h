@@ -299,7 +299,7 @@ FS_CORE void row_write_best(const fs_row *row, int32_t i, uint64_t key) {
 
 FS_CORE void row_write_top(fs_row *row) {
     const fs_result *r = row->call->result;
-    if (!r->top_token && !r->top_logit && !r->top_logprob) return;
+    if (!result_wants_top(r)) return;
     fs_list *list = row_list(row);
     int32_t there = list->count;
     if (r->logits == FS_LOGITS_CUT && row->has_cut && row->cut.survivors < there) there = row->cut.survivors;

@@ -61,7 +61,7 @@ static fs_needs needs_before_rows(const fs_batch *batch, const fs_result *result
 static void needs_after_rows(fs_needs *needs, const fs_head *head, const fs_batch *batch, const fs_result *result) {
     const int raw = result->logits == FS_LOGITS_RAW;
     needs->mass_to_cut &= needs->mass;
-    int32_t depth = result->top_token || result->top_logit || result->top_logprob ? result->top_count : 0;
+    int32_t depth = result_wants_top(result) ? result->top_count : 0;
     if (result->rank) depth = largest(depth, FS_RANK_DEPTH);
     if (depth) depth = largest(depth, batch->list_capacity);
     needs->rank_depth = depth;

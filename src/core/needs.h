@@ -77,6 +77,11 @@ FS_CORE int result_wants_log_z(const fs_result *result) {
     return result->log_z || result->logprob || result->top_logprob || result->watch_logprob;
 }
 
+/* Whether a row's best tokens are asked for. */
+FS_CORE int result_wants_top(const fs_result *result) {
+    return result->top_token || result->top_logit || result->top_logprob;
+}
+
 /* Whether the mode draws by groups. */
 FS_CORE int batch_is_grouped(const fs_batch *batch) {
     return batch->mode == FS_MODE_GROUP_PARALLEL || batch->mode == FS_MODE_GROUP_ONLINE;

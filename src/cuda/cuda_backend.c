@@ -42,7 +42,9 @@ static fs_status open_stored(fs_context *context, fs_cuda *cuda) {
 static fs_status open_rows(fs_context *context, fs_cuda *cuda) {
     FS_CUDA_TRY(context, fs_cuda_rows_open(&cuda->device));
     FS_CUDA_TRY(context, fs_cuda_raced_open());
+    FS_CUDA_TRY(context, fs_cuda_again_open(cuda->device.shared_bytes));
     FS_CUDA_TRY(context, fs_cuda_screen_open(cuda->device.shared_bytes));
+    FS_CUDA_TRY(context, fs_cuda_listed_open(cuda->device.shared_bytes));
     FS_CUDA_TRY(context, fs_cuda_merge_lists_open(FS_CUDA_MERGE_SHARED));
     return FS_OK;
 }
@@ -332,15 +334,15 @@ fs_cuda_args fs_cuda_args_of(const fs_head *head, const fs_batch *batch, const f
 
 static fs_status enqueue(fs_context *context, fs_cuda_args *args, int64_t *work_bytes) {
     fs_cuda_room room;
-    const int rules = fs_cuda_has_rules(args), screens = !rules && fs_cuda_screens(context, args);
+    const int rules = fs_cuda_has_rules(args), screens = fs_cuda_screens(context, args);
     memset(&room, 0, sizeof room);
     if (rules) FS_TRY(fs_cuda_rows_room(context, args, &room));
     else FS_TRY(fs_cuda_records_bytes(context, args, &room.records_bytes));
     if (screens) fs_cuda_screen_room(context, args, &room);
     FS_TRY(fs_cuda_memory_take(context, &room));
     *work_bytes = (int64_t)fs_cuda_room_bytes(&room);
-    if (rules) return fs_cuda_end_rows(context, &room, args);
-    if (screens) FS_TRY(fs_cuda_screen_pass(context, &room, args));
+    if (rules) return fs_cuda_end_rows(context, &room, args, screens);
+    if (screens) FS_TRY(fs_cuda_screen_pass(context, &room, room.parts, args));
     return fs_cuda_pass(context, &room, args, NULL, NULL);
 }
 

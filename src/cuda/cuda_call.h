@@ -117,7 +117,7 @@ typedef struct fs_cuda_dense {
     int64_t stride;
 } fs_cuda_dense;
 
-/* What a CTA has found in a slice of a row whose race is over and whose logits are in work memory (fused/raced.cu): of
+/* What a CTA has found in a slice of a row whose race is over and whose logits are in work memory (rows/raced.cu): of
  * the tokens ahead of the winner, and how many are listed, which may be more than there is room for. */
 typedef struct fs_cuda_ahead {
     unsigned long long weight;
@@ -129,23 +129,43 @@ typedef struct fs_cuda_ahead {
 
 #define FS_CUDA_SLICES 32 /* of a row, at most: a lane looks at each */
 #define FS_CUDA_BEST 64   /* most tokens that can be asked for so: more make lists long */
+#define FS_CUDA_SHORT 1024 /* tokens that one CTA races again */
 
 /* A launch that draws and keeps all logits in args.dense.x, as the head has shaped them. */
 typedef struct fs_cuda_raced {
-    fs_cuda_ahead *ahead;      /* [rows][slices]; NULL: it is no such launch */
-    unsigned long long *entry; /* [rows][FS_CUDA_LIST]: order keys that are listed, each slice having an even part */
-    int32_t slices;
+    fs_cuda_ahead *ahead;      /* [rows][slices], then [rows], all of a row that races again; NULL: it is no such launch */
+    unsigned long long *entry; /* [rows][room]: order keys of tokens that are ahead, or may be among the best, each slice
+                                  having an even part */
+    int16_t slices;
+    int16_t again;     /* rows whose winner does not stay race again (rows/again.cu) */
     int32_t first_row; /* of the batch, in dense.x */
 } fs_cuda_raced;
 
-/* A token that may win, by what a screen says of it: its score is not above and not below these. */
+/* Tokens that are listed of each. */
+FS_CORE int32_t raced_room(const fs_result *result) {
+    return result_wants_top(result) ? FS_CUDA_LIST : FS_CUDA_SHORT;
+}
+
+/* Rows of such a launch that race again: a team has those of which more tokens are ahead than are listed, or many, a CTA
+ * the others. How many there are is before lists.open; which, behind it, those from the front and these from the
+ * back. */
+enum { FS_AGAIN_BY_TEAM = -2, FS_AGAIN_BY_CTA = -1 };
+
+FS_CORE int64_t again_ints(int64_t rows) { /* of lists.open and all that */
+    return 2 + 1 + rows + rows;
+}
+
+/* A token that may win, by what a screen says of it: its score is not above and not below these. Of a row that is cut
+ * its logit is not, and `place` is its place in the list. */
 typedef struct fs_screened_token {
     float most, least;
-    uint32_t token, unused;
+    uint32_t token, place;
 } fs_screened_token;
 
 /* A pass over a head's screen: for every row the tokens that may win. How many there are is in the row's `max`; more
- * than there is room for, and the row is open: it takes the pass over W, as all rows of its call then do. */
+ * than there is room for, and the row is open: it takes the pass over W, as all rows of its call then do. Where rows may
+ * be cut, upper bounds of the logits of those that are lie in args.dense.x, floors in args.lists.floor, and what is
+ * settled in args.lists.entry, [rows][FS_CUDA_SCREENED]. */
 typedef struct fs_cuda_screened {
     fs_screen of;
     uint64_t hash;            /* of its header, as the host knows it */
@@ -154,6 +174,7 @@ typedef struct fs_cuda_screened {
 } fs_cuda_screened;
 
 #define FS_CUDA_SCREENED 8192
+#define FS_CUDA_SCREEN_ROWS 16 /* of one pass, at most */
 
 typedef struct fs_cuda_args {
     fs_head head; /* pointers are device memory here */

@@ -53,6 +53,10 @@ cudaError_t fs_cuda_rows_launch(const fs_cuda_args *args, cudaStream_t stream);
  * most: others are open, and in place. */
 cudaError_t fs_cuda_raced_open(void);
 cudaError_t fs_cuda_raced_launch(const fs_cuda_args *args, cudaStream_t stream);
+/* Those of them whose winner does not stay, args->raced.again, by args->team; shared memory beside slices. */
+cudaError_t fs_cuda_again_open(int32_t shared_bytes);
+int32_t fs_cuda_again_shared(void);
+cudaError_t fs_cuda_again_launch(const fs_cuda_args *args, cudaStream_t stream);
 
 /* Ranks: the rows a launch has left into this rank's part, or its keys alone; `last`: they are the call's last. From
  * the parts of all ranks to results. */
@@ -66,12 +70,19 @@ cudaError_t fs_cuda_seal_launch(const fs_cuda_args *args, void *part, int32_t se
 cudaError_t fs_cuda_merge_lists_launch(const fs_cuda_args *args, const fs_cuda_gathered *from,
                                        const fs_cuda_merging *where, cudaStream_t stream);
 
-/* Screens: once per device; how many rows a pass over one takes at once, 0: none; the pass over the rows of args, and
+/* Screens: once per device; how many rows a pass over one takes at once, 0: none; the pass over the rows of args, then
  * what settles them. Whether some are open is known on the device. */
 cudaError_t fs_cuda_screen_open(int32_t shared_bytes);
 int32_t fs_cuda_screen_rows(int64_t dim, int64_t rows, int32_t shared_bytes);
 cudaError_t fs_cuda_screen_launch(const fs_cuda_args *args, int32_t rows, int32_t processors, int32_t shaped,
                                   cudaStream_t stream);
+cudaError_t fs_cuda_settle_launch(const fs_cuda_args *args, int32_t shaped, cudaStream_t stream);
+/* Rows that are cut: once per device; shared memory a CTA needs beside its slice; what of them is settled, by
+ * args->team, before it is; and their end, behind it. */
+cudaError_t fs_cuda_listed_open(int32_t shared_bytes);
+int32_t fs_cuda_listed_shared(void);
+cudaError_t fs_cuda_listed_launch(const fs_cuda_args *args, int32_t shaped, cudaStream_t stream);
+cudaError_t fs_cuda_end_listed_launch(const fs_cuda_args *args, cudaStream_t stream);
 
 /* Strips [from, to) of a screen whose bytes are zero; whether one of `count` strips was made of other weights: 1 + its
  * number, to *other, which is 0. */

@@ -87,7 +87,7 @@ static fs_status make_part(fs_context *context, const fs_cuda_room *room, const 
     if (!l->listed) return fs_cuda_pass(context, room, &pass, put, &to);
     pass.part = part;
     FS_CUDA_TRY(context, cudaMemsetAsync(part, 0, l->bytes, stream));
-    FS_TRY(fs_cuda_end_rows(context, room, &pass));
+    FS_TRY(fs_cuda_end_rows(context, room, &pass, 0));
     FS_CUDA_TRY(context, fs_cuda_seal_launch(args, part, l->sealed, stream));
     return FS_OK;
 }

@@ -12,7 +12,7 @@ static int is_mixed(const fs_cuda_args *args) {
 
 /* What only a row's largest tokens, or some of all, can tell. */
 static int asks_for_lists(const fs_result *r) {
-    return r->rank || r->top_token || r->top_logit || r->top_logprob || r->watch_logit || r->watch_logprob;
+    return r->rank || result_wants_top(r) || r->watch_logit || r->watch_logprob;
 }
 
 int fs_cuda_has_rules(const fs_cuda_args *args) {
@@ -43,7 +43,8 @@ typedef struct layout {
     int32_t kept;         /* rows of the tiles of all of them; */
     int32_t edited;       /* its rows' edits are looked up, */
     int32_t tables;       /* some of them in tables */
-    int32_t raced;        /* rows are drawn by the pass that keeps their logits; `slots` processors */
+    int32_t raced;        /* rows are drawn by the pass that keeps their logits; `slots` processors; */
+    fs_cuda_team again;   /* and who races some again; of size 0: nobody */
 } layout;
 
 #define MOST_LISTED (1 << 20) /* ids: a CTA counts those it lists of a row in 16 bits, and tables have 20 bits of one */
@@ -58,7 +59,7 @@ typedef struct layout {
  * tokens; edits are looked up for those that matter, so whatever speaks of all tokens, or of x beside y, is not to be
  * had. Where top-p is the only cut lists are long and some rows open: storing all logits is faster
  * (docs/findings/gpu-rows.md). */
-static int may_list(const fs_cuda_args *args) {
+int fs_cuda_may_list(const fs_cuda_args *args) {
     const fs_batch *batch = &args->batch;
     const fs_result *r = &args->result;
     const uint32_t rules = batch_rules(&args->head, batch);
@@ -103,6 +104,15 @@ static fs_cuda_team team_of(const fs_cuda *cuda, const fs_cuda_args *args, int32
     return team;
 }
 
+/* Who races again the rows whose winner is left out. */
+static fs_cuda_team again_of(const fs_cuda *cuda, const fs_cuda_args *args) {
+    fs_cuda_team team = fs_cuda_plan_team(&cuda->device, args->batch.rows, args->head.first_token, args->head.rows, 0,
+                                          fs_cuda_again_shared(), cuda->forced_team);
+    team.threads = cuda->forced_threads ? cuda->forced_threads : FS_CUDA_TEAM_THREADS;
+    if (!team.slices) team.size = 0;
+    return team;
+}
+
 static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout *l) {
     const fs_head *head = &args->head;
     const uint32_t rules = batch_rules(head, &args->batch);
@@ -116,7 +126,7 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
     l->x = head->kind != FS_HEAD_LOGITS || (!there && !l->team.slices);
     l->y = (rules & EDITS) != 0 && l->team.slices < 2;
     const int64_t bytes = (l->x + l->y) * l->stride * (int64_t)sizeof(float);
-    const int lists = may_list(args);
+    const int lists = fs_cuda_may_list(args);
     size_t budget = context->options.fallback_bytes;
     if (lists && budget > MOST_FOR_OPEN) budget = MOST_FOR_OPEN;
     const int64_t most = bytes ? (int64_t)budget / bytes : args->batch.rows;
@@ -130,6 +140,7 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
     if (races) {
         l->raced = 1;
         l->slots = ((const fs_cuda *)context->state)->device.processors;
+        if (rules) l->again = again_of(context->state, args);
         return FS_OK;
     }
     l->listed = plan.rows;
@@ -165,9 +176,9 @@ static parts parts_of(const fs_cuda_args *args, const layout *l) {
     memset(&p, 0, sizeof p);
     p.logits = aligned((size_t)(l->rows * (l->x + l->y) * l->stride) * sizeof(float));
     if (l->raced) {
-        p.ahead = aligned((size_t)(l->rows + 2 * l->slots) * sizeof(fs_cuda_ahead));
-        p.entries = (size_t)l->rows * FS_CUDA_LIST * sizeof(uint64_t);
-        p.open = aligned((1 + (size_t)l->rows) * sizeof(int32_t));
+        p.ahead = aligned((size_t)(2 * l->rows + 2 * l->slots) * sizeof(fs_cuda_ahead));
+        p.entries = (size_t)(l->rows * raced_room(&args->result)) * sizeof(uint64_t);
+        p.open = aligned((size_t)again_ints(l->rows) * sizeof(int32_t));
     }
     if (!l->listed) return p;
     p.most = aligned(segments * sizeof(uint32_t));
@@ -186,6 +197,10 @@ static parts parts_of(const fs_cuda_args *args, const layout *l) {
     return p;
 }
 
+static size_t bytes_of_parts(const parts *p) {
+    return aligned(p->logits + p->count + p->open + p->hidden + p->edits + p->table + p->raised + p->ahead + p->entries);
+}
+
 /* Fewer rows may have more CTAs to a block, so room is for as many as there can be. */
 fs_status fs_cuda_rows_room(fs_context *context, const fs_cuda_args *args, fs_cuda_room *room) {
     layout l;
@@ -194,7 +209,7 @@ fs_status fs_cuda_rows_room(fs_context *context, const fs_cuda_args *args, fs_cu
     if (l.listed && l.slots < processors) l.slots = processors;
     const parts p = parts_of(args, &l);
     room->records_bytes = p.most + p.floor + p.progress;
-    room->parts_bytes = p.logits + p.count + p.open + p.hidden + p.edits + p.table + p.raised + p.ahead + p.entries;
+    room->parts_bytes = bytes_of_parts(&p);
     return FS_OK;
 }
 
@@ -211,8 +226,11 @@ static void place(const fs_cuda_room *room, const parts *p, const layout *l, int
     if (l->raced) {
         at += p->logits;
         args->raced.entry = (unsigned long long *)(void *)at;
-        args->raced.ahead = (fs_cuda_ahead *)(void *)(at + p->entries);
-        lists->open = (int32_t *)(void *)(at + p->entries + p->ahead);
+        at += p->entries;
+        args->raced.ahead = (fs_cuda_ahead *)(void *)at;
+        at += p->ahead;
+        lists->open = (int32_t *)(void *)at - FS_AGAIN_BY_TEAM;
+        args->raced.again = l->again.size > 0;
     }
     if (!l->listed) return;
     lists->most = (uint32_t *)(void *)room->records;
@@ -282,7 +300,8 @@ static fs_status list_rows(fs_context *context, const fs_cuda_room *room, const 
 
 /* A pass that draws and keeps logits, of some rows at a time, and their end. Slices are as many as keep all processors
  * busy. What the head does to logits has been done to those that are kept. */
-static fs_status race_rows(fs_context *context, const fs_cuda_room *room, const fs_cuda_args *call, int64_t rows) {
+static fs_status race_rows(fs_context *context, const fs_cuda_room *room, const fs_cuda_args *call, int64_t rows,
+                           const fs_cuda_team *again) {
     const fs_cuda *cuda = context->state;
     const int32_t ctas = 2 * cuda->device.processors;
     fs_cuda_args args = *call;
@@ -292,19 +311,25 @@ static fs_status race_rows(fs_context *context, const fs_cuda_room *room, const 
         args.needs.mass = args.needs.mass_to_cut = 1;
     for (; args.first_row < call->batch.rows; args.first_row += args.rows) {
         fs_cuda_plan plan;
-        const int64_t left = call->batch.rows - args.first_row;
-        args.batch.rows = args.first_row + (left < rows ? left : rows);
+        const int64_t rest = call->batch.rows - args.first_row;
+        args.batch.rows = args.first_row + (rest < rows ? rest : rows);
         FS_TRY(fs_cuda_plan_next(context, &args, &plan));
         args.raced.first_row = args.first_row;
-        args.raced.slices = plan.rows < ctas ? ctas / plan.rows : 1;
-        if (args.raced.slices > FS_CUDA_SLICES) args.raced.slices = FS_CUDA_SLICES;
+        const int32_t slices = plan.rows < ctas ? ctas / plan.rows : 1;
+        args.raced.slices = (int16_t)(slices < FS_CUDA_SLICES ? slices : FS_CUDA_SLICES);
         FS_TRY(fs_cuda_launch_next(context, room, &args));
         FS_CUDA_TRY(context, fs_cuda_raced_launch(&args, cuda->stream));
-        fs_cuda_args open = args;
-        open.head.bias = NULL;
-        open.head.round = FS_F32;
-        open.head.scale = open.head.post_scale = 1.0f;
-        open.head.softcap = 0.0f;
+        fs_cuda_args left_out = args;
+        left_out.head.bias = NULL;
+        left_out.head.round = FS_F32;
+        left_out.head.scale = left_out.head.post_scale = 1.0f;
+        left_out.head.softcap = 0.0f;
+        if (again->size) {
+            left_out.team = *again;
+            FS_CUDA_TRY(context, fs_cuda_again_launch(&left_out, cuda->stream));
+        }
+        fs_cuda_args open = left_out;
+        open.team = call->team;
         open.needs = call->needs;
         open.leave_rows = 0;
         open.lists.by_place = 1;
@@ -316,7 +341,7 @@ static fs_status race_rows(fs_context *context, const fs_cuda_room *room, const 
 
 /* Logits of rows, some at a time, and their end. Of a call that has listed candidates these are the rows that are open:
  * how many, and which, the device knows. */
-fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *given, fs_cuda_args *args) {
+fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *given, fs_cuda_args *args, int screens) {
     const fs_cuda *cuda = context->state;
     fs_cuda_room room = *given;
     layout l;
@@ -327,7 +352,10 @@ fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *given, fs_cu
     args->team = l.team;
     place(&room, &p, &l, cuda->list_room, args);
     room.records = NULL; /* what kernels of groups call so */
-    if (l.raced) return race_rows(context, &room, args, rows);
+    if (l.raced) return race_rows(context, &room, args, rows, &l.again);
+    /* Bounds of logits lie where logits of open rows will. */
+    if (screens && l.listed && (l.rows >= FS_CUDA_SCREEN_ROWS || l.rows == args->batch.rows))
+        FS_TRY(fs_cuda_screen_pass(context, &room, room.parts + bytes_of_parts(&p), args));
     if (l.listed) FS_TRY(list_rows(context, &room, args));
     if (l.listed && lists_end_all(args)) return FS_OK;
     args->lists.by_place = l.listed != 0;

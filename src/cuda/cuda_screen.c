@@ -27,8 +27,17 @@ static int pays(const fs_cuda_args *args, int32_t format, int32_t most) {
     const double eight = most > 8 ? 60.0 + 0.61 * read : 48.0 + 0.55 * read;
     const double four = most > 8 ? 40.0 + 3.5 * rows + 0.50 * read : 46.0 + 2.0 * rows + 0.34 * read;
     const double shaping = format == FS_SCREEN_INT4 ? 10.0 + 2.0 * rows : (most > 8 ? 3.0 : 1.4) * rows;
-    const double once = (format == FS_SCREEN_INT4 ? four : eight) + (head_is_plain(&args->head) ? 0.0 : shaping);
+    const double rules = fs_cuda_has_rules(args) ? 30.0 : 0.0;
+    const double once =
+        (format == FS_SCREEN_INT4 ? four : eight) + (head_is_plain(&args->head) ? 0.0 : shaping) + rules;
     return (double)((args->batch.rows + most - 1) / most) * once < read + 10.0;
+}
+
+/* Who looks at the bounds of a row that is cut: all of them must fit the team's shared memory. */
+static fs_cuda_team team_of(const fs_cuda *cuda, const fs_cuda_args *args) {
+    const int64_t rows = args->batch.rows < FS_CUDA_SCREEN_ROWS ? args->batch.rows : FS_CUDA_SCREEN_ROWS;
+    return fs_cuda_plan_team(&cuda->device, rows, args->head.first_token, args->head.rows, 0, fs_cuda_listed_shared(),
+                             cuda->forced_team);
 }
 
 int fs_cuda_screens(fs_context *context, const fs_cuda_args *args) {
@@ -36,23 +45,42 @@ int fs_cuda_screens(fs_context *context, const fs_cuda_args *args) {
     const fs_head *head = &args->head;
     if (!head->screen || !screen_serves(head, &args->batch, &args->needs) || head->rows == 0) return 0;
     if (batch_is_grouped(&args->batch)) return 0;
+    if (fs_cuda_has_rules(args) && (!fs_cuda_may_list(args) || !team_of(cuda, args).slices)) return 0;
     const int32_t most = rows_at_once(cuda, args);
     if (most > 0 && cuda->screen_rows >= 0) return args->batch.rows <= cuda->screen_rows;
     return most > 0 && pays(args, context->screened[context->screen].header.format, most);
 }
 
-static size_t entries_bytes(const fs_cuda *cuda, const fs_cuda_args *args) {
-    return (size_t)rows_at_once(cuda, args) * FS_CUDA_SCREENED * sizeof(fs_screened_token);
-}
+#define LINE 256 /* bytes: how many rows are open, then floors, then what is listed, then what is settled */
 
-#define LINE 256 /* bytes */
+static size_t listed_bytes(int32_t rows) {
+    return LINE + LINE + (size_t)rows * FS_CUDA_SCREENED * sizeof(fs_screened_token);
+}
 
 void fs_cuda_screen_room(fs_context *context, const fs_cuda_args *args, fs_cuda_room *room) {
-    const size_t bytes = entries_bytes(context->state, args) + LINE;
-    if (room->parts_bytes < bytes) room->parts_bytes = bytes;
+    const int32_t rows = rows_at_once(context->state, args);
+    const size_t listed = listed_bytes(rows), settled = (size_t)rows * FS_CUDA_SCREENED * sizeof(uint64_t);
+    if (fs_cuda_has_rules(args)) room->parts_bytes += listed + settled;
+    else if (room->parts_bytes < listed) room->parts_bytes = listed;
 }
 
-fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args) {
+/* The launches for the rows of a part of a call. */
+static fs_status screen_part(fs_context *context, const fs_cuda_args *part, int32_t most) {
+    const fs_cuda *cuda = context->state;
+    const int32_t shaped = !head_is_plain(&part->head), rules = part->dense.x != NULL;
+    if (part->edits.row) {
+        fs_cuda_args first = *part;
+        first.screen.open = NULL; /* nothing is decided yet */
+        FS_CUDA_TRY(context, fs_cuda_edits_launch(&first, cuda->stream));
+    }
+    FS_CUDA_TRY(context, fs_cuda_screen_launch(part, most, cuda->device.processors, shaped, cuda->stream));
+    if (rules) FS_CUDA_TRY(context, fs_cuda_listed_launch(part, shaped, cuda->stream));
+    FS_CUDA_TRY(context, fs_cuda_settle_launch(part, shaped, cuda->stream));
+    if (rules) FS_CUDA_TRY(context, fs_cuda_end_listed_launch(part, cuda->stream));
+    return FS_OK;
+}
+
+fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, char *memory, fs_cuda_args *args) {
     const fs_cuda *cuda = context->state;
     const int32_t most = rows_at_once(cuda, args);
     fs_cuda_args part = *args;
@@ -67,13 +95,17 @@ fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, fs_
      * (docs/screening.md). */
     part.screen.of.reach += 0.0237f * sqrtf((float)(2 * part.screen.of.records));
     part.screen.hash = context->screened[context->screen].header.hash;
-    part.screen.open = (int32_t *)(void *)room->parts;
-    part.screen.entry = (fs_screened_token *)(void *)(room->parts + LINE);
+    part.screen.open = (int32_t *)(void *)memory;
+    part.screen.entry = (fs_screened_token *)(void *)(memory + LINE + LINE);
+    if (part.dense.x) {
+        part.lists.floor = (uint32_t *)(void *)(memory + LINE);
+        part.lists.entry = (unsigned long long *)(void *)(memory + listed_bytes(most));
+        part.team = team_of(cuda, args);
+    }
     for (; part.first_row < args->batch.rows; part.first_row += part.rows) {
         const int64_t left = args->batch.rows - part.first_row;
         part.rows = (int32_t)(left < most ? left : most);
-        FS_CUDA_TRY(context, fs_cuda_screen_launch(&part, most, cuda->device.processors, !head_is_plain(&args->head),
-                                                   cuda->stream));
+        FS_TRY(screen_part(context, &part, most));
     }
     args->screen.open = part.screen.open;
     return FS_OK;

@@ -149,6 +149,15 @@ FS_DEVICE void copy_box_to_all(uint32_t to, const CUtensorMap *map, uint32_t bar
                  : "memory");
 }
 
+/* `bytes`, a multiple of 16, from global memory; both addresses are multiples of 16 too. */
+FS_DEVICE void copy_bytes(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+#endif
+}
+
 /* ----------------------------------------------------------------------------------------- asynchronous copies ---- */
 
 /* 16 or 4 bytes from global to shared memory, both addresses multiples of that. Only the wide form passes the L1 cache

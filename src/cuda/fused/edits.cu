@@ -6,6 +6,7 @@
  * holds have their logits stored instead. */
 #include "cuda/cuda_launch.h"
 #include "cuda/device/edits.cuh"
+#include "cuda/fused/pieces.cuh"
 
 #include "core/rules.h"
 
@@ -60,6 +61,7 @@ __global__ void __launch_bounds__(THREADS) prepare(const __grid_constant__ fs_cu
     __shared__ float sums[2][THREADS / 32];
     const int32_t b = (int32_t)blockIdx.x;
     let_next_launch_begin();
+    if (is_decided(args)) return;
     wait_for_earlier_launches();
     if (threadIdx.x == 0) rules = rules_of_row(&args.batch, args.vocab, args.first_row + b);
     __syncthreads();

@@ -31,7 +31,7 @@ constexpr int FS_END_PATIENCE = 200000;   /* and for the others' last tiles */
 /* What a call needs, as far as the kernel is for it; with candidates, what a block of its rows does. */
 template <class T> FS_DEVICE bool masses_of(const fs_cuda_args &args, const fs_tile_state<T::N, T::SCORERS> *state) {
     if (T::KIND == FS_CUDA_LISTED) return state->weighs;
-    return T::KIND >= FS_CUDA_MASSES && needs_mass(args.needs);
+    return T::KIND >= FS_CUDA_MASSES && T::KIND != FS_CUDA_KEPT && needs_mass(args.needs);
 }
 
 template <class T> FS_DEVICE bool max_of(const fs_cuda_args &args) {
@@ -311,7 +311,7 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
             wait_for_earlier_launches();
             if (args.first_row + block_start(args) >= *(volatile int32_t *)args.lists.open) return;
         }
-    if constexpr (T::KIND != FS_CUDA_LOGITS && T::KIND != FS_CUDA_LISTED)
+    if constexpr (T::KIND != FS_CUDA_LOGITS && T::KIND != FS_CUDA_KEPT)
         if (is_decided(args)) return;
     if (threadIdx.x == 0) {
         state->noisy = state->lists = state->raises = 0;
@@ -348,8 +348,10 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
             if (T::KIND == FS_CUDA_LISTED && args.first_row == 0 && blockIdx.x == 0 && gridDim.y == 1 &&
                 scorer_thread<T::SCORERS>() == 0)
                 *args.lists.open = 0;
-            if (T::KIND == FS_CUDA_KEPT && blockIdx.x == 0 && blockIdx.y == 0 && scorer_thread<T::SCORERS>() == 0)
+            if (T::KIND == FS_CUDA_KEPT && blockIdx.x == 0 && blockIdx.y == 0 && scorer_thread<T::SCORERS>() == 0) {
                 *args.lists.open = 0; /* which is not looked at before this launch is over */
+                args.lists.open[FS_AGAIN_BY_TEAM] = args.lists.open[FS_AGAIN_BY_CTA] = 0;
+            }
             /* Who the rows are is not needed before the first tile is there. */
             open_state(state, args, scorer_thread<T::SCORERS>(), T::SCORERS * 32);
             named_barrier(1, T::SCORERS * 32);

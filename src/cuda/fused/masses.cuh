@@ -1,27 +1,13 @@
-/* masses.cuh - log Z beside the race: sums of exp over a strip's 16 tokens, a granule of core/mass.h, and over a tile's
- * eight.
+/* masses.cuh - log Z beside the race: sums of exp over a strip's 16 tokens, a granule of device/granules.cuh, and over
+ * a tile's eight.
  *
- * A granule's sum is a float, made of exp2(l log2 e) in one order; a tile's is the sum of its granules, in one order,
- * and is added to the row's mass as an integer. So log Z does not depend on the batch, nor on shards cut at tiles.
  * Three instructions per logit: with N = 256 registers are so scarce that a longer chain (an exponent of the row's own,
- * split off first) cost 14,000 cycles a tile (H200, 2026-11). A granule whose sum is not well inside the range of a
- * float, all its logits below -33 or one above 66, is made again with an exponent of its own and added apart; which
- * ones do depends on their logits alone.
- *
- * A term's relative error is below 2e-7 (1 + |l|), so log Z has about the error of the float it is returned in. */
+ * split off first) cost 14,000 cycles a tile (H200, 2026-11). */
 #ifndef FS_CUDA_MASSES_CUH
 #define FS_CUDA_MASSES_CUH
 
+#include "cuda/device/granules.cuh"
 #include "cuda/fused/epilogue.cuh"
-
-/* What eight of them together leave inside the limbs of a row. */
-#define FS_MASS_LEAST 0x1p-48f
-#define FS_MASS_MOST 0x1p96f
-
-/* log2(e) per unit of the logits that are summed: what a row's accumulators are multiplied by. */
-FS_DEVICE float mass_rate(const fs_draw &draw, bool raw) {
-    return raw ? 1.44269504f : draw.inverse * 1.44269504f;
-}
 
 /* A granule outside the range: with an exponent of its own, into a mass of its own. All lanes; row b is the same in
  * all, and its group of accumulators is stashed. */
@@ -30,27 +16,14 @@ FS_DEVICE void odd_granule(fs_tile_state<N, J> *state, fs_mass *into, uint32_t *
     const int32_t lane = threadIdx.x & 31;
     const float4 four = state->stash[strip][b >> 3 & 1][(lane & ~3) | (b >> 1 & 3)];
     const float rate = state->rate[b];
-    float low = (b & 1 ? four.y : four.x) * rate, high = (b & 1 ? four.w : four.z) * rate;
-    if (!(low < INFINITY)) low = -INFINITY; /* NaN is treated as -inf; +inf has a flag of its own and no mass */
-    if (!(high < INFINITY)) high = -INFINITY;
+    const float low = odd_number((b & 1 ? four.y : four.x) * rate), high = odd_number((b & 1 ? four.w : four.z) * rate);
     float most = fmaxf(low, high);
     for (int apart = 16; apart >= 4; apart /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, apart));
     if (!(most > -INFINITY)) return;
-    const float exponent = rintf(fminf(fmaxf(most, -1.4427f * FS_EXP_LIMIT), 1.4427f * FS_EXP_LIMIT));
+    const float exponent = odd_exponent(most);
     float sum = exp2_approximate(low - exponent) + exp2_approximate(high - exponent);
     for (int apart = 16; apart >= 4; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
-    if (lane != 0) return;
-    while (atomicCAS(lock, 0u, 1u)) {
-    }
-    __threadfence(); /* what the last holder wrote */
-    volatile fs_mass *there = into;
-    fs_mass mass = {there->top, {there->limb[0], there->limb[1], there->limb[2]}};
-    if (!mass.limb[0]) mass = mass_empty();
-    mass_add(&mass, sum, (int32_t)exponent);
-    there->top = mass.top;
-    for (int i = 0; i < 3; i++) there->limb[i] = mass.limb[i];
-    __threadfence(); /* the mass before the lock is free */
-    atomicExch(lock, 0u);
+    if (lane == 0) row_add_odd(into, lock, sum, (int32_t)exponent);
 }
 
 /* The sums of a strip's granules, one per row, into its stash as float[N]; scorers add them up. `absent`: the strip has
@@ -87,7 +60,7 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_tile_state<N, J> *state,
         for (int i = 0; i < BLOCKS; i++) sum = i == q ? sums[i] : sum;
         const int32_t own = 32 * q + halved_row();
         const bool drawn = own < N && draws(state->draw[own < N ? own : 0]);
-        uint32_t odd = __ballot_sync(~0u, drawn && !(sum >= FS_MASS_LEAST && sum < FS_MASS_MOST));
+        uint32_t odd = __ballot_sync(~0u, drawn && !granule_is_near(sum));
         for (; odd; odd &= odd - 1) {
             const int32_t b = __shfl_sync(~0u, own, __ffs(odd) - 1);
             stash<N>(d, state->stash[strip], b / 16);
@@ -101,7 +74,7 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_tile_state<N, J> *state,
     for (int q = 0; q < BLOCKS; q++) {
         const int32_t own = 32 * q + halved_row();
         if (own < N)
-            ((float *)state->stash[strip])[own] = sums[q] >= FS_MASS_LEAST && sums[q] < FS_MASS_MOST ? sums[q] : 0.0f;
+            ((float *)state->stash[strip])[own] = granule_is_near(sums[q]) ? sums[q] : 0.0f;
     }
 }
 

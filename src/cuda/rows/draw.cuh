@@ -307,7 +307,16 @@ FS_DEVICE uint64_t winner_of(int32_t s) {
     return key;
 }
 
-/* The second half of a race, between its barriers. */
+/* The first half of a race, up to the first of its two barriers. */
+FS_DEVICE void race_begin() {
+    list_marks();
+    __syncthreads();
+    race_listed();
+    tell_bounds();
+    team_barrier();
+}
+
+/* The second half, between its barriers. */
 static __device__ __noinline__ void race_end() {
     const row_race &race = race_of_block()->race;
     hear_bounds();

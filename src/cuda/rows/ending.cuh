@@ -30,15 +30,6 @@ struct masses {
     uint32_t listed;           /* tokens that may be among the best */
 };
 
-/* The row as one CTA of its team sees it: its slices, and how tokens are shared out. */
-struct row_view {
-    row_slice x, y;
-    int32_t low, high;    /* of the row */
-    int32_t first, share; /* block of the noise the row begins in; blocks of a slice, the last ones may have fewer */
-
-    FS_DEVICE_MEMBER bool holds(int64_t token) const { return token >= low && token < high; }
-};
-
 struct ending : race_shared {
     fs_cuda_args args;
     fs_rules rules;

@@ -42,6 +42,36 @@ struct row_slice {
     }
 };
 
+/* A row as one CTA of its team sees it: its slices, and how tokens are shared out. */
+struct row_view {
+    row_slice x, y;
+    int32_t low, high;    /* of the row */
+    int32_t first, share; /* block of the noise the row begins in; blocks of a slice, the last ones may have fewer */
+
+    FS_DEVICE_MEMBER bool holds(int64_t token) const { return token >= low && token < high; }
+};
+
+/* That of the rank-th CTA, whose slices, if they are in shared memory, begin at `place`. */
+FS_DEVICE row_view view_of(const fs_cuda_args &args, int32_t rank, int32_t place) {
+    const fs_head &head = args.head;
+    row_view r;
+    r.low = (int32_t)head.first_token;
+    r.high = max(r.low, (int32_t)min(head.first_token + head.rows, args.vocab));
+    r.first = r.low / FS_CUDA_TILE;
+    const int32_t blocks = r.high > r.low ? (r.high - 1) / FS_CUDA_TILE + 1 - r.first : 0;
+    r.share = (blocks + args.team.size - 1) / args.team.size;
+    const int32_t mine = min(rank * r.share, blocks);
+    r.x.base = (r.first + mine) * FS_CUDA_TILE;
+    r.x.blocks = min(r.share, blocks - mine);
+    r.x.low = max(r.low, r.x.base);
+    r.x.high = min(r.high, r.x.base + r.x.blocks * FS_CUDA_TILE);
+    r.x.clean = args.team.places > 0;
+    r.x.place = place;
+    r.x.v = r.x.clean ? r.x.shared() : NULL;
+    r.y = r.x;
+    return r;
+}
+
 FS_DEVICE float number_at(const char *row, int32_t format, int64_t i) {
     if (format == FS_FORMAT_F32) return ((const float *)row)[i];
     const uint16_t half = ((const uint16_t *)row)[i];

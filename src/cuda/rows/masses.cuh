@@ -2,7 +2,7 @@
 #ifndef FS_CUDA_ROWS_MASSES_CUH
 #define FS_CUDA_ROWS_MASSES_CUH
 
-#include "cuda/device/mass.cuh"
+#include "cuda/device/granules.cuh"
 #include "cuda/device/weight.cuh"
 #include "cuda/rows/logits.cuh"
 
@@ -21,14 +21,6 @@ template <class F> FS_DEVICE void each_granule(const row_slice s, F f) {
         }
         f(g, v);
     }
-}
-
-/* In the order of core/mass.h. Written out, because in a loop that is not unrolled they would be on the stack. */
-FS_DEVICE float sum_of_granule(const float (&t)[FS_GRANULE]) {
-    float four[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) four[i] = (t[i] + t[i + 8]) + (t[i + 4] + t[i + 12]);
-    return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 /* ------------------------------------------------------------------------------------------------------ masses ---- */

@@ -158,10 +158,6 @@ ROW_PART void write_ranks(int32_t drawn) {
 
 /* -------------------------------------------------------------------------------------------------------- best ---- */
 
-FS_DEVICE bool wants_best(const fs_result &result) {
-    return result.top_token || result.top_logit || result.top_logprob;
-}
-
 /* Those that may be of the best are listed before the race, whose barrier then does for both, where a floor is known
  * and it does not depend on the draw. */
 ROW_PART void list_best() {
@@ -216,7 +212,7 @@ FS_DEVICE void write_results(int32_t drawn) {
     if (e->args.batch.watch_offset) write_watched();
     if (result.rank) write_ranks(drawn);
     __syncthreads(); /* the best come where the drawn were */
-    if (wants_best(result)) write_best();
+    if (result_wants_top(&result)) write_best();
     __syncthreads();
     if (threadIdx.x != 0 || team_rank() != 0) return;
     if (drawn < e->args.batch.samples) e->row.status |= FS_ROW_SHORT;

@@ -10,30 +10,11 @@
 #include "cuda/cuda_launch.h"
 #include "cuda/rows/groups.cuh"
 #include "cuda/rows/part.cuh"
+#include "cuda/rows/teams.cuh"
 
 namespace {
 
 /* ------------------------------------------------------------------------------------------------------ logits ---- */
-
-FS_DEVICE row_view view_of(const fs_cuda_args &args, int32_t rank) {
-    const fs_head &head = args.head;
-    row_view r;
-    r.low = (int32_t)head.first_token;
-    r.high = max(r.low, (int32_t)min(head.first_token + head.rows, args.vocab));
-    r.first = r.low / FS_CUDA_TILE;
-    const int32_t blocks = r.high > r.low ? (r.high - 1) / FS_CUDA_TILE + 1 - r.first : 0;
-    r.share = (blocks + args.team.size - 1) / args.team.size;
-    const int32_t mine = min(rank * r.share, blocks);
-    r.x.base = (r.first + mine) * FS_CUDA_TILE;
-    r.x.blocks = min(r.share, blocks - mine);
-    r.x.low = max(r.low, r.x.base);
-    r.x.high = min(r.high, r.x.base + r.x.blocks * FS_CUDA_TILE);
-    r.x.clean = args.team.places > 0;
-    r.x.place = ENDING_BYTES;
-    r.x.v = r.x.clean ? r.x.shared() : NULL;
-    r.y = r.x;
-    return r;
-}
 
 /* Where x of the slice comes from, and where it is looked at. */
 FS_DEVICE slice_source source_of(const ending *e, int64_t b, int64_t place) {
@@ -120,13 +101,7 @@ ROW_PART void find_cut() {
 ROW_PART void run_race(bool begun) {
     ending *e = this_ending();
     const row_race &race = e->race;
-    if (!begun) {
-        list_marks();
-        __syncthreads();
-        race_listed();
-        tell_bounds();
-        team_barrier();
-    }
+    if (!begun) race_begin();
     race_end();
     team_barrier();
     if ((int32_t)threadIdx.x < race.count) e->winner[race.first + threadIdx.x] = winner_of((int32_t)threadIdx.x);
@@ -184,7 +159,7 @@ ROW_PART int32_t draw_row(bool begun) {
     ending *e = this_ending();
     const int32_t n = e->args.needs.samples;
     const bool asks = may_ask_winner(e) && fabsf(e->summary.max_y * e->rules.cut_scale) <= FS_EXP_EXACT;
-    if (wants_best(e->args.result) && !e->args.leave_rows) list_best();
+    if (result_wants_top(&e->args.result) && !e->args.leave_rows) list_best();
     tell_masses(asks);
     if (e->cuts && !asks) {
         find_cut();
@@ -232,7 +207,7 @@ FS_DEVICE void open_ending(ending *e, const fs_cuda_args &args) {
     for (int32_t i = threadIdx.x; i < 2 * FLOORS; i += blockDim.x) (&e->own_most[0][0])[i] = 0;
     if (threadIdx.x == 0) {
         open_team(args.team.size);
-        e->view = view_of(args, team_rank());
+        e->view = view_of(args, team_rank(), ENDING_BYTES);
         e->own = {0, 0, 0, 0};
         for (int i = 0; i < LISTS; i++) e->listed[i] = 0;
         e->mass_of[team_rank()].listed = 0;
@@ -310,27 +285,6 @@ extern "C" int32_t fs_cuda_rows_shared(int32_t grouped) {
     return ENDING_BYTES + (grouped ? (int32_t)sizeof(group_window) : 0);
 }
 
-static void configure(cudaLaunchConfig_t *config, cudaLaunchAttribute (&attribute)[2], int64_t rows,
-                      const fs_cuda_team &team, bool overlap, cudaStream_t stream) {
-    config->gridDim = dim3((unsigned)(rows * team.size));
-    config->blockDim = dim3((unsigned)team.threads);
-    config->dynamicSmemBytes = (size_t)team.shared_bytes;
-    config->stream = stream;
-    config->attrs = attribute;
-    config->numAttrs = 0;
-    if (team.size > 1) {
-        cudaLaunchAttribute &a = attribute[config->numAttrs++];
-        a.id = cudaLaunchAttributeClusterDimension;
-        a.val.clusterDim.x = (unsigned)team.size;
-        a.val.clusterDim.y = a.val.clusterDim.z = 1;
-    }
-    if (overlap) {
-        cudaLaunchAttribute &a = attribute[config->numAttrs++];
-        a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        a.val.programmaticStreamSerializationAllowed = 1;
-    }
-}
-
 /* How many CTAs can be a team: as many as run at once. Code that was made for older devices, and translated for this
  * one, has no clusters, and does not wait for launches before it where it may begin early. */
 extern "C" cudaError_t fs_cuda_rows_open(fs_cuda_device *device) {
@@ -345,7 +299,7 @@ extern "C" cudaError_t fs_cuda_rows_open(fs_cuda_device *device) {
         cudaLaunchConfig_t config = {};
         cudaLaunchAttribute attribute[2];
         int clusters = 0;
-        configure(&config, attribute, 1, team, false, 0);
+        config_of_teams(&config, attribute, 1, team, false, 0);
         error = cudaOccupancyMaxActiveClusters(&clusters, end_rows, &config);
         if (clusters > 0) device->team = size;
     }
@@ -356,6 +310,6 @@ extern "C" cudaError_t fs_cuda_rows_launch(const fs_cuda_args *args, cudaStream_
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute[2];
     const int64_t teams = args->raced.ahead && args->rows > OPEN_TEAMS ? OPEN_TEAMS : args->rows;
-    configure(&config, attribute, teams, args->team, args->overlap, stream);
+    config_of_teams(&config, attribute, teams, args->team, args->overlap, stream);
     return cudaLaunchKernelEx(&config, end_rows, *args);
 }

@@ -16,15 +16,9 @@ template <int BITS> FS_DEVICE float screened_bound(const fs_screen &s, float sum
     return (spread + norm * slack) * FS_SCREEN_WIDER + 1e-17f;
 }
 
-/* Out of line: it is wanted in many places, by few heads. */
-static __device__ __noinline__ float shaped_logit(const fs_head &head, float x, uint32_t token, float way) {
-    if (head.bias) x += head.bias[(int64_t)token - head.first_token];
-    x = head_logit(&head, x);
-    return head.softcap > 0.0f ? x + way * fabsf(x) * 1e-5f : x; /* tanhf's last bits */
-}
-
-/* What a judge keeps of the rows, one to a lane; and the race of its strips. */
-template <int BITS, int N> struct fs_judge {
+/* What a judge keeps of the rows, one to a lane; and the race of its strips. Rows that are cut do not race: where what
+ * matters of them ends is known when all their bounds are (listed.cuh), so these go to memory. */
+template <int BITS, int N, bool RULES> struct fs_judge {
     const fs_cuda_args &args;
     const fs_screened_room<BITS, N> &room;
     const bool shaped;
@@ -34,6 +28,7 @@ template <int BITS, int N> struct fs_judge {
     bool dry;                  /* nothing is told: the instructions alone are wanted */
     unsigned long long record; /* lane b: of the token of row b that looks best */
     fs_marks marks;            /* lane b: of row b, in the block of the strip */
+    uint32_t allowed;          /* lane b: tokens of the strip that row b may draw, 16 bits */
 
     /* From a dot product, or a bound of it, to the logit, or a bound: up or down. */
     FS_DEVICE_MEMBER float logit(float x, uint32_t token, float way) const {
@@ -52,15 +47,36 @@ template <int BITS, int N> struct fs_judge {
     /* A logit of row `lane` that is not above this, of a token of the 16 from `first` on, cannot win. */
     FS_DEVICE_MEMBER float threshold(int32_t first) const {
         const int32_t lane = threadIdx.x & 31;
-        if (lane >= args.rows || open || !draws(room.state->draw[lane])) return INFINITY;
+        if (lane >= args.rows || open || is_cut(lane) || !draws(room.state->draw[lane])) return INFINITY;
         const fs_draw &draw = room.state->draw[lane];
         const fs_threshold t = threshold_of(known, draw.temperature);
-        if (is_greedy(draw)) return t.level;
+        if (is_greedy(draw)) return lowered(draw, t.level, first);
         float low = threshold_at(t, FS_UNMARKED_CEILING);
         for (int i = 0; i < marks.count; i++)
             if (mark_place(marks, i) / FS_SCREEN_TOKENS == (uint32_t)first % FS_NOISE_BLOCK / FS_SCREEN_TOKENS)
                 low = fminf(low, threshold_at(t, mark_ceiling(mark_prefix(marks, i))));
-        return marks.count < 0 ? -INFINITY : low;
+        return marks.count < 0 ? -INFINITY : lowered(draw, low, first);
+    }
+
+    /* A threshold of y as one of x, in a strip of which edits may raise a token. */
+    FS_DEVICE_MEMBER float lowered(const fs_draw &draw, float low, int32_t first) const {
+        if (!RULES || !is_raised(draw)) return low;
+        const int32_t lane = threadIdx.x & 31, at = first - (int32_t)args.head.first_token / FS_CUDA_TILE * FS_CUDA_TILE;
+        const uint8_t *raised = args.edits.raised + (int64_t)lane * args.edits.tiles;
+        if (!(raised[at / FS_CUDA_TILE] >> at % FS_CUDA_TILE / FS_SCREEN_TOKENS & 1)) return low;
+        const float raise = args.edits.row[lane].raise;
+        return low - raise - (fabsf(low) + raise) * 1e-6f;
+    }
+
+    FS_DEVICE_MEMBER float edited(const fs_contender &c, float x) const {
+        return RULES ? edited_logit(args, room.state->draw[c.row], c.row, c.token, x) : x;
+    }
+
+    /* Rows that have rules: whether row b is cut; its allowed tokens, of those from `place` of the strip on. By all
+     * lanes. */
+    FS_DEVICE_MEMBER bool is_cut(int32_t b) const { return RULES && room.state->cut >> b & 1; }
+    FS_DEVICE_MEMBER uint32_t allowed_of(int32_t b, int32_t place) const {
+        return RULES ? __shfl_sync(~0u, allowed, b) >> place : ~0u;
     }
 
     FS_DEVICE_MEMBER float noise_of(int32_t b, uint32_t token) const {
@@ -70,11 +86,12 @@ template <int BITS, int N> struct fs_judge {
 
     /* What is known of a score, of a token with this noise. */
     FS_DEVICE_MEMBER float least_score(const fs_contender &c, float noise) const {
-        return score_of(logit(c.l - c.bound, c.token, -1.0f) * room.state->draw[c.row].inverse, noise).least;
+        const float y = edited(c, logit(c.l - c.bound, c.token, -1.0f));
+        return score_of(y * room.state->draw[c.row].inverse, noise).least;
     }
 
     FS_DEVICE_MEMBER float likely_score(const fs_contender &c, float noise) const {
-        return logit(c.l, c.token, 0.0f) * room.state->draw[c.row].inverse + noise;
+        return edited(c, logit(c.l, c.token, 0.0f)) * room.state->draw[c.row].inverse + noise;
     }
 
     /* The row has at least this score; and a token that looks so good. Whether none has looked better. */
@@ -98,7 +115,7 @@ template <int BITS, int N> struct fs_judge {
     /* One token each, of lanes that are `here`: listed if it may win. `best` is its row's best score, `most` how its
      * best one looks. Whether it looks better. */
     FS_DEVICE_MEMBER bool judge(const fs_contender &c, float noise, bool here, float best, float most) const {
-        const float high = logit(c.l + c.bound, c.token, 1.0f) * room.state->draw[c.row].inverse;
+        const float high = edited(c, logit(c.l + c.bound, c.token, 1.0f)) * room.state->draw[c.row].inverse;
         const float upper = score_of(high, noise).most;
         const bool may = here && !(upper < best);
         const uint32_t at = place_in_list(c.row, may);
@@ -114,25 +131,9 @@ template <int BITS, int N> struct fs_judge {
     FS_DEVICE_MEMBER void refine(const fs_contender &c, float noise, int from) const {
         const uint32_t token = __shfl_sync(~0u, c.token, from);
         const int32_t b = __shfl_sync(~0u, c.row, from), lane = threadIdx.x & 31;
-        const fs_weights w = weights_of_head(&args.head);
-        const int64_t row = token - args.head.first_token, pitch = screened_pitch(args.screen.of.records);
-        const char *weights = weights_row(&w, row), *h = room.h + b * pitch;
-        float dot = 0.0f;
-#pragma unroll 8
-        for (int32_t k = 8 * lane; k < (int32_t)args.head.dim; k += 256) {
-            const uint4 x = *(const uint4 *)(weights + 2 * k), y = *(const uint4 *)(h + 2 * k);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const uint32_t u = (&x.x)[i], v = (&y.x)[i];
-                dot = fmaf(__uint_as_float(u << 16), __uint_as_float(v << 16), dot);
-                dot = fmaf(__uint_as_float(u & 0xFFFF0000u), __uint_as_float(v & 0xFFFF0000u), dot);
-            }
-        }
-        for (int apart = 16; apart; apart /= 2) dot += __shfl_xor_sync(~0u, dot, apart);
+        const float dot = dot_of_token(args.head, token, room.h + b * screened_pitch(args.screen.of.records));
         if (lane != from) return;
-        const fs_screen &s = args.screen.of;
-        const float norm = strip_head(screen_strip(&s, row / FS_SCREEN_TOKENS))->norm[row % FS_SCREEN_TOKENS];
-        const fs_contender exact = {dot, norm * room.state->slack[b] * FS_SCREEN_WIDER, token, b};
+        const fs_contender exact = {dot, dot_bound(args, token, room.state->slack[b]), token, b};
         const float least = least_score(exact, noise);
         if (least > -INFINITY && !dry) atomicMax(&args.work[b].bound, ordered_float(least));
     }
@@ -166,9 +167,10 @@ template <int BITS, int N> struct fs_judge {
 #pragma unroll
         for (int i = 0; i < N / 4; i++) { /* rows of this lane */
             const int at = 4 * (i / 2) + (i & 1);
-            float most = g < count ? x[at] : -INFINITY, off = bound[at];
+            const uint32_t may = allowed_of(8 * (i / 2) + 2 * (lane & 3) + (i & 1), g);
+            float most = g < count && may & 1 ? x[at] : -INFINITY, off = bound[at];
             int32_t place = g;
-            if (g + 8 < count && x[at + 2] > most) most = x[at + 2], off = bound[at + 2], place = g + 8;
+            if (g + 8 < count && may >> 8 & 1 && x[at + 2] > most) most = x[at + 2], off = bound[at + 2], place = g + 8;
 #pragma unroll
             for (int apart = 4; apart <= 16; apart *= 2) {
                 const float other = __shfl_xor_sync(~0u, most, apart), off2 = __shfl_xor_sync(~0u, off, apart);
@@ -178,7 +180,8 @@ template <int BITS, int N> struct fs_judge {
             if (g == i) c = {most, off, (uint32_t)(first + place), 8 * (i / 2) + 2 * (lane & 3) + (i & 1)};
         }
         float noise = 0.0f;
-        const bool there = c.row < args.rows && draws(room.state->draw[c.row]) && c.l > -INFINITY && c.bound < INFINITY;
+        const bool there = c.row < args.rows && draws(room.state->draw[c.row]) && !is_cut(c.row) && c.l > -INFINITY &&
+                           c.bound < INFINITY;
         if (there) {
             noise = noise_of(c.row, c.token);
             tell(c, least_score(c, noise), likely_score(c, noise));
@@ -198,9 +201,16 @@ template <int BITS, int N> struct fs_judge {
             fs_draw draw;
             memset(&draw, 0, sizeof draw);
             draw.status = FS_ROW_SKIPPED;
-            if (b < args.rows) draw = draw_of_row(args, b);
+            if (b < args.rows) draw = RULES ? draw_of_screened(args, b) : draw_of_row(args, b);
+            if (draw.status & FS_DRAW_OPEN) atomicMax(&args.work[b].max, FS_CUDA_SCREENED + 1u);
             room.state->draw[b] = draw;
             room.state->slack[b] = 0.0f;
+        }
+        if (RULES && b < 32) {
+            const bool there = b < args.rows && draws(room.state->draw[b]);
+            const uint32_t cut = __ballot_sync(~0u, there && is_listed(room.state->draw[b]));
+            if (b < N) room.state->mask[b] = there ? mask_of_row(args, b) : NULL;
+            if (b == 0) room.state->cut = cut;
         }
         named_barrier(2, 32 * FS_JUDGES);
     }
@@ -213,8 +223,17 @@ template <int BITS, int N> struct fs_judge {
             open = true;
         }
         if (!__any_sync(~0u, open)) return false;
-        if (lane == 0) *(volatile int32_t *)&room.state->over = 1;
+        if (lane == 0) {
+            *(volatile int32_t *)&room.state->over = 1;
+            if (!dry) atomicMax(args.screen.open, 1); /* the rows are left alone until W is read */
+        }
         return !dry;
+    }
+
+    FS_DEVICE_MEMBER void take_allowed(int32_t first, int32_t count) {
+        const int32_t lane = threadIdx.x & 31;
+        const uint32_t *mask = lane < N && count > 0 ? room.state->mask[lane] : NULL;
+        allowed = mask ? mask[first / 32] >> first % 32 & 0xFFFF : 0xFFFF;
     }
 
     /* Whether there is a next. */
@@ -228,8 +247,9 @@ template <int BITS, int N> struct fs_judge {
         const float norm[2] = {head->norm[lane / 4], head->norm[lane / 4 + 8]};
         take_known();
         marks = {0, 0, {0, 0}};
-        if (lane < args.rows && !is_greedy(room.state->draw[lane]))
+        if (lane < args.rows && !is_cut(lane) && !is_greedy(room.state->draw[lane]))
             marks = marks_of(room.state->draw[lane].noise, (uint32_t)first / FS_NOISE_BLOCK);
+        if (RULES) take_allowed(first, count);
         may_list = FS_LISTED_AT_ONCE + (uint32_t)(FS_CUDA_SCREENED * max(n, 0) / walk.tiles);
         if (gives_up()) return false;
         if (!dry && !room.state->wait(&room.state->full[n & 1], n / 2 & 1)) return false;
@@ -244,6 +264,7 @@ template <int BITS, int N> struct fs_judge {
                                             room.state->slack[8 * (i / 4) + column + (i & 1)]);
         }
         if (n <= 0) seed(x, bound, first, count);
+        if (RULES && count > 0 && room.state->cut) keep(x, bound, first, count);
         if (count > 0) race(x, bound, first, count);
         return true;
     }
@@ -280,6 +301,20 @@ template <int BITS, int N> struct fs_judge {
             }
     }
 
+    /* Upper bounds of the logits of rows that are cut; +inf if nothing is known. */
+    FS_DEVICE_MEMBER void keep(const float (&x)[N / 2], const float (&bound)[N / 2], int32_t first, int32_t count) {
+        const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
+        float *to = args.dense.x + (first - args.head.first_token);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            const int32_t b = 8 * (i / 4) + column + (i & 1), place = lane / 4 + (i & 2 ? 8 : 0);
+            const uint32_t may = allowed_of(b, place);
+            if (place >= count || !is_cut(b) || dry) continue;
+            const float high = logit(x[i] + bound[i], first + place, 1.0f);
+            to[b * args.dense.stride + place] = !(may & 1) ? -INFINITY : high < INFINITY ? high : INFINITY;
+        }
+    }
+
     FS_DEVICE_MEMBER void race(const float (&x)[N / 2], const float (&bound)[N / 2], int32_t first, int32_t count) {
         const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
         const float low = threshold(first);
@@ -290,8 +325,9 @@ template <int BITS, int N> struct fs_judge {
             const int32_t b = 8 * (i / 4) + column + (i & 1), place = lane / 4 + (i & 2 ? 8 : 0);
             const float least = __shfl_sync(~0u, low, b),
                         high = logit(x[i] + bound[i], first + min(place, count - 1), 1.0f);
+            const uint32_t may = allowed_of(b, place);
             /* What is no number passes, but not in rows that draw nothing. */
-            const bool passes = place < count && least < INFINITY && !(high <= least);
+            const bool passes = place < count && may & 1 && least < INFINITY && !(high <= least);
             const uint32_t who = __ballot_sync(~0u, passes);
             if (passes) all[found + __popc(who & ((1u << lane) - 1))] = {x[i], bound[i], (uint32_t)(first + place), b};
             found += __popc(who);

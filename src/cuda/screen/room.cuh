@@ -2,12 +2,7 @@
 #ifndef FS_CUDA_SCREEN_ROOM_CUH
 #define FS_CUDA_SCREEN_ROOM_CUH
 
-#define FS_PHILOX_ROLLED
-#define FS_WALK static __device__ __noinline__
-#include "cuda/device/row.cuh"
-#include "cuda/cuda_launch.h"
-
-#include "core/head.h"
+#include "cuda/screen/row.cuh"
 
 constexpr int FS_DOTS = 16, FS_JUDGES = 4; /* warps */
 constexpr int FS_SCREENED_THREADS = 32 * (FS_DOTS + FS_JUDGES);
@@ -30,6 +25,8 @@ template <int N> struct fs_screened_state {
     float slack[N]; /* +inf: nothing is known of the row's logits */
     unsigned long long full[2], empty[2];
     int32_t over; /* a row is open, so W is read for all of them */
+    uint32_t cut; /* rows that are cut, a bit each; whose tokens are masked */
+    const uint32_t *mask[N];
 
     /* Waits for a phase; not if it is all over. */
     FS_DEVICE_MEMBER bool wait(unsigned long long *barrier, int32_t parity) const {
@@ -109,11 +106,8 @@ template <int BITS, int N> FS_DEVICE void open_bounds(const fs_cuda_args &args, 
             square += BITS == 4 ? norm : norm * norm;
         }
         for (int apart = 16; apart; apart /= 2) square += __shfl_xor_sync(~0u, square, apart);
-        square *= 1.0f + 0x1p-10f;
-        const bool known = square < FS_SCREEN_NORM_MOST;
-        const float norm = sqrtf(square), error = (float)(s.dim + 64) * 0x1p-23f;
-        /* screen_slack, in float. */
-        room.state->slack[b] = known ? 2.0f * error * norm * (1.0f + 0x1p-16f) + 1e-30f : INFINITY;
+        const bool known = square * (1.0f + 0x1p-10f) < FS_SCREEN_NORM_MOST;
+        room.state->slack[b] = known ? row_slack(s.dim, square) : INFINITY;
         /* Its list is too long from the start. */
         if (!known && draws(room.state->draw[b]) && blockIdx.x == 0)
             atomicMax(&args.work[b].max, FS_CUDA_SCREENED + 1u);

@@ -6,8 +6,10 @@ namespace {
 
 typedef void (*kernel)(const fs_cuda_args, int32_t);
 
-/* By bits and rows. */
-constexpr kernel passes[2][2] = {{screened<8, 8>, screened<8, 16>}, {screened<4, 8>, screened<4, 16>}};
+/* By rules, bits and rows. */
+constexpr kernel passes[2][2][2] = {
+    {{screened<8, 8, false>, screened<8, 16, false>}, {screened<4, 8, false>, screened<4, 16, false>}},
+    {{screened<8, 8, true>, screened<8, 16, true>}, {screened<4, 8, true>, screened<4, 16, true>}}};
 
 /* Shared memory of a pass; as for 4 bits, which need more. */
 template <int N> int64_t bytes_of(int64_t records) {
@@ -42,9 +44,9 @@ extern "C" int32_t fs_cuda_screen_rows(int64_t dim, int64_t rows, int32_t shared
 }
 
 extern "C" cudaError_t fs_cuda_screen_open(int32_t shared_bytes) {
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 8; i++) {
         const cudaError_t error =
-            cudaFuncSetAttribute(passes[i / 2][i % 2], cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+            cudaFuncSetAttribute(passes[i / 4][i / 2 % 2][i % 2], cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
         if (error != cudaSuccess) return error;
     }
     return cudaFuncSetAttribute(settle, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
@@ -56,11 +58,13 @@ extern "C" cudaError_t fs_cuda_screen_launch(const fs_cuda_args *args, int32_t r
     const bool early = args->overlap && args->head.flags & FS_HEAD_CONSTANT;
     const int64_t tiles = (screen_strips(s->rows) + FS_JUDGES - 1) / FS_JUDGES;
     const unsigned ctas = (unsigned)(tiles < processors ? tiles : processors);
-    const cudaError_t error = launch(passes[s->format == FS_SCREEN_INT4][rows > 8], dim3(ctas), FS_SCREENED_THREADS,
-                                     rows > 8 ? bytes_of<16>(s->records) : bytes_of<8>(s->records), early, args, shaped,
-                                     stream);
-    if (error != cudaSuccess) return error;
+    return launch(passes[args->dense.x != NULL][s->format == FS_SCREEN_INT4][rows > 8], dim3(ctas), FS_SCREENED_THREADS,
+                  rows > 8 ? bytes_of<16>(s->records) : bytes_of<8>(s->records), early, args, shaped, stream);
+}
+
+extern "C" cudaError_t fs_cuda_settle_launch(const fs_cuda_args *args, int32_t shaped, cudaStream_t stream) {
     const int32_t settlers = args->rows > 512 / FS_MOST_SETTLERS ? 512 / args->rows : FS_MOST_SETTLERS;
-    return launch(settle, dim3((unsigned)settlers, (unsigned)args->rows), FS_SETTLE_THREADS, settle_bytes(s->dim),
+    return launch(settle, dim3((unsigned)settlers, (unsigned)args->rows), FS_SETTLE_THREADS,
+                  settle_bytes(args->head.dim),
                   args->overlap != 0, args, shaped, stream);
 }

@@ -16,7 +16,8 @@
 
 #include "cuda/screen/judge.cuh"
 
-template <int BITS, int N>
+/* RULES: some rows may have rules. */
+template <int BITS, int N, bool RULES>
 __global__ void __launch_bounds__(FS_SCREENED_THREADS, 1)
     screened(const __grid_constant__ fs_cuda_args args, int32_t shaped) {
     extern __shared__ __align__(128) char shared[];
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(FS_SCREENED_THREADS, 1)
         let_next_launch_begin();
         dots.run(room);
     } else {
-        fs_judge<BITS, N> judge = {args, room, shaped != 0, 0, 0, 0, false, true, 0, {}};
+        fs_judge<BITS, N, RULES> judge = {args, room, shaped != 0, 0, 0, 0, false, true, 0, {}, 0xFFFF};
         judge.run();
     }
 }

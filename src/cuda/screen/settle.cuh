@@ -7,12 +7,8 @@
 #ifndef FS_CUDA_SETTLE_CUH
 #define FS_CUDA_SETTLE_CUH
 
-#define FS_PHILOX_ROLLED
-#include "cuda/device/row.cuh"
-#include "cuda/cuda_launch.h"
 #include "cuda/fused/pieces.cuh"
-
-#include "core/head.h"
+#include "cuda/screen/row.cuh"
 
 constexpr int FS_MOST_SETTLERS = 64; /* CTAs of a row */
 constexpr int FS_SETTLE_THREADS = 128, FS_COPY_THREADS = 64;
@@ -130,16 +126,21 @@ FS_DEVICE void dot_tokens(const fs_cuda_args &args, fs_settle_room *room, const 
     *turn += slices;
 }
 
-/* The exact race of one token. A score that is not where the screen says it is: W is no longer that of the screen. */
+/* The exact race of one token, or its logit, to row b's list. A score that is not where the screen says it is: W is no
+ * longer that of the screen. */
 static __device__ __noinline__ void settle_token(const fs_cuda_args &args, const fs_draw &draw, fs_cuda_row *row,
-                                                 float x, const fs_screened_token &of, bool shaped) {
-    if (shaped) {
-        if (args.head.bias) x += args.head.bias[(int64_t)of.token - args.head.first_token];
-        x = head_logit(&args.head, x);
+                                                 int32_t b, float x, const fs_screened_token &of, bool shaped) {
+    if (shaped) x = shaped_logit(args.head, x, of.token, 0.0f);
+    if (is_listed(draw)) {
+        if (!(x <= of.most && x < INFINITY)) atomicMax(&row->max, FS_CUDA_SCREENED + 1u); /* nor a NaN */
+        args.lists.entry[(int64_t)b * FS_CUDA_SCREENED + of.place] = x > -INFINITY ? order_key(x, of.token) : 0;
+        return;
     }
+    x = edited_logit(args, draw, b, of.token, x);
     const float l = x * draw.inverse;
     const uint32_t flags = odd_flags(x, l);
     if (flags) atomicOr(&row->flags, flags);
+    if (flags && is_edited(draw)) atomicMax(&row->max, FS_CUDA_SCREENED + 1u); /* what edits make of infinities */
     const fs_drawn drawn = is_greedy(draw) ? fs_drawn{-1, {0, 0}} : draw_token(draw.noise, of.token);
     const float score = is_greedy(draw) ? l : l + noise_about(drawn);
     if (score - score_slack(l) > of.most || score + score_slack(l) < of.least)
@@ -158,7 +159,8 @@ FS_DEVICE int32_t gather(const fs_cuda_args &args, fs_settle_room *room, int32_t
         const float4 e = own < listed ? __ldcg(&entry[own]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         const bool may = own < listed && !(e.x < best);
         const uint32_t who = __ballot_sync(~0u, may);
-        if (may) room->token[kept + __popc(who & ((1u << lane) - 1))] = {e.x, e.y, __float_as_uint(e.z), 0};
+        if (may)
+            room->token[kept + __popc(who & ((1u << lane) - 1))] = {e.x, e.y, __float_as_uint(e.z), __float_as_uint(e.w)};
         kept += __popc(who);
     }
     __syncwarp();
@@ -180,9 +182,9 @@ FS_DEVICE void load_row(const fs_cuda_args &args, char *h, int32_t b) {
         *(uint4 *)(h + 2 * k) = k < dim ? __ldcg((const uint4 *)(from + 2 * k)) : make_uint4(0, 0, 0, 0);
 }
 
-/* The last of a row's CTAs ends it, or leaves it to the pass over W. */
+/* The last of a row's CTAs ends it, or leaves it to the pass over W. One that is cut is ended by another launch. */
 FS_DEVICE void end_settled(const fs_cuda_args &args, const fs_draw &draw, fs_cuda_row *row, int32_t b) {
-    if (threadIdx.x != 0) return;
+    if (threadIdx.x != 0 || is_listed(draw)) return;
     __threadfence();
     if (add_acquire(&row->done, 1) != gridDim.x - 1) return;
     /* A row that has a score has a token, unless W is another's. */
@@ -226,7 +228,7 @@ FS_DEVICE void settle_row(const fs_cuda_args &args, fs_settle_room *room, const 
         dot_tokens<FS_BF16>(args, room, h, slices, &turn, d);
         for (int32_t half = 0; half < 2; half++) {
             const int32_t own = lane / 4 + 8 * half;
-            if (lane % 4 == 0 && own < count) settle_token(args, draw, row, d[2 * half], token[own], shaped);
+            if (lane % 4 == 0 && own < count) settle_token(args, draw, row, b, d[2 * half], token[own], shaped);
         }
         __syncwarp();
     }
@@ -247,13 +249,13 @@ __global__ void __launch_bounds__(FS_SETTLE_THREADS, 4)
     }
     /* What the pass was given is there: it lets this launch begin when it has waited for it. */
     load_row(args, h, b);
-    const fs_draw draw = draw_of_row(args, b);
+    const fs_draw draw = draw_of_screened(args, b);
     /* Other bytes than those that were checked: somebody has written over them. */
     const bool same = ((const fs_screen_header *)args.screen.of.strips - 1)->hash == args.screen.hash;
     __syncthreads();
     if (warp == 3) {
-        if (threadIdx.x % 32) return;
-        settle_token(args, draw, &room->scrap, 0.0f, {0.0f, 0.0f, (uint32_t)args.head.first_token, 0}, shaped);
+        if (threadIdx.x % 32 || is_listed(draw)) return;
+        settle_token(args, draw, &room->scrap, b, 0.0f, {0.0f, 0.0f, (uint32_t)args.head.first_token, 0}, shaped);
         close_row<false>(args, draw, b, &room->scrap);
         return;
     }
