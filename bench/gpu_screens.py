@@ -65,7 +65,7 @@ def rules(bench, V, B):
     full = lambda value: torch.full((B,), value, dtype=torch.int32 if isinstance(value, int) else torch.float32,
                                     device=bench.device)
     words = torch.randint(-2**31, 2**31 - 1, (B, (V + 31) // 32), dtype=torch.int32, device=bench.device)
-    tokens = torch.randint(0, V, (B * LISTED,), dtype=torch.int32, device=bench.device)
+    tokens = torch.cat([torch.randperm(V, dtype=torch.int32, device=bench.device)[:LISTED] for _ in range(B)])
     offset = torch.arange(B + 1, device=bench.device) * LISTED
     counts = dict(count_list=(offset, tokens, tokens % 3 + 1), limits={"counts": B * LISTED}, repetition=full(1.1),
                   frequency=full(0.1), presence=full(0.2))

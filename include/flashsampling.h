@@ -497,7 +497,7 @@ typedef struct fs_screen_options {
     /* FS_SCREEN_INT4: what rounds. The bound speaks of hidden states that do not depend on it. 0 = one the system
      * draws; equal seeds give equal bytes. */
     uint64_t seed;
-    double eta; /* FS_SCREEN_INT4; 0 = 1e-24 */
+    double eta; /* FS_SCREEN_INT4; 0 = 1e-16 */
     /* Called now and then, on the caller's thread; may be NULL. */
     void (*progress)(void *user, int64_t rows_done, int64_t rows);
     void *user;

@@ -125,18 +125,21 @@ typedef struct fs_cuda_ahead {
     uint32_t larger;      /* tokens with a larger logit than the winner; */
     uint32_t equal, same; /* with its own, and a lower id; and any */
     uint32_t listed;
+    uint32_t where; /* of all of a row: place of its slices, and 64 of them at most */
 } fs_cuda_ahead;
 
-#define FS_CUDA_SLICES 32 /* of a row, at most: a lane looks at each */
-#define FS_CUDA_BEST 64   /* most tokens that can be asked for so: more make lists long */
+#define FS_CUDA_SLICES 32  /* of a row, at most: a lane looks at each */
+#define FS_CUDA_BEST 64    /* most tokens that can be asked for so: more make lists long */
 #define FS_CUDA_SHORT 1024 /* tokens that one CTA races again */
 
-/* A launch that draws and keeps all logits in args.dense.x, as the head has shaped them. */
+/* A launch that draws and keeps logits in args.dense.x, as the head has shaped them: of all of its rows, or of some
+ * while candidates of the others are listed. Slices are by place: a row's, or its place among those that are kept. */
 typedef struct fs_cuda_raced {
-    fs_cuda_ahead *ahead;      /* [rows][slices], then [rows], all of a row that races again; NULL: it is no such launch */
-    unsigned long long *entry; /* [rows][room]: order keys of tokens that are ahead, or may be among the best, each slice
+    fs_cuda_ahead *ahead; /* [rows], all of a row that races again, then [places][slices]; NULL: it is no such launch */
+    unsigned long long
+        *entry;        /* [places][room]: order keys of tokens that are ahead, or may be among the best, each slice
                                   having an even part */
-    int16_t slices;
+    int16_t slices;    /* 0: as many as there are CTAs for, where only some rows are kept */
     int16_t again;     /* rows whose winner does not stay race again (rows/again.cu) */
     int32_t first_row; /* of the batch, in dense.x */
 } fs_cuda_raced;
@@ -151,8 +154,8 @@ FS_CORE int32_t raced_room(const fs_result *result) {
  * back. */
 enum { FS_AGAIN_BY_TEAM = -2, FS_AGAIN_BY_CTA = -1 };
 
-FS_CORE int64_t again_ints(int64_t rows) { /* of lists.open and all that */
-    return 2 + 1 + rows + rows;
+FS_CORE int64_t again_ints(int64_t rows, int64_t of_launch) { /* of lists.open and all that */
+    return 2 + 1 + rows + of_launch;
 }
 
 /* A token that may win, by what a screen says of it: its score is not above and not below these. Of a row that is cut
@@ -217,9 +220,9 @@ typedef enum fs_cuda_kind {
 static inline fs_cuda_kind call_kind(const fs_cuda_args *args, int32_t shaped) {
     const fs_result *result = &args->result;
     if (args->raced.ahead) return FS_CUDA_KEPT;
+    if (args->lists.entry) return FS_CUDA_LISTED;
     if (args->dense.x) return FS_CUDA_LOGITS;
     if (args->groups.tiles) return FS_CUDA_GROUPED;
-    if (args->lists.entry) return FS_CUDA_LISTED;
     if (shaped || args->needs.max) return FS_CUDA_SHAPED;
     const int more = args->needs.mass || args->needs.raw_mass ||
                      (!args->leave_rows && (result->score || args->needs.winner_logit));

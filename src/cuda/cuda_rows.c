@@ -40,10 +40,12 @@ typedef struct layout {
     fs_cuda_team team;    /* who ends a row */
     int32_t listed;       /* rows of a launch that lists candidates, 0: none does; */
     int32_t slots;        /* CTAs of one of its blocks; */
+    int32_t processors;   /* of the device; */
     int32_t kept;         /* rows of the tiles of all of them; */
     int32_t edited;       /* its rows' edits are looked up, */
     int32_t tables;       /* some of them in tables */
     int32_t raced;        /* rows are drawn by the pass that keeps their logits; `slots` processors; */
+    int32_t keeps;        /* or those of some rows are kept by the one that lists candidates of the others; */
     fs_cuda_team again;   /* and who races some again; of size 0: nobody */
 } layout;
 
@@ -86,6 +88,14 @@ static int may_race(const fs_cuda_args *args) {
     return !rules || !(args->needs.raw_mass || r->logits == FS_LOGITS_CUT || batch->flags & FS_CUT_BEFORE_TEMPERATURE);
 }
 
+/* Whether a pass that lists candidates may keep the logits of rows whose only cut is top-p of the whole row, which are
+ * then looked at, as above. Their mass is summed there, so nobody else may need one. */
+static int may_keep(const fs_cuda_args *args) {
+    const uint32_t others = FS_JOINT_TOP_P | FS_MIN_P_LAST | FS_CUT_BEFORE_TEMPERATURE;
+    return batch_rules(&args->head, &args->batch) & FS_RULE_TOP_P && !(args->batch.flags & others) &&
+           !args->needs.mass && !args->needs.raw_mass;
+}
+
 /* Whether all rows of a call that lists candidates are ended by that: none is cut, and none edited. */
 static int lists_end_all(const fs_cuda_args *args) {
     return !(batch_rules(&args->head, &args->batch) & (CUTS | EDITS));
@@ -120,6 +130,7 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
                       !(rules & FS_RULE_ALLOW);
     const fs_batch *batch = &args->batch;
     memset(l, 0, sizeof *l);
+    l->processors = ((const fs_cuda *)context->state)->device.processors;
     l->stride = lines(head->rows);
     l->rows = batch->rows;
     l->team = team_of(context->state, args, (rules & EDITS) != 0);
@@ -139,7 +150,7 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
     if (!fs_cuda_lists_of(context, &plan)) return FS_OK;
     if (races) {
         l->raced = 1;
-        l->slots = ((const fs_cuda *)context->state)->device.processors;
+        l->slots = l->processors;
         if (rules) l->again = again_of(context->state, args);
         return FS_OK;
     }
@@ -148,6 +159,8 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
     l->kept = plan.blocks * plan.shape->rows;
     l->edited = (rules & EDITS) != 0;
     l->tables = l->edited && (batch->edit_offset || batch->edit_count || batch->count_offset);
+    l->keeps = may_keep(args) && batch->rows * l->stride * 4 <= (int64_t)context->options.fallback_bytes;
+    if (l->keeps) l->again = again_of(context->state, args);
     return FS_OK;
 }
 
@@ -157,7 +170,7 @@ typedef struct parts {
     /* Not; lists and first tiles are where logits will be, once they have been looked at. */
     size_t entry, logits, count, open, hidden;
     size_t edits, table, raised;
-    size_t ahead, entries;
+    size_t ahead, entries, kept;
 } parts;
 
 static size_t aligned(size_t bytes) {
@@ -175,10 +188,11 @@ static parts parts_of(const fs_cuda_args *args, const layout *l) {
     parts p;
     memset(&p, 0, sizeof p);
     p.logits = aligned((size_t)(l->rows * (l->x + l->y) * l->stride) * sizeof(float));
-    if (l->raced) {
-        p.ahead = aligned((size_t)(2 * l->rows + 2 * l->slots) * sizeof(fs_cuda_ahead));
-        p.entries = (size_t)(l->rows * raced_room(&args->result)) * sizeof(uint64_t);
-        p.open = aligned((size_t)again_ints(l->rows) * sizeof(int32_t));
+    if (l->raced || l->keeps) {
+        const int64_t most = l->raced ? l->rows : l->listed, processors = l->raced ? l->slots : l->processors;
+        p.ahead = aligned((size_t)(2 * most + 2 * processors) * sizeof(fs_cuda_ahead));
+        p.entries = aligned((size_t)(most * raced_room(&args->result)) * sizeof(uint64_t));
+        p.open = aligned((size_t)again_ints(args->batch.rows, most) * sizeof(int32_t));
     }
     if (!l->listed) return p;
     p.most = aligned(segments * sizeof(uint32_t));
@@ -186,10 +200,16 @@ static parts parts_of(const fs_cuda_args *args, const layout *l) {
     p.progress = aligned((size_t)l->listed * sizeof(fs_cuda_progress));
     p.entry = segments * FS_CUDA_SEGMENT * sizeof(uint64_t);
     const size_t lists = p.entry + (size_t)l->slots * (size_t)l->kept * FS_CUDA_TILE * sizeof(float);
-    if (p.logits < lists) p.logits = aligned(lists);
-    if (lists_end_all(args)) p.logits = 0;
+    if (l->keeps) {
+        const size_t kept = aligned((size_t)(l->listed * l->stride) * sizeof(float));
+        p.kept = p.logits < kept ? kept : p.logits;
+        p.logits = p.kept + aligned(lists);
+    } else {
+        if (p.logits < lists) p.logits = aligned(lists);
+        if (lists_end_all(args)) p.logits = 0;
+        p.open = aligned((1 + rows) * sizeof(int32_t));
+    }
     p.count = aligned(segments * sizeof(uint32_t));
-    p.open = aligned((1 + rows) * sizeof(int32_t));
     p.hidden = aligned(rows * (size_t)open_stride(args->head.dim) * 2);
     if (l->edited) p.edits = aligned((size_t)l->listed * sizeof(fs_cuda_edits));
     if (l->tables) p.table = (size_t)l->listed * 2 * FS_CUDA_TABLE * sizeof(uint32_t);
@@ -198,7 +218,8 @@ static parts parts_of(const fs_cuda_args *args, const layout *l) {
 }
 
 static size_t bytes_of_parts(const parts *p) {
-    return aligned(p->logits + p->count + p->open + p->hidden + p->edits + p->table + p->raised + p->ahead + p->entries);
+    return aligned(p->logits + p->count + p->open + p->hidden + p->edits + p->table + p->raised + p->ahead +
+                   p->entries);
 }
 
 /* Fewer rows may have more CTAs to a block, so room is for as many as there can be. */
@@ -223,26 +244,26 @@ static void place(const fs_cuda_room *room, const parts *p, const layout *l, int
         (fs_cuda_dense){l->x ? logits : NULL, l->y ? logits + (l->x ? l->rows * l->stride : 0) : NULL, l->stride};
     fs_cuda_lists *lists = &args->lists;
     lists->room = room_of_lists;
-    if (l->raced) {
-        at += p->logits;
-        args->raced.entry = (unsigned long long *)(void *)at;
-        at += p->entries;
-        args->raced.ahead = (fs_cuda_ahead *)(void *)at;
-        at += p->ahead;
-        lists->open = (int32_t *)(void *)at - FS_AGAIN_BY_TEAM;
+    if (l->raced || l->keeps) {
+        char *raced = at + p->logits;
+        args->raced.entry = (unsigned long long *)(void *)raced;
+        raced += p->entries;
+        args->raced.ahead = (fs_cuda_ahead *)(void *)raced;
+        raced += p->ahead;
+        lists->open = (int32_t *)(void *)raced - FS_AGAIN_BY_TEAM;
         args->raced.again = l->again.size > 0;
     }
     if (!l->listed) return;
     lists->most = (uint32_t *)(void *)room->records;
     lists->floor = (uint32_t *)(void *)((char *)room->records + p->most);
     lists->progress = (fs_cuda_progress *)(void *)((char *)room->records + p->most + p->floor);
-    lists->entry = (unsigned long long *)(void *)at;
-    lists->first = (float *)(void *)(at + p->entry);
-    at += p->logits;
+    lists->entry = (unsigned long long *)(void *)(at + p->kept);
+    lists->first = (float *)(void *)(at + p->kept + p->entry);
+    at += p->logits + p->entries + p->ahead;
+    if (!l->keeps) lists->open = (int32_t *)(void *)at;
+    at += p->open;
     lists->count = (uint32_t *)(void *)at;
     at += p->count;
-    lists->open = (int32_t *)(void *)at;
-    at += p->open;
     lists->hidden = at;
     lists->slots = l->slots;
     if (!l->edited) return;
@@ -277,11 +298,34 @@ static int needs_some_mass(const fs_needs *needs) {
     return needs->mass || needs->raw_mass;
 }
 
+/* A row whose logits have been shaped. */
+static void shape_no_more(fs_head *head) {
+    head->bias = NULL;
+    head->round = FS_F32;
+    head->scale = head->post_scale = 1.0f;
+    head->softcap = 0.0f;
+}
+
+/* The look at rows that are kept, and the races of those whose winner is left out. */
+static fs_status look_at_rows(fs_context *context, const fs_cuda_args *args, const fs_cuda_team *again) {
+    const fs_cuda *cuda = context->state;
+    FS_CUDA_TRY(context, fs_cuda_raced_launch(args, cuda->device.processors, cuda->stream));
+    if (!again->size) return FS_OK;
+    fs_cuda_args left_out = *args;
+    shape_no_more(&left_out.head);
+    left_out.team = *again;
+    FS_CUDA_TRY(context, fs_cuda_again_launch(&left_out, cuda->stream));
+    return FS_OK;
+}
+
 /* A pass that lists candidates, and ends the rows that they decide. */
-static fs_status list_rows(fs_context *context, const fs_cuda_room *room, const fs_cuda_args *call) {
+static fs_status list_rows(fs_context *context, const fs_cuda_room *room, const fs_cuda_args *call,
+                           const fs_cuda_team *again) {
     const fs_cuda *cuda = context->state;
     fs_cuda_args args = *call;
-    args.dense.x = NULL;
+    fs_cuda_ahead *ahead = args.raced.ahead; /* NULL: no row's logits are kept */
+    args.raced.ahead = NULL;
+    if (!ahead) args.dense.x = NULL;
     if (batch_rules(&args.head, &args.batch) & FS_RULE_TOP_P && !needs_some_mass(&args.needs))
         args.needs.mass = args.needs.mass_to_cut = 1;
     for (; args.first_row < args.batch.rows; args.first_row += args.rows) {
@@ -294,6 +338,10 @@ static fs_status list_rows(fs_context *context, const fs_cuda_room *room, const 
             FS_CUDA_TRY(context, fs_cuda_edits_launch(&args, cuda->stream));
         }
         FS_TRY(fs_cuda_launch_next(context, room, &args));
+        if (!ahead) continue;
+        fs_cuda_args look = args;
+        look.raced.ahead = ahead;
+        FS_TRY(look_at_rows(context, &look, again));
     }
     return FS_OK;
 }
@@ -318,18 +366,9 @@ static fs_status race_rows(fs_context *context, const fs_cuda_room *room, const 
         const int32_t slices = plan.rows < ctas ? ctas / plan.rows : 1;
         args.raced.slices = (int16_t)(slices < FS_CUDA_SLICES ? slices : FS_CUDA_SLICES);
         FS_TRY(fs_cuda_launch_next(context, room, &args));
-        FS_CUDA_TRY(context, fs_cuda_raced_launch(&args, cuda->stream));
-        fs_cuda_args left_out = args;
-        left_out.head.bias = NULL;
-        left_out.head.round = FS_F32;
-        left_out.head.scale = left_out.head.post_scale = 1.0f;
-        left_out.head.softcap = 0.0f;
-        if (again->size) {
-            left_out.team = *again;
-            FS_CUDA_TRY(context, fs_cuda_again_launch(&left_out, cuda->stream));
-        }
-        fs_cuda_args open = left_out;
-        open.team = call->team;
+        FS_TRY(look_at_rows(context, &args, again));
+        fs_cuda_args open = args;
+        shape_no_more(&open.head);
         open.needs = call->needs;
         open.leave_rows = 0;
         open.lists.by_place = 1;
@@ -356,8 +395,9 @@ fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *given, fs_cu
     /* Bounds of logits lie where logits of open rows will. */
     if (screens && l.listed && (l.rows >= FS_CUDA_SCREEN_ROWS || l.rows == args->batch.rows))
         FS_TRY(fs_cuda_screen_pass(context, &room, room.parts + bytes_of_parts(&p), args));
-    if (l.listed) FS_TRY(list_rows(context, &room, args));
+    if (l.listed) FS_TRY(list_rows(context, &room, args, &l.again));
     if (l.listed && lists_end_all(args)) return FS_OK;
+    args->raced.ahead = NULL;
     args->lists.by_place = l.listed != 0;
     args->lists.entry = NULL;
     for (; args->first_row < args->batch.rows; args->first_row += args->rows) {

@@ -20,16 +20,17 @@ static int32_t rows_at_once(const fs_cuda *cuda, const fs_cuda_args *args) {
 /* Whether that is faster, by what an H200 takes: some microseconds before the first tile and behind the last, of 4 bits
  * more for every row, whose lists are longer, and a share of reading W for each time a screen is read
  * (docs/results/h200-screens.md). Where the head does something to its logits every row takes more, as it does in vLLM,
- * which rounds them (docs/vllm.md). */
+ * which rounds them (docs/vllm.md). So it does where rows have rules: then some launches follow, and lists of what is cut
+ * are long with 4 bits. */
 static int pays(const fs_cuda_args *args, int32_t format, int32_t most) {
     const double read = 2.0 * (double)args->head.rows * (double)args->head.dim / 4.5e6;
     const double rows = (double)(args->batch.rows < most ? args->batch.rows : most);
     const double eight = most > 8 ? 60.0 + 0.61 * read : 48.0 + 0.55 * read;
     const double four = most > 8 ? 40.0 + 3.5 * rows + 0.50 * read : 46.0 + 2.0 * rows + 0.34 * read;
     const double shaping = format == FS_SCREEN_INT4 ? 10.0 + 2.0 * rows : (most > 8 ? 3.0 : 1.4) * rows;
-    const double rules = fs_cuda_has_rules(args) ? 30.0 : 0.0;
-    const double once =
-        (format == FS_SCREEN_INT4 ? four : eight) + (head_is_plain(&args->head) ? 0.0 : shaping) + rules;
+    const double rules = !fs_cuda_has_rules(args) ? 0.0 : format == FS_SCREEN_INT4 ? 25.0 + 8.0 * rows : 30.0;
+    const double once = (format == FS_SCREEN_INT4 ? four : eight) + (head_is_plain(&args->head) ? 0.0 : shaping) +
+                        rules;
     return (double)((args->batch.rows + most - 1) / most) * once < read + 10.0;
 }
 

@@ -19,7 +19,7 @@ fs_status fs_screen_check_options(fs_context *context, const fs_head *head, fs_s
     FS_REQUIRE(context, o->group == FS_SCREEN_SPAN || (o->format == FS_SCREEN_INT4 && o->group == FS_SCREEN_CHUNK),
                "screen_options.group is %d, must be 128%s, or 0", o->group,
                o->format == FS_SCREEN_INT4 ? " or 64" : " for FS_SCREEN_INT8");
-    if (o->eta == 0.0) o->eta = 1e-24;
+    if (o->eta == 0.0) o->eta = 1e-16;
     FS_REQUIRE(context, o->eta >= 1e-300 && o->eta <= 0.1, "screen_options.eta is %g, must be 1e-300 to 0.1, or 0",
                o->eta);
     return FS_OK;

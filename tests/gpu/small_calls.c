@@ -10,7 +10,7 @@ enum { VOCAB = 2571, DIM = 192, MOST = 256, SAMPLES = 3, TOP = 7, SENTINEL = 0x5
 enum { WORDS = (VOCAB + 31) / 32, EACH = 5 }; /* of a mask; entries of each row's lists */
 
 /* What a call has beside its temperatures; bits. */
-enum { TOP_K = 1, TOP_P = 2, MIN_P = 4, MASK = 8, EDITS = 16, LISTS = 32, SEVERAL = 64, WANTS = 128 };
+enum { TOP_K = 1, TOP_P = 2, MIN_P = 4, MASK = 8, EDITS = 16, LISTS = 32, SEVERAL = 64, WANTS = 128, SOME_K = 256 };
 
 /* In device memory: rows are greedy and drawn by turns, and which comes first is the call's choice. */
 static float *temperature;
@@ -27,7 +27,7 @@ typedef struct results {
 typedef struct rules {
     uint32_t allow[MOST * WORDS], seen[MOST * WORDS];
     int64_t offset[MOST + 1];
-    int32_t token[MOST * EACH], counts[MOST * VOCAB];
+    int32_t token[MOST * EACH], counts[MOST * VOCAB], top_k[MOST];
     float bias[MOST * EACH];
 } rules;
 static rules *ruled;
@@ -67,6 +67,7 @@ static void make_rules(void) {
     for (int i = 0; i <= MOST; i++) host->offset[i] = (int64_t)i * EACH;
     for (int i = 0; i < MOST * EACH; i++) host->token[i] = i * 37 % VOCAB, host->bias[i] = (float)(i % 3) - 1.0f;
     for (int i = 0; i < MOST * VOCAB; i++) host->counts[i] = i % 11 == 0;
+    for (int i = 0; i < MOST; i++) host->top_k[i] = i % 3 ? 0 : 50;
     cuda(cudaMalloc((void **)&ruled, sizeof *host), "cudaMalloc");
     cuda(cudaMemcpy(ruled, host, sizeof *host, cudaMemcpyHostToDevice), "cudaMemcpy");
     free(host);
@@ -80,6 +81,7 @@ typedef struct asked {
 static void ask_rules(fs_batch *batch, int what) {
     if (what & TOP_K) batch->all.top_k = 50;
     if (what & TOP_P) batch->all.top_p = 0.9f;
+    if (what & SOME_K) batch->top_k = ruled->top_k;
     if (what & MIN_P) batch->all.min_p = 0.01f;
     if (what & MASK) batch->allow = ruled->allow;
     if (what & EDITS) {
@@ -179,6 +181,8 @@ static int call_rules(fs_context *context, cudaStream_t stream, const fs_head *h
     const int what[] = {TOP_K,
                         TOP_P,
                         TOP_K | TOP_P | MIN_P,
+                        SOME_K | TOP_P,
+                        SOME_K | TOP_P | MASK | EDITS,
                         MASK,
                         EDITS,
                         TOP_K | TOP_P | MASK | EDITS,
@@ -201,6 +205,8 @@ static int call_rules(fs_context *context, cudaStream_t stream, const fs_head *h
 static int call_screens(fs_context *context, cudaStream_t stream, const fs_head *whole, const void *hidden,
                         results *device) {
     const int64_t rows[] = {1, 8, 16};
+    const int what[] = {0, TOP_K, SOME_K, TOP_K | TOP_P | MASK, MIN_P | EDITS, EDITS | MASK, SOME_K | TOP_P};
+    const int kinds = (int)(sizeof what / sizeof what[0]);
     for (int32_t format = FS_SCREEN_INT8; format <= FS_SCREEN_INT4; format++) {
         fs_screen_options options = fs_screen_options_default();
         fs_head head = *whole;
@@ -213,10 +219,11 @@ static int call_screens(fs_context *context, cudaStream_t stream, const fs_head 
              fs_error_text(context));
         head.screen = screen;
         for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-            call(context, stream, &head, hidden, rows[i], FS_MODE_SAMPLE, 0, device);
+            for (int j = 0; j < kinds; j++)
+                call(context, stream, &head, hidden, rows[i], FS_MODE_SAMPLE, what[j], device);
         cuda(cudaFree(screen), "cudaFree");
     }
-    return 6;
+    return 6 * kinds;
 }
 
 int main(int argc, char **argv) {

@@ -1,6 +1,7 @@
-"""Rows that are drawn by the pass which keeps their logits, and then looked at once (src/cuda/fused/raced.cu): top-p
+"""Rows that are drawn by the pass which keeps their logits, and then looked at once (src/cuda/rows/raced.cu): top-p
 alone, ranks, the best tokens. Equal to the CPU's, whether the winner stays, the nucleus races again, or the row is left
-to a team of CTAs. Weights are small integers over powers of two, so that both sides have the same logits."""
+to a team of CTAs. Weights are small integers over powers of two, so that both sides have the same logits. Rows with other cuts beside them, whose
+candidates the pass lists: test_rules_listed.py."""
 import numpy as np
 import pytest
 import torch

@@ -33,14 +33,20 @@ FS_DEVICE uint32_t list_status(const fs_rules &rules, uint32_t flags, int32_t sl
     return (uint32_t)k << FS_DRAW_K;
 }
 
-/* How row b of a launch that lists candidates draws. */
+/* How row b of a launch that lists candidates draws. Where top-p is its only cut its list would be long: its logits are
+ * kept instead, where there is room. */
 FS_DEVICE fs_draw draw_of_listed(const fs_cuda_args &args, int32_t b, bool *weighs) {
     const fs_rules rules = list_rules(args, b);
     const bool of_row = rules_top_p_of_row(&rules, args.batch.flags) && !rules.greedy;
     fs_draw draw = draw_of(rules);
     if (rules_drop_row(&rules)) return draw;
+    const bool edits = args.edits.row && args.edits.row[b].way != FS_UNEDITED;
+    if (rules_list(rules) && rules_top_p_alone(&rules) && args.dense.x && !edits) {
+        draw.status |= FS_DRAW_KEPT;
+        return draw;
+    }
     if (rules_list(rules)) draw.status |= FS_DRAW_LISTED | list_status(rules, args.batch.flags, args.lists.slots);
-    if (!args.edits.row || args.edits.row[b].way == FS_UNEDITED) {
+    if (!edits) {
         *weighs |= of_row;
         return draw;
     }

@@ -24,6 +24,7 @@ typedef struct fs_draw {
 #define FS_DRAW_EDITED (1u << 16) /* tokens that pass are looked up (device/edits.cuh); */
 #define FS_DRAW_RAISED (1u << 17) /* some y may be above x */
 #define FS_DRAW_OPEN (1u << 18)   /* the pass cannot tell: the row needs its logits in memory */
+#define FS_DRAW_KEPT (1u << 19)   /* the row's logits are kept, for a look at them after its race (rows/raced.cu) */
 #define FS_DRAW_GREEDY (1u << 31)
 #define FS_DRAW_LISTED (1u << 30) /* the row has a list of candidates, */
 #define FS_DRAW_K 22              /* by top-k, 8 bits from here on; 0: by min-p */
@@ -34,6 +35,10 @@ FS_DEVICE bool is_greedy(const fs_draw &draw) {
 
 FS_DEVICE bool is_listed(const fs_draw &draw) {
     return draw.status & FS_DRAW_LISTED;
+}
+
+FS_DEVICE bool is_kept(const fs_draw &draw) {
+    return draw.status & FS_DRAW_KEPT;
 }
 
 FS_DEVICE bool is_edited(const fs_draw &draw) {

@@ -334,7 +334,9 @@ FS_DEVICE void end_listed(fs_tile_state<T::N, T::SCORERS> *state, unsigned long 
     const fs_draw &draw = state->draw[b];
     const bool first = threadIdx.x == 0;
     const bool odd = is_edited(draw) && __ldcg(&args.work[b].flags); /* what edits make of infinities */
-    if (odd || draw.status & FS_DRAW_OPEN) leave_open(room, args, args.first_row + b);
+    const bool kept = draws(draw) && is_kept(draw);                  /* the row goes on in another launch */
+    if (kept) {
+    } else if (odd || draw.status & FS_DRAW_OPEN) leave_open(room, args, args.first_row + b);
     else if (draws(draw) && is_listed(draw) && __ldcg(&args.work[b].key)) {
         if (first) {
             const uint32_t floor = __ldcg(&args.lists.floor[b]);
@@ -359,7 +361,7 @@ FS_DEVICE void end_listed(fs_tile_state<T::N, T::SCORERS> *state, unsigned long 
     } else if (first) close_listed(args, draw, b, 0, NAN, NAN);
     __syncthreads();
     if (first) {
-        clear_row(&args.work[b], needs_mass(args.needs));
+        if (!kept) clear_row(&args.work[b], needs_mass(args.needs));
         args.lists.floor[b] = 0;
     }
     for (int32_t i = threadIdx.x; i < args.lists.slots; i += FS_THREADS)

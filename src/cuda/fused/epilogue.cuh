@@ -120,6 +120,27 @@ FS_DEVICE void store_logits(const float (&d)[S][N / 2], const fs_cuda_args &args
     }
 }
 
+/* Those of the rows that are kept. */
+template <int N, int S, int J>
+FS_DEVICE void store_kept(const float (&d)[S][N / 2], const fs_tile_state<N, J> *state, const fs_cuda_args &args,
+                          const piece &p, int32_t t) {
+    const int32_t column = 2 * (threadIdx.x & 3), place = p.first - (int32_t)args.head.first_token + t;
+    const int64_t stride = args.dense.stride;
+    float *to = args.dense.x + (block_start(args) + column) * stride + place;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        const bool even = is_kept(state->draw[8 * j + column]), odd = is_kept(state->draw[8 * j + column + 1]);
+        if (!__any_sync(~0u, even || odd)) continue;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int m = 0; m < S; m++) {
+                const int on = (i & 2 ? 8 : 0) + 64 * m;
+                if ((i & 1 ? odd : even) && t + on < p.count) to[(8 * j + (i & 1)) * stride + on] = d[m][4 * j + i];
+            }
+    }
+}
+
 /* A group is two blocks of eight rows: eight accumulators of a thread. Registers cannot be indexed, so rare code gets a
  * group through shared memory and is a real loop: unrolled, it would be tens of kilobytes that are never in the
  * instruction cache when they are needed (H200: 32 us per tile at N = 256). */

@@ -265,6 +265,10 @@ FS_DEVICE void consume(const fs_cuda_args &args, fs_tile_state<T::N, T::SCORERS>
             if (at.i < TEAMS) allowed.load(state, at.p.first + 16 * strip);
             allowed.apply(d);
         }
+        if (LISTED && state->keeps) {
+            store_kept<N, TEAMS>(d, state, args, at.p, t);
+            __syncwarp();
+        }
         if (at.fresh) {
             /* The maximum of the tile before has been read. */
             if (TEAMS > 1 && at.i > 0) wait_ready<TEAMS>(turn, at.i - 1);
@@ -314,7 +318,7 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
     if constexpr (T::KIND != FS_CUDA_LOGITS && T::KIND != FS_CUDA_KEPT)
         if (is_decided(args)) return;
     if (threadIdx.x == 0) {
-        state->noisy = state->lists = state->raises = 0;
+        state->noisy = state->lists = state->raises = state->keeps = 0;
         state->weighs = T::KIND == FS_CUDA_LISTED && needs_mass(args.needs) && !args.needs.mass_to_cut;
         for (int s = 0; s < T::STAGES; s++) {
             barrier_init(full + 8 * s, T::FILLERS);
@@ -348,8 +352,10 @@ FS_DEVICE void fused_kernel(const typename T::source &source, const fs_cuda_args
             if (T::KIND == FS_CUDA_LISTED && args.first_row == 0 && blockIdx.x == 0 && gridDim.y == 1 &&
                 scorer_thread<T::SCORERS>() == 0)
                 *args.lists.open = 0;
-            if (T::KIND == FS_CUDA_KEPT && blockIdx.x == 0 && blockIdx.y == 0 && scorer_thread<T::SCORERS>() == 0) {
-                *args.lists.open = 0; /* which is not looked at before this launch is over */
+            if (blockIdx.x == 0 && blockIdx.y == 0 && scorer_thread<T::SCORERS>() == 0 &&
+                (T::KIND == FS_CUDA_KEPT || (T::KIND == FS_CUDA_LISTED && args.dense.x))) {
+                /* Which are not looked at before this launch is over. */
+                if (T::KIND == FS_CUDA_KEPT) *args.lists.open = 0;
                 args.lists.open[FS_AGAIN_BY_TEAM] = args.lists.open[FS_AGAIN_BY_CTA] = 0;
             }
             /* Who the rows are is not needed before the first tile is there. */

@@ -73,8 +73,7 @@ FS_DEVICE void sum_granules(const float (&d)[N / 2], fs_tile_state<N, J> *state,
 #pragma unroll
     for (int q = 0; q < BLOCKS; q++) {
         const int32_t own = 32 * q + halved_row();
-        if (own < N)
-            ((float *)state->stash[strip])[own] = granule_is_near(sums[q]) ? sums[q] : 0.0f;
+        if (own < N) ((float *)state->stash[strip])[own] = granule_is_near(sums[q]) ? sums[q] : 0.0f;
     }
 }
 

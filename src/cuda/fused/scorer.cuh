@@ -102,6 +102,7 @@ template <int N, int J> struct fs_tile_state {
     uint32_t highest;              /* no score is above: for rehearsals */
     unsigned long long scrap;      /* takes the results of a rehearsal */
     int32_t last;
+    int32_t keeps; /* some row's logits are kept, beside candidates of others */
     /* The call over this block of rows. For scorers too: a function finds the kernel's parameters in memory, a
      * microsecond away (H200, 2026-11). */
     fs_cuda_args args;
@@ -156,6 +157,7 @@ FS_DEVICE void open_state(fs_tile_state<N, J> *state, const fs_cuda_args &args, 
             if (weighs) state->weighs = 1;
             if (is_listed(draw)) state->lists = 1;
             if (is_raised(draw)) state->raises = 1;
+            if (is_kept(draw)) state->keeps = 1;
         } else if (b < rows) draw = draw_of_row(args, start + b);
         state->draw[b] = draw;
         if (b % 2 == 0) state->listed[b / 2] = 0;

@@ -3,6 +3,7 @@
  * known. Of rows with few tokens ahead one CTA has those, listed; of others a team has the whole row in shared
  * memory. */
 #include "cuda/cuda_launch.h"
+#include "cuda/fused/pieces.cuh"
 #include "cuda/rows/draw.cuh"
 #include "cuda/rows/raced.cuh"
 #include "cuda/rows/teams.cuh"
@@ -41,7 +42,7 @@ FS_DEVICE void open_again(again_row *a, int32_t b) {
 FS_DEVICE uint64_t leave_winner(raced_row *r) {
     const uint64_t own = r->args.batch.flags & FS_KEEP_TIES_TOP_P ? r->own | 0xFFFFFFFFu : r->own;
     __syncthreads(); /* all have read */
-    if (threadIdx.x == 0) r->ahead = {0, r->ahead.largest, 0, 0, 0, r->ahead.listed};
+    if (threadIdx.x == 0) r->ahead = {0, r->ahead.largest, 0, 0, 0, r->ahead.listed, 0};
     return own + 1;
 }
 
@@ -105,7 +106,7 @@ FS_DEVICE int32_t look_again(again_row *a) {
     if ((int32_t)threadIdx.x < team_size()) *at_peer(&a->of[team_rank()], (int32_t)threadIdx.x) = r->ahead;
     team_barrier();
     if (threadIdx.x == 0) {
-        fs_cuda_ahead all = {0, r->ahead.largest, 0, 0, 0, 0};
+        fs_cuda_ahead all = {0, r->ahead.largest, 0, 0, 0, 0, 0};
         for (int32_t i = 0; i < team_size(); i++) {
             all.weight += a->of[i].weight;
             all.larger += a->of[i].larger;
@@ -142,14 +143,16 @@ FS_DEVICE void race_by_team(again_row *a, int32_t b) {
 
 /* What slices have listed. */
 FS_DEVICE void take_list(again_row *a, unsigned long long *list) {
-    const fs_cuda_raced &raced = a->r.args.raced;
-    const int32_t all = raced_room(&a->r.args.result), room = all / raced.slices, lane = threadIdx.x % 32;
+    const fs_cuda_args &args = a->r.args;
+    const uint32_t where = a->r.ahead.where;
+    const int32_t slices = (int32_t)(where % 64), place = (int32_t)(where / 64);
+    const int32_t all = raced_room(&args.result), room = all / slices, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) a->listed = 0;
     __syncthreads();
 #pragma unroll 1
-    for (int32_t i = threadIdx.x / 32; i < raced.slices; i += (int32_t)blockDim.x / 32) {
-        const uint32_t count = raced.ahead[(int64_t)a->r.b * raced.slices + i].listed;
-        const unsigned long long *entry = raced.entry + (int64_t)a->r.b * all + i * room;
+    for (int32_t i = threadIdx.x / 32; i < slices; i += (int32_t)blockDim.x / 32) {
+        const uint32_t count = slices_of(args, place, slices)[i].listed;
+        const unsigned long long *entry = args.raced.entry + (int64_t)place * all + i * room;
         const uint32_t start = __shfl_sync(~0u, lane == 0 ? atomicAdd(&a->listed, count) : 0, 0);
 #pragma unroll 4
         for (uint32_t e = (uint32_t)lane; e < count; e += 32) list[start + e] = entry[e];
@@ -215,6 +218,7 @@ __global__ void __launch_bounds__(FS_CUDA_TEAM_THREADS, 2) race_again(const __gr
     __syncthreads();
     wait_for_earlier_launches();
     let_next_launch_begin();
+    if (is_decided(args)) return;
     const int32_t *open = a->r.args.lists.open, rows = open[FS_AGAIN_BY_TEAM], listed = open[FS_AGAIN_BY_CTA];
 #pragma unroll 1
     for (int32_t place = (int32_t)blockIdx.x / size; place < rows; place += teams) {

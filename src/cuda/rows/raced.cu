@@ -9,6 +9,7 @@
  * Of most rows the winner stays: those ahead of it weigh less than the nucleus. */
 #include "cuda/cuda_launch.h"
 #include "cuda/device/granules.cuh"
+#include "cuda/fused/pieces.cuh"
 #include "cuda/rows/raced.cuh"
 
 namespace {
@@ -21,12 +22,12 @@ constexpr int STAGES = 4;         /* pieces of a warp on their way, or looked at
 
 /* A row in the shared memory of each of its CTAs. */
 struct looked_row : raced_row {
-    bool odd;                     /* there are numbers that are none, or infinite */
-    float best;                   /* tokens are listed from here on: the best are not below */
-    float rate;                   /* of the mass that is summed; 0: none is */
-    uint32_t last;                /* of the row's CTAs, this one is */
+    bool odd;      /* there are numbers that are none, or infinite */
+    float best;    /* tokens are listed from here on: the best are not below */
+    float rate;    /* of the mass that is summed; 0: none is */
+    uint32_t last; /* of the row's CTAs, this one is */
     uint64_t barrier[LOOK_WARPS * STAGES];
-    unsigned long long limb[8];   /* of this CTA's mass, as those of fs_cuda_row */
+    unsigned long long limb[8]; /* of this CTA's mass, as those of fs_cuda_row */
     uint32_t few;
     uint32_t most[32 * LIST_LANES]; /* largest logits of parts, ordered */
     unsigned long long found[FEW], sorted[FS_CUDA_BEST];
@@ -37,11 +38,11 @@ struct looked_row : raced_row {
 /* A warp's part of a slice of a row's logits: pieces, of which the next ones are on their way to shared memory. */
 struct raced_slice {
     const float *row;
-    uint32_t to, barrier;    /* of the warp's first stage */
+    uint32_t to, barrier; /* of the warp's first stage */
     const float *stage;
-    int32_t tokens;          /* of the row */
-    int32_t piece, end;      /* the warp's next one of the row's, those of its slice end */
-    int32_t turn = 0;        /* pieces it has looked at */
+    int32_t tokens;     /* of the row */
+    int32_t piece, end; /* the warp's next one of the row's, those of its slice end */
+    int32_t turn = 0;   /* pieces it has looked at */
 
     FS_DEVICE_MEMBER raced_slice(const fs_cuda_args &args, int32_t b, int32_t slice, char *shared, uint64_t *barriers) {
         const int32_t warp = threadIdx.x / 32;
@@ -162,8 +163,8 @@ FS_DEVICE void list_piece(looked_row *r, const float4 (&q)[4], const raced_slice
 /* Brings what slices have listed; whether that is all. */
 FS_DEVICE bool take_listed(looked_row *r, unsigned long long *list) {
     const int32_t slices = r->args.raced.slices, all = raced_room(&r->args.result), room = all / slices;
-    const fs_cuda_ahead *of = r->args.raced.ahead + (int64_t)r->b * slices;
-    const unsigned long long *entry = r->args.raced.entry + (int64_t)r->b * all;
+    const fs_cuda_ahead *of = slices_of(r->args, r->place, slices);
+    const unsigned long long *entry = r->args.raced.entry + (int64_t)r->place * all;
     if (r->ahead.listed > (uint32_t)min(LOOKED_LIST, r->args.lists.room)) return false;
     if (threadIdx.x == 0) r->few = 0;
     __syncthreads();
@@ -257,9 +258,9 @@ FS_DEVICE void look_at(looked_row *r, raced_slice slice, unsigned long long *ent
 /* From slices to the row. */
 FS_DEVICE void gather(looked_row *r) {
     const int32_t slices = r->args.raced.slices, lane = threadIdx.x;
-    const fs_cuda_ahead *of = r->args.raced.ahead + (int64_t)r->b * slices;
+    const fs_cuda_ahead *of = slices_of(r->args, r->place, slices);
     if (lane < 32) {
-        fs_cuda_ahead own = {0, 0, 0, 0, 0, 0};
+        fs_cuda_ahead own = {0, 0, 0, 0, 0, 0, 0};
         if (lane < slices) own = of[lane]; /* which no L1 has */
 #pragma unroll
         for (int apart = 16; apart; apart /= 2) own.weight += __shfl_xor_sync(~0u, own.weight, apart);
@@ -295,6 +296,7 @@ FS_DEVICE void end_raced_row(looked_row *r, unsigned long long *list) {
             if (r->ahead.listed <= few)
                 *again_at(r->args, r->args.rows - 1 - atomicAdd(&counts[FS_AGAIN_BY_CTA], 1)) = r->b;
             else *again_at(r->args, atomicAdd(&counts[FS_AGAIN_BY_TEAM], 1)) = r->b;
+            r->ahead.where = (uint32_t)(r->place * 64 + r->args.raced.slices);
             *whole_of(r->args, r->b) = r->ahead;
         } else close_raced(r, stays <= 0);
     }
@@ -304,23 +306,64 @@ FS_DEVICE void end_raced_row(looked_row *r, unsigned long long *list) {
         row_write_best(&r->row, i, r->own ? r->sorted[i] : FS_KEY_NONE);
 }
 
+/* Where only some rows are kept: finds the one that is this CTA's. All CTAs find them in the same order. False: there
+ * is none. */
+FS_DEVICE bool find_row(looked_row *r, int32_t *kept) {
+    __shared__ int32_t count[LOOK_WARPS];
+    const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int32_t all = 0;
+#pragma unroll 1
+    for (int32_t first = 0; first < r->args.rows; first += LOOK_THREADS) {
+        const int32_t b = first + (int32_t)threadIdx.x;
+        bool weighs = false, own = false;
+        if (b < r->args.rows) {
+            const fs_draw draw = draw_of_listed(r->args, b, &weighs);
+            own = draws(draw) && is_kept(draw);
+        }
+        const uint32_t who = __ballot_sync(~0u, own);
+        if (lane == 0) count[warp] = __popc(who);
+        __syncthreads();
+        int32_t place = all + __popc(who & ((1u << lane) - 1));
+        for (int w = 0; w < LOOK_WARPS; w++) {
+            place += w < warp ? count[w] : 0;
+            all += count[w];
+        }
+        if (own) kept[place] = b;
+        __syncthreads();
+    }
+    if (all == 0) return false;
+    const int32_t slices = min(max((int32_t)gridDim.x / all, 1), FS_CUDA_SLICES), place = (int32_t)blockIdx.x / slices;
+    if (place >= all) return false;
+    if (threadIdx.x == 0) {
+        r->args.raced.slices = (int16_t)slices;
+        r->place = place;
+        r->b = kept[place];
+    }
+    __syncthreads(); /* and pieces take the list's place */
+    return true;
+}
+
 __global__ void __launch_bounds__(LOOK_THREADS, 2) end_raced(const __grid_constant__ fs_cuda_args args) {
     extern __shared__ __align__(16) char shared[];
     __shared__ __align__(16) char room[sizeof(looked_row)];
     looked_row *r = (looked_row *)room;
-    const int32_t slices = args.raced.slices, b = (int32_t)blockIdx.x / slices, own = (int32_t)blockIdx.x % slices;
-    const raced_slice slice(args, b, own, shared, r->barrier);
     for (int32_t i = threadIdx.x; i < (int32_t)(sizeof args / 4); i += LOOK_THREADS)
         ((uint32_t *)&r->args)[i] = ((const uint32_t *)&args)[i];
     if (threadIdx.x < 8) r->limb[threadIdx.x] = 0;
     if (threadIdx.x < 32 * LIST_LANES) r->most[threadIdx.x] = 0;
-    if (threadIdx.x == 0) r->b = b, r->ahead = {0, 0, 0, 0, 0, 0};
+    if (threadIdx.x == 0) {
+        r->ahead = {0, 0, 0, 0, 0, 0, 0};
+        if (args.raced.slices) r->b = r->place = (int32_t)blockIdx.x / args.raced.slices;
+    }
     if (threadIdx.x % 32 == 0)
-        for (int i = 0; i < STAGES; i++) barrier_init(slice.barrier + 8 * i, 1);
+        for (int i = 0; i < STAGES; i++) barrier_init(shared_address(&r->barrier[threadIdx.x / 32 * STAGES + i]), 1);
     barrier_init_fence();
     __syncthreads();
     wait_for_earlier_launches();
     let_next_launch_begin();
+    if (is_decided(args) || (!args.raced.slices && !find_row(r, (int32_t *)shared))) return;
+    const int32_t slices = r->args.raced.slices, b = r->b, own = (int32_t)blockIdx.x - r->place * slices;
+    const raced_slice slice(r->args, b, own, shared, r->barrier);
     if (threadIdx.x % 32 == 0)
         for (int i = 0; i < STAGES; i++) slice.bring(i);
     open_raced(r, (uint32_t *)r->sorted);
@@ -336,12 +379,12 @@ __global__ void __launch_bounds__(LOOK_THREADS, 2) end_raced(const __grid_consta
     __syncthreads();
     if (r->lists) find_best_floor(r, slice);
     const int32_t listed = raced_room(&r->args.result);
-    look_at(r, slice, r->args.raced.entry + (int64_t)b * listed + own * (listed / slices));
+    look_at(r, slice, r->args.raced.entry + (int64_t)r->place * listed + own * (listed / slices));
     __syncthreads();
     if (threadIdx.x < 8 && r->limb[threadIdx.x]) atomicAdd(&r->args.work[b].limb[threadIdx.x], r->limb[threadIdx.x]);
     __syncthreads();
     if (threadIdx.x == 0) {
-        r->args.raced.ahead[blockIdx.x] = r->ahead;
+        slices_of(r->args, r->place, slices)[own] = r->ahead;
         r->last = add_in_order(&r->args.work[b].done, 1) == (uint32_t)slices - 1;
     }
     __syncthreads(); /* all pieces have been looked at: the list takes their place */
@@ -357,12 +400,13 @@ extern "C" cudaError_t fs_cuda_raced_open(void) {
     return cudaFuncSetAttribute(end_raced, cudaFuncAttributeMaxDynamicSharedMemorySize, RACED_BYTES);
 }
 
-extern "C" cudaError_t fs_cuda_raced_launch(const fs_cuda_args *args, cudaStream_t stream) {
+extern "C" cudaError_t fs_cuda_raced_launch(const fs_cuda_args *args, int32_t processors, cudaStream_t stream) {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute overlap = {};
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)(args->rows * args->raced.slices));
+    const int32_t ctas = 2 * processors, some = args->rows < ctas ? ctas : args->rows;
+    config.gridDim = dim3((unsigned)(args->raced.slices ? args->rows * args->raced.slices : some));
     config.blockDim = dim3(LOOK_THREADS);
     config.dynamicSmemBytes = RACED_BYTES;
     config.stream = stream;

@@ -17,7 +17,7 @@ struct raced_row {
     fs_cuda_args args;
     fs_rules rules;
     fs_draw draw;
-    int32_t b;
+    int32_t b, place;
     uint64_t key;              /* score of the winner; 0: there is none */
     uint64_t own;              /* its order key, likewise */
     float x;                   /* its logit */
@@ -43,11 +43,16 @@ FS_DEVICE float *kept_logits(const fs_cuda_args &args, int32_t b) {
 
 /* What is known of all of a row that races again, and which rows do (FS_AGAIN_BY_TEAM). */
 FS_DEVICE fs_cuda_ahead *whole_of(const fs_cuda_args &args, int32_t b) {
-    return args.raced.ahead + (int64_t)args.rows * args.raced.slices + b;
+    return args.raced.ahead + b;
 }
 
 FS_DEVICE int32_t *again_at(const fs_cuda_args &args, int32_t place) {
-    return args.lists.open + 1 + args.rows + place;
+    return args.lists.open + 1 + args.batch.rows + place;
+}
+
+/* What is known of the slices of the row at a place. */
+FS_DEVICE fs_cuda_ahead *slices_of(const fs_cuda_args &args, int32_t place, int32_t slices) {
+    return args.raced.ahead + args.rows + place * slices;
 }
 
 /* What the pass and the rules say of the row, by several warps at once: each of these is a load behind a load. Barriers
@@ -210,10 +215,21 @@ FS_DEVICE void open_best(raced_row *r) {
     r->row.log_z = all.top_logprob ? row_log_z(&r->row) : NAN;
 }
 
-/* Leaves the row to a team (rows/rows.cu), or not; what the pass knew of it is no longer needed. */
+/* Leaves the row to a team (rows/rows.cu), or not; what the pass knew of it is no longer needed. Where others' logits
+ * have not been kept, its hidden state goes where open ones are side by side. */
 FS_DEVICE void close_raced(raced_row *r, bool open) {
-    if (open) r->args.lists.open[1 + atomicAdd(&r->args.lists.open[0], 1)] = r->args.first_row + r->b;
-    clear_row(&r->args.work[r->b], needs_mass(r->args.needs));
+    const fs_cuda_args &args = r->args;
+    const int32_t b = args.first_row + r->b;
+    clear_row(&args.work[r->b], needs_mass(args.needs));
+    if (!open) return;
+    const int32_t place = atomicAdd(&args.lists.open[0], 1);
+    args.lists.open[1 + place] = b;
+    if (!args.lists.hidden) return;
+    const fs_matrix hidden = hidden_of_batch(&args.head, &args.batch);
+    const uint4 *from = (const uint4 *)matrix_row(&hidden, b);
+    uint4 *to = (uint4 *)((uint16_t *)args.lists.hidden + place * open_stride(args.head.dim));
+#pragma unroll 8
+    for (int64_t i = 0; i < (args.head.dim + 7) / 8; i++) to[i] = from[i];
 }
 
 #endif

@@ -61,7 +61,8 @@ template <int BITS, int N, bool RULES> struct fs_judge {
     /* A threshold of y as one of x, in a strip of which edits may raise a token. */
     FS_DEVICE_MEMBER float lowered(const fs_draw &draw, float low, int32_t first) const {
         if (!RULES || !is_raised(draw)) return low;
-        const int32_t lane = threadIdx.x & 31, at = first - (int32_t)args.head.first_token / FS_CUDA_TILE * FS_CUDA_TILE;
+        const int32_t lane = threadIdx.x & 31,
+                      at = first - (int32_t)args.head.first_token / FS_CUDA_TILE * FS_CUDA_TILE;
         const uint8_t *raised = args.edits.raised + (int64_t)lane * args.edits.tiles;
         if (!(raised[at / FS_CUDA_TILE] >> at % FS_CUDA_TILE / FS_SCREEN_TOKENS & 1)) return low;
         const float raise = args.edits.row[lane].raise;

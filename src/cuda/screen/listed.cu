@@ -228,6 +228,42 @@ FS_DEVICE uint64_t race_candidates(fs_cut_room *room, uint64_t from, const fs_dr
     return room->key ? find_token(room, score_key_token(room->key)) : 0;
 }
 
+/* Leaves those of the candidates out that top-k, or min-p, surely does: of the largest of parts of the list, the k-th
+ * is not above the row's k-th. Most of a list is there because nothing more was known. */
+FS_DEVICE void narrow_list(fs_cut_room *room, const fs_draw &draw) {
+    __shared__ uint32_t most[32 * LIST_LANES];
+    const int32_t k = list_k(draw), count = room->count;
+    for (int32_t i = threadIdx.x; i < 32 * LIST_LANES; i += FS_THREADS) most[i] = 0;
+    __syncthreads();
+    for (int32_t i = threadIdx.x; i < count; i += FS_THREADS)
+        atomicMax(&most[i % (32 * LIST_LANES)], (uint32_t)(room->list[i] >> 32));
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        uint32_t value[LIST_LANES];
+#pragma unroll
+        for (int i = 0; i < LIST_LANES; i++) value[i] = most[32 * i + threadIdx.x];
+        const uint32_t kth = kth_largest(value, 32 * LIST_LANES, k ? k : 1);
+        if (threadIdx.x == 0) {
+            float floor = room->floor;
+            if (kth > ordered_float(-INFINITY))
+                floor = fmaxf(floor, k ? float_of_ordered(kth) : min_p_floor(room->rules, float_of_ordered(kth)));
+            room->floor = floor;
+            room->count = 0;
+        }
+    }
+    __syncthreads();
+    const uint64_t least = (uint64_t)ordered_float(room->floor) << 32;
+    for (int32_t i = threadIdx.x; i < count; i += FS_THREADS)
+        if (room->list[i] >= least) room->weight[atomicAdd(&room->count, 1)] = room->list[i];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned long long *list = room->list;
+        room->list = room->weight;
+        room->weight = list;
+    }
+    __syncthreads();
+}
+
 /* The settled logits of a row; whether they are all there, and such as a list can tell about. */
 FS_DEVICE bool take_settled(const fs_cuda_args &args, fs_cut_room *room, const fs_draw &draw, int32_t b) {
     const fs_cuda_row *row = &args.work[b];
@@ -242,7 +278,8 @@ FS_DEVICE bool take_settled(const fs_cuda_args &args, fs_cut_room *room, const f
         room->list[i] = __ldcg(&args.lists.entry[(int64_t)b * FS_CUDA_SCREENED + i]);
     __syncthreads();
     if (is_edited(draw)) edit_list(args, room, b);
-    return true;
+    narrow_list(room, draw);
+    return room->count > 0;
 }
 
 __global__ void __launch_bounds__(FS_THREADS, 1) end_settled_rows(const __grid_constant__ fs_cuda_args args) {

@@ -45,8 +45,8 @@ extern "C" int32_t fs_cuda_screen_rows(int64_t dim, int64_t rows, int32_t shared
 
 extern "C" cudaError_t fs_cuda_screen_open(int32_t shared_bytes) {
     for (int i = 0; i < 8; i++) {
-        const cudaError_t error =
-            cudaFuncSetAttribute(passes[i / 4][i / 2 % 2][i % 2], cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+        const cudaError_t error = cudaFuncSetAttribute(passes[i / 4][i / 2 % 2][i % 2],
+                                                       cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
         if (error != cudaSuccess) return error;
     }
     return cudaFuncSetAttribute(settle, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
@@ -63,8 +63,8 @@ extern "C" cudaError_t fs_cuda_screen_launch(const fs_cuda_args *args, int32_t r
 }
 
 extern "C" cudaError_t fs_cuda_settle_launch(const fs_cuda_args *args, int32_t shaped, cudaStream_t stream) {
-    const int32_t settlers = args->rows > 512 / FS_MOST_SETTLERS ? 512 / args->rows : FS_MOST_SETTLERS;
+    const int32_t most = args->dense.x ? 4 * FS_MOST_SETTLERS : FS_MOST_SETTLERS;
+    const int32_t settlers = args->rows > 512 / most ? 512 / args->rows : most;
     return launch(settle, dim3((unsigned)settlers, (unsigned)args->rows), FS_SETTLE_THREADS,
-                  settle_bytes(args->head.dim),
-                  args->overlap != 0, args, shaped, stream);
+                  settle_bytes(args->head.dim), args->overlap != 0, args, shaped, stream);
 }

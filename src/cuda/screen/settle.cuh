@@ -10,7 +10,8 @@
 #include "cuda/fused/pieces.cuh"
 #include "cuda/screen/row.cuh"
 
-constexpr int FS_MOST_SETTLERS = 64; /* CTAs of a row */
+constexpr int FS_MOST_SETTLERS =
+    64; /* CTAs of a row; where rows may be cut, whose lists are longer, four times as many */
 constexpr int FS_SETTLE_THREADS = 128, FS_COPY_THREADS = 64;
 constexpr int FS_SETTLE_STAGES = 8;      /* of 128 columns */
 constexpr int FS_SLICE_PITCH = 256 + 16; /* bytes */
@@ -160,7 +161,8 @@ FS_DEVICE int32_t gather(const fs_cuda_args &args, fs_settle_room *room, int32_t
         const bool may = own < listed && !(e.x < best);
         const uint32_t who = __ballot_sync(~0u, may);
         if (may)
-            room->token[kept + __popc(who & ((1u << lane) - 1))] = {e.x, e.y, __float_as_uint(e.z), __float_as_uint(e.w)};
+            room->token[kept + __popc(who & ((1u << lane) - 1))] = {e.x, e.y, __float_as_uint(e.z),
+                                                                    __float_as_uint(e.w)};
         kept += __popc(who);
     }
     __syncwarp();
