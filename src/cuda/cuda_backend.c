@@ -41,7 +41,7 @@ static fs_status open_stored(fs_context *context, fs_cuda *cuda) {
 
 static fs_status open_rows(fs_context *context, fs_cuda *cuda) {
     FS_CUDA_TRY(context, fs_cuda_rows_open(&cuda->device));
-    FS_CUDA_TRY(context, fs_cuda_raced_open());
+    FS_CUDA_TRY(context, fs_cuda_raced_open(cuda->device.shared_bytes));
     FS_CUDA_TRY(context, fs_cuda_again_open(cuda->device.shared_bytes));
     FS_CUDA_TRY(context, fs_cuda_screen_open(cuda->device.shared_bytes));
     FS_CUDA_TRY(context, fs_cuda_listed_open(cuda->device.shared_bytes));
@@ -359,6 +359,24 @@ static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_
     return FS_OK;
 }
 
+/* Of a call whose rows may have rules, and with a screen, of all rows and of as many as may have their logits kept, where
+ * that is more than *bytes. */
+static fs_status rows_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                           size_t *bytes) {
+    fs_cuda_args args = fs_cuda_args_of(head, batch, result);
+    const int64_t kept = fs_cuda_rows_kept(context, &args);
+    for (int fewer = 0; fewer < 2; fewer++) {
+        fs_cuda_room room;
+        memset(&room, 0, sizeof room);
+        if (fewer && (kept <= 0 || kept >= batch->rows)) break;
+        if (fewer) args.batch.rows = kept;
+        if (fs_cuda_has_rules(&args)) FS_TRY(fs_cuda_rows_room(context, &args, &room));
+        if (head->screen) fs_cuda_screen_room(context, &args, &room); /* of a call that asks for less */
+        if (fs_cuda_room_bytes(&room) > *bytes) *bytes = fs_cuda_room_bytes(&room);
+    }
+    return FS_OK;
+}
+
 /* Fewer rows may have more records, and so may fs_partial, which is not grouped. */
 static fs_status cuda_work_size(fs_context *context, const fs_head *head, const fs_batch *batch,
                                 const fs_result *result, size_t bytes[2]) {
@@ -375,11 +393,13 @@ static fs_status cuda_work_size(fs_context *context, const fs_head *head, const 
             if (size > room.records_bytes) room.records_bytes = size;
         }
     bytes[0] = fs_cuda_room_bytes(&room);
+    FS_TRY(rows_size(context, head, batch, result, &bytes[0]));
+    fs_result less = fs_result_default();
+    less.tokens = result->tokens;
+    fs_batch one = *batch;
+    if (one.mode == FS_MODE_SAMPLE && one.samples > 1) one.samples = 1;
+    FS_TRY(rows_size(context, head, &one, &less, &bytes[0]));
     memset(&room, 0, sizeof room);
-    calls[0].batch.rows = batch->rows;
-    if (fs_cuda_has_rules(&calls[0])) FS_TRY(fs_cuda_rows_room(context, &calls[0], &room));
-    if (head->screen) fs_cuda_screen_room(context, &calls[0], &room); /* of a call that asks for less */
-    if (fs_cuda_room_bytes(&room) > bytes[0]) bytes[0] = fs_cuda_room_bytes(&room);
     FS_TRY(fs_cuda_part_room(context, head, batch, result, &room));
     if (fs_cuda_room_bytes(&room) > bytes[0]) bytes[0] = fs_cuda_room_bytes(&room);
     bytes[1] = bytes[0];

@@ -93,6 +93,8 @@ int fs_cuda_has_rules(const fs_cuda_args *args);
 /* The sizes of the work memory of such a call, or of one with fewer rows. */
 fs_status fs_cuda_rows_room(fs_context *context, const fs_cuda_args *args, fs_cuda_room *room);
 fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args, int screens);
+/* Rows of such a call whose logits there is room for, beside candidates of others. */
+int64_t fs_cuda_rows_kept(const fs_context *context, const fs_cuda_args *args);
 /* Whether a pass over W lists the candidates of its rows, and few need more. */
 int fs_cuda_may_list(const fs_cuda_args *args);
 

@@ -51,7 +51,7 @@ cudaError_t fs_cuda_rows_launch(const fs_cuda_args *args, cudaStream_t stream);
 
 /* Rows that have been drawn and whose logits were kept, args->raced: once per device; the end of a launch's rows, or of
  * most: others are open, and in place. */
-cudaError_t fs_cuda_raced_open(void);
+cudaError_t fs_cuda_raced_open(int32_t shared_bytes);
 cudaError_t fs_cuda_raced_launch(const fs_cuda_args *args, int32_t processors, cudaStream_t stream);
 /* Those of them whose winner does not stay, args->raced.again, by args->team; shared memory beside slices. */
 cudaError_t fs_cuda_again_open(int32_t shared_bytes);

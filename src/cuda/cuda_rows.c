@@ -123,6 +123,20 @@ static fs_cuda_team again_of(const fs_cuda *cuda, const fs_cuda_args *args) {
     return team;
 }
 
+/* Rows, CTAs and blocks of the launches of a call that lists candidates: the next launch may have fewer rows than the
+ * one before, and more CTAs for each. */
+static fs_status largest_launches(fs_context *context, const fs_cuda_args *args, layout *l) {
+    fs_cuda_args next = *args;
+    for (fs_cuda_plan plan; next.first_row < args->batch.rows; next.first_row += plan.rows) {
+        FS_TRY(fs_cuda_plan_next(context, &next, &plan));
+        const int32_t kept = plan.blocks * plan.shape->rows;
+        if (l->listed < plan.rows) l->listed = plan.rows;
+        if (l->slots < plan.grid) l->slots = plan.grid;
+        if (l->kept < kept) l->kept = kept;
+    }
+    return FS_OK;
+}
+
 static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout *l) {
     const fs_head *head = &args->head;
     const uint32_t rules = batch_rules(head, &args->batch);
@@ -154,12 +168,10 @@ static fs_status layout_of(fs_context *context, const fs_cuda_args *args, layout
         if (rules) l->again = again_of(context->state, args);
         return FS_OK;
     }
-    l->listed = plan.rows;
-    l->slots = plan.grid;
-    l->kept = plan.blocks * plan.shape->rows;
+    FS_TRY(largest_launches(context, args, l));
     l->edited = (rules & EDITS) != 0;
     l->tables = l->edited && (batch->edit_offset || batch->edit_count || batch->count_offset);
-    l->keeps = may_keep(args) && batch->rows * l->stride * 4 <= (int64_t)context->options.fallback_bytes;
+    l->keeps = may_keep(args) && l->listed <= fs_cuda_rows_kept(context, args);
     if (l->keeps) l->again = again_of(context->state, args);
     return FS_OK;
 }
@@ -220,6 +232,10 @@ static parts parts_of(const fs_cuda_args *args, const layout *l) {
 static size_t bytes_of_parts(const parts *p) {
     return aligned(p->logits + p->count + p->open + p->hidden + p->edits + p->table + p->raised + p->ahead +
                    p->entries);
+}
+
+int64_t fs_cuda_rows_kept(const fs_context *context, const fs_cuda_args *args) {
+    return (int64_t)context->options.fallback_bytes / (lines(args->head.rows) * (int64_t)sizeof(float));
 }
 
 /* Fewer rows may have more CTAs to a block, so room is for as many as there can be. */
@@ -331,6 +347,7 @@ static fs_status list_rows(fs_context *context, const fs_cuda_room *room, const 
     for (; args.first_row < args.batch.rows; args.first_row += args.rows) {
         fs_cuda_plan plan;
         FS_TRY(fs_cuda_plan_next(context, &args, &plan));
+        args.lists.slots = plan.grid;
         if (args.first_row == 0 && plan.blocks > 1) /* else the pass does so */
             FS_CUDA_TRY(context, cudaMemsetAsync(args.lists.open, 0, sizeof *args.lists.open, cuda->stream));
         if (args.edits.row) {

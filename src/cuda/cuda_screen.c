@@ -17,21 +17,35 @@ static int32_t rows_at_once(const fs_cuda *cuda, const fs_cuda_args *args) {
     return fs_cuda_screen_rows(head->dim, batch->rows, cuda->device.shared_bytes);
 }
 
-/* Whether that is faster, by what an H200 takes: some microseconds before the first tile and behind the last, of 4 bits
- * more for every row, whose lists are longer, and a share of reading W for each time a screen is read
- * (docs/results/h200-screens.md). Where the head does something to its logits every row takes more, as it does in vLLM,
- * which rounds them (docs/vllm.md). So it does where rows have rules: then some launches follow, and lists of what is cut
- * are long with 4 bits. */
+/* What reading W takes on an H200, us. */
+static double reading(const fs_head *head) {
+    return 2.0 * (double)head->rows * (double)head->dim / 4.5e6;
+}
+
+/* What rows with rules take beside that, by a screen: bounds of rows that are cut, or edited, are looked at by launches
+ * of their own, and with 4 bits their lists are long. */
+static double rules_take(const fs_cuda_args *args, int32_t format, double rows) {
+    const uint32_t rules = batch_rules(&args->head, &args->batch);
+    if (!rules) return 0.0;
+    if (!(rules & ~FS_RULE_ALLOW)) return 12.0 + 0.8 * rows;
+    return format == FS_SCREEN_INT4 ? 30.0 + 9.0 * rows : 35.0 + 1.4 * rows;
+}
+
+/* Whether a screen is faster, by what an H200 takes (docs/results/h200-screens.md, fitted to within 12 us): some
+ * microseconds before the first tile and behind the last, and a share of reading W for each time it is read. Tokens are
+ * judged, so with 4 bits, where that is not hidden by reading, there is a share of the vocabulary. Where the head does
+ * something to its logits every row takes more, as it does in vLLM, which rounds them (docs/vllm.md). */
 static int pays(const fs_cuda_args *args, int32_t format, int32_t most) {
-    const double read = 2.0 * (double)args->head.rows * (double)args->head.dim / 4.5e6;
+    const double read = reading(&args->head), tokens = 1e-5 * (double)args->head.rows;
     const double rows = (double)(args->batch.rows < most ? args->batch.rows : most);
-    const double eight = most > 8 ? 60.0 + 0.61 * read : 48.0 + 0.55 * read;
-    const double four = most > 8 ? 40.0 + 3.5 * rows + 0.50 * read : 46.0 + 2.0 * rows + 0.34 * read;
+    const int cut = (batch_rules(&args->head, &args->batch) & ~FS_RULE_ALLOW) != 0;
+    const double eight = most > 8 ? 32.0 + 0.3 * rows + 0.63 * read : 24.0 + 1.4 * rows + 0.60 * read;
+    const double four = most > 8 ? 21.0 + 1.5 * rows + 27.0 * tokens + 0.32 * read
+                                 : 22.0 + 2.3 * rows + 12.0 * tokens + 0.325 * read;
     const double shaping = format == FS_SCREEN_INT4 ? 10.0 + 2.0 * rows : (most > 8 ? 3.0 : 1.4) * rows;
-    const double rules = !fs_cuda_has_rules(args) ? 0.0 : format == FS_SCREEN_INT4 ? 25.0 + 8.0 * rows : 30.0;
     const double once = (format == FS_SCREEN_INT4 ? four : eight) + (head_is_plain(&args->head) ? 0.0 : shaping) +
-                        rules;
-    return (double)((args->batch.rows + most - 1) / most) * once < read + 10.0;
+                        rules_take(args, format, rows);
+    return (double)((args->batch.rows + most - 1) / most) * once < read + (cut ? 30.0 : 8.0);
 }
 
 /* Who looks at the bounds of a row that is cut: all of them must fit the team's shared memory. */

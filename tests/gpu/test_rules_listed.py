@@ -205,3 +205,15 @@ def test_graphs_replay_with_other_rules(monkeypatch):
         torch.cuda.synchronize()
         want = CPU.sample(fs.Head(W), H, seed=11, **values)
         assert torch.equal(out.tokens.cpu(), want.tokens)
+
+
+@pytest.mark.parametrize("vocab", [5003, 40000])
+def test_several_launches(vocab, monkeypatch):
+    """More rows than a launch draws: the next one has other rows, and other CTAs for each."""
+    rows = 1100
+    ours = context(None, monkeypatch)
+    rng = np.random.default_rng(rows)
+    W, H = weights(rng, rows, vocab, 64, torch.bfloat16, fine=True)
+    for seed in range(2):
+        compare(ours, W, H, dict(touched(rng, rows, vocab, "mb"[seed:]), **rules(rng, rows)), "raw", ("score",), seed)
+        compare(ours, W, H, rules(rng, rows), "raw", (), seed)

@@ -111,3 +111,26 @@ def test_a_small_budget_takes_rows_in_turn(monkeypatch):
     got = both(small, W, H, values, 2, outputs=("rank",), top=5, exact_rank=True)
     for name in want:
         np.testing.assert_array_equal(got[name], want[name], err_msg=name)
+
+
+def test_memory_for_many_rows_is_enough_for_fewer():
+    """Fewer rows may have their logits kept, where those of more have no room: what is said to be enough is."""
+    rows, vocab = 300, 60000
+    rng = np.random.default_rng(8)
+    W, H = weights(rng, rows, vocab, 64, torch.bfloat16, fine=True)
+    head, H = fs.Head(W.cuda()), H.cuda()
+    cuts = dict(top_p=torch.full((rows,), 0.9, device="cuda"), top_k=torch.arange(rows, device="cuda").int() % 3 * 20)
+    few = lambda n: {name: value[:n].contiguous() for name, value in cuts.items()}
+    for budget in (100, 200, 400):  # rows
+        ours = fs.Context("cuda", stream=STREAM.cuda_stream, fallback_bytes=budget * 4 * 60032)
+        whole = fs.Batch(head, H, **cuts)
+        out = fs.Result(whole, ("logprob", "rank"), top=20)
+        ours.set_work(ours.work_size(head, whole, out=out))
+        for n in (1, 17, 100, 101, 200, 256, 300):
+            want = CPU.sample(fs.Head(W), H[:n].cpu(), seed=4, **{k: v.cpu() for k, v in few(n).items()})
+            got = ours.sample(head, H[:n], seed=4, **few(n))
+            assert torch.equal(got.tokens.cpu(), want.tokens), (budget, n)
+            batch = fs.Batch(head, H[:n], **few(n))
+            ours.sample(head, batch, out=fs.Result(batch, ("logprob", "rank"), top=20))
+        ours.set_work(0)
+        ours.close()

@@ -44,7 +44,9 @@ FS_DEVICE void barrier_arrive_at(uint32_t barrier, uint32_t cta) {
 
 /* Arrives and announces how many bytes the copy engine will bring. */
 FS_DEVICE void barrier_expect(uint32_t barrier, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+#endif
 }
 
 /* Whether the phase is over. */
@@ -127,7 +129,9 @@ FS_DEVICE void *shared_at_peer(const void *mine, uint32_t cta) {
 
 /* Barriers made by this thread before the copy engine's use of them. */
 FS_DEVICE void async_proxy_fence() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 }
 
 /* A box of a two-dimensional tensor at column x, row y into shared memory; parts outside the tensor are zeros and count

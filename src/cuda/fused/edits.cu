@@ -5,8 +5,8 @@
  * leave it; tokens that an edit raises have their strips named, whose thresholds are lower. Rows for which neither
  * holds have their logits stored instead. */
 #include "cuda/cuda_launch.h"
+#include "cuda/device/decided.cuh"
 #include "cuda/device/edits.cuh"
-#include "cuda/fused/pieces.cuh"
 
 #include "core/rules.h"
 

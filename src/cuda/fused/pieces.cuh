@@ -2,15 +2,7 @@
 #ifndef FS_CUDA_PIECES_CUH
 #define FS_CUDA_PIECES_CUH
 
-#include "cuda/cuda_call.h"
-#include "cuda/device/ptx.cuh"
-
-/* Whether a screen has decided all rows of the call, and this pass over W has nothing to do. */
-FS_DEVICE bool is_decided(const fs_cuda_args &args) {
-    if (!args.screen.open) return false;
-    wait_for_earlier_launches();
-    return *(volatile int32_t *)args.screen.open == 0;
-}
+#include "cuda/device/decided.cuh"
 
 /* Tokens [first, first + count) of the vocabulary, inside one tile. count 0: another CTA of the cluster has work, this
  * one only passes H on; -1: no more pieces. */

@@ -3,7 +3,7 @@
  * known. Of rows with few tokens ahead one CTA has those, listed; of others a team has the whole row in shared
  * memory. */
 #include "cuda/cuda_launch.h"
-#include "cuda/fused/pieces.cuh"
+#include "cuda/device/decided.cuh"
 #include "cuda/rows/draw.cuh"
 #include "cuda/rows/raced.cuh"
 #include "cuda/rows/teams.cuh"

@@ -8,8 +8,8 @@
  *
  * Of most rows the winner stays: those ahead of it weigh less than the nucleus. */
 #include "cuda/cuda_launch.h"
+#include "cuda/device/decided.cuh"
 #include "cuda/device/granules.cuh"
-#include "cuda/fused/pieces.cuh"
 #include "cuda/rows/raced.cuh"
 
 namespace {
@@ -339,7 +339,8 @@ FS_DEVICE bool find_row(looked_row *r, int32_t *kept) {
         r->place = place;
         r->b = kept[place];
     }
-    __syncthreads(); /* and pieces take the list's place */
+    async_proxy_fence(); /* pieces take the list's place */
+    __syncthreads();
     return true;
 }
 
@@ -396,7 +397,9 @@ static_assert(RACED_BYTES >= LOOKED_LIST * (int)sizeof(unsigned long long), "the
 
 } // namespace
 
-extern "C" cudaError_t fs_cuda_raced_open(void) {
+/* Where there is less shared memory no pass keeps logits. */
+extern "C" cudaError_t fs_cuda_raced_open(int32_t shared_bytes) {
+    if (shared_bytes < RACED_BYTES + 8192) return cudaSuccess;
     return cudaFuncSetAttribute(end_raced, cudaFuncAttributeMaxDynamicSharedMemorySize, RACED_BYTES);
 }
 

@@ -274,10 +274,12 @@ FS_DEVICE bool take_settled(const fs_cuda_args &args, fs_cut_room *room, const f
         room->floor = float_of_ordered(__ldcg(&args.lists.floor[b]));
         room->count = (int32_t)count;
     }
-    for (uint32_t i = threadIdx.x; i < count; i += FS_THREADS)
-        room->list[i] = __ldcg(&args.lists.entry[(int64_t)b * FS_CUDA_SCREENED + i]);
+    for (uint32_t i = threadIdx.x; i < count; i += FS_THREADS) {
+        const uint64_t key = __ldcg(&args.lists.entry[(int64_t)b * FS_CUDA_SCREENED + i]);
+        room->list[i] = is_edited(draw) || order_key_logit(key) > -INFINITY ? key : 0;
+    }
     __syncthreads();
-    if (is_edited(draw)) edit_list(args, room, b);
+    if (is_edited(draw)) edit_list(args, room, b); /* which leaves out what is -inf */
     narrow_list(room, draw);
     return room->count > 0;
 }
@@ -320,7 +322,9 @@ extern "C" int32_t fs_cuda_listed_shared(void) {
     return LISTING_BYTES;
 }
 
+/* Where there is less shared memory no pass lists candidates, and none does after a screen. */
 extern "C" cudaError_t fs_cuda_listed_open(int32_t shared_bytes) {
+    if (shared_bytes < END_BYTES + 8192) return cudaSuccess;
     cudaError_t error = cudaFuncSetAttribute(list_tokens, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     if (error != cudaSuccess) return error;
     return cudaFuncSetAttribute(end_settled_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, END_BYTES);

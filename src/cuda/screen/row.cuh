@@ -27,7 +27,10 @@ FS_DEVICE fs_draw draw_of_screened(const fs_cuda_args &args, int32_t b) {
     if (is_listed(draw) && (list_k(draw) == LIST_WIDE || rules_top_p_of_row(&rules, flags)))
         draw.status |= FS_DRAW_OPEN;
     if (!args.edits.row || args.edits.row[b].way == FS_UNEDITED) return draw;
-    if (args.edits.row[b].way == FS_NOT_LOOKED_UP) draw.status |= FS_DRAW_OPEN;
+    if (args.edits.row[b].way == FS_NOT_LOOKED_UP) { /* and there is nothing to look up */
+        draw.status |= FS_DRAW_OPEN;
+        return draw;
+    }
     draw.status |= FS_DRAW_EDITED | (args.edits.row[b].raise > 0.0f ? FS_DRAW_RAISED : 0u);
     return draw;
 }

@@ -133,8 +133,9 @@ static __device__ __noinline__ void settle_token(const fs_cuda_args &args, const
                                                  int32_t b, float x, const fs_screened_token &of, bool shaped) {
     if (shaped) x = shaped_logit(args.head, x, of.token, 0.0f);
     if (is_listed(draw)) {
-        if (!(x <= of.most && x < INFINITY)) atomicMax(&row->max, FS_CUDA_SCREENED + 1u); /* nor a NaN */
-        args.lists.entry[(int64_t)b * FS_CUDA_SCREENED + of.place] = x > -INFINITY ? order_key(x, of.token) : 0;
+        /* Nor a NaN, nor what a temperature makes infinite. */
+        if (!(x <= of.most && x * draw.inverse < INFINITY)) atomicMax(&row->max, FS_CUDA_SCREENED + 1u);
+        args.lists.entry[(int64_t)b * FS_CUDA_SCREENED + of.place] = order_key(x, of.token);
         return;
     }
     x = edited_logit(args, draw, b, of.token, x);
