@@ -79,7 +79,7 @@ def plot(results):
 
 def plot_screens(results):
     """Language-like rows at T = 1."""
-    lines = [line for line in results["tables"]["screens"] if line["kind"] == "language" and line["temperature"] == 1.0]
+    lines = [line for line in results["tables"]["screens"] if line["table"] == "sizes"]
     heads = bars.by_head(sorted(lines, key=lambda line: line["B"]))
     canvas, grid = plt.subplots(1, len(heads), figsize=(4.2 * len(heads), 4.4), squeeze=False)
     canvas.suptitle("Time of a draw with a screen; tokens are those of W", fontsize=12)
