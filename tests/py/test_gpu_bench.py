@@ -335,12 +335,12 @@ def test_the_plot_of_screens_shows_each_arm_of_language_like_rows_by_size():
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     import gpu_plots
 
-    def line(B, kind="language"):
+    def line(B, table="sizes"):
         times = {arm: {"median": 10.0 * i + B} for i, arm in enumerate(gpu_plots.SCREENS)}
-        return {"V": 1000, "D": 64, "B": B, "kind": kind, "temperature": 1.0, "times": times}
+        return {"V": 1000, "D": 64, "B": B, "table": table, "kind": "language", "temperature": 1.0, "times": times}
 
     facts = {"device": "d", "driver": "r", "commit": "c", "date": "today"}
-    results = {**facts, "tables": {"screens": [line(8), line(1), line(4, "flat")]}}
+    results = {**facts, "tables": {"screens": [line(8), line(1), line(4, "rules")]}}
     (axes,) = gpu_plots.plot_screens(results).axes
     assert "1,000" in axes.get_title() and len(axes.lines) == len(gpu_plots.SCREENS)
     assert [tuple(curve.get_xdata()) for curve in axes.lines] == [(1, 8)] * len(axes.lines)
@@ -402,14 +402,17 @@ def test_a_run_prints_every_table_and_leaves_what_it_has_when_it_is_cut_short(re
 def test_the_page_of_screens_says_the_worst_first():
     import gpu_screens
 
-    def line(B, four, differ):
+    def line(B, four, differ, table="sizes", **more):
         times = {"ceiling": 276.0, "read 8": 150.0, "read 4": 83.0, "cublas": 294.0, "ours": 285.0, "8 bits": 190.0,
                  "4 bits": four}
-        return dict(V=151936, D=4096, B=B, differ={"8": 0, "4": differ},
+        return dict(V=151936, D=4096, B=B, differ={"8": 0, "4": differ}, table=table, **more,
                     times={name: {"min": t, "median": t} for name, t in times.items()})
 
     made = [dict(V=151936, D=4096, seconds={"8": 0.015, "4": 0.016}, bytes={"8": 643000000, "4": 332000000})]
-    text = gpu_screens.page(dict(made=made, tables={"screens": [line(1, 132.0, 0), line(16, 342.0, 2)]}))
-    assert text[0] == "Tokens that differ from those of W: 2 of %d." % (2 * gpu_screens.CHECKED * 17)
+    ruled = [line(B, 171.0, 0, "rules", name="language, top-k 50") for B in (1, 8)]
+    text = gpu_screens.page(dict(made=made, tables={"screens": [line(1, 132.0, 0), line(16, 342.0, 2), *ruled]}))
+    assert text[0] == "Tokens that differ from those of W: 2 of %d." % (2 * gpu_screens.CHECKED * 26)
+    assert text[-3] == "| 151,936 x 4,096, W / 8 bits / 4 bits | B = 1 | B = 8 |"
+    assert text[-1] == "| top-k 50 | 285 / 190 / 171 (0.67, 0.60) | 285 / 190 / 171 (0.67, 0.60) |"
     assert text[1] == "Slowest over W: 1.20."
     assert "| 151,936 x 4,096 | language | 1 | 276.0 | 150.0, 83.0 | 294.0 | 285.0 | 190.0 | 132.0 | 0.67, 0.46 |" in text
