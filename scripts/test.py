@@ -55,7 +55,7 @@ TIMEOUT = {"test": 400, "fuzz": 400, "caller": 120, "pytest": 900, "check": 1000
 # How much of a long test a leg does, so that each leg takes about as long as the first.
 SCALE = {"release": 1, "asan": 0.2, "tsan": 0.1, "isa": 0.3, "cross": 0.1, "valgrind": 0.02}
 # Long even so where everything is emulated: a third of that.
-LONG_EMULATED = ("test_screened", "test_nucleus", "fuzz_screens")
+LONG_EMULATED = ("test_equal_rows", "test_screened", "test_nucleus", "fuzz_screens")
 # These test the law of the draws; the other legs want the same bits, which test_agree and test_invariance compare.
 RELEASE_ONLY = ("test_power", "test_screened_law", "test_statistics")
 # What the first two look at needs AMX, which no emulator has; the third starts threads after a fork, which qemu 7.2

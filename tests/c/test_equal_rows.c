@@ -155,6 +155,11 @@ static void the_lowest_wins_over_shards(const char *name, fs_context *context, c
     for (int i = 0; i < SHARDS; i++) free(part[i]);
 }
 
+/* Of many rows an emulator does one round of each shape. */
+static int is_long(int round) {
+    return round > 27 && round != 38;
+}
+
 static void equal_rows_give_equal_logits_and_the_lowest_id_wins(void **state) {
     (void)state;
     static const struct shape {
@@ -164,7 +169,7 @@ static void equal_rows_give_equal_logits_and_the_lowest_id_wins(void **state) {
     rng r = random_from(31);
     int64_t drawn = 0, with_equals = 0;
     for (int round = 0; round < 9 * (int)(sizeof shapes / sizeof shapes[0]); round++) {
-        if (left_out(round)) continue;
+        if (left_out(round) || (test_size(45) < 3 && is_long(round))) continue;
         const struct shape shape = shapes[round / 9];
         world *w = make_world(&r, round % 3, round / 3 % 3, shape.rows, shape.dim);
         for (int i = 0; i < NAMES; i++) {
