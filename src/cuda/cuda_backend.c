@@ -359,8 +359,8 @@ static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_
     return FS_OK;
 }
 
-/* Of a call whose rows may have rules, and with a screen, of all rows and of as many as may have their logits kept, where
- * that is more than *bytes. */
+/* Of a call whose rows may have rules, and with a screen, of all rows and of as many as may have their logits kept,
+ * where that is more than *bytes. */
 static fs_status rows_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                            size_t *bytes) {
     fs_cuda_args args = fs_cuda_args_of(head, batch, result);

@@ -136,9 +136,8 @@ typedef struct fs_cuda_ahead {
  * while candidates of the others are listed. Slices are by place: a row's, or its place among those that are kept. */
 typedef struct fs_cuda_raced {
     fs_cuda_ahead *ahead; /* [rows], all of a row that races again, then [places][slices]; NULL: it is no such launch */
-    unsigned long long
-        *entry;        /* [places][room]: order keys of tokens that are ahead, or may be among the best, each slice
-                                  having an even part */
+    /* [places][room]: order keys of tokens that are ahead, or may be among the best, each slice having an even part. */
+    unsigned long long *entry;
     int16_t slices;    /* 0: as many as there are CTAs for, where only some rows are kept */
     int16_t again;     /* rows whose winner does not stay race again (rows/again.cu) */
     int32_t first_row; /* of the batch, in dense.x */
@@ -149,8 +148,8 @@ FS_CORE int32_t raced_room(const fs_result *result) {
     return result_wants_top(result) ? FS_CUDA_LIST : FS_CUDA_SHORT;
 }
 
-/* Rows of such a launch that race again: a team has those of which more tokens are ahead than are listed, or many, a CTA
- * the others. How many there are is before lists.open; which, behind it, those from the front and these from the
+/* Rows of such a launch that race again: a team has those of which more tokens are ahead than are listed, or many, a
+ * CTA the others. How many there are is before lists.open; which, behind it, those from the front and these from the
  * back. */
 enum { FS_AGAIN_BY_TEAM = -2, FS_AGAIN_BY_CTA = -1 };
 
@@ -166,8 +165,8 @@ typedef struct fs_screened_token {
 } fs_screened_token;
 
 /* A pass over a head's screen: for every row the tokens that may win. How many there are is in the row's `max`; more
- * than there is room for, and the row is open: it takes the pass over W, as all rows of its call then do. Where rows may
- * be cut, upper bounds of the logits of those that are lie in args.dense.x, floors in args.lists.floor, and what is
+ * than there is room for, and the row is open: it takes the pass over W, as all rows of its call then do. Where rows
+ * may be cut, upper bounds of the logits of those that are lie in args.dense.x, floors in args.lists.floor, and what is
  * settled in args.lists.entry, [rows][FS_CUDA_SCREENED]. */
 typedef struct fs_cuda_screened {
     fs_screen of;

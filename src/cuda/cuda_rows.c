@@ -235,7 +235,8 @@ static size_t bytes_of_parts(const parts *p) {
 }
 
 int64_t fs_cuda_rows_kept(const fs_context *context, const fs_cuda_args *args) {
-    return (int64_t)context->options.fallback_bytes / (lines(args->head.rows) * (int64_t)sizeof(float));
+    const int64_t bytes = lines(args->head.rows) * (int64_t)sizeof(float);
+    return bytes > 0 ? (int64_t)context->options.fallback_bytes / bytes : 0; /* a shard may have no rows */
 }
 
 /* Fewer rows may have more CTAs to a block, so room is for as many as there can be. */

@@ -161,6 +161,8 @@ static void call_in_parts(fs_context *context, cudaStream_t stream, const fs_hea
         shard.data = (const uint16_t *)whole->data + first * DIM;
         shard.first_token = first;
         shard.rows = end[i] - first;
+        must(fs_work_size(context, &shard, &a.batch, &a.result, &bytes, NULL) == FS_OK, "fs_work_size",
+             fs_error_text(context));
         must(fs_partial_size(context, &shard, &a.batch, &a.result, &bytes) == FS_OK, "fs_partial_size",
              fs_error_text(context));
         cuda(cudaMalloc(&part[i], bytes), "cudaMalloc");

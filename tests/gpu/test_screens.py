@@ -15,6 +15,10 @@ def opened(tile=""):
 GPU = opened()
 
 
+HEADS = [dict(round="bf16"), dict(softcap=30.0), dict(scale=0.3, post_scale=2.0),
+         dict(round="f16", softcap=5.0, scale=2.0), dict(vocab=31990)]
+
+
 def weights(V, D, seed=0, outliers=0.05):
     """[V, D] bf16, rows of norm 1 or so; some have one large weight."""
     g = torch.Generator("cuda").manual_seed(seed)
@@ -102,8 +106,7 @@ def test_rows_of_every_kind_side_by_side(bits):
     check(w, h, screen_of(w, bits), temperature=T)
 
 
-@pytest.mark.parametrize("head", [dict(round="bf16"), dict(softcap=30.0), dict(scale=0.3, post_scale=2.0),
-                                  dict(round="f16", softcap=5.0, scale=2.0), dict(vocab=31990)], ids=str)
+@pytest.mark.parametrize("head", HEADS, ids=str)
 @pytest.mark.parametrize("biased", [False, True])
 def test_what_a_head_does_to_its_logits(bits, head, biased):
     w = weights(32000, 512)

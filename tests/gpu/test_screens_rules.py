@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from draws import STREAM, fs, torch
-from test_screens import GPU, check, hidden, opened, screen_of, weights
+from test_screens import GPU, HEADS, check, hidden, opened, screen_of, weights
 
 V, D = 32000, 1024
 CUTS = [dict(top_k=1), dict(top_k=2), dict(top_k=50), dict(top_k=120), dict(min_p=0.05), dict(min_p=1.0),
@@ -165,8 +165,7 @@ def test_edits_and_penalties(bits, rules, kind):
     check(w, h, screen_of(w, bits), outputs=("score",), **given, **mixed(B))
 
 
-@pytest.mark.parametrize("head", [dict(round="bf16"), dict(softcap=30.0), dict(scale=0.3, post_scale=2.0),
-                                  dict(round="f16", softcap=5.0, scale=2.0), dict(vocab=31990)], ids=str)
+@pytest.mark.parametrize("head", HEADS, ids=str)
 @pytest.mark.parametrize("biased", [False, True])
 def test_what_a_head_does_to_its_logits(bits, head, biased):
     w = weights(V, 512)

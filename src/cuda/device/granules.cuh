@@ -2,9 +2,9 @@
  * (core/mass.h), and over the eight of a tile.
  *
  * A granule's sum is a float, made of exp2(l log2 e) in one order; a tile's is the sum of its granules, in one order,
- * and is added to the row's mass as an integer. So log Z does not depend on the batch, nor on shards cut at tiles, nor on
- * which kernel sums. A granule whose sum is not well inside the range of a float, all its logits below -33 or one above
- * 66, is made again with an exponent of its own and added apart; which ones do depends on their logits alone.
+ * and is added to the row's mass as an integer. So log Z does not depend on the batch, nor on shards cut at tiles, nor
+ * on which kernel sums. A granule whose sum is not well inside the range of a float, all its logits below -33 or one
+ * above 66, is made again with an exponent of its own and added apart; which ones do depends on their logits alone.
  *
  * A term's relative error is below 2e-7 (1 + |l|), so log Z has about the error of the float it is returned in. */
 #ifndef FS_CUDA_GRANULES_CUH

@@ -1,6 +1,6 @@
 /* raced.cu - the end of rows whose race is over: a pass over W has drawn from all tokens of each (fused.cuh) and kept
- * their logits, and what is left is to look at the logits once. What is their mass? Does the winner stay when the row is
- * cut by top-p, what is its rank, which are the best tokens?
+ * their logits, and what is left is to look at the logits once. What is their mass? Does the winner stay when the row
+ * is cut by top-p, what is its rank, which are the best tokens?
  *
  *   slices, a CTA each: mass, who is ahead of the winner --the row's last CTA--> it stays: results
  *                                                                           --> it does not: those ahead race again.cu
