@@ -17,7 +17,7 @@ from gpu_bench import HEADS, add_run_options, begin_run
 
 MORE_HEADS = ((151936, 2048), (262208, 2304))
 LISTED = 1000
-SIZES, ROW_SIZES = (1, 2, 4, 8, 9, 12, 16, 17, 32, 64), (1, 8, 16)
+SIZES, ROW_SIZES, RULE_SIZES = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 33, 64), (1, 8, 16, 24), (1, 8, 16)
 LIKELY, SHARE = 30, 0.75  # tokens, and of the mass
 CHECKED = 32  # draws of each call that are compared
 BITS = (8, 4)
@@ -132,7 +132,7 @@ def run(bench, arguments, facts):
                 for B in ROW_SIZES:
                     lines.append(measure(bench, heads, B, kind, temperature, reader, arguments.reps, table="rows",
                                          name=name))
-            for B in ROW_SIZES:
+            for B in RULE_SIZES:
                 H = hidden(bench, heads.W, B, "language")
                 for name, each in rules(bench, V, B).items():
                     lines.append(measure(bench, heads, B, "language", 1.0, reader, arguments.reps, H=H, rules=each,

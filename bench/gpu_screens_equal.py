@@ -1,6 +1,6 @@
 """Draws a million rows by screens on the GPU and from the weights, and compares them bit for bit.
 
-Calls of 16 rows, three times each: from W, by its screen of 8 bits, by that of 4. Tokens, status, scores and logits are
+Calls of 16 rows, or of --batch, three times each: from W, by its screen of 8 bits, by that of 4. Tokens, status, scores and logits are
 compared on the device. Rows are those of gpu_screens.py, every one with noise of its own on the hidden state, at
 temperatures 0, .3, 1 and 2 side by side; one round in sixteen has rows without a likely token. Then as many rows with
 rules: top-k, min-p, top-p after them, masks, and none of these, by turns. What a screen has
@@ -174,11 +174,14 @@ def compare_spoilt(bench, heads):
 
 
 def main():
+    global ROWS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head", type=shape, default=gpu_bench.HEADS[0], metavar="VxD", help="another head")
     parser.add_argument("--rows", type=int, default=10**6, metavar="N", help="of each format (default: %(default)s)")
     parser.add_argument("--plain", action="store_true", help="no rows with rules")
+    parser.add_argument("--batch", type=int, default=ROWS, metavar="B", help="rows of a call (default: %(default)s)")
     arguments = parser.parse_args()
+    ROWS = arguments.batch
     bench = Device()
     print("%s; %s; %d x %d, bf16" % (bench.torch.cuda.get_device_name(), bench.context.text, *arguments.head))
     heads = Heads(bench, *arguments.head)

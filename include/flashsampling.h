@@ -399,7 +399,7 @@ typedef struct fs_options {
     void *work;
     size_t work_bytes;
     /* Most memory that wide rows may allocate, for a second pass or for their logits, 4 bytes a token, which spare it;
-     * default 192 MiB. It is kept while calls need it. With the caller's work memory they take what the call has
+     * default 320 MiB. It is kept while calls need it. With the caller's work memory they take what the call has
      * left of it.
      * CUDA: most work memory for logits. Those of rows with rules may be stored, and so may those of calls with several
      * samples, ranks, top or watched tokens, FS_NOISE_FAST, a mode of their own, f32 weights, or hidden states of
@@ -703,7 +703,7 @@ static inline fs_options fs_options_default(void) {
     fs_options o;
     memset(&o, 0, sizeof o);
     o.size = sizeof o;
-    o.fallback_bytes = (size_t)192 << 20;
+    o.fallback_bytes = (size_t)320 << 20;
     return o;
 }
 

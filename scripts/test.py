@@ -53,9 +53,9 @@ ALONE = ("python",)  # legs that run when they are named
 # Seconds until a program is killed.
 TIMEOUT = {"test": 400, "fuzz": 400, "caller": 120, "pytest": 900, "check": 1000, "gpu": 1800}
 # How much of a long test a leg does, so that each leg takes about as long as the first.
-SCALE = {"release": 1, "asan": 0.2, "tsan": 0.1, "isa": 0.3, "cross": 0.1, "valgrind": 0.02}
-# Long even so where everything is emulated: a third of that.
-LONG_EMULATED = ("test_equal_rows", "test_screened", "test_nucleus", "fuzz_screens")
+SCALE = {"release": 1, "asan": 0.1, "tsan": 0.05, "isa": 0.3, "cross": 0.05, "valgrind": 0.02}
+# Long even so under sanitizers and where everything is emulated: a third of that.
+LONG = ("test_equal_rows", "test_screened", "test_nucleus", "test_parts", "fuzz_screens")
 # These test the law of the draws; the other legs want the same bits, which test_agree and test_invariance compare.
 RELEASE_ONLY = ("test_power", "test_screened_law", "test_statistics")
 # What the first two look at needs AMX, which no emulator has; the third starts threads after a fork, which qemu 7.2
@@ -102,7 +102,7 @@ def add_programs(runner, leg, folder, wrapper=(), env=None, kinds=("test", "fuzz
         if kind == "skipped" and "caller" in kinds:
             runner.skip(leg, name, path)
         elif kind in kinds:
-            scale = SCALE[leg] / (3 if leg == "cross" and name in LONG_EMULATED else 1)
+            scale = SCALE[leg] / (3 if leg in ("asan", "tsan", "cross") and name in LONG else 1)
             every = {"CMOCKA_MESSAGE_OUTPUT": "TAP", "FLASHSAMPLING_TEST_SCALE": scale, **(env or {})}
             runner.add(leg, name + suffix, [*wrapper, path], read_tap if kind == "test" else read_exit, every,
                        TIMEOUT=TIMEOUT[kind], COST=int(name in RELEASE_ONLY))

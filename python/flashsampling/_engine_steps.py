@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from . import _c
 from ._context import Context, Error, supports
 from ._engine_head import DTYPES, Unserved
 
 _SCREENS = {"off": 0, "8": 8, "4": 4}
+_LEAST_WORK = 192 << 20  # bytes to store logits in, which engines would otherwise have for their KV cache
 
 
 class Steps:
@@ -62,14 +62,14 @@ def screen_bits(variable: str) -> int:
 
 def context_of(device: torch.device, variable: str, work: int = 0) -> Context:
     """A context of this device. `variable` names the environment variable with the MiB that rules have to store logits
-    in, `work` the bytes where it is not set, if that is more than the library's own; Unserved where there is none."""
+    in, `work` the bytes where it is not set, if that is more than 192 MiB; Unserved where there is none."""
     if device.type == "cpu":
         return Context("cpu", threads=torch.get_num_threads())
     if device.type != "cuda":
         raise Unserved("device %s" % device.type)
     try:
         asked = os.environ.get(variable)
-        room = int(float(asked) * 2**20) if asked else max(_c.FALLBACK_BYTES, work)
+        room = int(float(asked) * 2**20) if asked else max(_LEAST_WORK, work)
         return Context("cuda", device=device.index or 0, fallback_bytes=room)
     except Error as error:
         raise Unserved(error.text) from None

@@ -1,6 +1,7 @@
 /* cuda_backend.c - the CUDA backend: a context's device and stream; checks; as many launches as a plan makes of a
  * batch. Calls enqueue on the stream and return; nothing here waits. */
 #include "cuda_backend.h"
+#include "screen/image.h"
 
 #include "core/head.h"
 
@@ -44,6 +45,7 @@ static fs_status open_rows(fs_context *context, fs_cuda *cuda) {
     FS_CUDA_TRY(context, fs_cuda_raced_open(cuda->device.shared_bytes));
     FS_CUDA_TRY(context, fs_cuda_again_open(cuda->device.shared_bytes));
     FS_CUDA_TRY(context, fs_cuda_screen_open(cuda->device.shared_bytes));
+    if (cuda->device.major == 9) FS_CUDA_TRY(context, fs_cuda_wide_open(cuda->device.shared_bytes));
     FS_CUDA_TRY(context, fs_cuda_listed_open(cuda->device.shared_bytes));
     FS_CUDA_TRY(context, fs_cuda_merge_lists_open(FS_CUDA_MERGE_SHARED));
     return FS_OK;

@@ -33,7 +33,7 @@ typedef struct fs_cuda_planned {
 } fs_cuda_planned;
 
 typedef struct fs_cuda {
-    fs_cuda_map map[4]; /* the last ones: W in tiles, W in boxes, H, hidden states of open rows */
+    fs_cuda_map map[6]; /* the last ones: W in tiles, W in boxes, H, hidden states of open rows, a screen's two */
     fs_cuda_device device;
     int32_t ordinal;
     cudaStream_t stream;

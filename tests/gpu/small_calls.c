@@ -206,7 +206,7 @@ static int call_rules(fs_context *context, cudaStream_t stream, const fs_head *h
 
 static int call_screens(fs_context *context, cudaStream_t stream, const fs_head *whole, const void *hidden,
                         results *device) {
-    const int64_t rows[] = {1, 8, 16};
+    const int64_t rows[] = {1, 8, 16, 20};
     const int what[] = {0, TOP_K, SOME_K, TOP_K | TOP_P | MASK, MIN_P | EDITS, EDITS | MASK, SOME_K | TOP_P};
     const int kinds = (int)(sizeof what / sizeof what[0]);
     for (int32_t format = FS_SCREEN_INT8; format <= FS_SCREEN_INT4; format++) {
@@ -225,13 +225,15 @@ static int call_screens(fs_context *context, cudaStream_t stream, const fs_head 
                 call(context, stream, &head, hidden, rows[i], FS_MODE_SAMPLE, what[j], device);
         cuda(cudaFree(screen), "cudaFree");
     }
-    return 6 * kinds;
+    return 8 * kinds;
 }
 
 int main(int argc, char **argv) {
     const int only_stored = argc > 1 && strcmp(argv[1], "stored") == 0;
     const int only_rules = argc > 1 && strcmp(argv[1], "rules") == 0;
-    must(argc == 1 || (argc == 2 && (only_stored || only_rules)), "usage", "small_calls [stored | rules]");
+    const int only_screens = argc > 1 && strcmp(argv[1], "screens") == 0;
+    must(argc == 1 || (argc == 2 && (only_stored || only_rules || only_screens)), "usage",
+         "small_calls [stored | rules | screens]");
     cudaStream_t stream;
     fs_context *context = NULL;
     results *device = NULL;
@@ -242,7 +244,7 @@ int main(int argc, char **argv) {
     cuda(cudaMalloc((void **)&temperature, sizeof by_turns), "cudaMalloc");
     cuda(cudaMemcpy(temperature, by_turns, sizeof by_turns, cudaMemcpyHostToDevice), "cudaMemcpy");
     make_rules();
-    setenv("FLASHSAMPLING_SCREEN_ROWS", "16", 1); /* of heads so small that W would be read */
+    setenv("FLASHSAMPLING_SCREEN_ROWS", "20", 1); /* of heads so small that W would be read */
     fs_options options = fs_options_default();
     options.backend = FS_BACKEND_CUDA;
     options.stream = stream;
@@ -262,7 +264,7 @@ int main(int argc, char **argv) {
     const int64_t rows[] = {1, 5, 40, 64, 101, 250};
     const int32_t modes[] = {FS_MODE_SAMPLE, FS_MODE_GROUP_PARALLEL, FS_MODE_GROUP_ONLINE};
     int calls = 0;
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0] && !only_rules; i++) {
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0] && !only_rules && !only_screens; i++) {
         for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++)
             for (int wants = 0; wants < 2; wants++) {
                 call(context, stream, &logits, NULL, rows[i], modes[m], wants * WANTS, device);
@@ -272,8 +274,8 @@ int main(int argc, char **argv) {
         for (int wants = 0; wants < 2 && !only_stored; wants++, calls++)
             call_in_parts(context, stream, &weights, hidden, rows[i], wants * WANTS, device);
     }
-    if (!only_stored) calls += call_rules(context, stream, &weights, hidden, device);
-    calls += call_rules(context, stream, &logits, NULL, device);
+    if (!only_stored && !only_screens) calls += call_rules(context, stream, &weights, hidden, device);
+    if (!only_screens) calls += call_rules(context, stream, &logits, NULL, device);
     if (!only_stored) calls += call_screens(context, stream, &weights, hidden, device);
     fs_context_destroy(context);
     cuda(cudaFree((void *)weights.data), "cudaFree");

@@ -143,6 +143,14 @@ FS_DEVICE void copy_box(uint32_t to, const CUtensorMap *map, uint32_t barrier, i
                  : "memory");
 }
 
+/* Likewise of a three-dimensional one. */
+FS_DEVICE void copy_box_3d(uint32_t to, const CUtensorMap *map, uint32_t barrier, int32_t x, int32_t y, int32_t z) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+                 "%4, %5}], [%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
 /* The same box to the same place of every CTA in `mask`, each CTA's own barrier told. */
 FS_DEVICE void copy_box_to_all(uint32_t to, const CUtensorMap *map, uint32_t barrier, int32_t x, int32_t y,
                                uint16_t mask) {

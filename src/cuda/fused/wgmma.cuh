@@ -83,6 +83,24 @@ FS_WGMMA(224, 112, 112, 113)
 FS_WGMMA(240, 120, 120, 121)
 FS_WGMMA(256, 128, 128, 129)
 
+/* d = a b, d += a b, a in registers: of every warp 16 x 16, as mma.sync takes it. */
+#define FS_WGMMA_FROM_ONE(name, of, more, N, count, a0, a1, a2, a3, b_at)                                              \
+    static __device__ __forceinline__ void name(float(&d)[count], const uint32_t(&a)[4], uint64_t b) {                 \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " more ", 0;\n"                                                 \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" FS_REGISTERS_##count "}, {%" #a0     \
+                     ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_at ", p, 1, 1, 0;\n}\n"                                   \
+                     : FS_OPERANDS_##count(of, 0)                                                                      \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
+    }
+
+#define FS_WGMMA_FROM(N, count, a0, a1, a2, a3, b_at)                                                                  \
+    FS_WGMMA_FROM_ONE(wgmma_start_from, "=", "0", N, count, a0, a1, a2, a3, b_at)                                      \
+    FS_WGMMA_FROM_ONE(wgmma_add_from, "+", "1", N, count, a0, a1, a2, a3, b_at)
+
+FS_WGMMA_FROM(16, 8, 8, 9, 10, 11, 12)
+FS_WGMMA_FROM(32, 16, 16, 17, 18, 19, 20)
+FS_WGMMA_FROM(64, 32, 32, 33, 34, 35, 36)
+
 /* Wider than the instruction is: two of them, side by side. */
 template <int N, int DTYPE> struct fs_wgmma {
     static constexpr int FIRST = N / 32 * 16;

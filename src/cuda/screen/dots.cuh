@@ -2,23 +2,8 @@
 #ifndef FS_CUDA_SCREEN_DOTS_CUH
 #define FS_CUDA_SCREEN_DOTS_CUH
 
+#include "cuda/screen/operands.cuh"
 #include "cuda/screen/room.cuh"
-
-/* (w & mask) | more, of which an instruction takes one constant at most: the mask is in a register. */
-FS_DEVICE uint32_t and_or(uint32_t w, uint32_t mask, uint32_t more) {
-    uint32_t d;
-    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(w), "r"(mask), "r"(more));
-    return d;
-}
-
-/* A constant that stays in a register. */
-FS_DEVICE uint32_t kept(uint32_t x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
-/* 128 as bf16, twice: below it an integer of 7 bits is added by putting it in. */
-constexpr uint32_t FS_128 = 0x43004300u;
 
 /* What a lane holds of a record, on its way. */
 template <int BITS> struct fs_record {
@@ -32,23 +17,10 @@ template <int BITS> struct fs_record {
         tail = __ldcs((const unsigned short *)(record + BITS / 2 * 512) + lane);
     }
 
-    /* The A operand of step k of chunk c. 4 bits: each number more by FS_OFFSET, which is taken off the sums (offsets).
-     * 8 bits: 128 and the lower seven bits, less 128 or 256 by the sign. */
+    /* The A operand of step k of chunk c. */
     FS_DEVICE_MEMBER void operand(uint32_t (&a)[4], int c, int k, uint32_t mask) const {
-        if constexpr (BITS == 4) {
-            const uint32_t w = (&q[c].x)[k];
-#pragma unroll
-            for (int i = 0; i < 4; i++) a[i] = and_or(w >> 4 * i, mask, FS_128);
-        } else {
-            const uint32_t w[2] = {(&q[2 * c].x)[k], (&q[2 * c + 1].x)[k]};
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const uint32_t own = w[i & 1] >> 8 * (i / 2);
-                asm("fma.rn.bf16x2 %0, %1, %2, %3;"
-                    : "=r"(a[i])
-                    : "r"(and_or(own, ~mask & 0x00FF00FFu, FS_128)), "r"(0xBF80BF80u), "r"(and_or(own, mask, FS_128)));
-            }
-        }
+        if constexpr (BITS == 4) operand_of_4(a, (&q[c].x)[k], mask);
+        else operand_of_8(a, (&q[2 * c].x)[k], (&q[2 * c + 1].x)[k], mask);
     }
 
     /* Of the lane's tokens g and g + 8: the halves at [which][16]. */
@@ -207,7 +179,7 @@ template <int BITS, int N> struct fs_dots {
     FS_DEVICE_MEMBER void run(const fs_screened_room<BITS, N> &room) {
         const int32_t lane = threadIdx.x & 31;
         const int32_t pitch = (int32_t)screened_pitch(s.records);
-        const uint32_t mask = kept(BITS == 4 ? 0x000F000Fu : 0x007F007Fu);
+        const uint32_t mask = operand_mask<BITS>();
         const char *h0 = room.h + lane / 4 * pitch + (from * FS_SCREEN_SPAN + 16 * (lane & 3)) * 2, *h = h0;
         const float *norm0 = room.norm + NORMS<BITS> * N * from, *norm = norm0;
         fs_strip_sums<N> sums;

@@ -8,32 +8,19 @@
  * since less is known. With 2,048 rows were given up that had room in the end (docs/findings/gpu-screens.md). */
 constexpr uint32_t FS_LISTED_AT_ONCE = FS_CUDA_SCREENED / 2;
 
-/* screen_bound of core/screen.h, with a root that is right to 2^-22. */
-template <int BITS> FS_DEVICE float screened_bound(const fs_screen &s, float sum, float norm, float slack) {
-    float root = sum;
-    if (BITS == 4) asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(sum));
-    const float spread = BITS == 4 ? s.reach * root * (1.0f + 0x1p-20f) : sum;
-    return (spread + norm * slack) * FS_SCREEN_WIDER + 1e-17f;
-}
-
 /* What a judge keeps of the rows, one to a lane; and the race of its strips. Rows that are cut do not race: where what
  * matters of them ends is known when all their bounds are (listed.cuh), so these go to memory. */
-template <int BITS, int N, bool RULES> struct fs_judge {
-    const fs_cuda_args &args;
-    const fs_screened_room<BITS, N> &room;
-    const bool shaped;
+template <int BITS, int N, bool RULES> struct fs_judge : fs_contest<fs_screened_room<BITS, N>, RULES> {
+    typedef fs_contest<fs_screened_room<BITS, N>, RULES> contest;
+    using contest::args, contest::room, contest::dry;
+    using contest::logit, contest::noise_of, contest::least_score, contest::likely_score, contest::tell, contest::judge,
+        contest::refine_all, contest::meet;
     uint32_t known;            /* lane b: a score row b has, an ordered float; 0: none */
     uint32_t listed, may_list; /* lane b: tokens in row b's list; how many a list may have by now */
     bool open;                 /* lane b: row b has no list, or too long a one */
-    bool dry;                  /* nothing is told: the instructions alone are wanted */
     unsigned long long record; /* lane b: of the token of row b that looks best */
     fs_marks marks;            /* lane b: of row b, in the block of the strip */
     uint32_t allowed;          /* lane b: tokens of the strip that row b may draw, 16 bits */
-
-    /* From a dot product, or a bound of it, to the logit, or a bound: up or down. */
-    FS_DEVICE_MEMBER float logit(float x, uint32_t token, float way) const {
-        return shaped ? shaped_logit(args.head, x, token, way) : x;
-    }
 
     FS_DEVICE_MEMBER void take_known() {
         const int32_t lane = threadIdx.x & 31;
@@ -69,95 +56,11 @@ template <int BITS, int N, bool RULES> struct fs_judge {
         return low - raise - (fabsf(low) + raise) * 1e-6f;
     }
 
-    FS_DEVICE_MEMBER float edited(const fs_contender &c, float x) const {
-        return RULES ? edited_logit(args, room.state->draw[c.row], c.row, c.token, x) : x;
-    }
-
     /* Rows that have rules: whether row b is cut; its allowed tokens, of those from `place` of the strip on. By all
      * lanes. */
     FS_DEVICE_MEMBER bool is_cut(int32_t b) const { return RULES && room.state->cut >> b & 1; }
     FS_DEVICE_MEMBER uint32_t allowed_of(int32_t b, int32_t place) const {
         return RULES ? __shfl_sync(~0u, allowed, b) >> place : ~0u;
-    }
-
-    FS_DEVICE_MEMBER float noise_of(int32_t b, uint32_t token) const {
-        const fs_draw &draw = room.state->draw[b];
-        return is_greedy(draw) ? 0.0f : noise_about(draw_token(draw.noise, token));
-    }
-
-    /* What is known of a score, of a token with this noise. */
-    FS_DEVICE_MEMBER float least_score(const fs_contender &c, float noise) const {
-        const float y = edited(c, logit(c.l - c.bound, c.token, -1.0f));
-        return score_of(y * room.state->draw[c.row].inverse, noise).least;
-    }
-
-    FS_DEVICE_MEMBER float likely_score(const fs_contender &c, float noise) const {
-        return edited(c, logit(c.l, c.token, 0.0f)) * room.state->draw[c.row].inverse + noise;
-    }
-
-    /* The row has at least this score; and a token that looks so good. Whether none has looked better. */
-    FS_DEVICE_MEMBER bool tell(const fs_contender &c, float least, float likely) const {
-        if (least > -INFINITY && !dry) atomicMax(&args.work[c.row].bound, ordered_float(least));
-        const unsigned long long key = (unsigned long long)ordered_float(likely) << 32 | c.token;
-        if (!(likely > -INFINITY) || dry) return dry;
-        return atomicMax(&args.work[c.row].rough, key) < key;
-    }
-
-    /* A place in row b's list for every lane that wants one, its length or more if there is none. One lane of a row
-     * asks for all of them: everybody asks for the same few numbers, which change one at a time. */
-    FS_DEVICE_MEMBER uint32_t place_in_list(int32_t b, bool wanted) const {
-        const uint32_t lane = threadIdx.x & 31, same = __match_any_sync(~0u, wanted ? b : -1);
-        const int who = __ffs(same) - 1;
-        uint32_t at = FS_CUDA_SCREENED;
-        if (wanted && !dry && (int)lane == who) at = atomicAdd(&args.work[b].max, (uint32_t)__popc(same));
-        return __shfl_sync(~0u, at, who) + (uint32_t)__popc(same & ((1u << lane) - 1));
-    }
-
-    /* One token each, of lanes that are `here`: listed if it may win. `best` is its row's best score, `most` how its
-     * best one looks. Whether it looks better. */
-    FS_DEVICE_MEMBER bool judge(const fs_contender &c, float noise, bool here, float best, float most) const {
-        const float high = edited(c, logit(c.l + c.bound, c.token, 1.0f)) * room.state->draw[c.row].inverse;
-        const float upper = score_of(high, noise).most;
-        const bool may = here && !(upper < best);
-        const uint32_t at = place_in_list(c.row, may);
-        if (!may) return false;
-        const float least = least_score(c, noise), likely = likely_score(c, noise);
-        if (at < FS_CUDA_SCREENED)
-            args.screen.entry[(int64_t)c.row * FS_CUDA_SCREENED + at] = {upper, least, c.token, 0};
-        return (least > best || likely > most) && tell(c, least, likely);
-    }
-
-    /* The logit from W, in float, whatever the order of its sum, of the contender of lane `from`: a score that its row
-     * has. By all lanes. */
-    FS_DEVICE_MEMBER void refine(const fs_contender &c, float noise, int from) const {
-        const uint32_t token = __shfl_sync(~0u, c.token, from);
-        const int32_t b = __shfl_sync(~0u, c.row, from), lane = threadIdx.x & 31;
-        const float dot = dot_of_token(args.head, token, room.h + b * screened_pitch(args.screen.of.records));
-        if (lane != from) return;
-        const fs_contender exact = {dot, dot_bound(args, token, room.state->slack[b]), token, b};
-        const float least = least_score(exact, noise);
-        if (least > -INFINITY && !dry) atomicMax(&args.work[b].bound, ordered_float(least));
-    }
-
-    FS_DEVICE_MEMBER void refine_all(const fs_contender &c, float noise, bool better) const {
-#pragma unroll 1
-        for (uint32_t who = __ballot_sync(~0u, better); who; who &= who - 1) refine(c, noise, __ffs(who) - 1);
-    }
-
-    /* Waits for all judges of the launch to have counted `so often`, but not for ever: what is not known yet makes
-     * lists longer, and nothing else. */
-    FS_DEVICE_MEMBER void meet(uint32_t so_often) const {
-        if (dry) return;
-        __threadfence();
-        __syncwarp();
-        if ((threadIdx.x & 31) == 0) {
-            atomicAdd(&args.work->seeded, 1u);
-            const uint64_t start = nanoseconds();
-            const uint32_t all = gridDim.x * FS_JUDGES * so_often;
-            while (load_relaxed(&args.work->seeded) < all && nanoseconds() - start < FS_SEED_PATIENCE) {
-            }
-        }
-        __syncwarp();
     }
 
     /* First tile: of every row the token of the strip that looks best but for its noise, a row to a lane; when all CTAs
@@ -187,11 +90,11 @@ template <int BITS, int N, bool RULES> struct fs_judge {
             noise = noise_of(c.row, c.token);
             tell(c, least_score(c, noise), likely_score(c, noise));
         }
-        meet(1);
+        meet(1, FS_JUDGES, FS_SEED_PATIENCE);
         take_known();
         const unsigned long long best = __shfl_sync(~0u, record, c.row < N ? c.row : 0);
         refine_all(c, noise, there && (dry ? lane == 0 : (uint32_t)best == c.token));
-        meet(2);
+        meet(2, FS_JUDGES, FS_SEED_PATIENCE);
         take_known();
     }
 

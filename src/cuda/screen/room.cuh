@@ -2,20 +2,13 @@
 #ifndef FS_CUDA_SCREEN_ROOM_CUH
 #define FS_CUDA_SCREEN_ROOM_CUH
 
-#include "cuda/screen/row.cuh"
+#include "cuda/screen/contest.cuh"
 
 constexpr int FS_DOTS = 16, FS_JUDGES = 4; /* warps */
 constexpr int FS_SCREENED_THREADS = 32 * (FS_DOTS + FS_JUDGES);
 constexpr int FS_PARTS = FS_DOTS / FS_JUDGES; /* of the columns */
 constexpr int FS_SCREENED_TILE = FS_JUDGES * FS_SCREEN_TOKENS;
-constexpr int FS_SEED_PATIENCE = 12000; /* nanoseconds to wait for the first scores of all CTAs */
-
-/* A token that may win: its logit by the screen, and the bound of that. */
-struct fs_contender {
-    float l, bound;
-    uint32_t token;
-    int32_t row;
-};
+constexpr uint32_t FS_SEED_PATIENCE = 12000; /* nanoseconds to wait for the first scores of all CTAs */
 
 /* Shared memory, for N rows. H [N][pitch] is in front of it, then norms [records][NORMS][N]. */
 template <int N> struct fs_screened_state {
@@ -43,8 +36,6 @@ FS_CORE int64_t screened_pitch(int64_t records) {
 
 /* Floats of a record and row: of 4 bits the norm of each chunk, squared, and its offset; of 8 bits the norm. */
 template <int BITS> constexpr int NORMS = BITS == 4 ? 4 : 1;
-/* What the numbers of 4 bits are more by in the products: 128, and the 8 they are stored with. */
-constexpr float FS_OFFSET = 136.0f;
 
 template <int BITS, int N> struct fs_screened_room {
     char *h;
@@ -55,6 +46,12 @@ template <int BITS, int N> struct fs_screened_room {
         h = shared;
         norm = (float *)(shared + N * screened_pitch(records));
         state = (fs_screened_state<N> *)(norm + NORMS<BITS> * N * records);
+    }
+
+    FS_DEVICE_MEMBER const fs_draw &draw(int32_t b) const { return state->draw[b]; }
+    FS_DEVICE_MEMBER float slack(int32_t b) const { return state->slack[b]; }
+    FS_DEVICE_MEMBER const char *hidden(const fs_cuda_args &args, int32_t b) const {
+        return h + b * screened_pitch(args.screen.of.records);
     }
 };
 

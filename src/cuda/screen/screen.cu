@@ -65,6 +65,6 @@ extern "C" cudaError_t fs_cuda_screen_launch(const fs_cuda_args *args, int32_t r
 extern "C" cudaError_t fs_cuda_settle_launch(const fs_cuda_args *args, int32_t shaped, cudaStream_t stream) {
     const int32_t most = args->dense.x ? 4 * FS_MOST_SETTLERS : FS_MOST_SETTLERS;
     const int32_t settlers = args->rows > 512 / most ? 512 / args->rows : most;
-    return launch(settle, dim3((unsigned)settlers, (unsigned)args->rows), FS_SETTLE_THREADS,
-                  settle_bytes(args->head.dim), args->overlap != 0, args, shaped, stream);
+    return launch(settle, dim3((unsigned)(settlers * args->rows)), FS_SETTLE_THREADS, settle_bytes(args->head.dim),
+                  args->overlap != 0, args, shaped, stream);
 }

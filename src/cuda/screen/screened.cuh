@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(FS_SCREENED_THREADS, 1)
         let_next_launch_begin();
         dots.run(room);
     } else {
-        fs_judge<BITS, N, RULES> judge = {args, room, shaped != 0, 0, 0, 0, false, true, 0, {}, 0xFFFF};
+        fs_judge<BITS, N, RULES> judge = {{args, room, shaped != 0, true}, 0, 0, 0, false, 0, {}, 0xFFFF};
         judge.run();
     }
 }
