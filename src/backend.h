@@ -79,6 +79,7 @@ struct fs_context {
     } adjoined;
     struct { /* src/screen: heads and screens that were found to belong together; */
         const void *data, *screen;
+        size_t bytes; /* of the screen, as they were given: its memory may be another's by now */
         int64_t stride;
         fs_screen_header header;
     } screened[FS_SCREENS_KNOWN];

@@ -88,18 +88,20 @@ static fs_status check_weights(fs_context *context, const fs_head *head, const f
 static int is_known(fs_context *context, const fs_head *head) {
     for (int32_t i = 0; i < FS_SCREENS_KNOWN; i++)
         if (context->screened[i].data == head->data && context->screened[i].screen == head->screen &&
-            context->screened[i].stride == head->stride) {
+            context->screened[i].bytes == head->screen_bytes && context->screened[i].stride == head->stride) {
             context->screen = i;
             return 1;
         }
     return 0;
 }
 
-void fs_screen_remember(fs_context *context, const fs_head *head, const void *screen, const fs_screen_header *h) {
+void fs_screen_remember(fs_context *context, const fs_head *head, const void *screen, size_t bytes,
+                        const fs_screen_header *h) {
     fs_screen_forget(context, screen);
     context->screen = context->screens++ % FS_SCREENS_KNOWN;
     context->screened[context->screen].data = head->data;
     context->screened[context->screen].screen = screen;
+    context->screened[context->screen].bytes = bytes;
     context->screened[context->screen].stride = head->stride;
     context->screened[context->screen].header = *h;
 }
@@ -127,7 +129,7 @@ fs_status fs_screen_check(fs_context *context, const fs_head *head) {
                (long long)h.first_token, (long long)head->first_token);
     if (known && context->screened[context->screen].header.hash == h.hash) return FS_OK;
     FS_TRY(check_weights(context, head, &h));
-    fs_screen_remember(context, head, head->screen, &h);
+    fs_screen_remember(context, head, head->screen, head->screen_bytes, &h);
     fs_context_log(context, "screen: %s, groups of %d, %zu bytes", format_name(h.format), h.group,
                    (size_t)screen_bytes(h.format, h.rows, h.dim));
     return FS_OK;

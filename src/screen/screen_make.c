@@ -66,7 +66,7 @@ fs_status fs_screen_make(fs_context *context, const fs_head *head, const fs_scre
     h.hash = screen_header_hash(&h);
     if (context->backend->make_screen) {
         FS_TRY(context->backend->make_screen(context, head, &h, options, screen));
-        fs_screen_remember(context, head, screen, &h);
+        fs_screen_remember(context, head, screen, (size_t)screen_bytes(h.format, h.rows, h.dim), &h);
         return FS_OK;
     }
     fs_screen_forget(context, screen);

@@ -17,7 +17,8 @@ fs_status fs_screen_check_room(fs_context *context, const char *name, const void
 fs_status fs_screen_check(fs_context *context, const fs_head *head);
 
 /* That these two belong together; that nothing is known of a screen that is written over. */
-void fs_screen_remember(fs_context *context, const fs_head *head, const void *screen, const fs_screen_header *header);
+void fs_screen_remember(fs_context *context, const fs_head *head, const void *screen, size_t bytes,
+                        const fs_screen_header *header);
 void fs_screen_forget(fs_context *context, const void *screen);
 
 fs_status fs_screen_make(fs_context *context, const fs_head *head, const fs_screen_options *options, void *screen);

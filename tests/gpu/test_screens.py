@@ -212,6 +212,17 @@ def test_a_capture_without_a_call_before_is_refused(bits):
     torch.cuda.synchronize()
 
 
+def test_memory_of_a_screen_that_holds_another_now(bits):
+    """Of the same weights, in other bits: what is remembered of the address is not that."""
+    w = weights(20000, 512)
+    head, rows = fs.Head(w), hidden(w, 8)
+    first, second = GPU.screen(head, bits, seed=1), GPU.screen(head, 12 - bits, seed=1)
+    memory = torch.zeros(max(len(first), len(second)), dtype=torch.uint8, device="cuda")
+    for made in (first, second, first):
+        memory[:len(made)] = made
+        check(w, rows, memory[:len(made)])
+
+
 def test_what_is_no_screen_of_these_weights_is_refused(bits):
     w = weights(2000, 256)
     screen, rows = screen_of(w, bits), hidden(w, 2)

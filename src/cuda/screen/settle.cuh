@@ -219,6 +219,7 @@ FS_DEVICE void load_row(const fs_cuda_args &args, char *h, int32_t b, int32_t th
  * lane. */
 FS_DEVICE void end_settled(const fs_cuda_args &args, const fs_draw &draw) {
     const int32_t b = threadIdx.x;
+    if (__all_sync(~0u, b >= args.rows || is_listed(draw))) return;
     bool last = false;
     if (b == 0) {
         __threadfence();

@@ -27,6 +27,7 @@ constexpr int FS_UNIT_STRIPS = FS_NOISE_BLOCK / FS_SCREEN_TOKENS; /* a noise blo
 constexpr int FS_TILE_UNITS = 2, FS_TILE_STRIPS = FS_TILE_UNITS * FS_UNIT_STRIPS;
 constexpr int FS_QUEUED = 1280; /* contenders of a tile; what is more is listed as it is */
 constexpr int FS_WIDE_STAGES_MOST = 8;
+constexpr int FS_ROWS_OPEN = 2;              /* the named barrier behind which judges have put the rows' slacks */
 constexpr uint32_t FS_WIDE_PATIENCE = 40000; /* nanoseconds to wait for the first scores of all CTAs */
 
 /* Shared memory behind the ring, and what is multiplied behind a tile. */
@@ -79,6 +80,7 @@ template <int BITS> FS_CORE int32_t wide_stages(const fs_wide_image *image, int3
 template <int BITS> struct fs_wide_room {
     typedef fs_wide_stage<BITS> stage;
     static constexpr int CONSUMERS = FS_TILE_STRIPS / FS_PRODUCTS, THREADS = 32 * (CONSUMERS + FS_WIDE_JUDGES + 1);
+    static constexpr int AT_ROWS_OPEN = 32 * (CONSUMERS + FS_WIDE_JUDGES); /* threads */
     char *ring, *sums;
     uint4 *scales; /* [strips][blocks][32]: what tokens have of a group, as lanes take it for an A operand */
     fs_wide_state *state;
@@ -431,7 +433,7 @@ template <int BITS> struct fs_wide_consumer {
             uint32_t key = 0;
 #pragma unroll
             for (int of = i; of < i + 4; of += 2)
-                if (place_of(of) < count && sum[of] < INFINITY)
+                if (place_of(of) < count && fabsf(sum[of]) < INFINITY)
                     key = max(key, (ordered_float(sum[of]) & ~15u) | (uint32_t)place_of(of));
 #pragma unroll
             for (int apart = 4; apart < 32; apart *= 2) key = max(key, __shfl_xor_sync(~0u, key, apart));
@@ -496,7 +498,10 @@ template <int BITS> struct fs_wide_consumer {
                 }
                 put_scales(block);
             }
-            if (n == 0) barrier_wait(shared_address(&room.state->sums), 0);
+            if (n == 0) {
+                barrier_wait(shared_address(&room.state->sums), 0);
+                named_barrier(FS_ROWS_OPEN, fs_wide_room<BITS>::AT_ROWS_OPEN);
+            }
             add_groups(image, rows);
             if (n > 0 && !room.wait(&room.state->ready, (uint32_t)(n - 1) & 1)) return;
 #pragma unroll

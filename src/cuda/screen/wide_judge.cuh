@@ -220,6 +220,7 @@ template <int BITS> struct fs_wide_judge : fs_contest<fs_wide_room<BITS>, false>
 
     FS_DEVICE_MEMBER void run(const fs_wide_image &image, const char *from) {
         open_rows(image, from);
+        named_barrier_pass(FS_ROWS_OPEN, shared_room::AT_ROWS_OPEN);
         named_barrier(1, THREADS);
         rehearse();
         take_known(0);
