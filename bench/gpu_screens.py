@@ -164,23 +164,30 @@ def page(results):
             format(made["V"], ","), format(made["D"], ","),
             ", ".join("%s bits %.0f MB, made in %.3f s" % (bits, size / 1e6, made["seconds"][bits])
                       for bits, size in made["bytes"].items())))
-    text += ["", "| V x D | rows | B | reading W | reading 8, 4 bits | cuBLAS | ours | 8 bits | 4 bits | over ours |",
-             "|---|---|---|---|---|---|---|---|---|---|"]
+    text += ["", "| V x D | B | reading W | reading 8, 4 bits | cuBLAS | ours | 8 bits | 4 bits | over ours |",
+             "|---|---|---|---|---|---|---|---|---|"]
     for line in lines:
-        if line["table"] == "rules":
-            continue
-        text.append("| %s x %s | %s | %d | %.1f | %.1f, %.1f | %.1f | %.1f | %.1f | %.1f | %.2f, %.2f |" % (
-            format(line["V"], ","), format(line["D"], ","), line.get("name", "language"), line["B"],
-            *(median(line, arm) for arm in ("ceiling", "read 8", "read 4", "cublas", "ours", "8 bits", "4 bits")),
-            share(line, 8), share(line, 4)))
-    ruled = [line for line in lines if line["table"] == "rules"]
-    sizes = sorted({line["B"] for line in ruled})
-    text += ["", "| %s, W / 8 bits / 4 bits |" % (ruled and "%s x %s" % tuple(format(ruled[0][n], ",") for n in "VD"))
-             + "".join(" B = %d |" % B for B in sizes), "|---" * (len(sizes) + 1) + "|"] if ruled else []
-    for name in dict.fromkeys(line["name"] for line in ruled):
+        if line["table"] == "sizes":
+            text.append("| %s x %s | %d | %.1f | %.1f, %.1f | %.1f | %.1f | %.1f | %.1f | %.2f, %.2f |" % (
+                format(line["V"], ","), format(line["D"], ","), line["B"],
+                *(median(line, arm) for arm in ("ceiling", "read 8", "read 4", "cublas", "ours", "8 bits", "4 bits")),
+                share(line, 8), share(line, 4)))
+    for table in ("rows", "rules"):
+        text += by_size([line for line in lines if line["table"] == table], share)
+    return text
+
+
+def by_size(lines, share):
+    """A row for each name, a column for each batch size."""
+    if not lines:
+        return []
+    sizes = sorted({line["B"] for line in lines})
+    text = ["", "| %s, W / 8 bits / 4 bits |" % ("%s x %s" % tuple(format(lines[0][n], ",") for n in "VD"))
+            + "".join(" B = %d |" % B for B in sizes), "|---" * (len(sizes) + 1) + "|"]
+    for name in dict.fromkeys(line["name"] for line in lines):
         cells = ["%.0f / %.0f / %.0f (%.2f, %.2f)" % (
                      *(median(line, arm) for arm in ("ours", "8 bits", "4 bits")), share(line, 8), share(line, 4))
-                 for line in ruled if line["name"] == name]
+                 for line in lines if line["name"] == name]
         text.append("| %s | %s |" % (name.replace("language, ", ""), " | ".join(cells)))
     return text
 

@@ -28,7 +28,8 @@ check() {
         printf '%-9s %-9s clean\n' "$name" "$tool"
     else
         printf '%-9s %-9s FAILED\n' "$name" "$tool"
-        grep -v '^=========     ' <<<"$out" | sort | uniq -c | sort -rn | head -12
+        # What is wrong, and in which kernel, each once with how often.
+        grep -E '^=========( [^ ]|     at .*\+0x)' <<<"$out" | sort | uniq -c | sort -rn | head -12
         failed=1
     fi
 }

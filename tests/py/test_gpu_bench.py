@@ -410,9 +410,11 @@ def test_the_page_of_screens_says_the_worst_first():
 
     made = [dict(V=151936, D=4096, seconds={"8": 0.015, "4": 0.016}, bytes={"8": 643000000, "4": 332000000})]
     ruled = [line(B, 171.0, 0, "rules", name="language, top-k 50") for B in (1, 8)]
-    text = gpu_screens.page(dict(made=made, tables={"screens": [line(1, 132.0, 0), line(16, 342.0, 2), *ruled]}))
-    assert text[0] == "Tokens that differ from those of W: 2 of %d." % (2 * gpu_screens.CHECKED * 26)
+    flat = line(1, 128.0, 0, "rows", name="flat")
+    text = gpu_screens.page(dict(made=made, tables={"screens": [line(1, 132.0, 0), flat, line(16, 342.0, 2), *ruled]}))
+    assert text[0] == "Tokens that differ from those of W: 2 of %d." % (2 * gpu_screens.CHECKED * 27)
     assert text[-3] == "| 151,936 x 4,096, W / 8 bits / 4 bits | B = 1 | B = 8 |"
     assert text[-1] == "| top-k 50 | 285 / 190 / 171 (0.67, 0.60) | 285 / 190 / 171 (0.67, 0.60) |"
+    assert text[-5] == "| flat | 285 / 190 / 128 (0.67, 0.45) |"
     assert text[1] == "Slowest over W: 1.20."
-    assert "| 151,936 x 4,096 | language | 1 | 276.0 | 150.0, 83.0 | 294.0 | 285.0 | 190.0 | 132.0 | 0.67, 0.46 |" in text
+    assert "| 151,936 x 4,096 | 1 | 276.0 | 150.0, 83.0 | 294.0 | 285.0 | 190.0 | 132.0 | 0.67, 0.46 |" in text

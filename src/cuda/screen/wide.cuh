@@ -432,9 +432,9 @@ template <int BITS> struct fs_wide_consumer {
             const int i = j / 2 * 4 + j % 2; /* and i + 2: two tokens of a row */
             uint32_t key = 0;
 #pragma unroll
-            for (int of = i; of < i + 4; of += 2)
-                if (place_of(of) < count && fabsf(sum[of]) < INFINITY)
-                    key = max(key, (ordered_float(sum[of]) & ~15u) | (uint32_t)place_of(of));
+            for (int own = i; own < i + 4; own += 2)
+                if (place_of(own) < count && fabsf(sum[own]) < INFINITY)
+                    key = max(key, (ordered_float(sum[own]) & ~15u) | (uint32_t)place_of(own));
 #pragma unroll
             for (int apart = 4; apart < 32; apart *= 2) key = max(key, __shfl_xor_sync(~0u, key, apart));
             if ((threadIdx.x & 31) < 4) room.state->likely[strip][row_of(i)] = key;
