@@ -23,8 +23,10 @@ if(FS_SANITIZE)
     if(NOT FS_SANITIZE MATCHES "^(address,undefined|thread)$")
         message(FATAL_ERROR "FS_SANITIZE=${FS_SANITIZE}: expected address,undefined or thread")
     endif()
-    # -O1 keeps stacks readable and the legs short. An undefined operation ends the test instead of scrolling by.
-    set(sanitizer -fsanitize=${FS_SANITIZE} -fno-omit-frame-pointer -g -O1)
+    # -O1 keeps stacks readable and the legs short. An undefined operation ends the test instead of scrolling by. Two
+    # passes of gcc take half of the minute that the kernel of split weights takes, and change no answer.
+    set(sanitizer -fsanitize=${FS_SANITIZE} -fno-omit-frame-pointer -g -O1
+        $<$<C_COMPILER_ID:GNU>:-fno-var-tracking> $<$<C_COMPILER_ID:GNU>:-fira-region=one>)
     if(FS_SANITIZE MATCHES undefined)
         list(APPEND sanitizer -fno-sanitize-recover=undefined)
     endif()

@@ -1,7 +1,6 @@
 /* cuda_backend.c - the CUDA backend: a context's device and stream; checks; as many launches as a plan makes of a
  * batch. Calls enqueue on the stream and return; nothing here waits. */
 #include "cuda_backend.h"
-#include "screen/image.h"
 
 #include "core/head.h"
 

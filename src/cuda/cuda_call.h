@@ -176,7 +176,8 @@ typedef struct fs_cuda_screened {
 } fs_cuda_screened;
 
 #define FS_CUDA_SCREENED 8192
-#define FS_CUDA_SCREEN_ROWS 16 /* of one pass, at most */
+#define FS_CUDA_SCREEN_ROWS 16 /* of one pass, at most; */
+#define FS_WIDE_ROWS 32        /* and of that for many rows */
 
 typedef struct fs_cuda_args {
     fs_head head; /* pointers are device memory here */

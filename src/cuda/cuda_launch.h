@@ -18,6 +18,11 @@ typedef struct fs_cuda_maps {
     CUtensorMap w_tile, w_box, h;
 } fs_cuda_maps;
 
+/* Of a screen, in numbers of 8 bytes: 4 bits: records; 8 bits: chunks, and what is behind them. */
+typedef struct fs_wide_maps {
+    CUtensorMap numbers, tails;
+} fs_wide_maps;
+
 /* Each family: its shapes; what to do once per device before the first launch (may allocate); a launch. `shaped`: the
  * head does something to its logits. */
 const fs_cuda_shape *fs_cuda_sm90_shapes(int32_t *count);
@@ -77,6 +82,13 @@ int32_t fs_cuda_screen_rows(int64_t dim, int64_t rows, int32_t shared_bytes);
 cudaError_t fs_cuda_screen_launch(const fs_cuda_args *args, int32_t rows, int32_t processors, int32_t shaped,
                                   cudaStream_t stream);
 cudaError_t fs_cuda_settle_launch(const fs_cuda_args *args, int32_t shaped, cudaStream_t stream);
+/* The pass for many rows, which Hopper has: whether shared memory is enough for it; bytes of what it makes of H; once
+ * per device; its launches, with `memory` for that. */
+int32_t fs_cuda_wide_fits(const fs_screen *s, int32_t shared_bytes);
+int64_t fs_cuda_wide_bytes(const fs_screen *s);
+cudaError_t fs_cuda_wide_open(int32_t shared_bytes);
+cudaError_t fs_cuda_wide_launch(const fs_cuda_args *args, const fs_wide_maps *maps, char *memory, int32_t processors,
+                                int32_t shared_bytes, int32_t shaped, cudaStream_t stream);
 /* Rows that are cut: once per device; shared memory a CTA needs beside its slice; what of them is settled, by
  * args->team, before it is; and their end, behind it. */
 cudaError_t fs_cuda_listed_open(int32_t shared_bytes);

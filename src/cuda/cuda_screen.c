@@ -1,6 +1,5 @@
 /* cuda_screen.c - heads with a screen: which calls it decides, their launches; screens made in device memory. */
 #include "cuda_backend.h"
-#include "screen/image.h"
 
 #include "core/head.h"
 #include "core/needs.h"
@@ -109,7 +108,7 @@ void fs_cuda_screen_room(fs_context *context, const fs_cuda_args *args, fs_cuda_
     const int32_t rows = rows_at_once(context, args);
     const size_t listed = listed_bytes(rows), settled = (size_t)rows * FS_CUDA_SCREENED * sizeof(uint64_t);
     const fs_screen s = screen_of_call(context, args, 1);
-    const size_t image = rows > FS_CUDA_SCREEN_ROWS ? (size_t)wide_image(&s).bytes : 0;
+    const size_t image = rows > FS_CUDA_SCREEN_ROWS ? (size_t)fs_cuda_wide_bytes(&s) : 0;
     if (fs_cuda_has_rules(args)) room->parts_bytes += listed + settled;
     else if (room->parts_bytes < listed + image) room->parts_bytes = listed + image;
 }

@@ -40,7 +40,8 @@ def jobs(portable):
 def compile_one(nvcc, folder, file, arch):
     """What is wrong, and a line about the report."""
     few = ["-DFS_CUDA_FEW_WIDTHS"] if file.name in FEW else []
-    command = [nvcc, "-std=c++17", "-O3", "--fmad=false", f"-gencode=arch=compute_{arch},code=sm_{arch}",
+    optimise = ["-O1", "-Xptxas", "-O1"] if file == CORE else ["-O3"]
+    command = [nvcc, "-std=c++17", *optimise, "--fmad=false", f"-gencode=arch=compute_{arch},code=sm_{arch}",
                "-DFS_CUDA_ONE_TYPE", *few, "-Xptxas", "-v", f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-c", file,
                "-o", Path(folder) / f"{file.name}.{arch}.o"]
     run = subprocess.run(command, capture_output=True, text=True)

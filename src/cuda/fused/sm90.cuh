@@ -13,7 +13,7 @@
 #define FS_CUDA_SM90_CUH
 
 #include "cuda/fused/direct.cuh"
-#include "cuda/fused/wgmma.cuh"
+#include "cuda/device/wgmma.cuh"
 
 typedef void (*fs_cuda_sm90_kernel)(const fs_cuda_maps, const fs_cuda_args, int32_t);
 

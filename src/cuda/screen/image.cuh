@@ -1,10 +1,38 @@
-/* image.cuh - a launch in front of a pass for many rows: hidden states as that pass wants them (image.h). A CTA for
+/* image.cuh - a launch in front of a pass for many rows: hidden states as that pass wants them. A CTA for
  * each record of the screen. */
 #ifndef FS_CUDA_SCREEN_IMAGE_CUH
 #define FS_CUDA_SCREEN_IMAGE_CUH
 
 #include "cuda/screen/contest.cuh"
-#include "cuda/screen/image.h"
+
+/* The image of up to 32 hidden states, beside a screen; bf16 as wgmma takes its second operand from shared memory
+ * (K-major, swizzled by 128 bytes):
+ *
+ *   bf16 [records][2 chunks][32][64]   in the screen's order of columns
+ *   bf16 [groups / 64][32][64]         what bounds need of each group of columns (screen.h), rounded up; a group is a
+ *                                      chunk (4 bits) or a record (8 bits); zeros behind the last
+ *   bf16 [3][groups / 64][32][64]      4 bits: what the offset of the numbers adds to a group's sum, taken off, as a
+ *                                      sum of three
+ *   float [groups][32]                 what bounds need, not rounded */
+typedef struct fs_wide_image {
+    int32_t records, groups;
+    int32_t sums_at, sum_bytes, sums; /* operands of all groups, which have so many bytes each */
+    int32_t norms_at, bytes;
+} fs_wide_image;
+
+#define FS_IMAGE_RECORD (FS_WIDE_ROWS * 2 * 128) /* bytes of a record */
+
+FS_CORE fs_wide_image wide_image(const fs_screen *s) {
+    fs_wide_image m;
+    m.records = (int32_t)s->records;
+    m.groups = m.records * (s->format == FS_SCREEN_INT4 ? 2 : 1);
+    m.sums_at = m.records * FS_IMAGE_RECORD;
+    m.sum_bytes = (m.groups + 63) / 64 * FS_WIDE_ROWS * 128;
+    m.sums = s->format == FS_SCREEN_INT4 ? 4 : 1;
+    m.norms_at = m.sums_at + m.sums * m.sum_bytes;
+    m.bytes = m.norms_at + m.groups * FS_WIDE_ROWS * (int32_t)sizeof(float);
+    return m;
+}
 
 constexpr int FS_IMAGE_THREADS = 512;
 

@@ -69,6 +69,10 @@ extern "C" int32_t fs_cuda_wide_fits(const fs_screen *s, int32_t shared_bytes) {
     return stages_of(s->format == FS_SCREEN_INT4, &image, shared_bytes) >= 2;
 }
 
+extern "C" int64_t fs_cuda_wide_bytes(const fs_screen *s) {
+    return wide_image(s).bytes;
+}
+
 extern "C" cudaError_t fs_cuda_wide_open(int32_t shared_bytes) {
     for (pass own : passes) {
         const cudaError_t error = cudaFuncSetAttribute(own, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);

@@ -9,7 +9,7 @@
  *   image of H --copies--> ring --wgmma-->
  *
  * Hidden states of more than 16 rows have no room in shared memory: they are streamed from L2 with every tile of 256
- * tokens, so a launch in front brings them into the order of the screen (image.h). Bounds are sums of products too,
+ * tokens, so a launch in front brings them into the order of the screen (image.cuh). Bounds are sums of products too,
  * of a number of each group and token with one of each group and row: behind a tile, one instruction for 64 of its own.
  *
  * The first tile's upper bounds are parked in shared memory as bf16, rounded up, until all CTAs have told the best of
@@ -17,7 +17,7 @@
 #ifndef FS_CUDA_SCREEN_WIDE_CUH
 #define FS_CUDA_SCREEN_WIDE_CUH
 
-#include "cuda/fused/wgmma.cuh"
+#include "cuda/device/wgmma.cuh"
 #include "cuda/screen/image.cuh"
 #include "cuda/screen/operands.cuh"
 
@@ -178,9 +178,8 @@ FS_DEVICE void wide_copies(const fs_cuda_args &args, const fs_wide_maps &maps, c
             }
             copy_bytes(to, from + record * FS_IMAGE_RECORD, FS_IMAGE_RECORD, barrier);
         }
-    return;
 drain:
-    /* Nobody uses what is on its way, but it has to arrive before this CTA is gone. */
+    /* Whether or not somebody uses what is on its way, it has to arrive before this CTA is gone. */
     *(volatile int32_t *)&room.state->stop = issued;
     for (int32_t i = max(0, issued - stages); i < issued; i++)
         barrier_wait(shared_address(&room.state->full[i % stages]), i / stages & 1);
@@ -425,15 +424,17 @@ template <int BITS> struct fs_wide_consumer {
         }
     }
 
-    /* Of each row the strip's token with the largest logit: an ordered float, the last four bits its place; 0: none. */
-    FS_DEVICE_MEMBER void find_likely(const float (&sum)[FS_WIDE_ROWS / 2], int32_t strip, int32_t count) const {
+    /* Of each row the strip's token with the largest logit, of those of which something is known: an ordered float, the
+     * last four bits its place; 0: none. */
+    FS_DEVICE_MEMBER void find_likely(const float (&sum)[FS_WIDE_ROWS / 2], const float (&bound)[FS_WIDE_ROWS / 2],
+                                      int32_t strip, int32_t count) const {
 #pragma unroll
         for (int j = 0; j < FS_WIDE_ROWS / 4; j++) {
             const int i = j / 2 * 4 + j % 2; /* and i + 2: two tokens of a row */
             uint32_t key = 0;
 #pragma unroll
             for (int own = i; own < i + 4; own += 2)
-                if (place_of(own) < count && fabsf(sum[own]) < INFINITY)
+                if (place_of(own) < count && fabsf(sum[own]) < INFINITY && bound[own] < INFINITY)
                     key = max(key, (ordered_float(sum[own]) & ~15u) | (uint32_t)place_of(own));
 #pragma unroll
             for (int apart = 4; apart < 32; apart *= 2) key = max(key, __shfl_xor_sync(~0u, key, apart));
@@ -513,7 +514,7 @@ template <int BITS> struct fs_wide_consumer {
                 find_bounds(bound, norm[m]);
                 if (n == 0) {
                     park(of[m].sum, bound, in_tile, count);
-                    find_likely(of[m].sum, in_tile, count);
+                    find_likely(of[m].sum, bound, in_tile, count);
                 } else queue(of[m].sum, bound, in_tile, first, count);
             }
             __syncwarp();
