@@ -46,7 +46,7 @@ static void the_reference_draws_the_same(void **state) {
     for (int i = 0; i < HEAD_KINDS * 2; i++) {
         const fs_screen_options o = options_of(i % 2 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, 0);
         screened_head s = make_screened(context, i / 2, 1001, 136, 15, 20.0, &o);
-        for (int t = 0; t < 6; t++) {
+        for (int t = 0; t < 6; t += test_size(6) < 6 ? 5 : 1) {
             fs_batch batch = batch_of(&s, temperatures[t], 3);
             draw(context, &s, &batch, 0, &plain);
             draw(context, &s, &batch, 1, &screened);
