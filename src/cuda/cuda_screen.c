@@ -8,10 +8,10 @@
 
 /* ------------------------------------------------------------------------------------------------------- calls ---- */
 
-/* The screen of a call's head, as its launches take it. Numbers of 4 bits are more by 136 in the products, which is taken
- * off: a group's sum is off by less than 0.0237 |h_g| steps, all of them by that times the root of how many there are.
- * The pass for many rows takes it off the sum of all, which is off by 2.1e-4 of the number to the power of 3/2 more
- * (docs/screening.md). */
+/* The screen of a call's head, as its launches take it. Numbers of 4 bits are more by 136 in the products, which is
+ * taken off: a group's sum is off by less than 0.0237 |h_g| steps, all of them by that times the root of how many there
+ * are. The pass for many rows takes it off the sum of all, which is off by 2.1e-4 of the number to the power of 3/2
+ * more (docs/screening.md). */
 static fs_screen screen_of_call(const fs_context *context, const fs_cuda_args *args, int wide) {
     fs_screen s = screen_at(args->head.screen, &context->screened[context->screen].header);
     const float groups = (float)(2 * s.records), root = sqrtf(groups);
@@ -19,8 +19,8 @@ static fs_screen screen_of_call(const fs_context *context, const fs_cuda_args *a
     return s;
 }
 
-/* Whether the pass for many rows serves the call: the rows draw by their logits' order alone, and a threshold of a logit
- * is one of a dot product. */
+/* Whether the pass for many rows serves the call: the rows draw by their logits' order alone, and a threshold of a
+ * logit is one of a dot product. */
 static int may_be_wide(const fs_context *context, const fs_cuda_args *args) {
     const fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;
@@ -29,8 +29,8 @@ static int may_be_wide(const fs_context *context, const fs_cuda_args *args) {
            fs_cuda_wide_fits(&s, cuda->device.shared_bytes);
 }
 
-/* How many rows a pass takes at once: as many as H has room for in shared memory, or FS_WIDE_ROWS where that is not all of
- * them. 0: the kernels do not take such a call. */
+/* How many rows a pass takes at once: as many as H has room for in shared memory, or FS_WIDE_ROWS where that is not all
+ * of them. 0: the kernels do not take such a call. */
 static int32_t rows_at_once(const fs_context *context, const fs_cuda_args *args) {
     const fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;
@@ -55,9 +55,9 @@ static double rules_take(const fs_cuda_args *args, int32_t format, double rows) 
     return format == FS_SCREEN_INT4 ? 30.0 + 9.0 * rows : 35.0 + 1.4 * rows;
 }
 
-/* What a pass over a screen takes on an H200 (docs/results/h200-screens.md, fitted to within 12 us, the pass for many rows
- * to within 30): some microseconds before the first tile and behind the last, and a share of reading W. Tokens are judged,
- * so with 4 bits, where that is not hidden by reading, there is a share of the vocabulary. */
+/* What a pass over a screen takes on an H200 (docs/results/h200-screens.md, fitted to within 12 us, the pass for many
+ * rows to within 30): some microseconds before the first tile and behind the last, and a share of reading W. Tokens are
+ * judged, so with 4 bits, where that is not hidden by reading, there is a share of the vocabulary. */
 static double pass_takes(const fs_head *head, int32_t format, double rows, int32_t most) {
     const double read = reading(head), tokens = 1e-5 * (double)head->rows;
     if (most == FS_WIDE_ROWS)
@@ -69,8 +69,8 @@ static double pass_takes(const fs_head *head, int32_t format, double rows, int32
     return most > 8 ? 32.0 + 0.3 * rows + 0.63 * read : 24.0 + 1.4 * rows + 0.60 * read;
 }
 
-/* Whether a screen is faster, with a pass for each part of the rows. Where the head does something to its logits every row
- * takes more, as it does in vLLM, which rounds them (docs/vllm.md). */
+/* Whether a screen is faster, with a pass for each part of the rows. Where the head does something to its logits every
+ * row takes more, as it does in vLLM, which rounds them (docs/vllm.md). */
 static int pays(const fs_cuda_args *args, int32_t format, int32_t most) {
     const double rows = (double)(args->batch.rows < most ? args->batch.rows : most);
     const int cut = (batch_rules(&args->head, &args->batch) & ~FS_RULE_ALLOW) != 0;

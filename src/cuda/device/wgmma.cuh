@@ -87,8 +87,8 @@ FS_WGMMA(256, 128, 128, 129)
 #define FS_WGMMA_FROM_ONE(name, of, more, N, count, a0, a1, a2, a3, b_at)                                              \
     static __device__ __forceinline__ void name(float(&d)[count], const uint32_t(&a)[4], uint64_t b) {                 \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " more ", 0;\n"                                                 \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" FS_REGISTERS_##count "}, {%" #a0     \
-                     ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_at ", p, 1, 1, 0;\n}\n"                                   \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" FS_REGISTERS_##count                 \
+                     "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_at ", p, 1, 1, 0;\n}\n"                       \
                      : FS_OPERANDS_##count(of, 0)                                                                      \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
     }

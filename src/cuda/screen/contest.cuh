@@ -73,7 +73,7 @@ template <class ROOM, bool RULES> struct fs_contest {
     }
 
     /* One token each, of lanes that are `here`: listed if it may win. `best` is its row's best score, `most` how its
-     * best one looks. `most_known`: l is not below the logit, and that is all that is known. Whether it looks better. */
+     * best one looks. `most_known`: l is not below the logit, and nothing else is known. Whether it looks better. */
     FS_DEVICE_MEMBER bool judge(const fs_contender &c, float noise, bool here, float best, float most,
                                 bool most_known = false) const {
         const float high = edited(c, logit(c.l + c.bound, c.token, 1.0f)) * room.draw(c.row).inverse;

@@ -214,9 +214,9 @@ FS_DEVICE void load_row(const fs_cuda_args &args, char *h, int32_t b, int32_t th
         *(uint4 *)(h + 2 * k) = k < dim ? __ldcg((const uint4 *)(from + 2 * k)) : make_uint4(0, 0, 0, 0);
 }
 
-/* The last CTA ends the rows, or leaves them to the pass over W; nobody before, because lists' lengths have to stay until
- * all CTAs have their shares. Rows that are cut are ended by another launch. By a warp; a row, and how it draws, to a
- * lane. */
+/* The last CTA ends the rows, or leaves them to the pass over W; nobody before, because lists' lengths have to stay
+ * until all CTAs have their shares. Rows that are cut are ended by another launch. By a warp; a row, and how it draws,
+ * to a lane. */
 FS_DEVICE void end_settled(const fs_cuda_args &args, const fs_draw &draw) {
     const int32_t b = threadIdx.x;
     if (__all_sync(~0u, b >= args.rows || is_listed(draw))) return;

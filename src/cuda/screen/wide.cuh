@@ -103,7 +103,7 @@ template <int BITS> struct fs_wide_room {
     FS_DEVICE_MEMBER bool over() const { return *(volatile const int32_t *)&state->over; }
     FS_DEVICE_MEMBER int32_t stop() const { return *(volatile const int32_t *)&state->stop; }
 
-    /* Waits for a phase; not if it is all over, and the phase was not before that: all of a warpgroup have one answer. */
+    /* Waits for a phase; not if it is all over and was before the phase: all of a warpgroup have one answer. */
     FS_DEVICE_MEMBER bool wait(unsigned long long *barrier, uint32_t parity) const {
         while (!barrier_wait_for(shared_address(barrier), parity, 1000))
             if (over()) return barrier_is_over(shared_address(barrier), parity);

@@ -1,5 +1,5 @@
-/* wide_judge.cuh - which tokens of a pass for many rows can still win: thresholds for its consumers, and what becomes of
- * those that are above them. */
+/* wide_judge.cuh - which tokens of a pass for many rows can still win: thresholds for its consumers, and what becomes
+ * of those that are above them. */
 #ifndef FS_CUDA_SCREEN_WIDE_JUDGE_CUH
 #define FS_CUDA_SCREEN_WIDE_JUDGE_CUH
 
