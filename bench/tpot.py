@@ -57,6 +57,7 @@ RULES = {
     "mask": dict(temperature=1.0),
     "greedy": dict(temperature=0.0),
 }
+BY_SCREEN = ("t1", "greedy", "kp", "penalties", "mask")  # where steps of few rows read a screen, if there is one
 BATCHES = (1, 4, 16, 64, 128, 256)
 SETTLE = 4  # decode steps of a turn that are not counted, at its beginning
 SAME = 32  # requests whose seeds are drawn again in other batches
@@ -208,9 +209,9 @@ class Run:
             self.tap.mask = np.random.default_rng(1).integers(-2**31, 2**31, (B, words)).astype(np.int32)
         if rules in ("kp", "p"):
             self.sampler_build.wait()
-        # The engine wants the logprobs that it has asked for, and null has none. With rules no screen is read.
+        # The engine wants the logprobs that it has asked for, and null has none.
         left = [*(["null"] if rules == "logprobs5" else []),
-                *([] if rules in ("t1", "greedy") else tpot_tables.SCREENED.values())]
+                *([] if rules in BY_SCREEN else tpot_tables.SCREENED.values())]
         taken = {arm: [] for arm in self.arms if arm not in left}
         for arm in taken:
             self.tap.arm = arm
@@ -236,7 +237,9 @@ class Run:
         self.results["greedy"] = {"drawn": drawn, "equal": drawn - len(apart), "apart": sorted(apart, reverse=True)}
         self.say("greedy: %d of %d are vLLM's" % (drawn - len(apart), drawn))
         if self.tap.screened:
-            for B, rules in ((16, "t1"), (8, "t1"), (8, "greedy"), (1, "t1"), (1, "greedy")):
+            self.sampler_build.wait()
+            for B, rules in ((32, "t1"), (16, "t1"), (8, "t1"), (8, "greedy"), (1, "t1"), (1, "greedy"), (16, "kp"),
+                             (8, "kp"), (1, "kp"), (8, "penalties")):
                 self.generate(B, 33, rules)
             self.results["screened"] = {bits: dict(zip(("drawn", "equal"), map(sum, zip(*found))))
                                         for bits, found in self.tap.equal.items()}
