@@ -234,7 +234,7 @@ class Bench:
         """A function that queues one call; what it reads and writes lives as long as the function.
 
         H is None for a head of stored logits; temperature is a number or a list of B. The function returns the result,
-        whose tokens are [B] int32; fields are further results, floats of [B], of the processed logits.
+        whose tokens are [B] int32, or [B, samples]; fields are further results, floats of [B], of the processed logits.
         """
         torch, fs = self.torch, self.fs
         B = (head.data if H is None else H).shape[0]
@@ -242,7 +242,7 @@ class Bench:
         temperatures = torch.tensor(temperature, dtype=torch.float32, device=self.device).expand(B).contiguous()
         batch = fs.Batch(head, H, temperature=temperatures, seed=row * 7919 + 13, position=self.position[:B], **rules)
         arrays = {name: torch.empty(B, device=self.device) for name in fields}
-        arrays["tokens"] = torch.empty(B, dtype=torch.int32, device=self.device)
+        arrays["tokens"] = torch.empty(B, batch.samples, dtype=torch.int32, device=self.device).squeeze(1)
         result = fs.Result.into(batch, arrays, logits="processed")
         return lambda: self.context.sample(head, batch, out=result)
 

@@ -401,7 +401,7 @@ typedef struct fs_options {
     /* Most memory that wide rows may allocate, for a second pass or for their logits, 4 bytes a token, which spare it;
      * default 320 MiB. It is kept while calls need it. With the caller's work memory they take what the call has
      * left of it.
-     * CUDA: most work memory for logits. Those of rows with rules may be stored, and so may those of calls with several
+     * CUDA: most work memory for logits. Those of rows with rules may be stored, and so may those of calls with many
      * samples, ranks, top or watched tokens, FS_NOISE_FAST, a mode of their own, f32 weights, or hidden states of
      * another type than the head's: of as many rows at a time as this has room for, at least one, W being read anew.
      * Calls that need it for few rows, as top-k does, take 64 MiB at most. Lists of rows with top-p alone, ranks or top

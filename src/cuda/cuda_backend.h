@@ -101,8 +101,8 @@ int fs_cuda_may_list(const fs_cuda_args *args);
 /* cuda_screen.c: calls whose head has a screen. Whether this one is decided by it, as far as it can be; the work memory
  * of such a call, with that of its pass over W, whose parts it is behind where rows have rules; the launches before
  * that pass, which then finds what is left to do on the device. */
-int fs_cuda_screens(fs_context *context, const fs_cuda_args *args);
-void fs_cuda_screen_room(fs_context *context, const fs_cuda_args *args, fs_cuda_room *room);
+int fs_cuda_screens(fs_context *context, const fs_cuda_args *args, int rules);
+void fs_cuda_screen_room(fs_context *context, const fs_cuda_args *args, int rules, fs_cuda_room *room);
 fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, char *memory, fs_cuda_args *args);
 
 fs_status fs_cuda_make_screen(fs_context *context, const fs_head *head, const fs_screen_header *header,

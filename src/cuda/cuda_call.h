@@ -184,7 +184,7 @@ typedef struct fs_cuda_args {
     fs_batch batch;
     fs_result result;
     int64_t vocab;
-    int32_t first_row, rows; /* rows of the batch this launch draws */
+    int32_t first_row, rows; /* rows of the batch this launch draws, or their samples as rows (rows/samples.cu) */
     int32_t block_rows;      /* ... in blocks of so many, each by CTAs of its own (blockIdx.y) */
     int32_t k_steps;         /* stages of K that cover D */
     fs_cuda_schedule schedule;

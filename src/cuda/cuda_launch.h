@@ -43,6 +43,9 @@ cudaError_t fs_cuda_stored_launch(const fs_cuda_stored_plan *plan, const fs_cuda
 /* After a pass that does not end its rows itself: from their records and what else is known of them to results. */
 cudaError_t fs_cuda_end_launch(const fs_cuda_args *args, cudaStream_t stream);
 
+/* Hidden states of rows whose samples are drawn as rows, a copy for each, 16-bit numbers open_stride() apart. */
+cudaError_t fs_cuda_repeat_launch(const fs_cuda_args *args, void *copies, cudaStream_t stream);
+
 /* What a pass looks up of its rows' edits and penalties, before it: args->edits. */
 cudaError_t fs_cuda_edits_launch(const fs_cuda_args *args, cudaStream_t stream);
 

@@ -19,13 +19,18 @@ static fs_screen screen_of_call(const fs_context *context, const fs_cuda_args *a
     return s;
 }
 
+/* Whether rows have rules, of a call that a screen may serve otherwise. */
+static int may_have_rules(const fs_cuda_args *args) {
+    return batch_rules(&args->head, &args->batch) != 0;
+}
+
 /* Whether the pass for many rows serves the call: the rows draw by their logits' order alone, and a threshold of a
  * logit is one of a dot product. */
 static int may_be_wide(const fs_context *context, const fs_cuda_args *args) {
     const fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;
     const fs_screen s = screen_of_call(context, args, 1);
-    return cuda->device.major == 9 && !fs_cuda_has_rules(args) && !head->bias && !(head->softcap > 0.0f) &&
+    return cuda->device.major == 9 && !may_have_rules(args) && !head->bias && !(head->softcap > 0.0f) &&
            fs_cuda_wide_fits(&s, cuda->device.shared_bytes);
 }
 
@@ -87,12 +92,12 @@ static fs_cuda_team team_of(const fs_cuda *cuda, const fs_cuda_args *args) {
                              cuda->forced_team);
 }
 
-int fs_cuda_screens(fs_context *context, const fs_cuda_args *args) {
+int fs_cuda_screens(fs_context *context, const fs_cuda_args *args, int rules) {
     const fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;
     if (!head->screen || !screen_serves(head, &args->batch, &args->needs) || head->rows == 0) return 0;
     if (batch_is_grouped(&args->batch)) return 0;
-    if (fs_cuda_has_rules(args) && (!fs_cuda_may_list(args) || !team_of(cuda, args).slices)) return 0;
+    if (rules && (!fs_cuda_may_list(args) || !team_of(cuda, args).slices)) return 0;
     const int32_t most = rows_at_once(context, args);
     if (most > 0 && cuda->screen_rows >= 0) return args->batch.rows <= cuda->screen_rows;
     return most > 0 && pays(args, context->screened[context->screen].header.format, most);
@@ -104,12 +109,12 @@ static size_t listed_bytes(int32_t rows) {
     return LINE + LINE + (size_t)rows * FS_CUDA_SCREENED * sizeof(fs_screened_token);
 }
 
-void fs_cuda_screen_room(fs_context *context, const fs_cuda_args *args, fs_cuda_room *room) {
+void fs_cuda_screen_room(fs_context *context, const fs_cuda_args *args, int rules, fs_cuda_room *room) {
     const int32_t rows = rows_at_once(context, args);
     const size_t listed = listed_bytes(rows), settled = (size_t)rows * FS_CUDA_SCREENED * sizeof(uint64_t);
     const fs_screen s = screen_of_call(context, args, 1);
     const size_t image = rows > FS_CUDA_SCREEN_ROWS ? (size_t)fs_cuda_wide_bytes(&s) : 0;
-    if (fs_cuda_has_rules(args)) room->parts_bytes += listed + settled;
+    if (rules) room->parts_bytes += listed + settled;
     else if (room->parts_bytes < listed + image) room->parts_bytes = listed + image;
 }
 

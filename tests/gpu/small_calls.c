@@ -207,7 +207,7 @@ static int call_rules(fs_context *context, cudaStream_t stream, const fs_head *h
 static int call_screens(fs_context *context, cudaStream_t stream, const fs_head *whole, const void *hidden,
                         results *device) {
     const int64_t rows[] = {1, 8, 16, 20};
-    const int what[] = {0, TOP_K, SOME_K, TOP_K | TOP_P | MASK, MIN_P | EDITS, EDITS | MASK, SOME_K | TOP_P};
+    const int what[] = {0, TOP_K, SOME_K, TOP_K | TOP_P | MASK, MIN_P | EDITS, EDITS | MASK, SOME_K | TOP_P, SEVERAL};
     const int kinds = (int)(sizeof what / sizeof what[0]);
     for (int32_t format = FS_SCREEN_INT8; format <= FS_SCREEN_INT4; format++) {
         fs_screen_options options = fs_screen_options_default();

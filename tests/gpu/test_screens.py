@@ -173,6 +173,47 @@ def test_calls_a_screen_does_not_serve_read_the_weights(bits):
         assert torch.equal(getattr(one, name), getattr(two, name)), name
 
 
+@pytest.mark.parametrize("tile", ["", "portable"])
+@pytest.mark.parametrize("B, n", [(1, 2), (1, 16), (2, 3), (3, 7), (4, 8), (1, 33), (5, 20)])
+def test_several_samples_of_a_row(bits, B, n, tile):
+    """They are beside each other in a pass, and may be in several."""
+    w, context = weights(32000, 1024), opened(tile) if tile else GPU
+    h, screen, T = hidden(w, B), screen_of(w, bits), torch.linspace(0.5, 1.5, B, device="cuda")
+    one = check(w, h, screen, context=context, outputs=("score",), samples=n, temperature=T)
+    assert one.tokens.shape == (B, n)
+    T[B // 2] = 0
+    check(w, h, screen, context=context, outputs=(), samples=n, temperature=T)
+    check(w, h, screen, context=context, outputs=("logit",), samples=n)  # which read W
+    check(w, h, screen, context=context, outputs=("score",), samples=n, top_k=20)
+    h[0, 3] = float("nan")
+    check(w, h, screen, context=context, outputs=("score",), samples=n)
+
+
+def test_several_samples_of_weights_that_are_no_numbers(bits):
+    w = weights(5000, 256)
+    w[77, 3], w[1234, 200], w[4000, 0] = float("nan"), float("inf"), float("-inf")
+    check(w, hidden(w, 3, picked=0), screen_of(w, bits), outputs=("score",), samples=5)
+
+
+def test_a_graph_replays_several_samples(bits):
+    w = weights(32000, 1024)
+    rows, position = hidden(w, 3).clone(), torch.arange(3, dtype=torch.int64, device="cuda")
+    screened, plain = fs.Head(w, screen=screen_of(w, bits), constant=True), fs.Head(w)
+    batch = fs.Batch(screened, rows, seed=4, position=position, samples=6)
+    out = fs.Result(batch)
+    GPU.sample(screened, batch, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=STREAM):
+        GPU.sample(screened, batch, out=out)
+    for turn in range(5):
+        rows.copy_(hidden(w, 3, seed=turn, size=0.01 if turn == 3 else 100.0))  # of turn 3 W decides
+        position += 3
+        graph.replay()
+        expected = GPU.sample(plain, rows, seed=4, position=position, samples=6)
+        torch.cuda.synchronize()
+        assert torch.equal(out.tokens, expected.tokens), turn
+
+
 def test_portable_kernels_draw_the_same(bits):
     w = weights(20000, 512)
     context = opened("portable")
@@ -261,18 +302,20 @@ def test_weights_that_are_written_over_are_noticed(bits):
 
 @pytest.mark.parametrize("tile", ["", "portable"])
 @pytest.mark.parametrize("outputs", [(), ("score", "logit")], ids=["tokens", "scores"])
-@pytest.mark.parametrize("V, B", [(32000, 1), (100000, 1), (100000, 32)])
-def test_it_is_the_screen_that_decides(bits, V, B, outputs, tile):
+@pytest.mark.parametrize("V, B, n", [(32000, 1, 1), (100000, 1, 1), (100000, 32, 1), (32000, 2, 3), (32000, 3, 9)])
+def test_it_is_the_screen_that_decides(bits, V, B, n, outputs, tile):
     """Whatever kernel may follow: a token that only W knows of, since nobody has told the screen, is not drawn."""
+    if n > 1 and "logit" in outputs:
+        outputs = ("score",)  # logits of several samples are W's
     w = weights(V, 1024)
     h, screen, context = hidden(w, B), screen_of(w, bits), opened(tile) if tile else GPU
-    call = dict(temperature=torch.zeros(B, device="cuda"), outputs=outputs)
+    call = dict(temperature=torch.zeros(B, device="cuda"), outputs=outputs, samples=n)
     plain, screened = fs.Head(w), fs.Head(w, screen=screen)
     before = context.sample(screened, h, **call).tokens.clone()
     assert torch.equal(before, context.sample(plain, h, **call).tokens)
     last = int((h.float() @ w.float().T).amax(0).argmin())  # in nobody's list
     w[last] = h[0] * (1000 / h[0].float().square().sum())
-    assert int(context.sample(plain, h, **call).tokens[0]) == last
+    assert int(context.sample(plain, h, **call).tokens.flatten()[0]) == last
     assert torch.equal(before, context.sample(screened, h, **call).tokens)
 
 

@@ -49,13 +49,19 @@ FS_DEVICE bool is_raised(const fs_draw &draw) {
     return draw.status & FS_DRAW_RAISED;
 }
 
-FS_DEVICE fs_draw draw_of(const fs_rules &rules) {
-    return {noise_row(rules.seed, rules.position, 0, rules.stream), rules.inverse_temperature, rules.temperature,
+FS_DEVICE fs_draw draw_of(const fs_rules &rules, uint32_t sample = 0) {
+    return {noise_row(rules.seed, rules.position, sample, rules.stream), rules.inverse_temperature, rules.temperature,
             rules.status | (rules.greedy ? FS_DRAW_GREEDY : 0u)};
 }
 
+/* Where samples are drawn as rows (rows/samples.cu), a row of the launch is one of them. */
 FS_DEVICE fs_draw draw_of_row(const fs_cuda_args &args, int32_t b) {
-    return draw_of(rules_of_row(&args.batch, args.vocab, args.first_row + b));
+    uint32_t row = (uint32_t)(args.first_row + b), sample = 0;
+    if (args.batch.samples > 1) {
+        sample = row % (uint32_t)args.batch.samples;
+        row /= (uint32_t)args.batch.samples;
+    }
+    return draw_of(rules_of_row(&args.batch, args.vocab, row), sample);
 }
 
 FS_DEVICE bool draws(const fs_draw &draw) {

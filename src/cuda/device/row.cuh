@@ -182,10 +182,15 @@ FS_DEVICE fs_result plain_result(const fs_result &all, bool tokens_only, void *s
     return result;
 }
 
-/* The results of row `at` of the batch. */
+/* The results of row `at` of the batch; or of a sample that is drawn as a row, of which a row's first one has the
+ * status: that of the others is the same, since what sets its bits can win whatever the noise. */
 FS_DEVICE void write_row(const fs_cuda_args &args, const fs_draw &draw, const fs_needs &needs, int64_t at,
                          const fs_found &found, bool tokens_only, void *scrap) {
-    const fs_result result = plain_result(args.result, tokens_only, scrap);
+    fs_result result = plain_result(args.result, tokens_only, scrap);
+    if (args.batch.samples > 1 && result.status && !scrap) {
+        const int64_t row = (uint32_t)at / (uint32_t)args.batch.samples;
+        result.status = at == row * args.batch.samples ? result.status + row - at : NULL;
+    }
     const fs_call call = {&args.head, &args.batch, &result, NULL, args.vocab, needs};
     const fs_rules rules = rules_of(draw);
     fs_winner winner;
