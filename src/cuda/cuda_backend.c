@@ -335,7 +335,7 @@ fs_cuda_args fs_cuda_args_of(const fs_head *head, const fs_batch *batch, const f
 
 /* Several samples of a row are drawn as rows, of which a pass takes so many at little cost: beyond that storing the
  * rows' logits and drawing from them is faster. */
-#define SAMPLES_AS_ROWS 128
+#define SAMPLES_AS_ROWS 160
 
 /* Whether the samples of a call are: nothing is asked of its rows but these. Logits of tokens would not be those that
  * are stored, to the last bit. */

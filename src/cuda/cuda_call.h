@@ -45,9 +45,9 @@ typedef struct fs_cuda_groups {
 
 /* How far the scorers of a block's CTAs are; zero before and after a call. */
 typedef struct fs_cuda_progress {
-    uint32_t told;  /* have told the largest logits of their first tiles; */
+    uint32_t told;  /* have told the largest logits of their first tiles (or a bit: fused/cuts.cuh); */
     uint32_t done;  /* are done with their last ones; */
-    uint32_t taken; /* rows that somebody ends; */
+    uint32_t taken; /* rows beyond their own that somebody ends; */
     uint32_t left;  /* CTAs that end no more rows */
 } fs_cuda_progress;
 

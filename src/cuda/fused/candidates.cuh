@@ -25,10 +25,11 @@ template <int N, int J> FS_DEVICE void list_token(fs_tile_state<N, J> *state, fl
 }
 
 /* Whether a token of a row with a list is below what can win: it is here to be listed. `low` is its strip's threshold,
- * which tells whether there is a mark. */
+ * which tells where there is a mark; `place` is the token's. */
 template <int N, int J>
-FS_DEVICE bool is_only_listed(const fs_tile_state<N, J> *state, float x, float low, int32_t row) {
-    if (!is_listed(state->draw[row]) || mark_in(low) >= 0 || is_raised(state->draw[row])) return false;
+FS_DEVICE bool is_only_listed(const fs_tile_state<N, J> *state, float x, float low, int32_t row, int32_t place) {
+    const int32_t mark = mark_in(low);
+    if (!is_listed(state->draw[row]) || mark == place || mark == FS_MARKS || is_raised(state->draw[row])) return false;
     const uint32_t known = *(const volatile uint32_t *)&state->best[row];
     return x <= threshold_at(threshold_of(known, state->draw[row].temperature), FS_UNMARKED_CEILING);
 }
@@ -77,7 +78,8 @@ template <int N, int J> struct fs_floors {
 
     FS_DEVICE_MEMBER void put_own(const fs_cuda_args &args, const fs_tile_state<N, J> *state) {
         const int32_t slots = args.lists.slots;
-        __threadfence(); /* counts before logits */
+        if ((int32_t)blockIdx.x + scorer_thread<J>() / 32 * slots < args.rows)
+            __threadfence(); /* counts before logits */
 #pragma unroll 1
         for (int32_t b = (int32_t)blockIdx.x + scorer_thread<J>() / 32 * slots; b < args.rows; b += J * slots) {
             if (!draws(state->draw[b]) || !is_listed(state->draw[b])) continue;
@@ -109,7 +111,7 @@ template <int N, int J> struct fs_floors {
         const uint32_t told = load_relaxed(&args.lists.progress->told);
         if (!put && __any_sync(~0u, told == (uint32_t)args.lists.slots * J || is_late(patience / 2)))
             put_own(args, state);
-        take_own(args, state, __any_sync(~0u, is_late(patience)));
+        if (put) take_own(args, state, __any_sync(~0u, is_late(patience)));
         return taken;
     }
 };

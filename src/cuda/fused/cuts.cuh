@@ -327,7 +327,7 @@ template <class F> FS_DEVICE uint64_t end_list(const fs_cuda_args &args, fs_cut_
 
 /* Ends row b of the block. */
 template <class T>
-FS_DEVICE void end_listed(fs_tile_state<T::N, T::SCORERS> *state, unsigned long long *list, int32_t b) {
+FS_DEVICE void end_listed(fs_tile_state<T::N, T::SCORERS> *state, unsigned long long *list, int32_t b, bool has_rules) {
     constexpr int BITS = ROW_BITS<T::N>;
     const fs_cuda_args &args = state->args;
     fs_cut_room *room = &state->cut;
@@ -340,7 +340,7 @@ FS_DEVICE void end_listed(fs_tile_state<T::N, T::SCORERS> *state, unsigned long 
     else if (draws(draw) && is_listed(draw) && __ldcg(&args.work[b].key)) {
         if (first) {
             const uint32_t floor = __ldcg(&args.lists.floor[b]);
-            room->rules = list_rules(args, b);
+            if (!has_rules) room->rules = list_rules(args, b);
             room->floor = floor ? float_of_ordered(floor) : -INFINITY;
             room->list = list;
             room->weight = list + FS_CUDA_LIST;
@@ -368,37 +368,52 @@ FS_DEVICE void end_listed(fs_tile_state<T::N, T::SCORERS> *state, unsigned long 
         args.lists.most[(int64_t)b * args.lists.slots + i] = 0;
 }
 
-/* When all is listed: every CTA that finds so within `patience` ends rows, one after the other, and so does the CTA
- * that leaves last, whoever is left. Nobody waits long for a CTA that may not be running. */
+/* A CTA's own row that it has not ended, for the one that leaves last. */
+#define FS_NOT_ENDED (1u << 31)
+
+/* When all is listed: every CTA that finds so within `patience` ends its own row, and then others', in turn, where there
+ * are more rows than CTAs. The one that leaves last ends whoever is left: nobody waits long for a CTA that may not be
+ * running. */
 template <class T>
 FS_DEVICE void end_rows(fs_tile_state<T::N, T::SCORERS> *state, unsigned long long *list, uint32_t patience) {
+    constexpr uint32_t GIVEN_UP = 1u << 16; /* in `left`, beside how many CTAs have */
     const fs_cuda_args &args = state->args;
     fs_cuda_progress *progress = args.lists.progress;
-    const uint64_t start = nanoseconds();
+    fs_cut_room *room = &state->cut;
     if (threadIdx.x == 0) {
+        const uint64_t start = nanoseconds();
+        const int32_t own = (int32_t)blockIdx.x;
         bool all = false;
+        if (own < args.rows) room->rules = list_rules(args, own); /* meanwhile */
         while (!all && nanoseconds() - start < patience) all = load_relaxed(&progress->done) == gridDim.x * T::SCORERS;
         __threadfence(); /* the count before what it counts */
-        state->cut.found = all;
+        if (!all && own < args.rows) {
+            atomicOr(&progress[own].told, FS_NOT_ENDED);
+            atomicAdd(&progress->left, GIVEN_UP);
+        }
+        room->row = all ? own : args.rows;
     }
-    __syncthreads();
-    bool all = state->cut.found;
 #pragma unroll 1
-    for (bool last = false;;) {
-        if (threadIdx.x == 0) state->cut.row = all ? (int32_t)atomicAdd(&progress->taken, 1u) : args.rows;
+    for (bool last = false;;) { /* end_listed once: it is large */
         __syncthreads();
-        const int32_t b = state->cut.row;
+        const int32_t b = room->row;
+        __syncthreads(); /* all have read before the answer takes its place */
+        if (b < 0) return;
         if (b < args.rows) {
-            end_listed<T>(state, list, b);
+            if (!last || b >= (int32_t)gridDim.x || __ldcg(&progress[b].told) & FS_NOT_ENDED)
+                end_listed<T>(state, list, b, !last && b == (int32_t)blockIdx.x);
+            if (threadIdx.x != 0) continue;
+            if (last && b < (int32_t)gridDim.x) progress[b].told = 0;
+            if (last && b + 1 < (int32_t)gridDim.x) room->row = b + 1;
+            else if (args.rows <= (int32_t)gridDim.x) room->row = args.rows;
+            else room->row = (int32_t)(gridDim.x + atomicAdd(&progress->taken, 1u));
             continue;
         }
         if (last) break;
-        __syncthreads(); /* all have read before the answer takes its place */
-        if (threadIdx.x == 0) state->cut.row = add_in_order(&progress->left, 1) == gridDim.x - 1;
-        __syncthreads();
-        all = last = state->cut.row;
-        __syncthreads();
-        if (!last) return;
+        last = true;
+        if (threadIdx.x != 0) continue;
+        const uint32_t left = add_in_order(&progress->left, 1);
+        room->row = left % GIVEN_UP != gridDim.x - 1 ? -1 : left < GIVEN_UP ? args.rows : 0;
     }
     if (threadIdx.x == 0) {
         *progress = {0, 0, 0, 0};

@@ -193,7 +193,8 @@ template <class T> FS_DEVICE void direct_kernel(const typename T::source &source
     fs_tile_state<N, J> *state = (fs_tile_state<N, J> *)(shared + T::STATE_START);
     float *logits = (float *)(shared + T::LOGITS_START);
     const uint32_t full = shared_address(shared + T::BARRIER_START), empty = full + 8 * T::STAGES;
-    const uint32_t raced = empty + 8 * T::STAGES; /* warps are done with a piece's logits and marks */
+    const uint32_t raced = empty + 8 * T::STAGES; /* warps are done with a piece's logits and marks, */
+    const uint32_t there = raced + 8;             /* or these are there */
     const int32_t start = block_start(args), rows = min(args.rows - start, args.block_rows);
     fs_cuda_row *work = args.work + start;
     if (is_decided(args)) return;
@@ -203,6 +204,7 @@ template <class T> FS_DEVICE void direct_kernel(const typename T::source &source
             barrier_init(empty + 8 * s, FS_STRIPS * T::CLUSTER);
         }
         barrier_init(raced, FS_RACERS);
+        barrier_init(there, FS_RACERS);
         barrier_init_fence();
     }
     if (threadIdx.x < 32) named_barrier_pass(2, 32 * (FS_RACERS + 1));
@@ -211,8 +213,10 @@ template <class T> FS_DEVICE void direct_kernel(const typename T::source &source
         cluster_arrive(); /* no copy into a CTA whose barriers are not there yet */
         if (threadIdx.x >= 32) cluster_wait();
     }
-    auto race = [&](const piece &p) {
-        named_barrier(3, 32 * FS_RACERS); /* logits and marks are there */
+    auto race = [&](const piece &p, int32_t i) {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(there);
+        barrier_wait(there, i & 1);
         race_rows<N, J>(state, logits, work, p.first, rows);
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(raced);
@@ -226,7 +230,7 @@ template <class T> FS_DEVICE void direct_kernel(const typename T::source &source
         while (at.next()) {
             if (at.i > 0) barrier_wait(raced, (at.i - 1) & 1);
             for (int32_t b = scorer_thread<J>(); b < rows; b += 32 * J) find_marks(state, b, at.p.first);
-            race(at.p);
+            race(at.p, at.i);
         }
     } else {
         const int32_t warp = (int32_t)threadIdx.x / 32 - 4, t = 16 * warp + (int32_t)(threadIdx.x & 31) / 4;
@@ -238,7 +242,7 @@ template <class T> FS_DEVICE void direct_kernel(const typename T::source &source
             transform<N, 1>(d, args.head, false, at.p, t);
             if (at.i > 0) barrier_wait(raced, (at.i - 1) & 1);
             put_logits<N>(d[0], logits, t);
-            race(at.p);
+            race(at.p, at.i);
         }
     }
     __syncthreads();

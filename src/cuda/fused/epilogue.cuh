@@ -250,9 +250,10 @@ template <int N, int S, int J> FS_DEVICE uint32_t marked_groups(const fs_tile_st
 
 /* What is above its threshold races and, where there are lists, may be listed. */
 template <bool LISTS, int N, int J>
-FS_DEVICE void pass_on(fs_tile_state<N, J> *state, float x, int32_t token, int32_t row, float low, bool lists) {
+FS_DEVICE void pass_on(fs_tile_state<N, J> *state, float x, int32_t token, int32_t place, int32_t row, float low,
+                       bool lists) {
     if (LISTS && lists) list_token(state, x, token, row);
-    if (LISTS && is_only_listed(state, x, low, row)) return;
+    if (LISTS && is_only_listed(state, x, low, row, place)) return;
     push_survivor(state, x, token, row);
 }
 
@@ -282,8 +283,8 @@ FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, 
 #pragma unroll 1
         for (; above; above &= above - 1) {
             const int32_t e = __ffs(above) - 1, row = 16 * g + 8 * (e / 4) + column + (e & 1);
-            const int32_t token = p.first + 16 * strip + 64 * m + lane / 4 + (e & 2 ? 8 : 0);
-            pass_on<LISTS>(state, ((const float *)&eight[e / 4][lane])[e % 4], token, row, threshold[row],
+            const int32_t place = lane / 4 + (e & 2 ? 8 : 0), token = p.first + 16 * strip + 64 * m + place;
+            pass_on<LISTS>(state, ((const float *)&eight[e / 4][lane])[e % 4], token, place, row, threshold[row],
                            lists && !marked);
         }
     }
@@ -324,7 +325,7 @@ FS_DEVICE void push_together(const float (&d)[S][N / 2], fs_tile_state<N, J> *st
 #pragma unroll 1
         for (; above; above &= above - 1) {
             const int32_t i = __ffs(above) - 1;
-            pass_on<LISTS>(state, x[16 * i], first + i, row, low, lists);
+            pass_on<LISTS>(state, x[16 * i], first + i, 8 * half + i, row, low, lists);
         }
     }
     __syncwarp(); /* all have read what others will overwrite */
@@ -388,12 +389,18 @@ template <int N, int S> struct fs_kept_tile {
         constexpr int AT_ONCE = FOURS % 8 == 0 ? 8 : FOURS % 4 == 0 ? 4 : 2;
         const int32_t lane = threadIdx.x & 31, column = 2 * (lane & 3);
         const bool all = state->raises;
+        float4 next[S > 1 ? AT_ONCE : 1]; /* memory is far, and busy; one team of warps has no registers for it */
+#pragma unroll
+        for (int e = 0; e < AT_ONCE && S > 1; e++) next[e] = own[at(e)];
 #pragma unroll 1
         for (int i = 0; i < FOURS; i += AT_ONCE) {
             float4 v[AT_ONCE];
             uint32_t hot = 0;
 #pragma unroll
-            for (int e = 0; e < AT_ONCE; e++) v[e] = own[at(i + e)];
+            for (int e = 0; e < AT_ONCE; e++) v[e] = S > 1 ? next[S > 1 ? e : 0] : own[at(i + e)];
+            if (S > 1 && i + AT_ONCE < FOURS)
+#pragma unroll
+                for (int e = 0; e < AT_ONCE; e++) next[S > 1 ? e : 0] = own[at(i + AT_ONCE + e)];
 #pragma unroll
             for (int e = 0; e < AT_ONCE; e++) {
                 const float2 floor = *(const float2 *)&state->first_max[8 * ((i + e) % (N / 8)) + column];
@@ -404,8 +411,11 @@ template <int N, int S> struct fs_kept_tile {
 #pragma unroll 1
             for (; hot; hot &= hot - 1) {
                 const int32_t bit = __ffs(hot) - 1, four = i + bit / 4, e = bit % 4;
+                float x = S > 1 ? 0.0f : ((const float *)&own[at(four)])[e];
+#pragma unroll
+                for (int c = 0; c < 4 * AT_ONCE && S > 1; c++) x = c == bit ? (&v[c / 4].x)[c % 4] : x;
                 const int32_t token = first + 16 * strip + 64 * (four / (N / 8)) + lane / 4 + (e & 2 ? 8 : 0);
-                list_token(state, ((const float *)&own[at(four)])[e], token, 8 * (four % (N / 8)) + column + (e & 1));
+                list_token(state, x, token, 8 * (four % (N / 8)) + column + (e & 1));
             }
         }
     }
