@@ -167,6 +167,23 @@ def test_lists_that_are_too_short_leave_rows_to_a_second_pass(rows, room, monkey
     compare(context(room, monkeypatch), W, H, rules(rng, rows), "raw", (), 4)
 
 
+@pytest.mark.parametrize("rows", [7, 64, 250])
+@pytest.mark.parametrize("allowed", [2, 20, 60])
+def test_masks_that_leave_fewer_tokens_than_tiles(allowed, rows, monkeypatch):
+    """Then there is no floor, and all that is allowed is a candidate; it races too, those of small logits and much noise
+    as well, which here win often."""
+    ours, vocab = context(None, monkeypatch), 60000
+    for seed in range(6):
+        rng = np.random.default_rng([rows, allowed, seed])
+        W, H = weights(rng, rows, vocab, 64, torch.bfloat16, fine=True)
+        mask = np.zeros((rows, vocab), bool)
+        np.put_along_axis(mask, np.stack([rng.choice(vocab, allowed, replace=False) for _ in range(rows)]), True, 1)
+        values = dict(allow=torch.from_numpy(fs.pack_bits(mask)), temperature=torch.full((rows,), 4.0),
+                      top_k=torch.from_numpy(rng.choice([0, 30, 50, 100], rows).astype(np.int32)),
+                      min_p=torch.from_numpy(rng.choice([0.0, 1e-9], rows).astype(np.float32)))
+        compare(ours, W, H, values, "raw", (), seed)
+
+
 def test_hot_ids_in_one_tile_overflow_their_segment(monkeypatch):
     """200 of a row's largest tokens are one CTA's, which has room for 128 of a row."""
     W, H = torch.zeros(20000, 64, dtype=torch.bfloat16), torch.zeros(9, 64, dtype=torch.bfloat16)

@@ -25,11 +25,11 @@ template <int N, int J> FS_DEVICE void list_token(fs_tile_state<N, J> *state, fl
 }
 
 /* Whether a token of a row with a list is below what can win: it is here to be listed. `low` is its strip's threshold,
- * which tells where there is a mark; `place` is the token's. */
+ * which tells whether there is a mark, but for -inf: then there may be one. */
 template <int N, int J>
-FS_DEVICE bool is_only_listed(const fs_tile_state<N, J> *state, float x, float low, int32_t row, int32_t place) {
-    const int32_t mark = mark_in(low);
-    if (!is_listed(state->draw[row]) || mark == place || mark == FS_MARKS || is_raised(state->draw[row])) return false;
+FS_DEVICE bool is_only_listed(const fs_tile_state<N, J> *state, float x, float low, int32_t row) {
+    if (!is_listed(state->draw[row]) || mark_in(low) >= 0 || !(low > -INFINITY) || is_raised(state->draw[row]))
+        return false;
     const uint32_t known = *(const volatile uint32_t *)&state->best[row];
     return x <= threshold_at(threshold_of(known, state->draw[row].temperature), FS_UNMARKED_CEILING);
 }

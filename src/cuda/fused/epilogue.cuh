@@ -250,10 +250,9 @@ template <int N, int S, int J> FS_DEVICE uint32_t marked_groups(const fs_tile_st
 
 /* What is above its threshold races and, where there are lists, may be listed. */
 template <bool LISTS, int N, int J>
-FS_DEVICE void pass_on(fs_tile_state<N, J> *state, float x, int32_t token, int32_t place, int32_t row, float low,
-                       bool lists) {
+FS_DEVICE void pass_on(fs_tile_state<N, J> *state, float x, int32_t token, int32_t row, float low, bool lists) {
     if (LISTS && lists) list_token(state, x, token, row);
-    if (LISTS && is_only_listed(state, x, low, row, place)) return;
+    if (LISTS && is_only_listed(state, x, low, row)) return;
     push_survivor(state, x, token, row);
 }
 
@@ -283,8 +282,8 @@ FS_DEVICE void push_own(const float (&d)[S][N / 2], fs_tile_state<N, J> *state, 
 #pragma unroll 1
         for (; above; above &= above - 1) {
             const int32_t e = __ffs(above) - 1, row = 16 * g + 8 * (e / 4) + column + (e & 1);
-            const int32_t place = lane / 4 + (e & 2 ? 8 : 0), token = p.first + 16 * strip + 64 * m + place;
-            pass_on<LISTS>(state, ((const float *)&eight[e / 4][lane])[e % 4], token, place, row, threshold[row],
+            const int32_t token = p.first + 16 * strip + 64 * m + lane / 4 + (e & 2 ? 8 : 0);
+            pass_on<LISTS>(state, ((const float *)&eight[e / 4][lane])[e % 4], token, row, threshold[row],
                            lists && !marked);
         }
     }
@@ -325,7 +324,7 @@ FS_DEVICE void push_together(const float (&d)[S][N / 2], fs_tile_state<N, J> *st
 #pragma unroll 1
         for (; above; above &= above - 1) {
             const int32_t i = __ffs(above) - 1;
-            pass_on<LISTS>(state, x[16 * i], first + i, 8 * half + i, row, low, lists);
+            pass_on<LISTS>(state, x[16 * i], first + i, row, low, lists);
         }
     }
     __syncwarp(); /* all have read what others will overwrite */

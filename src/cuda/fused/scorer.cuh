@@ -181,18 +181,16 @@ FS_DEVICE void open_state(fs_tile_state<N, J> *state, const fs_cuda_args &args, 
 
 /* ----------------------------------------------------------------------------------------------------- marks ---- */
 
-/* Of a strip without a mark; with several, whose places nobody knows. */
-constexpr int32_t FS_NO_MARK = -16, FS_MARKS = -15;
-
-/* A threshold, a little lower, with a mark's place in its strip of 16 in the last bits, or one of these. */
+/* A threshold, a little lower, with a mark's place in its strip of 16 in the last bits; place -1: none. */
 FS_DEVICE float with_mark(float threshold, int32_t place) {
     const float low = threshold - fabsf(threshold) * 0x1p-17f;
     if (!(low > -INFINITY)) return -INFINITY;
-    return __uint_as_float((__float_as_uint(low) & ~31u) | (uint32_t)(place - FS_NO_MARK));
+    return __uint_as_float((__float_as_uint(low) & ~31u) | (uint32_t)(place < 0 ? 0 : 16 + place));
 }
 
+/* That place; below 0: none. */
 FS_DEVICE int32_t mark_in(float threshold) {
-    return (int32_t)(__float_as_uint(threshold) & 31) + FS_NO_MARK;
+    return (int32_t)(__float_as_uint(threshold) & 31) - 16;
 }
 
 /* Runs f(strip, place in it, prefix) for the marks of row b in the tile from `first` on, which tile_marks holds. A tile
@@ -494,7 +492,7 @@ FS_DEVICE void set_thresholds(fs_tile_state<N, J> *state, int32_t b, int32_t fir
     const uint32_t known = *(volatile uint32_t *)&state->best[b];
     const fs_threshold threshold = threshold_of(known, state->draw[b].temperature);
     const float listed = lists && is_listed(state->draw[b]) ? below_floor(state, b) : INFINITY;
-    float unmarked = with_mark(fminf(threshold_at(threshold, FS_UNMARKED_CEILING), listed), FS_NO_MARK);
+    float unmarked = with_mark(fminf(threshold_at(threshold, FS_UNMARKED_CEILING), listed), -1);
     if (is_greedy(state->draw[b]))
         unmarked = fmaxf(threshold.level, fminf(known_score((uint32_t)(state->lead[b] >> 32)), 0x1.fffffep127f));
 #pragma unroll
@@ -503,8 +501,7 @@ FS_DEVICE void set_thresholds(fs_tile_state<N, J> *state, int32_t b, int32_t fir
     for_marks(state, b, first, [&](int32_t strip, int32_t place, uint32_t prefix) {
         float *low = &state->threshold[strip][b];
         const float marked = threshold_at(threshold, mark_ceiling(prefix));
-        if (listed < INFINITY) /* where marks are is to be seen */
-            *low = with_mark(fminf(*low, marked), mark_in(*low) == FS_NO_MARK ? place : FS_MARKS);
+        if (listed < INFINITY) *low = with_mark(fminf(*low, marked), place); /* that there is a mark is to be seen */
         else *low = fminf(*low, with_mark(marked, place));
     });
 }
@@ -520,8 +517,7 @@ FS_DEVICE void lower_raised(fs_tile_state<N, J> *state, const fs_cuda_args &args
 #pragma unroll 1
     for (; strips; strips &= strips - 1) {
         float *low = &state->threshold[__ffs(strips) - 1][b];
-        *low = with_mark(*low - raise - (fabsf(*low) + raise) * 1e-6f,
-                         is_greedy(state->draw[b]) ? FS_NO_MARK : mark_in(*low));
+        *low = with_mark(*low - raise - (fabsf(*low) + raise) * 1e-6f, is_greedy(state->draw[b]) ? -1 : mark_in(*low));
     }
 }
 
@@ -569,7 +565,7 @@ template <int N, int J> FS_DEVICE void raise_thresholds(fs_tile_state<N, J> *sta
         float *low = &state->threshold[strip][b];
         if (is_listed(state->draw[b]) || is_raised(state->draw[b])) return; /* what is below is wanted too */
         if (is_greedy(state->draw[b])) *low = fmaxf(*low, threshold.level);
-        else if (mark_in(*low) == FS_NO_MARK) before = *low;
+        else if (mark_in(*low) < 0) before = *low;
     }
     const float now = threshold_at(threshold, FS_UNMARKED_CEILING);
     const float rise = now - before - (fabsf(now) + fabsf(before)) * 0x1p-13f; /* room for FS_STRIPS answers a tile */
