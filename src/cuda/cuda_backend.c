@@ -356,19 +356,14 @@ static size_t copies_bytes(const fs_cuda_args *args, int64_t rows) {
     return (bytes + 1023) / 1024 * 1024;
 }
 
-/* From now on the call has a row for each sample. */
-static void take_as_rows(fs_cuda_args *args, char *copies) {
-    args->batch.rows *= args->batch.samples;
-    args->batch.hidden = copies;
-    args->batch.hidden_stride = open_stride(args->head.dim) * (int64_t)sizeof(uint16_t);
-}
-
 static fs_status enqueue_as_rows(fs_context *context, fs_cuda_args *args, int64_t *work_bytes) {
     const fs_cuda *cuda = context->state;
     fs_cuda_args whole = *args;
     fs_cuda_room room;
     memset(&room, 0, sizeof room);
-    take_as_rows(args, NULL);
+    args->batch.rows *= args->batch.samples; /* from now on */
+    args->batch.hidden = NULL;
+    args->batch.hidden_stride = open_stride(args->head.dim) * (int64_t)sizeof(uint16_t);
     const size_t copies = copies_bytes(args, args->batch.rows);
     const int screens = fs_cuda_screens(context, args, 0);
     if (screens) fs_cuda_screen_room(context, args, 0, &room);
