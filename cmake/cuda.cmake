@@ -29,7 +29,7 @@ foreach(kernels flashsampling_kernels flashsampling_kernels_90a)
 endforeach()
 
 add_library(flashsampling_cuda OBJECT src/cuda/cuda_backend.c src/cuda/cuda_families.c src/cuda/cuda_memory.c
-            src/cuda/cuda_ranks.c src/cuda/cuda_rows.c src/cuda/cuda_screen.c)
+            src/cuda/cuda_ranks.c src/cuda/cuda_rows.c src/cuda/cuda_samples.c src/cuda/cuda_screen.c)
 target_include_directories(flashsampling_cuda PRIVATE include src)
 target_link_libraries(flashsampling_cuda PRIVATE fs_flags fs_strict_warnings CUDA::cudart_static)
 

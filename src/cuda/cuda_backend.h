@@ -88,6 +88,12 @@ fs_status fs_cuda_plan_next(fs_context *context, const fs_cuda_args *args, fs_cu
 /* The next launch of fused dot products, over the first rows that are left: args->rows of them. */
 fs_status fs_cuda_launch_next(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args);
 
+/* cuda_samples.c: whether a call's samples are drawn as rows; its launches; most work memory that fewer rows, samples or
+ * results may take so. */
+int fs_cuda_draws_as_rows(const fs_cuda_args *args);
+fs_status fs_cuda_enqueue_as_rows(fs_context *context, fs_cuda_args *args, int64_t *work_bytes);
+size_t fs_cuda_as_rows_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result);
+
 /* cuda_rows.c: calls whose rows have rules. */
 int fs_cuda_has_rules(const fs_cuda_args *args);
 /* The sizes of the work memory of such a call, or of one with fewer rows. */
