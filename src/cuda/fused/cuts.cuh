@@ -371,8 +371,8 @@ FS_DEVICE void end_listed(fs_tile_state<T::N, T::SCORERS> *state, unsigned long 
 /* A CTA's own row that it has not ended, for the one that leaves last. */
 #define FS_NOT_ENDED (1u << 31)
 
-/* When all is listed: every CTA that finds so within `patience` ends its own row, and then others', in turn, where there
- * are more rows than CTAs. The one that leaves last ends whoever is left: nobody waits long for one that may not run. */
+/* When all is listed: every CTA that finds so within `patience` ends its own row, then others in turn, where there are
+ * more rows than CTAs. The one that leaves last ends whoever is left: nobody waits long for one that may not run. */
 template <class T>
 FS_DEVICE void end_rows(fs_tile_state<T::N, T::SCORERS> *state, unsigned long long *list, uint32_t patience) {
     constexpr uint32_t GIVEN_UP = 1u << 16; /* in `left`, beside how many CTAs have */
