@@ -88,8 +88,8 @@ fs_status fs_cuda_plan_next(fs_context *context, const fs_cuda_args *args, fs_cu
 /* The next launch of fused dot products, over the first rows that are left: args->rows of them. */
 fs_status fs_cuda_launch_next(fs_context *context, const fs_cuda_room *room, fs_cuda_args *args);
 
-/* cuda_samples.c: whether a call's samples are drawn as rows; its launches; most work memory that fewer rows, samples or
- * results may take so. */
+/* cuda_samples.c: whether a call's samples are drawn as rows; its launches; most work memory that fewer rows, samples
+ * or results may take so. */
 int fs_cuda_draws_as_rows(const fs_cuda_args *args);
 fs_status fs_cuda_enqueue_as_rows(fs_context *context, fs_cuda_args *args, int64_t *work_bytes);
 size_t fs_cuda_as_rows_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result);
@@ -106,7 +106,8 @@ int fs_cuda_may_list(const fs_cuda_args *args);
 
 /* cuda_screen.c: calls whose head has a screen. Whether this one is decided by it, as far as it can be; the work memory
  * of such a call, with that of its pass over W, whose parts it is behind where rows have rules; the launches before
- * that pass, which then finds what is left to do on the device. */
+ * that pass, which then finds what is left to do on the device. `rules`: whether that pass is one for rows with
+ * rules. */
 int fs_cuda_screens(fs_context *context, const fs_cuda_args *args, int rules);
 void fs_cuda_screen_room(fs_context *context, const fs_cuda_args *args, int rules, fs_cuda_room *room);
 fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, char *memory, fs_cuda_args *args);

@@ -9,11 +9,11 @@
  * are stored, to the last bit. */
 int fs_cuda_draws_as_rows(const fs_cuda_args *args) {
     const fs_batch *batch = &args->batch;
-    fs_cuda_args one = *args;
     if (batch->mode != FS_MODE_SAMPLE || batch->samples == 1 || batch->rows > SAMPLES_AS_ROWS / batch->samples)
         return 0;
     if (args->head.kind != FS_HEAD_WEIGHTS || args->head.rows == 0) return 0;
     if (args->needs.mass || args->needs.raw_mass || args->needs.max || args->needs.winner_logit) return 0;
+    fs_cuda_args one = *args;
     one.batch.samples = 1;
     return !fs_cuda_has_rules(&one);
 }
