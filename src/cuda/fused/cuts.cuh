@@ -231,6 +231,7 @@ FS_DEVICE void edit_list(const fs_cuda_args &args, fs_cut_room *room, int32_t b)
 
 /* A row is open: its hidden state goes where open ones are side by side. */
 FS_DEVICE void leave_open(fs_cut_room *room, const fs_cuda_args &args, int64_t b) {
+    __syncthreads(); /* all have read the last `place` */
     if (threadIdx.x == 0) {
         room->place = atomicAdd(&args.lists.open[0], 1);
         args.lists.open[1 + room->place] = (int32_t)b;
