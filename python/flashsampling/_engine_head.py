@@ -56,16 +56,17 @@ def head_of(layer: Layer, round: str, bias: torch.Tensor | None, screen: Any = N
                 screen=screen)
 
 
-def make_screen(context: Context, head: Head, bits: int, logger: logging.Logger, ranks: int = 1) -> Any:
+def make_screen(context: Context, head: Head, bits: int, logger: logging.Logger) -> Any:
     """A screen of so many bits for a head of weights, made here and waited for. None where there can be none, or where
     no call would read it, and the log says why."""
     weight = head.data.keep
     try:
-        if ranks > 1:
-            raise Unserved("the head is split over %d ranks, whose parts are drawn without" % ranks)
         if weight.is_cuda and (weight.dtype != torch.bfloat16 or weight.shape[1] % 8):
             raise Unserved("on CUDA the head must be bf16 and its width a multiple of 8, it is %s and %d wide" % (
                 DTYPES[weight.dtype], weight.shape[1]))
+        first = head.struct.first_token
+        if first % 16:
+            raise Unserved("this rank's shard of the head must begin at a multiple of 16 tokens, not at %d" % first)
         screen = context.screen(head, bits)
     except (Unserved, RuntimeError, MemoryError) as why:  # RuntimeError: the library's, and torch's if memory is short
         logger.warning("flashsampling: no screen: %s", why)
@@ -79,7 +80,7 @@ def screened_head(context: Context, layer: Layer, round: str, bias: torch.Tensor
                   logger: logging.Logger) -> Head:
     """head_of with a screen of so many bits; 0: without."""
     head = head_of(layer, round, bias)
-    screen = make_screen(context, head, bits, logger, layer.ranks) if bits else None
+    screen = make_screen(context, head, bits, logger) if bits else None
     return head if screen is None else head_of(layer, round, bias, screen)
 
 

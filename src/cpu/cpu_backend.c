@@ -93,17 +93,17 @@ static void cpu_parallel(fs_context *context, int32_t count, void (*task)(void *
 /* ---------------------------------------------------------------------------------------------------- sample ---- */
 
 /* Masses may be rough: there is a second pass. */
-static fs_job sample_of(const fs_cpu *cpu, const fs_head *head, const fs_batch *batch, const fs_result *result) {
+static fs_job sample_of(const fs_context *context, const fs_head *head, const fs_batch *batch,
+                        const fs_result *result) {
     fs_job job = fs_job_of(head, batch, result);
     job.call.needs.rough = job.call.needs.mass_to_cut;
-    if (!head->screen || !screen_serves(head, batch, &job.call.needs)) return job;
-    job.screened = batch->rows <= cpu->screen_rows[screen_of(head->screen).format != FS_SCREEN_INT8];
+    job.screened = fs_job_screens(&job, context);
     return job;
 }
 
 static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
     fs_cpu *cpu = context->state;
-    fs_job job = sample_of(cpu, head, batch, result);
+    fs_job job = sample_of(context, head, batch, result);
     size_t extra_bytes = 0;
     FS_TRY(fs_job_take_memory(&job, context));
     FS_TRY(fs_job_draw(&job, context, &result->fallback_rows, &extra_bytes));
@@ -131,7 +131,7 @@ static size_t second_size(const fs_job *job, fs_context *context, int64_t rows) 
  * be filtered, and a part is not grouped and has no second pass. */
 static fs_status cpu_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                                size_t bytes[2]) {
-    const fs_job jobs[2] = {sample_of(context->state, head, batch, result), fs_job_of_part(head, batch, result, 0)};
+    const fs_job jobs[2] = {sample_of(context, head, batch, result), fs_job_of_part(head, batch, result, 0)};
     fs_batch fewer = *batch;
     fewer.slots = batch->slots ? batch->slots : batch->rows;
     bytes[0] = bytes[1] = 0;
@@ -143,7 +143,7 @@ static fs_status cpu_work_size(fs_context *context, const fs_head *head, const f
             fs_job job = jobs[part];
             job.call.batch = &fewer;
             job.largest = 1;
-            job.screened = head->screen && !part; /* who asks for less may be */
+            job.screened = head->screen != NULL; /* who asks for less may be */
             const size_t size = fs_job_size(&job, context), second = part ? 0 : second_size(&job, context, batch->rows);
             bytes[0] = size > bytes[0] ? size : bytes[0];
             bytes[1] = size + second > bytes[1] ? size + second : bytes[1];

@@ -1,5 +1,6 @@
 #include "cpu_parts.h"
-#include "cpu_job.h"
+#include "cpu_screened.h"
+#include "cpu_second.h"
 
 #include "core/finish.h"
 #include "core/wire.h"
@@ -14,13 +15,25 @@ fs_status fs_cpu_partial_size(fs_context *context, const fs_head *head, const fs
     return FS_OK;
 }
 
-static void compact_task(void *arg, int32_t task) {
+/* Rows whose summaries a part takes, or that a screen leaves to a pass over W. */
+static void end_task(void *arg, int32_t task) {
     const fs_job *job = arg;
+    const fs_pass *pass = &job->pass;
     (void)task;
-    for (int32_t a; (a = fs_pass_merged(&job->pass)) >= 0;) {
-        list_compact(&job->pass.summary[a].list);
-        list_compact(&job->pass.summary[a].raw_list);
+    for (int32_t a; (a = fs_pass_merged(pass)) >= 0;) {
+        if (pass->by_screen) fs_screened_end(pass, a);
+        job->state[pass->row[a]] = pass->by_screen && fs_screened_gave_up(pass, a) ? FS_TO_READ : FS_DONE;
+        list_compact(&pass->summary[a].list);
+        list_compact(&pass->summary[a].raw_list);
     }
+}
+
+/* A pass, and the rows that it ends into the part. */
+static void run_to_part(fs_job *job, void *part) {
+    const fs_pass *pass = &job->pass;
+    fs_job_run(job, end_task);
+    for (int32_t a = 0; a < pass->rows; a++)
+        if (job->state[pass->row[a]] == FS_DONE) fs_wire_put(&job->call, pass->row[a], &pass->summary[a], part);
 }
 
 fs_status fs_cpu_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
@@ -28,11 +41,12 @@ fs_status fs_cpu_partial(fs_context *context, const fs_head *head, const fs_batc
     fs_job job = fs_job_of_part(head, batch, result, least);
     FS_REQUIRE(context, bytes >= wire_size(&job.call), "part has %zu bytes, needs %zu (fs_partial_size)", bytes,
                wire_size(&job.call));
+    job.screened = fs_job_screens(&job, context);
     FS_TRY(fs_job_take_memory(&job, context));
-    fs_job_run(&job, compact_task);
     memset(part, 0, bytes);
     fs_wire_begin(&job.call, part);
-    for (int32_t a = 0; a < job.pass.rows; a++) fs_wire_put(&job.call, job.row[a], &job.pass.summary[a], part);
+    run_to_part(&job, part);
+    if (job.screened && fs_job_leave_screen(&job, context)) run_to_part(&job, part);
     if (sealed) fs_wire_seal(&job.call, part);
     return FS_OK;
 }

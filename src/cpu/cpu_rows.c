@@ -312,6 +312,7 @@ int fs_settle_token(fs_settle *settle, uint32_t token, float *x, float *y) {
     *y = edited[lead];
     const float l = *y * call->rules[settle->active->b].inverse_temperature;
     if (*y == INFINITY || l == INFINITY) *flags |= FS_ROW_INF;
+    if (*x > settle->summary->max_x) settle->summary->max_x = *x;
     if (*y > settle->summary->max_y) settle->summary->max_y = *y;
     return *y > -INFINITY;
 }

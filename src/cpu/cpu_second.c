@@ -173,9 +173,15 @@ static fs_status take_turn(fs_job *job, fs_context *context, int32_t turn, const
     return FS_OK;
 }
 
-/* What the screen did; then a pass over W, in the same memory, for the rows that it has left. Returns how
- * many. */
-static int64_t end_screened(fs_job *job, fs_context *context) {
+int fs_job_screens(const fs_job *job, const fs_context *context) {
+    const fs_cpu *cpu = context->state;
+    const fs_head *head = job->call.head;
+    const fs_batch *batch = job->call.batch;
+    if (!head->screen || !screen_serves(head, batch, &job->call.needs)) return 0;
+    return batch->rows <= cpu->screen_rows[screen_of(head->screen).format != FS_SCREEN_INT8];
+}
+
+int32_t fs_job_leave_screen(fs_job *job, fs_context *context) {
     fs_cpu *cpu = context->state;
     int32_t rows = 0;
     job->screened_dots = fs_screened_dots(&job->pass);
@@ -188,7 +194,6 @@ static int64_t end_screened(fs_job *job, fs_context *context) {
     fs_job_start_pass(job, context, job->row, rows);
     cpu->work.used = job->pass_at;
     fs_pass_layout(&job->pass, &cpu->work);
-    fs_job_run(job, finish_task);
     return rows;
 }
 
@@ -197,7 +202,8 @@ fs_status fs_job_draw(fs_job *job, fs_context *context, int64_t *again, size_t *
     *extra_bytes = take_store(job, context);
     finish_dropped(job);
     fs_job_run(job, finish_task);
-    const int64_t read = job->screened ? end_screened(job, context) : 0;
+    const int64_t read = job->screened ? fs_job_leave_screen(job, context) : 0;
+    if (read) fs_job_run(job, finish_task);
     const int64_t all = job->call.batch->rows;
     int64_t count[FS_TO_PROVE + 1] = {0};
     for (int64_t b = 0; b < all; b++) count[job->state[b]]++;

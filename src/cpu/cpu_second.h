@@ -18,6 +18,13 @@ enum {
  * beside the work memory. */
 fs_status fs_job_draw(fs_job *job, fs_context *context, int64_t *again, size_t *extra_bytes);
 
+/* Whether the first pass of a job is over the head's screen. */
+int fs_job_screens(const fs_job *job, const fs_context *context);
+
+/* What that did; then the pass becomes one over W, in the same memory, for the rows that are to be read. Returns how
+ * many. */
+int32_t fs_job_leave_screen(fs_job *job, fs_context *context);
+
 /* Makes the pass one of these rows that the first has left for this turn. Returns the bytes it takes. */
 size_t fs_second_start(fs_job *job, fs_context *context, int32_t turn, const int32_t *row, int32_t rows);
 

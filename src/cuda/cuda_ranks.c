@@ -78,12 +78,26 @@ static fs_status put(fs_context *context, const fs_cuda_args *pass, void *with) 
     return FS_OK;
 }
 
+/* Whether the head's screen decides the rows of a part. They are left in the work memory of one launch of the pass over
+ * W, which then finds nothing to do. */
+static fs_status reads_screen(fs_context *context, const fs_cuda_args *pass, const layout *l, int *reads) {
+    fs_cuda_plan plan;
+    *reads = !l->listed && fs_cuda_screens(context, pass, 0);
+    if (!*reads) return FS_OK;
+    FS_TRY(fs_cuda_plan_next(context, pass, &plan));
+    *reads = pass->batch.rows <= plan.rows;
+    return FS_OK;
+}
+
 /* The pass over this shard, and its part. */
 static fs_status make_part(fs_context *context, const fs_cuda_room *room, const fs_cuda_args *args, const layout *l,
                            void *part) {
     const cudaStream_t stream = ((fs_cuda *)context->state)->stream;
     fs_cuda_args pass = pass_of(args);
     destination to = {l, part, args->batch.mode};
+    int screens;
+    FS_TRY(reads_screen(context, &pass, l, &screens));
+    if (screens) FS_TRY(fs_cuda_screen_pass(context, room, room->parts, &pass));
     if (!l->listed) return fs_cuda_pass(context, room, &pass, put, &to);
     pass.part = part;
     FS_CUDA_TRY(context, cudaMemsetAsync(part, 0, l->bytes, stream));
@@ -94,11 +108,12 @@ static fs_status make_part(fs_context *context, const fs_cuda_room *room, const 
 
 /* -------------------------------------------------------------------------------------------------------- room ---- */
 
-/* Work memory of the pass. */
+/* Work memory of the pass. Enough for calls of a head that has a screen and asks for less, too. */
 static fs_status size_pass(fs_context *context, const fs_cuda_args *args, const layout *l, fs_cuda_room *room) {
     const fs_cuda_args pass = pass_of(args);
     memset(room, 0, sizeof *room);
     if (l->listed) return fs_cuda_rows_room(context, &pass, room);
+    if (pass.head.screen) fs_cuda_screen_room(context, &pass, 0, room);
     return fs_cuda_records_bytes(context, &pass, &room->records_bytes);
 }
 

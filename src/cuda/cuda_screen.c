@@ -30,8 +30,8 @@ static int may_be_wide(const fs_context *context, const fs_cuda_args *args) {
     const fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;
     const fs_screen s = screen_of_call(context, args, 1);
-    return cuda->device.major == 9 && !may_have_rules(args) && !head->bias && !(head->softcap > 0.0f) &&
-           fs_cuda_wide_fits(&s, cuda->device.shared_bytes);
+    return cuda->device.major == 9 && !may_have_rules(args) && head->first_token % FS_NOISE_BLOCK == 0 && !head->bias &&
+           !(head->softcap > 0.0f) && fs_cuda_wide_fits(&s, cuda->device.shared_bytes);
 }
 
 /* How many rows a pass takes at once: as many as H has room for in shared memory, or FS_WIDE_ROWS where that is not all
@@ -41,7 +41,8 @@ static int32_t rows_at_once(const fs_context *context, const fs_cuda_args *args)
     const fs_head *head = &args->head;
     const fs_batch *batch = &args->batch;
     if (head->kind != FS_HEAD_WEIGHTS || head->dtype != FS_BF16 || batch->hidden_dtype != FS_BF16) return 0;
-    if (head->dim % 8 || head->first_token % FS_NOISE_BLOCK || !fs_cuda_plan_aligned(head, batch)) return 0;
+    const int64_t step = may_have_rules(args) ? FS_NOISE_BLOCK : FS_SCREEN_TOKENS;
+    if (head->dim % 8 || head->first_token % step || !fs_cuda_plan_aligned(head, batch)) return 0;
     const int32_t few = fs_cuda_screen_rows(head->dim, batch->rows, cuda->device.shared_bytes);
     return few && batch->rows > few && may_be_wide(context, args) ? FS_WIDE_ROWS : few;
 }
@@ -179,7 +180,6 @@ fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, cha
     FS_TRY(fs_cuda_plan_next(context, args, &plan));
     part.k_order = plan.k_order;
     part.overlap = cuda->device.overlaps;
-    part.work = room->work;
     part.screen.of = screen_of_call(context, args, most > FS_CUDA_SCREEN_ROWS);
     part.screen.hash = context->screened[context->screen].header.hash;
     part.screen.open = (int32_t *)(void *)memory;
@@ -192,6 +192,7 @@ fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, cha
     for (; part.first_row < args->batch.rows; part.first_row += part.rows) {
         const int64_t left = args->batch.rows - part.first_row;
         part.rows = (int32_t)(left < most ? left : most);
+        part.work = room->work + (args->leave_rows ? part.first_row : 0);
         FS_TRY(screen_part(context, &part, most, memory + listed_bytes(most)));
     }
     args->screen.open = part.screen.open;

@@ -270,6 +270,104 @@ static void the_callers_memory_is_enough(void **state) {
     fs_context_destroy(context);
 }
 
+/* ----------------------------------------------------------------------------------------------------- parts ---- */
+
+/* A call over so many shards. */
+enum { SHARDS = 3 };
+
+/* Rows [from, to) of the head, with their slice of its screen, to be freed; without, if there is to be none. */
+static fs_head shard_of(fs_context *context, const screened_head *s, int64_t from, int64_t to, int screened) {
+    fs_head shard = s->head;
+    size_t needed;
+    shard.data = s->w + from * s->D;
+    shard.rows = to - from, shard.first_token = s->head.first_token + from;
+    shard.vocab = s->head.vocab ? s->head.vocab : s->head.first_token + s->V;
+    if (s->head.bias) shard.bias = s->head.bias + from;
+    if (!screened) return shard;
+    must_be_ok(context, fs_screen_slice(context, s->screen, s->bytes, from, shard.rows, NULL, 0, &needed));
+    void *slice = aligned_alloc(64, (needed + 63) / 64 * 64);
+    must_be_ok(context, fs_screen_slice(context, s->screen, s->bytes, from, shard.rows, slice, needed, NULL));
+    shard.screen = slice, shard.screen_bytes = needed;
+    return shard;
+}
+
+static void make_shards(fs_context *context, const screened_head *s, int screened, fs_head shard[SHARDS]) {
+    const int64_t cut[SHARDS + 1] = {0, s->V / 5 / 16 * 16, s->V / 2 / 16 * 16, s->V};
+    for (int i = 0; i < SHARDS; i++) shard[i] = shard_of(context, s, cut[i], cut[i + 1], screened);
+}
+
+static void free_shards(const fs_head shard[SHARDS]) {
+    for (int i = 0; i < SHARDS; i++) free((void *)(uintptr_t)shard[i].screen);
+}
+
+static void draw_by_parts(fs_context *context, const fs_head shard[SHARDS], const fs_batch *batch, drawn *d) {
+    void *part[SHARDS];
+    size_t bytes;
+    fs_result r = fs_result_default();
+    memset(d, 0x77, sizeof *d);
+    r.tokens = d->token, r.status = d->status, r.score = d->score, r.logit = d->logit;
+    for (int i = 0; i < SHARDS; i++) {
+        must_be_ok(context, fs_partial_size(context, &shard[i], batch, &r, &bytes));
+        part[i] = malloc(bytes);
+        must_be_ok(context, fs_partial(context, &shard[i], batch, &r, part[i], bytes));
+    }
+    must_be_ok(context, fs_merge(context, &shard[0], batch, (const void *const *)part, SHARDS, &r));
+    for (int i = 0; i < SHARDS; i++) free(part[i]);
+    for (int64_t b = 0; b < batch->rows; b++) d->status[b] &= ~(uint32_t)FS_ROW_FALLBACK;
+}
+
+static void parts_are_those_without(void **state) {
+    (void)state;
+    static drawn plain, screened;
+    static chance c;
+    fs_context *contexts[] = {open_context(FS_BACKEND_CPU, 1, 0), open_context(FS_BACKEND_CPU, 3, 256)};
+    fs_head with[SHARDS], without[SHARDS];
+    rng r = random_from(6);
+    for (int64_t i = 0; i < (int64_t)test_size(300); i++) {
+        fs_context *context = contexts[i % 2];
+        const fs_screen_options o = options_of(i % 3 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, 0);
+        screened_head s = make_screened(context, (int)(i % HEAD_KINDS), 1203, 144, 24, 20.0, &o);
+        make_chance(&c, &r, 1190);
+        chance_head(&s, &c, &r);
+        if (i % 4 == 1) spoil(&s, &r);
+        free(s.screen);
+        s.screen = build(context, &s.head, &o, &s.bytes);
+        const fs_batch batch = chance_batch(&s, &c, &r);
+        make_shards(context, &s, 0, without);
+        make_shards(context, &s, 1, with);
+        draw_by_parts(context, without, &batch, &plain);
+        draw_by_parts(context, with, &batch, &screened);
+        same_draws(&plain, &screened);
+        free_shards(with);
+        free_screened(&s);
+    }
+    for (int i = 0; i < 2; i++) fs_context_destroy(contexts[i]);
+}
+
+/* A token that only W knows of, since nobody has told the screen, is in no part. */
+static void it_is_the_screen_that_a_part_is_made_of(void **state) {
+    (void)state;
+    static drawn before, after;
+    fs_context *context = open_context(FS_BACKEND_CPU, 2, 0);
+    const fs_screen_options o = options_of(FS_SCREEN_INT8, 0);
+    const int64_t token = 4001;
+    screened_head s = make_screened(context, NORMAL, 5003, 256, 20, 20.0, &o);
+    const fs_batch batch = batch_of(&s, 0.0f, 1);
+    fs_head with[SHARDS], without[SHARDS];
+    for (int64_t b = 0; b < s.B; b++) s.h[b * s.D] = bf16_of(8.0f);
+    make_shards(context, &s, 0, without);
+    make_shards(context, &s, 1, with);
+    draw_by_parts(context, with, &batch, &before);
+    for (int64_t d = 0; d < s.D; d++) s.w[token * s.D + d] = bf16_of(d ? 0.0f : 1000.0f);
+    draw_by_parts(context, with, &batch, &after);
+    assert_memory_equal(before.token, after.token, sizeof before.token);
+    draw_by_parts(context, without, &batch, &after);
+    for (int64_t b = 0; b < s.B; b++) assert_int_equal(after.token[b], token);
+    free_shards(with);
+    free_screened(&s);
+    fs_context_destroy(context);
+}
+
 /* Scales that lost a bit draw other tokens: what is compared above would show it. */
 static void wrong_scales_draw_other_tokens(void **state) {
     (void)state;
@@ -303,6 +401,8 @@ int main(void) {
         cmocka_unit_test(cuts_by_lists_draw_the_same),
         cmocka_unit_test(ties_in_lists_go_to_lower_ids_whoever_meets_them_first),
         cmocka_unit_test(the_callers_memory_is_enough),
+        cmocka_unit_test(parts_are_those_without),
+        cmocka_unit_test(it_is_the_screen_that_a_part_is_made_of),
         cmocka_unit_test(wrong_scales_draw_other_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,6 +4,7 @@ import os
 import sys
 
 os.environ.setdefault("NCCL_HOSTID", "rank%s" % sys.argv[1])
+os.environ["FLASHSAMPLING_SCREEN_ROWS"] = "1000"  # screens are read, of heads so small too
 
 import conftest  # noqa: F401, E402  finds the package
 import numpy as np
@@ -49,13 +50,14 @@ def outputs(B, names):
 
 
 def head(how, kind="weights", H=None, **more):
-    """This rank's shard of the weights, or of the logits they give."""
+    """This rank's shard of the weights, with a screen or without, or of the logits they give."""
     first, last = shards(V, COUNT, how)[RANK]
-    W = weights()
-    if kind == "weights":
-        return fs.Head(W[first:last], first_token=first, vocab=V, **more)
-    logits = (H.double() @ W.double().T).float()
-    return fs.Head(logits=logits[:, first:last], first_token=first, vocab=V, **more)
+    W = weights()[first:last]
+    if kind == "screened" and last > first:
+        more["screen"] = CONTEXT.screen(fs.Head(W, first_token=first, vocab=V), 4, seed=3)
+    if kind != "logits":
+        return fs.Head(W, first_token=first, vocab=V, **more)
+    return fs.Head(logits=(H.double() @ W.double().T).float(), first_token=first, vocab=V, **more)
 
 
 # name, results, logits, more rules of the batch, kind of head
@@ -69,6 +71,9 @@ CASES = (
     ("groups", ("tokens", "status", "log_z"), "processed", dict(mode="group_parallel", group_size=128), "weights"),
     ("stored", ("tokens", "status", "log_z"), "processed", {}, "logits"),
     ("stored tokens", ("tokens",), "processed", {}, "logits"),
+    ("screened tokens", ("tokens",), "raw", {}, "screened"),
+    ("screened", ("tokens", "status", "score", "logit"), "raw", {}, "screened"),
+    ("screened with cuts", ("tokens", "status", "score"), "raw", dict(top_k=50), "screened"),
     ("top-k", ("tokens", "status", "score"), "raw", dict(top_k=50), "weights"),
     ("cuts", ("tokens", "status", "score"), "raw", dict(top_k=64, top_p=0.8, min_p=0.001), "weights"),
     ("nucleus", ("tokens", "status", "score"), "raw", dict(top_p=0.7, list_capacity=V), "weights"),
@@ -107,8 +112,11 @@ def run_draw():
 def run_graph():
     """A captured call, replayed with other positions and hidden states, draws what an eager one does."""
     ranks, B = Ranks(RANK, COUNT, FOLDER), 64
-    H, asked, part = hidden(B), rules(B), head("even")
-    for wanted, more in ((("tokens",), {}), (("tokens", "status", "log_z"), {}), (("tokens", "status"), dict(top_k=50))):
+    H, asked = hidden(B), rules(B)
+    for wanted, more, kind in ((("tokens",), {}, "weights"), (("tokens",), {}, "screened"),
+                               (("tokens", "status", "log_z"), {}, "weights"),
+                               (("tokens", "status"), dict(top_k=50), "weights")):
+        part = head("even", kind)
         asked.update(more)
         out, eager = outputs(B, wanted), outputs(B, wanted)
         CONTEXT.sample(part, H, out=out, ranks=ranks.address, logits="processed", **asked)

@@ -147,17 +147,18 @@ static void call(fs_context *context, cudaStream_t stream, const fs_head *head, 
     look(device, "a call", rows, what, a.batch.samples);
 }
 
-/* The same in three shards, the last of them empty. */
+/* The same in three shards, the last of them empty; with a screen in one, which it is of. */
 static void call_in_parts(fs_context *context, cudaStream_t stream, const fs_head *whole, const void *hidden,
                           int64_t rows, int what, results *device) {
-    const int64_t end[] = {1024, VOCAB, VOCAB};
+    const int64_t end[] = {whole->screen ? VOCAB : 1024, VOCAB, VOCAB};
+    const int shards = whole->screen ? 1 : 3;
     asked a = ask(hidden, rows, FS_MODE_SAMPLE, what, device);
     void *part[3];
     size_t bytes;
     cuda(cudaMemsetAsync(device, SENTINEL, sizeof *device, stream), "cudaMemset");
     fs_head shard = *whole;
     shard.vocab = VOCAB;
-    for (int64_t i = 0, first = 0; i < 3; first = end[i++]) {
+    for (int64_t i = 0, first = 0; i < shards; first = end[i++]) {
         shard.data = (const uint16_t *)whole->data + first * DIM;
         shard.first_token = first;
         shard.rows = end[i] - first;
@@ -169,11 +170,11 @@ static void call_in_parts(fs_context *context, cudaStream_t stream, const fs_hea
         must(fs_partial(context, &shard, &a.batch, &a.result, part[i], bytes) == FS_OK, "fs_partial",
              fs_error_text(context));
     }
-    must(fs_merge(context, &shard, &a.batch, (const void *const *)part, 3, &a.result) == FS_OK, "fs_merge",
+    must(fs_merge(context, &shard, &a.batch, (const void *const *)part, shards, &a.result) == FS_OK, "fs_merge",
          fs_error_text(context));
     cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     look(device, "shards", rows, what, a.batch.samples);
-    for (int i = 0; i < 3; i++) cuda(cudaFree(part[i]), "cudaFree");
+    for (int i = 0; i < shards; i++) cuda(cudaFree(part[i]), "cudaFree");
 }
 
 /* Every rule alone and some together, ended in the pass or by teams; and over shards. */
@@ -220,12 +221,14 @@ static int call_screens(fs_context *context, cudaStream_t stream, const fs_head 
         must(fs_screen_build(context, &head, &options, screen, head.screen_bytes) == FS_OK, "fs_screen_build",
              fs_error_text(context));
         head.screen = screen;
-        for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
             for (int j = 0; j < kinds; j++)
                 call(context, stream, &head, hidden, rows[i], FS_MODE_SAMPLE, what[j], device);
+            call_in_parts(context, stream, &head, hidden, rows[i], 0, device);
+        }
         cuda(cudaFree(screen), "cudaFree");
     }
-    return 8 * kinds;
+    return 8 * (kinds + 1);
 }
 
 int main(int argc, char **argv) {

@@ -140,13 +140,14 @@ def test_what_is_no_number_of_bits_is_refused(engine, monkeypatch, value):
     assert screen_bits(engine.variable) == 4
 
 
-@pytest.mark.parametrize("dtype, width, ranks, why", [
-    (torch.bfloat16, 64, 2, "the head is split over 2 ranks"), (torch.float16, 64, 1, "it is f16 and 64 wide"),
-    (torch.bfloat16, 60, 1, "it is bf16 and 60 wide")], ids=str)
-def test_a_screen_that_nothing_would_read_is_not_made(caplog, dtype, width, ranks, why):
+@pytest.mark.parametrize("dtype, width, first, why", [
+    (torch.bfloat16, 64, 1000, "must begin at a multiple of 16 tokens, not at 1000"), (torch.float16, 64, 0, "it is f16 and 64 wide"),
+    (torch.bfloat16, 60, 0, "it is bf16 and 60 wide")], ids=str)
+def test_a_screen_that_nothing_would_read_is_not_made(caplog, dtype, width, first, why):
     weight = types.SimpleNamespace(is_cuda=True, dtype=dtype, shape=(VOCAB, width))
-    head = types.SimpleNamespace(data=types.SimpleNamespace(keep=weight))
-    assert make_screen(None, head, 8, logging.getLogger("vllm.flashsampling"), ranks) is None
+    head = types.SimpleNamespace(data=types.SimpleNamespace(keep=weight),
+                                 struct=types.SimpleNamespace(first_token=first))
+    assert make_screen(None, head, 8, logging.getLogger("vllm.flashsampling")) is None
     assert len(caplog.messages) == 1 and why in caplog.text
 
 

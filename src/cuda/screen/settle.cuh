@@ -214,6 +214,12 @@ FS_DEVICE void load_row(const fs_cuda_args &args, char *h, int32_t b, int32_t th
         *(uint4 *)(h + 2 * k) = k < dim ? __ldcg((const uint4 *)(from + 2 * k)) : make_uint4(0, 0, 0, 0);
 }
 
+/* What a screen has found of a row that is a part's: it stays in work memory, where a pass over W leaves rows too. It
+ * may still run, for others: it finds the same key again, or a larger one. */
+FS_DEVICE void leave_row(fs_cuda_row *row) {
+    row->bound = row->max = row->done = row->seeded = 0;
+}
+
 /* The last CTA ends the rows, or leaves them to the pass over W; nobody before, because lists' lengths have to stay
  * until all CTAs have their shares. Rows that are cut are ended by another launch. By a warp; a row, and how it draws,
  * to a lane. */
@@ -235,7 +241,8 @@ FS_DEVICE void end_settled(const fs_cuda_args &args, const fs_draw &draw) {
     if (lost || __ldcg(&row->max) > FS_CUDA_SCREENED) {
         atomicAdd(args.screen.open, 1);
         clear_row(row, false);
-    } else close_row<false>(args, draw, b, NULL);
+    } else if (args.leave_rows) leave_row(row);
+    else close_row<false>(args, draw, b, NULL);
     row->rough = 0;
 }
 
