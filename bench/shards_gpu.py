@@ -63,7 +63,8 @@ def print_screens(shards, H, rows, reps):
     for bits in (8, 4):
         screen = bench.context.screen(fs.Head(first), bits)
         heads["%d bits" % bits] = fs.Head(first, vocab=len(shards.whole.data.keep), constant=True, screen=screen)
-    print("\n| us: a shard's part, plain rows | %s | over W | parts that differ |\n|---%s|" % (" | ".join(heads), "|---" * 5))
+    print("\n| us: a shard's part, plain rows | %s | over W | parts that differ |\n|---%s|"
+          % (" | ".join(heads), "|---" * 5))
     for B in rows:
         out = shards.outputs(B, 1)
         batches = {name: fs.Batch(head, H[:B], seed=1) for name, head in heads.items()}

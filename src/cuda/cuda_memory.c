@@ -7,14 +7,16 @@
 #define SLAB ((size_t)1 << 21)
 /* Rows have as much in every call, so that what is zero between calls is in the same place in all. */
 #define ROWS_BYTES (FS_CUDA_ROWS * sizeof(fs_cuda_row))
+#define HISTORY_BYTES ALIGNMENT
+_Static_assert(FS_SCREEN_HISTORIES * sizeof(fs_screen_history) <= HISTORY_BYTES, "histories have room");
 
 static size_t aligned(size_t bytes) {
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* What is zero between calls. */
+/* What is zero between calls, and what stays as it is. */
 static size_t zero_bytes(const fs_cuda_room *room) {
-    return ROWS_BYTES + aligned(room->records_bytes);
+    return ROWS_BYTES + HISTORY_BYTES + aligned(room->records_bytes);
 }
 
 size_t fs_cuda_room_bytes(const fs_cuda_room *room) {
@@ -24,6 +26,8 @@ size_t fs_cuda_room_bytes(const fs_cuda_room *room) {
 static void place(fs_cuda_room *room, char *at) {
     room->work = (fs_cuda_row *)(void *)at;
     at += ROWS_BYTES;
+    room->history = (fs_screen_history *)(void *)at;
+    at += HISTORY_BYTES;
     room->records = room->records_bytes ? (fs_group *)(void *)at : NULL;
     at += aligned(room->records_bytes);
     room->parts = room->parts_bytes ? at : NULL;

@@ -8,7 +8,7 @@
  *   the caller's           calls:    from its front                             captured: from its end
  *
  * In a region the pass's rows and records are zero between calls, wherever a call puts them; what ranks exchange lies
- * behind them and is not. */
+ * behind them and is not. How screens have fared is zero at first and then nobody's but theirs. */
 #ifndef FS_CUDA_MEMORY_H
 #define FS_CUDA_MEMORY_H
 
@@ -20,6 +20,7 @@
 /* What a call asks for, and where it has it. */
 typedef struct fs_cuda_room {
     fs_cuda_row *work;
+    fs_screen_history *history; /* [FS_SCREEN_HISTORIES] */
     fs_group *records;
     char *parts; /* those of ranks, and this rank's own; logits of rows with rules */
     size_t records_bytes, parts_bytes;

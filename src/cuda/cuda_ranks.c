@@ -5,7 +5,8 @@
  *   what a key tells       all_max of    hash, its complement | key 8 per row
  *   anything else          all_gather of parts
  *
- * Rows with rules are ended by rows/rows.cu, with all logits of the shard in memory, but for their cuts, which are made
+ * The pass is one over W, or over the head's screen and then, where that leaves rows open, over W. Rows with rules are
+ * ended by rows/rows.cu, with all logits of the shard in memory, but for their cuts, which are made
  * when the lists of all shards are together. The host cannot be asked for another round: what lists leave open is
  * FS_ROW_INCOMPLETE. */
 #include "cuda_backend.h"

@@ -172,6 +172,13 @@ static fs_status screen_part(fs_context *context, const fs_cuda_args *part, int3
     return FS_OK;
 }
 
+/* Whose outcome says something about this one's. */
+static int32_t kind_of_call(const fs_cuda_args *args) {
+    const int64_t rows = args->batch.rows;
+    const int32_t size = (rows > 1) + (rows > 8) + (rows > FS_CUDA_SCREEN_ROWS);
+    return size + (may_have_rules(args) ? FS_SCREEN_HISTORIES / 2 : 0);
+}
+
 fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, char *memory, fs_cuda_args *args) {
     const fs_cuda *cuda = context->state;
     const int32_t most = rows_at_once(context, args);
@@ -183,6 +190,7 @@ fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, cha
     part.screen.of = screen_of_call(context, args, most > FS_CUDA_SCREEN_ROWS);
     part.screen.hash = context->screened[context->screen].header.hash;
     part.screen.open = (int32_t *)(void *)memory;
+    part.screen.history = room->history + kind_of_call(args);
     part.screen.entry = (fs_screened_token *)(void *)(memory + LINE + LINE);
     if (part.dense.x) {
         part.lists.floor = (uint32_t *)(void *)(memory + LINE);

@@ -289,7 +289,7 @@ def test_it_is_the_screen_that_decides(bits, V, B, n, outputs, tile):
     if n > 1 and "logit" in outputs:
         outputs = ("score",)  # logits of several samples are W's
     w = weights(V, 1024)
-    h, screen, context = hidden(w, B), screen_of(w, bits), opened(tile) if tile else GPU
+    h, screen, context = hidden(w, B), screen_of(w, bits), opened(tile)  # whose screens have not failed before
     call = dict(temperature=torch.zeros(B, device="cuda"), outputs=outputs, samples=n)
     plain, screened = fs.Head(w), fs.Head(w, screen=screen)
     before = context.sample(screened, h, **call).tokens.clone()
@@ -298,6 +298,51 @@ def test_it_is_the_screen_that_decides(bits, V, B, n, outputs, tile):
     w[last] = h[0] * (1000 / h[0].float().square().sum())
     assert int(context.sample(plain, h, **call).tokens.flatten()[0]) == last
     assert torch.equal(before, context.sample(screened, h, **call).tokens)
+    torch.cuda.synchronize()
+    context.close()
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["called", "captured"])
+@pytest.mark.parametrize("top_k, B", [(0, 1), (0, 8), (0, 16), (0, 32), (0, 70), (20, 1), (20, 16)])
+def test_calls_go_to_the_weights_at_once_where_a_screen_keeps_failing(bits, B, top_k, captured):
+    """One call behind two failures, three behind the next, ... Whether W is read a token shows that only W knows of."""
+    context, w, more = opened(), weights(32000, 1024), {}
+    good, rows = hidden(w, B), torch.empty(B, 1024, dtype=BF16, device="cuda")
+    if top_k:
+        more["top_k"] = torch.full((B,), top_k, dtype=torch.int32, device="cuda")
+    head = fs.Head(w, screen=GPU.screen(fs.Head(w), bits, seed=23))
+    batch = fs.Batch(head, rows, **more)
+    out = fs.Result(batch)
+    rows.copy_(good)
+    context.sample(head, batch, out=out)  # the screen is compared with W as it is
+    last = int((good.float() @ w.float().T).amax(0).argmin())  # in nobody's list
+    w[last] = good[0] * (1000 / good[0].float().square().sum())
+    bad = good.clone()
+    bad[0] = float("nan")  # nothing is known of such a row's logits
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=STREAM):
+            context.sample(head, batch, out=out)
+
+    def reads_weights(h):
+        rows.copy_(h)
+        if captured:
+            graph.replay()
+        else:
+            context.sample(head, batch, out=out)
+        return int(out.tokens[0]) == last
+
+    assert not reads_weights(good)
+    reads_weights(bad)
+    for skipped in (1, 3, 7):
+        reads_weights(bad)
+        assert all(reads_weights(good) for _ in range(skipped))
+    for _ in range(2):
+        assert not reads_weights(good)  # and now it decides, so the next failure is the first
+    reads_weights(bad)
+    assert not reads_weights(good)
+    torch.cuda.synchronize()
+    context.close()
 
 
 def test_bounds_that_are_broken_open_the_row():

@@ -77,7 +77,8 @@ def test_what_a_head_does_to_its_logits(bits, head):
     check(w, hidden(w, 12), (0, 9008, 20000), bits, head=dict(head, bias=bias))
 
 
-@pytest.mark.parametrize("rules", [dict(top_k=20), dict(mode="group_parallel", group_size=128), dict(samples=3)], ids=str)
+@pytest.mark.parametrize("rules", [dict(top_k=20), dict(mode="group_parallel", group_size=128), dict(samples=3)],
+                         ids=str)
 def test_calls_that_read_the_weights(bits, rules):
     w = weights(32000, 512)
     check(w, hidden(w, 6), (0, 12800), bits, outputs=(), **rules)
@@ -113,14 +114,15 @@ def test_a_graph_replays_with_other_rows(bits):
 @pytest.mark.parametrize("B", [1, 16, 32])
 def test_it_is_the_screen_that_decides(bits, B):
     """A token that only W knows of, since nobody has told the screen, is not drawn."""
-    w = weights(32000, 1024)
+    w, context = weights(32000, 1024), opened()  # whose screens have not failed before
     h, T = hidden(w, B), torch.zeros(B, device="cuda")
     shards = list(shards_of(w, (0, 16000), bits))
-    before = merged(shards, h, temperature=T)["tokens"]
+    before = merged(shards, h, context, temperature=T)["tokens"]
     last = int((h.float() @ w.float().T).amax(0).argmin())  # in nobody's list
     w[last] = h[0] * (1000 / h[0].float().square().sum())
-    assert merged(list(shards_of(w, (0, 16000))), h, temperature=T)["tokens"][0] == last
-    assert np.array_equal(merged(shards, h, temperature=T)["tokens"], before)
+    assert merged(list(shards_of(w, (0, 16000))), h, context, temperature=T)["tokens"][0] == last
+    assert np.array_equal(merged(shards, h, context, temperature=T)["tokens"], before)
+    context.close()
 
 
 def test_work_memory_as_asked_for_is_enough(bits):

@@ -242,7 +242,7 @@ def test_a_graph_replays_with_other_rules(bits):
                          ids=str)
 def test_it_is_the_screen_that_decides(bits, rules):
     """A token that only W knows of, since nobody has told the screen, is not drawn."""
-    w = weights(V, D)
+    w, context = weights(V, D), opened()  # whose screens have not failed before
     h, screen = hidden(w, 1), screen_of(w, bits)
     call = dict(rules)
     if "allow" in call:
@@ -252,12 +252,14 @@ def test_it_is_the_screen_that_decides(bits, rules):
     else:
         call = arrays(1, call)
     plain, screened = fs.Head(w), fs.Head(w, screen=screen)
-    before = GPU.sample(screened, h, **call).tokens.clone()
-    assert torch.equal(before, GPU.sample(plain, h, **call).tokens)
+    before = context.sample(screened, h, **call).tokens.clone()
+    assert torch.equal(before, context.sample(plain, h, **call).tokens)
     last = int((h.float() @ w.float().T).argmin())
     w[last] = h[0] * (1000 / h[0].float().square().sum())
-    assert int(GPU.sample(plain, h, **call).tokens) == last
-    assert torch.equal(before, GPU.sample(screened, h, **call).tokens)
+    assert int(context.sample(plain, h, **call).tokens) == last
+    assert torch.equal(before, context.sample(screened, h, **call).tokens)
+    torch.cuda.synchronize()
+    context.close()
 
 
 def test_weights_that_are_written_over_are_noticed(bits):
@@ -272,10 +274,12 @@ def test_weights_that_are_written_over_are_noticed(bits):
 def test_a_screen_that_has_lost_tokens_is_seen(bits, rules):
     """What the comparison above would say if bounds were wrong: every other 16 tokens have weights and bounds of 0."""
     w = weights(V, D)
-    h, screen = hidden(w, 16), screen_of(w, bits)
+    h, screen, context = hidden(w, 16), screen_of(w, bits), opened()
     strips = screen[128:].reshape((V + 15) // 16, -1)
     strips[::2, :64] = 0
     strips[::2, 128:] = 0
     plain, screened = fs.Head(w), fs.Head(w, screen=screen)
     call = dict(seed=1, **arrays(16, rules))
-    assert not torch.equal(GPU.sample(plain, h, **call).tokens, GPU.sample(screened, h, **call).tokens)
+    assert not torch.equal(context.sample(plain, h, **call).tokens, context.sample(screened, h, **call).tokens)
+    torch.cuda.synchronize()
+    context.close()

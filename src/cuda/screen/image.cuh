@@ -4,6 +4,7 @@
 #define FS_CUDA_SCREEN_IMAGE_CUH
 
 #include "cuda/screen/contest.cuh"
+#include "cuda/screen/history.cuh"
 
 /* The image of up to 32 hidden states, beside a screen; bf16 as wgmma takes its second operand from shared memory
  * (K-major, swizzled by 128 bytes):
@@ -61,7 +62,9 @@ __global__ void __launch_bounds__(FS_IMAGE_THREADS)
     const fs_matrix hidden = hidden_of_batch(&args.head, &args.batch);
     const int32_t record = blockIdx.x, dim = (int32_t)args.head.dim;
     char *own = to + record * FS_IMAGE_RECORD;
-    if (record == 0 && threadIdx.x == 0 && args.first_row == 0) *args.screen.open = 0;
+    const bool leaves = leaves_to_weights(args);
+    if (record == 0 && threadIdx.x == 0 && args.first_row == 0) *args.screen.open = leaves;
+    if (leaves) return;
     for (int32_t i = threadIdx.x; i < FS_WIDE_ROWS * 16; i += FS_IMAGE_THREADS) {
         const int32_t unit = i % 8, chunk = i / 8 % 2, b = i / 16;
         const int32_t column = record * FS_SCREEN_SPAN + chunk * FS_SCREEN_CHUNK + 2 * unit;

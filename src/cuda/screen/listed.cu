@@ -12,6 +12,7 @@
 #include "cuda/fused/cuts.cuh"
 #include "cuda/rows/logits.cuh"
 #include "cuda/rows/teams.cuh"
+#include "cuda/screen/history.cuh"
 #include "cuda/screen/row.cuh"
 
 namespace {
@@ -284,22 +285,9 @@ FS_DEVICE bool take_settled(const fs_cuda_args &args, fs_cut_room *room, const f
     return room->count > 0;
 }
 
-__global__ void __launch_bounds__(FS_THREADS, 1) end_settled_rows(const __grid_constant__ fs_cuda_args args) {
-    extern __shared__ __align__(16) char shared[];
-    __shared__ fs_cut_room room_of_row;
-    fs_cut_room *room = &room_of_row;
-    const int32_t b = (int32_t)blockIdx.x;
-    const fs_draw draw = draw_of_screened(args, b);
+/* Row b, or it is open. */
+FS_DEVICE void end_settled_row(const fs_cuda_args &args, fs_cut_room *room, const fs_draw &draw, int32_t b) {
     fs_cuda_row *row = &args.work[b];
-    if (threadIdx.x == 0) {
-        room->list = (unsigned long long *)shared;
-        room->weight = room->list + FS_CUDA_SCREENED;
-    }
-    wait_for_earlier_launches();
-    let_next_launch_begin();
-    __syncthreads();
-    if (b == 0 && threadIdx.x == 0) *args.lists.open = 0; /* of the pass over W, which may have nothing to do */
-    if (!draws(draw) || !is_listed(draw)) return;
     uint64_t own = 0;
     if (take_settled(args, room, draw, b)) {
         race_candidates(room, 1, draw);
@@ -312,6 +300,28 @@ __global__ void __launch_bounds__(FS_THREADS, 1) end_settled_rows(const __grid_c
     if (own) close_listed(args, draw, b, room->key, order_key_logit(own), order_key_logit(room->largest));
     else atomicAdd(args.screen.open, 1);
     clear_row(row, false);
+}
+
+__global__ void __launch_bounds__(FS_THREADS, 1) end_settled_rows(const __grid_constant__ fs_cuda_args args) {
+    extern __shared__ __align__(16) char shared[];
+    __shared__ fs_cut_room room_of_row;
+    fs_cut_room *room = &room_of_row;
+    const int32_t b = (int32_t)blockIdx.x;
+    const fs_draw draw = draw_of_screened(args, b);
+    if (threadIdx.x == 0) {
+        room->list = (unsigned long long *)shared;
+        room->weight = room->list + FS_CUDA_SCREENED;
+    }
+    wait_for_earlier_launches();
+    let_next_launch_begin();
+    __syncthreads();
+    if (b == 0 && threadIdx.x == 0) *args.lists.open = 0; /* of the pass over W, which may have nothing to do */
+    if (draws(draw) && is_listed(draw)) end_settled_row(args, room, draw, b);
+    if (threadIdx.x != 0) return;
+    __threadfence();
+    if (add_acquire(&args.screen.history->counted, 1) < gridDim.x - 1) return;
+    args.screen.history->counted = 0;
+    note_outcome(args);
 }
 
 constexpr int END_BYTES = 2 * FS_CUDA_SCREENED * (int)sizeof(unsigned long long);

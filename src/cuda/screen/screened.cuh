@@ -14,6 +14,7 @@
 #ifndef FS_CUDA_SCREENED_CUH
 #define FS_CUDA_SCREENED_CUH
 
+#include "cuda/screen/history.cuh"
 #include "cuda/screen/judge.cuh"
 
 /* RULES: some rows may have rules. */
@@ -37,16 +38,18 @@ __global__ void __launch_bounds__(FS_SCREENED_THREADS, 1)
         barrier_init_fence();
     }
     wait_for_earlier_launches();
-    if (blockIdx.x == 0 && threadIdx.x == 0 && args.first_row == 0) *args.screen.open = 0;
+    const bool leaves = leaves_to_weights(args);
+    if (blockIdx.x == 0 && threadIdx.x == 0 && args.first_row == 0) *args.screen.open = leaves;
     if (warp < FS_DOTS) {
         load_hidden<BITS, N>(args, room);
+        if (leaves) return;
         named_barrier(1, 32 * FS_DOTS);
         find_norms<BITS, N>(s, room);
         named_barrier_pass(3, FS_SCREENED_THREADS);
         named_barrier(1, 32 * FS_DOTS);
         let_next_launch_begin();
         dots.run(room);
-    } else {
+    } else if (!leaves) {
         fs_judge<BITS, N, RULES> judge = {{args, room, shaped != 0, true}, 0, 0, 0, false, 0, {}, 0xFFFF};
         judge.run();
     }

@@ -8,6 +8,7 @@
 #define FS_CUDA_SETTLE_CUH
 
 #include "cuda/fused/pieces.cuh"
+#include "cuda/screen/history.cuh"
 #include "cuda/screen/row.cuh"
 
 constexpr int FS_MOST_SETTLERS =
@@ -20,7 +21,7 @@ constexpr int FS_SLICE_PITCH = 256 + 16; /* bytes */
 
 /* Which entries of which row's list a CTA has: every so-many-th from `first` on. */
 struct fs_share {
-    int32_t row, first, ctas; /* 0: none */
+    int32_t row, first, ctas; /* 0: none; -1: a row is open, and all are W's */
     int32_t listed;           /* tokens of the row; -1: its list does not decide */
 };
 
@@ -220,6 +221,16 @@ FS_DEVICE void leave_row(fs_cuda_row *row) {
     row->bound = row->max = row->done = row->seeded = 0;
 }
 
+/* The rows are W's: nothing is left of them. By a warp, a row to a lane. */
+FS_DEVICE void leave_to_weights(const fs_cuda_args &args) {
+    const int32_t b = threadIdx.x;
+    if (b < args.rows) {
+        clear_row(&args.work[b], false);
+        args.work[b].rough = 0;
+    }
+    if (b == 0 && !args.dense.x) note_outcome(args);
+}
+
 /* The last CTA ends the rows, or leaves them to the pass over W; nobody before, because lists' lengths have to stay
  * until all CTAs have their shares. Rows that are cut are ended by another launch. By a warp; a row, and how it draws,
  * to a lane. */
@@ -234,7 +245,9 @@ FS_DEVICE void end_settled(const fs_cuda_args &args, const fs_draw &draw) {
     }
     if (!__any_sync(~0u, last)) return;
     __threadfence();
-    if (b >= args.rows || is_listed(draw)) return;
+    const bool own = b < args.rows && !is_listed(draw);
+    const uint32_t all = __ballot_sync(~0u, own);
+    if (!own) return;
     fs_cuda_row *row = &args.work[b];
     /* A row that has a score has a token, unless W is another's. */
     const bool lost = __ldcg(&row->bound) && !__ldcg(&row->key);
@@ -244,6 +257,8 @@ FS_DEVICE void end_settled(const fs_cuda_args &args, const fs_draw &draw) {
     } else if (args.leave_rows) leave_row(row);
     else close_row<false>(args, draw, b, NULL);
     row->rough = 0;
+    __syncwarp(all);
+    if (b == 0 && !args.dense.x) note_outcome(args);
 }
 
 /* How a row draws, of which `draw` is that of row `lane`. */
@@ -318,11 +333,16 @@ __global__ void __launch_bounds__(FS_SETTLE_THREADS, 4)
     wait_for_earlier_launches();
     let_next_launch_begin();
     if (warp == 0) {
+        const bool open = load_relaxed((const uint32_t *)args.screen.open) > 0;
         const fs_share own = share_of_cta(args);
-        if (threadIdx.x == 0) room->share = own;
+        if (threadIdx.x == 0) room->share = own, room->share.ctas = open ? -1 : own.ctas;
     }
     named_barrier(1, 32 + FS_COPY_THREADS);
     const fs_share share = room->share;
+    if (share.ctas < 0) {
+        if (blockIdx.x == 0 && warp == 0) leave_to_weights(args);
+        return;
+    }
     if (share.ctas > 0 && share.listed >= 0 && same)
         settle_share(args, room, h, likely, draw_of_lane(draw, share.row), share, shaped);
     else if (share.ctas > 0 && threadIdx.x == 0) atomicOr(&args.work[share.row].max, FS_OPEN);

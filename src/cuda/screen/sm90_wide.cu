@@ -11,6 +11,8 @@ __global__ void __launch_bounds__((fs_wide_room<BITS>::THREADS), 1)
     typedef fs_wide_room<BITS> shared_room;
     const shared_room room(shared, image, stages);
     const int32_t warp = threadIdx.x / 32;
+    /* What was launched before the image was made has ended. */
+    if (leaves_to_weights(args)) return;
     if (threadIdx.x == 0) {
         for (int i = 0; i < stages; i++) {
             barrier_init(shared_address(&room.state->full[i]), 1);
