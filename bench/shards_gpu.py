@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Rules over shards on one GPU: what a shard costs, what the merge of all of them does, and of how many rows the lists of
-the shards do not prove the cut (FS_ROW_INCOMPLETE); and plain rows of a shard with a screen. Language-like rows, T = 1;
-tokens are compared with those of one call.
+the shards do not prove the cut (FS_ROW_INCOMPLETE). Language-like rows, T = 1; tokens are compared with those of one call.
 
     make cuda
     FLASHSAMPLING_LIBRARY=build/cuda/lib/libflashsampling.so python3 bench/shards_gpu.py        # V = 151,936, D = 4,096
@@ -56,36 +55,12 @@ class Shards:
         return int(is_open.sum()), int(differ.sum())
 
 
-def print_screens(shards, H, rows, reps):
-    """A shard's part of plain rows, from W and by screens of it; whether the parts are the same bytes."""
-    bench, fs = shards.bench, shards.bench.fs
-    heads, first = {"W": shards.heads[0]}, shards.heads[0].data.keep
-    for bits in (8, 4):
-        screen = bench.context.screen(fs.Head(first), bits)
-        heads["%d bits" % bits] = fs.Head(first, vocab=len(shards.whole.data.keep), constant=True, screen=screen)
-    print("\n| us: a shard's part, plain rows | %s | over W | parts that differ |\n|---%s|"
-          % (" | ".join(heads), "|---" * 5))
-    for B in rows:
-        out = shards.outputs(B, 1)
-        batches = {name: fs.Batch(head, H[:B], seed=1) for name, head in heads.items()}
-        arms = {name: lambda name=name: bench.context.partial(heads[name], batches[name], out=out) for name in heads}
-        times = bench.time_in_turn(arms, reps)
-        us = [times[name][1] for name in heads]
-        parts = [arms[name]() for name in heads]
-        differ = sum(not bench.torch.equal(parts[0], part) for part in parts[1:])
-        print("| %d | %s | %s | %d |" % (B, " | ".join("%.1f" % t for t in us),
-                                         ", ".join("%.2f" % (t / us[0]) for t in us[1:]), differ), flush=True)
-        bench.renew_context()
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab", type=int, default=151936)
     parser.add_argument("--dim", type=int, default=4096)
     parser.add_argument("--shards", type=int, default=8)
     parser.add_argument("--rows", type=int, nargs="+", default=[16, 64, 256])
-    parser.add_argument("--screened-rows", type=int, nargs="+", default=[1, 8, 16, 32, 64])
-    parser.add_argument("--screens-alone", action="store_true", help="no rules")
     parser.add_argument("--reps", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=8, help="draws of the rows that the rates are of")
     options = parser.parse_args()
@@ -93,14 +68,11 @@ def main():
     W = bench.weights(options.vocab, options.dim)
     W[:, :gpu_language.COLUMNS] = 0
     gpu_language.plant(bench, W)
-    H = gpu_language.hidden(bench, W.float().T, max(options.rows + options.screened_rows))[0]
+    H = gpu_language.hidden(bench, W.float().T, max(options.rows))[0]
     shards = Shards(bench, W, options.shards)
     print("%(device)s, driver %(driver)s, torch %(torch)s, commit %(commit)s, %(date)s, medians of %(reps)d\n"
           % about(bench, options.reps))
-    print_screens(shards, H, options.screened_rows, options.reps)
-    if options.screens_alone:
-        return
-    print("\n| us: a shard of %d + the merge, one call | %s |\n|---%s|"
+    print("| us: a shard of %d + the merge, one call | %s |\n|---%s|"
           % (options.shards, " | ".join("%d rows" % B for B in options.rows), "|---" * len(options.rows)))
     for name, rules in CALLS.items():
         cells = []
