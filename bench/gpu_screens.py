@@ -5,12 +5,17 @@
     rows    the first head at three sizes: other temperatures, rows without a likely token, flat rows, rows of zeros
     rules   the same, language-like rows: cuts, a mask that leaves half of the tokens, counts of 1,000 tokens by row,
             four samples
+    shards  parts (fs_partial) of the first half and quarter of the first head, language-like rows
+    left    the first head with 16 columns 40 times as large as the others, too much for the steps of 4 bits: calls that
+            a screen leaves to W, each behind one that it decides; and nothing but such calls, of which most go to W at
+            once: their mean
 
 Weights are normal, rows of norm 1 +- 15 %, one row in twenty with an outlier; hidden states have norms of 140 to 180,
 every other one with outlier columns, and are turned towards 30 tokens, so that these have three quarters of the mass,
 by Zipf's law. How calls are timed: gpu_bench.py. The page of a run: python bench/gpu_screens.py --page FILE.
 """
 import argparse
+import statistics
 
 import gpu_tables
 from gpu import line_of, say, shape
@@ -19,6 +24,8 @@ from gpu_bench import HEADS, add_run_options, begin_run
 MORE_HEADS = ((151936, 2048), (262208, 2304))
 LISTED = 1000
 SIZES, ROW_SIZES, RULE_SIZES = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 33, 64), (1, 8, 16, 24), (1, 8, 16)
+SHARDS, SHARD_SIZES = {"a half": 2, "a quarter": 4}, (1, 8, 16, 32)
+LARGE, LARGER, LEFT_SIZES, CYCLE = 16, 40.0, (1, 8, 16, 32), 64
 LIKELY, SHARE = 30, 0.75  # tokens, and of the mass
 CHECKED = 32  # draws of each call that are compared
 BITS = (8, 4)
@@ -106,6 +113,50 @@ class Heads:
         return found
 
 
+def measure_shard(bench, heads, name, B, reader, reps):
+    torch, fs, (V, D) = bench.torch, bench.fs, heads.W.shape
+    W, arms = heads.W[: V // SHARDS[name] // 128 * 128], {}
+    H = hidden(bench, heads.W, B, "language")
+    for bits in (0, *BITS):
+        screen = bench.context.screen(fs.Head(W, vocab=V), bits, seed=5) if bits else None
+        head = fs.Head(W, vocab=V, constant=True, screen=screen)
+        batch = fs.Batch(head, H, seed=1, position=bench.position[:B])
+        out = {"tokens": torch.empty(B, 1, dtype=torch.int32, device=bench.device)}
+        arms["%d bits" % bits if bits else "ours"] = lambda h=head, b=batch, o=out: bench.context.partial(h, b, out=o)
+    parts = {arm: run() for arm, run in arms.items()}
+    differ = {bits: int(not torch.equal(parts["%d bits" % bits], parts["ours"])) for bits in BITS}
+    line = line_of(bench, W, reader, B, arms, dict(reps=reps, warm_ups=8), table="shards", name="language, " + name)
+    bench.renew_context()
+    return dict(line, differ=differ, checked=B)
+
+
+def measure_left(bench, V, D, B, reps):
+    """Two lines."""
+    torch, fs = bench.torch, bench.fs
+    W = weights(bench, V, D)
+    W[:, :LARGE] *= LARGER
+    bad = hidden(bench, W, B, "random")
+    good, rows = bad.clone(), bad.clone()
+    good[:, :LARGE] = 0
+    alone, every = {}, {}
+    for bits in (0, *BITS):
+        screen = bench.context.screen(fs.Head(W), bits, seed=5) if bits else None
+        graph = bench.capture(bench.draw(fs.Head(W, constant=True, screen=screen), rows, 1.0))
+        spent = []
+        for i in range(2 * reps):
+            rows.copy_(bad if i % 2 else good)
+            spent.append(bench.time_once(graph))
+        name = "%d bits" % bits if bits else "ours"
+        alone[name] = {"min": min(spent[1::2]), "median": statistics.median(spent[1::2])}
+        rows.copy_(bad)
+        spent = [bench.time_once(graph) for _ in range(2 * CYCLE)][CYCLE:]
+        every[name] = {"min": min(spent), "median": statistics.median(spent), "mean": statistics.mean(spent)}
+        del graph
+    bench.renew_context()
+    line = dict(V=V, D=D, B=B, table="left", differ={}, checked=0)
+    return [dict(line, name="each behind one that is decided", times=alone), dict(line, name="nothing else", times=every)]
+
+
 def measure(bench, heads, B, kind, temperature, reader, reps, H=None, rules={}, **more):
     H = hidden(bench, heads.W, B, kind) if H is None else H
     differ = heads.differences(bench, H, temperature, rules)
@@ -139,8 +190,13 @@ def run(bench, arguments, facts):
                 for name, each in rules(bench, V, B).items():
                     lines.append(measure(bench, heads, B, "language", 1.0, reader, arguments.reps, H=H, rules=each,
                                          table="rules", name="language, " + name))
+            lines += [measure_shard(bench, heads, name, B, reader, arguments.reps)
+                      for name in SHARDS for B in SHARD_SIZES]
+            heads = None
+            for B in LEFT_SIZES:
+                lines += measure_left(bench, V, D, B, arguments.reps)
         say("%d x %d" % (V, D))
-        del heads
+        heads = None
     results = dict(facts, made=made, tables={"screens": lines})
     gpu_tables.save(arguments.json, results)
     print("\n".join(page(results)))
@@ -150,14 +206,15 @@ def run(bench, arguments, facts):
 
 
 def median(line, arm):
-    return line["times"][arm]["median"]
+    """Or the mean, of what comes and goes."""
+    return line["times"][arm].get("mean", line["times"][arm]["median"])
 
 
 def page(results):
     """Markdown: the worst first, then every line."""
     lines = results["tables"]["screens"]
     share = lambda line, bits: median(line, "%d bits" % bits) / median(line, "ours")
-    worst = max(share(line, bits) for line in lines for bits in BITS)
+    worst = max(share(line, bits) for line in lines for bits in BITS if line["table"] != "left")
     wrong = sum(sum(line["differ"].values()) for line in lines)
     drawn = 2 * sum(line.get("checked", CHECKED * line["B"]) for line in lines)
     text = ["Tokens that differ from those of W: %d of %d." % (wrong, drawn),
@@ -175,7 +232,7 @@ def page(results):
                 format(line["V"], ","), format(line["D"], ","), line["B"],
                 *(median(line, arm) for arm in ("ceiling", "read 8", "read 4", "cublas", "ours", "8 bits", "4 bits")),
                 share(line, 8), share(line, 4)))
-    for table in ("rows", "rules"):
+    for table in ("rows", "rules", "shards", "left"):
         text += by_size([line for line in lines if line["table"] == table], share)
     return text
 
@@ -185,7 +242,8 @@ def by_size(lines, share):
     if not lines:
         return []
     sizes = sorted({line["B"] for line in lines})
-    text = ["", "| %s, W / 8 bits / 4 bits |" % ("%s x %s" % tuple(format(lines[0][n], ",") for n in "VD"))
+    what = {"left": ", left to W", "shards": " and less"}.get(lines[0]["table"], "")
+    text = ["", "| %s x %s%s, W / 8 bits / 4 bits |" % (*(format(lines[0][n], ",") for n in "VD"), what)
             + "".join(" B = %d |" % B for B in sizes), "|---" * (len(sizes) + 1) + "|"]
     for name in dict.fromkeys(line["name"] for line in lines):
         cells = ["%.0f / %.0f / %.0f (%.2f, %.2f)" % (

@@ -78,6 +78,15 @@ def test_ranks_draw_the_tokens_of_one(drawn, count):
         assert found["plain"]["tokens"] == want["tokens"]
 
 
+@pytest.mark.parametrize("count", COUNTS)
+def test_each_rank_has_a_screen_of_its_rows(drawn, count):
+    want, whole = drawn[1][0]["plain"], drawn[1][0]["screened"]["bytes"]
+    for found in drawn[count]:
+        assert set(found["screened"]["counts"]) == {"fused"}
+        assert found["screened"]["tokens"] == want["tokens"]
+        assert 0 < found["screened"]["bytes"] <= whole / count + 20000  # what pads the last shard
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_ranks_agree_where_requests_have_no_seed(drawn, count):
     """The seeds are vLLM's then, the same on every rank."""

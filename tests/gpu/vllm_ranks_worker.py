@@ -22,7 +22,7 @@ CASES = {
     "top-k": dict(top_k=20), "top-p": dict(top_p=0.7), "min-p": dict(min_p=0.1),
     "bias": dict(logit_bias={4: 9.0, 140000: 9.0}),
     "penalties": dict(repetition_penalty=1.3, frequency_penalty=0.5, logit_bias={5: 12.0, 120000: 11.0}),
-    "allowed": dict(allowed_token_ids=list(range(3, VOCAB, 997))), "logprobs": dict(logprobs=3),
+    "allowed": dict(allowed_token_ids=list(range(3, VOCAB, 997))), "logprobs": dict(logprobs=3), "screened": {},
 }
 
 
@@ -83,6 +83,11 @@ class Rank:
         seeds = self.runner.sampler.sampling_states.seeds.gpu[batch.expanded_idx_mapping.long()]
         return (seeds % POOL * 31 + batch.positions[batch.logits_indices] * 17) % POOL
 
+    def make_screen(self):
+        """What draws is made anew, with a screen of this rank's rows; it is read, of a head as small as this too."""
+        os.environ.update(FLASHSAMPLING_VLLM_SCREEN="8", FLASHSAMPLING_SCREEN_ROWS="64")
+        del self.runner._flashsampling
+
     def draw(self, name):
         """ROWS requests, greedy the last, of one case: what came of it."""
         fsv._counts.clear()
@@ -100,7 +105,12 @@ class Rank:
 
 def main():
     rank = Rank()
-    found = {name: rank.draw(name) for name in CASES}
+    found = {}
+    for name in CASES:
+        if name == "screened":
+            rank.make_screen()
+        found[name] = rank.draw(name)
+    found["screened"]["bytes"] = rank.runner._flashsampling.call.head.screen.nbytes
     found["about"] = {"rows": ROWS, "padded": rank.runner.model.lm_head.weight.shape[0] * COUNT}
     path = os.path.join(FOLDER, "%d-%d.json" % (COUNT, RANK))
     with open(path + ".new", "w") as file:
