@@ -11,8 +11,6 @@ __global__ void __launch_bounds__((fs_wide_room<BITS>::THREADS), 1)
     typedef fs_wide_room<BITS> shared_room;
     const shared_room room(shared, image, stages);
     const int32_t warp = threadIdx.x / 32;
-    /* What was launched before the image was made has ended. */
-    if (leaves_to_weights(args)) return;
     if (threadIdx.x == 0) {
         for (int i = 0; i < stages; i++) {
             barrier_init(shared_address(&room.state->full[i]), 1);
@@ -25,7 +23,7 @@ __global__ void __launch_bounds__((fs_wide_room<BITS>::THREADS), 1)
         room.state->stop = INT32_MAX;
         barrier_init_fence();
     }
-    __syncthreads();
+    if (__syncthreads_or(threadIdx.x == 0 && leaves_to_weights(args))) return;
     if (warp < shared_room::CONSUMERS) {
         set_more_registers<200>();
         fs_wide_consumer<BITS> consumer = {args, room, fs_wide_walk(args.screen.of), {}, {}};
