@@ -358,7 +358,8 @@ typedef struct fs_result {
     int64_t fallback_rows; /* rows that needed a second pass over W; CUDA: 0, their status says so */
     int64_t work_bytes;    /* temporary memory of the call */
     int64_t wire_bytes;    /* bytes this rank has put into parts or collectives */
-    int64_t screened_rows; /* rows that head.screen has decided, without a pass over W; CUDA, which knows later: 0 */
+    int64_t screened_rows; /* rows that head.screen has decided, without a pass over W; 0 over shards and ranks, and on
+                            * CUDA, which knows later */
     int64_t screened_dots; /* logits that were computed from W for them; may differ from run to run */
 } fs_result;
 

@@ -497,7 +497,7 @@ class Result:
 
     @property
     def screened_rows(self) -> int:
-        """Rows that the head's screen has decided, without a pass over W."""
+        """Rows that the head's screen has decided, without a pass over W; 0 over ranks and on CUDA, which knows later."""
         return self.written.screened_rows
 
     @property

@@ -65,8 +65,8 @@ def make_screen(context: Context, head: Head, bits: int, logger: logging.Logger)
             raise Unserved("on CUDA the head must be bf16 and its width a multiple of 8, it is %s and %d wide" % (
                 DTYPES[weight.dtype], weight.shape[1]))
         first = head.struct.first_token
-        if first % 16:
-            raise Unserved("this rank's shard of the head must begin at a multiple of 16 tokens, not at %d" % first)
+        if weight.is_cuda and first % 16:
+            raise Unserved("on CUDA a rank's shard must begin at a multiple of 16 tokens, not at %d" % first)
         screen = context.screen(head, bits)
     except (Unserved, RuntimeError, MemoryError) as why:  # RuntimeError: the library's, and torch's if memory is short
         logger.warning("flashsampling: no screen: %s", why)

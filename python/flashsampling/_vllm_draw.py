@@ -40,6 +40,7 @@ class Drawer:
 
     def __init__(self, runner: Any, hidden: torch.Tensor, finer: bool = False, bits: int = 0) -> None:
         self.device, slots = hidden.device, runner.max_num_reqs
+        self.bits = bits
         self.ranks, self.gather = _all_gather()
         for name in _OF_RUNNER:
             if getattr(runner, name, None) is not None:
@@ -166,6 +167,6 @@ class Drawer:
             self.call.reserve([(hidden, batch, rules) for rules in steps])
         for rules in steps:
             self(runner, hidden, batch, None, rules)
-        if self.call.head.screen is not None:
+        if self.bits:  # not whether there is a screen: ranks draw the same steps, and one of them may have none
             for rows in (min(rows, hidden.shape[0]) for rows in _SCREENED_ROWS):
                 self(runner, hidden, make(rows, rows, runner.input_buffers), None, Rules())

@@ -386,7 +386,7 @@ void fs_rows_settle_later(fs_settle *settle, int32_t tasks, int64_t apart, fs_wi
     }
 }
 
-/* Tokens of which nothing is known are settled for the row's flags, whatever their chances. Returns 0 if the row was
+/* Tokens whose bound is infinite are settled for the row's flags, whatever their chances. Returns 0 if the row was
  * given up. */
 static int settle_unknown(fs_settle *settle, fs_block block, const float *x) {
     const uint32_t *allow = fs_rows_allowed(settle->call, settle->active->b);
@@ -420,7 +420,8 @@ void fs_rows_settle(const fs_isa *isa, fs_settle *settle, fs_block block, float 
     transform_block(call->head, block, x);
     loosen(call->head, x + block_lead(block), block.n);
     fs_survey survey = isa->scan->survey(fs_rows_allowed(call, active->b), base, x, span, settle->scratch->granule);
-    if (rows_edit(call, active)) {
+    if (rows_edit(call, active)) { /* which may ban a token, but the row's flags tell that its x is infinite */
+        if (survey.most == INFINITY && !settle_unknown(settle, block, x + block_lead(block))) return;
         y = transform_rules(call, active, settle->scratch, block, x);
         survey = isa->scan->survey(NULL, base, y, span, settle->scratch->granule);
     }

@@ -186,8 +186,8 @@ int32_t fs_job_leave_screen(fs_job *job, fs_context *context) {
     int32_t rows = 0;
     job->screened_dots = fs_screened_dots(&job->pass);
     job->screened_rows = job->pass.rows;
-    for (int64_t b = 0; b < job->call.batch->rows; b++)
-        if (job->state[b] == FS_TO_READ) job->row[rows++] = (int32_t)b;
+    for (int32_t a = 0; a < job->pass.rows; a++) /* its rows are job->row: those that are left move to the front */
+        if (job->state[job->row[a]] == FS_TO_READ) job->row[rows++] = job->row[a];
     job->screened_rows -= rows;
     if (!rows) return 0;
     job->turn = FS_TO_READ;

@@ -102,6 +102,7 @@ static void the_cpu_draws_the_same(void **state) {
 /* A call of any kind that screens serve, made by chance; and of some kinds that they do not. */
 typedef struct chance {
     uint32_t allow[24][40], seen[24][40];
+    int32_t allow_index[24];
     int64_t edit_offset[25];
     int32_t edit_token[240];
     float edit_bias[240], bias[1203], temperature[24], repetition[24];
@@ -118,7 +119,9 @@ static void make_chance(chance *c, rng *r, int64_t V) {
         c->edit_offset[b + 1] = 10 * (b + 1);
         c->temperature[b] = temperatures[random_below(r, 6)];
         c->repetition[b] = 0.5f + (float)random_unit(r);
+        c->allow_index[b] = random_below(r, 6) ? b : random_below(r, 2) ? -1 : 24; /* which is no mask */
     }
+    c->temperature[random_below(r, 24)] = random_below(r, 3) ? 1.0f : NAN;
     for (int i = 0; i < 240; i++) {
         c->edit_token[i] = (int32_t)random_below(r, (uint64_t)V);
         c->edit_bias[i] = random_below(r, 5) ? (float)(4.0 * random_normal(r)) : -INFINITY;
@@ -130,6 +133,7 @@ static fs_batch chance_batch(const screened_head *s, chance *c, rng *r) {
     fs_batch batch = batch_of(s, 1.0f, random_next(r));
     batch.temperature = c->temperature;
     if (random_below(r, 3) == 0) batch.allow = c->allow[0], batch.allow_stride = sizeof c->allow[0];
+    if (batch.allow && random_below(r, 2)) batch.allow_index = c->allow_index, batch.masks = 24;
     if (random_below(r, 3) == 0)
         batch.edit_offset = c->edit_offset, batch.edit_token = c->edit_token, batch.edit_bias = c->edit_bias;
     if (random_below(r, 3) == 0) {
@@ -157,6 +161,35 @@ static void chance_head(screened_head *s, const chance *c, rng *r) {
     if (random_below(r, 4) == 0) head->post_scale = random_below(r, 4) ? 1.3f : -1.3f;
     if (random_below(r, 4) == 0) head->round = FS_BF16;
     if (random_below(r, 3) == 0) head->vocab = s->V - 5;
+}
+
+/* The raw logit of a banned token is told when rounding has made it infinite, though its bound loses every race. */
+static void a_banned_token_tells_that_its_logit_is_infinite(void **state) {
+    (void)state;
+    static drawn plain, screened;
+    fs_context *context = open_context(FS_BACKEND_CPU, 2, 0);
+    const fs_screen_options o = options_of(FS_SCREEN_INT8, 0);
+    screened_head s = make_screened(context, NORMAL, 5003, 256, 12, 20.0, &o);
+    static int32_t token[12];
+    static float bias[12];
+    static int64_t offset[13];
+    for (int64_t b = 0; b < 12; b++) {
+        token[b] = 3001, bias[b] = -INFINITY, offset[b + 1] = b + 1;
+        s.h[b * s.D] = bf16_of(8.0f);
+    }
+    for (int64_t d = 0; d < s.D; d++) s.w[3001 * s.D + d] = bf16_of(d ? 0.0f : 9000.0f);
+    free(s.screen);
+    s.screen = build(context, &s.head, &o, &s.bytes);
+    s.head.round = FS_F16;
+    fs_batch batch = batch_of(&s, 1.0f, 1);
+    batch.edit_token = token, batch.edit_bias = bias, batch.edit_offset = offset;
+    draw(context, &s, &batch, 0, &plain);
+    draw(context, &s, &batch, 1, &screened);
+    same_draws(&plain, &screened);
+    assert_int_equal(screened.rows, s.B);
+    for (int64_t b = 0; b < s.B; b++) assert_int_equal(screened.status[b], FS_ROW_INF);
+    free_screened(&s);
+    fs_context_destroy(context);
 }
 
 /* Weights and hidden states that are no numbers, or too large to be summed. */
@@ -368,6 +401,38 @@ static void it_is_the_screen_that_a_part_is_made_of(void **state) {
     fs_context_destroy(context);
 }
 
+/* Rows that draw nothing have nothing in a part, whatever their memory held before. */
+static void rows_that_are_left_out_are_in_no_part(void **state) {
+    (void)state;
+    fs_context *context = open_context(FS_BACKEND_CPU, 1, 0);
+    const fs_screen_options o = options_of(FS_SCREEN_INT8, 0);
+    screened_head s = make_screened(context, NORMAL, 5003, 256, 20, 20.0, &o);
+    int32_t slot[20];
+    for (int b = 0; b < 20; b++) slot[b] = b % 3 ? b : -1;
+    fs_batch batch = batch_of(&s, 1.0f, 1);
+    batch.slot = slot;
+    const fs_head head = shard_of(context, &s, 0, s.V, 1);
+    const fs_result r = fs_result_default();
+    char *part[2];
+    size_t bytes, work_bytes;
+    must_be_ok(context, fs_work_size(context, &head, &batch, &r, &work_bytes, NULL));
+    must_be_ok(context, fs_partial_size(context, &head, &batch, &r, &bytes));
+    char *work = aligned_alloc(64, (work_bytes + 63) / 64 * 64);
+    for (int i = 0; i < 2; i++) {
+        part[i] = malloc(bytes);
+        memset(work, i ? 2 : 0, work_bytes);
+        must_be_ok(context, fs_context_set_work(context, work, work_bytes));
+        must_be_ok(context, fs_partial(context, &head, &batch, &r, part[i], bytes));
+    }
+    assert_memory_equal(part[0], part[1], bytes);
+    for (int i = 0; i < 2; i++) free(part[i]);
+    must_be_ok(context, fs_context_set_work(context, NULL, 0));
+    free((void *)(uintptr_t)head.screen);
+    free(work);
+    free_screened(&s);
+    fs_context_destroy(context);
+}
+
 /* Scales that lost a bit draw other tokens: what is compared above would show it. */
 static void wrong_scales_draw_other_tokens(void **state) {
     (void)state;
@@ -398,10 +463,12 @@ int main(void) {
         cmocka_unit_test(the_reference_draws_the_same),
         cmocka_unit_test(the_cpu_draws_the_same),
         cmocka_unit_test(any_call_draws_the_same),
+        cmocka_unit_test(a_banned_token_tells_that_its_logit_is_infinite),
         cmocka_unit_test(cuts_by_lists_draw_the_same),
         cmocka_unit_test(ties_in_lists_go_to_lower_ids_whoever_meets_them_first),
         cmocka_unit_test(the_callers_memory_is_enough),
         cmocka_unit_test(parts_are_those_without),
+        cmocka_unit_test(rows_that_are_left_out_are_in_no_part),
         cmocka_unit_test(it_is_the_screen_that_a_part_is_made_of),
         cmocka_unit_test(wrong_scales_draw_other_tokens),
     };

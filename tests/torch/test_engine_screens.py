@@ -141,14 +141,34 @@ def test_what_is_no_number_of_bits_is_refused(engine, monkeypatch, value):
 
 
 @pytest.mark.parametrize("dtype, width, first, why", [
-    (torch.bfloat16, 64, 1000, "must begin at a multiple of 16 tokens, not at 1000"), (torch.float16, 64, 0, "it is f16 and 64 wide"),
-    (torch.bfloat16, 60, 0, "it is bf16 and 60 wide")], ids=str)
+    (torch.bfloat16, 64, 1000, "must begin at a multiple of 16 tokens, not at 1000"),
+    (torch.float16, 64, 0, "it is f16 and 64 wide"), (torch.bfloat16, 60, 0, "it is bf16 and 60 wide")], ids=str)
 def test_a_screen_that_nothing_would_read_is_not_made(caplog, dtype, width, first, why):
     weight = types.SimpleNamespace(is_cuda=True, dtype=dtype, shape=(VOCAB, width))
     head = types.SimpleNamespace(data=types.SimpleNamespace(keep=weight),
                                  struct=types.SimpleNamespace(first_token=first))
     assert make_screen(None, head, 8, logging.getLogger("vllm.flashsampling")) is None
     assert len(caplog.messages) == 1 and why in caplog.text
+
+
+@pytest.mark.parametrize("bits", [0, 8])
+def test_ranks_draw_the_same_steps_at_start_up(module, monkeypatch, bits):
+    """Every step gathers from all ranks: one that could make no screen draws as many as the others."""
+    class Rank(fsv.Drawer):
+        def __init__(self, screen):
+            self.device, self.ranks, self.bits, self.drawn = types.SimpleNamespace(type="cuda"), 2, bits, []
+            self.call = types.SimpleNamespace(head=types.SimpleNamespace(screen=screen))
+
+        def __call__(self, runner, hidden, batch, grammar, rules):
+            self.drawn.append((batch, rules))
+
+    made = types.SimpleNamespace(make_dummy=lambda rows, tokens, buffers: rows)
+    monkeypatch.setattr(sys.modules["vllm.v1.worker.gpu.input_batch"], "InputBatch", made, raising=False)
+    ranks = Rank(None), Rank(object() if bits else None)
+    for rank in ranks:
+        rank.reserve(types.SimpleNamespace(input_buffers=None), torch.zeros(20, 8))
+    assert [rows for rows, _ in ranks[0].drawn] == [20, 20] + ([1, 16] if bits else [])
+    assert ranks[0].drawn == ranks[1].drawn
 
 
 def test_calls_that_need_every_logit_are_the_same(module, monkeypatch):

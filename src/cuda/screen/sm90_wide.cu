@@ -23,7 +23,10 @@ __global__ void __launch_bounds__((fs_wide_room<BITS>::THREADS), 1)
         room.state->stop = INT32_MAX;
         barrier_init_fence();
     }
-    if (__syncthreads_or(threadIdx.x == 0 && leaves_to_weights(args))) return;
+    if (__syncthreads_or(threadIdx.x == 0 && leaves_to_weights(args))) {
+        wait_for_earlier_launches(); /* what settles waits for this one alone, and reads what the image's has written */
+        return;
+    }
     if (warp < shared_room::CONSUMERS) {
         set_more_registers<200>();
         fs_wide_consumer<BITS> consumer = {args, room, fs_wide_walk(args.screen.of), {}, {}};
