@@ -39,7 +39,7 @@ static void gather_logits(int64_t rows, int64_t columns, char *mine, char *all) 
 
 int main(int argc, char **argv) {
     static const way ways[] = {
-        {"tokens", 0}, {"log Z", 28}, {"top-k 50", 8 + 4 + 12 + 400}, {"top-p", 8 + 4 + 20 + 12 + 8192}};
+        {"tokens", 0}, {"log Z", 32}, {"top-k 50", 8 + 4 + 12 + 400}, {"top-p", 8 + 4 + 20 + 12 + 8192}};
     const int count_ways = (int)(sizeof ways / sizeof ways[0]);
     fs_ranks *ranks;
     MPI_Init(&argc, &argv);

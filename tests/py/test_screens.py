@@ -1,7 +1,10 @@
 """Screens from Python: Context.screen and Head(screen=...); the tokens are those without. And what fuzz_screens, which
 compares millions of rows, says of screens that are wrong."""
 import os
+import re
 import subprocess
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -78,3 +81,32 @@ def test_fuzz_screens_finds_a_planted_error(planted):
         found = subprocess.run([FUZZ, "--plant", planted, "--calls", "3", "--seed", seed], capture_output=True,
                                text=True, timeout=300)
         assert found.returncode == 1 and "fault: " in found.stdout and ", by the screen " in found.stdout, found.stdout
+
+
+def counts_of(*options):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
+    return subprocess.run([sys.executable, ROOT / "bench" / "screen_counts.py", *options], capture_output=True,
+                          text=True, timeout=300, env=environment)
+
+
+def test_the_bench_counts_logits_on_every_head():
+    found = counts_of("--vocab", "3001", "--dim", "128", "--rows", "2", "--seeds", "1", "--threads", "1")
+    assert found.returncode == 0, found.stderr
+    rows = [line.split(" | ") for line in found.stdout.splitlines() if line.startswith("| ")]
+    assert [row[1] for row in rows[1:]] == ["8", "4"] * 5 and all(len(row) == len(rows[0]) for row in rows)
+    assert re.fullmatch(r"\d+ / \d+", rows[1][2]), rows[1]  # 8 bits decide both rows at T = 1
+    assert found.stdout.endswith("\n0 tokens differ from those of W\n")
+    assert "--model and --text: both or neither" in counts_of("--model", "nowhere").stderr
+
+
+def test_the_bench_sees_another_token(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import screen_counts
+
+    def row(token, dots):
+        return types.SimpleNamespace(tokens=np.array([token]), screened_rows=int(dots > 0), screened_dots=dots)
+
+    count = screen_counts.Count()
+    for got, dots in ((5, 3), (5, 2000), (6, 4), (5, 0)):
+        count.add(row(got, dots), row(5, 0))
+    assert count.differ == 1 and str(count) == "4 / 2,000 (1)"
