@@ -69,16 +69,18 @@ def synthetic_heads(V, D, n, seed):
 def model_head(folder, text, n, seed):
     """The output head of a checkpoint, and hidden states at n places of a text."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
     with open(text, encoding="utf-8") as file:
-        tokens = torch.tensor(tokenizer(file.read())["input_ids"])
+        tokens = torch.tensor(tokenizer(file.read(), add_special_tokens=False)["input_ids"])
     context = min(model.config.max_position_embeddings, len(tokens))
     windows = tokens[: len(tokens) // context * context].view(-1, context)[:512]
     with torch.inference_mode():
-        hidden = torch.cat([model.model(window[None]).last_hidden_state[0] for window in windows]).numpy()
+        hidden = torch.cat([model.base_model(window[None]).last_hidden_state[0] for window in windows]).numpy()
         weights = model.get_output_embeddings().weight.numpy()
     if len(hidden) < n:
         sys.exit("--text %s: %d tokens, and %d rows are asked for" % (text, len(hidden), n))
@@ -96,7 +98,7 @@ class Count:
         self.dots, self.given_up, self.differ = [], 0, 0
 
     def add(self, got, want):
-        self.differ += int(got.tokens[0] != want.tokens[0])
+        self.differ += not np.array_equal(got.tokens, want.tokens)
         if got.screened_rows:
             self.dots.append(got.screened_dots)
         else:

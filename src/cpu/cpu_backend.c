@@ -39,7 +39,7 @@ static fs_status cpu_open(fs_context *context) {
     memset(cpu, 0, sizeof *cpu);
     cpu->nodes = nodes;
     cpu->isa = isa;
-    for (int i = 0; i < 2; i++) cpu->screen_rows[i] = screen_rows >= 0 ? screen_rows : isa->screen->most_rows[i];
+    for (int i = 0; i < 2; i++) cpu->screen_rows[i] = screen_rows >= 0 ? screen_rows : isa->screen_rows[i];
     cpu->tasks = options->threads ? options->threads : fs_threads_available();
     cpu->parallel_for = options->parallel_for;
     cpu->parallel_user = options->parallel_user;

@@ -17,6 +17,7 @@ void fs_screened_layout(fs_pass *pass, fs_arena *arena) {
     fs_hidden one = {NULL, 1, pass->hidden.dtype, pass->hidden.dim, NULL};
     s->screen = screen_of(pass->call->head->screen);
     fs_screen_rows *h = &s->rows;
+    h->count = pass->rows;
     h->records = s->screen.records;
     h->most = 2 * h->records;
     const size_t entries = rows * (size_t)h->most;

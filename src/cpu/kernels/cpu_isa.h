@@ -38,6 +38,7 @@ typedef struct fs_kernel {
 /* Hidden states as kernels of screens take them: step * q of 128 columns, for every record of the screen; and once
  * more, what that leaves over, for records with columns that are far larger than the others. */
 typedef struct fs_screen_rows {
+    int32_t count;         /* of rows: each is multiplied with a strip before the next strip */
     int64_t records, most; /* of the screen; entries of a row at most */
     int32_t *entries;      /* [rows] of a row: all records in their order, then some again */
     int32_t *record;       /* [rows, most] which record an entry is of */
@@ -49,7 +50,6 @@ typedef struct fs_screen_rows {
 } fs_screen_rows;
 
 typedef struct fs_screen_kernel {
-    int32_t most_rows[2]; /* of a call, up to which 8 and 4 bits are faster than W */
     /* upper [16] = what no logit of the strip's tokens and row r is above; +inf: nothing is known. */
     void (*upper)(const fs_screen *s, const unsigned char *strip, const fs_screen_rows *rows, int32_t r, float *upper);
 } fs_screen_kernel;
@@ -131,6 +131,7 @@ typedef struct fs_isa {
     const fs_kernel *kernel[FS_FORMATS]; /* by format of W (core/format.h); NULL: there is none */
     const fs_scan *scan;
     const fs_screen_kernel *screen;
+    int32_t screen_rows[2]; /* of a call, up to which screens of 8 and 4 bits are faster than W */
 } fs_isa;
 
 /* The row to use: the environment's FLASHSAMPLING_ISA, or the best that runs here. NULL if the forced one is unknown or

@@ -15,18 +15,39 @@
 
 /* One row of fs_screen_rows. */
 typedef struct fs_image {
-    int32_t entries;
+    int32_t rows, entries;
+    int64_t fetch_from, fetch_to; /* bytes of every record, this row's share of what is fetched for all rows */
     const int32_t *record;
     const int8_t *q;
     const int32_t *sum;
     const float *step, *norm;
 } fs_image;
 
-FS_CORE fs_image image_of_row(const fs_screen_rows *rows, int32_t r) {
-    const int64_t at = r * rows->most;
-    const fs_image image = {rows->entries[r],   rows->record + at, rows->q + at * FS_SCREEN_SPAN,
-                            rows->sum + at * 2, rows->step + at,   rows->norm + r * rows->records * 2};
+FS_CORE fs_image image_of_row(const fs_screen *s, const fs_screen_rows *rows, int32_t r) {
+    const int64_t at = r * rows->most, lines = s->record_bytes / 64;
+    const fs_image image = {rows->count,
+                            rows->entries[r],
+                            lines * r / rows->count * 64,
+                            lines * (r + 1) / rows->count * 64,
+                            rows->record + at,
+                            rows->q + at * FS_SCREEN_SPAN,
+                            rows->sum + at * 2,
+                            rows->step + at,
+                            rows->norm + r * rows->records * 2};
     return image;
+}
+
+/* What one row asks for lies so far ahead. On one stream a core of a Cascade Lake reads 7 GB/s by itself and 11 so, for
+ * any distance from 2 KB to 8; two threads, 151,936 x 1,024: 8 bits 12.4 to 7.7 ms, 4 bits 6.5 to 4.2 (2026-11-19). */
+#define FS_FETCH_AHEAD 4096
+
+/* Asks memory for this row's share of a record that comes later, while the one at w is multiplied: the same one of the
+ * next strip, or, where there is one row alone, what it needs soon. It may be behind the screen, where that is no
+ * fault. Shares are equal, since rows that wait for a record each, one after the other, do not multiply meanwhile: 8
+ * rows by 8 bits 32.7 ms without, 17.9 with a record each, 14.5 so. */
+FS_CORE void fetch_ahead(const fs_screen *s, const unsigned char *w, const fs_image *h) {
+    const char *later = (const char *)w + (h->rows > 1 ? s->strip_bytes : FS_FETCH_AHEAD);
+    for (int64_t at = h->fetch_from; at < h->fetch_to; at += 64) __builtin_prefetch(later + at);
 }
 
 /* What a kernel brings, of each token of a strip and one row. */
@@ -39,18 +60,18 @@ typedef fs_strip_sums (*fs_strip_dots)(const fs_screen *s, const unsigned char *
 
 FS_CORE void strip_upper(const fs_screen *s, const unsigned char *strip, const fs_screen_rows *rows, int32_t r,
                          fs_strip_dots dots, float *upper) {
-    const fs_strip_sums sums = dots(s, strip, image_of_row(rows, r));
+    const fs_strip_sums sums = dots(s, strip, image_of_row(s, rows, r));
     for (int t = 0; t < FS_SCREEN_TOKENS; t++) {
         const float u = sums.dot[t] + screen_bound(s, sums.spread[t], strip_head(strip)->norm[t], rows->slack[r]);
         upper[t] = u < INFINITY ? u : INFINITY; /* NaN too: nothing is known */
     }
 }
 
-#define FS_DEFINE_SCREEN_KERNEL(isa, rows8, rows4)                                                                     \
+#define FS_DEFINE_SCREEN_KERNEL(isa)                                                                                   \
     static void upper_##isa(const fs_screen *s, const unsigned char *strip, const fs_screen_rows *rows, int32_t r,     \
                             float *upper) {                                                                            \
         strip_upper(s, strip, rows, r, s->format == FS_SCREEN_INT8 ? dots8 : dots4, upper);                            \
     }                                                                                                                  \
-    const fs_screen_kernel fs_screen_##isa = {{rows8, rows4}, upper_##isa}
+    const fs_screen_kernel fs_screen_##isa = {upper_##isa}
 
 #endif

@@ -3,8 +3,7 @@
  * A line of 64 columns is a vector. 8 bits are made unsigned by adding 128, whose part in the product is known from H
  * alone, so that sums start with that much less, each lane with its own: what is scaled is then no larger than the
  * products. Of 4 bits, bytes as they lie are 16 b + a: of two tokens one takes a mask, the other a subtraction.
- * 16 partial sums of each token are scaled as they are, and added up once, at the end of the strip. Not yet run on
- * hardware by us. */
+ * 16 partial sums of each token are scaled as they are, and added up once, at the end of the strip. */
 #include "cpu_screen.h"
 
 #include <immintrin.h>
@@ -74,6 +73,7 @@ static fs_strip_sums dots8(const fs_screen *s, const unsigned char *strip, fs_im
     for (int32_t e = 0; e < h.entries; e++) {
         const unsigned char *w = strip_record(s, strip, h.record[e]);
         const uint16_t *tail = record_tail(s, w);
+        fetch_ahead(s, w, &h);
         const vec scale = _mm512_mul_ps(load_scales(tail), _mm512_set1_ps(h.step[e]));
         const __m512i q0 = load_line(h.q + e * FS_SCREEN_SPAN), q1 = load_line(h.q + e * FS_SCREEN_SPAN + 64);
         const __m512i less =
@@ -101,6 +101,7 @@ static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_im
     for (int32_t c = 0; c < 2 * h.entries; c++) {
         const unsigned char *record = strip_record(s, strip, h.record[c / 2]);
         const unsigned char *w = record + c % 2 * (FS_SCREEN_TOKENS / 2 * FS_SCREEN_CHUNK);
+        if (c % 2 == 0) fetch_ahead(s, record, &h);
         const vec bare = load_scales(record_tail(s, record) + c % 2 * FS_SCREEN_TOKENS);
         const vec scale = _mm512_mul_ps(bare, _mm512_set1_ps(h.step[c / 2]));
         const __m512i q = load_line(h.q + c * FS_SCREEN_CHUNK);
@@ -123,4 +124,4 @@ static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_im
     return sums_of(&t);
 }
 
-FS_DEFINE_SCREEN_KERNEL(avx512vnni, 5, 4);
+FS_DEFINE_SCREEN_KERNEL(avx512vnni);

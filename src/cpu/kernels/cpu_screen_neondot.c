@@ -115,4 +115,4 @@ static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_im
     return sums_of(&total);
 }
 
-FS_DEFINE_SCREEN_KERNEL(neondot, 6, 6);
+FS_DEFINE_SCREEN_KERNEL(neondot);

@@ -46,4 +46,4 @@ static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_im
     return sums;
 }
 
-FS_DEFINE_SCREEN_KERNEL(scalar, 16, 8);
+FS_DEFINE_SCREEN_KERNEL(scalar);
