@@ -20,6 +20,8 @@ import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
 
+os.environ["FLASHSAMPLING_SCREEN_ROWS"] = "1"  # in every call, whatever has become of the last one
+
 import flashsampling as fs  # noqa: E402
 
 RULES = {"T = 1": {}, "T = .7": dict(temperature=0.7), "T = .1": dict(temperature=0.1), "T = 5": dict(temperature=5.0),

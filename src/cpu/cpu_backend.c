@@ -40,6 +40,7 @@ static fs_status cpu_open(fs_context *context) {
     cpu->nodes = nodes;
     cpu->isa = isa;
     for (int i = 0; i < 2; i++) cpu->screen_rows[i] = screen_rows >= 0 ? screen_rows : isa->screen_rows[i];
+    cpu->screens_forced = screen_rows >= 0;
     cpu->tasks = options->threads ? options->threads : fs_threads_available();
     cpu->parallel_for = options->parallel_for;
     cpu->parallel_user = options->parallel_user;
@@ -105,6 +106,7 @@ static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_b
     fs_cpu *cpu = context->state;
     fs_job job = sample_of(context, head, batch, result);
     size_t extra_bytes = 0;
+    if (job.screened) job.screened = !fs_job_skips_screen(&job, context);
     FS_TRY(fs_job_take_memory(&job, context));
     FS_TRY(fs_job_draw(&job, context, &result->fallback_rows, &extra_bytes));
     if (job.screened) result->screened_rows = job.screened_rows, result->screened_dots = job.screened_dots;

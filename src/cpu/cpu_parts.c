@@ -42,6 +42,7 @@ fs_status fs_cpu_partial(fs_context *context, const fs_head *head, const fs_batc
     FS_REQUIRE(context, bytes >= wire_size(&job.call), "part has %zu bytes, needs %zu (fs_partial_size)", bytes,
                wire_size(&job.call));
     job.screened = !least && fs_job_screens(&job, context); /* a further round's lists are longer than a screen's */
+    if (job.screened) job.screened = !fs_job_skips_screen(&job, context);
     FS_TRY(fs_job_take_memory(&job, context));
     memset(part, 0, bytes);
     fs_wire_begin(&job.call, part);

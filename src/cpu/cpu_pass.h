@@ -23,6 +23,15 @@ typedef struct fs_residence {
 
 #define FS_KINDS 16
 
+/* What has become of calls of a kind with a screen: one row or several, with lists or without. */
+typedef struct fs_screen_past {
+    uint64_t hash;  /* of the screen's header: another one begins anew */
+    int32_t failed; /* calls in a row of which it left a quarter of the rows to W, or more */
+    int32_t skip;   /* calls that read W from now on */
+} fs_screen_past;
+
+#define FS_SCREEN_KINDS 4
+
 /* The state of a context of this backend. */
 typedef struct fs_cpu {
     const fs_isa *isa;
@@ -30,11 +39,12 @@ typedef struct fs_cpu {
     fs_parallel_for parallel_for;
     void *parallel_user;
     struct fs_threads *threads; /* our own pool, or NULL */
-    int32_t screen_rows[2];     /* rows of a call up to which screens of 8 and 4 bits are read */
-    fs_arena work;              /* the context's or the caller's memory */
-    fs_arena second;            /* of second passes and stored logits, kept while they are frequent; unused with the
-                                   caller's memory */
-    int32_t calls_without;      /* that, since the last one */
+    int32_t screen_rows[2];     /* rows of a call up to which screens of 8 and 4 bits are read, */
+    int32_t screens_forced;     /* whatever has become of them before */
+    fs_screen_past past[FS_SCREEN_KINDS];
+    fs_arena work;   /* the context's or the caller's memory */
+    fs_arena second; /* of second passes and stored logits, kept while they are frequent; unused with the caller's */
+    int32_t calls_without;  /* that, since the last one */
     uint8_t wide[FS_KINDS]; /* of each kind of rows (cpu_stored.h): how often lists did not end them; 0: hardly ever */
     fs_nodes nodes;         /* of our own pool; count below 2: there is nothing to know */
     fs_residence residence; /* of the last head */

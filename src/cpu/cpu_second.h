@@ -21,6 +21,9 @@ fs_status fs_job_draw(fs_job *job, fs_context *context, int64_t *again, size_t *
 /* Whether the first pass of a job is over the head's screen. */
 int fs_job_screens(const fs_job *job, const fs_context *context);
 
+/* Whether this call does not for once, because screens have left too many rows of its kind to W. Once a call. */
+int fs_job_skips_screen(const fs_job *job, fs_context *context);
+
 /* What that did; then the pass becomes one over W, in the same memory, for the rows that are to be read. Returns how
  * many. */
 int32_t fs_job_leave_screen(fs_job *job, fs_context *context);

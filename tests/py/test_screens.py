@@ -83,6 +83,37 @@ def test_fuzz_screens_finds_a_planted_error(planted):
         assert found.returncode == 1 and "fault: " in found.stdout and ", by the screen " in found.stdout, found.stdout
 
 
+def test_a_screen_that_decides_nothing_is_read_less_and_less(context, data):
+    """Steps of 4 bits are too coarse for a few columns that are far larger than the others: behind two calls that were
+    left to W the next reads W at once, then 3, 7, 15, 31; another screen, or one that decides a call, begins anew."""
+    rng = np.random.default_rng(1)
+    W = fs.from_bf16(data[0]).copy()
+    W[:, :8] *= 60
+    W = fs.to_bf16(W)
+    hard = rng.standard_normal((1, 256)).astype(np.float32) * 0.05
+    easy = np.zeros((1, 256), np.float32)
+    easy[0, 64:] = fs.from_bf16(W)[77, 64:]
+    plain = fs.Head(W, dtype="bf16")
+
+    def read(head, hidden, calls):
+        """Of each call: 1, the screen was read, and W too; 0, the screen; nothing of it."""
+        seen = ""
+        for i in range(calls):
+            rules = dict(hidden_dtype="bf16", temperature=0.0, position=i)
+            got = context.sample(head, fs.to_bf16(hidden), **rules)
+            assert got.tokens[0] == context.sample(plain, fs.to_bf16(hidden), **rules).tokens[0]
+            seen += "0" if got.screened_rows else "1" if got.fallback_rows else "-"
+        return seen
+
+    head, other = (fs.Head(W, dtype="bf16", screen=context.screen(plain, 4, seed=seed)) for seed in (1, 2))
+    waits = "1" + "".join("1" + "-" * count for count in (1, 3, 7, 15, 31, 31))
+    assert read(head, hard, len(waits)) == waits
+    assert read(other, hard, 5) == waits[:5]
+    assert read(head, hard, 3) == waits[:3]
+    assert read(head, easy, 2) == "00"
+    assert read(head, hard, 4) == waits[:4]
+
+
 def counts_of(*options):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
     return subprocess.run([sys.executable, ROOT / "bench" / "screen_counts.py", *options], capture_output=True,

@@ -101,7 +101,7 @@ static const fs_isa table[] = {
     {"avx512bf16", has_avx512bf16, NULL, 0, FS_KERNELS(avx512, avx512, avx512bf16), &fs_scan_avx512,
      FS_SCREENS(avx512vnni, 5, 4)},
     {"avx512", has_avx512vnni, NULL, 0, FS_KERNELS(avx512, avx512, avx512), &fs_scan_avx512,
-     FS_SCREENS(avx512vnni, 64, 12)},
+     FS_SCREENS(avx512vnni, 64, 8)},
     {"avx512", has_avx512, NULL, 0, FS_KERNELS(avx512, avx512, avx512), &fs_scan_avx512, FS_SCREENS(avx2, 5, 5)},
     {"avx2", has_avx2, NULL, 0, FS_KERNELS(avx2, avx2, avx2), &fs_scan_avx2, FS_SCREENS(avx2, 64, 64)},
 #endif
