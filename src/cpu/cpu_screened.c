@@ -18,6 +18,7 @@ void fs_screened_layout(fs_pass *pass, fs_arena *arena) {
     s->screen = screen_of(pass->call->head->screen);
     fs_screen_rows *h = &s->rows;
     h->count = pass->rows;
+    h->fetched = pass->cpu->isa->screen_fetched;
     h->records = s->screen.records;
     h->most = 2 * h->records;
     const size_t entries = rows * (size_t)h->most;

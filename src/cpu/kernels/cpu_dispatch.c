@@ -88,34 +88,34 @@ static int always(void) {
         [FS_FORMAT_BF16] = &fs_kernel_bf16__##bf16                                                                     \
     }
 
-/* And how many rows of a call are the most that screens of 8 and 4 bits are faster for than W. */
-#define FS_SCREENS(isa, rows8, rows4)                                                                                  \
-    &fs_screen_##isa, {                                                                                                \
-        rows8, rows4                                                                                                   \
-    }
+/* Then how many rows of a call are the most that screens of 8 and 4 bits are faster for than W, and whether they are
+ * fetched ahead: a core of Emerald Rapids (AMX) reads W slower so (docs/findings/cpu-memory.md, "Asking for W a fixed
+ * distance ahead loses"), and for screens it has not been tried there. */
+#define FS_SCREENS(isa, rows8, rows4, fetched) &fs_screen_##isa, {rows8, rows4}, fetched
 
 static const fs_isa table[] = {
 #if defined(__x86_64__)
-    {"amxfp16", has_amxfp16, NULL, 1, FS_KERNELS(amxfp16, amxfp16, amx), &fs_scan_avx512, FS_SCREENS(avx512vnni, 5, 4)},
-    {"amx", has_amx, NULL, 0, FS_KERNELS(amx, amx, amx), &fs_scan_avx512, FS_SCREENS(avx512vnni, 5, 4)},
+    {"amxfp16", has_amxfp16, NULL, 1, FS_KERNELS(amxfp16, amxfp16, amx), &fs_scan_avx512,
+     FS_SCREENS(avx512vnni, 5, 4, 0)},
+    {"amx", has_amx, NULL, 0, FS_KERNELS(amx, amx, amx), &fs_scan_avx512, FS_SCREENS(avx512vnni, 5, 4, 0)},
     {"avx512bf16", has_avx512bf16, NULL, 0, FS_KERNELS(avx512, avx512, avx512bf16), &fs_scan_avx512,
-     FS_SCREENS(avx512vnni, 5, 4)},
+     FS_SCREENS(avx512vnni, 5, 4, 0)},
     {"avx512", has_avx512vnni, NULL, 0, FS_KERNELS(avx512, avx512, avx512), &fs_scan_avx512,
-     FS_SCREENS(avx512vnni, 64, 8)},
-    {"avx512", has_avx512, NULL, 0, FS_KERNELS(avx512, avx512, avx512), &fs_scan_avx512, FS_SCREENS(avx2, 5, 5)},
-    {"avx2", has_avx2, NULL, 0, FS_KERNELS(avx2, avx2, avx2), &fs_scan_avx2, FS_SCREENS(avx2, 64, 64)},
+     FS_SCREENS(avx512vnni, 64, 8, 1)},
+    {"avx512", has_avx512, NULL, 0, FS_KERNELS(avx512, avx512, avx512), &fs_scan_avx512, FS_SCREENS(avx2, 5, 5, 1)},
+    {"avx2", has_avx2, NULL, 0, FS_KERNELS(avx2, avx2, avx2), &fs_scan_avx2, FS_SCREENS(avx2, 64, 64, 1)},
 #endif
 #if defined(__aarch64__)
     /* SVE alone adds no f16 to float. */
     {"svebf16", has_svebf16, FS_EMULATED, 0, FS_KERNELS(sve, neonf16, svebf16), &fs_scan_neon,
-     FS_SCREENS(neondot, 6, 6)},
-    {"sve", has_sve, FS_EMULATED, 0, FS_KERNELS(sve, sve, sve), &fs_scan_neon, FS_SCREENS(scalar, 16, 8)},
-    {"neonmmla", has_bf16, NULL, 0, FS_KERNELS(neon, neonf16, neonmmla), &fs_scan_neon, FS_SCREENS(neondot, 6, 6)},
-    {"neonbf16", has_bf16, NULL, 0, FS_KERNELS(neon, neonf16, neonbf16), &fs_scan_neon, FS_SCREENS(neondot, 6, 6)},
-    {"neonf16", has_fhm, NULL, 0, FS_KERNELS(neon, neonf16, neon), &fs_scan_neon, FS_SCREENS(scalar, 16, 8)},
-    {"neon", always, NULL, 0, FS_KERNELS(neon, neon, neon), &fs_scan_neon, FS_SCREENS(scalar, 16, 8)},
+     FS_SCREENS(neondot, 6, 6, 0)},
+    {"sve", has_sve, FS_EMULATED, 0, FS_KERNELS(sve, sve, sve), &fs_scan_neon, FS_SCREENS(scalar, 16, 8, 0)},
+    {"neonmmla", has_bf16, NULL, 0, FS_KERNELS(neon, neonf16, neonmmla), &fs_scan_neon, FS_SCREENS(neondot, 6, 6, 0)},
+    {"neonbf16", has_bf16, NULL, 0, FS_KERNELS(neon, neonf16, neonbf16), &fs_scan_neon, FS_SCREENS(neondot, 6, 6, 0)},
+    {"neonf16", has_fhm, NULL, 0, FS_KERNELS(neon, neonf16, neon), &fs_scan_neon, FS_SCREENS(scalar, 16, 8, 0)},
+    {"neon", always, NULL, 0, FS_KERNELS(neon, neon, neon), &fs_scan_neon, FS_SCREENS(scalar, 16, 8, 0)},
 #endif
-    {"scalar", always, NULL, 0, FS_KERNELS(scalar, scalar, scalar), &fs_scan_scalar, FS_SCREENS(scalar, 16, 8)},
+    {"scalar", always, NULL, 0, FS_KERNELS(scalar, scalar, scalar), &fs_scan_scalar, FS_SCREENS(scalar, 16, 8, 0)},
 };
 
 const fs_isa *fs_isa_choose(const char *forced, char *names, size_t names_size) {

@@ -39,6 +39,7 @@ typedef struct fs_kernel {
  * more, what that leaves over, for records with columns that are far larger than the others. */
 typedef struct fs_screen_rows {
     int32_t count;         /* of rows: each is multiplied with a strip before the next strip */
+    int32_t fetched;       /* what comes later is asked of memory */
     int64_t records, most; /* of the screen; entries of a row at most */
     int32_t *entries;      /* [rows] of a row: all records in their order, then some again */
     int32_t *record;       /* [rows, most] which record an entry is of */
@@ -132,6 +133,7 @@ typedef struct fs_isa {
     const fs_scan *scan;
     const fs_screen_kernel *screen;
     int32_t screen_rows[2]; /* of a call, up to which screens of 8 and 4 bits are faster than W */
+    int32_t screen_fetched; /* fs_screen_rows.fetched */
 } fs_isa;
 
 /* The row to use: the environment's FLASHSAMPLING_ISA, or the best that runs here. NULL if the forced one is unknown or

@@ -24,7 +24,7 @@ typedef struct fs_image {
 } fs_image;
 
 FS_CORE fs_image image_of_row(const fs_screen *s, const fs_screen_rows *rows, int32_t r) {
-    const int64_t at = r * rows->most, lines = s->record_bytes / 64;
+    const int64_t at = r * rows->most, lines = rows->fetched ? s->record_bytes / 64 : 0;
     const fs_image image = {rows->count,
                             rows->entries[r],
                             lines * r / rows->count * 64,
