@@ -3,10 +3,11 @@
 
 #include "core/head.h"
 
-/* Tokens of a row and task that may wait: a few with 8 bits, some hundreds of a row with 4. Beyond that they are
- * settled at once. */
+/* Tokens of a row and task that may wait: a few with 8 bits, some hundreds of a row with 4; fewer of many rows, whose
+ * memory would be 4 MiB for 64 rows and 16 tasks. Beyond that they are settled at once. */
 static int32_t most_later(const fs_pass *pass) {
-    return 256 + 4096 / pass->cpu->tasks;
+    const int32_t one = 256 + 4096 / pass->cpu->tasks;
+    return pass->rows > 8 ? (int32_t)((int64_t)one * 8 / pass->rows) + 1 : one;
 }
 
 /* ---------------------------------------------------------------------------------------------------- layout ---- */

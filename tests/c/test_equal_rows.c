@@ -155,9 +155,9 @@ static void the_lowest_wins_over_shards(const char *name, fs_context *context, c
     for (int i = 0; i < SHARDS; i++) free(part[i]);
 }
 
-/* An emulator does one round of each shape of many rows, and every other one of few. */
+/* An emulator does one round of the shape of most rows, and every fourth one of few. */
 static int is_long(int round) {
-    return round < 27 ? round % 2 : round != 27 && round != 38;
+    return round < 27 ? round % 4 : round != 38;
 }
 
 static void equal_rows_give_equal_logits_and_the_lowest_id_wins(void **state) {
