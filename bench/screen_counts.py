@@ -20,8 +20,6 @@ import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
 
-os.environ["FLASHSAMPLING_SCREEN_ROWS"] = "1"  # in every call, whatever has become of the last one
-
 import flashsampling as fs  # noqa: E402
 
 RULES = {"T = 1": {}, "T = .7": dict(temperature=0.7), "T = .1": dict(temperature=0.1), "T = 5": dict(temperature=5.0),
@@ -146,6 +144,7 @@ def arguments():
 def main():
     o = arguments()
     began, tables, shape = time.monotonic(), {}, None
+    os.environ["FLASHSAMPLING_SCREEN_ROWS"] = "1"  # in every call, whatever has become of the last one
     with fs.Context("cpu", threads=o.threads) as context:
         for seed in range(o.seeds):
             heads = model_head(o.model, o.text, o.rows, seed) if o.model else \

@@ -25,9 +25,10 @@ typedef struct fs_residence {
 
 /* What has become of calls of a kind with a screen: one row or several, with lists or without. */
 typedef struct fs_screen_past {
-    uint64_t hash;  /* of the screen's header: another one begins anew */
-    int32_t failed; /* calls in a row of which it left a quarter of the rows to W, or more */
-    int32_t skip;   /* calls that read W from now on */
+    const void *screen; /* another one begins anew: where it lies, */
+    uint64_t hash;      /* and of its header */
+    int32_t failed;     /* calls in a row of which it left a quarter of the rows to W, or more */
+    int32_t skip;       /* calls that read W from now on */
 } fs_screen_past;
 
 #define FS_SCREEN_KINDS 4

@@ -10,6 +10,12 @@ static int32_t most_later(const fs_pass *pass) {
     return pass->rows > 8 ? (int32_t)((int64_t)one * 8 / pass->rows) + 1 : one;
 }
 
+/* Of all rows and tasks, and never fewer for more rows, since memory is counted for all rows of a call. */
+static size_t all_later(const fs_pass *pass) {
+    const size_t one = 256 + 4096 / (size_t)pass->cpu->tasks, rows = (size_t)pass->rows;
+    return (rows > 8 ? 8 * one + rows : rows * one) * (size_t)pass->cpu->tasks;
+}
+
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
 
 void fs_screened_layout(fs_pass *pass, fs_arena *arena) {
@@ -31,7 +37,7 @@ void fs_screened_layout(fs_pass *pass, fs_arena *arena) {
     h->norm = arena_take(arena, entries, sizeof *h->norm);
     h->slack = arena_take(arena, rows, sizeof *h->slack);
     s->settle = arena_take(arena, rows * (size_t)pass->cpu->tasks, sizeof *s->settle);
-    s->later = arena_take(arena, rows * (size_t)pass->cpu->tasks * (size_t)most_later(pass), sizeof *s->later);
+    s->later = arena_take(arena, all_later(pass), sizeof *s->later);
     s->hidden = arena_take(arena, rows, sizeof *s->hidden);
     s->key_stride = pass->call->needs.keep || pass->largest ? pass->block + 3 * FS_GRANULE : 0;
     s->key = arena_take(arena, (size_t)(pass->cpu->tasks * s->key_stride), sizeof *s->key);

@@ -187,9 +187,10 @@ int fs_job_screens(const fs_job *job, const fs_context *context) {
 
 static fs_screen_past *past_of(const fs_job *job, fs_cpu *cpu) {
     const fs_call *call = &job->call;
-    const uint64_t hash = ((const fs_screen_header *)call->head->screen)->hash;
+    const void *screen = call->head->screen;
+    const uint64_t hash = ((const fs_screen_header *)screen)->hash;
     fs_screen_past *past = &cpu->past[(call->batch->rows > 1) + 2 * (call->needs.keep > 0)];
-    if (past->hash != hash) *past = (fs_screen_past){.hash = hash};
+    if (past->screen != screen || past->hash != hash) *past = (fs_screen_past){.screen = screen, .hash = hash};
     return past;
 }
 

@@ -331,7 +331,8 @@ typedef struct image {
 
 static fs_screen_rows make_image(image *m, const fs_screen *screen, rng *r) {
     const int64_t records = screen->records, most = 2 * records;
-    const fs_screen_rows rows = {1, 0, records, most, m->entries, m->record, m->q, m->sum, m->step, m->norm, m->slack};
+    const fs_screen_rows rows = {KERNEL_ROWS, 1,      records, most,    m->entries, m->record,
+                                 m->q,        m->sum, m->step, m->norm, m->slack};
     for (int64_t c = 0; c < 2 * KERNEL_ROWS * most; c++) {
         m->sum[c] = 0;
         for (int i = 0; i < 64; i++) {
