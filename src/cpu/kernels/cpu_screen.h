@@ -38,13 +38,14 @@ FS_CORE fs_image image_of_row(const fs_screen *s, const fs_screen_rows *rows, in
 }
 
 /* What one row asks for lies so far ahead. On one stream a core of a Cascade Lake reads 7 GB/s by itself and 11 so, for
- * any distance from 2 KB to 8; two threads, 151,936 x 1,024: 8 bits 12.4 to 7.7 ms, 4 bits 6.5 to 4.2 (2026-11-19). */
+ * any distance from 2 KB to 8; AVX2, two threads, 151,936 x 1,024: 8 bits 12.4 to 7.8 ms, 4 bits 6.5 to 4.4
+ * (2026-11-19). */
 #define FS_FETCH_AHEAD 4096
 
 /* Asks memory for this row's share of a record that comes later, while the one at w is multiplied: the same one of the
  * next strip, or, where there is one row alone, what it needs soon. It may be behind the screen, where that is no
  * fault. Shares are equal, since rows that wait for a record each, one after the other, do not multiply meanwhile: 8
- * rows by 8 bits 32.7 ms without, 17.9 with a record each, 14.5 so. */
+ * rows by 8 bits, AVX2, 32.7 ms without, 28.8 with a record each, 24.9 so. */
 FS_CORE void fetch_ahead(const fs_screen *s, const unsigned char *w, const fs_image *h) {
     const char *later = (const char *)w + (h->rows > 1 ? s->strip_bytes : FS_FETCH_AHEAD);
     for (int64_t at = h->fetch_from; at < h->fetch_to; at += 64) __builtin_prefetch(later + at);
