@@ -46,6 +46,21 @@
  * Structs: the first member `size` is sizeof of the struct the caller was compiled with, which the fs_*_default()
  * functions set. Later versions append members, up to 4,096 bytes, whose zero keeps the old meaning. A library takes
  * structs of earlier versions, and of later ones if what it does not know is zero. Members called reserved are zero.
+ *
+ * Zero means default: a struct that is zero but for its size, its data and their shape is a valid call. Temperature 0 is
+ * greedy, so a zeroed batch draws greedily; fs_batch_default() has temperature 1. These zeros stand for another value:
+ *
+ *   member                                  zero means       the zero itself
+ *   head.scale, head.post_scale             1                none: all tokens would be equal
+ *   batch.samples, outline.samples          1                none
+ *   batch.slot_dtype, result.tokens_dtype   FS_I32           FS_F32, which neither may be
+ *   batch.all.top_p                         1: off           an array of 0, or 1e-30: one token stays
+ *   batch.all.repetition                    1: off           none: it is no penalty
+ *   batch.fallback_token                    -1               FS_FALLBACK_TOKEN_ZERO
+ *   options.fallback_bytes                  320 MiB          FS_FALLBACK_NONE
+ *   screen_options.format                   FS_SCREEN_INT8   none
+ *
+ * Arrays mean what they hold: top_p[s] = 0 keeps one token, and repetition[s] = 0 is FS_ROW_BAD_PENALTY.
  */
 #ifndef FLASHSAMPLING_H
 #define FLASHSAMPLING_H
@@ -95,7 +110,7 @@ enum {
     FS_ROW_EMPTY = 1u << 1,           /* no l above -inf is left: the row has no distribution */
     FS_ROW_BAD_SLOT = 1u << 2,        /* slot < -1 or slot >= slots */
     FS_ROW_BAD_TEMPERATURE = 1u << 3, /* negative, NaN, infinite, or so small that 1/T overflows */
-    FS_ROW_BAD_TOP_P = 1u << 4,       /* negative or NaN */
+    FS_ROW_BAD_TOP_P = 1u << 4,       /* negative, above 1.00001 or NaN */
     FS_ROW_BAD_MIN_P = 1u << 5,       /* negative, above 1 or NaN */
     FS_ROW_BAD_PENALTY = 1u << 6,     /* repetition <= 0, or a penalty that is NaN or infinite */
     FS_ROW_BAD_TOKEN = 1u << 7,       /* an edited, counted, watched or given token is negative or not below vocab */
@@ -152,12 +167,12 @@ typedef struct fs_head {
     int64_t first_token; /* global id of row 0, for a shard; first_token + rows is at most 2^24 - 1. Bit-identical log Z
                           * over shards needs a multiple of 16, or on CUDA of 128 */
     int64_t vocab;       /* real size of the whole vocabulary; rows with ids at or above it are padding and never drawn.
-                          * 0 = first_token + rows */
+                          * 0 = first_token + rows. More than that is a shard's, which fs_sample refuses */
     const float *bias;   /* [V] or NULL */
     int32_t round;       /* FS_F32: keep (default, finer); FS_BF16, FS_F16: round x as engines that store logits do */
-    float scale;         /* of logits, before the soft-cap; default 1 */
+    float scale;         /* of logits, before the soft-cap; 0 = 1 */
     float softcap;       /* 0 = none */
-    float post_scale;    /* after the soft-cap; default 1 */
+    float post_scale;    /* after the soft-cap; 0 = 1 */
     uint32_t flags;      /* FS_HEAD_CONSTANT */
 
     /* Weights in fewer bits than 16: w = (q - zero) * weight_scale * weight_scale_all. One scale and one zero point for
@@ -211,6 +226,9 @@ enum {
     FS_RANK_OF_TIES = 1u << 7 /* result.rank counts logits that are not smaller, the token's own among them */
 };
 
+/* fs_batch.fallback_token: token 0, as engines have it that index an embedding with whatever they get. */
+#define FS_FALLBACK_TOKEN_ZERO INT32_MIN
+
 /* What can be done to a row's logits; bits. */
 enum {
     FS_RULE_TOP_K = 1u << 0,
@@ -237,12 +255,12 @@ typedef struct fs_limits {
 typedef struct fs_slot_values {
     float temperature; /* 0 = greedy; default 1 */
     int32_t top_k;     /* <= 0 or >= vocabulary: off; default 0 */
-    float top_p;       /* >= 1: off; 0 keeps one token; default 1 */
+    float top_p;       /* 1: off, and so is the scalar 0; 0 in an array keeps one token */
     float min_p;       /* keeps l >= max l + log(min_p); 0: off; default 0 */
     uint64_t seed;     /* the scalar is spread: slot s draws with a seed derived from (seed, s), so rows differ */
     uint32_t stream;   /* a number, no CUDA stream: with seed, position and sample it names the noise, so that a caller
                         * can draw twice at one position; default 0 */
-    float repetition;  /* y > 0 ? y / r : y * r for seen tokens; 1: off; default 1 */
+    float repetition;  /* y > 0 ? y / r : y * r for seen tokens; 1: off, and so is the scalar 0 */
     float frequency;   /* y -= frequency * count; default 0 */
     float presence;    /* y -= presence where count > 0; default 0 */
 } fs_slot_values;
@@ -256,17 +274,17 @@ typedef struct fs_batch {
     int32_t hidden_dtype;   /* FS_F32 (default), FS_F16 or FS_BF16; CUDA is fast where it is the head's, and not f32 */
     int32_t mode;           /* FS_MODE_... */
     int64_t hidden_stride;  /* bytes from one row to the next; 0 = packed */
-    int32_t samples;        /* n: 1 .. 1024; default 1 */
+    int32_t samples;        /* n: 1 .. 1024; 0 = 1 */
     int32_t noise;          /* FS_NOISE_... */
     uint32_t flags;         /* FS_KEEP_TIES | ... */
-    int32_t fallback_token; /* written where a row has no token; default -1 */
+    int32_t fallback_token; /* written where a row has no token; 0 = -1, FS_FALLBACK_TOKEN_ZERO = token 0 */
     int64_t group_size;     /* group modes of fs_sample: ids [k * group_size, (k+1) * group_size) form group k; at least
                              * 1, on CUDA a multiple of 128 is faster; elsewhere ignored */
     int32_t list_capacity;  /* entries a candidate list holds at least, per row and part, in calls that have lists;
                              * 0 = chosen. A longer list proves wider cuts in one pass */
 
     /* Which slot a row is, and where it is in its sequence. */
-    int32_t slot_dtype;       /* FS_I32 (default) or FS_I64 */
+    int32_t slot_dtype;       /* FS_I32 or FS_I64; 0 = FS_I32 */
     const void *slot;         /* [B] of slot_dtype, -1 = skip the row; NULL = row b is slot b */
     int64_t slots;            /* S, the length of per-slot arrays; 0 = B */
     const uint64_t *position; /* [B] or NULL = position_all */
@@ -333,7 +351,7 @@ enum {
 typedef struct fs_result {
     size_t size;
     void *tokens;         /* [B, n] of tokens_dtype */
-    int32_t tokens_dtype; /* FS_I32 (default) or FS_I64 */
+    int32_t tokens_dtype; /* FS_I32 or FS_I64; 0 = FS_I32 */
     int32_t logits;       /* FS_LOGITS_...: what the fields below refer to */
     uint32_t *status;     /* [B] FS_ROW_... bits */
     float *score;         /* [B, n] the token's own l + noise (y for greedy rows); NaN in score mode */
@@ -400,8 +418,8 @@ typedef struct fs_options {
     void *work;
     size_t work_bytes;
     /* Most memory that wide rows may allocate, for a second pass or for their logits, 4 bytes a token, which spare it;
-     * default 320 MiB. It is kept while calls need it. With the caller's work memory they take what the call has
-     * left of it.
+     * 0 = 320 MiB, FS_FALLBACK_NONE = none. It is kept while calls need it. With the caller's work memory they take what
+     * the call has left of it.
      * CUDA: most work memory for logits. Those of rows with rules may be stored, and so may those of calls with many
      * samples, ranks, top or watched tokens, FS_NOISE_FAST, a mode of their own, f32 weights, or hidden states of
      * another type than the head's: of as many rows at a time as this has room for, at least one, W being read anew.
@@ -414,6 +432,9 @@ typedef struct fs_options {
     uint32_t flags; /* FS_CHECK_POINTERS */
     int32_t reserved;
 } fs_options;
+
+/* fs_options.fallback_bytes: no memory, as a single byte is too little for any row. */
+#define FS_FALLBACK_NONE ((size_t)1)
 
 /* fs_options.flags. CUDA: asks the driver about every pointer of every call, and refuses with FS_ERR_ARGUMENT what is
  * neither memory of the device nor mapped; without it such a pointer is a fault of the device, which ends the process's
@@ -493,7 +514,7 @@ enum {
 
 typedef struct fs_screen_options {
     size_t size;
-    int32_t format; /* FS_SCREEN_... */
+    int32_t format; /* FS_SCREEN_...; 0 = FS_SCREEN_INT8 */
     int32_t group;  /* columns with one scale: 128; of FS_SCREEN_INT4 64 or 128. 0 = 128, and 64 */
     /* FS_SCREEN_INT4: what rounds. The bound speaks of hidden states that do not depend on it. 0 = one the system
      * draws; equal seeds give equal bytes. */
@@ -546,11 +567,11 @@ typedef struct fs_outline {
     int32_t hidden_dtype; /* of the batch; of no meaning for stored logits */
     int32_t mode;         /* FS_MODE_... */
     int32_t noise;        /* FS_NOISE_... */
-    int32_t samples;
-    int32_t logits;   /* FS_LOGITS_... */
-    uint32_t rules;   /* FS_RULE_... that rows may use */
-    uint32_t results; /* FS_RESULT_... */
-    uint32_t flags;   /* of the batch */
+    int32_t samples;      /* 0 = 1 */
+    int32_t logits;       /* FS_LOGITS_... */
+    uint32_t rules;       /* FS_RULE_... that rows may use */
+    uint32_t results;     /* FS_RESULT_... */
+    uint32_t flags;       /* of the batch */
     int32_t reserved;
     int64_t group_size; /* group modes */
 } fs_outline;

@@ -51,6 +51,7 @@ fs_status fs_context_create(const fs_options *given, fs_context **out) {
     if (given) FS_COPY(NULL, options, given, &options, reserved);
     FS_TRY(fs_check_options(&options));
     FS_TRY(read_environment(&options));
+    FS_TRY(fs_backend_environment());
     FS_TRY(fs_forks_watch());
     const fs_backend *backend = fs_backend_choose(&options, &status);
     if (!backend) return status;
@@ -124,6 +125,7 @@ fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *ba
     fs_arguments a;
     FS_TRY(enter(context));
     FS_TRY(fs_check_call(context, FS_CALL_SAMPLE, head, batch, result, 1, &a));
+    FS_TRY(fs_check_whole(context, &a));
     FS_TRY(fs_check_tokens(context, &a));
     FS_REQUIRE(context, a.batch.group_size || !is_group_mode(a.batch.mode),
                "batch.group_size is 0, must be 1 to %lld in group modes", (long long)FS_TOKEN_LIMIT - 1);

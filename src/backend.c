@@ -1,6 +1,8 @@
 /* backend.c - where a backend is chosen: one table, one loop, best first. */
 #include "backend.h"
 
+#include "cuda/cuda_environment.h"
+
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -52,6 +54,11 @@ const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status
         *status = fs_fail(NULL, FS_ERR_ARGUMENT, "options.backend is %d, not one of FS_BACKEND_... (0 to 3)",
                           options->backend);
     return NULL;
+}
+
+fs_status fs_backend_environment(void) {
+    fs_cuda_environment cuda;
+    return fs_cuda_environment_read(NULL, &cuda);
 }
 
 unsigned fs_forks;

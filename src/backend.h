@@ -96,6 +96,9 @@ const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status
  * words. */
 fs_status fs_backend_find(int32_t kind, const fs_backend **backend, const char **why);
 
+/* Whether the environment variables of every backend, in this build or not, have values that can be. */
+fs_status fs_backend_environment(void);
+
 /* Up to how many rows of a call screens are read, if the environment says so, for tests and measurements; else -1. */
 fs_status fs_screen_most_rows(fs_context *context, int32_t *rows);
 

@@ -179,6 +179,29 @@ static fs_status check_result(fs_context *context, const fs_batch *b, const fs_r
     return FS_OK;
 }
 
+#define FS_FALLBACK_BYTES ((size_t)320 << 20)
+
+static void replace_zero(int32_t *value, int32_t by) {
+    if (*value == 0) *value = by;
+}
+
+static void replace_float_zero(float *value, float by) {
+    if (*value == 0.0f) *value = by;
+}
+
+/* Scalars whose zero stands for another value: the table in flashsampling.h. */
+static void fill_defaults(fs_arguments *a) {
+    replace_float_zero(&a->head.scale, 1.0f);
+    replace_float_zero(&a->head.post_scale, 1.0f);
+    replace_zero(&a->batch.samples, 1);
+    replace_zero(&a->batch.slot_dtype, FS_I32);
+    replace_float_zero(&a->batch.all.top_p, 1.0f);
+    replace_float_zero(&a->batch.all.repetition, 1.0f);
+    replace_zero(&a->batch.fallback_token, -1);
+    if (a->batch.fallback_token == FS_FALLBACK_TOKEN_ZERO) a->batch.fallback_token = 0;
+    replace_zero(&a->result.tokens_dtype, FS_I32);
+}
+
 /* Stored logits have none: what the caller left there is not looked at, here or later. */
 static void ignore_hidden(fs_arguments *a) {
     a->head.dim = 0;
@@ -193,6 +216,7 @@ fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, 
     FS_COPY(context, head, head, &a->head, screen_bytes);
     FS_COPY(context, batch, batch, &a->batch, limits);
     FS_COPY(context, result, result, &a->result, screened_dots);
+    fill_defaults(a);
     a->result.screened_rows = a->result.screened_dots = 0;
     if (a->head.kind == FS_HEAD_LOGITS) ignore_hidden(a);
     const int rows = a->batch.rows != 0, reads = computes && (rows || a->head.kind == FS_HEAD_WEIGHTS);
@@ -205,6 +229,16 @@ fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, 
     return fs_check_supported(context, call, a);
 }
 
+fs_status fs_check_whole(fs_context *context, const fs_arguments *a) {
+    const fs_head *h = &a->head;
+    FS_REQUIRE(context, h->rows > 0 || a->batch.rows == 0, "head.rows is 0: there is no token to draw");
+    FS_REQUIRE(
+        context, h->vocab <= h->first_token + h->rows,
+        "head.vocab is %lld, but the head's last token is %lld: a shard, which fs_partial or fs_sample_ranks take",
+        (long long)h->vocab, (long long)(h->first_token + h->rows) - 1);
+    return FS_OK;
+}
+
 fs_status fs_check_tokens(fs_context *context, const fs_arguments *a) {
     FS_REQUIRE(context, a->result.tokens || a->batch.mode == FS_MODE_SCORE || a->batch.rows == 0,
                "result.tokens is NULL; only score mode may leave it out");
@@ -213,7 +247,8 @@ fs_status fs_check_tokens(fs_context *context, const fs_arguments *a) {
 
 /* ------------------------------------------------------------------------------------------ options and ranks ---- */
 
-fs_status fs_check_options(const fs_options *o) {
+fs_status fs_check_options(fs_options *o) {
+    if (o->fallback_bytes == 0) o->fallback_bytes = FS_FALLBACK_BYTES;
     FS_REQUIRE(NULL, o->threads >= 0 && o->threads <= FS_THREADS_MOST,
                "options.threads is %d, must be 0 (every core) to %d", o->threads, FS_THREADS_MOST);
     FS_REQUIRE(NULL, o->block >= 0 && o->block <= FS_BLOCK_MOST, "options.block is %d, must be 0 (chosen) to %d",

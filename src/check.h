@@ -19,7 +19,8 @@ fs_status fs_copy_struct(fs_context *context, const char *name, const void *from
         FS_TRY(fs_copy_struct(context, #name, from, (from)->size, to, sizeof *(to), least));                           \
     } while (0)
 
-fs_status fs_check_options(const fs_options *options);
+/* A zero that stands for a default is replaced by it. */
+fs_status fs_check_options(fs_options *options);
 fs_status fs_check_ranks(fs_context *context, const fs_ranks *ranks);
 
 #define FS_SAMPLES_MOST 1024
@@ -48,6 +49,8 @@ fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, 
                         const fs_result *result, int computes, fs_arguments *a);
 /* A head alone; `reads`: its data are. */
 fs_status fs_check_head(fs_context *context, const fs_head *head, int reads);
+/* Of fs_sample, whose head is the whole vocabulary or ends it. */
+fs_status fs_check_whole(fs_context *context, const fs_arguments *a);
 /* Of a call that draws. */
 fs_status fs_check_tokens(fs_context *context, const fs_arguments *a);
 fs_status fs_check_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,

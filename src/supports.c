@@ -103,6 +103,7 @@ fs_status fs_supports(int32_t kind, const fs_outline *given, const char **why) {
     if (!why) why = &words;
     *why = "outline is not one this version knows: start from fs_outline_default()";
     FS_COPY(NULL, outline, given, &outline, group_size);
+    if (outline.samples == 0) outline.samples = 1;
     FS_TRY(check_outline(&outline, why));
     const fs_backend *backend;
     const fs_status found = fs_backend_find(kind, &backend, why);

@@ -55,6 +55,9 @@ FS_CORE int batch_penalises(const fs_batch *batch) {
     return batch->seen || batch->counts || batch->count_offset;
 }
 
+/* A top_p above 1 by no more than this is a rounded 1. */
+#define FS_TOP_P_MOST 1.00001f
+
 /* The value of an array for this slot, or the scalar. */
 #define FS_SLOT_VALUE(batch, name, slot) ((batch)->name ? (batch)->name[slot] : (batch)->all.name)
 
@@ -193,7 +196,7 @@ FS_CORE fs_rules rules_of_row(const fs_batch *batch, int64_t vocab, int64_t row)
     int32_t top_k = FS_SLOT_VALUE(batch, top_k, slot);
     if (top_k > 0 && top_k < vocab) rules.top_k = top_k;
     float top_p = FS_SLOT_VALUE(batch, top_p, slot);
-    if (!(top_p >= 0.0f)) rules.status |= FS_ROW_BAD_TOP_P;
+    if (!(top_p >= 0.0f && top_p <= FS_TOP_P_MOST)) rules.status |= FS_ROW_BAD_TOP_P;
     else if (top_p < 1.0f) rules.top_p = top_p;
     float min_p = FS_SLOT_VALUE(batch, min_p, slot);
     if (!(min_p >= 0.0f && min_p <= 1.0f)) rules.status |= FS_ROW_BAD_MIN_P;

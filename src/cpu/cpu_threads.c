@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 
 /* How often a thread looks for the next job, or for the end of this one, before it sleeps: waking it takes longer than
@@ -125,6 +126,21 @@ void fs_threads_stay(fs_threads *pool, int stay) {
     if (stay) start_generation(pool);
 }
 
+/* Workers block every signal but those of a fault of their own: the application's handlers run on its own threads. */
+static int start_workers(fs_threads *pool) {
+    static const int fault[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
+    sigset_t blocked, before;
+    int error = 0;
+    sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof fault / sizeof fault[0]; i++) sigdelset(&blocked, fault[i]);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before); /* a thread begins with its creator's mask */
+    while (pool->workers < pool->threads - 1 &&
+           !(error = pthread_create(&pool->worker[pool->workers], NULL, worker_main, pool)))
+        pool->workers++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
 fs_threads *fs_threads_start(fs_context *context, int32_t threads, const fs_nodes *nodes) {
     fs_threads *pool = fs_context_alloc(context, sizeof *pool, "the thread pool");
     if (!pool) return NULL;
@@ -141,14 +157,11 @@ fs_threads *fs_threads_start(fs_context *context, int32_t threads, const fs_node
         pool->worker = fs_context_alloc(context, (size_t)(threads - 1) * sizeof *pool->worker, "the thread handles");
         if (!pool->worker) goto failed;
     }
-    while (pool->workers < threads - 1) {
-        int error = pthread_create(&pool->worker[pool->workers], NULL, worker_main, pool);
-        if (error) {
-            fs_fail(context, FS_ERR_MEMORY, "cannot start thread %d of %d: %s", pool->workers + 2, threads,
-                    strerror(error));
-            goto failed;
-        }
-        pool->workers++;
+    const int error = start_workers(pool);
+    if (error) {
+        fs_fail(context, FS_ERR_MEMORY, "cannot start thread %d of %d: %s", pool->workers + 2, threads,
+                strerror(error));
+        goto failed;
     }
     return pool;
 failed:

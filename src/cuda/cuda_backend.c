@@ -5,7 +5,6 @@
 #include "core/head.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 /* ------------------------------------------------------------------------------------------------- open, close ---- */
 
@@ -95,49 +94,15 @@ static fs_status open_device(fs_context *context, fs_cuda *cuda) {
     return status;
 }
 
-/* Short lists leave many rows to the second pass: for tests of it. */
-static fs_status choose_list_room(fs_context *context, fs_cuda *cuda) {
-    const char *text = getenv("FLASHSAMPLING_CUDA_LIST");
-    char *end = NULL;
-    const long room = text ? strtol(text, &end, 10) : FS_CUDA_LIST;
-    if (text && (end == text || *end || room < 0 || room > FS_CUDA_LIST))
-        return fs_fail(context, FS_ERR_ENVIRONMENT,
-                       "FLASHSAMPLING_CUDA_LIST is \"%.40s\", must be a number from 0 to %d", text, FS_CUDA_LIST);
-    cuda->list_room = (int32_t)room;
-    return FS_OK;
-}
-
-/* How many CTAs end a row, and threads of each: for tests, which find that it changes nothing. */
-static fs_status choose_team(fs_context *context, fs_cuda *cuda) {
-    const char *text = getenv("FLASHSAMPLING_CUDA_TEAM");
-    int size = 0, threads = 0, end = 0;
-    if (!text) return FS_OK;
-    if (sscanf(text, "%d%n:%d%n", &size, &end, &threads, &end) < 1 || text[end] || size < 1 || size > FS_CUDA_TEAM ||
-        size & (size - 1) || (threads && (threads < 256 || threads > FS_CUDA_TEAM_THREADS || threads & (threads - 1))))
-        return fs_fail(
-            context, FS_ERR_ENVIRONMENT,
-            "FLASHSAMPLING_CUDA_TEAM is \"%.40s\", must be a power of two from 1 to %d, or that with :256 or :512 "
-            "behind it",
-            text, FS_CUDA_TEAM);
-    cuda->forced_team = size;
-    cuda->forced_threads = threads;
-    return FS_OK;
-}
-
 static fs_status cuda_open(fs_context *context) {
     fs_cuda *cuda = fs_context_alloc(context, sizeof *cuda, "the CUDA backend");
     if (!cuda) return FS_ERR_MEMORY;
     memset(cuda, 0, sizeof *cuda);
     context->state = cuda;
     cuda->stream = context->options.stream;
-    const char *forced = getenv("FLASHSAMPLING_CUDA_TILE");
-    if (forced) {
-        snprintf(cuda->forced_text, sizeof cuda->forced_text, "%s", forced);
-        cuda->forced = cuda->forced_text;
-    }
     fs_status status = fs_screen_most_rows(context, &cuda->screen_rows);
-    if (status == FS_OK) status = choose_list_room(context, cuda);
-    if (status == FS_OK) status = choose_team(context, cuda);
+    if (status == FS_OK) status = fs_cuda_environment_read(context, &cuda->environment);
+    if (cuda->environment.tile[0]) cuda->forced = cuda->environment.tile;
     if (status == FS_OK) status = open_device(context, cuda);
     if (status != FS_OK) {
         cuda_close(context);

@@ -4,6 +4,7 @@
 
 #include "backend.h"
 
+#include "cuda_environment.h"
 #include "cuda_launch.h"
 #include "cuda_memory.h"
 
@@ -41,11 +42,9 @@ typedef struct fs_cuda {
     encode_tiled encode;
     fs_cuda_family family[FS_CUDA_FAMILIES];
     int32_t screen_rows; /* up to so many rows screens are read, as the environment says; -1: it does not */
-    int32_t list_room;   /* candidates of a row that are looked at: FS_CUDA_LIST, or the environment's choice */
-    int32_t forced_team, forced_threads; /* the environment's choice for rows with rules, or 0 */
-    const char *forced;                  /* the environment's choice of a tile, or NULL */
-    char forced_text[64];                /* a copy: the environment may change */
-    fs_cuda_planned planned[2];          /* what `plan` is for; rows 0: nothing. The second is for open rows */
+    fs_cuda_environment environment;
+    const char *forced;         /* environment.tile, or NULL */
+    fs_cuda_planned planned[2]; /* what `plan` is for; rows 0: nothing. The second is for open rows */
     fs_cuda_plan plan[2];
     const fs_cuda_shape *logged; /* the last choice that went to the log */
     int32_t stored_ctas;         /* of the kernel for stored logits: as many as run at once */

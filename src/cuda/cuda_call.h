@@ -75,7 +75,6 @@ FS_CORE int64_t open_stride(int64_t dim) {
 }
 
 #define FS_CUDA_SEGMENT 128
-#define FS_CUDA_LIST 8192 /* most candidates of a row that are looked at */
 
 /* What is done to the tokens of a row beside its head and its mask. */
 typedef struct fs_cuda_edits {

@@ -91,8 +91,8 @@ static const struct {
     fs_status (*launch)(fs_context *context, const fs_cuda_plan *plan, const fs_cuda_args *args, int32_t shaped);
     int32_t lists; /* can list candidates */
 } table[FS_CUDA_FAMILIES] = {
-    {"sm90", 9, 1, fs_cuda_sm90_shapes, open_sm90, launch_sm90, 1},
-    {"portable", 0, 0, fs_cuda_sm80_shapes, open_portable, launch_portable, 0},
+    {FS_CUDA_SM90, 9, 1, fs_cuda_sm90_shapes, open_sm90, launch_sm90, 1},
+    {FS_CUDA_PORTABLE, 0, 0, fs_cuda_sm80_shapes, open_portable, launch_portable, 0},
 };
 
 /* From the last, which says whether the build has anything for this device. */

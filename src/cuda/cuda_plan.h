@@ -12,6 +12,8 @@
 /* Tokens per tile: eight warps of 16. Also the block of the noise's marks. */
 #define FS_CUDA_TILE 128
 
+#define FS_CUDA_LIST 8192 /* most candidates of a row that are looked at */
+
 /* CTAs that end a row together at most, and threads of each. */
 #define FS_CUDA_TEAM 8
 #define FS_CUDA_TEAM_THREADS 512

@@ -108,17 +108,17 @@ static fs_cuda_team team_of(const fs_cuda *cuda, const fs_cuda_args *args, int32
     fs_cuda_device device = cuda->device;
     if (grouped) device.team = 1;
     fs_cuda_team team = fs_cuda_plan_team(&device, args->batch.rows, args->head.first_token, args->head.rows, edited,
-                                          fs_cuda_rows_shared(grouped), cuda->forced_team);
+                                          fs_cuda_rows_shared(grouped), cuda->environment.team);
     if (grouped) team = (fs_cuda_team){1, FS_CUDA_TEAM_THREADS, 0, 0, fs_cuda_rows_shared(grouped)};
-    else if (cuda->forced_threads) team.threads = cuda->forced_threads;
+    else if (cuda->environment.threads) team.threads = cuda->environment.threads;
     return team;
 }
 
 /* Who races again the rows whose winner is left out. */
 static fs_cuda_team again_of(const fs_cuda *cuda, const fs_cuda_args *args) {
     fs_cuda_team team = fs_cuda_plan_team(&cuda->device, args->batch.rows, args->head.first_token, args->head.rows, 0,
-                                          fs_cuda_again_shared(), cuda->forced_team);
-    team.threads = cuda->forced_threads ? cuda->forced_threads : FS_CUDA_TEAM_THREADS;
+                                          fs_cuda_again_shared(), cuda->environment.team);
+    team.threads = cuda->environment.threads ? cuda->environment.threads : FS_CUDA_TEAM_THREADS;
     if (!team.slices) team.size = 0;
     return team;
 }
@@ -407,7 +407,7 @@ fs_status fs_cuda_end_rows(fs_context *context, const fs_cuda_room *given, fs_cu
     const int64_t times = (args->batch.rows + l.rows - 1) / l.rows, rows = (args->batch.rows + times - 1) / times;
     args->overlap = cuda->device.overlaps;
     args->team = l.team;
-    place(&room, &p, &l, cuda->list_room, args);
+    place(&room, &p, &l, cuda->environment.list_room, args);
     room.records = NULL; /* what kernels of groups call so */
     if (l.raced) return race_rows(context, &room, args, rows, &l.again);
     /* Bounds of logits lie where logits of open rows will. */

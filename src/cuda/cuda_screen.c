@@ -90,7 +90,7 @@ static int pays(const fs_cuda_args *args, int32_t format, int32_t most) {
 static fs_cuda_team team_of(const fs_cuda *cuda, const fs_cuda_args *args) {
     const int64_t rows = args->batch.rows < FS_CUDA_SCREEN_ROWS ? args->batch.rows : FS_CUDA_SCREEN_ROWS;
     return fs_cuda_plan_team(&cuda->device, rows, args->head.first_token, args->head.rows, 0, fs_cuda_listed_shared(),
-                             cuda->forced_team);
+                             cuda->environment.team);
 }
 
 int fs_cuda_screens(fs_context *context, const fs_cuda_args *args, int rules) {

@@ -75,7 +75,7 @@ static uint32_t check_values(const fs_slot_values *values) {
     uint32_t bad = 0;
     float t = values->temperature;
     if (!(t >= 0.0f) || isinf(t) || (t > 0.0f && isinf(1.0f / t))) bad |= FS_ROW_BAD_TEMPERATURE;
-    if (!(values->top_p >= 0.0f)) bad |= FS_ROW_BAD_TOP_P;
+    if (!(values->top_p >= 0.0f && values->top_p <= 1.00001f)) bad |= FS_ROW_BAD_TOP_P;
     if (!(values->min_p >= 0.0f && values->min_p <= 1.0f)) bad |= FS_ROW_BAD_MIN_P;
     if (!(values->repetition > 0.0f) || isinf(values->repetition)) bad |= FS_ROW_BAD_PENALTY;
     if (!isfinite(values->frequency) || !isfinite(values->presence)) bad |= FS_ROW_BAD_PENALTY;

@@ -13,6 +13,7 @@ fs_status fs_screen_check_options(fs_context *context, const fs_head *head, fs_s
     FS_REQUIRE(context, head->kind == FS_HEAD_WEIGHTS, "head.kind is %d: screens are of weights", head->kind);
     FS_REQUIRE(context, head->dim <= FS_SCREEN_DIM_MOST, "head.dim is %lld, must be 1 to %lld for a screen",
                (long long)head->dim, (long long)FS_SCREEN_DIM_MOST);
+    if (o->format == 0) o->format = FS_SCREEN_INT8;
     FS_REQUIRE(context, o->format == FS_SCREEN_INT8 || o->format == FS_SCREEN_INT4,
                "screen_options.format is %d, must be FS_SCREEN_INT8 (1) or FS_SCREEN_INT4 (2)", o->format);
     if (o->group == 0) o->group = o->format == FS_SCREEN_INT8 ? FS_SCREEN_SPAN : FS_SCREEN_CHUNK;

@@ -21,6 +21,9 @@ static void a_bad_head_is_named(void **state) {
     REFUSED(f.head.scale = NAN, "head.scale", "nan");
     REFUSED(f.head.round = 9, "head.round", "9");
     REFUSED(f.head.flags = 8, "head.flags", "0x8");
+    REFUSED(f.head.rows = 0, "head.rows is 0", "no token");
+    REFUSED(f.head.vocab = 41, "head.vocab is 41", "last token is 39");
+    REFUSED((f.head.first_token = 8, f.head.vocab = 49), "head.vocab is 49", "last token is 47");
     REFUSED(f.head.size = 3, "head.size", "fs_head_default");
     REFUSED(f.head.size = sizeof f.head - 1, "head.size", "fs_head_default");
     REFUSED(f.head.size = 4097, "head.size", "4096");
@@ -33,7 +36,7 @@ static void a_bad_batch_is_named(void **state) {
     REFUSED(f.batch.hidden_dtype = 8, "batch.hidden_dtype", "8");
     REFUSED(f.batch.hidden_stride = 8, "batch.hidden_stride", "16");
     REFUSED(f.batch.mode = 5, "batch.mode", "5");
-    REFUSED(f.batch.samples = 0, "batch.samples", "1024");
+    REFUSED(f.batch.samples = -1, "batch.samples", "1024");
     REFUSED(f.batch.samples = 1025, "batch.samples", "1025");
     REFUSED(f.batch.noise = 2, "batch.noise", "2");
     REFUSED(f.batch.flags = 256, "batch.flags", "0x100");
@@ -91,7 +94,7 @@ static void a_bad_limit_is_named(void **state) {
 static void a_bad_result_is_named(void **state) {
     (void)state;
     REFUSED(f.result.tokens = NULL, "result.tokens", "score");
-    REFUSED(f.result.tokens_dtype = FS_F32, "result.tokens_dtype", "0");
+    REFUSED(f.result.tokens_dtype = FS_F16, "result.tokens_dtype", "1");
     REFUSED(f.result.logits = 3, "result.logits", "3");
     REFUSED(f.result.top_count = 1025, "result.top_count", "1024");
     REFUSED(f.result.watch_logit = f.bias, "result.watch_logit", "watch_offset");
@@ -221,6 +224,31 @@ static void a_forced_choice_that_cannot_run_is_an_error(void **state) {
     assert_int_equal(fs_context_create(NULL, &context), FS_ERR_ENVIRONMENT);
     assert_non_null(strstr(fs_error_text(NULL), "abacus"));
     unsetenv("FLASHSAMPLING_BACKEND");
+}
+
+static void refused_environment(const char *name, const char *value, int refused) {
+    fs_context *context;
+    assert_int_equal(setenv(name, value, 1), 0);
+    const fs_status status = fs_context_create(NULL, &context);
+    unsetenv(name);
+    fs_context_destroy(context);
+    if (status != (refused ? FS_ERR_ENVIRONMENT : FS_OK)) fail_msg("%s=%s: %s", name, value, fs_status_text(status));
+    if (!refused) return;
+    assert_non_null(strstr(fs_error_text(NULL), name));
+    assert_non_null(strstr(fs_error_text(NULL), value));
+}
+
+static void variables_of_a_backend_that_is_not_used_are_checked(void **state) {
+    (void)state;
+    static const struct {
+        const char *name, *good, *bad[4];
+    } table[] = {{"FLASHSAMPLING_CUDA_TILE", "sm90:64", {"sm91", "sm90:", "portable:x", "sm90:64k"}},
+                 {"FLASHSAMPLING_CUDA_LIST", "300", {"many", "-1", "8193", "3k"}},
+                 {"FLASHSAMPLING_CUDA_TEAM", "4:256", {"3", "16", "4:300", "four"}}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        refused_environment(table[i].name, table[i].good, 0);
+        for (int k = 0; k < 4; k++) refused_environment(table[i].name, table[i].bad[k], 1);
+    }
 }
 
 static void a_forced_backend_that_is_not_in_this_build_is_an_error(void **state) {
@@ -362,6 +390,7 @@ int main(void) {
         cmocka_unit_test(bad_work_memory_is_named),
         cmocka_unit_test(bad_options_are_named),
         cmocka_unit_test(a_forced_choice_that_cannot_run_is_an_error),
+        cmocka_unit_test(variables_of_a_backend_that_is_not_used_are_checked),
         cmocka_unit_test(a_forced_backend_that_is_not_in_this_build_is_an_error),
         cmocka_unit_test(parts_of_other_calls_are_refused),
         cmocka_unit_test(a_merge_needs_no_data),

@@ -173,7 +173,7 @@ static void the_second_pass_stays_within_its_budget(void **state) {
     size_t one = 0;
     int32_t expected[12];
     for (int i = 0; i < 5; i++) {
-        const size_t budget = i == 2 ? one - 1 : i == 3 ? one : i == 4 ? 0 : unlimited;
+        const size_t budget = i == 2 ? one - 1 : i == 3 ? one : i == 4 ? FS_FALLBACK_NONE : unlimited;
         const int64_t tied = i == 0 ? 1 : 3, incomplete = budget < one ? tied : 0;
         uint32_t status[6];
         size_t work = 0;

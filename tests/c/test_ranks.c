@@ -178,7 +178,7 @@ static void further_rounds_stay_within_their_budget(void **state) {
     static answer expected;
     size_t before[3], one = SIZE_MAX; /* what a call without further rounds takes, and such a round of one row */
     for (int i = 0; i < 5; i++) {
-        const size_t budget = i == 0 ? 0 : i == 3 ? one - 1 : i == 4 ? one : PLENTY;
+        const size_t budget = i == 0 ? FS_FALLBACK_NONE : i == 3 ? one - 1 : i == 4 ? one : PLENTY;
         const int64_t tied = i == 1 ? 1 : 3, incomplete = i == 0 || i == 3 ? tied : 0;
         const call c = tied_call(tied, 3);
         world w;

@@ -44,7 +44,7 @@ static void an_outline_that_nobody_could_do_is_named(void **state) {
     REFUSED(o.hidden_dtype = FS_Q6_K, "outline.hidden_dtype", "34");
     REFUSED(o.mode = 5, "outline.mode", "5");
     REFUSED(o.noise = 2, "outline.noise", "2");
-    REFUSED(o.samples = 0, "outline.samples", "0");
+    REFUSED(o.samples = -1, "outline.samples", "-1");
     REFUSED(o.samples = 1025, "outline.samples", "1024");
     REFUSED((o.mode = FS_MODE_GROUP_PARALLEL, o.group_size = 8, o.samples = 2), "outline.samples", "group");
     REFUSED(o.mode = FS_MODE_GROUP_PARALLEL, "outline.group_size", "0");

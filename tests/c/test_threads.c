@@ -7,8 +7,11 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <sys/time.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { V = 3001, B = 5 };
 static float logits[B * V];
@@ -154,12 +157,53 @@ static void threads_are_as_many_as_cores_we_may_use(void **state) {
     assert_int_equal(default_threads(&all), CPU_COUNT(&all));
 }
 
+static pthread_t applications_thread;
+static _Atomic int handled, elsewhere;
+
+static void handle(int signal) {
+    (void)signal;
+    if (pthread_equal(pthread_self(), applications_thread)) handled++;
+    else elsewhere++;
+}
+
+/* A timer's signals go to any thread that does not block them: half of them to a pool of two, if it did not. */
+static void signal_handlers_run_on_the_applications_threads(void **state) {
+    (void)state;
+    applications_thread = pthread_self();
+    const struct sigaction action = {.sa_handler = handle};
+    struct sigaction before;
+    sigset_t mask;
+    assert_int_equal(sigaction(SIGALRM, &action, &before), 0);
+    fs_context *context = open_context(FS_BACKEND_CPU, 4, 0);
+    pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    assert_false(sigismember(&mask, SIGALRM)); /* creating a context leaves the caller's mask as it was */
+    const struct itimerval often = {{0, 200}, {0, 200}}, never = {{0, 0}, {0, 0}};
+    setitimer(ITIMER_REAL, &often, NULL);
+    for (int i = 0; handled < 200 && i < 200000; i++) {
+        int32_t tokens[B];
+        draw(context, (uint64_t)i, tokens);
+    }
+    /* While the only thread that takes it is blocked, nobody else runs the handler. */
+    sigset_t alarm;
+    sigemptyset(&alarm);
+    sigaddset(&alarm, SIGALRM);
+    pthread_sigmask(SIG_BLOCK, &alarm, NULL);
+    for (int i = 0; i < 100; i++) usleep(200);
+    setitimer(ITIMER_REAL, &never, NULL);
+    pthread_sigmask(SIG_UNBLOCK, &alarm, NULL);
+    assert_true(handled >= 200);
+    assert_int_equal(elsewhere, 0);
+    fs_context_destroy(context);
+    sigaction(SIGALRM, &before, NULL);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(contexts_in_many_threads_draw_the_same),
         cmocka_unit_test(a_pool_runs_every_task_once),
         cmocka_unit_test(failures_without_a_context_are_told_per_thread),
         cmocka_unit_test(threads_are_as_many_as_cores_we_may_use),
+        cmocka_unit_test(signal_handlers_run_on_the_applications_threads),
     };
     return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
 }

@@ -39,6 +39,8 @@ ALLOWED = {
     # So is what the Python package calls.
     "src/python": {"python", "flashsampling.h"},
     "src": SHARED | {"check.h", "dist", "screen"},
+    # A build without CUDA checks CUDA's environment variables too.
+    "src/backend.c": {"cuda/cuda_environment.h"},
     "cli": {"cli", "io", "flashsampling.h"},
     # What two commands measure with uses what all of them share, and nothing of their arguments.
     "cli/cmd_bench.c": {"bench"},

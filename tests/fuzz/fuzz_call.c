@@ -207,7 +207,7 @@ static void make_lists(rng *r, fuzz_call *c, int wild, double slots) {
         b->count_token = tokens(r, c, count, wild);
         b->count_value = integers(r, c, count, 4, wild, -1, 3);
     }
-    if (b->mode == FS_MODE_SCORE) b->given = tokens(r, c, (double)b->rows * b->samples, wild);
+    if (b->mode == FS_MODE_SCORE) b->given = tokens(r, c, (double)b->rows * fuzz_samples(c), wild);
 }
 
 static void *output(rng *r, fuzz_call *c, double bytes, size_t align, int wild) {
@@ -221,7 +221,7 @@ static void *output(rng *r, fuzz_call *c, double bytes, size_t align, int wild) 
 static void make_result(rng *r, fuzz_call *c, int wild) {
     fs_batch *b = &c->batch;
     fs_result *o = &c->result;
-    const double rows = (double)b->rows, each = rows * b->samples, top = rows * o->top_count;
+    const double rows = (double)b->rows, each = rows * (double)fuzz_samples(c), top = rows * o->top_count;
     double watched = 0;
     if (one_in(r, 4)) {
         watched = offsets(r, c, rows, wild, &b->watch_offset);
@@ -312,6 +312,15 @@ void fuzz_call_make(rng *r, fuzz_call *c, int wild) {
     if (wild && one_in(r, 100)) h->weight_scale = h->data;
 }
 
+int64_t fuzz_samples(const fuzz_call *c) {
+    return c->batch.samples ? c->batch.samples : 1;
+}
+
+int64_t fuzz_fallback_token(const fuzz_call *c) {
+    const int32_t token = c->batch.fallback_token;
+    return token == 0 ? -1 : token == FS_FALLBACK_TOKEN_ZERO ? 0 : token;
+}
+
 int fuzz_call_must_fail(const fuzz_call *c) {
     const fs_head *h = &c->head;
     const fs_batch *b = &c->batch;
@@ -320,7 +329,7 @@ int fuzz_call_must_fail(const fuzz_call *c) {
            c->result.size > 4096 || h->kind < 0 || h->kind > 1 || h->rows < 0 || h->rows >= ids || h->first_token < 0 ||
            h->first_token >= ids || h->vocab < 0 || h->vocab >= ids ||
            (h->kind == FS_HEAD_WEIGHTS && (h->dim <= 0 || h->dim > INT32_MAX)) || h->stride < 0 || b->rows < 0 ||
-           b->rows > 1 << 20 || b->samples < 1 || b->samples > 1024 || b->slots < 0 || b->masks < 0 ||
+           b->rows > 1 << 20 || b->samples < 0 || b->samples > 1024 || b->slots < 0 || b->masks < 0 ||
            b->allow_stride < 0 || c->result.top_count < 0 || c->result.top_count > 1024 || b->mode < 0 ||
            b->mode > FS_MODE_SCORE;
 }

@@ -35,6 +35,10 @@ fs_context *fuzz_open(int32_t backend, int32_t threads, size_t fallback_bytes);
 /* A limit of the header says that it is refused, whatever else is in it. */
 int fuzz_call_must_fail(const fuzz_call *c);
 
+/* The batch's, where zero stands for another value. */
+int64_t fuzz_samples(const fuzz_call *c);
+int64_t fuzz_fallback_token(const fuzz_call *c);
+
 /* Numbers that nobody expects. */
 int32_t fuzz_odd_i32(rng *r);
 float fuzz_odd_f32(rng *r);

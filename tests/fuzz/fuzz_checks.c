@@ -30,7 +30,7 @@ static void expect_nothing_written(const fuzz_call *c) {
 }
 
 int64_t fuzz_token(const fuzz_call *c, int64_t b, int64_t i) {
-    const int64_t at = b * c->batch.samples + i;
+    const int64_t at = b * fuzz_samples(c) + i;
     return c->result.tokens_dtype == FS_I64 ? ((const int64_t *)c->result.tokens)[at]
                                             : ((const int32_t *)c->result.tokens)[at];
 }
@@ -45,12 +45,12 @@ static void check_row(const fuzz_call *c, int64_t b, int64_t first, int64_t end)
     const fs_result *o = &c->result;
     const uint32_t bits = o->status ? o->status[b] : 0;
     if (bits & ~known) fuzz_fault("row %lld has status 0x%x", (long long)b, bits);
-    for (int64_t i = 0; o->tokens && i < c->batch.samples; i++) {
+    for (int64_t i = 0; o->tokens && i < fuzz_samples(c); i++) {
         const int64_t token = fuzz_token(c, b, i);
-        if (token == c->batch.fallback_token) continue;
+        if (token == fuzz_fallback_token(c)) continue;
         if (bits & FS_ROW_NO_TOKEN)
             fuzz_fault("row %lld has status 0x%x and token %lld", (long long)b, bits, (long long)token);
-        if (c->batch.mode == FS_MODE_SCORE && token == c->batch.given[b * c->batch.samples + i]) continue;
+        if (c->batch.mode == FS_MODE_SCORE && token == c->batch.given[b * fuzz_samples(c) + i]) continue;
         if (token < first || token >= end)
             fuzz_fault("row %lld has token %lld, not one of %lld to %lld", (long long)b, (long long)token,
                        (long long)first, (long long)end - 1);
@@ -63,7 +63,7 @@ static void check_row(const fuzz_call *c, int64_t b, int64_t first, int64_t end)
     if (o->log_z && o->max_logit && o->log_z[b] < o->max_logit[b])
         fuzz_fault("row %lld has log Z %.9g, largest logit %.9g", (long long)b, (double)o->log_z[b],
                    (double)o->max_logit[b]);
-    for (int64_t i = b * c->batch.samples; o->rank && i < (b + 1) * c->batch.samples; i++)
+    for (int64_t i = b * fuzz_samples(c); o->rank && i < (b + 1) * fuzz_samples(c); i++)
         if (o->rank[i] < -1 || o->rank[i] == 0 || o->rank[i] > end + 1)
             fuzz_fault("row %lld has rank %d", (long long)b, o->rank[i]);
 }
@@ -76,7 +76,7 @@ void fuzz_call_check(const fuzz_call *c, fs_status status, const char *text, int
     if (status != FS_OK) return;
     if (fuzz_call_must_fail(c)) fuzz_fault("a call beyond the header's limits succeeds");
     if (c->misaligned) fuzz_fault("a call with a misaligned pointer succeeds");
-    const int64_t rows = c->batch.rows, each = rows * c->batch.samples;
+    const int64_t rows = c->batch.rows, each = rows * fuzz_samples(c);
     for (int64_t b = 0; b < rows; b++) check_row(c, b, first, end);
     expect_not_above_zero(c->result.logprob, 0, each, "logprob");
     expect_not_above_zero(c->result.top_logprob, 0, rows * c->result.top_count, "top_logprob");
