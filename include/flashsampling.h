@@ -188,9 +188,13 @@ typedef struct fs_head {
     float weight_scale_all; /* 0 = 1 */
 
     /* A screen of this W (fs_screen_build), 64-byte aligned, or NULL. Tokens are the same with and without; calls whose
-     * rows it can decide read it in place of W. One that is not this W's is FS_ERR_ARGUMENT: CUDA finds out when it
-     * first sees the two, in a call that waits for the device and so cannot be captured. Who writes W makes its screen
-     * anew. */
+     * rows it can decide read it in place of W. Where W changes, its screen must be made anew.
+     *
+     * The first call of a context with this W and this screen checks them: the screen's header and all of its bytes, and
+     * four weights of every row of W, at places that depend on the row. A screen that was changed, or is another W's, is
+     * FS_ERR_ARGUMENT. On CUDA that call waits for the device, so it cannot be captured. The check misses two things. One
+     * is a row of W that changed, but not at those four places: a row of which half changed is missed once in 16 times, a
+     * single weight nearly always. The other is W written to after that call. fs_screen_check looks at every weight. */
     const void *screen;
     size_t screen_bytes; /* how many there are, at least fs_screen_size */
 } fs_head;
@@ -535,8 +539,13 @@ FS_API fs_status fs_screen_size(fs_context *context, const fs_head *head, const 
 FS_API fs_status fs_screen_build(fs_context *context, const fs_head *head, const fs_screen_options *options,
                                  void *screen, size_t bytes);
 
-/* The screen of rows [first, first + rows) of the head that `whole` belongs to, first being a multiple of 16; to
- * [bytes], or with to NULL only *needed, which may be NULL. */
+/* Whether head.screen is whole and was made of this W: reads every byte of both, and waits for the device. FS_OK, or
+ * FS_ERR_ARGUMENT with a text that names the rows that differ. For screens that were saved, and for W that may have
+ * changed. On CUDA a call with this W and this screen can be captured after it. */
+FS_API fs_status fs_screen_check(fs_context *context, const fs_head *head);
+
+/* The screen of rows [first, first + rows) of the head that `whole` belongs to. `first` is a multiple of 16, and so is
+ * `rows`, unless they are all that is left of the head. To [bytes], or with to NULL only *needed, which may be NULL. */
 FS_API fs_status fs_screen_slice(fs_context *context, const void *whole, size_t whole_bytes, int64_t first,
                                  int64_t rows, void *to, size_t bytes, size_t *needed);
 

@@ -241,6 +241,15 @@ fs_status fs_screen_build(fs_context *context, const fs_head *head, const fs_scr
     return fs_screen_make(context, &h, &o, screen);
 }
 
+fs_status fs_screen_check(fs_context *context, const fs_head *head) {
+    fs_head h;
+    FS_TRY(enter(context));
+    FS_COPY(context, head, head, &h, screen_bytes);
+    FS_TRY(fs_check_head(context, &h, 1));
+    FS_REQUIRE(context, h.screen != NULL, "head.screen is NULL");
+    return fs_screen_check_whole(context, &h);
+}
+
 fs_status fs_screen_slice(fs_context *context, const void *whole, size_t whole_bytes, int64_t first, int64_t rows,
                           void *to, size_t bytes, size_t *needed) {
     FS_TRY(enter(context));

@@ -5,6 +5,7 @@
 
 #include "error.h"
 
+#include "core/history.h"
 #include "core/screen.h"
 
 /* A row of a table of what a backend does not do: whether a call asks for it, and the words for that. */
@@ -39,12 +40,14 @@ typedef struct fs_backend {
     /* fs_accept of device arrays; NULL: arrays are host memory. */
     fs_status (*accept)(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
                         const void *target, int32_t *accepted);
-    /* Screens, where they are not host memory. Writes one behind its header, which is made (src/screen); the first of
-     * `count` strips, evenly over the head, that was made of other weights, or -1; copies bytes, from and to anywhere,
-     * and waits for them. */
+    /* Screens, where they are not host memory (src/screen has the same for those that are). make_screen writes the
+     * strips; sum_screen adds up their hashes; compare_screen finds the last strip that was made of other weights than
+     * the head's, by a sample of every row or by all of it, or -1; copy copies bytes, from and to anywhere, and waits. */
     fs_status (*make_screen)(fs_context *context, const fs_head *head, const fs_screen_header *header,
                              const fs_screen_options *options, void *screen);
-    fs_status (*compare_screen)(fs_context *context, const fs_head *head, const fs_screen_header *header, int64_t count,
+    fs_status (*sum_screen)(fs_context *context, const fs_screen_header *header, const void *screen,
+                            fs_screen_sums *sums);
+    fs_status (*compare_screen)(fs_context *context, const fs_head *head, const fs_screen_header *header, int whole,
                                 int64_t *strip);
     fs_status (*copy)(fs_context *context, void *to, const void *from, size_t bytes);
     /* `least`: entries that lists must be able to hold beyond what the batch asks for; 0 in a first round. */
@@ -63,8 +66,6 @@ typedef struct fs_backend {
     fs_status (*sample_ranks)(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
                               fs_result *result, fs_status failed);
 } fs_backend;
-
-#define FS_SCREENS_KNOWN 4
 
 struct fs_context {
     const fs_backend *backend;

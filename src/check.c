@@ -224,7 +224,7 @@ fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, 
     FS_TRY(check_batch(context, &a->head, &a->batch, computes && rows));
     FS_TRY(check_result(context, &a->batch, &a->result));
     FS_TRY(fs_check_pointers(context, a));
-    if (a->head.screen && reads) FS_TRY(fs_screen_check(context, &a->head));
+    if (a->head.screen && reads) FS_TRY(fs_screen_admit(context, &a->head));
     if (context->backend->host_arrays) FS_TRY(fs_check_host_arrays(context, &a->batch, head_vocab(&a->head)));
     return fs_check_supported(context, call, a);
 }

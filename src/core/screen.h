@@ -3,7 +3,7 @@
  * screen is the draw without it, bit for bit. docs/screening.md has the proofs; this file, what backends share.
  *
  *   a screen   a header of 128 bytes, then strips
- *   a strip    16 tokens: their norms, a hash of some of their weights, 128 bytes; then a record for every 128 columns
+ *   a strip    16 tokens: their norms, hashes of their weights, 128 bytes; then a record for every 128 columns
  *   a record   8 bits: [2 chunks of 64 columns, 16 tokens, 64] int8, then bf16 scale [16], bf16 residual [16]
  *              4 bits: [2 chunks, 8 pairs of tokens g and g + 8, 64] bytes, g in the lower half, both stored as q + 8,
  *                      then bf16 scale [2 chunks, 16]
@@ -28,16 +28,23 @@
 #include <math.h>
 
 #define FS_SCREEN_MAGIC 0x4E45455243535346u /* "FSSCREEN" */
-#define FS_SCREEN_VERSION 1
+#define FS_SCREEN_VERSION 2
 #define FS_SCREEN_LAYOUT 1
 #define FS_SCREEN_TOKENS 16 /* of a strip */
 #define FS_SCREEN_CHUNK 64  /* columns */
 #define FS_SCREEN_SPAN 128  /* columns of a record */
 #define FS_SCREEN_TAIL 64   /* bytes of a record behind its weights */
 #define FS_SCREEN_STRIP_HEAD 128
+#define FS_SCREEN_LINE 64                     /* bytes that are hashed at once */
 #define FS_SCREEN_NORM_MOST 0x1p60f           /* of tokens and rows: no product, sum or bound overflows */
 #define FS_SCREEN_STEP_LEAST 0x1p-60          /* of 4 bits: steps are squared in float */
 #define FS_SCREEN_DIM_MOST ((int64_t)1 << 19) /* sums of bounds in float are proven up to here */
+
+/* Sums of hashes, so that strips may come in any order, from any thread. */
+typedef struct fs_screen_sums {
+    uint64_t weights; /* of every weight that the screen was made of */
+    uint64_t body;    /* of every byte behind the header */
+} fs_screen_sums;
 
 typedef struct fs_screen_header {
     uint64_t magic;
@@ -50,14 +57,16 @@ typedef struct fs_screen_header {
     int64_t first_token; /* id of row 0: rounding is by id, so a shard's screen is a slice of the whole one */
     uint64_t seed;       /* of the rounding */
     double eta;
-    char reserved[48];
+    fs_screen_sums sums;
+    char reserved[32];
     uint64_t hash; /* of the members above */
 } fs_screen_header;
 
 typedef struct fs_strip_head {
     float norm[FS_SCREEN_TOKENS]; /* at least |w|, and |w| of the screen; +inf: nothing is known of it */
-    uint64_t check;               /* screen_check of W */
-    char reserved[56];
+    uint64_t sample;              /* screen_sample_hash of W */
+    uint64_t weights;             /* this strip's share of the header's sums.weights */
+    char reserved[48];
 } fs_strip_head;
 
 /* A screen as a backend takes it. */
@@ -110,6 +119,7 @@ FS_CORE uint64_t screen_header_hash(const fs_screen_header *h) {
     hash = hash_mix(hash, (uint64_t)(uint32_t)h->dtype << 32 | float_bits(h->reach));
     hash = hash_mix(hash_mix(hash, (uint64_t)h->rows), (uint64_t)h->dim);
     hash = hash_mix(hash_mix(hash, (uint64_t)h->first_token), h->seed);
+    hash = hash_mix(hash_mix(hash, h->sums.weights), h->sums.body);
     return hash_end(hash_mix(hash, double_bits(h->eta)));
 }
 
@@ -217,14 +227,11 @@ FS_CORE int screen_round(float t, uint32_t random16) {
     return (int)down + (random16 < (uint32_t)((t - down) * 65536.0f + 0.5f));
 }
 
-/* The i-th of `count` strips, evenly over the screen. */
-FS_CORE int64_t screen_sample(const fs_screen *s, int64_t i, int64_t count) {
-    return count > 1 ? (screen_strips(s->rows) - 1) * i / (count - 1) : 0;
-}
+/* -------------------------------------------------------------------------------------------------- its weights ---- */
 
-/* A hash of four weights of each token of a strip, wherever in the row they are: what tells a screen from another
- * head's. By ids, as in slices. */
-FS_CORE uint64_t screen_check(const fs_head *head, const fs_weights *w, int64_t strip) {
+/* The hash of four weights of each token of a strip, wherever in the row they are: enough to tell another head's, and
+ * rows that were trained further, at a cost of four lines of memory a row. By ids, as in slices. */
+FS_CORE uint64_t screen_sample_hash(const fs_head *head, const fs_weights *w, int64_t strip) {
     const int64_t rows = head->rows, dim = head->dim;
     uint64_t hash = 0;
     for (int64_t v = strip * FS_SCREEN_TOKENS; v < (strip + 1) * FS_SCREEN_TOKENS && v < rows; v++)
@@ -233,6 +240,17 @@ FS_CORE uint64_t screen_check(const fs_head *head, const fs_weights *w, int64_t 
             hash = hash_mix(hash, float_bits(element_at(weights_row(w, v), w->format, d)));
         }
     return hash_end(hash);
+}
+
+/* The hash of 128 columns of a token's weights, as floats, from column `from` on. */
+FS_CORE uint64_t screen_span_hash(const float *w, int64_t id, int64_t from) {
+    uint64_t sum = 0;
+    for (int at = 0; at < FS_SCREEN_SPAN; at += FS_SCREEN_LINE / 4) {
+        uint64_t line[8];
+        for (int i = 0; i < 8; i++) line[i] = (uint64_t)float_bits(w[at + 2 * i + 1]) << 32 | float_bits(w[at + 2 * i]);
+        sum += hash_line((uint64_t)id << 32 | (uint64_t)(from + at), line);
+    }
+    return sum;
 }
 
 #endif

@@ -89,16 +89,33 @@ FS_CORE int is_finite(const float *w) {
     return sum == 0.0f;
 }
 
-/* Token `at` of a strip whose bytes are zero. Those of 4 bits share bytes with the token 8 before or behind it. */
-FS_CORE void make_token(const fs_screen_header *h, const fs_weights *weights, int64_t number, int at,
-                        unsigned char *strip) {
+/* The hash of all weights of token `at` of a strip. */
+FS_CORE uint64_t token_hash(const fs_head *head, const fs_weights *weights, int64_t number, int at) {
+    const int64_t v = number * FS_SCREEN_TOKENS + at;
+    uint64_t hash = 0;
+    float w[FS_SCREEN_SPAN];
+    for (int64_t from = 0; from < head->dim && v < head->rows; from += FS_SCREEN_SPAN) {
+        load_span(weights, v, head->dim, from, w);
+        hash += screen_span_hash(w, head->first_token + v, from);
+    }
+    return hash;
+}
+
+/* Token `at` of a strip whose bytes are zero. Those of 4 bits share bytes with the token 8 before or behind it. Returns
+ * the token's hash. */
+FS_CORE uint64_t make_token(const fs_screen_header *h, const fs_weights *weights, int64_t number, int at,
+                            unsigned char *strip) {
     const int64_t record_bytes = screen_record_bytes(h->format), v = number * FS_SCREEN_TOKENS + at;
     fs_screen_token t;
+    uint64_t hash = 0;
     int finite = 1;
     memset(&t, 0, sizeof t);
     for (int64_t from = 0; from < h->dim; from += FS_SCREEN_SPAN) {
         unsigned char *record = strip + FS_SCREEN_STRIP_HEAD + from / FS_SCREEN_SPAN * record_bytes;
-        if (v < h->rows) load_span(weights, v, h->dim, from, t.w);
+        if (v < h->rows) {
+            load_span(weights, v, h->dim, from, t.w);
+            hash += screen_span_hash(t.w, h->first_token + v, from);
+        }
         if (!is_finite(t.w)) memset(t.w, 0, sizeof t.w), finite = 0;
         if (h->format == FS_SCREEN_INT8) make_span8(&t, record, at);
         else make_span4(&t, h->group, h->seed, (uint32_t)(h->first_token + v), from, record, at);
@@ -106,6 +123,7 @@ FS_CORE void make_token(const fs_screen_header *h, const fs_weights *weights, in
     const double norm = sqrt(fmax(t.square, t.square_of_screen)) * (1.0 + 1e-9);
     ((fs_strip_head *)(void *)strip)->norm[at] = finite && norm < (double)FS_SCREEN_NORM_MOST ? float_above(norm)
                                                                                               : INFINITY;
+    return hash;
 }
 
 #endif

@@ -23,15 +23,7 @@ typedef struct fs_residence {
 
 #define FS_KINDS 16
 
-/* What has become of calls of a kind with a screen: one row or several, with lists or without. */
-typedef struct fs_screen_past {
-    const void *screen; /* another one begins anew: where it lies, */
-    uint64_t hash;      /* and of its header */
-    int32_t failed;     /* calls in a row of which it left a quarter of the rows to W, or more */
-    int32_t skip;       /* calls that read W from now on */
-} fs_screen_past;
-
-#define FS_SCREEN_KINDS 4
+#define FS_SCREEN_KINDS 4 /* calls with a screen: of one row or several, with lists or without */
 
 /* The state of a context of this backend. */
 typedef struct fs_cpu {
@@ -41,8 +33,8 @@ typedef struct fs_cpu {
     void *parallel_user;
     struct fs_threads *threads; /* our own pool, or NULL */
     int32_t screen_rows[2];     /* rows of a call up to which screens of 8 and 4 bits are read, */
-    int32_t screens_forced;     /* whatever has become of them before */
-    fs_screen_past past[FS_SCREEN_KINDS];
+    int32_t screens_forced;     /* whatever their histories say */
+    fs_screen_history history[FS_SCREENS_KNOWN][FS_SCREEN_KINDS];
     fs_arena work;   /* the context's or the caller's memory */
     fs_arena second; /* of second passes and stored logits, kept while they are frequent; unused with the caller's */
     int32_t calls_without;  /* that, since the last one */

@@ -400,6 +400,19 @@ static int settle_unknown(fs_settle *settle, fs_block block, const float *x) {
     return !settle_gave_up(settle);
 }
 
+/* Tokens that an edit makes NaN have no bound: they are settled for the row's flags. Returns 0 if the row was given
+ * up. */
+static int settle_not_numbers(fs_settle *settle, fs_block block, const float *y) {
+    const fs_active_row *active = settle->active;
+    FS_SPARSE_EACH(i, active->edit, active->edits, block) {
+        const uint32_t token = (uint32_t)(active->edit[i] >> 32);
+        const float edited = y[(int64_t)token - block.first];
+        float known, exact;
+        if (edited != edited && !settle_gave_up(settle)) fs_settle_token(settle, token, &known, &exact);
+    }
+    return !settle_gave_up(settle);
+}
+
 /* Upper bounds that have become raw logits. tanhf may not rise everywhere, by its last bits; an infinite bias may have
  * met an infinite bound. */
 static void loosen(const fs_head *head, float *x, int64_t n) {
@@ -423,6 +436,7 @@ void fs_rows_settle(const fs_isa *isa, fs_settle *settle, fs_block block, float 
     if (rows_edit(call, active)) { /* which may ban a token, but the row's flags tell that its x is infinite */
         if (survey.most == INFINITY && !settle_unknown(settle, block, x + block_lead(block))) return;
         y = transform_rules(call, active, settle->scratch, block, x);
+        if (!settle_not_numbers(settle, block, y + block_lead(block))) return;
         survey = isa->scan->survey(NULL, base, y, span, settle->scratch->granule);
     }
     if (!(survey.most > -INFINITY)) return;

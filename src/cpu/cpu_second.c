@@ -181,32 +181,21 @@ int fs_job_screens(const fs_job *job, const fs_context *context) {
     return batch->rows <= cpu->screen_rows[screen_of(head->screen).format != FS_SCREEN_INT8];
 }
 
-/* Calls in a row that were left to W, until no more are skipped at a time: behind the second one call, then 3, 7, 15
- * and 31, as on CUDA. */
-#define FS_MOST_FAILED 6
+static fs_screen_history *history_of(const fs_job *job, fs_context *context) {
+    fs_cpu *cpu = context->state;
+    return &cpu->history[context->screen][(job->call.batch->rows > 1) + 2 * (job->call.needs.keep > 0)];
+}
 
-static fs_screen_past *past_of(const fs_job *job, fs_cpu *cpu) {
-    const fs_call *call = &job->call;
-    const void *screen = call->head->screen;
-    const uint64_t hash = ((const fs_screen_header *)screen)->hash;
-    fs_screen_past *past = &cpu->past[(call->batch->rows > 1) + 2 * (call->needs.keep > 0)];
-    if (past->screen != screen || past->hash != hash) *past = (fs_screen_past){.screen = screen, .hash = hash};
-    return past;
+static uint32_t screen_hash(const fs_context *context) {
+    return (uint32_t)context->screened[context->screen].header.hash;
 }
 
 int fs_job_skips_screen(const fs_job *job, fs_context *context) {
     fs_cpu *cpu = context->state;
-    fs_screen_past *past = past_of(job, cpu);
-    if (cpu->screens_forced || past->skip == 0) return 0;
-    past->skip--;
+    fs_screen_history *history = history_of(job, context);
+    if (cpu->screens_forced || !history_skips(history, screen_hash(context))) return 0;
+    history_note(history, screen_hash(context), 1);
     return 1;
-}
-
-/* A quarter of the rows is enough for W to take as long as for all of them, where reading it is what takes long. */
-static void note_past(const fs_job *job, fs_cpu *cpu, int32_t left) {
-    fs_screen_past *past = past_of(job, cpu);
-    past->failed = 4 * left < job->pass.rows ? 0 : past->failed < FS_MOST_FAILED ? past->failed + 1 : FS_MOST_FAILED;
-    past->skip = past->failed ? (1 << (past->failed - 1)) - 1 : 0;
 }
 
 int32_t fs_job_leave_screen(fs_job *job, fs_context *context) {
@@ -217,7 +206,9 @@ int32_t fs_job_leave_screen(fs_job *job, fs_context *context) {
     for (int32_t a = 0; a < job->pass.rows; a++) /* its rows are job->row: those that are left move to the front */
         if (job->state[job->row[a]] == FS_TO_READ) job->row[rows++] = job->row[a];
     job->screened_rows -= rows;
-    if (job->pass.rows) note_past(job, cpu, rows);
+    /* A quarter of the rows is enough for W to take as long as for all of them, where reading it is what takes long. */
+    const int read = 4 * rows >= job->pass.rows;
+    if (job->pass.rows) history_note(history_of(job, context), screen_hash(context), read);
     if (!rows) return 0;
     job->turn = FS_TO_READ;
     fs_job_start_pass(job, context, job->row, rows);

@@ -113,8 +113,10 @@ fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, cha
 
 fs_status fs_cuda_make_screen(fs_context *context, const fs_head *head, const fs_screen_header *header,
                               const fs_screen_options *options, void *screen);
-fs_status fs_cuda_compare_screen(fs_context *context, const fs_head *head, const fs_screen_header *header,
-                                 int64_t count, int64_t *strip);
+fs_status fs_cuda_sum_screen(fs_context *context, const fs_screen_header *header, const void *screen,
+                             fs_screen_sums *sums);
+fs_status fs_cuda_compare_screen(fs_context *context, const fs_head *head, const fs_screen_header *header, int whole,
+                                 int64_t *strip);
 fs_status fs_cuda_copy(fs_context *context, void *to, const void *from, size_t bytes);
 
 /* cuda_ranks.c. The work memory of fs_partial. */

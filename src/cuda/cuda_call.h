@@ -3,6 +3,7 @@
 #define FS_CUDA_CALL_H
 
 #include "core/group.h"
+#include "core/history.h"
 #include "core/screen.h"
 #include "core/wire.h"
 #include "cuda_plan.h"
@@ -163,16 +164,14 @@ typedef struct fs_screened_token {
     uint32_t token, place;
 } fs_screened_token;
 
-/* How screens have fared in calls of one kind, kept from call to call (screen/history.cuh). */
-typedef struct fs_screen_history {
-    uint32_t hash;    /* of the screen's header: another one begins anew */
-    uint32_t failed;  /* times in a row that it was read and W too; */
-    uint32_t skip;    /* calls that read W alone from now on */
+/* A screen's history in calls of one kind, kept from call to call (screen/history.cuh). */
+typedef struct fs_cuda_history {
+    fs_screen_history of;
     uint32_t left;    /* rows of this call have been left to W, so all are; 0 between calls, */
     uint32_t counted; /* like this: CTAs of a launch that have ended their row */
-} fs_screen_history;
+} fs_cuda_history;
 
-#define FS_SCREEN_HISTORIES 8 /* kinds: by rows, with rules and without */
+#define FS_CUDA_SCREEN_KINDS 8 /* by rows, with rules and without */
 
 /* A pass over a head's screen: for every row the tokens that may win. How many there are is in the row's `max`; more
  * than there is room for, and the row is open: it takes the pass over W, as all rows of its call then do. Where rows
@@ -183,7 +182,7 @@ typedef struct fs_cuda_screened {
     uint64_t hash;            /* of its header, as the host knows it */
     fs_screened_token *entry; /* [rows][FS_CUDA_SCREENED]; NULL: there is no screen */
     int32_t *open; /* how many rows are open. A pass over W that finds none has nothing to do; NULL: it has */
-    fs_screen_history *history;
+    fs_cuda_history *history;
 } fs_cuda_screened;
 
 #define FS_CUDA_SCREENED 8192

@@ -99,11 +99,12 @@ int32_t fs_cuda_listed_shared(void);
 cudaError_t fs_cuda_listed_launch(const fs_cuda_args *args, int32_t shaped, cudaStream_t stream);
 cudaError_t fs_cuda_end_listed_launch(const fs_cuda_args *args, cudaStream_t stream);
 
-/* Strips [from, to) of a screen whose bytes are zero; whether one of `count` strips was made of other weights: 1 + its
- * number, to *other, which is 0. */
+/* Strips [from, to) of a screen whose bytes are zero; the sums of all strips, to sums [2], which are 0; and the last
+ * strip that was made of other weights, 1 + its number, to *other, which is 0. */
 cudaError_t fs_cuda_make_launch(const fs_head *head, const fs_screen_header *header, void *screen, int64_t from,
                                 int64_t to, cudaStream_t stream);
-cudaError_t fs_cuda_compare_launch(const fs_head *head, const fs_screen_header *header, int64_t count, uint64_t *other,
+cudaError_t fs_cuda_sum_launch(const fs_screen_header *header, const void *screen, uint64_t *sums, cudaStream_t stream);
+cudaError_t fs_cuda_compare_launch(const fs_head *head, const fs_screen_header *header, int whole, uint64_t *other,
                                    cudaStream_t stream);
 
 cudaError_t fs_cuda_accept_launch(int32_t dtype, int64_t sequences, int64_t k, const void *draft, const void *target,

@@ -7,8 +7,7 @@
 #define SLAB ((size_t)1 << 21)
 /* Rows have as much in every call, so that what is zero between calls is in the same place in all. */
 #define ROWS_BYTES (FS_CUDA_ROWS * sizeof(fs_cuda_row))
-#define HISTORY_BYTES ALIGNMENT
-_Static_assert(FS_SCREEN_HISTORIES * sizeof(fs_screen_history) <= HISTORY_BYTES, "histories have room");
+#define HISTORY_BYTES aligned(FS_SCREENS_KNOWN *FS_CUDA_SCREEN_KINDS * sizeof(fs_cuda_history))
 
 static size_t aligned(size_t bytes) {
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -26,7 +25,7 @@ size_t fs_cuda_room_bytes(const fs_cuda_room *room) {
 static void place(fs_cuda_room *room, char *at) {
     room->work = (fs_cuda_row *)(void *)at;
     at += ROWS_BYTES;
-    room->history = (fs_screen_history *)(void *)at;
+    room->history = (fs_cuda_history *)(void *)at;
     at += HISTORY_BYTES;
     room->records = room->records_bytes ? (fs_group *)(void *)at : NULL;
     at += aligned(room->records_bytes);

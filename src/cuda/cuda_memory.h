@@ -20,7 +20,7 @@
 /* What a call asks for, and where it has it. */
 typedef struct fs_cuda_room {
     fs_cuda_row *work;
-    fs_screen_history *history; /* [FS_SCREEN_HISTORIES] */
+    fs_cuda_history *history; /* [FS_SCREENS_KNOWN, FS_CUDA_SCREEN_KINDS] */
     fs_group *records;
     char *parts; /* those of ranks, and this rank's own; logits of rows with rules */
     size_t records_bytes, parts_bytes;

@@ -172,11 +172,11 @@ static fs_status screen_part(fs_context *context, const fs_cuda_args *part, int3
     return FS_OK;
 }
 
-/* Whose outcome says something about this one's. */
+/* Calls whose outcome predicts this one's. */
 static int32_t kind_of_call(const fs_cuda_args *args) {
     const int64_t rows = args->batch.rows;
     const int32_t size = (rows > 1) + (rows > 8) + (rows > FS_CUDA_SCREEN_ROWS);
-    return size + (may_have_rules(args) ? FS_SCREEN_HISTORIES / 2 : 0);
+    return size + (may_have_rules(args) ? FS_CUDA_SCREEN_KINDS / 2 : 0);
 }
 
 fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, char *memory, fs_cuda_args *args) {
@@ -190,7 +190,7 @@ fs_status fs_cuda_screen_pass(fs_context *context, const fs_cuda_room *room, cha
     part.screen.of = screen_of_call(context, args, most > FS_CUDA_SCREEN_ROWS);
     part.screen.hash = context->screened[context->screen].header.hash;
     part.screen.open = (int32_t *)(void *)memory;
-    part.screen.history = room->history + kind_of_call(args);
+    part.screen.history = room->history + context->screen * FS_CUDA_SCREEN_KINDS + kind_of_call(args);
     part.screen.entry = (fs_screened_token *)(void *)(memory + LINE + LINE);
     if (part.dense.x) {
         part.lists.floor = (uint32_t *)(void *)(memory + LINE);
@@ -244,7 +244,6 @@ static fs_status make_here(fs_context *context, const fs_head *head, const fs_sc
     FS_TRY(check_not_captured(context, "a screen is not made in a graph"));
     FS_CUDA_TRY(context, cudaMemsetAsync(screen, 0, (size_t)screen_bytes(header->format, header->rows, header->dim),
                                          cuda->stream));
-    FS_CUDA_TRY(context, cudaMemcpyAsync(screen, header, sizeof *header, cudaMemcpyDefault, cuda->stream));
     for (int64_t from = 0, to; from < strips; from = to) {
         to = from + step < strips ? from + step : strips;
         FS_CUDA_TRY(context, fs_cuda_make_launch(head, header, screen, from, to, cuda->stream));
@@ -266,32 +265,68 @@ fs_status fs_cuda_make_screen(fs_context *context, const fs_head *head, const fs
     return status;
 }
 
-static fs_status compare_here(fs_context *context, const fs_head *head, const fs_screen_header *header, int64_t count,
-                              int64_t *strip) {
+/* Runs a launch that leaves two numbers in device memory, zero at first, and waits for them. */
+typedef struct counting {
+    const fs_head *head;
+    const fs_screen_header *header;
+    const void *screen;
+    int whole;
+} counting;
+
+typedef cudaError_t fs_cuda_count(const counting *c, uint64_t *numbers, cudaStream_t stream);
+
+static cudaError_t count_sums(const counting *c, uint64_t *numbers, cudaStream_t stream) {
+    return fs_cuda_sum_launch(c->header, c->screen, numbers, stream);
+}
+
+static cudaError_t count_others(const counting *c, uint64_t *numbers, cudaStream_t stream) {
+    return fs_cuda_compare_launch(c->head, c->header, c->whole, numbers, stream);
+}
+
+static fs_status count_here(fs_context *context, fs_cuda_count *count, const counting *c, uint64_t numbers[2]) {
     const fs_cuda *cuda = context->state;
-    uint64_t *other = NULL, found = 0;
+    uint64_t *found = NULL;
+    const size_t bytes = 2 * sizeof *found;
+    numbers[0] = numbers[1] = 0;
+    if (c->header->rows == 0) return FS_OK;
     FS_TRY(check_not_captured(context, "and a screen that is new is compared with its weights"));
     /* Whatever another thread may be capturing. */
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaError_t error = cudaMalloc((void **)&other, sizeof *other);
-    if (error == cudaSuccess) error = cudaMemsetAsync(other, 0, sizeof *other, cuda->stream);
-    if (error == cudaSuccess) error = fs_cuda_compare_launch(head, header, count, other, cuda->stream);
-    if (error == cudaSuccess)
-        error = cudaMemcpyAsync(&found, other, sizeof found, cudaMemcpyDeviceToHost, cuda->stream);
+    cudaError_t error = cudaMalloc((void **)&found, bytes);
+    if (error == cudaSuccess) error = cudaMemsetAsync(found, 0, bytes, cuda->stream);
+    if (error == cudaSuccess) error = count(c, found, cuda->stream);
+    if (error == cudaSuccess) error = cudaMemcpyAsync(numbers, found, bytes, cudaMemcpyDeviceToHost, cuda->stream);
     if (error == cudaSuccess) error = cudaStreamSynchronize(cuda->stream);
-    cudaFree(other);
+    cudaFree(found);
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     FS_CUDA_TRY(context, error);
-    *strip = (int64_t)found - 1;
     return FS_OK;
 }
 
-fs_status fs_cuda_compare_screen(fs_context *context, const fs_head *head, const fs_screen_header *header,
-                                 int64_t count, int64_t *strip) {
+static fs_status count_numbers(fs_context *context, fs_cuda_count *count, const counting *c, uint64_t numbers[2]) {
     int before;
     FS_TRY(fs_cuda_enter(context, &before));
-    const fs_status status = count > 0 ? compare_here(context, head, header, count, strip) : (*strip = -1, FS_OK);
+    const fs_status status = count_here(context, count, c, numbers);
     fs_cuda_leave(context->state, before);
     return status;
+}
+
+fs_status fs_cuda_sum_screen(fs_context *context, const fs_screen_header *header, const void *screen,
+                             fs_screen_sums *sums) {
+    const counting c = {NULL, header, screen, 0};
+    uint64_t numbers[2];
+    FS_TRY(count_numbers(context, count_sums, &c, numbers));
+    sums->weights = numbers[0];
+    sums->body = numbers[1];
+    return FS_OK;
+}
+
+fs_status fs_cuda_compare_screen(fs_context *context, const fs_head *head, const fs_screen_header *header, int whole,
+                                 int64_t *strip) {
+    const counting c = {head, header, head->screen, whole};
+    uint64_t numbers[2];
+    FS_TRY(count_numbers(context, count_others, &c, numbers));
+    *strip = (int64_t)numbers[0] - 1;
+    return FS_OK;
 }

@@ -42,6 +42,8 @@ typedef struct ref_row {
 
 /* Reads the row's slot, position and values; sets the status bits of bad ones, of bad lists and of broken limits. */
 void fs_ref_row_values(ref_row *row, const fs_batch *batch);
+/* The row's edits: entries [*first, *last). A list that is bad is none. */
+void fs_ref_row_edits(const ref_row *row, const fs_batch *batch, int64_t *first, int64_t *last);
 /* Sets `left` by the head's screen and returns how many tokens that is. Uses the row's other arrays. */
 int64_t fs_ref_row_screen(ref_row *row, const fs_head *head, const fs_batch *batch);
 /* Fills dot, where `left` says so. */

@@ -95,7 +95,7 @@ static int64_t room_of_line(const fs_batch *batch) {
 }
 
 /* The row's edits: entries [*first, *last). A list that is bad is none. */
-static void edits_of(const ref_row *row, const fs_batch *batch, int64_t *first, int64_t *last) {
+void fs_ref_row_edits(const ref_row *row, const fs_batch *batch, int64_t *first, int64_t *last) {
     *first = *last = 0;
     if (batch->edit_offset) {
         *first = batch->edit_offset[row->b];
@@ -117,7 +117,7 @@ static uint32_t check_lists(const ref_row *row, const fs_batch *batch) {
     const int64_t b = row->b, s = row->slot, n = batch->samples;
     int64_t first, last;
     uint32_t bad = 0;
-    edits_of(row, batch, &first, &last);
+    fs_ref_row_edits(row, batch, &first, &last);
     bad |= check_tokens(batch->edit_token, first, last, row->vocab);
     if (batch->count_offset)
         bad |= check_tokens(batch->count_token, batch->count_offset[s], batch->count_offset[s + 1], row->vocab);
@@ -138,7 +138,7 @@ static uint32_t check_limits(const ref_row *row, const fs_batch *batch) {
     const int has_penalised = batch->seen || batch->counts || batch->count_offset;
     int64_t first, last;
     int over = 0;
-    edits_of(row, batch, &first, &last);
+    fs_ref_row_edits(row, batch, &first, &last);
     over |= cuts_k && batch->limits.top_k > 0 && values->top_k > batch->limits.top_k;
     over |= cuts_k && absent & FS_RULE_TOP_K;
     over |= values->top_p >= 0.0f && values->top_p < 1.0f && absent & FS_RULE_TOP_P;
@@ -213,7 +213,7 @@ static const uint32_t *allow_mask(const ref_row *row, const fs_batch *batch) {
  * comes back through a +inf, and no NaN is made of the two. */
 static void apply_edits(ref_row *row, const fs_batch *batch) {
     int64_t first, last;
-    edits_of(row, batch, &first, &last);
+    fs_ref_row_edits(row, batch, &first, &last);
     for (int64_t i = first; i < last; i++) {
         int64_t v = batch->edit_token[i] - row->first;
         if (v < 0 || v >= row->size || row->y[v] == -INFINITY) continue;

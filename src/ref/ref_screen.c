@@ -47,7 +47,9 @@ static estimate estimate_of(const fs_screen *s, const fs_matrix *hidden, int64_t
 }
 
 /* Every estimate moved by `sign` bounds, to float in that direction, and from there to l as every logit. tanhf may not
- * rise everywhere. */
+ * rise everywhere. `left` says which tokens have a bound. */
+enum { BOUNDED = 1, UNBOUNDED = 2 };
+
 static void shifted_logits(ref_row *row, const fs_head *head, const fs_batch *batch, int sign) {
     const fs_screen screen = screen_of(head->screen);
     const fs_matrix hidden = hidden_of_batch(head, batch);
@@ -56,7 +58,7 @@ static void shifted_logits(ref_row *row, const fs_head *head, const fs_batch *ba
     for (int64_t v = 0; v < row->size; v++) {
         const estimate e = estimate_of(&screen, &hidden, row->b, v);
         const double moved = e.logit + sign * e.bound;
-        row->left[v] = 1;
+        row->left[v] = isfinite(moved) ? BOUNDED : UNBOUNDED;
         row->dot[v] = isfinite(moved) ? nextafterf((float)moved, end) : end;
     }
     fs_ref_row_logits(row, head, batch);
@@ -76,6 +78,16 @@ static double sure_score(ref_row *row, const fs_batch *batch, int32_t sample, in
     return there < n ? -INFINITY : score_key_value(row->scratch[n - 1]);
 }
 
+/* Tokens that an edit makes NaN are left too: the row's status depends on them. */
+static void leave_nan_edits(ref_row *row, const fs_batch *batch) {
+    int64_t first, last;
+    fs_ref_row_edits(row, batch, &first, &last);
+    for (int64_t i = first; i < last; i++) {
+        const int64_t v = batch->edit_token[i] - row->first;
+        if (v >= 0 && v < row->size && isnan(batch->edit_bias[i])) row->left[v] = UNBOUNDED;
+    }
+}
+
 int64_t fs_ref_row_screen(ref_row *row, const fs_head *head, const fs_batch *batch) {
     const int ordered = batch->mode == FS_MODE_WITHOUT_REPLACEMENT;
     const int32_t draws = ordered ? 1 : batch->samples;
@@ -83,9 +95,10 @@ int64_t fs_ref_row_screen(ref_row *row, const fs_head *head, const fs_batch *bat
     shifted_logits(row, head, batch, -1);
     for (int32_t i = 0; i < draws; i++) row->score[i] = sure_score(row, batch, i, ordered ? batch->samples : 1);
     shifted_logits(row, head, batch, 1);
+    leave_nan_edits(row, batch);
     for (int64_t v = 0; v < row->size; v++) {
         const uint32_t id = (uint32_t)(row->first + v);
-        row->left[v] = 0;
+        row->left[v] = row->left[v] == UNBOUNDED; /* its logit may be NaN */
         for (int32_t i = 0; i < draws; i++)
             if (row->l[v] > -INFINITY && fs_ref_row_score(row, batch, i, id) >= row->score[i]) row->left[v] = 1;
         count += row->left[v];

@@ -1,6 +1,8 @@
 /* screen_check.c - whether a screen is one, and this head's; slices. */
 #include "screen_make.h"
 
+#include "screen_strips.h"
+
 #include "core/key.h"
 
 #include <math.h>
@@ -35,18 +37,11 @@ fs_status fs_screen_check_room(fs_context *context, const char *name, const void
     return FS_OK;
 }
 
-/* From or to wherever the context's backend has its arrays. */
-static fs_status copy_bytes(fs_context *context, void *to, const void *from, size_t bytes) {
-    if (context && context->backend->copy) return context->backend->copy(context, to, from, bytes);
-    memmove(to, from, bytes);
-    return FS_OK;
-}
-
 /* The header of what may be a screen: one that this version wrote, and as many bytes as it says. */
 static fs_status read_header(fs_context *context, const char *name, const void *screen, size_t bytes,
                              fs_screen_header *h) {
     FS_TRY(fs_screen_check_room(context, name, screen, bytes, (int64_t)sizeof *h));
-    FS_TRY(copy_bytes(context, h, screen, sizeof *h));
+    FS_TRY(fs_screen_copy(context, h, screen, sizeof *h));
     FS_REQUIRE(context, h->magic == FS_SCREEN_MAGIC, "%s is no screen: it begins with 0x%llx, not with \"FSSCREEN\"",
                name, (unsigned long long)h->magic);
     FS_REQUIRE(context, h->version == FS_SCREEN_VERSION && h->layout == FS_SCREEN_LAYOUT,
@@ -63,25 +58,22 @@ static fs_status read_header(fs_context *context, const char *name, const void *
     return fs_screen_check_room(context, name, screen, bytes, screen_bytes(h->format, h->rows, h->dim));
 }
 
-#define FS_SCREEN_SAMPLED 64 /* strips whose hashes are compared, 4 weights of each token */
-
-static int64_t first_other_strip(const fs_head *head, const fs_screen *screen, int64_t count) {
-    const fs_weights weights = weights_of_head(head);
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t strip = screen_sample(screen, i, count);
-        if (strip_head(screen_strip(screen, strip))->check != screen_check(head, &weights, strip)) return strip;
-    }
-    return -1;
+/* Whether the bytes behind a header are those that were written behind it. */
+static fs_status check_body(fs_context *context, const char *name, const void *screen, const fs_screen_header *h) {
+    fs_screen_sums sums;
+    FS_TRY(fs_strips_sum(context, h, screen, &sums));
+    FS_REQUIRE(context, sums.body == h->sums.body && sums.weights == h->sums.weights,
+               "%s was changed: the checksum of its body is 0x%llx, its header says 0x%llx", name,
+               (unsigned long long)sums.body, (unsigned long long)h->sums.body);
+    return FS_OK;
 }
 
-static fs_status check_weights(fs_context *context, const fs_head *head, const fs_screen_header *h) {
-    const fs_screen screen = screen_at(head->screen, h);
-    const int64_t strips = screen_strips(head->rows), count = strips < FS_SCREEN_SAMPLED ? strips : FS_SCREEN_SAMPLED;
+static fs_status check_weights(fs_context *context, const fs_head *head, const fs_screen_header *h, int whole) {
     int64_t strip;
-    if (!context->backend->compare_screen) strip = first_other_strip(head, &screen, count);
-    else FS_TRY(context->backend->compare_screen(context, head, h, count, &strip));
-    FS_REQUIRE(context, strip < 0, "head.screen was made of other weights: a sample of rows %lld to %lld differs",
-               (long long)strip * FS_SCREEN_TOKENS, (long long)strip * FS_SCREEN_TOKENS + FS_SCREEN_TOKENS - 1);
+    FS_TRY(fs_strips_compare(context, head, h, whole, &strip));
+    const int64_t first = strip * FS_SCREEN_TOKENS, end = first + FS_SCREEN_TOKENS;
+    FS_REQUIRE(context, strip < 0, "head.screen was made of other weights: some of rows %lld to %lld differ",
+               (long long)first, (long long)(end < head->rows ? end : head->rows) - 1);
     return FS_OK;
 }
 
@@ -96,13 +88,12 @@ static int is_known(fs_context *context, const fs_head *head) {
     return 0;
 }
 
-void fs_screen_remember(fs_context *context, const fs_head *head, const void *screen, size_t bytes,
-                        const fs_screen_header *h) {
-    fs_screen_forget(context, screen);
+static void remember(fs_context *context, const fs_head *head, const fs_screen_header *h) {
+    fs_screen_forget(context, head->screen);
     context->screen = context->screens++ % FS_SCREENS_KNOWN;
     context->screened[context->screen].data = head->data;
-    context->screened[context->screen].screen = screen;
-    context->screened[context->screen].bytes = bytes;
+    context->screened[context->screen].screen = head->screen;
+    context->screened[context->screen].bytes = head->screen_bytes;
     context->screened[context->screen].stride = head->stride;
     context->screened[context->screen].header = *h;
 }
@@ -112,27 +103,45 @@ void fs_screen_forget(fs_context *context, const void *screen) {
         if (context->screened[i].screen == screen) context->screened[i].screen = NULL;
 }
 
-fs_status fs_screen_check(fs_context *context, const fs_head *head) {
+/* Whether a screen with this header is of a head of the same shape and type. */
+static fs_status check_shape(fs_context *context, const fs_head *head, const fs_screen_header *h) {
+    FS_TRY(fs_screen_check_room(context, "head.screen", head->screen, head->screen_bytes,
+                                screen_bytes(h->format, h->rows, h->dim)));
+    FS_REQUIRE(context, h->rows == head->rows && h->dim == head->dim,
+               "head.screen is of [%lld, %lld] weights, the head's are [%lld, %lld]", (long long)h->rows,
+               (long long)h->dim, (long long)head->rows, (long long)head->dim);
+    FS_REQUIRE(context, h->dtype == head->dtype, "head.screen is of weights of dtype %d, head.dtype is %d", h->dtype,
+               head->dtype);
+    FS_REQUIRE(context, h->first_token == head->first_token, "head.screen begins with token %lld, the head with %lld",
+               (long long)h->first_token, (long long)head->first_token);
+    return FS_OK;
+}
+
+fs_status fs_screen_admit(fs_context *context, const fs_head *head) {
     fs_screen_header h;
-    int known = is_known(context, head);
     FS_REQUIRE(context, head->kind == FS_HEAD_WEIGHTS, "head.screen is given for stored logits");
+    const int known = is_known(context, head);
     /* A device's is read once: a pass over it looks whether its header is still the same. */
     if (known && context->backend->copy) h = context->screened[context->screen].header;
     else FS_TRY(read_header(context, "head.screen", head->screen, head->screen_bytes, &h));
-    FS_TRY(fs_screen_check_room(context, "head.screen", head->screen, head->screen_bytes,
-                                screen_bytes(h.format, h.rows, h.dim)));
-    FS_REQUIRE(context, h.rows == head->rows && h.dim == head->dim,
-               "head.screen is of [%lld, %lld] weights, the head's are [%lld, %lld]", (long long)h.rows,
-               (long long)h.dim, (long long)head->rows, (long long)head->dim);
-    FS_REQUIRE(context, h.dtype == head->dtype, "head.screen is of weights of dtype %d, head.dtype is %d", h.dtype,
-               head->dtype);
-    FS_REQUIRE(context, h.first_token == head->first_token, "head.screen begins with token %lld, the head with %lld",
-               (long long)h.first_token, (long long)head->first_token);
+    FS_TRY(check_shape(context, head, &h));
     if (known && context->screened[context->screen].header.hash == h.hash) return FS_OK;
-    FS_TRY(check_weights(context, head, &h));
-    fs_screen_remember(context, head, head->screen, head->screen_bytes, &h);
+    FS_TRY(check_body(context, "head.screen", head->screen, &h));
+    FS_TRY(check_weights(context, head, &h, 0));
+    remember(context, head, &h);
     fs_context_log(context, "screen: %s, groups of %d, %zu bytes", format_name(h.format), h.group,
                    (size_t)screen_bytes(h.format, h.rows, h.dim));
+    return FS_OK;
+}
+
+fs_status fs_screen_check_whole(fs_context *context, const fs_head *head) {
+    fs_screen_header h;
+    FS_REQUIRE(context, head->kind == FS_HEAD_WEIGHTS, "head.screen is given for stored logits");
+    FS_TRY(read_header(context, "head.screen", head->screen, head->screen_bytes, &h));
+    FS_TRY(check_shape(context, head, &h));
+    FS_TRY(check_body(context, "head.screen", head->screen, &h));
+    FS_TRY(check_weights(context, head, &h, 1));
+    remember(context, head, &h);
     return FS_OK;
 }
 
@@ -152,12 +161,14 @@ fs_status fs_screen_cut(fs_context *context, const void *whole, size_t whole_byt
     if (needed) *needed = (size_t)size;
     FS_REQUIRE(context, to || needed, "to and needed are both NULL");
     if (!to) return FS_OK;
+    FS_TRY(check_body(context, "whole", whole, &h)); /* else the slice's sums would hide what was changed */
     FS_TRY(fs_screen_check_room(context, "to", to, bytes, size));
     fs_screen_forget(context, to);
     h.rows = rows;
     h.first_token += first;
+    FS_TRY(fs_screen_copy(context, (char *)to + sizeof h, screen_strip(&screen, first / FS_SCREEN_TOKENS),
+                          (size_t)size - sizeof h));
+    FS_TRY(fs_strips_sum(context, &h, to, &h.sums));
     h.hash = screen_header_hash(&h);
-    FS_TRY(copy_bytes(context, (char *)to + sizeof h, screen_strip(&screen, first / FS_SCREEN_TOKENS),
-                      (size_t)size - sizeof h));
-    return copy_bytes(context, to, &h, sizeof h);
+    return fs_screen_copy(context, to, &h, sizeof h);
 }

@@ -12,14 +12,17 @@ fs_status fs_screen_check_options(fs_context *context, const fs_head *head, fs_s
 /* `name` has room for what is needed, 64-byte aligned. */
 fs_status fs_screen_check_room(fs_context *context, const char *name, const void *memory, size_t bytes, int64_t needed);
 
-/* Whether head->screen belongs to the head: all of its header, and hashes of a sample of W unless the same two were
- * compared in the last call. */
-fs_status fs_screen_check(fs_context *context, const fs_head *head);
+/* Whether a call may use head->screen: it is whole, and a sample of every row of W is what it was made of. The two are
+ * remembered by the context, and a later call looks at the header alone. */
+fs_status fs_screen_admit(fs_context *context, const fs_head *head);
+/* The same of every byte of the screen and every weight, whatever is remembered; then they are remembered. */
+fs_status fs_screen_check_whole(fs_context *context, const fs_head *head);
 
-/* That these two belong together; that nothing is known of a screen that is written over. */
-void fs_screen_remember(fs_context *context, const fs_head *head, const void *screen, size_t bytes,
-                        const fs_screen_header *header);
+/* A screen is written over: nothing is known of it. */
 void fs_screen_forget(fs_context *context, const void *screen);
+
+/* From or to wherever the context's backend has its arrays. */
+fs_status fs_screen_copy(fs_context *context, void *to, const void *from, size_t bytes);
 
 fs_status fs_screen_make(fs_context *context, const fs_head *head, const fs_screen_options *options, void *screen);
 

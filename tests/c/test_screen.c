@@ -136,7 +136,7 @@ static void refused_for(const screened_head *s, const char *word) {
 static void who_does_not_belong_is_refused(void **state) {
     (void)state;
     REFUSED(h->magic++, "no screen");
-    REFUSED(h->version++, "version 2");
+    REFUSED(h->version++, "version 3");
     REFUSED(h->seed++, "header that was changed");
     REFUSED(h->eta = 0.5, "header that was changed");
     REFUSED(s.head.screen_bytes--, "bytes, must be at least");
@@ -146,8 +146,65 @@ static void who_does_not_belong_is_refused(void **state) {
     REFUSED(s.head.dtype = FS_F16, "dtype 2, head.dtype is 1");
     REFUSED(s.head.first_token = 16, "begins with token 0, the head with 16");
     REFUSED(for (int i = 0; i < 100 * 128; i++) s.w[i] = bf16_of(1.25f * widen_bf16(s.w[i])), "other weights");
-    REFUSED(memset(s.w + 96 * 128, 0, 4 * 128 * 2), "rows 96 to 111 differs");
+    REFUSED(memset(s.w + 96 * 128, 0, 4 * 128 * 2), "rows 96 to 99 differ");
+    REFUSED(memset(s.w + 33 * 128, 0, 128 * 2), "rows 32 to 47 differ");
+    REFUSED(((char *)s.screen)[s.bytes - 1] ^= 1, "was changed: the checksum of its body");
+    REFUSED(((char *)s.screen)[sizeof *h + 5] ^= 1, "was changed: the checksum of its body");
     REFUSED(s.head.kind = FS_HEAD_LOGITS, "stored logits");
+}
+
+/* Rows that training has changed are seen by the first call, wherever they are; a single weight by fs_screen_check. */
+static void a_screen_of_other_weights_is_refused(void **state) {
+    (void)state;
+    enum { V = 3001, D = 192 };
+    const int32_t formats[] = {FS_SCREEN_INT8, FS_SCREEN_INT4};
+    rng r = random_from(5);
+    for (int i = 0; i < 60; i++) {
+        const fs_screen_options o = options_of(formats[i % 2], 0);
+        screened_head s = make_screened(context, NORMAL, V, D, 1, 1.0, &o);
+        fs_context *fresh = open_context(FS_BACKEND_CPU, 1 + i % 3, 0);
+        fs_batch batch = fs_batch_default();
+        fs_result result = fs_result_default();
+        int32_t token;
+        batch.rows = 1, batch.hidden = s.h, batch.hidden_dtype = FS_BF16, result.tokens = &token;
+        s.head.screen = s.screen, s.head.screen_bytes = s.bytes;
+        const int64_t row = (int64_t)random_below(&r, V), column = (int64_t)random_below(&r, D);
+        const int whole_row = i % 3 == 0, untouched = i % 3 == 1;
+        for (int64_t d = 0; d < D; d++)
+            if (!untouched && (whole_row || d == column)) s.w[row * D + d] ^= 0x20;
+        const fs_status first = fs_sample(fresh, &s.head, &batch, &result);
+        const fs_status checked = fs_screen_check(fresh, &s.head);
+        if (untouched) must_be_ok(fresh, checked);
+        else assert_non_null(strstr(fs_error_text(fresh), "made of other weights"));
+        assert_int_equal(checked, untouched ? FS_OK : FS_ERR_ARGUMENT);
+        if (whole_row || untouched) assert_int_equal(first, checked);
+        fs_context_destroy(fresh);
+        free_screened(&s);
+    }
+}
+
+static void a_check_without_a_screen_is_refused(void **state) {
+    (void)state;
+    const fs_screen_options o = options_of(FS_SCREEN_INT8, 0);
+    screened_head s = make_screened(context, NORMAL, 40, 64, 1, 1.0, &o);
+    assert_int_equal(fs_screen_check(context, &s.head), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(context), "head.screen is NULL"));
+    assert_int_equal(fs_screen_check(context, NULL), FS_ERR_ARGUMENT);
+    free_screened(&s);
+}
+
+/* A slice's checksums are made anew, so the whole is looked at before. */
+static void a_damaged_screen_is_not_cut(void **state) {
+    (void)state;
+    const fs_screen_options o = options_of(FS_SCREEN_INT8, 0);
+    screened_head s = make_screened(context, NORMAL, 100, 64, 1, 1.0, &o);
+    char *slice = aligned_alloc(64, (s.bytes + 63) / 64 * 64);
+    must_be_ok(context, fs_screen_slice(context, s.screen, s.bytes, 16, 32, slice, s.bytes, NULL));
+    ((char *)s.screen)[s.bytes - 70] ^= 4;
+    assert_int_equal(fs_screen_slice(context, s.screen, s.bytes, 16, 32, slice, s.bytes, NULL), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(context), "whole was changed"));
+    free(slice);
+    free_screened(&s);
 }
 
 /* ------------------------------------------------------------------------------------------------------ bounds ---- */
@@ -419,6 +476,9 @@ int main(void) {
         cmocka_unit_test(weights_are_within_a_step),
         cmocka_unit_test(slices_are_the_shards_own),
         cmocka_unit_test(who_does_not_belong_is_refused),
+        cmocka_unit_test(a_screen_of_other_weights_is_refused),
+        cmocka_unit_test(a_check_without_a_screen_is_refused),
+        cmocka_unit_test(a_damaged_screen_is_not_cut),
         cmocka_unit_test(bounds_hold_on_hard_heads),
         cmocka_unit_test(eta_is_what_it_says),
         cmocka_unit_test(who_knows_the_rounding_breaks_the_bound),

@@ -3,6 +3,8 @@
  * on hard heads; few logits are computed from W; and a screen whose bounds are wrong draws other tokens. */
 #include "screens.h"
 
+#define SCREEN_ROWS "4096" /* of a call that reads a screen: more than pay */
+
 enum { MOST = 4096 };
 
 typedef struct drawn {
@@ -433,6 +435,50 @@ static void rows_that_are_left_out_are_in_no_part(void **state) {
     fs_context_destroy(context);
 }
 
+/* Logits of W that the screen asked for in one call; 0 where the call went to W at once. */
+static int64_t dots_of(fs_context *context, const screened_head *s, const uint16_t *hidden) {
+    fs_batch batch = fs_batch_default();
+    fs_result result = fs_result_default();
+    int32_t token;
+    batch.rows = 1, batch.hidden = hidden, batch.hidden_dtype = FS_BF16, result.tokens = &token;
+    must_be_ok(context, fs_sample(context, &s->head, &batch, &result));
+    return result.screened_dots;
+}
+
+/* Calls whose screen fails go to W at once, more and more of them, while the screens of other heads of the context are
+ * read whatever has become of these: each screen has a history of its own. */
+static void screens_of_one_context_have_histories_of_their_own(void **state) {
+    (void)state;
+    enum { CALLS = 70, HEADS = 3, GOOD = 2 };
+    const fs_screen_options o = options_of(FS_SCREEN_INT8, 0);
+    screened_head s[HEADS];
+    int read[HEADS] = {0};
+    unsetenv("FLASHSAMPLING_SCREEN_ROWS"); /* which reads screens whatever their history is */
+    fs_context *context = open_context(FS_BACKEND_CPU, 2, 0);
+    setenv("FLASHSAMPLING_SCREEN_ROWS", SCREEN_ROWS, 1);
+    for (int i = 0; i < HEADS; i++) {
+        s[i] = make_screened(context, NORMAL, 5003, 256, 1, 1.0, &o);
+        s[i].head.screen = s[i].screen, s[i].head.screen_bytes = s[i].bytes;
+    }
+    uint16_t unknown[256]; /* of a row like this nothing is known: every token would have to be settled */
+    memcpy(unknown, s[0].h, sizeof unknown);
+    unknown[7] = 0x7FC0;
+    for (int call = 0; call < CALLS; call++)
+        for (int i = 0; i < HEADS; i++) read[i] += dots_of(context, &s[i], i == GOOD ? s[i].h : unknown) > 0;
+    /* Calls 0, 1, 3, 7, 15, 31 and 63 read the screen: behind the second, one call is skipped, then 3, 7, 15, 31. */
+    assert_int_equal(read[0], 7);
+    assert_int_equal(read[1], 7);
+    assert_int_equal(read[GOOD], CALLS);
+    /* A screen that is made anew begins anew, at the same place too. */
+    s[0].w[0] ^= 1;
+    must_be_ok(context, fs_screen_build(context, &s[0].head, &o, s[0].screen, s[0].bytes));
+    assert_true(dots_of(context, &s[0], unknown) > 0);
+    assert_true(dots_of(context, &s[0], unknown) > 0);
+    assert_int_equal(dots_of(context, &s[0], unknown), 0);
+    for (int i = 0; i < HEADS; i++) free_screened(&s[i]);
+    fs_context_destroy(context);
+}
+
 /* Scales that lost a bit draw other tokens: what is compared above would show it. */
 static void wrong_scales_draw_other_tokens(void **state) {
     (void)state;
@@ -448,6 +494,7 @@ static void wrong_scales_draw_other_tokens(void **state) {
                 uint16_t *tail = (uint16_t *)s.screen + (record_tail(&screen, record) - (uint16_t *)s.screen);
                 for (int i = 0; i < 16; i += 2) tail[i] = (uint16_t)(tail[i] - 0x80);
             }
+        seal(context, s.screen);
         const fs_batch batch = batch_of(&s, 0.0f, 1);
         draw(context, &s, &batch, 0, &plain);
         draw(context, &s, &batch, 1, &screened);
@@ -458,7 +505,7 @@ static void wrong_scales_draw_other_tokens(void **state) {
 }
 
 int main(void) {
-    setenv("FLASHSAMPLING_SCREEN_ROWS", "4096", 1); /* more rows than pay */
+    setenv("FLASHSAMPLING_SCREEN_ROWS", SCREEN_ROWS, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_reference_draws_the_same),
         cmocka_unit_test(the_cpu_draws_the_same),
@@ -470,6 +517,7 @@ int main(void) {
         cmocka_unit_test(parts_are_those_without),
         cmocka_unit_test(rows_that_are_left_out_are_in_no_part),
         cmocka_unit_test(it_is_the_screen_that_a_part_is_made_of),
+        cmocka_unit_test(screens_of_one_context_have_histories_of_their_own),
         cmocka_unit_test(wrong_scales_draw_other_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,6 +11,7 @@
 #include "screens.h"
 
 #include "core/needs.h"
+#include "screen/screen_strips.h"
 
 #include <sys/mman.h>
 
@@ -100,7 +101,7 @@ static void make_head(rng *r, subject *s) {
 static void spoil(subject *s) {
     fs_screen_header *header = (fs_screen_header *)(void *)screen;
     const fs_screen of = screen_of(screen);
-    if (planted == BOUNDS) header->reach = 0.0f, header->hash = screen_header_hash(header);
+    if (planted == BOUNDS) header->reach = 0.0f;
     for (int64_t i = 0; i < screen_strips(s->head.rows); i++) {
         unsigned char *strip = screen + (screen_strip(&of, i) - screen);
         fs_strip_head *norms = (fs_strip_head *)(void *)strip;
@@ -113,6 +114,8 @@ static void spoil(subject *s) {
             for (int t = scales; planted == BOUNDS && t < 32; t++) tail[t] = 0;
         }
     }
+    if (fs_strips_sum(s->context, header, screen, &header->sums) != FS_OK) fuzz_fault("%s", fs_error_text(s->context));
+    header->hash = screen_header_hash(header);
 }
 
 static void make_screen(rng *r, subject *s) {
