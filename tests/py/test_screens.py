@@ -85,7 +85,8 @@ def test_fuzz_screens_finds_a_planted_error(planted):
 
 def test_a_screen_that_decides_nothing_is_read_less_and_less(data, monkeypatch):
     """Steps of 4 bits are too coarse for a few columns that are far larger than the others: behind two calls that were
-    left to W the next reads W at once, then 3, 7, 15, 31; another screen, or one that decides a call, begins anew."""
+    left to W the next reads W at once, then 3, 7, 15, 31. A screen that decides a call begins anew; another screen of the
+    context has a history of its own."""
     monkeypatch.delenv("FLASHSAMPLING_SCREEN_ROWS", raising=False)
     context, rng = fs.Context("cpu", threads=1), np.random.default_rng(1)
     W = fs.from_bf16(data[0]).copy()
@@ -110,9 +111,56 @@ def test_a_screen_that_decides_nothing_is_read_less_and_less(data, monkeypatch):
     waits = "1" + "".join("1" + "-" * count for count in (1, 3, 7, 15, 31, 31))
     assert read(head, hard, len(waits)) == waits
     assert read(other, hard, 5) == waits[:5]
-    assert read(head, hard, 3) == waits[:3]
-    assert read(head, easy, 2) == "00"
+    assert read(head, hard, 2) == "1-"
+    assert read(head, easy, 32) == "-" * 30 + "00"
     assert read(head, hard, 4) == waits[:4]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("softcap", [0.0, 0.5])
+def test_a_row_with_a_nan_says_so_with_a_screen_too(backend, bits, softcap, monkeypatch):
+    """A NaN in W, and a NaN edit, of tokens that are never drawn: the row's status has FS_ROW_NAN all the same."""
+    monkeypatch.setenv("FLASHSAMPLING_SCREEN_ROWS", "64")
+    context, rng = fs.Context(backend, threads=1), np.random.default_rng(3)
+    H = rng.standard_normal((2, 256)).astype(np.float32)
+    nan = float("nan")
+    for row, edits, expected in ((77, [[], []], [fs.Row.NAN, fs.Row.NAN]),
+                                 (None, [[(5, nan)], [(7, 1.0)]], [fs.Row.NAN, fs.Row.OK]),
+                                 (None, [[(5, 2.0), (5, nan)], [(9, nan)]], [fs.Row.NAN, fs.Row.NAN])):
+        W = (rng.standard_normal((4000, 256)) * 0.3).astype(np.float32)
+        if row is not None:
+            W[row, 3] = nan
+        plain = fs.Head(W, softcap=softcap)
+        screened = fs.Head(W, softcap=softcap, screen=context.screen(plain, bits))
+        draws = [context.sample(head, H, edits=edits) for head in (plain, screened)]
+        assert np.array_equal(draws[0].tokens, draws[1].tokens)
+        for draw in draws:
+            assert [status & ~fs.Row.FALLBACK for status in draw.status.tolist()] == expected
+
+
+def test_one_changed_row_is_refused(context, data):
+    """As a fine-tuned special token is: whichever row it is."""
+    W, H = data
+    screen = context.screen(fs.Head(W, dtype="bf16"))
+    for row in range(0, len(W), max(1, len(W) // 40)):
+        other = W.copy()
+        other[row] ^= 4
+        with pytest.raises(fs.Error, match=r"made of other weights: some of rows \d+ to \d+ differ"):
+            context.sample(fs.Head(other, dtype="bf16", screen=screen), H, hidden_dtype="bf16")
+
+
+def test_a_damaged_file_is_refused(context, data, tmp_path):
+    W, H = data
+    path = tmp_path / "screen"
+    context.screen(fs.Head(W, dtype="bf16"), 4).tofile(path)
+    damaged = np.fromfile(path, np.uint8)
+    damaged[len(damaged) // 2] ^= 16
+    memory = np.zeros(len(damaged) + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    memory[start : start + len(damaged)] = damaged
+    with pytest.raises(fs.Error, match="head.screen was changed: the checksum of its body is"):
+        context.sample(fs.Head(W, dtype="bf16", screen=memory[start : start + len(damaged)]), H, hidden_dtype="bf16")
 
 
 def counts_of(*options):
