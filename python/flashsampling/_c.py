@@ -314,6 +314,7 @@ _PROTOTYPES = {
     "fs_work_size": (c_int32, _call + [POINTER(c_size_t), POINTER(c_size_t)]),
     "fs_screen_size": (c_int32, [c_void_p, POINTER(HeadStruct), POINTER(ScreenOptionsStruct), POINTER(c_size_t)]),
     "fs_screen_build": (c_int32, [c_void_p, POINTER(HeadStruct), POINTER(ScreenOptionsStruct), c_void_p, c_size_t]),
+    "fs_screen_check": (c_int32, [c_void_p, POINTER(HeadStruct)]),
     "fs_screen_slice": (c_int32, [c_void_p, c_void_p, c_size_t, c_int64, c_int64, c_void_p, c_size_t,
                                   POINTER(c_size_t)]),
     "fs_supports": (c_int32, [c_int32, POINTER(OutlineStruct), POINTER(c_char_p)]),

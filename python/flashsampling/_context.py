@@ -301,6 +301,11 @@ class Context:
         self._run(self.library.fs_screen_build, head, None, byref(o), address + start, size)
         return memory[start : start + size.value]
 
+    def check_screen(self, head: Head) -> None:
+        """Raises Error if the head's screen was changed, or was made of other weights: reads every byte of both. The first
+        call with a screen looks at four weights of every row; docs/screening.md."""
+        self._run(self.library.fs_screen_check, head, None)
+
     @staticmethod
     def _arguments(head: Head, hidden: Array | Batch, out: Out, outputs: Outputs, top: int, logits: str, tokens: str,
                    rules: Mapping[str, Any]) -> tuple[Batch, Result]:

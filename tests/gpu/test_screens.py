@@ -258,13 +258,61 @@ def test_what_is_no_screen_of_these_weights_is_refused(bits):
         fs.Head(w, screen=screen.cpu())
 
 
+def test_a_screen_of_other_rows_or_other_bytes_is_refused(bits):
+    """One row that training has changed is seen by the first call, one weight by check_screen, a byte by both."""
+    w, rows = weights(20000, 512), hidden(weights(20000, 512), 4)
+    screen = screen_of(w, bits)
+    for row in (0, 7777, 19999):
+        other = w.clone()
+        other[row] += 0.25
+        with pytest.raises(fs.Error, match="made of other weights: some of rows"):
+            opened().sample(fs.Head(other, screen=screen), rows)
+    other = w.clone()
+    other[1234, 77] += 1.0
+    GPU.check_screen(fs.Head(w, screen=screen))
+    with pytest.raises(fs.Error, match="rows 1232 to 1247 differ"):
+        GPU.check_screen(fs.Head(other, screen=screen))
+    damaged = screen.clone()
+    damaged[len(damaged) // 2] ^= 8
+    for call in (GPU.check_screen, lambda head: GPU.sample(head, rows)):
+        with pytest.raises(fs.Error, match="was changed: the checksum of its body"):
+            call(fs.Head(w, screen=damaged))
+
+
+def test_screens_of_one_context_have_histories_of_their_own(bits):
+    """Two heads whose screens decide nothing, in turn, and a third that is served all the while: how often W is read a
+    token shows that only W knows of."""
+    context, heads, rows, known = opened(), [], [], []
+    for i in range(3):
+        w = weights(20000, 512, seed=20 + i)
+        h = hidden(w, 1)
+        heads.append(fs.Head(w, screen=GPU.screen(fs.Head(w), bits, seed=23)))
+        rows.append(h)
+        context.sample(heads[i], h)
+        known.append(int((h.float() @ w.float().T).amax(0).argmin()))  # in nobody's list
+        w[known[i]] = h[0] * (1000 / h[0].float().square().sum())
+
+    def reads_weights(i):
+        return int(context.sample(heads[i], rows[i]).tokens[0]) == known[i]
+
+    bad = torch.full_like(rows[0], float("nan"))
+    assert not any(reads_weights(i) for i in range(3))
+    for _ in range(2):
+        for i in range(2):
+            context.sample(heads[i], bad)
+    assert reads_weights(0) and reads_weights(1) and not reads_weights(2)
+    assert not any(reads_weights(i) for i in range(3))
+    torch.cuda.synchronize()
+    context.close()
+
+
 def test_a_screen_that_is_written_over_decides_nothing(bits):
     w = weights(20000, 512)
     screen, rows = screen_of(w, bits), hidden(w, 8)
     check(w, rows, screen)
     screen.copy_(GPU.screen(fs.Head(weights(20000, 512, seed=5)), bits, seed=12))
     check(w, rows, screen)  # its header is not the one that the context remembers, so W is read
-    others = [screen_of(w, bits) for _ in range(4)]  # as many as it remembers
+    others = [screen_of(w, bits) for _ in range(8)]  # as many as it remembers
     for other in others:
         GPU.sample(fs.Head(w, screen=other), rows)
     with pytest.raises(fs.Error, match="made of other weights"):
@@ -349,6 +397,7 @@ def test_bounds_that_are_broken_open_the_row():
     """Scales an eighth of what they are: what is settled is not where it should be, and W decides."""
     w = weights(32000, 1024)
     screen = screen_of(w, 4)
+    check(w, hidden(w, 16), screen)  # its bytes are compared with its checksum once
     records = screen[128:].view(2000, -1)[:, 128:].view(2000, 8, 1024 + 64)
     tails = records[:, :, 1024:].contiguous().view(torch.bfloat16)
     records[:, :, 1024:] = (tails / 8).view(torch.uint8)

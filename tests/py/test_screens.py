@@ -148,6 +148,13 @@ def test_one_changed_row_is_refused(context, data):
         other[row] ^= 4
         with pytest.raises(fs.Error, match=r"made of other weights: some of rows \d+ to \d+ differ"):
             context.sample(fs.Head(other, dtype="bf16", screen=screen), H, hidden_dtype="bf16")
+    context.check_screen(fs.Head(W, dtype="bf16", screen=screen))
+    other = W.copy()
+    other[33, 5] ^= 4
+    with pytest.raises(fs.Error, match="rows 32 to 47 differ"):
+        context.check_screen(fs.Head(other, dtype="bf16", screen=screen))
+    with pytest.raises(fs.Error, match="head.screen is NULL"):
+        context.check_screen(fs.Head(W, dtype="bf16"))
 
 
 def test_a_damaged_file_is_refused(context, data, tmp_path):
