@@ -225,7 +225,7 @@ def test_shards_together_are_the_whole(edges, B):
     whole = draw(W, H, asked, dict(bias=bias))
     parts = []
     for a, b in zip(edges, edges[1:]):
-        parts.append(draw(W[a:b], H, asked, dict(first_token=a, vocab=40007, bias=bias[a:b])))
+        parts.append(draw(W[a:b], H, asked, dict(first_token=a, bias=bias[a:b])))
     winner = torch.stack([p["score"] for p in parts]).argmax(0)[None]
     for name in whole:
         best = torch.stack([p[name] for p in parts]).gather(0, winner)[0]

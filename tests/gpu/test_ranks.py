@@ -80,9 +80,11 @@ def test_parts_with_other_lists_are_refused_row_by_row(lists):
         assert (out.taken()["status"] & int(fs.Row.PEER) != 0).all() == bool(other)
 
 
-def test_a_head_without_rows_has_no_distribution():
-    got = draw(weights(1000, 64)[1000:], hidden(70, 64), rules(70), dict(first_token=1000, vocab=1000))
-    assert (got["tokens"] == -1).all() and (got["status"] == int(fs.Row.EMPTY)).all()
+def test_a_head_that_is_no_whole_vocabulary_is_refused():
+    for about, text in ((dict(first_token=1000, vocab=1000), "head.rows is 0"), (dict(vocab=1001), "head.vocab is 1001")):
+        W = weights(1000, 64)
+        with pytest.raises(fs.Error, match=text):
+            draw(W[1000:] if "first_token" in about else W, hidden(70, 64), rules(70), about)
 
 
 # -------------------------------------------------------------------------------------------------------- ranks ----

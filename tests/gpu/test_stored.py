@@ -282,7 +282,7 @@ def test_shards_together_are_the_whole(edges, dtype):
     X, asked = logits(17, 40007, TYPES[dtype]), rules(17)
     bias = torch.linspace(-1, 1, 40007, device="cuda")
     whole = draw(X, asked, dict(bias=bias), FIELDS)
-    parts = [draw(X[:, a:b], asked, dict(first_token=a, vocab=40007, bias=bias[a:b]), FIELDS)
+    parts = [draw(X[:, a:b], asked, dict(first_token=a, bias=bias[a:b]), FIELDS)
              for a, b in zip(edges, edges[1:])]
     winner = torch.stack([p["score"] for p in parts]).argmax(0)[None]
     for name in ("tokens", "status", "score", "logit"):
