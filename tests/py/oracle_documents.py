@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Random calls of the shipped library, held against an oracle written from the documents alone.
+
+    python tests/py/oracle_documents.py                                 2,000 calls, what the tests run
+    python tests/py/oracle_documents.py --calls 100000                  as many as are named
+    python tests/py/oracle_documents.py --seed 1 --first 42 --calls 1   one call again, as a failure says
+
+FLASHSAMPLING_LIBRARY names the library. The oracle is oracle_rules.py and oracle_noise.py; the calls come from
+oracle_cases.py. Tokens are compared exactly. Where a dot product depends on the order of additions, the oracle asks the
+library for its raw logits (watch_logit), holds them against the documented error, and goes on from them.
+"""
+import argparse
+import sys
+import time
+from collections import Counter
+
+import numpy as np
+
+import oracle_cases
+from oracle_calls import Library, _c
+from oracle_rules import Oracle, F32
+
+SEED, CALLS = 1, 2_000
+REFERENCE_EVERY, REFERENCE_SIZE = 5, 200_000  # the reference backend runs one in so many of the smaller cases
+FREE = _c.Row.FALLBACK | _c.Row.RANK_BOUND  # status bits that may be there or not
+TOP_P_DOUBTS = 0.01  # the largest share of rows whose top-p may be too close to call
+EXACT = ("tokens", "max_logit", "logit", "top_token", "top_logit", "watch_logit", "score", "log_z", "logprob",
+         "top_logprob", "watch_logprob")
+
+
+def tolerance(name, value, expected):
+    """How far a result may be from the oracle's."""
+    if name == "score":
+        return 4e-7 * np.maximum(1, np.abs(value))
+    if "log" in name and name not in ("logit", "top_logit", "watch_logit", "max_logit"):
+        size = abs(np.nan_to_num(expected.max_logit, posinf=0, neginf=0))
+        return (1e-6 if size <= 45_000 else 2e-4) + 2.5e-7 * np.maximum(size, np.abs(np.nan_to_num(value, neginf=0)))
+    return 0
+
+
+def equal(name, got, value, expected):
+    got, value = np.atleast_1d(got).astype(np.float64), np.atleast_1d(value).astype(np.float64)
+    if name not in ("score", "log_z", "logprob", "top_logprob", "watch_logprob"):
+        return np.array_equal(got, value, equal_nan=True)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(got - value) <= tolerance(name, value, expected)
+    return bool((near | (got == value) | np.isnan(got) & np.isnan(value)).all())
+
+
+def ranks_equal(got, rank, status, exact_rank):
+    if not status & _c.Row.RANK_BOUND:
+        return np.array_equal(got, rank)
+    bound = (got >= 257) & (got <= rank)
+    return not exact_rank and bool((bound | (got == rank)).all() and bound.any())
+
+
+def far_agrees(status, expected):
+    return expected.far == "either" or bool(status & _c.Row.FAR) == (expected.far == "yes")
+
+
+class Suite:
+    """The contexts of a run, what it has counted, and one case after the other."""
+
+    def __init__(self, oracle=Oracle, with_reference=True):
+        self.oracle, self.count = oracle, Counter()
+        self.libraries = [Library("cpu"), Library("cpu", threads=2, block=128)]
+        self.reference = Library("reference") if with_reference else None
+
+    def logits(self, library, case, oracle):
+        """The raw logits of a case [B, V] without masks, as a backend has them; a text where they are wrong."""
+        dots, error = oracle_cases.dots(case)
+        if case.exact:
+            return oracle.transform(dots), ""
+        low, high = (oracle.transform(np.nextafter((dots + sign * error).astype(F32), F32(sign * np.inf)))
+                     for sign in (-1, 1))
+        low, high = np.minimum(low, high), np.maximum(low, high)
+        capped = 1e-5 * abs(case.post_scale) * max(1, case.softcap) if case.softcap else 0
+        plain = oracle_cases.watch_all(case, oracle.ids)
+        out = library.sample(plain)
+        x = out.results["watch_logit"].reshape(case.rows, -1)
+        low, high = low[:, :x.shape[1]], high[:, :x.shape[1]]
+        missing = np.isnan(low) | np.isnan(high)
+        x = np.where(missing, low, x)
+        far = ~missing & ~((x >= low - capped) & (x <= high + capped))
+        if out.status or far.any():
+            b, i = np.argwhere(far)[0] if far.any() else (0, 0)
+            return x, f"raw logit of row {b}, token {oracle.ids[i]}: {out.text} {x[b, i]!r} is not in {low[b, i]!r} .. {high[b, i]!r}"
+        return x, ""
+
+    def compare(self, case, out, oracle, x, reference):
+        """What is wrong with the results of a call; "" if nothing is."""
+        if out.status or out.text:
+            return f"status {out.status}: {out.text}"
+        results, n, top = out.results, case.samples, case.top_count
+        for b in range(case.rows):
+            status = int(results["status"][b])
+            watch = oracle.watched(b)
+            places = {"status": slice(b, b + 1), "max_logit": b, "log_z": b}
+            places.update(dict.fromkeys(("tokens", "score", "logit", "logprob", "rank"), slice(b * n, b * n + n)))
+            places.update(dict.fromkeys(("top_token", "top_logit", "top_logprob"), slice(b * top, b * top + top)))
+            places.update(dict.fromkeys(("watch_logit", "watch_logprob"), watch))
+            with np.errstate(all="ignore"):
+                all_expected = oracle.row(b, x[b])
+            self.count["rows"] += 1
+            self.count["top-p too close to call"] += len(all_expected) > 1
+            for expected in all_expected:
+                if reference and expected.far == "yes":
+                    expected.far = "either"  # this backend's log Z has no limit
+                    names = [name for name in case.wanted if "log_z" not in name and "logprob" not in name]
+                else:
+                    names = [name for name in case.wanted if expected.far != "either" or name not in (
+                        "log_z", "logprob", "top_logprob", "watch_logprob")]
+                wrong = []
+                if (status ^ expected.status) & ~int(FREE | _c.Row.FAR) or not far_agrees(status, expected):
+                    wrong.append(("status", _c.row_text(status), _c.row_text(expected.status) + " far: " + expected.far))
+                for name in names:
+                    if name == "status":
+                        continue
+                    got, value = results[name][places[name]], getattr(expected, name)
+                    ok = (ranks_equal(got, value, status, case.batch_flags & _c.Flag.EXACT_RANK) if name == "rank"
+                          else equal(name, got, value, expected))
+                    if not ok:
+                        wrong.append((name, got, value))
+                if not wrong:
+                    break
+            else:
+                return f"row {b}: " + "; ".join(f"{name} is {got}, not {value}" for name, got, value in wrong)
+        return ""
+
+    def case(self, seed, number):
+        """Runs a case; "" or what is wrong with it."""
+        with np.errstate(all="ignore"):
+            case = oracle_cases.make(seed, number)
+            oracle = self.oracle(case)
+        runs = [self.libraries[number % 4 == 3]]
+        size = case.data.size if case.kind else case.rows * case.data.size
+        if self.reference and number % REFERENCE_EVERY == 0 and size < REFERENCE_SIZE:
+            runs.append(self.reference)
+        for library in runs:
+            with np.errstate(all="ignore"):
+                x, wrong = self.logits(library, case, oracle)
+            out = library.sample(case)
+            wrong = wrong or self.compare(case, out, oracle, x, library is self.reference)
+            self.count["calls"] += 1
+            if case.screen and not wrong:
+                self.count["calls with a screen"] += 1
+                wrong = self.screened(library, case, out)
+            if wrong:
+                return ("reference: " if library is self.reference else "") + wrong
+        return ""
+
+    def screened(self, library, case, plain):
+        """The same call with a screen: the same bytes."""
+        out = library.sample(case, library.screen(case, case.screen))
+        self.count["rows decided by a screen"] += out.screened
+        if out.status or out.text:
+            return f"screen of {case.screen} bits: status {out.status}: {out.text}"
+        for name, array in out.results.items():
+            other = plain.results[name]
+            if name == "status":
+                array, other = array & ~int(_c.Row.FALLBACK), other & ~int(_c.Row.FALLBACK)
+            if array.tobytes() != other.tobytes():
+                i = np.flatnonzero(array.view(np.uint8) != other.view(np.uint8))[0] // array.itemsize
+                return f"screen of {case.screen} bits: {name}[{i}] is {array[i]}, without it {other[i]}"
+        return ""
+
+    def too_many_doubts(self):
+        return self.count["top-p too close to call"] > max(3, TOP_P_DOUBTS * self.count["rows"])
+
+    def close(self):
+        for library in (*self.libraries, *([self.reference] if self.reference else [])):
+            library.close()
+
+
+def run(seed, first, calls, say=print, most=10):
+    """Runs cases and says what is wrong; how many were."""
+    suite, wrong, start = Suite(), 0, time.monotonic()
+    said = start
+    for number in range(first, first + calls):
+        text = suite.case(seed, number)
+        if text:
+            wrong += 1
+            say(f"{text}\n    again: python tests/py/oracle_documents.py --seed {seed} --first {number} --calls 1")
+            if wrong == most:
+                break
+        if time.monotonic() - said > 30:
+            said = time.monotonic()
+            say(f"{number - first + 1} of {calls} cases, {wrong} wrong, {said - start:.0f} s")
+    if suite.too_many_doubts():
+        wrong += 1
+        say(f"top-p was too close to call in more than {TOP_P_DOUBTS:.1%} of rows")
+    say(f"{number - first + 1} cases, {wrong} wrong, {time.monotonic() - start:.1f} s: "
+        + ", ".join(f"{value} {name}" for name, value in suite.count.items()))
+    suite.close()
+    return wrong
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--first", type=int, default=0, metavar="NUMBER")
+    parser.add_argument("--calls", type=int, default=CALLS)
+    arguments = parser.parse_args()
+    sys.exit(run(arguments.seed, arguments.first, arguments.calls, lambda text: print(text, flush=True)) > 0)
+
+
+if __name__ == "__main__":
+    main()
