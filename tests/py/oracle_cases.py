@@ -13,7 +13,7 @@ from oracle_rules import GROUP_ONLINE, GROUP_PARALLEL, SCORE, SAMPLE, WITHOUT_RE
 F32 = np.float32
 FLOATS = tuple(_c.ROUNDS.values())
 LARGEST_V, LARGEST_D, LARGEST_EVERY = 248_320, 3_072, 1_000  # one case of so many has the largest shape
-WORK = 150_000  # tokens of all rows and samples, which bounds the time of a case
+WORK = 60_000  # tokens of all rows and samples, which bounds the time of a case
 NOTHING = {"kind": 0, "dtype": 0, "first_token": 0, "vocab": 0, "bias": None, "round": 0, "scale": 1.0, "softcap": 0.0,
            "post_scale": 1.0, "flags": 0, "hidden": None, "hidden_dtype": 0, "mode": SAMPLE, "samples": 1, "noise": 0,
            "batch_flags": 0, "fallback_token": -1, "group_size": 0, "list_capacity": 0, "slot_dtype": 8, "slots": 0,
@@ -253,8 +253,8 @@ def results_of(g, c, V, tokens):
     c.top_count = g.one(0, 1, 5, 20, 64, 1024 if V < 3000 else 64)
     if g.chance(0.3):
         c.watch_offset, c.watch_token = g.lists(c.rows, 5, tokens)
-    plain = g.chance(0.35)
-    wanted = {name for name in RESULTS if g.chance(0.05 if plain else 0.5)} | {"status"}
+    plain = g.chance(0.8 if c.screen else 0.3)  # what a screen decides is tokens, scores and status
+    wanted = {name for name in RESULTS if g.chance(0 if plain and c.screen else 0.05 if plain else 0.5)} | {"status"}
     if c.watch_offset is None:
         wanted -= {"watch_logit", "watch_logprob"}
     if c.mode != SCORE or g.chance(0.7):

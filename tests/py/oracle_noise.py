@@ -1,6 +1,6 @@
 """The noise of docs/noise.md in numpy, written from that page alone.
 
-A `names` argument is the array [M, 3] of the first three level-one words of M draws; ids are global token ids [K].
+An argument `draws` is the array [M, 3] of the names of M draws, as names() makes them; ids are global token ids [K].
 """
 import numpy as np
 
@@ -35,9 +35,9 @@ def joined(low, high):
     return low | high << U64(32)
 
 
-def name(seed, position, sample, stream):
-    """The three words that name a draw."""
-    return np.array(philox(*halves(seed), *halves(position), sample, stream)[:3], U64)
+def names(seed, position, samples, stream):
+    """The three words [samples, 3] that name each draw of a row."""
+    return np.stack(philox(*halves(seed), *halves(position), np.arange(samples), stream)[:3], axis=1)
 
 
 def spread(seed, slot):
@@ -46,9 +46,9 @@ def spread(seed, slot):
     return int(joined(w0, w1))
 
 
-def words(index, names, domain):
-    """Level two, for all pairs of names [M, 3] and indices [K]: four arrays [M, K]."""
-    r0, r1, r2 = names.T[..., None]
+def words(index, draws, domain):
+    """Level two, for all pairs of draws [M, 3] and indices [K]: four arrays [M, K]."""
+    r0, r1, r2 = draws.T[..., None]
     return philox(0x73616C46, 0x6D615368, np.asarray(index, U64)[None, :], r0, r1, r2 ^ U64(domain))
 
 
@@ -60,10 +60,10 @@ def unit(w0, w1):
     return centre(joined(w0, w1) >> U64(12))
 
 
-def marks(names, blocks):
+def marks(draws, blocks):
     """Prefixes [M, len(blocks), 128] of marked tokens, -1 where a token is not marked."""
-    prefix = np.full((len(names), len(blocks), 128), -1, np.int64)
-    first, second = words(blocks, names, MARKS), words(blocks, names, MARKS + 256)
+    prefix = np.full((len(draws), len(blocks), 128), -1, np.int64)
+    first, second = words(blocks, draws, MARKS), words(blocks, draws, MARKS + 256)
     left = np.searchsorted(COUNTS, joined(second[0], first[0]), side="right")
     m, k = np.nonzero(left)
     left = left[m, k]
@@ -77,17 +77,17 @@ def marks(names, blocks):
             left = left - take
         m, k, left = (array[left > 0] for array in (m, k, left))
         call += 1
-        r0, r1, r2 = names[m].T
+        r0, r1, r2 = draws[m].T
         _, w1, w2, w3 = philox(0x73616C46, 0x6D615368, np.asarray(blocks, U64)[k], r0, r1, r2 ^ U64(MARKS + 256 * call))
     return prefix
 
 
-def gumbel(names, ids):
+def gumbel(draws, ids):
     """Exact noise [M, K] of tokens."""
     ids = np.asarray(ids, np.int64)
     blocks, block = np.unique(ids // 128, return_inverse=True)
-    prefix = marks(names, blocks)[:, block, ids % 128]
-    w0, w1, _, _ = words(ids, names, EXTENSION)
+    prefix = marks(draws, blocks)[:, block, ids % 128]
+    w0, w1, _, _ = words(ids, draws, EXTENSION)
     marked = prefix >= 0
     extended = (prefix.astype(U64) << U64(36)) + (joined(w0, w1) >> U64(28))
     e = C - np.log1p(-unit(w0, w1))
@@ -95,18 +95,18 @@ def gumbel(names, ids):
     return -np.log(e)
 
 
-def fast(names, ids):
+def fast(draws, ids):
     """FS_NOISE_FAST: the same in float. A logarithm is that of double, rounded."""
     ids = np.asarray(ids, np.int64)
-    r = np.choose(ids % 4, words(ids // 4, names, FAST)).astype(U32)
+    r = np.choose(ids % 4, words(ids // 4, draws, FAST)).astype(U32)
     u = np.minimum((r.astype(np.float32) + np.float32(1)) * np.float32(2.0**-32), np.float32(1 - 2.0**-24))
     inner = -np.log(u.astype(np.float64)).astype(np.float32)
     return -np.log(inner.astype(np.float64)).astype(np.float32)
 
 
-def of_groups(names, groups, domain):
+def of_groups(draws, groups, domain):
     """Noise [M, K] of groups, -log E with E of a plain uniform."""
-    w0, w1, _, _ = words(groups, names, domain)
+    w0, w1, _, _ = words(groups, draws, domain)
     return -np.log(-np.log1p(-unit(w0, w1)))
 
 

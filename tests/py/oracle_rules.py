@@ -20,6 +20,7 @@ FAR = 362_000  # the largest |l| that has a log Z; between this and FAR_SURELY e
 FAR_SURELY = 362_100
 TOP_P_ERROR = 4e-7  # of the mass: 3e-7 in the header, and the rounding of the oracle's own sums
 ALTERNATIVES = 64  # cuts that are tried where top-p is in doubt
+LOG_Z = {"log_z", "logprob", "top_logprob", "watch_logprob"}  # results that look at the sum of exp
 ABSENT_ARRAY = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 0, "stream": 0, "repetition": 1,
                 "frequency": 0, "presence": 0}
 
@@ -147,6 +148,10 @@ class Oracle:
         first, last = (0, 0) if self.case.watch_offset is None else self.case.watch_offset[b:b + 2]
         return slice(int(first), int(last))
 
+    def has_cut(self, slot):
+        top_k, top_p, min_p = (self.value(name, slot) for name in ("top_k", "top_p", "min_p"))
+        return 0 < top_k < self.vocab or top_p < 1 or min_p > 0
+
     def mask(self, b):
         """The number of the row's mask; -1: none."""
         if self.case.allow is None:
@@ -239,8 +244,7 @@ class Oracle:
 
     def names(self, b, slot, samples):
         position = self.case.position_all if self.case.position is None else self.case.position[b]
-        seed, stream = self.seed(slot), int(self.value("stream", slot))
-        return np.array([noise.name(seed, position, sample, stream) for sample in range(samples)])
+        return noise.names(self.seed(slot), position, samples, int(self.value("stream", slot)))
 
     def gumbel(self, names, ids):
         return noise.fast(names, ids) if self.case.noise else noise.gumbel(names, ids)
@@ -355,7 +359,8 @@ class Oracle:
         listed = self.order(row.x, row.x > -np.inf) if case.logits == RAW else alive if case.logits == CUT else order
         out.max_logit = z[listed].max()
         log_z = log_sum_exp(z[listed])
-        if {"log_z", "logprob", "top_logprob", "watch_logprob"} & set(case.wanted) and log_z < np.inf:
+        over_all = case.logits != CUT or not self.has_cut(slot)
+        if over_all and LOG_Z & set(case.wanted) and log_z < np.inf:
             far = abs(out.max_logit)
             out.far = "no" if far <= FAR else "yes" if far > FAR_SURELY else "either"
         out.log_z = np.nan if out.far == "yes" else log_z
