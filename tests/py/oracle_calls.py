@@ -15,7 +15,7 @@ from flashsampling import _c
 
 GUARD = 8  # elements behind every result, which no call may write
 SENTINEL = 0xA5
-# A result's array: its numpy type, and its length given (B, n, N, watched).
+# A result's array: its numpy type and its length.
 RESULTS = {
     "status": (np.uint32, lambda B, n, N, w: B), "max_logit": (np.float32, lambda B, n, N, w: B),
     "log_z": (np.float32, lambda B, n, N, w: B), "score": (np.float32, lambda B, n, N, w: B * n),
@@ -24,7 +24,7 @@ RESULTS = {
     "top_logit": (np.float32, lambda B, n, N, w: B * N), "top_logprob": (np.float32, lambda B, n, N, w: B * N),
     "watch_logit": (np.float32, lambda B, n, N, w: w), "watch_logprob": (np.float32, lambda B, n, N, w: w),
 }
-TOKENS = {_c.DTYPES["i32"]: np.int32, _c.DTYPES["i64"]: np.int64}
+TOKENS = {0: np.int32, _c.DTYPES["i32"]: np.int32, _c.DTYPES["i64"]: np.int64}
 HEAD = ("kind", "dtype", "first_token", "vocab", "round", "scale", "softcap", "post_scale", "flags")
 BATCH = ("mode", "samples", "noise", "fallback_token", "group_size", "list_capacity", "slot_dtype", "slots",
          "position_all", "masks", "hidden_dtype")
@@ -62,10 +62,9 @@ class Library:
 
     def head(self, case, screen=None):
         head = _c.HeadStruct(size=ctypes.sizeof(_c.HeadStruct), data=address(case.data), stride=stride(case.data),
-                             rows=case.data.shape[1 - case.kind * 0 if case.kind else 0],
-                             dim=0 if case.kind else case.data.shape[1], bias=address(case.bias),
-                             screen=address(screen), screen_bytes=0 if screen is None else screen.nbytes)
-        head.rows = case.data.shape[1] if case.kind else case.data.shape[0]
+                             rows=case.data.shape[case.kind], dim=0 if case.kind else case.data.shape[1],
+                             bias=address(case.bias), screen=address(screen),
+                             screen_bytes=0 if screen is None else screen.nbytes)
         for member in HEAD:
             setattr(head, member, getattr(case, member))
         return head
@@ -89,7 +88,7 @@ class Library:
         """fs_sample: its status, and its results as flat arrays."""
         head, batch = self.head(case, screen), self.batch(case)
         watched = 0 if case.watch_offset is None else int(case.watch_offset[-1])
-        shape = case.rows, case.samples, case.top_count, watched
+        shape = case.rows, case.samples or 1, case.top_count, watched
         result = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct), logits=case.logits,
                                  tokens_dtype=case.tokens_dtype, top_count=case.top_count)
         kinds = {"tokens": (TOKENS[case.tokens_dtype], lambda B, n, N, w: B * n), **RESULTS}

@@ -8,17 +8,22 @@ from types import SimpleNamespace
 import numpy as np
 
 from oracle_calls import ARRAYS, RESULTS, _c
-from oracle_rules import GROUP_ONLINE, GROUP_PARALLEL, SCORE, SAMPLE, WITHOUT_REPLACEMENT, to_bf16, to_float
+from oracle_rules import GROUP_ONLINE, GROUP_PARALLEL, SAMPLE, SCORE, WITHOUT_REPLACEMENT
+from oracle_rules import FALLBACK_TOKEN_ZERO, to_bf16, to_float
 
 F32 = np.float32
 FLOATS = tuple(_c.ROUNDS.values())
-LARGEST_V, LARGEST_D, LARGEST_EVERY = 248_320, 3_072, 1_000  # one case of so many has the largest shape
+LARGEST_V, LARGEST_D, LARGEST_EVERY = 248_320, 3_072, 2_000  # one case of so many has the largest shape
+LARGEST = 1 << 29  # numbers of W: what only the largest shape has more of; it always has a screen
 WORK = 60_000  # tokens of all rows and samples, which bounds the time of a case
 NOTHING = {"kind": 0, "dtype": 0, "first_token": 0, "vocab": 0, "bias": None, "round": 0, "scale": 1.0, "softcap": 0.0,
            "post_scale": 1.0, "flags": 0, "hidden": None, "hidden_dtype": 0, "mode": SAMPLE, "samples": 1, "noise": 0,
            "batch_flags": 0, "fallback_token": -1, "group_size": 0, "list_capacity": 0, "slot_dtype": 8, "slots": 0,
            "position_all": 0, "masks": 0, "edit_stride": 0, "logits": 0, "tokens_dtype": 8, "top_count": 0,
            "screen": 0, "exact": True, **dict.fromkeys(ARRAYS)}
+
+
+ZEROS = {"scale": 1, "post_scale": 1, "samples": 1, "slot_dtype": 8, "tokens_dtype": 8, "fallback_token": -1}
 
 
 class Generator:
@@ -133,8 +138,10 @@ def head_of_weights(g, c, V, D):
     if len(data) < V:  # the largest heads repeat some rows
         data = np.concatenate([np.roll(data, i, axis=1) for i in range(-(-V // len(data)))])[:V]
     c.data, c.hidden = strided(g, data), strided(g, stored(h, c.hidden_dtype))
-    if g.chance(1 / 3) and V * D:
+    if g.chance(1 / 3) or V * D > LARGEST:
         c.screen = g.one(8, 4)
+        if c.mode not in (SAMPLE, WITHOUT_REPLACEMENT):
+            c.mode, c.samples, c.group_size = SAMPLE, 1, 0
     if g.chance(0.04):
         c.hidden = np.array(c.hidden)
         c.hidden[g.whole(0, c.rows - 1), g.whole(0, D - 1)] = stored(np.array([g.one(np.nan, np.inf)]), c.hidden_dtype)[0]
@@ -170,7 +177,7 @@ def slots_of(g, c):
 RULES = {  # by name: chance, numpy type, a value
     "temperature": (0.5, F32, lambda g, V: g.one(0, 0.5, 0.7, 1, 1.3, 2, g.rng.random() * 2, g.one(0.01, 20, 1e-3, 1e3))),
     "top_k": (0.3, np.int32, lambda g, V: g.one(0, -1, 1, 2, 3, g.whole(1, 50), g.whole(1, V + 1), V, V - 1, 10**6)),
-    "top_p": (0.3, F32, lambda g, V: g.one(0, 1, 0.1, 0.5, 0.9, 0.95, 0.99, *[g.rng.random()] * 8)),
+    "top_p": (0.3, F32, lambda g, V: g.one(0, 1, 1 + 5e-6, 0.1, 0.5, 0.9, 0.95, 0.99, *[g.rng.random()] * 8)),
     "min_p": (0.2, F32, lambda g, V: g.one(0, 1, 0.5, 0.1, 0.05, 0.01, g.rng.random(), g.rng.random() ** 4)),
     "repetition": (0.5, F32, lambda g, V: g.one(1, 1.1, 1.3, 2, 0.8, g.rng.random() + 0.5)),
     "frequency": (0.5, F32, lambda g, V: g.one(0, 0.1, 0.5, 1, -0.5, g.rng.random())),
@@ -249,7 +256,7 @@ def draws_of(g, c, V):
 
 def results_of(g, c, V, tokens):
     c.logits, c.tokens_dtype = g.whole(0, 2), g.one(8, 9)
-    c.fallback_token = g.one(-1, -100, 5, -2**31 + 1)
+    c.fallback_token = g.one(-1, -1, -100, 5, FALLBACK_TOKEN_ZERO)
     c.top_count = g.one(0, 1, 5, 20, 64, 1024 if V < 3000 else 64)
     if g.chance(0.3):
         c.watch_offset, c.watch_token = g.lists(c.rows, 5, tokens)
@@ -268,11 +275,14 @@ def spoil(g, c, V):
     """Makes some row's rules wrong, or limits that some row breaks."""
     S = c.slots or c.rows
     row, slot = g.whole(0, c.rows - 1), g.whole(0, S - 1)
-    bad = {"temperature": (-1, np.nan, np.inf, 1e-39, -1e-30), "top_p": (-0.1, np.nan, -np.inf),
+    bad = {"temperature": (-1, np.nan, np.inf, 1e-39, -1e-30), "top_p": (-0.1, np.nan, -np.inf, 1.00002, 95, np.inf),
            "min_p": (-0.1, 1.001, np.nan, np.inf), "repetition": (0, -1, np.nan, np.inf),
            "frequency": (np.nan, np.inf, -np.inf), "presence": (np.nan, np.inf, -np.inf)}
     name = g.one(*bad, "token", "token", "mask", "list", "limits", "limits")
     if name in bad and not (name in CUTS and c.mode in (GROUP_PARALLEL, GROUP_ONLINE)):
+        if getattr(c, name) is None and g.chance(0.5):
+            c.all[name] = float(g.one(*bad[name]))
+            return
         if getattr(c, name) is None:
             setattr(c, name, np.full(S, RULES[name][2](g, V) if name not in CUTS else 0, F32))
         getattr(c, name)[slot] = g.one(*bad[name])
@@ -289,6 +299,23 @@ def spoil(g, c, V):
         c.limits = {"absent": int(g.rng.integers(0, 64)), "top_k": g.one(0, 1, 10)}
 
 
+def decidable(c):
+    """Takes from a call what makes it read W in place of its screen (docs/screening.md)."""
+    c.noise, c.scale, c.post_scale = 0, abs(c.scale), abs(c.post_scale)
+    if c.top_k is None and c.min_p is None and not c.all.get("top_k") and not c.all.get("min_p"):
+        c.top_p, c.all["top_p"] = None, 1.0
+
+
+def zeros(c):
+    """Zero in place of every scalar's default, which means the same."""
+    for name, default in ZEROS.items():
+        if getattr(c, name) == default:
+            setattr(c, name, 0)
+    for name in ("top_p", "repetition"):
+        if c.all[name] == 1:
+            c.all[name] = 0
+
+
 def make(seed, number):
     g = Generator(seed, number)
     V, D = shape(g, number)
@@ -302,7 +329,7 @@ def make(seed, number):
     c.group_size = max(c.group_size, V // 200)
     c.dtype = g.one(*FLOATS)
     c.first_token = g.one(0, 0, 0, 0, 16 * g.whole(0, 200), g.whole(0, 10**6)) if V < 30_000 else 0
-    if g.chance(0.35):
+    if g.chance(0.35) or V * D > LARGEST:
         head_of_weights(g, c, V, D)
     else:
         head_of_logits(g, c, V)
@@ -321,6 +348,10 @@ def make(seed, number):
         spoil(g, c, V)
     if g.chance(0.1):
         c.list_capacity = g.whole(1, 200)
+    if c.screen and (V * D > LARGEST or g.chance(0.7)):
+        decidable(c)
+    if g.chance(0.2):
+        zeros(c)
     return c
 
 

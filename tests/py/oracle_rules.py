@@ -19,10 +19,11 @@ SAMPLE, WITHOUT_REPLACEMENT, GROUP_PARALLEL, GROUP_ONLINE, SCORE = range(5)
 FAR = 362_000  # the largest |l| that has a log Z; between this and FAR_SURELY either answer is taken
 FAR_SURELY = 362_100
 TOP_P_ERROR = 4e-7  # of the mass: 3e-7 in the header, and the rounding of the oracle's own sums
+TOP_P_LARGEST = 1.00001  # above 1 by rounding alone, which is off
 ALTERNATIVES = 64  # cuts that are tried where top-p is in doubt
 LOG_Z = {"log_z", "logprob", "top_logprob", "watch_logprob"}  # results that look at the sum of exp
-ABSENT_ARRAY = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 0, "stream": 0, "repetition": 1,
-                "frequency": 0, "presence": 0}
+ZERO_SCALARS = {"top_p": 1, "repetition": 1}  # what a scalar of zero stands for; arrays mean what they hold
+FALLBACK_TOKEN_ZERO = -2**31
 
 
 def to_float(data, dtype):
@@ -64,7 +65,8 @@ class Oracle:
         self.rows = case.data.shape[1] if case.kind else case.data.shape[0]
         self.vocab = case.vocab or case.first_token + self.rows
         self.ids = case.first_token + np.arange(max(0, min(self.rows, self.vocab - case.first_token)))
-        self.slots = case.slots or case.rows
+        self.slots, self.samples = case.slots or case.rows, case.samples or 1
+        self.fallback = 0 if case.fallback_token == FALLBACK_TOKEN_ZERO else case.fallback_token or -1
 
     # ---------------------------------------------------------------------------------------------- logits ----
 
@@ -74,10 +76,10 @@ class Oracle:
         if case.bias is not None:
             x = x + case.bias[:x.shape[-1]]
         x = rounded_to(x, case.round)
-        x = x * F32(case.scale)
+        x = x * F32(case.scale or 1)
         if case.softcap:
             x = F32(case.softcap) * np.tanh(x / F32(case.softcap))
-        return x * F32(case.post_scale)
+        return x * F32(case.post_scale or 1)
 
     def edited(self, y, b, slot):
         y = y.copy()
@@ -122,7 +124,9 @@ class Oracle:
 
     def value(self, name, slot):
         array = getattr(self.case, name)
-        return self.case.all.get(name, ABSENT_ARRAY[name]) if array is None else array[slot]
+        if array is not None:
+            return array[slot]
+        return self.case.all.get(name, 0) or ZERO_SCALARS.get(name, 0)
 
     def seed(self, slot):
         if self.case.seed is not None:
@@ -165,7 +169,7 @@ class Oracle:
         t = F32(t)
         if not (t >= 0 and t < np.inf and (t == 0 or np.isfinite(F32(1) / t))):
             bits |= BIT.BAD_TEMPERATURE
-        if not p >= 0 or self.top_p_too_large(p):
+        if not 0 <= p <= TOP_P_LARGEST:
             bits |= BIT.BAD_TOP_P
         if not 0 <= m <= 1:
             bits |= BIT.BAD_MIN_P
@@ -183,13 +187,10 @@ class Oracle:
         if case.count_offset is not None:
             tokens.append(case.count_token[case.count_offset[slot]:case.count_offset[slot + 1]])
         if case.mode == SCORE:
-            tokens.append(case.given[b * case.samples:(b + 1) * case.samples])
+            tokens.append(case.given[b * self.samples:(b + 1) * self.samples])
         if any(((np.asarray(list_) < 0) | (np.asarray(list_) >= self.vocab)).any() for list_ in tokens if len(list_)):
             bits |= BIT.BAD_TOKEN
         return bits | self.over_limit(b, slot, 0 < k < self.vocab and k)
-
-    def top_p_too_large(self, p):
-        return False
 
     def over_limit(self, b, slot, k):
         case = self.case
@@ -209,36 +210,42 @@ class Oracle:
         places = np.flatnonzero(present)
         return places[np.argsort(-y[places], kind="stable")]
 
-    def top_p_keeps(self, before, limit):
-        return before < limit
+    def looked_at(self, row):
+        """The logits that cuts look at."""
+        return row.y if self.case.batch_flags & FLAG.CUT_BEFORE_TEMPERATURE else row.l
 
-    def kept(self, y, m, order, slot):
+    def min_p_keeps(self, row, order, min_p):
+        """How many tokens of the order min-p keeps."""
+        m = self.looked_at(row)[order].astype(np.float64)
+        return max(1, int(np.count_nonzero(m >= m[0] + np.log(np.float64(F32(min_p))))))
+
+    def top_k_keeps(self, y, k):
+        """How many tokens of the order top-k keeps, y being their logits."""
+        return int(np.count_nonzero(y >= y[k - 1])) if self.case.batch_flags & FLAG.KEEP_TIES_TOP_K else int(k)
+
+    def top_p_keeps(self, weight, left, p):
+        """The fewest and the most tokens of the order that top-p keeps, of which `left` are left."""
+        before = np.cumsum(weight) - weight
+        total = weight.sum() if self.case.batch_flags & FLAG.JOINT_TOP_P else weight[:left].sum()
+        limit, error = np.float64(F32(p)) * total, TOP_P_ERROR * total if p else 0
+        return [max(1, int(np.count_nonzero(before[:left] < limit + change))) for change in (-error, error)]
+
+    def kept(self, row, order, slot):
         """How many tokens of the order the cuts keep: the fewest and the most that top-p's error allows."""
         flags = self.case.batch_flags
         k, p, min_p = (self.value(name, slot) for name in ("top_k", "top_p", "min_p"))
-        y, m = y[order], m[order].astype(np.float64)
-        floor = len(y)
-        if min_p > 0:
-            floor = max(1, int(np.count_nonzero(m >= m[0] + np.log(np.float64(F32(min_p))))))
+        y, m = row.y[order], self.looked_at(row)[order].astype(np.float64)
+        floor = self.min_p_keeps(row, order, min_p) if min_p > 0 else len(y)
         left = len(y) if flags & FLAG.MIN_P_LAST else floor
         if 0 < k < self.vocab and k < left:
-            ties = flags & FLAG.KEEP_TIES_TOP_K
-            left = min(left, int(np.count_nonzero(y >= y[k - 1]))) if ties else int(k)
+            left = min(left, self.top_k_keeps(y, k))
         low = high = left
-        if p < 1 and m[0] == np.inf:
-            low = high = 1  # the first token has all the mass
-        elif p < 1:
-            weight = np.exp(m - m[0])
-            before = np.cumsum(weight) - weight
-            total = weight.sum() if flags & FLAG.JOINT_TOP_P else weight[:left].sum()
-            limit, error = np.float64(F32(p)) * total, TOP_P_ERROR * total
-            low, high = (max(1, int(np.count_nonzero(self.top_p_keeps(before[:left], limit + change))))
-                         for change in (-error, error))
-            if p == 0:
-                low = high = 1
+        if p < 1:
+            # A first token of +inf has all the mass.
+            low, high = self.top_p_keeps(np.exp(m - m[0]), left, p) if m[0] < np.inf else (1, 1)
             if flags & FLAG.KEEP_TIES_TOP_P:
                 low, high = (int(np.count_nonzero(y[:left] >= y[n - 1])) for n in (low, high))
-        return (min(low, floor), min(high, floor))
+        return min(low, floor), min(high, floor)
 
     # ------------------------------------------------------------------------------------------------ race ----
 
@@ -263,18 +270,18 @@ class Oracle:
         """Places of the drawn tokens, of n at most, and their scores."""
         case, ids = self.case, self.ids[places]
         one_name = case.mode != SAMPLE or row.temperature == 0
-        names = self.names(b, slot, 1 if one_name else case.samples)
+        names = self.names(b, slot, 1 if one_name else self.samples)
         g = self.gumbel(names, ids) if row.temperature else np.zeros((1, len(ids)))
         scores = self.scores(row, places, g)
         if case.mode == WITHOUT_REPLACEMENT:
-            best = self.by_key(scores[0], ids)[:case.samples]
+            best = self.by_key(scores[0], ids)[:self.samples]
             return places[best], scores[0][best]
         if case.mode in (GROUP_PARALLEL, GROUP_ONLINE):
             best = self.of_groups(row, places, scores[0], names)
             return places[[best]], scores[0][[best]]
         keys = noise.score_keys(scores, ids)
-        best = np.resize(keys.argmax(axis=1), case.samples)
-        return places[best], np.resize(scores[np.arange(len(scores)), keys.argmax(axis=1)], case.samples)
+        best = np.resize(keys.argmax(axis=1), self.samples)
+        return places[best], np.resize(scores[np.arange(len(scores)), keys.argmax(axis=1)], self.samples)
 
     def of_groups(self, row, places, scores, names):
         """The paper's B.2 and B.3: the place in `places` of the winner."""
@@ -323,8 +330,7 @@ class Oracle:
         if not present.any():
             return [self.without_token(b, row.status | BIT.EMPTY)]
         order = self.order(row.y, present)
-        m = row.y if case.batch_flags & FLAG.CUT_BEFORE_TEMPERATURE else row.l
-        low, high = self.kept(row.y, m, order, slot)
+        low, high = self.kept(row, order, slot)
         return [self.with_token(row, b, slot, order, n) for n in range(low, min(high, low + ALTERNATIVES) + 1)]
 
     def numbers(self, row, x):
@@ -335,12 +341,12 @@ class Oracle:
 
     def without_token(self, b, status):
         case, watch = self.case, self.watched(b)
-        n, top = case.samples, case.top_count
+        n, top = self.samples, case.top_count
         nothing = {"max_logit": np.nan, "log_z": np.nan}
         nothing.update((name, np.full(n, np.nan)) for name in ("score", "logit", "logprob"))
         nothing.update((name, np.full(top, np.nan)) for name in ("top_logit", "top_logprob"))
         nothing.update((name, np.full(watch.stop - watch.start, np.nan)) for name in ("watch_logit", "watch_logprob"))
-        return SimpleNamespace(status=int(status), tokens=np.full(n, case.fallback_token), rank=np.full(n, -1),
+        return SimpleNamespace(status=int(status), tokens=np.full(n, self.fallback), rank=np.full(n, -1),
                                top_token=np.full(top, -1), far="no", **nothing)
 
     def with_token(self, row, b, slot, order, kept):
@@ -348,12 +354,12 @@ class Oracle:
         case, alive = self.case, order[:kept]
         out = self.without_token(b, row.status)
         if case.mode == SCORE:
-            places = case.given[b * case.samples:(b + 1) * case.samples] - case.first_token
+            places = case.given[b * self.samples:(b + 1) * self.samples] - case.first_token
             out.tokens = places + case.first_token
         else:
             places, scores = self.drawn(row, np.sort(alive), b, slot)
             out.tokens[:len(places)], out.score[:len(places)] = self.ids[places], scores
-            out.status |= BIT.SHORT if len(places) < case.samples else 0
+            out.status |= BIT.SHORT if len(places) < self.samples else 0
         # z is what results speak of, w what orders it, and `listed` the tokens that count.
         z, w = (row.x, row.x) if case.logits == RAW else (row.l, row.y)
         listed = self.order(row.x, row.x > -np.inf) if case.logits == RAW else alive if case.logits == CUT else order
