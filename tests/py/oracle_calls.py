@@ -8,8 +8,6 @@ import numpy as np
 
 if not os.environ.get("FS_INSTALLED"):
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python"))
-# A screen is read for calls of any number of rows, so that the cases with screens test them.
-os.environ.setdefault("FLASHSAMPLING_SCREEN_ROWS", "1000")
 
 from flashsampling import _c
 

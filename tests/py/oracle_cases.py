@@ -135,8 +135,10 @@ def head_of_weights(g, c, V, D):
         if g.chance(0.2):
             w[:, g.rng.integers(0, D, 1 + D // 16)] *= 20
     data = stored(w, c.dtype)
-    if len(data) < V:  # the largest heads repeat some rows
-        data = np.concatenate([np.roll(data, i, axis=1) for i in range(-(-V // len(data)))])[:V]
+    if len(data) < V:  # the largest heads have the same numbers in other columns
+        some, data = data, np.empty((V, D), data.dtype)
+        for i, first in enumerate(range(0, V, len(some))):
+            data[first:first + len(some)] = np.roll(some, i, axis=1)[:V - first]
     c.data, c.hidden = strided(g, data), strided(g, stored(h, c.hidden_dtype))
     if g.chance(1 / 3) or V * D > LARGEST:
         c.screen = g.one(8, 4)
@@ -144,7 +146,8 @@ def head_of_weights(g, c, V, D):
             c.mode, c.samples, c.group_size = SAMPLE, 1, 0
     if g.chance(0.04):
         c.hidden = np.array(c.hidden)
-        c.hidden[g.whole(0, c.rows - 1), g.whole(0, D - 1)] = stored(np.array([g.one(np.nan, np.inf)]), c.hidden_dtype)[0]
+        special = stored(np.array([g.one(np.nan, np.inf)]), c.hidden_dtype)
+        c.hidden[g.whole(0, c.rows - 1), g.whole(0, D - 1)] = special[0]
 
 
 def transform(g, c, V):
@@ -175,7 +178,7 @@ def slots_of(g, c):
 
 
 RULES = {  # by name: chance, numpy type, a value
-    "temperature": (0.5, F32, lambda g, V: g.one(0, 0.5, 0.7, 1, 1.3, 2, g.rng.random() * 2, g.one(0.01, 20, 1e-3, 1e3))),
+    "temperature": (0.5, F32, lambda g, V: g.one(0, 0.5, 0.7, 1, 1.3, 2, g.rng.random() * 2, g.one(0.01, 1e-3, 1e3))),
     "top_k": (0.3, np.int32, lambda g, V: g.one(0, -1, 1, 2, 3, g.whole(1, 50), g.whole(1, V + 1), V, V - 1, 10**6)),
     "top_p": (0.3, F32, lambda g, V: g.one(0, 1, 1 + 5e-6, 0.1, 0.5, 0.9, 0.95, 0.99, *[g.rng.random()] * 8)),
     "min_p": (0.2, F32, lambda g, V: g.one(0, 1, 0.5, 0.1, 0.05, 0.01, g.rng.random(), g.rng.random() ** 4)),
@@ -197,8 +200,9 @@ def rules_of(g, c, V, tokens):
             c.all[name] = kind(value(g, V)).item()
         else:
             setattr(c, name, np.array([value(g, V) for _ in range(c.slots or c.rows)], kind))
+    if c.kind and c.data.min() == c.data.max() and c.mode not in (GROUP_PARALLEL, GROUP_ONLINE) and g.chance(0.5):
+        c.top_p, c.all["top_p"] = None, g.one(0.25, 0.5, 0.75)  # equal logits: the mass is often p times all of it
     S, vocab = c.slots or c.rows, int(tokens[-1]) + 1
-    vocab = c.vocab or vocab
     if history:
         if g.chance(0.6):
             c.seen = g.bits(S, vocab, g.one(0.02, 0.3))
@@ -287,7 +291,8 @@ def spoil(g, c, V):
             setattr(c, name, np.full(S, RULES[name][2](g, V) if name not in CUTS else 0, F32))
         getattr(c, name)[slot] = g.one(*bad[name])
     wrong = g.one(-1, V + c.first_token, 2**31 - 1, -2**31)
-    lists = [array for array in (c.edit_token, c.count_token, c.watch_token, c.given) if array is not None and len(array)]
+    lists = [array for array in (c.edit_token, c.count_token, c.watch_token, c.given)
+             if array is not None and len(array)]
     if name == "token" and lists:
         chosen = g.one(*lists)
         chosen[g.whole(0, len(chosen) - 1)] = wrong
@@ -379,5 +384,5 @@ def watch_all(c, ids):
         setattr(plain, member, getattr(c, member))
     plain.watch_offset = np.arange(c.rows + 1) * len(ids)
     plain.watch_token = np.tile(ids, c.rows).astype(np.int32)
-    plain.all, plain.limits, plain.wanted = {"temperature": 1.0, "top_p": 1.0, "repetition": 1.0}, {}, ["watch_logit", "tokens"]
+    plain.all, plain.limits, plain.wanted = {"temperature": 1.0}, {}, ["tokens", "watch_logit"]
     return plain

@@ -227,8 +227,14 @@ class Oracle:
         """The fewest and the most tokens of the order that top-p keeps, of which `left` are left."""
         before = np.cumsum(weight) - weight
         total = weight.sum() if self.case.batch_flags & FLAG.JOINT_TOP_P else weight[:left].sum()
-        limit, error = np.float64(F32(p)) * total, TOP_P_ERROR * total if p else 0
-        return [max(1, int(np.count_nonzero(before[:left] < limit + change))) for change in (-error, error)]
+        limit, error = np.float64(F32(p)) * total, TOP_P_ERROR * total
+        if p == 0 or (weight == 1).all() and limit == np.round(limit):
+            error = 0  # equal logits, and p times the mass is one of the sums: equality is no matter of rounding
+        return [self.first_at(before[:left], limit + change) for change in (-error, error)]
+
+    def first_at(self, before, limit):
+        """How many tokens have less than the limit before them; one at least."""
+        return max(1, int(np.count_nonzero(before < limit)))
 
     def kept(self, row, order, slot):
         """How many tokens of the order the cuts keep: the fewest and the most that top-p's error allows."""
@@ -390,7 +396,8 @@ class Oracle:
         top = listed[:case.top_count]
         out.top_token[:len(top)], out.top_logit[:len(top)], out.top_logprob[:len(top)] = (
             self.ids[top], z[top], logprob(top))
-        watch = (np.zeros(0, int) if case.watch_offset is None else case.watch_token[self.watched(b)]) - case.first_token
+        watch = np.zeros(0, int) if case.watch_offset is None else case.watch_token[self.watched(b)]
+        watch = watch - case.first_token
         inside = (watch >= 0) & (watch < len(z))
         out.watch_logit[inside], out.watch_logprob[inside] = z[watch[inside]], logprob(watch[inside])
         return out

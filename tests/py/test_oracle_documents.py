@@ -32,6 +32,11 @@ class TopPCountsTheTokenItself(Oracle):
         return max(1, low - 1), max(1, high - 1)
 
 
+class TopPKeepsAtEquality(Oracle):
+    def first_at(self, before, limit):
+        return max(1, int(np.count_nonzero(before <= limit)))
+
+
 class TopPOfTheWholeRow(Oracle):
     def top_p_keeps(self, weight, left, p):
         before, limit = np.cumsum(weight) - weight, F32(p) * weight.sum()
@@ -96,9 +101,9 @@ class GumbelOfAPlainUniform(Oracle):
         return -np.log(-np.log1p(-noise.unit(w0, w1)))
 
 
-PLANTED = [TemperatureAfterNoise, TopPCountsTheTokenItself, TopPOfTheWholeRow, TiesToTheHighestId, TopKKeepsAllTies,
-           SeedNotSpread, NoiseByPlaceInTheHead, OneNameForAllSamples, MinPBeforeTemperature, PenaltiesOnUnseenTokens,
-           RepetitionForgetsTheSeen, BannedTokensComeBack, GumbelOfAPlainUniform]
+PLANTED = [TemperatureAfterNoise, TopPCountsTheTokenItself, TopPKeepsAtEquality, TopPOfTheWholeRow, TiesToTheHighestId,
+           TopKKeepsAllTies, SeedNotSpread, NoiseByPlaceInTheHead, OneNameForAllSamples, MinPBeforeTemperature,
+           PenaltiesOnUnseenTokens, RepetitionForgetsTheSeen, BannedTokensComeBack, GumbelOfAPlainUniform]
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.__name__)
