@@ -130,7 +130,10 @@ static void parse_word(const char *option, const char *word, column_type type, v
     double real;
     int good = type == COLUMN_F32 ? parse_real(word, &real) : parse_integer(type, word, out, i);
     if (!good) die(END_USAGE, "--%s %s: expected %s", option, word, column_info[type].what);
-    if (type == COLUMN_F32) ((float *)out)[i] = (float)real;
+    if (type != COLUMN_F32) return;
+    /* 0 has a meaning of its own: a temperature of 0 is greedy. */
+    if (real != 0 && (float)real == 0) die(END_USAGE, "--%s %s: too close to 0 for a float", option, word);
+    ((float *)out)[i] = (float)real;
 }
 
 /* A copy of the next word up to one of `stops`, and *text behind it. Words are short: numbers. */

@@ -125,7 +125,7 @@ const char *cpu_name(void) {
 const char *const backend_names[] = {"auto", "cpu", "cuda", "reference", NULL};
 
 context_args context_args_default(void) {
-    context_args a = {.fallback_mib = 64};
+    context_args a = {.fallback_mib = -1};
     return a;
 }
 
@@ -153,7 +153,8 @@ fs_context *open_context(const context_args *args) {
     o.threads = (int32_t)args->threads;
     if (!o.threads && launched()) o.threads = cores_of_rank();
     o.block = (int32_t)args->block;
-    o.fallback_bytes = (size_t)args->fallback_mib << 20;
+    if (args->fallback_mib >= 0) o.fallback_bytes = (size_t)args->fallback_mib << 20;
+    if (args->fallback_mib == 0) o.fallback_bytes = 1; /* none: 0 bytes mean the default */
     if (args->verbose) o.log = log_line;
     fs_context *context;
     check_transport();

@@ -39,7 +39,8 @@ const char *cpu_name(void);
 /* The options every command that opens a context has; CONTEXT_OPTIONS in options.h fills it. */
 typedef struct context_args {
     int backend; /* index into backend_names */
-    int64_t threads, block, device, fallback_mib;
+    int64_t threads, block, device;
+    int64_t fallback_mib; /* -1 = what the library grants */
     int verbose;
 } context_args;
 

@@ -7,6 +7,7 @@
 #include "shards.h"
 #include "sweep.h"
 
+#include <float.h>
 #include <stdio.h>
 
 static const command about = {
@@ -58,7 +59,7 @@ static bench_args parse(int argc, char **argv) {
         OPT_HEAD("Rule"),
         OPT_REAL_TO("temperature", "X", "0 = greedy (default 1)", &a.temperature, 0, 1e6),
         OPT_INT_TO("top-k", "N", "0 = off (default)", &a.top_k, 0, 1 << 24),
-        OPT_REAL_TO("top-p", "X", "1 = off (default)", &a.top_p, 0, 1),
+        OPT_REAL_TO("top-p", "X", "0 keeps one token, 1 = off (default)", &a.top_p, 0, 1),
         OPT_REAL_TO("min-p", "X", "0 = off (default)", &a.min_p, 0, 1),
         OPT_INT_TO("samples", "N", "per row (default 1)", &a.samples, 1, 1024),
         OPT_FLAG_TO("logprobs", "ask for log Z and logprobs as well", &a.logprobs),
@@ -181,7 +182,7 @@ int cmd_bench(int argc, char **argv) {
     sweep_args args = {.all = fs_batch_default().all, .samples = (int32_t)a.samples, .logprobs = a.logprobs};
     args.all.temperature = (float)a.temperature;
     args.all.top_k = (int32_t)a.top_k;
-    args.all.top_p = (float)a.top_p;
+    args.all.top_p = a.top_p > 0 ? (float)a.top_p : FLT_MIN; /* keeps one token too; C reads a scalar 0 as "off" */
     args.all.min_p = (float)a.min_p;
     args.all.seed = (uint64_t)a.seed;
     args.seconds = a.seconds;

@@ -181,6 +181,7 @@ static void set_value(const opt *o, const char *value) {
         if (!parse_real(value, to)) die(END_USAGE, "--%s %s: not a number", o->name, value);
         if (!(*to >= o->low && *to <= o->high))
             die(END_USAGE, "--%s %s: must lie in %g .. %g", o->name, value, o->low, o->high);
+        if (*to != 0 && (float)*to == 0) die(END_USAGE, "--%s %s: too close to 0 for a float", o->name, value);
     }
 }
 

@@ -53,7 +53,7 @@ typedef struct command {
         OPT_CHOICE_TO("backend", "where the call runs; reference = plain loops in double, slow (default auto)",        \
                       &(a).backend, backend_names),                                                                    \
         OPT_INT_TO("device", "N", "CUDA device (default 0)", &(a).device, 0, 1023),                                    \
-        OPT_INT_TO("fallback-mib", "N", "most MiB a second pass for wide rows may take (default 64)",                  \
+        OPT_INT_TO("fallback-mib", "N", "most MiB a second pass for wide rows may take; 0 = none (default 320)",       \
                    &(a).fallback_mib, 0, 1 << 20),                                                                     \
         OPT_FLAG_TO("verbose", "what the library chose and why, on stderr", &(a).verbose)
 

@@ -7,7 +7,8 @@
 /* The options as they were given; texts are NULL where they were not. */
 typedef struct sample_args {
     const char *head, *hidden, *logits, *synthetic;
-    int bf16, dtype;
+    int bf16;
+    int dtype; /* of synthetic weights; -1 = not given */
     int64_t first_token, vocab;
     const char *bias;
     int round;

@@ -3,7 +3,7 @@
 #include "sample.h"
 #include "synth.h"
 
-#include <math.h>
+#include <float.h>
 
 static const char *const mode_names[] = {"sample", "without-replacement", "group-parallel", "group-online", "score",
                                          NULL};
@@ -35,14 +35,13 @@ static const command about = {
 };
 
 static sample_args defaults(void) {
-    sample_args a = {.dtype = FS_BF16, .scale = 1, .post_scale = 1, .samples = 1, .fallback_token = -1, .shards = 1};
+    sample_args a = {.dtype = -1, .scale = 1, .post_scale = 1, .samples = 1, .fallback_token = -1, .shards = 1};
     a.context = context_args_default();
     return a;
 }
 
 sample_args parse_sample(int argc, char **argv) {
     sample_args a = defaults();
-    const double all = (double)INFINITY;
     const opt options[] = {
         OPT_HEAD("Where the logits come from"),
         OPT_TEXT_TO("head", "FILE", "W [V, D], used as it lies", &a.head),
@@ -55,9 +54,9 @@ sample_args parse_sample(int argc, char **argv) {
         OPT_TEXT_TO("bias", "FILE", "added to the logits, [V]", &a.bias),
         OPT_CHOICE_TO("round", "round logits as engines that store them do; f32 = keep (default)", &a.round,
                       dtype_names),
-        OPT_REAL_TO("scale", "X", "of the logits, before the soft-cap (default 1)", &a.scale, -all, all),
-        OPT_REAL_TO("softcap", "X", "x = softcap * tanh(x / softcap); 0 = none (default)", &a.softcap, -all, all),
-        OPT_REAL_TO("post-scale", "X", "of the logits, after the soft-cap (default 1)", &a.post_scale, -all, all),
+        OPT_REAL_TO("scale", "X", "of the logits, before the soft-cap (default 1)", &a.scale, -FLT_MAX, FLT_MAX),
+        OPT_REAL_TO("softcap", "X", "x = softcap * tanh(x / softcap); 0 = none (default)", &a.softcap, 0, FLT_MAX),
+        OPT_REAL_TO("post-scale", "X", "of the logits, after the soft-cap (default 1)", &a.post_scale, -FLT_MAX, FLT_MAX),
         OPT_INT_TO("first-token", "N", "global id of row 0, for a shard (default 0)", &a.first_token, 0, (1 << 24) - 1),
         OPT_INT_TO("vocab", "N", "real vocabulary size; ids from it on are padding (default: all rows)", &a.vocab, 0,
                    (1 << 24) - 1),
@@ -65,7 +64,7 @@ sample_args parse_sample(int argc, char **argv) {
         OPT_HEAD("Rules, each VALUES"),
         OPT_TEXT_TO("temperature", "VALUES", "0 = greedy (default 1)", &a.temperature),
         OPT_TEXT_TO("top-k", "VALUES", "0 = off (default)", &a.top_k),
-        OPT_TEXT_TO("top-p", "VALUES", "1 = off (default)", &a.top_p),
+        OPT_TEXT_TO("top-p", "VALUES", "0 keeps one token, 1 = off (default)", &a.top_p),
         OPT_TEXT_TO("min-p", "VALUES", "0 = off (default)", &a.min_p),
         OPT_TEXT_TO("repetition", "VALUES", "penalty of seen tokens, 1 = off (default)", &a.repetition),
         OPT_TEXT_TO("frequency", "VALUES", "penalty times count, 0 = off (default)", &a.frequency),
@@ -98,7 +97,7 @@ sample_args parse_sample(int argc, char **argv) {
         OPT_TEXT_TO("counts", "FILE", "integers [S, V]: how often each slot produced each token", &a.counts),
         OPT_TEXT_TO("count-list", "LIST", "the same as [SLOT/]TOKEN:COUNT,...", &a.count_list),
         OPT_INT_TO("fallback-token", "N", "printed where a row has no token (default -1)", &a.fallback_token,
-                   -2147483648.0, 2147483647.0),
+                   -2147483647.0, 2147483647.0),
         OPT_INT_TO("list-capacity", "N", "entries of a candidate list; 0 = chosen (default)", &a.list_capacity, 0,
                    (1 << 24) - 1),
 

@@ -30,7 +30,7 @@ static void build_synthetic(const sample_args *args, sample_call *c) {
         die(END_USAGE, "--synthetic %s: expected V,D,B[,SEED]", args->synthetic);
     if (n[0] < 1 || n[0] >= 1 << 24 || n[1] < 1 || n[1] > 16384 || n[2] > 1 << 20)
         die(END_USAGE, "--synthetic %s: V must lie in 1 .. 2^24-1, D in 1 .. 16384, B in 0 .. 2^20", args->synthetic);
-    synth s = {(int64_t)n[0], (int64_t)n[1], (int64_t)n[2], args->dtype, numbers.count > 3 ? n[3] : 1, 0, 0};
+    synth s = {(int64_t)n[0], (int64_t)n[1], (int64_t)n[2], args->dtype < 0 ? FS_BF16 : args->dtype, numbers.count > 3 ? n[3] : 1, 0, 0};
     size_t bytes = (size_t)dtype_bytes(s.dtype);
     void *w = take_memory(s.V * s.D, bytes, "synthetic weights"), *h = take_memory(s.B * s.D, bytes, "hidden states");
     progress_start("making W", (double)s.V);
@@ -69,10 +69,18 @@ static void build_logits(const sample_args *args, sample_call *c) {
     c->batch.rows = l.shape[0];
 }
 
+/* C reads a scale of 0 as 1. */
+static float scale_of(const char *option, double value) {
+    if (value == 0) die(END_USAGE, "--%s 0: must not be 0; 1 leaves logits as they are", option);
+    return (float)value;
+}
+
 static void build_head(const sample_args *args, sample_call *c) {
     if (!!args->head + !!args->logits + !!args->synthetic != 1)
         die(END_USAGE, "exactly one of --head, --logits and --synthetic is needed");
     if (args->hidden && !args->head) die(END_USAGE, "--hidden goes with --head");
+    if (args->dtype >= 0 && !args->synthetic)
+        die(END_USAGE, "--dtype %s goes with --synthetic: a file has its own type", dtype_names[args->dtype]);
     c->head = fs_head_default();
     c->batch = fs_batch_default();
     if (args->synthetic) build_synthetic(args, c);
@@ -82,9 +90,9 @@ static void build_head(const sample_args *args, sample_call *c) {
     h->first_token = args->first_token;
     h->vocab = args->vocab ? args->vocab : args->first_token + h->rows;
     h->round = args->round;
-    h->scale = (float)args->scale;
+    h->scale = scale_of("scale", args->scale);
     h->softcap = (float)args->softcap;
-    h->post_scale = (float)args->post_scale;
+    h->post_scale = scale_of("post-scale", args->post_scale);
     if (args->bias) {
         npy_array a = read_npy("bias", args->bias);
         if (a.count != h->rows)
@@ -123,7 +131,7 @@ static const limits finite = {-FLT_MAX, FLT_MAX, "a finite number"};
 static const limits above_0 = {FLT_TRUE_MIN, FLT_MAX, "a finite number above 0"};
 static const limits from_0 = {0, FLT_MAX, "a finite number, 0 or more"};
 static const limits from_0_to_1 = {0, 1, "a number from 0 to 1"};
-static const limits from_0_to_inf = {0, INFINITY, "a number, 0 or more"};
+static const limits share = {0, 1 + 1e-5f, "a number from 0 to 1"}; /* what a division has rounded up is still 1 */
 
 static const float *reals(const char *option, const char *text, limits l, float *all, int64_t slots) {
     const float *array = values(option, text, COLUMN_F32, all, sizeof *all, slots, "slots");
@@ -131,6 +139,13 @@ static const float *reals(const char *option, const char *text, limits l, float 
     for (int64_t i = 0; i < (array ? slots : 1); i++)
         if (!(x[i] >= l.low && x[i] <= l.high)) die(END_USAGE, "--%s %g: expected %s", option, (double)x[i], l.what);
     return array;
+}
+
+/* Ends the program where a penalty is on, but no tokens are given that it could meet. */
+static void check_penalty(const char *option, const float *value, int64_t count, float off, int has_tokens,
+                          const char *sources) {
+    for (int64_t i = 0; i < count && !has_tokens; i++)
+        if (value[i] != off) die(END_USAGE, "--%s %g does nothing without %s", option, (double)value[i], sources);
 }
 
 /* Per row, without a scalar form in the header: a scalar is repeated. */
@@ -160,17 +175,25 @@ static void build_rules(const sample_args *args, fs_batch *b) {
     fs_slot_values *all = &b->all;
     b->temperature = reals("temperature", args->temperature, from_0, &all->temperature, S);
     b->top_k = values("top-k", args->top_k, COLUMN_I32, &all->top_k, 4, S, "slots");
-    b->top_p = reals("top-p", args->top_p, from_0_to_inf, &all->top_p, S);
+    b->top_p = reals("top-p", args->top_p, share, &all->top_p, S);
+    if (all->top_p == 0) all->top_p = FLT_MIN; /* keeps one token too; C reads a scalar 0 as "off" */
     b->min_p = reals("min-p", args->min_p, from_0_to_1, &all->min_p, S);
     b->seed = values("seed", args->seed, COLUMN_U64, &all->seed, 8, S, "slots");
     b->stream = values("stream", args->stream, COLUMN_U32, &all->stream, 4, S, "slots");
     b->repetition = reals("repetition", args->repetition, above_0, &all->repetition, S);
     b->frequency = reals("frequency", args->frequency, finite, &all->frequency, S);
     b->presence = reals("presence", args->presence, finite, &all->presence, S);
+    const int counted = args->counts || args->count_list;
+    const char *lists = "--counts or --count-list";
+    check_penalty("repetition", b->repetition ? b->repetition : &all->repetition, b->repetition ? S : 1, 1,
+                  counted || args->seen, "--seen, --counts or --count-list");
+    check_penalty("frequency", b->frequency ? b->frequency : &all->frequency, b->frequency ? S : 1, 0, counted, lists);
+    check_penalty("presence", b->presence ? b->presence : &all->presence, b->presence ? S : 1, 0, counted, lists);
     b->position = values("position", args->position, COLUMN_U64, &b->position_all, 8, b->rows, "rows");
 }
 
 static void build_allow(const sample_args *args, fs_batch *b, int64_t vocab) {
+    if (!args->allow && args->allow_index) die(END_USAGE, "--allow-index goes with --allow");
     if (!args->allow) return;
     bit_rows bits = read_bits("allow", args->allow, vocab);
     b->allow = bits.data;
@@ -264,6 +287,8 @@ static void build_batch(const sample_args *args, sample_call *c) {
     b->flags = flags_of(args);
     b->fallback_token = (int32_t)args->fallback_token;
     b->group_size = args->group_size;
+    if (args->group_size && b->mode != FS_MODE_GROUP_PARALLEL && b->mode != FS_MODE_GROUP_ONLINE)
+        die(END_USAGE, "--group-size goes with --mode group-parallel and group-online");
     b->list_capacity = (int32_t)args->list_capacity;
     b->slot = row_values("slot", args->slot, b->rows);
     b->slots = count_slots(b);

@@ -169,6 +169,28 @@ def test_a_mask_that_allows_nothing_leaves_no_token(tmp_path, stored, logits):
     assert row["tokens"] == [-7] and row["status_text"] == "empty" and row["logprob"] == ["nan"]
 
 
+def test_the_fallback_token_may_be_token_0(tmp_path, stored, logits):
+    words = ["--allow", save(tmp_path, "mask", np.zeros(logits.shape[1], bool)), "--fallback-token", 0]
+    assert tokens_of(sample("--logits", stored, *words)) == [[0]] * 5
+
+
+def test_top_p_of_0_keeps_one_token_for_one_row_as_for_all(stored, logits):
+    """As a scalar 0 would mean "off" in C."""
+    words = ["--logits", stored, "--temperature", 50]
+    assert tokens_of(sample(*words, "--top-p", 0)) == [[int(t)] for t in logits.argmax(axis=1)]
+    assert tokens_of(sample(*words, "--top-p", "0,0,0,0,0")) == tokens_of(sample(*words, "--top-p", 0))
+
+
+def test_top_p_of_1_and_what_rounds_to_it_are_off(stored):
+    words = ["--logits", stored, "--temperature", 50]
+    assert tokens_of(sample(*words, "--top-p", "1.000005")) == tokens_of(sample(*words))
+
+
+def test_second_passes_may_take_what_the_library_grants_unless_told_otherwise():
+    work = lambda *words: sample("--synthetic", "800000,4,32", "--temperature", 50, "--top-p", 0.99, *words)["work_bytes"]
+    assert work() == work("--fallback-mib", 320) > work("--fallback-mib", 64)
+
+
 @pytest.mark.parametrize("words, status, code", [
     (["--temperature", "1,1e-45,1e-45"], "bad temperature", 2),
     (["--temperature", 50, "--top-p", "1,0.99,0.99", "--fallback-mib", 0], "incomplete", 3),
@@ -266,6 +288,12 @@ def test_hostile_files_are_refused_by_name(tmp_path, stored, name, option):
     words = ["--logits", path] if option == "logits" else ["--logits", stored, "--bias", path]
     out, err = run("sample", *words, code=3)
     assert out == "" and str(path) in err and HOSTILE[name][1] in err and f"--{option}" in err
+
+
+def test_the_type_of_a_file_is_the_files(stored, tmp_path):
+    for dtype in ("f32", "bf16"):
+        _, err = run("sample", "--logits", stored, "--dtype", dtype, code=2)
+        assert err == f"flashsample sample: --dtype {dtype} goes with --synthetic: a file has its own type\n"
 
 
 def test_a_missing_file_and_a_wrong_shape_are_refused(tmp_path, stored):
