@@ -31,7 +31,7 @@ static sweep_call make_call(const sweep_args *a, const workload *w, int64_t B) {
 static void verify_call(fs_context *context, const workload *w, sweep_call *c) {
     fs_head head = workload_head(w, 0);
     const int32_t *tokens = c->result.tokens;
-    check(context, ranks_sample_shard(context, &head, &c->batch, &c->result));
+    check(context, ranks_sample(context, &head, &c->batch, &c->result));
     int64_t rows[2] = {0, c->batch.rows - 1};
     for (int i = 0; i < (c->batch.rows > 1 ? 2 : 1); i++) {
         int32_t token = tokens[rows[i] * c->batch.samples];
@@ -48,7 +48,7 @@ static void time_calls(fs_context *context, const sweep_args *a, const workload 
     for (int turn = 0; ranks_max(row->times.count < 5 || now() < end) > 0; turn++) {
         fs_head head = workload_head(w, turn);
         double begin = now();
-        check(context, ranks_sample_shard(context, &head, &c->batch, &c->result));
+        check(context, ranks_sample(context, &head, &c->batch, &c->result));
         times_add(&row->times, now() - begin);
         c->batch.position_all++;
         if (turn % 8 == 0) {

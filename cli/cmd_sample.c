@@ -118,6 +118,19 @@ static void print_watch(const sample_call *c) {
     table_print(t);
 }
 
+/* Parts of shards and ranks do not say which of their rows a screen has decided. */
+static int has_screen_counts(const sample_args *args) {
+    return args->shards == 1 && !ranks_open();
+}
+
+static void print_screen(const sample_args *args, const sample_call *c) {
+    printf("%s", screen_text(args->screen, &c->screen));
+    if (has_screen_counts(args))
+        printf("; it decided %lld of %lld rows, with %s logits from W", (long long)c->result.screened_rows,
+               (long long)c->batch.rows, text_count((double)c->result.screened_dots));
+    printf("\n");
+}
+
 void print_call(const sample_args *args, const sample_call *c, const char *context_text, double seconds) {
     print_tokens(c);
     print_top(c);
@@ -126,6 +139,7 @@ void print_call(const sample_args *args, const sample_call *c, const char *conte
     printf("\n%lld rows in %s, %s of temporary memory, %lld second passes; %s\n", (long long)c->batch.rows,
            text_seconds(seconds), text_bytes((double)c->result.work_bytes), (long long)c->result.fallback_rows,
            context_text);
+    if (args->screen) print_screen(args, c);
     if (ranks_open()) printf("%d ranks, each sent %s\n", ranks_open()->count, text_bytes((double)c->result.wire_bytes));
 }
 
@@ -189,6 +203,18 @@ void print_call_json(const sample_args *args, const sample_call *c, const char *
     json_real("seconds", seconds);
     json_int("work_bytes", c->result.work_bytes);
     json_int("fallback_rows", c->result.fallback_rows);
+    if (args->screen) {
+        json_open("screen", '{');
+        json_int("bits", args->screen == FS_SCREEN_INT8 ? 8 : 4);
+        json_int("bytes", c->screen.bytes);
+        json_real("of_w", c->screen.of_w);
+        json_real("seconds", c->screen.seconds);
+        if (has_screen_counts(args)) {
+            json_int("decided_rows", c->result.screened_rows);
+            json_int("logits_from_w", c->result.screened_dots);
+        }
+        json_close('}');
+    }
     json_open("rows", '[');
     for (int64_t b = 0; b < c->batch.rows; b++) json_row(c, b);
     json_close(']');
@@ -233,6 +259,8 @@ int cmd_sample(int argc, char **argv) {
         die(END_USAGE, "--shards %lld: under mpirun the ranks are the shards", (long long)args.shards);
     sample_call c = build_call(&args);
     fs_context *context = open_context(&args.context);
+    if (args.shards == 1) c.head = ranks_slice(&c.head);
+    c.screen = screen_make(context, &c.head, args.screen, c.batch.all.seed, 1);
     double begin = now();
     if (args.shards > 1) sample_in_shards(context, &c.head, &c.batch, &c.result, (int)args.shards);
     else check(context, ranks_sample(context, &c.head, &c.batch, &c.result));

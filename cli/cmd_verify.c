@@ -1,7 +1,9 @@
 /* cmd_verify.c - `flashsample verify`: draws, counts and tests every rule on this machine. */
+#define _POSIX_C_SOURCE 200809L /* setenv */
 #include "options.h"
 #include "print.h"
 #include "ranks.h"
+#include "screen.h"
 #include "stats.h"
 #include "verify.h"
 
@@ -21,23 +23,26 @@ static const command about = {
                "probabilities, is "
                "larger than right draws would make it with probability alpha / (2 tests), when a token of probability "
                "0 was drawn, "
-               "or when shards gave another token than one call. With right draws the whole run is rejected with a "
+               "when shards gave another token than one call, or a screen another than W. With right draws the whole run is rejected with a "
                "probability of at most "
                "alpha.\n"
                "'sees' is the smallest total variation that moves the chi-squared statistic by 5 standard deviations, "
                "whatever its "
                "shape. The fast noise is biased by design: it is shown, not judged.\n"
+               "With --screen only fused tests run, as stored logits have no W. Calls of any number of rows read the "
+               "screen, unless FLASHSAMPLING_SCREEN_ROWS is set. 'by screen' is the share of rows that it decided; the "
+               "others read W, and parts of shards and ranks do not count them.\n"
                "Exit code: 0 nothing rejected, 1 something rejected.\n",
 };
 
-static const char *const plant_names[] = {"nothing", "temperature", "off-by-one", "repeat", "same-noise", NULL};
+static const char *const plant_names[] = {"nothing", "temperature", "off-by-one", "repeat", "same-noise", "screen", NULL};
 static const char *const leg_names[] = {"both", "stored", "fused", NULL};
 
 typedef struct verify_args {
     int64_t draws, seed;
     double alpha;
     const char *rule;
-    int leg, plant, json, quiet, list;
+    int leg, plant, screen, json, quiet, list;
     context_args context;
 } verify_args;
 
@@ -53,8 +58,10 @@ static verify_args parse(int argc, char **argv) {
         OPT_CHOICE_TO("leg", "only from stored logits, or only fused (default both)", &a.leg, leg_names),
         OPT_CHOICE_TO("plant",
                       "draw with a mistake, to see it caught: 5 % hotter, cuts too wide, positions drawn twice, the "
-                      "same noise on every rank",
+                      "same noise on every rank, a screen that was cleared",
                       &a.plant, plant_names),
+        SCREEN_OPTION("draw the fused tests by a screen of 8 or 4 bits, and compare every token with W's (default none)",
+                      &a.screen),
         OPT_FLAG_TO("list", "names of the tests, nothing is drawn", &a.list),
         OPT_FLAG_TO("json", "one JSON object on stdout", &a.json),
         OPT_FLAG_TO("quiet", "no progress", &a.quiet),
@@ -79,7 +86,7 @@ static test *choose_tests(const verify_args *a, int *count) {
     for (int i = 0; i < verify_rule_count; i++) {
         const verify_rule *r = &verify_rules[i];
         if (a->rule && !strstr(r->name, a->rule)) continue;
-        for (int leg = LEG_STORED; leg <= LEG_FUSED; leg++) {
+        for (int leg = a->screen ? LEG_FUSED : LEG_STORED; leg <= LEG_FUSED; leg++) {
             if (!(r->legs & leg) || (a->leg && a->leg != leg)) continue;
             if (!verify_runs(r, (plant_kind)a->plant)) continue;
             tests[(*count)++] = (test){.rule = r, .leg = (leg_kind)leg, .judged = !r->reported};
@@ -94,6 +101,7 @@ static test *choose_tests(const verify_args *a, int *count) {
 static void decide(test *t, double alpha) {
     const fit *f = &t->outcome.fit;
     if (f->outside > 0) t->why = "impossible token";
+    else if (!t->outcome.same_as_w) t->why = "not W's tokens";
     else if (!t->outcome.same_tokens) t->why = "shards differ";
     else if (!(f->p >= alpha / 2)) t->why = "chi-squared";
     else if (!(f->tv <= f->tv_mean + tv_slack(f->n, alpha / 2))) t->why = "total variation";
@@ -116,13 +124,27 @@ static const char *small(double x) {
     return text[next];
 }
 
-static void print_tests(const test *tests, int count) {
-    table *t = table_new("<rule|<with|<leg|draws|bins|chi2|p|TV|by chance|sees|<verdict");
+/* The share of rows that the screen decided. */
+static const char *by_screen(const outcome *o) {
+    static char text[16];
+    snprintf(text, sizeof text, "%.0f %%", 100.0 * (double)o->screened_rows / (double)o->rows);
+    return text;
+}
+
+/* Parts of shards and ranks do not count the rows that a screen decided. */
+static int counts_screened(const test *t) {
+    return !t->rule->shards && !ranks_open();
+}
+
+static void print_tests(const verify_args *a, const test *tests, int count) {
+    table *t = table_new(a->screen ? "<rule|<with|by screen|draws|bins|chi2|p|TV|by chance|sees|<verdict"
+                                   : "<rule|<with|<leg|draws|bins|chi2|p|TV|by chance|sees|<verdict");
     for (int i = 0; i < count; i++) {
         const fit *f = &tests[i].outcome.fit;
         table_cell(t, "%s", tests[i].rule->name);
         table_cell(t, "%s", tests[i].rule->note);
-        table_cell(t, "%s", leg_names[tests[i].leg]);
+        if (!a->screen) table_cell(t, "%s", leg_names[tests[i].leg]);
+        else table_cell(t, "%s", counts_screened(&tests[i]) ? by_screen(&tests[i].outcome) : "-");
         table_cell(t, "%s", text_count((double)f->n));
         table_cell(t, "%d", f->bins);
         table_cell(t, "%.1f", f->statistic);
@@ -142,6 +164,7 @@ static void print_json(const verify_args *a, const test *tests, int count, int j
     json_text("version", fs_version_text());
     json_text("context", context);
     json_int("ranks", ranks_open() ? ranks_open()->count : 1);
+    json_text("screen", screen_names[a->screen]);
     json_int("seed", a->seed);
     json_real("alpha", a->alpha);
     json_int("judged", judged);
@@ -154,6 +177,11 @@ static void print_json(const verify_args *a, const test *tests, int count, int j
         json_text("with", tests[i].rule->note);
         json_text("leg", leg_names[tests[i].leg]);
         json_int("draws", f->n);
+        if (a->screen) {
+            json_int("calls_rows", tests[i].outcome.rows);
+            if (counts_screened(&tests[i])) json_int("screened_rows", tests[i].outcome.screened_rows);
+            json_bool("same_as_w", tests[i].outcome.same_as_w);
+        }
         json_int("bins", f->bins);
         json_real("chi_squared", f->statistic);
         json_real("p", f->p);
@@ -189,7 +217,7 @@ static void run_tests(const verify_args *a, fs_context *context, test *tests, in
         snprintf(label, sizeof label, "%d/%d %s, %s", i + 1, count, tests[i].rule->name, leg_names[tests[i].leg]);
         progress_label(label);
         tick_weight = (double)a->draws / (double)verify_draws(tests[i].rule, a->draws);
-        verify_run run = {a->draws, (uint64_t)a->seed, (uint32_t)i, (plant_kind)a->plant, tick};
+        verify_run run = {a->draws, (uint64_t)a->seed, (uint32_t)i, (plant_kind)a->plant, a->screen, tick};
         tests[i].outcome = verify_draw(context, tests[i].rule, tests[i].leg, &run);
     }
     progress_end();
@@ -205,6 +233,13 @@ int cmd_verify(int argc, char **argv) {
     verify_args a = parse(argc, argv);
     if (a.quiet) progress_off();
     if (!ranks_open() && a.plant == PLANT_SAME_NOISE) die(END_USAGE, "--plant same-noise: needs mpirun and two ranks");
+    if (a.screen && a.leg == LEG_STORED)
+        die(END_USAGE, "--screen %s: a screen is a copy of W, the tests of --leg stored have none",
+            screen_names[a.screen]);
+    if (a.screen && a.plant == PLANT_SAME_NOISE) die(END_USAGE, "--plant same-noise draws from W: not with --screen");
+    if (!a.screen && a.plant == PLANT_SCREEN) die(END_USAGE, "--plant screen: needs --screen 8 or 4");
+    /* Calls have more rows than pay. */
+    if (a.screen) setenv("FLASHSAMPLING_SCREEN_ROWS", "1048576", 0);
     int count, judged = 0, rejected = 0;
     test *tests = choose_tests(&a, &count);
     if (a.list) return list_tests(tests, count);
@@ -221,7 +256,7 @@ int cmd_verify(int argc, char **argv) {
     else {
         if (ranks_open()) printf("%d ranks; ", ranks_open()->count);
         printf("%s; seed %lld\n\n", fs_context_text(context), (long long)a.seed);
-        print_tests(tests, count);
+        print_tests(&a, tests, count);
         printf("\n%d judged in %s, %d rejected. If every draw is right, a run like this is rejected with probability\n"
                "at most %g (%.1e per test and statistic). 'sees': total variation visible at 5 standard deviations.\n",
                judged, text_seconds(now() - begin), rejected, a.alpha, a.alpha / (2.0 * (judged ? judged : 1)));

@@ -125,17 +125,15 @@ const fs_ranks *ranks_open(void) {
     return opened.ranks;
 }
 
-fs_status ranks_sample_shard(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+fs_head ranks_slice(const fs_head *head) {
     const fs_ranks *ranks = ranks_open();
-    if (!ranks) return fs_sample(context, head, batch, result);
-    return fs_sample_ranks(context, ranks, head, batch, result);
+    return ranks ? head_shard(head, ranks->rank, ranks->count) : *head;
 }
 
 fs_status ranks_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
     const fs_ranks *ranks = ranks_open();
     if (!ranks) return fs_sample(context, head, batch, result);
-    const fs_head own = head_shard(head, ranks->rank, ranks->count);
-    return fs_sample_ranks(context, ranks, &own, batch, result);
+    return fs_sample_ranks(context, ranks, head, batch, result);
 }
 
 /* ---------------------------------------------------------------------------------------------------- mistakes ---- */
@@ -149,7 +147,7 @@ fs_status ranks_sample_with_same_noise(fs_context *context, const fs_head *head,
                                        fs_result *result) {
     const fs_ranks *ranks = ranks_open();
     const int64_t n = batch->rows * batch->samples;
-    fs_head own = head_shard(head, ranks ? ranks->rank : 0, ranks ? ranks->count : 1);
+    fs_head own = ranks_slice(head);
     const int64_t first = own.first_token;
     own.first_token = 0; /* the mistake */
     own.vocab = own.rows;

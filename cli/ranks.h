@@ -24,11 +24,11 @@ const fs_ranks *ranks_open(void);
 /* How long an exchange may wait for other ranks, in seconds; before ranks_open. */
 void ranks_set_deadline(double seconds);
 
-/* fs_sample; over ranks each draws from its slice of the head and gets the whole result. */
-fs_status ranks_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
+/* This rank's slice of the head, without its screen; the head as it is without a launcher. */
+fs_head ranks_slice(const fs_head *head);
 
-/* The same where `head` is this rank's slice already. */
-fs_status ranks_sample_shard(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
+/* fs_sample; over ranks each draws from its slice, which is `head`, and gets the whole result. */
+fs_status ranks_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
 
 /* The mistake a sampler over ranks can make: every rank draws from its slice with noise keyed by the place in the
  * slice, and the largest score wins. n tokens per row, plain draws only. */

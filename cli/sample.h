@@ -3,6 +3,7 @@
 #define FS_CLI_SAMPLE_H
 
 #include "cli.h"
+#include "screen.h"
 
 /* The options as they were given; texts are NULL where they were not. */
 typedef struct sample_args {
@@ -10,6 +11,7 @@ typedef struct sample_args {
     int bf16;
     int dtype; /* of synthetic weights; -1 = not given */
     int64_t first_token, vocab;
+    int screen; /* FS_SCREEN_..., or SCREEN_NONE */
     const char *bias;
     int round;
     double scale, softcap, post_scale;
@@ -37,11 +39,14 @@ typedef struct sample_call {
     fs_batch batch;
     fs_result result;
     int64_t watch_count;
+    screen_facts screen;
 } sample_call;
 
 sample_args parse_sample(int argc, char **argv);
 /* Reads the files and fills head, batch and result; every array has its room. */
 sample_call build_call(const sample_args *args);
+/* The batch of that call; its head and the number of rows are there. */
+void build_batch(const sample_args *args, sample_call *call);
 void print_call(const sample_args *args, const sample_call *call, const char *context_text, double seconds);
 void print_call_json(const sample_args *args, const sample_call *call, const char *context_text, double seconds);
 

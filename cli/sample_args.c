@@ -24,6 +24,10 @@ static const command about = {
         "with "
         "--bf16. Masks are bool or u1 [ROWS, V], nonzero = set, or u4 words [ROWS, ceil(V/32)], bit (id % 32) of word "
         "(id / 32); one row serves all.\n"
+        "A screen gives every logit within a proven bound; the few tokens that can win are computed from W "
+        "(docs/screening.md). The last line says how many rows it decided: the others read W, as do all rows of calls "
+        "it does not serve, --logprobs among them. The rounding of 4 bits is derived from --seed where that is one "
+        "number.\n"
         "A row without a token prints the fallback token and says why. Where it was skipped, or no finite logit is "
         "left, that is the answer (exit code 0); a value the library refused for it ends with 2, a cut that "
         "--fallback-mib left unproven with 3.\n"
@@ -51,6 +55,8 @@ sample_args parse_sample(int argc, char **argv) {
                     &a.synthetic),
         OPT_CHOICE_TO("dtype", "of synthetic weights (default bf16)", &a.dtype, dtype_names),
         OPT_FLAG_TO("bf16", "u2 files of head, hidden states and logits hold bf16", &a.bf16),
+        SCREEN_OPTION("draw by a screen of W in 8 or 4 bits, made first: the same tokens from fewer bytes (default none)",
+                      &a.screen),
         OPT_TEXT_TO("bias", "FILE", "added to the logits, [V]", &a.bias),
         OPT_CHOICE_TO("round", "round logits as engines that store them do; f32 = keep (default)", &a.round,
                       dtype_names),

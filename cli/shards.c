@@ -16,6 +16,8 @@ static fs_head slice(const fs_head *head, int64_t begin, int64_t end) {
     h.first_token = head->first_token + begin;
     h.vocab = head->vocab ? head->vocab : head->first_token + head->rows;
     if (head->bias) h.bias = head->bias + begin;
+    h.screen = NULL;
+    h.screen_bytes = 0;
     return h;
 }
 
@@ -23,6 +25,20 @@ fs_head head_shard(const fs_head *head, int i, int n) {
     int64_t begin = head->rows * i / n / 16 * 16;
     int64_t end = i + 1 == n ? head->rows : head->rows * (i + 1) / n / 16 * 16;
     return slice(head, begin, end);
+}
+
+/* Gives a slice of the head its slice of the head's screen; the caller frees what is returned. */
+static void *cut_screen(fs_context *context, const fs_head *head, fs_head *shard) {
+    if (!head->screen) return NULL;
+    const int64_t first = shard->first_token - head->first_token;
+    size_t bytes;
+    check(context, fs_screen_slice(context, head->screen, head->screen_bytes, first, shard->rows, NULL, 0, &bytes));
+    void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!memory) die(END_RUNTIME, "no memory for a shard's screen of %zu bytes", bytes);
+    check(context, fs_screen_slice(context, head->screen, head->screen_bytes, first, shard->rows, memory, bytes, NULL));
+    shard->screen = memory;
+    shard->screen_bytes = bytes;
+    return memory;
 }
 
 /* Partial on each slice, then merge. */
@@ -35,12 +51,16 @@ static void sample_once(fs_context *context, const fs_head *head, const fs_batch
     for (int i = 0; i < shards; i++) {
         h = head_shard(head, i, shards);
         if (h.rows == 0) continue;
+        void *screen = cut_screen(context, head, &h);
         size_t bytes;
         check(context, fs_partial_size(context, &h, batch, result, &bytes));
         parts[count] = malloc(bytes ? bytes : 1);
         if (!parts[count]) die(END_RUNTIME, "no memory for a part of %zu bytes", bytes);
         check(context, fs_partial(context, &h, batch, result, parts[count], bytes));
         count++;
+        h.screen = NULL;
+        h.screen_bytes = 0;
+        free(screen);
     }
     check(context, fs_merge(context, &h, batch, (const void *const *)parts, count, result));
     for (int i = 0; i < count; i++) free(parts[i]);

@@ -8,6 +8,7 @@
 #include "verify.h"
 #include "cli.h"
 #include "ranks.h"
+#include "screen.h"
 #include "shards.h"
 #include "synth.h"
 #include "truth.h"
@@ -242,6 +243,7 @@ int verify_runs(const verify_rule *rule, plant_kind plant) {
     if (plant == PLANT_SAME_NOISE) /* rules that one score per row decides */
         return rule->mode == FS_MODE_SAMPLE && !rule->shards && !rule->noise && rule->temperature > 0 && !rule->top_k &&
                !rule->top_p && !rule->min_p && !rule->masked && !rule->edited && !rule->penalised;
+    if (plant == PLANT_SCREEN && rule->shards) return 0; /* a slice of it is compared with W, and refused */
     return !ranks_open() || (rule->mode != FS_MODE_GROUP_ONLINE && !rule->shards);
 }
 
@@ -280,6 +282,33 @@ static int same_as_one_call(fs_context *context, const fs_head *head, const fs_b
     return memcmp(whole, tokens, sizeof(int32_t) * (size_t)(batch->rows * batch->samples)) == 0;
 }
 
+/* One call of this rule, by the head's screen if it has one. */
+static void draw_call(fs_context *context, const verify_rule *rule, const verify_run *run, const fs_head *head,
+                      const fs_batch *batch, fs_result *result) {
+    if (rule->shards) sample_in_shards(context, head, batch, result, rule->shards);
+    else if (run->plant == PLANT_SAME_NOISE) check(context, ranks_sample_with_same_noise(context, head, batch, result));
+    else check(context, ranks_sample(context, head, batch, result));
+}
+
+/* A screen draws the tokens of W, bit for bit. */
+static int same_as_w(fs_context *context, const verify_rule *rule, const verify_run *run, const fs_head *head,
+                     const fs_batch *batch, const int32_t *tokens) {
+    int32_t from_w[ROWS * FUSED_SAMPLES];
+    fs_head plain = *head;
+    fs_result result = fs_result_default();
+    plain.screen = NULL;
+    plain.screen_bytes = 0;
+    result.tokens = from_w;
+    draw_call(context, rule, run, &plain, batch, &result);
+    return memcmp(from_w, tokens, sizeof(int32_t) * (size_t)(batch->rows * batch->samples)) == 0;
+}
+
+/* Clears a screen that the context has compared with W already. */
+static void lose_screen(fs_context *context, const fs_head *head, int format) {
+    const size_t header = screen_header_bytes(context, head, format);
+    memset((char *)(uintptr_t)head->screen + header, 0, head->screen_bytes - header);
+}
+
 outcome verify_draw(fs_context *context, const verify_rule *rule, leg_kind leg, const verify_run *run) {
     int64_t k, want = verify_draws(rule, run->draws);
     double *probability = truth_of(rule, &k); /* [k + 1]; bin k is no token at all */
@@ -287,17 +316,20 @@ outcome verify_draw(fs_context *context, const verify_rule *rule, leg_kind leg, 
     int32_t tokens[ROWS * FUSED_SAMPLES];
     uint64_t position[ROWS];
     fs_head head = head_of(rule, leg);
+    if (run->plant != PLANT_SAME_NOISE) head = ranks_slice(&head); /* that mistake is about slices */
+    screen_make(context, &head, run->screen, run->seed, 0);
     fs_batch batch = batch_of(rule, leg, run->seed, run->stream, position);
     fs_result result = fs_result_default();
     result.tokens = tokens;
-    outcome o = {.same_tokens = 1};
+    outcome o = {.same_tokens = 1, .same_as_w = 1};
     plant(run->plant, &batch);
     for (uint64_t call = 0; want > 0; call++) {
         for (int b = 0; b < batch.rows; b++) position[b] = position_of(rule, run->plant, call, b);
-        if (rule->shards) sample_in_shards(context, &head, &batch, &result, rule->shards);
-        else if (run->plant == PLANT_SAME_NOISE)
-            check(context, ranks_sample_with_same_noise(context, &head, &batch, &result));
-        else check(context, ranks_sample(context, &head, &batch, &result));
+        if (run->plant == PLANT_SCREEN && call == 1) lose_screen(context, &head, run->screen);
+        draw_call(context, rule, run, &head, &batch, &result);
+        o.rows += batch.rows;
+        o.screened_rows += result.screened_rows;
+        if (run->screen) o.same_as_w &= same_as_w(context, rule, run, &head, &batch, tokens);
         if (rule->shards && rule->mode == FS_MODE_SAMPLE && call < 4)
             o.same_tokens &= same_as_one_call(context, &head, &batch, tokens);
         int64_t got = count_tokens(rule, tokens, (int)batch.rows, batch.samples, k, count);

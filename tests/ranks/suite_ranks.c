@@ -15,7 +15,7 @@ typedef struct rank_sampler {
 static void draw(void *self, const draws *d) {
     const rank_sampler *s = self;
     fs_batch batch = suite_batch(d);
-    const fs_head head = suite_head(d, d->first, d->last); /* whole: ranks_sample takes this rank's slice */
+    const fs_head head = suite_head(d, d->first, d->last), own = ranks_slice(&head);
     fs_result result = fs_result_default();
     float *ones = new_array(d->rows, sizeof *ones);
     for (int64_t b = 0; b < d->rows; b++) ones[b] = 1.0f;
@@ -27,7 +27,7 @@ static void draw(void *self, const draws *d) {
                       d->last == d->vocab; /* a part of the vocabulary is not for ranks, nor are online groups */
     if (s->same_noise) status = ranks_sample_with_same_noise(s->context, &head, &batch, &result);
     else if (d->mode == FS_MODE_GROUP_ONLINE || !whole) status = fs_sample(s->context, &head, &batch, &result);
-    else status = ranks_sample(s->context, &head, &batch, &result);
+    else status = ranks_sample(s->context, &own, &batch, &result);
     if (status != FS_OK) fail_msg("%s", fs_error_text(s->context));
     free(ones);
 }
