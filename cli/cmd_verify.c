@@ -158,6 +158,20 @@ static void print_tests(const verify_args *a, const test *tests, int count) {
     table_print(t);
 }
 
+static void print_screened(const verify_args *a, const test *tests, int count) {
+    int64_t rows = 0, screened = 0;
+    int other = 0;
+    for (int i = 0; i < count; i++) {
+        if (counts_screened(&tests[i])) rows += tests[i].outcome.rows;
+        screened += tests[i].outcome.screened_rows;
+        other += !tests[i].outcome.same_as_w;
+    }
+    printf("\nThe %s-bit screen decided %s of %s rows whose calls count them. Each draw was repeated from W: ",
+           screen_names[a->screen], text_count((double)screened), text_count((double)rows));
+    if (other) printf("%d tests\ndrew other tokens.\n", other);
+    else printf("every token\nis the same.\n");
+}
+
 static void print_json(const verify_args *a, const test *tests, int count, int judged, int rejected,
                        const char *context) {
     json_open(NULL, '{');
@@ -244,7 +258,7 @@ int cmd_verify(int argc, char **argv) {
     test *tests = choose_tests(&a, &count);
     if (a.list) return list_tests(tests, count);
     fs_context *context = open_context(&a.context);
-    verify_prepare();
+    verify_prepare(a.screen);
     double begin = now();
     run_tests(&a, context, tests, count);
     for (int i = 0; i < count; i++) judged += tests[i].judged;
@@ -257,6 +271,7 @@ int cmd_verify(int argc, char **argv) {
         if (ranks_open()) printf("%d ranks; ", ranks_open()->count);
         printf("%s; seed %lld\n\n", fs_context_text(context), (long long)a.seed);
         print_tests(&a, tests, count);
+        if (a.screen) print_screened(&a, tests, count);
         printf("\n%d judged in %s, %d rejected. If every draw is right, a run like this is rejected with probability\n"
                "at most %g (%.1e per test and statistic). 'sees': total variation visible at 5 standard deviations.\n",
                judged, text_seconds(now() - begin), rejected, a.alpha, a.alpha / (2.0 * (judged ? judged : 1)));
