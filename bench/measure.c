@@ -46,6 +46,13 @@ fs_head workload_head(const workload *w, int copy) {
     return h;
 }
 
+fs_head workload_screened(const workload *w, int copy) {
+    fs_head h = workload_head(w, copy);
+    h.screen = w->screen[copy % w->copies];
+    h.screen_bytes = w->screen_bytes;
+    return h;
+}
+
 /* Logits x [V] of one hidden state in double; over ranks each computes those of its slice, and they are put
  * together. */
 static void whole_logits(const workload *w, const void *h, double *x) {

@@ -12,6 +12,8 @@ typedef struct workload {
     int copies;
     const void *w[16];
     const void *h;
+    const void *screen[16]; /* of each copy, or NULL */
+    size_t screen_bytes;
 } workload;
 
 workload make_workload(const synth *s, int copies, int threads);
@@ -20,6 +22,8 @@ workload make_workload(const synth *s, int copies, int threads);
 int copies_for(int64_t w_bytes);
 
 fs_head workload_head(const workload *w, int copy);
+/* The same with its screen. */
+fs_head workload_screened(const workload *w, int copy);
 
 /* Recomputes row b of a call by definition: logits in double, the rule's survivors, the noise of every token, the
  * largest sum. Returns 1 if tokens[b] is that winner or lies within 1e-3 of its score (rounding of the dot product

@@ -9,21 +9,26 @@
 /* A call's arguments with room for its results. */
 typedef struct sweep_call {
     fs_batch batch;
-    fs_result result;
+    fs_result result, by_screen;
 } sweep_call;
 
+static fs_result make_result(const sweep_args *a, int64_t B) {
+    fs_result r = fs_result_default();
+    r.tokens = take_memory(B * a->samples, sizeof(int32_t), "tokens");
+    if (a->logprobs) {
+        r.log_z = take_memory(B, sizeof(float), "log Z");
+        r.logprob = take_memory(B * a->samples, sizeof(float), "logprobs");
+    }
+    return r;
+}
+
 static sweep_call make_call(const sweep_args *a, const workload *w, int64_t B) {
-    sweep_call c = {fs_batch_default(), fs_result_default()};
+    sweep_call c = {fs_batch_default(), make_result(a, B), make_result(a, B)};
     c.batch.rows = B;
     c.batch.hidden = w->h;
     c.batch.hidden_dtype = w->s.dtype;
     c.batch.samples = a->samples;
     c.batch.all = a->all;
-    c.result.tokens = take_memory(B * a->samples, sizeof(int32_t), "tokens");
-    if (a->logprobs) {
-        c.result.log_z = take_memory(B, sizeof(float), "log Z");
-        c.result.logprob = take_memory(B * a->samples, sizeof(float), "logprobs");
-    }
     return c;
 }
 
@@ -41,15 +46,42 @@ static void verify_call(fs_context *context, const workload *w, sweep_call *c) {
     }
 }
 
+static void call_from_w(fs_context *context, const workload *w, int turn, sweep_call *c, sweep_row *row) {
+    const fs_head head = workload_head(w, turn);
+    const double begin = now();
+    check(context, ranks_sample(context, &head, &c->batch, &c->result));
+    times_add(&row->times, now() - begin);
+}
+
+static void call_by_screen(fs_context *context, const workload *w, int turn, sweep_call *c, sweep_row *row) {
+    if (!w->screen_bytes) return;
+    const fs_head head = workload_screened(w, turn);
+    const double begin = now();
+    check(context, ranks_sample(context, &head, &c->batch, &c->by_screen));
+    times_add(&row->by_screen, now() - begin);
+    row->screened_rows += c->by_screen.screened_rows;
+    row->screened_dots += c->by_screen.screened_dots;
+}
+
+/* Ends the program if the screen has drawn another token than W. */
+static void compare_tokens(const workload *w, const sweep_call *c) {
+    const int64_t count = c->batch.rows * c->batch.samples;
+    const int32_t *from_w = c->result.tokens, *by_screen = c->by_screen.tokens;
+    for (int64_t i = 0; w->screen_bytes && i < count; i++)
+        if (from_w[i] != by_screen[i])
+            die(END_REJECTED, "B = %lld, row %lld: the screen draws token %d, W draws %d", (long long)c->batch.rows,
+                (long long)(i / c->batch.samples), by_screen[i], from_w[i]);
+}
+
 static void time_calls(fs_context *context, const sweep_args *a, const workload *w, sweep_call *c, sweep_row *row,
                        ceiling *read) {
     double end = now() + a->seconds;
     /* Ranks go on together; asking also lines them up before a call. */
     for (int turn = 0; ranks_max(row->times.count < 5 || now() < end) > 0; turn++) {
-        fs_head head = workload_head(w, turn);
-        double begin = now();
-        check(context, ranks_sample(context, &head, &c->batch, &c->result));
-        times_add(&row->times, now() - begin);
+        if (turn % 2) call_by_screen(context, w, turn, c, row);
+        call_from_w(context, w, turn, c, row);
+        if (turn % 2 == 0) call_by_screen(context, w, turn, c, row);
+        compare_tokens(w, c);
         c->batch.position_all++;
         if (turn % 8 == 0) {
             ceiling again = measure_reading(w->w, w->copies, w->w_bytes, a->threads, 0);
@@ -69,7 +101,7 @@ const sweep_row *sweep_batches(fs_context *context, const workload *w, const swe
     *read = measure_reading(w->w, w->copies, w->w_bytes, args->threads, 0.5);
     for (int64_t i = 0; i < count; i++) {
         char label[32];
-        snprintf(label, sizeof label, "bench, B = %d", batch[i]);
+        snprintf(label, sizeof label, "timing, B = %d", batch[i]);
         progress_label(label);
         sweep_call c = make_call(args, w, batch[i]);
         rows[i].B = batch[i];
@@ -79,4 +111,24 @@ const sweep_row *sweep_batches(fs_context *context, const workload *w, const swe
     }
     progress_end();
     return rows;
+}
+
+void sweep_print_screened(const sweep_row *rows, int count) {
+    table *t = table_new("rows|W, median|screen|of W's time|W, min|screen|of W's time|decided|logits from W per row");
+    for (int i = 0; i < count; i++) {
+        const sweep_row *r = &rows[i];
+        const double median = times_median(&r->times), least = times_min(&r->times);
+        table_cell(t, "%lld", (long long)r->B);
+        table_cell(t, "%s", text_seconds(median));
+        table_cell(t, "%s", text_seconds(times_median(&r->by_screen)));
+        table_cell(t, "%.2f", times_median(&r->by_screen) / median);
+        table_cell(t, "%s", text_seconds(least));
+        table_cell(t, "%s", text_seconds(times_min(&r->by_screen)));
+        table_cell(t, "%.2f", times_min(&r->by_screen) / least);
+        if (ranks_open()) table_cell(t, "-"); /* parts do not count them */
+        else table_cell(t, "%.0f %%", 100.0 * (double)r->screened_rows / (double)(r->by_screen.count * r->B));
+        if (r->screened_rows) table_cell(t, "%.1f", (double)r->screened_dots / (double)r->screened_rows);
+        else table_cell(t, "-");
+    }
+    table_print(t);
 }

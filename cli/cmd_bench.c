@@ -4,11 +4,13 @@
 #include "options.h"
 #include "print.h"
 #include "ranks.h"
+#include "screen.h"
 #include "shards.h"
 #include "sweep.h"
 
 #include <float.h>
 #include <stdio.h>
+#include <string.h>
 
 static const command about = {
     .name = "bench",
@@ -22,12 +24,16 @@ static const command about = {
         "(1, 2 or 4 "
         "streams per thread, measured between the calls). Above about B = 4 a CPU computes longer than it reads, with "
         "AMX above about B = 32.\n"
+        "--screen draws each call twice, from W and by the screen, in turns; another token ends the program. The screen "
+        "of every copy of W is a copy too. The library reads W where it expects that to be faster, as it does for many "
+        "rows: 'decided' says how many rows the screen decided.\n"
         "Under mpirun each rank holds a slice of W: times are those of rank 0, bytes of W those of its slice; 'sent' "
         "is what "
         "it put into collectives.\n"
         "\n"
         "Examples\n"
         "  flashsample bench --batch 1,16,64\n"
+        "  flashsample bench --batch 1,4 --screen 8\n"
         "  flashsample bench --vocab 32000 --dim 4096 --dtype f16 --top-p 0.9 --json\n",
 };
 
@@ -35,7 +41,7 @@ typedef struct bench_args {
     const char *batch;
     int64_t vocab, dim, copies, samples, seed, top_k;
     double seconds, temperature, top_p, min_p;
-    int dtype, logprobs, bars, json, quiet;
+    int dtype, screen, logprobs, bars, json, quiet;
     context_args context;
 } bench_args;
 
@@ -56,6 +62,7 @@ static bench_args parse(int argc, char **argv) {
         OPT_INT_TO("vocab", "V", "rows of W (default 151936, Qwen3's)", &a.vocab, 1, (1 << 24) - 1),
         OPT_INT_TO("dim", "D", "hidden size (default 1024, Qwen3-0.6B's)", &a.dim, 1, 16384),
         OPT_CHOICE_TO("dtype", "of W and H (default bf16)", &a.dtype, dtype_names),
+        SCREEN_OPTION("time the calls by a screen of 8 or 4 bits as well (default none)", &a.screen),
         OPT_HEAD("Rule"),
         OPT_REAL_TO("temperature", "X", "0 = greedy (default 1)", &a.temperature, 0, 1e6),
         OPT_INT_TO("top-k", "N", "0 = off (default)", &a.top_k, 0, 1 << 24),
@@ -109,8 +116,21 @@ static void print_text(const bench_args *a, const workload *w, const sweep_row *
     table_print(t);
 }
 
+static void json_by_screen(const sweep_row *r) {
+    if (!r->by_screen.count) return;
+    json_open("by_screen", '{');
+    json_real("min_s", times_min(&r->by_screen));
+    json_real("median_s", times_median(&r->by_screen));
+    json_real("of_w_time", times_median(&r->by_screen) / times_median(&r->times));
+    if (!ranks_open()) {
+        json_real("decided", (double)r->screened_rows / (double)(r->by_screen.count * r->B));
+        json_int("logits_from_w", r->screened_dots);
+    }
+    json_close('}');
+}
+
 static void print_json(const bench_args *a, const workload *w, const sweep_row *rows, int count, ceiling c,
-                       const char *context) {
+                       const screen_facts *facts, const char *context) {
     json_open(NULL, '{');
     json_text("version", fs_version_text());
     json_text("context", context);
@@ -129,6 +149,11 @@ static void print_json(const bench_args *a, const workload *w, const sweep_row *
     json_real("min_p", a->min_p);
     json_int("samples", a->samples);
     json_bool("logprobs", a->logprobs);
+    if (a->screen) {
+        json_open("screen", '{');
+        screen_json(a->screen, facts);
+        json_close('}');
+    }
     json_open("results", '[');
     for (int i = 0; i < count; i++) {
         double least = times_min(&rows[i].times), median = times_median(&rows[i].times);
@@ -144,6 +169,7 @@ static void print_json(const bench_args *a, const workload *w, const sweep_row *
         json_int("work_bytes", rows[i].work_bytes);
         json_int("fallback_rows", rows[i].fallback_rows);
         json_int("wire_bytes", rows[i].wire_bytes);
+        json_by_screen(&rows[i]);
         json_close('}');
     }
     json_close(']');
@@ -164,9 +190,33 @@ static synth rank_synth(const bench_args *a, int64_t rows) {
     return s;
 }
 
+/* One screen, a copy of it for every copy of W. */
+static screen_facts add_screens(fs_context *context, workload *w, const bench_args *a) {
+    fs_head head = workload_head(w, 0);
+    const screen_facts facts = screen_make(context, &head, a->screen, (uint64_t)a->seed, 1);
+    w->screen_bytes = head.screen_bytes;
+    w->screen[0] = head.screen;
+    for (int i = 1; i < w->copies && head.screen; i++) {
+        void *copy = take_memory((int64_t)head.screen_bytes, 1, "a copy of the screen");
+        memcpy(copy, head.screen, head.screen_bytes);
+        w->screen[i] = copy;
+    }
+    return facts;
+}
+
+/* A context remembers 4 screens and their heads; it would compare a fifth with W in every call. */
+#define SCREENS_REMEMBERED 4
+
+static int choose_copies(const bench_args *a, int64_t w_bytes) {
+    if (a->copies) return (int)a->copies;
+    const int copies = copies_for(w_bytes);
+    return a->screen && copies > SCREENS_REMEMBERED ? SCREENS_REMEMBERED : copies;
+}
+
 int cmd_bench(int argc, char **argv) {
     bench_args a = parse(argc, argv);
     if (a.quiet) progress_off();
+    if (a.bars && a.screen) die(END_USAGE, "--bars times draws from W: not with --screen");
     if (a.bars) {
         bars_args bars = {a.vocab, a.seconds, a.context};
         return print_bars(&bars);
@@ -189,10 +239,15 @@ int cmd_bench(int argc, char **argv) {
     args.threads = a.context.threads ? (int)a.context.threads : cores_of_rank();
     int64_t w_bytes = synth_rows(&s) * s.D * dtype_bytes(s.dtype);
     fs_context *context = open_context(&a.context);
-    workload w = make_workload(&s, a.copies ? (int)a.copies : copies_for(w_bytes), args.threads);
+    workload w = make_workload(&s, choose_copies(&a, w_bytes), args.threads);
+    const screen_facts facts = add_screens(context, &w, &a);
     ceiling read;
     const sweep_row *rows = sweep_batches(context, &w, &args, batch, list.count, &read);
-    if (a.json) print_json(&a, &w, rows, (int)list.count, read, fs_context_text(context));
+    if (a.json) print_json(&a, &w, rows, (int)list.count, read, &facts, fs_context_text(context));
     else print_text(&a, &w, rows, (int)list.count, read, fs_context_text(context));
+    if (a.screen && !a.json) {
+        printf("\n%s; the same calls in turns, the same tokens\n\n", screen_text(a.screen, &facts));
+        sweep_print_screened(rows, (int)list.count);
+    }
     return END_OK;
 }

@@ -4,7 +4,9 @@
 #include "measure.h"
 #include "options.h"
 #include "print.h"
+#include "screen.h"
 #include "stats.h"
+#include "sweep.h"
 #include "truth.h"
 #include "usual.h"
 
@@ -17,7 +19,7 @@ static const command about = {
     .about =
         "Draws tokens for a batch of hidden states from an LM head of Qwen3-0.6B's shape (V = 151936, D = 1024, bf16), "
         "fused, and shows what was drawn, what it cost beside the usual way (matmul, softmax, prefix sum, search over "
-        "stored logits), and that the draws follow the softmax. The weights are synthetic and language-like, made on "
+        "stored logits) and by a screen, a copy of W in 8 bits, and that the draws follow the softmax. The weights are synthetic and language-like, made on "
         "the spot. Takes under two minutes on two cores.",
     .details = NULL,
 };
@@ -29,7 +31,7 @@ static const command about = {
 typedef struct demo {
     int64_t vocab, dim, seed, draws;
     double seconds;
-    int quiet;
+    int screen, quiet;
     context_args args;
     int threads;
     fs_context *context;
@@ -215,6 +217,25 @@ static void show_costs(demo *d) {
                      : "is a plain loop\n  of our own: no BLAS was found, and OpenBLAS may be faster");
 }
 
+/* ---------------------------------------------------------------------------------------------------- a screen ---- */
+
+static void show_screen(demo *d) {
+    static const int32_t sizes[] = {1, 4, 16};
+    sweep_args args = {fs_batch_default().all, 1, 0, 0.5 * d->seconds, d->threads};
+    fs_head head = workload_head(&d->w, 0);
+    const screen_facts facts = screen_make(d->context, &head, d->screen, (uint64_t)d->seed, 1);
+    args.all.seed = (uint64_t)d->seed;
+    d->w.screen[0] = head.screen;
+    d->w.screen_bytes = head.screen_bytes;
+    const sweep_row *rows = sweep_batches(d->context, &d->w, &args, sizes, 3, &d->reading);
+    sweep_print_screened(rows, 3);
+    printf("\n  %s. It bounds every logit; those of tokens\n"
+           "  that can still win are computed from W. Each call was made both ways, and every token is the same.\n"
+           "  This head is synthetic, and easy for a screen: a trained one may need more logits from W, and leave rows\n"
+           "  to it (docs/screening.md). Where many rows share a call the library reads W: decided 0 %%.\n",
+           screen_text(d->screen, &facts));
+}
+
 /* --------------------------------------------------------------------------------------------------- exactness ---- */
 
 static int show_exactness(demo *d) {
@@ -262,7 +283,7 @@ static int show_exactness(demo *d) {
 }
 
 int cmd_demo(int argc, char **argv) {
-    demo d = {.vocab = 151936, .dim = 1024, .seed = 1, .draws = 50000, .seconds = 3, .args = context_args_default()};
+    demo d = {.vocab = 151936, .dim = 1024, .seed = 1, .draws = 50000, .seconds = 3, .screen = FS_SCREEN_INT8, .args = context_args_default()};
     const opt options[] = {
         OPT_HEAD("Options"),
         OPT_INT_TO("vocab", "V", "rows of W (default 151936)", &d.vocab, 256, (1 << 24) - 1),
@@ -270,6 +291,7 @@ int cmd_demo(int argc, char **argv) {
         OPT_INT_TO("draws", "N", "of the exactness check (default 50000)", &d.draws, 1000, 1e9),
         OPT_REAL_TO("seconds", "X", "of timing per batch size (default 3)", &d.seconds, 0, 600),
         OPT_INT_TO("seed", "N", "of weights and draws (default 1)", &d.seed, 0, 9.2e18),
+        SCREEN_OPTION("draws by this screen are timed as well (default 8)", &d.screen),
         OPT_FLAG_TO("quiet", "no progress", &d.quiet),
         CONTEXT_OPTIONS(d.args),
     };
@@ -288,6 +310,8 @@ int cmd_demo(int argc, char **argv) {
     show_draws(&d);
     section("What it costs");
     show_costs(&d);
+    if (d.screen) section("What a screen saves");
+    if (d.screen) show_screen(&d);
     section("Is it exact?");
     int good = show_exactness(&d);
     printf("\nDone in %s. Next: flashsample verify (every rule), flashsample bench, flashsample sample --help.\n",

@@ -205,10 +205,7 @@ void print_call_json(const sample_args *args, const sample_call *c, const char *
     json_int("fallback_rows", c->result.fallback_rows);
     if (args->screen) {
         json_open("screen", '{');
-        json_int("bits", args->screen == FS_SCREEN_INT8 ? 8 : 4);
-        json_int("bytes", c->screen.bytes);
-        json_real("of_w", c->screen.of_w);
-        json_real("seconds", c->screen.seconds);
+        screen_json(args->screen, &c->screen);
         if (has_screen_counts(args)) {
             json_int("decided_rows", c->result.screened_rows);
             json_int("logits_from_w", c->result.screened_dots);

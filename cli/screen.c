@@ -44,6 +44,13 @@ const char *screen_text(int format, const screen_facts *facts) {
     return text;
 }
 
+void screen_json(int format, const screen_facts *facts) {
+    json_int("bits", format == FS_SCREEN_INT8 ? 8 : 4);
+    json_int("bytes", facts->bytes);
+    json_real("of_w", facts->of_w);
+    json_real("seconds", facts->seconds);
+}
+
 size_t screen_header_bytes(fs_context *context, const fs_head *head, int format) {
     fs_screen_options o = fs_screen_options_default();
     fs_head empty = *head;

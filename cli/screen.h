@@ -23,6 +23,9 @@ screen_facts screen_make(fs_context *context, fs_head *head, int format, uint64_
 /* "8-bit screen of 162 MB, 0.52 of W, made in 1.1 s" */
 const char *screen_text(int format, const screen_facts *facts);
 
+/* The same as members of the JSON object that is open. */
+void screen_json(int format, const screen_facts *facts);
+
 /* The size of a screen's header: what is behind it is the copy of W. */
 size_t screen_header_bytes(fs_context *context, const fs_head *head, int format);
 
