@@ -192,7 +192,7 @@ static void print_json(const verify_args *a, const test *tests, int count, int j
         json_text("leg", leg_names[tests[i].leg]);
         json_int("draws", f->n);
         if (a->screen) {
-            json_int("calls_rows", tests[i].outcome.rows);
+            json_int("rows", tests[i].outcome.rows);
             if (counts_screened(&tests[i])) json_int("screened_rows", tests[i].outcome.screened_rows);
             json_bool("same_as_w", tests[i].outcome.same_as_w);
         }

@@ -95,6 +95,12 @@ def test_version_is_the_librarys():
     (["sample", "--synthetic", "10,4,2", "--mode", "score", "--given", "3,10"], "--given: token 10, must be 0 to 9"),
     (["sample", "--synthetic", "10,4,2", "--top-k", "0x"], "--top-k 0x: expected an integer"),
     (["sample", "--synthetic", "10,4,2", "--top-k", "0b1"], "--top-k 0b1: expected an integer"),
+    *[(["sample", *source, "--screen", bits], f"--screen {bits} goes with --head or --synthetic: a screen is a copy of "
+       "W, stored logits have none") for bits in "84" for source in (["--logits", "x.npy"],)],
+    (["sample", "--synthetic", "10,4,2", "--screen", "6"], "--screen 6: expected one of none, 8, 4"),
+    (["verify", "--screen", "8", "--leg", "stored"], "--screen 8: a screen is a copy of W, the tests of --leg stored"),
+    (["verify", "--plant", "screen"], "--plant screen: needs --screen 8 or 4"),
+    (["bench", "--bars", "--screen", "8"], "--bars times draws from W: not with --screen"),
     (["verify", "--draws", "10"], "must lie in 1000 .. 1000000000"),
     (["verify", "--rule", "nonsense"], "--rule nonsense"),
     (["bench", "--batch", "0"], "--batch 0: must lie in"),
@@ -230,6 +236,26 @@ def test_verify_accepts_right_draws_and_its_p_values_are_scipys():
         assert test["impossible_tokens"] == 0 and test["draws"] > 0
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_verify_accepts_draws_by_a_screen_and_says_how_many_it_decided(bits):
+    answer = json.loads(run("verify", "--draws", 1000, "--screen", bits, "--json", "--quiet")[0])
+    assert answer["rejected"] == 0 and answer["judged"] >= 20 and answer["screen"] == str(bits)
+    assert all(test["same_as_w"] and test["leg"] == "fused" for test in answer["tests"])
+    decided = {test["rule"]: test["screened_rows"] / test["rows"] for test in answer["tests"] if "screened_rows" in test}
+    for rule in ("plain", "greedy", "min-p", "mask", "bias", "penalties", "no replacement", "n samples"):
+        assert decided[rule] > 0.9, rule
+    assert decided["group parallel"] == 0 and not any("shards" in rule for rule in decided)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("rule", ["plain", "min-p"])
+def test_verify_rejects_a_screen_that_was_cleared(bits, rule):
+    out, _ = run("verify", "--draws", 4000, "--rule", rule, "--screen", bits, "--plant", "screen", "--json", "--quiet",
+                 code=1)
+    test, = json.loads(out)["tests"]
+    assert test["rejected"] and not test["same_as_w"] and test["screened_rows"] > 0
+
+
 @pytest.mark.parametrize("plant, rule, leg", [("temperature", "plain", "fused"), ("temperature", "penalties", "stored"),
                                               ("off-by-one", "top-k", "stored"), ("off-by-one", "top-p", "fused"),
                                               ("repeat", "positions", "stored")])
@@ -254,3 +280,22 @@ def test_bench_checks_then_times():
         assert np.isclose(row["flops"], 2 * row["rows"] * 3001 * 64 / row["min_s"], rtol=1e-6)
     text = run("bench", *words, "--top-p", 0.9, "--dtype", "f16", "--quiet")[0]
     assert "GFLOP/s" in text and max(map(len, text.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("bits, share", [(8, 0.55), (4, 0.3)])
+def test_bench_times_a_screen_beside_w(bits, share):
+    words = ["bench", "--vocab", 4001, "--dim", 256, "--seconds", 0, "--batch", "1,3", "--copies", 2, "--quiet"]
+    forced = {"FLASHSAMPLING_SCREEN_ROWS": "64"}
+    answer = json.loads(run(*words, "--screen", bits, "--json", env=forced)[0])
+    screen = answer["screen"]
+    assert screen["bits"] == bits and screen["seconds"] > 0
+    assert np.isclose(screen["of_w"], screen["bytes"] / answer["w_bytes"]) and screen["of_w"] < share
+    for row in answer["results"]:
+        by_screen = row["by_screen"]
+        assert 0 < by_screen["min_s"] <= by_screen["median_s"] and by_screen["decided"] > 0.5
+        assert np.isclose(by_screen["of_w_time"], by_screen["median_s"] / row["median_s"])
+    text = run(*words, "--screen", bits, env=forced)[0]
+    assert f"{bits}-bit screen of " in text and "of W's time" in text and max(map(len, text.splitlines())) <= 110
+    assert "screen" not in run(*words)[0]
+    assert json.loads(run(*words, "--screen", bits, "--json", env={"FLASHSAMPLING_SCREEN_ROWS": "0"})[0]
+                      )["results"][0]["by_screen"]["decided"] == 0

@@ -169,6 +169,56 @@ def test_a_mask_that_allows_nothing_leaves_no_token(tmp_path, stored, logits):
     assert row["tokens"] == [-7] and row["status_text"] == "empty" and row["logprob"] == ["nan"]
 
 
+# ------------------------------------------------------------------------------------------------------- screens ----
+
+RULES = [[], ["--temperature", 0], ["--top-k", 20, "--top-p", 0.9], ["--min-p", 0.1, "--samples", 3],
+         ["--edits", "5:9,1/7:ban", "--temperature", "1,2,.5,0,1"], ["--mode", "without-replacement", "--samples", 4],
+         ["--shards", 3], ["--shards", 3, "--top-k", 9], ["--logprobs", "raw"], ["--softcap", 9, "--vocab", 3990]]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: " ".join(map(str, rules)) or "plain")
+def test_a_screen_draws_the_tokens_of_w(bits, rules):
+    words = ["--synthetic", "4001,256,5", "--position", 3, *rules]
+    env = {"FLASHSAMPLING_SCREEN_ROWS": "64"}
+    by_screen, from_w = sample(*words, "--screen", bits, env=env), sample(*words)
+    for one, other in zip(by_screen["rows"], from_w["rows"]):
+        assert {**one, "status": 0, "status_text": ""} == {**other, "status": 0, "status_text": ""}
+    facts = by_screen["screen"]
+    assert facts["bits"] == bits and facts["bytes"] > 0 and facts["seconds"] > 0 and "screen" not in from_w
+    if "--shards" in rules:  # parts do not count
+        assert "decided_rows" not in facts
+    elif "--logprobs" in rules:  # every logit is needed
+        assert facts["decided_rows"] == facts["logits_from_w"] == 0
+    else:
+        assert facts["decided_rows"] + by_screen["fallback_rows"] == 5
+        assert bits == 4 or "--top-k" in rules or facts["decided_rows"] == 5 <= facts["logits_from_w"] < 2000
+
+
+def test_a_screen_of_a_file_and_what_is_said_of_it(tmp_path, rng):
+    w, h = rng.standard_normal((1000, 200)).astype(np.float16), rng.standard_normal((3, 200)).astype(np.float16)
+    words = ["--head", save(tmp_path, "w", w), "--hidden", save(tmp_path, "h", h), "--temperature", 0.2]
+    answer = sample(*words, "--screen", 8)
+    assert tokens_of(answer) == tokens_of(sample(*words)) and answer["screen"]["bytes"] < w.nbytes
+    out, _ = run("sample", *words, "--screen", 8)
+    assert out.splitlines()[-1].startswith("8-bit screen of ") and "; it decided 3 of 3 rows, with " in out
+    assert "screen" not in run("sample", *words, "--screen", 8, "--quiet")[0]
+
+
+def test_a_screen_in_4_bits_can_be_made_again():
+    words = ["--synthetic", "4001,256,3", "--screen", 4, "--threads", 1]
+    counts = lambda *more: sample(*words, *more)["screen"]["logits_from_w"]
+    assert len({counts("--seed", 6) for _ in range(3)}) == 1
+
+
+def test_a_screen_is_refused_where_the_library_does(tmp_path):
+    w = np.zeros((2, (1 << 19) + 1), np.float16)
+    words = ["--head", save(tmp_path, "w", w), "--hidden", save(tmp_path, "h", w[:1]), "--screen", 8]
+    assert "head.dim is 524289, must be 1 to 524288 for a screen" in run("sample", *words, code=2)[1]
+
+
+# -------------------------------------------------------------------------------------- values that C reads anew ----
+
 def test_the_fallback_token_may_be_token_0(tmp_path, stored, logits):
     words = ["--allow", save(tmp_path, "mask", np.zeros(logits.shape[1], bool)), "--fallback-token", 0]
     assert tokens_of(sample("--logits", stored, *words)) == [[0]] * 5

@@ -61,6 +61,15 @@ def test_demo_on_a_small_head():
         assert message in out
 
 
+@pytest.mark.parametrize("bits", ["8", "4", "none"])
+def test_the_demo_shows_what_a_screen_saves_and_that_its_head_is_synthetic(bits):
+    words = ["--vocab", 3001, "--dim", 128, "--seconds", 0, "--draws", 1000, "--quiet", "--screen", bits]
+    out, _ = run("demo", *words)
+    assert ("What a screen saves" in out) == (bits != "none")
+    assert bits == "none" or (f"{bits}-bit screen of " in out and "This head is synthetic" in out)
+    assert bits != "8" or "8-bit screen" in run("demo", *words[:-2])[0]
+
+
 def test_top_p_on_the_demo_head_needs_one_pass():
     """64 rows of a language-like head, T = 1, p = 0.95: W is read once, and memory stays below 4 MiB.
 
