@@ -154,7 +154,7 @@ fs_context *open_context(const context_args *args) {
     if (!o.threads && launched()) o.threads = cores_of_rank();
     o.block = (int32_t)args->block;
     if (args->fallback_mib >= 0) o.fallback_bytes = (size_t)args->fallback_mib << 20;
-    if (args->fallback_mib == 0) o.fallback_bytes = 1; /* none: 0 bytes mean the default */
+    if (args->fallback_mib == 0) o.fallback_bytes = FS_FALLBACK_NONE;
     if (args->verbose) o.log = log_line;
     fs_context *context;
     check_transport();

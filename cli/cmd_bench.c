@@ -200,12 +200,14 @@ static screen_facts add_screens(fs_context *context, workload *w, const bench_ar
         void *copy = take_memory((int64_t)head.screen_bytes, 1, "a copy of the screen");
         memcpy(copy, head.screen, head.screen_bytes);
         w->screen[i] = copy;
+        head = workload_screened(w, i);
+        check(context, fs_screen_check(context, &head));
     }
     return facts;
 }
 
-/* A context remembers 4 screens and their heads; it would compare a fifth with W in every call. */
-#define SCREENS_REMEMBERED 4
+/* A context remembers 8 screens and their heads; it would compare a ninth with W in every call. */
+#define SCREENS_REMEMBERED 8
 
 static int choose_copies(const bench_args *a, int64_t w_bytes) {
     if (a->copies) return (int)a->copies;

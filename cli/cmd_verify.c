@@ -168,7 +168,7 @@ static void print_screened(const verify_args *a, const test *tests, int count) {
     }
     printf("\nThe %s-bit screen decided %s of %s rows whose calls count them. Each draw was repeated from W: ",
            screen_names[a->screen], text_count((double)screened), text_count((double)rows));
-    if (other) printf("%d tests\ndrew other tokens.\n", other);
+    if (other) printf("other tokens\nin %d of %d tests.\n", other, count);
     else printf("every token\nis the same.\n");
 }
 

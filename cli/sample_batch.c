@@ -184,7 +184,7 @@ void build_batch(const sample_args *args, sample_call *c) {
     b->samples = (int32_t)args->samples;
     b->noise = args->noise;
     b->flags = flags_of(args);
-    b->fallback_token = (int32_t)args->fallback_token;
+    b->fallback_token = args->fallback_token ? (int32_t)args->fallback_token : FS_FALLBACK_TOKEN_ZERO;
     b->group_size = args->group_size;
     if (args->group_size && b->mode != FS_MODE_GROUP_PARALLEL && b->mode != FS_MODE_GROUP_ONLINE)
         die(END_USAGE, "--group-size goes with --mode group-parallel and group-online");

@@ -30,10 +30,11 @@ screen_facts screen_make(fs_context *context, fs_head *head, int format, uint64_
     check(context, fs_screen_build(context, head, &o, memory, bytes));
     facts.seconds = now() - begin;
     if (progress) progress_end();
-    facts.bytes = (int64_t)bytes;
-    facts.of_w = (double)bytes / ((double)head->rows * (double)head->dim * (double)dtype_bytes(head->dtype));
     head->screen = memory;
     head->screen_bytes = bytes;
+    check(context, fs_screen_check(context, head)); /* else the first call would compare them */
+    facts.bytes = (int64_t)bytes;
+    facts.of_w = (double)bytes / ((double)head->rows * (double)head->dim * (double)dtype_bytes(head->dtype));
     return facts;
 }
 

@@ -275,6 +275,7 @@ outcome verify_draw(fs_context *context, const verify_rule *rule, leg_kind leg, 
     fs_head head = head_of(rule, leg);
     if (run->plant != PLANT_SAME_NOISE) head = ranks_slice(&head); /* that mistake is about slices */
     screen_make(context, &head, run->screen, run->seed, 0);
+    if (run->plant == PLANT_SCREEN) lose_screen(context, &head, run->screen);
     fs_batch batch = batch_of(rule, leg, run->seed, run->stream, position);
     fs_result result = fs_result_default();
     result.tokens = tokens;
@@ -282,7 +283,6 @@ outcome verify_draw(fs_context *context, const verify_rule *rule, leg_kind leg, 
     plant(run->plant, &batch);
     for (uint64_t call = 0; want > 0; call++) {
         for (int b = 0; b < batch.rows; b++) position[b] = position_of(rule, run->plant, call, b);
-        if (run->plant == PLANT_SCREEN && call == 1) lose_screen(context, &head, run->screen);
         draw_call(context, rule, run, &head, &batch, &result);
         o.rows += batch.rows;
         o.screened_rows += result.screened_rows;
