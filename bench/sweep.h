@@ -17,7 +17,7 @@ typedef struct sweep_row {
     int64_t B;
     times times;
     int64_t work_bytes, fallback_rows, wire_bytes;
-    times by_screen; /* the same calls by the workload's screen, if it has one */
+    times by_screen;                      /* the same calls by the workload's screen, if it has one */
     int64_t screened_rows, screened_dots; /* in all of these calls together */
 } sweep_row;
 

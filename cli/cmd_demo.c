@@ -19,8 +19,8 @@ static const command about = {
     .about =
         "Draws tokens for a batch of hidden states from an LM head of Qwen3-0.6B's shape (V = 151936, D = 1024, bf16), "
         "fused, and shows what was drawn, what it cost beside the usual way (matmul, softmax, prefix sum, search over "
-        "stored logits) and by a screen, a copy of W in 8 bits, and that the draws follow the softmax. The weights are synthetic and language-like, made on "
-        "the spot. Takes under two minutes on two cores.",
+        "stored logits) and by a screen, a copy of W in 8 bits, and that the draws follow the softmax. The weights are "
+        "synthetic and language-like, made on the spot. Takes under two minutes on two cores.",
     .details = NULL,
 };
 
@@ -229,11 +229,12 @@ static void show_screen(demo *d) {
     d->w.screen_bytes = head.screen_bytes;
     const sweep_row *rows = sweep_batches(d->context, &d->w, &args, sizes, 3, &d->reading);
     sweep_print_screened(rows, 3);
-    printf("\n  %s. It bounds every logit; those of tokens\n"
-           "  that can still win are computed from W. Each call was made both ways, and every token is the same.\n"
-           "  This head is synthetic, and easy for a screen: a trained one may need more logits from W, and leave rows\n"
-           "  to it (docs/screening.md). Where many rows share a call the library reads W: decided 0 %%.\n",
-           screen_text(d->screen, &facts));
+    printf(
+        "\n  %s. It bounds every logit; those of tokens\n"
+        "  that can still win are computed from W. Each call was made both ways, and every token is the same.\n"
+        "  This head is synthetic, and easy for a screen: a trained one may need more logits from W, and leave rows\n"
+        "  to it (docs/screening.md). Where many rows share a call the library reads W: decided 0 %%.\n",
+        screen_text(d->screen, &facts));
 }
 
 /* --------------------------------------------------------------------------------------------------- exactness ---- */
@@ -283,7 +284,13 @@ static int show_exactness(demo *d) {
 }
 
 int cmd_demo(int argc, char **argv) {
-    demo d = {.vocab = 151936, .dim = 1024, .seed = 1, .draws = 50000, .seconds = 3, .screen = FS_SCREEN_INT8, .args = context_args_default()};
+    demo d = {.vocab = 151936,
+              .dim = 1024,
+              .seed = 1,
+              .draws = 50000,
+              .seconds = 3,
+              .screen = FS_SCREEN_INT8,
+              .args = context_args_default()};
     const opt options[] = {
         OPT_HEAD("Options"),
         OPT_INT_TO("vocab", "V", "rows of W (default 151936)", &d.vocab, 256, (1 << 24) - 1),

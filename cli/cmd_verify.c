@@ -23,9 +23,8 @@ static const command about = {
                "probabilities, is "
                "larger than right draws would make it with probability alpha / (2 tests), when a token of probability "
                "0 was drawn, "
-               "when shards gave another token than one call, or a screen another than W. With right draws the whole run is rejected with a "
-               "probability of at most "
-               "alpha.\n"
+               "when shards gave another token than one call, or a screen another than W. With right draws the whole "
+               "run is rejected with a probability of at most alpha.\n"
                "'sees' is the smallest total variation that moves the chi-squared statistic by 5 standard deviations, "
                "whatever its "
                "shape. The fast noise is biased by design: it is shown, not judged.\n"
@@ -35,7 +34,8 @@ static const command about = {
                "Exit code: 0 nothing rejected, 1 something rejected.\n",
 };
 
-static const char *const plant_names[] = {"nothing", "temperature", "off-by-one", "repeat", "same-noise", "screen", NULL};
+static const char *const plant_names[] = {"nothing",    "temperature", "off-by-one", "repeat",
+                                          "same-noise", "screen",      NULL};
 static const char *const leg_names[] = {"both", "stored", "fused", NULL};
 
 typedef struct verify_args {
@@ -60,8 +60,9 @@ static verify_args parse(int argc, char **argv) {
                       "draw with a mistake, to see it caught: 5 % hotter, cuts too wide, positions drawn twice, the "
                       "same noise on every rank, a screen that was cleared",
                       &a.plant, plant_names),
-        SCREEN_OPTION("draw the fused tests by a screen of 8 or 4 bits, and compare every token with W's (default none)",
-                      &a.screen),
+        SCREEN_OPTION(
+            "draw the fused tests by a screen of 8 or 4 bits, and compare every token with W's (default none)",
+            &a.screen),
         OPT_FLAG_TO("list", "names of the tests, nothing is drawn", &a.list),
         OPT_FLAG_TO("json", "one JSON object on stdout", &a.json),
         OPT_FLAG_TO("quiet", "no progress", &a.quiet),

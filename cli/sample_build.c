@@ -28,7 +28,8 @@ static void build_synthetic(const sample_args *args, sample_call *c) {
         die(END_USAGE, "--synthetic %s: expected V,D,B[,SEED]", args->synthetic);
     if (n[0] < 1 || n[0] >= 1 << 24 || n[1] < 1 || n[1] > 16384 || n[2] > 1 << 20)
         die(END_USAGE, "--synthetic %s: V must lie in 1 .. 2^24-1, D in 1 .. 16384, B in 0 .. 2^20", args->synthetic);
-    synth s = {(int64_t)n[0], (int64_t)n[1], (int64_t)n[2], args->dtype < 0 ? FS_BF16 : args->dtype, numbers.count > 3 ? n[3] : 1, 0, 0};
+    const int dtype = args->dtype < 0 ? FS_BF16 : args->dtype;
+    synth s = {(int64_t)n[0], (int64_t)n[1], (int64_t)n[2], dtype, numbers.count > 3 ? n[3] : 1, 0, 0};
     size_t bytes = (size_t)dtype_bytes(s.dtype);
     void *w = take_memory(s.V * s.D, bytes, "synthetic weights"), *h = take_memory(s.B * s.D, bytes, "hidden states");
     progress_start("making W", (double)s.V);

@@ -34,20 +34,27 @@ extern const int verify_rule_count;
 
 typedef struct outcome {
     fit fit;
-    int same_tokens; /* shards: equal to one call, token by token; 1 where that is not asked */
-    int same_as_w;   /* with a screen: equal to the draws from W, token by token; 1 without one */
+    int same_tokens;             /* shards: equal to one call, token by token; 1 where that is not asked */
+    int same_as_w;               /* with a screen: equal to the draws from W, token by token; 1 without one */
     int64_t rows, screened_rows; /* rows that were drawn, and those of them that the screen decided */
 } outcome;
 
 /* Mistakes to draw with, to see that they are caught. */
-typedef enum { PLANT_NOTHING, PLANT_TEMPERATURE, PLANT_OFF_BY_ONE, PLANT_REPEAT, PLANT_SAME_NOISE, PLANT_SCREEN } plant_kind;
+typedef enum {
+    PLANT_NOTHING,
+    PLANT_TEMPERATURE,
+    PLANT_OFF_BY_ONE,
+    PLANT_REPEAT,
+    PLANT_SAME_NOISE,
+    PLANT_SCREEN
+} plant_kind;
 
 typedef struct verify_run {
     int64_t draws;
     uint64_t seed;
     uint32_t stream; /* names the noise, so that no two tests share any */
     plant_kind plant;
-    int screen; /* FS_SCREEN_..., or SCREEN_NONE */
+    int screen;                  /* FS_SCREEN_..., or SCREEN_NONE */
     void (*tick)(int64_t draws); /* called after every few draws */
 } verify_run;
 

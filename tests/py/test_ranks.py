@@ -36,9 +36,9 @@ def run(command, **more):
 
 
 @EVERY
-@pytest.mark.parametrize("rules", [(), ("--top-p", "0.9", "--logprobs", "raw", "--top", "3"),
+@pytest.mark.parametrize("rules", [(), ("--screen", "8"), ("--top-p", "0.9", "--logprobs", "raw", "--top", "3"),
                                    ("--mode", "without-replacement", "--samples", "3")],
-                         ids=["plain", "top-p", "ordered"])
+                         ids=["plain", "screen", "top-p", "ordered"])
 def test_sample_draws_the_same_tokens_on_any_number_of_ranks(name, rules):
     whole = json.loads(run([CLI, *SAMPLE, *rules]).stdout)
     assert whole["ranks"] == 1
@@ -71,6 +71,22 @@ def test_bench_times_ranks(name):
     answer = json.loads(done.stdout)
     assert answer["ranks"] == 2
     assert [row["wire_bytes"] for row in answer["results"]] == [16 + 8, 16 + 64]
+
+
+@EVERY
+def test_each_rank_draws_by_the_screen_of_its_slice(name):
+    start = [*LAUNCHERS[name](3), CLI]
+    done = run([*start, "verify", "--screen", "4", "--draws", "1000", "--rule", "plain", "--quiet", "--json"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    test, = json.loads(done.stdout)["tests"]
+    assert test["same_as_w"] and "screened_rows" not in test
+    planted = run([*start, "verify", "--screen", "4", "--draws", "1000", "--rule", "plain", "--quiet", "--json", "--plant",
+                   "screen"])
+    assert planted.returncode != 0 and not json.loads(planted.stdout)["tests"][0]["same_as_w"]
+    done = run([*start, "bench", "--vocab", "4000", "--dim", "128", "--batch", "1", "--seconds", "0", "--copies", "1",
+                "--screen", "8", "--quiet", "--json"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["results"][0]["by_screen"]["min_s"] > 0
 
 
 def test_a_launcher_without_its_transport_is_an_error():
