@@ -1,11 +1,12 @@
 /* cmd_info.c - `flashsample info`: what this build is and what this machine can run. */
-#define _POSIX_C_SOURCE 200809L /* setenv */
+#define _GNU_SOURCE /* setenv, environ */
 #include "options.h"
 #include "print.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Every kernel family there is or will be; the library says which of them it has and this CPU runs. */
 static const char *const isa_names[] = {"amxfp16",  "amx",      "avx512bf16", "avx512", "avx2",   "svebf16", "sve",
@@ -16,11 +17,19 @@ static const char *const features[] = {"avx2",        "fma",      "f16c",     "a
                                        "avx512_bf16", "amx_tile", "amx_bf16", "amx_fp16", "asimd",
                                        "asimdfhm",    "bf16",     "sve",      "svebf16",  NULL};
 
+/* Settings that the library, this program, the Python package and its plug-ins read; the prefix left out. */
+static const char *const settings[] = {
+    "BACKEND",       "CALLS", "CHECK_POINTERS", "CUDA_LIST",    "CUDA_TEAM",   "CUDA_TILE",   "ISA",
+    "LIBRARY",       "MPI",   "NODES",          "SCREEN_ROWS",  "SGLANG",      "SGLANG_WORK", "SGLANG_LOGITS",
+    "SGLANG_SCREEN", "VLLM",  "VLLM_LOGITS",    "VLLM_RESERVE", "VLLM_SCREEN", "VLLM_WORK",   NULL};
+#define PREFIX "FLASHSAMPLING_"
+
 static const command about = {
     .name = "info",
     .usage = "[options]",
     .about =
-        "Prints the version, the noise mapping, the backend a call would use and the instruction sets that run here.",
+        "Prints the version, the noise mapping, the backend a call would use, the instruction sets that run here and "
+        "the " PREFIX "... settings of the environment, those that nothing reads among them.",
     .details = NULL,
 };
 
@@ -102,6 +111,32 @@ static void backend_text(const context_args *args, char *text, size_t size) {
     fs_context_destroy(context);
 }
 
+static int is_known(const char *name, size_t length) {
+    for (int i = 0; settings[i]; i++)
+        if (strlen(settings[i]) == length && memcmp(settings[i], name, length) == 0) return 1;
+    return 0;
+}
+
+static void print_settings(void) {
+    for (char **entry = environ; *entry; entry++) {
+        if (strncmp(*entry, PREFIX, strlen(PREFIX)) != 0) continue;
+        const char *name = *entry + strlen(PREFIX);
+        fputs("setting      ", stdout);
+        print_visible(stdout, *entry);
+        puts(is_known(name, strcspn(name, "=")) ? "" : " (unknown: nothing reads it)");
+    }
+}
+
+static void json_unknown_settings(void) {
+    json_open("unknown_settings", '[');
+    for (char **entry = environ; *entry; entry++) {
+        const char *name = *entry + strlen(PREFIX);
+        if (strncmp(*entry, PREFIX, strlen(PREFIX)) == 0 && !is_known(name, strcspn(name, "=")))
+            json_text(NULL, *entry);
+    }
+    json_close(']');
+}
+
 static void print_json(const char *backend, const found_isa *isas, int isa_count, const char *cpu_features) {
     json_open(NULL, '{');
     json_text("version", fs_version_text());
@@ -120,6 +155,7 @@ static void print_json(const char *backend, const found_isa *isas, int isa_count
     json_int("cores", cores());
     json_int("cache_bytes", cache_bytes());
     json_int("memory_bytes", memory_bytes());
+    json_unknown_settings();
     json_close('}');
 }
 
@@ -137,6 +173,7 @@ static void print_text(const char *backend, const found_isa *isas, int isa_count
     printf("features     %s\n", cpu_features);
     printf("cache        %s last level\n", text_cache(cache_bytes()));
     printf("memory       %s\n", text_bytes((double)memory_bytes()));
+    print_settings();
 }
 
 int cmd_info(int argc, char **argv) {

@@ -8,7 +8,9 @@
 extern const char *const screen_names[];
 #define SCREEN_NONE 0
 
-#define SCREEN_OPTION(help, to) OPT_CHOICE_TO("screen", help, to, screen_names)
+/* For a table of options (options.h). */
+#define SCREEN_OPTION(help, to)                                                                                        \
+    { OPT_CHOICE, "screen", "BITS", help, to, 0, 0, screen_names }
 
 typedef struct screen_facts {
     int64_t bytes;

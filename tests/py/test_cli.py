@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import flashsampling as fs
-from program import PROGRAM, pytestmark, run, sample  # noqa: F401
+from program import PROGRAM, ROOT, pytestmark, run, sample  # noqa: F401
 
 COMMANDS = ["demo", "sample", "verify", "bench", "info"]
 
@@ -97,6 +97,7 @@ def test_version_is_the_librarys():
     (["sample", "--synthetic", "10,4,2", "--top-k", "0b1"], "--top-k 0b1: expected an integer"),
     *[(["sample", *source, "--screen", bits], f"--screen {bits} goes with --head or --synthetic: a screen is a copy of "
        "W, stored logits have none") for bits in "84" for source in (["--logits", "x.npy"],)],
+    (["sample", "--synthetic", "10,4,2", "--vocab", "11"], "head.vocab is 11, but the head's last token is 9"),
     (["sample", "--synthetic", "10,4,2", "--screen", "6"], "--screen 6: expected one of none, 8, 4"),
     (["verify", "--screen", "8", "--leg", "stored"], "--screen 8: a screen is a copy of W, the tests of --leg stored"),
     (["verify", "--plant", "screen"], "--plant screen: needs --screen 8 or 4"),
@@ -215,6 +216,25 @@ def test_info_lists_instruction_sets_whatever_else_is_forced():
         assert run("info", "--isa-list", env=forced)[0].split() == names
         answer = json.loads(run("info", "--json", env=forced)[0])
         assert answer["isas"] == names and answer["backend"]
+
+
+def test_info_shows_settings_that_nothing_reads():
+    env = {"FLASHSAMPLING_BACKNED": "reference", "FLASHSAMPLING_ISA": "scalar"}
+    unknown = json.loads(run("info", "--json", env=env)[0])["unknown_settings"]
+    assert "FLASHSAMPLING_BACKNED=reference" in unknown and "FLASHSAMPLING_ISA=scalar" not in unknown
+    out, _ = run("info", env=env)
+    assert "\nsetting      FLASHSAMPLING_BACKNED=reference (unknown: nothing reads it)\n" in out
+    assert "\nsetting      FLASHSAMPLING_ISA=scalar\n" in out
+
+
+def test_info_knows_every_setting_that_the_code_reads():
+    files = [file for folder in ("src", "cli", "python/flashsampling") for file in (ROOT / folder).rglob("*")
+             if file.suffix in (".c", ".cu", ".py")]
+    names = {name for file in files for name in re.findall(r'"(FLASHSAMPLING_[A-Z_]+)', file.read_text())}
+    names -= {"FLASHSAMPLING_"}
+    assert len(names) > 10
+    unknown = json.loads(run("info", "--json", env={name: "scalar" for name in names})[0])["unknown_settings"]
+    assert not names & {text.split("=")[0] for text in unknown}
 
 
 def test_a_forced_set_that_is_not_there_is_an_error():

@@ -195,6 +195,11 @@ def test_a_screen_draws_the_tokens_of_w(bits, rules):
         assert bits == 4 or "--top-k" in rules or facts["decided_rows"] == 5 <= facts["logits_from_w"] < 2000
 
 
+def test_each_shard_draws_by_its_slice_of_the_screen():
+    _, err = run("sample", "--synthetic", "4001,256,5", "--shards", 3, "--screen", 4, "--verbose", "--quiet")
+    assert err.count("screen: FS_SCREEN_INT4") == 3
+
+
 def test_a_screen_of_a_file_and_what_is_said_of_it(tmp_path, rng):
     w, h = rng.standard_normal((1000, 200)).astype(np.float16), rng.standard_normal((3, 200)).astype(np.float16)
     words = ["--head", save(tmp_path, "w", w), "--hidden", save(tmp_path, "h", h), "--temperature", 0.2]
