@@ -158,7 +158,8 @@ fs_status ranks_sample_with_same_noise(fs_context *context, const fs_head *head,
     int32_t *tokens = result->tokens;
     fs_result local = *result;
     local.score = score;
-    fs_status status = fs_sample(context, &own, batch, &local);
+    for (int64_t i = 0; i < n; i++) tokens[i] = -1; /* what an empty slice draws */
+    fs_status status = own.rows ? fs_sample(context, &own, batch, &local) : FS_OK;
     for (int64_t i = 0; i < n; i++) mine[i] = (local_draw){score[i], tokens[i] < 0 ? -1 : (int32_t)(tokens[i] + first)};
     if (ranks && status == FS_OK) status = ranks->all_gather(ranks->self, mine, all, (size_t)n * sizeof *mine, NULL);
     for (int64_t i = 0; ranks && i < n * ranks->count; i++) {

@@ -15,7 +15,9 @@ typedef struct rank_sampler {
 static void draw(void *self, const draws *d) {
     const rank_sampler *s = self;
     fs_batch batch = suite_batch(d);
-    const fs_head head = suite_head(d, d->first, d->last), own = ranks_slice(&head);
+    fs_head head = suite_head(d, d->first, d->last);
+    head.vocab = d->last; /* fs_sample draws from a part of the vocabulary as from a whole one */
+    const fs_head own = ranks_slice(&head);
     fs_result result = fs_result_default();
     float *ones = new_array(d->rows, sizeof *ones);
     for (int64_t b = 0; b < d->rows; b++) ones[b] = 1.0f;
