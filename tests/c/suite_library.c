@@ -25,6 +25,7 @@ static void library_draw(void *self, const draws *d) {
     fs_context *context = self;
     fs_batch batch = suite_batch(d);
     fs_head head = suite_head(d, d->first, d->last);
+    head.vocab = d->last; /* fs_sample draws from a part of the vocabulary as from a whole one */
     fs_result result = fs_result_default();
     float *ones = new_array(d->rows, sizeof *ones);
     for (int64_t b = 0; b < d->rows; b++) ones[b] = 1.0f;

@@ -28,7 +28,7 @@ static void forget(by_screen *s) {
 static fs_head head_of(const by_screen *s, const draws *d) {
     fs_head head = fs_head_default();
     head.data = s->w, head.rows = s->ids, head.dim = D;
-    head.first_token = s->first, head.vocab = d->vocab;
+    head.first_token = s->first, head.vocab = d->last; /* a part of the vocabulary is drawn from as a whole one */
     return head;
 }
 
