@@ -55,7 +55,10 @@ static fs_head prepare(by_screen *s, const draws *d) {
         for (int64_t i = 0; i < ids * D; i++) s->w[i] = s->logits[i / D] / (float)D;
         const fs_head head = head_of(s, d);
         s->screen = build(s->context, &head, &s->options, &s->bytes);
-        if (s->spoil) spoil_scales(s->screen);
+        if (s->spoil) {
+            spoil_scales(s->screen);
+            seal(s->context, s->screen);
+        }
     }
     fs_head head = head_of(s, d);
     head.screen = s->screen, head.screen_bytes = s->bytes;
