@@ -1,8 +1,8 @@
 """The output embedding of a transformers model: its hidden states without its logits, and what the model makes of them.
 
 A tap takes the place of the module's forward during a generation. What a model does to logits behind its output
-embedding (a scale, a soft-cap) is not looked up by its name: the tap sends known numbers through the model once, beside
-true logits, and what comes out says what was done to them.
+embedding (a scale, a soft-cap) is not looked up by its name: it is recorded (_hf_logits.py) and done once to known
+numbers, beside true logits, and what comes out says what it is.
 """
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def output_embedding(model: Any) -> torch.nn.Linear:
     if head is None:
         raise Unsupported("%s has no output embedding" % type(model).__name__)
     if not isinstance(head, torch.nn.Linear) or type(head).forward is not torch.nn.Linear.forward:
-        raise Unsupported("the output embedding is a %s, not a Linear" % type(head).__name__)
+        name = next((name for name, module in model.named_modules() if module is head), "the output embedding")
+        kind = "%s.%s" % (type(head).__module__, type(head).__qualname__)
+        raise Unsupported("%s is a %s, not a torch.nn.Linear" % (name, kind))
     weight = head.weight
     kinds = type(weight).__name__, type(weight.data).__name__
     if kinds != ("Parameter", "Tensor"):  # sharded, quantised, or computed anew whenever it is asked for
@@ -44,18 +46,12 @@ def output_embedding(model: Any) -> torch.nn.Linear:
     return head
 
 
-def fingerprint(model: Any, head: torch.nn.Linear) -> tuple[Any, ...]:
-    """What a proof that logits are the same depends on."""
+def fingerprint(head: torch.nn.Linear) -> tuple[Any, ...]:
+    """What the logits of an output embedding depend on, beside the numbers of its weights."""
     bias = None if head.bias is None else head.bias.data_ptr()
-    hooks = tuple(head._forward_hooks), tuple(head._forward_pre_hooks), tuple(model._forward_hooks)
     forward = head.__dict__.get("forward")
     forward = forward.original if isinstance(forward, _Tap) else forward
-    patches = forward, model.__dict__.get("forward"), type(model).forward
-    # Scales and soft-caps are numbers of the model or of its configuration, whatever their names.
-    numbers = [(name, value) for owner in (model, model.config, model.config.get_text_config())
-               for name, value in vars(owner).items() if value is None or isinstance(value, (int, float))]
-    weight = head.weight.data_ptr(), tuple(head.weight.shape), head.weight.dtype
-    return weight, bias, hooks, patches, tuple(numbers)
+    return head.weight.data_ptr(), tuple(head.weight.shape), head.weight.dtype, bias, forward
 
 
 class _Tap:

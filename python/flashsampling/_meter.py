@@ -58,13 +58,15 @@ class Meter:
         self._begin = self._now()
 
     def _leave(self, module: Any, inputs: Any, output: Any) -> None:
-        self.width, self.logits = output.shape[-1], output.numel() * output.element_size()
+        self._output, self.logits = output, output.numel() * output.element_size()
 
     def chosen(self, tokens: Any, scores: Any, **_: Any) -> Any:
         """The stopping rule."""
         if self.memory:
             self.memory.__exit__(None, None, None)
         self.spans.append((self._begin, self._now()))
+        # What stands for logits that were never computed knows whether they were drawn from (_hf_logits.py).
+        self.fused, self._output = getattr(getattr(self._output, "source", None), "drawn", False), None
         return tokens.new_zeros(tokens.shape[0], dtype=bool)
 
     def put(self, tokens: Any) -> None:
@@ -182,8 +184,7 @@ def measure(model: Any, ids: list[int], copies: int, config: Any, seed: int, fus
     meter, seen = Meter(model, show), Meter(model, memory=True)
     run(model, ids, copies, config, seed, fused, meter)
     run(model, ids, copies, short, seed, fused, seen)
-    weight = model.get_output_embeddings().weight
-    fused = seen.width != weight.shape[0]  # else it was left to stock
+    weight, fused = model.get_output_embeddings().weight, seen.fused  # else it was left to stock
     end = config.eos_token_id
     ends = set(end if isinstance(end, list) else [end])
     rows = [row[: next((i + 1 for i, token in enumerate(row) if token in ends), len(row))] for row in meter.rows]

@@ -8,10 +8,13 @@
 
     model.generate(**inputs, do_sample=True, custom_generate=fst.generate)    # without a patch, one call
 
-The decoding loop is transformers' own. During it the output embedding keeps its input and computes nothing, and where
-the loop asks its logits processors for scores, the tokens are drawn from the hidden states, by rules read from those
-same processors. What is not served (Unsupported says why) is left to transformers, with one line to the logger
-"flashsampling".
+The decoding loop is transformers' own. During it the output embedding keeps its input and returns a tensor without
+numbers (_hf_logits.py). Where the loop asks its logits processors for scores, the tokens are drawn from the hidden
+states, by rules read from those same processors. What is not served (Unsupported says why) is left to transformers. The
+logger "flashsampling" gets one line for each reason of a model.
+
+Every step looks at the tensor that arrives. If the model's forward, a subclass or a hook has read or changed logits, the
+logits are computed, and transformers draws this step and the rest of the call. A row with a NaN is left to it as well.
 
 Seeds: a call that samples takes 64 bits from torch's default generator, so torch.manual_seed reproduces it; the step is
 the position. The tokens are not those that transformers draws with the same seed; their distribution is the same.
@@ -32,10 +35,12 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMixin
 
+from ._c import Row, row_text
 from ._call import Head
 from ._context import Context, Error, supports
 from ._engine_head import make_screen
 from ._hf_head import NAMES, TOLERANCE, fingerprint, fit, known, output_embedding, tapped
+from ._hf_logits import Deferred, Source
 from ._hf_rules import Rules, Unsupported
 from ._sample import fresh_seed, generation
 
@@ -46,8 +51,13 @@ _contexts = threading.local()
 # Bits of the screens that patch() was asked for, and those that were made: (what they are of, screen).
 _bits: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _screens: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Any]] = WeakKeyDictionary()
-# What is known of a model: its fingerprint, and what its Head does to logits or the reason why it is not served.
+# What is known of a model: the fingerprint of its head and the steps behind it, and what a Head does to logits in their
+# place, or the reason why it is not served.
 _known: WeakKeyDictionary[Any, tuple[tuple[Any, ...], dict[str, Any] | str]] = WeakKeyDictionary()
+# The reasons a model's calls were left to transformers for, which have been logged.
+_said: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+# Rows that transformers would not draw from either: it raises, or takes the largest, which may be NaN.
+_NO_LAW = int(Row.NO_TOKEN | Row.NAN | Row.INF)
 _LIST_BYTES = 2**62  # a cut is never too wide: transformers would sort the whole row
 
 
@@ -98,15 +108,13 @@ class _Drawer:
             done, why = False, error.text
         if not done:
             raise Unsupported("backend %s: %s" % (self.device.type, why))
-        self.fingerprint = fingerprint(model, self.embedding)
-        found = _known.get(model)
-        proof = found[1] if found and found[0] == self.fingerprint else None
-        if isinstance(proof, str):
-            raise Unsupported(proof)
-        self.head = None if proof is None else self._head(proof)
+        self.fingerprint = fingerprint(self.embedding)
+        # Numbers of the model itself, which its forward may scale or shift logits by.
+        self.constants = {id(t): t for t in (*model.parameters(recurse=False), *model.buffers(recurse=False))}
+        self.head: Head | None = None
+        self.steps: tuple[Any, ...] = ()
+        self.source: Source | None = None
         self.refused = False
-        self.hidden: torch.Tensor | None = None
-        self.sent: Any = None
         self.seed: int | None = None
         self.step = 0
 
@@ -132,81 +140,114 @@ class _Drawer:
         """In place of the output embedding's forward. What it returns goes through the rest of the model's forward."""
         if self.refused or hidden.dim() != 3:
             return original(hidden)
-        self.hidden = hidden[:, -1].to(self.device).contiguous()
-        if self.head is not None:
-            return hidden.new_zeros(hidden.shape[0], 1, 1)
-        logits = original(hidden[:, -1:])
-        self.rounded = logits.dtype
-        numbers = known(self.vocab, logits.device).expand(1, 1, -1)
-        self.sent = torch.cat([logits.float(), numbers])  # one row more than the batch has
-        return self.sent
+        self.source = Source(hidden, original, self.constants)
+        return Deferred.of(self.source, self.vocab)
 
     def __call__(self, input_ids: torch.Tensor, logits: torch.Tensor) -> Any:
-        """In place of the logits processors."""
+        """In place of the logits processors. A step that cannot be drawn here, and every later one, is transformers'."""
         if self.refused:
             return self.processors(input_ids, logits)
-        if self.head is None or self.hidden is None:
-            try:
-                self._prove(logits)
-            except (Unsupported, Error) as reason:
-                self.refused = True
-                _known[self.model] = self.fingerprint, str(reason)
-                _log(reason)
-                return self.processors(input_ids, logits[: input_ids.shape[0]])
-        tokens = self._draw(input_ids).to(input_ids.device)
-        self.hidden, self.step = None, self.step + 1
-        return _Drawn(tokens)
+        source, self.source = self.source, None
+        try:
+            if not isinstance(logits, Deferred):
+                raise Unsupported(_why(source))
+            self._prepare(logits)
+            tokens = self._draw(input_ids, logits.source.hidden[:, -1].to(self.device).contiguous())
+        except (Unsupported, Error) as reason:
+            self.refused = True
+            _log(self.model, reason)
+            return self.processors(input_ids, logits.replay(logits.last()) if isinstance(logits, Deferred) else logits)
+        logits.source.drawn = True
+        self.step += 1
+        return _Drawn(tokens.to(input_ids.device))
 
-    def _prove(self, came: torch.Tensor) -> None:
-        """Sees from the model's own logits, and from the known numbers in the row behind them, that ours are equal."""
-        if self.hidden is None:
-            raise Unsupported("the model's forward did not call its output embedding with hidden states [B, T, D]")
-        if came.shape != (self.hidden.shape[0] + 1, self.vocab) or self.rounded not in NAMES:
-            text = "the model gives logits %s, its output embedding %s"
-            raise Unsupported(text % (list(came.shape), list(self.sent[:, 0].shape)))
-        came = came.to(self.device)
-        scale, softcap = fit(self.sent[[0, -1], 0], came[[0, -1]])
+    def _prepare(self, logits: Deferred) -> None:
+        """Sees that our logits are the model's, if it has not been seen of what was done to logits this time."""
+        if self.head is not None and logits.steps == self.steps:
+            return
+        key = self.fingerprint, logits.steps
+        found = _known.get(self.model)
+        verdict = found[1] if found and found[0] == key else None
+        if verdict is None:
+            raw = logits.last()
+            finite = raw[:, 0].isfinite().all(-1)
+            if not finite.any():
+                raise Unsupported("there is no row of finite logits to compare with ours")
+            try:
+                verdict = self._prove(logits, raw[finite], finite)
+            except Unsupported as reason:
+                verdict = str(reason)
+            _known[self.model] = key, verdict
+        if isinstance(verdict, str):
+            raise Unsupported(verdict)
+        self.head, self.steps = self._head(verdict), logits.steps
+
+    def _prove(self, logits: Deferred, raw: torch.Tensor, rows: torch.Tensor) -> dict[str, Any]:
+        """What a Head does to logits, found by known numbers, and seen to be right on the model's own logits `raw`."""
+        if raw.shape[-1] != self.vocab or raw.dtype not in NAMES:
+            text = "the output embedding gives logits %s of type %s, its weight is %s"
+            raise Unsupported(text % (list(raw.shape), raw.dtype, list(self.embedding.weight.shape)))
+        numbers = known(self.vocab, raw.device).expand(1, 1, -1)
+        sent = torch.cat([raw.float(), numbers])  # one row more than the batch has
+        came = logits.replay(sent).to(self.device)
+        sent = sent[:, 0].to(self.device)
+        scale, softcap = fit(sent[[0, -1]], came[[0, -1]])
+        proof = dict(round=NAMES[raw.dtype], scale=scale, softcap=softcap)
         stock = came[:-1]
-        proof = dict(round=NAMES[self.rounded], scale=scale, softcap=softcap)
-        head = self._head(proof)
-        ids, ours = self._some_logits(head, stock)
+        ids, ours = self._some_logits(self._head(proof), logits.source.hidden[:, -1][rows].to(self.device), stock)
         theirs = stock.gather(1, ids)
         worst = (ours - theirs).abs().max().item()
-        limit = TOLERANCE[NAMES[self.rounded]] * stock.abs().max().item()
+        limit = TOLERANCE[proof["round"]] * stock.abs().max().item()
         if not worst <= limit:
             at = (ours - theirs).abs().argmax()
             text = "logits are not the model's own: token %d has %.6g, expected %.6g"
             raise Unsupported(text % (ids.flatten()[at], ours.flatten()[at], theirs.flatten()[at]))
-        self.head, self.sent = head, None
-        _known[self.model] = self.fingerprint, proof
+        return proof
 
-    def _some_logits(self, head: Head, stock: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _some_logits(self, head: Head, hidden: torch.Tensor,
+                     stock: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens [B, 32] and our logits of them: 31 over the vocabulary, and the likeliest."""
-        assert self.hidden is not None
         spread = torch.linspace(0, self.vocab - 1, 31, device=self.device).long().expand(stock.shape[0], -1)
         ids = torch.cat([spread, stock.argmax(-1, keepdim=True)], -1)
-        result = _context(self.device).sample(head, self.hidden, mode="score", samples=32, given=ids.int(),
+        result = _context(self.device).sample(head, hidden, mode="score", samples=32, given=ids.int(),
                                               outputs=["logit"])
         return ids, result.check().logit
 
-    def _draw(self, input_ids: torch.Tensor) -> torch.Tensor:
-        assert self.hidden is not None and self.head is not None
+    def _draw(self, input_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        assert self.head is not None
         if self.seed is None:
-            self.seed = fresh_seed(self.hidden) if self.do_sample else 0
+            self.seed = fresh_seed(hidden) if self.do_sample else 0
         rules, forced = self.rules.at(input_ids.to(self.device))
-        head, hidden = self.head, self.hidden
+        head, states = self.head, hidden
         if forced is not None:
             if not forced:
                 raise ValueError("step %d: the tokens that are forced are banned as well" % self.step)
             zeros = torch.zeros(hidden.shape[0], len(forced), device=self.device)
-            head, hidden = Head(logits=zeros), None  # type: ignore[assignment]
-        result = _context(self.device).sample(head, hidden, seed=self.seed, position=self.step, tokens="i64", **rules)
-        tokens = result.check().tokens[:, 0]
+            head, states = Head(logits=zeros), None  # type: ignore[assignment]
+        result = _context(self.device).sample(head, states, seed=self.seed, position=self.step, tokens="i64", **rules)
+        found = result.status & _NO_LAW
+        if found.any():
+            names = {name for bits in found.tolist() for name in row_text(bits & _NO_LAW).split()} - {"OK"}
+            raise Unsupported("rows have no distribution: %s" % " ".join(sorted(names)))
+        tokens = result.tokens[:, 0]
         return tokens if forced is None else torch.tensor(forced, device=self.device)[tokens]
 
 
-def _log(reason: Any) -> None:
-    _logger.warning("transformers draws this itself, from stored logits: %s", reason)
+def _why(source: Source | None) -> str:
+    """Why what came in place of logits is not what the output embedding returned."""
+    if source is None:
+        return "the model's forward did not call its output embedding with hidden states [B, T, D]"
+    if source.used_by is None:
+        return "the model's forward, or a hook, returned other logits than those of its output embedding"
+    return "the model's forward, or a hook, read or changed logits: %s" % source.used_by
+
+
+def _log(model: Any, reason: Any) -> None:
+    """One line for each reason of a model."""
+    said = _said.setdefault(model, set())
+    if str(reason) not in said:
+        said.add(str(reason))
+        _logger.warning("transformers draws this itself, from stored logits: %s", reason)
 
 
 def _decode(model: Any, loop: Any, input_ids: torch.Tensor, logits_processor: Any, generation_config: Any,
@@ -225,7 +266,7 @@ def _decode(model: Any, loop: Any, input_ids: torch.Tensor, logits_processor: An
             raise Unsupported("compile_config.fullgraph leaves no place for a call of ours")
         drawer = _Drawer(model, logits_processor, generation_config.do_sample)
     except Unsupported as reason:
-        _log(reason)
+        _log(model, reason)
         return loop(model, input_ids, logits_processor=logits_processor, generation_config=generation_config,
                     **arguments)
     with tapped(drawer.embedding, drawer.take):
@@ -257,7 +298,7 @@ def generate(model: Any, input_ids: torch.Tensor, logits_processor: Any, stoppin
     loop = getattr(_stock_class(model), name)
     if name == "_sample":
         return _decode(model, loop, input_ids, logits_processor, generation_config, **arguments)
-    _log(mode.value)
+    _log(model, mode.value)
     if name == "_assisted_decoding":
         arguments.update(inputs_tensor=inputs_tensor, assistant_model=assistant)
     return loop(model, input_ids, logits_processor=logits_processor, generation_config=generation_config, **arguments)
@@ -279,11 +320,15 @@ def _patched_class(stock: Any) -> Any:
                  **arguments: Any) -> Any:
             if name == "_sample":
                 return _decode(self, original, input_ids, logits_processor, generation_config, **arguments)
-            _log(generation_config.get_generation_mode(arguments.get("assistant_model")).value)
+            _log(self, generation_config.get_generation_mode(arguments.get("assistant_model")).value)
             return original(self, input_ids, logits_processor=logits_processor, generation_config=generation_config,
                             **arguments)
 
         return loop
+
+    def batched(self: Any, *arguments: Any, **named: Any) -> Any:
+        _log(self, "generate_batch (continuous batching) samples within a captured graph")
+        return stock.init_continuous_batching(self, *arguments, **named)
 
     def reduced(self: Any, protocol: Any) -> Any:
         """For pickle, which finds classes by their name, where `stock` is: a copy is patched too."""
@@ -293,6 +338,8 @@ def _patched_class(stock: Any) -> Any:
         return _unpickled, (stock, *arguments[1:]), *rest
 
     body = {name: loop_of(name) for name in set(GENERATION_MODES_MAPPING.values()) if "/" not in name}
+    if hasattr(stock, "init_continuous_batching"):  # which generate_batch goes through
+        body["init_continuous_batching"] = functools.wraps(stock.init_continuous_batching)(batched)
     body.update(__module__=stock.__module__, __qualname__=stock.__qualname__, __doc__=stock.__doc__,
                 _flashsampling_stock=stock, __reduce_ex__=reduced, __enter__=lambda self: self,
                 __exit__=lambda self, *_: unpatch(self))
