@@ -23,75 +23,108 @@ _ROWWISE = {getattr(owner, name) for owner in (torch.Tensor, torch)
             for name in ("mul", "multiply", "div", "divide", "true_divide", "add", "tanh")}
 _ROWWISE |= {getattr(torch.Tensor, name)
              for name in ("__rmul__", "to", "float", "half", "bfloat16", "contiguous", "detach")}
-_CONSTANTS = (int, float, bool, torch.dtype, torch.device, type(None))
+_INDEX = torch.Tensor.__getitem__
 _LAST = ((slice(None), -1), (slice(None), slice(-1, None)), (slice(None), slice(-1, None), slice(None)))
+_PLAIN = {int, float, bool, torch.dtype, torch.device, type(None)}
+_KEPT = 8  # steps that are looked for behind one; a hook whose numbers change all the time makes more
 
 
-class _Step:
-    """A recorded function. Two are equal if they do the same to any logits."""
+class Steps:
+    """Functions recorded one after another. Two are equal if they do the same to any logits.
 
-    def __init__(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    The steps of one token are found again at the next one, so that nothing is made but the Deferred themselves.
+    """
+
+    __slots__ = ("arguments", "before", "constants", "function", "key", "like", "named", "next")
+
+    def __init__(self, like: torch.Tensor, constants: dict[int, torch.Tensor], before: Steps | None = None,
+                 function: Any = None, arguments: tuple[Any, ...] = (), named: Any = None, key: Any = None) -> None:
+        self.like, self.constants, self.before, self.key = like, constants, before, key
         self.function, self.arguments, self.named = function, arguments, named
-        versions = [(id(a), a.data_ptr(), None if a.is_inference() else a._version) if isinstance(a, torch.Tensor) else a
-                    for a in arguments]
-        self._key = function, versions, named
+        self.next: list[Steps] = []
+
+    @classmethod
+    def none(cls, hidden: torch.Tensor, constants: dict[int, torch.Tensor]) -> Steps:
+        """Logits as the output embedding returns them. A step may use `constants`, which are kept by the model."""
+        return cls(hidden.new_empty(2, 2, 0), constants)  # what comes of these on a step has its dtype and its shape
+
+    def then(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any], vocab: int) -> Steps | None:
+        """These and one more; None where it cannot be recorded."""
+        if function is _INDEX:
+            index = arguments[0]
+            if type(index) is not tuple or not all(type(i) in (int, slice) for i in index):
+                return None
+            if self.like.dim() != 3 or index not in _LAST:
+                return None
+            values: Any = index
+        elif function in _ROWWISE:
+            values = [self._value(value, vocab) for value in arguments]
+            if NotImplemented in values or not all(type(value) in _PLAIN for value in named.values()):
+                return None
+        else:
+            return None
+        key = function, values, named
+        for steps in self.next:
+            if steps.key == key:
+                return steps
+        narrow = [a[..., :0] if isinstance(a, torch.Tensor) and a.numel() > 1 else a for a in arguments]
+        steps = Steps(function(self.like, *narrow, **named), self.constants, self, function, arguments, named, key)
+        self.next = [*self.next[1 - _KEPT:], steps]
+        return steps
+
+    def _value(self, value: Any, vocab: int) -> Any:
+        """What says that an argument is the same again: a plain value, or which tensor [V] or [1] of the model it is."""
+        if type(value) in _PLAIN:
+            return value
+        if id(value) in self.constants and value.numel() in (1, vocab):
+            return id(value), value.data_ptr(), None if value.is_inference() else value._version
+        return NotImplemented
 
     def __call__(self, logits: torch.Tensor) -> Any:
-        return self.function(logits, *self.arguments, **self.named)
+        """What they make of logits [rows, T, V]."""
+        return self.step(logits if self.before is None else self.before(logits))
+
+    def step(self, logits: torch.Tensor) -> Any:
+        """The last of them."""
+        return logits if self.function is None else self.function(logits, *self.arguments, **self.named)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Step) and self._key == other._key
+        return self is other or isinstance(other, Steps) and self.key == other.key and self.before == other.before
 
 
 class Source:
     """One call of an output embedding: what it was given, and every Deferred that was made of its logits."""
 
-    __slots__ = ("constants", "drawn", "family", "hidden", "original", "used_by")
+    __slots__ = ("drawn", "family", "hidden", "original", "used_by", "vocab")
 
-    def __init__(self, hidden: torch.Tensor, original: Callable[[torch.Tensor], Any], constants: Any) -> None:
-        self.hidden, self.original, self.constants = hidden, original, constants
+    def __init__(self, hidden: torch.Tensor, original: Callable[[torch.Tensor], Any], vocab: int) -> None:
+        self.hidden, self.original, self.vocab = hidden, original, vocab
         self.family: list[weakref.ref[Deferred]] = []
         self.used_by: str | None = None  # the function that first needed numbers
         self.drawn = False  # whether a token was drawn from the hidden states in their place
+
+    def last(self) -> torch.Tensor:
+        """The output embedding's logits [B, 1, V] of the last position."""
+        with torch.no_grad():
+            return self.original(self.hidden[:, -1:])
 
 
 class Deferred(torch.Tensor):
     """Logits [B, T, V], or [B, V], that are computed where a function needs their numbers."""
 
     source: Source
-    steps: tuple[_Step, ...]
+    steps: Steps
+    _shape: tuple[int, ...]  # that of tensors, asked of this one, goes the way of every other function
     _parent: Deferred | None
-    _like: torch.Tensor  # the same with V = 0: a step on it says what dtype, device and shape come out
     _logits: Any
 
     @staticmethod
-    def __new__(cls, like: torch.Tensor, vocab: int, source: Source, parent: Deferred | None = None,
-                steps: tuple[_Step, ...] = ()) -> Deferred:
-        self = torch.Tensor._make_wrapper_subclass(cls, (*like.shape[:-1], vocab),  # type: ignore[attr-defined]
-                                                   dtype=like.dtype, device=like.device)
-        self.source, self.steps, self._parent, self._like, self._vocab, self._logits = (
-            source, steps, parent, like, vocab, None)
+    def __new__(cls, source: Source, steps: Steps, shape: tuple[int, ...], parent: Deferred | None = None) -> Deferred:
+        like = steps.like
+        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
+        self.source, self.steps, self._shape, self._parent, self._logits = source, steps, shape, parent, None
         source.family.append(weakref.ref(self))
         return self
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    @classmethod
-    def of(cls, source: Source, vocab: int) -> Deferred:
-        """What source.original(source.hidden) would return."""
-        return cls(source.hidden[..., :0], vocab, source)
-
-    def replay(self, logits: torch.Tensor) -> torch.Tensor:
-        """The steps that led here, on numbers [rows, 1, V] in place of what the output embedding would return."""
-        for step in self.steps:
-            logits = step(logits)
-        return logits
-
-    def last(self) -> torch.Tensor:
-        """The output embedding's logits [B, 1, V] of the last position, computed for the caller alone."""
-        with torch.no_grad():
-            return self.source.original(self.source.hidden[:, -1:])
 
     def compute(self, used_by: str) -> torch.Tensor:
         """The logits, the same tensor every time. `used_by` names the function that needs them."""
@@ -107,43 +140,35 @@ class Deferred(torch.Tensor):
     def _made(self) -> Any:
         if self._parent is None:
             return self.source.original(self.source.hidden)
-        return self.steps[-1](self._parent._logits)
+        return self.steps.step(self._parent._logits)
 
-    def _recorded(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Deferred | None:
-        """This with one step more; None where it is no step that can be recorded."""
-        if function is torch.Tensor.__getitem__:
-            index = arguments[0]
-            plain = type(index) is tuple and all(type(i) in (int, slice) for i in index)
-            known = plain and len(self._like.shape) == 3 and index in _LAST
-        else:
-            known = function in _ROWWISE and all(map(self._constant, (*arguments, *named.values())))
-        if not known:
+    def _then(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Deferred | None:
+        """What a function makes of this, where it can be recorded."""
+        steps = self.steps.then(function, arguments, named, self.source.vocab)
+        if steps is None:
             return None
-        step = _Step(function, arguments, named)
-        narrow = [a[..., :0] if isinstance(a, torch.Tensor) and a.numel() > 1 else a for a in arguments]
-        return Deferred(function(self._like, *narrow, **named), self._vocab, self.source, self, (*self.steps, step))
-
-    def _constant(self, value: Any) -> bool:
-        """Whether a step means the same whenever it is taken: a plain value, or a number or [V] that the model keeps."""
-        if isinstance(value, torch.Tensor):
-            return id(value) in self.source.constants and value.numel() in (1, self._vocab)
-        return isinstance(value, _CONSTANTS)
+        shape = self._shape
+        if function is _INDEX:
+            shape = (shape[0], *steps.like.shape[1:-1], shape[-1])
+        return Deferred(self.source, steps, shape, self)
 
     @classmethod
+    @torch.compiler.disable  # a compiled forward ends at the output embedding; there is nothing here to compile
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         if args and type(args[0]) is cls and args[0]._logits is None:
+            found = args[0]._then(function, args[1:], named)
+            if found is not None:
+                return found
             if function in _ABOUT:
                 with torch._C.DisableTorchFunctionSubclass():
                     return function(*args, **named)
-            found = args[0]._recorded(function, args[1:], named)
-            if found is not None:
-                return found
         name = torch.overrides.resolve_name(function) or getattr(function, "__name__", str(function))
         return function(*_plain(args, name), **_plain(named, name))
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (),  # type: ignore[override]
+                           kwargs: Any = None) -> Any:
         """For code in C++, which __torch_function__ does not see."""
         return function(*_plain(args, str(function)), **_plain(kwargs or {}, str(function)))
 

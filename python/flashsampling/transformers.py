@@ -40,7 +40,7 @@ from ._call import Head
 from ._context import Context, Error, supports
 from ._engine_head import make_screen
 from ._hf_head import NAMES, TOLERANCE, fingerprint, fit, known, output_embedding, tapped
-from ._hf_logits import Deferred, Source
+from ._hf_logits import Deferred, Source, Steps
 from ._hf_rules import Rules, Unsupported
 from ._sample import fresh_seed, generation
 
@@ -112,7 +112,8 @@ class _Drawer:
         # Numbers of the model itself, which its forward may scale or shift logits by.
         self.constants = {id(t): t for t in (*model.parameters(recurse=False), *model.buffers(recurse=False))}
         self.head: Head | None = None
-        self.steps: tuple[Any, ...] = ()
+        self.none: Steps | None = None  # where the steps behind the output embedding begin
+        self.steps: Steps | None = None  # those that self.head does as well
         self.source: Source | None = None
         self.refused = False
         self.seed: int | None = None
@@ -140,8 +141,10 @@ class _Drawer:
         """In place of the output embedding's forward. What it returns goes through the rest of the model's forward."""
         if self.refused or hidden.dim() != 3:
             return original(hidden)
-        self.source = Source(hidden, original, self.constants)
-        return Deferred.of(self.source, self.vocab)
+        if self.none is None or (self.none.like.dtype, self.none.like.device) != (hidden.dtype, hidden.device):
+            self.none = Steps.none(hidden, self.constants)
+        self.source = Source(hidden, original, self.vocab)
+        return Deferred(self.source, self.none, (*hidden.shape[:-1], self.vocab))
 
     def __call__(self, input_ids: torch.Tensor, logits: torch.Tensor) -> Any:
         """In place of the logits processors. A step that cannot be drawn here, and every later one, is transformers'."""
@@ -156,20 +159,20 @@ class _Drawer:
         except (Unsupported, Error) as reason:
             self.refused = True
             _log(self.model, reason)
-            return self.processors(input_ids, logits.replay(logits.last()) if isinstance(logits, Deferred) else logits)
+            return self.processors(input_ids, logits.steps(logits.source.last()) if isinstance(logits, Deferred) else logits)
         logits.source.drawn = True
         self.step += 1
         return _Drawn(tokens.to(input_ids.device))
 
     def _prepare(self, logits: Deferred) -> None:
         """Sees that our logits are the model's, if it has not been seen of what was done to logits this time."""
-        if self.head is not None and logits.steps == self.steps:
+        if self.head is not None and logits.steps is self.steps:
             return
         key = self.fingerprint, logits.steps
         found = _known.get(self.model)
         verdict = found[1] if found and found[0] == key else None
         if verdict is None:
-            raw = logits.last()
+            raw = logits.source.last()
             finite = raw[:, 0].isfinite().all(-1)
             if not finite.any():
                 raise Unsupported("there is no row of finite logits to compare with ours")
@@ -189,10 +192,10 @@ class _Drawer:
             raise Unsupported(text % (list(raw.shape), raw.dtype, list(self.embedding.weight.shape)))
         numbers = known(self.vocab, raw.device).expand(1, 1, -1)
         sent = torch.cat([raw.float(), numbers])  # one row more than the batch has
-        came = logits.replay(sent).to(self.device)
+        came = logits.steps(sent).to(self.device)
         sent = sent[:, 0].to(self.device)
         scale, softcap = fit(sent[[0, -1]], came[[0, -1]])
-        proof = dict(round=NAMES[raw.dtype], scale=scale, softcap=softcap)
+        proof: dict[str, Any] = dict(round=NAMES[raw.dtype], scale=scale, softcap=softcap)
         stock = came[:-1]
         ids, ours = self._some_logits(self._head(proof), logits.source.hidden[:, -1][rows].to(self.device), stock)
         theirs = stock.gather(1, ids)
