@@ -47,7 +47,7 @@ def output_embedding(model: Any) -> torch.nn.Linear:
 
 
 def fingerprint(head: torch.nn.Linear) -> tuple[Any, ...]:
-    """What the logits of an output embedding depend on, beside the numbers of its weights."""
+    """The identity of an output embedding: its logits change with it, or with the numbers of its weights."""
     bias = None if head.bias is None else head.bias.data_ptr()
     forward = head.__dict__.get("forward")
     forward = forward.original if isinstance(forward, _Tap) else forward

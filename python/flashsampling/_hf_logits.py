@@ -1,9 +1,9 @@
 """Logits that have not been computed: the tensor that an output embedding returns while the library draws.
 
 A Deferred has the shape, dtype and device of the logits it stands for, and no numbers. Steps that models take behind
-their output embedding (a scale, a soft-cap, a cast, the last position) are recorded and give another Deferred. Every
-other function, be it of the model's forward, of a subclass or of a hook, is given the logits, which are computed then.
-So a draw from hidden states is right as long as what arrives is a Deferred and its recorded steps are known.
+their output embedding (a scale, a soft-cap, a cast, the last position) are recorded and give another Deferred. Any
+other function of the model's forward, of a subclass or of a hook computes the logits and gets them. A draw from hidden
+states is right if a Deferred arrives whose steps the Head does too.
 """
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _ROWWISE |= {getattr(torch.Tensor, name)
 _INDEX = torch.Tensor.__getitem__
 _LAST = ((slice(None), -1), (slice(None), slice(-1, None)), (slice(None), slice(-1, None), slice(None)))
 _PLAIN = {int, float, bool, torch.dtype, torch.device, type(None)}
-_KEPT = 8  # steps that are looked for behind one; a hook whose numbers change all the time makes more
+_KEPT = 8  # steps kept behind each step; a hook whose numbers change at every token makes a new one each time
 
 
 class Steps:
     """Functions recorded one after another. Two are equal if they do the same to any logits.
 
-    The steps of one token are found again at the next one, so that nothing is made but the Deferred themselves.
+    The next token finds the steps of the one before, so a token costs the Deferred alone.
     """
 
     __slots__ = ("arguments", "before", "constants", "function", "key", "like", "named", "next")
@@ -46,7 +46,7 @@ class Steps:
     @classmethod
     def none(cls, hidden: torch.Tensor, constants: dict[int, torch.Tensor]) -> Steps:
         """Logits as the output embedding returns them. A step may use `constants`, which are kept by the model."""
-        return cls(hidden.new_empty(2, 2, 0), constants)  # what comes of these on a step has its dtype and its shape
+        return cls(hidden.new_empty(2, 2, 0), constants)  # a step applied to it gives the dtype and the shape
 
     def then(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any], vocab: int) -> Steps | None:
         """These and one more; None where it cannot be recorded."""
@@ -73,7 +73,7 @@ class Steps:
         return steps
 
     def _value(self, value: Any, vocab: int) -> Any:
-        """What says that an argument is the same again: a plain value, or which tensor [V] or [1] of the model it is."""
+        """Identifies an argument: a plain value, or a tensor [V] or [1] of the model and its version."""
         if type(value) in _PLAIN:
             return value
         if id(value) in self.constants and value.numel() in (1, vocab):
@@ -81,11 +81,11 @@ class Steps:
         return NotImplemented
 
     def __call__(self, logits: torch.Tensor) -> Any:
-        """What they make of logits [rows, T, V]."""
+        """Applies all of them to logits [rows, T, V]."""
         return self.step(logits if self.before is None else self.before(logits))
 
     def step(self, logits: torch.Tensor) -> Any:
-        """The last of them."""
+        """Applies the last of them."""
         return logits if self.function is None else self.function(logits, *self.arguments, **self.named)
 
     def __eq__(self, other: object) -> bool:
@@ -143,7 +143,7 @@ class Deferred(torch.Tensor):
         return self.steps.step(self._parent._logits)
 
     def _then(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Deferred | None:
-        """What a function makes of this, where it can be recorded."""
+        """The Deferred that a function returns, or None where the function cannot be recorded."""
         steps = self.steps.then(function, arguments, named, self.source.vocab)
         if steps is None:
             return None

@@ -13,8 +13,8 @@ numbers (_hf_logits.py). Where the loop asks its logits processors for scores, t
 states, by rules read from those same processors. What is not served (Unsupported says why) is left to transformers. The
 logger "flashsampling" gets one line for each reason of a model.
 
-Every step looks at the tensor that arrives. If the model's forward, a subclass or a hook has read or changed logits, the
-logits are computed, and transformers draws this step and the rest of the call. A row with a NaN is left to it as well.
+Every step checks the tensor that arrives. If the model's forward, a subclass or a hook has read or changed logits, they
+are computed, and transformers draws this step and the rest of the call. A row with a NaN is left to it as well.
 
 Seeds: a call that samples takes 64 bits from torch's default generator, so torch.manual_seed reproduces it; the step is
 the position. The tokens are not those that transformers draws with the same seed; their distribution is the same.
@@ -51,8 +51,8 @@ _contexts = threading.local()
 # Bits of the screens that patch() was asked for, and those that were made: (what they are of, screen).
 _bits: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _screens: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Any]] = WeakKeyDictionary()
-# What is known of a model: the fingerprint of its head and the steps behind it, and what a Head does to logits in their
-# place, or the reason why it is not served.
+# Per model: the fingerprint of its head and the steps behind it, and the arguments of a Head that does the same, or the
+# reason why the model is not served.
 _known: WeakKeyDictionary[Any, tuple[tuple[Any, ...], dict[str, Any] | str]] = WeakKeyDictionary()
 # The reasons a model's calls were left to transformers for, which have been logged.
 _said: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
@@ -147,7 +147,7 @@ class _Drawer:
         return Deferred(self.source, self.none, (*hidden.shape[:-1], self.vocab))
 
     def __call__(self, input_ids: torch.Tensor, logits: torch.Tensor) -> Any:
-        """In place of the logits processors. A step that cannot be drawn here, and every later one, is transformers'."""
+        """In place of the logits processors. transformers draws a step that we cannot draw, and all steps after it."""
         if self.refused:
             return self.processors(input_ids, logits)
         source, self.source = self.source, None
@@ -165,7 +165,7 @@ class _Drawer:
         return _Drawn(tokens.to(input_ids.device))
 
     def _prepare(self, logits: Deferred) -> None:
-        """Sees that our logits are the model's, if it has not been seen of what was done to logits this time."""
+        """Sets the head for the steps that these logits went through; new steps are proven first."""
         if self.head is not None and logits.steps is self.steps:
             return
         key = self.fingerprint, logits.steps
@@ -186,7 +186,7 @@ class _Drawer:
         self.head, self.steps = self._head(verdict), logits.steps
 
     def _prove(self, logits: Deferred, raw: torch.Tensor, rows: torch.Tensor) -> dict[str, Any]:
-        """What a Head does to logits, found by known numbers, and seen to be right on the model's own logits `raw`."""
+        """Finds a Head's arguments by known numbers, and checks them on the model's own logits `raw` of `rows`."""
         if raw.shape[-1] != self.vocab or raw.dtype not in NAMES:
             text = "the output embedding gives logits %s of type %s, its weight is %s"
             raise Unsupported(text % (list(raw.shape), raw.dtype, list(self.embedding.weight.shape)))
