@@ -137,6 +137,10 @@ class Deferred(torch.Tensor):
                         member._logits = member._made()
         return self._logits
 
+    def release(self) -> None:
+        """Lets go of the hidden states. transformers' loop holds its logits until the next forward is over."""
+        del self.source, self._parent
+
     def _made(self) -> Any:
         if self._parent is None:
             return self.source.original(self.source.hidden)

@@ -159,8 +159,11 @@ class _Drawer:
         except (Unsupported, Error) as reason:
             self.refused = True
             _log(self.model, reason)
-            return self.processors(input_ids, logits.steps(logits.source.last()) if isinstance(logits, Deferred) else logits)
+            if isinstance(logits, Deferred):
+                logits = logits.steps(logits.source.last())
+            return self.processors(input_ids, logits)
         logits.source.drawn = True
+        logits.release()
         self.step += 1
         return _Drawn(tokens.to(input_ids.device))
 

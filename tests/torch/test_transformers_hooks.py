@@ -5,6 +5,7 @@ compares our logits with the model's, or from a later one, which does not.
 """
 import copy
 import logging
+import weakref
 
 import pytest
 import torch
@@ -246,6 +247,19 @@ def test_logits_that_a_hook_keeps_can_be_read_later(caplog):
     assert torch.equal(*kept) and len(ours) == 8 and lines(caplog) == []
     for one, other in zip(ours, stock):
         assert one.shape == other.shape and torch.equal(copy.deepcopy(one), other) and not one.requires_grad
+
+
+def test_hidden_states_of_a_step_are_gone_at_the_next_one(caplog):
+    """Those of a prompt may be large; and a captured graph writes to the same memory again."""
+    model, found, alive = hf.make(), [], []
+
+    def hook(module, inputs):
+        alive.append([reference() is not None for reference in found])
+        found.append(weakref.ref(inputs[0]))
+
+    model.lm_head.register_forward_pre_hook(hook)
+    generate(model, True, max_new_tokens=3)
+    assert alive == [[], [False], [False, False]] and lines(caplog) == []
 
 
 def test_a_hook_that_runs_the_model_itself(caplog):
