@@ -194,7 +194,8 @@ typedef struct fs_head {
      * four weights of every row of W, at places that depend on the row. A screen that was changed, or is another W's, is
      * FS_ERR_ARGUMENT. On CUDA that call waits for the device, so it cannot be captured. The check misses two things. One
      * is a row of W that changed, but not at those four places: a row of which half changed is missed once in 16 times, a
-     * single weight nearly always. The other is W written to after that call. fs_screen_check looks at every weight. */
+     * single weight nearly always. The other is W written to after that call. fs_screen_check looks at every weight. A
+     * context remembers 8 heads with their screens; of more in turn it would check one in every call. */
     const void *screen;
     size_t screen_bytes; /* how many there are, at least fs_screen_size */
 } fs_head;
