@@ -27,7 +27,15 @@ def numpy() -> Any:
     return np
 
 
-class Pointer:
+class Local:
+    """An object that points to memory of this process, which neither a copy nor a pickle of it would own."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a %s cannot be pickled or copied, because it points to memory of this process: pickle the "
+                        "arrays, and make another one of them" % type(self).__name__)
+
+
+class Pointer(Local):
     """Memory by its address, for arrays without an interface Python knows.
 
     dtype is "f32", "f16", "bf16", "i32", ...; stride is the bytes from one row to the next, 0 = packed; device is
@@ -94,11 +102,18 @@ def integer(value: Any, dtype: str, what: str) -> int:
     return int(value)
 
 
+def is_complex(value: Any) -> bool:
+    """Whether a number or an array is complex: numpy and torch would drop the imaginary part."""
+    return isinstance(value, complex) or "complex" in str(getattr(value, "dtype", ""))
+
+
 def real(value: Any, what: str) -> float:
     """A number as a float."""
     if type(value) is float:
         return value
     try:
+        if is_complex(value):
+            raise TypeError
         return float(value)
     except (TypeError, ValueError):
         raise TypeError("%s: %r, expected a number" % (what, value)) from None
@@ -106,13 +121,16 @@ def real(value: Any, what: str) -> float:
 
 def integers(value: Any, dtype: str, what: str) -> Any:
     """The array, if this dtype holds its values: numpy would wrap and truncate them silently. An array of the signed
-    type of the same width stands for it, as tensors do."""
+    type of the same width is used as it lies, like a tensor's, if none of its values is negative."""
     np = numpy()
     array, (low, high) = np.asarray(value), LIMITS[dtype]
-    same_width = (TYPESTR[dtype], TYPESTR.get(UNSIGNED.get(dtype)))
-    if hasattr(value, "dtype") and array.dtype.str in same_width:
+    if hasattr(value, "dtype") and array.dtype.str == TYPESTR[dtype]:
+        return array
+    if hasattr(value, "dtype") and array.dtype.str == TYPESTR.get(UNSIGNED.get(dtype)):
+        if np.count_nonzero(array < 0):
+            raise no_integer(array[array < 0].flat[0], dtype, what)
         return array.view(TYPESTR[dtype])
-    if array.dtype.kind not in "biufO":
+    if array.dtype.kind not in ("biuO" if what == "seed" else "biufO"):
         raise TypeError("%s: array of type %s, expected integers" % (what, array.dtype))
     exact = array.astype("f8") if array.dtype.kind == "f" else array  # a narrower float would round the limits
     try:
@@ -216,6 +234,9 @@ def converted(value: Array, dtype: str, what: str, shape: Sequence[int], in_plac
     if not isinstance(value, Pointer) and not on_device(value):
         array = integers(value, dtype, what) if dtype in LIMITS else value
         try:
+            array = numpy().asarray(array)
+            if is_complex(array):
+                raise TypeError("array of type %s, expected real numbers" % array.dtype)
             value = numpy().ascontiguousarray(array, TYPESTR[dtype])
         except (TypeError, ValueError) as error:
             raise type(error)("%s: %s" % (what, error)) from None

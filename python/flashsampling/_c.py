@@ -14,7 +14,9 @@ STATUS_OK = 0
 STATUS_UNSUPPORTED = -2
 STATUS_MEMORY = -3
 STATUS_PEER = -5
-FALLBACK_BYTES = 320 << 20  # fs_options_default
+FALLBACK_NONE = 1  # fs_options.fallback_bytes; its 0 is the default
+FALLBACK_TOKEN_ZERO = -(2**31)  # fs_batch.fallback_token; its 0 is the default
+LEAST = 1.1754943508222875e-38  # the smallest normal float32: as a scalar top_p it keeps one token, 0 is the default
 ROUNDS = {"f32": 0, "f16": 1, "bf16": 2}
 DTYPES = {**ROUNDS, "i32": 8, "i64": 9}
 QUANTISED = {"fp8_e4m3": 16, "int8": 17, "int4": 18, "nvfp4": 19, "q8_0": 32, "q5_k": 33, "q6_k": 34}
@@ -92,6 +94,10 @@ class Row(enum.IntFlag):
     RANK_BOUND = 1 << 19
     SHORT = 1 << 20
     FAR = 1 << 21
+
+
+# Bits of a row that lacks a token. A skipped row is meant to have none. Mirrored by FS_PYTHON_LACKS.
+LACKS_TOKEN = int(Row.NO_TOKEN & ~Row.SKIPPED | Row.SHORT)
 
 
 def row_text(status: int) -> str:

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import _c
-from ._arrays import (FLOATS, ITEM, Array, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, new_array,
-                      numpy, ragged, real, same_memory, screen_memory)
+from ._arrays import (FLOATS, ITEM, Array, Local, Pointer, as_pointer, converted, integer, is_scalar, is_tensor,
+                      new_array, no_integer, numpy, ragged, real, same_memory, screen_memory)
+from ._rows import RowError
 
 _SLOT_DTYPES = {
     "temperature": "f32",
@@ -39,7 +40,7 @@ def choice(table: Mapping[str, int], value: Any, what: str) -> int:
 _FLOAT = 3.4028234663852886e38  # the largest float32
 _RANGES = {
     "temperature": (0.0, _FLOAT, "0 (greedy) or more"),
-    "top_p": (0.0, math.inf, "from 0 to 1 (off)"),
+    "top_p": (0.0, 1.0 + 1e-5, "from 0 to 1 (off)"),
     "min_p": (0.0, 1.0, "from 0 (off) to 1"),
     "repetition": (1 / _FLOAT, _FLOAT, "above 0, 1 is off"),
     "frequency": (-_FLOAT, _FLOAT, "that is finite"),
@@ -52,7 +53,31 @@ def number(value: Any, name: str) -> float:
     found, (least, largest, text) = real(value, name), _RANGES[name]
     if not least <= found <= largest:
         raise ValueError("%s: %g, expected a number %s" % (name, found, text))
+    return min(max(found, _c.LEAST), 1.0) if name == "top_p" else found
+
+
+def factor(value: Any, name: str) -> float:
+    """A scale of logits. One that is 0 as a float would be the library's default, 1."""
+    found = real(value, name)
+    if abs(found) < _c.LEAST:
+        raise ValueError("%s: %g, expected a number other than 0" % (name, found))
     return found
+
+
+def count_of_samples(value: Any) -> int:
+    """`samples`; 0 would be the library's default, 1."""
+    found = integer(value, "i32", "samples")
+    if found == 0:
+        raise ValueError("samples: 0, expected 1 to 1024")
+    return found
+
+
+def _fallback_token(value: Any) -> int:
+    """The token of rows that have none, as the library takes it."""
+    found = integer(value, "i32", "fallback_token")
+    if found == _c.FALLBACK_TOKEN_ZERO:
+        raise ValueError("fallback_token: %d, expected an integer from %d to %d" % (found, found + 1, 2**31 - 1))
+    return found or _c.FALLBACK_TOKEN_ZERO
 
 
 def matrix(value: Array, what: str, dtype: str | None, shape: str = "") -> Pointer:
@@ -81,13 +106,14 @@ def check_index(pointer: Pointer, masks: int) -> None:
         raise ValueError("allow_index: %d for row %d, must be -1 to %d" % (pointer.keep[row], row, masks - 1))
 
 
-class Head:
+class Head(Local):
     """What the logits come from: weights [V, D], or stored logits [B, V] in their place.
 
     Arrays are float32, float16, bfloat16 of torch, or uint16 with dtype="bf16", and are used as they lie. For the cuda
     backend they are torch tensors on its device, and so is every array of the batch and the result. bias is [V];
     first_token and vocab place a shard in the vocabulary; round ("bf16", "f16") rounds logits as engines that store
     them do. screen is what Context.screen made of these weights: bytes that may have been saved and mapped since.
+    scale and post_scale are numbers other than 0.
     """
 
     def __init__(self, weights: Array = None, logits: Array = None, *, dtype: str | None = None, bias: Array = None,
@@ -109,8 +135,8 @@ class Head:
         c.first_token, c.vocab = integer(first_token, "i64", "first_token"), integer(vocab, "i64", "vocab")
         c.bias = self.bias.address if self.bias else None
         c.round = choice(_c.ROUNDS, round, "round")
-        c.scale, c.softcap = real(scale, "scale"), real(softcap, "softcap")
-        c.post_scale = real(post_scale, "post_scale")
+        c.scale, c.softcap = factor(scale, "scale"), real(softcap, "softcap")
+        c.post_scale = factor(post_scale, "post_scale")
         c.flags = _c.HEAD_CONSTANT if constant else 0
         self.screen: Any = None
         if screen is not None:
@@ -121,6 +147,12 @@ class Head:
 
     def __repr__(self) -> str:
         return "<flashsampling.Head %s, %s>" % (self.text, self.data.dtype)
+
+    def __copy__(self) -> "Head":
+        """Another Head of the same arrays."""
+        twin = Head.__new__(Head)
+        twin.__dict__.update(self.__dict__, struct=_c.HeadStruct.from_buffer_copy(self.struct))
+        return twin
 
     @property
     def vocab(self) -> int:
@@ -136,11 +168,12 @@ def check_penalties(rules: Mapping[str, Any]) -> None:
                 raise ValueError("%s: %s, but of which tokens: give seen, counts or count_list" % (name, rules[name]))
 
 
-class Batch:
+class Batch(Local):
     """What is drawn. The rules are keywords, named as in the C structure:
 
     temperature, top_k, top_p, min_p, seed, stream, repetition, frequency, presence
-        a number for all, or an array with one value per slot. A scalar seed is spread over the slots.
+        a number for all, or an array with one value per slot. A scalar seed is spread over the slots. Seeds are from
+        0 to 2^64 - 1; an array of int64 is used as it lies, and negative values are refused where the host can see it.
     samples, mode, noise, fallback_token, group_size, list_capacity
     flags, or each by its name in Flag: keep_ties=True, min_p_last=True, ...
     slot [B] (int32, or int64 as it lies), slots, position (a number or [B])
@@ -172,8 +205,8 @@ class Batch:
         self.device, self._made_for, self._in_place = head.data.device, head.text, in_place
         c = self.struct = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct))
         c.mode, c.noise = choice(_c.MODES, mode, "mode"), choice(_c.NOISES, noise, "noise")
-        self.samples = c.samples = integer(samples, "i32", "samples")
-        c.fallback_token = integer(fallback_token, "i32", "fallback_token")
+        self.samples = c.samples = count_of_samples(samples)
+        c.fallback_token = _fallback_token(fallback_token)
         c.group_size = integer(group_size, "i64", "group_size")
         c.list_capacity = integer(list_capacity, "i32", "list_capacity")
         c.flags = flags
@@ -199,6 +232,8 @@ class Batch:
                     c.limits.watched = c.limits.watched or max(1, self.watched)  # 0 is not said
         if padded_edits is not None:
             self._set_padded_edits(*padded_edits)
+        if given is not None and c.mode != _c.MODES["score"]:
+            raise ValueError("given: tokens to score, but mode is %r, expected \"score\"" % (mode,))
         if given is not None:
             self._point("given", self._converted(given, "i32", "given", [self.rows, self.samples]))
 
@@ -262,6 +297,8 @@ class Batch:
                 self._point(name, self._converted(value, _SLOT_DTYPES[name], name, [slots]))
             elif value is not None:
                 dtype = _SLOT_DTYPES[name]
+                if name == "seed" and isinstance(value, float):
+                    raise no_integer(value, dtype, name)
                 setattr(c.all, name, number(value, name) if dtype == "f32" else integer(value, dtype, name))
         c.slot_dtype = _c.DTYPES["i32"]
         if slot is not None:
@@ -417,16 +454,14 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Whether every row has a token. Waits for the device. Needs the statuses among the results."""
-        return not bool((self._statuses() & int(_c.Row.NO_TOKEN)).any())
+        """Whether no row lacks a token; skipped rows do not count. Waits for the device. Needs the statuses among the
+        results."""
+        return not bool((self._statuses() & _c.LACKS_TOKEN).any())
 
     def check(self) -> "Result":
-        """Raises ValueError if a row has no token, with the rows and why; returns the result."""
+        """Raises RowError if a row lacks a token; returns the result."""
         if not self.ok:
-            found = [(row, int(bits)) for row, bits in enumerate(self._statuses().tolist()) if bits & _c.Row.NO_TOKEN]
-            texts = ["row %d: %s" % (row, _c.row_text(bits)) for row, bits in found[:8]]
-            raise ValueError("%d of %d rows have no token: %s%s" % (len(found), self.status.shape[0], "; ".join(texts),
-                                                                   "; ..." * (len(found) > 8)))
+            raise RowError(self._statuses().tolist(), self)
         return self
 
     def _statuses(self) -> Array:

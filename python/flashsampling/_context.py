@@ -8,8 +8,9 @@ from ctypes import byref
 from typing import Any
 
 from . import _c, _native
-from ._arrays import Array, as_pointer, converted, integer, is_tensor, new_array, numpy, real, same_memory
-from ._call import Batch, Head, Out, Outputs, Result, choice
+from ._arrays import Array, Local, as_pointer, converted, integer, is_tensor, new_array, numpy, real, same_memory
+from ._call import Batch, Head, Out, Outputs, Result, choice, count_of_samples
+from ._rows import Statuses, raises
 
 
 class Error(RuntimeError):
@@ -122,16 +123,16 @@ def some_bytes(size: int, device: str) -> tuple[Any, int]:
     return memory, memory.data_ptr()
 
 
-class Context:
+class Context(Local):
     """One backend with its threads and work memory. Serves one call at a time; use one per thread.
 
     backend is "auto", "cpu", "cuda" or "reference"; threads 0 = every core. log(line) hears what was chosen and why.
     parallel_for(count, task) runs task(i) for i in range(count) on the caller's threads; what it raises is raised when
     the call has come to its end. work is the number of bytes to set aside once; calls then never allocate (work_size
-    tells how many). On "cuda" device is its number and stream the handle of the stream (torch: stream.cuda_stream; 0 is
-    the default stream; None is torch's current stream, whichever that is when a call comes); calls return when they are
-    queued there, and the arrays must live until they have run. check_pointers asks the driver about every pointer of
-    every call.
+    tells how many). fallback_bytes is how much wide rows may allocate at most, 0 is none. On "cuda" device is its
+    number and stream the handle of the stream (torch: stream.cuda_stream; 0 is the default stream; None is torch's
+    current stream, whichever that is when a call comes); calls return when they are queued there, and the arrays must
+    live until they have run. check_pointers asks the driver about every pointer of every call.
     """
 
     def __init__(self, backend: str | int = "auto", *, device: int = 0, threads: int = 0, block: int = 0,
@@ -151,8 +152,8 @@ class Context:
         o.device, o.threads = integer(device, "i32", "device"), integer(threads, "i32", "threads")
         o.block, o.stream = integer(block, "i32", "block"), self._stream(stream)
         o.flags = _c.CHECK_POINTERS if check_pointers else 0
-        o.fallback_bytes = (_c.FALLBACK_BYTES if fallback_bytes is None
-                            else integer(fallback_bytes, "u64", "fallback_bytes"))
+        if fallback_bytes is not None:
+            o.fallback_bytes = integer(fallback_bytes, "u64", "fallback_bytes") or _c.FALLBACK_NONE
         if log:
             o.log = _c.LogFunction(lambda user, line: log(line.decode(errors="replace")))
         if parallel_for:
@@ -164,6 +165,7 @@ class Context:
         self._context, self.busy, self.closed = out, threading.Lock(), False
         self.device = "cuda:%d" % o.device if self.text.startswith("cuda") else "cpu"
         self._work: Any = None
+        self._given_stream = stream
         if self.device != "cpu" and stream is None:
             self.current_stream = _torch_stream()
         if self.current_stream is not None:
@@ -184,9 +186,6 @@ class Context:
     def _destroy(self) -> None:
         self.library.fs_context_destroy(self._context)
         self._context, self.closed, self.stream_now.value = None, True, _native.CLOSED
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a Context cannot be copied or pickled: make another one")
 
     def __enter__(self) -> "Context":
         return self
@@ -264,6 +263,17 @@ class Context:
         """CUDA: the stream of the calls that follow (its handle, 0: the default stream); they wait for those before."""
         self.current_stream, self.stream_now.value = None, _native.STAY
         self._set_stream(stream)
+        self._given_stream = stream
+
+    def torch_stream(self) -> Any:
+        """CUDA: the stream that was given to this context, as a context manager of torch; None for torch's own."""
+        if self.current_stream is not None or self._given_stream is None:
+            return None
+        import torch
+
+        default = torch.cuda.default_stream(self.device)
+        given = torch.cuda.ExternalStream(self._given_stream, self.device) if self._given_stream > 1 else default
+        return torch.cuda.stream(given)
 
     def _set_stream(self, stream: int | None) -> None:
         _check(self.library, self.library.fs_context_set_stream(self.handle(), self._stream(stream)), self._context)
@@ -321,21 +331,30 @@ class Context:
         return batch, out if out is not None else Result(batch, outputs, top=top, logits=logits, tokens=tokens)
 
     def sample(self, head: Head, hidden: Array | Batch = None, *, ranks: int | None = None, out: Out = None,
-               outputs: Outputs = (), top: int = 0, logits: str = "raw", tokens: str = "i32", **rules: Any) -> Result:
+               outputs: Outputs = (), top: int = 0, logits: str = "raw", tokens: str = "i32",
+               on_error: str | None = None, **rules: Any) -> Result:
         """Draws every row and returns a Result.
 
         hidden is [B, D] (None for stored logits), or a Batch. outputs names what is wanted besides tokens and status
         (Result.OUTPUTS, or "all"), top is how many of the best tokens, logits which logits they all speak of. The rules
         are those of Batch. out is what to write into: a Result, or a dictionary of the caller's arrays by name, which
         then says what is wanted. ranks is the address of an fs_ranks: then head is this rank's shard.
+
+        on_error="raise" raises RowError, with the result, if a row lacks a token. "status" leaves such a row with the
+        token -1 (fallback_token) and its status. None, the default, raises on the CPU. On CUDA it does not, because a
+        call is only queued there: "raise" waits for the device, and does nothing while a graph is captured.
         """
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         c = result.struct(batch)
+        statuses = Statuses(self, c, batch.rows) if raises(on_error, self.device) else None
         if ranks is None:
             self._run(self.library.fs_sample, head, batch, byref(c))
         else:
             self._run(lambda context, *rest: self.library.fs_sample_ranks(context, ranks, *rest), head, batch, byref(c))
-        return result.take(c)
+        result.take(c)
+        if statuses is not None:
+            statuses.check(result, batch.rows)
+        return result
 
     def work_size(self, head: Head, hidden: Array | Batch = None, *, every: bool = True, out: Out = None,
                   outputs: Outputs = (), top: int = 0, logits: str = "raw", tokens: str = "i32", **rules: Any) -> int:
@@ -384,15 +403,21 @@ class Context:
                 raise Error(_c.STATUS_PEER, text)
 
     def merge(self, parts: Sequence[Array], head: Head, hidden: Array | Batch = None, *, out: Out = None,
-              outputs: Outputs = (), top: int = 0, logits: str = "raw", tokens: str = "i32", **rules: Any) -> Result:
-        """The Result of all parts together, one per shard. The other arguments are those the parts were made with."""
+              outputs: Outputs = (), top: int = 0, logits: str = "raw", tokens: str = "i32",
+              on_error: str | None = None, **rules: Any) -> Result:
+        """The Result of all parts together, one per shard. The other arguments are those the parts were made with;
+        on_error as in `sample`."""
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         arrays = [part if is_tensor(part) else numpy().frombuffer(part, "u1") for part in parts]
         self._check_sizes(arrays, self.partial_size(head, batch, out=result))
         pointers = (ctypes.c_void_p * len(arrays))(*(self._address(a) for a in arrays))
         c = result.struct(batch)
+        statuses = Statuses(self, c, batch.rows) if raises(on_error, self.device) else None
         self._run(self.library.fs_merge, head, batch, pointers, len(arrays), byref(c))
-        return result.take(c)
+        result.take(c)
+        if statuses is not None:
+            statuses.check(result, batch.rows)
+        return result
 
 
 def accept(draft: Array, target: Array, *, context: Context | None = None, out: Array = None) -> Array:
@@ -446,7 +471,7 @@ def supports(backend: str | int, *, call: str | int = "sample", kind: str | int 
     o.dtype = choice({**_c.DTYPES, **_c.QUANTISED}, dtype, "dtype")
     o.hidden_dtype = choice(_c.DTYPES, hidden_dtype, "hidden_dtype")
     o.mode, o.noise = choice(_c.MODES, mode, "mode"), choice(_c.NOISES, noise, "noise")
-    o.samples, o.logits = integer(samples, "i32", "samples"), choice(_c.LOGITS, logits, "logits")
+    o.samples, o.logits = count_of_samples(samples), choice(_c.LOGITS, logits, "logits")
     o.rules, o.results = _bits(_c.Rule, rules, "rules"), _bits(_c.Wanted, results, "results")
     o.flags, o.group_size = _bits(_c.Flag, flags, "flags"), integer(group_size, "i64", "group_size")
     why, lib = ctypes.c_char_p(), _c.library(backend)

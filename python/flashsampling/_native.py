@@ -3,10 +3,12 @@
 Without it, or where FLASHSAMPLING_CALLS=ctypes says so, the package does the same by itself through ctypes.
 """
 import ctypes
+import itertools
 import os
 import sys
 from collections.abc import Callable
-from ctypes import PYFUNCTYPE, c_char_p, c_int32, c_int64, c_size_t, c_uint64, c_void_p, py_object
+from ctypes import POINTER, PYFUNCTYPE, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import py_object
 from typing import Any
 
 from . import _c
@@ -46,6 +48,7 @@ class Prepared(ctypes.Structure):
         ("head", c_void_p),
         ("batch", c_void_p),
         ("result", c_void_p),
+        ("status", c_void_p),
         ("drawn", py_object),
     ]
 
@@ -64,14 +67,21 @@ class Library(ctypes.Structure):
     ]
 
 
+class _Member(ctypes.Structure):
+    """fs_python_member."""
+
+    _fields_ = [("name", c_char_p), ("offset", c_size_t), ("size", c_size_t)]
+
+
 FindFunction = ctypes.CFUNCTYPE(c_void_p, c_int32)
 RoomFunction = ctypes.CFUNCTYPE(c_int32, c_int32)
+TextFunction = ctypes.CFUNCTYPE(None, POINTER(c_uint32), c_int64, c_void_p, c_int32)
 
 _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
-    "fs_python_torch_open": (c_char_p, [FindFunction, RoomFunction]),
+    "fs_python_torch_open": (c_char_p, [FindFunction, RoomFunction, TextFunction]),
     "fs_python_torch_register": (c_char_p, [c_char_p]),
     "fs_python_torch_draw": (None, [c_void_p, c_uint64, c_uint64]),
-    "fs_python_size": (c_size_t, []),
+    "fs_python_layout": (POINTER(_Member), []),
 }
 _loaded: list[ctypes.CDLL | None] = []
 
@@ -93,11 +103,23 @@ def _load() -> ctypes.CDLL | None:
     for name, (result, arguments) in _PROTOTYPES.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
-    size = ctypes.sizeof(Prepared) + ctypes.sizeof(Library)
-    if lib.fs_python_size() != size:
-        raise ImportError("%s is of another version: structures of %d bytes, expected %d; build it again"
-                          % (path, lib.fs_python_size(), size))
+    _check_layout(lib, path)
     return lib
+
+
+def _check_layout(lib: ctypes.CDLL, path: str | None) -> None:
+    """Refuses a library whose structures are not those above, member by member."""
+    found, wanted = {}, {}
+    for member in itertools.takewhile(lambda member: member.name, lib.fs_python_layout()):
+        found[member.name.decode()] = member.offset, member.size
+    for kind, struct in (("fs_prepared", Prepared), ("fs_python_library", Library)):
+        for name, _ in struct._fields_:
+            field = getattr(struct, name)
+            wanted["%s.%s" % (kind, name)] = field.offset, field.size
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            raise ImportError("%s is of another version: %s has (offset, size) %s there, %s here; build it again"
+                              % (path, name, found.get(name), wanted.get(name)))
 
 
 def library() -> ctypes.CDLL | None:
@@ -159,8 +181,7 @@ def prepare(prepared: Prepared, like: Any, dtype: str, device: str) -> Callable[
 def described(backend: str) -> Library:
     """The library for a backend, with options as Context has them."""
     lib = _c.library(os.environ.get("FLASHSAMPLING_BACKEND", backend))
-    found = Library(options=_c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct), backend=_c.BACKENDS[backend],
-                                             fallback_bytes=_c.FALLBACK_BYTES))
+    found = Library(options=_c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct), backend=_c.BACKENDS[backend]))
     for name, function in (("create", lib.fs_context_create), ("destroy", lib.fs_context_destroy),
                            ("sample", lib.fs_sample), ("set_stream", lib.fs_context_set_stream),
                            ("error_text", lib.fs_error_text), ("status_text", lib.fs_status_text)):

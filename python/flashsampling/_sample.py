@@ -47,7 +47,7 @@ def fresh_seed(like: Any = None) -> int:
 
 
 def _draw(head: Head, hidden: Any, like: Any, context: Context | None, out: dict[str, Any] | None,
-          asked: dict[str, Any], rules: dict[str, Any]) -> Result:
+          on_error: str | None, asked: dict[str, Any], rules: dict[str, Any]) -> Result:
     if context is not None and not isinstance(context, Context):
         raise TypeError("context: a %s, expected a Context" % type(context).__name__)
     if rules["seed"] is None:
@@ -59,13 +59,13 @@ def _draw(head: Head, hidden: Any, like: Any, context: Context | None, out: dict
     batch = Batch(head, hidden, **rules)
     check_penalties(rules)
     result = Result(batch, **asked) if out is None else Result.into(batch, out, logits=asked["logits"])
-    return (context or default_context(head.data.device or "cpu")).sample(head, batch, out=result)
+    return (context or default_context(head.data.device or "cpu")).sample(head, batch, out=result, on_error=on_error)
 
 
 def sample(hidden: Any, weight: Any, *, temperature: Any = 1.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0,
            seed: Any = None, position: Any = 0, outputs: Outputs = (), top: int = 0, logits: str = "raw",
            tokens: str = "i64", dtype: str | None = None, context: Context | None = None,
-           out: dict[str, Any] | None = None, **rules: Any) -> Result:
+           out: dict[str, Any] | None = None, on_error: str | None = "raise", **rules: Any) -> Result:
     """Draws the next token of every row of `hidden` from softmax(hidden @ weight.T), without storing the logits.
 
     hidden is [B, D], weight [V, D]: numpy arrays or torch tensors, in host memory or on one CUDA device, float32,
@@ -81,18 +81,23 @@ def sample(hidden: Any, weight: Any, *, temperature: Any = 1.0, top_k: Any = 0, 
     bias [V], scale, softcap, post_scale, round, vocab, first_token: of the head, see Head.
     context: a Context to draw with; by default one per thread and device is kept.
 
-    Calls on tensors of a CUDA device are queued on torch's current stream. Who calls it every step prepares a Sampler.
+    on_error: by default RowError, which has the result, is raised if a row lacks a token: all its logits are NaN, a
+        mask is empty, a rule is out of range. "status" gives such a row the token -1 (fallback_token), which is no
+        index, and its status. On CUDA "raise" waits for the device, unless a graph is captured, which cannot raise:
+        there it is "status". None is "raise" on the CPU and "status" on CUDA. A skipped row (slot -1) is no error.
+
+    Calls on tensors of a CUDA device are queued on torch's current stream. A loop prepares its call once: Sampler.
     """
     head = Head(weight, dtype=dtype, **{name: rules.pop(name) for name in _HEAD if name in rules})
     rules.update(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, position=position)
     asked = dict(outputs=outputs, top=top, logits=logits, tokens=tokens)
-    return _draw(head, hidden, hidden, context, out, asked, rules)
+    return _draw(head, hidden, hidden, context, out, on_error, asked, rules)
 
 
 def sample_logits(logits: Any, *, temperature: Any = 1.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0,
                   seed: Any = None, position: Any = 0, outputs: Outputs = (), top: int = 0, logits_of: str = "raw",
                   tokens: str = "i64", dtype: str | None = None, context: Context | None = None,
-                  out: dict[str, Any] | None = None, **rules: Any) -> Result:
+                  out: dict[str, Any] | None = None, on_error: str | None = "raise", **rules: Any) -> Result:
     """Draws from stored logits [B, V], float32, float16 or bfloat16, with the rules and results of `sample`.
 
     logits_of is what `sample` calls logits: which logits logprobs and the like speak of.
@@ -100,4 +105,4 @@ def sample_logits(logits: Any, *, temperature: Any = 1.0, top_k: Any = 0, top_p:
     head = Head(logits=logits, dtype=dtype, **{name: rules.pop(name) for name in _HEAD if name in rules})
     rules.update(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, position=position)
     asked = dict(outputs=outputs, top=top, logits=logits_of, tokens=tokens)
-    return _draw(head, None, logits, context, out, asked, rules)
+    return _draw(head, None, logits, context, out, on_error, asked, rules)

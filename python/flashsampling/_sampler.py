@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _c, _native
-from ._arrays import (FLOATS, TYPESTR, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, numpy,
+from ._arrays import (FLOATS, TYPESTR, Local, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, numpy,
                       same_memory, torch_dtype)
 from ._call import Batch, Head, Result, check_penalties
 from ._context import Context
+from ._rows import Statuses, raises
 from ._sample import fresh_seed
 
 
@@ -44,7 +45,7 @@ def _array_address(dtype: str) -> Callable[[Any], int | None]:
     return address
 
 
-class Sampler:
+class Sampler(Local):
     """Draws from one head, step after step, for up to `rows` rows.
 
         sampler = Sampler(head, rows=64, temperature=temperatures, top_p=0.95, outputs=["logprob"])
@@ -60,11 +61,16 @@ class Sampler:
 
     A Sampler serves one thread at a time, with a context of its own unless it is given one. On CUDA calls go to torch's
     current stream and can be captured in a graph; a graph repeats a position that is a number, so give it as an array.
+
+    on_error: what becomes of rows that lack a token, as in Context.sample. None, the default, raises RowError on the
+    CPU. On CUDA, in graphs too, such a row has the token -1 and its status, and `check` of the result tells; "raise"
+    waits for the device in every call, outside of captures.
     """
 
     def __init__(self, head: Head, rows: int, *, hidden_dtype: str | None = None,
                  outputs: str | Sequence[str] = (), top: int = 0, logits: str = "raw", tokens: str = "i64",
-                 context: Context | None = None, position: Any = None, **rules: Any) -> None:
+                 context: Context | None = None, position: Any = None, on_error: str | None = None,
+                 **rules: Any) -> None:
         if not isinstance(head, Head):
             raise TypeError("head: a %s, expected a Head" % type(head).__name__)
         self.rows = integer(rows, "i64", "rows")
@@ -85,14 +91,14 @@ class Sampler:
         self._input.keep = like
         self._address = _array_address(dtype) if like is None else _tensor_address(like, dtype)
         self.head = copy.copy(head)
-        self.head.struct = _c.HeadStruct.from_buffer_copy(head.struct)
         if not self._of_weights:
             self.head.data = self._input
         self._prepared = _native.Prepared(rows=-1, columns=self._input.shape[1], locked=self._busy.locked)
         if self._weights is not None:
             self._prepared.weights, self._prepared.place = like, self._place
         self._native = None
-        if like is not None and not self.context.parallel_for:
+        self._raises, on_host = raises(on_error, self.context.device), self.context.device == "cpu"
+        if like is not None and not self.context.parallel_for and (on_host or not self._raises):
             self._native = _native.prepare(self._prepared, like, dtype, self.context.device)
         self._asked: dict[str, Any] = {"outputs": outputs, "top": top, "logits": logits, "tokens": tokens}
         self._rules: dict[str, Any] = {}
@@ -124,6 +130,7 @@ class Sampler:
         result = Result(batch, **self._asked)
         result.take(result.struct(batch))
         structs = self.head.struct, batch.struct, result.written
+        statuses = Statuses(self.context, result.written, self.rows) if self._raises else None
         if self._busy.locked():  # a call of another thread reads the structures that go
             raise self.context.in_use()
         with self._busy:
@@ -134,6 +141,7 @@ class Sampler:
             self._function = _c.sample_by_address(self.context.library)
             self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
             self.batch, self._rules, self._result, p.position = batch, rules, result, position
+            self._statuses = statuses
             self._results: dict[Any, Result] = {}  # by the shape of what is drawn from
             # Whose rows the structures have, None if they are not packed; what they point to beside the rules.
             self._last: Result | None = None
@@ -142,6 +150,7 @@ class Sampler:
             p.context, p.head, p.batch, p.result = self._arguments
             p.input = p.batch + _c.BatchStruct.hidden.offset if self._of_weights else p.head + _c.HeadStruct.data.offset
             p.position_at = None if "position" in rules else p.batch + _c.BatchStruct.position_all.offset
+            p.status = None if statuses is None else result.written.status
             p.in_c, p.stream_now = map(ctypes.addressof, (self.context.in_c, self.context.stream_now))
             p.sample = _native.address(self.context.library.fs_sample)
             p.set_stream = _native.address(self.context.library.fs_context_set_stream)
@@ -151,7 +160,8 @@ class Sampler:
         the sampler's own arrays, which the next call writes again.
 
         position is a number, or an array [B]; None is one more than the last (0 at first), or, if the sampler was given
-        an array of positions, what is in it.
+        an array of positions, what is in it. A call that fails or is interrupted leaves the position to the next one;
+        one that ends by RowError has drawn its other rows and counts.
         """
         if position is None and self._native is not None:
             result = self._native(hidden)
@@ -171,8 +181,13 @@ class Sampler:
             status = self._function(*self._arguments)
             if status == _c.STATUS_MEMORY and context.make_room():
                 status = self._function(*self._arguments)
-        if status or context.parallel_for:
-            context.check(status)
+            if status or context.parallel_for:
+                context.check(status)
+            batch = self.batch.struct
+            if self._positions is None and "position" not in self._rules:
+                self._prepared.position = batch.position_all + 1  # 2^64 is 0
+            if self._statuses is not None:
+                self._statuses.check(result, batch.rows)
         return result
 
     def _exchange(self, hidden: Any, position: Any) -> Result:
@@ -196,7 +211,6 @@ class Sampler:
             self._set_position(position, batch.rows)
         elif "position" not in self._rules:
             batch.position_all = prepared.position
-            prepared.position += 1
         if context.current_stream is not None:
             context.follow()
         if self._native is not None and self._last is not None and self._positions is None:
@@ -237,4 +251,3 @@ class Sampler:
             return
         batch.position = self._positions = None
         batch.position_all = self.position if position is None else integer(position, "u64", "position")
-        self._prepared.position = batch.position_all + 1  # 2^64 is 0

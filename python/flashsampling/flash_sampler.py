@@ -9,7 +9,8 @@ A program written against such a sketch changes its import and draws fused. What
 - tile_size is taken and changes nothing, neither tokens nor speed: the library chooses its tiles, and no token depends
   on them.
 - temperature 0 is greedy. Seeds come from torch's default generator: torch.manual_seed makes draws repeat.
-- A row without a distribution (only NaN or -inf) gets -1, which is no token.
+- A row without a distribution (only NaN or -inf) raises RowError on the CPU. On a GPU, where nothing waits for the
+  device, it gets -1, which is no token.
 
 Weights are used as they lie, on the CPU or, with a library built for it, on a GPU (there sample_grouped takes float16
 and bfloat16 alone); hidden states and logits are copied only where they are expanded or transposed.
@@ -93,14 +94,14 @@ class FlashSampler(_Sized):
         if logits.dim() < 1 or logits.shape[-1] < 1:
             raise ValueError(f"logits: shape {list(logits.shape)}, expected [..., vocabulary]")
         rows = _rows(logits.reshape(-1, logits.shape[-1]))
-        tokens: torch.Tensor = sample_logits(rows, temperature=_temperature(temperature)).tokens
+        tokens: torch.Tensor = sample_logits(rows, temperature=_temperature(temperature), on_error=None).tokens
         return tokens.reshape(logits.shape[:-1])
 
     def sample_tiled(self, hidden: torch.Tensor, lm_head_weight: torch.Tensor,
                      temperature: float = 1.0) -> torch.Tensor:
         """Tokens [batch_size], int64, in one pass over lm_head_weight."""
         hidden, weight, _ = self._checked(hidden, lm_head_weight)
-        tokens: torch.Tensor = sample(hidden, weight, temperature=_temperature(temperature)).tokens
+        tokens: torch.Tensor = sample(hidden, weight, temperature=_temperature(temperature), on_error=None).tokens
         return tokens[:, 0]
 
     def sample_grouped(self, hidden: torch.Tensor, lm_head_weight: torch.Tensor, temperature: float = 1.0,
@@ -145,7 +146,8 @@ class FusedFlashSamplingKernel(_Sized):
         if found.type != self.device.type or self.device.index not in (None, found.index):
             raise ValueError(f"hidden: on {found}, this sampler is for {self.device}")
         hidden, weight, bias = self._checked(hidden, lm_head_weight, lm_head_bias)
-        tokens: torch.Tensor = sample(hidden, weight, bias=bias, temperature=_temperature(temperature)).tokens
+        tokens: torch.Tensor = sample(hidden, weight, bias=bias, temperature=_temperature(temperature),
+                                      on_error=None).tokens
         return tokens[:, 0]
 
     def benchmark_vs_standard(self, batch_size: int = 32, hidden_dim: int | None = None,

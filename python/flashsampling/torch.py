@@ -12,11 +12,14 @@ is imported:
 
 Each has an overload that takes tensors by row alone, and one with all rules, `rules`: torch looks for every argument of
 a schema in every call, 0.1 us each. They have fake kernels, change none of their arguments, allocate their results with
-torch and are queued on its current stream. A row without a token gets -1. Rules that are not here are those of
-flashsampling.Sampler.
+torch and are queued on its current stream. Rules that are not here are those of flashsampling.Sampler.
 
-What they refuse is a RuntimeError, as it is of torch's own. The kernels are in C where the library for that is there
-(_native.py), otherwise those below.
+What they refuse is a RuntimeError, as it is of torch's own. On the CPU so is a row that lacks a token, unless
+`raise_error=False` asks for -1 in its place. On CUDA such a row always gets -1: an operator only queues its call, in
+graphs and in compiled code too, and nobody waits for the device. Where tokens index an embedding, ask for statuses
+(`sample_logprob`) or look for -1.
+
+The kernels are in C where the library for that is there (_native.py), otherwise those below.
 """
 import ctypes
 import os
@@ -29,7 +32,10 @@ import torch
 from torch import Tensor
 
 from . import _c, _native
+from ._arrays import no_integer, numpy
+from ._call import factor, number
 from ._context import Context, make_room
+from ._rows import RowError, raises
 from ._sample import generation
 
 __all__ = ["sample", "sample_logits"]
@@ -41,7 +47,7 @@ _BY_ROW = frozenset(("temperature", "top_k", "top_p", "min_p", "seed", "position
 _RULES = (", Tensor? slot=None, Tensor? allow=None, Tensor? allow_index=None, "
           "float temperature_all=1.0, SymInt top_k_all=0, float top_p_all=1.0, float min_p_all=0.0, "
           "SymInt seed_all=0, SymInt position_all=0, SymInt samples=1, int flags=0, SymInt vocab=0, "
-          'str round="f32", float scale=1.0, float softcap=0.0, float post_scale=1.0')
+          'str round="f32", float scale=1.0, float softcap=0.0, float post_scale=1.0, bool raise_error=True')
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _ITEM = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 _SLOTS = {torch.int32: _c.DTYPES["i32"], torch.int64: _c.DTYPES["i64"]}
@@ -62,6 +68,7 @@ class _Call:
         self.numbers: tuple[Any, ...] | None = None  # what _set_numbers has set
         self.chooses = False  # whether the last call had slots or masks
         self.known: tuple[Any, ...] | None = None  # what the head's structure was made from
+        self.statuses = numpy().empty(0, "u4")  # of calls that are not asked for them
         structs = self.head, self.batch, self.result
         self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
 
@@ -73,6 +80,14 @@ class _Call:
             status = self._function(*self._arguments)
         if status:
             self.context.check(status)
+
+
+    def own_statuses(self, rows: int) -> int:
+        """Where statuses go that nobody asked for."""
+        if self.statuses.shape[0] != rows:
+            self.statuses = numpy().empty(rows, "u4")
+            self.statuses_at = self.statuses.ctypes.data
+        return self.statuses_at
 
 
 _calls = threading.local()
@@ -114,6 +129,20 @@ def _rows(value: Tensor, name: str, device: torch.device, columns: int | None = 
     return stride
 
 
+def _checked(check: Callable[[float, str], float], value: float, name: str) -> float:
+    """A number that holds for all rows; what is refused is torch's kind of error."""
+    try:
+        return check(value, name)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
+
+
+def _check_rows(statuses: Any) -> None:
+    """RuntimeError if a row lacks a token."""
+    if numpy().count_nonzero(statuses) and (statuses & _c.LACKS_TOKEN).any():
+        raise RuntimeError(str(RowError(statuses.tolist(), None)))
+
+
 def _set_head(call: _Call, data: Tensor, kind: int, about: tuple[Any, ...]) -> None:
     """Weights are the same from call to call, and looking at them again is most of an operator's time."""
     found = data.data_ptr(), data.dtype, data.shape, data.stride(), kind, about
@@ -124,7 +153,8 @@ def _set_head(call: _Call, data: Tensor, kind: int, about: tuple[Any, ...]) -> N
     head.stride = _rows(data, "logits" if kind else "weight", data.device)
     head.kind, head.dtype, head.data, head.rows = kind, _DTYPES[data.dtype], data.data_ptr(), data.shape[kind]
     head.dim = 0 if kind else data.shape[1]
-    head.vocab, round, head.scale, head.softcap, head.post_scale = about
+    head.vocab, round, scale, head.softcap, post_scale = about
+    head.scale, head.post_scale = _checked(factor, scale, "scale"), _checked(factor, post_scale, "post_scale")
     if round not in _c.ROUNDS:
         raise RuntimeError("round %r: expected one of %s" % (round, ", ".join(_c.ROUNDS)))
     head.round = _c.ROUNDS[round]
@@ -137,7 +167,8 @@ def _draw(kind: int, results: int, hidden: Tensor | None, data: Tensor, bias: Te
           slot: Tensor | None = None, allow: Tensor | None = None, allow_index: Tensor | None = None,
           temperature_all: float = 1.0, top_k_all: int = 0, top_p_all: float = 1.0, min_p_all: float = 0.0,
           seed_all: int = 0, position_all: int = 0, samples: int = 1, flags: int = 0, vocab: int = 0,
-          round: str = "f32", scale: float = 1.0, softcap: float = 0.0, post_scale: float = 1.0) -> Any:
+          round: str = "f32", scale: float = 1.0, softcap: float = 0.0, post_scale: float = 1.0,
+          raise_error: bool = True) -> Any:
     device = data.device
     call = _call(device)
     head, batch, result = call.head, call.batch, call.result
@@ -166,14 +197,19 @@ def _draw(kind: int, results: int, hidden: Tensor | None, data: Tensor, bias: Te
         _set_rows(call, slot, allow, allow_index, rows, vocab or head.rows, device)
     tokens = torch.empty((rows, samples), dtype=torch.int64, device=device)
     result.tokens = tokens.data_ptr()
+    raise_error = raise_error and device.type == "cpu"
     if results == 1:
-        result.logprob = result.status = None
+        result.logprob, result.status = None, call.own_statuses(rows) if raise_error else None
         call.run()
+        if raise_error:
+            _check_rows(call.statuses)
         return tokens
     logprob = torch.empty((rows, samples), dtype=torch.float32, device=device)
     status = torch.empty((rows,), dtype=torch.int32, device=device)
     result.logprob, result.status = logprob.data_ptr(), status.data_ptr()
     call.run()
+    if raise_error:
+        _check_rows(status.numpy())
     return tokens, logprob, status
 
 
@@ -182,8 +218,11 @@ def _set_numbers(call: _Call, rows: int, slots: int, samples: int, flags: int, t
     """What seldom changes from call to call."""
     batch, every = call.batch, call.batch.all
     call.numbers = None
+    if not 1 <= samples <= 1024:
+        raise RuntimeError("argument: samples is %d, must be 1 to 1024" % samples)
     batch.rows, batch.slots, batch.samples, batch.flags = rows, slots, samples, flags
-    every.temperature, every.top_p, every.min_p, every.seed = temperature, top_p, min_p, seed
+    every.temperature, every.top_p = _checked(number, temperature, "temperature"), _checked(number, top_p, "top_p")
+    every.min_p, every.seed = _checked(number, min_p, "min_p"), seed
     every.top_k = top_k if 0 <= top_k < 2**31 else 0  # off, as what no vocabulary reaches
     call.numbers = (rows, slots, samples, flags, temperature, top_k, top_p, min_p, seed)
 
@@ -245,12 +284,18 @@ def _make_room(device: int) -> int:
     return make_room(device)
 
 
+@_native.TextFunction
+def _rows_text(statuses: Any, rows: int, text: int, size: int) -> None:
+    found = str(RowError(statuses[:rows], None)).encode()[: size - 1] + b"\0"
+    ctypes.memmove(text, found, len(found))
+
+
 def _in_c() -> Callable[[str], None] | None:
     """A function that gives an operator its kernels in C; None where they cannot be had."""
     lib = _native.library()
     if lib is None:
         return None
-    missing = lib.fs_python_torch_open(_find_library, _make_room)
+    missing = lib.fs_python_torch_open(_find_library, _make_room, _rows_text)
     if missing:
         if os.environ.get("FLASHSAMPLING_CALLS") == "native":
             raise ImportError("FLASHSAMPLING_CALLS=native: this torch has no %s" % missing.decode())
@@ -301,8 +346,8 @@ def _operands(rows: Tensor, seed: int | Tensor | None, rules: dict[str, Any]) ->
     """Keywords of an operator: what is a number goes where numbers go. Without a seed every row gets one of torch's."""
     if seed is None:
         seed = torch.randint(0, 2**63 - 1, (rows.shape[0],), device=rows.device)
-    if isinstance(seed, float):
-        raise ValueError("seed: %s, expected an integer or a tensor of int64" % seed)
+    if not isinstance(seed, Tensor) and (isinstance(seed, float) or not 0 <= seed < 2**64):
+        raise no_integer(seed, "u64", "seed")
     rules["seed"] = seed if isinstance(seed, Tensor) else (seed + 2**63) % 2**64 - 2**63
     for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position"):
         if name in rules and not isinstance(rules[name], Tensor):
@@ -312,24 +357,55 @@ def _operands(rows: Tensor, seed: int | Tensor | None, rules: dict[str, Any]) ->
     return rules
 
 
+def _called(operator: Any, full: Any, sources: tuple[Any, ...], on_error: str | None, keywords: dict[str, Any]) -> Any:
+    """What the operator returns, or RowError; `full` is the operator that also returns statuses."""
+    wanted = raises(on_error, sources[0].device.type)
+    if on_error == "status":
+        keywords["raise_error"] = False
+    if torch.compiler.is_compiling():
+        return _overload(operator, keywords)(*sources, **keywords)
+    try:
+        found = _overload(operator, keywords)(*sources, **keywords)
+        if not (wanted and sources[0].is_cuda) or torch.cuda.is_current_stream_capturing():
+            return found
+    except RuntimeError as error:
+        if "lack a token" not in str(error):
+            raise
+    # The same call once more, with statuses: equal seeds draw equal tokens.
+    keywords["raise_error"] = False
+    results = _overload(full, keywords)(*sources, **keywords)
+    found, statuses = results if operator is full else results[0], results[2]
+    if (statuses & _c.LACKS_TOKEN).any():
+        raise RowError(statuses.tolist(), found)
+    return found
+
+
 def sample(hidden: Tensor, weight: Tensor, *, bias: Tensor | None = None, seed: int | Tensor | None = None,
-           logprob: bool = False, **rules: Any) -> Any:
+           logprob: bool = False, on_error: str | None = None, **rules: Any) -> Any:
     """Tokens [B, samples] int64 drawn from softmax(hidden @ weight.T); with logprob=True also logprob [B, samples] of
     the raw logits and status [B].
 
     temperature, top_k, top_p, min_p, position: numbers, or tensors by row (float32; top_k int32, position int64); with
     `slot` [B] the first four and seed are by slot. seed: None takes seeds from torch's generator of the device, also
-    under torch.compile; a number is spread over rows; a tensor int64 is used as it is. samples, flags, vocab, round,
-    scale, softcap, post_scale, allow [masks, words] int32, allow_index [B] int32: as in flashsampling.Head and Batch.
+    under torch.compile; a number is spread over rows; a tensor int64 is used as it is, a negative value for its 64
+    bits. samples, flags, vocab, round, scale, softcap, post_scale, allow [masks, words] int32, allow_index [B] int32:
+    as in flashsampling.Head and Batch.
+
+    on_error="raise" raises RowError, whose `result` is what would be returned, if a row lacks a token. "status" leaves
+    such a row with the token -1. None, the default, raises on the CPU and not on CUDA, where "raise" waits for the
+    device. Compiled code on the CPU raises a RuntimeError in its place. Compiled code on CUDA and CUDA graphs cannot
+    raise: there the token is -1, which is no index, and the caller looks for it.
     """
     keywords = _operands(hidden, seed, rules)
     ops = torch.ops.flashsampling
-    return _overload(ops.sample_logprob if logprob else ops.sample, keywords)(hidden, weight, bias, **keywords)
+    return _called(ops.sample_logprob if logprob else ops.sample, ops.sample_logprob, (hidden, weight, bias), on_error,
+                   keywords)
 
 
 def sample_logits(logits: Tensor, *, bias: Tensor | None = None, seed: int | Tensor | None = None,
-                  logprob: bool = False, **rules: Any) -> Any:
+                  logprob: bool = False, on_error: str | None = None, **rules: Any) -> Any:
     """`sample` from stored logits [B, V]."""
     keywords = _operands(logits, seed, rules)
     ops = torch.ops.flashsampling
-    return _overload(ops.sample_logits_logprob if logprob else ops.sample_logits, keywords)(logits, bias, **keywords)
+    return _called(ops.sample_logits_logprob if logprob else ops.sample_logits, ops.sample_logits_logprob,
+                   (logits, bias), on_error, keywords)

@@ -22,6 +22,7 @@ void *PyLong_FromVoidPtr(void *);
 void *PyLong_AsVoidPtr(void *);
 void *Py_BuildValue(const char *, ...);
 void PyErr_Clear(void);
+int PyErr_CheckSignals(void);
 void Py_IncRef(void *);
 void Py_DecRef(void *);
 
@@ -76,18 +77,17 @@ static int look(const fs_prepared *p, void *hidden, const void **address) {
     return !says_yes(p, p->is_negative, hidden); /* a view that negates its memory: DLPack does not tell */
 }
 
-static fs_status draw(fs_prepared *p, const void *address) {
-    fs_status status = follow(p);
-    if (status != FS_OK) return status;
+/* Whether every row was drawn. If not, Python makes the call again, at the same position, and tells what is wrong. */
+static int draw(fs_prepared *p, const void *address) {
+    if (follow(p) != FS_OK) return 0;
     *p->input = address;
-    if (p->position_at) *p->position_at = p->position++;
+    if (p->position_at) *p->position_at = p->position;
     *p->in_c = 1;
     void *thread = PyEval_SaveThread();
-    status = p->sample(p->context, p->head, p->batch, p->result);
+    const fs_status status = p->sample(p->context, p->head, p->batch, p->result);
     PyEval_RestoreThread(thread);
     *p->in_c = 0;
-    if (status != FS_OK && p->position_at) p->position--; /* Python makes the call again, and tells what is wrong */
-    return status;
+    return status == FS_OK && !(p->status && fs_python_lacks(p->status, p->rows));
 }
 
 /* The GIL keeps apart who looks whether the context is free and who takes it: a call of Python's own takes the lock,
@@ -95,8 +95,14 @@ static fs_status draw(fs_prepared *p, const void *address) {
 static void *call(void *self, void *hidden) {
     fs_prepared *p = PyLong_AsVoidPtr(self);
     const void *address;
-    if (!look(p, hidden, &address) || *p->in_c || says_yes(p, p->locked, NULL) || draw(p, address) != FS_OK)
+    if (!look(p, hidden, &address) || *p->in_c || says_yes(p, p->locked, NULL) || !draw(p, address))
         return Py_BuildValue("");
+    const uint64_t next = p->position + 1;
+    if (p->position_at) p->position = next;
+    if (PyErr_CheckSignals()) { /* an interrupt takes the result away: the next call has this position */
+        if (p->position_at && p->position == next) p->position--;
+        return NULL;
+    }
     Py_IncRef(p->drawn);
     return p->drawn;
 }
@@ -109,6 +115,21 @@ void *fs_python_prepare(fs_prepared *prepared) {
     return made;
 }
 
-size_t fs_python_size(void) {
-    return sizeof(fs_prepared) + sizeof(fs_python_library);
+#define MEMBER(type, name)                                                                                             \
+    { #type "." #name, offsetof(type, name), sizeof((type *)0)->name }
+#define PREPARED(name) MEMBER(fs_prepared, name)
+#define LIBRARY(name) MEMBER(fs_python_library, name)
+
+const fs_python_member *fs_python_layout(void) {
+    static const fs_python_member members[] = {
+        PREPARED(view),        PREPARED(current_stream), PREPARED(tensor),     PREPARED(is_negative),
+        PREPARED(no),          PREPARED(locked),         PREPARED(in_c),       PREPARED(weights),
+        PREPARED(place),       PREPARED(device_kind),    PREPARED(device),     PREPARED(code),
+        PREPARED(bits),        PREPARED(rows),           PREPARED(columns),    PREPARED(input),
+        PREPARED(position_at), PREPARED(position),       PREPARED(stream_now), PREPARED(set_stream),
+        PREPARED(sample),      PREPARED(context),        PREPARED(head),       PREPARED(batch),
+        PREPARED(result),      PREPARED(status),         PREPARED(drawn),      LIBRARY(create),
+        LIBRARY(destroy),      LIBRARY(sample),          LIBRARY(set_stream),  LIBRARY(error_text),
+        LIBRARY(status_text),  LIBRARY(options),         {NULL, 0, 0}};
+    return members;
 }

@@ -1,6 +1,6 @@
 /* python_calls.h - what the Python package calls in place of its own code, where it finds this library: a prepared call
  * (prepared.c), the kernels of torch's operators (torch_ops.c). Nobody else does: the package and this library are of
- * one build, and fs_python_size says so. The C library itself comes by pointers, as the package has found it. */
+ * one build, and fs_python_layout says so. The C library itself comes by pointers, as the package has found it. */
 #ifndef FS_PYTHON_CALLS_H
 #define FS_PYTHON_CALLS_H
 
@@ -42,12 +42,23 @@ typedef struct fs_prepared {
     fs_head *head;
     fs_batch *batch;
     fs_result *result;
-    void *drawn; /* what a call returns */
+    const uint32_t *status; /* [rows] in host memory that the call writes and a row of which may end it, or NULL */
+    void *drawn;            /* what a call returns */
 } fs_prepared;
+
+/* Bits of a row that lacks a token. A skipped row is meant to have none. */
+#define FS_PYTHON_LACKS ((uint32_t)((FS_ROW_NO_TOKEN & ~FS_ROW_SKIPPED) | FS_ROW_SHORT))
+
+/* Whether one of the rows lacks a token. */
+static inline int fs_python_lacks(const uint32_t *status, int64_t rows) {
+    uint32_t bits = 0;
+    for (int64_t b = 0; b < rows; b++) bits |= status[b];
+    return (bits & FS_PYTHON_LACKS) != 0;
+}
 
 enum { FS_PYTHON_STAY = -2, FS_PYTHON_CLOSED = -3 }; /* the stream stays as it is; the context is no more */
 /* A function for Python, of a tensor: draws from it and returns `drawn`, or None: it is not as the last one was, or the
- * call failed, and Python is to do it. NULL: Python's exception is set. The GIL is held. */
+ * call failed, or a row lacks a token, and Python is to do it. NULL: Python's exception is set. The GIL is held. */
 FS_API void *fs_python_prepare(fs_prepared *prepared);
 
 /* The C library for one kind of device, and how contexts are made. */
@@ -65,14 +76,23 @@ typedef struct fs_python_library {
 typedef const fs_python_library *(*fs_python_find)(int32_t cuda);
 typedef int32_t (*fs_python_make_room)(int32_t device); /* gives device memory back; 0: there is none to give */
 
+/* Writes which of the rows lack a token, and why, to text [size]. */
+typedef void (*fs_python_rows_text)(const uint32_t *status, int64_t rows, char *text, int32_t size);
+
 /* Finds torch's functions. NULL, or the name of what is missing. Once, before fs_python_torch_register. */
-FS_API const char *fs_python_torch_open(fs_python_find find, fs_python_make_room make_room);
+FS_API const char *fs_python_torch_open(fs_python_find find, fs_python_make_room make_room,
+                                        fs_python_rows_text rows_text);
 /* Makes fs_python_torch_draw the kernel of this operator, for the CPU and for CUDA. NULL, or what went wrong. */
 FS_API const char *fs_python_torch_register(const char *name);
 /* The kernel: see torch_ops.c. */
 FS_API void fs_python_torch_draw(uint64_t *stack, uint64_t inputs, uint64_t outputs);
 
-/* Of the structures above together, for _native.py to compare. */
-FS_API size_t fs_python_size(void);
+/* A member of fs_prepared or fs_python_library, by its full name, for _native.py to compare. */
+typedef struct fs_python_member {
+    const char *name;
+    size_t offset, size;
+} fs_python_member;
+/* All of them; the name of the last one is NULL. */
+FS_API const fs_python_member *fs_python_layout(void);
 
 #endif

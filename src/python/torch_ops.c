@@ -2,7 +2,7 @@
  *
  * torch hands a kernel a stack of words, with everything they point to, and takes its results from there:
  *   Tensor   a handle           Tensor?  NULL, or a word from C++'s new with a handle in it
- *   float    a double           int, SymInt  an int64_t           str  a handle of another kind
+ *   float    a double           int, SymInt, bool  an int64_t     str  a handle of another kind
  * The arguments are those of the schemas in python/flashsampling/torch.py, in their order. One kernel serves all of the
  * operators: how many words there are tells stored logits from weights and whether rules follow, how many results are
  * wanted tells whether logprobs are among them.
@@ -12,6 +12,8 @@
 #include "python_calls.h"
 #include "torch_api.h"
 
+#include <float.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -45,6 +47,7 @@ enum {
     SCALE,
     SOFTCAP,
     POST_SCALE,
+    RAISE,
     ALL
 };
 static const char *const names[TENSORS] = {"hidden", "weight", "bias",     "temperature", "top_k", "top_p",
@@ -67,13 +70,15 @@ typedef struct call {
     fs_head head;
     fs_batch batch;
     fs_result result;
-    void *made[3]; /* results: tokens, logprob, status */
-    char text[640];
+    void *made[3];    /* results: tokens, logprob, status */
+    uint32_t *status; /* [rows] of a call on the CPU whose rows may end it, and which is not asked for statuses */
+    char text[1024];
 } call;
 
 static fs_torch torch;
 static fs_python_find find_library;
 static fs_python_make_room make_room;
+static fs_python_rows_text rows_text;
 static _Atomic(const fs_python_library *) libraries[2]; /* CPU, CUDA */
 static pthread_key_t key;
 static unsigned forks;
@@ -187,6 +192,30 @@ static double real(const call *c, int name) {
     return value;
 }
 
+/* Numbers that hold for all rows. As in Python (_call.py), which has the same limits for other calls. */
+static int check_numbers(call *c) {
+    static const struct {
+        int place;
+        const char *name, *range;
+        double least, most;
+    } numbers[] = {{TEMPERATURE_ALL, "temperature", "0 (greedy) or more", 0.0, FLT_MAX},
+                   {TOP_P_ALL, "top_p", "from 0 to 1 (off)", 0.0, 1.0 + 1e-5},
+                   {MIN_P_ALL, "min_p", "from 0 (off) to 1", 0.0, 1.0}};
+    for (int i = 0; i < 3; i++) {
+        const double value = real(c, numbers[i].place);
+        if (value >= numbers[i].least && value <= numbers[i].most) continue;
+        snprintf(c->text, sizeof c->text, "%s: %g, expected a number %s", numbers[i].name, value, numbers[i].range);
+        return 0;
+    }
+    for (int name = SCALE; name <= POST_SCALE; name += POST_SCALE - SCALE)
+        if (fabs(real(c, name)) < FLT_MIN) {
+            snprintf(c->text, sizeof c->text, "%s: %g, expected a number other than 0",
+                     name == SCALE ? "scale" : "post_scale", real(c, name));
+            return 0;
+        }
+    return 1;
+}
+
 static int set_round(call *c) {
     static const char *const rounds[] = {"f32", "f16", "bf16"}; /* FS_F32, FS_F16, FS_BF16 */
     const char *text = "f32";
@@ -255,7 +284,9 @@ static int set_batch(call *c) {
     batch->position_all = c->words[POSITION_ALL];
     batch->all.temperature = (float)real(c, TEMPERATURE_ALL);
     batch->all.top_k = top_k < 0 || top_k > INT32_MAX ? 0 : (int32_t)top_k; /* off, as what no vocabulary reaches */
-    batch->all.top_p = (float)real(c, TOP_P_ALL), batch->all.min_p = (float)real(c, MIN_P_ALL);
+    /* The library's 0 is its default: the least number keeps one token, as 0 is to. */
+    batch->all.top_p = (float)fmin(fmax(real(c, TOP_P_ALL), FLT_MIN), 1.0),
+    batch->all.min_p = (float)real(c, MIN_P_ALL);
     batch->all.seed = c->words[SEED_ALL];
     batch->slot_dtype = c->tensors[SLOT].type == I64 ? FS_I64 : FS_I32;
     return set_vector(c, TEMPERATURE, 1u << F32, slots, &batch->temperature) &&
@@ -275,7 +306,7 @@ static int take(call *c, const uint64_t *stack, uint64_t inputs) {
     const uint64_t count = inputs + (uint64_t)c->stored;
     memcpy(&c->words[TEMPERATURE_ALL], &one, sizeof one), memcpy(&c->words[TOP_P_ALL], &one, sizeof one);
     memcpy(&c->words[SCALE], &one, sizeof one), memcpy(&c->words[POST_SCALE], &one, sizeof one);
-    c->words[SAMPLES] = 1;
+    c->words[SAMPLES] = c->words[RAISE] = 1;
     memcpy(&c->words[c->stored], stack, inputs * sizeof *stack);
     int good = count == FEW || count == ALL;
     if (!good) snprintf(c->text, sizeof c->text, "%d arguments", (int)inputs);
@@ -304,6 +335,11 @@ static int make_result(call *c, int which, int type, int64_t columns, void **pla
     return 0;
 }
 
+/* Whether a row that lacks a token ends the call: on CUDA it is not known before the device has drawn. */
+static int raises(const call *c) {
+    return (uint8_t)c->words[RAISE] != 0 && c->tensors[DATA].device == torch.cpu;
+}
+
 static int make_results(call *c, uint64_t outputs) {
     void *tokens, *logprob, *status;
     if (c->batch.samples < 1 || c->batch.samples > 1024) { /* no tensor is made of a wrong number */
@@ -312,7 +348,12 @@ static int make_results(call *c, uint64_t outputs) {
     }
     if (!make_result(c, 0, I64, c->batch.samples, &tokens)) return 0;
     c->result.tokens = tokens, c->result.tokens_dtype = FS_I64;
-    if (outputs == 1) return 1;
+    if (outputs == 1) {
+        if (!raises(c) || c->batch.rows == 0) return 1;
+        c->result.status = c->status = malloc((size_t)c->batch.rows * sizeof *c->status);
+        if (!c->status) snprintf(c->text, sizeof c->text, "no memory for %lld statuses", (long long)c->batch.rows);
+        return c->status != NULL;
+    }
     if (!make_result(c, 1, F32, c->batch.samples, &logprob) || !make_result(c, 2, I32, 0, &status)) return 0;
     c->result.logprob = logprob, c->result.status = status;
     return 1;
@@ -333,13 +374,16 @@ static int follow(call *c, context_of *own) {
 }
 
 static int draw(call *c, uint64_t outputs) {
-    if (!set_head(c) || !set_batch(c) || !make_results(c, outputs)) return 0;
+    if (!check_numbers(c) || !set_head(c) || !set_batch(c) || !make_results(c, outputs)) return 0;
     context_of *own = own_context(c);
     if (!own || !follow(c, own)) return 0;
     fs_status status = own->library->sample(own->context, &c->head, &c->batch, &c->result);
     if (status == FS_ERR_MEMORY && own->device == torch.cuda && make_room(own->index))
         status = own->library->sample(own->context, &c->head, &c->batch, &c->result);
-    return status == FS_OK || failed(c, own->library, own->context, status);
+    if (status != FS_OK) return failed(c, own->library, own->context, status);
+    if (!raises(c) || !fs_python_lacks(c->result.status, c->batch.rows)) return 1;
+    rows_text(c->result.status, c->batch.rows, c->text, (int32_t)sizeof c->text);
+    return 0;
 }
 
 void fs_python_torch_draw(uint64_t *stack, uint64_t inputs, uint64_t outputs) {
@@ -350,6 +394,7 @@ void fs_python_torch_draw(uint64_t *stack, uint64_t inputs, uint64_t outputs) {
     for (int name = 0; name < TENSORS; name++)
         if (c.tensors[name].handle) torch.delete_tensor(c.tensors[name].handle);
     if (c.words[ROUND]) torch.delete_string((void *)(uintptr_t)c.words[ROUND]);
+    free(c.status);
     for (uint64_t i = 0; i < outputs && i < 3; i++) {
         if (good) stack[i] = (uintptr_t)c.made[i];
         else if (c.made[i]) torch.delete_tensor(c.made[i]);
@@ -357,8 +402,8 @@ void fs_python_torch_draw(uint64_t *stack, uint64_t inputs, uint64_t outputs) {
     if (!good) torch.check(false, __func__, __FILE__, __LINE__, c.text);
 }
 
-const char *fs_python_torch_open(fs_python_find find, fs_python_make_room room) {
-    find_library = find, make_room = room;
+const char *fs_python_torch_open(fs_python_find find, fs_python_make_room room, fs_python_rows_text text) {
+    find_library = find, make_room = room, rows_text = text;
     const char *missing = fs_torch_find(&torch);
     if (missing) return missing;
     return pthread_key_create(&key, forget) || pthread_atfork(NULL, NULL, forked) ? "pthread_key_create" : NULL;
