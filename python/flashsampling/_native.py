@@ -113,7 +113,7 @@ def _check_layout(lib: ctypes.CDLL, path: str | None) -> None:
     for member in itertools.takewhile(lambda member: member.name, lib.fs_python_layout()):
         found[member.name.decode()] = member.offset, member.size
     for kind, struct in (("fs_prepared", Prepared), ("fs_python_library", Library)):
-        for name, _ in struct._fields_:
+        for name in (field[0] for field in struct._fields_):
             field = getattr(struct, name)
             wanted["%s.%s" % (kind, name)] = field.offset, field.size
     for name in sorted(found.keys() | wanted.keys()):
