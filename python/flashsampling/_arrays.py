@@ -31,8 +31,8 @@ class Local:
     """An object that points to memory of this process, which neither a copy nor a pickle of it would own."""
 
     def __reduce__(self) -> Any:
-        raise TypeError("a %s cannot be pickled or copied, because it points to memory of this process: pickle the "
-                        "arrays, and make another one of them" % type(self).__name__)
+        raise TypeError("a %s cannot be pickled or copied, because it points to memory of this process: make another "
+                        "one from its arguments" % type(self).__name__)
 
 
 class Pointer(Local):
@@ -201,7 +201,7 @@ def as_pointer(value: Array, what: str, dtype: str | None = None) -> Pointer:
     """A Pointer to the array as it lies. Rows may have a stride; elements of a row must be neighbours."""
     if isinstance(value, Pointer):
         if dtype is not None and value.dtype not in (dtype, UNSIGNED.get(dtype)):
-            raise TypeError("%s: a Pointer to %s, expected %s" % (what, value.dtype, dtype))
+            raise wrong_type(what, "a Pointer to " + value.dtype, dtype, "")
         return value
     if is_tensor(value):
         return tensor_pointer(value, what, dtype)

@@ -57,7 +57,7 @@ def number(value: Any, name: str) -> float:
 
 
 def factor(value: Any, name: str) -> float:
-    """A scale of logits. One that is 0 as a float would be the library's default, 1."""
+    """A scale of logits; the library's 0 is its default, 1."""
     found = real(value, name)
     if abs(found) < _c.LEAST:
         raise ValueError("%s: %g, expected a number other than 0" % (name, found))
@@ -65,10 +65,10 @@ def factor(value: Any, name: str) -> float:
 
 
 def count_of_samples(value: Any) -> int:
-    """`samples`; 0 would be the library's default, 1."""
+    """`samples`; the library's 0 is its default, 1."""
     found = integer(value, "i32", "samples")
-    if found == 0:
-        raise ValueError("samples: 0, expected 1 to 1024")
+    if not 1 <= found <= 1024:
+        raise ValueError("samples: %d, expected 1 to 1024" % found)
     return found
 
 

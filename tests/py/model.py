@@ -241,7 +241,7 @@ def bad_values(values):
     t, bad = f32(values["temperature"]), 0
     if not t >= 0 or np.isinf(t) or (t > 0 and np.isinf(f32(1) / t)):
         bad |= BAD_TEMPERATURE
-    if not values["top_p"] >= 0:
+    if not 0 <= f32(values["top_p"]) <= f32(1.00001):
         bad |= BAD_TOP_P
     if not 0 <= values["min_p"] <= 1:
         bad |= BAD_MIN_P

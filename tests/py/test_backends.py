@@ -385,7 +385,7 @@ def merged(backend, case, cuts):
         parts.append(backend.partial(head, batch, out=out))
     assert len({len(part) for part in parts}) == 1
     head, batch, out = case.objects(heads[-1])
-    return backend.merge(parts[::-1], head, batch, out=out)
+    return backend.merge(parts[::-1], head, batch, out=out, on_error="status")
 
 
 def skip_without_parts(backend):

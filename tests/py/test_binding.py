@@ -88,10 +88,11 @@ def test_every_member_of_head_and_batch_can_be_reached():
         "group_rows", "weight_scale_all", "screen", "screen_bytes"}
     batches = [
         fs.Batch(head, wide[:2], slots=2, slot=np.arange(2), position=[1, 2], allow=words, allow_index=[0, 1],
-                 seen=words, counts=np.ones((2, 40), "i4"), edits=lists, watch=[[1]] * 2, given=[[1]] * 2,
+                 seen=words, counts=np.ones((2, 40), "i4"), edits=lists, watch=[[1]] * 2,
                  **{name: [1, 1] for name in names}),
         fs.Batch(head, weights[:2], count_list=lists, samples=2, mode="score", noise="fast", keep_ties=True,
-                 fallback_token=7, group_size=8, list_capacity=9, position=5, **{**dict.fromkeys(names, 2), "min_p": 1},
+                 fallback_token=7, group_size=8, list_capacity=9, position=5, given=[[1, 2]] * 2,
+                 **{**dict.fromkeys(names, 2), "min_p": 1, "top_p": 0.5},
                  limits={name: 1 for name, _ in _c.Limits._fields_}),
         fs.Batch(head, weights[:2], padded_edits=([1, 1], np.ones((2, 3), "i4"), np.ones((2, 3), "f4")))]
     assert unreached(fs.Batch(head, weights[:1]).struct, *(batch.struct for batch in batches)) == set()
@@ -123,7 +124,8 @@ def test_constants_are_those_of_the_header():
                           ("FS_BACKEND_", _c.BACKENDS)):
         for name, value in table.items():
             assert "%s%s = %d" % (prefix, name.upper(), value) in text
-    assert "o.fallback_bytes = (size_t)%d << 20;" % (_c.FALLBACK_BYTES >> 20) in text
+    assert "#define FS_FALLBACK_NONE ((size_t)%d)" % _c.FALLBACK_NONE in text
+    assert "#define FS_FALLBACK_TOKEN_ZERO INT32_MIN" in text and _c.FALLBACK_TOKEN_ZERO == -(2**31)
     assert "#define FS_VERSION_MAJOR %d" % _c.VERSION[0] in text
     assert "#define FS_VERSION_MINOR %d" % _c.VERSION[1] in text
 
@@ -193,11 +195,11 @@ def test_whole_numbers_of_any_type_are_taken(context):
     head = fs.Head(logits=X)
     for k in (1, 1.0, np.int64(1), np.float32(1), np.array(1), [1, 1], [1.0, 1.0], np.uint64([1, 1]), [True, True]):
         assert context.sample(head, top_k=k).tokens.tolist() == [[1], [0]]
-    for top in (2**64 - 1, [2**64 - 1] * 2, np.int64([-1, -1])):  # signed arrays stand for unsigned ones of their width
+    for top in (2**64 - 1, [2**64 - 1] * 2, np.uint64([2**64 - 1] * 2), np.int64([2**63 - 1] * 2)):
         result = context.sample(head, seed=top, stream=2**32 - 1, position=2**64 - 1, outputs=["score"])
         assert np.isfinite(result.score).all()
-    assert context.sample(head, seed=[2**64 - 1] * 2).tokens.tolist() == \
-        context.sample(head, seed=np.int64([-1, -1])).tokens.tolist()
+    assert context.sample(head, seed=[2**63 - 1] * 2).tokens.tolist() == \
+        context.sample(head, seed=np.int64([2**63 - 1] * 2)).tokens.tolist()
 
 
 def test_shards_may_share_a_batch():

@@ -57,7 +57,25 @@ def scored(context, given):
     (lambda c: c.sample(fs.Head(logits=X), seed=-1), ValueError, "seed: -1, expected an integer from 0 to 18446744"),
     (lambda c: c.sample(fs.Head(logits=X), seed=[0, -1]), ValueError, "seed: -1, expected an integer from 0 to"),
     (lambda c: c.sample(fs.Head(logits=X), seed=[0, 2**64]), ValueError, "seed: 18446744073709551616, expected"),
-    (lambda c: c.sample(fs.Head(logits=X), seed=[0, 2.0**64]), ValueError, "seed: 1.8446744073709552e.19, expected"),
+    (lambda c: c.sample(fs.Head(logits=X), seed=[0, 2.0**64]), TypeError, "seed: array of type float64, expected int"),
+    (lambda c: c.sample(fs.Head(logits=X), seed=np.float32([0, 1])), TypeError, "seed: array of type float32"),
+    (lambda c: c.sample(fs.Head(logits=X), seed=3.0), ValueError, "seed: 3.0, expected an integer from 0 to"),
+    (lambda c: c.sample(fs.Head(logits=X), seed=np.int64([3, -1])), ValueError, "seed: -1, expected an integer from 0"),
+    (lambda c: c.sample(fs.Head(logits=X), seed=np.array([0, 2**64], object)), ValueError, "seed: 1844674407370955161"),
+    (lambda c: c.sample(fs.Head(logits=X), position=np.int64([3, -1])), ValueError, "position: -1, expected an"),
+    (lambda c: c.sample(fs.Head(logits=X), stream=np.int32([3, -1])), ValueError, "stream: -1, expected an integer"),
+    (lambda c: c.sample(fs.Head(logits=X), samples=0), ValueError, "samples: 0, expected 1 to 1024"),
+    (lambda c: c.sample(fs.Head(logits=X), samples=-1), ValueError, "samples: -1, expected 1 to 1024"),
+    (lambda c: c.sample(fs.Head(logits=X), samples=1025), ValueError, "samples: 1025, expected 1 to 1024"),
+    (lambda c: c.sample(fs.Head(logits=X), fallback_token=-(2**31)), ValueError, "fallback_token: -2147483648, ex"),
+    (lambda c: c.sample(fs.Head(logits=X), given=[[0], [1]]), ValueError, "given: tokens to score, but mode is 's"),
+    (lambda c: fs.Head(X, scale=0), ValueError, "scale: 0, expected a number other than 0"),
+    (lambda c: fs.Head(X, post_scale=-0.0), ValueError, "post_scale: -0, expected a number other than 0"),
+    (lambda c: fs.Head(X, scale=1e-60), ValueError, "scale: 1e-60, expected a number other than 0"),
+    (lambda c: c.sample(fs.Head(logits=X), repetition=0), ValueError, "repetition: 0, expected a number above 0"),
+    (lambda c: c.sample(fs.Head(logits=X), top_p=95), ValueError, r"top_p: 95, expected a number from 0 to 1 \(off\)"),
+    (lambda c: c.sample(fs.Head(logits=X), top_p=float("inf")), ValueError, "top_p: inf, expected a number from 0 to"),
+    (lambda c: c.sample(fs.Head(logits=X), top_p=95.0 * np.ones(2)), fs.RowError, "2 of 2 rows .* row 0: BAD_TOP_P"),
     (lambda c: c.sample(fs.Head(logits=X), stream=2**32), ValueError, "stream: 4294967296, expected an integer from 0"),
     (lambda c: c.sample(fs.Head(logits=X), position=-1), ValueError, "position: -1, expected an integer from 0"),
     (lambda c: c.sample(fs.Head(logits=X), position=float("inf")), ValueError, "position: inf, expected an integer"),
@@ -109,7 +127,7 @@ def test_a_list_is_nothing_to_write_to(context):
 def test_a_batch_of_another_head_is_refused(context):
     X32 = np.zeros((2, 32), np.float32)
     heads = {"weights of 4 columns, 2 tokens": fs.Head(X), "weights of 32 columns, 2 tokens": fs.Head(X32),
-             "weights of 4 columns, 99 tokens": fs.Head(X, vocab=99), "2 rows of logits, 4 tokens": fs.Head(logits=X),
+             "weights of 4 columns, 1 tokens": fs.Head(X, vocab=1), "2 rows of logits, 4 tokens": fs.Head(logits=X),
              "1 rows of logits, 4 tokens": fs.Head(logits=X[:1])}
     for made_for, own in heads.items():
         batch = fs.Batch(own, np.zeros((2, own.data.shape[1]), "f4") if own.kind == "weights" else None)
@@ -126,7 +144,6 @@ def test_a_batch_of_another_head_is_refused(context):
 
 
 @pytest.mark.parametrize("rules, name, text", [
-    (dict(samples=0), "argument", r"batch.samples is 0, must be 1 to 1024"),
     (dict(mode=9), "argument", r"batch.mode is 9"),
     (dict(noise=7), "argument", r"batch.noise is 7"),
     (dict(flags=256), "argument", r"batch.flags is 0x100"),
@@ -205,7 +222,7 @@ def test_a_part_of_another_size_is_refused():
 
 
 @pytest.mark.parametrize("outline, error, text", [
-    (dict(samples=0), fs.Error, "outline.samples must be 1 to 1024, not 0"),
+    (dict(samples=0), ValueError, "samples: 0, expected 1 to 1024"),
     (dict(mode=9), fs.Error, "outline.mode must be .*, not 9"),
     (dict(rules=64), fs.Error, "outline.rules"),
     (dict(rules=["top_q"]), ValueError, "rules 'top_q': expected one of top_k, top_p"),

@@ -229,7 +229,7 @@ def test_bad_tokens_in_parts_are_those_of_the_whole():
             head, batch, out = case.objects(part)
             parts.append(cpu.partial(head, batch, out=out))
         head, batch, out = case.objects(heads[1])
-        merged, whole = cpu.merge(parts, head, batch, out=out), case.run(cpu)
+        merged, whole = cpu.merge(parts, head, batch, out=out, on_error="status"), case.run(cpu)
         for name, array in merged.arrays().items():
             np.testing.assert_array_equal(array, getattr(whole, name), err_msg=name)
 
@@ -243,11 +243,11 @@ def test_slots_of_64_bits_are_used_as_they_lie(context):
     head = fs.Head(logits=x)
     batch = fs.Batch(head, slot=slot, slots=5, temperature=[0.0, 1, 1, 1, 2.0], seed=7)
     assert batch.struct.slot == slot.ctypes.data and batch.struct.slot_dtype == 9
-    result = context.sample(head, batch, outputs="all")
+    result = context.sample(head, batch, outputs="all", on_error="status")
     skipped, bad = int(fs.Row.SKIPPED), int(fs.Row.BAD_SLOT)
     assert result.status.tolist() == [0, skipped, 0, bad, bad, bad]
     slot = np.int32([4, -1, 0, -2, -2, 5])
-    narrow = context.sample(head, slot=slot, slots=5, temperature=[0.0, 1, 1, 1, 2.0], seed=7)
+    narrow = context.sample(head, slot=slot, slots=5, temperature=[0.0, 1, 1, 1, 2.0], seed=7, on_error="status")
     np.testing.assert_array_equal(narrow.tokens, result.tokens)
     np.testing.assert_array_equal(narrow.status, result.status)
 
@@ -258,6 +258,7 @@ def test_slots_of_64_bits_in_parts():
     rules = dict(slot=np.array([3, -1, 2**40, 0]), slots=4, seed=7, top_k=[5, 6, 7, 8])
     shards = fs.Head(logits=x[:, :48], vocab=100), fs.Head(logits=x[:, 48:], first_token=48)
     parts = [cpu.partial(shard, **rules) for shard in shards]
+    rules["on_error"] = "status"
     merged, whole = cpu.merge(parts, fs.Head(logits=x), **rules), cpu.sample(fs.Head(logits=x), **rules)
     np.testing.assert_array_equal(merged.tokens, whole.tokens)
     np.testing.assert_array_equal(merged.status, whole.status)

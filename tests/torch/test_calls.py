@@ -61,7 +61,17 @@ def test_a_library_of_another_version_is_refused(monkeypatch):
 
     monkeypatch.delenv("FLASHSAMPLING_CALLS", raising=False)
     monkeypatch.setattr(_native, "Prepared", Wider)
-    with pytest.raises(ImportError, match="of another version: structures of [0-9]+ bytes, expected [0-9]+"):
+    with pytest.raises(ImportError, match=r"of another version: fs_prepared.batch has .* None here; build it again"):
+        _native._load()
+
+
+def test_a_library_whose_members_have_changed_places_is_refused(monkeypatch):
+    """As many bytes, and of the same types."""
+    fields = dict(_native.Prepared._fields_)
+    fields = [({"head": "batch", "batch": "head"}.get(name, name), kind) for name, kind in fields.items()]
+    monkeypatch.delenv("FLASHSAMPLING_CALLS", raising=False)
+    monkeypatch.setattr(_native, "Prepared", type("Prepared", (ctypes.Structure,), {"_fields_": fields}))
+    with pytest.raises(ImportError, match=r"another version: fs_prepared.batch has \(offset, size\) \(\d+, 8\) there"):
         _native._load()
 
 

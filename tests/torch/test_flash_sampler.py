@@ -184,12 +184,16 @@ def test_no_rows_give_no_tokens():
         assert tokens.shape == (0,) and tokens.dtype == torch.int64
 
 
-def test_a_row_without_a_distribution_has_no_token():
-    hidden, weight, _ = tensors(rows=3)
+def test_a_row_without_a_distribution_raises():
+    hidden, weight, bias = tensors(rows=3)
     hidden[1] = float("nan")
-    for tokens in (FlashSampler(V, D).sample_tiled(hidden, weight), FlashSampler(V, D).sample_grouped(hidden, weight),
-                   FlashSampler.gumbel_sample(hidden @ weight.T)):
-        assert tokens[1] == -1 and tokens[0] >= 0 and tokens[2] >= 0
+    kernel = FusedFlashSamplingKernel(V, D, device="cpu")
+    for draw in (lambda: FlashSampler(V, D).sample_tiled(hidden, weight),
+                 lambda: FlashSampler(V, D).sample_grouped(hidden, weight),
+                 lambda: FlashSampler.gumbel_sample(hidden @ weight.T),
+                 lambda: kernel.fused_lm_head_sample(hidden, weight, bias)):
+        with pytest.raises(fs.RowError, match="1 of 3 rows lack a token: row 1: EMPTY NAN"):
+            draw()
 
 
 def test_parameters_of_a_model_are_taken_as_they_are():

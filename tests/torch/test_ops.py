@@ -135,8 +135,11 @@ def test_a_rule_that_is_none_is_off():
 
 
 def test_seeds_are_64_bits():
-    for seed in (2**64 - 1, 2**63, -1, 5):
-        assert torch.equal(fs.torch.sample(H, W, seed=seed), fs.sample(H, W, seed=seed % 2**64).tokens)
+    for seed in (2**64 - 1, 2**63, 0, 5):
+        assert torch.equal(fs.torch.sample(H, W, seed=seed), fs.sample(H, W, seed=seed).tokens)
+    for seed in (-1, 2**64, 1.0):
+        with pytest.raises(ValueError, match="seed: %s, expected an integer from 0 to 18446744073709551615" % seed):
+            fs.torch.sample(H, W, seed=seed)
 
 
 @pytest.mark.parametrize("call, text", [
@@ -165,5 +168,5 @@ def test_what_does_not_fit_is_named_and_the_next_call_is_right(call, text):
 def test_a_row_without_a_token_gets_none():
     h = H.clone()
     h[2] = float("nan")
-    tokens, logprob, status = ops.sample_logprob(h, W, seed_all=3)
+    tokens, logprob, status = ops.sample_logprob(h, W, seed_all=3, raise_error=False)
     assert tokens[2] == -1 and logprob[2].isnan() and status[2] & fs.Row.EMPTY and (tokens[:2] >= 0).all()
