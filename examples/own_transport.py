@@ -44,9 +44,9 @@ def draw(context, ranks, head, hidden, position):
         rules = dict(temperature=0.8, top_p=0.95, seed=SEED, position=position, list_capacity=capacity)
         batch = fs.Batch(head, hidden, **rules)
         parts = ranks.all_gather(context.partial(head, batch, outputs=("logprob",)))
-        result = context.merge(parts, head, batch, outputs=("logprob",))
+        result = context.merge(parts, head, batch, outputs=("logprob",), on_error="status")
         if not (result.status & fs.Row.INCOMPLETE).any():
-            return result
+            return result.check()
         capacity = 4 * capacity or 4096  # every process saw the same parts, so every one comes here
 
 

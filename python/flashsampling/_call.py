@@ -1,12 +1,12 @@
 """What goes into a call and what comes out: Head, Batch, Result. Each keeps the arrays it points to alive."""
 import ctypes
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import _c
 from ._arrays import (FLOATS, ITEM, Array, Local, Pointer, as_pointer, converted, integer, is_scalar, is_tensor,
                       new_array, no_integer, numpy, ragged, real, same_memory, screen_memory)
+from ._numbers import choice, count_of_samples, factor, fallback_token_of, number
 from ._rows import RowError
 
 _SLOT_DTYPES = {
@@ -25,59 +25,6 @@ Outputs = str | Iterable[str]
 _FLAGS = {name.lower(): flag for name, flag in _c.Flag.__members__.items()}
 _PENALTIES = {"repetition": 1.0, "frequency": 0.0, "presence": 0.0}
 _LIMIT_DTYPES = {"absent": "u32", "top_k": "i32", "edits": "i64", "counts": "i64", "watched": "i64"}
-
-
-def choice(table: Mapping[str, int], value: Any, what: str) -> int:
-    """The number of a name; numbers pass, the library judges them."""
-    if isinstance(value, str):
-        if value not in table:
-            raise ValueError("%s %r: expected one of %s" % (what, value, ", ".join(table)))
-        return table[value]
-    return integer(value, "i32", what)
-
-
-# Least and largest of a rule that is one number for all rows. A bad value of an array is its row's own, see Row.
-_FLOAT = 3.4028234663852886e38  # the largest float32
-_RANGES = {
-    "temperature": (0.0, _FLOAT, "0 (greedy) or more"),
-    "top_p": (0.0, 1.0 + 1e-5, "from 0 to 1 (off)"),
-    "min_p": (0.0, 1.0, "from 0 (off) to 1"),
-    "repetition": (1 / _FLOAT, _FLOAT, "above 0, 1 is off"),
-    "frequency": (-_FLOAT, _FLOAT, "that is finite"),
-    "presence": (-_FLOAT, _FLOAT, "that is finite"),
-}
-
-
-def number(value: Any, name: str) -> float:
-    """A rule that is one number for all rows."""
-    found, (least, largest, text) = real(value, name), _RANGES[name]
-    if not least <= found <= largest:
-        raise ValueError("%s: %g, expected a number %s" % (name, found, text))
-    return min(max(found, _c.LEAST), 1.0) if name == "top_p" else found
-
-
-def factor(value: Any, name: str) -> float:
-    """A scale of logits; the library's 0 is its default, 1."""
-    found = real(value, name)
-    if abs(found) < _c.LEAST:
-        raise ValueError("%s: %g, expected a number other than 0" % (name, found))
-    return found
-
-
-def count_of_samples(value: Any) -> int:
-    """`samples`; the library's 0 is its default, 1."""
-    found = integer(value, "i32", "samples")
-    if not 1 <= found <= 1024:
-        raise ValueError("samples: %d, expected 1 to 1024" % found)
-    return found
-
-
-def _fallback_token(value: Any) -> int:
-    """The token of rows that have none, as the library takes it."""
-    found = integer(value, "i32", "fallback_token")
-    if found == _c.FALLBACK_TOKEN_ZERO:
-        raise ValueError("fallback_token: %d, expected an integer from %d to %d" % (found, found + 1, 2**31 - 1))
-    return found or _c.FALLBACK_TOKEN_ZERO
 
 
 def matrix(value: Array, what: str, dtype: str | None, shape: str = "") -> Pointer:
@@ -206,7 +153,7 @@ class Batch(Local):
         c = self.struct = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct))
         c.mode, c.noise = choice(_c.MODES, mode, "mode"), choice(_c.NOISES, noise, "noise")
         self.samples = c.samples = count_of_samples(samples)
-        c.fallback_token = _fallback_token(fallback_token)
+        c.fallback_token = fallback_token_of(fallback_token)
         c.group_size = integer(group_size, "i64", "group_size")
         c.list_capacity = integer(list_capacity, "i32", "list_capacity")
         c.flags = flags

@@ -9,7 +9,8 @@ from typing import Any
 
 from . import _c, _native
 from ._arrays import Array, Local, as_pointer, converted, integer, is_tensor, new_array, numpy, real, same_memory
-from ._call import Batch, Head, Out, Outputs, Result, choice, count_of_samples
+from ._call import Batch, Head, Out, Outputs, Result
+from ._numbers import choice, count_of_samples
 from ._rows import Statuses, raises
 
 

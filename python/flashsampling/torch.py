@@ -33,8 +33,8 @@ from torch import Tensor
 
 from . import _c, _native
 from ._arrays import no_integer, numpy
-from ._call import factor, number
 from ._context import Context, make_room
+from ._numbers import factor, number
 from ._rows import RowError, raises
 from ._sample import generation
 
