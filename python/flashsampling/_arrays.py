@@ -102,17 +102,12 @@ def integer(value: Any, dtype: str, what: str) -> int:
     return int(value)
 
 
-def is_complex(value: Any) -> bool:
-    """Whether a number or an array is complex: numpy and torch would drop the imaginary part."""
-    return isinstance(value, complex) or "complex" in str(getattr(value, "dtype", ""))
-
-
 def real(value: Any, what: str) -> float:
     """A number as a float."""
     if type(value) is float:
         return value
     try:
-        if is_complex(value):
+        if "complex" in str(getattr(value, "dtype", "")):  # numpy and torch would drop the imaginary part
             raise TypeError
         return float(value)
     except (TypeError, ValueError):
@@ -235,7 +230,7 @@ def converted(value: Array, dtype: str, what: str, shape: Sequence[int], in_plac
         array = integers(value, dtype, what) if dtype in LIMITS else value
         try:
             array = numpy().asarray(array)
-            if is_complex(array):
+            if array.dtype.kind == "c":
                 raise TypeError("array of type %s, expected real numbers" % array.dtype)
             value = numpy().ascontiguousarray(array, TYPESTR[dtype])
         except (TypeError, ValueError) as error:

@@ -11,7 +11,7 @@ from . import _c, _native
 from ._arrays import Array, Local, as_pointer, converted, integer, is_tensor, new_array, numpy, real, same_memory
 from ._call import Batch, Head, Out, Outputs, Result
 from ._numbers import choice, count_of_samples
-from ._rows import Statuses, raises
+from ._rows import check_rows, raises, status_room
 
 
 class Error(RuntimeError):
@@ -166,7 +166,7 @@ class Context(Local):
         self._context, self.busy, self.closed = out, threading.Lock(), False
         self.device = "cuda:%d" % o.device if self.text.startswith("cuda") else "cpu"
         self._work: Any = None
-        self._given_stream = stream
+        self.given_stream = stream
         if self.device != "cpu" and stream is None:
             self.current_stream = _torch_stream()
         if self.current_stream is not None:
@@ -264,17 +264,7 @@ class Context(Local):
         """CUDA: the stream of the calls that follow (its handle, 0: the default stream); they wait for those before."""
         self.current_stream, self.stream_now.value = None, _native.STAY
         self._set_stream(stream)
-        self._given_stream = stream
-
-    def torch_stream(self) -> Any:
-        """CUDA: the stream that was given to this context, as a context manager of torch; None for torch's own."""
-        if self.current_stream is not None or self._given_stream is None:
-            return None
-        import torch
-
-        default = torch.cuda.default_stream(self.device)
-        given = torch.cuda.ExternalStream(self._given_stream, self.device) if self._given_stream > 1 else default
-        return torch.cuda.stream(given)
+        self.given_stream = stream
 
     def _set_stream(self, stream: int | None) -> None:
         _check(self.library, self.library.fs_context_set_stream(self.handle(), self._stream(stream)), self._context)
@@ -347,14 +337,16 @@ class Context(Local):
         """
         batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
         c = result.struct(batch)
-        statuses = Statuses(self, c, batch.rows) if raises(on_error, self.device) else None
+        looks = raises(on_error, self.device)
+        room = status_room(self, c, batch.rows) if looks and not c.status else None
         if ranks is None:
             self._run(self.library.fs_sample, head, batch, byref(c))
         else:
             self._run(lambda context, *rest: self.library.fs_sample_ranks(context, ranks, *rest), head, batch, byref(c))
         result.take(c)
-        if statuses is not None:
-            statuses.check(result, batch.rows)
+        if looks:
+            check_rows(self, c.status, batch.rows, result)
+        del room  # read until here
         return result
 
     def work_size(self, head: Head, hidden: Array | Batch = None, *, every: bool = True, out: Out = None,
@@ -413,11 +405,13 @@ class Context(Local):
         self._check_sizes(arrays, self.partial_size(head, batch, out=result))
         pointers = (ctypes.c_void_p * len(arrays))(*(self._address(a) for a in arrays))
         c = result.struct(batch)
-        statuses = Statuses(self, c, batch.rows) if raises(on_error, self.device) else None
+        looks = raises(on_error, self.device)
+        room = status_room(self, c, batch.rows) if looks and not c.status else None
         self._run(self.library.fs_merge, head, batch, pointers, len(arrays), byref(c))
         result.take(c)
-        if statuses is not None:
-            statuses.check(result, batch.rows)
+        if looks:
+            check_rows(self, c.status, batch.rows, result)
+        del room  # read until here
         return result
 
 

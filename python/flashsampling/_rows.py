@@ -1,5 +1,4 @@
 """Rows that lack a token: the exception, which calls raise it, and where they find the statuses."""
-import contextlib
 import ctypes
 from collections.abc import Sequence
 from typing import Any
@@ -41,39 +40,43 @@ class _Shown:
         self.__cuda_array_interface__ = {"data": (address, False), "shape": (count,), "typestr": "<i4", "version": 3}
 
 
-class Statuses:
-    """The statuses [rows] that a call writes: the caller's, or memory of our own where the caller wants none."""
+def status_room(context: Any, c: _c.ResultStruct, rows: int) -> Any:
+    """Memory for the statuses of a call whose caller wants none; to be kept until they are looked at."""
+    if context.device == "cpu":
+        room = numpy().empty(rows, "u4")
+        c.status = room.ctypes.data
+        return room
+    import torch
 
-    def __init__(self, context: Any, c: _c.ResultStruct, rows: int) -> None:
-        self.context, self.rows, self._own, self._on_host = context, rows, None, None
-        self._nonzero = numpy().count_nonzero
-        if not rows:
+    room = torch.empty(rows, dtype=torch.int32, device=context.device)
+    c.status = room.data_ptr()
+    return room
+
+
+def _from_device(context: Any, address: int, rows: int) -> Any:
+    """The statuses in host memory, once the device has written them; none in a capture, where nothing may wait."""
+    import torch
+
+    stream, given = torch.cuda.current_stream(context.device), context.given_stream
+    if context.current_stream is None and given is not None:  # 0 and 1 are names of the default stream
+        stream = (torch.cuda.ExternalStream(given, context.device) if given > 1
+                  else torch.cuda.default_stream(context.device))
+    with torch.cuda.stream(stream):
+        if torch.cuda.is_current_stream_capturing():
+            return numpy().empty(0, "i4")
+        return torch.as_tensor(_Shown(address, rows), device=context.device).cpu().numpy()
+
+
+def check_rows(context: Any, address: int | None, rows: int, result: Any) -> None:
+    """Raises RowError if one of the rows, whose statuses are at this address, lacks a token."""
+    if not rows or address is None:
+        return
+    if context.device == "cpu":
+        words = ctypes.string_at(address, 4 * rows)
+        if words.count(0) == len(words):  # the quickest look at a few
             return
-        if not c.status:
-            self._own = numpy().empty(rows, "u4") if context.device == "cpu" else self._empty()
-            c.status = self._own.ctypes.data if context.device == "cpu" else self._own.data_ptr()
-        self._address = c.status
-        if context.device == "cpu":
-            self._on_host = numpy().frombuffer((ctypes.c_uint32 * rows).from_address(self._address), "u4")
-
-    def _empty(self) -> Any:
-        import torch
-
-        return torch.empty(self.rows, dtype=torch.int32, device=self.context.device)
-
-    def _copied(self) -> Any:
-        """The statuses in host memory, once the device has written them; none in a capture, where nothing may wait."""
-        import torch
-
-        with self.context.torch_stream() or contextlib.nullcontext():
-            if torch.cuda.is_current_stream_capturing():
-                return ()
-            return torch.as_tensor(_Shown(self._address, self.rows), device=self.context.device).cpu().numpy()
-
-    def check(self, result: Any, rows: int) -> None:
-        """Raises RowError if one of the first `rows` rows lacks a token."""
-        if not self.rows:
-            return
-        found = (self._copied() if self._on_host is None else self._on_host)[:rows]
-        if self._nonzero(found) and self._nonzero(found & _c.LACKS_TOKEN):
-            raise RowError(found.tolist(), result)
+        found = numpy().frombuffer(words, "u4")
+    else:
+        found = _from_device(context, address, rows)
+    if (found & _c.LACKS_TOKEN).any():
+        raise RowError(found.tolist(), result)

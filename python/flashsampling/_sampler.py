@@ -9,7 +9,7 @@ from ._arrays import (FLOATS, TYPESTR, Local, Pointer, as_pointer, converted, in
                       same_memory, torch_dtype)
 from ._call import Batch, Head, Result, check_penalties
 from ._context import Context
-from ._rows import Statuses, raises
+from ._rows import check_rows, raises
 from ._sample import fresh_seed
 
 
@@ -130,7 +130,6 @@ class Sampler(Local):
         result = Result(batch, **self._asked)
         result.take(result.struct(batch))
         structs = self.head.struct, batch.struct, result.written
-        statuses = Statuses(self.context, result.written, self.rows) if self._raises else None
         if self._busy.locked():  # a call of another thread reads the structures that go
             raise self.context.in_use()
         with self._busy:
@@ -141,7 +140,7 @@ class Sampler(Local):
             self._function = _c.sample_by_address(self.context.library)
             self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
             self.batch, self._rules, self._result, p.position = batch, rules, result, position
-            self._statuses = statuses
+            self._statuses = result.written.status if self._raises else None
             self._results: dict[Any, Result] = {}  # by the shape of what is drawn from
             # Whose rows the structures have, None if they are not packed; what they point to beside the rules.
             self._last: Result | None = None
@@ -150,7 +149,7 @@ class Sampler(Local):
             p.context, p.head, p.batch, p.result = self._arguments
             p.input = p.batch + _c.BatchStruct.hidden.offset if self._of_weights else p.head + _c.HeadStruct.data.offset
             p.position_at = None if "position" in rules else p.batch + _c.BatchStruct.position_all.offset
-            p.status = None if statuses is None else result.written.status
+            p.status = self._statuses
             p.in_c, p.stream_now = map(ctypes.addressof, (self.context.in_c, self.context.stream_now))
             p.sample = _native.address(self.context.library.fs_sample)
             p.set_stream = _native.address(self.context.library.fs_context_set_stream)
@@ -187,7 +186,7 @@ class Sampler(Local):
             if self._positions is None and "position" not in self._rules:
                 self._prepared.position = batch.position_all + 1  # 2^64 is 0
             if self._statuses is not None:
-                self._statuses.check(result, batch.rows)
+                check_rows(context, self._statuses, batch.rows, result)
         return result
 
     def _exchange(self, hidden: Any, position: Any) -> Result:

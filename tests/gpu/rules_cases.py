@@ -112,7 +112,7 @@ class Call:
         self.out = fs.Result.into(self.batch, inside, logits=case.logits)
 
     def run(self):
-        self.context.sample(self.head, self.batch, out=self.out)
+        self.context.sample(self.head, self.batch, out=self.out, on_error="status")
         return self
 
     def taken(self):
@@ -139,7 +139,7 @@ def on_cpu(case):
         rules["allow_index"] = index_pointer(torch.from_numpy(np.array(rules["allow_index"], np.int32)))
     head = fs.Head(**case.head)
     result = CPU.sample(head, fs.Batch(head, case.hidden, **rules), outputs=case.outputs, top=case.top,
-                        logits=case.logits, tokens=case.tokens)
+                        logits=case.logits, tokens=case.tokens, on_error="status")
     return result.arrays()
 
 

@@ -28,7 +28,7 @@ def merged(case, cuts):
     calls = [Call(part, i) for i, part in enumerate(shards(case, cuts))]
     parts = [TESTED.partial(call.head, call.batch, out=call.out) for call in calls]
     last = calls[-1]
-    TESTED.merge(parts[::-1], last.head, last.batch, out=last.out)
+    TESTED.merge(parts[::-1], last.head, last.batch, out=last.out, on_error="status")
     return last.taken()
 
 

@@ -24,7 +24,7 @@ def both(ours, W, H, values, seed, head=None, **asked):
     head = head or {}
     moved = {name: value.cuda() for name, value in values.items()}
     got = ours.sample(fs.Head(W.cuda(), **head), H.cuda(), seed=seed, **moved, **asked)
-    want = CPU.sample(fs.Head(W, **head), H, seed=seed, **values, **asked)
+    want = CPU.sample(fs.Head(W, **head), H, seed=seed, on_error="status", **values, **asked)
     torch.cuda.synchronize()
     found, wanted = ({k: v.cpu().numpy() for k, v in r.arrays().items()} for r in (got, want))
     for status in (found, wanted):

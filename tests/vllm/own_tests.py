@@ -66,9 +66,9 @@ def draw(logits, **rules):
         given = hidden if matmul else rows
         given = (given.expand(end - first, -1) if same else given[first:end]).contiguous()
         if matmul:
-            found = context(device).sample(head, given, fallback_token=0, **asked)  # as the plug-in
+            found = context(device).sample(head, given, fallback_token=0, on_error="status", **asked)  # as the plug-in
         else:
-            found = context(device).sample(fs.Head(logits=given.float()), fallback_token=0, **asked)
+            found = context(device).sample(fs.Head(logits=given.float()), fallback_token=0, on_error="status", **asked)
         tokens.append(torch.as_tensor(found.tokens).flatten().long())
     return torch.cat(tokens)
 
