@@ -216,7 +216,7 @@ class _Drawer:
         spread = torch.linspace(0, self.vocab - 1, 31, device=self.device).long().expand(stock.shape[0], -1)
         ids = torch.cat([spread, stock.argmax(-1, keepdim=True)], -1)
         result = _context(self.device).sample(head, hidden, mode="score", samples=32, given=ids.int(),
-                                              outputs=["logit"])
+                                              outputs=["logit"], on_error="status")
         return ids, result.check().logit
 
     def _draw(self, input_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
@@ -230,7 +230,8 @@ class _Drawer:
                 raise ValueError("step %d: the tokens that are forced are banned as well" % self.step)
             zeros = torch.zeros(hidden.shape[0], len(forced), device=self.device)
             head, states = Head(logits=zeros), None  # type: ignore[assignment]
-        result = _context(self.device).sample(head, states, seed=self.seed, position=self.step, tokens="i64", **rules)
+        result = _context(self.device).sample(head, states, seed=self.seed, position=self.step, tokens="i64",
+                                              on_error="status", **rules)
         found = result.status & _NO_LAW
         if found.any():
             names = {name for bits in found.tolist() for name in row_text(bits & _NO_LAW).split()} - {"OK"}
