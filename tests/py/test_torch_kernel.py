@@ -14,7 +14,7 @@ import pytest
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 F32, I32, I64 = 6, 3, 4  # the stand-in's types
 CPU, CUDA = 0, 1
-TENSORS, ALL = 12, 25
+TENSORS, ALL = 12, 26
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: cc was not found")
@@ -83,8 +83,9 @@ class Device:
         self.found = []
         find = _native.FindFunction(lambda cuda: self.found.append(cuda) or addressof(self.library))
         room = _native.RoomFunction(lambda device: self.rooms.append(device) or self.given)
-        self.keep += [find, room]
-        assert self.lib.fs_python_torch_open(find, room) is None
+        text = _native.TextFunction(lambda *_: None)  # of rows on the CPU
+        self.keep += [find, room, text]
+        assert self.lib.fs_python_torch_open(find, room, text) is None
 
     def tensor(self, shape, dtype=F32, device=CUDA, index=0):
         t = Tensor(dims=len(shape), dtype=dtype, device=device, index=index)
@@ -124,7 +125,7 @@ def ordinary():
     text = ctypes.create_string_buffer(b"f32")
     ordinary.keep.append(text)
     return {TENSORS: 1.0, 13: 0, 14: 1.0, 15: 0.0, 16: 0, 17: 0, 18: 1, 19: 0, 20: 0, 21: addressof(text), 22: 1.0,
-            23: 0.0, 24: 1.0}
+            23: 0.0, 24: 1.0, 25: 1}
 
 
 ordinary.keep = []

@@ -221,7 +221,7 @@ def test_calls_in_c_follow_the_current_stream():
 
 @pytest.mark.parametrize("given_back", [True, False])
 def test_a_call_that_finds_no_device_memory_is_tried_again_if_torch_gives_some_back(monkeypatch, given_back):
-    sampler = sampler_of()
+    sampler = sampler_of(on_error="status")
     context, calls, real = sampler.context, [], sampler._function
 
     def scarce(*arguments):
