@@ -8,6 +8,7 @@ Importing this skips the importing tests where there is no device, so it comes b
 import functools
 import os
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -89,7 +90,11 @@ def rules(B, greedy_every=5):
 
 
 def on_host(values):
-    return {name: v.cpu().numpy() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+    """Arrays of numpy. Seeds are 64 bits, which torch has as int64."""
+    found = {name: v.cpu().numpy() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+    if isinstance(found.get("seed"), np.ndarray):
+        found["seed"] = found["seed"].view(np.uint64)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------- calls ----

@@ -146,9 +146,9 @@ class Tally:
 class Part:
     """The calls of one head, or of one shard: its tokens begin at `first`, and are named as if they did at `named`."""
 
-    def __init__(self, W, h, names, temperature, vocab, first, named, context, screen):
+    def __init__(self, W, h, names, temperature, first, named, context, screen):
         B, self.shift, self.context = h.shape[0], first - named, context
-        self.head = fs.Head(W, first_token=named, vocab=0 if self.shift else vocab, screen=screen)
+        self.head = fs.Head(W, first_token=named, screen=screen)
         self.tokens = torch.empty(CALLS, B, device="cuda", dtype=torch.int64)
         self.score = torch.empty(CALLS, B, device="cuda")
         self.calls = []
@@ -208,10 +208,10 @@ def draw(source, draws, B=ROWS, temperature=1.0, names=by_position, W=None, shar
     replays leave their scores, as uniform values, in tally.kept. screen is the head's, where there are no shards.
     """
     names = names(B) if callable(names) else names
-    W, vocab = source.W if W is None else W, source.W.shape[0]
+    W = source.W if W is None else W
     h = source.h.expand(B, -1).contiguous()
-    parts = [Part(W[first:end], h, names, temperature, vocab, first, named, context, screen)
-             for first, end, named in shards or [(0, vocab, 0)]]
+    parts = [Part(W[first:end], h, names, temperature, first, named, context, screen)
+             for first, end, named in shards or [(0, len(W), 0)]]
     tally = Tally(*source.law(temperature))
     run, kept = Run(parts, names, tally), []
     torch.cuda.synchronize()
