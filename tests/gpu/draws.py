@@ -8,7 +8,6 @@ Importing this skips the importing tests where there is no device, so it comes b
 import functools
 import os
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -90,10 +89,11 @@ def rules(B, greedy_every=5):
 
 
 def on_host(values):
-    """Arrays of numpy. Seeds are 64 bits, which torch has as int64."""
+    """Arrays of numpy. Seeds and streams are bits, which torch has as integers with a sign."""
     found = {name: v.cpu().numpy() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
-    if isinstance(found.get("seed"), np.ndarray):
-        found["seed"] = found["seed"].view(np.uint64)
+    for name, bits in (("seed", np.uint64), ("stream", np.uint32)):
+        if isinstance(found.get(name), np.ndarray):
+            found[name] = found[name].view(bits)
     return found
 
 
