@@ -28,9 +28,13 @@ class RowError(ValueError):
 
 def raises(on_error: str | None, device: str) -> bool:
     """Whether a call raises RowError. None: where the results are in host memory when it returns."""
+    check_on_error(on_error)
+    return on_error == "raise" or on_error is None and device == "cpu"
+
+
+def check_on_error(on_error: str | None) -> None:
     if on_error not in (None, "raise", "status"):
         raise ValueError("on_error %r: expected \"raise\", \"status\" or None" % (on_error,))
-    return on_error == "raise" or on_error is None and device == "cpu"
 
 
 class _Shown:
@@ -72,8 +76,8 @@ def check_rows(context: Any, address: int | None, rows: int, result: Any) -> Non
     if not rows or address is None:
         return
     if context.device == "cpu":
-        words = ctypes.string_at(address, 4 * rows)
-        if words.count(0) == len(words):  # the quickest look at a few
+        words = (ctypes.c_char * (4 * rows)).from_address(address).raw
+        if words == bytes(4 * rows):  # the quickest look, .5 us for a few rows
             return
         found = numpy().frombuffer(words, "u4")
     else:

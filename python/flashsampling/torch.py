@@ -35,7 +35,7 @@ from . import _c, _native
 from ._arrays import no_integer, numpy
 from ._context import Context, make_room
 from ._numbers import factor, number
-from ._rows import RowError, raises
+from ._rows import RowError, check_on_error
 from ._sample import generation
 
 __all__ = ["sample", "sample_logits"]
@@ -68,7 +68,10 @@ class _Call:
         self.numbers: tuple[Any, ...] | None = None  # what _set_numbers has set
         self.chooses = False  # whether the last call had slots or masks
         self.known: tuple[Any, ...] | None = None  # what the head's structure was made from
-        self.statuses = numpy().empty(0, "u4")  # of calls that are not asked for them
+        self.on_host = device.type == "cpu"
+        self.statuses: Any = None  # [rows] in host memory, of calls that are not asked for them
+        self.statuses_at: int | None = None
+        self.count_nonzero = numpy().count_nonzero
         structs = self.head, self.batch, self.result
         self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
 
@@ -82,12 +85,10 @@ class _Call:
             self.context.check(status)
 
 
-    def own_statuses(self, rows: int) -> int:
-        """Where statuses go that nobody asked for."""
-        if self.statuses.shape[0] != rows:
-            self.statuses = numpy().empty(rows, "u4")
-            self.statuses_at = self.statuses.ctypes.data
-        return self.statuses_at
+    def check_rows(self, statuses: Any) -> None:
+        """RuntimeError if a row lacks a token."""
+        if self.count_nonzero(statuses) and (statuses & _c.LACKS_TOKEN).any():
+            raise RuntimeError(str(RowError(statuses.tolist(), None)))
 
 
 _calls = threading.local()
@@ -135,12 +136,6 @@ def _checked(check: Callable[[float, str], float], value: float, name: str) -> f
         return check(value, name)
     except ValueError as error:
         raise RuntimeError(str(error)) from None
-
-
-def _check_rows(statuses: Any) -> None:
-    """RuntimeError if a row lacks a token."""
-    if numpy().count_nonzero(statuses) and (statuses & _c.LACKS_TOKEN).any():
-        raise RuntimeError(str(RowError(statuses.tolist(), None)))
 
 
 def _set_head(call: _Call, data: Tensor, kind: int, about: tuple[Any, ...]) -> None:
@@ -197,19 +192,19 @@ def _draw(kind: int, results: int, hidden: Tensor | None, data: Tensor, bias: Te
         _set_rows(call, slot, allow, allow_index, rows, vocab or head.rows, device)
     tokens = torch.empty((rows, samples), dtype=torch.int64, device=device)
     result.tokens = tokens.data_ptr()
-    raise_error = raise_error and device.type == "cpu"
+    raise_error = raise_error and call.on_host
     if results == 1:
-        result.logprob, result.status = None, call.own_statuses(rows) if raise_error else None
+        result.logprob, result.status = None, call.statuses_at if raise_error else None
         call.run()
         if raise_error:
-            _check_rows(call.statuses)
+            call.check_rows(call.statuses)
         return tokens
     logprob = torch.empty((rows, samples), dtype=torch.float32, device=device)
     status = torch.empty((rows,), dtype=torch.int32, device=device)
     result.logprob, result.status = logprob.data_ptr(), status.data_ptr()
     call.run()
     if raise_error:
-        _check_rows(status.numpy())
+        call.check_rows(status.numpy())
     return tokens, logprob, status
 
 
@@ -223,6 +218,8 @@ def _set_numbers(call: _Call, rows: int, slots: int, samples: int, flags: int, t
     batch.rows, batch.slots, batch.samples, batch.flags = rows, slots, samples, flags
     every.temperature, every.top_p = _checked(number, temperature, "temperature"), _checked(number, top_p, "top_p")
     every.min_p, every.seed = _checked(number, min_p, "min_p"), seed
+    call.statuses = numpy().empty(rows, "u4")
+    call.statuses_at = call.statuses.ctypes.data
     every.top_k = top_k if 0 <= top_k < 2**31 else 0  # off, as what no vocabulary reaches
     call.numbers = (rows, slots, samples, flags, temperature, top_k, top_p, min_p, seed)
 
@@ -359,14 +356,15 @@ def _operands(rows: Tensor, seed: int | Tensor | None, rules: dict[str, Any]) ->
 
 def _called(operator: Any, full: Any, sources: tuple[Any, ...], on_error: str | None, keywords: dict[str, Any]) -> Any:
     """What the operator returns, or RowError; `full` is the operator that also returns statuses."""
-    wanted = raises(on_error, sources[0].device.type)
-    if on_error == "status":
-        keywords["raise_error"] = False
+    if on_error is not None:
+        check_on_error(on_error)
+        if on_error == "status":
+            keywords["raise_error"] = False
     if torch.compiler.is_compiling():
         return _overload(operator, keywords)(*sources, **keywords)
     try:
         found = _overload(operator, keywords)(*sources, **keywords)
-        if not (wanted and sources[0].is_cuda) or torch.cuda.is_current_stream_capturing():
+        if on_error != "raise" or not sources[0].is_cuda or torch.cuda.is_current_stream_capturing():
             return found
     except RuntimeError as error:
         if "lack a token" not in str(error):
