@@ -100,7 +100,7 @@ def logits_of(g, B, V):
     elif style == 3:
         x[:, g.whole(0, V - 1)] += 15
     elif style == 4:
-        x = np.zeros((B, V)) + np.round(g.rng.normal())
+        x = np.full((B, V), g.one(0, 0, 1, -2.5))
     elif style == 5:
         x *= g.one(30, 1000)
     return x.astype(F32)
@@ -121,7 +121,7 @@ def head_of_logits(g, c, V):
 def head_of_weights(g, c, V, D):
     c.hidden_dtype = g.one(*FLOATS)
     if V * D > 1 << 24:
-        c.dtype = g.one(1, 2)
+        c.dtype = g.one(1, 2) if V * D < LARGEST else _c.DTYPES["bf16"]
     c.exact = g.chance(0.75) or V * D > 1 << 24
     if c.exact:
         a, b = (g.one((1, 1), (3, 7), (15, 15), (15, 127)) if D * 15 * 127 < 1 << 24 else (7, 15))
@@ -201,7 +201,7 @@ def rules_of(g, c, V, tokens):
         else:
             setattr(c, name, np.array([value(g, V) for _ in range(c.slots or c.rows)], kind))
     if c.kind and c.data.min() == c.data.max() and c.mode not in (GROUP_PARALLEL, GROUP_ONLINE) and g.chance(0.5):
-        c.top_p, c.all["top_p"] = None, g.one(0.25, 0.5, 0.75)  # equal logits: the mass is often p times all of it
+        c.top_p, c.all["top_p"] = None, g.one(0.25, 0.5, 0.75)  # often p times all the mass lies before a token
     S, vocab = c.slots or c.rows, int(tokens[-1]) + 1
     if history:
         if g.chance(0.6):

@@ -223,13 +223,15 @@ class Oracle:
         """How many tokens of the order top-k keeps, y being their logits."""
         return int(np.count_nonzero(y >= y[k - 1])) if self.case.batch_flags & FLAG.KEEP_TIES_TOP_K else int(k)
 
-    def top_p_keeps(self, weight, left, p):
+    def top_p_keeps(self, m, left, p):
         """The fewest and the most tokens of the order that top-p keeps, of which `left` are left."""
+        weight = np.exp(m - m[0])
         before = np.cumsum(weight) - weight
         total = weight.sum() if self.case.batch_flags & FLAG.JOINT_TOP_P else weight[:left].sum()
-        limit, error = np.float64(F32(p)) * total, TOP_P_ERROR * total
-        if p == 0 or (weight == 1).all() and limit == np.round(limit):
-            error = 0  # equal logits, and p times the mass is one of the sums: equality is no matter of rounding
+        limit = np.float64(F32(p)) * total
+        # Masses of zeros are whole numbers, so that equality with a whole limit is no matter of rounding.
+        exact = p == 0 or not m.any() and limit == np.round(limit)
+        error = 0 if exact else TOP_P_ERROR * total
         return [self.first_at(before[:left], limit + change) for change in (-error, error)]
 
     def first_at(self, before, limit):
@@ -248,7 +250,7 @@ class Oracle:
         low = high = left
         if p < 1:
             # A first token of +inf has all the mass.
-            low, high = self.top_p_keeps(np.exp(m - m[0]), left, p) if m[0] < np.inf else (1, 1)
+            low, high = self.top_p_keeps(m, left, p) if m[0] < np.inf else (1, 1)
             if flags & FLAG.KEEP_TIES_TOP_P:
                 low, high = (int(np.count_nonzero(y[:left] >= y[n - 1])) for n in (low, high))
         return min(low, floor), min(high, floor)

@@ -27,8 +27,8 @@ class TemperatureAfterNoise(Oracle):
 
 
 class TopPCountsTheTokenItself(Oracle):
-    def top_p_keeps(self, weight, left, p):
-        low, high = super().top_p_keeps(weight, left, p)
+    def top_p_keeps(self, m, left, p):
+        low, high = super().top_p_keeps(m, left, p)
         return max(1, low - 1), max(1, high - 1)
 
 
@@ -38,7 +38,8 @@ class TopPKeepsAtEquality(Oracle):
 
 
 class TopPOfTheWholeRow(Oracle):
-    def top_p_keeps(self, weight, left, p):
+    def top_p_keeps(self, m, left, p):
+        weight = np.exp(m - m[0])
         before, limit = np.cumsum(weight) - weight, F32(p) * weight.sum()
         return [max(1, np.count_nonzero(before[:left] < limit))] * 2
 
