@@ -27,7 +27,7 @@ ZEROS = {"scale": 1, "post_scale": 1, "samples": 1, "slot_dtype": 8, "tokens_dty
 
 
 class Generator:
-    """Words of chance over numpy's generator."""
+    """Random choices with numpy's generator."""
 
     def __init__(self, seed, number):
         self.rng = np.random.default_rng([seed, number])

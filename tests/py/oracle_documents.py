@@ -25,7 +25,8 @@ SEED, CALLS = 1, 2_000
 REFERENCE_EVERY, REFERENCE_SIZE = 5, 200_000  # the reference backend runs one in so many of the smaller cases
 SCREEN_ROWS = "FLASHSAMPLING_SCREEN_ROWS"
 FREE = BIT.FALLBACK | BIT.RANK_BOUND | BIT.FAR  # status bits that are looked at by themselves, or not at all
-TOP_P_DOUBTS = 0.01  # the largest share of rows whose top-p may be too close to call; 0.003 is usual, most of equal logits
+# The largest share of rows whose top-p may be too close to call. It is 0.003 as a rule, most of it equal logits.
+TOP_P_DOUBTS = 0.01
 
 
 def tolerance(name, value, expected):
@@ -64,7 +65,7 @@ def row_of(results, case, oracle, b):
 
 
 def differences(case, got, expected, reference):
-    """What of a row's results is not the oracle's, as texts."""
+    """Texts, one for each of a row's results that is not the oracle's."""
     status, wrong = int(got["status"][0]), []
     if reference and expected.far == "yes":
         expected.far = "either"  # the reference backend's log Z has no limit
@@ -82,7 +83,7 @@ def differences(case, got, expected, reference):
 
 
 class Suite:
-    """The contexts of a run, what it has counted, and one case after the other."""
+    """Runs cases in its contexts and counts them."""
 
     def __init__(self, oracle=Oracle, with_reference=True):
         self.oracle, self.count = oracle, Counter()
@@ -115,7 +116,7 @@ class Suite:
         return x, ""
 
     def compare(self, case, out, oracle, x, reference):
-        """What is wrong with the results of a call; "" if nothing is."""
+        """Says which row of a call is wrong, and how; "" if none is."""
         if out.status or out.text:
             return f"status {out.status}: {out.text}"
         for b in range(case.rows):

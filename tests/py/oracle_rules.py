@@ -1,7 +1,7 @@
-"""What include/flashsampling.h and docs say a call does, written from them alone: plain numpy, a row at a time.
+"""The rules of a call, written from include/flashsampling.h and docs alone: plain numpy, a row at a time.
 
 `Oracle(case).row(b)` gives the results of one row as `Row`s. There are several where the mass before a token is as near
-to p times the mass as top-p may err: the header lets the cut fall on either side of such a token.
+to p times the mass as top-p may err: the header lets the cut fall on either side of that token.
 
 docs/noise.md defines the noise and the keys, and oracle_noise.py has them.
 """
@@ -22,7 +22,7 @@ TOP_P_ERROR = 4e-7  # of the mass: 3e-7 in the header, and the rounding of the o
 TOP_P_LARGEST = 1.00001  # above 1 by rounding alone, which is off
 ALTERNATIVES = 64  # cuts that are tried where top-p is in doubt
 LOG_Z = {"log_z", "logprob", "top_logprob", "watch_logprob"}  # results that look at the sum of exp
-ZERO_SCALARS = {"top_p": 1, "repetition": 1}  # what a scalar of zero stands for; arrays mean what they hold
+ZERO_SCALARS = {"top_p": 1, "repetition": 1}  # the default that a scalar of zero means; arrays mean what they hold
 FALLBACK_TOKEN_ZERO = -2**31
 
 
@@ -58,7 +58,7 @@ def log_sum_exp(x):
 
 
 class Oracle:
-    """One case. Methods that are planted with errors (test_oracle_documents.py) are small for that reason."""
+    """The expected results of one case. test_oracle_documents.py overrides single methods with errors."""
 
     def __init__(self, case):
         self.case = case
