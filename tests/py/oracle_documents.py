@@ -107,7 +107,7 @@ class Suite:
         out = library.sample(plain)
         x = out.results["watch_logit"].reshape(case.rows, -1)
         low, high = low[:, :x.shape[1]], high[:, :x.shape[1]]
-        missing = np.isnan(low) | np.isnan(high)
+        missing = ~np.isfinite(low) & ((low == high) | np.isnan(low)) | np.isnan(high)
         x = np.where(missing, low, x)
         far = ~missing & ~((x >= low - capped) & (x <= high + capped))
         if out.status or far.any():

@@ -16,7 +16,7 @@ F32 = np.float32
 FLAG, RULE, BIT = _c.Flag, _c.Rule, _c.Row
 RAW, PROCESSED, CUT = 0, 1, 2
 SAMPLE, WITHOUT_REPLACEMENT, GROUP_PARALLEL, GROUP_ONLINE, SCORE = range(5)
-FAR = 362_000  # the largest |l| that has a log Z; between this and FAR_SURELY either answer is taken
+FAR = 362_000  # how far from 0 a row's largest logit may be for a log Z; between this and FAR_SURELY either answer is taken
 FAR_SURELY = 362_100
 TOP_P_ERROR = 4e-7  # of the mass: 3e-7 in the header, and the rounding of the oracle's own sums
 TOP_P_LARGEST = 1.00001  # above 1 by rounding alone, which is off
@@ -295,7 +295,7 @@ class Oracle:
         """The paper's B.2 and B.3: the place in `places` of the winner."""
         ids, l = self.ids[places], row.l[places].astype(np.float64)
         best = self.by_key(scores, ids)
-        if row.temperature == 0 or l.max() == np.inf or np.abs(l).max() > FAR:
+        if row.temperature == 0 or abs(l.max()) > FAR:
             return best[0]
         groups, group = np.unique(ids // self.case.group_size, return_inverse=True)
         winner = np.array([next(i for i in best if group[i] == k) for k in range(len(groups))])
