@@ -16,7 +16,8 @@ F32 = np.float32
 FLAG, RULE, BIT = _c.Flag, _c.Rule, _c.Row
 RAW, PROCESSED, CUT = 0, 1, 2
 SAMPLE, WITHOUT_REPLACEMENT, GROUP_PARALLEL, GROUP_ONLINE, SCORE = range(5)
-FAR = 362_000  # how far from 0 a row's largest logit may be for a log Z; between this and FAR_SURELY either answer is taken
+# How far from 0 a row's largest logit may be for a log Z; up to FAR_SURELY either answer is taken.
+FAR = 362_000
 FAR_SURELY = 362_100
 TOP_P_ERROR = 4e-7  # of the mass: 3e-7 in the header, and the rounding of the oracle's own sums
 TOP_P_LARGEST = 1.00001  # above 1 by rounding alone, which is off
