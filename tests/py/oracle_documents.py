@@ -25,7 +25,7 @@ SEED, CALLS = 1, 2_000
 REFERENCE_EVERY, REFERENCE_SIZE = 5, 200_000  # the reference backend runs one in so many of the smaller cases
 SCREEN_ROWS = "FLASHSAMPLING_SCREEN_ROWS"
 FREE = BIT.FALLBACK | BIT.RANK_BOUND | BIT.FAR  # status bits that are looked at by themselves, or not at all
-# The largest share of rows whose top-p may be too close to call. It is 0.003 as a rule, most of it equal logits.
+# The largest share of rows whose top-p may be too close to call. It is 0.005 as a rule, most of it equal logits.
 TOP_P_DOUBTS = 0.01
 
 
