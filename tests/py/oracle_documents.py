@@ -25,25 +25,25 @@ SEED, CALLS = 1, 2_000
 REFERENCE_EVERY, REFERENCE_SIZE = 5, 200_000  # the reference backend runs one in so many of the smaller cases
 SCREEN_ROWS = "FLASHSAMPLING_SCREEN_ROWS"
 FREE = BIT.FALLBACK | BIT.RANK_BOUND | BIT.FAR  # status bits that are looked at by themselves, or not at all
-# The largest share of rows whose top-p may be too close to call. It is 0.005 as a rule, most of it equal logits.
+# The largest share of rows with more than one answer, as top-p may be too close to call: 0.005 is usual.
 TOP_P_DOUBTS = 0.01
 
 
-def tolerance(name, value, expected):
+def tolerance(name, value, expected, fast):
     """How far a result may be from the oracle's: a rounding to float, and the documented error of log Z."""
     size = np.abs(np.nan_to_num(value, posinf=0, neginf=0))
-    if name == "score":
-        return 1.2e-7 * size + 1e-12
+    if name == "score":  # fast noise has two logarithms in float, which differ between libraries
+        return 1.2e-7 * size + (1e-6 if fast else 1e-12)
     if name not in LOG_Z:
         return 0
     largest = abs(np.nan_to_num(expected.max_logit, posinf=0, neginf=0))
     return (1e-6 if largest <= 45_000 else 2e-4) + 2.5e-7 * np.maximum(largest, size)
 
 
-def equal(name, got, value, expected):
+def equal(name, got, value, expected, fast):
     got, value = np.atleast_1d(got).astype(np.float64), np.atleast_1d(value).astype(np.float64)
     with np.errstate(invalid="ignore"):
-        near = np.abs(got - value) <= tolerance(name, value, expected)
+        near = np.abs(got - value) <= tolerance(name, value, expected, fast)
     return bool((near | (got == value) | np.isnan(got) & np.isnan(value)).all())
 
 
@@ -77,7 +77,7 @@ def differences(case, got, expected, reference):
             continue
         right = getattr(expected, name)
         if not (ranks_equal(value, right, status, case.batch_flags & _c.Flag.EXACT_RANK) if name == "rank"
-                else equal(name, value, right, expected)):
+                else equal(name, value, right, expected, case.noise)):
             wrong.append(f"{name} is {value}, not {right}")
     return wrong
 
@@ -123,7 +123,7 @@ class Suite:
             with np.errstate(all="ignore"):
                 allowed = oracle.row(b, x[b])
             self.count["rows"] += 1
-            self.count["rows whose top-p is too close to call"] += len(allowed) > 1
+            self.count["rows with more than one answer"] += len(allowed) > 1
             got = row_of(out.results, case, oracle, b)
             wrong = [differences(case, got, expected, reference) for expected in allowed]
             if all(wrong):
@@ -168,7 +168,9 @@ class Suite:
         return ""
 
     def too_many_doubts(self):
-        return self.count["rows whose top-p is too close to call"] > max(3, TOP_P_DOUBTS * self.count["rows"])
+        """In a run that is long enough to tell."""
+        rows = self.count["rows"]
+        return rows > 5_000 and self.count["rows with more than one answer"] > TOP_P_DOUBTS * rows
 
     def close(self):
         for library in (*self.libraries, *([self.reference] if self.reference else [])):
@@ -194,7 +196,7 @@ def run(seed, first, calls, say=print, most=10):
             say(f"{number - first + 1} of {calls} cases, {wrong} wrong, {said - start:.0f} s")
     if suite.too_many_doubts():
         wrong += 1
-        say(f"top-p was too close to call in more than {TOP_P_DOUBTS:.1%} of rows")
+        say(f"more than {TOP_P_DOUBTS:.1%} of rows have more than one answer")
     say(f"{number - first + 1} cases, {wrong} wrong, {time.monotonic() - start:.1f} s: "
         + ", ".join(f"{value} {name}" for name, value in suite.count.items()))
     suite.close()

@@ -296,7 +296,7 @@ class Oracle:
         """The paper's B.2 and B.3: the place in `places` of the winner."""
         ids, l = self.ids[places], row.l[places].astype(np.float64)
         best = self.by_key(scores, ids)
-        if row.temperature == 0 or abs(l.max()) > FAR:
+        if row.temperature == 0 or abs(l.max()) > FAR or row.one_race:
             return best[0]
         groups, group = np.unique(ids // self.case.group_size, return_inverse=True)
         winner = np.array([next(i for i in best if group[i] == k) for k in range(len(groups))])
@@ -322,7 +322,7 @@ class Oracle:
         refused = self.refused(b, slot)
         if refused:
             return [self.without_token(b, refused)]
-        row = SimpleNamespace(temperature=F32(self.value("temperature", slot)), status=0)
+        row = SimpleNamespace(temperature=F32(self.value("temperature", slot)), status=0, one_race=False)
         x = x[:len(self.ids)]
         if self.mask(b) >= 0:
             x = np.where(bit_of(case.allow[self.mask(b)], self.ids), x, F32(-np.inf))
@@ -340,7 +340,13 @@ class Oracle:
             return [self.without_token(b, row.status | BIT.EMPTY)]
         order = self.order(row.y, present)
         low, high = self.kept(row, order, slot)
-        return [self.with_token(row, b, slot, order, n) for n in range(low, min(high, low + ALTERNATIVES) + 1)]
+        rows = [self.with_token(row, b, slot, order, n) for n in range(low, min(high, low + ALTERNATIVES) + 1)]
+        if case.mode in (GROUP_PARALLEL, GROUP_ONLINE) and row.status & BIT.INF and row.l.max() < np.inf:
+            # An x of +inf that an edit bans: docs/noise.md does not say whether the groups still race as one, which is
+            # exact in law too. The CPU backend lets them, the reference does not.
+            row.one_race = True
+            rows.append(self.with_token(row, b, slot, order, low))
+        return rows
 
     def numbers(self, row, x):
         """x with -inf in place of NaN, which the status tells."""
