@@ -46,7 +46,7 @@ class Library:
     def __init__(self, backend, threads=1, block=0):
         self.lib = _c.library()
         options = _c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct), backend=_c.BACKENDS[backend], threads=threads,
-                                   block=block, fallback_bytes=_c.FALLBACK_BYTES)
+                                   block=block)
         self.context = ctypes.c_void_p()
         status = self.lib.fs_context_create(ctypes.byref(options), ctypes.byref(self.context))
         if status:
