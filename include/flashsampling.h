@@ -167,7 +167,7 @@ typedef struct fs_head {
     int64_t first_token; /* global id of row 0, for a shard; first_token + rows is at most 2^24 - 1. Bit-identical log Z
                           * over shards needs a multiple of 16, or on CUDA of 128 */
     int64_t vocab;       /* real size of the whole vocabulary; rows with ids at or above it are padding and never drawn.
-                          * 0 = first_token + rows. More than that is a shard's, which fs_sample refuses */
+                          * 0 = first_token + rows. A larger vocab means that the head is a shard: fs_sample refuses it */
     const float *bias;   /* [V] or NULL */
     int32_t round;       /* FS_F32: keep (default, finer); FS_BF16, FS_F16: round x as engines that store logits do */
     float scale;         /* of logits, before the soft-cap; 0 = 1 */
@@ -192,10 +192,10 @@ typedef struct fs_head {
      *
      * The first call of a context with this W and this screen checks them: the screen's header and all of its bytes, and
      * four weights of every row of W, at places that depend on the row. A screen that was changed, or is another W's, is
-     * FS_ERR_ARGUMENT. On CUDA that call waits for the device, so it cannot be captured. The check misses two things. One
-     * is a row of W that changed, but not at those four places: a row of which half changed is missed once in 16 times, a
-     * single weight nearly always. The other is W written to after that call. fs_screen_check looks at every weight. A
-     * context remembers 8 heads with their screens; of more in turn it would check one in every call. */
+     * FS_ERR_ARGUMENT. On CUDA that call waits for the device, so it cannot be captured. The check misses a row that
+     * changed only at other places: 1 row in 16 of those of which half changed, and nearly every single weight. It also
+     * misses later writes to W. fs_screen_check looks at every weight. A context remembers 8 heads with screens; with more
+     * in turn, every call repeats the check. */
     const void *screen;
     size_t screen_bytes; /* how many there are, at least fs_screen_size */
 } fs_head;
@@ -231,7 +231,7 @@ enum {
     FS_RANK_OF_TIES = 1u << 7 /* result.rank counts logits that are not smaller, the token's own among them */
 };
 
-/* fs_batch.fallback_token: token 0, as engines have it that index an embedding with whatever they get. */
+/* fs_batch.fallback_token: token 0, for engines that use every token as an index. */
 #define FS_FALLBACK_TOKEN_ZERO INT32_MIN
 
 /* What can be done to a row's logits; bits. */
@@ -546,7 +546,8 @@ FS_API fs_status fs_screen_build(fs_context *context, const fs_head *head, const
 FS_API fs_status fs_screen_check(fs_context *context, const fs_head *head);
 
 /* The screen of rows [first, first + rows) of the head that `whole` belongs to. `first` is a multiple of 16, and so is
- * `rows`, unless they are all that is left of the head. To [bytes], or with to NULL only *needed, which may be NULL. */
+ * `rows`, unless the slice ends with the head's last row. Writes to [bytes]; with to NULL it only sets *needed, which may
+ * be NULL otherwise. */
 FS_API fs_status fs_screen_slice(fs_context *context, const void *whole, size_t whole_bytes, int64_t first,
                                  int64_t rows, void *to, size_t bytes, size_t *needed);
 

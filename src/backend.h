@@ -40,9 +40,10 @@ typedef struct fs_backend {
     /* fs_accept of device arrays; NULL: arrays are host memory. */
     fs_status (*accept)(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
                         const void *target, int32_t *accepted);
-    /* Screens, where they are not host memory (src/screen has the same for those that are). make_screen writes the
-     * strips; sum_screen adds up their hashes; compare_screen finds the last strip that was made of other weights than
-     * the head's, by a sample of every row or by all of it, or -1; copy copies bytes, from and to anywhere, and waits. */
+    /* Screens that are not in host memory; src/screen does the same for those that are.
+     * make_screen: writes the strips. sum_screen: adds up their hashes.
+     * compare_screen: the last strip made of other weights, or -1; it compares a sample of each row, or all if `whole`.
+     * copy: copies bytes, from and to anywhere, and waits. */
     fs_status (*make_screen)(fs_context *context, const fs_head *head, const fs_screen_header *header,
                              const fs_screen_options *options, void *screen);
     fs_status (*sum_screen)(fs_context *context, const fs_screen_header *header, const void *screen,
@@ -97,7 +98,7 @@ const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status
  * words. */
 fs_status fs_backend_find(int32_t kind, const fs_backend **backend, const char **why);
 
-/* Whether the environment variables of every backend, in this build or not, have values that can be. */
+/* Checks the environment variables of every backend, in this build or not: an invalid value is FS_ERR_ENVIRONMENT. */
 fs_status fs_backend_environment(void);
 
 /* Up to how many rows of a call screens are read, if the environment says so, for tests and measurements; else -1. */

@@ -49,7 +49,7 @@ fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, 
                         const fs_result *result, int computes, fs_arguments *a);
 /* A head alone; `reads`: its data are. */
 fs_status fs_check_head(fs_context *context, const fs_head *head, int reads);
-/* Of fs_sample, whose head is the whole vocabulary or ends it. */
+/* Checks a head for fs_sample: it has the last token of the vocabulary. */
 fs_status fs_check_whole(fs_context *context, const fs_arguments *a);
 /* Of a call that draws. */
 fs_status fs_check_tokens(fs_context *context, const fs_arguments *a);

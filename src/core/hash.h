@@ -16,7 +16,7 @@ FS_CORE uint64_t hash_end(uint64_t hash) {
     return hash_mix(hash_mix(hash, 0), 0);
 }
 
-/* Of 64 bytes at a place; to be added up. */
+/* The hash of 64 bytes at a place. Sums of these hashes do not depend on their order. */
 FS_CORE uint64_t hash_line(uint64_t place, const uint64_t *line) {
     uint64_t hash = hash_mix(0, place);
     for (int i = 0; i < 8; i++) hash = hash_mix(hash, line[i]);

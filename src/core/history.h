@@ -1,9 +1,9 @@
-/* history.h - how a screen has fared in calls of one kind. Where its bounds are too wide for a head, or for its rows,
- * every call would read both it and W. So behind two such calls in a row the next one goes to W at once, behind a third
- * the next three, then 7, 15 and 31, until the screen decides again. Tokens are the same either way.
+/* history.h - counts the calls in which a screen failed: its bounds were too wide, and W was read behind it. After the
+ * second failure in a row one call goes to W at once, after the third three calls, then 7, 15 and 31. A call that the
+ * screen decides begins anew. Tokens are the same either way.
  *
- * A screen has a history of its own for each kind of call, in the context: two heads of one context, as a draft model's
- * and its target's, do not disturb each other. Backends keep [FS_SCREENS_KNOWN] of them for each kind. */
+ * Each screen has one history for each kind of call, so two heads of one context do not disturb each other. Backends keep
+ * them for FS_SCREENS_KNOWN screens. */
 #ifndef FS_CORE_HISTORY_H
 #define FS_CORE_HISTORY_H
 
@@ -23,7 +23,7 @@ FS_CORE int history_skips(const fs_screen_history *history, uint32_t hash) {
     return history->hash == hash && history->skip > 0;
 }
 
-/* After a call: W was read, at once or behind the screen; or it was not. */
+/* After a call. read_weights: W was read, at once or behind the screen. */
 FS_CORE void history_note(fs_screen_history *history, uint32_t hash, int read_weights) {
     if (history->hash != hash) {
         history->hash = hash;

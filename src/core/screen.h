@@ -229,8 +229,8 @@ FS_CORE int screen_round(float t, uint32_t random16) {
 
 /* -------------------------------------------------------------------------------------------------- its weights ---- */
 
-/* The hash of four weights of each token of a strip, wherever in the row they are: enough to tell another head's, and
- * rows that were trained further, at a cost of four lines of memory a row. By ids, as in slices. */
+/* The hash of four weights of each token of a strip. It detects another head and rows that were trained further, and
+ * reads four cache lines a row. The columns depend on the token's id, so slices agree. */
 FS_CORE uint64_t screen_sample_hash(const fs_head *head, const fs_weights *w, int64_t strip) {
     const int64_t rows = head->rows, dim = head->dim;
     uint64_t hash = 0;

@@ -128,7 +128,7 @@ void fs_threads_stay(fs_threads *pool, int stay) {
 
 /* Workers block every signal but those of a fault of their own: the application's handlers run on its own threads. */
 static int start_workers(fs_threads *pool) {
-    static const int fault[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
+    static const int fault[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
     sigset_t blocked, before;
     int error = 0;
     sigfillset(&blocked);

@@ -23,8 +23,8 @@ static fs_status read_tile(fs_context *context, fs_cuda_environment *environment
     if (!text) return FS_OK;
     if (!is_tile(text))
         return fs_fail(context, FS_ERR_ENVIRONMENT,
-                       "FLASHSAMPLING_CUDA_TILE=%.40s is unknown, must be " FS_CUDA_SM90 " or " FS_CUDA_PORTABLE
-                       ", or one of them with :N behind it, N rows",
+                       "FLASHSAMPLING_CUDA_TILE=%.40s is unknown, must be " FS_CUDA_SM90 ", " FS_CUDA_PORTABLE
+                       ", or one of them and :N, N being the rows of its tile",
                        text);
     snprintf(environment->tile, sizeof environment->tile, "%s", text);
     return FS_OK;

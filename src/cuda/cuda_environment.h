@@ -16,7 +16,7 @@ typedef struct fs_cuda_environment {
     int32_t threads;
 } fs_cuda_environment;
 
-/* A value that cannot be is FS_ERR_ENVIRONMENT, with a text on the context, or on the thread if it is NULL. */
+/* An invalid value is FS_ERR_ENVIRONMENT. The text is on the context, or on the thread if context is NULL. */
 fs_status fs_cuda_environment_read(fs_context *context, fs_cuda_environment *environment);
 
 #endif

@@ -78,9 +78,11 @@ static double sure_score(ref_row *row, const fs_batch *batch, int32_t sample, in
     return there < n ? -INFINITY : score_key_value(row->scratch[n - 1]);
 }
 
-/* Tokens that an edit makes NaN are left too: the row's status depends on them. */
-static void leave_nan_edits(ref_row *row, const fs_batch *batch) {
+/* Tokens that a bias or an edit makes NaN are left too: the row's status depends on them. */
+static void leave_nans(ref_row *row, const fs_head *head, const fs_batch *batch) {
     int64_t first, last;
+    for (int64_t v = 0; head->bias && v < row->size; v++)
+        if (isnan(head->bias[v])) row->left[v] = UNBOUNDED;
     fs_ref_row_edits(row, batch, &first, &last);
     for (int64_t i = first; i < last; i++) {
         const int64_t v = batch->edit_token[i] - row->first;
@@ -95,7 +97,7 @@ int64_t fs_ref_row_screen(ref_row *row, const fs_head *head, const fs_batch *bat
     shifted_logits(row, head, batch, -1);
     for (int32_t i = 0; i < draws; i++) row->score[i] = sure_score(row, batch, i, ordered ? batch->samples : 1);
     shifted_logits(row, head, batch, 1);
-    leave_nan_edits(row, batch);
+    leave_nans(row, head, batch);
     for (int64_t v = 0; v < row->size; v++) {
         const uint32_t id = (uint32_t)(row->first + v);
         row->left[v] = row->left[v] == UNBOUNDED; /* its logit may be NaN */

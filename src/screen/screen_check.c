@@ -55,6 +55,9 @@ static fs_status read_header(fs_context *context, const char *name, const void *
                    (h->group == FS_SCREEN_SPAN || h->group == FS_SCREEN_CHUNK),
                "%s is of format %d, [%lld, %lld] weights, groups of %d: no screen is", name, h->format,
                (long long)h->rows, (long long)h->dim, h->group);
+    for (size_t i = 0; i < sizeof h->reserved; i++)
+        FS_REQUIRE(context, h->reserved[i] == 0, "%s has a header that was changed: its reserved byte %zu is %d", name,
+                   i, h->reserved[i]);
     return fs_screen_check_room(context, name, screen, bytes, screen_bytes(h->format, h->rows, h->dim));
 }
 
@@ -137,6 +140,7 @@ fs_status fs_screen_admit(fs_context *context, const fs_head *head) {
 fs_status fs_screen_check_whole(fs_context *context, const fs_head *head) {
     fs_screen_header h;
     FS_REQUIRE(context, head->kind == FS_HEAD_WEIGHTS, "head.screen is given for stored logits");
+    fs_screen_forget(context, head->screen); /* a screen that fails is not read again */
     FS_TRY(read_header(context, "head.screen", head->screen, head->screen_bytes, &h));
     FS_TRY(check_shape(context, head, &h));
     FS_TRY(check_body(context, "head.screen", head->screen, &h));

@@ -18,7 +18,7 @@ fs_status fs_screen_admit(fs_context *context, const fs_head *head);
 /* The same of every byte of the screen and every weight, whatever is remembered; then they are remembered. */
 fs_status fs_screen_check_whole(fs_context *context, const fs_head *head);
 
-/* A screen is written over: nothing is known of it. */
+/* Forgets a screen whose memory is written over, or that fails a check. */
 void fs_screen_forget(fs_context *context, const void *screen);
 
 /* From or to wherever the context's backend has its arrays. */

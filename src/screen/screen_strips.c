@@ -11,7 +11,7 @@ _Static_assert(sizeof(fs_screen_header) == 128 && sizeof(fs_strip_head) == FS_SC
 
 /* Strips [from, to) of a screen in host memory, which tasks share. */
 typedef struct walk {
-    const fs_head *head; /* NULL: of no interest */
+    const fs_head *head; /* NULL if only sums are needed */
     const fs_screen_header *header;
     fs_weights weights;
     fs_screen screen;
@@ -39,7 +39,7 @@ static void run(fs_context *context, walk *w, void (*task)(void *arg, int32_t i)
         for (int32_t i = 0; i < w->tasks; i++) task(w, i);
 }
 
-/* The strips of a task begin with this one; those of the next task with the next one's. */
+/* The first strip of a task; the task ends before the first strip of the next one. */
 static int64_t first_of(const walk *w, int32_t task) {
     return w->from + (w->to - w->from) * task / w->tasks;
 }

@@ -150,6 +150,7 @@ static void who_does_not_belong_is_refused(void **state) {
     REFUSED(memset(s.w + 33 * 128, 0, 128 * 2), "rows 32 to 47 differ");
     REFUSED(((char *)s.screen)[s.bytes - 1] ^= 1, "was changed: the checksum of its body");
     REFUSED(((char *)s.screen)[sizeof *h + 5] ^= 1, "was changed: the checksum of its body");
+    for (size_t i = 0; i < sizeof(fs_screen_header); i++) REFUSED(((char *)s.screen)[i] ^= 64, "screen");
     REFUSED(s.head.kind = FS_HEAD_LOGITS, "stored logits");
 }
 
@@ -178,6 +179,10 @@ static void a_screen_of_other_weights_is_refused(void **state) {
         else assert_non_null(strstr(fs_error_text(fresh), "made of other weights"));
         assert_int_equal(checked, untouched ? FS_OK : FS_ERR_ARGUMENT);
         if (whole_row || untouched) assert_int_equal(first, checked);
+        if (!untouched) { /* a screen that has failed its check is not read again */
+            for (int64_t d = 0; d < D; d++) s.w[row * D + d] ^= 0x40;
+            assert_int_equal(fs_sample(fresh, &s.head, &batch, &result), FS_ERR_ARGUMENT);
+        }
         fs_context_destroy(fresh);
         free_screened(&s);
     }

@@ -127,12 +127,17 @@ def test_a_row_with_a_nan_says_so_with_a_screen_too(backend, bits, softcap, monk
     nan = float("nan")
     for row, edits, expected in ((77, [[], []], [fs.Row.NAN, fs.Row.NAN]),
                                  (None, [[(5, nan)], [(7, 1.0)]], [fs.Row.NAN, fs.Row.OK]),
-                                 (None, [[(5, 2.0), (5, nan)], [(9, nan)]], [fs.Row.NAN, fs.Row.NAN])):
+                                 (None, [[(5, 2.0), (5, nan)], [(9, nan)]], [fs.Row.NAN, fs.Row.NAN]),
+                                 ("bias", [[], []], [fs.Row.NAN, fs.Row.NAN])):
         W = (rng.standard_normal((4000, 256)) * 0.3).astype(np.float32)
-        if row is not None:
+        about = dict(softcap=softcap)
+        if row == "bias":
+            about["bias"] = np.zeros(4000, np.float32)
+            about["bias"][88] = nan
+        elif row is not None:
             W[row, 3] = nan
-        plain = fs.Head(W, softcap=softcap)
-        screened = fs.Head(W, softcap=softcap, screen=context.screen(plain, bits))
+        plain = fs.Head(W, **about)
+        screened = fs.Head(W, screen=context.screen(plain, bits), **about)
         draws = [context.sample(head, H, edits=edits) for head in (plain, screened)]
         assert np.array_equal(draws[0].tokens, draws[1].tokens)
         for draw in draws:
