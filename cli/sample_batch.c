@@ -20,7 +20,7 @@ static const void *values(const char *option, const char *text, column_type type
     return c.data;
 }
 
-/* What the header allows; anything else would be a row without a token. */
+/* Ranges of the header. The library would leave a row with another value without a token. */
 typedef struct limits {
     float low, high;
     const char *what;

@@ -28,7 +28,7 @@ _LIMIT_DTYPES = {"absent": "u32", "top_k": "i32", "edits": "i64", "counts": "i64
 
 
 def matrix(value: Array, what: str, dtype: str | None, shape: str = "") -> Pointer:
-    """A Pointer to rows; `shape` says what they are, for who gives something else."""
+    """A Pointer to rows; `shape` says what they are, for the text of an error."""
     pointer = as_pointer(value, what, dtype)
     if len(pointer.shape) != 2:
         raise ValueError("%s: shape %s, expected two dimensions%s" % (what, list(pointer.shape), shape))

@@ -146,6 +146,7 @@ class Context(Local):
         self.in_c = ctypes.c_int32()  # whether a call that C makes has the context
         self.parallel_for: _ParallelFor | None = None
         self.current_stream: Callable[[int], int] | None = None
+        _native.calls_way()
         # The environment overrules the caller's backend in C too.
         self.library = _c.library(os.environ.get("FLASHSAMPLING_BACKEND", backend))
         o = _c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct))

@@ -114,7 +114,7 @@ class Deferred(torch.Tensor):
 
     source: Source
     steps: Steps
-    _shape: tuple[int, ...]  # that of tensors, asked of this one, goes the way of every other function
+    _shape: tuple[int, ...]  # this Deferred's own: Tensor.shape goes through __torch_function__
     _parent: Deferred | None
     _logits: Any
 

@@ -65,7 +65,7 @@ class Meter:
         if self.memory:
             self.memory.__exit__(None, None, None)
         self.spans.append((self._begin, self._now()))
-        # What stands for logits that were never computed knows whether they were drawn from (_hf_logits.py).
+        # A Deferred records whether its token was drawn from hidden states (_hf_logits.py).
         self.fused, self._output = getattr(getattr(self._output, "source", None), "drawn", False), None
         return tokens.new_zeros(tokens.shape[0], dtype=bool)
 

@@ -86,10 +86,16 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
 _loaded: list[ctypes.CDLL | None] = []
 
 
-def _load() -> ctypes.CDLL | None:
+def calls_way() -> str | None:
+    """FLASHSAMPLING_CALLS, which says how calls are made; every context looks whether it is a way."""
     way = os.environ.get("FLASHSAMPLING_CALLS")
     if way and way not in _WAYS:
         raise ImportError("FLASHSAMPLING_CALLS=%s: expected one of %s" % (way, ", ".join(_WAYS)))
+    return way
+
+
+def _load() -> ctypes.CDLL | None:
+    way = calls_way()
     # Calls in C rely on the GIL; a Python without says so by this flag.
     path = None if way == "ctypes" or "t" in sys.abiflags else _c.find_file(_FILES)
     try:

@@ -33,7 +33,7 @@ _RANGES = {
 def number(value: Any, name: str) -> float:
     """A rule that is one number for all rows."""
     found, (least, largest, text) = real(value, name), _RANGES[name]
-    if not least <= found <= largest:
+    if not least <= found <= largest or (name == "temperature" and 0 < found < 1e-45):  # which a float has as 0
         raise ValueError("%s: %g, expected a number %s" % (name, found, text))
     return min(max(found, _c.LEAST), 1.0) if name == "top_p" else found
 

@@ -9,7 +9,7 @@ from ._arrays import (FLOATS, TYPESTR, Local, Pointer, as_pointer, converted, in
                       same_memory, torch_dtype)
 from ._call import Batch, Head, Result, check_penalties
 from ._context import Context
-from ._rows import check_rows, raises
+from ._rows import RowError, check_rows, raises
 from ._sample import fresh_seed
 
 
@@ -182,11 +182,16 @@ class Sampler(Local):
                 status = self._function(*self._arguments)
             if status or context.parallel_for:
                 context.check(status)
-            batch = self.batch.struct
+            batch, found = self.batch.struct, None
+            try:
+                if self._statuses is not None:
+                    check_rows(context, self._statuses, batch.rows, result)
+            except RowError as error:  # the other rows are drawn, so the call counts
+                found = error
             if self._positions is None and "position" not in self._rules:
                 self._prepared.position = batch.position_all + 1  # 2^64 is 0
-            if self._statuses is not None:
-                check_rows(context, self._statuses, batch.rows, result)
+            if found:
+                raise found
         return result
 
     def _exchange(self, hidden: Any, position: Any) -> Result:

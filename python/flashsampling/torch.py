@@ -26,6 +26,7 @@ import os
 import threading
 from collections.abc import Callable
 from functools import partial
+from numbers import Complex, Real
 from typing import Any
 
 import torch
@@ -349,13 +350,16 @@ def _operands(rows: Tensor, seed: int | Tensor | None, rules: dict[str, Any]) ->
     for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position"):
         if name in rules and not isinstance(rules[name], Tensor):
             value = rules.pop(name)
+            if type(value) not in (int, float) and isinstance(value, Complex) and not isinstance(value, Real):
+                # torch would drop a part of it
+                raise TypeError("%s: %r, expected a real number" % (name, value))
             if value is not None:
                 rules[name + "_all"] = value
     return rules
 
 
 def _called(operator: Any, full: Any, sources: tuple[Any, ...], on_error: str | None, keywords: dict[str, Any]) -> Any:
-    """What the operator returns, or RowError; `full` is the operator that also returns statuses."""
+    """Returns the operator's results, or raises RowError. `full` is the operator that also returns statuses."""
     if on_error is not None:
         check_on_error(on_error)
         if on_error == "status":

@@ -77,7 +77,7 @@ static int look(const fs_prepared *p, void *hidden, const void **address) {
     return !says_yes(p, p->is_negative, hidden); /* a view that negates its memory: DLPack does not tell */
 }
 
-/* Whether every row was drawn. If not, Python makes the call again, at the same position, and tells what is wrong. */
+/* Whether every row was drawn. If not, Python makes the call again, at the same position, and raises the error. */
 static int draw(fs_prepared *p, const void *address) {
     if (follow(p) != FS_OK) return 0;
     *p->input = address;

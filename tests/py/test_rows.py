@@ -1,7 +1,10 @@
 """Rows that lack a token: which calls raise, what they say, what they carry; and numbers that the C library would take
 for its defaults."""
 import copy
+import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -224,3 +227,23 @@ def test_a_copy_of_a_head_is_one_of_its_own():
     other.struct.scale = 0.01
     np.testing.assert_array_equal(fs.Sampler(head, B, seed=1)(H).tokens, fs.sample(H, W, seed=1).tokens)
     assert other.data.keep is W and head.struct.scale == 1
+
+
+@pytest.mark.parametrize("call", ["fs.sample(H, W)", "fs.Sampler(fs.Head(W), 2)", "fs.Context('reference')"])
+def test_an_unknown_way_to_make_calls_is_refused(call):
+    code = "import numpy as np, flashsampling as fs; H, W = np.ones((2, 4), 'f4'), np.ones((8, 4), 'f4'); " + call
+    made = subprocess.run([sys.executable, "-c", code], env={**os.environ, "FLASHSAMPLING_CALLS": "foo"},
+                          capture_output=True, text=True, timeout=120)
+    assert "ImportError: FLASHSAMPLING_CALLS=foo: expected one of native, ctypes" in made.stderr, made.stderr
+
+
+def test_an_interrupted_look_at_the_statuses_leaves_the_position(monkeypatch):
+    sampler = fs.Sampler(fs.Head(np.eye(8, 4, dtype="f4")), 2)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flashsampling._sampler.check_rows", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sampler(np.ones((2, 4), "f4"))
+    assert sampler.position == 0

@@ -4,6 +4,7 @@ import signal
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -185,3 +186,12 @@ def test_an_interrupt_during_a_call_leaves_its_position_to_the_next(native):
         timer.join()
         assert sampler.position == drawn
     assert torch.equal(sampler(hidden).tokens, fs.sample(hidden, weight, seed=1, position=drawn).tokens)
+
+
+@pytest.mark.parametrize("draw", [fs.sample, flashsampling.torch.sample])
+def test_numbers_that_torch_or_a_float_would_change_are_refused(draw):
+    """A complex number of numpy, of which torch takes a part; a temperature that is 0 as a float, and so greedy."""
+    with pytest.raises((TypeError, ValueError), match="temperature"):
+        draw(H, W, temperature=np.complex64(1))
+    with pytest.raises((ValueError, RuntimeError), match="temperature: 1e-50, expected"):
+        draw(H, W, temperature=1e-50)
