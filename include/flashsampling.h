@@ -47,8 +47,9 @@
  * functions set. Later versions append members, up to 4,096 bytes, whose zero keeps the old meaning. A library takes
  * structs of earlier versions, and of later ones if what it does not know is zero. Members called reserved are zero.
  *
- * Zero means default: a struct that is zero but for its size, its data and their shape is a valid call. Temperature 0 is
- * greedy, so a zeroed batch draws greedily; fs_batch_default() has temperature 1. These zeros stand for another value:
+ * Zero means default: a struct that is zero but for its size, its data and their shape is a valid call. Temperature 0
+ * is greedy, so a zeroed batch draws greedily; fs_batch_default() has temperature 1. These zeros stand for another
+ * value:
  *
  *   member                                  zero means       the zero itself
  *   head.scale, head.post_scale             1                none: all tokens would be equal
@@ -167,7 +168,7 @@ typedef struct fs_head {
     int64_t first_token; /* global id of row 0, for a shard; first_token + rows is at most 2^24 - 1. Bit-identical log Z
                           * over shards needs a multiple of 16, or on CUDA of 128 */
     int64_t vocab;       /* real size of the whole vocabulary; rows with ids at or above it are padding and never drawn.
-                          * 0 = first_token + rows. A larger vocab means that the head is a shard: fs_sample refuses it */
+                          * 0 = first_token + rows. A larger vocab makes the head a shard, which fs_sample refuses */
     const float *bias;   /* [V] or NULL */
     int32_t round;       /* FS_F32: keep (default, finer); FS_BF16, FS_F16: round x as engines that store logits do */
     float scale;         /* of logits, before the soft-cap; 0 = 1 */
@@ -190,12 +191,12 @@ typedef struct fs_head {
     /* A screen of this W (fs_screen_build), 64-byte aligned, or NULL. Tokens are the same with and without; calls whose
      * rows it can decide read it in place of W. Where W changes, its screen must be made anew.
      *
-     * The first call of a context with this W and this screen checks them: the screen's header and all of its bytes, and
-     * four weights of every row of W, at places that depend on the row. A screen that was changed, or is another W's, is
-     * FS_ERR_ARGUMENT. On CUDA that call waits for the device, so it cannot be captured. The check misses a row that
-     * changed only at other places: 1 row in 16 of those of which half changed, and nearly every single weight. It also
-     * misses later writes to W. fs_screen_check looks at every weight. A context remembers 8 heads with screens; with more
-     * in turn, every call repeats the check. */
+     * The first call of a context with this W and this screen checks them: the screen's header and all of its bytes,
+     * and four weights of every row of W, at places that depend on the row. A screen that was changed, or is another
+     * W's, is FS_ERR_ARGUMENT. On CUDA that call waits for the device, so it cannot be captured. The check misses a row
+     * that changed only at other places: 1 row in 16 of those of which half changed, and nearly every single weight. It
+     * also misses later writes to W. fs_screen_check looks at every weight. A context remembers 8 heads with screens;
+     * with more in turn, every call repeats the check. */
     const void *screen;
     size_t screen_bytes; /* how many there are, at least fs_screen_size */
 } fs_head;
@@ -423,8 +424,8 @@ typedef struct fs_options {
     void *work;
     size_t work_bytes;
     /* Most memory that wide rows may allocate, for a second pass or for their logits, 4 bytes a token, which spare it;
-     * 0 = 320 MiB, FS_FALLBACK_NONE = none. It is kept while calls need it. With the caller's work memory they take what
-     * the call has left of it.
+     * 0 = 320 MiB, FS_FALLBACK_NONE = none. It is kept while calls need it. With the caller's work memory they take
+     * what the call has left of it.
      * CUDA: most work memory for logits. Those of rows with rules may be stored, and so may those of calls with many
      * samples, ranks, top or watched tokens, FS_NOISE_FAST, a mode of their own, f32 weights, or hidden states of
      * another type than the head's: of as many rows at a time as this has room for, at least one, W being read anew.
@@ -546,8 +547,8 @@ FS_API fs_status fs_screen_build(fs_context *context, const fs_head *head, const
 FS_API fs_status fs_screen_check(fs_context *context, const fs_head *head);
 
 /* The screen of rows [first, first + rows) of the head that `whole` belongs to. `first` is a multiple of 16, and so is
- * `rows`, unless the slice ends with the head's last row. Writes to [bytes]; with to NULL it only sets *needed, which may
- * be NULL otherwise. */
+ * `rows`, unless the slice ends with the head's last row. Writes to [bytes]; with to NULL it only sets *needed, which
+ * may be NULL otherwise. */
 FS_API fs_status fs_screen_slice(fs_context *context, const void *whole, size_t whole_bytes, int64_t first,
                                  int64_t rows, void *to, size_t bytes, size_t *needed);
 

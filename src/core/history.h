@@ -2,8 +2,8 @@
  * second failure in a row one call goes to W at once, after the third three calls, then 7, 15 and 31. A call that the
  * screen decides begins anew. Tokens are the same either way.
  *
- * Each screen has one history for each kind of call, so two heads of one context do not disturb each other. Backends keep
- * them for FS_SCREENS_KNOWN screens. */
+ * Each screen has one history for each kind of call, so two heads of one context do not disturb each other. Backends
+ * keep them for FS_SCREENS_KNOWN screens. */
 #ifndef FS_CORE_HISTORY_H
 #define FS_CORE_HISTORY_H
 

@@ -227,7 +227,7 @@ FS_CORE int screen_round(float t, uint32_t random16) {
     return (int)down + (random16 < (uint32_t)((t - down) * 65536.0f + 0.5f));
 }
 
-/* -------------------------------------------------------------------------------------------------- its weights ---- */
+/* ------------------------------------------------------------------------------------------------- its weights ---- */
 
 /* The hash of four weights of each token of a strip. It detects another head and rows that were trained further, and
  * reads four cache lines a row. The columns depend on the token's id, so slices agree. */

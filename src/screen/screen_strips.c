@@ -44,7 +44,7 @@ static int64_t first_of(const walk *w, int32_t task) {
     return w->from + (w->to - w->from) * task / w->tasks;
 }
 
-/* --------------------------------------------------------------------------------------------------------- sums ---- */
+/* -------------------------------------------------------------------------------------------------------- sums ---- */
 
 static uint64_t strip_hash(const fs_screen *s, int64_t strip) {
     const unsigned char *bytes = screen_strip(s, strip);
@@ -77,7 +77,7 @@ fs_status fs_strips_sum(fs_context *context, const fs_screen_header *header, con
     return FS_OK;
 }
 
-/* --------------------------------------------------------------------------------------------------------- make ---- */
+/* -------------------------------------------------------------------------------------------------------- make ---- */
 
 static void make_task(void *arg, int32_t task) {
     walk *w = arg;
@@ -115,7 +115,7 @@ fs_status fs_strips_make(fs_context *context, const fs_head *head, const fs_scre
     return FS_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------ compare ---- */
+/* ----------------------------------------------------------------------------------------------------- compare ---- */
 
 static int differs(const walk *w, int64_t i) {
     const fs_strip_head *head = strip_head(screen_strip(&w->screen, i));

@@ -1,5 +1,5 @@
-/* history.cuh - the history of a screen (core/history.h) in device memory: one for each screen of a context and each kind
- * of call. Graphs have histories of their own. */
+/* history.cuh - the history of a screen (core/history.h) in device memory: one for each screen of a context and each
+ * kind of call. Graphs have histories of their own. */
 #ifndef FS_CUDA_SCREEN_HISTORY_CUH
 #define FS_CUDA_SCREEN_HISTORY_CUH
 
