@@ -1,5 +1,6 @@
 /* bars.c - what `make bench` prints: each bar the CPU backend is held to, as a ratio measured in this run. */
 #include "bars.h"
+#include "device.h"
 #include "machine.h"
 #include "measure.h"
 #include "print.h"
@@ -165,6 +166,7 @@ static void print_blas(fs_context *context, const workload *w, int threads) {
 
 int print_bars(const bars_args *a) {
     fs_context *context = open_context(&a->context);
+    if (device_is_cuda()) die(END_USAGE, "--bars are those of the CPU backend: not on a CUDA device");
     const int threads = a->context.threads ? (int)a->context.threads : cores();
     /* "cpu: amx kernel (...)": the second word. */
     char isa[32] = "";

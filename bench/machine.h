@@ -7,7 +7,7 @@
 /* The fastest this machine was seen to read memory. */
 typedef struct ceiling {
     double bytes_per_s;
-    int streams;   /* per thread: 1, 2 or 4, whichever was fastest */
+    int streams;   /* per thread: 1, 2 or 4, whichever was fastest; 0: a copy on a CUDA device, read and written */
     int64_t bytes; /* read per pass */
 } ceiling;
 

@@ -1,6 +1,7 @@
 /* measure.c - see measure.h. */
 #include "measure.h"
 #include "cli.h"
+#include "device.h"
 #include "print.h"
 #include "ranks.h"
 #include "shards.h"
@@ -11,28 +12,50 @@
 #include <string.h>
 
 int copies_for(int64_t w_bytes) {
-    int64_t copies = 1 + 2 * cache_bytes() / w_bytes, room = memory_bytes() / launch_local_count() / 3 / w_bytes;
+    const device_facts device = device_opened();
+    int64_t copies = 1 + 2 * device.cache_bytes / w_bytes,
+            room = device.memory_bytes / launch_local_count() / 3 / w_bytes;
     if (copies > room) copies = room;
     return copies < 1 ? 1 : copies > 16 ? 16 : (int)copies;
 }
 
 workload make_workload(const synth *s, int copies, int threads) {
     workload w = {.s = *s, .w_bytes = synth_rows(s) * s->D * dtype_bytes(s->dtype), .copies = copies};
-    void *first = NULL, *h = take_memory(s->B * s->D, (size_t)dtype_bytes(s->dtype), "hidden states");
-    for (int i = 0; i < copies; i++) {
-        void *data = take_memory(w.w_bytes, 1, "weights");
-        if (first) memcpy(data, first, (size_t)w.w_bytes);
-        else {
-            progress_start("making W", (double)synth_rows(s));
-            synth_weights(s, data, threads);
-            progress_end();
-            first = data;
-        }
-        w.w[i] = data;
-    }
+    const int64_t h_bytes = s->B * s->D * dtype_bytes(s->dtype);
+    void *first = take_memory(w.w_bytes, 1, "weights"), *h = take_memory(h_bytes, 1, "hidden states");
+    progress_start("making W", (double)synth_rows(s));
+    synth_weights(s, first, threads);
+    progress_end();
     synth_hidden(s, h);
-    w.h = h;
+    w.host_w = first;
+    w.host_h = h;
+    w.h = device_array(h, h_bytes, "hidden states");
+    w.w[0] = device_array(first, w.w_bytes, "weights");
+    for (int i = 1; i < copies; i++) {
+        void *copy = device_take(w.w_bytes, "weights");
+        device_upload(copy, first, (size_t)w.w_bytes);
+        w.w[i] = copy;
+    }
+    if (device_is_cuda()) w.copied = device_take(w.w_bytes, "a copy of the weights");
     return w;
+}
+
+/* Bytes per second that copies of W read and write; several in a row, so that starting them takes no time. */
+static double copy_once(const workload *w) {
+    enum { COPIES = 8 };
+    const double begin = now();
+    for (int i = 0; i < COPIES; i++) device_copy(w->copied, w->w[0], (size_t)w->w_bytes);
+    device_wait();
+    return 2.0 * COPIES * (double)w->w_bytes / (now() - begin);
+}
+
+ceiling workload_reading(const workload *w, int threads, double seconds) {
+    ceiling best = {0, 0, w->w_bytes};
+    const double end = now() + seconds;
+    if (!device_is_cuda()) return measure_reading(w->w, w->copies, w->w_bytes, threads, seconds);
+    do best.bytes_per_s = fmax(best.bytes_per_s, copy_once(w));
+    while (now() < end);
+    return best;
 }
 
 fs_head workload_head(const workload *w, int copy) {
@@ -58,7 +81,7 @@ fs_head workload_screened(const workload *w, int copy) {
 static void whole_logits(const workload *w, const void *h, double *x) {
     const fs_ranks *ranks = ranks_open();
     const int64_t V = w->s.V;
-    truth_logits(w->w[0], w->s.dtype, h, w->s.dtype, synth_rows(&w->s), w->s.D, x + w->s.first);
+    truth_logits(w->host_w, w->s.dtype, h, w->s.dtype, synth_rows(&w->s), w->s.D, x + w->s.first);
     if (!ranks) return;
     double *all = malloc((size_t)(V * ranks->count) * sizeof *all);
     if (!all) die(END_RUNTIME, "no memory for the logits of %d ranks", ranks->count);
@@ -78,7 +101,7 @@ int row_is_right(const workload *w, const fs_batch *batch, int64_t b, int32_t to
     double *x = calloc((size_t)V * 2, sizeof *x);
     if (!x) die(END_RUNTIME, "no memory for %lld logits", (long long)V);
     double *p = x + V;
-    const char *h = (const char *)batch->hidden + b * D * dtype_bytes(w->s.dtype);
+    const char *h = (const char *)w->host_h + b * D * dtype_bytes(w->s.dtype);
     whole_logits(w, h, x);
     const fs_slot_values *all = &batch->all;
     truth_rule rule = {.temperature = (double)all->temperature,

@@ -1,16 +1,23 @@
 /* sweep.c - see sweep.h. */
 #include "sweep.h"
 #include "cli.h"
+#include "device.h"
+#include "place.h"
 #include "print.h"
 #include "ranks.h"
 
 #include <stdio.h>
 
-/* A call's arguments with room for its results. */
+/* A call's arguments with room for its results, where calls write them and in host memory. */
 typedef struct sweep_call {
     fs_batch batch;
-    fs_result result, by_screen;
+    fs_result result, by_screen, host, host_by_screen;
 } sweep_call;
+
+/* Calls that are timed together: on CUDA a call only enqueues, and waiting for each would take a share of its time. */
+static int calls_in_a_row(void) {
+    return device_is_cuda() ? 10 : 1;
+}
 
 static fs_result make_result(const sweep_args *a, int64_t B) {
     fs_result r = fs_result_default();
@@ -23,20 +30,23 @@ static fs_result make_result(const sweep_args *a, int64_t B) {
 }
 
 static sweep_call make_call(const sweep_args *a, const workload *w, int64_t B) {
-    sweep_call c = {fs_batch_default(), make_result(a, B), make_result(a, B)};
+    sweep_call c = {.batch = fs_batch_default(), .host = make_result(a, B), .host_by_screen = make_result(a, B)};
     c.batch.rows = B;
     c.batch.hidden = w->h;
     c.batch.hidden_dtype = w->s.dtype;
     c.batch.samples = a->samples;
     c.batch.all = a->all;
+    c.result = place_result(&c.host, &c.batch);
+    c.by_screen = place_result(&c.host_by_screen, &c.batch);
     return c;
 }
 
 /* Ends the program if the first or the last row's token is not what the definition says. */
 static void verify_call(fs_context *context, const workload *w, sweep_call *c) {
     fs_head head = workload_head(w, 0);
-    const int32_t *tokens = c->result.tokens;
+    const int32_t *tokens = c->host.tokens;
     check(context, ranks_sample(context, &head, &c->batch, &c->result));
+    fetch_result(&c->host, &c->result, &c->batch);
     int64_t rows[2] = {0, c->batch.rows - 1};
     for (int i = 0; i < (c->batch.rows > 1 ? 2 : 1); i++) {
         int32_t token = tokens[rows[i] * c->batch.samples];
@@ -46,28 +56,40 @@ static void verify_call(fs_context *context, const workload *w, sweep_call *c) {
     }
 }
 
-static void call_from_w(fs_context *context, const workload *w, int turn, sweep_call *c, sweep_row *row) {
-    const fs_head head = workload_head(w, turn);
+/* Seconds of one call, of as many as are timed together; each has the next copy of W and the next position. */
+static double time_call(fs_context *context, const workload *w, int turn, const sweep_call *c, int screened,
+                        fs_result *result) {
+    const int calls = calls_in_a_row();
+    fs_batch batch = c->batch;
     const double begin = now();
-    check(context, ranks_sample(context, &head, &c->batch, &c->result));
-    times_add(&row->times, now() - begin);
+    for (int i = 0; i < calls; i++, batch.position_all++) {
+        const int copy = turn * calls + i;
+        const fs_head head = screened ? workload_screened(w, copy) : workload_head(w, copy);
+        check(context, ranks_sample(context, &head, &batch, result));
+    }
+    device_wait();
+    return (now() - begin) / calls;
+}
+
+static void call_from_w(fs_context *context, const workload *w, int turn, sweep_call *c, sweep_row *row) {
+    times_add(&row->times, time_call(context, w, turn, c, 0, &c->result));
 }
 
 static void call_by_screen(fs_context *context, const workload *w, int turn, sweep_call *c, sweep_row *row) {
     if (!w->screen_bytes) return;
-    const fs_head head = workload_screened(w, turn);
-    const double begin = now();
-    check(context, ranks_sample(context, &head, &c->batch, &c->by_screen));
-    times_add(&row->by_screen, now() - begin);
+    times_add(&row->by_screen, time_call(context, w, turn, c, 1, &c->by_screen));
     row->screened_rows += c->by_screen.screened_rows;
     row->screened_dots += c->by_screen.screened_dots;
 }
 
 /* Ends the program if the screen has drawn another token than W. */
-static void compare_tokens(const workload *w, const sweep_call *c) {
+static void compare_tokens(const workload *w, sweep_call *c) {
     const int64_t count = c->batch.rows * c->batch.samples;
-    const int32_t *from_w = c->result.tokens, *by_screen = c->by_screen.tokens;
-    for (int64_t i = 0; w->screen_bytes && i < count; i++)
+    const int32_t *from_w = c->host.tokens, *by_screen = c->host_by_screen.tokens;
+    if (!w->screen_bytes) return;
+    fetch_result(&c->host, &c->result, &c->batch);
+    fetch_result(&c->host_by_screen, &c->by_screen, &c->batch);
+    for (int64_t i = 0; i < count; i++)
         if (from_w[i] != by_screen[i])
             die(END_REJECTED, "B = %lld, row %lld: the screen draws token %d, W draws %d", (long long)c->batch.rows,
                 (long long)(i / c->batch.samples), by_screen[i], from_w[i]);
@@ -82,9 +104,9 @@ static void time_calls(fs_context *context, const sweep_args *a, const workload 
         call_from_w(context, w, turn, c, row);
         if (turn % 2 == 0) call_by_screen(context, w, turn, c, row);
         compare_tokens(w, c);
-        c->batch.position_all++;
+        c->batch.position_all += (uint64_t)calls_in_a_row();
         if (turn % 8 == 0) {
-            ceiling again = measure_reading(w->w, w->copies, w->w_bytes, a->threads, 0);
+            ceiling again = workload_reading(w, a->threads, 0);
             if (again.bytes_per_s > read->bytes_per_s) *read = again;
         }
         if (row->times.count >= 4096) break;
@@ -98,7 +120,7 @@ const sweep_row *sweep_batches(fs_context *context, const workload *w, const swe
                                int64_t count, ceiling *read) {
     sweep_row *rows = take_memory(count, sizeof *rows, "results");
     progress_start("bench", (double)count);
-    *read = measure_reading(w->w, w->copies, w->w_bytes, args->threads, 0.5);
+    *read = workload_reading(w, args->threads, 0.5);
     for (int64_t i = 0; i < count; i++) {
         char label[32];
         snprintf(label, sizeof label, "timing, B = %d", batch[i]);
@@ -125,7 +147,7 @@ void sweep_print_screened(const sweep_row *rows, int count) {
         table_cell(t, "%s", text_seconds(least));
         table_cell(t, "%s", text_seconds(times_min(&r->by_screen)));
         table_cell(t, "%.2f", times_min(&r->by_screen) / least);
-        if (ranks_open()) table_cell(t, "-"); /* parts do not count them */
+        if (ranks_open() || device_is_cuda()) table_cell(t, "-"); /* parts do not count them, nor does CUDA */
         else table_cell(t, "%.0f %%", 100.0 * (double)r->screened_rows / (double)(r->by_screen.count * r->B));
         if (r->screened_rows) table_cell(t, "%.1f", (double)r->screened_dots / (double)r->screened_rows);
         else table_cell(t, "-");

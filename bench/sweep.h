@@ -22,9 +22,9 @@ typedef struct sweep_row {
 } sweep_row;
 
 /* Times the call with each of batch [count] rows, each at most w->s.B; over ranks, all of them together. Before that
- * the tokens of its first and last row are recomputed, and another token ends the program, and so does a token by the screen
- * that is not W's. *read is the fastest read of
- * the same memory, measured between the calls. Valid until the program ends. */
+ * the tokens of its first and last row are recomputed, and another token ends the program, and so does a token by the
+ * screen that is not W's. *read is the fastest read of the same memory, measured between the calls. On CUDA a time is
+ * that of ten calls in a row, of which the host waits for the last, over ten. Valid until the program ends. */
 const sweep_row *sweep_batches(fs_context *context, const workload *w, const sweep_args *args, const int32_t *batch,
                                int64_t count, ceiling *read);
 

@@ -1,6 +1,7 @@
 /* cli.c - see cli.h. */
 #define _GNU_SOURCE /* sched_getaffinity, CPU_COUNT, _SC_LEVEL3_CACHE_SIZE */
 #include "cli.h"
+#include "device.h"
 #include "print.h"
 #include "ranks.h"
 
@@ -146,6 +147,20 @@ static void close_contexts(void) {
     while (opened.count > 0) fs_context_destroy(opened.context[--opened.count]);
 }
 
+/* Opens the device of the context, where it is not the host: its stream is the context's. */
+static void open_device(const context_args *args, fs_options *o) {
+    const fs_outline any = fs_outline_default();
+    const char *forced = getenv("FLASHSAMPLING_BACKEND"), *why;
+    if (forced ? strcmp(forced, "cuda") != 0 : args->backend != FS_BACKEND_CUDA) return;
+    if (launched()) die(END_USAGE, "the cuda backend runs on one device: not under mpirun, whose ranks are of the CPU");
+    if (fs_supports(FS_BACKEND_CUDA, &any, &why) != FS_OK) {
+        if (forced) return; /* the library says so */
+        die(END_RUNTIME, "--backend cuda: %s; make cuda builds a flashsample that has it", why);
+    }
+    device_open(args->device);
+    o->stream = device_stream();
+}
+
 fs_context *open_context(const context_args *args) {
     fs_options o = fs_options_default();
     o.backend = args->backend;
@@ -158,6 +173,7 @@ fs_context *open_context(const context_args *args) {
     if (args->verbose) o.log = log_line;
     fs_context *context;
     check_transport();
+    open_device(args, &o);
     check(NULL, fs_context_create(&o, &context));
     if (opened.count == 0) atexit(close_contexts);
     if (opened.count == 64) die(END_RUNTIME, "more than 64 contexts");

@@ -1,6 +1,7 @@
 /* cmd_bench.c - `flashsample bench`: the fused call, checked, then timed against the machine's read bandwidth. */
 #include "arrays.h"
 #include "bars.h"
+#include "device.h"
 #include "options.h"
 #include "print.h"
 #include "ranks.h"
@@ -10,7 +11,6 @@
 
 #include <float.h>
 #include <stdio.h>
-#include <string.h>
 
 static const command about = {
     .name = "bench",
@@ -24,6 +24,9 @@ static const command about = {
         "(1, 2 or 4 "
         "streams per thread, measured between the calls). Above about B = 4 a CPU computes longer than it reads, with "
         "AMX above about B = 32.\n"
+        "With --backend cuda a time is that of ten calls in a row, of which the host waits for the last, over ten. 'of "
+        "copying' takes the place of 'of reading': W's bytes per second against those that a copy of W inside the "
+        "device's memory reads and writes; a plain read may be somewhat faster. Such calls do not count second passes.\n"
         "--screen draws each call twice, from W and by the screen, in turns; another token ends the program. Each "
         "copy of W has its copy of the screen. The library reads W where it expects that to be faster, as it does for "
         "many rows: 'decided' is the share of rows that the screen decided.\n"
@@ -34,6 +37,7 @@ static const command about = {
         "Examples\n"
         "  flashsample bench --batch 1,16,64\n"
         "  flashsample bench --batch 1,4 --screen 8\n"
+        "  flashsample bench --backend cuda --batch 1,16,64,256\n"
         "  flashsample bench --vocab 32000 --dim 4096 --dtype f16 --top-p 0.9 --json\n",
 };
 
@@ -90,14 +94,18 @@ static double flops(const workload *w, const sweep_row *r) {
 
 static void print_text(const bench_args *a, const workload *w, const sweep_row *rows, int count, ceiling c,
                        const char *context) {
-    printf("%s; %s\nV = %s, D = %lld, %s: W is %s, %d cop%s in turn; last-level cache %s\n", context, cpu_name(),
+    const device_facts device = device_opened();
+    printf("%s; %s\nV = %s, D = %lld, %s: W is %s, %d cop%s in turn; last-level cache %s\n", context, device.name,
            text_count((double)w->s.V), (long long)w->s.D, dtype_names[w->s.dtype], text_bytes((double)w->w_bytes),
-           w->copies, w->copies == 1 ? "y" : "ies", text_cache(cache_bytes()));
-    printf("T = %g, top-k %lld, top-p %g, min-p %g, %lld sample%s%s; reading %.1f GB/s (%d streams per thread)\n\n",
-           a->temperature, (long long)a->top_k, a->top_p, a->min_p, (long long)a->samples, a->samples == 1 ? "" : "s",
-           a->logprobs ? ", log Z and logprobs" : "", c.bytes_per_s * 1e-9, c.streams);
+           w->copies, w->copies == 1 ? "y" : "ies", text_cache(device.cache_bytes));
+    printf("T = %g, top-k %lld, top-p %g, min-p %g, %lld sample%s%s; ", a->temperature, (long long)a->top_k, a->top_p,
+           a->min_p, (long long)a->samples, a->samples == 1 ? "" : "s", a->logprobs ? ", log Z and logprobs" : "");
+    if (c.streams) printf("reading %.1f GB/s (%d streams per thread)\n\n", c.bytes_per_s * 1e-9, c.streams);
+    else printf("copying %.1f GB/s, read and written\n\n", c.bytes_per_s * 1e-9);
     if (ranks_open()) printf("%d ranks\n\n", ranks_open()->count);
-    table *t = table_new("rows|calls|min|median|tokens/s|GB/s|of reading|GFLOP/s|temporary|second passes|sent");
+    table *t = table_new(
+        c.streams ? "rows|calls|min|median|tokens/s|GB/s|of reading|GFLOP/s|temporary|second passes|sent"
+                  : "rows|times|min|median|tokens/s|GB/s|of copying|GFLOP/s|temporary");
     for (int i = 0; i < count; i++) {
         const sweep_row *r = &rows[i];
         double least = times_min(&r->times), rate = (double)w->w_bytes / least;
@@ -110,6 +118,7 @@ static void print_text(const bench_args *a, const workload *w, const sweep_row *
         table_cell(t, "%.0f %%", 100.0 * rate / c.bytes_per_s);
         table_cell(t, "%.0f", flops(w, r) * 1e-9);
         table_cell(t, "%s", text_bytes((double)r->work_bytes));
+        if (!c.streams) continue; /* CUDA does not count the next */
         table_cell(t, "%lld", (long long)r->fallback_rows);
         table_cell(t, "%s", text_bytes((double)r->wire_bytes));
     }
@@ -122,7 +131,7 @@ static void json_by_screen(const sweep_row *r) {
     json_real("min_s", times_min(&r->by_screen));
     json_real("median_s", times_median(&r->by_screen));
     json_real("of_w_time", times_median(&r->by_screen) / times_median(&r->times));
-    if (!ranks_open()) {
+    if (!ranks_open() && !device_is_cuda()) {
         json_real("decided", (double)r->screened_rows / (double)(r->by_screen.count * r->B));
         json_int("logits_from_w", r->screened_dots);
     }
@@ -135,14 +144,15 @@ static void print_json(const bench_args *a, const workload *w, const sweep_row *
     json_text("version", fs_version_text());
     json_text("context", context);
     json_text("cpu", cpu_name());
+    if (device_is_cuda()) json_text("device", device_opened().name);
     json_int("ranks", ranks_open() ? ranks_open()->count : 1);
     json_int("vocab", w->s.V);
     json_int("dim", w->s.D);
     json_text("dtype", dtype_names[w->s.dtype]);
     json_int("w_bytes", w->w_bytes);
     json_int("copies", w->copies);
-    json_int("cache_bytes", cache_bytes());
-    json_real("read_bytes_per_s", c.bytes_per_s);
+    json_int("cache_bytes", device_opened().cache_bytes);
+    json_real(c.streams ? "read_bytes_per_s" : "copy_bytes_per_s", c.bytes_per_s);
     json_real("temperature", a->temperature);
     json_int("top_k", a->top_k);
     json_real("top_p", a->top_p);
@@ -164,7 +174,7 @@ static void print_json(const bench_args *a, const workload *w, const sweep_row *
         json_real("median_s", median);
         json_real("tokens_per_s", (double)(rows[i].B * a->samples) / median);
         json_real("bytes_per_s", (double)w->w_bytes / least);
-        json_real("of_reading", (double)w->w_bytes / least / c.bytes_per_s);
+        json_real(c.streams ? "of_reading" : "of_copying", (double)w->w_bytes / least / c.bytes_per_s);
         json_real("flops", flops(w, &rows[i]));
         json_int("work_bytes", rows[i].work_bytes);
         json_int("fallback_rows", rows[i].fallback_rows);
@@ -197,8 +207,8 @@ static screen_facts add_screens(fs_context *context, workload *w, const bench_ar
     w->screen_bytes = head.screen_bytes;
     w->screen[0] = head.screen;
     for (int i = 1; i < w->copies && head.screen; i++) {
-        void *copy = take_memory((int64_t)head.screen_bytes, 1, "a copy of the screen");
-        memcpy(copy, head.screen, head.screen_bytes);
+        void *copy = device_take((int64_t)head.screen_bytes, "a copy of the screen");
+        device_copy(copy, head.screen, head.screen_bytes);
         w->screen[i] = copy;
         head = workload_screened(w, i);
         check(context, fs_screen_check(context, &head));

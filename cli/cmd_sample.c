@@ -1,5 +1,7 @@
 /* cmd_sample.c - `flashsample sample`: one call, printed. */
 #include "arrays.h"
+#include "device.h"
+#include "place.h"
 #include "print.h"
 #include "ranks.h"
 #include "sample.h"
@@ -118,9 +120,9 @@ static void print_watch(const sample_call *c) {
     table_print(t);
 }
 
-/* Parts of shards and ranks do not say which of their rows a screen has decided. */
+/* Parts of shards and ranks do not say which of their rows a screen has decided, and calls on CUDA do not know yet. */
 static int has_screen_counts(const sample_args *args) {
-    return args->shards == 1 && !ranks_open();
+    return args->shards == 1 && !ranks_open() && !device_is_cuda();
 }
 
 static void print_screen(const sample_args *args, const sample_call *c) {
@@ -257,11 +259,16 @@ int cmd_sample(int argc, char **argv) {
     sample_call c = build_call(&args);
     fs_context *context = open_context(&args.context);
     if (args.shards == 1) c.head = ranks_slice(&c.head);
-    c.screen = screen_make(context, &c.head, args.screen, c.batch.all.seed, 1);
+    fs_head head = place_head(&c.head, c.batch.rows);
+    const fs_batch batch = place_batch(&c.batch, &c.head);
+    fs_result result = place_result(&c.result, &c.batch);
+    c.screen = screen_make(context, &head, args.screen, c.batch.all.seed, 1);
     double begin = now();
-    if (args.shards > 1) sample_in_shards(context, &c.head, &c.batch, &c.result, (int)args.shards);
-    else check(context, ranks_sample(context, &c.head, &c.batch, &c.result));
+    if (args.shards > 1) sample_in_shards(context, &head, &batch, &result, (int)args.shards);
+    else check(context, ranks_sample(context, &head, &batch, &result));
+    device_wait();
     double seconds = now() - begin;
+    fetch_result(&c.result, &result, &c.batch);
     if (args.out && launch_rank() == 0) write_tokens(&args, &c);
     if (args.json) print_call_json(&args, &c, fs_context_text(context), seconds);
     else print_call(&args, &c, fs_context_text(context), seconds);

@@ -1,10 +1,12 @@
 /* cmd_verify.c - `flashsample verify`: draws, counts and tests every rule on this machine. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
+#include "device.h"
 #include "options.h"
 #include "print.h"
 #include "ranks.h"
 #include "screen.h"
 #include "stats.h"
+#include "synth.h"
 #include "verify.h"
 
 #include <math.h>
@@ -42,12 +44,12 @@ typedef struct verify_args {
     int64_t draws, seed;
     double alpha;
     const char *rule;
-    int leg, plant, screen, json, quiet, list;
+    int leg, plant, dtype, screen, json, quiet, list; /* dtype -1: not given */
     context_args context;
 } verify_args;
 
 static verify_args parse(int argc, char **argv) {
-    verify_args a = {.draws = 100000, .seed = 1, .alpha = 1e-6, .context = context_args_default()};
+    verify_args a = {.draws = 100000, .seed = 1, .alpha = 1e-6, .dtype = -1, .context = context_args_default()};
     a.context.block = 256; /* two blocks, so that a small vocabulary is merged across blocks and threads too */
     const opt options[] = {
         OPT_HEAD("Options"),
@@ -60,6 +62,8 @@ static verify_args parse(int argc, char **argv) {
                       "draw with a mistake, to see it caught: 5 % hotter, cuts too wide, positions drawn twice, the "
                       "same noise on every rank, a screen that was cleared",
                       &a.plant, plant_names),
+        OPT_CHOICE_TO("dtype", "of the weights and hidden states of fused tests (default f32, on CUDA bf16)", &a.dtype,
+                      dtype_names),
         SCREEN_OPTION(
             "draw the fused tests by a screen of 8 or 4 bits, and compare every token with W's (default none)",
             &a.screen),
@@ -132,9 +136,9 @@ static const char *by_screen(const outcome *o) {
     return text;
 }
 
-/* Parts of shards and ranks do not count the rows that a screen decided. */
+/* Parts of shards and ranks do not count the rows that a screen decided, nor do calls on CUDA. */
 static int counts_screened(const test *t) {
-    return !t->rule->shards && !ranks_open();
+    return !t->rule->shards && !ranks_open() && !device_is_cuda();
 }
 
 static void print_tests(const verify_args *a, const test *tests, int count) {
@@ -167,8 +171,11 @@ static void print_screened(const verify_args *a, const test *tests, int count) {
         screened += tests[i].outcome.screened_rows;
         other += !tests[i].outcome.same_as_w;
     }
-    printf("\nThe %s-bit screen decided %s of %s rows whose calls count them. Each draw was repeated from W: ",
-           screen_names[a->screen], text_count((double)screened), text_count((double)rows));
+    printf("\n");
+    if (rows)
+        printf("The %s-bit screen decided %s of %s rows whose calls count them. ", screen_names[a->screen],
+               text_count((double)screened), text_count((double)rows));
+    printf("Each draw was repeated from W: ");
     if (other) printf("other tokens\nin %d of %d tests.\n", other, count);
     else printf("every token\nis the same.\n");
 }
@@ -180,6 +187,7 @@ static void print_json(const verify_args *a, const test *tests, int count, int j
     json_text("context", context);
     json_int("ranks", ranks_open() ? ranks_open()->count : 1);
     json_text("screen", screen_names[a->screen]);
+    json_text("dtype", dtype_names[a->dtype]);
     json_int("seed", a->seed);
     json_real("alpha", a->alpha);
     json_int("judged", judged);
@@ -259,7 +267,8 @@ int cmd_verify(int argc, char **argv) {
     test *tests = choose_tests(&a, &count);
     if (a.list) return list_tests(tests, count);
     fs_context *context = open_context(&a.context);
-    verify_prepare(a.screen);
+    if (a.dtype < 0) a.dtype = device_is_cuda() ? FS_BF16 : FS_F32; /* what CUDA's fused kernels multiply */
+    verify_prepare(a.screen, a.dtype);
     double begin = now();
     run_tests(&a, context, tests, count);
     for (int i = 0; i < count; i++) judged += tests[i].judged;

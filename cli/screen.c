@@ -1,6 +1,7 @@
 /* screen.c - see screen.h. */
 #include "screen.h"
 #include "cli.h"
+#include "device.h"
 #include "print.h"
 #include "synth.h"
 
@@ -24,7 +25,7 @@ screen_facts screen_make(fs_context *context, fs_head *head, int format, uint64_
     if (progress) o.progress = show_progress;
     size_t bytes;
     check(context, fs_screen_size(context, head, &o, &bytes));
-    void *memory = take_memory((int64_t)bytes, 1, "a screen");
+    void *memory = device_take((int64_t)bytes, "a screen");
     if (progress) progress_start("making the screen", (double)head->rows);
     const double begin = now();
     check(context, fs_screen_build(context, head, &o, memory, bytes));

@@ -1,6 +1,7 @@
 /* shards.c - see shards.h. */
 #include "shards.h"
 #include "cli.h"
+#include "device.h"
 #include "synth.h"
 
 #include <stdlib.h>
@@ -27,14 +28,13 @@ fs_head head_shard(const fs_head *head, int i, int n) {
     return slice(head, begin, end);
 }
 
-/* Gives a slice of the head its slice of the head's screen; the caller frees what is returned. */
+/* Gives a slice of the head its slice of the head's screen; device_free frees what is returned. */
 static void *cut_screen(fs_context *context, const fs_head *head, fs_head *shard) {
     if (!head->screen) return NULL;
     const int64_t first = shard->first_token - head->first_token;
     size_t bytes;
     check(context, fs_screen_slice(context, head->screen, head->screen_bytes, first, shard->rows, NULL, 0, &bytes));
-    void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    if (!memory) die(END_RUNTIME, "no memory for a shard's screen of %zu bytes", bytes);
+    void *memory = device_take((int64_t)bytes, "a shard's screen");
     check(context, fs_screen_slice(context, head->screen, head->screen_bytes, first, shard->rows, memory, bytes, NULL));
     shard->screen = memory;
     shard->screen_bytes = bytes;
@@ -54,24 +54,24 @@ static void sample_once(fs_context *context, const fs_head *head, const fs_batch
         void *screen = cut_screen(context, head, &h);
         size_t bytes;
         check(context, fs_partial_size(context, &h, batch, result, &bytes));
-        parts[count] = malloc(bytes ? bytes : 1);
-        if (!parts[count]) die(END_RUNTIME, "no memory for a part of %zu bytes", bytes);
+        parts[count] = device_take((int64_t)bytes, "a part");
         check(context, fs_partial(context, &h, batch, result, parts[count], bytes));
         count++;
         h.screen = NULL;
         h.screen_bytes = 0;
-        free(screen);
+        device_free(screen);
     }
     check(context, fs_merge(context, &h, batch, (const void *const *)parts, count, result));
-    for (int i = 0; i < count; i++) free(parts[i]);
+    for (int i = 0; i < count; i++) device_free(parts[i]);
     free(parts);
 }
 
-/* Flags the rows that are incomplete; returns how many are. */
-static int64_t find_incomplete(const fs_batch *batch, const fs_result *result, unsigned char *flag) {
+/* Flags the rows that are incomplete, by their status [B], which it fetches; returns how many are. */
+static int64_t find_incomplete(const fs_batch *batch, const fs_result *result, uint32_t *status, unsigned char *flag) {
     int64_t count = 0;
+    device_download(status, result->status, (size_t)batch->rows * sizeof *status);
     for (int64_t b = 0; b < batch->rows; b++)
-        if (result->status[b] & FS_ROW_INCOMPLETE) flag[b] = 1, count++;
+        if (status[b] & FS_ROW_INCOMPLETE) flag[b] = 1, count++;
     return count;
 }
 
@@ -81,17 +81,20 @@ void sample_in_shards(fs_context *context, const fs_head *head, const fs_batch *
     if (!result->status) return;
     const int64_t vocab = head->vocab ? head->vocab : head->first_token + head->rows;
     unsigned char *flag = calloc((size_t)batch->rows + 1, 1);
-    if (!flag) die(END_RUNTIME, "no memory for %lld rows", (long long)batch->rows);
+    uint32_t *status = calloc((size_t)batch->rows + 1, sizeof *status);
+    if (!flag || !status) die(END_RUNTIME, "no memory for %lld rows", (long long)batch->rows);
     /* As ranks do: 16 times the lists there were, of 1024 entries where nobody says otherwise. */
-    while (find_incomplete(batch, result, flag) && b.list_capacity < vocab) {
+    while (find_incomplete(batch, result, status, flag) && b.list_capacity < vocab) {
         int64_t longer = 16 * (int64_t)(b.list_capacity ? b.list_capacity : 1024);
         b.list_capacity = (int32_t)(longer < vocab ? longer : vocab);
         sample_once(context, head, &b, result, shards);
     }
     for (int64_t i = 0; i < batch->rows; i++) {
         if (!flag[i]) continue;
-        result->status[i] |= FS_ROW_FALLBACK;
+        status[i] |= FS_ROW_FALLBACK;
         result->fallback_rows++;
     }
+    device_upload(result->status, status, (size_t)batch->rows * sizeof *status);
+    free(status);
     free(flag);
 }

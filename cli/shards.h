@@ -9,9 +9,9 @@
 fs_head head_shard(const fs_head *head, int i, int n);
 
 /* fs_sample on `shards` slices of the head (cut at multiples of 16 ids) and one merge; ends the program if a call
- * fails. Each slice has its slice of the head's screen. Where result.status is there, lists that do not prove their cut
- * grow until they do, whatever memory they take, and such rows are counted and flagged as by fs_sample; ranks of other
- * rows may then be exact where one call has a bound. */
+ * fails. All arrays are where calls read them (device.h). Each slice has its slice of the head's screen. Where
+ * result.status is there, lists that do not prove their cut grow until they do, whatever memory they take, and such rows
+ * are counted and flagged as by fs_sample; ranks of other rows may then be exact where one call has a bound. */
 void sample_in_shards(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result, int shards);
 
 #endif

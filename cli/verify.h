@@ -58,8 +58,8 @@ typedef struct verify_run {
     void (*tick)(int64_t draws); /* called after every few draws */
 } verify_run;
 
-/* Makes the scenes, once; `screened` ones have more tokens and columns. */
-void verify_prepare(int screened);
+/* Makes the scenes, once, with weights and hidden states of this dtype; `screened` ones have more tokens and columns. */
+void verify_prepare(int screened, int dtype);
 /* Draws one rule on one leg. */
 outcome verify_draw(fs_context *context, const verify_rule *rule, leg_kind leg, const verify_run *run);
 /* Whether it can be drawn here: over ranks not every rule can, or is about something else. */

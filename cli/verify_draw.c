@@ -9,6 +9,8 @@
  */
 #include "verify.h"
 #include "cli.h"
+#include "device.h"
+#include "place.h"
 #include "ranks.h"
 #include "screen.h"
 #include "shards.h"
@@ -34,7 +36,9 @@
 
 static struct {
     int64_t V, D;            /* of the first scene */
-    float *w, *hidden;       /* [V, D], [ROWS, D] */
+    int dtype;               /* of the next two */
+    void *w;                 /* [V, D] */
+    char *hidden;            /* [ROWS, D] */
     float *logits, *tail;    /* [ROWS, V], [ROWS_TAIL, V_TAIL] */
     double x[V_SCREEN];      /* the logits in double */
     uint8_t allow[V_SCREEN]; /* for the truth, and as bits */
@@ -72,19 +76,21 @@ static void prepare_rules(void) {
     for (int b = 0; b < ROWS; b++) scene.own_slot[b] = b;
 }
 
-void verify_prepare(int screened) {
+void verify_prepare(int screened, int dtype) {
     scene.V = screened ? V_SCREEN : V_MAIN;
     scene.D = screened ? D_SCREEN : D_MAIN;
-    synth s = {scene.V, scene.D, 1, FS_F32, 1, 0, 0};
-    scene.w = take_memory(scene.V * scene.D, sizeof(float), "a scene");
-    scene.hidden = take_memory(ROWS * scene.D, sizeof(float), "a scene");
+    scene.dtype = dtype;
+    const int64_t line = scene.D * dtype_bytes(dtype);
+    synth s = {scene.V, scene.D, 1, dtype, 1, 0, 0};
+    scene.w = take_memory(scene.V, (size_t)line, "a scene");
+    scene.hidden = take_memory(ROWS, (size_t)line, "a scene");
     scene.logits = take_memory(ROWS * scene.V, sizeof(float), "a scene");
     scene.tail = take_memory(ROWS_TAIL * V_TAIL, sizeof(float), "a scene");
     synth_weights(&s, scene.w, 1);
     synth_hidden(&s, scene.hidden);
-    truth_logits(scene.w, FS_F32, scene.hidden, FS_F32, scene.V, scene.D, scene.x);
+    truth_logits(scene.w, dtype, scene.hidden, dtype, scene.V, scene.D, scene.x);
     for (int b = 0; b < ROWS; b++) {
-        memcpy(scene.hidden + b * scene.D, scene.hidden, (size_t)scene.D * sizeof(float));
+        memcpy(scene.hidden + b * line, scene.hidden, (size_t)line);
         for (int v = 0; v < scene.V; v++) scene.logits[b * scene.V + v] = (float)scene.x[v];
     }
     prepare_rules();
@@ -110,6 +116,7 @@ static int samples_of(const verify_rule *r, leg_kind leg) {
 static fs_head head_of(const verify_rule *r, leg_kind leg) {
     fs_head h = fs_head_default();
     h.kind = leg == LEG_FUSED ? FS_HEAD_WEIGHTS : FS_HEAD_LOGITS;
+    h.dtype = leg == LEG_FUSED ? scene.dtype : FS_F32;
     h.data = leg == LEG_FUSED ? scene.w : r->count == COUNT_TAIL ? scene.tail : scene.logits;
     h.rows = vocabulary(r);
     h.dim = scene.D;
@@ -126,6 +133,7 @@ static fs_batch batch_of(const verify_rule *r, leg_kind leg, uint64_t seed, uint
     fs_batch b = fs_batch_default();
     b.rows = rows_of(r);
     b.hidden = scene.hidden;
+    b.hidden_dtype = scene.dtype;
     b.mode = r->mode;
     b.noise = r->noise;
     b.samples = samples_of(r, leg);
@@ -142,6 +150,7 @@ static fs_batch batch_of(const verify_rule *r, leg_kind leg, uint64_t seed, uint
     b.all.min_p = r->min_p;
     if (r->masked) {
         b.allow = scene.allow_bits;
+        b.masks = 1;
         b.allow_index = scene.allow_index;
     }
     if (r->edited) {
@@ -230,66 +239,79 @@ static uint64_t position_of(const verify_rule *r, plant_kind kind, uint64_t call
     return kind == PLANT_REPEAT ? position / 2 : position;
 }
 
-/* Shards draw the tokens of one call, bit for bit. */
-static int same_as_one_call(fs_context *context, const fs_head *head, const fs_batch *batch, const int32_t *tokens) {
-    int32_t whole[ROWS * FUSED_SAMPLES];
-    fs_result result = fs_result_default();
-    result.tokens = whole;
-    check(context, fs_sample(context, head, batch, &result));
-    return memcmp(whole, tokens, sizeof(int32_t) * (size_t)(batch->rows * batch->samples)) == 0;
+/* A rule's call where calls read it (device.h), and room for its tokens there and in host memory. */
+typedef struct drawing {
+    fs_context *context;
+    const verify_rule *rule;
+    plant_kind plant;
+    fs_head head;
+    fs_batch batch;
+    fs_result result, host;
+    int32_t tokens[ROWS * FUSED_SAMPLES], others[ROWS * FUSED_SAMPLES];
+} drawing;
+
+/* Makes the call on this head, in so many shards or, for 0, in one call, and fetches its tokens. */
+static void draw_call(drawing *d, const fs_head *head, int shards) {
+    fs_context *context = d->context;
+    if (shards) sample_in_shards(context, head, &d->batch, &d->result, shards);
+    else if (d->plant == PLANT_SAME_NOISE)
+        check(context, ranks_sample_with_same_noise(context, head, &d->batch, &d->result));
+    else check(context, ranks_sample(context, head, &d->batch, &d->result));
+    fetch_result(&d->host, &d->result, &d->batch);
 }
 
-/* One call of this rule, by the head's screen if it has one. */
-static void draw_call(fs_context *context, const verify_rule *rule, const verify_run *run, const fs_head *head,
-                      const fs_batch *batch, fs_result *result) {
-    if (rule->shards) sample_in_shards(context, head, batch, result, rule->shards);
-    else if (run->plant == PLANT_SAME_NOISE) check(context, ranks_sample_with_same_noise(context, head, batch, result));
-    else check(context, ranks_sample(context, head, batch, result));
-}
-
-/* A screen draws the tokens of W, bit for bit. */
-static int same_as_w(fs_context *context, const verify_rule *rule, const verify_run *run, const fs_head *head,
-                     const fs_batch *batch, const int32_t *tokens) {
-    int32_t from_w[ROWS * FUSED_SAMPLES];
-    fs_head plain = *head;
-    fs_result result = fs_result_default();
-    plain.screen = NULL;
-    plain.screen_bytes = 0;
-    result.tokens = from_w;
-    draw_call(context, rule, run, &plain, batch, &result);
-    return memcmp(from_w, tokens, sizeof(int32_t) * (size_t)(batch->rows * batch->samples)) == 0;
+/* Whether the call gives the same tokens once more, bit for bit, in one call or from W. The tokens stay. */
+static int same_tokens(drawing *d, const fs_head *head, int shards) {
+    const size_t bytes = sizeof(int32_t) * (size_t)(d->batch.rows * d->batch.samples);
+    memcpy(d->others, d->tokens, bytes);
+    draw_call(d, head, shards);
+    const int same = memcmp(d->others, d->tokens, bytes) == 0;
+    memcpy(d->tokens, d->others, bytes);
+    return same;
 }
 
 /* Clears a screen that the context has compared with W already. */
 static void lose_screen(fs_context *context, const fs_head *head, int format) {
-    const size_t header = screen_header_bytes(context, head, format);
-    memset((char *)(uintptr_t)head->screen + header, 0, head->screen_bytes - header);
+    const size_t header = screen_header_bytes(context, head, format), bytes = head->screen_bytes - header;
+    device_upload((char *)(uintptr_t)head->screen + header, take_memory((int64_t)bytes, 1, "zeros"), bytes);
+}
+
+/* The rule's call, laid out where calls read it. */
+static void prepare_call(drawing *d, leg_kind leg, const verify_run *run, const uint64_t *position) {
+    fs_head head = head_of(d->rule, leg);
+    if (run->plant != PLANT_SAME_NOISE) head = ranks_slice(&head); /* that mistake is about slices */
+    fs_batch batch = batch_of(d->rule, leg, run->seed, run->stream, position);
+    plant(run->plant, &batch);
+    d->host = fs_result_default();
+    d->host.tokens = d->tokens;
+    d->head = place_head(&head, batch.rows);
+    d->batch = place_batch(&batch, &head);
+    d->result = place_result(&d->host, &batch);
+    screen_make(d->context, &d->head, run->screen, run->seed, 0);
+    if (run->plant == PLANT_SCREEN) lose_screen(d->context, &d->head, run->screen);
 }
 
 outcome verify_draw(fs_context *context, const verify_rule *rule, leg_kind leg, const verify_run *run) {
     int64_t k, want = verify_draws(rule, run->draws);
     double *probability = truth_of(rule, &k); /* [k + 1]; bin k is no token at all */
     int64_t *count = take_memory(k + 1, sizeof *count, "counts");
-    int32_t tokens[ROWS * FUSED_SAMPLES];
-    uint64_t position[ROWS];
-    fs_head head = head_of(rule, leg);
-    if (run->plant != PLANT_SAME_NOISE) head = ranks_slice(&head); /* that mistake is about slices */
-    screen_make(context, &head, run->screen, run->seed, 0);
-    if (run->plant == PLANT_SCREEN) lose_screen(context, &head, run->screen);
-    fs_batch batch = batch_of(rule, leg, run->seed, run->stream, position);
-    fs_result result = fs_result_default();
-    result.tokens = tokens;
+    uint64_t position[ROWS] = {0};
+    drawing d = {.context = context, .rule = rule, .plant = run->plant};
+    prepare_call(&d, leg, run, position);
+    const int64_t rows = d.batch.rows;
+    fs_head from_w = d.head;
+    from_w.screen = NULL;
+    from_w.screen_bytes = 0;
     outcome o = {.same_tokens = 1, .same_as_w = 1};
-    plant(run->plant, &batch);
     for (uint64_t call = 0; want > 0; call++) {
-        for (int b = 0; b < batch.rows; b++) position[b] = position_of(rule, run->plant, call, b);
-        draw_call(context, rule, run, &head, &batch, &result);
-        o.rows += batch.rows;
-        o.screened_rows += result.screened_rows;
-        if (run->screen) o.same_as_w &= same_as_w(context, rule, run, &head, &batch, tokens);
-        if (rule->shards && rule->mode == FS_MODE_SAMPLE && call < 4)
-            o.same_tokens &= same_as_one_call(context, &head, &batch, tokens);
-        int64_t got = count_tokens(rule, tokens, (int)batch.rows, batch.samples, k, count);
+        for (int b = 0; b < rows; b++) position[b] = position_of(rule, run->plant, call, b);
+        device_upload((void *)(uintptr_t)d.batch.position, position, (size_t)rows * sizeof *position);
+        draw_call(&d, &d.head, rule->shards);
+        o.rows += rows;
+        o.screened_rows += d.host.screened_rows;
+        if (run->screen) o.same_as_w &= same_tokens(&d, &from_w, rule->shards);
+        if (rule->shards && rule->mode == FS_MODE_SAMPLE && call < 4) o.same_tokens &= same_tokens(&d, &d.head, 0);
+        int64_t got = count_tokens(rule, d.tokens, (int)rows, d.batch.samples, k, count);
         want -= got;
         run->tick(got);
     }

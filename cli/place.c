@@ -1,0 +1,139 @@
+/* place.c - see place.h. Two tables say which arrays a batch and a result have, and their sizes. */
+#include "place.h"
+#include "device.h"
+#include "synth.h"
+
+#include <string.h>
+
+/* An array of a struct: the member that points to it, and its size, 0 where the array is not there. */
+typedef struct array {
+    void *member;
+    int64_t bytes;
+    const char *what;
+} array;
+
+static const void *pointer_of(const array *a) {
+    const void *pointer;
+    memcpy(&pointer, a->member, sizeof pointer); /* members have types of their own */
+    return pointer;
+}
+
+static void point_to(const array *a, const void *pointer) {
+    memcpy(a->member, &pointer, sizeof pointer);
+}
+
+/* Bytes of `rows` lines that are `stride` apart, of which the last ends after `line` bytes. */
+static int64_t bytes_of_lines(int64_t rows, int64_t stride, int64_t line) {
+    return rows > 0 ? (rows - 1) * (stride ? stride : line) + line : 0;
+}
+
+fs_head place_head(const fs_head *head, int64_t rows) {
+    const int is_logits = head->kind == FS_HEAD_LOGITS;
+    const int64_t line = (is_logits ? head->rows : head->dim) * dtype_bytes(head->dtype);
+    fs_head h = *head;
+    h.data = device_array(head->data, bytes_of_lines(is_logits ? rows : head->rows, head->stride, line),
+                          is_logits ? "logits" : "W");
+    h.bias = device_array(head->bias, head->rows * 4, "bias");
+    return h;
+}
+
+#define ARRAYS_MOST 32
+
+static int arrays_of_batch(fs_batch *b, const fs_head *head, array *list) {
+    const int64_t S = b->slots ? b->slots : b->rows, B = b->rows, D = head->kind == FS_HEAD_LOGITS ? 0 : head->dim;
+    const int64_t vocab = head->vocab ? head->vocab : head->first_token + head->rows, words = (vocab + 31) / 32 * 4;
+    const int64_t masks = b->masks ? b->masks : B, edits = b->edit_offset ? b->edit_offset[B] : 0,
+                  counts = b->count_offset ? b->count_offset[S] : 0, watched = b->watch_offset ? b->watch_offset[B] : 0;
+    const array all[] = {
+        {&b->hidden, bytes_of_lines(B, b->hidden_stride, D * dtype_bytes(b->hidden_dtype)), "hidden states"},
+        {&b->slot, B * (b->slot_dtype == FS_I64 ? 8 : 4), "slots"},
+        {&b->position, B * 8, "positions"},
+        {&b->temperature, S * 4, "temperatures"},
+        {&b->top_k, S * 4, "top-k"},
+        {&b->top_p, S * 4, "top-p"},
+        {&b->min_p, S * 4, "min-p"},
+        {&b->seed, S * 8, "seeds"},
+        {&b->stream, S * 4, "streams"},
+        {&b->repetition, S * 4, "repetition penalties"},
+        {&b->frequency, S * 4, "frequency penalties"},
+        {&b->presence, S * 4, "presence penalties"},
+        {&b->allow, bytes_of_lines(masks, b->allow_stride, words), "masks"},
+        {&b->allow_index, B * 4, "mask indices"},
+        {&b->edit_offset, (B + 1) * 8, "edits"},
+        {&b->edit_token, edits * 4, "edits"},
+        {&b->edit_bias, edits * 4, "edits"},
+        {&b->seen, bytes_of_lines(S, b->seen_stride, words), "seen tokens"},
+        {&b->counts, bytes_of_lines(S, b->counts_stride, vocab * 4), "counts"},
+        {&b->count_offset, (S + 1) * 8, "counts"},
+        {&b->count_token, counts * 4, "counts"},
+        {&b->count_value, counts * 4, "counts"},
+        {&b->given, B * b->samples * 4, "given tokens"},
+        {&b->watch_offset, (B + 1) * 8, "watched tokens"},
+        {&b->watch_token, watched * 4, "watched tokens"},
+    };
+    memcpy(list, all, sizeof all);
+    return (int)(sizeof all / sizeof all[0]);
+}
+
+static int arrays_of_result(fs_result *r, const fs_batch *batch, array *list) {
+    const int64_t B = batch->rows, n = B * batch->samples, top = B * r->top_count;
+    const int64_t watched = batch->watch_offset ? batch->watch_offset[B] : 0;
+    const array all[] = {
+        {&r->tokens, n * (r->tokens_dtype == FS_I64 ? 8 : 4), "tokens"},
+        {&r->status, B * 4, "status"},
+        {&r->score, n * 4, "scores"},
+        {&r->max_logit, B * 4, "max"},
+        {&r->log_z, B * 4, "log Z"},
+        {&r->logit, n * 4, "logits of tokens"},
+        {&r->logprob, n * 4, "logprobs"},
+        {&r->rank, n * 4, "ranks"},
+        {&r->top_token, top * 4, "top tokens"},
+        {&r->top_logit, top * 4, "top logits"},
+        {&r->top_logprob, top * 4, "top logprobs"},
+        {&r->watch_logit, watched * 4, "watched logits"},
+        {&r->watch_logprob, watched * 4, "watched logprobs"},
+    };
+    memcpy(list, all, sizeof all);
+    return (int)(sizeof all / sizeof all[0]);
+}
+
+fs_batch place_batch(const fs_batch *batch, const fs_head *head) {
+    fs_batch b = *batch;
+    array list[ARRAYS_MOST];
+    if (!device_is_cuda()) return b;
+    const int count = arrays_of_batch(&b, head, list);
+    /* What a host would read from the offsets. */
+    b.limits.edits = b.edit_offset ? b.edit_offset[b.rows] : 0;
+    b.limits.counts = b.count_offset ? b.count_offset[b.slots ? b.slots : b.rows] : 0;
+    b.limits.watched = b.watch_offset ? b.watch_offset[b.rows] : 0;
+    for (int i = 0; i < count; i++) point_to(&list[i], device_array(pointer_of(&list[i]), list[i].bytes, list[i].what));
+    return b;
+}
+
+fs_result place_result(const fs_result *result, const fs_batch *batch) {
+    fs_result r = *result;
+    array list[ARRAYS_MOST];
+    if (!device_is_cuda()) return r;
+    const int count = arrays_of_result(&r, batch, list);
+    for (int i = 0; i < count; i++)
+        if (pointer_of(&list[i])) point_to(&list[i], device_take(list[i].bytes, list[i].what));
+    return r;
+}
+
+void fetch_result(fs_result *result, const fs_result *placed, const fs_batch *batch) {
+    fs_result from = *placed, to = *result;
+    array source[ARRAYS_MOST], target[ARRAYS_MOST];
+    const int count = arrays_of_result(&from, batch, source);
+    arrays_of_result(&to, batch, target);
+    device_wait();
+    for (int i = 0; i < count; i++)
+        if (pointer_of(&target[i]))
+            device_download((void *)(uintptr_t)pointer_of(&target[i]), pointer_of(&source[i]), (size_t)target[i].bytes);
+    result->fallback_rows = placed->fallback_rows;
+    for (int64_t b = 0; device_is_cuda() && result->status && b < batch->rows; b++)
+        result->fallback_rows += (result->status[b] & FS_ROW_FALLBACK) != 0; /* the call did not know yet */
+    result->work_bytes = placed->work_bytes;
+    result->wire_bytes = placed->wire_bytes;
+    result->screened_rows = placed->screened_rows;
+    result->screened_dots = placed->screened_dots;
+}
