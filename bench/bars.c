@@ -16,20 +16,21 @@ static const char *const arm_names[ARMS] = {"greedy",     "plain",   "top-k 50 +
                                             "top-p 0.95", "bitmask", "log Z"};
 
 typedef struct arm {
-    fs_batch batch;
+    fs_batch batch; /* without its rules, */
+    fs_rules rules; /* which are these */
     fs_result result;
     times times;
 } arm;
 
 static arm make_arm(const workload *w, int kind, int64_t B) {
-    arm a = {fs_batch_default(), fs_result_default(), {0}};
+    arm a = {fs_batch_default(), fs_rules_default(), fs_result_default(), {0}};
     a.batch.rows = B;
     a.batch.hidden = w->h;
     a.batch.hidden_dtype = w->s.dtype;
-    a.batch.all.seed = 1;
-    a.batch.all.temperature = kind == GREEDY ? 0.0f : 1.0f;
-    a.batch.all.top_k = kind == TOP_K_P ? 50 : 0;
-    a.batch.all.top_p = kind == TOP_K_P ? 0.9f : kind == TOP_P ? 0.95f : 1.0f;
+    a.batch.seed_all = 1;
+    a.rules.temperature.value = kind == GREEDY ? 0.0f : 1.0f;
+    a.rules.top_k.value = kind == TOP_K_P ? 50 : 0;
+    a.rules.top_p.value = kind == TOP_K_P ? 0.9f : kind == TOP_P ? 0.95f : 1.0f;
     a.result.tokens = take_memory(B, sizeof(int32_t), "tokens");
     if (kind == LOG_Z) a.result.log_z = take_memory(B, sizeof(float), "log Z");
     if (kind == MASK) {
@@ -45,6 +46,7 @@ static arm make_arm(const workload *w, int kind, int64_t B) {
 static void run_arm(fs_context *context, const workload *w, arm *a, int turn) {
     fs_head head = workload_head(w, turn);
     double begin = now();
+    a->batch.rules = &a->rules;
     check(context, fs_sample(context, &head, &a->batch, &a->result));
     times_add(&a->times, now() - begin);
     a->batch.position_all++;

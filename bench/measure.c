@@ -103,17 +103,17 @@ int row_is_right(const workload *w, const fs_batch *batch, int64_t b, int32_t to
     double *p = x + V;
     const char *h = (const char *)w->host_h + b * D * dtype_bytes(w->s.dtype);
     whole_logits(w, h, x);
-    const fs_slot_values *all = &batch->all;
-    truth_rule rule = {.temperature = (double)all->temperature,
-                       .min_p = (double)all->min_p,
-                       .top_k = all->top_k,
-                       .top_p = all->top_p < 1 ? (double)all->top_p : 0};
+    const fs_rules *rules = batch->rules;
+    truth_rule rule = {.temperature = (double)rules->temperature.value,
+                       .min_p = (double)rules->min_p.value,
+                       .top_k = rules->top_k.value,
+                       .top_p = rules->top_p.value < 1 ? (double)rules->top_p.value : 0};
     truth_probabilities(&rule, x, V, p);
-    uint64_t seed = fs_seed_spread(all->seed, (uint64_t)b);
+    uint64_t seed = fs_seed_spread(batch->seed_all, (uint64_t)b);
     double best = -(double)INFINITY, got = -(double)INFINITY;
     for (int64_t v = 0; v < V; v++) {
         if (!(p[v] > 0)) continue;
-        double score = log(p[v]) + fs_noise_gumbel(seed, batch->position_all, 0, all->stream, (uint32_t)v);
+        double score = log(p[v]) + fs_noise_gumbel(seed, batch->position_all, 0, batch->substream_all, (uint32_t)v);
         if (score > best) best = score;
         if (v == token) got = score;
     }

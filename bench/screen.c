@@ -9,6 +9,8 @@
 #include "cli.h"
 #include "measure.h"
 
+#include "flashsampling_screens.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,8 +52,8 @@ static void call(fs_context *context, const workload *w, fs_batch *batch, arm *a
     check(context, fs_sample(context, &head, batch, &result));
     if (!timed) return;
     times_add(&a->times, now() - begin);
-    a->dots += result.screened_dots;
-    a->given_up += a->screen ? batch->rows - result.screened_rows : 0;
+    a->dots += counters_of(context).screened_dots;
+    a->given_up += a->screen ? batch->rows - counters_of(context).screened_rows : 0;
     a->calls++;
 }
 
@@ -106,9 +108,11 @@ int main(int argc, char **argv) {
         batch.rows = atoll(argv[i]);
         batch.hidden = w.h;
         batch.hidden_dtype = s.dtype;
-        batch.all.temperature = (float)atof(argv[5]);
-        if (strchr(argv[5], ',')) batch.all.top_k = atoi(strchr(argv[5], ',') + 1);
-        batch.all.seed = 7;
+        fs_rules rules = fs_rules_default();
+        batch.rules = &rules;
+        rules.temperature.value = (float)atof(argv[5]);
+        if (strchr(argv[5], ',')) rules.top_k.value = atoi(strchr(argv[5], ',') + 1);
+        batch.seed_all = 7;
         measure(context, &w, arms, &batch, seconds);
     }
     fs_context_destroy(context);

@@ -35,7 +35,8 @@ static sweep_call make_call(const sweep_args *a, const workload *w, int64_t B) {
     c.batch.hidden = w->h;
     c.batch.hidden_dtype = w->s.dtype;
     c.batch.samples = a->samples;
-    c.batch.all = a->all;
+    c.batch.rules = &a->rules;
+    c.batch.seed_all = a->seed;
     c.result = place_result(&c.host, &c.batch);
     c.by_screen = place_result(&c.host_by_screen, &c.batch);
     return c;
@@ -78,8 +79,8 @@ static void call_from_w(fs_context *context, const workload *w, int turn, sweep_
 static void call_by_screen(fs_context *context, const workload *w, int turn, sweep_call *c, sweep_row *row) {
     if (!w->screen_bytes) return;
     times_add(&row->by_screen, time_call(context, w, turn, c, 1, &c->by_screen));
-    row->screened_rows += c->by_screen.screened_rows;
-    row->screened_dots += c->by_screen.screened_dots;
+    row->screened_rows += counters_of(context).screened_rows;
+    row->screened_dots += counters_of(context).screened_dots;
 }
 
 /* Ends the program if the screen has drawn another token than W. */
@@ -111,9 +112,10 @@ static void time_calls(fs_context *context, const sweep_args *a, const workload 
         }
         if (row->times.count >= 4096) break;
     }
-    row->work_bytes = c->result.work_bytes;
-    row->fallback_rows = c->result.fallback_rows;
-    row->wire_bytes = c->result.wire_bytes;
+    const fs_counters counters = counters_of(context);
+    row->work_bytes = counters.work_bytes;
+    row->fallback_rows = counters.fallback_rows;
+    row->wire_bytes = counters.wire_bytes;
 }
 
 const sweep_row *sweep_batches(fs_context *context, const workload *w, const sweep_args *args, const int32_t *batch,

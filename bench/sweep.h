@@ -6,7 +6,8 @@
 #include "measure.h"
 
 typedef struct sweep_args {
-    fs_slot_values all; /* the rule of every row */
+    fs_rules rules; /* of every row */
+    uint64_t seed;
     int32_t samples;
     int logprobs;   /* ask for log Z and logprobs as well */
     double seconds; /* per batch size, at least 5 calls */

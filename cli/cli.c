@@ -149,7 +149,7 @@ static void close_contexts(void) {
 
 /* Opens the device of the context, where it is not the host: its stream is the context's. */
 static void open_device(const context_args *args, fs_options *o) {
-    const fs_outline any = fs_outline_default();
+    const fs_call_desc any = fs_call_desc_default();
     const char *forced = getenv("FLASHSAMPLING_BACKEND"), *why;
     if (forced ? strcmp(forced, "cuda") != 0 : args->backend != FS_BACKEND_CUDA) return;
     if (launched()) die(END_USAGE, "the cuda backend runs on one device: not under mpirun, whose ranks are of the CPU");
@@ -158,7 +158,13 @@ static void open_device(const context_args *args, fs_options *o) {
         die(END_RUNTIME, "--backend cuda: %s; make cuda builds a flashsample that has it", why);
     }
     device_open(args->device);
-    o->stream = device_stream();
+    o->cuda_stream = device_stream();
+}
+
+fs_counters counters_of(fs_context *context) {
+    fs_counters counters = fs_counters_default();
+    check(context, fs_context_counters(context, &counters));
+    return counters;
 }
 
 fs_context *open_context(const context_args *args) {

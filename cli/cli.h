@@ -48,6 +48,8 @@ extern const char *const backend_names[]; /* NULL-terminated, indexed by FS_BACK
 context_args context_args_default(void);
 /* Opens a context or ends the program; it is closed when the program ends. */
 fs_context *open_context(const context_args *args);
+/* Of its last call. */
+fs_counters counters_of(fs_context *context);
 /* Ends the program unless the call went well: a refused argument is the user's (2), the rest is ours (3). */
 void check(fs_context *context, fs_status status);
 

@@ -5,6 +5,7 @@
 #include "options.h"
 #include "print.h"
 #include "ranks.h"
+#include "rules.h"
 #include "screen.h"
 #include "shards.h"
 #include "sweep.h"
@@ -26,7 +27,8 @@ static const command about = {
         "AMX above about B = 32.\n"
         "With --backend cuda a time is that of ten calls in a row, of which the host waits for the last, over ten. 'of "
         "copying' takes the place of 'of reading': W's bytes per second against those that a copy of W inside the "
-        "device's memory reads and writes; a plain read may be somewhat faster. Such calls do not count second passes.\n"
+        "device's memory reads and writes; a plain read may be somewhat faster. Such calls do not count second "
+        "passes.\n"
         "--screen draws each call twice, from W and by the screen, in turns; another token ends the program. Each "
         "copy of W has its copy of the screen. The library reads W where it expects that to be faster, as it does for "
         "many rows: 'decided' is the share of rows that the screen decided.\n"
@@ -43,8 +45,10 @@ static const command about = {
 
 typedef struct bench_args {
     const char *batch;
-    int64_t vocab, dim, copies, samples, seed, top_k;
-    double seconds, temperature, top_p, min_p;
+    int64_t vocab, dim, copies, samples, seed;
+    double seconds;
+    rule_texts texts;
+    fs_rules rules;
     int dtype, screen, logprobs, bars, json, quiet;
     context_args context;
 } bench_args;
@@ -56,8 +60,6 @@ static bench_args parse(int argc, char **argv) {
                     .samples = 1,
                     .seed = 1,
                     .seconds = 2,
-                    .temperature = 1,
-                    .top_p = 1,
                     .dtype = FS_BF16,
                     .context = context_args_default()};
     const opt options[] = {
@@ -68,10 +70,7 @@ static bench_args parse(int argc, char **argv) {
         OPT_CHOICE_TO("dtype", "of W and H (default bf16)", &a.dtype, dtype_names),
         SCREEN_OPTION("time the calls by a screen of 8 or 4 bits as well (default none)", &a.screen),
         OPT_HEAD("Rule"),
-        OPT_REAL_TO("temperature", "X", "0 = greedy (default 1)", &a.temperature, 0, 1e6),
-        OPT_INT_TO("top-k", "N", "0 = off (default)", &a.top_k, 0, 1 << 24),
-        OPT_REAL_TO("top-p", "X", "0 keeps one token, 1 = off (default)", &a.top_p, 0, 1),
-        OPT_REAL_TO("min-p", "X", "0 = off (default)", &a.min_p, 0, 1),
+        OPT_RULES_TO(&a.texts),
         OPT_INT_TO("samples", "N", "per row (default 1)", &a.samples, 1, 1024),
         OPT_FLAG_TO("logprobs", "ask for log Z and logprobs as well", &a.logprobs),
         OPT_HEAD("Timing"),
@@ -85,6 +84,7 @@ static bench_args parse(int argc, char **argv) {
         CONTEXT_OPTIONS(a.context),
     };
     PARSE_OPTIONS(&about, options, argc, argv);
+    a.rules = read_rules(&a.texts, 0, (counted_tokens){0, 0});
     return a;
 }
 
@@ -98,14 +98,14 @@ static void print_text(const bench_args *a, const workload *w, const sweep_row *
     printf("%s; %s\nV = %s, D = %lld, %s: W is %s, %d cop%s in turn; last-level cache %s\n", context, device.name,
            text_count((double)w->s.V), (long long)w->s.D, dtype_names[w->s.dtype], text_bytes((double)w->w_bytes),
            w->copies, w->copies == 1 ? "y" : "ies", text_cache(device.cache_bytes));
-    printf("T = %g, top-k %lld, top-p %g, min-p %g, %lld sample%s%s; ", a->temperature, (long long)a->top_k, a->top_p,
-           a->min_p, (long long)a->samples, a->samples == 1 ? "" : "s", a->logprobs ? ", log Z and logprobs" : "");
+    printf("%s, %lld sample%s%s; ", text_rules(&a->rules), (long long)a->samples, a->samples == 1 ? "" : "s",
+           a->logprobs ? ", log Z and logprobs" : "");
     if (c.streams) printf("reading %.1f GB/s (%d streams per thread)\n\n", c.bytes_per_s * 1e-9, c.streams);
     else printf("copying %.1f GB/s, read and written\n\n", c.bytes_per_s * 1e-9);
     if (ranks_open()) printf("%d ranks\n\n", ranks_open()->count);
-    table *t = table_new(
-        c.streams ? "rows|calls|min|median|tokens/s|GB/s|of reading|GFLOP/s|temporary|second passes|sent"
-                  : "rows|times|min|median|tokens/s|GB/s|of copying|GFLOP/s|temporary");
+    table *t = table_new(c.streams
+                             ? "rows|calls|min|median|tokens/s|GB/s|of reading|GFLOP/s|temporary|second passes|sent"
+                             : "rows|times|min|median|tokens/s|GB/s|of copying|GFLOP/s|temporary");
     for (int i = 0; i < count; i++) {
         const sweep_row *r = &rows[i];
         double least = times_min(&r->times), rate = (double)w->w_bytes / least;
@@ -153,10 +153,7 @@ static void print_json(const bench_args *a, const workload *w, const sweep_row *
     json_int("copies", w->copies);
     json_int("cache_bytes", device_opened().cache_bytes);
     json_real(c.streams ? "read_bytes_per_s" : "copy_bytes_per_s", c.bytes_per_s);
-    json_real("temperature", a->temperature);
-    json_int("top_k", a->top_k);
-    json_real("top_p", a->top_p);
-    json_real("min_p", a->min_p);
+    for (int32_t i = 0; fs_rule(i); i++) json_real(fs_rule(i)->name, rule_value(&a->rules, i));
     json_int("samples", a->samples);
     json_bool("logprobs", a->logprobs);
     if (a->screen) {
@@ -241,14 +238,12 @@ int cmd_bench(int argc, char **argv) {
         if (batch[i] > most) most = batch[i];
     }
     synth s = rank_synth(&a, most);
-    sweep_args args = {.all = fs_batch_default().all, .samples = (int32_t)a.samples, .logprobs = a.logprobs};
-    args.all.temperature = (float)a.temperature;
-    args.all.top_k = (int32_t)a.top_k;
-    args.all.top_p = a.top_p > 0 ? (float)a.top_p : FLT_MIN; /* keeps one token too; C reads a scalar 0 as "off" */
-    args.all.min_p = (float)a.min_p;
-    args.all.seed = (uint64_t)a.seed;
-    args.seconds = a.seconds;
-    args.threads = a.context.threads ? (int)a.context.threads : cores_of_rank();
+    const sweep_args args = {.rules = a.rules,
+                             .seed = (uint64_t)a.seed,
+                             .samples = (int32_t)a.samples,
+                             .logprobs = a.logprobs,
+                             .seconds = a.seconds,
+                             .threads = a.context.threads ? (int)a.context.threads : cores_of_rank()};
     int64_t w_bytes = synth_rows(&s) * s.D * dtype_bytes(s.dtype);
     fs_context *context = open_context(&a.context);
     workload w = make_workload(&s, choose_copies(&a, w_bytes), args.threads);

@@ -58,7 +58,9 @@ static void show_draws(demo *d) {
     batch.rows = SHOWN;
     batch.hidden = d->w.h;
     batch.hidden_dtype = d->w.s.dtype;
-    batch.all.seed = (uint64_t)d->seed;
+    batch.seed_all = (uint64_t)d->seed;
+    fs_rules rules = fs_rules_default();
+    batch.rules = &rules;
     fs_result result = fs_result_default();
     result.tokens = sampled;
     result.logprob = logprob;
@@ -68,12 +70,12 @@ static void show_draws(demo *d) {
 
     result = fs_result_default();
     result.tokens = nucleus;
-    batch.all.temperature = 0.7f;
-    batch.all.top_p = 0.95f;
+    rules.temperature.value = 0.7f;
+    rules.top_p.value = 0.95f;
     check(d->context, fs_sample(d->context, &head, &batch, &result));
-    int64_t second_passes = result.fallback_rows;
+    int64_t second_passes = counters_of(d->context).fallback_rows;
     result.tokens = greedy;
-    batch.all.temperature = 0.0f;
+    rules.temperature.value = 0.0f;
     check(d->context, fs_sample(d->context, &head, &batch, &result));
 
     table *t = table_new("row|nucleus|largest p|T=1|logprob|rank|T=0.7, top-p 0.95|greedy");
@@ -150,7 +152,7 @@ static void time_fused(demo *d, cost *c, double done) {
         if (again.bytes_per_s > d->reading.bytes_per_s) d->reading = again;
         if (turn > 0) times_add(&c->fused, t1 - t0);
     }
-    c->work_bytes = result.work_bytes;
+    c->work_bytes = counters_of(d->context).work_bytes;
 }
 
 /* One after the other, as the threads of a BLAS would be in our way. */
@@ -221,10 +223,9 @@ static void show_costs(demo *d) {
 
 static void show_screen(demo *d) {
     static const int32_t sizes[] = {1, 4, 16};
-    sweep_args args = {fs_batch_default().all, 1, 0, 0.5 * d->seconds, d->threads};
+    sweep_args args = {fs_rules_default(), (uint64_t)d->seed, 1, 0, 0.5 * d->seconds, d->threads};
     fs_head head = workload_head(&d->w, 0);
     const screen_facts facts = screen_make(d->context, &head, d->screen, (uint64_t)d->seed, 1);
-    args.all.seed = (uint64_t)d->seed;
     d->w.screen[0] = head.screen;
     d->w.screen_bytes = head.screen_bytes;
     const sweep_row *rows = sweep_batches(d->context, &d->w, &args, sizes, 3, &d->reading);
@@ -257,7 +258,7 @@ static int show_exactness(demo *d) {
     batch.hidden = hidden;
     batch.hidden_dtype = d->w.s.dtype;
     batch.samples = CHECK_SAMPLES;
-    batch.all.seed = (uint64_t)d->seed + 1;
+    batch.seed_all = (uint64_t)d->seed + 1;
     fs_result result = fs_result_default();
     result.tokens = tokens;
     int64_t missing = 0;

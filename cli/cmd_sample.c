@@ -53,7 +53,7 @@ static int64_t token_at(const fs_result *r, int64_t i) {
 
 /* The token of sample i: drawn, or given in score mode. */
 static int64_t shown_token(const sample_call *c, int64_t i) {
-    return c->batch.mode == FS_MODE_SCORE ? c->batch.given[i] : token_at(&c->result, i);
+    return c->batch.mode == FS_MODE_SCORE ? c->batch.score_token[i] : token_at(&c->result, i);
 }
 
 /* ------------------------------------------------------------------------------------------------------ text ---- */
@@ -61,9 +61,9 @@ static int64_t shown_token(const sample_call *c, int64_t i) {
 static void print_tokens(const sample_call *c) {
     const fs_result *r = &c->result;
     int n = c->batch.samples;
-    table *t = table_new(!r->logit  ? "row|sample|token|score|<status"
-                         : r->score ? "row|sample|token|score|logit|logprob|rank|max|log Z|<status"
-                                    : "row|sample|token|logit|logprob|rank|max|log Z|<status");
+    table *t = table_new(!r->logit        ? "row|sample|token|noisy logit|<status"
+                         : r->noisy_logit ? "row|sample|token|noisy logit|logit|logprob|rank|max|log Z|<status"
+                                          : "row|sample|token|logit|logprob|rank|max|log Z|<status");
     for (int64_t b = 0; b < c->batch.rows; b++) {
         char status[256];
         status_words(r->status[b], status, sizeof status);
@@ -72,7 +72,7 @@ static void print_tokens(const sample_call *c) {
             table_cell(t, "%lld", (long long)b);
             table_cell(t, "%d", s);
             table_cell(t, "%lld", (long long)shown_token(c, i));
-            if (r->score) table_cell(t, "%s", text_real((double)r->score[i]));
+            if (r->noisy_logit) table_cell(t, "%s", text_real((double)r->noisy_logit[i]));
             if (r->logit) {
                 table_cell(t, "%s", text_real((double)r->logit[i]));
                 table_cell(t, "%s", text_real((double)r->logprob[i]));
@@ -128,8 +128,8 @@ static int has_screen_counts(const sample_args *args) {
 static void print_screen(const sample_args *args, const sample_call *c) {
     printf("%s", screen_text(args->screen, &c->screen));
     if (has_screen_counts(args))
-        printf("; it decided %lld of %lld rows, with %s logits from W", (long long)c->result.screened_rows,
-               (long long)c->batch.rows, text_count((double)c->result.screened_dots));
+        printf("; it decided %lld of %lld rows, with %s logits from W", (long long)c->counters.screened_rows,
+               (long long)c->batch.rows, text_count((double)c->counters.screened_dots));
     printf("\n");
 }
 
@@ -139,10 +139,11 @@ void print_call(const sample_args *args, const sample_call *c, const char *conte
     print_watch(c);
     if (args->quiet) return;
     printf("\n%lld rows in %s, %s of temporary memory, %lld second passes; %s\n", (long long)c->batch.rows,
-           text_seconds(seconds), text_bytes((double)c->result.work_bytes), (long long)c->result.fallback_rows,
+           text_seconds(seconds), text_bytes((double)c->counters.work_bytes), (long long)c->counters.fallback_rows,
            context_text);
     if (args->screen) print_screen(args, c);
-    if (ranks_open()) printf("%d ranks, each sent %s\n", ranks_open()->count, text_bytes((double)c->result.wire_bytes));
+    if (ranks_open())
+        printf("%d ranks, each sent %s\n", ranks_open()->count, text_bytes((double)c->counters.wire_bytes));
 }
 
 /* ------------------------------------------------------------------------------------------------------ JSON ---- */
@@ -175,7 +176,7 @@ static void json_row(const sample_call *c, int64_t b) {
     char words[256];
     status_words(r->status[b], words, sizeof words);
     json_text("status_text", words);
-    json_floats("score", AT(r->score, i), n);
+    json_floats("noisy_logit", AT(r->noisy_logit, i), n);
     json_floats("logit", AT(r->logit, i), n);
     json_floats("logprob", AT(r->logprob, i), n);
     json_ints("rank", AT(r->rank, i), n);
@@ -201,16 +202,16 @@ void print_call_json(const sample_args *args, const sample_call *c, const char *
     json_int("vocab", c->head.vocab);
     json_int("shards", args->shards);
     json_int("ranks", ranks_open() ? ranks_open()->count : 1);
-    json_int("wire_bytes", c->result.wire_bytes);
+    json_int("wire_bytes", c->counters.wire_bytes);
     json_real("seconds", seconds);
-    json_int("work_bytes", c->result.work_bytes);
-    json_int("fallback_rows", c->result.fallback_rows);
+    json_int("work_bytes", c->counters.work_bytes);
+    json_int("fallback_rows", c->counters.fallback_rows);
     if (args->screen) {
         json_open("screen", '{');
         screen_json(args->screen, &c->screen);
         if (has_screen_counts(args)) {
-            json_int("decided_rows", c->result.screened_rows);
-            json_int("logits_from_w", c->result.screened_dots);
+            json_int("decided_rows", c->counters.screened_rows);
+            json_int("logits_from_w", c->counters.screened_dots);
         }
         json_close('}');
     }
@@ -257,18 +258,24 @@ int cmd_sample(int argc, char **argv) {
     if (ranks_open() && args.shards > 1)
         die(END_USAGE, "--shards %lld: under mpirun the ranks are the shards", (long long)args.shards);
     sample_call c = build_call(&args);
+    c.batch.rules = &c.rules;
     fs_context *context = open_context(&args.context);
     if (args.shards == 1) c.head = ranks_slice(&c.head);
     fs_head head = place_head(&c.head, c.batch.rows);
     const fs_batch batch = place_batch(&c.batch, &c.head);
     fs_result result = place_result(&c.result, &c.batch);
-    c.screen = screen_make(context, &head, args.screen, c.batch.all.seed, 1);
+    c.screen = screen_make(context, &head, args.screen, c.batch.seed_all, 1);
     double begin = now();
-    if (args.shards > 1) sample_in_shards(context, &head, &batch, &result, (int)args.shards);
+    int64_t again = 0;
+    if (args.shards > 1) again = sample_in_shards(context, &head, &batch, &result, (int)args.shards);
     else check(context, ranks_sample(context, &head, &batch, &result));
     device_wait();
     double seconds = now() - begin;
     fetch_result(&c.result, &result, &c.batch);
+    c.counters = counters_of(context);
+    c.counters.fallback_rows += again;
+    for (int64_t b = 0; device_is_cuda() && b < c.batch.rows; b++)
+        c.counters.fallback_rows += (c.result.status[b] & FS_ROW_FALLBACK) != 0; /* the call did not know yet */
     if (args.out && launch_rank() == 0) write_tokens(&args, &c);
     if (args.json) print_call_json(&args, &c, fs_context_text(context), seconds);
     else print_call(&args, &c, fs_context_text(context), seconds);

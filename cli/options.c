@@ -1,5 +1,6 @@
 /* options.c - see options.h. */
 #include "options.h"
+#include "rules.h"
 
 #include <errno.h>
 #include <math.h>
@@ -192,7 +193,37 @@ static const opt *find_option(const opt *table, int count, const char *name, siz
     return NULL;
 }
 
-void parse_options(const command *c, const opt *table, int count, int argc, char **argv) {
+const char *option_of_rule(const fs_rule_info *info) {
+    static char names[RULES_MOST][32];
+    int32_t at = 0;
+    while (fs_rule(at) != info) at++;
+    char *name = names[at % RULES_MOST];
+    snprintf(name, sizeof names[0], "%s", info->name);
+    for (char *c = name; *c; c++)
+        if (*c == '_') *c = '-';
+    return name;
+}
+
+/* The table with an option for each rule in place of OPT_RULES. */
+static int expand(const opt *table, int count, opt *to) {
+    int n = 0;
+    for (int i = 0; i < count; i++) {
+        if (table[i].kind != OPT_RULES) {
+            to[n++] = table[i];
+            continue;
+        }
+        rule_texts *texts = table[i].to;
+        for (int32_t rule = 0; fs_rule(rule) && rule < RULES_MOST; rule++)
+            to[n++] =
+                (opt){OPT_TEXT, option_of_rule(fs_rule(rule)), "VALUES", fs_rule(rule)->about, &texts->text[rule], 0, 0,
+                      NULL};
+    }
+    return n;
+}
+
+void parse_options(const command *c, const opt *compact, int compact_count, int argc, char **argv) {
+    opt *table = take_memory(compact_count + RULES_MOST, sizeof *table, "options");
+    const int count = expand(compact, compact_count, table);
     for (int i = 0; i < argc; i++) {
         if (strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0) {
             print_help(c, table, count);

@@ -10,7 +10,8 @@ typedef enum {
     OPT_INT,     /* int64_t *: low .. high */
     OPT_REAL,    /* double *: low .. high, which may be infinite */
     OPT_TEXT,    /* const char ** */
-    OPT_CHOICE   /* int *: index into choices */
+    OPT_CHOICE,  /* int *: index into choices */
+    OPT_RULES    /* rule_texts *: stands for one OPT_TEXT for each rule of the library (rules.h) */
 } opt_kind;
 
 typedef struct opt {
@@ -32,6 +33,8 @@ typedef struct command {
 
 #define OPT_HEAD(text)                                                                                                 \
     { OPT_SECTION, text, NULL, NULL, NULL, 0, 0, NULL }
+#define OPT_RULES_TO(to)                                                                                               \
+    { OPT_RULES, NULL, NULL, NULL, to, 0, 0, NULL }
 #define OPT_FLAG_TO(name, help, to)                                                                                    \
     { OPT_FLAG, name, NULL, help, to, 0, 0, NULL }
 #define OPT_TEXT_TO(name, arg, help, to)                                                                               \
@@ -62,6 +65,9 @@ typedef struct command {
 void parse_options(const command *c, const opt *table, int count, int argc, char **argv);
 #define PARSE_OPTIONS(c, table, argc, argv)                                                                            \
     parse_options(c, table, (int)(sizeof(table) / sizeof((table)[0])), argc, argv)
+
+/* The option of a rule: its name, with dashes. */
+const char *option_of_rule(const fs_rule_info *info);
 
 /* The member of `words` (NULL-terminated) nearest to `word`, or NULL if none is near. */
 const char *nearest(const char *word, const char *const *words);

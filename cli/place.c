@@ -1,5 +1,6 @@
 /* place.c - see place.h. Two tables say which arrays a batch and a result have, and their sizes. */
 #include "place.h"
+#include "cli.h"
 #include "device.h"
 #include "synth.h"
 
@@ -42,21 +43,14 @@ fs_head place_head(const fs_head *head, int64_t rows) {
 static int arrays_of_batch(fs_batch *b, const fs_head *head, array *list) {
     const int64_t S = b->slots ? b->slots : b->rows, B = b->rows, D = head->kind == FS_HEAD_LOGITS ? 0 : head->dim;
     const int64_t vocab = head->vocab ? head->vocab : head->first_token + head->rows, words = (vocab + 31) / 32 * 4;
-    const int64_t masks = b->masks ? b->masks : B, edits = b->edit_offset ? b->edit_offset[B] : 0,
+    const int64_t masks = b->allow_count ? b->allow_count : B, edits = b->edit_offset ? b->edit_offset[B] : 0,
                   counts = b->count_offset ? b->count_offset[S] : 0, watched = b->watch_offset ? b->watch_offset[B] : 0;
     const array all[] = {
         {&b->hidden, bytes_of_lines(B, b->hidden_stride, D * dtype_bytes(b->hidden_dtype)), "hidden states"},
         {&b->slot, B * (b->slot_dtype == FS_I64 ? 8 : 4), "slots"},
         {&b->position, B * 8, "positions"},
-        {&b->temperature, S * 4, "temperatures"},
-        {&b->top_k, S * 4, "top-k"},
-        {&b->top_p, S * 4, "top-p"},
-        {&b->min_p, S * 4, "min-p"},
         {&b->seed, S * 8, "seeds"},
-        {&b->stream, S * 4, "streams"},
-        {&b->repetition, S * 4, "repetition penalties"},
-        {&b->frequency, S * 4, "frequency penalties"},
-        {&b->presence, S * 4, "presence penalties"},
+        {&b->substream, S * 4, "substreams"},
         {&b->allow, bytes_of_lines(masks, b->allow_stride, words), "masks"},
         {&b->allow_index, B * 4, "mask indices"},
         {&b->edit_offset, (B + 1) * 8, "edits"},
@@ -67,7 +61,7 @@ static int arrays_of_batch(fs_batch *b, const fs_head *head, array *list) {
         {&b->count_offset, (S + 1) * 8, "counts"},
         {&b->count_token, counts * 4, "counts"},
         {&b->count_value, counts * 4, "counts"},
-        {&b->given, B * b->samples * 4, "given tokens"},
+        {&b->score_token, B * b->samples * 4, "scored tokens"},
         {&b->watch_offset, (B + 1) * 8, "watched tokens"},
         {&b->watch_token, watched * 4, "watched tokens"},
     };
@@ -81,7 +75,7 @@ static int arrays_of_result(fs_result *r, const fs_batch *batch, array *list) {
     const array all[] = {
         {&r->tokens, n * (r->tokens_dtype == FS_I64 ? 8 : 4), "tokens"},
         {&r->status, B * 4, "status"},
-        {&r->score, n * 4, "scores"},
+        {&r->noisy_logit, n * 4, "noisy logits"},
         {&r->max_logit, B * 4, "max"},
         {&r->log_z, B * 4, "log Z"},
         {&r->logit, n * 4, "logits of tokens"},
@@ -97,15 +91,34 @@ static int arrays_of_result(fs_result *r, const fs_batch *batch, array *list) {
     return (int)(sizeof all / sizeof all[0]);
 }
 
+/* The first member of a rule is its array. */
+static const fs_rules *place_rules(const fs_rules *rules, int64_t slots) {
+    fs_rules *placed = take_memory(1, sizeof *placed, "rules");
+    *placed = *rules;
+    for (int32_t i = 0; fs_rule(i); i++) {
+        const array a = {(char *)placed + fs_rule(i)->offset, slots * 4, fs_rule(i)->name};
+        point_to(&a, device_array(pointer_of(&a), a.bytes, a.what));
+    }
+    return placed;
+}
+
+/* What a host would read from the offsets. */
+static const fs_limits *limits_of(const fs_batch *b) {
+    fs_limits *limits = take_memory(1, sizeof *limits, "limits");
+    *limits = b->limits ? *b->limits : fs_limits_default();
+    limits->edits = b->edit_offset ? b->edit_offset[b->rows] : 0;
+    limits->counts = b->count_offset ? b->count_offset[b->slots ? b->slots : b->rows] : 0;
+    limits->watched = b->watch_offset ? b->watch_offset[b->rows] : 0;
+    return limits;
+}
+
 fs_batch place_batch(const fs_batch *batch, const fs_head *head) {
     fs_batch b = *batch;
     array list[ARRAYS_MOST];
     if (!device_is_cuda()) return b;
     const int count = arrays_of_batch(&b, head, list);
-    /* What a host would read from the offsets. */
-    b.limits.edits = b.edit_offset ? b.edit_offset[b.rows] : 0;
-    b.limits.counts = b.count_offset ? b.count_offset[b.slots ? b.slots : b.rows] : 0;
-    b.limits.watched = b.watch_offset ? b.watch_offset[b.rows] : 0;
+    b.limits = limits_of(&b);
+    if (b.rules) b.rules = place_rules(b.rules, b.slots ? b.slots : b.rows);
     for (int i = 0; i < count; i++) point_to(&list[i], device_array(pointer_of(&list[i]), list[i].bytes, list[i].what));
     return b;
 }
@@ -120,7 +133,7 @@ fs_result place_result(const fs_result *result, const fs_batch *batch) {
     return r;
 }
 
-void fetch_result(fs_result *result, const fs_result *placed, const fs_batch *batch) {
+void fetch_result(const fs_result *result, const fs_result *placed, const fs_batch *batch) {
     fs_result from = *placed, to = *result;
     array source[ARRAYS_MOST], target[ARRAYS_MOST];
     const int count = arrays_of_result(&from, batch, source);
@@ -129,11 +142,4 @@ void fetch_result(fs_result *result, const fs_result *placed, const fs_batch *ba
     for (int i = 0; i < count; i++)
         if (pointer_of(&target[i]))
             device_download((void *)(uintptr_t)pointer_of(&target[i]), pointer_of(&source[i]), (size_t)target[i].bytes);
-    result->fallback_rows = placed->fallback_rows;
-    for (int64_t b = 0; device_is_cuda() && result->status && b < batch->rows; b++)
-        result->fallback_rows += (result->status[b] & FS_ROW_FALLBACK) != 0; /* the call did not know yet */
-    result->work_bytes = placed->work_bytes;
-    result->wire_bytes = placed->wire_bytes;
-    result->screened_rows = placed->screened_rows;
-    result->screened_dots = placed->screened_dots;
 }

@@ -12,8 +12,8 @@ fs_head place_head(const fs_head *head, int64_t rows);
 fs_batch place_batch(const fs_batch *batch, const fs_head *head);
 /* A result with room for what this one asks for. */
 fs_result place_result(const fs_result *result, const fs_batch *batch);
-/* Waits for the call, then copies its results and counters from `placed` to the arrays of `result`; `batch` is the one
+/* Waits for the call, then copies its results from `placed` to the arrays of `result`; `batch` is the one
  * of host memory. */
-void fetch_result(fs_result *result, const fs_result *placed, const fs_batch *batch);
+void fetch_result(const fs_result *result, const fs_result *placed, const fs_batch *batch);
 
 #endif

@@ -130,7 +130,7 @@ fs_head ranks_slice(const fs_head *head) {
     return ranks ? head_shard(head, ranks->rank, ranks->count) : *head;
 }
 
-fs_status ranks_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+fs_status ranks_sample(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result) {
     const fs_ranks *ranks = ranks_open();
     if (!ranks) return fs_sample(context, head, batch, result);
     return fs_sample_ranks(context, ranks, head, batch, result);
@@ -144,7 +144,7 @@ typedef struct local_draw {
 } local_draw;
 
 fs_status ranks_sample_with_same_noise(fs_context *context, const fs_head *head, const fs_batch *batch,
-                                       fs_result *result) {
+                                       const fs_result *result) {
     const fs_ranks *ranks = ranks_open();
     const int64_t n = batch->rows * batch->samples;
     fs_head own = ranks_slice(head);
@@ -157,7 +157,7 @@ fs_status ranks_sample_with_same_noise(fs_context *context, const fs_head *head,
     if (!mine || !all || !score) die(END_RUNTIME, "no memory for %lld draws", (long long)n);
     int32_t *tokens = result->tokens;
     fs_result local = *result;
-    local.score = score;
+    local.noisy_logit = score;
     for (int64_t i = 0; i < n; i++) tokens[i] = -1; /* what an empty slice draws */
     fs_status status = own.rows ? fs_sample(context, &own, batch, &local) : FS_OK;
     for (int64_t i = 0; i < n; i++) mine[i] = (local_draw){score[i], tokens[i] < 0 ? -1 : (int32_t)(tokens[i] + first)};

@@ -2,7 +2,7 @@
 #ifndef FS_CLI_RANKS_H
 #define FS_CLI_RANKS_H
 
-#include "flashsampling.h"
+#include "flashsampling_ranks.h"
 
 /* What the launcher's environment says, before MPI is there: this process's rank (0 without a launcher), how many
  * processes run on this machine, and whether there is a launcher at all. */
@@ -28,12 +28,12 @@ void ranks_set_deadline(double seconds);
 fs_head ranks_slice(const fs_head *head);
 
 /* fs_sample; over ranks each draws from its slice, which is `head`, and gets the whole result. */
-fs_status ranks_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
+fs_status ranks_sample(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result);
 
 /* The mistake a sampler over ranks can make: every rank draws from its slice with noise keyed by the place in the
  * slice, and the largest score wins. n tokens per row, plain draws only. */
 fs_status ranks_sample_with_same_noise(fs_context *context, const fs_head *head, const fs_batch *batch,
-                                       fs_result *result);
+                                       const fs_result *result);
 
 /* The largest value over ranks; itself without a launcher. */
 double ranks_max(double value);

@@ -3,6 +3,7 @@
 #define FS_CLI_SAMPLE_H
 
 #include "cli.h"
+#include "rules.h"
 #include "screen.h"
 
 /* The options as they were given; texts are NULL where they were not. */
@@ -13,14 +14,13 @@ typedef struct sample_args {
     int64_t first_token, vocab;
     int screen; /* FS_SCREEN_..., or SCREEN_NONE */
     const char *bias;
-    int round;
+    int round_to;
     double scale, softcap, post_scale;
 
-    const char *temperature, *top_k, *top_p, *min_p;
-    const char *seed, *position, *stream, *slot;
-    const char *repetition, *frequency, *presence;
+    rule_texts rules;
+    const char *seed, *position, *substream, *slot;
     const char *allow, *allow_index, *edits, *seen, *counts, *count_list;
-    const char *given, *watch;
+    const char *score_tokens, *watch;
     int mode, noise;
     int keep_ties; /* bits of FS_KEEP_TIES */
     int joint_top_p, min_p_last, cut_before_temperature, edits_last, exact_rank, rank_of_ties;
@@ -36,8 +36,10 @@ typedef struct sample_args {
 /* The call those options mean. */
 typedef struct sample_call {
     fs_head head;
-    fs_batch batch;
+    fs_batch batch; /* without its rules, */
+    fs_rules rules; /* which are these */
     fs_result result;
+    fs_counters counters; /* of the call */
     int64_t watch_count;
     screen_facts screen;
 } sample_call;

@@ -19,7 +19,7 @@ static const command about = {
         "rule, mode and result of the C header is an option.",
     .details =
         "VALUES is one number for all, or a list 0.7,1.0,0 or @file.npy with one element per slot; --position, --slot "
-        "and --allow-index take one per row, --given [B, N]. Without --slot, row b is slot b.\n"
+        "and --allow-index take one per row, --score-tokens [B, N]. Without --slot, row b is slot b.\n"
         "Files: .npy, little-endian, C order. W, H and logits are f4 or f2; bf16 is V2 (as ml_dtypes saves it) or u2 "
         "with "
         "--bf16. Masks are bool or u1 [ROWS, V], nonzero = set, or u4 words [ROWS, ceil(V/32)], bit (id % 32) of word "
@@ -59,7 +59,7 @@ sample_args parse_sample(int argc, char **argv) {
             "draw by a screen of W in 8 or 4 bits, made first: the same tokens from fewer bytes (default none)",
             &a.screen),
         OPT_TEXT_TO("bias", "FILE", "added to the logits, [V]", &a.bias),
-        OPT_CHOICE_TO("round", "round logits as engines that store them do; f32 = keep (default)", &a.round,
+        OPT_CHOICE_TO("round-to", "round logits as engines that store them do; f32 = keep (default)", &a.round_to,
                       dtype_names),
         OPT_REAL_TO("scale", "X", "of the logits, before the soft-cap (default 1)", &a.scale, -FLT_MAX, FLT_MAX),
         OPT_REAL_TO("softcap", "X", "x = softcap * tanh(x / softcap); 0 = none (default)", &a.softcap, 0, FLT_MAX),
@@ -70,13 +70,7 @@ sample_args parse_sample(int argc, char **argv) {
                    (1 << 24) - 1),
 
         OPT_HEAD("Rules, each VALUES"),
-        OPT_TEXT_TO("temperature", "VALUES", "0 = greedy (default 1)", &a.temperature),
-        OPT_TEXT_TO("top-k", "VALUES", "0 = off (default)", &a.top_k),
-        OPT_TEXT_TO("top-p", "VALUES", "0 keeps one token, 1 = off (default)", &a.top_p),
-        OPT_TEXT_TO("min-p", "VALUES", "0 = off (default)", &a.min_p),
-        OPT_TEXT_TO("repetition", "VALUES", "penalty of seen tokens, 1 = off (default)", &a.repetition),
-        OPT_TEXT_TO("frequency", "VALUES", "penalty times count, 0 = off (default)", &a.frequency),
-        OPT_TEXT_TO("presence", "VALUES", "penalty where count > 0, 0 = off (default)", &a.presence),
+        OPT_RULES_TO(&a.rules),
         OPT_CHOICE_TO("keep-ties", "who keeps every token that ties with the last kept one (default none)",
                       &a.keep_ties, tie_names),
         OPT_FLAG_TO("joint-top-p", "top-p counts mass against the whole distribution", &a.joint_top_p),
@@ -88,14 +82,14 @@ sample_args parse_sample(int argc, char **argv) {
         OPT_HEAD("Which noise: the token is a function of these"),
         OPT_TEXT_TO("seed", "VALUES", "one number is spread over slots, a list is used as it is (default 0)", &a.seed),
         OPT_TEXT_TO("position", "VALUES", "of each row in its sequence (default 0)", &a.position),
-        OPT_TEXT_TO("stream", "VALUES", "an extra word, for two draws at one position (default 0)", &a.stream),
+        OPT_TEXT_TO("substream", "VALUES", "an extra word, for two draws at one position (default 0)", &a.substream),
         OPT_CHOICE_TO("noise", "exact, or the paper's fast-math noise, biased in the tail (default exact)", &a.noise,
                       noise_names),
 
         OPT_HEAD("What is drawn"),
         OPT_CHOICE_TO("mode", "(default sample)", &a.mode, mode_names),
         OPT_INT_TO("samples", "N", "per row, 1 .. 1024 (default 1)", &a.samples, 1, 1024),
-        OPT_TEXT_TO("given", "VALUES", "score mode: the tokens [B, N]", &a.given),
+        OPT_TEXT_TO("score-tokens", "VALUES", "score mode: the tokens [B, N]", &a.score_tokens),
         OPT_INT_TO("group-size", "N", "group modes: ids per group", &a.group_size, 0, (1 << 24) - 1),
         OPT_TEXT_TO("slot", "VALUES", "which slot each row is, -1 = skip the row", &a.slot),
         OPT_TEXT_TO("allow", "FILE", "mask of allowed tokens", &a.allow),

@@ -2,7 +2,6 @@
 #include "arrays.h"
 #include "sample.h"
 
-#include <float.h>
 #include <string.h>
 
 /* Reads VALUES: a scalar goes to `all` (bytes wide), an array of `count` is returned. */
@@ -18,33 +17,6 @@ static const void *values(const char *option, const char *text, column_type type
         die(*text == '@' ? END_RUNTIME : END_USAGE, "--%s: %lld values for %lld %s", option, (long long)c.count,
             (long long)count, of);
     return c.data;
-}
-
-/* Ranges of the header. The library would leave a row with another value without a token. */
-typedef struct limits {
-    float low, high;
-    const char *what;
-} limits;
-
-static const limits finite = {-FLT_MAX, FLT_MAX, "a finite number"};
-static const limits above_0 = {FLT_TRUE_MIN, FLT_MAX, "a finite number above 0"};
-static const limits from_0 = {0, FLT_MAX, "a finite number, 0 or more"};
-static const limits from_0_to_1 = {0, 1, "a number from 0 to 1"};
-static const limits share = {0, 1 + 1e-5f, "a number from 0 to 1"}; /* what a division has rounded up is still 1 */
-
-static const float *reals(const char *option, const char *text, limits l, float *all, int64_t slots) {
-    const float *array = values(option, text, COLUMN_F32, all, sizeof *all, slots, "slots");
-    const float *x = array ? array : all;
-    for (int64_t i = 0; i < (array ? slots : 1); i++)
-        if (!(x[i] >= l.low && x[i] <= l.high)) die(END_USAGE, "--%s %g: expected %s", option, (double)x[i], l.what);
-    return array;
-}
-
-/* Ends the program where a penalty is on, but no tokens are given that it could meet. */
-static void check_penalty(const char *option, const float *value, int64_t count, float off, int has_tokens,
-                          const char *sources) {
-    for (int64_t i = 0; i < count && !has_tokens; i++)
-        if (value[i] != off) die(END_USAGE, "--%s %g does nothing without %s", option, (double)value[i], sources);
 }
 
 /* Per row, without a scalar form in the header: a scalar is repeated. */
@@ -69,25 +41,12 @@ static int64_t count_slots(const fs_batch *b) {
     return slots;
 }
 
-static void build_rules(const sample_args *args, fs_batch *b) {
-    int64_t S = b->slots;
-    fs_slot_values *all = &b->all;
-    b->temperature = reals("temperature", args->temperature, from_0, &all->temperature, S);
-    b->top_k = values("top-k", args->top_k, COLUMN_I32, &all->top_k, 4, S, "slots");
-    b->top_p = reals("top-p", args->top_p, share, &all->top_p, S);
-    if (all->top_p == 0) all->top_p = FLT_MIN; /* keeps one token too; C reads a scalar 0 as "off" */
-    b->min_p = reals("min-p", args->min_p, from_0_to_1, &all->min_p, S);
-    b->seed = values("seed", args->seed, COLUMN_U64, &all->seed, 8, S, "slots");
-    b->stream = values("stream", args->stream, COLUMN_U32, &all->stream, 4, S, "slots");
-    b->repetition = reals("repetition", args->repetition, above_0, &all->repetition, S);
-    b->frequency = reals("frequency", args->frequency, finite, &all->frequency, S);
-    b->presence = reals("presence", args->presence, finite, &all->presence, S);
-    const int counted = args->counts || args->count_list;
-    const char *lists = "--counts or --count-list";
-    check_penalty("repetition", b->repetition ? b->repetition : &all->repetition, b->repetition ? S : 1, 1,
-                  counted || args->seen, "--seen, --counts or --count-list");
-    check_penalty("frequency", b->frequency ? b->frequency : &all->frequency, b->frequency ? S : 1, 0, counted, lists);
-    check_penalty("presence", b->presence ? b->presence : &all->presence, b->presence ? S : 1, 0, counted, lists);
+static void build_rules(const sample_args *args, sample_call *c) {
+    const counted_tokens given = {args->seen != NULL, args->counts || args->count_list};
+    fs_batch *b = &c->batch;
+    c->rules = read_rules(&args->rules, b->slots, given);
+    b->seed = values("seed", args->seed, COLUMN_U64, &b->seed_all, 8, b->slots, "slots");
+    b->substream = values("substream", args->substream, COLUMN_U32, &b->substream_all, 4, b->slots, "slots");
     b->position = values("position", args->position, COLUMN_U64, &b->position_all, 8, b->rows, "rows");
 }
 
@@ -96,7 +55,7 @@ static void build_allow(const sample_args *args, fs_batch *b, int64_t vocab) {
     if (!args->allow) return;
     bit_rows bits = read_bits("allow", args->allow, vocab);
     b->allow = bits.data;
-    b->masks = bits.rows;
+    b->allow_count = bits.rows;
     b->allow_index = row_values("allow-index", args->allow_index, b->rows);
     for (int64_t i = 0; b->allow_index && i < b->rows; i++)
         if (b->allow_index[i] < -1 || b->allow_index[i] >= bits.rows)
@@ -191,14 +150,14 @@ void build_batch(const sample_args *args, sample_call *c) {
     b->list_capacity = (int32_t)args->list_capacity;
     b->slot = row_values("slot", args->slot, b->rows);
     b->slots = count_slots(b);
-    build_rules(args, b);
+    build_rules(args, c);
     build_allow(args, b, c->head.vocab);
     build_counts(args, b, c->head.vocab);
     build_edits(args, b, c->head.vocab);
-    if (b->mode == FS_MODE_SCORE && !args->given) die(END_USAGE, "--mode score needs --given");
-    if (b->mode != FS_MODE_SCORE && args->given) die(END_USAGE, "--given goes with --mode score");
-    b->given = row_values("given", args->given, b->rows * b->samples);
-    if (b->given) check_tokens("given", b->given, b->rows * b->samples, c->head.vocab);
+    if (b->mode == FS_MODE_SCORE && !args->score_tokens) die(END_USAGE, "--mode score needs --score-tokens");
+    if (b->mode != FS_MODE_SCORE && args->score_tokens) die(END_USAGE, "--score-tokens goes with --mode score");
+    b->score_token = row_values("score-tokens", args->score_tokens, b->rows * b->samples);
+    if (b->score_token) check_tokens("score-tokens", b->score_token, b->rows * b->samples, c->head.vocab);
     sparse watch = read_sparse("watch", args->watch, b->rows, 0);
     b->watch_offset = watch.offset;
     b->watch_token = watch.token;

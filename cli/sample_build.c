@@ -91,7 +91,7 @@ static void build_head(const sample_args *args, sample_call *c) {
     fs_head *h = &c->head;
     h->first_token = args->first_token;
     h->vocab = args->vocab ? args->vocab : args->first_token + h->rows;
-    h->round = args->round;
+    h->round_to = args->round_to;
     h->scale = scale_of("scale", args->scale);
     h->softcap = (float)args->softcap;
     h->post_scale = scale_of("post-scale", args->post_scale);
@@ -115,8 +115,8 @@ static void build_result(const sample_args *args, sample_call *c) {
     r->tokens_dtype = args->i64 ? FS_I64 : FS_I32;
     r->tokens = take_memory(Bn, args->i64 ? 8 : 4, "tokens");
     r->status = take_memory(B, sizeof *r->status, "status");
-    r->logits = args->logprobs ? args->logprobs - 1 : FS_LOGITS_RAW;
-    if (c->batch.mode != FS_MODE_SCORE) r->score = take_memory(Bn, sizeof *r->score, "scores");
+    r->logits_mode = args->logprobs ? args->logprobs - 1 : FS_LOGITS_RAW;
+    if (c->batch.mode != FS_MODE_SCORE) r->noisy_logit = take_memory(Bn, sizeof *r->noisy_logit, "noisy logits");
     if (args->logprobs || c->batch.mode == FS_MODE_SCORE) {
         r->max_logit = take_memory(B, sizeof(float), "max");
         r->log_z = take_memory(B, sizeof(float), "log Z");

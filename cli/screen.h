@@ -2,7 +2,7 @@
 #ifndef FS_CLI_SCREEN_H
 #define FS_CLI_SCREEN_H
 
-#include "flashsampling.h"
+#include "flashsampling_screens.h"
 
 /* The values of --screen, indexed by FS_SCREEN_...; NULL-terminated. */
 extern const char *const screen_names[];

@@ -42,7 +42,7 @@ static void *cut_screen(fs_context *context, const fs_head *head, fs_head *shard
 }
 
 /* Partial on each slice, then merge. */
-static void sample_once(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result,
+static void sample_once(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                         int shards) {
     void **parts = calloc((size_t)shards, sizeof *parts);
     if (!parts) die(END_RUNTIME, "no memory for %d parts", shards);
@@ -75,10 +75,11 @@ static int64_t find_incomplete(const fs_batch *batch, const fs_result *result, u
     return count;
 }
 
-void sample_in_shards(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result, int shards) {
+int64_t sample_in_shards(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
+                         int shards) {
     fs_batch b = *batch;
     sample_once(context, head, &b, result, shards);
-    if (!result->status) return;
+    if (!result->status) return 0;
     const int64_t vocab = head->vocab ? head->vocab : head->first_token + head->rows;
     unsigned char *flag = calloc((size_t)batch->rows + 1, 1);
     uint32_t *status = calloc((size_t)batch->rows + 1, sizeof *status);
@@ -89,12 +90,14 @@ void sample_in_shards(fs_context *context, const fs_head *head, const fs_batch *
         b.list_capacity = (int32_t)(longer < vocab ? longer : vocab);
         sample_once(context, head, &b, result, shards);
     }
+    int64_t again = 0;
     for (int64_t i = 0; i < batch->rows; i++) {
         if (!flag[i]) continue;
         status[i] |= FS_ROW_FALLBACK;
-        result->fallback_rows++;
+        again++;
     }
     device_upload(result->status, status, (size_t)batch->rows * sizeof *status);
     free(status);
     free(flag);
+    return again;
 }

@@ -2,7 +2,7 @@
 #ifndef FS_CLI_VERIFY_H
 #define FS_CLI_VERIFY_H
 
-#include "flashsampling.h"
+#include "flashsampling_screens.h"
 #include "stats.h"
 
 typedef enum {
@@ -52,7 +52,7 @@ typedef enum {
 typedef struct verify_run {
     int64_t draws;
     uint64_t seed;
-    uint32_t stream; /* names the noise, so that no two tests share any */
+    uint32_t substream; /* names the noise, so that no two tests share any */
     plant_kind plant;
     int screen;                  /* FS_SCREEN_..., or SCREEN_NONE */
     void (*tick)(int64_t draws); /* called after every few draws */

@@ -129,7 +129,20 @@ static fs_head head_of(const verify_rule *r, leg_kind leg) {
     return h;
 }
 
-static fs_batch batch_of(const verify_rule *r, leg_kind leg, uint64_t seed, uint32_t stream, const uint64_t *position) {
+static fs_rules rules_of(const verify_rule *r) {
+    fs_rules rules = fs_rules_default();
+    rules.temperature.value = r->temperature;
+    rules.top_k.value = r->top_k;
+    if (r->top_p > 0) rules.top_p.value = r->top_p;
+    rules.min_p.value = r->min_p;
+    if (!r->penalised) return rules;
+    rules.repetition.value = 1.3f;
+    rules.frequency.value = 0.25f;
+    rules.presence.value = 0.5f;
+    return rules;
+}
+
+static fs_batch batch_of(const verify_rule *r, leg_kind leg, const verify_run *run, const uint64_t *position) {
     fs_batch b = fs_batch_default();
     b.rows = rows_of(r);
     b.hidden = scene.hidden;
@@ -142,15 +155,11 @@ static fs_batch batch_of(const verify_rule *r, leg_kind leg, uint64_t seed, uint
     b.slot = r->count == COUNT_ROWS ? scene.own_slot : scene.slot;
     b.slots = ROWS;
     b.position = position;
-    b.all.seed = seed;
-    b.all.stream = stream;
-    b.all.temperature = r->temperature;
-    b.all.top_k = r->top_k;
-    if (r->top_p > 0) b.all.top_p = r->top_p;
-    b.all.min_p = r->min_p;
+    b.seed_all = run->seed;
+    b.substream_all = run->substream;
     if (r->masked) {
         b.allow = scene.allow_bits;
-        b.masks = 1;
+        b.allow_count = 1;
         b.allow_index = scene.allow_index;
     }
     if (r->edited) {
@@ -161,9 +170,6 @@ static fs_batch batch_of(const verify_rule *r, leg_kind leg, uint64_t seed, uint
     if (r->penalised) {
         b.slots = 1;
         b.counts = scene.counts;
-        b.all.repetition = 1.3f;
-        b.all.frequency = 0.25f;
-        b.all.presence = 0.5f;
     }
     return b;
 }
@@ -226,10 +232,10 @@ static void refit_tail(fit *f, const int64_t *count) {
 }
 
 /* Draws with a mistake, where the rule has what it is about. */
-static void plant(plant_kind kind, fs_batch *b) {
-    if (kind == PLANT_TEMPERATURE) b->all.temperature *= 1.05f;
-    if (kind == PLANT_OFF_BY_ONE && b->all.top_k) b->all.top_k++;
-    if (kind == PLANT_OFF_BY_ONE && b->all.top_p < 1) b->all.top_p += 0.01f;
+static void plant(plant_kind kind, fs_rules *rules) {
+    if (kind == PLANT_TEMPERATURE) rules->temperature.value *= 1.05f;
+    if (kind == PLANT_OFF_BY_ONE && rules->top_k.value) rules->top_k.value++;
+    if (kind == PLANT_OFF_BY_ONE && rules->top_p.value < 1) rules->top_p.value += 0.01f;
 }
 
 /* The name of row b's draw in the call. */
@@ -246,6 +252,7 @@ typedef struct drawing {
     plant_kind plant;
     fs_head head;
     fs_batch batch;
+    fs_rules rules;
     fs_result result, host;
     int32_t tokens[ROWS * FUSED_SAMPLES], others[ROWS * FUSED_SAMPLES];
 } drawing;
@@ -280,8 +287,10 @@ static void lose_screen(fs_context *context, const fs_head *head, int format) {
 static void prepare_call(drawing *d, leg_kind leg, const verify_run *run, const uint64_t *position) {
     fs_head head = head_of(d->rule, leg);
     if (run->plant != PLANT_SAME_NOISE) head = ranks_slice(&head); /* that mistake is about slices */
-    fs_batch batch = batch_of(d->rule, leg, run->seed, run->stream, position);
-    plant(run->plant, &batch);
+    fs_batch batch = batch_of(d->rule, leg, run, position);
+    d->rules = rules_of(d->rule);
+    plant(run->plant, &d->rules);
+    batch.rules = &d->rules;
     d->host = fs_result_default();
     d->host.tokens = d->tokens;
     d->head = place_head(&head, batch.rows);
@@ -308,7 +317,7 @@ outcome verify_draw(fs_context *context, const verify_rule *rule, leg_kind leg, 
         device_upload((void *)(uintptr_t)d.batch.position, position, (size_t)rows * sizeof *position);
         draw_call(&d, &d.head, rule->shards);
         o.rows += rows;
-        o.screened_rows += d.host.screened_rows;
+        o.screened_rows += counters_of(context).screened_rows;
         if (run->screen) o.same_as_w &= same_tokens(&d, &from_w, rule->shards);
         if (rule->shards && rule->mode == FS_MODE_SAMPLE && call < 4) o.same_tokens &= same_tokens(&d, &d.head, 0);
         int64_t got = count_tokens(rule, d.tokens, (int)rows, d.batch.samples, k, count);

@@ -46,8 +46,10 @@ int main(int argc, char **argv) {
     fs_batch batch = fs_batch_default();
     batch.hidden = hidden;
     batch.rows = 1;
-    if (argc > 2) batch.all.temperature = strtof(argv[2], NULL);
-    if (argc > 3) batch.all.seed = strtoull(argv[3], NULL, 10);
+    fs_rules rules = fs_rules_default();
+    batch.rules = &rules;
+    if (argc > 2) rules.temperature.value = strtof(argv[2], NULL);
+    if (argc > 3) batch.seed_all = strtoull(argv[3], NULL, 10);
     uint32_t row_status = FS_ROW_OK;
     fs_result result = fs_result_default();
     result.tokens = &token;

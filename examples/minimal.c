@@ -20,9 +20,11 @@ int main(void) {
     fs_batch batch = fs_batch_default();
     batch.hidden = H;
     batch.rows = B;
-    batch.all.temperature = 0.8f;
-    batch.all.top_p = 0.95f;
-    batch.all.seed = 42;
+    fs_rules rules = fs_rules_default();
+    batch.rules = &rules;
+    rules.temperature.value = 0.8f;
+    rules.top_p.value = 0.95f;
+    batch.seed_all = 42;
     batch.position_all = 0; /* count it up from token to token: a new position is new noise */
 
     fs_result result = fs_result_default();

@@ -46,9 +46,11 @@ int main(int argc, char **argv) {
     fs_batch batch = fs_batch_default();
     batch.rows = B;
     batch.hidden = H;
-    batch.all.temperature = 0.8f;
-    batch.all.top_p = 0.95f;
-    batch.all.seed = 42;
+    fs_rules rules = fs_rules_default();
+    batch.rules = &rules;
+    rules.temperature.value = 0.8f;
+    rules.top_p.value = 0.95f;
+    batch.seed_all = 42;
 
     int32_t token[B];
     fs_result result = fs_result_default();
@@ -58,8 +60,10 @@ int main(int argc, char **argv) {
         if (ranks->rank == 0)
             printf("step %d: tokens %d %d %d %d\n", (int)batch.position_all, token[0], token[1], token[2], token[3]);
     }
+    fs_counters counters = fs_counters_default();
+    fs_context_counters(context, &counters);
     if (ranks->rank == 0)
-        fprintf(stderr, "%d ranks, each sent %lld bytes per step\n", ranks->count, (long long)result.wire_bytes);
+        fprintf(stderr, "%d ranks, each sent %lld bytes per step\n", ranks->count, (long long)counters.wire_bytes);
     fs_context_destroy(context);
     fs_mpi_close(ranks);
     free(W);

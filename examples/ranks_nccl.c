@@ -75,7 +75,7 @@ int main(int argc, char **argv) {
     fs_options options = fs_options_default();
     options.backend = FS_BACKEND_CUDA;
     options.device = rank % devices;
-    options.stream = stream;
+    options.cuda_stream = stream;
     stop_unless(fs_context_create(&options, &context) == FS_OK, "fs_context_create", fs_error_text(NULL));
 
     /* This rank's rows of the vocabulary; at multiples of 128, log Z too is the same for any number of ranks. */
@@ -92,8 +92,10 @@ int main(int argc, char **argv) {
     batch.rows = B;
     batch.hidden = make_rows(100, 100 + B);
     batch.hidden_dtype = FS_BF16;
-    batch.all.temperature = 0.8f;
-    batch.all.seed = 42;
+    fs_rules rules = fs_rules_default();
+    batch.rules = &rules;
+    rules.temperature.value = 0.8f;
+    batch.seed_all = 42;
 
     int32_t token[B];
     fs_result result = fs_result_default();

@@ -16,7 +16,7 @@
 #ifndef FLASHSAMPLING_MPI_H
 #define FLASHSAMPLING_MPI_H
 
-#include <flashsampling.h>
+#include <flashsampling_ranks.h>
 
 #include <mpi.h>
 

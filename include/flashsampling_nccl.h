@@ -13,7 +13,7 @@
 #ifndef FLASHSAMPLING_NCCL_H
 #define FLASHSAMPLING_NCCL_H
 
-#include <flashsampling.h>
+#include <flashsampling_ranks.h>
 
 #include <nccl.h>
 

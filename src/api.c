@@ -24,8 +24,8 @@ uint32_t fs_noise_id(void) {
     return FS_NOISE_ID;
 }
 
-double fs_noise_gumbel(uint64_t seed, uint64_t position, uint32_t sample, uint32_t stream, uint32_t token) {
-    return noise_gumbel(noise_row(seed, position, sample, stream), token);
+double fs_noise_gumbel(uint64_t seed, uint64_t position, uint32_t sample, uint32_t substream, uint32_t token) {
+    return noise_gumbel(noise_row(seed, position, sample, substream), token);
 }
 
 uint64_t fs_seed_spread(uint64_t seed, uint64_t slot) {
@@ -97,11 +97,13 @@ static fs_status enter(fs_context *context) {
     return fs_fail(context, FS_ERR_STATE, "the context is from before a fork(): here it can only be destroyed");
 }
 
-fs_status fs_context_set_stream(fs_context *context, void *stream) {
+fs_status fs_context_set_stream(fs_context *context, void *cuda_stream) {
     FS_TRY(enter(context));
     if (!context->backend->set_stream)
         return fs_fail(context, FS_ERR_UNSUPPORTED, "the %s backend has no streams", context->backend->name);
-    return context->backend->set_stream(context, stream);
+    FS_TRY(context->backend->set_stream(context, cuda_stream));
+    context->options.cuda_stream = cuda_stream;
+    return FS_OK;
 }
 
 fs_status fs_context_set_work(fs_context *context, void *memory, size_t bytes) {
@@ -113,15 +115,21 @@ fs_status fs_context_set_work(fs_context *context, void *memory, size_t bytes) {
     return context->backend->set_work(context, memory, bytes);
 }
 
-static void copy_counters(const fs_result *from, fs_result *to) {
-    to->fallback_rows = from->fallback_rows;
-    to->work_bytes = from->work_bytes;
-    to->wire_bytes = from->wire_bytes;
-    to->screened_rows = from->screened_rows;
-    to->screened_dots = from->screened_dots;
+fs_status fs_context_counters(fs_context *context, fs_counters *counters) {
+    FS_TRY(enter(context));
+    fs_counters known;
+    FS_COPY(context, counters, counters, &known, screened_dots);
+    const size_t first = sizeof known.size, size = known.size < sizeof known ? known.size : sizeof known;
+    memcpy((char *)counters + first, (const char *)&context->counters + first, size - first);
+    return FS_OK;
 }
 
-fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+/* Before a call that draws, merges or makes a part. */
+static void begin(fs_context *context) {
+    memset(&context->counters, 0, sizeof context->counters);
+}
+
+fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result) {
     fs_arguments a;
     FS_TRY(enter(context));
     FS_TRY(fs_check_call(context, FS_CALL_SAMPLE, head, batch, result, 1, &a));
@@ -129,25 +137,24 @@ fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *ba
     FS_TRY(fs_check_tokens(context, &a));
     FS_REQUIRE(context, a.batch.group_size || !is_group_mode(a.batch.mode),
                "batch.group_size is 0, must be 1 to %lld in group modes", (long long)FS_TOKEN_LIMIT - 1);
-    FS_TRY(context->backend->sample(context, &a.head, &a.batch, &a.result));
-    copy_counters(&a.result, result);
-    return FS_OK;
+    begin(context);
+    return context->backend->sample(context, &a.head, &a.batch, &a.result);
 }
 
 fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
-                       size_t *bytes, size_t *every) {
+                       size_t *min_bytes, size_t *max_bytes) {
     fs_arguments a;
     size_t sizes[2] = {0, 0};
     FS_TRY(enter(context));
-    FS_REQUIRE(context, bytes || every, "bytes and every are both NULL");
+    FS_REQUIRE(context, min_bytes || max_bytes, "min_bytes and max_bytes are both NULL");
     FS_TRY(fs_check_call(context, FS_CALL_SAMPLE, head, batch, result, 1, &a));
     if (!context->backend->work_size)
         return fs_fail(context, FS_ERR_UNSUPPORTED, "fs_work_size is not supported by the %s backend",
                        context->backend->name);
     if (a.batch.group_size == 0) a.batch.group_size = FS_TOKEN_LIMIT; /* of fs_partial, where a part is one group */
     FS_TRY(context->backend->work_size(context, &a.head, &a.batch, &a.result, sizes));
-    if (bytes) *bytes = sizes[0];
-    if (every) *every = sizes[1];
+    if (min_bytes) *min_bytes = sizes[0];
+    if (max_bytes) *max_bytes = sizes[1];
     return FS_OK;
 }
 
@@ -166,11 +173,12 @@ fs_status fs_partial(fs_context *context, const fs_head *head, const fs_batch *b
     FS_TRY(enter(context));
     FS_REQUIRE(context, part != NULL, "part is NULL");
     FS_TRY(fs_check_call(context, FS_CALL_PARTIAL, head, batch, result, 1, &a));
+    begin(context);
     return context->backend->partial(context, &a.head, &a.batch, &a.result, 0, 1, part, bytes);
 }
 
 fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
-                   int32_t count, fs_result *result) {
+                   int32_t count, const fs_result *result) {
     fs_arguments a;
     FS_TRY(enter(context));
     FS_TRY(fs_check_call(context, FS_CALL_PARTIAL, head, batch, result, 0, &a));
@@ -178,9 +186,8 @@ fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *bat
     FS_REQUIRE(context, count >= 1 && count <= 65536, "count is %d, must be 1 to 65536", count);
     FS_REQUIRE(context, parts != NULL, "parts is NULL");
     for (int32_t i = 0; i < count; i++) FS_REQUIRE(context, parts[i] != NULL, "parts[%d] is NULL", i);
-    FS_TRY(context->backend->merge(context, &a.head, &a.batch, parts, count, 0, 1, &a.result));
-    copy_counters(&a.result, result);
-    return FS_OK;
+    begin(context);
+    return context->backend->merge(context, &a.head, &a.batch, parts, count, 0, 1, &a.result);
 }
 
 static fs_status check_ranks_call(fs_context *context, const fs_ranks *r, const fs_head *head, const fs_batch *batch,
@@ -196,17 +203,17 @@ static fs_status check_ranks_call(fs_context *context, const fs_ranks *r, const 
 
 /* A rank whose arguments are wrong still meets the others, to tell them; but not in device memory without a device. */
 fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
-                          fs_result *result) {
+                          const fs_result *result) {
     fs_arguments a;
     fs_ranks r;
     FS_TRY(enter(context));
     FS_COPY(context, ranks, ranks, &r, error_text);
     FS_TRY(fs_check_ranks(context, &r));
     const fs_status failed = check_ranks_call(context, &r, head, batch, result, &a);
+    begin(context);
     if (!r.device) FS_TRY(fs_dist_sample(context, &r, &a.head, &a.batch, &a.result, failed));
     else if (!context->backend->sample_ranks) return failed;
     else FS_TRY(context->backend->sample_ranks(context, &r, &a.head, &a.batch, &a.result, failed));
-    copy_counters(&a.result, result);
     return FS_OK;
 }
 
@@ -215,10 +222,11 @@ fs_status fs_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_h
 static fs_status check_screen_call(fs_context *context, const fs_head *head, const fs_screen_options *options,
                                    int reads, fs_head *h, fs_screen_options *o) {
     FS_TRY(enter(context));
-    FS_COPY(context, head, head, h, screen_bytes);
+    FS_COPY(context, head, head, h, first_token);
     FS_COPY(context, screen_options, options, o, user);
     h->screen = NULL;
     h->screen_bytes = 0;
+    FS_TRY(fs_backend_take_stream(context, NULL));
     FS_TRY(fs_check_head(context, h, reads));
     return fs_screen_check_options(context, h, o);
 }
@@ -244,9 +252,10 @@ fs_status fs_screen_build(fs_context *context, const fs_head *head, const fs_scr
 fs_status fs_screen_check(fs_context *context, const fs_head *head) {
     fs_head h;
     FS_TRY(enter(context));
-    FS_COPY(context, head, head, &h, screen_bytes);
+    FS_COPY(context, head, head, &h, first_token);
     FS_TRY(fs_check_head(context, &h, 1));
     FS_REQUIRE(context, h.screen != NULL, "head.screen is NULL");
+    FS_TRY(fs_backend_take_stream(context, NULL));
     return fs_screen_check_whole(context, &h);
 }
 
@@ -261,6 +270,7 @@ fs_status fs_accept(fs_context *context, int32_t dtype, int64_t sequences, int64
     if (context) FS_TRY(enter(context));
     FS_TRY(fs_check_accept(context, dtype, sequences, k, draft, target, accepted));
     if (sequences == 0) return FS_OK;
+    if (context) FS_TRY(fs_backend_take_stream(context, NULL));
     if (context && context->backend->accept)
         return context->backend->accept(context, dtype, sequences, k, draft, target, accepted);
     if (context && !context->backend->host_arrays)

@@ -8,6 +8,8 @@
 #include "core/history.h"
 #include "core/screen.h"
 
+#include "flashsampling_ranks.h"
+
 /* A row of a table of what a backend does not do: whether a call asks for it, and the words for that. */
 typedef struct fs_lack {
     int asked;
@@ -23,10 +25,10 @@ typedef struct fs_backend {
     /* Allocates context->state and writes context->text. */
     fs_status (*open)(fs_context *context);
     void (*close)(fs_context *context);
-    fs_status (*sample)(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result);
-    /* The words, constant, for something in this outline that the backend does not do, or NULL; calls are refused with
+    fs_status (*sample)(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result);
+    /* The words, constant, for something in this call that the backend does not do, or NULL; calls are refused with
      * them. Without the function it does everything. */
-    const char *(*lacks)(const fs_outline *outline);
+    const char *(*lacks)(const fs_call_desc *call);
     /* Runs task(arg, i) for i = 0 .. count-1 on the context's threads; NULL: one after another. */
     void (*parallel)(fs_context *context, int32_t count, void (*task)(void *arg, int32_t i), void *arg);
     /* Each of the following may be NULL: not supported by this backend. */
@@ -61,11 +63,11 @@ typedef struct fs_backend {
     /* Without parts, as src/dist asks, it only takes the memory that a merge of `count` needs; the next call then has
      * it. What is sealed is checked: each part, and that together they are the vocabulary. */
     fs_status (*merge)(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
-                       int32_t count, int32_t least, int32_t sealed, fs_result *result);
+                       int32_t count, int32_t least, int32_t sealed, const fs_result *result);
     /* fs_sample_ranks of a backend whose arrays are not in host memory; NULL: src/dist does it with the three above.
      * `failed`: what is wrong on this rank already; it takes part all the same where it can. */
     fs_status (*sample_ranks)(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
-                              fs_result *result, fs_status failed);
+                              const fs_result *result, fs_status failed);
 } fs_backend;
 
 struct fs_context {
@@ -85,6 +87,7 @@ struct fs_context {
         int64_t stride;
         fs_screen_header header;
     } screened[FS_SCREENS_KNOWN];
+    fs_counters counters; /* of the last call */
     int32_t screen, screens; /* which of them is this call's, and how many were put there */
     char text[160];
     char error[FS_ERROR_CHARS];
@@ -97,6 +100,9 @@ const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status
 /* The backend of this kind; else FS_ERR_UNSUPPORTED, if it is not in this build, or FS_ERR_ARGUMENT, and constant
  * words. */
 fs_status fs_backend_find(int32_t kind, const fs_backend **backend, const char **why);
+
+/* The calls that follow go to this stream; NULL: the context's. Backends without streams take NULL alone. */
+fs_status fs_backend_take_stream(fs_context *context, void *cuda_stream);
 
 /* Checks the environment variables of every backend, in this build or not: an invalid value is FS_ERR_ENVIRONMENT. */
 fs_status fs_backend_environment(void);

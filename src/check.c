@@ -48,28 +48,6 @@ static fs_status check_rows(fs_context *context, const char *name, int64_t strid
     return check_stride(context, name, stride, format_at(format).bytes, format_row_bytes(format, columns), count);
 }
 
-/* What lies beside weights in fewer bits. */
-static fs_status check_beside(fs_context *context, const fs_head *h) {
-    const uint32_t beside = format_at(format_of(h->dtype)).beside;
-    const struct {
-        const char *name;
-        uint32_t of;
-        int64_t value;
-    } zero[] = {{"weight_scale_dtype", FS_FORMAT_SCALED, h->weight_scale_dtype},
-                {"weight_scale", FS_FORMAT_SCALED, (int64_t)(intptr_t)h->weight_scale},
-                {"weight_zero", FS_FORMAT_ZEROED, (int64_t)(intptr_t)h->weight_zero},
-                {"weight_scale_stride", FS_FORMAT_SCALED, h->weight_scale_stride},
-                {"weight_zero_dtype", FS_FORMAT_ZEROED, h->weight_zero_dtype},
-                {"group", FS_FORMAT_SCALED, h->group},
-                {"group_rows", FS_FORMAT_SCALED, h->group_rows}};
-    for (size_t i = 0; i < sizeof zero / sizeof zero[0]; i++)
-        FS_REQUIRE(context, zero[i].value == 0 || (beside & zero[i].of),
-                   "head.%s is %lld, must be 0 for FS_F32, FS_F16 and FS_BF16", zero[i].name, (long long)zero[i].value);
-    FS_REQUIRE(context, h->weight_scale_all == 0.0f || (beside & FS_FORMAT_SCALED_ALL),
-               "head.weight_scale_all is %g, must be 0 for FS_F32, FS_F16 and FS_BF16", (double)h->weight_scale_all);
-    return FS_OK;
-}
-
 fs_status fs_check_head(fs_context *context, const fs_head *h, int reads) {
     FS_REQUIRE(context, h->kind == FS_HEAD_WEIGHTS || h->kind == FS_HEAD_LOGITS,
                "head.kind is %d, must be FS_HEAD_WEIGHTS (0) or FS_HEAD_LOGITS (1)", h->kind);
@@ -91,14 +69,15 @@ fs_status fs_check_head(fs_context *context, const fs_head *h, int reads) {
     FS_TRY(h->kind == FS_HEAD_WEIGHTS ? check_rows(context, "head.stride", h->stride, format, h->dim, h->rows)
                                       : check_rows(context, "head.stride", h->stride, format, h->rows, FS_ROWS_MOST));
     FS_REQUIRE(context, !reads || h->rows == 0 || h->data, "head.data is NULL");
-    FS_REQUIRE(context, dtype_is_float(h->round), "head.round is %d, must be " FS_FLOAT_WORDS, h->round);
+    FS_REQUIRE(context, dtype_is_float(h->round_to), "head.round_to is %d, must be " FS_FLOAT_WORDS, h->round_to);
     FS_REQUIRE(context, fabsf(h->scale) < INFINITY && fabsf(h->post_scale) < INFINITY,
                "head.scale is %g and head.post_scale is %g, must be finite", (double)h->scale, (double)h->post_scale);
     FS_REQUIRE(context, h->softcap >= 0.0f && h->softcap < INFINITY,
                "head.softcap is %g, must be 0 (none) or positive and finite", (double)h->softcap);
     FS_REQUIRE(context, (h->flags & ~FS_HEAD_CONSTANT) == 0, "head.flags is 0x%x, known is FS_HEAD_CONSTANT (1)",
                h->flags);
-    return check_beside(context, h);
+    FS_REQUIRE(context, h->reserved == 0, "head.reserved is %d, must be 0", h->reserved);
+    return FS_OK;
 }
 
 /* ----------------------------------------------------------------------------------------------------- batch ---- */
@@ -144,9 +123,10 @@ static fs_status check_batch(fs_context *context, const fs_head *h, const fs_bat
                (long long)FS_TOKEN_LIMIT - 1);
     FS_REQUIRE(context, b->slots >= 0 && b->slots <= INT32_MAX, "batch.slots is %lld, must be 0 (rows) to %d",
                (long long)b->slots, INT32_MAX);
-    FS_REQUIRE(context, b->masks >= 0, "batch.masks is %lld, must be 0 (not said) or more", (long long)b->masks);
+    FS_REQUIRE(context, b->allow_count >= 0, "batch.allow_count is %lld, must be 0 (not said) or more",
+               (long long)b->allow_count);
     /* A mask's index is an int32, where it is not the row's. */
-    const int64_t masks = b->masks ? b->masks : b->allow_index ? INT32_MAX : b->rows;
+    const int64_t masks = b->allow_count ? b->allow_count : b->allow_index ? INT32_MAX : b->rows;
     const int64_t slots = b->slots ? b->slots : b->rows;
     FS_TRY(check_stride(context, "batch.allow_stride", b->allow_stride, 4, words, masks));
     FS_TRY(check_stride(context, "batch.seen_stride", b->seen_stride, 4, words, slots));
@@ -156,10 +136,12 @@ static fs_status check_batch(fs_context *context, const fs_head *h, const fs_bat
                "batch.edit_offset and batch.edit_count are both given; take one");
     FS_REQUIRE(context, !b->edit_count || (b->edit_stride >= 4 && b->edit_stride % 4 == 0),
                "batch.edit_stride is %lld bytes, must be a multiple of 4 and at least 4", (long long)b->edit_stride);
-    FS_TRY(check_limits(context, &b->limits));
-    FS_REQUIRE(context, b->mode != FS_MODE_SCORE || b->given || b->rows == 0, "batch.given is NULL in score mode");
+    FS_TRY(check_limits(context, b->limits));
+    FS_REQUIRE(context, b->mode != FS_MODE_SCORE || b->score_token || b->rows == 0,
+               "batch.score_token is NULL in score mode");
     FS_REQUIRE(context, b->list_capacity >= 0 && b->list_capacity < FS_TOKEN_LIMIT,
                "batch.list_capacity is %d, must be 0 to %lld", b->list_capacity, (long long)FS_TOKEN_LIMIT - 1);
+    FS_REQUIRE(context, b->reserved == 0, "batch.reserved is %d, must be 0", b->reserved);
     return check_stride(context, "batch.edit_stride", b->edit_stride, 4, 4, slots);
 }
 
@@ -168,8 +150,8 @@ static fs_status check_batch(fs_context *context, const fs_head *h, const fs_bat
 static fs_status check_result(fs_context *context, const fs_batch *b, const fs_result *r) {
     FS_REQUIRE(context, r->tokens_dtype == FS_I32 || r->tokens_dtype == FS_I64,
                "result.tokens_dtype is %d, must be FS_I32 (8) or FS_I64 (9)", r->tokens_dtype);
-    FS_REQUIRE(context, r->logits >= FS_LOGITS_RAW && r->logits <= FS_LOGITS_CUT, "result.logits is %d, must be 0 to 2",
-               r->logits);
+    FS_REQUIRE(context, r->logits_mode >= FS_LOGITS_RAW && r->logits_mode <= FS_LOGITS_CUT,
+               "result.logits_mode is %d, must be 0 to 2", r->logits_mode);
     FS_REQUIRE(context, r->top_count >= 0 && r->top_count <= FS_TOP_MOST, "result.top_count is %d, must be 0 to %d",
                r->top_count, FS_TOP_MOST);
     FS_REQUIRE(context, r->reserved == 0, "result.reserved is %d, must be 0", r->reserved);
@@ -195,8 +177,8 @@ static void fill_defaults(fs_arguments *a) {
     replace_float_zero(&a->head.post_scale, 1.0f);
     replace_zero(&a->batch.samples, 1);
     replace_zero(&a->batch.slot_dtype, FS_I32);
-    replace_float_zero(&a->batch.all.top_p, 1.0f);
-    replace_float_zero(&a->batch.all.repetition, 1.0f);
+    replace_float_zero(&a->rules.top_p.value, 1.0f);
+    replace_float_zero(&a->rules.repetition.value, 1.0f);
     replace_zero(&a->batch.fallback_token, -1);
     if (a->batch.fallback_token == FS_FALLBACK_TOKEN_ZERO) a->batch.fallback_token = 0;
     replace_zero(&a->result.tokens_dtype, FS_I32);
@@ -210,20 +192,34 @@ static void ignore_hidden(fs_arguments *a) {
     a->batch.hidden_stride = 0;
 }
 
+/* The structs that a batch points to; without them their defaults. */
+static fs_status copy_pointed(fs_context *context, fs_arguments *a) {
+    const fs_rules *rules = a->batch.rules;
+    const fs_limits *limits = a->batch.limits;
+    a->rules = fs_rules_default();
+    a->limits = fs_limits_default();
+    if (rules) FS_COPY(context, rules, rules, &a->rules, presence);
+    if (limits) FS_COPY(context, limits, limits, &a->limits, watched);
+    a->batch.rules = &a->rules;
+    a->batch.limits = &a->limits;
+    return FS_OK;
+}
+
 /* W is looked at even for no rows. */
 fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, const fs_batch *batch,
                         const fs_result *result, int computes, fs_arguments *a) {
-    FS_COPY(context, head, head, &a->head, screen_bytes);
-    FS_COPY(context, batch, batch, &a->batch, limits);
-    FS_COPY(context, result, result, &a->result, screened_dots);
+    FS_COPY(context, head, head, &a->head, first_token);
+    FS_COPY(context, batch, batch, &a->batch, group_size);
+    FS_COPY(context, result, result, &a->result, watch_logprob);
+    FS_TRY(copy_pointed(context, a));
     fill_defaults(a);
-    a->result.screened_rows = a->result.screened_dots = 0;
     if (a->head.kind == FS_HEAD_LOGITS) ignore_hidden(a);
     const int rows = a->batch.rows != 0, reads = computes && (rows || a->head.kind == FS_HEAD_WEIGHTS);
     FS_TRY(fs_check_head(context, &a->head, reads));
     FS_TRY(check_batch(context, &a->head, &a->batch, computes && rows));
     FS_TRY(check_result(context, &a->batch, &a->result));
     FS_TRY(fs_check_pointers(context, a));
+    FS_TRY(fs_backend_take_stream(context, a->batch.cuda_stream));
     if (a->head.screen && reads) FS_TRY(fs_screen_admit(context, &a->head));
     if (context->backend->host_arrays) FS_TRY(fs_check_host_arrays(context, &a->batch, head_vocab(&a->head)));
     return fs_check_supported(context, call, a);

@@ -37,10 +37,12 @@ static inline int is_group_mode(int32_t mode) {
     return mode == FS_MODE_GROUP_PARALLEL || mode == FS_MODE_GROUP_ONLINE;
 }
 
-/* A call's structs, copied and checked. */
+/* A call's structs, copied and checked. batch.rules and batch.limits point to those beside it, so it is not copied. */
 typedef struct fs_arguments {
     fs_head head;
     fs_batch batch;
+    fs_rules rules;
+    fs_limits limits;
     fs_result result;
 } fs_arguments;
 

@@ -32,26 +32,32 @@ static fs_status check_limit(fs_context *context, const char *name, int64_t entr
     return FS_OK;
 }
 
+static fs_status check_no_cuts(fs_context *context, const fs_batch *b, int64_t vocab) {
+    for (int64_t i = 0; i < b->rows; i++) {
+        const fs_row_rules rules = rules_of_row(b, b->rules, b->limits, vocab, i);
+#define FS_REFUSE_CUT(name, type, bit, off, used, least, most, status, about)                                          \
+    FS_REQUIRE(context, !((bit)&FS_RULES_CUT) || rules.name == (off),                                                  \
+               "row %lld has " #name " %g: group modes take no cuts", (long long)i, (double)rules.name);
+        FS_RULE_TABLE(FS_REFUSE_CUT)
+#undef FS_REFUSE_CUT
+    }
+    return FS_OK;
+}
+
 fs_status fs_check_host_arrays(fs_context *context, const fs_batch *b, int64_t vocab) {
     const int64_t slots = b->slots ? b->slots : b->rows;
     int64_t edits;
     FS_TRY(check_edits(context, b, &edits));
-    FS_TRY(check_limit(context, "edits", edits, b->limits.edits));
+    FS_TRY(check_limit(context, "edits", edits, b->limits->edits));
     if (b->count_offset) {
         FS_TRY(check_sparse(context, "count", b->count_offset, b->count_token, slots));
         const int64_t counts = b->count_offset[slots] - b->count_offset[0];
         FS_REQUIRE(context, counts == 0 || b->count_value, "batch.count_value is NULL");
-        FS_TRY(check_limit(context, "counts", counts, b->limits.counts));
+        FS_TRY(check_limit(context, "counts", counts, b->limits->counts));
     }
     if (b->watch_offset) {
         FS_TRY(check_sparse(context, "watch", b->watch_offset, b->watch_token, b->rows));
-        FS_TRY(check_limit(context, "watched", b->watch_offset[b->rows] - b->watch_offset[0], b->limits.watched));
+        FS_TRY(check_limit(context, "watched", b->watch_offset[b->rows] - b->watch_offset[0], b->limits->watched));
     }
-    if (!is_group_mode(b->mode)) return FS_OK;
-    for (int64_t i = 0; i < b->rows; i++) {
-        fs_rules rules = rules_of_row(b, vocab, i);
-        FS_REQUIRE(context, !rules_cut(&rules), "row %lld has top_k %d, top_p %g, min_p %g: group modes take no cuts",
-                   (long long)i, rules.top_k, (double)rules.top_p, exp(rules.log_min_p));
-    }
-    return FS_OK;
+    return is_group_mode(b->mode) ? check_no_cuts(context, b, vocab) : FS_OK;
 }

@@ -2,6 +2,8 @@
  * one ends the process's use of the device. */
 #include "check.h"
 
+#include "core/rule_table.h"
+
 typedef struct member {
     const char *name;
     size_t at, dtype_at; /* in fs_arguments: the pointer, and where its elements have a dtype that */
@@ -20,15 +22,8 @@ static const member table[] = {
     TYPED(batch.hidden),
     TYPED(batch.slot),
     FIXED(batch.position, 8),
-    FIXED(batch.temperature, 4),
-    FIXED(batch.top_k, 4),
-    FIXED(batch.top_p, 4),
-    FIXED(batch.min_p, 4),
     FIXED(batch.seed, 8),
-    FIXED(batch.stream, 4),
-    FIXED(batch.repetition, 4),
-    FIXED(batch.frequency, 4),
-    FIXED(batch.presence, 4),
+    FIXED(batch.substream, 4),
     FIXED(batch.allow, 4),
     FIXED(batch.allow_index, 4),
     FIXED(batch.edit_offset, 8),
@@ -40,12 +35,15 @@ static const member table[] = {
     FIXED(batch.count_offset, 8),
     FIXED(batch.count_token, 4),
     FIXED(batch.count_value, 4),
-    FIXED(batch.given, 4),
+    FIXED(batch.score_token, 4),
     FIXED(batch.watch_offset, 8),
     FIXED(batch.watch_token, 4),
-    TYPED(result.tokens),
+#define FS_RULE_POINTER(name, type, bit, off, used, least, most, status, about) FIXED(rules.name.per_slot, 4),
+    FS_RULE_TABLE(FS_RULE_POINTER)
+#undef FS_RULE_POINTER
+        TYPED(result.tokens),
     FIXED(result.status, 4),
-    FIXED(result.score, 4),
+    FIXED(result.noisy_logit, 4),
     FIXED(result.max_logit, 4),
     FIXED(result.log_z, 4),
     FIXED(result.logit, 4),

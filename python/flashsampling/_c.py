@@ -8,7 +8,7 @@ from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_float, c_int32, c_i
 from ctypes import c_void_p
 from typing import Any
 
-VERSION = (0, 1)  # of the header mirrored here; before 1.0 another minor version is another interface
+VERSION = (0, 2)  # of the header mirrored here; before 1.0 another minor version is another interface
 
 STATUS_OK = 0
 STATUS_UNSUPPORTED = -2
@@ -19,7 +19,7 @@ FALLBACK_TOKEN_ZERO = -(2**31)  # fs_batch.fallback_token; its 0 is the default
 LEAST = 1.1754943508222875e-38  # the smallest normal float32: as a scalar top_p it keeps one token, 0 is the default
 ROUNDS = {"f32": 0, "f16": 1, "bf16": 2}
 DTYPES = {**ROUNDS, "i32": 8, "i64": 9}
-QUANTISED = {"fp8_e4m3": 16, "int8": 17, "int4": 18, "nvfp4": 19, "q8_0": 32, "q5_k": 33, "q6_k": 34}
+QUANTISED = {"q8_0": 32, "q5_k": 33, "q6_k": 34}
 BACKENDS = {"auto": 0, "cpu": 1, "cuda": 2, "reference": 3}
 KINDS = {"weights": 0, "logits": 1}
 SCREENS = {"8": 1, "4": 2}  # by their bits
@@ -47,7 +47,7 @@ class Flag(enum.IntFlag):
 
 
 class Rule(enum.IntFlag):
-    """Limits.absent, OutlineStruct.rules."""
+    """Limits.absent, CallDescStruct.rules."""
 
     TOP_K = 1 << 0
     TOP_P = 1 << 1
@@ -58,9 +58,9 @@ class Rule(enum.IntFlag):
 
 
 class Wanted(enum.IntFlag):
-    """OutlineStruct.results; FS_RESULT_... in the header."""
+    """CallDescStruct.results; FS_RESULT_... in the header."""
 
-    SCORE = 1 << 0
+    NOISY_LOGIT = 1 << 0
     MAX_LOGIT = 1 << 1
     LOG_Z = 1 << 2
     LOGIT = 1 << 3
@@ -115,29 +115,53 @@ class HeadStruct(ctypes.Structure):
         ("rows", c_int64),
         ("dim", c_int64),
         ("stride", c_int64),
-        ("first_token", c_int64),
-        ("vocab", c_int64),
         ("bias", c_void_p),
-        ("round", c_int32),
+        ("round_to", c_int32),
         ("scale", c_float),
         ("softcap", c_float),
         ("post_scale", c_float),
+        ("vocab", c_int64),
         ("flags", c_uint32),
-        ("weight_scale_dtype", c_int32),
-        ("weight_scale", c_void_p),
-        ("weight_zero", c_void_p),
-        ("weight_scale_stride", c_int64),
-        ("weight_zero_dtype", c_int32),
-        ("group", c_int32),
-        ("group_rows", c_int32),
-        ("weight_scale_all", c_float),
+        ("reserved", c_int32),
         ("screen", c_void_p),
         ("screen_bytes", c_size_t),
+        ("first_token", c_int64),
     ]
 
 
-class Limits(ctypes.Structure):
+# The rules, in the order of fs_rules: the type of a value, and the default, with which a rule does nothing.
+RULES: dict[str, tuple[Any, float]] = {
+    "temperature": (c_float, 1.0),
+    "top_k": (c_int32, 0),
+    "top_p": (c_float, 1.0),
+    "min_p": (c_float, 0.0),
+    "repetition": (c_float, 1.0),
+    "frequency": (c_float, 0.0),
+    "presence": (c_float, 0.0),
+}
+
+
+class FloatRule(ctypes.Structure):
+    _fields_ = [("per_slot", c_void_p), ("value", c_float)]
+
+
+class IntRule(ctypes.Structure):
+    _fields_ = [("per_slot", c_void_p), ("value", c_int32)]
+
+
+class RulesStruct(ctypes.Structure):
+    _fields_ = [("size", c_size_t)] + [
+        (name, FloatRule if kind is c_float else IntRule) for name, (kind, _) in RULES.items()]
+
+    def __init__(self) -> None:
+        super().__init__(size=ctypes.sizeof(RulesStruct))
+        for name, (_, off) in RULES.items():
+            getattr(self, name).value = off
+
+
+class LimitsStruct(ctypes.Structure):
     _fields_ = [
+        ("size", c_size_t),
         ("absent", c_uint32),
         ("top_k", c_int32),
         ("edits", c_int64),
@@ -146,53 +170,36 @@ class Limits(ctypes.Structure):
     ]
 
 
-class SlotValues(ctypes.Structure):
-    _fields_ = [
-        ("temperature", c_float),
-        ("top_k", c_int32),
-        ("top_p", c_float),
-        ("min_p", c_float),
-        ("seed", c_uint64),
-        ("stream", c_uint32),
-        ("repetition", c_float),
-        ("frequency", c_float),
-        ("presence", c_float),
-    ]
-
-
 class BatchStruct(ctypes.Structure):
+    """With rules and limits of its own, to which it points."""
+
     _fields_ = [
         ("size", c_size_t),
         ("rows", c_int64),
         ("hidden", c_void_p),
         ("hidden_dtype", c_int32),
-        ("mode", c_int32),
-        ("hidden_stride", c_int64),
         ("samples", c_int32),
-        ("noise", c_int32),
-        ("flags", c_uint32),
-        ("fallback_token", c_int32),
-        ("group_size", c_int64),
-        ("list_capacity", c_int32),
-        ("slot_dtype", c_int32),
-        ("slot", c_void_p),
-        ("slots", c_int64),
+        ("hidden_stride", c_int64),
+        ("rules", c_void_p),
+        ("seed", c_void_p),
+        ("seed_all", c_uint64),
         ("position", c_void_p),
         ("position_all", c_uint64),
-        ("all", SlotValues),
-        ("temperature", c_void_p),
-        ("top_k", c_void_p),
-        ("top_p", c_void_p),
-        ("min_p", c_void_p),
-        ("seed", c_void_p),
-        ("stream", c_void_p),
-        ("repetition", c_void_p),
-        ("frequency", c_void_p),
-        ("presence", c_void_p),
+        ("slot", c_void_p),
+        ("slots", c_int64),
+        ("slot_dtype", c_int32),
+        ("mode", c_int32),
+        ("flags", c_uint32),
+        ("fallback_token", c_int32),
+        ("substream", c_void_p),
+        ("substream_all", c_uint32),
+        ("list_capacity", c_int32),
+        ("limits", c_void_p),
+        ("cuda_stream", c_void_p),
         ("allow", c_void_p),
         ("allow_stride", c_int64),
         ("allow_index", c_void_p),
-        ("masks", c_int64),
+        ("allow_count", c_int64),
         ("edit_offset", c_void_p),
         ("edit_count", c_void_p),
         ("edit_stride", c_int64),
@@ -205,11 +212,18 @@ class BatchStruct(ctypes.Structure):
         ("count_offset", c_void_p),
         ("count_token", c_void_p),
         ("count_value", c_void_p),
-        ("given", c_void_p),
+        ("score_token", c_void_p),
         ("watch_offset", c_void_p),
         ("watch_token", c_void_p),
-        ("limits", Limits),
+        ("noise", c_int32),
+        ("reserved", c_int32),
+        ("group_size", c_int64),
     ]
+
+    def __init__(self, **members: Any) -> None:
+        self.own_rules, self.own_limits = RulesStruct(), LimitsStruct(size=ctypes.sizeof(LimitsStruct))
+        super().__init__(size=ctypes.sizeof(BatchStruct), rules=ctypes.addressof(self.own_rules),
+                         limits=ctypes.addressof(self.own_limits), **members)
 
 
 class ResultStruct(ctypes.Structure):
@@ -217,13 +231,13 @@ class ResultStruct(ctypes.Structure):
         ("size", c_size_t),
         ("tokens", c_void_p),
         ("tokens_dtype", c_int32),
-        ("logits", c_int32),
+        ("logits_mode", c_int32),
         ("status", c_void_p),
-        ("score", c_void_p),
+        ("logprob", c_void_p),
+        ("logit", c_void_p),
+        ("noisy_logit", c_void_p),
         ("max_logit", c_void_p),
         ("log_z", c_void_p),
-        ("logit", c_void_p),
-        ("logprob", c_void_p),
         ("rank", c_void_p),
         ("top_count", c_int32),
         ("reserved", c_int32),
@@ -232,11 +246,32 @@ class ResultStruct(ctypes.Structure):
         ("top_logprob", c_void_p),
         ("watch_logit", c_void_p),
         ("watch_logprob", c_void_p),
+    ]
+
+
+class CountersStruct(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
         ("fallback_rows", c_int64),
         ("work_bytes", c_int64),
         ("wire_bytes", c_int64),
         ("screened_rows", c_int64),
         ("screened_dots", c_int64),
+    ]
+
+
+class RuleInfo(ctypes.Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("about", c_char_p),
+        ("dtype", c_int32),
+        ("rule", c_uint32),
+        ("offset", c_size_t),
+        ("off", c_double),
+        ("least", c_double),
+        ("most", c_double),
+        ("status", c_uint32),
+        ("reserved", c_int32),
     ]
 
 
@@ -264,7 +299,7 @@ class OptionsStruct(ctypes.Structure):
         ("work", c_void_p),
         ("work_bytes", c_size_t),
         ("fallback_bytes", c_size_t),
-        ("stream", c_void_p),
+        ("cuda_stream", c_void_p),
         ("flags", c_uint32),
         ("reserved", c_int32),
     ]
@@ -285,7 +320,7 @@ class ScreenOptionsStruct(ctypes.Structure):
     ]
 
 
-class OutlineStruct(ctypes.Structure):
+class CallDescStruct(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
         ("call", c_int32),
@@ -295,7 +330,7 @@ class OutlineStruct(ctypes.Structure):
         ("mode", c_int32),
         ("noise", c_int32),
         ("samples", c_int32),
-        ("logits", c_int32),
+        ("logits_mode", c_int32),
         ("rules", c_uint32),
         ("results", c_uint32),
         ("flags", c_uint32),
@@ -316,6 +351,8 @@ _PROTOTYPES = {
     "fs_context_text": (c_char_p, [c_void_p]),
     "fs_context_set_stream": (c_int32, [c_void_p, c_void_p]),
     "fs_context_set_work": (c_int32, [c_void_p, c_void_p, c_size_t]),
+    "fs_context_counters": (c_int32, [c_void_p, POINTER(CountersStruct)]),
+    "fs_rule": (POINTER(RuleInfo), [c_int32]),
     "fs_sample": (c_int32, _call),
     "fs_work_size": (c_int32, _call + [POINTER(c_size_t), POINTER(c_size_t)]),
     "fs_screen_size": (c_int32, [c_void_p, POINTER(HeadStruct), POINTER(ScreenOptionsStruct), POINTER(c_size_t)]),
@@ -323,7 +360,7 @@ _PROTOTYPES = {
     "fs_screen_check": (c_int32, [c_void_p, POINTER(HeadStruct)]),
     "fs_screen_slice": (c_int32, [c_void_p, c_void_p, c_size_t, c_int64, c_int64, c_void_p, c_size_t,
                                   POINTER(c_size_t)]),
-    "fs_supports": (c_int32, [c_int32, POINTER(OutlineStruct), POINTER(c_char_p)]),
+    "fs_supports": (c_int32, [c_int32, POINTER(CallDescStruct), POINTER(c_char_p)]),
     "fs_partial_size": (c_int32, _call + [POINTER(c_size_t)]),
     "fs_partial": (c_int32, _call + [c_void_p, c_size_t]),
     "fs_merge": (c_int32, _call[:3] + [POINTER(c_void_p), c_int32, POINTER(ResultStruct)]),

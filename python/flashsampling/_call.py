@@ -9,21 +9,13 @@ from ._arrays import (FLOATS, ITEM, Array, Local, Pointer, as_pointer, converted
 from ._numbers import choice, count_of_samples, factor, fallback_token_of, number
 from ._rows import RowError
 
-_SLOT_DTYPES = {
-    "temperature": "f32",
-    "top_k": "i32",
-    "top_p": "f32",
-    "min_p": "f32",
-    "seed": "u64",
-    "stream": "u32",
-    "repetition": "f32",
-    "frequency": "f32",
-    "presence": "f32",
-}
+_RULE_DTYPES = {name: "i32" if kind is ctypes.c_int32 else "f32" for name, (kind, _) in _c.RULES.items()}
+_SLOT_DTYPES = {**_RULE_DTYPES, "seed": "u64", "stream": "u32"}
+_MEMBERS = {"stream": "substream", "given": "score_token"}  # of the structure, where they have another name
 Lists = Any  # per row a dictionary or a list of entries, or a tuple of arrays: see Batch
 Outputs = str | Iterable[str]
 _FLAGS = {name.lower(): flag for name, flag in _c.Flag.__members__.items()}
-_PENALTIES = {"repetition": 1.0, "frequency": 0.0, "presence": 0.0}
+_PENALTIES = {name: _c.RULES[name][1] for name in ("repetition", "frequency", "presence")}
 _LIMIT_DTYPES = {"absent": "u32", "top_k": "i32", "edits": "i64", "counts": "i64", "watched": "i64"}
 
 
@@ -81,7 +73,7 @@ class Head(Local):
         c.dim = self.data.shape[1] if self.kind == "weights" else 0
         c.first_token, c.vocab = integer(first_token, "i64", "first_token"), integer(vocab, "i64", "vocab")
         c.bias = self.bias.address if self.bias else None
-        c.round = choice(_c.ROUNDS, round, "round")
+        c.round_to = choice(_c.ROUNDS, round, "round")
         c.scale, c.softcap = factor(scale, "scale"), real(softcap, "softcap")
         c.post_scale = factor(post_scale, "post_scale")
         c.flags = _c.HEAD_CONSTANT if constant else 0
@@ -150,7 +142,7 @@ class Batch(Local):
             raise TypeError("unknown rule: %s" % ", ".join(sorted(unknown)))
         self._keep: list[Pointer] = []
         self.device, self._made_for, self._in_place = head.data.device, head.text, in_place
-        c = self.struct = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct))
+        c = self.struct = _c.BatchStruct()
         c.mode, c.noise = choice(_c.MODES, mode, "mode"), choice(_c.NOISES, noise, "noise")
         self.samples = c.samples = count_of_samples(samples)
         c.fallback_token = fallback_token_of(fallback_token)
@@ -160,7 +152,7 @@ class Batch(Local):
         for name, value in (limits or {}).items():
             if name not in _LIMIT_DTYPES:
                 raise ValueError("limits: %s: expected some of %s" % (name, ", ".join(_LIMIT_DTYPES)))
-            setattr(c.limits, name, integer(value, _LIMIT_DTYPES[name], "limits." + name))
+            setattr(c.own_limits, name, integer(value, _LIMIT_DTYPES[name], "limits." + name))
         self._set_hidden(head, hidden, hidden_dtype)
         self._set_slots(slot, slots, position, values, [seen, counts, padded_edits and padded_edits[1]], count_list)
         self._set_masks(head, allow, allow_index, seen, counts)
@@ -176,10 +168,10 @@ class Batch(Local):
                     self._point(name, pointer)
                 if names[0] == "watch":
                     self.watched = pointers[1].shape[0]
-                    c.limits.watched = c.limits.watched or max(1, self.watched)  # 0 is not said
+                    c.own_limits.watched = c.own_limits.watched or max(1, self.watched)  # 0 is not said
         if padded_edits is not None:
             self._set_padded_edits(*padded_edits)
-        if given is not None and c.mode != _c.MODES["score"]:
+        if given is not None and c.mode != _c.MODES["noisy_logit"]:
             raise ValueError("given: tokens to score, but mode is %r, expected \"score\"" % (mode,))
         if given is not None:
             self._point("given", self._converted(given, "i32", "given", [self.rows, self.samples]))
@@ -195,7 +187,10 @@ class Batch(Local):
 
     def _point(self, name: str, pointer: Pointer) -> None:
         same_memory(self.device, pointer, name)
-        setattr(self.struct, name, pointer.address)
+        if name in _c.RULES:
+            getattr(self.struct.own_rules, name).per_slot = pointer.address
+        else:
+            setattr(self.struct, _MEMBERS.get(name, name), pointer.address)
         self._keep.append(pointer)
 
     def _set_hidden(self, head: Head, hidden: Array, dtype: str | None) -> None:
@@ -238,7 +233,6 @@ class Batch(Local):
                 raise ValueError("%s: %d values, expected %d: without `slot` there is one per row"
                                  % (names, slots, self.rows))
         self.slots = c.slots = integer(slots, "i64", "slots")
-        c.all.temperature = c.all.top_p = c.all.repetition = 1.0
         for name, value in values.items():
             if name in arrays:
                 self._point(name, self._converted(value, _SLOT_DTYPES[name], name, [slots]))
@@ -246,7 +240,11 @@ class Batch(Local):
                 dtype = _SLOT_DTYPES[name]
                 if name == "seed" and isinstance(value, float):
                     raise no_integer(value, dtype, name)
-                setattr(c.all, name, number(value, name) if dtype == "f32" else integer(value, dtype, name))
+                found = number(value, name) if dtype == "f32" else integer(value, dtype, name)
+                if name in _c.RULES:
+                    getattr(c.own_rules, name).value = found
+                else:
+                    setattr(c, _MEMBERS.get(name, name) + "_all", found)
         c.slot_dtype = _c.DTYPES["i32"]
         if slot is not None:
             wide = str(getattr(slot, "dtype", "")).split(".")[-1] in ("int64", "i64")
@@ -296,30 +294,28 @@ class Batch(Local):
             packed = pointer.shape[1] * 4
             setattr(self.struct, name + "_stride", pointer.stride or packed)
             if name == "allow":
-                self.struct.masks = pointer.shape[0]
+                self.struct.allow_count = pointer.shape[0]
         if allow_index is not None and allow is None:
             raise ValueError("allow_index: given without allow, the masks it chooses from")
         if allow_index is not None:
             pointer = self._converted(allow_index, "i32", "allow_index", [self.rows])
-            check_index(pointer, self.struct.masks)
+            check_index(pointer, self.struct.allow_count)
             self._point("allow_index", pointer)
 
 
 # Fields by the shape they have.
-_SAMPLE_FIELDS = {"score": "f32", "logit": "f32", "logprob": "f32", "rank": "i32"}
+_SAMPLE_FIELDS = {"noisy_logit": "f32", "logit": "f32", "logprob": "f32", "rank": "i32"}
 _ROW_FIELDS = {"status": "u32", "max_logit": "f32", "log_z": "f32"}
 _TOP_FIELDS = {"top_token": "i32", "top_logit": "f32", "top_logprob": "f32"}
 _WATCH_FIELDS = {"watch_logit": "f32", "watch_logprob": "f32"}
-_NUMBERS = ("fallback_rows", "work_bytes", "wire_bytes", "screened_rows", "screened_dots")
 _FIELDS = ("tokens", *_SAMPLE_FIELDS, *_ROW_FIELDS, *_TOP_FIELDS, *_WATCH_FIELDS)
 
 
 class Result:
     """What a call wrote: arrays named as in the C structure, None where not asked for.
 
-    tokens [B, n], status [B] (see Row), score, logit, logprob, rank [B, n], max_logit, log_z [B], top_token, top_logit,
-    top_logprob [B, N], watch_logit, watch_logprob [entries]; and the numbers fallback_rows, work_bytes, wire_bytes,
-    screened_rows, screened_dots.
+    tokens [B, n], status [B] (see Row), noisy_logit, logit, logprob, rank [B, n], max_logit, log_z [B], top_token, top_logit,
+    top_logprob [B, N], watch_logit, watch_logprob [entries]. Context.counters has what the call took.
     They are tensors on the device of the hidden states (or stored logits) where those are tensors, else numpy's arrays.
     `logits` says what they speak of: "raw", "processed" or "cut". Fields may be set to a Pointer before the call.
     Result.into(batch, arrays) writes into the caller's arrays instead.
@@ -329,7 +325,7 @@ class Result:
 
     tokens: Array = None
     status: Array = None
-    score: Array = None
+    noisy_logit: Array = None
     logit: Array = None
     logprob: Array = None
     rank: Array = None
@@ -443,49 +439,23 @@ class Result:
         """The C structure for a call with this batch; refuses arrays that do not fit it, whenever they were set."""
         c = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct))
         c.tokens_dtype = choice(_c.DTYPES, self.tokens_dtype, "tokens")
-        c.logits, c.top_count = choice(_c.LOGITS, self.logits, "logits"), self.top_count
+        c.logits_mode, c.top_count = choice(_c.LOGITS, self.logits, "logits"), self.top_count
         for name, array in self.arrays().items():
             field = self._field(name, batch, self.top_count, self.tokens_dtype)
             setattr(c, name, self._pointer(array, name, *field, batch).address)
         return c
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copy: the arrays and the numbers, and not where the arrays lay."""
-        numbers = {name: getattr(self.written, name) for name in _NUMBERS}
-        return {**self.__dict__, "written": numbers}
+        """For pickle and copy: the arrays, and not where they lay."""
+        return {name: value for name, value in self.__dict__.items() if name != "written"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, written=_c.ResultStruct(**state["written"]))
+        self.__dict__.update(state, written=_c.ResultStruct())
 
     def take(self, c: _c.ResultStruct) -> "Result":
-        """Keeps the structure, into which the call wrote some numbers."""
+        """Keeps the structure of the call."""
         self.written = c
         return self
-
-    @property
-    def fallback_rows(self) -> int:
-        """How many rows needed a second pass over W."""
-        return self.written.fallback_rows
-
-    @property
-    def work_bytes(self) -> int:
-        """Temporary memory of the call."""
-        return self.written.work_bytes
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes this rank has put into parts or collectives."""
-        return self.written.wire_bytes
-
-    @property
-    def screened_rows(self) -> int:
-        """Rows that the head's screen has decided, without a pass over W; 0 over ranks and on CUDA, which knows later."""
-        return self.written.screened_rows
-
-    @property
-    def screened_dots(self) -> int:
-        """Logits that were computed from W for them."""
-        return self.written.screened_dots
 
     def first(self, rows: int) -> "Result":
         """The result of the first rows: views of this one's arrays. Those of watched tokens are not cut."""

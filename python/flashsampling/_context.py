@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import byref
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _c, _native
 from ._arrays import Array, Local, as_pointer, converted, integer, is_tensor, new_array, numpy, real, same_memory
@@ -124,6 +124,16 @@ def some_bytes(size: int, device: str) -> tuple[Any, int]:
     return memory, memory.data_ptr()
 
 
+class Counters(NamedTuple):
+    """What the last call of a context took."""
+
+    fallback_rows: int  # rows that needed a second pass over W; on CUDA 0, their status says so
+    work_bytes: int  # temporary memory of the call
+    wire_bytes: int  # bytes this rank has put into parts or collectives
+    screened_rows: int  # rows that the head's screen decided; 0 over ranks and on CUDA, which knows later
+    screened_dots: int  # logits that were computed from W for them
+
+
 class Context(Local):
     """One backend with its threads and work memory. Serves one call at a time; use one per thread.
 
@@ -152,7 +162,7 @@ class Context(Local):
         o = _c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct))
         o.backend = choice(_c.BACKENDS, backend, "backend")
         o.device, o.threads = integer(device, "i32", "device"), integer(threads, "i32", "threads")
-        o.block, o.stream = integer(block, "i32", "block"), self._stream(stream)
+        o.block, o.cuda_stream = integer(block, "i32", "block"), self._stream(stream)
         o.flags = _c.CHECK_POINTERS if check_pointers else 0
         if fallback_bytes is not None:
             o.fallback_bytes = integer(fallback_bytes, "u64", "fallback_bytes") or _c.FALLBACK_NONE
@@ -308,6 +318,13 @@ class Context(Local):
         call with a screen looks at four weights of every row; docs/screening.md."""
         self._run(self.library.fs_screen_check, head, None)
 
+    @property
+    def counters(self) -> Counters:
+        """Of the last call that drew, scored, merged or made a part; all 0 before."""
+        c = _c.CountersStruct(size=ctypes.sizeof(_c.CountersStruct))
+        self.check(self.library.fs_context_counters(self.handle(), byref(c)))
+        return Counters(*(getattr(c, name) for name in Counters._fields))
+
     @staticmethod
     def _arguments(head: Head, hidden: Array | Batch, out: Out, outputs: Outputs, top: int, logits: str, tokens: str,
                    rules: Mapping[str, Any]) -> tuple[Batch, Result]:
@@ -457,17 +474,17 @@ def supports(backend: str | int, *, call: str | int = "sample", kind: str | int 
     """Whether a backend does such calls, and "" or why not, in the words a call would be refused with.
 
     Names are those of Batch, Head and Result; rules are some of "top_k", "top_p", "min_p", "allow", "edits",
-    "penalties", results of "score", "max_logit", "log_z", "logit", "logprob", "rank", "top", "watch". call is "sample",
+    "penalties", results of "noisy_logit", "max_logit", "log_z", "logit", "logprob", "rank", "top", "watch". call is "sample",
     "partial" (and merge) or "ranks". hidden_dtype is the head's unless it is said. Raises Error for what no backend
     could do.
     """
     hidden_dtype = hidden_dtype or (dtype if dtype in _c.DTYPES else "f32")
-    o = _c.OutlineStruct(size=ctypes.sizeof(_c.OutlineStruct))
+    o = _c.CallDescStruct(size=ctypes.sizeof(_c.CallDescStruct))
     o.call, o.kind = choice(_c.CALLS, call, "call"), choice(_c.KINDS, kind, "kind")
     o.dtype = choice({**_c.DTYPES, **_c.QUANTISED}, dtype, "dtype")
     o.hidden_dtype = choice(_c.DTYPES, hidden_dtype, "hidden_dtype")
     o.mode, o.noise = choice(_c.MODES, mode, "mode"), choice(_c.NOISES, noise, "noise")
-    o.samples, o.logits = count_of_samples(samples), choice(_c.LOGITS, logits, "logits")
+    o.samples, o.logits_mode = count_of_samples(samples), choice(_c.LOGITS, logits, "logits")
     o.rules, o.results = _bits(_c.Rule, rules, "rules"), _bits(_c.Wanted, results, "results")
     o.flags, o.group_size = _bits(_c.Flag, flags, "flags"), integer(group_size, "i64", "group_size")
     why, lib = ctypes.c_char_p(), _c.library(backend)

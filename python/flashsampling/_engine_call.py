@@ -22,10 +22,9 @@ class Call:
                  gather: Callable[[torch.Tensor], torch.Tensor] | None, ranks: int) -> None:
         self.context, self.head, self.gather, self.ranks = context, head, gather, ranks
         self.device, self.vocab = head.data.keep.device, head.vocab
-        batch = self.batch = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct), samples=1, flags=flags)
+        batch = self.batch = _c.BatchStruct(samples=1, flags=flags)
         batch.fallback_token = _c.FALLBACK_TOKEN_ZERO  # engines index with it where no token is left
         batch.hidden_dtype = _c.DTYPES[DTYPES[dtype]]
-        batch.all.temperature = batch.all.top_p = batch.all.repetition = 1.0
         self.result = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct), tokens_dtype=_c.DTYPES["i64"])
         self._function = _c.sample_by_address(context.library)
         structs = head.struct, batch, self.result

@@ -171,7 +171,8 @@ def work_bytes(hidden: Any, weight: Any, config: Any) -> int:
     served = ("temperature", "top_k", "top_p", "min_p") if config.do_sample else ()
     rules = {name: value for name, value in rules_of(config).items() if name in served} or {"temperature": 0.0}
     with Context(hidden.device.type, device=hidden.device.index or 0, threads=torch.get_num_threads()) as context:
-        return context.sample(Head(weight.detach()), hidden, seed=0, min_p_last=True, **rules).work_bytes
+        context.sample(Head(weight.detach()), hidden, seed=0, min_p_last=True, **rules)
+        return context.counters.work_bytes
 
 
 def measure(model: Any, ids: list[int], copies: int, config: Any, seed: int, fused: bool, warm_up: bool = False,

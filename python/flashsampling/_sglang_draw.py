@@ -48,17 +48,17 @@ class Call(_engine_call.Call):
 
     def set_rules(self, info: Any, flags: int) -> None:
         """`info` is a SamplingBatchInfo: a value a row."""
-        struct, greedy = self.batch, info.is_all_greedy
-        struct.all.temperature, struct.flags = 0.0 if greedy else 1.0, flags
-        struct.temperature = None if greedy else info.temperatures.data_ptr()
-        struct.top_k = info.top_ks.data_ptr() if info.need_top_k_sampling and not greedy else None
-        struct.top_p = info.top_ps.data_ptr() if info.need_top_p_sampling and not greedy else None
-        struct.min_p = info.min_ps.data_ptr() if info.need_min_p_sampling and not greedy else None
+        struct, rules, greedy = self.batch, self.batch.own_rules, info.is_all_greedy
+        rules.temperature.value, struct.flags = 0.0 if greedy else 1.0, flags
+        rules.temperature.per_slot = None if greedy else info.temperatures.data_ptr()
+        rules.top_k.per_slot = info.top_ks.data_ptr() if info.need_top_k_sampling and not greedy else None
+        rules.top_p.per_slot = info.top_ps.data_ptr() if info.need_top_p_sampling and not greedy else None
+        rules.min_p.per_slot = info.min_ps.data_ptr() if info.need_min_p_sampling and not greedy else None
 
     def set_noise(self, seeds: torch.Tensor | None, positions: torch.Tensor | None, seed: int, step: int) -> None:
         """A row's own seed and position, or one seed for all, which is spread over rows, at a step of its own."""
         struct = self.batch
-        struct.all.seed, struct.position_all = seed, step
+        struct.seed_all, struct.position_all = seed, step
         struct.seed = struct.position = None
         if seeds is not None and positions is not None:
             positions = positions.to(torch.int64).contiguous()
@@ -67,9 +67,9 @@ class Call(_engine_call.Call):
 
     def set_mask(self, mask: torch.Tensor | None) -> None:
         struct = self.batch
-        struct.allow, struct.allow_stride, struct.masks = None, 0, 0
+        struct.allow, struct.allow_stride, struct.allow_count = None, 0, 0
         if mask is not None:
-            struct.allow, struct.allow_stride, struct.masks = mask.data_ptr(), 4 * mask.stride(0), mask.shape[0]
+            struct.allow, struct.allow_stride, struct.allow_count = mask.data_ptr(), 4 * mask.stride(0), mask.shape[0]
             self._keep.append(mask)
 
     def set_results(self, rows: int, wide: bool, most: int, logits: str) -> tuple[torch.Tensor, tuple[Any, ...]]:

@@ -63,20 +63,22 @@ class Call(_engine_call.Call):
         struct.hidden, struct.hidden_stride = hidden.data_ptr(), hidden.stride(0) * hidden.element_size()
         struct.position = position.data_ptr()
         # These change places from step to step.
-        struct.temperature, struct.seed = sampling.temperature.gpu.data_ptr(), sampling.seeds.gpu.data_ptr()
+        struct.own_rules.temperature.per_slot = sampling.temperature.gpu.data_ptr()
+        struct.seed = sampling.seeds.gpu.data_ptr()
         self._keep = [hidden, position]
         return position
 
     def _set_rules(self, rules: Rules) -> None:
         struct, sampling, penalties = self.batch, self.states.sampling, self.states.penalties
-        struct.top_k = sampling.top_k.gpu.data_ptr() if rules.top_k else None
-        struct.top_p = sampling.top_p.gpu.data_ptr() if rules.top_p else None
-        struct.min_p = sampling.min_p.gpu.data_ptr() if rules.min_p else None
-        struct.limits.top_k = rules.most_k
+        own = struct.own_rules
+        own.top_k.per_slot = sampling.top_k.gpu.data_ptr() if rules.top_k else None
+        own.top_p.per_slot = sampling.top_p.gpu.data_ptr() if rules.top_p else None
+        own.min_p.per_slot = sampling.min_p.gpu.data_ptr() if rules.min_p else None
+        struct.own_limits.top_k = rules.most_k
         there = rules.penalties
-        struct.repetition = penalties.repetition_penalty.gpu.data_ptr() if there else None
-        struct.frequency = penalties.frequency_penalty.gpu.data_ptr() if there else None
-        struct.presence = penalties.presence_penalty.gpu.data_ptr() if there else None
+        own.repetition.per_slot = penalties.repetition_penalty.gpu.data_ptr() if there else None
+        own.frequency.per_slot = penalties.frequency_penalty.gpu.data_ptr() if there else None
+        own.presence.per_slot = penalties.presence_penalty.gpu.data_ptr() if there else None
         seen, counts = penalties.prompt_bin_mask, penalties.output_bin_counts
         struct.seen, struct.seen_stride = (seen.data_ptr(), 4 * seen.stride(0)) if there else (None, 0)
         struct.counts, struct.counts_stride = (counts.data_ptr(), 4 * counts.stride(0)) if there else (None, 0)
@@ -84,12 +86,12 @@ class Call(_engine_call.Call):
     def _set_lists(self, rules: Rules, slots: torch.Tensor, position: torch.Tensor) -> None:
         struct, state = self.batch, self.states.bias
         struct.edit_offset = struct.edit_count = struct.edit_token = struct.edit_bias = None
-        struct.edit_stride = struct.limits.edits = 0
+        struct.edit_stride = struct.own_limits.edits = 0
         if rules.stops or rules.bad_words:
             tokens, values = merged_edits(self.states, rules, slots, position, self.vocab)
             offset = torch.arange(tokens.shape[0] + 1, device=self.device) * tokens.shape[1]
             struct.edit_offset, struct.edit_token = offset.data_ptr(), tokens.data_ptr()
-            struct.edit_bias, struct.limits.edits = values.data_ptr(), tokens.numel()
+            struct.edit_bias, struct.own_limits.edits = values.data_ptr(), tokens.numel()
             self._keep += [offset, tokens, values]
         elif rules.bias:  # as they lie
             tokens, values = state.logit_bias_token_ids.gpu, state.logit_bias.gpu
@@ -99,7 +101,7 @@ class Call(_engine_call.Call):
     def _set_masks(self, rules: Rules, batch: Any, masks: torch.Tensor | None, masked: np.ndarray | None) -> None:
         struct, rows, index = self.batch, batch.num_reqs, None
         struct.allow = struct.allow_index = None
-        struct.allow_stride = struct.masks = 0
+        struct.allow_stride = struct.allow_count = 0
         if rules.allowed is not None:
             chosen = to_device(rules.allowed, self.device)
             by_row = torch.full((rows, self._words), -1, dtype=torch.int32, device=self.device)
@@ -115,7 +117,7 @@ class Call(_engine_call.Call):
             struct.allow_index = index.data_ptr()
             self._keep.append(index)
         if masks is not None:
-            struct.allow, struct.allow_stride, struct.masks = masks.data_ptr(), 4 * masks.stride(0), masks.shape[0]
+            struct.allow, struct.allow_stride, struct.allow_count = masks.data_ptr(), 4 * masks.stride(0), masks.shape[0]
             self._keep.append(masks)
 
     def reserve(self, steps: list[tuple[torch.Tensor, Any, Rules]]) -> None:

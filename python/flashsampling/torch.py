@@ -62,8 +62,8 @@ class _Call:
     def __init__(self, device: torch.device) -> None:
         self.context = Context(device.type, device=device.index or 0)
         self.head = _c.HeadStruct(size=ctypes.sizeof(_c.HeadStruct))
-        self.batch = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct), fallback_token=-1)
-        self.batch.all.repetition = 1.0
+        self.batch = _c.BatchStruct(fallback_token=-1)
+        self.rules = self.batch.own_rules
         self.result = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct), tokens_dtype=_c.DTYPES["i64"])
         self._function = _c.sample_by_address(self.context.library)
         self.numbers: tuple[Any, ...] | None = None  # what _set_numbers has set
@@ -153,7 +153,7 @@ def _set_head(call: _Call, data: Tensor, kind: int, about: tuple[Any, ...]) -> N
     head.scale, head.post_scale = _checked(factor, scale, "scale"), _checked(factor, post_scale, "post_scale")
     if round not in _c.ROUNDS:
         raise RuntimeError("round %r: expected one of %s" % (round, ", ".join(_c.ROUNDS)))
-    head.round = _c.ROUNDS[round]
+    head.round_to = _c.ROUNDS[round]
     call.known = found
 
 
@@ -167,7 +167,7 @@ def _draw(kind: int, results: int, hidden: Tensor | None, data: Tensor, bias: Te
           raise_error: bool = True) -> Any:
     device = data.device
     call = _call(device)
-    head, batch, result = call.head, call.batch, call.result
+    head, batch, result, rules = call.head, call.batch, call.result, call.rules
     _set_head(call, data, kind, (vocab, round, scale, softcap, post_scale))
     head.bias = None if bias is None else _vector(bias, "bias", _FLOATS, head.rows, device)
     rows = data.shape[0]
@@ -183,10 +183,10 @@ def _draw(kind: int, results: int, hidden: Tensor | None, data: Tensor, bias: Te
     if numbers != call.numbers:
         _set_numbers(call, *numbers)
     batch.position_all = position_all
-    batch.temperature = None if temperature is None else _vector(temperature, "temperature", _FLOATS, slots, device)
-    batch.top_k = None if top_k is None else _vector(top_k, "top_k", _INTS, slots, device)
-    batch.top_p = None if top_p is None else _vector(top_p, "top_p", _FLOATS, slots, device)
-    batch.min_p = None if min_p is None else _vector(min_p, "min_p", _FLOATS, slots, device)
+    rules.temperature.per_slot = None if temperature is None else _vector(temperature, "temperature", _FLOATS, slots, device)
+    rules.top_k.per_slot = None if top_k is None else _vector(top_k, "top_k", _INTS, slots, device)
+    rules.top_p.per_slot = None if top_p is None else _vector(top_p, "top_p", _FLOATS, slots, device)
+    rules.min_p.per_slot = None if min_p is None else _vector(min_p, "min_p", _FLOATS, slots, device)
     batch.seed = None if seed is None else _vector(seed, "seed", _LONGS, slots, device)
     batch.position = None if position is None else _vector(position, "position", _LONGS, rows, device)
     if call.chooses or slot is not None or allow is not None or allow_index is not None:
@@ -212,16 +212,16 @@ def _draw(kind: int, results: int, hidden: Tensor | None, data: Tensor, bias: Te
 def _set_numbers(call: _Call, rows: int, slots: int, samples: int, flags: int, temperature: float, top_k: int,
                  top_p: float, min_p: float, seed: int) -> None:
     """What seldom changes from call to call."""
-    batch, every = call.batch, call.batch.all
+    batch, rules = call.batch, call.rules
     call.numbers = None
     if not 1 <= samples <= 1024:
         raise RuntimeError("argument: samples is %d, must be 1 to 1024" % samples)
     batch.rows, batch.slots, batch.samples, batch.flags = rows, slots, samples, flags
-    every.temperature, every.top_p = _checked(number, temperature, "temperature"), _checked(number, top_p, "top_p")
-    every.min_p, every.seed = _checked(number, min_p, "min_p"), seed
+    rules.temperature.value, rules.top_p.value = _checked(number, temperature, "temperature"), _checked(number, top_p, "top_p")
+    rules.min_p.value, batch.seed_all = _checked(number, min_p, "min_p"), seed
     call.statuses = numpy().empty(rows, "u4")
     call.statuses_at = call.statuses.ctypes.data
-    every.top_k = top_k if 0 <= top_k < 2**31 else 0  # off, as what no vocabulary reaches
+    rules.top_k.value = top_k if 0 <= top_k < 2**31 else 0  # off, as what no vocabulary reaches
     call.numbers = (rows, slots, samples, flags, temperature, top_k, top_p, min_p, seed)
 
 
@@ -230,7 +230,7 @@ def _set_rows(call: _Call, slot: Tensor | None, allow: Tensor | None, index: Ten
     """Slots and masks, which most calls have none of."""
     batch, call.chooses = call.batch, True  # also if one of them is refused: the next call has to clear the others
     batch.slot = batch.allow = batch.allow_index = None
-    batch.allow_stride = batch.masks = 0
+    batch.allow_stride = batch.allow_count = 0
     if slot is not None:
         batch.slot, batch.slot_dtype = _vector(slot, "slot", tuple(_SLOTS), rows, device), _SLOTS[slot.dtype]
     if allow is not None:
@@ -247,7 +247,7 @@ def _set_masks(batch: _c.BatchStruct, allow: Tensor, index: Tensor | None, rows:
     good = allow.dim() == 2 and allow.dtype in _WORDS and allow.device == device and allow.stride(1) == 1
     if not good or allow.shape[0] < least or allow.shape[1] < words or 1 < allow.shape[0] and allow.stride(0) < words:
         raise _refuse(allow, "allow", _WORDS, "[%d or more, %d or more]" % (least, words), device)
-    batch.allow, batch.allow_stride, batch.masks = allow.data_ptr(), allow.stride(0) * 4, allow.shape[0]
+    batch.allow, batch.allow_stride, batch.allow_count = allow.data_ptr(), allow.stride(0) * 4, allow.shape[0]
 
 
 # -------------------------------------------------------------------------------------------------- the operators ----

@@ -9,18 +9,18 @@ static const struct {
     [FS_AGREE_ROWS] = {"batch.rows", 1},
     [FS_AGREE_VOCAB] = {"the vocabulary size", 1},
     [FS_AGREE_DIM] = {"head.dim", 1},
-    [FS_AGREE_HEAD] = {"head.kind, round, scale, softcap or post_scale", 0},
+    [FS_AGREE_HEAD] = {"head.kind, round_to, scale, softcap or post_scale", 0},
     [FS_AGREE_MODE] = {"batch.mode", 1},
     [FS_AGREE_NOISE] = {"batch.noise", 1},
     [FS_AGREE_FLAGS] = {"batch.flags", 1},
     [FS_AGREE_SAMPLES] = {"batch.samples", 1},
-    [FS_AGREE_LOGITS] = {"result.logits", 1},
+    [FS_AGREE_LOGITS] = {"result.logits_mode", 1},
     [FS_AGREE_ASKED] = {"which results are asked for", 0},
     [FS_AGREE_LISTS] = {"the length of candidate lists (top_k, top_count, list_capacity)", 0},
-    [FS_AGREE_WATCHED] = {"batch.given or watch_token", 0},
-    [FS_AGREE_SEEDS] = {"a seed or stream", 0},
+    [FS_AGREE_WATCHED] = {"batch.score_token or watch_token", 0},
+    [FS_AGREE_SEEDS] = {"a seed or substream", 0},
     [FS_AGREE_POSITIONS] = {"a position", 0},
-    [FS_AGREE_RULES] = {"a slot, temperature, top_k, top_p, min_p or penalty, or whether a limit or list holds", 0},
+    [FS_AGREE_RULES] = {"a slot or the value of a rule, or whether a limit or list holds", 0},
     [FS_AGREE_EDITS] = {"an edit", 0},
     [FS_AGREE_BUDGET] = {"options.fallback_bytes", 1},
 };
@@ -55,7 +55,7 @@ fs_agreement fs_agreement_of(const fs_call *call) {
     a.word[FS_AGREE_WATCHED] = hash_watched(call);
     a.word[FS_AGREE_EDITS] = hash_edits(call->batch);
     for (int64_t b = 0; b < call->batch->rows; b++) {
-        const fs_rules rules = call->rules ? call->rules[b] : fs_rules_of_row(call->batch, call->vocab, b);
+        const fs_row_rules rules = call->rules ? call->rules[b] : fs_row_rules_of(call->batch, call->vocab, b);
         agreement_add_row(&a, b, &rules);
     }
     return a;

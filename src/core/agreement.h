@@ -36,18 +36,24 @@ typedef struct fs_agreement {
     uint64_t word[FS_AGREE_WORDS];
 } fs_agreement;
 
-/* What a row's rules are but for its seed, stream and position. */
-FS_CORE uint64_t hash_rules(uint64_t h, const fs_rules *rules) {
-    h = hash_mix(hash_mix(h, rules->status), float_bits(rules->inverse_temperature) | (uint64_t)rules->greedy << 32);
-    h = hash_mix(h, (uint64_t)rules->top_k << 32 | float_bits(rules->top_p));
-    h = hash_mix(h, float_bits((float)rules->log_min_p)); /* logarithms of two devices may differ in their last bit */
-    h = hash_mix(h, float_bits(rules->repetition));
-    return hash_mix(h, (uint64_t)float_bits(rules->frequency) << 32 | float_bits(rules->presence));
+/* A row's rules but for what its noise comes from. */
+FS_CORE uint64_t hash_rules(uint64_t h, const fs_row_rules *rules) {
+    h = hash_mix(hash_mix(h, rules->status), (uint64_t)rules->greedy);
+#define FS_HASH_RULE(name, type, bit, off, used, least, most, status, about)                                           \
+    {                                                                                                                  \
+        const type v = rules->name;                                                                                    \
+        uint32_t bits;                                                                                                 \
+        memcpy(&bits, &v, sizeof bits);                                                                                \
+        h = hash_mix(h, bits);                                                                                         \
+    }
+    FS_RULE_TABLE(FS_HASH_RULE)
+#undef FS_HASH_RULE
+    return h;
 }
 
 /* What is done to the logits of every row. */
 FS_CORE uint64_t hash_head(const fs_head *head) {
-    uint64_t h = hash_mix(0, (uint64_t)head->kind << 32 | (uint32_t)head->round);
+    uint64_t h = hash_mix(0, (uint64_t)head->kind << 32 | (uint32_t)head->round_to);
     h = hash_mix(h, (uint64_t)float_bits(head->scale) << 32 | float_bits(head->post_scale));
     return hash_mix(h, float_bits(head->softcap));
 }
@@ -76,7 +82,7 @@ FS_CORE fs_agreement agreement_of_call(const fs_call *call) {
     a.word[FS_AGREE_NOISE] = (uint64_t)batch->noise;
     a.word[FS_AGREE_FLAGS] = batch->flags;
     a.word[FS_AGREE_SAMPLES] = (uint64_t)batch->samples;
-    a.word[FS_AGREE_LOGITS] = (uint64_t)call->result->logits;
+    a.word[FS_AGREE_LOGITS] = (uint64_t)call->result->logits_mode;
     a.word[FS_AGREE_ASKED] = hash_needs(needs);
     a.word[FS_AGREE_LISTS] =
         hash_mix((uint64_t)needs->keep << 32 | (uint32_t)needs->keep_raw, (uint64_t)needs->rank_depth);
@@ -84,9 +90,9 @@ FS_CORE fs_agreement agreement_of_call(const fs_call *call) {
 }
 
 /* Row b's share of the sums. */
-FS_CORE void agreement_add_row(fs_agreement *a, int64_t b, const fs_rules *rules) {
+FS_CORE void agreement_add_row(fs_agreement *a, int64_t b, const fs_row_rules *rules) {
     const uint64_t at = hash_mix(~(uint64_t)0, (uint64_t)b);
-    a->word[FS_AGREE_SEEDS] += hash_end(hash_mix(hash_mix(at, rules->seed), rules->stream));
+    a->word[FS_AGREE_SEEDS] += hash_end(hash_mix(hash_mix(at, rules->seed), rules->substream));
     a->word[FS_AGREE_POSITIONS] += hash_end(hash_mix(at, rules->position));
     a->word[FS_AGREE_RULES] += hash_end(hash_rules(at, rules));
 }

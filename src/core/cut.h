@@ -32,7 +32,7 @@ FS_CORE double cut_term(float l, int32_t unit) {
 /* A list being cut. Numbers are what cuts look at: y times cut_scale. */
 typedef struct cut_view {
     fs_list *list;
-    const fs_rules *rules;
+    const fs_row_rules *rules;
     uint32_t flags;
     float first;  /* the largest number */
     float origin; /* what terms of mass are relative to, */
@@ -60,7 +60,7 @@ FS_CORE float cut_origin(float first) {
     return fabsf(first) > FS_EXP_EXACT && first < INFINITY ? first : 0.0f;
 }
 
-FS_CORE cut_view cut_view_of(fs_list *list, const fs_rules *rules, uint32_t flags) {
+FS_CORE cut_view cut_view_of(fs_list *list, const fs_row_rules *rules, uint32_t flags) {
     cut_view c;
     c.list = list;
     c.rules = rules;
@@ -204,7 +204,7 @@ FS_CORE double cut_log_z(const cut_view *c, const cut_prefix *prefix) {
  *
  * That min-p comes last matters only to a top-p of what top-k left, whose mass is then more: everywhere else a floor
  * can be looked at on the way. */
-FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, const fs_mass *mass, double slack) {
+FS_CORE fs_cut cut_list(fs_list *list, const fs_row_rules *rules, uint32_t flags, const fs_mass *mass, double slack) {
     const cut_view c = cut_view_of(list, rules, flags);
     const int of_row = rules_top_p_of_row(rules, flags), of_left = rules->top_p < 1.0f && !of_row;
     const double floor = of_left && (flags & FS_MIN_P_LAST) ? -INFINITY : c.min_p;
@@ -232,7 +232,7 @@ FS_CORE fs_cut cut_list(fs_list *list, const fs_rules *rules, uint32_t flags, co
  * not, and so nobody below it, 0: who knows. Less mass is above it than top_p of the row's, or more, by more than
  * `slack` of it and what sums in another order may differ. Of a key that is not above the list's bound the bound is
  * tested. Where ties are kept -1 is no answer, and where cut_list looks at no mass there is none. */
-FS_CORE int cut_test(const fs_list *list, const fs_rules *rules, const fs_mass *mass, double slack, uint64_t key) {
+FS_CORE int cut_test(const fs_list *list, const fs_row_rules *rules, const fs_mass *mass, double slack, uint64_t key) {
     const float scale = rules->cut_scale;
     const int32_t unit = 24 * mass->top; /* no term is far above it */
     const uint64_t tested = key > list->bound ? key : list->bound;
@@ -251,7 +251,7 @@ FS_CORE int cut_test(const fs_list *list, const fs_rules *rules, const fs_mass *
 }
 
 /* The same of a cut by min-p alone, which the largest logit decides. */
-FS_CORE int cut_test_min_p(const fs_list *list, const fs_rules *rules, uint64_t key) {
+FS_CORE int cut_test_min_p(const fs_list *list, const fs_row_rules *rules, uint64_t key) {
     const float scale = rules->cut_scale;
     uint64_t first = key;
     for (int32_t i = 0; i < list->count; i++) first = list->key[i] > first ? list->key[i] : first;

@@ -1,6 +1,6 @@
 /* finish.h - from a row's merged summary to its results: the end of every call, on every device.
  *
- * A kernel that knows beforehand what a call cannot need says so in a fs_needs, fs_rules or fs_result of its own, made
+ * A kernel that knows beforehand what a call cannot need says so in a fs_needs, fs_row_rules or fs_result of its own, made
  * of constants: the compiler leaves the rest out. */
 #ifndef FS_CORE_FINISH_H
 #define FS_CORE_FINISH_H
@@ -12,7 +12,7 @@
 /* One row on its way to the results. */
 typedef struct fs_row {
     const fs_call *call;
-    const fs_rules *rules;
+    const fs_row_rules *rules;
     fs_summary *summary;
     int64_t b;
     uint32_t status;
@@ -42,7 +42,7 @@ FS_CORE void result_put_token(const fs_result *result, int64_t at, int64_t token
 
 /* The logit of the kind asked, of a token with these x and y. */
 FS_CORE float row_logit(const fs_row *row, float x, float y) {
-    return row->call->result->logits == FS_LOGITS_RAW ? x : y * row->rules->inverse_temperature;
+    return row->call->result->logits_mode == FS_LOGITS_RAW ? x : y * row->rules->inverse_temperature;
 }
 
 /* Whether that logit of a token with this x or y is above -inf: l may be -inf where y is not. */
@@ -53,7 +53,8 @@ FS_CORE int row_key_is_there(const fs_row *row, uint64_t key) {
 /* The list that is ordered by that logit. */
 FS_CORE fs_list *row_list(const fs_row *row) {
     const fs_call *call = row->call;
-    return call->result->logits == FS_LOGITS_RAW && call->needs.edited ? &row->summary->raw_list : &row->summary->list;
+    return call->result->logits_mode == FS_LOGITS_RAW && call->needs.edited ? &row->summary->raw_list
+                                                                            : &row->summary->list;
 }
 
 FS_CORE int row_keeps(const fs_row *row, float y, uint32_t token) {
@@ -67,7 +68,7 @@ FS_CORE double row_below_log_z(const fs_row *row, float logit) {
 }
 
 FS_CORE double row_logprob(const fs_row *row, float logit, float y, uint32_t token) {
-    if (row->log_z < INFINITY && row->call->result->logits == FS_LOGITS_CUT && !row_keeps(row, y, token))
+    if (row->log_z < INFINITY && row->call->result->logits_mode == FS_LOGITS_CUT && !row_keeps(row, y, token))
         return -INFINITY;
     return row_below_log_z(row, logit);
 }
@@ -79,7 +80,7 @@ FS_CORE void row_write_absent(const fs_row *row) {
     const int64_t b = row->b, n = row_samples(row);
     for (int64_t i = b * n; i < (b + 1) * n; i++) {
         result_put_token(r, i, batch->fallback_token);
-        if (r->score) r->score[i] = NAN;
+        if (r->noisy_logit) r->noisy_logit[i] = NAN;
         if (r->logit) r->logit[i] = NAN;
         if (r->logprob) r->logprob[i] = NAN;
         if (r->rank) r->rank[i] = -1;
@@ -122,7 +123,7 @@ FS_CORE fs_winner row_race_entry(const fs_row *row, fs_noise noise, int32_t at, 
 }
 
 FS_CORE fs_noise row_noise(const fs_row *row, uint32_t sample) {
-    return noise_row(row->rules->seed, row->rules->position, sample, row->rules->stream);
+    return noise_row(row->rules->seed, row->rules->position, sample, row->rules->substream);
 }
 
 /* The best of a row's list above this key. */
@@ -157,7 +158,7 @@ FS_CORE int row_draw_inside(const fs_row *row, uint32_t sample) {
 FS_CORE int row_draw_all_inside(const fs_row *row) {
     const fs_needs *needs = &row->call->needs;
     const int nucleus = rules_top_p_alone(row->rules) && needs->mass_to_cut;
-    const int min_p = rules_min_p_alone(row->rules) && row->call->result->logits != FS_LOGITS_CUT;
+    const int min_p = rules_min_p_alone(row->rules) && row->call->result->logits_mode != FS_LOGITS_CUT;
     if (!(nucleus || min_p) || needs->rank_depth || row->summary->list.sorted) return 0;
     for (int32_t i = 0; i < needs->samples; i++)
         if (!row_draw_inside(row, (uint32_t)i)) return 0;
@@ -176,7 +177,7 @@ FS_CORE void row_cut(fs_row *row) {
     int looks_at_cut = r->log_z || r->logprob || r->rank || r->top_token || r->top_logit || r->top_logprob ||
                        r->watch_logprob;
     const int known = row->cut.proven && row->cut.survivors == row->cut.possible;
-    if (!known && r->logits == FS_LOGITS_CUT && looks_at_cut) row->open = 1;
+    if (!known && r->logits_mode == FS_LOGITS_CUT && looks_at_cut) row->open = 1;
 }
 
 /* Races the survivors again, one sample or (without replacement) all: only they are left, so noise is drawn for them
@@ -228,7 +229,7 @@ FS_CORE int row_key_is_ahead(const fs_row *row, uint64_t key, uint32_t ordered, 
 
 /* Exact up to the depth every list proves, or (on request) if nobody with a part in it was left out of the list. */
 FS_CORE int32_t row_rank(fs_row *row, float x, float y, uint32_t token) {
-    const int32_t kind = row->call->result->logits;
+    const int32_t kind = row->call->result->logits_mode;
     const uint32_t flags = row->call->batch->flags;
     fs_list *list = row_list(row);
     const uint32_t ordered = ordered_float(kind == FS_LOGITS_RAW ? x : y), bound = (uint32_t)(list->bound >> 32);
@@ -255,7 +256,7 @@ FS_CORE void row_write_sample(fs_row *row, int64_t i, int64_t token, float x, fl
     const int64_t at = row->b * row_samples(row) + i;
     float logit = row_logit(row, x, y);
     result_put_token(r, at, token);
-    if (r->score) r->score[at] = (float)score;
+    if (r->noisy_logit) r->noisy_logit[at] = (float)score;
     if (r->logit) r->logit[at] = logit;
     if (r->logprob) r->logprob[at] = (float)row_logprob(row, logit, y, (uint32_t)token);
     if (r->rank) r->rank[at] = y != y ? -1 : row_rank(row, x, y, (uint32_t)token);
@@ -265,7 +266,7 @@ FS_CORE void row_write_no_sample(fs_row *row, int64_t i) {
     const fs_result *r = row->call->result;
     const int64_t at = row->b * row_samples(row) + i;
     result_put_token(r, at, row->call->batch->fallback_token);
-    if (r->score) r->score[at] = NAN;
+    if (r->noisy_logit) r->noisy_logit[at] = NAN;
     if (r->logit) r->logit[at] = NAN;
     if (r->logprob) r->logprob[at] = NAN;
     if (r->rank) r->rank[at] = -1;
@@ -302,7 +303,7 @@ FS_CORE void row_write_top(fs_row *row) {
     if (!result_wants_top(r)) return;
     fs_list *list = row_list(row);
     int32_t there = list->count;
-    if (r->logits == FS_LOGITS_CUT && row->has_cut && row->cut.survivors < there) there = row->cut.survivors;
+    if (r->logits_mode == FS_LOGITS_CUT && row->has_cut && row->cut.survivors < there) there = row->cut.survivors;
     for (int32_t i = 0; i < r->top_count; i++) {
         const uint64_t key = i < there ? list->key[list_at(list, i)] : FS_KEY_NONE;
         if (i < there && key <= list->bound) row->open = 1;
@@ -331,13 +332,13 @@ FS_CORE void row_write_watch(const fs_row *row) {
 FS_CORE double row_log_z(fs_row *row) {
     const fs_summary *s = row->summary;
     const fs_result *r = row->call->result;
-    const int raw = r->logits == FS_LOGITS_RAW;
+    const int raw = r->logits_mode == FS_LOGITS_RAW;
     const fs_mass mass = raw ? s->raw_mass : s->mass; /* no address: a GPU keeps the summary in registers */
     if (!result_wants_log_z(r)) return NAN;
     const float largest = row_logit(row, s->max_x, s->max_y);
     if (!(largest < INFINITY)) return INFINITY;
     const double least = row->call->needs.bounded ? (double)largest : -INFINITY;
-    if (r->logits == FS_LOGITS_CUT && row->has_cut) return row->cut.log_z > least ? row->cut.log_z : least;
+    if (r->logits_mode == FS_LOGITS_CUT && row->has_cut) return row->cut.log_z > least ? row->cut.log_z : least;
     const double log_z = mass_log(&mass);
     if (!mass_is_far(&mass)) return log_z > least ? log_z : least;
     row->status |= FS_ROW_FAR;
@@ -347,7 +348,7 @@ FS_CORE double row_log_z(fs_row *row) {
 /* Writes every result of row b, or returns 0 if the row's lists do not prove what was asked: it needs a second pass
  * with longer lists, and what is in its results until then means nothing. With `final` it always writes, and such a row
  * is FS_ROW_INCOMPLETE. The summary's lists are reordered. `extra` are status bits to add. scratch [samples]. */
-FS_CORE int finish_row(const fs_call *call, int64_t b, const fs_rules *rules, fs_summary *summary, uint32_t extra,
+FS_CORE int finish_row(const fs_call *call, int64_t b, const fs_row_rules *rules, fs_summary *summary, uint32_t extra,
                        int final, fs_winner *scratch) {
     const fs_result *r = call->result;
     fs_row row;

@@ -10,41 +10,30 @@
 
 #include "flashsampling.h"
 
-/* What lies beside the data. */
-#define FS_FORMAT_SCALED 1u     /* a scale for each group: head.weight_scale */
-#define FS_FORMAT_ZEROED 2u     /* and a zero point, where head.weight_zero is there */
-#define FS_FORMAT_SCALED_ALL 4u /* one scale for all: head.weight_scale_all */
-
-/* row(name, numbers in a block, bytes of a block, what lies beside it); a block is the least that can be addressed. The
- * float formats come first: hidden states and stored logits have one of them too, and so far no backend has kernels for
- * others. */
+/* row(name, numbers in a block, bytes of a block); a block is the least that can be addressed. The float formats come
+ * first: hidden states and stored logits have one of them too, and so far no backend has kernels for others. */
 /* clang-format off */
-#define FS_FORMAT_TABLE(row)                                         \
-    row(F32,        1,   4, 0)                                       \
-    row(F16,        1,   2, 0)                                       \
-    row(BF16,       1,   2, 0)                                       \
-    row(FP8_E4M3,   1,   1, FS_FORMAT_SCALED)                        \
-    row(INT8,       1,   1, FS_FORMAT_SCALED | FS_FORMAT_ZEROED)     \
-    row(INT4,       2,   1, FS_FORMAT_SCALED | FS_FORMAT_ZEROED)     \
-    row(NVFP4,      2,   1, FS_FORMAT_SCALED | FS_FORMAT_SCALED_ALL) \
-    row(Q8_0,      32,  34, 0)                                       \
-    row(Q5_K,     256, 176, 0)                                       \
-    row(Q6_K,     256, 210, 0)
+#define FS_FORMAT_TABLE(row) \
+    row(F32,    1,   4)      \
+    row(F16,    1,   2)      \
+    row(BF16,   1,   2)      \
+    row(Q8_0,  32,  34)      \
+    row(Q5_K, 256, 176)      \
+    row(Q6_K, 256, 210)
 /* clang-format on */
 
 /* FS_FORMAT_F32: the row of FS_F32, and so on. */
-#define FS_FORMAT_NUMBER(name, numbers, bytes, beside) FS_FORMAT_##name,
+#define FS_FORMAT_NUMBER(name, numbers, bytes) FS_FORMAT_##name,
 enum { FS_FORMAT_TABLE(FS_FORMAT_NUMBER) FS_FORMATS, FS_FLOAT_FORMATS = FS_FORMAT_BF16 + 1 };
 #undef FS_FORMAT_NUMBER
 
 typedef struct fs_format {
     int32_t numbers, bytes; /* of a block */
-    uint32_t beside;        /* FS_FORMAT_... */
 } fs_format;
 
 /* The row of a dtype; -1: numbers are not stored in it. */
 FS_CORE int32_t format_of(int32_t dtype) {
-#define FS_FORMAT_CASE(name, numbers, bytes, beside)                                                                   \
+#define FS_FORMAT_CASE(name, numbers, bytes)                                                                           \
     case FS_##name:                                                                                                    \
         return FS_FORMAT_##name;
     switch (dtype) { FS_FORMAT_TABLE(FS_FORMAT_CASE) }
@@ -54,10 +43,10 @@ FS_CORE int32_t format_of(int32_t dtype) {
 
 /* A switch, which both compilers know how to fold: device code cannot read an array of the host's. */
 FS_CORE fs_format format_at(int32_t format) {
-    fs_format f = {1, 1, 0};
-#define FS_FORMAT_CASE(name, numbers_, bytes_, beside_)                                                                \
+    fs_format f = {1, 1};
+#define FS_FORMAT_CASE(name, numbers_, bytes_)                                                                         \
     case FS_FORMAT_##name:                                                                                             \
-        f.numbers = numbers_, f.bytes = bytes_, f.beside = beside_;                                                    \
+        f.numbers = numbers_, f.bytes = bytes_;                                                                        \
         break;
     switch (format) { FS_FORMAT_TABLE(FS_FORMAT_CASE) } /* NOLINT(bugprone-branch-clone): some are alike */
 #undef FS_FORMAT_CASE
@@ -83,7 +72,7 @@ FS_CORE int64_t format_row_bytes(int32_t format, int64_t columns) {
 
 /* ------------------------------------------------------------------------------------------------- matrices ---- */
 
-/* Rows of floats: hidden states [B, D], or stored logits [B, V]. */
+/* Rows of numbers: weights [V, D], hidden states [B, D], or stored logits [B, V]. */
 typedef struct fs_matrix {
     const char *data;
     int64_t stride;
@@ -96,6 +85,10 @@ FS_CORE fs_matrix matrix_of(const void *data, int64_t stride, int32_t dtype, int
     return m;
 }
 
+FS_CORE fs_matrix weights_of_head(const fs_head *head) {
+    return matrix_of(head->data, head->stride, head->dtype, head->dim);
+}
+
 FS_CORE fs_matrix hidden_of_batch(const fs_head *head, const fs_batch *batch) {
     return matrix_of(batch->hidden, batch->hidden_stride, batch->hidden_dtype, head->dim);
 }
@@ -106,35 +99,6 @@ FS_CORE fs_matrix logits_of_head(const fs_head *head) {
 
 FS_CORE const char *matrix_row(const fs_matrix *m, int64_t row) {
     return m->data + row * m->stride;
-}
-
-/* W [V, D]: w = (q - zero) * scale * scale_all, one scale and one zero point for group_rows x group of them. */
-typedef struct fs_weights {
-    const char *data;
-    int64_t stride;
-    int32_t format;
-    int32_t group_rows, group;
-    fs_matrix scale, zero; /* [ceil(V / group_rows), ceil(D / group)]; data NULL: 1, and 0 */
-    float scale_all;
-} fs_weights;
-
-FS_CORE fs_weights weights_of_head(const fs_head *head) {
-    const fs_matrix data = matrix_of(head->data, head->stride, head->dtype, head->dim);
-    const int64_t group = head->group ? head->group : head->dim, groups = group ? (head->dim + group - 1) / group : 0;
-    fs_weights w;
-    w.data = data.data;
-    w.stride = data.stride;
-    w.format = data.format;
-    w.group_rows = head->group_rows ? head->group_rows : 1;
-    w.group = (int32_t)group;
-    w.scale = matrix_of(head->weight_scale, head->weight_scale_stride, head->weight_scale_dtype, groups);
-    w.zero = matrix_of(head->weight_zero, 0, head->weight_zero_dtype, groups);
-    w.scale_all = head->weight_scale_all != 0.0f ? head->weight_scale_all : 1.0f;
-    return w;
-}
-
-FS_CORE const char *weights_row(const fs_weights *w, int64_t row) {
-    return w->data + row * w->stride;
 }
 
 /* Element i of a row of floats of a format, at any address. */

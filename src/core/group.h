@@ -56,7 +56,7 @@ FS_CORE void choice_add(fs_choice *choice, const fs_group *group, uint32_t index
 }
 
 /* Greedy rows have no distribution to factor, nor have rows with a logit of +inf. */
-FS_CORE int group_is_a_law(const fs_rules *rules, uint32_t flags) {
+FS_CORE int group_is_a_law(const fs_row_rules *rules, uint32_t flags) {
     return !rules->greedy && !(flags & FS_ROW_INF);
 }
 

@@ -6,7 +6,7 @@ static int32_t largest(int32_t a, int32_t b) {
 
 /* Entries row `rules` needs to prove its cut, or `most` of them. With ties kept, room for as many again: where logits
  * were rounded to bf16, most rows have ties at the k-th place. */
-static int32_t keep_for_cut(const fs_batch *batch, const fs_rules *rules, int64_t most) {
+static int32_t keep_for_cut(const fs_batch *batch, const fs_row_rules *rules, int64_t most) {
     if (!rules_cut(rules)) return 0;
     int64_t keep = FS_LIST_DEFAULT;
     if (rules->top_k > 0) keep = batch->flags & FS_KEEP_TIES_TOP_K ? 2 * (int64_t)rules->top_k + 64 : rules->top_k;
@@ -26,7 +26,7 @@ static int lists_are_tokens(const fs_batch *batch, int64_t vocab, int64_t b, int
     const fs_edits edits = batch_edits(batch, b, slot);
     const int64_t given = watch_given(batch);
     if (edits.count && !are_tokens(batch->edit_token + edits.first, edits.count, vocab)) return 0;
-    if (given && !are_tokens(batch->given + b * given, given, vocab)) return 0;
+    if (given && !are_tokens(batch->score_token + b * given, given, vocab)) return 0;
     const int64_t *offset = batch->count_offset ? batch->count_offset + slot : NULL;
     if (offset && offset[1] > offset[0] && !are_tokens(batch->count_token + offset[0], offset[1] - offset[0], vocab))
         return 0;
@@ -35,14 +35,14 @@ static int lists_are_tokens(const fs_batch *batch, int64_t vocab, int64_t b, int
            are_tokens(batch->watch_token + offset[0], offset[1] - offset[0], vocab);
 }
 
-fs_rules fs_rules_of_row(const fs_batch *batch, int64_t vocab, int64_t b) {
-    fs_rules rules = rules_of_row(batch, vocab, b);
+fs_row_rules fs_row_rules_of(const fs_batch *batch, int64_t vocab, int64_t b) {
+    fs_row_rules rules = rules_of_row(batch, batch->rules, batch->limits, vocab, b);
     if (rules.slot >= 0 && !lists_are_tokens(batch, vocab, b, rules.slot)) rules.status |= FS_ROW_BAD_TOKEN;
     return rules;
 }
 
 /* What a row that is drawn adds. */
-static void add_row(fs_needs *needs, const fs_batch *batch, const fs_rules *rules, int64_t most) {
+static void add_row(fs_needs *needs, const fs_batch *batch, const fs_row_rules *rules, int64_t most) {
     needs->keep = largest(needs->keep, keep_for_cut(batch, rules, most));
     needs->winner_logit |= rules_cut(rules);
     if (batch->flags & FS_CUT_BEFORE_TEMPERATURE) needs->cut_mass |= rules_top_p_of_row(rules, batch->flags);
@@ -54,12 +54,12 @@ static fs_needs needs_before_rows(const fs_batch *batch, const fs_result *result
     needs.bounded = result_wants_log_z(result);
     needs.max |= needs.bounded;
     needs.mass_to_cut = !needs.mass &&
-                        !(result->logits == FS_LOGITS_CUT && (result->rank || result->top_token || result->top_logit));
+                        !(result->logits_mode == FS_LOGITS_CUT && (result->rank || result->top_token || result->top_logit));
     return needs;
 }
 
 static void needs_after_rows(fs_needs *needs, const fs_head *head, const fs_batch *batch, const fs_result *result) {
-    const int raw = result->logits == FS_LOGITS_RAW;
+    const int raw = result->logits_mode == FS_LOGITS_RAW;
     needs->mass_to_cut &= needs->mass;
     int32_t depth = result_wants_top(result) ? result->top_count : 0;
     if (result->rank) depth = largest(depth, FS_RANK_DEPTH);
@@ -78,7 +78,7 @@ static void needs_after_rows(fs_needs *needs, const fs_head *head, const fs_batc
 fs_needs fs_needs_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
     fs_needs needs = needs_before_rows(batch, result);
     for (int64_t b = 0; b < batch->rows; b++) {
-        fs_rules rules = rules_of_row(batch, head_vocab(head), b);
+        fs_row_rules rules = rules_of_row(batch, batch->rules, batch->limits, head_vocab(head), b);
         if (rules_drop_row(&rules)) continue;
         add_row(&needs, batch, &rules, FS_LIST_MOST);
         needs.edited |= batch_edits(batch, b, rules.slot).count > 0;
@@ -91,21 +91,22 @@ fs_needs fs_needs_of(const fs_head *head, const fs_batch *batch, const fs_result
 
 fs_needs fs_needs_of_any(const fs_head *head, const fs_batch *batch, const fs_result *result) {
     const uint32_t may = batch_rules(head, batch);
-    const uint32_t varies = (batch->top_k ? FS_RULE_TOP_K : 0u) | (batch->top_p ? FS_RULE_TOP_P : 0u) |
-                            (batch->min_p ? FS_RULE_MIN_P : 0u);
-    const int32_t said = batch->limits.top_k ? batch->limits.top_k : FS_LIST_DEFAULT;
+    const fs_rules *asked = batch->rules;
+    const uint32_t varies = (asked->top_k.per_slot ? FS_RULE_TOP_K : 0u) | (asked->top_p.per_slot ? FS_RULE_TOP_P : 0u) |
+                            (asked->min_p.per_slot ? FS_RULE_MIN_P : 0u);
+    const int32_t said = batch->limits->top_k ? batch->limits->top_k : FS_LIST_DEFAULT;
     fs_needs needs = needs_before_rows(batch, result);
     for (uint32_t uses = 0; uses < 8; uses++) { /* the first three rules */
-        fs_rules rules;
+        fs_row_rules rules;
         if (uses & ~may || (may & ~varies & 7) & ~uses) continue;
         memset(&rules, 0, sizeof rules);
-        if (uses & FS_RULE_TOP_K) rules.top_k = batch->top_k ? said : batch->all.top_k;
+        if (uses & FS_RULE_TOP_K) rules.top_k = asked->top_k.per_slot ? said : asked->top_k.value;
         rules.top_p = uses & FS_RULE_TOP_P ? 0.5f : 1.0f;
         rules.log_min_p = uses & FS_RULE_MIN_P ? -1.0 : -INFINITY;
         add_row(&needs, batch, &rules, FS_TOKEN_LIMIT); /* nobody makes a second pass */
     }
     needs.edited = (may & (FS_RULE_EDITS | FS_RULE_PENALTIES)) != 0;
     needs_after_rows(&needs, head, batch, result);
-    needs.watched = watch_given(batch) * batch->rows + (watches(batch, result) ? batch->limits.watched : 0);
+    needs.watched = watch_given(batch) * batch->rows + (watches(batch, result) ? batch->limits->watched : 0);
     return needs;
 }

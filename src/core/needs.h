@@ -15,8 +15,8 @@ typedef struct fs_call {
     const fs_head *head;
     const fs_batch *batch;
     const fs_result *result;
-    const fs_rules *rules; /* [B]; NULL where a backend hands every row's over by itself */
-    int64_t vocab;         /* real vocabulary size */
+    const fs_row_rules *rules; /* [B]; NULL where a backend hands every row's over by itself */
+    int64_t vocab;             /* real vocabulary size */
     fs_needs needs;
 } fs_call;
 
@@ -26,18 +26,20 @@ FS_CORE int64_t head_vocab(const fs_head *head) {
 
 /* FS_RULE_... that rows may use. */
 FS_CORE uint32_t batch_rules(const fs_head *h, const fs_batch *b) {
-    const fs_slot_values *all = &b->all;
-    const int top_k = b->top_k || (all->top_k > 0 && all->top_k < head_vocab(h));
-    const int priced = b->repetition || b->frequency || b->presence || all->repetition != 1.0f ||
-                       all->frequency != 0.0f || all->presence != 0.0f;
+    const int64_t vocab = head_vocab(h);
     uint32_t rules = 0;
-    if (top_k) rules |= FS_RULE_TOP_K;
-    if (b->top_p || all->top_p < 1.0f) rules |= FS_RULE_TOP_P;
-    if (b->min_p || all->min_p > 0.0f) rules |= FS_RULE_MIN_P;
+#define FS_RULE_MAY(name, type, bit, off, used, least, most, status, about)                                            \
+    {                                                                                                                  \
+        const type v = b->rules->name.value;                                                                           \
+        if (b->rules->name.per_slot || (used)) rules |= bit;                                                           \
+    }
+    FS_RULE_TABLE(FS_RULE_MAY)
+#undef FS_RULE_MAY
+    if (!batch_penalises(b)) rules &= ~(uint32_t)FS_RULE_PENALTIES;
     if (b->allow) rules |= FS_RULE_ALLOW;
     if (b->edit_offset || b->edit_count) rules |= FS_RULE_EDITS;
-    if (batch_penalises(b) && priced) rules |= FS_RULE_PENALTIES;
-    return rules & ~b->limits.absent;
+    (void)vocab;
+    return rules & ~b->limits->absent;
 }
 
 /* Row b watches the given tokens of score mode, then its watch list. */
@@ -58,7 +60,7 @@ FS_CORE int64_t watch_before(const fs_batch *batch, int64_t b) {
 
 FS_CORE int32_t watch_token(const fs_batch *batch, int64_t b, int64_t i) {
     int64_t given = watch_given(batch);
-    return i < given ? batch->given[b * given + i] : batch->watch_token[batch->watch_offset[b] + i - given];
+    return i < given ? batch->score_token[b * given + i] : batch->watch_token[batch->watch_offset[b] + i - given];
 }
 
 /* Whether lists of watched tokens have a part in the call's results, or lie between others that have. */
@@ -89,7 +91,7 @@ FS_CORE int batch_is_grouped(const fs_batch *batch) {
 
 /* What follows from the call without a look at any row: all there is to the needs of rows without rules. */
 FS_CORE fs_needs needs_of_call(const fs_batch *batch, const fs_result *result) {
-    const int raw = result->logits == FS_LOGITS_RAW;
+    const int raw = result->logits_mode == FS_LOGITS_RAW;
     const int log_z = result_wants_log_z(result);
     fs_needs needs;
     memset(&needs, 0, sizeof needs);
@@ -113,7 +115,7 @@ FS_CORE int screen_serves(const fs_head *head, const fs_batch *batch, const fs_n
 
 /* rules_of_row, and whether the row's lists hold tokens, which nobody may use as such before: once a call, for host
  * memory. */
-fs_rules fs_rules_of_row(const fs_batch *batch, int64_t vocab, int64_t b);
+fs_row_rules fs_row_rules_of(const fs_batch *batch, int64_t vocab, int64_t b);
 
 /* Reads the per-slot arrays of every row, so only where they are host memory. */
 fs_needs fs_needs_of(const fs_head *head, const fs_batch *batch, const fs_result *result);

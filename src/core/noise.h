@@ -1,7 +1,7 @@
 /* noise.h - where noise is made: the Gumbel value of a token is a pure function of
- * (seed, position, sample, stream, global token id) and of nothing else. docs/noise.md is the specification.
+ * (seed, position, sample, substream, global token id) and of nothing else. docs/noise.md is the specification.
  *
- *   (seed, position, sample, stream) --Philox--> name of a draw --Philox--> marks of a block of 128 ids, with
+ *   (seed, position, sample, substream) --Philox--> name of a draw --Philox--> marks of a block of 128 ids, with
  *                                                                           their prefixes
  *                                                             \--Philox--> extension of one id
  *
@@ -64,9 +64,9 @@ typedef struct fs_walk {
     uint32_t prefix;   /* and the first 16 bits of its w */
 } fs_walk;
 
-FS_CORE fs_noise noise_row(uint64_t seed, uint64_t position, uint32_t sample, uint32_t stream) {
+FS_CORE fs_noise noise_row(uint64_t seed, uint64_t position, uint32_t sample, uint32_t substream) {
     fs_words r = philox4x32((uint32_t)seed, (uint32_t)(seed >> 32), (uint32_t)position, (uint32_t)(position >> 32),
-                            sample, stream);
+                            sample, substream);
     fs_noise noise = {r.w[0], r.w[1], r.w[2]};
     return noise;
 }

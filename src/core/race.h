@@ -6,7 +6,7 @@
 #include "rules.h"
 
 /* l + noise. Temperature has divided the logit before the noise is added; greedy rows race without noise. */
-FS_CORE double race_score(const fs_rules *rules, int32_t kind, fs_noise noise, uint32_t token, float y) {
+FS_CORE double race_score(const fs_row_rules *rules, int32_t kind, fs_noise noise, uint32_t token, float y) {
     float l = y * rules->inverse_temperature;
     if (rules->greedy) return (double)y;
     if (kind == FS_NOISE_FAST) return (double)(l + noise_gumbel_fast(noise, token));
@@ -14,7 +14,7 @@ FS_CORE double race_score(const fs_rules *rules, int32_t kind, fs_noise noise, u
 }
 
 /* The score, or -inf if it is surely below `floor`: for most tokens that takes no logarithm. */
-FS_CORE double race_score_from(const fs_rules *rules, int32_t kind, fs_noise noise, uint32_t token, float y,
+FS_CORE double race_score_from(const fs_row_rules *rules, int32_t kind, fs_noise noise, uint32_t token, float y,
                                double floor) {
     if (rules->greedy || kind == FS_NOISE_FAST) return race_score(rules, kind, noise, token, y);
     const double l = (double)(y * rules->inverse_temperature);

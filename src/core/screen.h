@@ -25,6 +25,8 @@
 #include "hash.h"
 #include "philox.h"
 
+#include "flashsampling_screens.h"
+
 #include <math.h>
 
 #define FS_SCREEN_MAGIC 0x4E45455243535346u /* "FSSCREEN" */
@@ -231,13 +233,13 @@ FS_CORE int screen_round(float t, uint32_t random16) {
 
 /* The hash of four weights of each token of a strip. It detects another head and rows that were trained further, and
  * reads four cache lines a row. The columns depend on the token's id, so slices agree. */
-FS_CORE uint64_t screen_sample_hash(const fs_head *head, const fs_weights *w, int64_t strip) {
+FS_CORE uint64_t screen_sample_hash(const fs_head *head, const fs_matrix *w, int64_t strip) {
     const int64_t rows = head->rows, dim = head->dim;
     uint64_t hash = 0;
     for (int64_t v = strip * FS_SCREEN_TOKENS; v < (strip + 1) * FS_SCREEN_TOKENS && v < rows; v++)
         for (int i = 0; i < 4; i++) {
             const int64_t d = (int64_t)(hash_end((uint64_t)(head->first_token + v) * 4 + (uint64_t)i) % (uint64_t)dim);
-            hash = hash_mix(hash, float_bits(element_at(weights_row(w, v), w->format, d)));
+            hash = hash_mix(hash, float_bits(element_at(matrix_row(w, v), w->format, d)));
         }
     return hash_end(hash);
 }

@@ -12,8 +12,8 @@ typedef struct fs_screen_token {
     double square, square_of_screen; /* |w|^2 so far, and that of the screen */
 } fs_screen_token;
 
-FS_CORE void load_span(const fs_weights *weights, int64_t v, int64_t dim, int64_t from, float *w) {
-    const char *row = weights_row(weights, v);
+FS_CORE void load_span(const fs_matrix *weights, int64_t v, int64_t dim, int64_t from, float *w) {
+    const char *row = matrix_row(weights, v);
     for (int i = 0; i < FS_SCREEN_SPAN; i++) w[i] = from + i < dim ? element_at(row, weights->format, from + i) : 0.0f;
 }
 
@@ -90,7 +90,7 @@ FS_CORE int is_finite(const float *w) {
 }
 
 /* The hash of all weights of token `at` of a strip. */
-FS_CORE uint64_t token_hash(const fs_head *head, const fs_weights *weights, int64_t number, int at) {
+FS_CORE uint64_t token_hash(const fs_head *head, const fs_matrix *weights, int64_t number, int at) {
     const int64_t v = number * FS_SCREEN_TOKENS + at;
     uint64_t hash = 0;
     float w[FS_SCREEN_SPAN];
@@ -103,7 +103,7 @@ FS_CORE uint64_t token_hash(const fs_head *head, const fs_weights *weights, int6
 
 /* Token `at` of a strip whose bytes are zero. Those of 4 bits share bytes with the token 8 before or behind it. Returns
  * the token's hash. */
-FS_CORE uint64_t make_token(const fs_screen_header *h, const fs_weights *weights, int64_t number, int at,
+FS_CORE uint64_t make_token(const fs_screen_header *h, const fs_matrix *weights, int64_t number, int at,
                             unsigned char *strip) {
     const int64_t record_bytes = screen_record_bytes(h->format), v = number * FS_SCREEN_TOKENS + at;
     fs_screen_token t;

@@ -175,7 +175,7 @@ FS_CORE void wire_put_row(const fs_call *call, int64_t b, const fs_summary *s, v
 }
 
 /* What of a row is in front of its lists, which begin where it returns. */
-FS_CORE const char *wire_get_front(const fs_call *call, int64_t b, const fs_rules *rules, const void *part,
+FS_CORE const char *wire_get_front(const fs_call *call, int64_t b, const fs_row_rules *rules, const void *part,
                                    fs_summary *s) {
     const fs_needs *needs = &call->needs;
     const char *at = (const char *)part + wire_row_at(call, b);
@@ -207,7 +207,7 @@ FS_CORE const char *wire_get_front(const fs_call *call, int64_t b, const fs_rule
 
 /* Lists of the summary must have room for needs.keep and needs.keep_raw entries. Whatever the bytes are, keys are none
  * or those of ids of the vocabulary, and the logits in them are numbers. */
-FS_CORE void wire_get_row(const fs_call *call, int64_t b, const fs_rules *rules, const void *part, fs_summary *s) {
+FS_CORE void wire_get_row(const fs_call *call, int64_t b, const fs_row_rules *rules, const void *part, fs_summary *s) {
     const fs_needs *needs = &call->needs;
     const char *at = wire_get_front(call, b, rules, part, s);
     at = wire_get_list(at, &s->list, needs->keep, needs->raw_column, call->vocab);

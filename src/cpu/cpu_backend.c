@@ -102,16 +102,16 @@ static fs_job sample_of(const fs_context *context, const fs_head *head, const fs
     return job;
 }
 
-static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result) {
+    fs_counters *counters = &context->counters;
     fs_cpu *cpu = context->state;
     fs_job job = sample_of(context, head, batch, result);
     size_t extra_bytes = 0;
     if (job.screened) job.screened = !fs_job_skips_screen(&job, context);
     FS_TRY(fs_job_take_memory(&job, context));
-    FS_TRY(fs_job_draw(&job, context, &result->fallback_rows, &extra_bytes));
-    if (job.screened) result->screened_rows = job.screened_rows, result->screened_dots = job.screened_dots;
-    result->work_bytes = (int64_t)(cpu->work.used + extra_bytes);
-    result->wire_bytes = 0;
+    FS_TRY(fs_job_draw(&job, context, &counters->fallback_rows, &extra_bytes));
+    if (job.screened) counters->screened_rows = job.screened_rows, counters->screened_dots = job.screened_dots;
+    counters->work_bytes = (int64_t)(cpu->work.used + extra_bytes);
     return FS_OK;
 }
 

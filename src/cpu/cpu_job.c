@@ -63,7 +63,7 @@ static int job_layout(fs_job *job, fs_context *context, fs_arena *arena) {
     if (arena_fits(arena)) {
         active = 0;
         for (int64_t b = 0; b < batch->rows; b++) {
-            job->rules[b] = fs_rules_of_row(batch, job->call.vocab, b);
+            job->rules[b] = fs_row_rules_of(batch, job->call.vocab, b);
             if (!rules_drop_row(&job->rules[b])) job->row[active++] = (int32_t)b;
         }
     }

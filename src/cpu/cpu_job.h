@@ -14,7 +14,7 @@
 typedef struct fs_job {
     fs_call call;
     fs_pass pass;
-    fs_rules *rules;  /* [B] */
+    fs_row_rules *rules;  /* [B] */
     int32_t *row;     /* [B] rows that take part */
     uint8_t *state;   /* [B] see cpu_second.h */
     fs_summary *kept; /* [B] where there are lists, of rows whose results are not there: what the first pass knows */

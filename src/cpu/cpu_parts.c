@@ -69,7 +69,7 @@ typedef struct fs_merging {
     uint64_t hash;
     int64_t (*shard)[2];       /* [count] if sealed, like the next: which ids a part speaks of */
     const char **fault;        /* [count] what is wrong with a part, or NULL */
-    fs_rules *rules;           /* [B] */
+    fs_row_rules *rules;           /* [B] */
     fs_merge_scratch *scratch; /* [tasks] */
 } fs_merging;
 
@@ -124,9 +124,9 @@ static fs_status check_parts(fs_context *context, fs_merging *m) {
 
 static void merge_row(const fs_merging *m, fs_merge_scratch *scratch, int64_t b) {
     const fs_call *call = m->call;
-    const fs_rules *rules = &call->rules[b];
+    const fs_row_rules *rules = &call->rules[b];
     const int grouped = call->batch->mode == FS_MODE_GROUP_PARALLEL;
-    const fs_noise noise = noise_row(rules->seed, rules->position, 0, rules->stream);
+    const fs_noise noise = noise_row(rules->seed, rules->position, 0, rules->substream);
     fs_choice choice = choice_none();
     for (int32_t i = 0; i < m->count; i++) {
         fs_summary *to = i == 0 ? &scratch->into : &scratch->from;
@@ -150,7 +150,7 @@ static void merge_task(void *arg, int32_t task) {
 }
 
 fs_status fs_cpu_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
-                       int32_t count, int32_t least, int32_t sealed, fs_result *result) {
+                       int32_t count, int32_t least, int32_t sealed, const fs_result *result) {
     fs_cpu *cpu = context->state;
     fs_job job = fs_job_of_part(head, batch, result, least);
     fs_call *call = &job.call;
@@ -173,13 +173,12 @@ fs_status fs_cpu_merge(fs_context *context, const fs_head *head, const fs_batch 
     if (!parts) return FS_OK;
     fs_arena arena = cpu->work;
     layout_merge(&m, &arena);
-    for (int64_t b = 0; b < batch->rows; b++) m.rules[b] = fs_rules_of_row(batch, call->vocab, b);
+    for (int64_t b = 0; b < batch->rows; b++) m.rules[b] = fs_row_rules_of(batch, call->vocab, b);
     call->rules = m.rules;
 
     if (sealed) FS_TRY(check_parts(context, &m));
     fs_pass_parallel(cpu, m.tasks, merge_task, &m);
-    result->fallback_rows = 0;
-    result->work_bytes = (int64_t)size.used;
-    result->wire_bytes = (int64_t)wire_size(call);
+    context->counters.work_bytes = (int64_t)size.used;
+    context->counters.wire_bytes = (int64_t)wire_size(call);
     return FS_OK;
 }

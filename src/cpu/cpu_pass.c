@@ -188,7 +188,7 @@ static int lists_serve_cuts(const fs_pass *pass) {
 
 /* A second pass knows the row's mass. Tokens with less than (1 - top_p) / V of it have together less than 1 - top_p, so
  * no nucleus has one; half of that, as the mass may be a rough one. */
-static double never_of(const fs_pass *pass, const fs_rules *rules) {
+static double never_of(const fs_pass *pass, const fs_row_rules *rules) {
     const fs_call *call = pass->call;
     if (!rules_top_p_of_row(rules, call->batch->flags) || rules->cut_scale != rules->inverse_temperature)
         return -INFINITY;
@@ -196,7 +196,7 @@ static double never_of(const fs_pass *pass, const fs_rules *rules) {
 }
 
 /* See rows_bound. Only where the row's whole mass decides and a list of another length is not asked for. */
-static double rare_of(const fs_pass *pass, const fs_rules *rules) {
+static double rare_of(const fs_pass *pass, const fs_row_rules *rules) {
     const fs_call *call = pass->call;
     if (!lists_serve_cuts(pass)) return -INFINITY;
     if (pass->whole) return never_of(pass, rules);
@@ -205,7 +205,7 @@ static double rare_of(const fs_pass *pass, const fs_rules *rules) {
 }
 
 /* See rows_near. Where min-p comes last, what it removes still counts as mass for a top-p of what is left. */
-static double near_of(const fs_pass *pass, const fs_rules *rules) {
+static double near_of(const fs_pass *pass, const fs_row_rules *rules) {
     const fs_batch *batch = pass->call->batch;
     const int of_left = rules->top_p < 1.0f && !rules_top_p_of_row(rules, batch->flags);
     if (!lists_serve_cuts(pass) || batch->list_capacity || (of_left && batch->flags & FS_MIN_P_LAST)) return -INFINITY;
@@ -214,12 +214,12 @@ static double near_of(const fs_pass *pass, const fs_rules *rules) {
 
 static void prepare_active(const fs_pass *pass, fs_active_row *active) {
     const fs_batch *batch = pass->call->batch;
-    const fs_rules *rules = &pass->call->rules[active->b];
+    const fs_row_rules *rules = &pass->call->rules[active->b];
     active->rare = active->stored.y ? -INFINITY : rare_of(pass, rules);
     active->near = active->stored.y ? -INFINITY : near_of(pass, rules);
     active->listed = !active->stored.y && pass->call->needs.keep && (rules_cut(rules) || pass->call->needs.rank_depth);
     for (int32_t i = 0; i < pass->call->needs.samples; i++)
-        active->noise[i] = noise_row(rules->seed, rules->position, (uint32_t)i, rules->stream);
+        active->noise[i] = noise_row(rules->seed, rules->position, (uint32_t)i, rules->substream);
     if (active->edits) {
         const int64_t first = batch_edits(batch, active->b, rules->slot).first;
         active->edit_bias = batch->edit_bias + first;

@@ -75,7 +75,7 @@ typedef struct fs_pass {
     int32_t largest;        /* only counted, for the largest call of these rows or fewer */
     int32_t block;          /* tokens per block, a multiple of FS_NOISE_BLOCK */
     int64_t groups;         /* group modes: number of groups, else 0 */
-    fs_weights weights;     /* these two of a head of weights */
+    fs_matrix weights;     /* these two of a head of weights */
     fs_hidden hidden;
     fs_active_row *active; /* [rows] */
     fs_summary *summary;   /* [tasks, rows] */
@@ -106,7 +106,7 @@ int fs_pass_layout(fs_pass *pass, fs_arena *arena);
 
 /* The log of the share of a row's mass below which a token is in no list of the usual length. Of a small top_p the
  * share is its own: where no token has that much, nuclei have more tokens than a list too. */
-static inline double pass_rare_share(const fs_pass *pass, const fs_rules *rules) {
+static inline double pass_rare_share(const fs_pass *pass, const fs_row_rules *rules) {
     const double least = fmin((double)rules->top_p, 1.0 - (double)rules->top_p);
     return log(least / (FS_NUCLEUS * (double)pass->call->needs.keep));
 }

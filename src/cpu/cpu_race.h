@@ -9,7 +9,7 @@
 
 /* One draw's race through one block. */
 typedef struct fs_race {
-    const fs_rules *rules;
+    const fs_row_rules *rules;
     fs_noise noise;
     fs_winner *winner; /* [n], descending */
     int32_t n;         /* 1, or all samples without replacement */
@@ -24,7 +24,7 @@ int fs_settle_later(struct fs_settle *settle, uint64_t key, uint64_t best);
 int fs_settle_token(struct fs_settle *settle, uint32_t token, float *x, float *y);
 
 /* No token with l at or below this beats a score without a mark. */
-FS_CORE double floor_below(const fs_rules *rules, uint64_t key) {
+FS_CORE double floor_below(const fs_row_rules *rules, uint64_t key) {
     if (key == FS_KEY_NONE) return -INFINITY;
     /* Slack covers the last bits of log on any library and of this subtraction, and lets in who is equal and has a
      * lower id; a lower floor is slower, never wrong. Below +inf for the same reason. */

@@ -58,7 +58,7 @@ static void add_count(int32_t *sum, int32_t more) {
     *sum = all > INT32_MAX ? INT32_MAX : all < INT32_MIN ? INT32_MIN : (int32_t)all;
 }
 
-static void transform_penalties(const fs_call *call, const fs_active_row *active, const fs_rules *rules,
+static void transform_penalties(const fs_call *call, const fs_active_row *active, const fs_row_rules *rules,
                                 int32_t *counts, fs_block block, float *y) {
     const fs_batch *batch = call->batch;
     const uint32_t *seen = mask_row(batch->seen, batch->seen_stride, rules->slot, call->vocab);
@@ -103,7 +103,7 @@ static int rows_edit(const fs_call *call, const fs_active_row *active) {
 /* Raw logits -> y, in the scratch. */
 static float *transform_rules(const fs_call *call, const fs_active_row *active, const fs_scratch *scratch,
                               fs_block block, const float *x) {
-    const fs_rules *rules = &call->rules[active->b];
+    const fs_row_rules *rules = &call->rules[active->b];
     const int64_t lead = block_lead(block);
     const int edits_last = (call->batch->flags & FS_EDITS_LAST) != 0;
     float *y = scratch->y;
@@ -196,7 +196,7 @@ FS_RACE void race_fast(fs_race *race, const float *x, const float *y, int64_t ba
 
 /* ---------------------------------------------------------------------------------------------------- reduce ---- */
 
-static void reduce_mass(const fs_call *call, const fs_scan *scan, const fs_rules *rules, const float *y,
+static void reduce_mass(const fs_call *call, const fs_scan *scan, const fs_row_rules *rules, const float *y,
                         const float *granule, float most, int64_t span, fs_mass *mass) {
     const float scale = rules->inverse_temperature;
     if (!call->needs.mass) return;
@@ -217,7 +217,7 @@ fs_mass fs_rows_mass(const fs_call *call, const fs_isa *isa, const fs_active_row
     return mass;
 }
 
-static void reduce_list(const fs_scan *scan, const fs_active_row *active, const fs_rules *rules, fs_block block,
+static void reduce_list(const fs_scan *scan, const fs_active_row *active, const fs_row_rules *rules, fs_block block,
                         const float *y, const float *granule, double log_mass, fs_summary *summary) {
     fs_list *list = &summary->list;
     const int64_t granules = block_span(block) / FS_GRANULE;
@@ -245,7 +245,7 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_active_row 
                     fs_block block, float *x, fs_shared_row shared, fs_summary *summary) {
     const fs_needs *needs = &call->needs;
     const fs_batch *batch = call->batch;
-    const fs_rules *rules = &call->rules[active->b];
+    const fs_row_rules *rules = &call->rules[active->b];
     const int64_t span = block_span(block), base = block.first - block_lead(block);
 
     transform_block(call->head, block, x);
@@ -321,7 +321,7 @@ int fs_settle_token(fs_settle *settle, uint32_t token, float *x, float *y) {
  * tells, as ever, that everything above it is there. A list that has more than it has to keep raises it. */
 static void settle_list(const fs_isa *isa, fs_settle *settle, const float *y, int64_t base, int64_t span) {
     const fs_active_row *active = settle->active;
-    const fs_rules *rules = &settle->call->rules[active->b];
+    const fs_row_rules *rules = &settle->call->rules[active->b];
     fs_list *list = &settle->summary->list, bounds;
     memset(&bounds, 0, sizeof bounds);
     bounds.key = settle->key;
@@ -374,7 +374,7 @@ static uint64_t next_later(fs_settle *settle, int32_t tasks, int64_t apart) {
 
 void fs_rows_settle_later(fs_settle *settle, int32_t tasks, int64_t apart, fs_winner *winner) {
     const fs_call *call = settle->call;
-    const fs_rules *rules = &call->rules[settle->active->b];
+    const fs_row_rules *rules = &call->rules[settle->active->b];
     for (int32_t t = 0; t < tasks; t++) list_heapify(&settle[t * apart].later);
     for (uint64_t key; (key = next_later(settle, tasks, apart)) > winner->key && !settle_gave_up(settle);) {
         const uint32_t token = score_key_token(key);
@@ -425,7 +425,7 @@ static void loosen(const fs_head *head, float *x, int64_t n) {
 void fs_rows_settle(const fs_isa *isa, fs_settle *settle, fs_block block, float *x, uint64_t shared) {
     const fs_call *call = settle->call;
     const fs_active_row *active = settle->active;
-    const fs_rules *rules = &call->rules[active->b];
+    const fs_row_rules *rules = &call->rules[active->b];
     const fs_needs *needs = &call->needs;
     const int64_t span = block_span(block), base = block.first - block_lead(block);
     float *y = x;
@@ -453,7 +453,7 @@ void fs_rows_settle(const fs_isa *isa, fs_settle *settle, fs_block block, float 
 
 void fs_rows_race(const fs_call *call, const fs_isa *isa, const fs_active_row *active, const fs_scratch *scratch,
                   int32_t sample, float *y, int64_t base, int64_t span, fs_winner *winner) {
-    const fs_rules *rules = &call->rules[active->b];
+    const fs_row_rules *rules = &call->rules[active->b];
     const float most = isa->scan->survey(NULL, base, y, span, scratch->granule).most;
     fs_race race = {rules, active->noise[sample], winner, 1, FS_KEY_NONE, 0.0, NULL};
     if (!(most * rules->inverse_temperature > -INFINITY)) return;

@@ -83,7 +83,7 @@ typedef struct fs_settle {
     const fs_active_row *active;
     const fs_scratch *scratch;
     const fs_kernel *kernel;
-    const fs_weights *weights;
+    const fs_matrix *weights;
     const fs_hidden *hidden; /* of the row alone */
     fs_summary *summary;
     uint64_t *key;      /* [block + 3 FS_GRANULE] scratch, where rows have lists */
@@ -126,7 +126,7 @@ FS_CORE int bit_of(const uint32_t *words, int64_t id) {
  * (1 - top_p) / n of the mass has, as a rule, more than n of them, and no list of n entries proves it: so those are
  * not listed. Masses only grow: what some of one gives is below what all of it gives, and nobody has to guess. Whether
  * the cut is proven shows in the end (docs/findings/cpu-lists.md). */
-FS_CORE uint64_t rows_bound(const fs_active_row *active, const fs_rules *rules, double log_mass) {
+FS_CORE uint64_t rows_bound(const fs_active_row *active, const fs_row_rules *rules, double log_mass) {
     const double y = (log_mass + active->rare) / (double)rules->inverse_temperature;
     if (!(fabs(log_mass) <= (double)FS_EXP_EXACT) || !(fabs(y) < 1e30)) return FS_KEY_NONE;
     return order_key_behind((float)y);
@@ -134,7 +134,7 @@ FS_CORE uint64_t rows_bound(const fs_active_row *active, const fs_rules *rules, 
 
 /* The bound that min-p gives a row's list by the largest logit so far, which only grows. It leaves room for how the
  * cut itself rounds. FS_KEY_NONE: none. */
-FS_CORE uint64_t rows_near(const fs_active_row *active, const fs_rules *rules, float largest) {
+FS_CORE uint64_t rows_near(const fs_active_row *active, const fs_row_rules *rules, float largest) {
     const double y = (double)largest + active->near / (double)rules->cut_scale;
     if (!(fabs(y) < 1e30)) return FS_KEY_NONE;
     return order_key_behind((float)(y - (fabs(y) + fabs((double)largest)) * 0x1p-20 - 1e-30));

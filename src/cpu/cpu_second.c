@@ -63,7 +63,7 @@ static size_t take_store(fs_job *job, fs_context *context) {
 static void remember_wide(const fs_job *job, fs_cpu *cpu) {
     uint32_t seen = 0, wide = 0;
     for (int64_t b = 0; job->call.needs.keep && b < job->call.batch->rows; b++) {
-        const fs_rules *rules = &job->rules[b];
+        const fs_row_rules *rules = &job->rules[b];
         if (rules_drop_row(rules) || !fs_stored_serves(&job->call, rules)) continue;
         seen |= 1u << stored_kind(rules);
         if (job->state[b] == FS_DONE_WIDE || job->state[b] == FS_TO_STORE) wide |= 1u << stored_kind(rules);

@@ -3,7 +3,7 @@
 
 #include "core/finish.h"
 
-int fs_stored_serves(const fs_call *call, const fs_rules *rules) {
+int fs_stored_serves(const fs_call *call, const fs_row_rules *rules) {
     const fs_needs *needs = &call->needs;
     const int raw = needs->raw_column && (call->result->logit || call->result->logprob); /* which y does not tell */
     if (!needs->rough || needs->rank_depth || needs->keep_raw || raw || needs->ordered) return 0;
@@ -34,7 +34,7 @@ fs_stored fs_stored_at(const fs_call *call, float *memory) {
 typedef struct stored_row {
     const fs_pass *pass;
     const fs_active_row *active;
-    const fs_rules *rules;
+    const fs_row_rules *rules;
     const fs_summary *summary;
     const fs_scratch *scratch;
     int64_t count, base; /* places, and the id of the first */
@@ -155,7 +155,7 @@ static int settle(const stored_row *r, int32_t sample) {
 int fs_stored_finish(const fs_pass *pass, int32_t task, int32_t a, fs_summary *summary, uint32_t extra) {
     const fs_call *call = pass->call;
     const fs_active_row *active = &pass->active[a];
-    const fs_rules *rules = &call->rules[active->b];
+    const fs_row_rules *rules = &call->rules[active->b];
     const int64_t base = call->head->first_token / FS_GRANULE * FS_GRANULE;
     const stored_row r = {pass, active, rules, summary, &pass->scratch[task], places(call), base};
     int found = FS_STORED_DONE;
@@ -164,7 +164,7 @@ int fs_stored_finish(const fs_pass *pass, int32_t task, int32_t a, fs_summary *s
         found = !one || one > found ? one : found;
     }
     if (!found) return FS_STORED_DOUBT;
-    fs_rules settled = *rules; /* its cut is made */
+    fs_row_rules settled = *rules; /* its cut is made */
     settled.top_p = 1.0f;
     summary->list.count = 0;
     finish_row(call, active->b, &settled, summary, extra, 1, NULL);

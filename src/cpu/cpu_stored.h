@@ -14,16 +14,16 @@
 #include "cpu_pass.h"
 
 /* Whether a row can end so: top-p is its only cut, by a rough mass, and nothing that lists tell is asked for. */
-int fs_stored_serves(const fs_call *call, const fs_rules *rules);
+int fs_stored_serves(const fs_call *call, const fs_row_rules *rules);
 
 /* Rows that are alike, as far as their nuclei go: what some of them needed others will need. */
-static inline int stored_kind(const fs_rules *rules) {
+static inline int stored_kind(const fs_row_rules *rules) {
     const uint32_t mixed = float_bits(rules->temperature) * 0x9E3779B1u + float_bits(rules->top_p) * 0x85EBCA77u;
     return (int)((mixed ^ mixed >> 15) * 0xC2B2AE3Du >> 28);
 }
 
 /* Whether a pass stores the logits of such a row, if there is room. */
-static inline int stored_wanted(const fs_pass *pass, const fs_rules *rules) {
+static inline int stored_wanted(const fs_pass *pass, const fs_row_rules *rules) {
     return fs_stored_serves(pass->call, rules) && (pass->storing || pass->cpu->wide[stored_kind(rules)]);
 }
 

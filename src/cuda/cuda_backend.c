@@ -99,7 +99,7 @@ static fs_status cuda_open(fs_context *context) {
     if (!cuda) return FS_ERR_MEMORY;
     memset(cuda, 0, sizeof *cuda);
     context->state = cuda;
-    cuda->stream = context->options.stream;
+    cuda->stream = context->options.cuda_stream;
     fs_status status = fs_screen_most_rows(context, &cuda->screen_rows);
     if (status == FS_OK) status = fs_cuda_environment_read(context, &cuda->environment);
     if (cuda->environment.tile[0]) cuda->forced = cuda->environment.tile;
@@ -154,10 +154,11 @@ static void give_records(fs_cuda_args *args, const fs_cuda_room *room, int32_t g
 /* Whether a call is for tokens alone, and its rows differ in nothing but how they draw. */
 static int is_plain(const fs_cuda_args *args) {
     fs_batch bare = args->batch;
-    if (fs_cuda_has_rules(args) || batch_is_grouped(&bare) || !rules_are_uniform(&bare)) return 0;
-    bare.slot = NULL, bare.position = NULL, bare.seed = NULL, bare.temperature = NULL;
-    bare.all.temperature = 1.0f;
-    return rules_of_row(&bare, args->vocab, 0).status == 0 &&
+    fs_rules rules = args->rules;
+    if (fs_cuda_has_rules(args) || batch_is_grouped(&bare) || !rules_are_uniform(&bare, &rules)) return 0;
+    bare.slot = NULL, bare.position = NULL, bare.seed = NULL;
+    rules.temperature.per_slot = NULL, rules.temperature.value = 1.0f;
+    return rules_of_row(&bare, &rules, &args->limits, args->vocab, 0).status == 0 &&
            call_kind(args, !head_is_plain(&args->head)) == FS_CUDA_TOKENS;
 }
 
@@ -267,8 +268,8 @@ static fs_status launch_nothing(fs_context *context, fs_cuda_args *args) {
 
 fs_status fs_cuda_check_stream(fs_context *context) {
     FS_REQUIRE(context, ((const fs_cuda *)context->state)->stream,
-               "the stream is NULL: calls go to no default stream by accident; give options.stream or "
-               "fs_context_set_stream one, FS_STREAM_DEFAULT or fs_stream(handle) for CUDA's and torch's 0");
+               "the stream is NULL: calls go to no default stream by accident; give batch.cuda_stream, options.cuda_stream "
+               "or fs_context_set_stream one, FS_STREAM_DEFAULT or fs_stream(handle) for CUDA's and torch's 0");
     return FS_OK;
 }
 
@@ -292,6 +293,8 @@ fs_cuda_args fs_cuda_args_of(const fs_head *head, const fs_batch *batch, const f
     memset(&args, 0, sizeof args);
     args.head = *head;
     args.batch = *batch;
+    args.rules = *batch->rules;
+    args.limits = *batch->limits;
     args.result = *result;
     args.vocab = head_vocab(head);
     args.needs = needs_of_call(batch, result);
@@ -313,17 +316,15 @@ static fs_status enqueue(fs_context *context, fs_cuda_args *args, int64_t *work_
     return fs_cuda_pass(context, &room, args, NULL, NULL);
 }
 
-static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+static fs_status cuda_sample(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result) {
     if (batch->rows == 0) return FS_OK;
     FS_TRY(fs_cuda_check_stream(context));
     int before;
     fs_cuda_args args = fs_cuda_args_of(head, batch, result);
     FS_TRY(fs_cuda_enter(context, &before));
-    fs_status status = enqueue(context, &args, &result->work_bytes);
+    fs_status status = enqueue(context, &args, &context->counters.work_bytes);
     fs_cuda_leave(context->state, before);
-    FS_TRY(status);
-    result->fallback_rows = result->wire_bytes = 0;
-    return FS_OK;
+    return status;
 }
 
 /* Of a call whose rows may have rules, and with a screen, of all rows and of as many as may have their logits kept,

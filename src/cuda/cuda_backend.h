@@ -123,13 +123,13 @@ fs_status fs_cuda_copy(fs_context *context, void *to, const void *from, size_t b
 fs_status fs_cuda_part_room(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                             fs_cuda_room *room);
 fs_status fs_cuda_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
-                               fs_result *result, fs_status failed);
+                               const fs_result *result, fs_status failed);
 
 fs_status fs_cuda_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                                int32_t least, size_t *bytes);
 fs_status fs_cuda_partial(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                           int32_t least, int32_t sealed, void *part, size_t bytes);
 fs_status fs_cuda_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
-                        int32_t count, int32_t least, int32_t sealed, fs_result *result);
+                        int32_t count, int32_t least, int32_t sealed, const fs_result *result);
 
 #endif

@@ -191,7 +191,9 @@ typedef struct fs_cuda_screened {
 
 typedef struct fs_cuda_args {
     fs_head head; /* pointers are device memory here */
-    fs_batch batch;
+    fs_batch batch; /* what its rules and limits point to is host memory: here they are */
+    fs_rules rules;
+    fs_limits limits;
     fs_result result;
     int64_t vocab;
     int32_t first_row, rows; /* rows of the batch this launch draws, or their samples as rows (rows/samples.cu) */
@@ -235,7 +237,7 @@ static inline fs_cuda_kind call_kind(const fs_cuda_args *args, int32_t shaped) {
     if (args->groups.tiles) return FS_CUDA_GROUPED;
     if (shaped || args->needs.max) return FS_CUDA_SHAPED;
     const int more = args->needs.mass || args->needs.raw_mass ||
-                     (!args->leave_rows && (result->score || args->needs.winner_logit));
+                     (!args->leave_rows && (result->noisy_logit || args->needs.winner_logit));
     return more ? FS_CUDA_MASSES : FS_CUDA_TOKENS;
 }
 

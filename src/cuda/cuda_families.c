@@ -45,7 +45,7 @@ static fs_status launch_sm90(fs_context *context, const fs_cuda_plan *plan, cons
     fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;
     const fs_batch *batch = &args->batch;
-    const fs_weights w = weights_of_head(head);
+    const fs_matrix w = weights_of_head(head);
     const fs_matrix h = hidden_of_batch(head, batch);
     const int32_t h_rows = plan->shape->rows / plan->shape->cluster;
     fs_cuda_tensor of_w = {w.data, head->rows, head->dim, w.stride, w.format, FS_CUDA_TILE};

@@ -35,7 +35,7 @@
 #define FS_CUDA_STRETCH 16
 
 int fs_cuda_plan_aligned(const fs_head *head, const fs_batch *batch) {
-    const fs_weights w = weights_of_head(head);
+    const fs_matrix w = weights_of_head(head);
     const fs_matrix h = hidden_of_batch(head, batch);
     return (uintptr_t)w.data % 16 == 0 && (uintptr_t)h.data % 16 == 0 && w.stride % 16 == 0 && h.stride % 16 == 0;
 }

@@ -105,7 +105,7 @@ fs_cuda_team fs_cuda_plan_team(const fs_cuda_device *device, int64_t rows, int64
                                int32_t edited, int32_t base_bytes, int32_t forced);
 
 /* The words for what this backend does not do of such calls (backend.h). */
-const char *fs_cuda_lacks(const fs_outline *outline);
+const char *fs_cuda_lacks(const fs_call_desc *call);
 
 /* ---------------------------------------------------------------------------------------------- stored logits ---- */
 

@@ -38,7 +38,7 @@ static int is_listed(const fs_cuda_args *args) {
 static fs_status open_call(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                            int32_t sealed, fs_cuda_args *args, layout *l) {
     const fs_needs *needs = &args->needs;
-    FS_REQUIRE(context, !watches(batch, result) || batch->limits.watched || batch->rows == 0,
+    FS_REQUIRE(context, !watches(batch, result) || batch->limits->watched || batch->rows == 0,
                "batch.limits.watched is 0 (not said); over shards the cuda backend must know how many entries "
                "watch_token has, because it does not know the size of a part without");
     *args = fs_cuda_args_of(head, batch, result);
@@ -180,7 +180,7 @@ static fs_status size_merge(fs_context *context, const fs_cuda_args *args, const
 
 /* The launches of one call, the device being current. */
 static fs_status enqueue(fs_context *context, const fs_ranks *ranks, const fs_cuda_args *args, const layout *l,
-                         fs_result *result) {
+                         const fs_result *result) {
     const fs_cuda *cuda = context->state;
     fs_cuda_room room;
     FS_TRY(size_pass(context, args, l, &room));
@@ -198,14 +198,13 @@ static fs_status enqueue(fs_context *context, const fs_ranks *ranks, const fs_cu
     FS_TRY(drawn);
     FS_TRY(met);
     FS_TRY(merge_parts(context, args, l, all, ranks->count, merging));
-    result->work_bytes = (int64_t)fs_cuda_room_bytes(&room);
-    result->wire_bytes = (int64_t)l->bytes;
-    result->fallback_rows = 0;
+    context->counters.work_bytes = (int64_t)fs_cuda_room_bytes(&room);
+    context->counters.wire_bytes = (int64_t)l->bytes;
     return FS_OK;
 }
 
 fs_status fs_cuda_sample_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
-                               fs_result *result, fs_status failed) {
+                               const fs_result *result, fs_status failed) {
     fs_cuda_args args;
     layout l = {0};
     int before;
@@ -280,7 +279,7 @@ static fs_status merge_scattered(fs_context *context, const fs_cuda_args *args, 
 }
 
 fs_status fs_cuda_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
-                        int32_t count, int32_t least, int32_t sealed, fs_result *result) {
+                        int32_t count, int32_t least, int32_t sealed, const fs_result *result) {
     fs_cuda_args args;
     layout l = {0};
     int before;
@@ -289,15 +288,13 @@ fs_status fs_cuda_merge(fs_context *context, const fs_head *head, const fs_batch
     for (int32_t i = 0; i < count; i++)
         FS_REQUIRE(context, (uintptr_t)parts[i] % 8 == 0, "parts[%d] is %p, must be 8-byte aligned device memory", i,
                    parts[i]);
-    result->work_bytes = 0;
     if (batch->rows > 0) {
         FS_TRY(fs_cuda_check_stream(context));
         FS_TRY(fs_cuda_enter(context, &before));
-        const fs_status status = merge_scattered(context, &args, &l, parts, count, &result->work_bytes);
+        const fs_status status = merge_scattered(context, &args, &l, parts, count, &context->counters.work_bytes);
         fs_cuda_leave(context->state, before);
         FS_TRY(status);
     }
-    result->fallback_rows = 0;
-    result->wire_bytes = (int64_t)l.bytes;
+    context->counters.wire_bytes = (int64_t)l.bytes;
     return FS_OK;
 }

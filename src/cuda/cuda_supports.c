@@ -3,7 +3,7 @@
 
 #include "backend.h"
 
-const char *fs_cuda_lacks(const fs_outline *o) {
+const char *fs_cuda_lacks(const fs_call_desc *o) {
     const int grouped = o->mode == FS_MODE_GROUP_PARALLEL || o->mode == FS_MODE_GROUP_ONLINE;
     const uint32_t cuts = FS_RULE_TOP_K | FS_RULE_TOP_P | FS_RULE_MIN_P;
     const fs_lack table[] = {

@@ -103,7 +103,7 @@ static fs_status further_rounds(fs_round *first, fs_result *result, const int32_
     const int32_t by_y = needs->keep ? needs->keep : needs->keep_raw,
                   by_x = needs->keep_raw ? needs->keep_raw : needs->keep;
     int64_t least = by_y < by_x ? by_y : by_x;
-    result->fallback_rows = count_incomplete(result, rows);
+    first->context->counters.fallback_rows = count_incomplete(result, rows);
     while (least < vocab && count_incomplete(result, rows) > 0) {
         least = least * LONGER < vocab ? least * LONGER : vocab;
         for (int64_t b = 0; b < rows; b++) {
@@ -123,18 +123,22 @@ static fs_status further_rounds(fs_round *first, fs_result *result, const int32_
 }
 
 fs_status fs_dist_sample(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
-                         fs_result *result, fs_status failed) {
-    uint32_t *status = NULL, *asked = failed == FS_OK ? result->status : NULL;
+                         const fs_result *given, fs_status failed) {
+    uint32_t *status = NULL;
     int32_t *identity = NULL;
+    fs_result result = fs_result_default();
     fs_round round;
     memset(&round, 0, sizeof round);
     round.context = context;
     round.ranks = ranks;
-    if (failed == FS_OK) round = round_of(context, ranks, head, batch, result, 0);
-    FS_TRY(first_round(&round, result, &status, &identity, failed));
-    FS_TRY(further_rounds(&round, result, identity));
-    result->status = asked;
-    result->work_bytes += (int64_t)context->exchange_bytes;
-    result->wire_bytes = round.sent;
+    if (failed == FS_OK) {
+        result = *given;
+        round = round_of(context, ranks, head, batch, &result, 0);
+    }
+    FS_TRY(first_round(&round, &result, &status, &identity, failed));
+    const int64_t work_bytes = context->counters.work_bytes + (int64_t)context->exchange_bytes;
+    FS_TRY(further_rounds(&round, &result, identity));
+    context->counters.work_bytes = work_bytes;
+    context->counters.wire_bytes = round.sent;
     return FS_OK;
 }

@@ -21,7 +21,7 @@
 /* fs_sample_ranks. `failed`: what is wrong on this rank already, with its text set; the arguments are then not looked
  * at. */
 fs_status fs_dist_sample(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
-                         fs_result *result, fs_status failed);
+                         const fs_result *result, fs_status failed);
 
 /* --- dist_round.c: one exchange. */
 typedef struct fs_round {
@@ -43,7 +43,7 @@ typedef struct fs_round {
 
 /* Says how many bytes of memory a round takes; then runs it in them, or with `failed` only meets the others. */
 fs_status fs_round_size(fs_round *round, size_t *bytes);
-fs_status fs_round_run(fs_round *round, void *memory, fs_result *result, fs_status failed);
+fs_status fs_round_run(fs_round *round, void *memory, const fs_result *result, fs_status failed);
 
 /* --- dist_view.c: rows [begin, end) of a call as a call of their own, without copying anything. identity [B] is 0, 1,
  * ... */

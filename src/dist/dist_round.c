@@ -199,7 +199,7 @@ static fs_status gather_parts(fs_round *round, int bits) {
 
 /* Memory to merge is taken before the ranks meet: a failure that came later would leave the others with rounds to
  * go. */
-fs_status fs_round_run(fs_round *round, void *memory, fs_result *result, fs_status failed) {
+fs_status fs_round_run(fs_round *round, void *memory, const fs_result *result, fs_status failed) {
     const fs_call *call = &round->call;
     fs_context *context = round->context;
     const fs_backend *backend = context->backend;

@@ -18,7 +18,7 @@ static fs_result view_result(const fs_result *result, int64_t b, int64_t n) {
     const int64_t top = b * r.top_count;
     if (r.tokens) r.tokens = (char *)r.tokens + b * n * (r.tokens_dtype == FS_I64 ? 8 : 4);
     LATER(r.status, b);
-    LATER(r.score, b * n);
+    LATER(r.noisy_logit, b * n);
     LATER(r.max_logit, b);
     LATER(r.log_z, b);
     LATER(r.logit, b * n);
@@ -48,6 +48,6 @@ fs_view fs_view_of(const fs_call *call, const fs_result *result, int64_t b, int6
     LATER(batch->position, b);
     LATER(batch->edit_offset, b);
     LATER(batch->watch_offset, b);
-    LATER(batch->given, b * batch->samples);
+    LATER(batch->score_token, b * batch->samples);
     return v;
 }

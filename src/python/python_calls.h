@@ -6,7 +6,7 @@
 
 #include <flashsampling.h>
 
-typedef fs_status (*fs_sample_function)(fs_context *, const fs_head *, const fs_batch *, fs_result *);
+typedef fs_status (*fs_sample_function)(fs_context *, const fs_head *, const fs_batch *, const fs_result *);
 typedef fs_status (*fs_stream_function)(fs_context *, void *);
 
 /* A tensor as DLPack shows it, and a framework's functions that show it (DLPack 1: docs of dmlc/dlpack). */
@@ -41,7 +41,7 @@ typedef struct fs_prepared {
     fs_context *context;
     fs_head *head;
     fs_batch *batch;
-    fs_result *result;
+    const fs_result *result;
     const uint32_t *status; /* [rows] in host memory that the call writes and a row of which may end it, or NULL */
     void *drawn;            /* what a call returns */
 } fs_prepared;

@@ -69,6 +69,7 @@ typedef struct call {
     uint64_t words[ALL];
     fs_head head;
     fs_batch batch;
+    fs_rules rules;
     fs_result result;
     void *made[3];    /* results: tokens, logprob, status */
     uint32_t *status; /* [rows] of a call on the CPU whose rows may end it, and which is not asked for statuses */
@@ -221,9 +222,9 @@ static int set_round(call *c) {
     static const char *const rounds[] = {"f32", "f16", "bf16"}; /* FS_F32, FS_F16, FS_BF16 */
     const char *text = "f32";
     if (c->words[ROUND] && torch.string_c_str((void *)(uintptr_t)c->words[ROUND], &text)) text = "?";
-    for (c->head.round = 0; c->head.round < 3; c->head.round++)
-        if (strcmp(rounds[c->head.round], text) == 0) return 1;
-    snprintf(c->text, sizeof c->text, "round '%s': expected one of f32, f16, bf16", text);
+    for (c->head.round_to = 0; c->head.round_to < 3; c->head.round_to++)
+        if (strcmp(rounds[c->head.round_to], text) == 0) return 1;
+    snprintf(c->text, sizeof c->text, "round_to '%s': expected one of f32, f16, bf16", text);
     return 0;
 }
 
@@ -258,7 +259,7 @@ static int set_masks(call *c) {
         snprintf(shape, sizeof shape, "[%lld or more, %lld or more]", (long long)least, (long long)words);
         return refuse(c, ALLOW, WORDS, shape);
     }
-    c->batch.allow = allow->data, c->batch.allow_stride = allow->strides[0] * 4, c->batch.masks = allow->sizes[0];
+    c->batch.allow = allow->data, c->batch.allow_stride = allow->strides[0] * 4, c->batch.allow_count = allow->sizes[0];
     return 1;
 }
 
@@ -273,6 +274,8 @@ static int64_t count_slots(const call *c) {
 static int set_batch(call *c) {
     const fs_tensor *hidden = &c->tensors[HIDDEN], *data = &c->tensors[DATA];
     fs_batch *batch = &c->batch;
+    fs_rules *rules = &c->rules;
+    batch->rules = rules;
     batch->rows = data->sizes[0];
     if (!c->stored) {
         if (!row_stride(c, HIDDEN, data->sizes[1], &batch->hidden_stride)) return 0;
@@ -283,17 +286,18 @@ static int set_batch(call *c) {
     batch->samples = samples < 0 || samples > INT32_MAX ? -1 : (int32_t)samples;
     batch->flags = (uint32_t)c->words[FLAGS];
     batch->position_all = c->words[POSITION_ALL];
-    batch->all.temperature = (float)real(c, TEMPERATURE_ALL);
-    batch->all.top_k = top_k < 0 || top_k > INT32_MAX ? 0 : (int32_t)top_k; /* off, as what no vocabulary reaches */
+    rules->temperature.value = (float)real(c, TEMPERATURE_ALL);
+    rules->top_k.value = top_k < 0 || top_k > INT32_MAX ? 0 : (int32_t)top_k; /* off, as what no vocabulary reaches */
     /* The library's 0 is its default: the least number keeps one token, as 0 is to. */
-    batch->all.top_p = (float)fmin(fmax(real(c, TOP_P_ALL), FLT_MIN), 1.0),
-    batch->all.min_p = (float)real(c, MIN_P_ALL);
-    batch->all.seed = c->words[SEED_ALL];
+    rules->top_p.value = (float)fmin(fmax(real(c, TOP_P_ALL), FLT_MIN), 1.0),
+    rules->min_p.value = (float)real(c, MIN_P_ALL);
+    batch->seed_all = c->words[SEED_ALL];
     batch->slot_dtype = c->tensors[SLOT].type == I64 ? FS_I64 : FS_I32;
-    return set_vector(c, TEMPERATURE, 1u << F32, slots, &batch->temperature) &&
-           set_vector(c, TOP_K, 1u << I32, slots, &batch->top_k) &&
-           set_vector(c, TOP_P, 1u << F32, slots, &batch->top_p) &&
-           set_vector(c, MIN_P, 1u << F32, slots, &batch->min_p) && set_vector(c, SEED, LONGS, slots, &batch->seed) &&
+    return set_vector(c, TEMPERATURE, 1u << F32, slots, &rules->temperature.per_slot) &&
+           set_vector(c, TOP_K, 1u << I32, slots, &rules->top_k.per_slot) &&
+           set_vector(c, TOP_P, 1u << F32, slots, &rules->top_p.per_slot) &&
+           set_vector(c, MIN_P, 1u << F32, slots, &rules->min_p.per_slot) &&
+           set_vector(c, SEED, LONGS, slots, &batch->seed) &&
            set_vector(c, POSITION, LONGS, batch->rows, &batch->position) &&
            set_vector(c, SLOT, 1u << I32 | 1u << I64, batch->rows, &batch->slot) && set_masks(c);
 }
@@ -390,7 +394,8 @@ static int draw(call *c, uint64_t outputs) {
 void fs_python_torch_draw(uint64_t *stack, uint64_t inputs, uint64_t outputs) {
     call c;
     memset(&c, 0, sizeof c);
-    c.head = fs_head_default(), c.batch = fs_batch_default(), c.result = fs_result_default();
+    c.head = fs_head_default(), c.batch = fs_batch_default(), c.rules = fs_rules_default(),
+    c.result = fs_result_default();
     const int good = take(&c, stack, inputs) && draw(&c, outputs);
     for (int name = 0; name < TENSORS; name++)
         if (c.tensors[name].handle) torch.delete_tensor(c.tensors[name].handle);

@@ -6,12 +6,23 @@
  *   ref_result.c  what the caller gets to see
  *   ref_backend.c the loop over rows
  *
- * Nothing here shares code with the other backends but where numbers lie (core/format.h), the noise and the keys, which
- * are part of what a draw means. */
+ * Nothing here shares code with the other backends but where numbers lie (core/format.h), the noise, the keys and the
+ * table of rules, which are part of what a draw means. */
 #ifndef FS_REF_REF_H
 #define FS_REF_REF_H
 
 #include "../backend.h"
+
+#include "core/rule_table.h"
+
+/* The values of one slot. */
+typedef struct ref_values {
+    uint64_t seed; /* the one to draw with */
+    uint32_t substream;
+#define FS_VALUE_MEMBER(name, type, bit, off, used, least, most, status, about) type name;
+    FS_RULE_TABLE(FS_VALUE_MEMBER)
+#undef FS_VALUE_MEMBER
+} ref_values;
 
 /* One row. Arrays are indexed by the head's row v, whose id is first + v. */
 typedef struct ref_row {
@@ -21,7 +32,7 @@ typedef struct ref_row {
     int64_t vocab; /* ids at or above it are padding */
     int64_t slot;
     uint64_t position;
-    fs_slot_values values; /* of the row's slot; the seed is the one to draw with */
+    ref_values values; /* of the row's slot */
     uint32_t status;
 
     float *dot;          /* [V] what x is made of */
@@ -57,7 +68,7 @@ double fs_ref_row_score(const ref_row *row, const fs_batch *batch, int32_t sampl
 /* Fills token and score. */
 void fs_ref_row_draw(ref_row *row, const fs_batch *batch);
 /* Writes everything the caller asked for. */
-void fs_ref_row_result(ref_row *row, const fs_batch *batch, fs_result *result);
+void fs_ref_row_result(ref_row *row, const fs_batch *batch, const fs_result *result);
 
 /* Sorts keys, largest first. */
 void fs_ref_sort_keys(uint64_t *keys, int64_t count);

@@ -53,7 +53,7 @@ static fs_status work_size(fs_context *context, const fs_head *head, const fs_ba
     return FS_OK;
 }
 
-static fs_status sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+static fs_status sample(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result) {
     ref_row row;
     size_t bytes = place_arrays(&row, NULL, head, batch->samples);
     void *own = NULL, *work = context->options.work;
@@ -74,13 +74,12 @@ static fs_status sample(fs_context *context, const fs_head *head, const fs_batch
     const fs_needs needs = fs_needs_of(head, batch, result);
     const int screened = head->screen && screen_serves(head, batch, &needs) && !needs.keep; /* it knows no cuts */
     if (!screened) row.left = NULL;
-    result->screened_rows = result->screened_dots = 0;
     for (row.b = 0; row.b < batch->rows; row.b++) {
         fs_ref_row_values(&row, batch);
         row.there = row.live = row.kept = 0;
         if (!row.status && screened) {
-            result->screened_dots += fs_ref_row_screen(&row, head, batch);
-            result->screened_rows++;
+            context->counters.screened_dots += fs_ref_row_screen(&row, head, batch);
+            context->counters.screened_rows++;
         }
         if (!row.status) {
             fs_ref_row_dots(&row, head, batch);
@@ -93,14 +92,12 @@ static fs_status sample(fs_context *context, const fs_head *head, const fs_batch
         fs_ref_row_result(&row, batch, result);
     }
     if (own) fs_context_free(context, own);
-    result->fallback_rows = 0;
-    result->work_bytes = (int64_t)bytes;
-    result->wire_bytes = 0;
+    context->counters.work_bytes = (int64_t)bytes;
     return FS_OK;
 }
 
-static const char *lacks(const fs_outline *outline) {
-    return outline->call == FS_CALL_SAMPLE
+static const char *lacks(const fs_call_desc *call) {
+    return call->call == FS_CALL_SAMPLE
                ? NULL
                : "fs_partial, fs_merge and fs_sample_ranks are not supported by the reference backend";
 }

@@ -24,7 +24,7 @@ static float y_at(const ref_row *row, int64_t i) {
 /* One row's cuts. They look at l, or before temperature at y; every one keeps a prefix of the total order. */
 typedef struct cuts {
     const ref_row *row;
-    const fs_slot_values *values;
+    const ref_values *values;
     uint32_t flags;
     const float *seen; /* [V] what they look at */
     int64_t all;       /* tokens there are */
@@ -89,7 +89,7 @@ static double score_of(const ref_row *row, const fs_batch *batch, fs_noise noise
 }
 
 static fs_noise noise_of(const ref_row *row, int32_t sample) {
-    return noise_row(row->values.seed, row->position, (uint32_t)sample, row->values.stream);
+    return noise_row(row->values.seed, row->position, (uint32_t)sample, row->values.substream);
 }
 
 double fs_ref_row_score(const ref_row *row, const fs_batch *batch, int32_t sample, uint32_t token) {
@@ -187,7 +187,7 @@ static void draw_groups(ref_row *row, const fs_batch *batch) {
 }
 
 static void take_given(ref_row *row, const fs_batch *batch) {
-    for (int32_t i = 0; i < batch->samples; i++) row->token[i] = batch->given[row->b * batch->samples + i];
+    for (int32_t i = 0; i < batch->samples; i++) row->token[i] = batch->score_token[row->b * batch->samples + i];
 }
 
 void fs_ref_row_draw(ref_row *row, const fs_batch *batch) {

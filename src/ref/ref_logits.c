@@ -71,14 +71,15 @@ double fs_ref_log_sum(const float *l, int64_t count) {
 
 /* ----------------------------------------------------------------------------------------------------- values ---- */
 
-static uint32_t check_values(const fs_slot_values *values) {
+/* A value that is out of range leaves its rule off. */
+static uint32_t check_values(ref_values *values) {
+    const float t = values->temperature;
     uint32_t bad = 0;
-    float t = values->temperature;
-    if (!(t >= 0.0f) || isinf(t) || (t > 0.0f && isinf(1.0f / t))) bad |= FS_ROW_BAD_TEMPERATURE;
-    if (!(values->top_p >= 0.0f && values->top_p <= 1.00001f)) bad |= FS_ROW_BAD_TOP_P;
-    if (!(values->min_p >= 0.0f && values->min_p <= 1.0f)) bad |= FS_ROW_BAD_MIN_P;
-    if (!(values->repetition > 0.0f) || isinf(values->repetition)) bad |= FS_ROW_BAD_PENALTY;
-    if (!isfinite(values->frequency) || !isfinite(values->presence)) bad |= FS_ROW_BAD_PENALTY;
+    if (t > 0.0f && isinf(1.0f / t)) bad |= FS_ROW_BAD_TEMPERATURE;
+#define FS_CHECK_VALUE(name, type, bit, off, used, least, most, status, about)                                         \
+    if (!(values->name >= least && values->name <= most)) bad |= status, values->name = off;
+    FS_RULE_TABLE(FS_CHECK_VALUE)
+#undef FS_CHECK_VALUE
     return bad;
 }
 
@@ -123,30 +124,37 @@ static uint32_t check_lists(const ref_row *row, const fs_batch *batch) {
         bad |= check_tokens(batch->count_token, batch->count_offset[s], batch->count_offset[s + 1], row->vocab);
     if (batch->watch_offset)
         bad |= check_tokens(batch->watch_token, batch->watch_offset[b], batch->watch_offset[b + 1], row->vocab);
-    if (batch->mode == FS_MODE_SCORE) bad |= check_tokens(batch->given, b * n, (b + 1) * n, row->vocab);
+    if (batch->mode == FS_MODE_SCORE) bad |= check_tokens(batch->score_token, b * n, (b + 1) * n, row->vocab);
     if (batch->edit_count && (batch->edit_count[s] < 0 || batch->edit_count[s] > room_of_line(batch)))
         bad |= FS_ROW_BAD_LIST;
     return bad;
 }
 
+/* FS_RULE_... of the rules that the row's values use. */
+static uint32_t used_rules(const ref_values *values, int64_t vocab) {
+    uint32_t rules = 0;
+#define FS_USED_RULE(name, type, bit, off, used, least, most, status, about)                                           \
+    {                                                                                                                  \
+        const type v = values->name;                                                                                   \
+        if (used) rules |= bit;                                                                                        \
+    }
+    FS_RULE_TABLE(FS_USED_RULE)
+#undef FS_USED_RULE
+    return rules;
+}
+
 /* Whether the row does what batch.limits says that no row does. */
 static uint32_t check_limits(const ref_row *row, const fs_batch *batch) {
-    const fs_slot_values *values = &row->values;
-    const uint32_t absent = batch->limits.absent;
-    const int cuts_k = values->top_k > 0 && values->top_k < row->vocab;
-    const int penalises = values->repetition != 1.0f || values->frequency != 0.0f || values->presence != 0.0f;
+    const uint32_t absent = batch->limits->absent;
+    uint32_t uses = used_rules(&row->values, row->vocab);
     const int has_penalised = batch->seen || batch->counts || batch->count_offset;
+    const int top_k_over = batch->limits->top_k > 0 && row->values.top_k > batch->limits->top_k;
     int64_t first, last;
-    int over = 0;
     fs_ref_row_edits(row, batch, &first, &last);
-    over |= cuts_k && batch->limits.top_k > 0 && values->top_k > batch->limits.top_k;
-    over |= cuts_k && absent & FS_RULE_TOP_K;
-    over |= values->top_p >= 0.0f && values->top_p < 1.0f && absent & FS_RULE_TOP_P;
-    over |= values->min_p > 0.0f && values->min_p <= 1.0f && absent & FS_RULE_MIN_P;
-    over |= mask_of(row, batch) >= 0 && absent & FS_RULE_ALLOW;
-    over |= last > first && absent & FS_RULE_EDITS;
-    over |= penalises && has_penalised && absent & FS_RULE_PENALTIES;
-    return over ? FS_ROW_OVER_LIMIT : 0;
+    if (!has_penalised) uses &= ~(uint32_t)FS_RULE_PENALTIES;
+    if (mask_of(row, batch) >= 0) uses |= FS_RULE_ALLOW;
+    if (last > first) uses |= FS_RULE_EDITS;
+    return uses & absent || (uses & FS_RULE_TOP_K && top_k_over) ? FS_ROW_OVER_LIMIT : 0;
 }
 
 /* -------------------------------------------------------------------------------------------------------- row ---- */
@@ -162,32 +170,29 @@ void fs_ref_row_values(ref_row *row, const fs_batch *batch) {
     int64_t s = slot_of(batch, row->b);
     row->slot = s;
     row->position = batch->position ? batch->position[row->b] : batch->position_all;
-    row->values = batch->all;
+    memset(&row->values, 0, sizeof row->values);
     row->status = 0;
     if (s == -1) row->status = FS_ROW_SKIPPED;
     else if (s < -1 || s >= slots) row->status = FS_ROW_BAD_SLOT;
     if (row->status) return;
 
-    fs_slot_values *values = &row->values;
-    if (batch->temperature) values->temperature = batch->temperature[s];
-    if (batch->top_k) values->top_k = batch->top_k[s];
-    if (batch->top_p) values->top_p = batch->top_p[s];
-    if (batch->min_p) values->min_p = batch->min_p[s];
-    if (batch->stream) values->stream = batch->stream[s];
-    if (batch->repetition) values->repetition = batch->repetition[s];
-    if (batch->frequency) values->frequency = batch->frequency[s];
-    if (batch->presence) values->presence = batch->presence[s];
-    values->seed = batch->seed ? batch->seed[s] : noise_spread_seed(batch->all.seed, (uint64_t)s);
+    ref_values *values = &row->values;
+#define FS_READ_VALUE(name, type, bit, off, used, least, most, status, about)                                          \
+    values->name = batch->rules->name.per_slot ? batch->rules->name.per_slot[s] : batch->rules->name.value;
+    FS_RULE_TABLE(FS_READ_VALUE)
+#undef FS_READ_VALUE
+    values->substream = batch->substream ? batch->substream[s] : batch->substream_all;
+    values->seed = batch->seed ? batch->seed[s] : noise_spread_seed(batch->seed_all, (uint64_t)s);
     row->status = check_values(values);
     int64_t mask = mask_of(row, batch);
-    if (mask < -1 || (batch->masks > 0 && mask >= batch->masks)) row->status |= FS_ROW_BAD_MASK;
+    if (mask < -1 || (batch->allow_count > 0 && mask >= batch->allow_count)) row->status |= FS_ROW_BAD_MASK;
     row->status |= check_lists(row, batch) | check_limits(row, batch);
 }
 
 /* ----------------------------------------------------------------------------------------------------- logits ---- */
 
-static float dot(const fs_weights *weights, const fs_matrix *hidden, int64_t b, int64_t v, int64_t dim) {
-    const char *w = weights_row(weights, v), *h = matrix_row(hidden, b);
+static float dot(const fs_matrix *weights, const fs_matrix *hidden, int64_t b, int64_t v, int64_t dim) {
+    const char *w = matrix_row(weights, v), *h = matrix_row(hidden, b);
     double sum = 0.0;
     for (int64_t d = 0; d < dim; d++) sum += (double)load(h, hidden->format, d) * (double)load(w, weights->format, d);
     return (float)sum;
@@ -196,7 +201,7 @@ static float dot(const fs_weights *weights, const fs_matrix *hidden, int64_t b, 
 /* x of a dot product or stored logit, without the mask. */
 static float raw_logit(const fs_head *head, int64_t v, float x) {
     if (head->bias) x += head->bias[v];
-    x = round_to(x, head->round);
+    x = round_to(x, head->round_to);
     x *= head->scale;
     if (head->softcap != 0.0f) x = head->softcap * tanhf(x / head->softcap);
     return x * head->post_scale;
@@ -239,7 +244,7 @@ static void gather_counts(ref_row *row, const fs_batch *batch) {
 }
 
 static void apply_penalties(ref_row *row, const fs_batch *batch) {
-    const fs_slot_values *values = &row->values;
+    const ref_values *values = &row->values;
     const uint32_t *seen = NULL;
     if (batch->seen) seen = row_of(batch->seen, batch->seen_stride, (row->vocab + 31) / 32 * 4, row->slot);
     gather_counts(row, batch);
@@ -262,7 +267,7 @@ static float drop_nan(ref_row *row, float value) {
 }
 
 void fs_ref_row_dots(ref_row *row, const fs_head *head, const fs_batch *batch) {
-    const fs_weights weights = weights_of_head(head);
+    const fs_matrix weights = weights_of_head(head);
     const fs_matrix rows = head->kind == FS_HEAD_LOGITS ? logits_of_head(head) : hidden_of_batch(head, batch);
     for (int64_t v = 0; v < row->size; v++) {
         if (row->left && !row->left[v]) continue;

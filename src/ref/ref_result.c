@@ -69,7 +69,7 @@ static int32_t rank_of(const view *w, int64_t token, int ties) {
     return 1 + ahead;
 }
 
-static void put_token(fs_result *result, int64_t i, int64_t token) {
+static void put_token(const fs_result *result, int64_t i, int64_t token) {
     if (!result->tokens) return;
     if (result->tokens_dtype == FS_I64) ((int64_t *)result->tokens)[i] = token;
     else ((int32_t *)result->tokens)[i] = (int32_t)token;
@@ -84,13 +84,13 @@ static void put_rank(int32_t *to, int64_t i, int32_t value) {
 }
 
 /* `w` is NULL where the row has no token. Without replacement a sample beyond the support has none either. */
-static void put_samples(const ref_row *row, const fs_batch *batch, fs_result *result, const view *w) {
+static void put_samples(const ref_row *row, const fs_batch *batch, const fs_result *result, const view *w) {
     for (int32_t i = 0; i < batch->samples; i++) {
         int64_t at = row->b * batch->samples + i;
         int missing = batch->mode == FS_MODE_WITHOUT_REPLACEMENT && i >= row->kept;
         if (!w || missing) {
             put_token(result, at, batch->fallback_token);
-            put(result->score, at, NAN);
+            put(result->noisy_logit, at, NAN);
             put(result->logit, at, NAN);
             put(result->logprob, at, NAN);
             put_rank(result->rank, at, -1);
@@ -98,14 +98,14 @@ static void put_samples(const ref_row *row, const fs_batch *batch, fs_result *re
         }
         int64_t token = row->token[i];
         put_token(result, at, token);
-        put(result->score, at, batch->mode == FS_MODE_SCORE ? NAN : (float)row->score[i]);
+        put(result->noisy_logit, at, batch->mode == FS_MODE_SCORE ? NAN : (float)row->score[i]);
         put(result->logit, at, logit_of(w, token));
         put(result->logprob, at, logprob_of(w, token));
         if (result->rank) result->rank[at] = rank_of(w, token, (batch->flags & FS_RANK_OF_TIES) != 0);
     }
 }
 
-static void put_top(const ref_row *row, fs_result *result, const view *w) {
+static void put_top(const ref_row *row, const fs_result *result, const view *w) {
     for (int32_t i = 0; i < result->top_count; i++) {
         int64_t at = row->b * result->top_count + i;
         int there = w && i < w->count;
@@ -116,7 +116,7 @@ static void put_top(const ref_row *row, fs_result *result, const view *w) {
     }
 }
 
-static void put_watch(const ref_row *row, const fs_batch *batch, fs_result *result, const view *w) {
+static void put_watch(const ref_row *row, const fs_batch *batch, const fs_result *result, const view *w) {
     if (!batch->watch_offset) return;
     for (int64_t at = batch->watch_offset[row->b]; at < batch->watch_offset[row->b + 1]; at++) {
         int64_t token = batch->watch_token[at];
@@ -125,10 +125,10 @@ static void put_watch(const ref_row *row, const fs_batch *batch, fs_result *resu
     }
 }
 
-void fs_ref_row_result(ref_row *row, const fs_batch *batch, fs_result *result) {
+void fs_ref_row_result(ref_row *row, const fs_batch *batch, const fs_result *result) {
     view kind, *w = NULL;
     if (!(row->status & FS_ROW_NO_TOKEN)) {
-        kind = view_of(row, result->logits);
+        kind = view_of(row, result->logits_mode);
         w = &kind;
     }
     if (result->status) result->status[row->b] = row->status;

@@ -13,7 +13,7 @@ _Static_assert(sizeof(fs_screen_header) == 128 && sizeof(fs_strip_head) == FS_SC
 typedef struct walk {
     const fs_head *head; /* NULL if only sums are needed */
     const fs_screen_header *header;
-    fs_weights weights;
+    fs_matrix weights;
     fs_screen screen;
     unsigned char *strips; /* to be written */
     int64_t from, to;

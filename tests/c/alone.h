@@ -2,7 +2,7 @@
 #ifndef FS_TESTS_ALONE_H
 #define FS_TESTS_ALONE_H
 
-#include "flashsampling.h"
+#include "flashsampling_ranks.h"
 
 static inline fs_status alone_max(void *self, int64_t *values, int64_t count, void *stream) {
     (void)self, (void)values, (void)count, (void)stream;

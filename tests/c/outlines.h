@@ -7,8 +7,7 @@
 
 enum { OUTLINE_V = 40, OUTLINE_D = 4, OUTLINE_B = 2, OUTLINE_N = 2, OUTLINE_PART = 1 << 16 };
 
-static const int32_t outline_dtypes[] = {FS_F32,  FS_F16,   FS_BF16, FS_FP8_E4M3, FS_INT8,
-                                         FS_INT4, FS_NVFP4, FS_Q8_0, FS_Q5_K,     FS_Q6_K};
+static const int32_t outline_dtypes[] = {FS_F32, FS_F16, FS_BF16, FS_Q8_0, FS_Q5_K, FS_Q6_K};
 
 /* The arrays of a call; zeros do for all of them but these. */
 typedef struct outlined {
@@ -28,20 +27,20 @@ static void call_of_rules(outlined *c, uint32_t rules, int arrays) {
     fs_batch *b = &c->batch;
     for (int i = 0; i < OUTLINE_B; i++) c->top_k[i] = 3, c->half[i] = 0.5f, c->offset[i + 1] = i + 1;
     memset(c->allow, 0xff, sizeof c->allow);
-    if (rules & FS_RULE_TOP_K && arrays) b->top_k = c->top_k;
-    else if (rules & FS_RULE_TOP_K) b->all.top_k = 3;
-    if (rules & FS_RULE_TOP_P && arrays) b->top_p = c->half;
-    else if (rules & FS_RULE_TOP_P) b->all.top_p = 0.5f;
-    if (rules & FS_RULE_MIN_P && arrays) b->min_p = c->half;
-    else if (rules & FS_RULE_MIN_P) b->all.min_p = 0.5f;
+    if (rules & FS_RULE_TOP_K && arrays) rules_of(b)->top_k.per_slot = c->top_k;
+    else if (rules & FS_RULE_TOP_K) rules_of(b)->top_k.value = 3;
+    if (rules & FS_RULE_TOP_P && arrays) rules_of(b)->top_p.per_slot = c->half;
+    else if (rules & FS_RULE_TOP_P) rules_of(b)->top_p.value = 0.5f;
+    if (rules & FS_RULE_MIN_P && arrays) rules_of(b)->min_p.per_slot = c->half;
+    else if (rules & FS_RULE_MIN_P) rules_of(b)->min_p.value = 0.5f;
     if (rules & FS_RULE_ALLOW) b->allow = c->allow;
     if (rules & FS_RULE_EDITS) b->edit_offset = c->offset, b->edit_token = c->ids, b->edit_bias = c->biases;
     if (rules & FS_RULE_PENALTIES) b->counts = c->counts;
-    if (rules & FS_RULE_PENALTIES && arrays) b->repetition = c->half;
-    else if (rules & FS_RULE_PENALTIES) b->all.presence = 0.5f;
+    if (rules & FS_RULE_PENALTIES && arrays) rules_of(b)->repetition.per_slot = c->half;
+    else if (rules & FS_RULE_PENALTIES) rules_of(b)->presence.value = 0.5f;
 }
 
-static void call_of_outline(outlined *c, const fs_outline *o, int arrays) {
+static void call_of_outline(outlined *c, const fs_call_desc *o, int arrays) {
     fs_result *r = &c->result;
     memset(c, 0, sizeof *c);
     c->head = fs_head_default();
@@ -51,11 +50,11 @@ static void call_of_outline(outlined *c, const fs_outline *o, int arrays) {
     c->batch.rows = OUTLINE_B, c->batch.hidden = c->numbers, c->batch.hidden_dtype = o->hidden_dtype;
     c->batch.mode = o->mode, c->batch.noise = o->noise, c->batch.samples = o->samples, c->batch.flags = o->flags;
     c->batch.group_size = o->group_size;
-    c->batch.given = c->ids;
+    c->batch.score_token = c->ids;
     call_of_rules(c, o->rules, arrays);
     *r = fs_result_default();
-    r->tokens = c->tokens, r->logits = o->logits;
-    if (o->results & FS_RESULT_SCORE) r->score = c->out[0];
+    r->tokens = c->tokens, r->logits_mode = o->logits_mode;
+    if (o->results & FS_RESULT_NOISY_LOGIT) r->noisy_logit = c->out[0];
     if (o->results & FS_RESULT_MAX_LOGIT) r->max_logit = c->out[1];
     if (o->results & FS_RESULT_LOG_Z) r->log_z = c->out[2];
     if (o->results & FS_RESULT_LOGIT) r->logit = c->out[3];
@@ -88,7 +87,7 @@ static fs_status call_it(fs_context *context, outlined *c, int32_t call, int32_t
 }
 
 /* What `backend` answers is what its context does: `done` is what a call returns that is not refused. */
-static void answer_is_kept(int32_t backend, fs_context *context, const fs_outline *o, outlined *c, fs_status done) {
+static void answer_is_kept(int32_t backend, fs_context *context, const fs_call_desc *o, outlined *c, fs_status done) {
     const char *why = NULL;
     const fs_status answer = fs_supports(backend, o, &why);
     const fs_status status = call_it(context, c, o->call, backend == FS_BACKEND_CUDA);
@@ -99,8 +98,8 @@ static void answer_is_kept(int32_t backend, fs_context *context, const fs_outlin
     if (kept) return;
     fail_msg(
         "call %d kind %d dtype %d/%d mode %d noise %d samples %d logits %d rules %x results %x: %d '%s', not %d '%s'",
-        o->call, o->kind, o->dtype, o->hidden_dtype, o->mode, o->noise, o->samples, o->logits, o->rules, o->results,
-        answer, why, status, text);
+        o->call, o->kind, o->dtype, o->hidden_dtype, o->mode, o->noise, o->samples, o->logits_mode, o->rules,
+        o->results, answer, why, status, text);
 }
 
 /* The i-th digit of a number whose digits have different bases. */
@@ -113,8 +112,8 @@ static int32_t next_digit(uint64_t *number, uint64_t base) {
 enum { OUTLINES = 3 * 2 * 10 * 3 * 5 * 2 * 2 * 3 };
 
 /* Outline i of all of them, but for rules, results and flags. */
-static fs_outline outline_of_number(uint64_t i) {
-    fs_outline o = fs_outline_default();
+static fs_call_desc outline_of_number(uint64_t i) {
+    fs_call_desc o = fs_call_desc_default();
     o.call = next_digit(&i, 3);
     o.kind = next_digit(&i, 2);
     o.dtype = outline_dtypes[next_digit(&i, 10)];
@@ -122,7 +121,7 @@ static fs_outline outline_of_number(uint64_t i) {
     o.mode = next_digit(&i, 5);
     o.noise = next_digit(&i, 2);
     o.samples = 1 + next_digit(&i, 2);
-    o.logits = next_digit(&i, 3);
+    o.logits_mode = next_digit(&i, 3);
     o.group_size = 8;
     return o;
 }
@@ -134,14 +133,14 @@ static void answers_are_kept(int32_t backend, fs_status done) {
     rng r = random_from(77);
     for (uint64_t i = 0; i < OUTLINES; i++)
         for (int one = 0; one < 15; one++) {
-            fs_outline o = outline_of_number(i);
+            fs_call_desc o = outline_of_number(i);
             if (one >= 1 && one < 7) o.rules = 1u << (one - 1);
             if (one >= 7) o.results = 1u << (one - 7);
             call_of_outline(&c, &o, one & 1);
             answer_is_kept(backend, context, &o, &c, done);
         }
     for (uint64_t i = 0; i < test_size(100000); i++) {
-        fs_outline o = outline_of_number(random_below(&r, OUTLINES));
+        fs_call_desc o = outline_of_number(random_below(&r, OUTLINES));
         o.rules = (uint32_t)random_below(&r, 64), o.results = (uint32_t)random_below(&r, 256);
         o.flags = (uint32_t)random_below(&r, 256);
         if (random_below(&r, 2)) o.group_size = 128;

@@ -85,7 +85,7 @@ static inline problem make_problem(rng *r, int32_t w_dtype, int32_t h_dtype, int
 /* out [rows, tokens] for rows [first, first + rows), tokens [t, t + tokens) of the problem. */
 static inline void run(const fs_isa *isa, const problem *p, int32_t first, int32_t rows, int32_t t, int32_t tokens,
                        float *out, int64_t ld) {
-    const fs_weights weights = {.data = p->w, .stride = p->w_stride, .format = format_of(p->w_dtype)};
+    const fs_matrix weights = {.data = p->w, .stride = p->w_stride, .format = format_of(p->w_dtype)};
     const fs_kernel *kernel = isa->kernel[weights.format];
     const char *row[MOST_ROWS];
     for (int32_t b = 0; b < rows; b++) row[b] = p->h + (first + b) * p->h_stride;

@@ -61,7 +61,7 @@ static void make_head(rng *r, random_call *c) {
         for (int64_t i = 0; i < h->rows; i++) c->bias[i] = (float)((int)random_below(r, 17) - 8) * 0.125f;
         h->bias = c->bias;
     }
-    if (random_below(r, 4) == 0) h->round = (int32_t)random_below(r, 3);
+    if (random_below(r, 4) == 0) h->round_to = (int32_t)random_below(r, 3);
     if (random_below(r, 4) == 0) h->scale = 0.5f;
     if (random_below(r, 5) == 0) h->softcap = 15.0f;
     if (random_below(r, 5) == 0) h->post_scale = 1.5f;
@@ -135,9 +135,9 @@ static void spoil(rng *r, random_call *c, int32_t *token, int64_t entries) {
 static void make_limits(rng *r, random_call *c) {
     fs_batch *b = &c->batch;
     if (random_below(r, 6)) return;
-    b->limits.absent = (uint32_t)(random_below(r, 64) & random_below(r, 64));
-    b->limits.top_k = random_below(r, 2) ? 0 : 1 + (int32_t)random_below(r, 50);
-    b->limits.edits = b->limits.watched = b->limits.counts = (int64_t)1 << 40;
+    limits_of(b)->absent = (uint32_t)(random_below(r, 64) & random_below(r, 64));
+    limits_of(b)->top_k = random_below(r, 2) ? 0 : 1 + (int32_t)random_below(r, 50);
+    limits_of(b)->edits = limits_of(b)->watched = limits_of(b)->counts = (int64_t)1 << 40;
 }
 
 static void make_batch(rng *r, random_call *c) {
@@ -162,8 +162,8 @@ static void make_batch(rng *r, random_call *c) {
         b->position = c->position;
     }
     const size_t s = (size_t)c->slots;
-    b->all.seed = random_next(r);
-    b->all.temperature = random_below(r, 5) ? 0.7f : 0.0f;
+    b->seed_all = random_next(r);
+    rules_of(b)->temperature.value = random_below(r, 5) ? 0.7f : 0.0f;
     c->temperature = array(s, 4), c->top_k = array(s, 4), c->top_p = array(s, 4), c->min_p = array(s, 4);
     c->seed = array(s, 8), c->stream = array(s, 4);
     c->repetition = array(s, 4), c->frequency = array(s, 4), c->presence = array(s, 4);
@@ -183,13 +183,13 @@ static void make_batch(rng *r, random_call *c) {
         c->frequency[i] = random_below(r, 2) ? 0.0f : 0.25f;
         c->presence[i] = random_below(r, 2) ? 0.0f : -0.5f;
     }
-    if (random_below(r, 2)) b->temperature = c->temperature;
+    if (random_below(r, 2)) rules_of(b)->temperature.per_slot = c->temperature;
     if (random_below(r, 2)) b->seed = c->seed;
-    if (random_below(r, 2)) b->stream = c->stream;
+    if (random_below(r, 2)) b->substream = c->stream;
     if (!grouped) {
-        if (random_below(r, 2)) b->top_k = c->top_k;
-        if (random_below(r, 2)) b->top_p = c->top_p;
-        if (random_below(r, 3) == 0) b->min_p = c->min_p;
+        if (random_below(r, 2)) rules_of(b)->top_k.per_slot = c->top_k;
+        if (random_below(r, 2)) rules_of(b)->top_p.per_slot = c->top_p;
+        if (random_below(r, 3) == 0) rules_of(b)->min_p.per_slot = c->min_p;
         if (random_below(r, 4) == 0) b->list_capacity = 1 + (int32_t)random_below(r, 50);
     }
     if (random_below(r, 3) == 0) {
@@ -202,13 +202,14 @@ static void make_batch(rng *r, random_call *c) {
             for (int64_t i = 0; i < c->rows; i++)
                 c->allow_index[i] = (int32_t)random_below(r, (uint64_t)c->rows + 1) - 1;
             b->allow_index = c->allow_index;
-            b->masks = c->rows;
+            b->allow_count = c->rows;
             if (random_below(r, 3) == 0) c->allow_index[0] = random_below(r, 2) ? -2 : (int32_t)c->rows;
         }
     }
     if (random_below(r, 3) == 0) make_edits(r, c);
     if (random_below(r, 3) == 0) {
-        b->repetition = c->repetition, b->frequency = c->frequency, b->presence = c->presence;
+        rules_of(b)->repetition.per_slot = c->repetition, rules_of(b)->frequency.per_slot = c->frequency,
+        rules_of(b)->presence.per_slot = c->presence;
         if (random_below(r, 2)) {
             c->seen = array(s * (size_t)words, 4);
             for (size_t i = 0; i < s * (size_t)words; i++) c->seen[i] = (uint32_t)(random_next(r) & random_next(r));
@@ -234,7 +235,7 @@ static void make_batch(rng *r, random_call *c) {
     }
     c->given = some_tokens(r, c->rows * b->samples, c->vocab);
     if (random_below(r, 6) == 0) c->given[0] = (int32_t)c->vocab;
-    if (b->mode == FS_MODE_SCORE) b->given = c->given;
+    if (b->mode == FS_MODE_SCORE) b->score_token = c->given;
     spoil(r, c, c->edit_token, b->edit_offset ? c->edit_offset[c->rows] : b->edit_stride / 4 * c->slots);
     spoil(r, c, c->count_token, c->count_offset ? c->count_offset[c->slots] : 0);
     spoil(r, c, c->watch_token, c->watch_offset ? c->watch_offset[c->rows] : 0);
@@ -249,7 +250,7 @@ void make_call(rng *r, random_call *c) {
     c->rows = 1 + (int64_t)random_below(r, 9);
     make_head(r, c);
     make_batch(r, c);
-    c->result.logits = (int32_t)random_below(r, 3);
+    c->result.logits_mode = (int32_t)random_below(r, 3);
     c->result.tokens_dtype = random_below(r, 2) ? FS_I32 : FS_I64;
     c->result.top_count = (int32_t)random_below(r, 3) ? (int32_t)random_below(r, 40) : 0;
 }

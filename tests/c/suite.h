@@ -25,7 +25,9 @@ typedef struct draws {
     const float *logits; /* [vocab] */
     int64_t vocab;
     int64_t first, last; /* the ids that are there: 0 and vocab, or a shard's */
-    fs_slot_values rule; /* temperature and cuts; the scalar seed and stream where those arrays are NULL */
+    fs_rules rule;       /* temperature and cuts */
+    uint64_t seed_all;   /* where the arrays are NULL */
+    uint32_t substream_all;
     uint32_t flags;
     int32_t mode, noise;
     int64_t group_size;
@@ -166,10 +168,12 @@ static inline fs_batch suite_batch(const draws *d) {
     batch.flags = d->flags;
     batch.samples = d->samples;
     batch.group_size = d->group_size;
-    batch.all = d->rule;
+    batch.rules = &d->rule;
+    batch.seed_all = d->seed_all;
+    batch.substream_all = d->substream_all;
     batch.seed = d->seed;
     batch.position = d->position;
-    batch.stream = d->stream;
+    batch.substream = d->stream;
     return batch;
 }
 

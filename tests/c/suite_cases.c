@@ -10,11 +10,11 @@ draws suite_draws(const suite_case *c) {
     float *logits = new_array(c->vocab, sizeof *logits);
     shape_fill(c->shape, logits, c->vocab);
     draws d = {.logits = logits, .vocab = c->vocab, .last = c->vocab, .flags = c->flags, .mode = c->mode};
-    d.rule = fs_batch_default().all;
-    d.rule.temperature = c->temperature > 0.0f ? c->temperature : 1.0f;
-    d.rule.top_k = c->top_k;
-    d.rule.top_p = c->top_p > 0.0f ? c->top_p : 1.0f;
-    d.rule.min_p = c->min_p;
+    d.rule = fs_rules_default();
+    d.rule.temperature.value = c->temperature > 0.0f ? c->temperature : 1.0f;
+    d.rule.top_k.value = c->top_k;
+    d.rule.top_p.value = c->top_p > 0.0f ? c->top_p : 1.0f;
+    d.rule.min_p.value = c->min_p;
     d.group_size = c->group_size ? c->group_size : 1;
     d.shards = c->shards ? c->shards : 1;
     d.samples = 1;
@@ -65,7 +65,7 @@ static void count_rows(draws *d, const sampler *s, int64_t n, int64_t *count) {
 void suite_count(const suite_case *c, const sampler *s, int32_t noise, int64_t n, int64_t *count) {
     draws d = suite_draws(c);
     d.noise = noise;
-    d.rule.seed = 2026;
+    d.seed_all = 2026;
     if (c->mode == FS_MODE_SAMPLE) count_samples(&d, s, n, count);
     else count_rows(&d, s, n, count);
     suite_free(&d);
@@ -153,7 +153,7 @@ static void draw_spread_pairs(const sampler *s, draws *d, int64_t done, int64_t 
     static int32_t tokens[CALL_ROWS];
     static uint64_t position[CALL_ROWS];
     for (int64_t i = 0; i < 2 * rows; i++) position[i] = 7;
-    d->rule.seed = 90 + (uint64_t)done;
+    d->seed_all = 90 + (uint64_t)done;
     d->rows = 2 * rows;
     d->position = position;
     d->tokens = tokens;
@@ -268,7 +268,7 @@ static void run_maxima(const suite_case *c, const sampler *s, int64_t n, finding
     double law[MAXIMUM_BINS * MAXIMUM_BINS];
     double *u = new_array(n, sizeof *u), *w = new_array(n, sizeof *w);
     draws d = suite_draws(c);
-    d.rule.seed = 41;
+    d.seed_all = 41;
     d.last = c->vocab / 3;
     test_maxima(s, &d, n, u, found);
     d.first = d.last;

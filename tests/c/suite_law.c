@@ -84,10 +84,10 @@ static int64_t with_ties(const draws *d, const ranked *r, int64_t kept, int64_t 
 static int64_t survivors(const draws *d, const ranked *r, int64_t k) {
     const double whole = sum_weights(r, k);
     int64_t kept = 0;
-    while (kept < k && r[kept].weight >= (double)d->rule.min_p) kept++;
-    if (d->rule.top_k > 0 && d->rule.top_k < kept) kept = with_ties(d, r, d->rule.top_k, kept);
-    if (d->rule.top_p >= 1.0f) return kept;
-    const double limit = (double)d->rule.top_p * (d->flags & FS_JOINT_TOP_P ? whole : sum_weights(r, kept));
+    while (kept < k && r[kept].weight >= (double)d->rule.min_p.value) kept++;
+    if (d->rule.top_k.value > 0 && d->rule.top_k.value < kept) kept = with_ties(d, r, d->rule.top_k.value, kept);
+    if (d->rule.top_p.value >= 1.0f) return kept;
+    const double limit = (double)d->rule.top_p.value * (d->flags & FS_JOINT_TOP_P ? whole : sum_weights(r, kept));
     double before = 0.0;
     int64_t prefix = 0;
     while (prefix < kept && before < limit) before += r[prefix++].weight;
@@ -95,7 +95,7 @@ static int64_t survivors(const draws *d, const ranked *r, int64_t k) {
 }
 
 void law_of(const draws *d, double *law) {
-    const float inverse = 1.0f / d->rule.temperature;
+    const float inverse = 1.0f / d->rule.temperature.value;
     ranked *r = new_array(d->last - d->first, sizeof *r);
     int64_t k = 0;
     for (int64_t v = d->first; v < d->last; v++)
@@ -110,7 +110,7 @@ void law_of(const draws *d, double *law) {
 }
 
 double law_log_mass(const draws *d) {
-    const float inverse = 1.0f / d->rule.temperature;
+    const float inverse = 1.0f / d->rule.temperature.value;
     double sum = 0.0;
     for (int64_t v = d->first; v < d->last; v++) sum += exp((double)(d->logits[v] * inverse));
     return log(sum);

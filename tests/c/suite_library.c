@@ -31,7 +31,7 @@ static void library_draw(void *self, const draws *d) {
     for (int64_t b = 0; b < d->rows; b++) ones[b] = 1.0f;
     if (head.kind == FS_HEAD_WEIGHTS) batch.hidden = ones;
     result.tokens = d->tokens;
-    result.score = d->score;
+    result.noisy_logit = d->score;
     if (d->shards > 1) draw_in_shards(context, d, &batch, &result);
     else require(context, fs_sample(context, &head, &batch, &result));
     free(ones);

@@ -34,10 +34,10 @@ typedef struct field {
 /* ------------------------------------------------------------------------------------------------------ noise ---- */
 
 static fs_noise name_of(const planted *self, const draws *d, int64_t b, int32_t sample) {
-    uint64_t seed = d->seed ? d->seed[b] : noise_spread_seed(d->rule.seed, (uint64_t)b);
+    uint64_t seed = d->seed ? d->seed[b] : noise_spread_seed(d->seed_all, (uint64_t)b);
     uint64_t position = d->position[b];
-    uint32_t stream = d->stream ? d->stream[b] : d->rule.stream;
-    if (self->error == PLANTED_ROW_SEED_IGNORED) seed = d->seed ? d->seed[0] : d->rule.seed;
+    uint32_t stream = d->stream ? d->stream[b] : d->substream_all;
+    if (self->error == PLANTED_ROW_SEED_IGNORED) seed = d->seed ? d->seed[0] : d->seed_all;
     if (self->error == PLANTED_POSITION_IGNORED) position = 0;
     if (self->error == PLANTED_SEED_PLUS_SAMPLE) return noise_row(seed + (uint64_t)sample, position, 0, stream);
     return noise_row(seed, position, (uint32_t)sample, stream);
@@ -242,15 +242,15 @@ static fs_list list_blocks(const draws *d) {
 /* Top-k by candidate lists with a certificate. Returns whether the lists prove it; then survives [vocab] is set. */
 static int cut_by_lists(const planted *self, const draws *d, char *survives) {
     fs_list list = list_blocks(d);
-    int proven = list.count >= d->rule.top_k;
+    int proven = list.count >= d->rule.top_k.value;
     qsort(list.key, (size_t)list.count, sizeof *list.key, descending);
-    for (int32_t i = 0; proven && i < d->rule.top_k; i++) {
+    for (int32_t i = 0; proven && i < d->rule.top_k.value; i++) {
         uint64_t key = list.key[i];
         int above = key > list.bound;
         if (self->error == PLANTED_TIED_CERTIFICATE) above = key >> 32 >= list.bound >> 32;
         proven = above;
     }
-    for (int32_t i = 0; proven && i < d->rule.top_k; i++) survives[order_key_token(list.key[i])] = 1;
+    for (int32_t i = 0; proven && i < d->rule.top_k.value; i++) survives[order_key_token(list.key[i])] = 1;
     free(list.key);
     return proven;
 }
@@ -270,12 +270,13 @@ static void misplace_cut(const planted *self, const draws *d, char *survives) {
 }
 
 static void cut(const planted *self, const draws *d, char *survives) {
-    const int only_top_k = d->rule.top_k > 0 && d->rule.top_p >= 1.0f && d->rule.min_p == 0.0f && d->flags == 0;
+    const int only_top_k = d->rule.top_k.value > 0 && d->rule.top_p.value >= 1.0f && d->rule.min_p.value == 0.0f &&
+                           d->flags == 0;
     if (only_top_k && cut_by_lists(self, d, survives)) return;
     double *law = new_array(d->vocab, sizeof *law);
     law_of(d, law);
     for (int64_t v = d->first; v < d->last; v++) survives[v] = law[v] > 0.0;
-    if (d->rule.top_p < 1.0f) misplace_cut(self, d, survives);
+    if (d->rule.top_p.value < 1.0f) misplace_cut(self, d, survives);
     free(law);
 }
 
@@ -283,7 +284,7 @@ static void cut(const planted *self, const draws *d, char *survives) {
 
 static void fill_logits(field *f) {
     const draws *d = f->d;
-    const float inverse = 1.0f / d->rule.temperature;
+    const float inverse = 1.0f / d->rule.temperature.value;
     char *survives = new_array(d->vocab, 1);
     cut(f->self, d, survives);
     f->late = f->self->error == PLANTED_LATE_TEMPERATURE ? inverse : 1.0f;

@@ -2,8 +2,10 @@
 #ifndef FS_TESTS_SUPPORT_H
 #define FS_TESTS_SUPPORT_H
 
-#include "flashsampling.h"
+#include "flashsampling_ranks.h"
+#include "flashsampling_screens.h"
 #include "random.h"
+#include "rules.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -20,7 +20,7 @@ static void prepare_outputs(const random_call *c, uint32_t wanted, outputs *o) {
     o->result = c->result;
     o->result.tokens = o->tokens;
     o->result.status = o->status;
-    if (wanted & 1) o->result.score = o->score;
+    if (wanted & 1) o->result.noisy_logit = o->score;
     if (wanted & 2) o->result.logit = o->logit;
     if (wanted & 4) o->result.logprob = o->logprob;
     if (wanted & 8) o->result.rank = o->rank;
@@ -68,7 +68,7 @@ static void compare_ranks(uint64_t seed, const random_call *c, const outputs *a,
         if (bounded ? a->rank[i] > b->rank[i] : a->rank[i] != b->rank[i])
             fail_msg("call %llu: rank[%zu] is %d, reference %d; token %d, %s", (unsigned long long)seed, i, a->rank[i],
                      b->rank[i], ((const int32_t *)a->tokens)[i],
-                     b->result.logits == FS_LOGITS_RAW ? "raw" : "processed");
+                     b->result.logits_mode == FS_LOGITS_RAW ? "raw" : "processed");
     }
     for (int64_t row = 0; row < c->rows; row++)
         if (a->status[row] & FS_ROW_RANK_BOUND && (!beyond[row] || c->batch.flags & FS_EXACT_RANK))
@@ -117,7 +117,7 @@ static void cpu_draws_what_the_reference_draws(void **state) {
         prepare_outputs(&c, wanted, &got);
         sample(reference, &c, &expected);
         sample(cpu[seed % 3], &c, &got);
-        fallbacks += got.result.fallback_rows;
+        fallbacks += counters_of(cpu[seed % 3]).fallback_rows;
         compare_outputs(seed, &c, &got, &expected);
         free_call(&c);
     }
@@ -186,7 +186,7 @@ static int32_t sample_groups(fs_context *context, fs_head *head, int32_t mode, i
     int32_t token = -2;
     uint32_t status = 0;
     fs_batch batch = fs_batch_default();
-    batch.rows = 1, batch.mode = mode, batch.group_size = group_size, batch.all.seed = seed;
+    batch.rows = 1, batch.mode = mode, batch.group_size = group_size, batch.seed_all = seed;
     fs_result result = fs_result_default();
     result.tokens = &token, result.status = &status;
     if (fs_sample(context, head, &batch, &result) != FS_OK) fail_msg("%s", fs_error_text(context));
@@ -201,7 +201,7 @@ static int32_t merge_parts(fs_context *context, float *logits, int64_t vocab, in
     fs_head head[2] = {fs_head_default(), fs_head_default()};
     void *part[2];
     fs_batch batch = fs_batch_default();
-    batch.rows = 1, batch.mode = FS_MODE_GROUP_PARALLEL, batch.group_size = vocab, batch.all.seed = seed;
+    batch.rows = 1, batch.mode = FS_MODE_GROUP_PARALLEL, batch.group_size = vocab, batch.seed_all = seed;
     fs_result result = fs_result_default();
     result.tokens = &token, result.status = &status;
     for (int i = 0; i < 2; i++) {

@@ -14,15 +14,15 @@ static void a_pointer_that_is_not_aligned_is_named(void **state) {
     MISALIGNED(batch.hidden, 4);
     MISALIGNED(batch.slot, 4);
     MISALIGNED(batch.position, 8);
-    MISALIGNED(batch.temperature, 4);
-    MISALIGNED(batch.top_k, 4);
-    MISALIGNED(batch.top_p, 4);
-    MISALIGNED(batch.min_p, 4);
     MISALIGNED(batch.seed, 8);
-    MISALIGNED(batch.stream, 4);
-    MISALIGNED(batch.repetition, 4);
-    MISALIGNED(batch.frequency, 4);
-    MISALIGNED(batch.presence, 4);
+    MISALIGNED(batch.substream, 4);
+    for (int32_t i = 0; fs_rule(i); i++) {
+        char text[64];
+        snprintf(text, sizeof text, "rules.%s.per_slot is 0x", fs_rule(i)->name);
+        REFUSED(((fs_float_rule *)((char *)rules_of(&f.batch) + fs_rule(i)->offset))->per_slot =
+                    (void *)((char *)f.weights + 2),
+                text, "4-byte");
+    }
     MISALIGNED(batch.allow, 4);
     MISALIGNED(batch.allow_index, 4);
     MISALIGNED(batch.edit_offset, 8);
@@ -33,12 +33,12 @@ static void a_pointer_that_is_not_aligned_is_named(void **state) {
     MISALIGNED(batch.count_offset, 8);
     MISALIGNED(batch.count_token, 4);
     MISALIGNED(batch.count_value, 4);
-    MISALIGNED(batch.given, 4);
+    MISALIGNED(batch.score_token, 4);
     MISALIGNED(batch.watch_offset, 8);
     MISALIGNED(batch.watch_token, 4);
     MISALIGNED(result.tokens, 4);
     MISALIGNED(result.status, 4);
-    MISALIGNED(result.score, 4);
+    MISALIGNED(result.noisy_logit, 4);
     MISALIGNED(result.max_logit, 4);
     MISALIGNED(result.log_z, 4);
     MISALIGNED(result.logit, 4);
@@ -83,9 +83,9 @@ static void sizes_whose_product_overflows_are_named(void **state) {
     REFUSED((f.batch.slots = 7, f.batch.counts_stride = half), "batch.counts_stride", "7 times");
     REFUSED(f.batch.seen_stride = HUGE_STRIDE, "batch.seen_stride", "2 times");
     REFUSED(f.batch.allow_stride = HUGE_STRIDE, "batch.allow_stride", "2 times");
-    REFUSED((f.batch.masks = 3, f.batch.allow_stride = half), "batch.allow_stride", "3 times");
+    REFUSED((f.batch.allow_count = 3, f.batch.allow_stride = half), "batch.allow_stride", "3 times");
     REFUSED((f.batch.allow_index = f.list, f.batch.allow_stride = half), "batch.allow_stride", "2147483647 times");
-    REFUSED(f.batch.masks = INT64_MAX, "batch.allow_stride", "9223372036854775807 times");
+    REFUSED(f.batch.allow_count = INT64_MAX, "batch.allow_stride", "9223372036854775807 times");
     REFUSED((f.batch.slots = INT32_MAX, f.batch.edit_stride = INT64_C(0x1fffffffc)), "batch.edit_stride",
             "2147483647 times");
     fixture c;
@@ -98,15 +98,8 @@ static void sizes_whose_product_overflows_are_named(void **state) {
 static void members_that_must_be_zero_are_named(void **state) {
     (void)state;
     REFUSED(f.result.reserved = 3, "result.reserved", "3");
-    REFUSED(f.head.weight_scale_dtype = 2, "head.weight_scale_dtype", "2");
-    REFUSED(f.head.weight_scale = f.weights, "head.weight_scale is", "0");
-    REFUSED(f.head.weight_zero = f.weights, "head.weight_zero is", "0");
-    REFUSED(f.head.weight_scale_stride = 5, "head.weight_scale_stride", "5");
-    REFUSED(f.head.weight_zero_dtype = 16, "head.weight_zero_dtype", "16");
-    REFUSED(f.head.group = 128, "head.group is 128", "0");
-    REFUSED(f.head.group_rows = -1, "head.group_rows", "-1");
-    REFUSED(f.head.weight_scale_all = 0.5f, "head.weight_scale_all", "0.5");
-    REFUSED(f.head.weight_scale_all = NAN, "head.weight_scale_all", "nan");
+    REFUSED(f.head.reserved = -1, "head.reserved", "-1");
+    REFUSED(f.batch.reserved = 5, "batch.reserved", "5");
     fs_context *context;
     fs_options options = fs_options_default();
     options.reserved = 7;
@@ -140,14 +133,12 @@ static void only_floats_are_stored_logits_and_unknown_dtypes_are_no_dtypes(void 
     static const struct {
         int32_t dtype;
         const char *name;
-    } quantised[] = {{FS_FP8_E4M3, "FS_FP8_E4M3"}, {FS_INT8, "FS_INT8"}, {FS_INT4, "FS_INT4"}, {FS_NVFP4, "FS_NVFP4"},
-                     {FS_Q8_0, "FS_Q8_0"},         {FS_Q5_K, "FS_Q5_K"}, {FS_Q6_K, "FS_Q6_K"}};
+    } quantised[] = {{FS_Q8_0, "FS_Q8_0"}, {FS_Q5_K, "FS_Q5_K"}, {FS_Q6_K, "FS_Q6_K"}};
     for (size_t i = 0; i < sizeof quantised / sizeof quantised[0]; i++) {
         REFUSED((f.head.kind = FS_HEAD_LOGITS, f.head.dtype = quantised[i].dtype), "head.dtype", "stored logits");
         fixture c;
         make(&c);
         c.head.dtype = quantised[i].dtype;
-        c.head.weight_scale = c.weights, c.head.group = 32; /* what such a head has */
         refused(&c, FS_ERR_UNSUPPORTED, quantised[i].name, "weights are not supported yet");
     }
 }

@@ -20,7 +20,7 @@ static void fake_close(fs_context *context) {
     opened--;
 }
 
-static fs_status fake_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+static fs_status fake_sample(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result) {
     (void)head, (void)batch, (void)result;
     return fs_fail(context, FS_ERR_INTERNAL, "a fake draws nothing");
 }
@@ -38,13 +38,13 @@ static fs_status fake_partial(fs_context *context, const fs_head *head, const fs
 }
 
 static fs_status fake_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
-                            int32_t count, int32_t least, int32_t sealed, fs_result *result) {
+                            int32_t count, int32_t least, int32_t sealed, const fs_result *result) {
     (void)parts, (void)count, (void)least, (void)sealed;
     return fake_sample(context, head, batch, result);
 }
 
 static fs_status fake_ranks(fs_context *context, const fs_ranks *ranks, const fs_head *head, const fs_batch *batch,
-                            fs_result *result, fs_status failed) {
+                            const fs_result *result, fs_status failed) {
     (void)ranks;
     return failed ? failed : fake_sample(context, head, batch, result);
 }
@@ -124,7 +124,7 @@ static void cuda_does_every_rule_on_one_device_and_over_shards(void **state) {
         {0, 0, FS_F32, FS_F16, FS_MODE_GROUP_PARALLEL, 1, 0, FS_RULE_PENALTIES, FS_RESULT_TOP, 200, NULL},
         {1, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_PARALLEL, 1, 0, 0, 0, 0, NULL},
         {2, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 0, 0, 0, 256, "FS_MODE_GROUP_PARALLEL"},
-        {1, 0, FS_F16, FS_F16, FS_MODE_SAMPLE, 1, 0, 0, FS_RESULT_LOGPROB | FS_RESULT_SCORE, 0, NULL},
+        {1, 0, FS_F16, FS_F16, FS_MODE_SAMPLE, 1, 0, 0, FS_RESULT_LOGPROB | FS_RESULT_NOISY_LOGIT, 0, NULL},
         {1, 0, FS_F32, FS_F32, FS_MODE_SAMPLE, 1, 0, every_rule, every_result, 0, NULL},
         {2, 0, FS_BF16, FS_F32, FS_MODE_WITHOUT_REPLACEMENT, 3, 2, every_rule, every_result, 0, NULL},
         {1, 1, FS_BF16, FS_BF16, FS_MODE_SCORE, 1, 1, every_rule, every_result, 0, NULL},
@@ -132,10 +132,10 @@ static void cuda_does_every_rule_on_one_device_and_over_shards(void **state) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const char *why;
-        fs_outline o = fs_outline_default();
+        fs_call_desc o = fs_call_desc_default();
         o.call = cases[i].call, o.kind = cases[i].kind;
         o.dtype = cases[i].dtype, o.hidden_dtype = cases[i].hidden_dtype;
-        o.mode = cases[i].mode, o.samples = cases[i].samples, o.logits = cases[i].logits;
+        o.mode = cases[i].mode, o.samples = cases[i].samples, o.logits_mode = cases[i].logits;
         o.rules = cases[i].rules, o.results = cases[i].results, o.group_size = cases[i].group_size;
         const fs_status status = fs_supports(FS_BACKEND_CUDA, &o, &why);
         if (status != (cases[i].word ? FS_ERR_UNSUPPORTED : FS_OK)) fail_msg("case %zu: %d '%s'", i, status, why);
@@ -148,13 +148,13 @@ static void what_changes_nothing_is_no_reason_to_refuse(void **state) {
     (void)state;
     fs_context *context = open_context(FS_BACKEND_CUDA, 0, 0);
     outlined c;
-    fs_outline o = fs_outline_default();
+    fs_call_desc o = fs_call_desc_default();
     o.mode = FS_MODE_GROUP_PARALLEL, o.group_size = 7;
     call_of_outline(&c, &o, 0);
-    c.batch.all.top_k = OUTLINE_V, c.batch.counts = c.counts;
+    rules_of(&c.batch)->top_k.value = OUTLINE_V, c.batch.counts = c.counts;
     c.batch.watch_offset = c.offset, c.result.top_token = c.top;
     assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_INTERNAL);
-    c.batch.all.top_k = OUTLINE_V - 1;
+    rules_of(&c.batch)->top_k.value = OUTLINE_V - 1;
     assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_UNSUPPORTED);
     fs_context_destroy(context);
 }
@@ -166,12 +166,12 @@ static void group_modes_take_arrays_of_cuts_that_are_said_to_be_absent(void **st
     for (uint32_t rule = FS_RULE_TOP_K; rule <= FS_RULE_MIN_P; rule *= 2)
         for (int32_t mode = FS_MODE_GROUP_PARALLEL; mode <= FS_MODE_GROUP_ONLINE; mode++) {
             outlined c;
-            fs_outline o = fs_outline_default();
+            fs_call_desc o = fs_call_desc_default();
             o.mode = mode, o.group_size = 7, o.rules = rule;
             call_of_outline(&c, &o, 1);
             assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_UNSUPPORTED);
-            assert_non_null(strstr(fs_error_text(context), "batch.limits.absent"));
-            c.batch.limits.absent = rule;
+            assert_non_null(strstr(fs_error_text(context), "limits_of(&batch)->absent"));
+            limits_of(&c.batch)->absent = rule;
             assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_INTERNAL);
         }
     fs_context_destroy(context);

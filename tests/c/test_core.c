@@ -63,7 +63,7 @@ static void a_head_does_the_same_to_many_logits(void **state) {
     float one[N], many[N];
     for (int kind = 0; kind < 3 * 2 * 2 * 2; kind++) {
         fs_head head = fs_head_default();
-        head.round = (int32_t[]){FS_F32, FS_BF16, FS_F16}[kind % 3];
+        head.round_to = (int32_t[]){FS_F32, FS_BF16, FS_F16}[kind % 3];
         head.scale = kind / 3 % 2 ? 0.7f : 1.0f;
         head.softcap = kind / 6 % 2 ? 30.0f : 0.0f;
         head.post_scale = kind / 12 ? 1.3f : 1.0f;
@@ -263,8 +263,8 @@ static void list_keeps_raw_logits_beside_their_keys(void **state) {
     }
 }
 
-static fs_rules cuts_of(int32_t top_k, float top_p, double log_min_p) {
-    fs_rules rules;
+static fs_row_rules cuts_of(int32_t top_k, float top_p, double log_min_p) {
+    fs_row_rules rules;
     memset(&rules, 0, sizeof rules);
     rules.inverse_temperature = rules.cut_scale = 1.0f;
     rules.top_k = top_k, rules.top_p = top_p, rules.log_min_p = log_min_p;
@@ -276,7 +276,7 @@ static fs_rules cuts_of(int32_t top_k, float top_p, double log_min_p) {
 static void cut_refuses_a_proof_when_a_tie_may_be_missing(void **state) {
     (void)state;
     uint64_t key[8];
-    const fs_rules rules = cuts_of(4, 1.0f, -INFINITY);
+    const fs_row_rules rules = cuts_of(4, 1.0f, -INFINITY);
     const fs_mass none = mass_empty();
     static const uint32_t flags[] = {0, FS_KEEP_TIES_TOP_P, FS_KEEP_TIES_TOP_K, FS_KEEP_TIES};
     for (int i = 0; i < 4; i++) {
@@ -297,7 +297,7 @@ static void cut_with_min_p_last_is_proven_where_min_p_ends_it(void **state) {
     uint64_t key[8];
     const fs_mass none = mass_empty();
     for (int i = 0; i < 2; i++) {
-        const fs_rules rules = cuts_of(50, i ? 0.9f : 0.1f, log(0.5));
+        const fs_row_rules rules = cuts_of(50, i ? 0.9f : 0.1f, log(0.5));
         fs_list list = {.key = key, .keep = 6, .capacity = 8};
         for (uint32_t token = 0; token < 100; token++)
             list_offer(&list, order_key(token < 3 ? 2.0f : -0.01f * (float)token, token), 0.0f);

@@ -80,7 +80,7 @@ static world *make_world(rng *r, int32_t w_dtype, int32_t h_dtype, int32_t rows,
     w->head.rows = w->head.vocab = VOCAB, w->head.dim = dim;
     w->batch = fs_batch_default();
     w->batch.hidden = p->h, w->batch.hidden_dtype = h_dtype, w->batch.hidden_stride = p->h_stride;
-    w->batch.rows = rows, w->batch.all.temperature = 0.0f;
+    w->batch.rows = rows, rules_of(&w->batch)->temperature.value = 0.0f;
     return w;
 }
 

@@ -19,7 +19,7 @@ static void a_bad_head_is_named(void **state) {
     REFUSED(f.head.vocab = -1, "head.vocab", "-1");
     REFUSED(f.head.softcap = -1.0f, "head.softcap", "-1");
     REFUSED(f.head.scale = NAN, "head.scale", "nan");
-    REFUSED(f.head.round = 9, "head.round", "9");
+    REFUSED(f.head.round_to = 9, "head.round_to", "9");
     REFUSED(f.head.flags = 8, "head.flags", "0x8");
     REFUSED(f.head.rows = 0, "head.rows is 0", "no token");
     REFUSED(f.head.vocab = 41, "head.vocab is 41", "last token is 39");
@@ -41,16 +41,17 @@ static void a_bad_batch_is_named(void **state) {
     REFUSED(f.batch.noise = 2, "batch.noise", "2");
     REFUSED(f.batch.flags = 256, "batch.flags", "0x100");
     REFUSED(f.batch.slots = -1, "batch.slots", "-1");
-    REFUSED(f.batch.mode = FS_MODE_SCORE, "batch.given", "score");
+    REFUSED(f.batch.mode = FS_MODE_SCORE, "batch.score_token", "score");
     REFUSED(f.batch.mode = FS_MODE_GROUP_ONLINE, "batch.group_size", "0");
     REFUSED((f.batch.mode = FS_MODE_GROUP_PARALLEL, f.batch.group_size = 8, f.batch.samples = 2), "batch.samples", "2");
-    REFUSED((f.batch.mode = FS_MODE_GROUP_PARALLEL, f.batch.group_size = 8, f.batch.all.top_k = 3), "top_k", "3");
+    REFUSED((f.batch.mode = FS_MODE_GROUP_PARALLEL, f.batch.group_size = 8, rules_of(&f.batch)->top_k.value = 3),
+            "top_k", "3");
     REFUSED(f.batch.allow_stride = 4, "batch.allow_stride", "8");
     REFUSED(f.batch.seen_stride = 9, "batch.seen_stride", "9");
     REFUSED(f.batch.counts_stride = 4, "batch.counts_stride", "160");
     REFUSED((f.batch.counts = f.list, f.batch.count_offset = f.offset), "batch.counts", "both");
     REFUSED(f.batch.list_capacity = -1, "batch.list_capacity", "-1");
-    REFUSED(f.batch.masks = -1, "batch.masks", "-1");
+    REFUSED(f.batch.allow_count = -1, "batch.allow_count", "-1");
     REFUSED(f.batch.size = 8, "batch.size", "8");
     REFUSED(f.batch.size = SIZE_MAX, "batch.size", "4096");
 }
@@ -75,27 +76,27 @@ static void a_bad_list_is_named(void **state) {
 
 static void a_bad_limit_is_named(void **state) {
     (void)state;
-    REFUSED(f.batch.limits.absent = 0x40, "batch.limits.absent", "0x40");
-    REFUSED(f.batch.limits.top_k = -3, "batch.limits.top_k", "-3");
-    REFUSED(f.batch.limits.edits = -5, "batch.limits.edits", "-5");
-    REFUSED(f.batch.limits.counts = -6, "counts", "-6");
-    REFUSED(f.batch.limits.watched = -7, "watched", "-7");
-    REFUSED(f.batch.limits.watched = INT64_MAX, "watched", "2^40");
+    REFUSED(limits_of(&f.batch)->absent = 0x40, "limits_of(&batch)->absent", "0x40");
+    REFUSED(limits_of(&f.batch)->top_k = -3, "limits_of(&batch)->top_k", "-3");
+    REFUSED(limits_of(&f.batch)->edits = -5, "limits_of(&batch)->edits", "-5");
+    REFUSED(limits_of(&f.batch)->counts = -6, "counts", "-6");
+    REFUSED(limits_of(&f.batch)->watched = -7, "watched", "-7");
+    REFUSED(limits_of(&f.batch)->watched = INT64_MAX, "watched", "2^40");
     REFUSED((f.batch.edit_offset = f.offset, f.batch.edit_token = f.list, f.batch.edit_bias = f.bias,
-             f.batch.limits.edits = 1),
-            "batch.limits.edits is 1", "2 entries");
+             limits_of(&f.batch)->edits = 1),
+            "limits_of(&batch)->edits is 1", "2 entries");
     REFUSED((f.batch.count_offset = f.offset, f.batch.count_token = f.list, f.batch.count_value = f.list,
-             f.batch.limits.counts = 1),
-            "batch.limits.counts is 1", "2 entries");
-    REFUSED((f.batch.watch_offset = f.offset, f.batch.watch_token = f.list, f.batch.limits.watched = 1),
-            "batch.limits.watched is 1", "2 entries");
+             limits_of(&f.batch)->counts = 1),
+            "limits_of(&batch)->counts is 1", "2 entries");
+    REFUSED((f.batch.watch_offset = f.offset, f.batch.watch_token = f.list, limits_of(&f.batch)->watched = 1),
+            "limits_of(&batch)->watched is 1", "2 entries");
 }
 
 static void a_bad_result_is_named(void **state) {
     (void)state;
     REFUSED(f.result.tokens = NULL, "result.tokens", "score");
     REFUSED(f.result.tokens_dtype = FS_F16, "result.tokens_dtype", "1");
-    REFUSED(f.result.logits = 3, "result.logits", "3");
+    REFUSED(f.result.logits_mode = 3, "result.logits_mode", "3");
     REFUSED(f.result.top_count = 1025, "result.top_count", "1024");
     REFUSED(f.result.watch_logit = f.bias, "result.watch_logit", "watch_offset");
     REFUSED(f.result.size = 16, "result.size", "16");
@@ -273,7 +274,7 @@ static void parts_of_other_calls_are_refused(void **state) {
     (void)state;
     fixture f;
     make(&f);
-    f.batch.all.top_k = 3;
+    rules_of(&f.batch)->top_k.value = 3;
     size_t bytes;
     char part[512];
     const void *parts[1] = {part};
@@ -281,7 +282,7 @@ static void parts_of_other_calls_are_refused(void **state) {
     assert_true(bytes <= sizeof part);
     assert_int_equal(fs_partial(f.context, &f.head, &f.batch, &f.result, part, bytes), FS_OK);
     fs_batch other = f.batch;
-    other.all.seed = 99;
+    other.seed_all = 99;
     assert_int_equal(fs_merge(f.context, &f.head, &other, parts, 1, &f.result), FS_ERR_PEER);
     assert_non_null(strstr(fs_error_text(f.context), "seed"));
     fs_context_destroy(f.context);
@@ -322,7 +323,7 @@ static void too_many_entries_to_merge_are_refused(void **state) {
     static const void *parts[65536];
     for (int i = 0; i < 65536; i++) parts[i] = part;
     f.head.vocab = 1 << 20;
-    f.batch.all.top_p = 0.5f;
+    rules_of(&f.batch)->top_p.value = 0.5f;
     f.batch.list_capacity = 1 << 20;
     assert_int_equal(fs_merge(f.context, &f.head, &f.batch, parts, 65536, &f.result), FS_ERR_ARGUMENT);
     assert_non_null(strstr(fs_error_text(f.context), "1048576"));
@@ -354,14 +355,14 @@ static void a_mask_that_is_not_there_leaves_a_row_without_a_token(void **state) 
         make(&f);
         if (i % 2) fs_context_destroy(f.context), f.context = open_context(FS_BACKEND_REFERENCE, 1, 0);
         f.batch.allow = allow;
-        f.batch.masks = i / 2 < 2 ? 0 : 2; /* without their number only what is below -1 is known to be wrong */
+        f.batch.allow_count = i / 2 < 2 ? 0 : 2; /* without their number only what is below -1 is known to be wrong */
         f.batch.allow_index = i / 2 < 4 ? index[i / 2] : NULL;
-        if (i / 2 == 4) f.batch.masks = 1; /* row 1 has none */
+        if (i / 2 == 4) f.batch.allow_count = 1; /* row 1 has none */
         f.result.status = status;
         assert_int_equal(fs_sample(f.context, &f.head, &f.batch, &f.result), FS_OK);
         for (int b = 0; b < 2; b++) {
             const int32_t mask = f.batch.allow_index ? f.batch.allow_index[b] : b;
-            const int is_bad = mask < -1 || (f.batch.masks && mask >= f.batch.masks);
+            const int is_bad = mask < -1 || (f.batch.allow_count && mask >= f.batch.allow_count);
             assert_int_equal(status[b], is_bad ? FS_ROW_BAD_MASK : FS_ROW_OK);
             assert_int_equal(f.tokens[b], is_bad ? -1 : mask ? 9 : 7);
         }

@@ -142,11 +142,11 @@ static void make_rules(rng *r, int kind, call *c) {
     const uint32_t flags = FS_KEEP_TIES | FS_MIN_P_LAST | FS_CUT_BEFORE_TEMPERATURE;
     if (kind != NUCLEUS && random_below(r, 3) == 0) b->flags = flags & (uint32_t)random_next(r);
     if (random_below(r, 3) == 0) b->slot = slot;
-    b->temperature = temperature;
-    b->top_k = top_k;
-    b->top_p = top_p;
-    b->min_p = min_p;
-    b->all.seed = random_next(r);
+    rules_of(b)->temperature.per_slot = temperature;
+    rules_of(b)->top_k.per_slot = top_k;
+    rules_of(b)->top_p.per_slot = top_p;
+    rules_of(b)->min_p.per_slot = min_p;
+    b->seed_all = random_next(r);
     b->position_all = (int64_t)random_below(r, 1000);
     for (int64_t i = 0; i < b->rows * words; i++)
         mask[i] = kind == TIGHT ? (random_below(r, 6) ? 0 : 1u << random_below(r, 32)) : (uint32_t)random_next(r);
@@ -168,13 +168,13 @@ static fs_kernel counting;
 static fs_isa counting_isa;
 static _Atomic int64_t filtered_tokens, stored_tokens;
 
-static void count_stored(const fs_hidden *h, const fs_weights *w, int64_t first, int32_t tokens, float *out,
+static void count_stored(const fs_hidden *h, const fs_matrix *w, int64_t first, int32_t tokens, float *out,
                          int64_t out_ld) {
     atomic_fetch_add(&stored_tokens, tokens);
     real->tile(h, w, first, tokens, out, out_ld);
 }
 
-static void count_filtered(const fs_hidden *h, const fs_weights *w, int64_t first, int32_t tokens, fs_filter *filter) {
+static void count_filtered(const fs_hidden *h, const fs_matrix *w, int64_t first, int32_t tokens, fs_filter *filter) {
     atomic_fetch_add(&filtered_tokens, tokens);
     real->filter(h, w, first, tokens, filter);
 }
@@ -242,7 +242,7 @@ static void draw(const call *c, int watch, drawn *d) {
     result.logit = d->logit;
     if (!batch.allow) result.max_logit = d->max_logit; /* of rows with masks it takes stored logits */
     if (c->log_z) result.log_z = d->log_z, result.logprob = d->logprob;
-    if (c->log_z == 2) result.logits = FS_LOGITS_RAW;
+    if (c->log_z == 2) result.logits_mode = FS_LOGITS_RAW;
     for (int64_t b = 0; b < batch.rows; b++) offset[b + 1] = b + 1, watched[b] = 7;
     if (watch) {
         batch.watch_offset = offset;
@@ -256,7 +256,7 @@ static void draw(const call *c, int watch, drawn *d) {
     for (int64_t b = 0; b < batch.rows; b++) d->status[b] &= ~(uint32_t)FS_ROW_FALLBACK; /* which is not promised */
     d->filtered = filtered_tokens;
     d->stored = stored_tokens;
-    d->fallback_rows = result.fallback_rows;
+    d->fallback_rows = counters_of(context).fallback_rows;
     fs_context_destroy(context);
 }
 
@@ -403,7 +403,7 @@ static sized_call call_of_size(int64_t rows, int32_t samples, float share, int w
     c.batch.rows = rows;
     c.batch.hidden = hidden;
     c.batch.samples = samples;
-    c.batch.all.top_p = share;
+    rules_of(&c.batch)->top_p.value = share;
     c.result.tokens = tokens;
     c.result.logprob = with_logprob ? logprob : NULL;
     return c;

@@ -21,7 +21,7 @@ static fs_status draw(fs_context *context, int32_t *tokens) {
     const fs_head head = stored_head();
     fs_batch batch = fs_batch_default();
     fs_result result = fs_result_default();
-    batch.rows = B, batch.all.top_p = 0.9f;
+    batch.rows = B, rules_of(&batch)->top_p.value = 0.9f;
     result.tokens = tokens;
     return fs_sample(context, &head, &batch, &result);
 }

@@ -50,9 +50,9 @@ static world *make_world(void) {
     w->head.data = w->weights, w->head.dtype = FS_BF16, w->head.rows = VOCAB, w->head.dim = DIM;
     w->batch = fs_batch_default();
     w->batch.rows = ROWS, w->batch.hidden = w->hidden, w->batch.samples = SAMPLES;
-    w->batch.temperature = w->temperature, w->batch.top_k = w->top_k, w->batch.top_p = w->top_p,
-    w->batch.min_p = w->min_p;
-    w->batch.repetition = w->repetition, w->batch.seed = w->seed, w->batch.position = w->position;
+    rules_of(&w->batch)->temperature.per_slot = w->temperature, rules_of(&w->batch)->top_k.per_slot = w->top_k,
+    rules_of(&w->batch)->top_p.per_slot = w->top_p, rules_of(&w->batch)->min_p.per_slot = w->min_p;
+    rules_of(&w->batch)->repetition.per_slot = w->repetition, w->batch.seed = w->seed, w->batch.position = w->position;
     w->batch.allow = &w->allow[0][0], w->batch.seen = &w->seen[0][0];
     return w;
 }
@@ -60,8 +60,9 @@ static world *make_world(void) {
 static fs_result ask_everything(results *to, int32_t logits) {
     memset(to, 0x77, sizeof *to);
     fs_result r = fs_result_default();
-    r.logits = logits;
-    r.tokens = to->tokens, r.status = to->status, r.score = to->score, r.logit = to->logit, r.logprob = to->logprob;
+    r.logits_mode = logits;
+    r.tokens = to->tokens, r.status = to->status, r.noisy_logit = to->score, r.logit = to->logit,
+    r.logprob = to->logprob;
     r.rank = to->rank, r.max_logit = to->max_logit, r.log_z = to->log_z;
     r.top_count = TOP, r.top_token = to->top_token, r.top_logit = to->top_logit, r.top_logprob = to->top_logprob;
     return r;
@@ -242,7 +243,7 @@ static void scalar_seed_is_spread_over_slots(void **state) {
     fs_head head = fs_head_default();
     head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = V;
     fs_batch batch = fs_batch_default();
-    batch.rows = N, batch.all.seed = 5;
+    batch.rows = N, batch.seed_all = 5;
     fs_result r = fs_result_default();
     r.tokens = tokens;
     must(context, fs_sample(context, &head, &batch, &r));

@@ -57,7 +57,7 @@ static void the_last_ids_are_drawn_like_others(void **state) {
         int32_t tokens[3][ROWS];
         fs_result result = fs_result_default();
         memset(tokens, 0x5A, sizeof tokens);
-        batch.all.top_k = (int32_t)(batch.position_all % 3) * 10;
+        rules_of(&batch)->top_k.value = (int32_t)(batch.position_all % 3) * 10;
         result.tokens = tokens[0];
         must(reference, fs_sample(reference, &head, &batch, &result));
         result.tokens = tokens[1];

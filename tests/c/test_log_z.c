@@ -36,7 +36,7 @@ static int fill(rng *r, float far) {
 static fs_result ask_for(answer *a, int32_t kind) {
     fs_result r = fs_result_default();
     memset(a, 0x5A, sizeof *a);
-    r.tokens = a->token, r.logits = kind;
+    r.tokens = a->token, r.logits_mode = kind;
     r.log_z = a->log_z, r.max_logit = a->max_logit, r.logprob = a->logprob;
     r.top_count = 1, r.top_logprob = a->top_logprob, r.watch_logprob = a->watch_logprob;
     return r;
@@ -80,9 +80,9 @@ static void log_z_is_not_below_the_largest_logit(void **state) {
     for (int round = 0; round < 60; round++) {
         fs_batch batch = fs_batch_default();
         batch.rows = B, batch.watch_offset = offset, batch.watch_token = first;
-        batch.all.temperature = round / 3 % 2 ? 0.7f : 1.0f;
-        if (round % 4 == 0) batch.all.top_k = 3;
-        if (round % 4 == 1) batch.all.top_p = 0.9f;
+        rules_of(&batch)->temperature.value = round / 3 % 2 ? 0.7f : 1.0f;
+        if (round % 4 == 0) rules_of(&batch)->top_k.value = 3;
+        if (round % 4 == 1) rules_of(&batch)->top_p.value = 0.9f;
         below += fill(&r, round % 5 ? 200.0f : 4.0f);
         fs_result result = ask_for(&truth, round % 3);
         must(reference, fs_sample(reference, &head, &batch, &result));

@@ -26,12 +26,12 @@ static void make_small(small *s) {
     s->head = fs_head_default();
     s->head.kind = FS_HEAD_LOGITS, s->head.data = s->logits, s->head.rows = 700;
     s->batch = fs_batch_default();
-    s->batch.rows = 6, s->batch.samples = 2, s->batch.flags = FS_KEEP_TIES, s->batch.all.top_k = 5,
+    s->batch.rows = 6, s->batch.samples = 2, s->batch.flags = FS_KEEP_TIES, rules_of(&s->batch)->top_k.value = 5,
     s->batch.list_capacity = 1;
     s->batch.edit_offset = s->offset, s->batch.edit_token = s->token, s->batch.edit_bias = s->bias;
     s->batch.watch_offset = s->offset, s->batch.watch_token = s->token;
     s->result = fs_result_default();
-    s->result.tokens = s->tokens, s->result.logits = FS_LOGITS_CUT, s->result.logprob = s->logprob;
+    s->result.tokens = s->tokens, s->result.logits_mode = FS_LOGITS_CUT, s->result.logprob = s->logprob;
     s->result.top_count = 10, s->result.top_logprob = s->top_logprob, s->result.watch_logprob = s->watch;
 }
 
@@ -42,6 +42,7 @@ static fs_status live(const fs_options *options, small *s, int sharded) {
     if (status == FS_OK) status = fs_sample(context, &s->head, &s->batch, &s->result);
     if (status == FS_OK && sharded) {
         size_t bytes = 0;
+        assert_true(counters_of(context).work_bytes > 0);
         status = fs_partial_size(context, &s->head, &s->batch, &s->result, &bytes);
         void *part = malloc(bytes + 1);
         const void *parts[1] = {part};
@@ -63,7 +64,6 @@ static void every_allocation_may_fail(void **state) {
         make_small(&s);
         fs_options options = counted_options(&c, backends[i]);
         assert_int_equal(live(&options, &s, i == 0), FS_OK);
-        if (i == 0) assert_true(s.result.work_bytes > 0);
         assert_int_equal(c.live_blocks, 0);
         int64_t requests = c.requests;
         assert_true(requests >= 2);
@@ -133,13 +133,13 @@ static void callers_memory_of_the_asked_size_is_enough(void **state) {
     int64_t requests = c.requests;
     assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_OK);
     assert_int_equal(c.requests, requests);
-    assert_true(s.result.fallback_rows > 0);
+    assert_true(counters_of(context).fallback_rows > 0);
     int incomplete = 0;
     for (int b = 0; b < 6; b++) {
         incomplete += (status[b] & FS_ROW_INCOMPLETE) != 0;
         assert_int_equal(s.tokens[b * 2], status[b] & FS_ROW_INCOMPLETE ? -1 : expected[b * 2]);
     }
-    assert_int_equal(incomplete, s.result.fallback_rows);
+    assert_int_equal(incomplete, counters_of(context).fallback_rows);
     for (size_t i = bytes; i < bytes + (4 << 20); i++) assert_int_equal(work[i], (char)0xAB);
     fs_context_destroy(context);
 
@@ -191,8 +191,8 @@ static void the_second_pass_stays_within_its_budget(void **state) {
         assert_int_equal(fs_sample(context, &s.head, &s.batch, &s.result), FS_OK);
         const size_t extra = c.most - idle - work;
         assert_true(extra <= budget);
-        assert_int_equal(s.result.work_bytes, work + extra);
-        assert_int_equal(s.result.fallback_rows, tied);
+        assert_int_equal(counters_of(context).work_bytes, work + extra);
+        assert_int_equal(counters_of(context).fallback_rows, tied);
         assert_int_equal(count_rows(status, 6, FS_ROW_INCOMPLETE), incomplete);
         assert_int_equal(count_rows(status, 6, FS_ROW_FALLBACK), tied - incomplete);
         if (i == 0) one = extra;
@@ -287,15 +287,15 @@ static void temporary_memory_stays_under_four_mebibytes(void **state) {
         head.data = weights, head.dtype = FS_BF16, head.rows = V, head.dim = D;
         fs_batch batch = fs_batch_default();
         batch.rows = B, batch.hidden = hidden;
-        if (rule == 1) batch.all.top_k = 50;
-        if (rule == 2) batch.all.top_p = 0.9f;
-        if (rule == 3) batch.all.min_p = 0.05f;
-        if (rule == 4) batch.all.top_k = 1000, batch.all.top_p = 0.95f;
+        if (rule == 1) rules_of(&batch)->top_k.value = 50;
+        if (rule == 2) rules_of(&batch)->top_p.value = 0.9f;
+        if (rule == 3) rules_of(&batch)->min_p.value = 0.05f;
+        if (rule == 4) rules_of(&batch)->top_k.value = 1000, rules_of(&batch)->top_p.value = 0.95f;
         fs_result result = fs_result_default();
         result.tokens = tokens, result.logprob = logprob;
         assert_int_equal(fs_sample(context, &head, &batch, &result), FS_OK);
-        assert_true(c.most < ((size_t)4 << 20) + (result.fallback_rows ? options.fallback_bytes : 0));
-        if (result.fallback_rows) assert_true(rule == 2 || rule == 3); /* wide rows */
+        assert_true(c.most < ((size_t)4 << 20) + (counters_of(context).fallback_rows ? options.fallback_bytes : 0));
+        if (counters_of(context).fallback_rows) assert_true(rule == 2 || rule == 3); /* wide rows */
         head.dim = 1024;
         size_t bytes = 0;
         assert_int_equal(fs_work_size(context, &head, &batch, &result, &bytes, NULL), FS_OK);

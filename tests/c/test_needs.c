@@ -25,10 +25,12 @@ static void what_any_rows_may_need_covers_what_they_do(void **state) {
         random_call c;
         make_call(&r, &c);
         fs_result result = random_result(&r, &c.result);
-        if (c.watch_offset) c.batch.limits.watched = c.watch_offset[c.rows] - c.watch_offset[0];
-        for (int64_t s = 0; c.batch.top_k && s < c.slots; s++) /* said, so that lists can be as long */
-            if (c.batch.top_k[s] > c.batch.limits.top_k && c.batch.top_k[s] < c.vocab)
-                c.batch.limits.top_k = c.batch.top_k[s];
+        if (c.watch_offset) limits_of(&c.batch)->watched = c.watch_offset[c.rows] - c.watch_offset[0];
+        for (int64_t s = 0; rules_of(&c.batch)->top_k.per_slot && s < c.slots;
+             s++) /* said, so that lists can be as long */
+            if (rules_of(&c.batch)->top_k.per_slot[s] > limits_of(&c.batch)->top_k &&
+                rules_of(&c.batch)->top_k.per_slot[s] < c.vocab)
+                limits_of(&c.batch)->top_k = rules_of(&c.batch)->top_k.per_slot[s];
         const fs_needs own = fs_needs_of(&c.head, &c.batch, &result);
         const fs_needs any = fs_needs_of_any(&c.head, &c.batch, &result);
         assert_true(any.samples == own.samples && any.ordered == own.ordered && any.bounded == own.bounded);
@@ -55,22 +57,22 @@ static void lists_are_as_long_as_scalars_and_limits_say(void **state) {
     const float top_p[4] = {0.0f};
     head.rows = 100000, batch.rows = 4;
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).keep, 0);
-    batch.all.top_k = 50;
+    rules_of(&batch)->top_k.value = 50;
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).keep, 50);
-    batch.all.top_k = 9000; /* no second pass: the list proves it */
+    rules_of(&batch)->top_k.value = 9000; /* no second pass: the list proves it */
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).keep, 9000);
-    batch.all.top_k = 50;
-    batch.all.top_p = 0.9f; /* of what top-k has left */
+    rules_of(&batch)->top_k.value = 50;
+    rules_of(&batch)->top_p.value = 0.9f; /* of what top-k has left */
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).keep, 50);
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).mass, 0);
-    batch.top_k = top_k; /* which a row may not have */
+    rules_of(&batch)->top_k.per_slot = top_k; /* which a row may not have */
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).keep, FS_LIST_DEFAULT);
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).mass, 1);
-    batch.all.top_p = 1.0f, batch.limits.top_k = 20;
+    rules_of(&batch)->top_p.value = 1.0f, limits_of(&batch)->top_k = 20;
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).keep, 20);
-    batch.limits.top_k = 0;
+    limits_of(&batch)->top_k = 0;
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).keep, FS_LIST_DEFAULT);
-    batch.top_p = top_p, batch.limits.absent = FS_RULE_TOP_P | FS_RULE_TOP_K;
+    rules_of(&batch)->top_p.per_slot = top_p, limits_of(&batch)->absent = FS_RULE_TOP_P | FS_RULE_TOP_K;
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).keep, 0);
 }
 

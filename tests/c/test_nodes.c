@@ -178,9 +178,10 @@ static void draw(fs_context *context, int32_t *tokens, float *log_z) {
     fs_head head = fs_head_default();
     head.kind = FS_HEAD_WEIGHTS, head.data = weights, head.rows = V, head.dim = D, head.dtype = FS_BF16;
     fs_batch batch = fs_batch_default();
-    batch.rows = B, batch.hidden = hidden, batch.hidden_dtype = FS_F32, batch.position_all = 7, batch.all.top_p = 0.9f;
+    batch.rows = B, batch.hidden = hidden, batch.hidden_dtype = FS_F32, batch.position_all = 7,
+    rules_of(&batch)->top_p.value = 0.9f;
     fs_result result = fs_result_default();
-    result.tokens = tokens, result.log_z = log_z, result.logits = FS_LOGITS_PROCESSED;
+    result.tokens = tokens, result.log_z = log_z, result.logits_mode = FS_LOGITS_PROCESSED;
     if (fs_sample(context, &head, &batch, &result) != FS_OK) fail_msg("%s", fs_error_text(context));
 }
 

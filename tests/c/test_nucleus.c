@@ -64,7 +64,7 @@ static int64_t draw(fs_context *context, const fs_head *head, const fs_batch *ba
     memset(tokens, 0x77, (size_t)(ROWS * batch->samples) * sizeof *tokens);
     r.tokens = tokens, r.status = status;
     if (fs_sample(context, head, batch, &r) != FS_OK) fail_msg("%s", fs_error_text(context));
-    return r.fallback_rows;
+    return counters_of(context).fallback_rows;
 }
 
 /* Where everything is slow one call of three or six of a shape, and others of the next. */
@@ -90,9 +90,9 @@ static void tokens_are_the_references(void **state) {
             const int step = apart();
             for (int i = s % step; i < 12; i += step) {
                 fs_batch batch = fs_batch_default();
-                batch.rows = ROWS, batch.position_all = round * 12 + (uint64_t)i, batch.all.seed = 3;
-                batch.all.top_p = top_p[((uint64_t)i + round) % 4];
-                batch.all.temperature = i % 3 == 2 ? 0.7f : 1.0f;
+                batch.rows = ROWS, batch.position_all = round * 12 + (uint64_t)i, batch.seed_all = 3;
+                rules_of(&batch)->top_p.value = top_p[((uint64_t)i + round) % 4];
+                rules_of(&batch)->temperature.value = i % 3 == 2 ? 0.7f : 1.0f;
                 batch.samples = i % 2 ? 3 : 1;
                 if (i % 5 == 3) batch.mode = FS_MODE_WITHOUT_REPLACEMENT;
                 if (i % 7 == 4) batch.flags = FS_KEEP_TIES;
@@ -127,7 +127,7 @@ static void language_like_rows_need_no_second_pass(void **state) {
     fill(logits, hot_first, 1);
     for (uint64_t round = 0; round < rounds; round++) {
         fs_batch batch = fs_batch_default();
-        batch.rows = ROWS, batch.position_all = round, batch.all.top_p = 0.95f;
+        batch.rows = ROWS, batch.position_all = round, rules_of(&batch)->top_p.value = 0.95f;
         again += draw(cpu, &head, &batch, tokens, status);
     }
     assert_true(again <= 1);
@@ -135,7 +135,7 @@ static void language_like_rows_need_no_second_pass(void **state) {
     fill(logits, wide, 1);
     for (uint64_t round = 0; round < rounds; round++) {
         fs_batch batch = fs_batch_default();
-        batch.rows = ROWS, batch.position_all = round, batch.all.top_p = 0.9f;
+        batch.rows = ROWS, batch.position_all = round, rules_of(&batch)->top_p.value = 0.9f;
         again_of_wide += draw(cpu, &head, &batch, tokens, status);
     }
     assert_true(again_of_wide <= 1 + (int64_t)rounds / 10);
@@ -163,8 +163,9 @@ static void min_p_keeps_what_it_needs(void **state) {
         for (int i = s % step; i < 32; i += step) {
             fs_batch batch = fs_batch_default();
             batch.rows = ROWS, batch.position_all = (uint64_t)i;
-            batch.all.min_p = min_p[i % 4], batch.all.top_p = top_p[i / 16], batch.flags = flags[i / 4 % 4];
-            batch.all.temperature = i % 4 == 1 ? 0.6f : 1.0f;
+            rules_of(&batch)->min_p.value = min_p[i % 4], rules_of(&batch)->top_p.value = top_p[i / 16],
+            batch.flags = flags[i / 4 % 4];
+            rules_of(&batch)->temperature.value = i % 4 == 1 ? 0.6f : 1.0f;
             batch.samples = i % 4 == 3 ? 8 : 1;
             fs_context *cpu = open_context(FS_BACKEND_CPU, 1 + i % 3, i % 5 ? 0 : 128);
             draw(reference, &head, &batch, expected, status);
@@ -217,7 +218,7 @@ static void a_nucleus_before_min_p_is_proven_by_parts(void **state) {
     for (uint64_t round = 0; round < rounds; round++) {
         fs_batch batch = fs_batch_default();
         batch.rows = ROWS, batch.position_all = round, batch.flags = FS_MIN_P_LAST;
-        batch.all.top_p = 0.6f, batch.all.min_p = 0.01f;
+        rules_of(&batch)->top_p.value = 0.6f, rules_of(&batch)->min_p.value = 0.01f;
         draw(cpu, &head, &batch, tokens, status);
         draw_merged(cpu, &head, &batch, merged, status);
         for (int b = 0; b < ROWS; b++) {
@@ -255,11 +256,11 @@ static void nuclei_far_from_zero_are_the_references(void **state) {
         for (int k = (int)i % step; k < 24; k += step) {
             fs_batch batch = fs_batch_default();
             batch.rows = ROWS, batch.position_all = (uint64_t)k;
-            batch.all.temperature = far[i].temperature;
-            batch.all.top_p = k % 2 ? 0.3f : 0.8f;
+            rules_of(&batch)->temperature.value = far[i].temperature;
+            rules_of(&batch)->top_p.value = k % 2 ? 0.3f : 0.8f;
             batch.samples = k % 3 ? 1 : 3;
             if (k % 4 == 3) batch.mode = FS_MODE_WITHOUT_REPLACEMENT;
-            if (k % 5 == 4) batch.all.top_k = 9;
+            if (k % 5 == 4) rules_of(&batch)->top_k.value = 9;
             /* A list of 9 has not the row's mass. */
             if (k % 10 == 9) batch.flags = FS_JOINT_TOP_P, batch.list_capacity = 1024;
             const size_t bytes = (size_t)(ROWS * batch.samples) * sizeof *got;
@@ -298,7 +299,7 @@ static void nuclei_of_extreme_temperatures_are_the_references(void **state) {
          * nucleus. */
         for (int k = 0; k < ROWS * V; k++)
             logits[k] = ((float)random_below(&r, 129) - 64.0f) / 16.0f * (i % 2 ? fminf(t, 1e37f) : fminf(t, 1.0f));
-        batch.rows = ROWS, batch.all.temperature = t, batch.all.top_p = 0.6f;
+        batch.rows = ROWS, rules_of(&batch)->temperature.value = t, rules_of(&batch)->top_p.value = 0.6f;
         result.tokens = tokens[0];
         assert_int_equal(fs_sample(reference, &head, &batch, &result), FS_OK);
         result.tokens = tokens[1];

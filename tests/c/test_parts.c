@@ -46,17 +46,17 @@ static void make(problem *p, int layout) {
     p->result = fs_result_default();
     p->result.tokens = p->a.token, p->result.status = p->a.status;
     if (layout == 1) p->result.log_z = p->a.log_z, p->result.logprob = p->a.logprob;
-    if (layout == 2) p->batch.all.top_k = 5, p->batch.flags = FS_KEEP_TIES;
-    if (layout == 3) p->batch.all.top_p = 0.8f, p->batch.rows = 1;
+    if (layout == 2) rules_of(&p->batch)->top_k.value = 5, p->batch.flags = FS_KEEP_TIES;
+    if (layout == 3) rules_of(&p->batch)->top_p.value = 0.8f, p->batch.rows = 1;
     if (layout == 4) p->batch.mode = FS_MODE_WITHOUT_REPLACEMENT, p->batch.samples = N;
-    if (layout == 5) p->batch.mode = FS_MODE_SCORE, p->batch.samples = N, p->batch.given = given;
-    if (layout == 5) p->result.logprob = p->a.logprob, p->result.logits = FS_LOGITS_PROCESSED;
+    if (layout == 5) p->batch.mode = FS_MODE_SCORE, p->batch.samples = N, p->batch.score_token = given;
+    if (layout == 5) p->result.logprob = p->a.logprob, p->result.logits_mode = FS_LOGITS_PROCESSED;
     if (layout == 6) p->batch.mode = FS_MODE_GROUP_PARALLEL, p->batch.group_size = 1;
     if (layout == 7) {
         p->batch.edit_offset = p->batch.watch_offset = offsets;
         p->batch.edit_token = p->batch.watch_token = listed;
         p->batch.edit_bias = biases;
-        p->batch.all.top_k = 7;
+        rules_of(&p->batch)->top_k.value = 7;
         p->result.watch_logit = p->a.watch_logit;
         p->result.top_count = TOP, p->result.top_token = p->a.top_token, p->result.top_logprob = p->a.top_logprob;
     }

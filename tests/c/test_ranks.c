@@ -82,8 +82,8 @@ static void *run_peer(void *arg) {
     answer_clear(&p->a);
     fs_result result = call_result(p->c, &p->a);
     p->status = fs_sample_ranks(p->context, &ranks, &shard, &p->c->batch, &result);
-    p->wire_bytes = result.wire_bytes;
-    p->fallback_rows = result.fallback_rows;
+    p->wire_bytes = counters_of(p->context).wire_bytes;
+    p->fallback_rows = counters_of(p->context).fallback_rows;
     snprintf(p->text, sizeof p->text, "%s", fs_error_text(p->context));
     return NULL;
 }
@@ -140,7 +140,7 @@ static void every_result_is_that_of_one_call(void **state) {
             answer_clear(&whole);
             fs_result expected = call_result(&c, &whole);
             if (fs_sample(alone, &c.head, &c.batch, &expected) != FS_OK) fail_msg("%s", fs_error_text(alone));
-            assert_int_equal(answer_forget_rounds(&whole, c.batch.rows), expected.fallback_rows);
+            assert_int_equal(answer_forget_rounds(&whole, c.batch.rows), counters_of(alone).fallback_rows);
             for (int r = 0; r < ranks; r++) peers[r].c = &c;
             together(&w, peers);
             for (int r = 0; r < ranks; r++) {
@@ -167,7 +167,7 @@ static call tied_call(int64_t tied, int ranks) {
     c.head = fs_head_default();
     c.head.kind = FS_HEAD_LOGITS, c.head.data = logits, c.head.rows = VOCAB;
     c.batch = fs_batch_default();
-    c.batch.rows = ROWS, c.batch.all.top_k = 5, c.batch.flags = FS_KEEP_TIES;
+    c.batch.rows = ROWS, rules_of(&c.batch)->top_k.value = 5, c.batch.flags = FS_KEEP_TIES;
     for (int i = 0; i <= ranks; i++) c.cut[i] = i < ranks ? 1008 * i : VOCAB;
     return c;
 }
@@ -219,13 +219,14 @@ static void a_list_that_is_whole_does_not_keep_the_other_short(void **state) {
     fs_head head = fs_head_default();
     head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = V;
     fs_batch batch = fs_batch_default();
-    batch.rows = 1, batch.mode = FS_MODE_SCORE, batch.given = &given;
-    batch.flags = FS_EXACT_RANK | FS_KEEP_TIES, batch.all.top_k = V - 1;
+    batch.rows = 1, batch.mode = FS_MODE_SCORE, batch.score_token = &given;
+    batch.flags = FS_EXACT_RANK | FS_KEEP_TIES, rules_of(&batch)->top_k.value = V - 1;
     batch.edit_offset = offset, batch.edit_token = &edited, batch.edit_bias = &bias;
     const fs_ranks ranks = alone_ranks();
     for (int i = 0; i < 2; i++) {
         fs_result result = fs_result_default();
-        result.tokens = &token[i], result.status = &status[i], result.rank = &rank[i], result.logits = FS_LOGITS_RAW;
+        result.tokens = &token[i], result.status = &status[i], result.rank = &rank[i],
+        result.logits_mode = FS_LOGITS_RAW;
         assert_int_equal(i ? fs_sample_ranks(context, &ranks, &head, &batch, &result)
                            : fs_sample(context, &head, &batch, &result),
                          FS_OK);
@@ -295,7 +296,7 @@ static call wide_call(void) {
     static float logits[2 * MOST_V];
     call c = {.head = fs_head_default(), .batch = fs_batch_default(), .wants = 2, .logits = FS_LOGITS_CUT};
     c.head.kind = FS_HEAD_LOGITS, c.head.data = logits, c.head.rows = MOST_V;
-    c.batch.rows = 2, c.batch.all.top_p = 0.9f;
+    c.batch.rows = 2, rules_of(&c.batch)->top_p.value = 0.9f;
     c.cut[1] = 1504, c.cut[2] = MOST_V;
     return c;
 }
@@ -437,7 +438,8 @@ static void the_online_groups_are_refused_on_every_rank(void **state) {
     call c = random_call(7, 2);
     c.batch.mode = FS_MODE_GROUP_ONLINE;
     c.batch.samples = 1;
-    c.batch.top_k = NULL, c.batch.top_p = c.batch.min_p = NULL;
+    rules_of(&c.batch)->top_k.per_slot = NULL,
+    rules_of(&c.batch)->top_p.per_slot = rules_of(&c.batch)->min_p.per_slot = NULL;
     for (int r = 0; r < 2; r++) peers[r].c = &c;
     together(&w, peers);
     for (int r = 0; r < 2; r++) assert_int_equal(peers[r].status, FS_ERR_UNSUPPORTED);

@@ -19,16 +19,16 @@ static void draw(fs_context *context, const screened_head *s, const fs_batch *ba
     fs_result r = fs_result_default();
     head.screen = screened ? s->screen : NULL, head.screen_bytes = screened ? s->bytes : 0;
     memset(d, 0x77, sizeof *d);
-    r.tokens = d->token, r.status = d->status, r.score = d->score, r.logit = d->logit;
+    r.tokens = d->token, r.status = d->status, r.noisy_logit = d->score, r.logit = d->logit;
     must_be_ok(context, fs_sample(context, &head, batch, &r));
     for (int64_t b = 0; b < batch->rows; b++) d->status[b] &= ~(uint32_t)FS_ROW_FALLBACK;
-    d->rows = r.screened_rows, d->dots = r.screened_dots;
+    d->rows = counters_of(context).screened_rows, d->dots = counters_of(context).screened_dots;
 }
 
 static fs_batch batch_of(const screened_head *s, float temperature, uint64_t seed) {
     fs_batch batch = fs_batch_default();
     batch.rows = s->B, batch.hidden = s->h, batch.hidden_dtype = FS_BF16;
-    batch.all.temperature = temperature, batch.all.seed = seed;
+    rules_of(&batch)->temperature.value = temperature, batch.seed_all = seed;
     return batch;
 }
 
@@ -133,22 +133,23 @@ static void make_chance(chance *c, rng *r, int64_t V) {
 
 static fs_batch chance_batch(const screened_head *s, chance *c, rng *r) {
     fs_batch batch = batch_of(s, 1.0f, random_next(r));
-    batch.temperature = c->temperature;
+    rules_of(&batch)->temperature.per_slot = c->temperature;
     if (random_below(r, 3) == 0) batch.allow = c->allow[0], batch.allow_stride = sizeof c->allow[0];
-    if (batch.allow && random_below(r, 2)) batch.allow_index = c->allow_index, batch.masks = 24;
+    if (batch.allow && random_below(r, 2)) batch.allow_index = c->allow_index, batch.allow_count = 24;
     if (random_below(r, 3) == 0)
         batch.edit_offset = c->edit_offset, batch.edit_token = c->edit_token, batch.edit_bias = c->edit_bias;
     if (random_below(r, 3) == 0) {
         batch.seen = c->seen[0], batch.seen_stride = sizeof c->seen[0];
         batch.counts = c->counts[0], batch.counts_stride = sizeof c->counts[0];
-        batch.repetition = c->repetition, batch.all.frequency = 0.3f, batch.all.presence = -0.2f;
+        rules_of(&batch)->repetition.per_slot = c->repetition, rules_of(&batch)->frequency.value = 0.3f,
+        rules_of(&batch)->presence.value = -0.2f;
     }
     if (random_below(r, 2)) batch.flags = FS_EDITS_LAST;
     if (random_below(r, 3) == 0) batch.samples = 1 + (int32_t)random_below(r, 5);
     if (random_below(r, 4) == 0) batch.mode = FS_MODE_WITHOUT_REPLACEMENT;
-    if (random_below(r, 3) == 0) batch.all.top_k = 1 + (int32_t)random_below(r, 40);
-    if (random_below(r, 4) == 0) batch.all.min_p = 0.05f;
-    if (random_below(r, 5) == 0) batch.all.top_p = 0.9f;
+    if (random_below(r, 3) == 0) rules_of(&batch)->top_k.value = 1 + (int32_t)random_below(r, 40);
+    if (random_below(r, 4) == 0) rules_of(&batch)->min_p.value = 0.05f;
+    if (random_below(r, 5) == 0) rules_of(&batch)->top_p.value = 0.9f;
     if (random_below(r, 4) == 0) batch.flags |= FS_KEEP_TIES;
     if (random_below(r, 4) == 0) batch.flags |= FS_CUT_BEFORE_TEMPERATURE;
     if (random_below(r, 4) == 0) batch.flags |= FS_MIN_P_LAST;
@@ -161,7 +162,7 @@ static void chance_head(screened_head *s, const chance *c, rng *r) {
     if (random_below(r, 4) == 0) head->softcap = 8.0f;
     if (random_below(r, 4) == 0) head->scale = 0.7f;
     if (random_below(r, 4) == 0) head->post_scale = random_below(r, 4) ? 1.3f : -1.3f;
-    if (random_below(r, 4) == 0) head->round = FS_BF16;
+    if (random_below(r, 4) == 0) head->round_to = FS_BF16;
     if (random_below(r, 3) == 0) head->vocab = s->V - 5;
 }
 
@@ -182,7 +183,7 @@ static void a_banned_token_tells_that_its_logit_is_infinite(void **state) {
     for (int64_t d = 0; d < s.D; d++) s.w[3001 * s.D + d] = bf16_of(d ? 0.0f : 9000.0f);
     free(s.screen);
     s.screen = build(context, &s.head, &o, &s.bytes);
-    s.head.round = FS_F16;
+    s.head.round_to = FS_F16;
     fs_batch batch = batch_of(&s, 1.0f, 1);
     batch.edit_token = token, batch.edit_bias = bias, batch.edit_offset = offset;
     draw(context, &s, &batch, 0, &plain);
@@ -241,9 +242,9 @@ static void cuts_by_lists_draw_the_same(void **state) {
         screened_head s = make_screened(context, NORMAL, 20011, 256, 20, 12.0, &o);
         for (uint64_t seed = 0; seed < test_size(60); seed++) {
             fs_batch batch = batch_of(&s, temperatures[seed % 6], seed);
-            if (seed % 3 < 2) batch.all.top_k = seed % 4 ? 50 : 5;
-            if (seed % 3 == 1) batch.all.top_p = 0.8f;
-            if (seed % 3 == 2 || seed % 5 == 0) batch.all.min_p = 0.2f;
+            if (seed % 3 < 2) rules_of(&batch)->top_k.value = seed % 4 ? 50 : 5;
+            if (seed % 3 == 1) rules_of(&batch)->top_p.value = 0.8f;
+            if (seed % 3 == 2 || seed % 5 == 0) rules_of(&batch)->min_p.value = 0.2f;
             if (seed % 7 == 0) batch.samples = 3;
             draw_both_ways(context, &s, &batch, &all);
         }
@@ -262,11 +263,11 @@ static void ties_in_lists_go_to_lower_ids_whoever_meets_them_first(void **state)
     const fs_screen_options o = options_of(FS_SCREEN_INT8, 0);
     screened_head s = make_screened(context, NORMAL, 1001, 136, 24, 20.0, &o);
     memset(s.h, 0, (size_t)(s.B * s.D * 2));
-    s.head.round = FS_F16; /* the bounds of these rows become 0 too: nobody has to be settled for a tie */
+    s.head.round_to = FS_F16; /* the bounds of these rows become 0 too: nobody has to be settled for a tie */
     for (uint64_t seed = 0; seed < test_size(200); seed++) {
         fs_batch batch = batch_of(&s, 1.0f, seed);
-        batch.all.top_k = 3;
-        if (seed % 2) batch.all.min_p = 0.1f;
+        rules_of(&batch)->top_k.value = 3;
+        if (seed % 2) rules_of(&batch)->min_p.value = 0.1f;
         draw(context, &s, &batch, 0, &plain);
         draw(context, &s, &batch, 1, &screened);
         same_draws(&plain, &screened);
@@ -340,7 +341,7 @@ static void draw_by_parts(fs_context *context, const fs_head shard[SHARDS], cons
     size_t bytes;
     fs_result r = fs_result_default();
     memset(d, 0x77, sizeof *d);
-    r.tokens = d->token, r.status = d->status, r.score = d->score, r.logit = d->logit;
+    r.tokens = d->token, r.status = d->status, r.noisy_logit = d->score, r.logit = d->logit;
     for (int i = 0; i < SHARDS; i++) {
         must_be_ok(context, fs_partial_size(context, &shard[i], batch, &r, &bytes));
         part[i] = malloc(bytes);
@@ -398,7 +399,7 @@ static void parts_without_lists_are_the_same_bytes(void **state) {
         screened_head s = make_screened(context, i % HEAD_KINDS, 1203, 144, 6, 20.0, &o);
         fs_batch batch = batch_of(&s, i % 3 ? 1.0f : 0.0f, 1 + i % 4);
         const int lists = i >= 20;
-        if (lists) batch.all.top_k = 5;
+        if (lists) rules_of(&batch)->top_k.value = 5;
         const fs_head with = shard_of(context, &s, 16, 608, 1), without = shard_of(context, &s, 16, 608, 0);
         size_t bytes;
         char *part[2] = {part_of(context, &with, &batch, &bytes), part_of(context, &without, &batch, &bytes)};
@@ -475,7 +476,7 @@ static int64_t dots_of(fs_context *context, const screened_head *s, const uint16
     int32_t token;
     batch.rows = 1, batch.hidden = hidden, batch.hidden_dtype = FS_BF16, result.tokens = &token;
     must_be_ok(context, fs_sample(context, &s->head, &batch, &result));
-    return result.screened_dots;
+    return counters_of(context).screened_dots;
 }
 
 /* Calls whose screen fails go to W at once, more and more of them, while the screens of other heads of the context are

@@ -79,9 +79,9 @@ static void draw_by_screen(void *self, const draws *d) {
     for (int64_t b = 0; b < rows; b++) position[b] = apart ? (d->position[0] << 16) + (uint64_t)b : d->position[b];
     batch.rows = rows, batch.samples = apart ? 1 : d->samples;
     batch.hidden = ones, batch.position = position;
-    result.tokens = d->tokens, result.score = d->score;
+    result.tokens = d->tokens, result.noisy_logit = d->score;
     must_be_ok(s->context, fs_sample(s->context, &head, &batch, &result));
-    s->rows += rows, s->decided += result.screened_rows;
+    s->rows += rows, s->decided += counters_of(s->context).screened_rows;
     free(ones);
     free(position);
 }

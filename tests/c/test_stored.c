@@ -63,7 +63,7 @@ static drawn draw(fs_context *context, const fs_head *head, const fs_batch *batc
     memset(&d, 0x77, sizeof d);
     r.tokens = d.token, r.status = d.status;
     if (fs_sample(context, head, batch, &r) != FS_OK) fail_msg("%s", fs_error_text(context));
-    d.again = r.fallback_rows, d.work_bytes = r.work_bytes;
+    d.again = counters_of(context).fallback_rows, d.work_bytes = counters_of(context).work_bytes;
     return d;
 }
 
@@ -89,8 +89,8 @@ static fs_batch batch_of(int i) {
     static const float shares[] = {0.95f, 0.5f, 0.999f, 0.0f};
     rng r = random_from((uint64_t)i);
     fs_batch batch = fs_batch_default();
-    batch.rows = ROWS, batch.all.seed = 3;
-    batch.all.top_p = shares[i % 4];
+    batch.rows = ROWS, batch.seed_all = 3;
+    rules_of(&batch)->top_p.value = shares[i % 4];
     batch.samples = i % 2 ? SAMPLES : 1;
     if (i % 5 == 1) batch.noise = FS_NOISE_FAST;
     if (i % 5 == 2) {
@@ -110,7 +110,8 @@ static fs_batch batch_of(int i) {
             min_p[b] = b % 7 == 3 ? 0.1f : 0.0f;
             top_k[b] = b % 6 == 5 ? 3000 : 0;
         }
-        batch.temperature = temperature, batch.top_p = top_p, batch.min_p = min_p, batch.top_k = top_k;
+        rules_of(&batch)->temperature.per_slot = temperature, rules_of(&batch)->top_p.per_slot = top_p,
+        rules_of(&batch)->min_p.per_slot = min_p, rules_of(&batch)->top_k.per_slot = top_k;
     }
     return batch;
 }
@@ -138,7 +139,7 @@ static void stored_rows_draw_the_references_tokens(void **state) {
                 snprintf(what, sizeof what, "shape %d, rules %d, call %d", s, i, call);
                 hold_equal(&got, &expected, &batch, what);
                 if (shapes[s] == doubtful && i % 5 < 4) doubted += got.again;
-                else if (shapes[s] == wide && i % 5 < 4 && batch.all.top_p > 0.6f)
+                else if (shapes[s] == wide && i % 5 < 4 && rules_of(&batch)->top_p.value > 0.6f)
                     *(call ? &later_again : &first_again) += got.again;
             }
             fs_context_destroy(cpu);
@@ -201,7 +202,7 @@ static void what_is_not_wide_any_more_is_not_stored(void **state) {
     fs_result result = fs_result_default();
     drawn nowhere;
     result.tokens = nowhere.token;
-    batch.all.top_p = 0.9f;
+    rules_of(&batch)->top_p.value = 0.9f;
     assert_int_equal(fs_work_size(context, &head, &batch, &result, &work, NULL), FS_OK);
     for (int call = 0; call < 40; call++) {
         batch.position_all = (uint64_t)call;
@@ -221,7 +222,7 @@ static void what_is_not_wide_any_more_is_not_stored(void **state) {
     /* Another kind of rows is another matter: nothing is stored for it at first. */
     head = head_of(wide, 6);
     draw(context, &head, &batch), draw(context, &head, &batch);
-    batch.all.temperature = 1.25f;
+    rules_of(&batch)->temperature.value = 1.25f;
     assert_true(draw(context, &head, &batch).again > 0);
     fs_context_destroy(context);
 }

@@ -13,7 +13,7 @@ static void the_reference_backend_does_what_it_says(void **state) {
 }
 
 /* Expects this refusal, both words in the text, the first in the constant answer too. */
-static void refused(int32_t backend, const fs_outline *o, const char *word, const char *value) {
+static void refused(int32_t backend, const fs_call_desc *o, const char *word, const char *value) {
     const char *why = NULL;
     assert_int_equal(fs_supports(backend, o, &why), FS_ERR_ARGUMENT);
     const char *text = fs_error_text(NULL);
@@ -24,14 +24,14 @@ static void refused(int32_t backend, const fs_outline *o, const char *word, cons
 
 #define REFUSED(change, word, value)                                                                                   \
     do {                                                                                                               \
-        fs_outline o = fs_outline_default();                                                                           \
+        fs_call_desc o = fs_call_desc_default();                                                                       \
         change;                                                                                                        \
         refused(FS_BACKEND_CPU, &o, word, value);                                                                      \
     } while (0)
 
 static void an_outline_that_nobody_could_do_is_named(void **state) {
     (void)state;
-    const fs_outline plain = fs_outline_default();
+    const fs_call_desc plain = fs_call_desc_default();
     REFUSED(o.size = 8, "outline", "8");
     REFUSED(o.size = 4097, "outline", "4096");
     REFUSED(o.call = 3, "outline.call", "3");
@@ -50,7 +50,7 @@ static void an_outline_that_nobody_could_do_is_named(void **state) {
     REFUSED(o.mode = FS_MODE_GROUP_PARALLEL, "outline.group_size", "0");
     REFUSED((o.mode = FS_MODE_GROUP_ONLINE, o.group_size = 1 << 24), "outline.group_size", "16777216");
     REFUSED((o.mode = FS_MODE_GROUP_ONLINE, o.group_size = 8, o.rules = FS_RULE_MIN_P), "outline.rules", "group");
-    REFUSED(o.logits = 3, "outline.logits", "3");
+    REFUSED(o.logits_mode = 3, "outline.logits_mode", "3");
     REFUSED(o.rules = 64, "outline.rules", "64");
     REFUSED(o.results = 256, "outline.results", "256");
     REFUSED(o.flags = 256, "outline.flags", "256");
@@ -62,7 +62,7 @@ static void an_outline_that_nobody_could_do_is_named(void **state) {
 
 static void a_backend_that_is_not_in_this_build_does_nothing(void **state) {
     (void)state;
-    const fs_outline plain = fs_outline_default();
+    const fs_call_desc plain = fs_call_desc_default();
     fs_options options = fs_options_default();
     fs_context *context;
     const char *why;

@@ -21,7 +21,7 @@ static void draw(fs_context *context, uint64_t position, int32_t *tokens) {
     head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = V;
     head.dim = -65536; /* which nobody may look at here */
     fs_batch batch = fs_batch_default();
-    batch.rows = B, batch.position_all = position, batch.all.top_p = 0.9137f;
+    batch.rows = B, batch.position_all = position, rules_of(&batch)->top_p.value = 0.9137f;
     fs_result result = fs_result_default();
     result.tokens = tokens;
     if (fs_sample(context, &head, &batch, &result) != FS_OK) tokens[0] = -99;

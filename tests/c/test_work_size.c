@@ -53,18 +53,18 @@ enum { RULES = 13 };
 /* Cuts as wide as the vocabulary, by each rule, and what else needs whole lists. */
 static void set_rules(call *c, int rules, int32_t vocab) {
     fs_batch *batch = &c->batch;
-    if (rules <= 4 || rules == 9) batch->all.top_p = rules == 1 ? 0.99999f : 0.9f;
-    if (rules == 2) batch->all.min_p = 1e-6f, batch->flags = FS_JOINT_TOP_P;
+    if (rules <= 4 || rules == 9) rules_of(batch)->top_p.value = rules == 1 ? 0.99999f : 0.9f;
+    if (rules == 2) rules_of(batch)->min_p.value = 1e-6f, batch->flags = FS_JOINT_TOP_P;
     if (rules == 3) batch->mode = FS_MODE_WITHOUT_REPLACEMENT, batch->samples = SAMPLES;
     if (rules == 4) want(c, 1, 1), batch->samples = SAMPLES;
-    if (rules == 5) batch->all.top_k = vocab - 1;
-    if (rules == 6) batch->all.top_k = 50, batch->flags = FS_KEEP_TIES;
-    if (rules == 7) batch->all.min_p = 1e-6f;
+    if (rules == 5) rules_of(batch)->top_k.value = vocab - 1;
+    if (rules == 6) rules_of(batch)->top_k.value = 50, batch->flags = FS_KEEP_TIES;
+    if (rules == 7) rules_of(batch)->min_p.value = 1e-6f;
     if (rules == 8) want(c, 1, 0);
     if (rules == 9) add_edits(c, vocab), want(c, 1, 1);
-    if (rules == 10) add_edits(c, vocab), c->result.logits = FS_LOGITS_PROCESSED, want(c, 1, 1);
+    if (rules == 10) add_edits(c, vocab), c->result.logits_mode = FS_LOGITS_PROCESSED, want(c, 1, 1);
     if (rules == 11) {
-        batch->mode = FS_MODE_SCORE, batch->given = c->given, batch->samples = SAMPLES;
+        batch->mode = FS_MODE_SCORE, batch->score_token = c->given, batch->samples = SAMPLES;
         want(c, 1, 0);
         for (int i = 0; i < MOST_ROWS * SAMPLES; i++) c->given[i] = i * 97 % vocab;
     }
@@ -131,7 +131,7 @@ static void sizes_are_enough_and_not_too_much(int rules, int32_t threads, int32_
         memset(c->tokens, 0x77, sizeof c->tokens), memset(c->rank, 0x77, sizeof c->rank);
         assert_int_equal(fs_sample(context, &c->head, &c->batch, &c->result), FS_OK);
         assert_int_equal(count_incomplete(c), 0);
-        const int64_t again = c->result.fallback_rows;
+        const int64_t again = counters_of(context).fallback_rows;
         memcpy(tokens, c->tokens, sizeof tokens), memcpy(rank, c->rank, sizeof rank);
 
         if (draw_with(context, c, memory, every) != FS_OK) fail_msg("%s", fs_error_text(context));

@@ -34,7 +34,7 @@ static call defaulted(void) {
     c.head = fs_head_default(), c.batch = fs_batch_default(), c.result = fs_result_default();
     c.head.data = weights, c.head.rows = TOKENS, c.head.dim = DIM;
     c.batch.rows = ROWS, c.batch.hidden = hidden;
-    c.batch.all.temperature = 0.0f;
+    rules_of(&c.batch)->temperature.value = 0.0f;
     return c;
 }
 
@@ -90,10 +90,10 @@ static void zeros_of_scalars_draw_as_their_defaults(void **state) {
     for (int s = 0; s < ROWS; s++) memcpy(dense[s], counts, sizeof counts);
     for (uint64_t position = 0; position < 50; position++) {
         call zero = zeroed(), spelled = defaulted();
-        zero.batch.all.temperature = spelled.batch.all.temperature = 0.9f;
+        rules_of(&zero.batch)->temperature.value = rules_of(&spelled.batch)->temperature.value = 0.9f;
         zero.batch.position_all = spelled.batch.position_all = position;
         zero.batch.counts = spelled.batch.counts = dense[0];
-        zero.batch.all.presence = spelled.batch.all.presence = 0.5f;
+        rules_of(&zero.batch)->presence.value = rules_of(&spelled.batch)->presence.value = 0.5f;
         expect_equal_draws(zero, spelled);
     }
 }
@@ -149,9 +149,9 @@ static void top_p_means_what_it_says(void **state) {
                 float top_p[ROWS];
                 for (int s = 0; s < ROWS; s++) top_p[s] = table[i].top_p;
                 call c = zeroed();
-                c.batch.all.temperature = 1.0f;
-                c.batch.all.top_p = scalar ? table[i].top_p : 0.0f;
-                c.batch.top_p = scalar ? NULL : top_p;
+                rules_of(&c.batch)->temperature.value = 1.0f;
+                rules_of(&c.batch)->top_p.value = scalar ? table[i].top_p : 0.0f;
+                rules_of(&c.batch)->top_p.per_slot = scalar ? NULL : top_p;
                 sample(backends[k], &c);
                 sample(backends[k], &greedy);
                 const int one = table[i].one && !(scalar && table[i].top_p == 0.0f);
@@ -165,7 +165,7 @@ static void top_p_means_what_it_says(void **state) {
 static void an_outline_and_screen_options_may_be_zero(void **state) {
     (void)state;
     const char *why;
-    fs_outline outline = {.size = sizeof outline};
+    fs_call_desc outline = {.size = sizeof outline};
     assert_int_equal(fs_supports(FS_BACKEND_CPU, &outline, &why), FS_OK);
     fs_context *context = open_context(FS_BACKEND_CPU, 1, 0);
     const call c = zeroed();
@@ -191,7 +191,7 @@ static void zeroed_options_have_the_memory_of_the_defaults(void **state) {
         assert_int_equal(fs_context_create(&options, &context), FS_OK);
         call c = zeroed();
         c.head.data = flat, c.head.rows = TOKENS * 40;
-        c.batch.all.temperature = 1.0f, c.batch.all.top_p = 0.5f;
+        rules_of(&c.batch)->temperature.value = 1.0f, rules_of(&c.batch)->top_p.value = 0.5f;
         c.result.tokens = c.token, c.result.status = c.status;
         if (fs_sample(context, &c.head, &c.batch, &c.result) != FS_OK) fail_msg("%s", fs_error_text(context));
         uint32_t all = 0;

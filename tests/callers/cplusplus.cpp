@@ -55,8 +55,10 @@ void draw() {
     batch.rows = B;
     batch.mode = FS_MODE_SAMPLE;
     batch.flags = FS_KEEP_TIES | FS_JOINT_TOP_P;
-    batch.all.top_p = 0.95f;
-    batch.all.seed = 42;
+    fs_rules rules = fs_rules_default();
+    batch.rules = &rules;
+    rules.top_p.value = 0.95f;
+    batch.seed_all = 42;
 
     fs_result result = fs_result_default();
     result.tokens = tokens.data();

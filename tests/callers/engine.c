@@ -33,6 +33,7 @@ typedef struct engine {
     request *running[SLOTS];
     fs_head head;
     fs_batch batch;
+    fs_rules rules;
     fs_result result;
 
     /* per row, rewritten every step */
@@ -133,12 +134,14 @@ static engine *engine_create(void) {
     e->batch.slot = e->slot;
     e->batch.slots = SLOTS;
     e->batch.position = e->position;
-    e->batch.temperature = e->temperature;
-    e->batch.top_k = e->top_k;
-    e->batch.top_p = e->top_p;
-    e->batch.min_p = e->min_p;
     e->batch.seed = e->seed;
-    e->batch.frequency = e->frequency;
+    e->batch.rules = &e->rules;
+    e->rules = fs_rules_default();
+    e->rules.temperature.per_slot = e->temperature;
+    e->rules.top_k.per_slot = e->top_k;
+    e->rules.top_p.per_slot = e->top_p;
+    e->rules.min_p.per_slot = e->min_p;
+    e->rules.frequency.per_slot = e->frequency;
     e->batch.counts = e->counts[0];
     e->batch.allow = e->grammar[0];
     e->batch.allow_index = e->allow_index;
@@ -150,10 +153,10 @@ static engine *engine_create(void) {
 
     /* The widest rules this engine admits, before the first request: is the planned memory enough, for the widest cut
      * too? */
-    size_t every;
+    size_t most;
     for (int s = 0; s < SLOTS; s++) e->temperature[s] = 1.0f, e->top_p[s] = 0.5f, e->frequency[s] = 1.0f;
-    check(fs_work_size(e->context, &e->head, &e->batch, &e->result, NULL, &every), e->context);
-    if (every > sizeof work) fail("fs_work_size", "the planned memory is too small");
+    check(fs_work_size(e->context, &e->head, &e->batch, &e->result, NULL, &most), e->context);
+    if (most > sizeof work) fail("fs_work_size", "the planned memory is too small");
     return e;
 }
 

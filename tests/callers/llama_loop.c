@@ -108,14 +108,16 @@ static void generate(fs_context *context, int32_t token[STEPS + 1], candidates t
     fs_batch batch = fs_batch_default();
     batch.rows = 1;
     batch.hidden = h;
-    batch.all.temperature = 0.8f;
-    batch.all.top_k = TOP;
-    batch.all.top_p = 0.95f;
-    batch.all.min_p = 0.05f;
-    batch.all.seed = 1234;
+    fs_rules rules = fs_rules_default();
+    batch.rules = &rules;
+    rules.temperature.value = 0.8f;
+    rules.top_k.value = TOP;
+    rules.top_p.value = 0.95f;
+    rules.min_p.value = 0.05f;
+    batch.seed_all = 1234;
 
     fs_result result = fs_result_default();
-    result.logits = FS_LOGITS_RAW; /* the list shows what the model said, soft-capped, before the rules */
+    result.logits_mode = FS_LOGITS_RAW; /* the list shows what the model said, soft-capped, before the rules */
     result.top_count = TOP;
     token[0] = 1;
     for (int step = 0; step < STEPS; step++) {

@@ -67,9 +67,11 @@ int main(void) {
     fs_batch batch = fs_batch_default();
     batch.hidden = H;
     batch.rows = B;
-    batch.all.temperature = 0.7f;
-    batch.all.top_k = 50;
-    batch.all.seed = 5;
+    fs_rules rules = fs_rules_default();
+    batch.rules = &rules;
+    rules.temperature.value = 0.7f;
+    rules.top_k.value = 50;
+    batch.seed_all = 5;
     fs_result result = fs_result_default();
     result.tokens = tokens;
 

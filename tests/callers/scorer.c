@@ -62,7 +62,7 @@ int main(void) {
     batch.mode = FS_MODE_SCORE;
     batch.hidden = H;
     batch.rows = T;
-    batch.given = text;
+    batch.score_token = text;
     fs_result result = fs_result_default();
     result.logprob = logprob;
     result.rank = rank; /* 1: the model's first choice */
@@ -81,7 +81,7 @@ int main(void) {
     float choice_logprob[1][CHOICES];
     batch.rows = 1;
     batch.samples = CHOICES;
-    batch.given = choice[0];
+    batch.score_token = choice[0];
     result = fs_result_default();
     result.logprob = choice_logprob[0];
     check(fs_sample(context, &head, &batch, &result), context);
@@ -92,7 +92,7 @@ int main(void) {
     const int32_t wrong = V;
     uint32_t status = 0;
     batch.samples = 1;
-    batch.given = &wrong;
+    batch.score_token = &wrong;
     result.status = &status;
     check(fs_sample(context, &head, &batch, &result), context);
     if (!(status & FS_ROW_BAD_TOKEN) || !isnan(choice_logprob[0][0])) {

@@ -53,9 +53,11 @@ static void draw(fs_context *context, const model *m, const int32_t *token, int 
     batch.slot = slot;
     batch.slots = 1;
     batch.position = positions;
-    batch.all.temperature = 0.7f;
-    batch.all.top_p = 0.9f;
-    batch.all.seed = 99;
+    fs_rules rules = fs_rules_default();
+    batch.rules = &rules;
+    rules.temperature.value = 0.7f;
+    rules.top_p.value = 0.9f;
+    batch.seed_all = 99;
     fs_result result = fs_result_default();
     result.tokens = next;
     check(fs_sample(context, &head, &batch, &result), context);

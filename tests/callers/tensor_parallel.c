@@ -3,7 +3,7 @@
  * tokens, which are those of the unsharded head. Ranks are threads here, and the all-gather is a copy between two
  * barriers. */
 #define _POSIX_C_SOURCE 200112L
-#include <flashsampling.h>
+#include <flashsampling_ranks.h>
 
 #include <pthread.h>
 #include <stdio.h>
@@ -42,15 +42,18 @@ static const int32_t top_k[B] = {0, 40, 0, 0, 0, 0};
 static const float top_p[B] = {1.0f, 0.9f, 1.0f, 0.8f, 1.0f, 0.6f};
 static const float min_p[B] = {0.0f, 0.0f, 0.0f, 0.0f, 0.05f, 0.0f};
 
+static const fs_rules rules = {.size = sizeof rules,
+                               .temperature.per_slot = temperature,
+                               .top_k.per_slot = top_k,
+                               .top_p.per_slot = top_p,
+                               .min_p.per_slot = min_p};
+
 static fs_batch make_batch(void) {
     fs_batch batch = fs_batch_default();
     batch.rows = B;
     batch.hidden = H;
-    batch.temperature = temperature;
-    batch.top_k = top_k;
-    batch.top_p = top_p;
-    batch.min_p = min_p;
-    batch.all.seed = 7;
+    batch.rules = &rules;
+    batch.seed_all = 7;
     batch.position_all = 1003;
     return batch;
 }

@@ -20,7 +20,7 @@ static void make_head(rng *r, fs_head *h) {
     if (one_in(r, 4)) h->stride = ((h->kind == FS_HEAD_WEIGHTS ? h->dim : h->rows) + below(r, 3)) * bytes_of(h->dtype);
     if (one_in(r, 4)) h->first_token = below(r, 8) * 16;
     if (one_in(r, 3)) h->vocab = 1 + below(r, h->first_token + h->rows + 20);
-    if (one_in(r, 4)) h->round = PICK(r, types);
+    if (one_in(r, 4)) h->round_to = PICK(r, types);
     if (one_in(r, 6)) h->scale = 2.0f * unit(r);
     if (one_in(r, 6)) h->post_scale = 2.0f * unit(r);
     if (one_in(r, 6)) h->softcap = 5.0f * unit(r);
@@ -45,17 +45,17 @@ static void make_batch(rng *r, const fs_head *h, fs_batch *b) {
     if (one_in(r, 6)) b->list_capacity = (int32_t)below(r, 30);
     b->slot_dtype = one_in(r, 2) ? FS_I32 : FS_I64;
     if (one_in(r, 2)) b->slots = 1 + below(r, 8);
-    if (one_in(r, 2)) b->masks = 1 + below(r, 6);
+    if (one_in(r, 2)) b->allow_count = 1 + below(r, 6);
     b->position_all = random_next(r) >> below(r, 64);
-    b->all.seed = random_next(r);
-    b->all.stream = (uint32_t)below(r, 3);
-    if (one_in(r, 2)) b->all.temperature = one_in(r, 3) ? 0.0f : 2.0f * unit(r);
-    if (!grouped && one_in(r, 4)) b->all.top_k = (int32_t)below(r, 30);
-    if (!grouped && one_in(r, 4)) b->all.top_p = unit(r);
-    if (!grouped && one_in(r, 4)) b->all.min_p = unit(r) * unit(r);
-    if (one_in(r, 4)) b->all.repetition = 0.5f + unit(r);
-    if (one_in(r, 4)) b->all.frequency = unit(r) - 0.5f;
-    if (one_in(r, 4)) b->all.presence = unit(r) - 0.5f;
+    b->seed_all = random_next(r);
+    b->substream_all = (uint32_t)below(r, 3);
+    if (one_in(r, 2)) rules_of(b)->temperature.value = one_in(r, 3) ? 0.0f : 2.0f * unit(r);
+    if (!grouped && one_in(r, 4)) rules_of(b)->top_k.value = (int32_t)below(r, 30);
+    if (!grouped && one_in(r, 4)) rules_of(b)->top_p.value = unit(r);
+    if (!grouped && one_in(r, 4)) rules_of(b)->min_p.value = unit(r) * unit(r);
+    if (one_in(r, 4)) rules_of(b)->repetition.value = 0.5f + unit(r);
+    if (one_in(r, 4)) rules_of(b)->frequency.value = unit(r) - 0.5f;
+    if (one_in(r, 4)) rules_of(b)->presence.value = unit(r) - 0.5f;
 }
 
 /* ------------------------------------------------------------------------------------------------------ arrays ---- */
@@ -160,28 +160,28 @@ static void make_slots(rng *r, fuzz_call *c, int wild, double slots) {
         b->slot = integers(r, c, (double)b->rows, (size_t)wide(b->slot_dtype), wild, -1 - one_in(r, 9),
                            (int64_t)fmin(slots, 20.0));
     if (one_in(r, 3)) b->position = integers(r, c, (double)b->rows, 8, wild, 0, 1000);
-    if (one_in(r, 3)) b->temperature = floats(r, c, slots, wild, 0.1f, 2.0f);
-    if (!grouped && one_in(r, 4)) b->top_k = integers(r, c, slots, 4, wild, -1, 60);
-    if (!grouped && one_in(r, 4)) b->top_p = floats(r, c, slots, wild, 0.0f, 1.1f);
-    if (!grouped && one_in(r, 4)) b->min_p = floats(r, c, slots, wild, 0.0f, 0.5f);
+    if (one_in(r, 3)) rules_of(b)->temperature.per_slot = floats(r, c, slots, wild, 0.1f, 2.0f);
+    if (!grouped && one_in(r, 4)) rules_of(b)->top_k.per_slot = integers(r, c, slots, 4, wild, -1, 60);
+    if (!grouped && one_in(r, 4)) rules_of(b)->top_p.per_slot = floats(r, c, slots, wild, 0.0f, 1.1f);
+    if (!grouped && one_in(r, 4)) rules_of(b)->min_p.per_slot = floats(r, c, slots, wild, 0.0f, 0.5f);
     if (one_in(r, 3)) b->seed = integers(r, c, slots, 8, wild, 0, 5);
-    if (one_in(r, 5)) b->stream = integers(r, c, slots, 4, wild, 0, 5);
-    if (one_in(r, 5)) b->repetition = floats(r, c, slots, wild, 0.5f, 2.0f);
-    if (one_in(r, 5)) b->frequency = floats(r, c, slots, wild, -0.5f, 0.5f);
-    if (one_in(r, 5)) b->presence = floats(r, c, slots, wild, -0.5f, 0.5f);
+    if (one_in(r, 5)) b->substream = integers(r, c, slots, 4, wild, 0, 5);
+    if (one_in(r, 5)) rules_of(b)->repetition.per_slot = floats(r, c, slots, wild, 0.5f, 2.0f);
+    if (one_in(r, 5)) rules_of(b)->frequency.per_slot = floats(r, c, slots, wild, -0.5f, 0.5f);
+    if (one_in(r, 5)) rules_of(b)->presence.per_slot = floats(r, c, slots, wild, -0.5f, 0.5f);
 }
 
 static void make_lists(rng *r, fuzz_call *c, int wild, double slots) {
     fs_batch *b = &c->batch;
     const double vocab = (double)c->vocab, words = ceil(vocab / 32) * 4;
     if (one_in(r, 4)) {
-        const double masks = b->masks > 0 ? (double)b->masks : fmax((double)b->rows, 1.0);
+        const double masks = b->allow_count > 0 ? (double)b->allow_count : fmax((double)b->rows, 1.0);
         b->allow = integers(r, c, rows_of(masks, b->allow_stride ? (double)b->allow_stride : words, words) / 4, 4, wild,
                             INT32_MIN, INT32_MAX);
         /* Where masks are not counted the caller must not name others than there are. */
         if (one_in(r, 2))
             b->allow_index = integers(r, c, (double)b->rows, 4, wild, -1 - one_in(r, 9),
-                                      (int64_t)fmin(masks, 9.0) - (b->masks <= 0));
+                                      (int64_t)fmin(masks, 9.0) - (b->allow_count <= 0));
     }
     if (one_in(r, 4)) {
         const double count = offsets(r, c, (double)b->rows, wild, &b->edit_offset);
@@ -207,7 +207,7 @@ static void make_lists(rng *r, fuzz_call *c, int wild, double slots) {
         b->count_token = tokens(r, c, count, wild);
         b->count_value = integers(r, c, count, 4, wild, -1, 3);
     }
-    if (b->mode == FS_MODE_SCORE) b->given = tokens(r, c, (double)b->rows * fuzz_samples(c), wild);
+    if (b->mode == FS_MODE_SCORE) b->score_token = tokens(r, c, (double)b->rows * fuzz_samples(c), wild);
 }
 
 static void *output(rng *r, fuzz_call *c, double bytes, size_t align, int wild) {
@@ -229,7 +229,7 @@ static void make_result(rng *r, fuzz_call *c, int wild) {
     }
     o->tokens = output(r, c, each * wide(o->tokens_dtype), (size_t)wide(o->tokens_dtype), wild);
     if (one_in(r, 2)) o->status = output(r, c, rows * 4, 4, wild);
-    if (one_in(r, 4)) o->score = output(r, c, each * 4, 4, wild);
+    if (one_in(r, 4)) o->noisy_logit = output(r, c, each * 4, 4, wild);
     if (one_in(r, 4)) o->max_logit = output(r, c, rows * 4, 4, wild);
     if (one_in(r, 4)) o->log_z = output(r, c, rows * 4, 4, wild);
     if (one_in(r, 4)) o->logit = output(r, c, each * 4, 4, wild);
@@ -259,7 +259,7 @@ static void lose_pointer(rng *r, fuzz_call *c) {
         c->batch.count_value = NULL;
         break;
     case 4:
-        c->batch.given = NULL;
+        c->batch.score_token = NULL;
         break;
     case 5:
         c->batch.watch_token = NULL;
@@ -280,12 +280,14 @@ void fuzz_call_make(rng *r, fuzz_call *c, int wild) {
     make_batch(r, h, b);
     c->result = fs_result_default();
     c->result.tokens_dtype = one_in(r, 2) ? FS_I32 : FS_I64;
-    c->result.logits = (int32_t)below(r, 3);
+    c->result.logits_mode = (int32_t)below(r, 3);
     c->result.top_count = one_in(r, 20) ? 1024 : (int32_t)below(r, 5);
     for (int64_t n = wild ? below(r, 4) : 0; n > 0; n--) {
         const int64_t which = below(r, 10);
         if (which < 3) fuzz_wild_head(r, h);
-        else if (which < 8) fuzz_wild_batch(r, b);
+        else if (which < 5) fuzz_wild_rules(r, rules_of(b));
+        else if (which < 6) fuzz_wild_limits(r, limits_of(b));
+        else if (which < 9) fuzz_wild_batch(r, b);
         else fuzz_wild_result(r, &c->result);
     }
     const int logits = h->kind == FS_HEAD_LOGITS, odd = wild || one_in(r, 4);
@@ -309,7 +311,7 @@ void fuzz_call_make(rng *r, fuzz_call *c, int wild) {
     make_lists(r, c, wild, slots);
     make_result(r, c, wild);
     if (wild && !c->misaligned && one_in(r, 20)) lose_pointer(r, c);
-    if (wild && one_in(r, 100)) h->weight_scale = h->data;
+    if (wild && one_in(r, 100)) h->reserved = 1;
 }
 
 int64_t fuzz_samples(const fuzz_call *c) {
@@ -325,11 +327,13 @@ int fuzz_call_must_fail(const fuzz_call *c) {
     const fs_head *h = &c->head;
     const fs_batch *b = &c->batch;
     const int64_t ids = 1 << 24;
+    if (b->rules && (b->rules->size < 8 || b->rules->size > 4096)) return 1;
+    if (b->limits && (b->limits->size < 8 || b->limits->size > 4096)) return 1;
     return h->size < 8 || h->size > 4096 || b->size < 8 || b->size > 4096 || c->result.size < 8 ||
            c->result.size > 4096 || h->kind < 0 || h->kind > 1 || h->rows < 0 || h->rows >= ids || h->first_token < 0 ||
            h->first_token >= ids || h->vocab < 0 || h->vocab >= ids ||
            (h->kind == FS_HEAD_WEIGHTS && (h->dim <= 0 || h->dim > INT32_MAX)) || h->stride < 0 || b->rows < 0 ||
-           b->rows > 1 << 20 || b->samples < 0 || b->samples > 1024 || b->slots < 0 || b->masks < 0 ||
+           b->rows > 1 << 20 || b->samples < 0 || b->samples > 1024 || b->slots < 0 || b->allow_count < 0 ||
            b->allow_stride < 0 || c->result.top_count < 0 || c->result.top_count > 1024 || b->mode < 0 ||
            b->mode > FS_MODE_SCORE;
 }

@@ -3,8 +3,10 @@
 #ifndef FS_TESTS_FUZZ_CALL_H
 #define FS_TESTS_FUZZ_CALL_H
 
-#include "flashsampling.h"
+#include "flashsampling_ranks.h"
+#include "flashsampling_screens.h"
 #include "fuzz.h"
+#include "rules.h"
 
 enum { FUZZ_OUTPUTS = 16 };
 
@@ -44,11 +46,13 @@ int32_t fuzz_odd_i32(rng *r);
 float fuzz_odd_f32(rng *r);
 /* The value of one member, size included, becomes one of them. */
 void fuzz_wild_head(rng *r, fs_head *head);
+void fuzz_wild_rules(rng *r, fs_rules *rules);
+void fuzz_wild_limits(rng *r, fs_limits *limits);
 void fuzz_wild_batch(rng *r, fs_batch *batch);
 void fuzz_wild_result(rng *r, fs_result *result);
 void fuzz_wild_options(rng *r, fs_options *options);
 void fuzz_wild_ranks(rng *r, fs_ranks *ranks);
-void fuzz_wild_outline(rng *r, fs_outline *outline);
+void fuzz_wild_call_desc(rng *r, fs_call_desc *call);
 
 /* A struct as the caller has it: as many bytes as its size says, between guards; what this version does not know is
  * zero, or is not. */

@@ -50,7 +50,7 @@ static void check_row(const fuzz_call *c, int64_t b, int64_t first, int64_t end)
         if (token == fuzz_fallback_token(c)) continue;
         if (bits & FS_ROW_NO_TOKEN)
             fuzz_fault("row %lld has status 0x%x and token %lld", (long long)b, bits, (long long)token);
-        if (c->batch.mode == FS_MODE_SCORE && token == c->batch.given[b * fuzz_samples(c) + i]) continue;
+        if (c->batch.mode == FS_MODE_SCORE && token == c->batch.score_token[b * fuzz_samples(c) + i]) continue;
         if (token < first || token >= end)
             fuzz_fault("row %lld has token %lld, not one of %lld to %lld", (long long)b, (long long)token,
                        (long long)first, (long long)end - 1);

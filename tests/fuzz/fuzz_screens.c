@@ -93,7 +93,7 @@ static void make_head(rng *r, subject *s) {
     if (one_in(r, 6)) h->softcap = 30.0f;
     if (one_in(r, 6)) h->scale = 0.7f;
     if (one_in(r, 6)) h->post_scale = 1.3f;
-    if (one_in(r, 6)) h->round = one_in(r, 2) ? FS_BF16 : FS_F16;
+    if (one_in(r, 6)) h->round_to = one_in(r, 2) ? FS_BF16 : FS_F16;
     if (one_in(r, 6)) h->vocab = h->first_token + h->rows - 5;
 }
 
@@ -202,10 +202,10 @@ static void make_rules(rng *r, int64_t vocab) {
 }
 
 static void add_rule(rng *r, kind k, fs_batch *batch) {
-    if (k != GREEDY) batch->temperature = rules.temperature;
-    if (k == TOP_K || k == TOP_K_TOP_P) batch->top_k = rules.top_k;
-    if (k == TOP_K_TOP_P || k == TOP_P_ALONE) batch->top_p = rules.top_p;
-    if (k == MIN_P) batch->min_p = rules.min_p;
+    if (k != GREEDY) rules_of(batch)->temperature.per_slot = rules.temperature;
+    if (k == TOP_K || k == TOP_K_TOP_P) rules_of(batch)->top_k.per_slot = rules.top_k;
+    if (k == TOP_K_TOP_P || k == TOP_P_ALONE) rules_of(batch)->top_p.per_slot = rules.top_p;
+    if (k == MIN_P) rules_of(batch)->min_p.per_slot = rules.min_p;
     if (k == MASK) batch->allow = rules.allow[0], batch->allow_stride = sizeof rules.allow[0];
     if (k == EDITED)
         batch->edit_offset = rules.edit_offset, batch->edit_token = rules.edit_token,
@@ -214,7 +214,8 @@ static void add_rule(rng *r, kind k, fs_batch *batch) {
         batch->seen = rules.seen[0], batch->seen_stride = sizeof rules.seen[0];
         batch->count_offset = rules.count_offset, batch->count_token = rules.count_token;
         batch->count_value = rules.count_value;
-        batch->repetition = rules.repetition, batch->frequency = rules.frequency, batch->presence = rules.presence;
+        rules_of(batch)->repetition.per_slot = rules.repetition, rules_of(batch)->frequency.per_slot = rules.frequency,
+        rules_of(batch)->presence.per_slot = rules.presence;
     }
     if (k == N_SAMPLES || k == WITHOUT_REPLACEMENT) batch->samples = 2 + (int32_t)below(r, SAMPLES - 1);
     if (k == WITHOUT_REPLACEMENT) batch->mode = FS_MODE_WITHOUT_REPLACEMENT;
@@ -225,12 +226,13 @@ static fs_batch make_batch(rng *r, kind k, int32_t dtype) {
                                      FS_EDITS_LAST};
     fs_batch batch = fs_batch_default();
     batch.rows = ROWS, batch.hidden = hidden, batch.hidden_dtype = dtype;
-    batch.all.seed = random_next(r), batch.position_all = random_next(r) >> below(r, 64);
-    batch.all.temperature = k == GREEDY ? 0.0f : 1.0f;
+    batch.seed_all = random_next(r), batch.position_all = random_next(r) >> below(r, 64);
+    rules_of(&batch)->temperature.value = k == GREEDY ? 0.0f : 1.0f;
     add_rule(r, k, &batch);
     for (int more = GREEDY; k == ANYTHING && more < ANYTHING; more++)
         if (more != TOP_K_TOP_P && one_in(r, 3)) add_rule(r, (kind)more, &batch);
-    if (k == ANYTHING && (batch.top_k || batch.min_p) && one_in(r, 3)) batch.top_p = rules.top_p;
+    if (k == ANYTHING && (rules_of(&batch)->top_k.per_slot || rules_of(&batch)->min_p.per_slot) && one_in(r, 3))
+        rules_of(&batch)->top_p.per_slot = rules.top_p;
     if (k == ANYTHING && one_in(r, 2)) batch.flags = PICK(r, flags) | PICK(r, flags);
     return batch;
 }
@@ -247,10 +249,10 @@ static void draw(const subject *s, const fs_batch *batch, int screened, drawn *d
     fs_result result = fs_result_default();
     memset(d, 0x77, sizeof *d);
     if (screened) head.screen = screen, head.screen_bytes = s->bytes;
-    result.tokens = d->token, result.score = d->score, result.logit = d->logit, result.status = d->status;
+    result.tokens = d->token, result.noisy_logit = d->score, result.logit = d->logit, result.status = d->status;
     if (fs_sample(s->context, &head, batch, &result) != FS_OK) fuzz_fault("%s", fs_error_text(s->context));
     for (int64_t b = 0; b < batch->rows; b++) d->status[b] &= ~(uint32_t)FS_ROW_FALLBACK;
-    d->tally = (tally){batch->rows, result.screened_rows, result.screened_dots};
+    d->tally = (tally){batch->rows, counters_of(s->context).screened_rows, counters_of(s->context).screened_dots};
 }
 
 static void add_tally(tally *to, const tally *one) {

@@ -23,7 +23,11 @@ typedef struct arguments {
 
 static int place(rng *r, const fuzz_call *c, arguments *p) {
     p->head = fuzz_place(r, &c->head, sizeof c->head);
-    p->batch = fuzz_place(r, &c->batch, sizeof c->batch);
+    fs_batch batch = c->batch;
+    if (batch.rules) batch.rules = fuzz_place(r, batch.rules, sizeof *batch.rules);
+    if (batch.limits) batch.limits = fuzz_place(r, batch.limits, sizeof *batch.limits);
+    if (!batch.rules != !c->batch.rules || !batch.limits != !c->batch.limits) return 0;
+    p->batch = fuzz_place(r, &batch, sizeof batch);
     p->result = fuzz_place(r, &c->result, sizeof c->result);
     return p->head && p->batch && p->result;
 }
@@ -51,10 +55,12 @@ typedef struct drawn {
 
 static fs_status draw(fs_context *context, const fuzz_call *c, drawn *to) {
     fs_result result = fs_result_default();
-    result.tokens = to->token, result.tokens_dtype = FS_I64, result.status = to->status, result.score = to->score;
+    result.tokens = to->token, result.tokens_dtype = FS_I64, result.status = to->status, result.noisy_logit = to->score;
     fs_head head = c->head;
     fs_batch batch = c->batch;
     head.size = sizeof head, batch.size = sizeof batch; /* of these, whatever the caller's were */
+    if (batch.rules) rules_of(&batch)->size = sizeof *batch.rules;
+    if (batch.limits) limits_of(&batch)->size = sizeof *batch.limits;
     return fs_sample(context, &head, &batch, &result);
 }
 
@@ -63,7 +69,8 @@ static int has_top_p(const fs_batch *b, int64_t row) {
     const int64_t slot = !b->slot                  ? row
                          : b->slot_dtype == FS_I64 ? ((const int64_t *)b->slot)[row]
                                                    : ((const int32_t *)b->slot)[row];
-    return b->top_p ? b->top_p[slot] < 1.0f : b->all.top_p != 0.0f && b->all.top_p < 1.0f;
+    const fs_float_rule *p = &rules_in(b)->top_p;
+    return p->per_slot ? p->per_slot[slot] < 1.0f : p->value != 0.0f && p->value < 1.0f;
 }
 
 /* Tokens of a call that succeeded, against the reference's. Logits are the same where dot products are exact and no
@@ -209,10 +216,10 @@ static void options(rng *r) {
 }
 
 static void supports(rng *r) {
-    fs_outline o = fs_outline_default();
+    fs_call_desc o = fs_call_desc_default();
     const char *why = NULL;
-    for (int64_t n = below(r, 4); n > 0; n--) fuzz_wild_outline(r, &o);
-    fs_outline *placed = fuzz_place(r, &o, sizeof o);
+    for (int64_t n = below(r, 4); n > 0; n--) fuzz_wild_call_desc(r, &o);
+    fs_call_desc *placed = fuzz_place(r, &o, sizeof o);
     if (!placed) return;
     const fs_status status = fs_supports((int32_t)below(r, 6) - 1, placed, one_in(r, 9) ? NULL : &why);
     count_status(status);

@@ -64,23 +64,23 @@ static void make_odd(rng *r, void *base, member m, size_t ours) {
     { offsetof(type, name), kind }
 
 WILD(head, M(SIZE, size), M(I32, kind), M(I32, dtype), M(I64, rows), M(I64, dim), M(I64, stride), M(I64, first_token),
-     M(I64, vocab), M(I32, round), M(F32, scale), M(F32, softcap), M(F32, post_scale), M(I32, flags),
-     M(I32, weight_scale_dtype), M(I64, weight_scale_stride), M(I32, weight_zero_dtype), M(I32, group),
-     M(I32, group_rows), M(F32, weight_scale_all))
+     M(I64, vocab), M(I32, round_to), M(F32, scale), M(F32, softcap), M(F32, post_scale), M(I32, flags),
+     M(I32, reserved))
+WILD(rules, M(SIZE, size), M(F32, temperature.value), M(I32, top_k.value), M(F32, top_p.value), M(F32, min_p.value),
+     M(F32, repetition.value), M(F32, frequency.value), M(F32, presence.value))
+WILD(limits, M(SIZE, size), M(I32, absent), M(I32, top_k), M(I64, edits), M(I64, counts), M(I64, watched))
 WILD(batch, M(SIZE, size), M(I64, rows), M(I32, hidden_dtype), M(I32, mode), M(I64, hidden_stride), M(I32, samples),
      M(I32, noise), M(I32, flags), M(I32, fallback_token), M(I64, group_size), M(I32, list_capacity),
-     M(I32, slot_dtype), M(I64, slots), M(I64, position_all), M(F32, all.temperature), M(I32, all.top_k),
-     M(F32, all.top_p), M(F32, all.min_p), M(I64, all.seed), M(I32, all.stream), M(F32, all.repetition),
-     M(F32, all.frequency), M(F32, all.presence), M(I64, allow_stride), M(I64, masks), M(I64, edit_stride),
-     M(I64, seen_stride), M(I64, counts_stride), M(I32, limits.absent), M(I32, limits.top_k), M(I64, limits.edits),
-     M(I64, limits.counts), M(I64, limits.watched))
-WILD(result, M(SIZE, size), M(I32, tokens_dtype), M(I32, logits), M(I32, top_count), M(I32, reserved))
+     M(I32, slot_dtype), M(I64, slots), M(I64, position_all), M(I64, seed_all), M(I32, substream_all),
+     M(I64, allow_stride), M(I64, allow_count), M(I64, edit_stride), M(I64, seen_stride), M(I64, counts_stride),
+     M(I64, cuda_stream), M(I32, reserved))
+WILD(result, M(SIZE, size), M(I32, tokens_dtype), M(I32, logits_mode), M(I32, top_count), M(I32, reserved))
 WILD(options, M(SIZE, size), M(I32, backend), M(I32, device), M(I32, threads), M(I32, block), M(I64, work_bytes),
      M(I64, fallback_bytes), M(I32, flags), M(I32, reserved))
 WILD(ranks, M(SIZE, size), M(I32, rank), M(I32, count), M(I32, device), M(I32, reserved))
-WILD(outline, M(SIZE, size), M(I32, call), M(I32, kind), M(I32, dtype), M(I32, hidden_dtype), M(I32, mode),
-     M(I32, noise), M(I32, samples), M(I32, logits), M(I32, rules), M(I32, results), M(I32, flags), M(I32, reserved),
-     M(I64, group_size))
+WILD(call_desc, M(SIZE, size), M(I32, call), M(I32, kind), M(I32, dtype), M(I32, hidden_dtype), M(I32, mode),
+     M(I32, noise), M(I32, samples), M(I32, logits_mode), M(I32, rules), M(I32, results), M(I32, flags),
+     M(I32, reserved), M(I64, group_size))
 
 void *fuzz_place(rng *r, const void *from, size_t bytes) {
     size_t size;

@@ -92,7 +92,7 @@ FS_CORE const fs_batch *batch_of(rules_case *c) {
     return b;
 }
 
-FS_CORE void put_rules(record *out, const fs_rules *rules) {
+FS_CORE void put_rules(record *out, const fs_row_rules *rules) {
     put(out, "status", rules->status);
     put(out, "slot", (uint32_t)rules->slot);
     put(out, "greedy", (uint32_t)rules->greedy);
@@ -126,7 +126,7 @@ FS_CORE void run(rules_case *c, record *out) {
     c->batch.slots += out->planted;
     put(out, "uniform", (uint64_t)rules_are_uniform(batch));
     for (int64_t b = 0; b < SLOTS; b++) {
-        const fs_rules rules = rules_of_row(batch, c->vocab, b);
+        const fs_row_rules rules = rules_of_row(batch, c->vocab, b);
         const fs_edits edits = batch_edits(batch, b, batch_slot_index(batch, b));
         put_rules(out, &rules);
         put(out, "first edit", (uint64_t)edits.first);
@@ -166,7 +166,7 @@ typedef struct row_case {
     fs_batch batch;
     fs_result result;
     fs_call call;
-    fs_rules rules;
+    fs_row_rules rules;
     uint32_t asked; /* which results are, a bit each */
     int32_t b, room;
     int64_t watch_offset[ROWS + 1];

@@ -115,7 +115,7 @@ FS_CORE void run(list_case *c, record *out) {
 enum { CUT = 40, TESTS = 3 };
 
 typedef struct cut_case {
-    fs_rules rules;
+    fs_row_rules rules;
     uint32_t flags;
     fs_mass mass;
     double slack;
@@ -129,7 +129,7 @@ FS_CORE fs_list list_of(cut_case *c) {
 }
 
 /* A top-p or min-p for which a token is at the edge: the part of the mass, or of the largest term, that it ends. */
-static void make_edges(rng *r, const float *y, int32_t n, fs_rules *rules) {
+static void make_edges(rng *r, const float *y, int32_t n, fs_row_rules *rules) {
     float sorted[CUT];
     double before = 0.0, all = 0.0;
     memcpy(sorted, y, (size_t)n * sizeof *y);
@@ -217,7 +217,7 @@ typedef struct noise_case {
     uint32_t sample, stream, token;
     int32_t marks;      /* of a walk that is told how many there are */
     uint32_t mark_word; /* what their number is read from */
-    fs_rules rules;
+    fs_row_rules rules;
     float y[SCORES];
     double floor[SCORES];
 } noise_case;

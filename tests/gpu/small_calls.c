@@ -1,7 +1,10 @@
 /* small_calls.c - one call of every kind on the GPU, small enough for compute-sanitizer: scripts/sanitize-gpu.sh runs
  * it under each tool. What is written is checked for sentinels only; tests/gpu compares values. */
 #include <cuda_runtime_api.h>
-#include <flashsampling.h>
+#include "../c/rules.h"
+
+#include <flashsampling_ranks.h>
+#include <flashsampling_screens.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,15 +82,15 @@ typedef struct asked {
 } asked;
 
 static void ask_rules(fs_batch *batch, int what) {
-    if (what & TOP_K) batch->all.top_k = 50;
-    if (what & TOP_P) batch->all.top_p = 0.9f;
-    if (what & SOME_K) batch->top_k = ruled->top_k;
-    if (what & MIN_P) batch->all.min_p = 0.01f;
+    if (what & TOP_K) rules_of(batch)->top_k.value = 50;
+    if (what & TOP_P) rules_of(batch)->top_p.value = 0.9f;
+    if (what & SOME_K) rules_of(batch)->top_k.per_slot = ruled->top_k;
+    if (what & MIN_P) rules_of(batch)->min_p.value = 0.01f;
     if (what & MASK) batch->allow = ruled->allow;
     if (what & EDITS) {
         batch->edit_offset = ruled->offset, batch->edit_token = ruled->token, batch->edit_bias = ruled->bias;
         batch->seen = ruled->seen, batch->counts = ruled->counts;
-        batch->all.repetition = 1.2f, batch->all.frequency = 0.5f;
+        rules_of(batch)->repetition.value = 1.2f, rules_of(batch)->frequency.value = 0.5f;
     }
     if (what & SEVERAL) batch->samples = SAMPLES;
 }
@@ -100,13 +103,13 @@ static asked ask(const void *hidden, int64_t rows, int32_t mode, int what, resul
     a.batch.hidden_dtype = FS_BF16;
     a.batch.mode = mode;
     a.batch.group_size = mode == FS_MODE_SAMPLE ? 0 : 512;
-    a.batch.all.seed = 7;
-    a.batch.temperature = temperature + wants;
+    a.batch.seed_all = 7;
+    rules_of(&a.batch)->temperature.per_slot = temperature + wants;
     a.result.tokens = device->tokens;
     a.result.status = device->status;
-    a.result.logits = FS_LOGITS_PROCESSED;
+    a.result.logits_mode = FS_LOGITS_PROCESSED;
     if (wants) {
-        a.result.score = device->score;
+        a.result.noisy_logit = device->score;
         a.result.max_logit = device->max_logit;
         a.result.log_z = device->log_z;
         a.result.logprob = device->logprob;
@@ -114,7 +117,7 @@ static asked ask(const void *hidden, int64_t rows, int32_t mode, int what, resul
     ask_rules(&a.batch, what);
     if (what & LISTS) {
         a.batch.watch_offset = ruled->offset, a.batch.watch_token = ruled->token;
-        a.batch.limits.watched = rows * EACH;
+        limits_of(&a.batch)->watched = rows * EACH;
         a.result.rank = device->rank;
         a.result.top_count = TOP, a.result.top_token = device->top_token, a.result.top_logprob = device->top_logprob;
         a.result.watch_logprob = device->watch_logprob;

@@ -100,7 +100,7 @@ class Rank:
         outputs = [output.outputs[0] for output in self.llm.generate(prompts, params, use_tqdm=False)]
         best = [[sorted(step) for step in output.logprobs] for output in outputs] if outputs[0].logprobs else None
         return {"tokens": [list(output.token_ids) for output in outputs], "best": best, "counts": fsv.counts(),
-                "gathered": sorted(set(self.sizes)), "wire": self.runner._flashsampling.call.result.wire_bytes}
+                "gathered": sorted(set(self.sizes)), "wire": self.runner._flashsampling.call.context.counters.wire_bytes}
 
 
 def main():

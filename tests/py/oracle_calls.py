@@ -16,19 +16,19 @@ SENTINEL = 0xA5
 # A result's array: its numpy type and its length.
 RESULTS = {
     "status": (np.uint32, lambda B, n, N, w: B), "max_logit": (np.float32, lambda B, n, N, w: B),
-    "log_z": (np.float32, lambda B, n, N, w: B), "score": (np.float32, lambda B, n, N, w: B * n),
+    "log_z": (np.float32, lambda B, n, N, w: B), "noisy_logit": (np.float32, lambda B, n, N, w: B * n),
     "logit": (np.float32, lambda B, n, N, w: B * n), "logprob": (np.float32, lambda B, n, N, w: B * n),
     "rank": (np.int32, lambda B, n, N, w: B * n), "top_token": (np.int32, lambda B, n, N, w: B * N),
     "top_logit": (np.float32, lambda B, n, N, w: B * N), "top_logprob": (np.float32, lambda B, n, N, w: B * N),
     "watch_logit": (np.float32, lambda B, n, N, w: w), "watch_logprob": (np.float32, lambda B, n, N, w: w),
 }
 TOKENS = {0: np.int32, _c.DTYPES["i32"]: np.int32, _c.DTYPES["i64"]: np.int64}
-HEAD = ("kind", "dtype", "first_token", "vocab", "round", "scale", "softcap", "post_scale", "flags")
+HEAD = ("kind", "dtype", "first_token", "vocab", "round_to", "scale", "softcap", "post_scale", "flags")
 BATCH = ("mode", "samples", "noise", "fallback_token", "group_size", "list_capacity", "slot_dtype", "slots",
-         "position_all", "masks", "hidden_dtype")
-ARRAYS = ("slot", "position", "temperature", "top_k", "top_p", "min_p", "seed", "stream", "repetition", "frequency",
+         "position_all", "allow_count", "hidden_dtype")
+ARRAYS = ("slot", "position", "temperature", "top_k", "top_p", "min_p", "seed", "substream", "repetition", "frequency",
           "presence", "allow", "allow_index", "edit_offset", "edit_count", "edit_token", "edit_bias", "seen", "counts",
-          "count_offset", "count_token", "count_value", "given", "watch_offset", "watch_token")
+          "count_offset", "count_token", "count_value", "score_token", "watch_offset", "watch_token")
 
 
 def address(array):
@@ -68,18 +68,25 @@ class Library:
         return head
 
     def batch(self, case):
-        batch = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct), rows=case.rows, hidden=address(case.hidden),
+        batch = _c.BatchStruct(rows=case.rows, hidden=address(case.hidden),
                                hidden_stride=stride(case.hidden), allow_stride=stride(case.allow),
                                seen_stride=stride(case.seen), counts_stride=stride(case.counts), flags=case.batch_flags)
         for member in BATCH + ARRAYS:
             value = getattr(case, member)
-            setattr(batch, member, address(value) if member in ARRAYS else value)
+            value = address(value) if member in ARRAYS else value
+            if member in _c.RULES:
+                getattr(batch.own_rules, member).per_slot = value
+            else:
+                setattr(batch, member, value)
         if case.edit_count is not None:
             batch.edit_stride = case.edit_stride
         for member, value in case.all.items():
-            setattr(batch.all, member, value)
+            if member in _c.RULES:
+                getattr(batch.own_rules, member).value = value
+            else:
+                setattr(batch, member + "_all", value)
         for member, value in case.limits.items():
-            setattr(batch.limits, member, value)
+            setattr(batch.own_limits, member, value)
         return batch
 
     def sample(self, case, screen=None):
@@ -87,7 +94,7 @@ class Library:
         head, batch = self.head(case, screen), self.batch(case)
         watched = 0 if case.watch_offset is None else int(case.watch_offset[-1])
         shape = case.rows, case.samples or 1, case.top_count, watched
-        result = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct), logits=case.logits,
+        result = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct), logits_mode=case.logits,
                                  tokens_dtype=case.tokens_dtype, top_count=case.top_count)
         kinds = {"tokens": (TOKENS[case.tokens_dtype], lambda B, n, N, w: B * n), **RESULTS}
         arrays = {}
@@ -96,7 +103,10 @@ class Library:
             arrays[name] = np.full((length(*shape) + GUARD) * np.dtype(kind).itemsize, SENTINEL, np.uint8).view(kind)
             setattr(result, name, address(arrays[name]))
         status = self.lib.fs_sample(self.context, head, batch, result)
-        out = SimpleNamespace(status=status, text=self.error() if status else "", screened=result.screened_rows)
+        counters = _c.CountersStruct(size=ctypes.sizeof(_c.CountersStruct))
+        text = self.error() if status else ""
+        self.lib.fs_context_counters(self.context, counters)
+        out = SimpleNamespace(status=status, text=text, screened=counters.screened_rows)
         for name, array in arrays.items():
             if not (array[-GUARD:].view(np.uint8) == SENTINEL).all():
                 out.text = f"{name} was written behind its end"

@@ -21,12 +21,14 @@ X = np.array([[0.0, 3.0, 1.0, 2.0], [5.0, 1.0, 0.0, 2.0]], np.float32)
 
 STRUCTS = {
     "fs_head": _c.HeadStruct,
-    "fs_limits": _c.Limits,
-    "fs_slot_values": _c.SlotValues,
+    "fs_rules": _c.RulesStruct,
+    "fs_limits": _c.LimitsStruct,
+    "fs_counters": _c.CountersStruct,
+    "fs_rule_info": _c.RuleInfo,
     "fs_batch": _c.BatchStruct,
     "fs_result": _c.ResultStruct,
     "fs_options": _c.OptionsStruct,
-    "fs_outline": _c.OutlineStruct,
+    "fs_call_desc": _c.CallDescStruct,
     "fs_screen_options": _c.ScreenOptionsStruct,
 }
 
@@ -35,7 +37,7 @@ def test_structures_are_laid_out_as_in_C(tmp_path):
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if not compiler:
         pytest.skip("no C compiler")
-    lines = ['#include "flashsampling.h"', "#include <stddef.h>", "#include <stdio.h>", "int main(void) {"]
+    lines = ['#include "flashsampling_screens.h"', "#include <stddef.h>", "#include <stdio.h>", "int main(void) {"]
     for name, struct in STRUCTS.items():
         lines.append('printf("%s %%zu\\n", sizeof(%s));' % (name, name))
         for field, _ in struct._fields_:
@@ -78,14 +80,13 @@ def unreached(default, *made):
 
 
 def test_every_member_of_head_and_batch_can_be_reached():
-    """But for those of quantised heads, which no backend reads yet, and screens, which the package does not make yet."""
+    """But for screens, which a context makes."""
     weights, wide, words = np.ones((40, 8), "f4"), np.ones((40, 12), "f2")[:, :8], np.ones((2, 2), "u4")
-    head, lists, names = fs.Head(weights), [{1: 1}] * 2, [name for name, _ in _c.SlotValues._fields_]
+    head, lists, names = fs.Head(weights), [{1: 1}] * 2, [*_c.RULES, "seed", "stream"]
     described = fs.Head(wide, bias=weights[:, 0], first_token=16, vocab=80, round="bf16", scale=2, softcap=3,
                         post_scale=4, constant=True)
     assert unreached(head.struct, described.struct, fs.Head(logits=weights).struct) == {
-        "weight_scale_dtype", "weight_scale", "weight_zero", "weight_scale_stride", "weight_zero_dtype", "group",
-        "group_rows", "weight_scale_all", "screen", "screen_bytes"}
+        "reserved", "screen", "screen_bytes"}
     batches = [
         fs.Batch(head, wide[:2], slots=2, slot=np.arange(2), position=[1, 2], allow=words, allow_index=[0, 1],
                  seen=words, counts=np.ones((2, 40), "i4"), edits=lists, watch=[[1]] * 2,
@@ -93,17 +94,19 @@ def test_every_member_of_head_and_batch_can_be_reached():
         fs.Batch(head, weights[:2], count_list=lists, samples=2, mode="score", noise="fast", keep_ties=True,
                  fallback_token=7, group_size=8, list_capacity=9, position=5, given=[[1, 2]] * 2,
                  **{**dict.fromkeys(names, 2), "min_p": 1, "top_p": 0.5},
-                 limits={name: 1 for name, _ in _c.Limits._fields_}),
+                 limits={name: 1 for name, _ in _c.LimitsStruct._fields_ if name != "size"}),
         fs.Batch(head, weights[:2], padded_edits=([1, 1], np.ones((2, 3), "i4"), np.ones((2, 3), "f4")))]
-    assert unreached(fs.Batch(head, weights[:1]).struct, *(batch.struct for batch in batches)) == set()
+    plain, made = fs.Batch(head, weights[:1]).struct, [batch.struct for batch in batches]
+    assert unreached(plain, *made) == {"cuda_stream", "reserved"}
+    assert unreached(plain.own_rules, *(struct.own_rules for struct in made)) == set()
+    assert unreached(plain.own_limits, *(struct.own_limits for struct in made)) == set()
 
 
 def test_every_member_of_result_and_options_can_be_reached():
     """But for what closures do better, the caller's allocator, and what a call or set_work writes."""
     head, hidden = fs.Head(np.ones((40, 8), "f4")), np.ones((2, 8), "f4")
     result = fs.Context("cpu").sample(head, hidden, watch=[[1]] * 2, outputs="all", top=2, tokens="i64", logits="cut")
-    assert unreached(_c.ResultStruct(), result.written) == {
-        "fallback_rows", "wire_bytes", "reserved", "screened_rows", "screened_dots"}
+    assert unreached(_c.ResultStruct(), result.written) == {"reserved"}
     context = fs.Context("reference", threads=3, block=64, log=len, parallel_for=map, fallback_bytes=1, stream=5,
                          check_pointers=True)
     assert unreached(fs.Context("cpu")._options, context._options) == {
@@ -188,7 +191,8 @@ def test_lists_and_tuples_of_arrays_give_the_same(context):
 def test_results_are_what_was_asked_for(context):
     result = context.sample(fs.Head(logits=X), outputs=["logprob"], tokens="i64")
     assert set(result.arrays()) == {"tokens", "status", "logprob"} and result.tokens.dtype == np.int64
-    assert result.work_bytes > 0 and result.fallback_rows == 0 and result.wire_bytes == 0
+    took = context.counters
+    assert took.work_bytes > 0 and took.fallback_rows == 0 and took.wire_bytes == 0
 
 
 def test_whole_numbers_of_any_type_are_taken(context):

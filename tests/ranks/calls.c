@@ -42,7 +42,7 @@ static void random_head(rng *r, call *c) {
     h->data = data.w;
     h->bias = data.bias;
     if (one_in(r, 4)) h->softcap = 4.0f;
-    if (one_in(r, 6)) h->round = FS_BF16; /* ties */
+    if (one_in(r, 6)) h->round_to = FS_BF16; /* ties */
     if (!one_in(r, 3)) return;
     h->kind = FS_HEAD_LOGITS;
     h->data = data.logits;
@@ -79,23 +79,23 @@ static void random_rules(rng *r, fs_batch *b) {
         data.slot[i] = (int32_t)below(r, MOST_B + 1) - one_in(r, 6);
         data.wide_slot[i] = one_in(r, 30) ? (int64_t)1 << 32 : data.slot[i];
     }
-    b->temperature = data.temperature;
+    rules_of(b)->temperature.per_slot = data.temperature;
     if (one_in(r, 2)) b->position = data.position;
     if (one_in(r, 2)) b->seed = data.seed;
     if (one_in(r, 2)) b->slot = data.slot;
     if (one_in(r, 3)) b->slot = data.wide_slot, b->slot_dtype = FS_I64;
     b->slots = MOST_B;
-    b->all.seed = random_next(r);
+    b->seed_all = random_next(r);
     b->position_all = random_next(r);
     const int grouped = b->mode == FS_MODE_GROUP_PARALLEL, cuts = !grouped && !one_in(r, 3);
-    if (cuts && one_in(r, 2)) b->top_k = data.top_k;
-    if (cuts && one_in(r, 2)) b->top_p = data.top_p;
-    if (cuts && one_in(r, 2)) b->min_p = data.min_p;
+    if (cuts && one_in(r, 2)) rules_of(b)->top_k.per_slot = data.top_k;
+    if (cuts && one_in(r, 2)) rules_of(b)->top_p.per_slot = data.top_p;
+    if (cuts && one_in(r, 2)) rules_of(b)->min_p.per_slot = data.min_p;
     static const uint32_t flags[] = {FS_KEEP_TIES_TOP_K,        FS_KEEP_TIES_TOP_P, FS_JOINT_TOP_P, FS_MIN_P_LAST,
                                      FS_CUT_BEFORE_TEMPERATURE, FS_EDITS_LAST,      FS_RANK_OF_TIES};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (one_in(r, 3)) b->flags |= flags[i];
-    if (one_in(r, 6)) b->limits.absent = 1u << below(r, 6), b->limits.top_k = (int32_t)below(r, 40);
+    if (one_in(r, 6)) limits_of(b)->absent = 1u << below(r, 6), limits_of(b)->top_k = (int32_t)below(r, 40);
     if (!grouped && one_in(r, 8)) b->flags |= FS_EXACT_RANK; /* a merge alone cannot promise it */
     if (one_in(r, 6)) b->list_capacity = 1 + (int32_t)below(r, 40);
 }
@@ -138,9 +138,9 @@ static void random_masks(rng *r, fs_batch *b, int64_t vocab) {
     for (int64_t i = 0; i < MOST_B * vocab; i++) data.counts[i] = one_in(r, 9) ? 1 + (int32_t)below(r, 3) : 0;
     if (one_in(r, 4)) {
         b->counts = data.counts;
-        b->repetition = data.repetition;
-        b->all.frequency = 0.2f;
-        b->all.presence = 0.1f;
+        rules_of(b)->repetition.per_slot = data.repetition;
+        rules_of(b)->frequency.value = 0.2f;
+        rules_of(b)->presence.value = 0.1f;
     }
 }
 
@@ -158,7 +158,7 @@ static void random_batch(rng *r, call *c) {
     if (one_in(r, 8)) b->noise = FS_NOISE_FAST;
     for (int i = 0; i < MOST_B * MOST_D; i++) data.h[i] = (float)(below(r, 65) - 32) / 16;
     for (int i = 0; i < MOST_B * MOST_N; i++) data.given[i] = (int32_t)below(r, vocab + one_in(r, 10));
-    b->given = data.given;
+    b->score_token = data.given;
     random_rules(r, b);
     random_edits(r, b, vocab);
     random_masks(r, b, vocab);
@@ -212,7 +212,7 @@ fs_result call_result(const call *c, answer *a) {
     fs_result r = fs_result_default();
     r.tokens = a->token;
     r.status = a->status;
-    r.logits = c->logits;
+    r.logits_mode = c->logits;
     if (c->wants & 1) r.log_z = a->log_z;
     if (c->wants & 2) r.logprob = a->logprob, r.logit = a->logit;
     if (c->wants & 4) r.rank = a->rank;
@@ -224,6 +224,6 @@ fs_result call_result(const call *c, answer *a) {
         r.top_logprob = a->top_logprob;
     }
     if (c->wants & 32 && c->batch.watch_offset) r.watch_logit = a->watch_logit, r.watch_logprob = a->watch_logprob;
-    if (c->wants & 64 || c->wants == 0) r.score = a->score;
+    if (c->wants & 64 || c->wants == 0) r.noisy_logit = a->score;
     return r;
 }

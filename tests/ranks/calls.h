@@ -2,7 +2,7 @@
 #ifndef FS_TESTS_RANKS_CALLS_H
 #define FS_TESTS_RANKS_CALLS_H
 
-#include "flashsampling.h"
+#include "flashsampling_ranks.h"
 
 enum { MOST_B = 24, MOST_V = 3000, MOST_D = 12, MOST_N = 4, MOST_TOP = 8, MOST_RANKS = 64 };
 

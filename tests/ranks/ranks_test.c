@@ -95,10 +95,11 @@ static void test_same(void) {
         EXPECT(status == FS_OK, "call %lld: %s", (long long)calls, fs_error_text(context));
         if (status != FS_OK) return;
         rows += c.batch.rows;
-        again += got.fallback_rows;
-        max_path += got.wire_bytes <= 16 + 8 * c.batch.rows * c.batch.samples + NEW_SHARD_BYTES(c.batch.rows);
-        EXPECT(answer_forget_rounds(&shared, c.batch.rows) == got.fallback_rows, "call %lld: %lld fallback rows",
-               (long long)calls, (long long)got.fallback_rows);
+        again += counters_of(context).fallback_rows;
+        max_path += counters_of(context).wire_bytes <=
+                    16 + 8 * c.batch.rows * c.batch.samples + NEW_SHARD_BYTES(c.batch.rows);
+        EXPECT(answer_forget_rounds(&shared, c.batch.rows) == counters_of(context).fallback_rows,
+               "call %lld: %lld fallback rows", (long long)calls, (long long)counters_of(context).fallback_rows);
         EXPECT(all_have(&shared), "call %lld: not every rank has the same results", (long long)calls);
         if (calls % ranks->count == ranks->rank) compare(&c, calls, &shared);
     }
@@ -134,7 +135,7 @@ static fs_batch plain_batch(void) {
     fs_batch batch = fs_batch_default();
     batch.rows = B;
     batch.hidden = h;
-    batch.all.seed = 3;
+    batch.seed_all = 3;
     return batch;
 }
 
@@ -161,8 +162,8 @@ static void expect_bytes(const char *what, const fs_batch *batch, fs_result *res
     const fs_head head = plain_head(ranks->rank);
     fs_status status = draw(&head, batch, result);
     EXPECT(status == FS_OK, "%s: %s", what, fs_error_text(context));
-    EXPECT(result->wire_bytes == bytes, "%s: %lld bytes were sent, expected %lld", what, (long long)result->wire_bytes,
-           (long long)bytes);
+    EXPECT(counters_of(context).wire_bytes == bytes, "%s: %lld bytes were sent, expected %lld", what,
+           (long long)counters_of(context).wire_bytes, (long long)bytes);
 }
 
 static void test_bytes(void) {
@@ -170,9 +171,9 @@ static void test_bytes(void) {
     fs_result result = plain_result();
     expect_bytes("a new shard", &batch, &result, 16 + 8 * B + NEW_SHARD_BYTES(B));
     expect_bytes("tokens", &batch, &result, 16 + 8 * B);
-    batch.all.temperature = 0.0f;
+    rules_of(&batch)->temperature.value = 0.0f;
     expect_bytes("greedy", &batch, &result, 16 + 8 * B);
-    batch.all.temperature = 1.0f;
+    rules_of(&batch)->temperature.value = 1.0f;
     batch.samples = 3;
     expect_bytes("3 samples", &batch, &result, 16 + 8 * 3 * B);
     batch.samples = 1;
@@ -183,7 +184,7 @@ static void test_bytes(void) {
     result.logprob = logprob;
     expect_bytes("logprobs", &batch, &result, 16 + (8 + 4 + 20 + 4) * B);
     result = plain_result();
-    batch.all.top_k = 50;
+    rules_of(&batch)->top_k.value = 50;
     expect_bytes("top-k", &batch, &result, 16 + (8 + 4 + 12 + 8 * 50) * B);
     batch = plain_batch();
     batch.mode = FS_MODE_GROUP_PARALLEL;
@@ -198,7 +199,8 @@ static void test_bytes(void) {
     if (ranks->rank == ranks->count - 1) h[2][0] = NAN; /* after plain_head, which fills it */
     result.status = status_bits;
     fs_status status = draw(&head, &batch, &result);
-    EXPECT(status == FS_OK && result.wire_bytes == 16 + 8 * B + 8, "NaN: %lld bytes", (long long)result.wire_bytes);
+    EXPECT(status == FS_OK && counters_of(context).wire_bytes == 16 + 8 * B + 8, "NaN: %lld bytes",
+           (long long)counters_of(context).wire_bytes);
     for (int b = 0; b < B; b++)
         EXPECT(((status_bits[b] & FS_ROW_NAN) != 0) == (b == 2), "row %d has status %#x", b, status_bits[b]);
     printf("bytes are what they should be\n");
@@ -228,13 +230,13 @@ DIFFERENCE(other_mode, batch->mode = FS_MODE_WITHOUT_REPLACEMENT)
 DIFFERENCE(other_noise, batch->noise = FS_NOISE_FAST)
 DIFFERENCE(other_flags, batch->flags = FS_KEEP_TIES)
 DIFFERENCE(other_samples, batch->samples = 2)
-DIFFERENCE(other_logits, result->logits = FS_LOGITS_CUT)
+DIFFERENCE(other_logits, result->logits_mode = FS_LOGITS_CUT)
 DIFFERENCE(other_results, result->log_z = log_z)
-DIFFERENCE(other_seed, batch->all.seed += (uint64_t)1 << 63)
-DIFFERENCE(other_stream, batch->all.stream = 1)
+DIFFERENCE(other_seed, batch->seed_all += (uint64_t)1 << 63)
+DIFFERENCE(other_stream, batch->substream_all = 1)
 DIFFERENCE(other_position, batch->position_all = (uint64_t)1 << 40)
-DIFFERENCE(other_temperature, batch->all.temperature = 0.999999f)
-DIFFERENCE(other_top_k, batch->all.top_k = 9)
+DIFFERENCE(other_temperature, rules_of(batch)->temperature.value = 0.999999f)
+DIFFERENCE(other_top_k, rules_of(batch)->top_k.value = 9)
 DIFFERENCE(other_edits, batch->edit_offset = edit_offset)
 DIFFERENCE(other_place, head->first_token -= 16)
 DIFFERENCE(other_size, head->rows -= 16)
@@ -249,7 +251,7 @@ static const difference differences[] = {
     {"batch.noise is 1", other_noise},
     {"batch.flags is 3", other_flags},
     {"batch.samples is 2", other_samples},
-    {"result.logits is 2", other_logits},
+    {"result.logits_mode is 2", other_logits},
     {"results are asked", other_results},
     {"a seed", other_seed},
     {"stream", other_stream},
@@ -330,7 +332,7 @@ static void test_fail(void) {
         const int mine = ranks->rank == failing;
         if (i == 0 && mine) head.dtype = FS_Q6_K;
         if (i == 1 && mine) batch.rows = -1;
-        if (i == 2) batch.all.top_p = 0.5f; /* needs more memory than there is */
+        if (i == 2) rules_of(&batch)->top_p.value = 0.5f; /* needs more memory than there is */
         alloc_fails = i == 2 && mine;
         fs_status status = draw(&head, &batch, &result);
         alloc_fails = 0;

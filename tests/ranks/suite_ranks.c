@@ -23,7 +23,7 @@ static void draw(void *self, const draws *d) {
     for (int64_t b = 0; b < d->rows; b++) ones[b] = 1.0f;
     batch.hidden = ones;
     result.tokens = d->tokens;
-    result.score = d->score;
+    result.noisy_logit = d->score;
     fs_status status;
     const int whole = d->first == 0 &&
                       d->last == d->vocab; /* a part of the vocabulary is not for ranks, nor are online groups */

@@ -1,7 +1,7 @@
 #ifndef FS_TESTS_RANKS_SUITE_RANKS_H
 #define FS_TESTS_RANKS_SUITE_RANKS_H
 
-#include "flashsampling.h"
+#include "flashsampling_ranks.h"
 
 /* Whether the suite rejects nothing of what the ranks draw, and most of what they draw with the same noise on every
  * rank. */

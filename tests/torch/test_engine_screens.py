@@ -75,7 +75,7 @@ def drawn(world, screened):
     tokens, rows = [], 0
     for number in range(STEPS):
         tokens += world.step(number)
-        rows += world.call.result.screened_rows
+        rows += world.call.context.counters.screened_rows
     assert rows == 0 if not screened else rows > STEPS * ROWS // 2, rows
     assert len(set(tokens)) > STEPS // 2
     return tokens
@@ -181,7 +181,7 @@ def test_calls_that_need_every_logit_are_the_same(module, monkeypatch):
         world.add(1, request(seed=2, top_p=0.8))
         for slots in ([0], [1], [0, 1, 2]):
             output = sample(world, slots)
-            assert world.runner._flashsampling.call.result.screened_rows == 0
+            assert world.runner._flashsampling.call.context.counters.screened_rows == 0
             logprobs = output.logprobs_tensors
             outputs.append((output.sampled_token_ids.tolist(), logprobs and [each.tolist() for each in logprobs[:3]]))
     assert outputs[:3] == outputs[3:] and set(fsv.counts()) == {"fused"}
@@ -196,7 +196,7 @@ def screened(monkeypatch):
 
     def counting(self, *args, **rules):
         result = stock(self, *args, **rules)
-        rows.append(result.screened_rows)
+        rows.append(self.counters.screened_rows)
         return result
 
     monkeypatch.setattr(fs.Context, "sample", counting)

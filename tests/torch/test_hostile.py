@@ -268,7 +268,7 @@ def test_results_and_errors_go_through_pickle_and_copy():
     result = fs.sample(H, W, seed=1, outputs=["logprob"], top=2)
     for other in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result), copy.copy(result)):
         assert all(torch.equal(array, other.arrays()[name]) for name, array in result.arrays().items())
-        assert other.work_bytes == result.work_bytes > 0 and other.ok and repr(other) == repr(result)
+        assert other.ok and repr(other) == repr(result)
     error = pickle.loads(pickle.dumps(fs.Error(-1, "what was wrong")))
     assert (error.status, error.name, error.text) == (-1, "argument", "what was wrong")
 

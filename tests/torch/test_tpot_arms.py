@@ -112,7 +112,7 @@ def test_arms_with_screens(run, capsys):
         def watched(runner, *step):
             result, drawer = sample(runner, *step), runner._flashsampling
             bits = next((bits for bits, each in run.tap.screened.items() if each is drawer), 0)
-            seen.setdefault((run.tap.arm, bits), []).append(drawer.call.result.screened_rows)
+            seen.setdefault((run.tap.arm, bits), []).append(drawer.call.context.counters.screened_rows)
             return result
 
         patch.setattr(fsv, "_sample", watched)
@@ -142,7 +142,8 @@ def test_rows_for_screens(monkeypatch):
         pools, about = make(bench, weight)
         assert 0.1 < about["p_max"][1] < 0.9 and pools["flat"].shape[1] == 2048
         head = fs.Head(weight, screen=context.screen(fs.Head(weight), 4, seed=5))
-        found[make] = context.sample(head, pools["language"][:12], temperature=1.0, seed=3).screened_rows
+        context.sample(head, pools["language"][:12], temperature=1.0, seed=3)
+        found[make] = context.counters.screened_rows
     assert found[tpot_arms.turned] > 8 and found[tpot_arms.planted] < 4
 
 

@@ -299,7 +299,7 @@ def test_ranks_draw_the_tokens_of_one(module, monkeypatch, ranks):
         same(output, whole)
     assert fsv.counts() == {"fused": ranks}
     part = 32 + 8 + 8 * 5  # the table of docs/vllm.md
-    assert [world.runner._flashsampling.call.result.wire_bytes for world in many.worlds] == [part] * ranks
+    assert [world.runner._flashsampling.call.context.counters.wire_bytes for world in many.worlds] == [part] * ranks
     assert many.bytes == ranks * part
 
 

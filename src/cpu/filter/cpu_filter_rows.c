@@ -108,7 +108,7 @@ void fs_filter_open(fs_task_filter *task) {
 typedef struct filtered_row {
     const fs_call *call;
     const fs_active_row *active;
-    const fs_rules *rules;
+    const fs_row_rules *rules;
     fs_summary *summary;
     fs_task_filter *task;
     fs_filter *filter; /* the task's */

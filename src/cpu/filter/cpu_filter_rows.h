@@ -10,7 +10,7 @@
 typedef struct fs_task_rows {
     const fs_call *call;
     const fs_isa *isa;
-    const fs_weights *weights;
+    const fs_matrix *weights;
     const fs_hidden *hidden;
     const fs_active_row *active; /* [count] */
     fs_summary *summary;         /* [count] the task's */

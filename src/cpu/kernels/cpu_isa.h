@@ -29,10 +29,10 @@ typedef struct fs_kernel {
     /* Packs the elements [from, to) of every row; both are multiples of FS_PACK, `to` may pass dim. */
     void (*pack)(const fs_hidden *hidden, int64_t from, int64_t to);
     /* out[r * out_ld + t] = dot(h[r], w[first + t]) for t < tokens. */
-    void (*tile)(const fs_hidden *hidden, const fs_weights *w, int64_t first, int32_t tokens, float *out,
+    void (*tile)(const fs_hidden *hidden, const fs_matrix *w, int64_t first, int32_t tokens, float *out,
                  int64_t out_ld);
     /* The same logits, filtered instead of stored, for more than 16 rows; NULL where a kernel cannot. */
-    void (*filter)(const fs_hidden *hidden, const fs_weights *w, int64_t first, int32_t tokens, fs_filter *filter);
+    void (*filter)(const fs_hidden *hidden, const fs_matrix *w, int64_t first, int32_t tokens, fs_filter *filter);
 } fs_kernel;
 
 /* Hidden states as kernels of screens take them: step * q of 128 columns, for every record of the screen; and once

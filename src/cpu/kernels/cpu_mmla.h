@@ -309,9 +309,9 @@ static void tile_bands(const fs_hidden *hidden, int32_t first, int32_t last, con
         store_pair(hidden, begin.first + i, sum + i * (FS_TOKENS / 2), tokens, out, out_ld);
 }
 
-static void tile(const fs_hidden *hidden, const fs_weights *w, int64_t first, int32_t tokens, float *out,
+static void tile(const fs_hidden *hidden, const fs_matrix *w, int64_t first, int32_t tokens, float *out,
                  int64_t out_ld) {
-    const char *data = weights_row(w, first);
+    const char *data = matrix_row(w, first);
     const int64_t stride = w->stride;
     const int32_t bands = bands_of(hidden);
     int32_t few = 0;

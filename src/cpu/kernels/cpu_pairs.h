@@ -38,9 +38,9 @@ static void pack_pairs(const fs_hidden *hidden, int64_t from, int64_t to) {
     }
 }
 
-static void tile_pairs(const fs_hidden *hidden, const fs_weights *w, int64_t first, int32_t tokens, float *out,
+static void tile_pairs(const fs_hidden *hidden, const fs_matrix *w, int64_t first, int32_t tokens, float *out,
                        int64_t out_ld) {
-    const char *data = weights_row(w, first);
+    const char *data = matrix_row(w, first);
     const int64_t stride = w->stride;
     tile_all(&microkernels[split_components(hidden->dtype) - 1], hidden, data, stride, tokens, out, out_ld);
     if (hidden->dtype != FS_BF16) repair_tile(hidden, data, stride, tokens, out, out_ld);

@@ -50,10 +50,10 @@ static void pack(const fs_hidden *hidden, int64_t from, int64_t to) {
     }
 }
 
-static void tile(const fs_hidden *hidden, const fs_weights *w, int64_t first, int32_t tokens, float *out,
+static void tile(const fs_hidden *hidden, const fs_matrix *w, int64_t first, int32_t tokens, float *out,
                  int64_t out_ld) {
     if (hidden->dtype != FS_F16) fs_kernel_f16__neon.tile(hidden, w, first, tokens, out, out_ld);
-    else tile_all(&microkernel_halves, hidden, weights_row(w, first), w->stride, tokens, out, out_ld);
+    else tile_all(&microkernel_halves, hidden, matrix_row(w, first), w->stride, tokens, out, out_ld);
 }
 
 const fs_kernel fs_kernel_f16__neonf16 = {packed_bytes, pack, tile, NULL};

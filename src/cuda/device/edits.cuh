@@ -18,7 +18,7 @@ FS_DEVICE bool bit_at(const uint32_t *bits, int64_t token) {
     return bits[token / 32] >> (token % 32) & 1;
 }
 
-FS_DEVICE fs_cuda_edits edits_of_row(const fs_batch *batch, const fs_rules *rules, int64_t vocab, int64_t b) {
+FS_DEVICE fs_cuda_edits edits_of_row(const fs_batch *batch, const fs_row_rules *rules, int64_t vocab, int64_t b) {
     const fs_edits edits = batch_edits(batch, b, rules->slot);
     fs_cuda_edits e = {};
     e.edit_token = batch->edit_token + edits.first;
@@ -67,7 +67,7 @@ FS_DEVICE float penalised(const fs_cuda_edits &e, float y, int32_t token, entrie
     }
     const bool seen = e.seen && bit_at(e.seen, token);
     if (!seen && count <= 0) return y;
-    fs_rules rules;
+    fs_row_rules rules;
     rules.repetition = e.repetition;
     rules.frequency = e.frequency;
     rules.presence = e.presence;

@@ -17,17 +17,17 @@ constexpr float WIDE_LIST = 6000.0f, WIDE_TILE = 6.0f;
 constexpr int32_t LIST_WIDE = 255; /* as the k of a list: by top-p, or by a larger k than there are tiles */
 
 /* Out of line, because it is needed before the first tile and after the last. */
-static __device__ __noinline__ fs_rules list_rules(const fs_cuda_args &args, int32_t b) {
-    return rules_of_row(&args.batch, args.vocab, args.first_row + b);
+static __device__ __noinline__ fs_row_rules list_rules(const fs_cuda_args &args, int32_t b) {
+    return rules_of_row(&args.batch, &args.rules, &args.limits, args.vocab, args.first_row + b);
 }
 
 /* Whether a row's cuts may follow from the largest of its tokens. The only token of a greedy row is its largest. */
-FS_DEVICE bool rules_list(const fs_rules &rules) {
+FS_DEVICE bool rules_list(const fs_row_rules &rules) {
     return !rules_drop_row(&rules) && rules_cut(&rules) && !rules.greedy;
 }
 
 /* The k whose floor a row's list has, in bits of a draw's status; 0: min-p's. */
-FS_DEVICE uint32_t list_status(const fs_rules &rules, uint32_t flags, int32_t slots) {
+FS_DEVICE uint32_t list_status(const fs_row_rules &rules, uint32_t flags, int32_t slots) {
     const bool min_p = rules.log_min_p > -INFINITY && !(rules.top_p < 1.0f && flags & FS_MIN_P_LAST);
     const int32_t k = rules.top_k > 0 && rules.top_k <= slots ? rules.top_k : min_p ? 0 : LIST_WIDE;
     return (uint32_t)k << FS_DRAW_K;
@@ -36,7 +36,7 @@ FS_DEVICE uint32_t list_status(const fs_rules &rules, uint32_t flags, int32_t sl
 /* How row b of a launch that lists candidates draws. Where top-p is its only cut its list would be long: its logits are
  * kept instead, where there is room. */
 FS_DEVICE fs_draw draw_of_listed(const fs_cuda_args &args, int32_t b, bool *weighs) {
-    const fs_rules rules = list_rules(args, b);
+    const fs_row_rules rules = list_rules(args, b);
     const bool of_row = rules_top_p_of_row(&rules, args.batch.flags) && !rules.greedy;
     fs_draw draw = draw_of(rules);
     if (rules_drop_row(&rules)) return draw;
@@ -61,7 +61,7 @@ FS_DEVICE int32_t list_k(const fs_draw &draw) {
 }
 
 /* The least logit that min-p leaves beside one of `first`, or less. */
-FS_DEVICE float min_p_floor(const fs_rules &rules, float first) {
+FS_DEVICE float min_p_floor(const fs_row_rules &rules, float first) {
     const double reach = rules.log_min_p / (double)rules.cut_scale;
     return (float)((double)first + reach - 1e-5 * (fabs((double)first) + fabs(reach)) - 1e-6 / (double)rules.cut_scale);
 }

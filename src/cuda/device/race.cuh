@@ -49,7 +49,7 @@ FS_DEVICE bool is_raised(const fs_draw &draw) {
     return draw.status & FS_DRAW_RAISED;
 }
 
-FS_DEVICE fs_draw draw_of(const fs_rules &rules, uint32_t sample = 0) {
+FS_DEVICE fs_draw draw_of(const fs_row_rules &rules, uint32_t sample = 0) {
     return {noise_row(rules.seed, rules.position, sample, rules.stream), rules.inverse_temperature, rules.temperature,
             rules.status | (rules.greedy ? FS_DRAW_GREEDY : 0u)};
 }
@@ -61,7 +61,7 @@ FS_DEVICE fs_draw draw_of_row(const fs_cuda_args &args, int32_t b) {
         sample = row % (uint32_t)args.batch.samples;
         row /= (uint32_t)args.batch.samples;
     }
-    return draw_of(rules_of_row(&args.batch, args.vocab, row), sample);
+    return draw_of(rules_of_row(&args.batch, &args.rules, &args.limits, args.vocab, row), sample);
 }
 
 FS_DEVICE bool draws(const fs_draw &draw) {

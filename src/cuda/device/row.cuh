@@ -143,8 +143,8 @@ FS_DEVICE fs_summary summary_of(const fs_needs &needs, const fs_found &found, fs
 /* ----------------------------------------------------------------------------------------------------- results ---- */
 
 /* The rules of rows that have no other: constants, of which the compiler leaves out what they do not need. */
-FS_DEVICE fs_rules rules_of(const fs_draw &draw) {
-    fs_rules rules = {};
+FS_DEVICE fs_row_rules rules_of(const fs_draw &draw) {
+    fs_row_rules rules = {};
     rules.status = draw.status & FS_ROW_NO_TOKEN;
     rules.greedy = is_greedy(draw);
     rules.inverse_temperature = rules.cut_scale = draw.inverse;
@@ -171,10 +171,10 @@ FS_DEVICE fs_result plain_result(const fs_result &all, bool tokens_only, void *s
     auto place = [&](auto *p) { return scrap && p ? (decltype(p))scrap : p; };
     result.tokens = place(all.tokens);
     result.tokens_dtype = all.tokens_dtype;
-    result.logits = all.logits;
+    result.logits_mode = all.logits_mode;
     result.status = place(all.status);
     if (tokens_only) return result;
-    result.score = place(all.score);
+    result.noisy_logit = place(all.noisy_logit);
     result.logit = place(all.logit);
     result.logprob = place(all.logprob);
     result.log_z = place(all.log_z);
@@ -192,7 +192,7 @@ FS_DEVICE void write_row(const fs_cuda_args &args, const fs_draw &draw, const fs
         result.status = at == row * args.batch.samples ? result.status + row - at : NULL;
     }
     const fs_call call = {&args.head, &args.batch, &result, NULL, args.vocab, needs};
-    const fs_rules rules = rules_of(draw);
+    const fs_row_rules rules = rules_of(draw);
     fs_winner winner;
     fs_summary summary = summary_of(needs, found, &winner);
     finish_row(&call, scrap ? 0 : at, &rules, &summary, 0, 1, NULL);

@@ -17,7 +17,7 @@ static __device__ __noinline__ uint32_t check_lists(const fs_batch &batch, int64
     const fs_edits edits = batch_edits(&batch, b, slot);
     const int64_t given = watch_given(&batch);
     bool bad = has_bad(batch.edit_token, edits.first, edits.count, vocab);
-    if (given) bad |= has_bad(batch.given, b * given, given, vocab);
+    if (given) bad |= has_bad(batch.score_token, b * given, given, vocab);
     if (batch.count_offset)
         bad |= has_bad(batch.count_token, batch.count_offset[slot],
                        batch.count_offset[slot + 1] - batch.count_offset[slot], vocab);

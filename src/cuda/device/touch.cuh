@@ -8,22 +8,21 @@
 
 /* The words of a row's rules into L1, all at once: who reads them after it asks for one when it has the last. A warp;
  * `scrap` has a place for each lane. */
-FS_DEVICE void touch_rules(const fs_batch &batch, int64_t b, volatile uint32_t *scrap) {
+FS_DEVICE void touch_rules(const fs_cuda_args &args, int64_t b, volatile uint32_t *scrap) {
+    const fs_batch &batch = args.batch;
     const int32_t lane = threadIdx.x % 32;
     const int64_t slot = batch_slot_index(&batch, b);
     const void *word[] = {batch.position ? batch.position + b : NULL,
                           batch.allow_index ? batch.allow_index + b : NULL,
                           batch.edit_offset ? batch.edit_offset + b : NULL,
                           batch.seed ? batch.seed + slot : NULL,
-                          batch.temperature ? batch.temperature + slot : NULL,
-                          batch.stream ? batch.stream + slot : NULL,
-                          batch.top_k ? batch.top_k + slot : NULL,
-                          batch.top_p ? batch.top_p + slot : NULL,
-                          batch.min_p ? batch.min_p + slot : NULL,
-                          batch.repetition ? batch.repetition + slot : NULL,
-                          batch.frequency ? batch.frequency + slot : NULL,
-                          batch.presence ? batch.presence + slot : NULL,
-                          batch.edit_count ? batch.edit_count + slot : NULL};
+                          batch.substream ? batch.substream + slot : NULL,
+#define FS_RULE_PLACE(name, type, bit, off, used, least, most, status, about)                                          \
+    args.rules.name.per_slot ? args.rules.name.per_slot + slot : NULL,
+                          FS_RULE_TABLE(FS_RULE_PLACE)
+#undef FS_RULE_PLACE
+                              batch.edit_count ? batch.edit_count + slot : NULL};
+    static_assert(sizeof word / sizeof *word <= 32, "a lane asks for one word");
     const void *mine = NULL;
 #pragma unroll
     for (int i = 0; i < (int)(sizeof word / sizeof *word); i++)

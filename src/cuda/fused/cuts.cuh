@@ -103,7 +103,7 @@ struct fs_row_weight {
     double all, slack;
 };
 
-FS_DEVICE fs_row_weight weight_of_row(const fs_cuda_args &args, const fs_rules &rules, const fs_cuda_row *row,
+FS_DEVICE fs_row_weight weight_of_row(const fs_cuda_args &args, const fs_row_rules &rules, const fs_cuda_row *row,
                                       const cut_scale &units, float first) {
     const float rate = args.needs.raw_mass ? 1.0f : rules.inverse_temperature;
     if (!needs_mass(args.needs) || rate != rules.cut_scale || units.origin != 0.0f) return {0.0, 0.0};
@@ -134,7 +134,7 @@ FS_DEVICE uint64_t weigh_from(fs_cut_room *room, uint64_t key, const cut_scale &
 }
 
 FS_DEVICE fs_marks_of_cuts marks_of_cuts(const fs_cuda_args &args, fs_cut_room *room, const fs_cuda_row *row) {
-    const fs_rules &rules = room->rules;
+    const fs_row_rules &rules = room->rules;
     const uint32_t flags = args.batch.flags;
     const float first = order_key_logit(room->largest), scale = rules.cut_scale;
     const bool of_row = rules_top_p_of_row(&rules, flags), infinite = first * scale == INFINITY;
@@ -179,7 +179,7 @@ FS_DEVICE fs_marks_of_cuts marks_of_cuts(const fs_cuda_args &args, fs_cut_room *
 
 /* Whether a candidate stays: 1, 0, or -1 if that is not known. 0 as its key: somebody below all candidates. */
 FS_DEVICE int32_t stays(const fs_cuda_args &args, fs_cut_room *room, const fs_marks_of_cuts &m, uint64_t key) {
-    const fs_rules &rules = room->rules;
+    const fs_row_rules &rules = room->rules;
     const uint32_t flags = args.batch.flags;
     const float y = key ? order_key_logit(key) : room->floor;
     if ((double)(y * rules.cut_scale) < m.least) return 0;

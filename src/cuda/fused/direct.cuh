@@ -32,7 +32,7 @@ constexpr int FS_WAITING = FS_CUDA_TILE + 32;
 /* Rows, from the batch. What CTAs will meet at is asked for early: memory is cold. */
 template <int N, int J>
 FS_DEVICE void open_rows(fs_tile_state<N, J> *state, const fs_cuda_args &args, int32_t start, int32_t rows) {
-    const fs_draw_source source = draw_source(&args.batch);
+    const fs_draw_source source = draw_source(&args.batch, &args.rules);
     for (int32_t b = scorer_thread<J>(); b < N; b += 32 * J) {
         fs_draw draw;
         memset(&draw, 0, sizeof draw);

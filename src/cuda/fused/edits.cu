@@ -57,13 +57,13 @@ FS_DEVICE bool are_tokens(const int32_t *token, int64_t count, int64_t vocab) {
 }
 
 __global__ void __launch_bounds__(THREADS) prepare(const __grid_constant__ fs_cuda_args args) {
-    __shared__ fs_rules rules;
+    __shared__ fs_row_rules rules;
     __shared__ float sums[2][THREADS / 32];
     const int32_t b = (int32_t)blockIdx.x;
     let_next_launch_begin();
     if (is_decided(args)) return;
     wait_for_earlier_launches();
-    if (threadIdx.x == 0) rules = rules_of_row(&args.batch, args.vocab, args.first_row + b);
+    if (threadIdx.x == 0) rules = rules_of_row(&args.batch, &args.rules, &args.limits, args.vocab, args.first_row + b);
     __syncthreads();
     fs_cuda_edits *row = &args.edits.row[b];
     if (rules_drop_row(&rules)) {

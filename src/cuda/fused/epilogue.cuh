@@ -26,8 +26,8 @@ template <int M> FS_DEVICE void shape_logits(float (&d)[M], const fs_head &head,
         for (int i = 0; i < M; i++) d[i] = f(d[i], i);
     };
     if (head.bias) all([&](float x, int i) { return x + (i & 2 ? bias1 : bias0); });
-    if (head.round == FS_BF16) all([](float x, int) { return rounded_to_bf16(x); });
-    if (head.round == FS_F16) all([](float x, int) { return rounded_to_f16(x); });
+    if (head.round_to == FS_BF16) all([](float x, int) { return rounded_to_bf16(x); });
+    if (head.round_to == FS_F16) all([](float x, int) { return rounded_to_f16(x); });
     if (head.scale != 1.0f) all([&](float x, int) { return x * head.scale; });
     if (head.softcap > 0.0f) all([&](float x, int) { return head.softcap * tanhf(x / head.softcap); });
     if (head.post_scale != 1.0f) all([&](float x, int) { return x * head.post_scale; });

@@ -53,7 +53,7 @@ template <int N, int J> constexpr bool AHEAD = J == 3 && N >= 96 && N <= 160;
 
 /* What those that end a row share (cuts.cuh). */
 typedef struct fs_cut_room {
-    fs_rules rules;
+    fs_row_rules rules;
     unsigned long long *list;          /* order keys of candidates, in no order; 0: none */
     unsigned long long *weight;        /* of each */
     unsigned long long largest;        /* of them */

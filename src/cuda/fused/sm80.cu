@@ -334,7 +334,7 @@ extern "C" cudaError_t fs_cuda_sm80_launch(const fs_cuda_plan *plan, const fs_cu
                                            cudaStream_t stream) {
     const int64_t i = (plan->shape - family::shapes[0]) / ROOMS;
     const fs_head *head = &args->head;
-    const fs_weights w = weights_of_head(head);
+    const fs_matrix w = weights_of_head(head);
     const fs_matrix h = hidden_of_batch(head, &args->batch);
     const matrices from = {w.data, h.data, w.stride, h.stride, unit_of(w.data, w.stride), unit_of(h.data, h.stride)};
     /* Stages are filled two at a time: behind an odd number one of zeros. */

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(32 * WARPS) end_rows(const __grid_constant__ f
     found.max = known_score(row->max);
     if constexpr (GROUPED) {
         fs_choice choice = choice_none();
-        const fs_rules rules = rules_of(draw);
+        const fs_row_rules rules = rules_of(draw);
         choose_groups(args, draw, record, lane, &choice);
         found.key = choice_winner(&choice, group_is_a_law(&rules, found.flags)).key;
         found.mass = choice.mass;

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* One row, in static shared memory. */
 struct merging {
-    fs_rules rules;
+    fs_row_rules rules;
     fs_summary into, next;
     unsigned long long bound;
     uint32_t count;
@@ -108,11 +108,12 @@ FS_DEVICE void merge_watched(const fs_call &call, const fs_cuda_gathered &from, 
 
 /* -------------------------------------------------------------------------------------------------------- rows ---- */
 
-FS_DEVICE void open_merging(merging *m, const fs_call &call, const fs_cuda_merging &where, char *room, int64_t b) {
+FS_DEVICE void open_merging(merging *m, const fs_cuda_args &args, const fs_call &call, const fs_cuda_merging &where,
+                            char *room, int64_t b) {
     const fs_needs &needs = call.needs;
     memset(&m->into, 0, sizeof m->into);
     m->next = m->into;
-    m->rules = rules_of_row(call.batch, call.vocab, b);
+    m->rules = rules_of_row(call.batch, &args.rules, &args.limits, call.vocab, b);
     if (needs.watched && watch_is_over(call.batch, b, needs.watched)) m->rules.status |= FS_ROW_OVER_LIMIT;
     m->into.winner = (fs_winner *)(room + where.winner);
     m->next.winner = m->into.winner + needs.samples;
@@ -122,10 +123,10 @@ FS_DEVICE void open_merging(merging *m, const fs_call &call, const fs_cuda_mergi
 }
 
 /* Row b, in this room. */
-FS_DEVICE void merge_listed_row(merging *m, const fs_call &call, const fs_cuda_gathered &from,
+FS_DEVICE void merge_listed_row(merging *m, const fs_cuda_args &args, const fs_call &call, const fs_cuda_gathered &from,
                                 const fs_cuda_merging &where, char *room, bool well, int64_t b) {
     const fs_needs &needs = call.needs;
-    if (threadIdx.x == 0) open_merging(m, call, where, room, b);
+    if (threadIdx.x == 0) open_merging(m, args, call, where, room, b);
     __syncthreads();
     uint32_t status = check_lists(*call.batch, call.vocab, b, m->rules.slot);
     if (!well) status |= FS_ROW_PEER;
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     char *room = where.memory ? where.memory + blockIdx.x * where.bytes : shared;
     const fs_call call = call_of(args);
     for (int64_t b = blockIdx.x; b < args.batch.rows; b += gridDim.x) {
-        merge_listed_row(&m, call, from, where, room, *where.wrong == 0, b);
+        merge_listed_row(&m, args, call, from, where, room, *where.wrong == 0, b);
         __syncthreads();
     }
 }

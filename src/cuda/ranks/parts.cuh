@@ -30,7 +30,7 @@ FS_DEVICE uint64_t agreed_hash(const fs_cuda_args &args) {
     fs_agreement all = agreement_of_call(&call), own;
     memset(&own, 0, sizeof own);
     for (int64_t b = threadIdx.x; b < args.batch.rows; b += THREADS) {
-        const fs_rules rules = rules_of_row(&args.batch, args.vocab, b);
+        const fs_row_rules rules = rules_of_row(&args.batch, &args.rules, &args.limits, args.vocab, b);
         agreement_add_row(&own, b, &rules);
         if (lists) agreement_add_lists(&own, &args.batch, b, rules.slot, args.needs.watched);
     }
@@ -107,7 +107,7 @@ FS_DEVICE bool are_whole(const fs_cuda_gathered &from, uint64_t vocab) {
 }
 
 /* Row b of all parts but for their lists; each is a group in that mode, chosen by its mass: the paper's B.4. */
-FS_DEVICE void merge_row(const fs_call &call, const fs_cuda_gathered &from, const fs_rules &rules, int64_t b,
+FS_DEVICE void merge_row(const fs_call &call, const fs_cuda_gathered &from, const fs_row_rules &rules, int64_t b,
                          fs_summary *into, fs_summary *next) {
     const bool grouped = call.batch->mode == FS_MODE_GROUP_PARALLEL;
     const fs_noise noise = noise_row(rules.seed, rules.position, 0, rules.stream);

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const fs_call call = call_of(args);
     const bool well = are_intact(args, from) && are_whole(from, (uint64_t)args.vocab);
     for (int64_t b = threadIdx.x; b < args.batch.rows; b += THREADS) {
-        fs_rules rules = rules_of_row(&args.batch, args.vocab, b);
+        fs_row_rules rules = rules_of_row(&args.batch, &args.rules, &args.limits, args.vocab, b);
         fs_winner winner[2];
         fs_summary into = {}, next = {};
         into.winner = &winner[0], next.winner = &winner[1];

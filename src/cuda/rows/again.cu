@@ -73,7 +73,7 @@ FS_DEVICE void open_slice(again_row *a, int32_t b) {
     if (copies) begin_copy(from, view.x);
     open_again(a, b);
     if (threadIdx.x == 0) {
-        const fs_rules &rules = a->r.rules;
+        const fs_row_rules &rules = a->r.rules;
         const float inverse = rules.inverse_temperature;
         a->race.y = view.x;
         a->race.seed = rules.seed;

@@ -80,7 +80,7 @@ struct cut_keys {
     uint64_t from;               /* where the other cuts begin */
 };
 
-FS_DEVICE cut_keys cut_keys_of(const fs_rules &rules, uint32_t flags, float first) {
+FS_DEVICE cut_keys cut_keys_of(const fs_row_rules &rules, uint32_t flags, float first) {
     const float scale = rules.cut_scale, inverse = rules.inverse_temperature, number = first * scale;
     const double floor = (double)number + rules.log_min_p;
     cut_keys k;
@@ -103,7 +103,7 @@ FS_DEVICE uint64_t weight_of_row(const row_entries &all, uint64_t open) {
 }
 
 /* The least key that survives all cuts. first: the largest y; kth: a key that the top_k largest are not below, or 1. */
-static __device__ __noinline__ uint64_t cut_row(select_room *room, const row_entries &all, const fs_rules &rules,
+static __device__ __noinline__ uint64_t cut_row(select_room *room, const row_entries &all, const fs_row_rules &rules,
                                                 uint32_t flags, float first, uint64_t kth) {
     const cut_keys keys = cut_keys_of(rules, flags, first);
     row_entries left = all.from(keys.from);

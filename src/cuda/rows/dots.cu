@@ -21,7 +21,7 @@ FS_DEVICE void load_tile(float (*to)[LINES + 1], const char *data, int64_t strid
 /* Four tokens x two rows a thread, summed in the order of K. */
 __global__ void __launch_bounds__(THREADS) dots(const __grid_constant__ fs_cuda_args args) {
     __shared__ float w[DEPTH][TOKENS + 1], h[DEPTH][ROWS + 1];
-    const fs_weights weights = weights_of_head(&args.head);
+    const fs_matrix weights = weights_of_head(&args.head);
     const fs_matrix hidden = hidden_of_batch(&args.head, &args.batch);
     const int64_t first = (int64_t)blockIdx.x * TOKENS, row = (int64_t)blockIdx.y * ROWS;
     const int token = threadIdx.x % 16, pair = threadIdx.x / 16;

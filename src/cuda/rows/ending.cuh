@@ -32,7 +32,7 @@ struct masses {
 
 struct ending : race_shared {
     fs_cuda_args args;
-    fs_rules rules;
+    fs_row_rules rules;
     fs_result result; /* without ranks, which core/finish.h has from a list */
     fs_call call;
     fs_summary summary;
@@ -66,7 +66,7 @@ FS_DEVICE ending *this_ending() {
 /* What a launch knows of a row before its logits. One thread: others load those in the meantime. */
 ROW_PART void open_row(ending *e, int64_t b) {
     const fs_cuda_args &args = e->args;
-    e->rules = rules_of_row(&args.batch, args.vocab, b);
+    e->rules = rules_of_row(&args.batch, &args.rules, &args.limits, args.vocab, b);
     e->result = args.result;
     e->result.rank = NULL;
     e->call = {&args.head, &args.batch, &e->result, NULL, args.vocab, args.needs};

@@ -125,8 +125,8 @@ FS_DEVICE bool head_is_simple(const fs_head &head) {
 
 /* head_logit of such a head. */
 FS_DEVICE float simple_logit(const fs_head &head, float x) {
-    if (head.round == FS_BF16) x = round_bf16(x);
-    if (head.round == FS_F16) x = round_f16(x);
+    if (head.round_to == FS_BF16) x = round_bf16(x);
+    if (head.round_to == FS_F16) x = round_f16(x);
     return x * head.scale * head.post_scale;
 }
 

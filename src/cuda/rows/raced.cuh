@@ -15,7 +15,7 @@ constexpr float ONE = 0x1p39f; /* and an integer, this being 1 */
 /* A row in the shared memory of each of its CTAs. */
 struct raced_row {
     fs_cuda_args args;
-    fs_rules rules;
+    fs_row_rules rules;
     fs_draw draw;
     int32_t b, place;
     uint64_t key;              /* score of the winner; 0: there is none */
@@ -29,7 +29,7 @@ struct raced_row {
     /* To be written. */
     fs_result result;
     fs_call call;
-    fs_rules plain;
+    fs_row_rules plain;
     fs_winner winner;
     fs_summary summary;
     fs_row row;
@@ -60,7 +60,7 @@ FS_DEVICE fs_cuda_ahead *slices_of(const fs_cuda_args &args, int32_t place, int3
 FS_DEVICE void open_raced(raced_row *r, uint32_t *scrap) {
     const fs_cuda_args &args = r->args;
     const fs_cuda_row *work = &args.work[r->b];
-    if (threadIdx.x / 32 == 3) touch_rules(args.batch, args.first_row + r->b, scrap);
+    if (threadIdx.x / 32 == 3) touch_rules(args, args.first_row + r->b, scrap);
     if (threadIdx.x == 0) {
         r->rules = list_rules(args, r->b);
         r->draw = draw_of(r->rules);

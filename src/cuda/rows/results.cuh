@@ -44,7 +44,7 @@ FS_DEVICE row_entries entries_of(const ending *e, const row_slice &v, float scal
 
 /* Token of sample i: drawn, or given. */
 FS_DEVICE int64_t sample_token(const ending *e, int32_t i) {
-    if (!e->args.needs.samples) return e->args.batch.given[e->row.b * e->args.batch.samples + i];
+    if (!e->args.needs.samples) return e->args.batch.score_token[e->row.b * e->args.batch.samples + i];
     return score_key_token(e->winner[i]);
 }
 
@@ -100,8 +100,8 @@ struct ranked {
 
 FS_DEVICE ranked ranked_of(const ending *e) {
     const float inverse = e->rules.inverse_temperature;
-    if (e->args.result.logits == FS_LOGITS_RAW) return {true, e->view.x, 1};
-    if (e->args.result.logits == FS_LOGITS_CUT && e->row.has_cut) return {false, e->view.y, e->row.cut.last};
+    if (e->args.result.logits_mode == FS_LOGITS_RAW) return {true, e->view.x, 1};
+    if (e->args.result.logits_mode == FS_LOGITS_CUT && e->row.has_cut) return {false, e->view.y, e->row.cut.last};
     return {false, e->view.y, least_key([&](float y) { return y * inverse > -INFINITY; })};
 }
 
@@ -163,7 +163,7 @@ ROW_PART void write_ranks(int32_t drawn) {
 ROW_PART void list_best() {
     ending *e = this_ending();
     const fs_cuda_args &args = e->args;
-    if (args.result.logits == FS_LOGITS_CUT || args.needs.ordered) return;
+    if (args.result.logits_mode == FS_LOGITS_CUT || args.needs.ordered) return;
     const ranked of = ranked_of(e);
     const uint64_t kth = kth_floor(e->most[of.raw ? 0 : 1], args.result.top_count), floor = max(of.least, kth);
     if (kth <= 1) return;

@@ -65,7 +65,7 @@ ROW_PART slice_facts bring_y(int64_t place) {
 FS_DEVICE bool may_ask_winner(const ending *e) {
     const fs_cuda_args &args = e->args;
     return e->cuts && rules_top_p_alone(&e->rules) && args.needs.samples == 1 && !args.needs.ordered &&
-           args.result.logits != FS_LOGITS_CUT && !batch_is_grouped(&args.batch);
+           args.result.logits_mode != FS_LOGITS_CUT && !batch_is_grouped(&args.batch);
 }
 
 /* Whether the race begins before the row's largest logits are known: no cut comes first. */
@@ -79,13 +79,13 @@ FS_DEVICE bool begins_early(const ending *e) {
 ROW_PART void find_cut() {
     ending *e = this_ending();
     const fs_cuda_args &args = e->args;
-    const fs_rules &rules = e->rules;
+    const fs_row_rules &rules = e->rules;
     const float first = e->summary.max_y;
     const uint64_t kth = kth_floor(e->most[1], rules.top_k);
     const row_entries all = entries_of(e, e->view.y, rules.cut_scale, first);
     const uint64_t last = cut_row(&e->select, all, rules, args.batch.flags, first, kth);
     double log_z = NAN;
-    if (args.result.logits == FS_LOGITS_CUT && result_wants_log_z(&args.result)) {
+    if (args.result.logits_mode == FS_LOGITS_CUT && result_wants_log_z(&args.result)) {
         const row_entries kept = entries_of(e, e->view.y, rules.inverse_temperature, first).from(last);
         log_z = kept.units.log_of(weight_of(kept));
     }
@@ -220,7 +220,7 @@ FS_DEVICE void open_ending(ending *e, const fs_cuda_args &args) {
 FS_DEVICE void end_row_at(ending *e, int64_t b, int64_t place) {
     const slice_source from = source_of(e, b, place);
     if (copies_x(e, from)) begin_copy(from, e->view.x);
-    if (threadIdx.x / 32 == 1) touch_rules(e->args.batch, b, (uint32_t *)e->list);
+    if (threadIdx.x / 32 == 1) touch_rules(e->args, b, (uint32_t *)e->list);
     if (threadIdx.x == 0) open_row(e, b);
     __syncthreads();
     check_row(e);

@@ -26,7 +26,7 @@ struct listing {
     block_room block;
     fs_cuda_args args;
     fs_head plain; /* bounds are of what the head has made of logits */
-    fs_rules rules;
+    fs_row_rules rules;
     fs_draw draw;
     row_view view;
     int32_t b, leaders;
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(FS_CUDA_TEAM_THREADS, 1)
         l->b = (int32_t)blockIdx.x / args.team.size;
         l->plain = l->args.head;
         l->plain.bias = NULL;
-        l->plain.round = FS_F32;
+        l->plain.round_to = FS_F32;
         l->plain.scale = l->plain.post_scale = 1.0f;
         l->plain.softcap = 0.0f;
         l->rules = list_rules(l->args, l->b);

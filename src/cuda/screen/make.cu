@@ -13,7 +13,7 @@ __global__ void make(const __grid_constant__ fs_head head, const __grid_constant
     const int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) + from * (FS_SCREEN_TOKENS / 2);
     const int64_t number = i / (FS_SCREEN_TOKENS / 2);
     if (number >= to) return;
-    const fs_weights weights = weights_of_head(&head);
+    const fs_matrix weights = weights_of_head(&head);
     unsigned char *strip = screen + sizeof header + number * screen_strip_bytes(header.format, header.dim);
     const int at = (int)(i % (FS_SCREEN_TOKENS / 2));
     fs_strip_head *head_of_strip = (fs_strip_head *)strip;
@@ -55,7 +55,7 @@ __global__ void sum_strips(const __grid_constant__ fs_screen_header header, cons
 /* A warp for a strip: lanes 0 to 15 take a token each. *other: the last strip that differs, and one. */
 __global__ void compare_strips(const __grid_constant__ fs_head head, const __grid_constant__ fs_screen_header header,
                                int whole, unsigned long long *other) {
-    const fs_weights weights = weights_of_head(&head);
+    const fs_matrix weights = weights_of_head(&head);
     const fs_screen screen = screen_at(head.screen, &header);
     const int64_t strip = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (strip >= screen_strips(header.rows)) return;

@@ -19,7 +19,7 @@ constexpr int FS_LEADERS = 256, FS_MORE_LEADERS = 16, FS_SCREENED_K = (FS_LEADER
  * of their logits have a part in the cut, or in what edits make of them. */
 FS_DEVICE fs_draw draw_of_screened(const fs_cuda_args &args, int32_t b) {
     if (!args.dense.x) return draw_of_row(args, b); /* no row of the call has rules */
-    const fs_rules rules = list_rules(args, b);
+    const fs_row_rules rules = list_rules(args, b);
     const uint32_t flags = args.batch.flags;
     fs_draw draw = draw_of(rules);
     if (!draws(draw)) return draw;
@@ -56,8 +56,8 @@ FS_DEVICE const uint32_t *mask_of_row(const fs_cuda_args &args, int32_t b) {
 /* w . h in float, whatever the order of its sum. By a warp; every lane has it. */
 FS_DEVICE float dot_of_token(const fs_head &head, uint32_t token, const char *h) {
     const int32_t lane = threadIdx.x & 31;
-    const fs_weights w = weights_of_head(&head);
-    const char *weights = weights_row(&w, (int64_t)token - head.first_token);
+    const fs_matrix w = weights_of_head(&head);
+    const char *weights = matrix_row(&w, (int64_t)token - head.first_token);
     float dot = 0.0f;
 #pragma unroll 8
     for (int32_t k = 8 * lane; k < (int32_t)head.dim; k += 256) {

@@ -52,12 +52,12 @@ FS_DEVICE uint32_t parity_of(int32_t turn) {
 FS_DEVICE void copy_tokens(const fs_cuda_args &args, fs_settle_room *room, const fs_screened_token *token,
                            int32_t count, int32_t slices, int32_t *turn) {
     const int32_t thread = (int32_t)threadIdx.x - 32, first = thread / 16, column = thread % 16 * 8;
-    const fs_weights w = weights_of_head(&args.head);
+    const fs_matrix w = weights_of_head(&args.head);
     const char *row[4]; /* of every fourth token; NULL: there is none */
 #pragma unroll
     for (int j = 0; j < 4; j++)
         row[j] = first + 4 * j < count
-                     ? weights_row(&w, (int64_t)token[first + 4 * j].token - args.head.first_token) + 2 * column
+                     ? matrix_row(&w, (int64_t)token[first + 4 * j].token - args.head.first_token) + 2 * column
                      : NULL;
 #pragma unroll 1
     for (int32_t slice = 0; slice < slices; slice++, ++*turn) {
@@ -199,9 +199,9 @@ FS_DEVICE int32_t gather(const fs_cuda_args &args, fs_settle_room *room, const f
     __syncwarp();
     /* Whole rows, at once: they are anywhere, and in nobody's cache. */
     if (lane < min(kept, 16)) {
-        const fs_weights w = weights_of_head(&args.head);
+        const fs_matrix w = weights_of_head(&args.head);
         const fs_screened_token *token = &room->token[max(kept - 16, 0) + lane];
-        prefetch_l2_bytes(weights_row(&w, (int64_t)token->token - args.head.first_token), (uint32_t)args.head.dim * 2);
+        prefetch_l2_bytes(matrix_row(&w, (int64_t)token->token - args.head.first_token), (uint32_t)args.head.dim * 2);
     }
     if (lane == 0) room->kept = kept;
     return kept;

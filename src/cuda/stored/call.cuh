@@ -52,11 +52,12 @@ FS_DEVICE fs_draw uniform_draw(const stored_call &call, const fs_draw_values &va
 /* ------------------------------------------------------------------------------------------------------ host ---- */
 
 /* What rules_of_row says of every row but for how it draws, where rules are uniform. */
-static inline uint32_t status_of_all(const fs_batch &batch, int64_t vocab) {
-    fs_batch bare = batch;
-    bare.slot = NULL, bare.position = NULL, bare.seed = NULL, bare.temperature = NULL, bare.stream = NULL;
-    bare.all.temperature = 1.0f;
-    return rules_of_row(&bare, vocab, 0).status;
+static inline uint32_t status_of_all(const fs_cuda_args &args) {
+    fs_batch bare = args.batch;
+    fs_rules rules = args.rules;
+    bare.slot = NULL, bare.position = NULL, bare.seed = NULL, bare.substream = NULL;
+    rules.temperature.per_slot = NULL, rules.temperature.value = 1.0f;
+    return rules_of_row(&bare, &rules, &args.limits, args.vocab, 0).status;
 }
 
 static inline stored_call call_of(const fs_cuda_stored_plan &plan, const fs_cuda_args &args, int32_t shaped) {
@@ -70,13 +71,13 @@ static inline stored_call call_of(const fs_cuda_stored_plan &plan, const fs_cuda
     call.stride = logits.stride;
     call.data = (const char *)((uintptr_t)logits.data - (uintptr_t)(head.first_token * dtype_bytes(head.dtype)));
     call.shaped = shaped;
-    call.tokens_only = !result.score && !result.logit && !result.logprob && !result.log_z && !result.max_logit;
+    call.tokens_only = !result.noisy_logit && !result.logit && !result.logprob && !result.log_z && !result.max_logit;
     call.max = args.needs.max;
     call.goes_on = args.needs.max || args.leave_rows;
     call.grouped = args.groups.tiles != 0;
-    call.uniform = rules_are_uniform(&args.batch);
-    if (call.uniform) call.status = status_of_all(args.batch, args.vocab);
-    call.source = draw_source(&args.batch);
+    call.uniform = rules_are_uniform(&args.batch, &args.rules);
+    if (call.uniform) call.status = status_of_all(args);
+    call.source = draw_source(&args.batch, &args.rules);
     return call;
 }
 
