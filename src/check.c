@@ -83,13 +83,13 @@ fs_status fs_check_head(fs_context *context, const fs_head *h, int reads) {
 /* ----------------------------------------------------------------------------------------------------- batch ---- */
 
 static fs_status check_limits(fs_context *context, const fs_limits *l) {
-    FS_REQUIRE(context, (l->absent & ~FS_RULES_KNOWN) == 0, "batch.limits.absent is 0x%x, known bits are 0x%x",
+    FS_REQUIRE(context, (l->absent & ~FS_RULES_KNOWN) == 0, "limits.absent is 0x%x, known bits are 0x%x",
                l->absent, FS_RULES_KNOWN);
-    FS_REQUIRE(context, l->top_k >= 0, "batch.limits.top_k is %d, must be 0 (not said) or more", l->top_k);
+    FS_REQUIRE(context, l->top_k >= 0, "limits.top_k is %d, must be 0 (not said) or more", l->top_k);
     const int64_t most = (int64_t)1 << 40; /* so that sizes of parts are no larger than numbers */
     const int negative = l->edits < 0 || l->counts < 0 || l->watched < 0;
     FS_REQUIRE(context, !negative && l->edits <= most && l->counts <= most && l->watched <= most,
-               "batch.limits.edits is %lld, counts %lld and watched %lld, must be 0 (not said) to 2^40",
+               "limits.edits is %lld, counts %lld and watched %lld, must be 0 (not said) to 2^40",
                (long long)l->edits, (long long)l->counts, (long long)l->watched);
     return FS_OK;
 }

@@ -27,7 +27,7 @@ static fs_status check_edits(fs_context *context, const fs_batch *b, int64_t *en
 }
 
 static fs_status check_limit(fs_context *context, const char *name, int64_t entries, int64_t limit) {
-    FS_REQUIRE(context, limit == 0 || entries <= limit, "batch.limits.%s is %lld, but there are %lld entries", name,
+    FS_REQUIRE(context, limit == 0 || entries <= limit, "limits.%s is %lld, but there are %lld entries", name,
                (long long)limit, (long long)entries);
     return FS_OK;
 }

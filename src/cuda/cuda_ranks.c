@@ -39,7 +39,7 @@ static fs_status open_call(fs_context *context, const fs_head *head, const fs_ba
                            int32_t sealed, fs_cuda_args *args, layout *l) {
     const fs_needs *needs = &args->needs;
     FS_REQUIRE(context, !watches(batch, result) || batch->limits->watched || batch->rows == 0,
-               "batch.limits.watched is 0 (not said); over shards the cuda backend must know how many entries "
+               "limits.watched is 0 (not said); over shards the cuda backend must know how many entries "
                "watch_token has, because it does not know the size of a part without");
     *args = fs_cuda_args_of(head, batch, result);
     args->batch.flags &= ~(uint32_t)FS_EXACT_RANK; /* there is no second pass: a bound says that it is one */

@@ -8,7 +8,7 @@ const char *fs_cuda_lacks(const fs_call_desc *o) {
     const uint32_t cuts = FS_RULE_TOP_K | FS_RULE_TOP_P | FS_RULE_MIN_P;
     const fs_lack table[] = {
         /* Nobody does, but here the host does not see whether an array has a cut. */
-        {grouped && (o->rules & cuts), "a cut in a group mode, unless batch.limits.absent says that no row has one,"
+        {grouped && (o->rules & cuts), "a cut in a group mode, unless limits.absent says that no row has one,"
                                        " is not supported by the cuda backend"},
     };
     return fs_first_lack(table, sizeof table / sizeof table[0]);

@@ -5,7 +5,7 @@
 #include "backend.c"
 
 #include "cuda/cuda_plan.h"
-#include "outlines.h"
+#include "call_descs.h"
 
 static int opened;
 
@@ -147,14 +147,14 @@ static void cuda_does_every_rule_on_one_device_and_over_shards(void **state) {
 static void what_changes_nothing_is_no_reason_to_refuse(void **state) {
     (void)state;
     fs_context *context = open_context(FS_BACKEND_CUDA, 0, 0);
-    outlined c;
+    described c;
     fs_call_desc o = fs_call_desc_default();
     o.mode = FS_MODE_GROUP_PARALLEL, o.group_size = 7;
-    call_of_outline(&c, &o, 0);
-    rules_of(&c.batch)->top_k.value = OUTLINE_V, c.batch.counts = c.counts;
+    call_of_desc(&c, &o, 0);
+    rules_of(&c.batch)->top_k.value = DESC_V, c.batch.counts = c.counts;
     c.batch.watch_offset = c.offset, c.result.top_token = c.top;
     assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_INTERNAL);
-    rules_of(&c.batch)->top_k.value = OUTLINE_V - 1;
+    rules_of(&c.batch)->top_k.value = DESC_V - 1;
     assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_UNSUPPORTED);
     fs_context_destroy(context);
 }
@@ -165,12 +165,12 @@ static void group_modes_take_arrays_of_cuts_that_are_said_to_be_absent(void **st
     fs_context *context = open_context(FS_BACKEND_CUDA, 0, 0);
     for (uint32_t rule = FS_RULE_TOP_K; rule <= FS_RULE_MIN_P; rule *= 2)
         for (int32_t mode = FS_MODE_GROUP_PARALLEL; mode <= FS_MODE_GROUP_ONLINE; mode++) {
-            outlined c;
+            described c;
             fs_call_desc o = fs_call_desc_default();
             o.mode = mode, o.group_size = 7, o.rules = rule;
-            call_of_outline(&c, &o, 1);
+            call_of_desc(&c, &o, 1);
             assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_UNSUPPORTED);
-            assert_non_null(strstr(fs_error_text(context), "limits_of(&batch)->absent"));
+            assert_non_null(strstr(fs_error_text(context), "limits.absent"));
             limits_of(&c.batch)->absent = rule;
             assert_int_equal(call_it(context, &c, o.call, 1), FS_ERR_INTERNAL);
         }

@@ -76,20 +76,20 @@ static void a_bad_list_is_named(void **state) {
 
 static void a_bad_limit_is_named(void **state) {
     (void)state;
-    REFUSED(limits_of(&f.batch)->absent = 0x40, "limits_of(&batch)->absent", "0x40");
-    REFUSED(limits_of(&f.batch)->top_k = -3, "limits_of(&batch)->top_k", "-3");
-    REFUSED(limits_of(&f.batch)->edits = -5, "limits_of(&batch)->edits", "-5");
+    REFUSED(limits_of(&f.batch)->absent = 0x40, "limits.absent", "0x40");
+    REFUSED(limits_of(&f.batch)->top_k = -3, "limits.top_k", "-3");
+    REFUSED(limits_of(&f.batch)->edits = -5, "limits.edits", "-5");
     REFUSED(limits_of(&f.batch)->counts = -6, "counts", "-6");
     REFUSED(limits_of(&f.batch)->watched = -7, "watched", "-7");
     REFUSED(limits_of(&f.batch)->watched = INT64_MAX, "watched", "2^40");
     REFUSED((f.batch.edit_offset = f.offset, f.batch.edit_token = f.list, f.batch.edit_bias = f.bias,
              limits_of(&f.batch)->edits = 1),
-            "limits_of(&batch)->edits is 1", "2 entries");
+            "limits.edits is 1", "2 entries");
     REFUSED((f.batch.count_offset = f.offset, f.batch.count_token = f.list, f.batch.count_value = f.list,
              limits_of(&f.batch)->counts = 1),
-            "limits_of(&batch)->counts is 1", "2 entries");
+            "limits.counts is 1", "2 entries");
     REFUSED((f.batch.watch_offset = f.offset, f.batch.watch_token = f.list, limits_of(&f.batch)->watched = 1),
-            "limits_of(&batch)->watched is 1", "2 entries");
+            "limits.watched is 1", "2 entries");
 }
 
 static void a_bad_result_is_named(void **state) {

@@ -25,6 +25,7 @@ static void what_any_rows_may_need_covers_what_they_do(void **state) {
         random_call c;
         make_call(&r, &c);
         fs_result result = random_result(&r, &c.result);
+        rules_of(&c.batch), limits_of(&c.batch); /* as the checks of a call leave them */
         if (c.watch_offset) limits_of(&c.batch)->watched = c.watch_offset[c.rows] - c.watch_offset[0];
         for (int64_t s = 0; rules_of(&c.batch)->top_k.per_slot && s < c.slots;
              s++) /* said, so that lists can be as long */
@@ -56,6 +57,7 @@ static void lists_are_as_long_as_scalars_and_limits_say(void **state) {
     const int32_t top_k[4] = {0};
     const float top_p[4] = {0.0f};
     head.rows = 100000, batch.rows = 4;
+    rules_of(&batch), limits_of(&batch);
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).keep, 0);
     rules_of(&batch)->top_k.value = 50;
     assert_int_equal(fs_needs_of_any(&head, &batch, &result).keep, 50);

@@ -1,6 +1,6 @@
 /* What fs_supports says of a backend is what its calls do; tests/c/test_backend.c has the same of CUDA's answers,
  * without a GPU. */
-#include "outlines.h"
+#include "call_descs.h"
 
 static void the_cpu_backend_does_what_it_says(void **state) {
     (void)state;
@@ -29,35 +29,35 @@ static void refused(int32_t backend, const fs_call_desc *o, const char *word, co
         refused(FS_BACKEND_CPU, &o, word, value);                                                                      \
     } while (0)
 
-static void an_outline_that_nobody_could_do_is_named(void **state) {
+static void a_description_that_nobody_could_do_is_named(void **state) {
     (void)state;
     const fs_call_desc plain = fs_call_desc_default();
-    REFUSED(o.size = 8, "outline", "8");
-    REFUSED(o.size = 4097, "outline", "4096");
-    REFUSED(o.call = 3, "outline.call", "3");
-    REFUSED(o.call = -1, "outline.call", "-1");
-    REFUSED(o.kind = 2, "outline.kind", "2");
-    REFUSED(o.dtype = 3, "outline.dtype", "3");
-    REFUSED(o.dtype = FS_I32, "outline.dtype", "8");
-    REFUSED(o.dtype = 20, "outline.dtype", "20");
-    REFUSED((o.kind = FS_HEAD_LOGITS, o.dtype = FS_Q6_K), "outline.dtype", "34");
-    REFUSED(o.hidden_dtype = FS_Q6_K, "outline.hidden_dtype", "34");
-    REFUSED(o.mode = 5, "outline.mode", "5");
-    REFUSED(o.noise = 2, "outline.noise", "2");
-    REFUSED(o.samples = -1, "outline.samples", "-1");
-    REFUSED(o.samples = 1025, "outline.samples", "1024");
-    REFUSED((o.mode = FS_MODE_GROUP_PARALLEL, o.group_size = 8, o.samples = 2), "outline.samples", "group");
-    REFUSED(o.mode = FS_MODE_GROUP_PARALLEL, "outline.group_size", "0");
-    REFUSED((o.mode = FS_MODE_GROUP_ONLINE, o.group_size = 1 << 24), "outline.group_size", "16777216");
-    REFUSED((o.mode = FS_MODE_GROUP_ONLINE, o.group_size = 8, o.rules = FS_RULE_MIN_P), "outline.rules", "group");
-    REFUSED(o.logits_mode = 3, "outline.logits_mode", "3");
-    REFUSED(o.rules = 64, "outline.rules", "64");
-    REFUSED(o.results = 256, "outline.results", "256");
-    REFUSED(o.flags = 256, "outline.flags", "256");
-    REFUSED(o.reserved = 1, "outline.reserved", "1");
+    REFUSED(o.size = 8, "call_desc", "8");
+    REFUSED(o.size = 4097, "call_desc", "4096");
+    REFUSED(o.call = 3, "call_desc.call", "3");
+    REFUSED(o.call = -1, "call_desc.call", "-1");
+    REFUSED(o.kind = 2, "call_desc.kind", "2");
+    REFUSED(o.dtype = 3, "call_desc.dtype", "3");
+    REFUSED(o.dtype = FS_I32, "call_desc.dtype", "8");
+    REFUSED(o.dtype = 20, "call_desc.dtype", "20");
+    REFUSED((o.kind = FS_HEAD_LOGITS, o.dtype = FS_Q6_K), "call_desc.dtype", "34");
+    REFUSED(o.hidden_dtype = FS_Q6_K, "call_desc.hidden_dtype", "34");
+    REFUSED(o.mode = 5, "call_desc.mode", "5");
+    REFUSED(o.noise = 2, "call_desc.noise", "2");
+    REFUSED(o.samples = -1, "call_desc.samples", "-1");
+    REFUSED(o.samples = 1025, "call_desc.samples", "1024");
+    REFUSED((o.mode = FS_MODE_GROUP_PARALLEL, o.group_size = 8, o.samples = 2), "call_desc.samples", "group");
+    REFUSED(o.mode = FS_MODE_GROUP_PARALLEL, "call_desc.group_size", "0");
+    REFUSED((o.mode = FS_MODE_GROUP_ONLINE, o.group_size = 1 << 24), "call_desc.group_size", "16777216");
+    REFUSED((o.mode = FS_MODE_GROUP_ONLINE, o.group_size = 8, o.rules = FS_RULE_MIN_P), "call_desc.rules", "group");
+    REFUSED(o.logits_mode = 3, "call_desc.logits_mode", "3");
+    REFUSED(o.rules = 64, "call_desc.rules", "64");
+    REFUSED(o.results = 256, "call_desc.results", "256");
+    REFUSED(o.flags = 256, "call_desc.flags", "256");
+    REFUSED(o.reserved = 1, "call_desc.reserved", "1");
     refused(FS_BACKEND_AUTO, &plain, "backend", "0");
     refused(4, &plain, "backend", "4");
-    refused(FS_BACKEND_CPU, NULL, "outline", "NULL");
+    refused(FS_BACKEND_CPU, NULL, "call_desc", "NULL");
 }
 
 static void a_backend_that_is_not_in_this_build_does_nothing(void **state) {
@@ -80,7 +80,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_cpu_backend_does_what_it_says),
         cmocka_unit_test(the_reference_backend_does_what_it_says),
-        cmocka_unit_test(an_outline_that_nobody_could_do_is_named),
+        cmocka_unit_test(a_description_that_nobody_could_do_is_named),
         cmocka_unit_test(a_backend_that_is_not_in_this_build_does_nothing),
     };
     return cmocka_run_group_tests_name("supports", tests, NULL, NULL);

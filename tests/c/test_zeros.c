@@ -26,6 +26,8 @@ static call zeroed(void) {
     c.head.size = sizeof c.head, c.batch.size = sizeof c.batch, c.result.size = sizeof c.result;
     c.head.data = weights, c.head.rows = TOKENS, c.head.dim = DIM;
     c.batch.rows = ROWS, c.batch.hidden = hidden;
+    memset(rules_of(&c.batch), 0, sizeof(fs_rules));
+    rules_of(&c.batch)->size = sizeof(fs_rules);
     return c;
 }
 
@@ -62,6 +64,17 @@ static void expect_equal_draws(call a, call b) {
         assert_memory_equal(a.token, b.token, sizeof a.token);
         assert_memory_equal(a.status, b.status, sizeof a.status);
     }
+}
+
+static void rules_and_limits_that_are_not_there_are_their_defaults(void **state) {
+    (void)state;
+    call c = defaulted(), without = c;
+    *rules_of(&c.batch) = fs_rules_default();
+    without.batch.rules = NULL;
+    expect_equal_draws(c, without);
+    const fs_limits nothing_said = fs_limits_default();
+    c.batch.limits = &nothing_said;
+    expect_equal_draws(c, without);
 }
 
 static void a_zeroed_call_is_greedy(void **state) {
@@ -162,11 +175,11 @@ static void top_p_means_what_it_says(void **state) {
             }
 }
 
-static void an_outline_and_screen_options_may_be_zero(void **state) {
+static void a_description_and_screen_options_may_be_zero(void **state) {
     (void)state;
     const char *why;
-    fs_call_desc outline = {.size = sizeof outline};
-    assert_int_equal(fs_supports(FS_BACKEND_CPU, &outline, &why), FS_OK);
+    fs_call_desc description = {.size = sizeof description};
+    assert_int_equal(fs_supports(FS_BACKEND_CPU, &description, &why), FS_OK);
     fs_context *context = open_context(FS_BACKEND_CPU, 1, 0);
     const call c = zeroed();
     fs_screen_options zero = {.size = sizeof zero}, spelled = fs_screen_options_default();
@@ -204,12 +217,13 @@ static void zeroed_options_have_the_memory_of_the_defaults(void **state) {
 int main(void) {
     fill_model();
     const struct CMUnitTest zeros[] = {
+        cmocka_unit_test(rules_and_limits_that_are_not_there_are_their_defaults),
         cmocka_unit_test(a_zeroed_call_is_greedy),
         cmocka_unit_test(zeros_of_scalars_draw_as_their_defaults),
         cmocka_unit_test(slots_and_tokens_are_int32_unless_said),
         cmocka_unit_test(a_row_without_a_token_is_minus_one_unless_token_0_is_asked_for),
         cmocka_unit_test(top_p_means_what_it_says),
-        cmocka_unit_test(an_outline_and_screen_options_may_be_zero),
+        cmocka_unit_test(a_description_and_screen_options_may_be_zero),
         cmocka_unit_test(zeroed_options_have_the_memory_of_the_defaults),
     };
     return cmocka_run_group_tests(zeros, NULL, NULL);

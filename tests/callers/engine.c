@@ -238,6 +238,13 @@ static void check_grammar(const engine *e, const request *r) {
         if (!(e->grammar[r->grammar][r->output[i] / 32] >> r->output[i] % 32 & 1)) fail("a grammar", "was left");
 }
 
+static void print_request(const request *r, int number) {
+    printf("request %d: T %.1f, top-k %d, top-p %.1f, min-p %.2f%s:", number, (double)r->temperature, r->top_k,
+           (double)r->top_p, (double)r->min_p, r->grammar < 0 ? "" : ", a grammar");
+    for (int i = 0; i < r->length; i++) printf(" %d", r->output[i]);
+    printf("\n");
+}
+
 int main(void) {
     static request together[REQUESTS] = {
         /* prompt seed temperature top_k top_p min_p frequency grammar arrives length */
@@ -267,6 +274,9 @@ int main(void) {
         if (memcmp(alone[i].output, together[i].output, sizeof alone[i].output) != 0)
             fail("a request", "got other tokens alone than in company");
     }
+    for (int i = 0; i < REQUESTS; i++) print_request(&together[i], i);
+    printf("%d requests on %d slots: each got the tokens that it gets alone, and no step allocated memory\n", REQUESTS,
+           SLOTS);
     engine_destroy(e);
     return 0;
 }

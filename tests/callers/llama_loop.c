@@ -195,5 +195,10 @@ int main(void) {
         expect(lent[step + 1] == own[step + 1], step, "the token depends on whose threads drew it");
         check_step(step, lent[step], lent[step + 1], &lent_top[step]);
     }
+    printf("%d tokens, drawn on %d threads of the caller's and again on the library's, the same:", STEPS, WORKERS + 1);
+    for (int step = 0; step < STEPS; step++) printf(" %d", lent[step + 1]);
+    printf("\nthe last step's best: token %d with logprob %.3f, then %d with %.3f\n", lent_top[STEPS - 1].token[0],
+           (double)lent_top[STEPS - 1].logprob[0], lent_top[STEPS - 1].token[1],
+           (double)lent_top[STEPS - 1].logprob[1]);
     return 0;
 }

@@ -75,6 +75,8 @@ int main(void) {
         plain_sum += plain_logprob(H[t], text[t]);
     }
     expect_close("log perplexity of text", 0, -sum / T, -plain_sum / T);
+    printf("a text of %d tokens: perplexity %.1f over a vocabulary of %d; its first token ranks %d\n", T, exp(-sum / T),
+           V, rank[0]);
 
     /* Multiple choice: several given tokens per row, all from one pass over W. */
     const int32_t choice[1][CHOICES] = {{7, 77, 777, 2777}};
@@ -87,6 +89,8 @@ int main(void) {
     check(fs_sample(context, &head, &batch, &result), context);
     for (int i = 0; i < CHOICES; i++)
         expect_close("choice", i, choice_logprob[0][i], plain_logprob(H[0], choice[0][i]));
+    for (int i = 0; i < CHOICES; i++)
+        printf("choice %d, token %4d: logprob %.3f\n", i, choice[0][i], (double)choice_logprob[0][i]);
 
     /* A token that does not exist is the row's failure, not the call's. */
     const int32_t wrong = V;
@@ -99,6 +103,7 @@ int main(void) {
         fprintf(stderr, "scorer: token %d of %d was scored, status 0x%x\n", wrong, V, status);
         return 1;
     }
+    printf("token %d does not exist: its row has the status FS_ROW_BAD_TOKEN and the logprob NaN\n", wrong);
     fs_context_destroy(context);
     return 0;
 }

@@ -16,10 +16,10 @@ FLOATS = tuple(_c.ROUNDS.values())
 LARGEST_V, LARGEST_D, LARGEST_EVERY = 248_320, 3_072, 2_000  # one case of so many has the largest shape
 LARGEST = 1 << 29  # numbers of W: what only the largest shape has more of; it always has a screen
 WORK = 60_000  # tokens of all rows and samples, which bounds the time of a case
-NOTHING = {"kind": 0, "dtype": 0, "first_token": 0, "vocab": 0, "bias": None, "round": 0, "scale": 1.0, "softcap": 0.0,
+NOTHING = {"kind": 0, "dtype": 0, "first_token": 0, "vocab": 0, "bias": None, "round_to": 0, "scale": 1.0, "softcap": 0.0,
            "post_scale": 1.0, "flags": 0, "hidden": None, "hidden_dtype": 0, "mode": SAMPLE, "samples": 1, "noise": 0,
            "batch_flags": 0, "fallback_token": -1, "group_size": 0, "list_capacity": 0, "slot_dtype": 8, "slots": 0,
-           "position_all": 0, "masks": 0, "edit_stride": 0, "logits": 0, "tokens_dtype": 8, "top_count": 0,
+           "position_all": 0, "allow_count": 0, "edit_stride": 0, "logits": 0, "tokens_dtype": 8, "top_count": 0,
            "screen": 0, "exact": True, **dict.fromkeys(ARRAYS)}
 
 
@@ -156,7 +156,7 @@ def transform(g, c, V):
         if g.chance(0.1):
             c.bias[g.whole(0, V - 1)] = g.one(np.nan, np.inf, -np.inf)
     if g.chance(0.15):
-        c.round = g.one(1, 2)
+        c.round_to = g.one(1, 2)
     if g.chance(0.2):
         c.scale = float(F32(g.one(0.5, 2, 0.7, 1.3, -1, 0.01, 50)))
     if g.chance(0.08):
@@ -217,7 +217,7 @@ def rules_of(g, c, V, tokens):
     if g.chance(0.2):
         lines = g.whole(1, 3) if g.chance(0.5) else c.rows
         c.allow = g.bits(lines, vocab, g.one(0.02, 0.5, 0.95))
-        c.masks = lines if g.chance(0.6) else 0
+        c.allow_count = lines if g.chance(0.6) else 0
         if lines != c.rows or g.chance(0.5):
             c.allow_index = g.rng.integers(-1, lines, c.rows).astype(np.int32)
     if g.chance(0.25):
@@ -246,9 +246,9 @@ def draws_of(g, c, V):
     if g.chance(0.4):
         c.seed = np.array([g.seed() for _ in range(c.slots or c.rows)], np.uint64)
     if g.chance(0.3):
-        c.all["stream"] = g.one(1, 7, 2**32 - 1)
+        c.all["substream"] = g.one(1, 7, 2**32 - 1)
     if g.chance(0.2):
-        c.stream = g.rng.integers(0, 2**32, c.slots or c.rows, dtype=np.uint32)
+        c.substream = g.rng.integers(0, 2**32, c.slots or c.rows, dtype=np.uint32)
     c.position_all = g.seed()
     if g.chance(0.5):
         c.position = np.array([g.seed() for _ in range(c.rows)], np.uint64)
@@ -291,13 +291,13 @@ def spoil(g, c, V):
             setattr(c, name, np.full(S, RULES[name][2](g, V) if name not in CUTS else 0, F32))
         getattr(c, name)[slot] = g.one(*bad[name])
     wrong = g.one(-1, V + c.first_token, 2**31 - 1, -2**31)
-    lists = [array for array in (c.edit_token, c.count_token, c.watch_token, c.given)
+    lists = [array for array in (c.edit_token, c.count_token, c.watch_token, c.score_token)
              if array is not None and len(array)]
     if name == "token" and lists:
         chosen = g.one(*lists)
         chosen[g.whole(0, len(chosen) - 1)] = wrong
     if name == "mask" and c.allow is not None and c.allow_index is not None:
-        c.allow_index[row] = g.one(-2, -2**31, *([c.masks, 2**31 - 1] if c.masks else []))
+        c.allow_index[row] = g.one(-2, -2**31, *([c.allow_count, 2**31 - 1] if c.allow_count else []))
     if name == "list" and c.edit_count is not None:
         c.edit_count[slot] = g.one(-1, c.edit_stride // 4 + 1, 2**31 - 1)
     if name == "limits":
@@ -348,7 +348,7 @@ def make(seed, number):
     rules_of(g, c, V, tokens)
     results_of(g, c, V, tokens)
     if c.mode == SCORE:
-        c.given = g.rng.choice(tokens, c.rows * c.samples).astype(np.int32)
+        c.score_token = g.rng.choice(tokens, c.rows * c.samples).astype(np.int32)
     if g.chance(0.2):
         spoil(g, c, V)
     if g.chance(0.1):
@@ -379,7 +379,7 @@ def dots(c):
 def watch_all(c, ids):
     """A call that asks for the raw logits of all tokens of the same head and hidden states, without rules."""
     plain = SimpleNamespace(**{**vars(c), **NOTHING})
-    for member in ("kind", "dtype", "first_token", "vocab", "bias", "round", "scale", "softcap", "post_scale", "hidden",
+    for member in ("kind", "dtype", "first_token", "vocab", "bias", "round_to", "scale", "softcap", "post_scale", "hidden",
                    "hidden_dtype"):
         setattr(plain, member, getattr(c, member))
     plain.watch_offset = np.arange(c.rows + 1) * len(ids)

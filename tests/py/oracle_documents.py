@@ -32,7 +32,7 @@ TOP_P_DOUBTS = 0.01
 def tolerance(name, value, expected, fast):
     """How far a result may be from the oracle's: a rounding to float, and the documented error of log Z."""
     size = np.abs(np.nan_to_num(value, posinf=0, neginf=0))
-    if name == "score":  # fast noise has two logarithms in float, which differ between libraries
+    if name == "noisy_logit":  # fast noise has two logarithms in float, which differ between libraries
         return 1.2e-7 * size + (1e-6 if fast else 1e-12)
     if name not in LOG_Z:
         return 0
@@ -58,7 +58,7 @@ def ranks_equal(got, rank, status, exact_rank):
 def row_of(results, case, oracle, b):
     """Row b of flat results."""
     n, top, watched = oracle.samples, case.top_count, oracle.watched(b)
-    lengths = {**dict.fromkeys(("tokens", "score", "logit", "logprob", "rank"), n),
+    lengths = {**dict.fromkeys(("tokens", "noisy_logit", "logit", "logprob", "rank"), n),
                **dict.fromkeys(("top_token", "top_logit", "top_logprob"), top)}
     return {name: array[watched] if name.startswith("watch") else
             array[b * lengths.get(name, 1):(b + 1) * lengths.get(name, 1)] for name, array in results.items()}

@@ -76,7 +76,7 @@ class Oracle:
         case = self.case
         if case.bias is not None:
             x = x + case.bias[:x.shape[-1]]
-        x = rounded_to(x, case.round)
+        x = rounded_to(x, case.round_to)
         x = x * F32(case.scale or 1)
         if case.softcap:
             x = F32(case.softcap) * np.tanh(x / F32(case.softcap))
@@ -178,7 +178,7 @@ class Oracle:
         if not np.isfinite(penalties).all() or penalties[0] <= 0:
             bits |= BIT.BAD_PENALTY
         mask = self.mask(b)
-        if mask < -1 or case.masks and mask >= case.masks:
+        if mask < -1 or case.allow_count and mask >= case.allow_count:
             bits |= BIT.BAD_MASK
         tokens = [case.watch_token[self.watched(b)]] if case.watch_offset is not None else []
         if case.edit_count is not None and not 0 <= case.edit_count[slot] <= case.edit_stride // 4:
@@ -188,7 +188,7 @@ class Oracle:
         if case.count_offset is not None:
             tokens.append(case.count_token[case.count_offset[slot]:case.count_offset[slot + 1]])
         if case.mode == SCORE:
-            tokens.append(case.given[b * self.samples:(b + 1) * self.samples])
+            tokens.append(case.score_token[b * self.samples:(b + 1) * self.samples])
         if any(((np.asarray(list_) < 0) | (np.asarray(list_) >= self.vocab)).any() for list_ in tokens if len(list_)):
             bits |= BIT.BAD_TOKEN
         return bits | self.over_limit(b, slot, 0 < k < self.vocab and k)
@@ -260,7 +260,7 @@ class Oracle:
 
     def names(self, b, slot, samples):
         position = self.case.position_all if self.case.position is None else self.case.position[b]
-        return noise.names(self.seed(slot), position, samples, int(self.value("stream", slot)))
+        return noise.names(self.seed(slot), position, samples, int(self.value("substream", slot)))
 
     def gumbel(self, names, ids):
         return noise.fast(names, ids) if self.case.noise else noise.gumbel(names, ids)
@@ -358,7 +358,7 @@ class Oracle:
         case, watch = self.case, self.watched(b)
         n, top = self.samples, case.top_count
         nothing = {"max_logit": np.nan, "log_z": np.nan}
-        nothing.update((name, np.full(n, np.nan)) for name in ("score", "logit", "logprob"))
+        nothing.update((name, np.full(n, np.nan)) for name in ("noisy_logit", "logit", "logprob"))
         nothing.update((name, np.full(top, np.nan)) for name in ("top_logit", "top_logprob"))
         nothing.update((name, np.full(watch.stop - watch.start, np.nan)) for name in ("watch_logit", "watch_logprob"))
         return SimpleNamespace(status=int(status), tokens=np.full(n, self.fallback), rank=np.full(n, -1),
@@ -369,11 +369,11 @@ class Oracle:
         case, alive = self.case, order[:kept]
         out = self.without_token(b, row.status)
         if case.mode == SCORE:
-            places = case.given[b * self.samples:(b + 1) * self.samples] - case.first_token
+            places = case.score_token[b * self.samples:(b + 1) * self.samples] - case.first_token
             out.tokens = places + case.first_token
         else:
             places, scores = self.drawn(row, np.sort(alive), b, slot)
-            out.tokens[:len(places)], out.score[:len(places)] = self.ids[places], scores
+            out.tokens[:len(places)], out.noisy_logit[:len(places)] = self.ids[places], scores
             out.status |= BIT.SHORT if len(places) < self.samples else 0
         # z is what results speak of, w what orders it, and `listed` the tokens that count.
         z, w = (row.x, row.x) if case.logits == RAW else (row.l, row.y)

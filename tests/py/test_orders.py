@@ -297,7 +297,7 @@ def test_promises_of_how_much_there_is_hold_or_the_call_is_refused(context):
                         ("counts", dict(count_list=[[(1, 1), (2, 1)], [(1, 1)]])),
                         ("watched", dict(watch=[[1], [2, 3]]))):
         assert (Case(dict(logits=x), limits={name: 3}, **rules).run(context).status == 0).all()
-        with pytest.raises(fs.Error, match="batch.limits.%s is 2, but there are 3 entries" % name):
+        with pytest.raises(fs.Error, match="limits.%s is 2, but there are 3 entries" % name):
             Case(dict(logits=x), limits={name: 2}, **rules).run(context)
 
 

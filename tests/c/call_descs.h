@@ -1,31 +1,31 @@
-/* outlines.h - outlines of calls, and the real calls they are outlines of, small ones. */
-#ifndef FS_TESTS_OUTLINES_H
-#define FS_TESTS_OUTLINES_H
+/* call_descs.h - descriptions of calls, and the real calls they are descriptions of, small ones. */
+#ifndef FS_TESTS_DESCS_H
+#define FS_TESTS_DESCS_H
 
 #include "alone.h"
 #include "support.h"
 
-enum { OUTLINE_V = 40, OUTLINE_D = 4, OUTLINE_B = 2, OUTLINE_N = 2, OUTLINE_PART = 1 << 16 };
+enum { DESC_V = 40, DESC_D = 4, DESC_B = 2, DESC_N = 2, DESC_PART = 1 << 16 };
 
-static const int32_t outline_dtypes[] = {FS_F32, FS_F16, FS_BF16, FS_Q8_0, FS_Q5_K, FS_Q6_K};
+static const int32_t desc_dtypes[] = {FS_F32, FS_F16, FS_BF16, FS_Q8_0, FS_Q5_K, FS_Q6_K};
 
 /* The arrays of a call; zeros do for all of them but these. */
-typedef struct outlined {
+typedef struct described {
     fs_head head;
     fs_batch batch;
     fs_result result;
-    float numbers[OUTLINE_V * OUTLINE_D], out[7][OUTLINE_B * OUTLINE_N];
-    int64_t tokens[OUTLINE_B * OUTLINE_N], offset[OUTLINE_B + 1];
-    int32_t ids[OUTLINE_B * OUTLINE_N], rank[OUTLINE_B * OUTLINE_N], top[OUTLINE_B];
-    int32_t top_k[OUTLINE_B], counts[OUTLINE_B * OUTLINE_V];
-    float half[OUTLINE_B], biases[OUTLINE_B * OUTLINE_N];
-    uint32_t allow[OUTLINE_B * 2];
-} outlined;
+    float numbers[DESC_V * DESC_D], out[7][DESC_B * DESC_N];
+    int64_t tokens[DESC_B * DESC_N], offset[DESC_B + 1];
+    int32_t ids[DESC_B * DESC_N], rank[DESC_B * DESC_N], top[DESC_B];
+    int32_t top_k[DESC_B], counts[DESC_B * DESC_V];
+    float half[DESC_B], biases[DESC_B * DESC_N];
+    uint32_t allow[DESC_B * 2];
+} described;
 
 /* With `arrays`, rules are where rows have values of their own; otherwise scalars where there is one. */
-static void call_of_rules(outlined *c, uint32_t rules, int arrays) {
+static void call_of_rules(described *c, uint32_t rules, int arrays) {
     fs_batch *b = &c->batch;
-    for (int i = 0; i < OUTLINE_B; i++) c->top_k[i] = 3, c->half[i] = 0.5f, c->offset[i + 1] = i + 1;
+    for (int i = 0; i < DESC_B; i++) c->top_k[i] = 3, c->half[i] = 0.5f, c->offset[i + 1] = i + 1;
     memset(c->allow, 0xff, sizeof c->allow);
     if (rules & FS_RULE_TOP_K && arrays) rules_of(b)->top_k.per_slot = c->top_k;
     else if (rules & FS_RULE_TOP_K) rules_of(b)->top_k.value = 3;
@@ -40,14 +40,14 @@ static void call_of_rules(outlined *c, uint32_t rules, int arrays) {
     else if (rules & FS_RULE_PENALTIES) rules_of(b)->presence.value = 0.5f;
 }
 
-static void call_of_outline(outlined *c, const fs_call_desc *o, int arrays) {
+static void call_of_desc(described *c, const fs_call_desc *o, int arrays) {
     fs_result *r = &c->result;
     memset(c, 0, sizeof *c);
     c->head = fs_head_default();
     c->head.kind = o->kind, c->head.dtype = o->dtype;
-    c->head.data = c->numbers, c->head.rows = OUTLINE_V, c->head.dim = OUTLINE_D;
+    c->head.data = c->numbers, c->head.rows = DESC_V, c->head.dim = DESC_D;
     c->batch = fs_batch_default();
-    c->batch.rows = OUTLINE_B, c->batch.hidden = c->numbers, c->batch.hidden_dtype = o->hidden_dtype;
+    c->batch.rows = DESC_B, c->batch.hidden = c->numbers, c->batch.hidden_dtype = o->hidden_dtype;
     c->batch.mode = o->mode, c->batch.noise = o->noise, c->batch.samples = o->samples, c->batch.flags = o->flags;
     c->batch.group_size = o->group_size;
     c->batch.score_token = c->ids;
@@ -66,8 +66,8 @@ static void call_of_outline(outlined *c, const fs_call_desc *o, int arrays) {
 }
 
 /* fs_partial_size, fs_partial and fs_merge agree about what they can do. */
-static fs_status call_partial(fs_context *context, outlined *c) {
-    _Alignas(64) static char part[OUTLINE_PART];
+static fs_status call_partial(fs_context *context, described *c) {
+    _Alignas(64) static char part[DESC_PART];
     const void *parts[1] = {part};
     size_t bytes = 0;
     const fs_status sized = fs_partial_size(context, &c->head, &c->batch, &c->result, &bytes);
@@ -78,7 +78,7 @@ static fs_status call_partial(fs_context *context, outlined *c) {
     return status;
 }
 
-static fs_status call_it(fs_context *context, outlined *c, int32_t call, int32_t device) {
+static fs_status call_it(fs_context *context, described *c, int32_t call, int32_t device) {
     if (call == FS_CALL_SAMPLE) return fs_sample(context, &c->head, &c->batch, &c->result);
     if (call == FS_CALL_PARTIAL) return call_partial(context, c);
     fs_ranks ranks = alone_ranks();
@@ -87,7 +87,7 @@ static fs_status call_it(fs_context *context, outlined *c, int32_t call, int32_t
 }
 
 /* What `backend` answers is what its context does: `done` is what a call returns that is not refused. */
-static void answer_is_kept(int32_t backend, fs_context *context, const fs_call_desc *o, outlined *c, fs_status done) {
+static void answer_is_kept(int32_t backend, fs_context *context, const fs_call_desc *o, described *c, fs_status done) {
     const char *why = NULL;
     const fs_status answer = fs_supports(backend, o, &why);
     const fs_status status = call_it(context, c, o->call, backend == FS_BACKEND_CUDA);
@@ -109,14 +109,14 @@ static int32_t next_digit(uint64_t *number, uint64_t base) {
     return digit;
 }
 
-enum { OUTLINES = 3 * 2 * 10 * 3 * 5 * 2 * 2 * 3 };
+enum { DESCS = 3 * 2 * 10 * 3 * 5 * 2 * 2 * 3 };
 
 /* Outline i of all of them, but for rules, results and flags. */
-static fs_call_desc outline_of_number(uint64_t i) {
+static fs_call_desc desc_of_number(uint64_t i) {
     fs_call_desc o = fs_call_desc_default();
     o.call = next_digit(&i, 3);
     o.kind = next_digit(&i, 2);
-    o.dtype = outline_dtypes[next_digit(&i, 10)];
+    o.dtype = desc_dtypes[next_digit(&i, 10)];
     o.hidden_dtype = next_digit(&i, 3);
     o.mode = next_digit(&i, 5);
     o.noise = next_digit(&i, 2);
@@ -126,25 +126,25 @@ static fs_call_desc outline_of_number(uint64_t i) {
     return o;
 }
 
-/* Every outline without rules and results, with one rule, with one result; then random ones. */
+/* Every description without rules and results, with one rule, with one result; then random ones. */
 static void answers_are_kept(int32_t backend, fs_status done) {
-    static outlined c;
+    static described c;
     fs_context *context = open_context(backend, 1, 0);
     rng r = random_from(77);
-    for (uint64_t i = 0; i < OUTLINES; i++)
+    for (uint64_t i = 0; i < DESCS; i++)
         for (int one = 0; one < 15; one++) {
-            fs_call_desc o = outline_of_number(i);
+            fs_call_desc o = desc_of_number(i);
             if (one >= 1 && one < 7) o.rules = 1u << (one - 1);
             if (one >= 7) o.results = 1u << (one - 7);
-            call_of_outline(&c, &o, one & 1);
+            call_of_desc(&c, &o, one & 1);
             answer_is_kept(backend, context, &o, &c, done);
         }
     for (uint64_t i = 0; i < test_size(100000); i++) {
-        fs_call_desc o = outline_of_number(random_below(&r, OUTLINES));
+        fs_call_desc o = desc_of_number(random_below(&r, DESCS));
         o.rules = (uint32_t)random_below(&r, 64), o.results = (uint32_t)random_below(&r, 256);
         o.flags = (uint32_t)random_below(&r, 256);
         if (random_below(&r, 2)) o.group_size = 128;
-        call_of_outline(&c, &o, (int)random_below(&r, 2));
+        call_of_desc(&c, &o, (int)random_below(&r, 2));
         answer_is_kept(backend, context, &o, &c, done);
     }
     fs_context_destroy(context);
