@@ -267,9 +267,10 @@ static fs_status launch_nothing(fs_context *context, fs_cuda_args *args) {
 }
 
 fs_status fs_cuda_check_stream(fs_context *context) {
-    FS_REQUIRE(context, ((const fs_cuda *)context->state)->stream,
-               "the stream is NULL: calls go to no default stream by accident; give batch.cuda_stream, options.cuda_stream "
-               "or fs_context_set_stream one, FS_STREAM_DEFAULT or fs_stream(handle) for CUDA's and torch's 0");
+    FS_REQUIRE(
+        context, ((const fs_cuda *)context->state)->stream,
+        "the stream is NULL: calls go to no default stream by accident; give batch.cuda_stream, options.cuda_stream "
+        "or fs_context_set_stream one, FS_STREAM_DEFAULT or fs_stream(handle) for CUDA's and torch's 0");
     return FS_OK;
 }
 

@@ -190,7 +190,7 @@ typedef struct fs_cuda_screened {
 #define FS_WIDE_ROWS 32        /* and of that for many rows */
 
 typedef struct fs_cuda_args {
-    fs_head head; /* pointers are device memory here */
+    fs_head head;   /* pointers are device memory here */
     fs_batch batch; /* what its rules and limits point to is host memory: here they are */
     fs_rules rules;
     fs_limits limits;

@@ -179,8 +179,7 @@ static fs_status size_merge(fs_context *context, const fs_cuda_args *args, const
 /* ------------------------------------------------------------------------------------------------------- ranks ---- */
 
 /* The launches of one call, the device being current. */
-static fs_status enqueue(fs_context *context, const fs_ranks *ranks, const fs_cuda_args *args, const layout *l,
-                         const fs_result *result) {
+static fs_status enqueue(fs_context *context, const fs_ranks *ranks, const fs_cuda_args *args, const layout *l) {
     const fs_cuda *cuda = context->state;
     fs_cuda_room room;
     FS_TRY(size_pass(context, args, l, &room));
@@ -214,7 +213,7 @@ fs_status fs_cuda_sample_ranks(fs_context *context, const fs_ranks *ranks, const
     if (batch->rows == 0) return FS_OK;
     FS_TRY(fs_cuda_check_stream(context));
     FS_TRY(fs_cuda_enter(context, &before));
-    const fs_status status = enqueue(context, ranks, &args, &l, result);
+    const fs_status status = enqueue(context, ranks, &args, &l);
     fs_cuda_leave(context->state, before);
     return status;
 }

@@ -70,7 +70,8 @@ int fs_cuda_may_list(const fs_cuda_args *args) {
     if (args->head.kind != FS_HEAD_WEIGHTS || args->head.rows <= 0 || is_mixed(args)) return 0;
     if (args->head.first_token + args->head.rows > MOST_LISTED) return 0;
     if (batch->mode != FS_MODE_SAMPLE || batch->samples != 1 || batch->noise != FS_NOISE_EXACT || !rules) return 0;
-    if (batch->watch_offset || asks_for_lists(r) || (r->logits_mode == FS_LOGITS_CUT && result_wants_log_z(r))) return 0;
+    if (batch->watch_offset || asks_for_lists(r) || (r->logits_mode == FS_LOGITS_CUT && result_wants_log_z(r)))
+        return 0;
     if (edited ? result_wants_log_z(r) || r->logit || r->max_logit : batch->count_offset != NULL) return 0;
     return (rules & CUTS) != FS_RULE_TOP_P;
 }
@@ -85,7 +86,8 @@ static int may_race(const fs_cuda_args *args) {
     if (args->leave_rows || args->head.kind != FS_HEAD_WEIGHTS || args->head.rows <= 0 || is_mixed(args)) return 0;
     if (batch->mode != FS_MODE_SAMPLE || batch->samples != 1 || batch->noise != FS_NOISE_EXACT || listed) return 0;
     if (rules & ~FS_RULE_TOP_P || r->watch_logit || r->watch_logprob || r->top_count > FS_CUDA_BEST) return 0;
-    return !rules || !(args->needs.raw_mass || r->logits_mode == FS_LOGITS_CUT || batch->flags & FS_CUT_BEFORE_TEMPERATURE);
+    return !rules ||
+           !(args->needs.raw_mass || r->logits_mode == FS_LOGITS_CUT || batch->flags & FS_CUT_BEFORE_TEMPERATURE);
 }
 
 /* Whether a pass that lists candidates may keep the logits of rows whose only cut is top-p of the whole row, which are

@@ -50,8 +50,8 @@ FS_DEVICE bool is_raised(const fs_draw &draw) {
 }
 
 FS_DEVICE fs_draw draw_of(const fs_row_rules &rules, uint32_t sample = 0) {
-    return {noise_row(rules.seed, rules.position, sample, rules.stream), rules.inverse_temperature, rules.temperature,
-            rules.status | (rules.greedy ? FS_DRAW_GREEDY : 0u)};
+    return {noise_row(rules.seed, rules.position, sample, rules.substream), rules.inverse_temperature,
+            rules.temperature, rules.status | (rules.greedy ? FS_DRAW_GREEDY : 0u)};
 }
 
 /* Where samples are drawn as rows (rows/samples.cu), a row of the launch is one of them. */

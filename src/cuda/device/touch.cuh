@@ -21,7 +21,9 @@ FS_DEVICE void touch_rules(const fs_cuda_args &args, int64_t b, volatile uint32_
     args.rules.name.per_slot ? args.rules.name.per_slot + slot : NULL,
                           FS_RULE_TABLE(FS_RULE_PLACE)
 #undef FS_RULE_PLACE
-                              batch.edit_count ? batch.edit_count + slot : NULL};
+                                  batch.edit_count
+                              ? batch.edit_count + slot
+                              : NULL};
     static_assert(sizeof word / sizeof *word <= 32, "a lane asks for one word");
     const void *mine = NULL;
 #pragma unroll

@@ -110,7 +110,7 @@ FS_DEVICE bool are_whole(const fs_cuda_gathered &from, uint64_t vocab) {
 FS_DEVICE void merge_row(const fs_call &call, const fs_cuda_gathered &from, const fs_row_rules &rules, int64_t b,
                          fs_summary *into, fs_summary *next) {
     const bool grouped = call.batch->mode == FS_MODE_GROUP_PARALLEL;
-    const fs_noise noise = noise_row(rules.seed, rules.position, 0, rules.stream);
+    const fs_noise noise = noise_row(rules.seed, rules.position, 0, rules.substream);
     fs_choice choice = choice_none();
     fs_needs front = call.needs;
     front.keep = front.keep_raw = 0;

@@ -78,7 +78,7 @@ FS_DEVICE void open_slice(again_row *a, int32_t b) {
         a->race.y = view.x;
         a->race.seed = rules.seed;
         a->race.position = rules.position;
-        a->race.stream = rules.stream;
+        a->race.substream = rules.substream;
         a->race.inverse = inverse;
         a->race.temperature = rules.temperature;
         a->race.greedy = 0;

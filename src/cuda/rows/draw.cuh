@@ -54,7 +54,7 @@ struct race_told {
 struct row_race {
     row_slice y;
     uint64_t seed, position;
-    uint32_t stream;
+    uint32_t substream;
     float inverse, temperature;
     int32_t greedy, kind; /* FS_NOISE_... */
     float top;            /* largest l of the row */
@@ -67,7 +67,7 @@ struct row_race {
         return v * inverse > -INFINITY && order_key(v, token) >= last;
     }
     FS_DEVICE_MEMBER float floor() const { return last > 1 ? order_key_logit(last) : -INFINITY; }
-    FS_DEVICE_MEMBER fs_noise noise(int32_t s) const { return noise_row(seed, position, (uint32_t)s, stream); }
+    FS_DEVICE_MEMBER fs_noise noise(int32_t s) const { return noise_row(seed, position, (uint32_t)s, substream); }
 };
 
 /* The first bytes of shared memory. Nothing is selected while tokens race. */

@@ -86,7 +86,7 @@ ROW_PART void open_row(ending *e, int64_t b) {
     row_race *race = &e->race;
     race->seed = e->rules.seed;
     race->position = e->rules.position;
-    race->stream = e->rules.stream;
+    race->substream = e->rules.substream;
     race->inverse = e->rules.inverse_temperature;
     race->temperature = e->rules.temperature;
     race->greedy = e->rules.greedy;
