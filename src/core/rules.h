@@ -47,8 +47,19 @@ FS_CORE int rules_top_p_of_row(const fs_row_rules *rules, uint32_t flags) {
     return rules->top_p < 1.0f && ((flags & FS_JOINT_TOP_P) || (rules->top_k == 0 && !min_p_before));
 }
 
+/* Whether one of the rules that are penalties is used. */
 FS_CORE int rules_penalise(const fs_row_rules *rules) {
-    return rules->repetition != 1.0f || rules->frequency != 0.0f || rules->presence != 0.0f;
+    const int64_t vocab = 0; /* no penalty asks for it */
+    int penalise = 0;
+#define FS_RULE_PENALISES(name, type, bit, off, used, least, most, status, about)                                      \
+    {                                                                                                                  \
+        const type v = rules->name;                                                                                    \
+        if ((bit) == FS_RULE_PENALTIES && (used)) penalise = 1;                                                        \
+    }
+    FS_RULE_TABLE(FS_RULE_PENALISES)
+#undef FS_RULE_PENALISES
+    (void)vocab;
+    return penalise;
 }
 
 /* Whether there is anything that penalties look at. */

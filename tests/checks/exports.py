@@ -33,7 +33,8 @@ for _, kind, name in exported:
         bad.append(f"{name} is exported as {kind}: only functions are")
 compare("the library", {name.split("@")[0] for _, _, name in exported}, want)
 
-header = re.sub(r"/\*.*?\*/", " ", (ROOT / "include" / "flashsampling.h").read_text(), flags=re.S)
+headers = [ROOT / "include" / ("flashsampling%s.h" % part) for part in ("", "_screens", "_ranks")]
+header = re.sub(r"/\*.*?\*/", " ", "".join(path.read_text() for path in headers), flags=re.S)
 compare("the header", set(re.findall(r"FS_API\s[^;]*?(fs_\w+)\s*\(", header)), want)
 
 for line in run("nm", "-g", "--defined-only", LIB / "libflashsampling.a").splitlines():

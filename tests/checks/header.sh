@@ -1,11 +1,13 @@
-# The public header alone compiles without a warning, twice included, as C11 and newer and as C++11 and newer.
+# Each public header alone compiles without a warning, twice included, as C11 and newer and as C++11 and newer.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-printf '%s\n' '#include <flashsampling.h>' '#include <flashsampling.h>' 'int f(void);' \
-    'int f(void) { return (int)fs_batch_default().size; }' >"$work/user.c"
-cp "$work/user.c" "$work/user.cpp"
+for header in flashsampling flashsampling_screens flashsampling_ranks; do
+    printf '%s\n' "#include <$header.h>" "#include <$header.h>" 'int f(void);' \
+        'int f(void) { return (int)fs_batch_default().size; }' >"$work/$header.c"
+    cp "$work/$header.c" "$work/$header.cpp"
+done
 strict="-Wall -Wextra -pedantic -Wshadow -Wconversion -Wundef -Werror -fsyntax-only"
 
 count=0
@@ -20,19 +22,19 @@ try() { # try compiler standard file flags...
 for compiler in gcc clang; do
     command -v "$compiler" >/dev/null 2>&1 || continue
     for standard in c11 c17 c2x gnu11; do
-        try "$compiler" "$standard" "$work/user.c" -Wstrict-prototypes
+        for file in "$work"/*.c; do try "$compiler" "$standard" "$file" -Wstrict-prototypes; done
     done
 done
 for compiler in g++ clang++; do
     command -v "$compiler" >/dev/null 2>&1 || continue
     for standard in c++11 c++17 c++20; do
-        try "$compiler" "$standard" "$work/user.cpp"
+        for file in "$work"/*.cpp; do try "$compiler" "$standard" "$file"; done
     done
 done
 # The MPI transport's header, where there is an MPI.
 for compiler in mpicc.openmpi mpicc.mpich; do
     command -v "$compiler" >/dev/null 2>&1 || continue
-    sed 's/flashsampling.h/flashsampling_mpi.h/' "$work/user.c" >"$work/user_mpi.c"
+    sed 's/flashsampling.h/flashsampling_mpi.h/' "$work/flashsampling.c" >"$work/user_mpi.c"
     "$compiler" -std=c11 -Wall -Wextra -Werror -fsyntax-only -I"$root/include" "$work/user_mpi.c"
     count=$((count + 1))
 done

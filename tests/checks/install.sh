@@ -23,7 +23,7 @@ cmake --install "$FS_BUILD" --prefix "$work/first" >"$work/install.log" || {
 }
 mv "$work/first" "$work/prefix"
 prefix=$work/prefix
-for file in include/flashsampling.h bin/flashsample; do
+for file in include/flashsampling.h include/flashsampling_screens.h include/flashsampling_ranks.h bin/flashsample; do
     test -f "$prefix/$file" || {
         echo "$file was not installed"
         exit 1
