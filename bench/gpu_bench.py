@@ -130,7 +130,7 @@ class Bench:
         """A context keeps work memory for every call that was captured: a long run begins another from time to time."""
         if self.context:
             self.context.close()
-        self.context = self.fs.Context("cuda", stream=self.stream.cuda_stream)
+        self.context = self.fs.Context("cuda", cuda_stream=self.stream.cuda_stream)
 
     def weights(self, V, D):
         """[V, D] bfloat16, made in pieces: float32 of the largest would be 5 GB."""
@@ -243,7 +243,7 @@ class Bench:
         batch = fs.Batch(head, H, temperature=temperatures, seed=row * 7919 + 13, position=self.position[:B], **rules)
         arrays = {name: torch.empty(B, device=self.device) for name in fields}
         arrays["tokens"] = torch.empty(B, batch.samples, dtype=torch.int32, device=self.device).squeeze(1)
-        result = fs.Result.into(batch, arrays, logits="processed")
+        result = fs.Result.into(batch, arrays, logits_mode="processed")
         return lambda: self.context.sample(head, batch, out=result)
 
 

@@ -129,7 +129,7 @@ def measure_size(bench, cpu, rows, W, reader, B, effort, absent):
     for name, call in rows.calls(B).items():
         try:
             run = call.on(bench, head)
-            result = run()
+            result, work = run(), bench.context.counters.work_bytes
         except bench.fs.Error as error:
             if error.name != "unsupported":
                 raise
@@ -141,7 +141,7 @@ def measure_size(bench, cpu, rows, W, reader, B, effort, absent):
             say("%s at %s: %s" % (name, where, why))
             continue
         arms[name] = run
-        facts["work"][name] = result.work_bytes
+        facts["work"][name] = work
         facts["fallback"][name] = second_passes(bench, run, COUNTED)
     if "plain" not in arms:
         sys.exit("bench: %s: plain draws are not right: nothing was timed" % where)

@@ -21,7 +21,7 @@ OTHERS = 16  # every so many rounds: rows without a likely token
 RULES = dict(top_k=(0, 0, 50, 20, 0, 7, 20, 0), top_p=(1, 1, 1, 0.95, 1, 0.9, 0.8, 1),
              min_p=(0, 0, 0, 0, 0.05, 0, 0.02, 0.2), allow_index=(-1, 0, -1, 1, -1, -1, 2, 3))
 ALLOWED = (0.5, 0.02, 0.9, 0.5)  # shares of the vocabulary, of each mask
-FIELDS = ("tokens", "status", "score", "logit")
+FIELDS = ("tokens", "status", "noisy_logit", "logit")
 HEADER, STRIP_HEAD = 128, 128  # bytes of a screen, of 16 tokens (src/core/screen.h)
 
 
@@ -42,7 +42,7 @@ class Device:
         self.renew_context()
 
     def renew_context(self):
-        self.context = self.fs.Context("cuda", stream=self.stream.cuda_stream)
+        self.context = self.fs.Context("cuda", cuda_stream=self.stream.cuda_stream)
 
 
 class Arm:
@@ -50,7 +50,7 @@ class Arm:
 
     def __init__(self, bench, head, H, names, shared):
         torch, fs = bench.torch, bench.fs
-        types = dict(tokens=torch.int32, status=torch.int32, score=torch.float32, logit=torch.float32)
+        types = dict(tokens=torch.int32, status=torch.int32, noisy_logit=torch.float32, logit=torch.float32)
         self.bench, self.head, self.calls = bench, head, []
         self.out = {name: torch.empty(CALLS, ROWS, dtype=types[name], device=bench.device) for name in FIELDS}
         for i in range(CALLS):

@@ -100,7 +100,7 @@ class Bench:
         self.in_c = self.sampler._native is not None
         self._operators(fs)
         self.batch = fs.Batch(self.head, self.H, **self.each)
-        self.kept = fs.Result(self.batch, tokens="i64")
+        self.kept = fs.Result(self.batch)
         self.from_scratch = lambda: fs.sample(self.H, self.W, context=self.context, **self.each)
 
     def _operators(self, fs):
@@ -139,7 +139,7 @@ class Bench:
         want = int(self.sampler(self.H).tokens)
         for name, draw in tokens.items():
             assert int(draw()) == want, name
-        address = self.native.address(self.context.library.fs_sample)
+        address = self.native.address(self.context._library.fs_sample)
         found = {"C": lambda n: self.c.loop(address, *self.sampler._arguments, n)}
         found.update((name, python(draw)) for name, draw in tokens.items())
         if self.device == "cuda":

@@ -41,7 +41,7 @@ def main():
                        for name in wanted}
 
                 def call(**more):
-                    bench.context.sample(fs.Head(W, constant=True), H, seed=1, out=out, logits="processed", **more)
+                    bench.context.sample(fs.Head(W, constant=True), H, seed=1, out=out, logits_mode="processed", **more)
 
                 arms = {"plain": call, "ranks": lambda: call(ranks=ranks.address)}
                 times = bench.time_in_turn(arms, options.reps)

@@ -88,7 +88,7 @@ def model_head(folder, text, n, seed):
 
 
 def drawn(context, head, hidden, rules, seed):
-    return context.sample(head, hidden, hidden_dtype="bf16", seed=seed, **rules)
+    return context.sample(head, hidden, hidden_dtype="bf16", seed=seed, **rules).tokens
 
 
 class Count:
@@ -97,10 +97,10 @@ class Count:
     def __init__(self):
         self.dots, self.given_up, self.differ = [], 0, 0
 
-    def add(self, got, want):
-        self.differ += not np.array_equal(got.tokens, want.tokens)
-        if got.screened_rows:
-            self.dots.append(got.screened_dots)
+    def add(self, got, want, counters):
+        self.differ += not np.array_equal(got, want)
+        if counters.screened_rows:
+            self.dots.append(counters.screened_dots)
         else:
             self.given_up += 1
 
@@ -118,7 +118,8 @@ def count(context, weights, hidden, seed, counts):
         for i in range(len(H)):
             want = drawn(context, plain, H[i : i + 1], rules, seed + i)
             for bits in BITS:
-                counts[bits, name].add(drawn(context, heads[bits], H[i : i + 1], rules, seed + i), want)
+                got = drawn(context, heads[bits], H[i : i + 1], rules, seed + i)
+                counts[bits, name].add(got, want, context.counters)
 
 
 def arguments():

@@ -2,11 +2,14 @@
 import ctypes
 import enum
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64
 from ctypes import c_void_p
-from typing import Any
+from typing import Any, TypeVar
+
+from ._rules import STRUCT_RULES
 
 VERSION = (0, 2)  # of the header mirrored here; before 1.0 another minor version is another interface
 
@@ -30,10 +33,30 @@ LOGITS = {"raw": 0, "processed": 1, "cut": 2}
 HEAD_CONSTANT = 1
 CHECK_POINTERS = 1
 STREAM_DEFAULT = 1
+_Bits = TypeVar("_Bits", bound=type[enum.IntFlag])
 
 
+def _documented(kind: _Bits) -> _Bits:
+    """Gives every member its sentence of the class's docstring: help() shows the one, an editor the other."""
+    for name, text in re.findall(r"^    ([A-Z_]+): (.*(?:\n {8}.*)*)", kind.__doc__ or "", re.M):
+        kind[name].__doc__ = re.sub(r"\s+", " ", text)
+    return kind
+
+
+@_documented
 class Flag(enum.IntFlag):
-    """batch.flags."""
+    """Bits of `flags`, which change what rules do. Each is a keyword too, in small letters: keep_ties=True.
+
+    KEEP_TIES_TOP_K: top-k keeps every token whose logit equals that of the last token kept.
+    KEEP_TIES_TOP_P: top-p does so too, among the tokens that top-k and min-p have left.
+    KEEP_TIES: both.
+    JOINT_TOP_P: top-p counts mass against the whole row, not against what min-p and top-k have left.
+    MIN_P_LAST: the order is top-k, top-p, min-p; what min-p removes still counts as mass for top-p.
+    CUT_BEFORE_TEMPERATURE: cuts look at the logits before temperature; the draw is from those after it all the same.
+    EDITS_LAST: penalties come first, edits after them.
+    EXACT_RANK: the CPU pays a second pass over W where it would return a lower bound of the rank.
+    RANK_OF_TIES: the rank counts logits that are not smaller than the token's, its own among them.
+    """
 
     KEEP_TIES_TOP_K = 1 << 0
     KEEP_TIES_TOP_P = 1 << 1
@@ -46,8 +69,17 @@ class Flag(enum.IntFlag):
     RANK_OF_TIES = 1 << 7
 
 
+@_documented
 class Rule(enum.IntFlag):
-    """Limits.absent, CallDescStruct.rules."""
+    """Kinds of rules: those that no row uses, as limits={"absent": ...}, and those that `supports` is asked about.
+
+    TOP_K: top_k.
+    TOP_P: top_p.
+    MIN_P: min_p.
+    ALLOW: allow, allow_index.
+    EDITS: edits, padded_edits.
+    PENALTIES: repetition, frequency, presence.
+    """
 
     TOP_K = 1 << 0
     TOP_P = 1 << 1
@@ -70,8 +102,32 @@ class Wanted(enum.IntFlag):
     WATCH = 1 << 7
 
 
+@_documented
 class Row(enum.IntFlag):
-    """Bits of Result.status; see FS_ROW_... in the header."""
+    """Bits of a row's status, Result.status. A row with a bit of NO_TOKEN has no token: its tokens are fallback_token.
+
+    OK: the row has its tokens, and there is nothing to say about them.
+    SKIPPED: the row's slot is -1; no token was asked for.
+    EMPTY: no logit above -inf is left, so the row has no distribution.
+    BAD_SLOT: the slot is below -1, or not below `slots`.
+    BAD_TEMPERATURE: the temperature is negative, NaN, infinite, or so small that its inverse overflows.
+    BAD_TOP_P: top_p is negative, above 1.00001, or NaN.
+    BAD_MIN_P: min_p is negative, above 1, or NaN.
+    BAD_PENALTY: repetition is 0 or less, or a penalty is NaN or infinite.
+    BAD_TOKEN: a token that is edited, counted, watched or scored is negative, or not below the vocabulary's size.
+    INCOMPLETE: the lists of candidates do not prove the cut (ranks, parts, or too little memory); nothing is drawn.
+    PEER: a part or rank failed, is missing, or was called with other arguments.
+    BAD_MASK: allow_index is below -1, or not below the number of masks.
+    BAD_LIST: an edit_count is negative, or more than its row has room for.
+    OVER_LIMIT: the row uses a rule, or a larger top_k, than `limits` said.
+    NO_TOKEN: all bits above, and those that may join them: the row has no token.
+    NAN: a logit that no mask removed was NaN; it counts as -inf.
+    INF: a logit was +inf: the lowest such token wins, log_z is +inf, and logprobs are NaN.
+    FALLBACK: the row took a second pass over W; its token is exact all the same.
+    RANK_BOUND: the rank is a lower bound, 257 or more.
+    SHORT: fewer distinct tokens were left than `samples` without replacement; the rest are fallback_token.
+    FAR: the largest logit is too far from 0 for log_z, so that it and logprobs are NaN.
+    """
 
     OK = 0
     SKIPPED = 1 << 0
@@ -129,18 +185,6 @@ class HeadStruct(ctypes.Structure):
     ]
 
 
-# The rules, in the order of fs_rules: the type of a value, and the default, with which a rule does nothing.
-RULES: dict[str, tuple[Any, float]] = {
-    "temperature": (c_float, 1.0),
-    "top_k": (c_int32, 0),
-    "top_p": (c_float, 1.0),
-    "min_p": (c_float, 0.0),
-    "repetition": (c_float, 1.0),
-    "frequency": (c_float, 0.0),
-    "presence": (c_float, 0.0),
-}
-
-
 class FloatRule(ctypes.Structure):
     _fields_ = [("per_slot", c_void_p), ("value", c_float)]
 
@@ -151,12 +195,12 @@ class IntRule(ctypes.Structure):
 
 class RulesStruct(ctypes.Structure):
     _fields_ = [("size", c_size_t)] + [
-        (name, FloatRule if kind is c_float else IntRule) for name, (kind, _) in RULES.items()]
+        (name, FloatRule if rule.dtype == "f32" else IntRule) for name, rule in STRUCT_RULES.items()]
 
     def __init__(self) -> None:
         super().__init__(size=ctypes.sizeof(RulesStruct))
-        for name, (_, off) in RULES.items():
-            getattr(self, name).value = off
+        for name, rule in STRUCT_RULES.items():
+            getattr(self, name).value = rule.off
 
 
 class LimitsStruct(ctypes.Structure):

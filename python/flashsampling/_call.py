@@ -1,22 +1,22 @@
 """What goes into a call and what comes out: Head, Batch, Result. Each keeps the arrays it points to alive."""
+from __future__ import annotations
+
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic
 
 from . import _c
 from ._arrays import (FLOATS, ITEM, Array, Local, Pointer, as_pointer, converted, integer, is_scalar, is_tensor,
                       new_array, no_integer, numpy, ragged, real, same_memory, screen_memory)
-from ._numbers import choice, count_of_samples, factor, fallback_token_of, number
+from ._numbers import check_words, choice, count_of_samples, factor, fallback_token_of, number
 from ._rows import RowError
+from ._rules import (HEAD_OPTIONS, LIMITS, PENALTIES, RULES, SLOT_RULES, STRUCT_RULES, Dtype, HeadOptions, Kind, LogitsMode,
+                     Outputs, Rules, TokenDtype, check_names, hint)
 
-_RULE_DTYPES = {name: "i32" if kind is ctypes.c_int32 else "f32" for name, (kind, _) in _c.RULES.items()}
-_SLOT_DTYPES = {**_RULE_DTYPES, "seed": "u64", "stream": "u32"}
-_MEMBERS = {"stream": "substream", "given": "score_token"}  # of the structure, where they have another name
-Lists = Any  # per row a dictionary or a list of entries, or a tuple of arrays: see Batch
-Outputs = str | Iterable[str]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _FLAGS = {name.lower(): flag for name, flag in _c.Flag.__members__.items()}
-_PENALTIES = {name: _c.RULES[name][1] for name in ("repetition", "frequency", "presence")}
-_LIMIT_DTYPES = {"absent": "u32", "top_k": "i32", "edits": "i64", "counts": "i64", "watched": "i64"}
 
 
 def matrix(value: Array, what: str, dtype: str | None, shape: str = "") -> Pointer:
@@ -45,25 +45,31 @@ def check_index(pointer: Pointer, masks: int) -> None:
         raise ValueError("allow_index: %d for row %d, must be -1 to %d" % (pointer.keep[row], row, masks - 1))
 
 
-class Head(Local):
+class Head(Local, Generic[Kind]):
     """What the logits come from: weights [V, D], or stored logits [B, V] in their place.
 
     Arrays are float32, float16, bfloat16 of torch, or uint16 with dtype="bf16", and are used as they lie. For the cuda
-    backend they are torch tensors on its device, and so is every array of the batch and the result. bias is [V];
-    first_token and vocab place a shard in the vocabulary; round ("bf16", "f16") rounds logits as engines that store
-    them do. screen is what Context.screen made of these weights: bytes that may have been saved and mapped since.
-    scale and post_scale are numbers other than 0.
+    backend they are torch tensors on its device, and so is every array of the batch and the result. screen is what
+    Context.screen made of these weights: bytes that may have been saved and mapped since.
+
+    The other keywords describe the logits:
+    bias [V]; first_token and vocab, which place a shard in the vocabulary; round_to="bf16" or "f16", which rounds
+    logits as engines that store them do; scale and post_scale, numbers other than 0, and softcap; constant.
     """
 
-    def __init__(self, weights: Array = None, logits: Array = None, *, dtype: str | None = None, bias: Array = None,
-                 first_token: int = 0, vocab: int = 0, round: str | int = "f32", scale: float = 1.0,
-                 softcap: float = 0.0, post_scale: float = 1.0, constant: bool = False, screen: Array = None) -> None:
+    bias: Pointer | None
+    screen: Any
+
+    def __init__(self, weights: Kind | Pointer | None = None, logits: Kind | Pointer | None = None, *,
+                 dtype: Dtype | None = None, screen: Array = None, **options: Unpack[HeadOptions]) -> None:
+        check_names(options, HEAD_OPTIONS, ("dtype", "screen"))
         if (weights is None) == (logits is None):
             raise ValueError("a head has either weights or logits")
         self.kind = "weights" if logits is None else "logits"
         self.data = floats(weights if logits is None else logits, self.kind, dtype,
                            ", [V, D]" if logits is None else ", [B, V]")
         self.rows = self.data.shape[0] if self.kind == "weights" else self.data.shape[1]
+        get, bias = options.get, options.get("bias")
         self.bias = None if bias is None else converted(bias, "f32", "bias", [self.rows])
         if self.bias:
             same_memory(self.data.device, self.bias, "bias")
@@ -71,13 +77,14 @@ class Head(Local):
         c.kind, c.dtype, c.data = _c.KINDS[self.kind], _c.DTYPES[self.data.dtype], self.data.address
         c.rows, c.stride = self.rows, self.data.stride
         c.dim = self.data.shape[1] if self.kind == "weights" else 0
-        c.first_token, c.vocab = integer(first_token, "i64", "first_token"), integer(vocab, "i64", "vocab")
+        c.first_token = integer(get("first_token", 0), "i64", "first_token")
+        c.vocab = integer(get("vocab", 0), "i64", "vocab")
         c.bias = self.bias.address if self.bias else None
-        c.round_to = choice(_c.ROUNDS, round, "round")
-        c.scale, c.softcap = factor(scale, "scale"), real(softcap, "softcap")
-        c.post_scale = factor(post_scale, "post_scale")
-        c.flags = _c.HEAD_CONSTANT if constant else 0
-        self.screen: Any = None
+        c.round_to = choice(_c.ROUNDS, get("round_to", "f32"), "round_to")
+        c.scale, c.softcap = factor(get("scale", 1.0), "scale"), real(get("softcap", 0.0), "softcap")
+        c.post_scale = factor(get("post_scale", 1.0), "post_scale")
+        c.flags = _c.HEAD_CONSTANT if get("constant") else 0
+        self.screen = None
         if screen is not None:
             self.screen, c.screen, c.screen_bytes = screen_memory(screen, self.data.device)
         # What a batch relies on, in words; shards of one vocabulary may share a batch.
@@ -87,9 +94,9 @@ class Head(Local):
     def __repr__(self) -> str:
         return "<flashsampling.Head %s, %s>" % (self.text, self.data.dtype)
 
-    def __copy__(self) -> "Head":
+    def __copy__(self) -> Head[Kind]:
         """Another Head of the same arrays."""
-        twin = Head.__new__(Head)
+        twin: Head[Kind] = Head.__new__(Head)
         twin.__dict__.update(self.__dict__, struct=_c.HeadStruct.from_buffer_copy(self.struct))
         return twin
 
@@ -102,15 +109,15 @@ class Head(Local):
 def check_penalties(rules: Mapping[str, Any]) -> None:
     """Refuses a penalty of no tokens: a Batch, as the library, takes it for one that changes nothing."""
     if all(rules.get(name) is None for name in ("seen", "counts", "count_list")):
-        for name, off in _PENALTIES.items():
+        for name, off in PENALTIES.items():
             if is_scalar(rules.get(name)) and rules[name] != off:
                 raise ValueError("%s: %s, but of which tokens: give seen, counts or count_list" % (name, rules[name]))
 
 
-class Batch(Local):
+class Batch(Local, Generic[Kind]):
     """What is drawn. The rules are keywords, named as in the C structure:
 
-    temperature, top_k, top_p, min_p, seed, stream, repetition, frequency, presence
+    temperature, top_k, top_p, min_p, seed, substream, repetition, frequency, presence
         a number for all, or an array with one value per slot. A scalar seed is spread over the slots. Seeds are from
         0 to 2^64 - 1; an array of int64 is used as it lies, and negative values are refused where the host can see it.
     samples, mode, noise, fallback_token, group_size, list_capacity
@@ -121,65 +128,70 @@ class Batch(Local):
         per row (count_list: per slot) a dictionary {token: value}, a list of (token, value) or, for watch, of tokens;
         or the tuple of arrays (offset, token, value)
     padded_edits, in place of edits: (count [S], token [S, N] int32, bias [S, N] float32), by slot
-    given [B, samples]
+    score_tokens [B, samples]: the tokens of mode="score"
     limits: a dictionary of fs_limits' members, absent being bits of Rule
     in_place: every array is used as it lies, so that what is written to it between calls counts; one that would have to
         be converted is refused
+
+    A rule that is None is a rule that is not given.
     """
 
-    def __init__(self, head: Head, hidden: Array = None, *, hidden_dtype: str | None = None, samples: int = 1,
-                 mode: str | int = "sample", noise: str | int = "exact", flags: int = 0, fallback_token: int = -1,
-                 group_size: int = 0, list_capacity: int = 0, slot: Array = None, slots: int | None = None,
-                 position: int | Array = None, allow: Array = None, allow_index: Array = None, edits: Lists = None,
-                 padded_edits: Sequence[Array] | None = None, seen: Array = None, counts: Array = None,
-                 count_list: Lists = None, given: Array = None, watch: Lists = None,
-                 limits: Mapping[str, int] | None = None, in_place: bool = False, **values: Any) -> None:
-        flags = integer(flags, "u32", "flags")
-        for name in _FLAGS.keys() & values.keys():
-            flags |= _FLAGS[name] * bool(values.pop(name))
-        unknown = set(values) - set(_SLOT_DTYPES)
-        if unknown:
-            raise TypeError("unknown rule: %s" % ", ".join(sorted(unknown)))
+    rows: int
+    slots: int
+    samples: int
+    watched: int
+    device: str | None
+    struct: _c.BatchStruct
+
+    def __init__(self, head: Head[Kind], hidden: Kind | Pointer | None = None, *, hidden_dtype: Dtype | None = None,
+                 in_place: bool = False, **rules: Unpack[Rules]) -> None:
+        check_names(rules, RULES, ("hidden_dtype", "in_place"))
+        given: dict[str, Any] = {name: value for name, value in rules.items() if value is not None}
+        get = given.get
         self._keep: list[Pointer] = []
-        self.device, self._made_for, self._in_place = head.data.device, head.text, in_place
+        self.device, self._made_for, self._in_place = head.data.device, str(head.text), bool(in_place)
         c = self.struct = _c.BatchStruct()
-        c.mode, c.noise = choice(_c.MODES, mode, "mode"), choice(_c.NOISES, noise, "noise")
-        self.samples = c.samples = count_of_samples(samples)
-        c.fallback_token = fallback_token_of(fallback_token)
-        c.group_size = integer(group_size, "i64", "group_size")
-        c.list_capacity = integer(list_capacity, "i32", "list_capacity")
-        c.flags = flags
-        for name, value in (limits or {}).items():
-            if name not in _LIMIT_DTYPES:
-                raise ValueError("limits: %s: expected some of %s" % (name, ", ".join(_LIMIT_DTYPES)))
-            setattr(c.own_limits, name, integer(value, _LIMIT_DTYPES[name], "limits." + name))
+        c.mode = choice(_c.MODES, get("mode", "sample"), "mode")
+        c.noise = choice(_c.NOISES, get("noise", "exact"), "noise")
+        self.samples = c.samples = count_of_samples(get("samples", 1))
+        c.fallback_token = fallback_token_of(get("fallback_token", -1))
+        c.group_size = integer(get("group_size", 0), "i64", "group_size")
+        c.list_capacity = integer(get("list_capacity", 0), "i32", "list_capacity")
+        c.flags = integer(get("flags", 0), "u32", "flags")
+        for name in _FLAGS.keys() & given.keys():
+            c.flags |= _FLAGS[name] * bool(given[name])
+        limits = get("limits", {})
+        check_words(limits, LIMITS, "limits")
+        for name, value in limits.items():
+            setattr(c.own_limits, name, integer(value, LIMITS[name], "limits." + name))
         self._set_hidden(head, hidden, hidden_dtype)
-        self._set_slots(slot, slots, position, values, [seen, counts, padded_edits and padded_edits[1]], count_list)
-        self._set_masks(head, allow, allow_index, seen, counts)
+        self._set_slots(given)
+        self._set_masks(head, given)
         self.watched = 0
-        for names, lists, rows, dtypes in (
-            (("edits", "edit_offset", "edit_token", "edit_bias"), edits, self.rows, ("i32", "f32")),
-            (("count_list", "count_offset", "count_token", "count_value"), count_list, self.slots, ("i32", "i32")),
-            (("watch", "watch_offset", "watch_token"), watch, self.rows, ("i32",)),
+        for names, rows, dtypes in (
+            (("edits", "edit_offset", "edit_token", "edit_bias"), self.rows, ("i32", "f32")),
+            (("count_list", "count_offset", "count_token", "count_value"), self.slots, ("i32", "i32")),
+            (("watch", "watch_offset", "watch_token"), self.rows, ("i32",)),
         ):
-            if lists is not None:
-                pointers = ragged(lists, rows, dtypes, names[0], in_place)
+            if names[0] in given:
+                pointers = ragged(given[names[0]], rows, dtypes, names[0], in_place)
                 for name, pointer in zip(names[1:], pointers):
                     self._point(name, pointer)
                 if names[0] == "watch":
                     self.watched = pointers[1].shape[0]
                     c.own_limits.watched = c.own_limits.watched or max(1, self.watched)  # 0 is not said
-        if padded_edits is not None:
-            self._set_padded_edits(*padded_edits)
-        if given is not None and c.mode != _c.MODES["noisy_logit"]:
-            raise ValueError("given: tokens to score, but mode is %r, expected \"score\"" % (mode,))
-        if given is not None:
-            self._point("given", self._converted(given, "i32", "given", [self.rows, self.samples]))
+        if "padded_edits" in given:
+            self._set_padded_edits(*given["padded_edits"])
+        if "score_tokens" in given:
+            if c.mode != _c.MODES["score"]:
+                raise ValueError("score_tokens: given, but mode is %r, expected \"score\"" % get("mode", "sample"))
+            shape = [self.rows, self.samples]
+            self._point("score_token", self._converted(given["score_tokens"], "i32", "score_tokens", shape))
 
     def _converted(self, value: Array, dtype: str, what: str, shape: Sequence[int]) -> Pointer:
         return converted(value, dtype, what, shape, self._in_place)
 
-    def check(self, head: Head) -> None:
+    def _check(self, head: Head[Any]) -> None:
         """Refuses a head that the arrays were not made for."""
         if head.text != self._made_for:
             raise ValueError("the batch was made for a head of %s, not of %s" % (self._made_for, head.text))
@@ -187,13 +199,13 @@ class Batch(Local):
 
     def _point(self, name: str, pointer: Pointer) -> None:
         same_memory(self.device, pointer, name)
-        if name in _c.RULES:
+        if name in STRUCT_RULES:
             getattr(self.struct.own_rules, name).per_slot = pointer.address
         else:
-            setattr(self.struct, _MEMBERS.get(name, name), pointer.address)
+            setattr(self.struct, name, pointer.address)
         self._keep.append(pointer)
 
-    def _set_hidden(self, head: Head, hidden: Array, dtype: str | None) -> None:
+    def _set_hidden(self, head: Head[Any], hidden: Array, dtype: str | None) -> None:
         c = self.struct
         if head.kind == "logits":
             if hidden is not None:
@@ -216,17 +228,17 @@ class Batch(Local):
         c.rows = self.rows
         self.like = pointer.keep if is_tensor(pointer.keep) else None  # what results are made like: a tensor, or none
 
-    def _set_slots(self, slot: Array, slots: int | None, position: int | Array, values: Mapping[str, Any],
-                   matrices: Sequence[Array], count_list: Lists) -> None:
-        c = self.struct
-        arrays = {name: value for name, value in values.items() if value is not None and not is_scalar(value)}
+    def _set_slots(self, given: Mapping[str, Any]) -> None:
+        c, slot, slots, position = self.struct, given.get("slot"), given.get("slots"), given.get("position")
+        values = {name: given[name] for name in SLOT_RULES if name in given}
+        arrays = {name: value for name, value in values.items() if not is_scalar(value)}
         if slots is None:
             lengths = [len(a.shape) and a.shape[0] if hasattr(a, "shape") else len(a) for a in arrays.values()]
+            matrices = given.get("seen"), given.get("counts"), given.get("padded_edits", (None, None))[1]
             lengths += [m.shape[0] for m in matrices if m is not None]
-            if isinstance(count_list, tuple):
-                lengths.append(len(count_list[0]) - 1)
-            elif count_list is not None:
-                lengths.append(len(count_list))
+            if "count_list" in given:
+                count_list = given["count_list"]
+                lengths.append(len(count_list[0]) - 1 if isinstance(count_list, tuple) else len(count_list))
             slots = lengths[0] if lengths else self.rows
             if slot is None and slots < self.rows:
                 names = ", ".join(arrays) or "rules by slot"
@@ -234,24 +246,24 @@ class Batch(Local):
                                  % (names, slots, self.rows))
         self.slots = c.slots = integer(slots, "i64", "slots")
         for name, value in values.items():
+            dtype = SLOT_RULES[name].dtype
             if name in arrays:
-                self._point(name, self._converted(value, _SLOT_DTYPES[name], name, [slots]))
-            elif value is not None:
-                dtype = _SLOT_DTYPES[name]
-                if name == "seed" and isinstance(value, float):
-                    raise no_integer(value, dtype, name)
-                found = number(value, name) if dtype == "f32" else integer(value, dtype, name)
-                if name in _c.RULES:
-                    getattr(c.own_rules, name).value = found
-                else:
-                    setattr(c, _MEMBERS.get(name, name) + "_all", found)
+                self._point(name, self._converted(value, dtype, name, [slots]))
+                continue
+            if name == "seed" and isinstance(value, float):
+                raise no_integer(value, dtype, name)
+            found = number(value, name) if dtype == "f32" else integer(value, dtype, name)
+            if name in STRUCT_RULES:
+                getattr(c.own_rules, name).value = found
+            else:
+                setattr(c, name + "_all", found)
         c.slot_dtype = _c.DTYPES["i32"]
         if slot is not None:
             wide = str(getattr(slot, "dtype", "")).split(".")[-1] in ("int64", "i64")
             pointer = self._converted(slot, "i64" if wide else "i32", "slot", [self.rows])
             c.slot_dtype = _c.DTYPES[pointer.dtype]
             self._point("slot", pointer)
-        if position is not None and is_scalar(position):
+        if is_scalar(position):
             c.position_all = integer(position, "u64", "position")
         elif position is not None:
             self._point("position", self._converted(position, "u64", "position", [self.rows]))
@@ -277,16 +289,16 @@ class Batch(Local):
             raise ValueError("edit_count: %d, rows have %d entries" % (counts.keep.max(), columns))
         self.struct.edit_stride = stride
 
-    def _set_masks(self, head: Head, allow: Array, allow_index: Array, seen: Array, counts: Array) -> None:
-        words = (head.vocab + 31) // 32
-        for name, value, dtype, columns, rows in (
-            ("allow", allow, "u32", words, self.rows if allow_index is None else 0),
-            ("seen", seen, "u32", words, self.slots),
-            ("counts", counts, "i32", head.vocab, self.slots),
+    def _set_masks(self, head: Head[Any], given: Mapping[str, Any]) -> None:
+        words, allow_index = (head.vocab + 31) // 32, given.get("allow_index")
+        for name, dtype, columns, rows in (
+            ("allow", "u32", words, self.rows if allow_index is None else 0),
+            ("seen", "u32", words, self.slots),
+            ("counts", "i32", head.vocab, self.slots),
         ):
-            if value is None:
+            if name not in given:
                 continue
-            pointer = matrix(value, name, dtype)
+            pointer = matrix(given[name], name, dtype)
             if pointer.shape[0] < rows or pointer.shape[1] < columns:
                 found = list(pointer.shape)
                 raise ValueError("%s: shape %s, expected at least [%d, %d]" % (name, found, rows, columns))
@@ -295,7 +307,7 @@ class Batch(Local):
             setattr(self.struct, name + "_stride", pointer.stride or packed)
             if name == "allow":
                 self.struct.allow_count = pointer.shape[0]
-        if allow_index is not None and allow is None:
+        if allow_index is not None and "allow" not in given:
             raise ValueError("allow_index: given without allow, the masks it chooses from")
         if allow_index is not None:
             pointer = self._converted(allow_index, "i32", "allow_index", [self.rows])
@@ -311,56 +323,57 @@ _WATCH_FIELDS = {"watch_logit": "f32", "watch_logprob": "f32"}
 _FIELDS = ("tokens", *_SAMPLE_FIELDS, *_ROW_FIELDS, *_TOP_FIELDS, *_WATCH_FIELDS)
 
 
-class Result:
-    """What a call wrote: arrays named as in the C structure, None where not asked for.
+class Result(Generic[Kind]):
+    """What a call wrote: arrays named as in the C structure. An array that was not asked for is an AttributeError.
 
-    tokens [B, n], status [B] (see Row), noisy_logit, logit, logprob, rank [B, n], max_logit, log_z [B], top_token, top_logit,
-    top_logprob [B, N], watch_logit, watch_logprob [entries]. Context.counters has what the call took.
+    tokens [B, n], status [B] (see Row), noisy_logit, logit, logprob, rank [B, n], max_logit, log_z [B], top_token,
+    top_logit, top_logprob [B, N], watch_logit, watch_logprob [entries]. [B, n] is [B] in what sample, sample_logits and
+    Sampler return where `samples` was not given.
+
     They are tensors on the device of the hidden states (or stored logits) where those are tensors, else numpy's arrays.
-    `logits` says what they speak of: "raw", "processed" or "cut". Fields may be set to a Pointer before the call.
-    Result.into(batch, arrays) writes into the caller's arrays instead.
+    `logits_mode` says what they speak of: "raw", "processed" or "cut". Result.into(batch, arrays) writes into the
+    caller's arrays instead.
     """
 
     OUTPUTS = tuple(_SAMPLE_FIELDS) + tuple(_ROW_FIELDS)[1:]
 
-    tokens: Array = None
-    status: Array = None
-    noisy_logit: Array = None
-    logit: Array = None
-    logprob: Array = None
-    rank: Array = None
-    max_logit: Array = None
-    log_z: Array = None
-    top_token: Array = None
-    top_logit: Array = None
-    top_logprob: Array = None
-    watch_logit: Array = None
-    watch_logprob: Array = None
+    tokens: Kind
+    status: Kind
+    noisy_logit: Kind
+    logit: Kind
+    logprob: Kind
+    rank: Kind
+    max_logit: Kind
+    log_z: Kind
+    top_token: Kind
+    top_logit: Kind
+    top_logprob: Kind
+    watch_logit: Kind
+    watch_logprob: Kind
 
-    def __init__(self, batch: Batch, outputs: Outputs = (), *, top: int = 0, logits: str = "raw",
-                 tokens: str = "i32") -> None:
-        outputs = (outputs,) if isinstance(outputs, str) and outputs != "all" else outputs
+    def __init__(self, batch: Batch[Kind], outputs: Outputs = (), *, top: int = 0, logits_mode: LogitsMode = "raw",
+                 tokens: TokenDtype = "i64", flat: bool = False) -> None:
+        found: Any = (outputs,) if isinstance(outputs, str) and outputs != "all" else outputs
         try:
-            outputs, top = self.OUTPUTS if outputs == "all" else tuple(outputs), integer(top, "i32", "top")
+            found, top = self.OUTPUTS if found == "all" else tuple(found), integer(top, "i32", "top")
         except TypeError:
             raise TypeError("outputs: %r, expected some of %s" % (outputs, ", ".join(self.OUTPUTS))) from None
+        check_words(found, self.OUTPUTS, "outputs")
+        choice(_c.LOGITS, logits_mode, "logits_mode")
         if tokens not in ("i32", "i64"):
             raise ValueError("tokens %r: expected i32 or i64" % (tokens,))
         if top < 0:
             raise ValueError("top: %d, expected 0 or more" % top)
-        unknown = set(outputs) - set(self.OUTPUTS)
-        if unknown:
-            raise ValueError("outputs: %s: expected some of %s" % (", ".join(sorted(unknown)), ", ".join(self.OUTPUTS)))
         if batch.like is None and (batch.device or "cpu") != "cpu":
             raise ValueError("out: the head is in memory of %s and no tensor; give the arrays to write to, "
                              "{\"tokens\": ...}" % batch.device)
-        wanted = ("tokens", "status") + outputs + tuple(_TOP_FIELDS) * bool(top)
+        wanted = ("tokens", "status") + found + tuple(_TOP_FIELDS) * bool(top)
         wanted += tuple(_WATCH_FIELDS) * bool(batch.watched)
-        self._set({name: new_array(batch.like, *self._field(name, batch, top, tokens)) for name in wanted}, top, logits,
-                  tokens)
+        arrays = {name: new_array(batch.like, *self._field(name, batch, top, tokens, flat)) for name in wanted}
+        self._set(arrays, top, logits_mode, tokens)
 
     @classmethod
-    def into(cls, batch: Batch, arrays: Mapping[str, Array], *, logits: str = "raw") -> "Result":
+    def into(cls, batch: Batch[Kind], arrays: Mapping[str, Any], *, logits_mode: LogitsMode = "raw") -> Result[Kind]:
         """A Result of the caller's packed arrays, by name; what is not among them is not asked for. With one sample
         per row [B] does for [B, 1]."""
         if not isinstance(arrays, Mapping):
@@ -369,31 +382,36 @@ class Result:
         if tokens not in ("i32", "i64"):
             raise TypeError("tokens: of type %s, expected i32 or i64" % tokens)
         top = next((arrays[name].shape[-1] for name in _TOP_FIELDS if name in arrays), 0)
-        for name in arrays:
-            if name not in _FIELDS:
-                raise ValueError("out: %s: expected some of %s" % (name, ", ".join(_FIELDS)))
+        check_words(arrays, _FIELDS, "out")
         result = cls.__new__(cls)
-        result._set(arrays, top, logits, tokens)
-        result.struct(batch)
+        result._set(arrays, top, logits_mode, tokens)
+        result._struct(batch)
         return result
 
     @staticmethod
-    def _field(name: str, batch: Batch, top: int, tokens: str) -> tuple[str, tuple[int, ...]]:
-        """A field's dtype and shape."""
+    def _field(name: str, batch: Batch[Any], top: int, tokens: str, flat: bool = False) -> tuple[str, tuple[int, ...]]:
+        """A field's dtype and shape; flat: without the dimension of samples."""
+        by_sample = (batch.rows,) if flat else (batch.rows, batch.samples)
         if name == "tokens":
-            return tokens, (batch.rows, batch.samples)
+            return tokens, by_sample
         if name in _ROW_FIELDS:
             return _ROW_FIELDS[name], (batch.rows,)
         if name in _SAMPLE_FIELDS:
-            return _SAMPLE_FIELDS[name], (batch.rows, batch.samples)
+            return _SAMPLE_FIELDS[name], by_sample
         if name in _TOP_FIELDS:
             return _TOP_FIELDS[name], (batch.rows, top)
         return _WATCH_FIELDS[name], (batch.watched,)
 
-    def _set(self, arrays: Mapping[str, Array], top: int, logits: str, tokens: str) -> None:
-        self.logits, self.tokens_dtype, self.top_count = logits, tokens, top
-        self.written = _c.ResultStruct()
+    def _set(self, arrays: Mapping[str, Any], top: int, logits_mode: LogitsMode, tokens: str) -> None:
+        self.logits_mode, self._tokens, self._top = logits_mode, tokens, top
         self.__dict__.update(arrays)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _FIELDS:
+            raise AttributeError("a Result has no attribute %r%s" % (name, hint(name, _FIELDS)))
+        way = "top=N" if name in _TOP_FIELDS else "watch=[[token, ...], ...]" if name in _WATCH_FIELDS else (
+            'outputs=["%s"]' % name if name in self.OUTPUTS else "its array in out")
+        raise AttributeError("%s: not among the results; ask for it with %s" % (name, way))
 
     @property
     def ok(self) -> bool:
@@ -401,14 +419,14 @@ class Result:
         results."""
         return not bool((self._statuses() & _c.LACKS_TOKEN).any())
 
-    def check(self) -> "Result":
+    def check(self) -> Result[Kind]:
         """Raises RowError if a row lacks a token; returns the result."""
         if not self.ok:
             raise RowError(self._statuses().tolist(), self)
         return self
 
-    def _statuses(self) -> Array:
-        if self.status is None:
+    def _statuses(self) -> Any:
+        if "status" not in self.arrays():
             raise ValueError("status: not among the results")
         return self.status
 
@@ -416,12 +434,12 @@ class Result:
         found = ["%s %s" % (name, list(array.shape)) for name, array in self.arrays().items()]
         return "<flashsampling.Result %s>" % ", ".join(found)
 
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Kind]:
         """The arrays there are, by name."""
-        return {name: array for name in _FIELDS if (array := getattr(self, name)) is not None}
+        return {name: array for name in _FIELDS if (array := self.__dict__.get(name)) is not None}
 
     @staticmethod
-    def _pointer(array: Array, name: str, dtype: str, shape: tuple[int, ...], batch: Batch) -> Pointer:
+    def _pointer(array: Array, name: str, dtype: str, shape: tuple[int, ...], batch: Batch[Any]) -> Pointer:
         """A Pointer to the caller's own array, of just this shape: the library writes all of it."""
         pointer = as_pointer(array, name, dtype)
         if array is not pointer and array is not pointer.keep:
@@ -435,34 +453,22 @@ class Result:
             raise ValueError("%s: rows are %d bytes apart, expected a packed array" % (name, pointer.stride))
         return pointer
 
-    def struct(self, batch: Batch) -> _c.ResultStruct:
+    def _struct(self, batch: Batch[Any]) -> _c.ResultStruct:
         """The C structure for a call with this batch; refuses arrays that do not fit it, whenever they were set."""
         c = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct))
-        c.tokens_dtype = choice(_c.DTYPES, self.tokens_dtype, "tokens")
-        c.logits_mode, c.top_count = choice(_c.LOGITS, self.logits, "logits"), self.top_count
+        c.tokens_dtype = choice(_c.DTYPES, self._tokens, "tokens")
+        c.logits_mode, c.top_count = choice(_c.LOGITS, self.logits_mode, "logits_mode"), self._top
         for name, array in self.arrays().items():
-            field = self._field(name, batch, self.top_count, self.tokens_dtype)
+            field = self._field(name, batch, self._top, self._tokens)
             setattr(c, name, self._pointer(array, name, *field, batch).address)
         return c
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copy: the arrays, and not where they lay."""
-        return {name: value for name, value in self.__dict__.items() if name != "written"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, written=_c.ResultStruct())
-
-    def take(self, c: _c.ResultStruct) -> "Result":
-        """Keeps the structure of the call."""
-        self.written = c
-        return self
-
-    def first(self, rows: int) -> "Result":
+    def _first(self, rows: int) -> Result[Kind]:
         """The result of the first rows: views of this one's arrays. Those of watched tokens are not cut."""
-        result = Result.__new__(Result)
+        result: Result[Kind] = Result.__new__(Result)
         arrays = {name: a if name in _WATCH_FIELDS else a[:rows] for name, a in self.arrays().items()}
-        result._set(arrays, self.top_count, self.logits, self.tokens_dtype)
-        return result.take(self.written)
+        result._set(arrays, self._top, self.logits_mode, self._tokens)
+        return result
 
 
-Out = Result | dict[str, Array] | None  # what a call writes to
+Out = Result[Kind] | dict[str, Any] | None  # what a call writes to

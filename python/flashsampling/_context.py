@@ -1,17 +1,27 @@
 """Context: where calls are made; and the functions that need none."""
+from __future__ import annotations
+
 import ctypes
 import enum
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import byref
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from . import _c, _native
-from ._arrays import Array, Local, as_pointer, converted, integer, is_tensor, new_array, numpy, real, same_memory
-from ._call import Batch, Head, Out, Outputs, Result
+from ._arrays import (Array, Local, Pointer, as_pointer, converted, integer, is_tensor, new_array, numpy, real,
+                      same_memory)
+from ._call import Batch, Head, Out, Result
 from ._numbers import choice, count_of_samples
 from ._rows import check_rows, raises, status_room
+from ._rules import (BATCH_RULES, Backend, BatchRules, Dtype, FlagName, Kind, LogitsMode, Mode, Noise, OnError, Output,
+                     Outputs, Quantised, RuleName, ScreenBits, TokenDtype, check_names)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_CALL_NAMES = ("out", "outputs", "top", "logits_mode", "tokens", "on_error", "ranks")
 
 
 class Error(RuntimeError):
@@ -125,13 +135,20 @@ def some_bytes(size: int, device: str) -> tuple[Any, int]:
 
 
 class Counters(NamedTuple):
-    """What the last call of a context took."""
+    """What the last call of a context took: Context.counters."""
 
-    fallback_rows: int  # rows that needed a second pass over W; on CUDA 0, their status says so
+    fallback_rows: int  # rows that needed a second pass over W
     work_bytes: int  # temporary memory of the call
-    wire_bytes: int  # bytes this rank has put into parts or collectives
+    wire_bytes: int  # bytes that this rank has put into parts or collectives
     screened_rows: int  # rows that the head's screen decided; 0 over ranks and on CUDA, which knows later
     screened_dots: int  # logits that were computed from W for them
+
+
+class WorkSize(NamedTuple):
+    """Bytes of work memory of a call: Context.work_size."""
+
+    min_bytes: int  # with fewer the call is refused; rows whose cut is too wide for one pass come back INCOMPLETE
+    max_bytes: int  # with as many every row is drawn
 
 
 class Context(Local):
@@ -141,63 +158,64 @@ class Context(Local):
     parallel_for(count, task) runs task(i) for i in range(count) on the caller's threads; what it raises is raised when
     the call has come to its end. work is the number of bytes to set aside once; calls then never allocate (work_size
     tells how many). fallback_bytes is how much wide rows may allocate at most, 0 is none. On "cuda" device is its
-    number and stream the handle of the stream (torch: stream.cuda_stream; 0 is the default stream; None is torch's
+    number and cuda_stream the handle of the stream (torch: stream.cuda_stream; 0 is the default stream; None is torch's
     current stream, whichever that is when a call comes); calls return when they are queued there, and the arrays must
     live until they have run. check_pointers asks the driver about every pointer of every call.
     """
 
-    def __init__(self, backend: str | int = "auto", *, device: int = 0, threads: int = 0, block: int = 0,
+    def __init__(self, backend: Backend = "auto", *, device: int = 0, threads: int = 0, block: int = 0,
                  log: Callable[[str], object] | None = None,
                  parallel_for: Callable[[int, Callable[[int], None]], object] | None = None, work: int = 0,
-                 fallback_bytes: int | None = None, stream: int | None = None, check_pointers: bool = False) -> None:
+                 fallback_bytes: int | None = None, cuda_stream: int | None = None,
+                 check_pointers: bool = False) -> None:
         self._context: ctypes.c_void_p | None = None
         # Calls in C look at it too: STAY, CLOSED, or torch's current stream as it was last, -1 = not yet.
-        self.stream_now = ctypes.c_int64(_native.STAY)
-        self.in_c = ctypes.c_int32()  # whether a call that C makes has the context
-        self.parallel_for: _ParallelFor | None = None
-        self.current_stream: Callable[[int], int] | None = None
+        self._stream_now = ctypes.c_int64(_native.STAY)
+        self._in_c = ctypes.c_int32()  # whether a call that C makes has the context
+        self._parallel_for: _ParallelFor | None = None
+        self._current_stream: Callable[[int], int] | None = None
         _native.calls_way()
         # The environment overrules the caller's backend in C too.
-        self.library = _c.library(os.environ.get("FLASHSAMPLING_BACKEND", backend))
+        self._library = _c.library(os.environ.get("FLASHSAMPLING_BACKEND", backend))
         o = _c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct))
         o.backend = choice(_c.BACKENDS, backend, "backend")
         o.device, o.threads = integer(device, "i32", "device"), integer(threads, "i32", "threads")
-        o.block, o.cuda_stream = integer(block, "i32", "block"), self._stream(stream)
+        o.block, o.cuda_stream = integer(block, "i32", "block"), self._stream(cuda_stream)
         o.flags = _c.CHECK_POINTERS if check_pointers else 0
         if fallback_bytes is not None:
             o.fallback_bytes = integer(fallback_bytes, "u64", "fallback_bytes") or _c.FALLBACK_NONE
         if log:
             o.log = _c.LogFunction(lambda user, line: log(line.decode(errors="replace")))
         if parallel_for:
-            self.parallel_for = _ParallelFor(parallel_for)
-            o.parallel_for = _c.ParallelFor(self.parallel_for)
+            self._parallel_for = _ParallelFor(parallel_for)
+            o.parallel_for = _c.ParallelFor(self._parallel_for)
         self._options = o  # keeps the callbacks alive
         out = ctypes.c_void_p()
-        _created(self.library, self.library.fs_context_create(byref(o), byref(out)), backend)
-        self._context, self.busy, self.closed = out, threading.Lock(), False
+        _created(self._library, self._library.fs_context_create(byref(o), byref(out)), backend)
+        self._context, self._busy, self.closed = out, threading.Lock(), False
         self.device = "cuda:%d" % o.device if self.text.startswith("cuda") else "cpu"
         self._work: Any = None
-        self.given_stream = stream
-        if self.device != "cpu" and stream is None:
-            self.current_stream = _torch_stream()
-        if self.current_stream is not None:
-            self.stream_now.value = -1
+        self._given_stream = cuda_stream
+        if self.device != "cpu" and cuda_stream is None:
+            self._current_stream = _torch_stream()
+        if self._current_stream is not None:
+            self._stream_now.value = -1
         if work:
             self.set_work(work)
 
     def close(self) -> None:
         """Frees the context; further calls fail, and so does this in the midst of one."""
         if self._context:
-            if self.busy.locked():
-                raise self.in_use()
-            with self.busy:
-                if self.in_c.value:
-                    raise self.in_use()
+            if self._busy.locked():
+                raise self._in_use()
+            with self._busy:
+                if self._in_c.value:
+                    raise self._in_use()
                 self._destroy()
 
     def _destroy(self) -> None:
-        self.library.fs_context_destroy(self._context)
-        self._context, self.closed, self.stream_now.value = None, True, _native.CLOSED
+        self._library.fs_context_destroy(self._context)
+        self._context, self.closed, self._stream_now.value = None, True, _native.CLOSED
 
     def __enter__(self) -> "Context":
         return self
@@ -207,78 +225,78 @@ class Context(Local):
 
     def __del__(self) -> None:
         if getattr(self, "_context", None):  # at the end of a process no module has its names any more
-            self.library.fs_context_destroy(self._context)
+            self._library.fs_context_destroy(self._context)
 
     def __repr__(self) -> str:
         return "<flashsampling.Context %s>" % self.text
 
-    def handle(self) -> ctypes.c_void_p:
+    def _handle(self) -> ctypes.c_void_p:
         if not self._context:
             raise ValueError("the context is closed")
         return self._context
 
-    def _run(self, function: Callable[..., int], head: Head, batch: Batch | None, *rest: Any) -> None:
+    def _run(self, function: Callable[..., int], head: Head[Any], batch: Batch[Any] | None, *rest: Any) -> None:
         arguments = (byref(head.struct), *(() if batch is None else (byref(batch.struct),)), *rest)
-        self.handle()
+        self._handle()
         same_memory(self.device, head.data, "head")
         head.data.check_place(head.kind)
-        if self.busy.locked():
-            raise self.in_use()
-        with self.busy:
-            if self.in_c.value:
-                raise self.in_use()
-            if self.current_stream is not None:
-                self.follow()
-            status = function(self.handle(), *arguments)
-            if status == _c.STATUS_MEMORY and self.make_room():
-                status = function(self.handle(), *arguments)
-        self.check(status)
+        if self._busy.locked():
+            raise self._in_use()
+        with self._busy:
+            if self._in_c.value:
+                raise self._in_use()
+            if self._current_stream is not None:
+                self._follow()
+            status = function(self._handle(), *arguments)
+            if status == _c.STATUS_MEMORY and self._make_room():
+                status = function(self._handle(), *arguments)
+        self._check(status)
 
-    def in_use(self) -> Exception:
-        """What to raise where the context cannot take a call. Asked for before `with context.busy:`, which in itself
+    def _in_use(self) -> Exception:
+        """What to raise where the context cannot take a call. Asked for before `with context._busy:`, which in itself
         would wait. (To acquire the lock without waiting leaves it locked forever if an interrupt comes right then.)"""
         if not self._context:
             return ValueError("the context is closed")
         return RuntimeError("the context is in a call of another thread: use one context per thread")
 
-    def make_room(self) -> bool:
+    def _make_room(self) -> bool:
         """Whether a call that found no memory is worth another try; see the function of this name."""
         return self.device != "cpu" and self._work is None and make_room(self._options.device)
 
-    def follow(self) -> None:
+    def _follow(self) -> None:
         """Calls go to torch's current stream from here on."""
-        assert self.current_stream is not None
-        stream = self.current_stream(self._options.device)
-        if stream != self.stream_now.value:
+        assert self._current_stream is not None
+        stream = self._current_stream(self._options.device)
+        if stream != self._stream_now.value:
             self._set_stream(stream)
-            self.stream_now.value = stream
+            self._stream_now.value = stream
 
-    def check(self, status: int) -> None:
+    def _check(self, status: int) -> None:
         """Raises what went wrong in a call: what the caller's threads raised, or what C says."""
-        if self.parallel_for:
-            self.parallel_for.reraise()
-        _check(self.library, status, self._context)
+        if self._parallel_for:
+            self._parallel_for.reraise()
+        _check(self._library, status, self._context)
 
     @property
     def text(self) -> str:
         """One line: backend, instruction set, threads."""
-        return self.library.fs_context_text(self.handle()).decode() if self._context else "closed"
+        return self._library.fs_context_text(self._handle()).decode() if self._context else "closed"
 
     @staticmethod
     def _stream(handle: int | None) -> int | None:
         """A handle as the library takes it: 0 is CUDA's default stream, said explicitly; None is no stream."""
         if handle is None:
             return None
-        return integer(handle, "u64", "stream") or _c.STREAM_DEFAULT
+        return integer(handle, "u64", "cuda_stream") or _c.STREAM_DEFAULT
 
-    def set_stream(self, stream: int | None) -> None:
+    def set_stream(self, cuda_stream: int | None) -> None:
         """CUDA: the stream of the calls that follow (its handle, 0: the default stream); they wait for those before."""
-        self.current_stream, self.stream_now.value = None, _native.STAY
-        self._set_stream(stream)
-        self.given_stream = stream
+        self._current_stream, self._stream_now.value = None, _native.STAY
+        self._set_stream(cuda_stream)
+        self._given_stream = cuda_stream
 
     def _set_stream(self, stream: int | None) -> None:
-        _check(self.library, self.library.fs_context_set_stream(self.handle(), self._stream(stream)), self._context)
+        _check(self._library, self._library.fs_context_set_stream(self._handle(), self._stream(stream)), self._context)
 
     def set_work(self, size: int) -> None:
         """Sets aside `size` bytes once, so that calls never allocate (work_size tells how many); 0 gives them back."""
@@ -288,10 +306,10 @@ class Context(Local):
         memory, address = some_bytes(size, self.device) if size else (None, None)
         if address is not None:
             address += -address % ROOM
-        _check(self.library, self.library.fs_context_set_work(self.handle(), address, size), self._context)
+        _check(self._library, self._library.fs_context_set_work(self._handle(), address, size), self._context)
         self._work = memory
 
-    def screen(self, head: Head, bits: int = 8, *, group: int = 0, seed: int = 0, eta: float = 0.0,
+    def screen(self, head: Head[Any], bits: ScreenBits = 8, *, group: int = 0, seed: int = 0, eta: float = 0.0,
                progress: Callable[[int, int], object] | None = None) -> Any:
         """The bytes of a screen of a head of weights, for Head(weights, screen=...): draws then read it in place of W
         where it can decide them, and the tokens are the same (docs/screening.md). An array, or for the cuda backend a
@@ -306,89 +324,96 @@ class Context(Local):
         if progress:
             o.progress = _c.ProgressFunction(lambda user, done, rows: (progress(done, rows), None)[1])
         size = ctypes.c_size_t()
-        _check(self.library, self.library.fs_screen_size(self.handle(), byref(head.struct), byref(o), byref(size)),
+        _check(self._library, self._library.fs_screen_size(self._handle(), byref(head.struct), byref(o), byref(size)),
                self._context)
         memory, address = some_bytes(size.value, self.device)
         start = -address % ROOM
-        self._run(self.library.fs_screen_build, head, None, byref(o), address + start, size)
+        self._run(self._library.fs_screen_build, head, None, byref(o), address + start, size)
         return memory[start : start + size.value]
 
-    def check_screen(self, head: Head) -> None:
-        """Raises Error if the head's screen was changed, or was made of other weights: reads every byte of both. The first
-        call with a screen looks at four weights of every row; docs/screening.md."""
-        self._run(self.library.fs_screen_check, head, None)
+    def check_screen(self, head: Head[Any]) -> None:
+        """Raises Error if the head's screen was changed, or was made of other weights: reads every byte of both. The
+        first call with a screen looks at four weights of every row; docs/screening.md."""
+        self._run(self._library.fs_screen_check, head, None)
 
     @property
     def counters(self) -> Counters:
         """Of the last call that drew, scored, merged or made a part; all 0 before."""
         c = _c.CountersStruct(size=ctypes.sizeof(_c.CountersStruct))
-        self.check(self.library.fs_context_counters(self.handle(), byref(c)))
+        _check(self._library, self._library.fs_context_counters(self._handle(), byref(c)), self._context)
         return Counters(*(getattr(c, name) for name in Counters._fields))
 
     @staticmethod
-    def _arguments(head: Head, hidden: Array | Batch, out: Out, outputs: Outputs, top: int, logits: str, tokens: str,
-                   rules: Mapping[str, Any]) -> tuple[Batch, Result]:
+    def _arguments(head: Head[Any], hidden: Kind | Batch[Kind] | Pointer | None, out: Out[Kind], outputs: Outputs,
+                   top: int, logits_mode: LogitsMode, tokens: TokenDtype, rules: Mapping[str, Any]
+                   ) -> tuple[Batch[Kind], Result[Kind]]:
+        check_names(rules, BATCH_RULES, _CALL_NAMES)
         if isinstance(hidden, Batch):
             if rules:
                 raise TypeError("a Batch has its rules already: %s" % ", ".join(rules))
             batch = hidden
-            batch.check(head)
+            batch._check(head)
         else:
             batch = Batch(head, hidden, **rules)
         if isinstance(out, dict):
-            return batch, Result.into(batch, out, logits=logits)
-        return batch, out if out is not None else Result(batch, outputs, top=top, logits=logits, tokens=tokens)
+            return batch, Result.into(batch, out, logits_mode=logits_mode)
+        if out is None:
+            out = Result(batch, outputs, top=top, logits_mode=logits_mode, tokens=tokens)
+        return batch, out
 
-    def sample(self, head: Head, hidden: Array | Batch = None, *, ranks: int | None = None, out: Out = None,
-               outputs: Outputs = (), top: int = 0, logits: str = "raw", tokens: str = "i32",
-               on_error: str | None = None, **rules: Any) -> Result:
-        """Draws every row and returns a Result.
+    def sample(self, head: Head[Kind], hidden: Kind | Batch[Kind] | Pointer | None = None, *,
+               ranks: int | None = None, out: Out[Kind] = None, outputs: Outputs = (), top: int = 0,
+               logits_mode: LogitsMode = "raw", tokens: TokenDtype = "i64", on_error: OnError = None,
+               **rules: Unpack[BatchRules]) -> Result[Kind]:
+        """Draws every row and returns a Result, with tokens [B, samples].
 
         hidden is [B, D] (None for stored logits), or a Batch. outputs names what is wanted besides tokens and status
-        (Result.OUTPUTS, or "all"), top is how many of the best tokens, logits which logits they all speak of. The rules
-        are those of Batch. out is what to write into: a Result, or a dictionary of the caller's arrays by name, which
-        then says what is wanted. ranks is the address of an fs_ranks: then head is this rank's shard.
+        (Result.OUTPUTS, or "all"), top is how many of the best tokens, logits_mode which logits they all speak of. The
+        rules are those of Batch. out is what to write into: a Result, or a dictionary of the caller's arrays by name,
+        which then says what is wanted. ranks is the address of an fs_ranks: then head is this rank's shard.
 
         on_error="raise" raises RowError, with the result, if a row lacks a token. "status" leaves such a row with the
         token -1 (fallback_token) and its status. None, the default, raises on the CPU. On CUDA it does not, because a
         call is only queued there: "raise" waits for the device, and does nothing while a graph is captured.
         """
-        batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
-        c = result.struct(batch)
+        batch, result = self._arguments(head, hidden, out, outputs, top, logits_mode, tokens, rules)
+        c = result._struct(batch)
         looks = raises(on_error, self.device)
         room = status_room(self, c, batch.rows) if looks and not c.status else None
         if ranks is None:
-            self._run(self.library.fs_sample, head, batch, byref(c))
+            self._run(self._library.fs_sample, head, batch, byref(c))
         else:
-            self._run(lambda context, *rest: self.library.fs_sample_ranks(context, ranks, *rest), head, batch, byref(c))
-        result.take(c)
+            over_ranks = self._library.fs_sample_ranks
+            self._run(lambda context, *rest: over_ranks(context, ranks, *rest), head, batch, byref(c))
         if looks:
             check_rows(self, c.status, batch.rows, result)
         del room  # read until here
         return result
 
-    def work_size(self, head: Head, hidden: Array | Batch = None, *, every: bool = True, out: Out = None,
-                  outputs: Outputs = (), top: int = 0, logits: str = "raw", tokens: str = "i32", **rules: Any) -> int:
-        """Bytes of work memory `sample` with these arguments takes, for every row; without `every` rows whose cut is
-        too wide for one pass come back INCOMPLETE."""
-        batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
-        common, all_, c = ctypes.c_size_t(), ctypes.c_size_t(), result.struct(batch)
-        self._run(self.library.fs_work_size, head, batch, byref(c), byref(common), byref(all_))
-        return all_.value if every else common.value
+    def work_size(self, head: Head[Kind], hidden: Kind | Batch[Kind] | Pointer | None = None, *,
+                  out: Out[Kind] = None, outputs: Outputs = (), top: int = 0, logits_mode: LogitsMode = "raw",
+                  tokens: TokenDtype = "i64", **rules: Unpack[BatchRules]) -> WorkSize:
+        """How much work memory `sample` with these arguments takes."""
+        batch, result = self._arguments(head, hidden, out, outputs, top, logits_mode, tokens, rules)
+        min_bytes, max_bytes, c = ctypes.c_size_t(), ctypes.c_size_t(), result._struct(batch)
+        self._run(self._library.fs_work_size, head, batch, byref(c), byref(min_bytes), byref(max_bytes))
+        return WorkSize(min_bytes.value, max_bytes.value)
 
-    def partial_size(self, head: Head, hidden: Array | Batch = None, *, out: Out = None, outputs: Outputs = (),
-                     top: int = 0, logits: str = "raw", tokens: str = "i32", **rules: Any) -> int:
+    def partial_size(self, head: Head[Kind], hidden: Kind | Batch[Kind] | Pointer | None = None, *,
+                     out: Out[Kind] = None, outputs: Outputs = (), top: int = 0, logits_mode: LogitsMode = "raw",
+                     tokens: TokenDtype = "i64", **rules: Unpack[BatchRules]) -> int:
         """Bytes of one part; the same on every shard."""
-        batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
-        bytes_, c = ctypes.c_size_t(), result.struct(batch)
-        self._run(self.library.fs_partial_size, head, batch, byref(c), byref(bytes_))
+        batch, result = self._arguments(head, hidden, out, outputs, top, logits_mode, tokens, rules)
+        bytes_, c = ctypes.c_size_t(), result._struct(batch)
+        self._run(self._library.fs_partial_size, head, batch, byref(c), byref(bytes_))
         return bytes_.value
 
-    def partial(self, head: Head, hidden: Array | Batch = None, *, out: Out = None, outputs: Outputs = (),
-                top: int = 0, logits: str = "raw", tokens: str = "i32", **rules: Any) -> Array:
+    def partial(self, head: Head[Kind], hidden: Kind | Batch[Kind] | Pointer | None = None, *, out: Out[Kind] = None,
+                outputs: Outputs = (), top: int = 0, logits_mode: LogitsMode = "raw", tokens: TokenDtype = "i64",
+                **rules: Unpack[BatchRules]) -> Any:
         """This shard's summary as an array of bytes (on "cuda" a tensor of its device), for merge. The arguments say
         what will be asked of merge."""
-        batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
+        batch, result = self._arguments(head, hidden, out, outputs, top, logits_mode, tokens, rules)
         size = self.partial_size(head, batch, out=result)
         if self.device != "cpu":
             import torch
@@ -396,8 +421,8 @@ class Context(Local):
             part = torch.empty(size, dtype=torch.uint8, device=self.device)
         else:
             part = numpy().empty(size, "u1")
-        c = result.struct(batch)
-        self._run(self.library.fs_partial, head, batch, byref(c), self._address(part), size)
+        c = result._struct(batch)
+        self._run(self._library.fs_partial, head, batch, byref(c), self._address(part), size)
         return part
 
     @staticmethod
@@ -413,24 +438,29 @@ class Context(Local):
                 text = "part %d of %d: %d bytes, the parts of this call have %d" % (i, len(parts), found, size)
                 raise Error(_c.STATUS_PEER, text)
 
-    def merge(self, parts: Sequence[Array], head: Head, hidden: Array | Batch = None, *, out: Out = None,
-              outputs: Outputs = (), top: int = 0, logits: str = "raw", tokens: str = "i32",
-              on_error: str | None = None, **rules: Any) -> Result:
+    def merge(self, parts: Sequence[Any], head: Head[Kind], hidden: Kind | Batch[Kind] | Pointer | None = None, *,
+              out: Out[Kind] = None, outputs: Outputs = (), top: int = 0, logits_mode: LogitsMode = "raw",
+              tokens: TokenDtype = "i64", on_error: OnError = None, **rules: Unpack[BatchRules]) -> Result[Kind]:
         """The Result of all parts together, one per shard. The other arguments are those the parts were made with;
         on_error as in `sample`."""
-        batch, result = self._arguments(head, hidden, out, outputs, top, logits, tokens, rules)
+        batch, result = self._arguments(head, hidden, out, outputs, top, logits_mode, tokens, rules)
         arrays = [part if is_tensor(part) else numpy().frombuffer(part, "u1") for part in parts]
         self._check_sizes(arrays, self.partial_size(head, batch, out=result))
         pointers = (ctypes.c_void_p * len(arrays))(*(self._address(a) for a in arrays))
-        c = result.struct(batch)
+        c = result._struct(batch)
         looks = raises(on_error, self.device)
         room = status_room(self, c, batch.rows) if looks and not c.status else None
-        self._run(self.library.fs_merge, head, batch, pointers, len(arrays), byref(c))
-        result.take(c)
+        self._run(self._library.fs_merge, head, batch, pointers, len(arrays), byref(c))
         if looks:
             check_rows(self, c.status, batch.rows, result)
         del room  # read until here
         return result
+
+
+def context_for(device: str | None) -> Context:
+    """A Context for memory of "cpu", "cuda" or "cuda:1"; None is the CPU."""
+    kind: Any = (device or "cpu").split(":")[0]
+    return Context(kind, device=int((device or "").partition(":")[2] or 0))
 
 
 def accept(draft: Array, target: Array, *, context: Context | None = None, out: Array = None) -> Array:
@@ -444,7 +474,7 @@ def accept(draft: Array, target: Array, *, context: Context | None = None, out: 
     like = draft if is_tensor(draft) else None
     draft = converted(draft, dtype, "draft", [-1, -1])
     target = converted(target, dtype, "target", [draft.shape[0], draft.shape[1] + 1])
-    handle = context.handle() if context else None
+    handle = context._handle() if context else None
     device = context.device if context else "cpu"
     out = new_array(like, "i32", draft.shape[:1]) if out is None else out
     accepted = as_pointer(out, "out", "i32")
@@ -453,7 +483,7 @@ def accept(draft: Array, target: Array, *, context: Context | None = None, out: 
     if accepted.shape != draft.shape[:1]:
         raise ValueError("out: shape %s, expected [%d]" % (list(accepted.shape), draft.shape[0]))
     arrays = draft.address, target.address, accepted.address
-    lib = context.library if context else _c.library()
+    lib = context._library if context else _c.library()
     _check(lib, lib.fs_accept(handle, _c.DTYPES[dtype], *draft.shape, *arrays), handle)
     return out
 
@@ -466,25 +496,26 @@ def _bits(kind: type[enum.IntFlag], value: int | Iterable[str | int], what: str)
     return sum({choice(names, name, what) for name in ((value,) if isinstance(value, str) else value)})
 
 
-def supports(backend: str | int, *, call: str | int = "sample", kind: str | int = "weights", dtype: str | int = "f32",
-             hidden_dtype: str | int | None = None, mode: str | int = "sample", noise: str | int = "exact",
-             samples: int = 1, logits: str | int = "raw", rules: int | Iterable[str] = (),
-             results: int | Iterable[str] = (), flags: int | Iterable[str] = 0,
-             group_size: int = 0) -> tuple[bool, str]:
+def supports(backend: Backend, *, call: Literal["sample", "partial", "ranks"] = "sample",
+             kind: Literal["weights", "logits"] = "weights", dtype: Dtype | Quantised = "f32",
+             hidden_dtype: Dtype | None = None, mode: Mode = "sample", noise: Noise = "exact", samples: int = 1,
+             logits_mode: LogitsMode = "raw", rules: int | RuleName | Iterable[RuleName] = (),
+             results: int | Output | Literal["top", "watch"] | Iterable[Output | Literal["top", "watch"]] = (),
+             flags: int | FlagName | Iterable[FlagName] = 0, group_size: int = 0) -> tuple[bool, str]:
     """Whether a backend does such calls, and "" or why not, in the words a call would be refused with.
 
     Names are those of Batch, Head and Result; rules are some of "top_k", "top_p", "min_p", "allow", "edits",
-    "penalties", results of "noisy_logit", "max_logit", "log_z", "logit", "logprob", "rank", "top", "watch". call is "sample",
-    "partial" (and merge) or "ranks". hidden_dtype is the head's unless it is said. Raises Error for what no backend
-    could do.
+    "penalties", results of "noisy_logit", "max_logit", "log_z", "logit", "logprob", "rank", "top", "watch". call is
+    "sample", "partial" (and merge) or "ranks". hidden_dtype is the head's unless it is said. Raises Error for what no
+    backend could do.
     """
-    hidden_dtype = hidden_dtype or (dtype if dtype in _c.DTYPES else "f32")
+    hidden: Any = hidden_dtype or (dtype if dtype in _c.DTYPES else "f32")
     o = _c.CallDescStruct(size=ctypes.sizeof(_c.CallDescStruct))
     o.call, o.kind = choice(_c.CALLS, call, "call"), choice(_c.KINDS, kind, "kind")
     o.dtype = choice({**_c.DTYPES, **_c.QUANTISED}, dtype, "dtype")
-    o.hidden_dtype = choice(_c.DTYPES, hidden_dtype, "hidden_dtype")
+    o.hidden_dtype = choice(_c.DTYPES, hidden, "hidden_dtype")
     o.mode, o.noise = choice(_c.MODES, mode, "mode"), choice(_c.NOISES, noise, "noise")
-    o.samples, o.logits_mode = count_of_samples(samples), choice(_c.LOGITS, logits, "logits")
+    o.samples, o.logits_mode = count_of_samples(samples), choice(_c.LOGITS, logits_mode, "logits_mode")
     o.rules, o.results = _bits(_c.Rule, rules, "rules"), _bits(_c.Wanted, results, "results")
     o.flags, o.group_size = _bits(_c.Flag, flags, "flags"), integer(group_size, "i64", "group_size")
     why, lib = ctypes.c_char_p(), _c.library(backend)
@@ -494,11 +525,11 @@ def supports(backend: str | int, *, call: str | int = "sample", kind: str | int 
     return status == _c.STATUS_OK, (why.value or b"").decode()
 
 
-def noise_gumbel(seed: int, position: int, sample: int, stream: int, token: int) -> float:
+def noise_gumbel(seed: int, position: int, sample: int, substream: int, token: int) -> float:
     """The Gumbel value of one token in one draw."""
-    given = ((seed, "u64", "seed"), (position, "u64", "position"), (sample, "u32", "sample"), (stream, "u32", "stream"),
-             (token, "u32", "token"))
-    return _c.library().fs_noise_gumbel(*(integer(*number) for number in given))
+    given = ((seed, "u64", "seed"), (position, "u64", "position"), (sample, "u32", "sample"),
+             (substream, "u32", "substream"), (token, "u32", "token"))
+    return float(_c.library().fs_noise_gumbel(*(integer(*number) for number in given)))
 
 
 def seed_spread(seed: int, slot: int) -> int:

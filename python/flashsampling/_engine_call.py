@@ -26,9 +26,9 @@ class Call:
         batch.fallback_token = _c.FALLBACK_TOKEN_ZERO  # engines index with it where no token is left
         batch.hidden_dtype = _c.DTYPES[DTYPES[dtype]]
         self.result = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct), tokens_dtype=_c.DTYPES["i64"])
-        self._function = _c.sample_by_address(context.library)
+        self._function = _c.sample_by_address(context._library)
         structs = head.struct, batch, self.result
-        self._arguments = (context.handle().value, *map(ctypes.addressof, structs))
+        self._arguments = (context._handle().value, *map(ctypes.addressof, structs))
         self._part_bytes: dict[Any, int] = {}
         self._had_logprobs = False
         self._keep: list[torch.Tensor] = []  # what the call reads, until it is queued
@@ -57,19 +57,19 @@ class Call:
 
     def run(self) -> None:
         """Makes the call that was set: on CUDA, puts it on torch's current stream."""
-        if self.context.current_stream is not None:
-            self.context.follow()
+        if self.context._current_stream is not None:
+            self.context._follow()
         if self.gather is not None:
             self._run_ranks(self.gather)
         else:
             status = self._function(*self._arguments)
             if status:
-                self.context.check(status)
+                self.context._check(status)
         self._keep = []
 
     def _run_ranks(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """A part of each rank's rows of the head, all parts to every rank, the same merge on each."""
-        library, handle, check = self.context.library, self.context.handle(), self.context.check
+        library, handle, check = self.context._library, self.context._handle(), self.context._check
         structs = [ctypes.byref(struct) for struct in (self.head.struct, self.batch, self.result)]
         key = (self.batch.rows, self.result.top_count, bool(self.result.rank), bool(self.result.logprob),
                bool(self.batch.seen), bool(self.batch.edit_token), bool(self.batch.allow))
@@ -90,6 +90,6 @@ class Call:
         """Work memory of the call that was set, at most."""
         found = ctypes.c_size_t()
         structs = [ctypes.byref(struct) for struct in (self.head.struct, self.batch, self.result)]
-        self.context.check(self.context.library.fs_work_size(self.context.handle(), *structs, None,
+        self.context._check(self.context._library.fs_work_size(self.context._handle(), *structs, None,
                                                              ctypes.byref(found)))
         return found.value

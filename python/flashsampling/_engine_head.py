@@ -9,8 +9,9 @@ import torch
 
 from ._call import Head
 from ._context import Context
+from ._rules import Dtype, ScreenBits
 
-DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+DTYPES: dict[torch.dtype, Dtype] = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 # How far logits may be from the model's own, of the largest of their row: what another order of additions makes of a
 # sum, or roundings of the head's type, of which soft-caps and scales have several.
 _TOLERANCE = {"f32": 1e-4, "f16": 2.0**-8, "bf16": 2.0**-5}
@@ -31,7 +32,7 @@ class Layer(NamedTuple):
     vocab: int
     first_token: int
     ranks: int
-    round: str  # what logits are stored in
+    round_to: Dtype  # what logits are stored in
     scale: float  # before the soft-cap
     softcap: float
     post_scale: float
@@ -49,14 +50,14 @@ def plain_weight(lm_head: Any, hidden: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def head_of(layer: Layer, round: str, bias: torch.Tensor | None, screen: Any = None) -> Head:
+def head_of(layer: Layer, round_to: Dtype, bias: torch.Tensor | None, screen: Any = None) -> Head[torch.Tensor]:
     """The Head of a layer; `bias` is its bias in float32."""
-    return Head(layer.weight.data, first_token=layer.first_token, vocab=layer.vocab, round=round, bias=bias,
+    return Head(layer.weight.data, first_token=layer.first_token, vocab=layer.vocab, round_to=round_to, bias=bias,
                 scale=layer.scale, softcap=layer.softcap, post_scale=layer.post_scale, constant=layer.weight.is_cuda,
                 screen=screen)
 
 
-def make_screen(context: Context, head: Head, bits: int, logger: logging.Logger) -> Any:
+def make_screen(context: Context, head: Head[Any], bits: ScreenBits, logger: logging.Logger) -> Any:
     """A screen of so many bits for a head of weights, made here and waited for. None where there can be none, or where
     no call would read it, and the log says why."""
     weight = head.data.keep
@@ -76,12 +77,12 @@ def make_screen(context: Context, head: Head, bits: int, logger: logging.Logger)
     return screen
 
 
-def screened_head(context: Context, layer: Layer, round: str, bias: torch.Tensor | None, bits: int,
-                  logger: logging.Logger) -> Head:
+def screened_head(context: Context, layer: Layer, round_to: Dtype, bias: torch.Tensor | None, bits: ScreenBits,
+                  logger: logging.Logger) -> Head[torch.Tensor]:
     """head_of with a screen of so many bits; 0: without."""
-    head = head_of(layer, round, bias)
+    head = head_of(layer, round_to, bias)
     screen = make_screen(context, head, bits, logger) if bits else None
-    return head if screen is None else head_of(layer, round, bias, screen)
+    return head if screen is None else head_of(layer, round_to, bias, screen)
 
 
 def known_hidden(dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -99,7 +100,7 @@ def compare(context: Context, layer: Layer, hidden: torch.Tensor, logits: torch.
     ids = ids.to(torch.int32).expand(hidden.shape[0], -1).contiguous()
     whole = layer._replace(vocab=rows, first_token=0)
     head = head_of(whole, "f32", None if layer.bias is None else layer.bias.float())
-    ours = context.sample(head, hidden, mode="score", given=ids, samples=ids.shape[1], outputs=["logit"],
+    ours = context.sample(head, hidden, mode="score", score_tokens=ids, samples=ids.shape[1], outputs=["logit"],
                           on_error="status").logit
     theirs = logits.gather(1, ids.long() + layer.first_token).float()
     largest = theirs.abs().amax(1, keepdim=True)

@@ -6,13 +6,15 @@ import collections
 import logging
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ._context import Context, Error, supports
 from ._engine_head import DTYPES, Unserved
+from ._rules import ScreenBits
 
-_SCREENS = {"off": 0, "8": 8, "4": 4}
+_SCREENS: dict[str, ScreenBits] = {"off": 0, "8": 8, "4": 4}
 _LEAST_WORK = 192 << 20  # bytes to store logits in, which engines would otherwise have for their KV cache
 
 
@@ -52,7 +54,7 @@ def is_off(variable: str) -> bool:
     return os.environ.get(variable, "on").lower() in ("off", "0", "no", "false")
 
 
-def screen_bits(variable: str) -> int:
+def screen_bits(variable: str) -> ScreenBits:
     """How many bits the screen of a head is to have by this environment variable, 0: no screen."""
     text = os.environ.get(variable, "off")
     if text not in _SCREENS:
@@ -79,10 +81,11 @@ class RanksSupport:
     """What a device draws over the ranks of a head; asked once for each kind of step."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, flags: int) -> None:
-        self.device, self.dtype, self.flags = device.type, DTYPES[dtype], flags
+        self.device: Any = device.type
+        self.dtype, self.flags = DTYPES[dtype], flags
         self._refused: dict[tuple[str, ...], str] = {}
 
-    def check(self, cuts: bool, rules: Sequence[str], results: Sequence[str]) -> None:
+    def check(self, cuts: bool, rules: Sequence[Any], results: Sequence[Any]) -> None:
         """Unserved where a step with these is not."""
         # Lists of candidates that prove too short are known on the device alone, and only the host could go on.
         if cuts:

@@ -15,8 +15,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ._hf_rules import Unsupported
+from ._rules import Dtype
 
-NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+NAMES: dict[torch.dtype, Dtype] = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 # How far logits may be from the model's own, of the largest: two units in the last place where they are rounded, and
 # what another order of additions makes of a sum where they are not.
 TOLERANCE = {"f32": 1e-4, "f16": 2.0**-9, "bf16": 2.0**-6}

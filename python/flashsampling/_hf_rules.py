@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers.generation import logits_process as stock
 
+from ._rules import FlagName, RuleName
+
 
 class Unsupported(Exception):
     """Why a call is left to transformers; the text goes to the log."""
@@ -120,11 +122,16 @@ class Rules:
         elif stage == MIN_P:
             self.values.update(min_p=p.min_p, min_p_last=True)
 
-    def used(self) -> tuple[list[str], list[str]]:
+    def used(self) -> tuple[list[RuleName], list[FlagName]]:
         """The rules and the flags of supports() that this call needs."""
-        rules: list[str] = [name for name in ("top_k", "top_p", "min_p") if name in self.values]
-        rules += ["edits"] * bool(self.bias or self.bans) + ["penalties"] * ("repetition" in self.values)
-        return rules, [name for name in ("keep_ties_top_k", "min_p_last") if name in self.values]
+        cuts: tuple[RuleName, ...] = ("top_k", "top_p", "min_p")
+        flags: tuple[FlagName, ...] = ("keep_ties_top_k", "min_p_last")
+        rules = [name for name in cuts if name in self.values]
+        if self.bias or self.bans:
+            rules.append("edits")
+        if "repetition" in self.values:
+            rules.append("penalties")
+        return rules, [name for name in flags if name in self.values]
 
     def at(self, input_ids: torch.Tensor) -> tuple[dict[str, Any], list[int] | None]:
         """The rules of the next token of these sequences, and the only tokens there are where some are forced."""

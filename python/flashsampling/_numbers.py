@@ -2,39 +2,38 @@
 
 Where the library's 0 is its default and Python's 0 is a value, the value is spelled as the header says, or refused.
 """
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from . import _c
 from ._arrays import integer, real
+from ._rules import SLOT_RULES, hint
 
 
 def choice(table: Mapping[str, int], value: Any, what: str) -> int:
     """The number of a name; numbers pass, the library judges them."""
     if isinstance(value, str):
         if value not in table:
-            raise ValueError("%s %r: expected one of %s" % (what, value, ", ".join(table)))
+            raise ValueError("%s %r: expected one of %s%s" % (what, value, ", ".join(table), hint(value, table)))
         return table[value]
     return integer(value, "i32", what)
 
 
-# Least and largest of a rule that is one number for all rows. A bad value of an array is its row's own, see Row.
-_FLOAT = 3.4028234663852886e38  # the largest float32
-_RANGES = {
-    "temperature": (0.0, _FLOAT, "0 (greedy) or more"),
-    "top_p": (0.0, 1.0 + 1e-5, "from 0 to 1 (off)"),
-    "min_p": (0.0, 1.0, "from 0 (off) to 1"),
-    "repetition": (1 / _FLOAT, _FLOAT, "above 0, 1 is off"),
-    "frequency": (-_FLOAT, _FLOAT, "that is finite"),
-    "presence": (-_FLOAT, _FLOAT, "that is finite"),
-}
+def check_words(found: Iterable[Any], known: Iterable[str], what: str) -> None:
+    """Refuses words of a list that are none of those known."""
+    known = list(known)
+    wrong = sorted({str(word) for word in found}.difference(known))
+    if wrong:
+        hints = dict.fromkeys(hint(word, known) for word in wrong)
+        raise ValueError("%s: %s: expected some of %s%s" % (what, ", ".join(wrong), ", ".join(known), "".join(hints)))
 
 
 def number(value: Any, name: str) -> float:
     """A rule that is one number for all rows."""
-    found, (least, largest, text) = real(value, name), _RANGES[name]
-    if not least <= found <= largest or (name == "temperature" and 0 < found < 1e-45):  # which a float has as 0
-        raise ValueError("%s: %g, expected a number %s" % (name, found, text))
+    found, rule = real(value, name), SLOT_RULES[name]
+    vanishes = name == "temperature" and 0 < found < 1e-45  # a float32 has it as 0, which is greedy
+    if vanishes or not rule.least <= found <= rule.largest:
+        raise ValueError("%s: %g, expected a number %s" % (name, found, rule.text))
     return min(max(found, _c.LEAST), 1.0) if name == "top_p" else found
 
 

@@ -61,8 +61,8 @@ def _from_device(context: Any, address: int, rows: int) -> Any:
     """The statuses in host memory, once the device has written them; none in a capture, where nothing may wait."""
     import torch
 
-    stream, given = torch.cuda.current_stream(context.device), context.given_stream
-    if context.current_stream is None and given is not None:  # 0 and 1 are names of the default stream
+    stream, given = torch.cuda.current_stream(context.device), context._given_stream
+    if context._current_stream is None and given is not None:  # 0 and 1 are names of the default stream
         stream = (torch.cuda.ExternalStream(given, context.device) if given > 1
                   else torch.cuda.default_stream(context.device))
     with torch.cuda.stream(stream):

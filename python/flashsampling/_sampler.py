@@ -1,16 +1,24 @@
 """A call that is prepared once and made every step: Sampler."""
+from __future__ import annotations
+
 import copy
 import ctypes
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic
 
 from . import _c, _native
 from ._arrays import (FLOATS, TYPESTR, Local, Pointer, as_pointer, converted, integer, is_scalar, is_tensor, numpy,
                       same_memory, torch_dtype)
 from ._call import Batch, Head, Result, check_penalties
-from ._context import Context
+from ._context import Context, context_for
 from ._rows import RowError, check_rows, raises
+from ._rules import RULES, Dtype, Integers, Kind, LogitsMode, OnError, Outputs, Rules, TokenDtype, check_names
 from ._sample import fresh_seed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_CALL = ("rows", "hidden_dtype", "outputs", "top", "logits_mode", "tokens", "context", "on_error")
 
 
 def _tensor_address(like: Any, dtype: str) -> Callable[[Any], int | None]:
@@ -45,7 +53,7 @@ def _array_address(dtype: str) -> Callable[[Any], int | None]:
     return address
 
 
-class Sampler(Local):
+class Sampler(Local, Generic[Kind]):
     """Draws from one head, step after step, for up to `rows` rows.
 
         sampler = Sampler(head, rows=64, temperature=temperatures, top_p=0.95, outputs=["logprob"])
@@ -53,11 +61,12 @@ class Sampler(Local):
 
     Structures are filled and results allocated here, once; a call exchanges pointers. Arrays of rules are used as they
     lie: what is written to them between calls counts, and one that would have to be converted is refused. Arrays by row
-    (slot, position, allow_index, given, edits, watch) are for `rows` rows, of which a call reads as many as it has.
+    (slot, position, allow_index, score_tokens, edits, watch) are for `rows` rows; a call reads as many as it has.
 
     The head is of weights, and calls get hidden states [B, D]; or of stored logits, any array of their type and width
     for an example, and calls get logits [B, V]. hidden_dtype is "f32", "f16" or "bf16", by default that of the head.
-    outputs, top, logits, tokens: as in `sample`. seed: None takes 64 fresh bits here.
+    outputs, top, logits_mode, tokens: as in `sample`, and so are the shapes of results: [B], or [B, n] where samples=n
+    is given. seed: None takes 64 fresh bits here.
 
     A Sampler serves one thread at a time, with a context of its own unless it is given one. On CUDA calls go to torch's
     current stream and can be captured in a graph; a graph repeats a position that is a number, so give it as an array.
@@ -67,18 +76,22 @@ class Sampler(Local):
     waits for the device in every call, outside of captures.
     """
 
-    def __init__(self, head: Head, rows: int, *, hidden_dtype: str | None = None,
-                 outputs: str | Sequence[str] = (), top: int = 0, logits: str = "raw", tokens: str = "i64",
-                 context: Context | None = None, position: Any = None, on_error: str | None = None,
-                 **rules: Any) -> None:
+    head: Head[Kind]
+    batch: Batch[Kind]
+    _result: Result[Kind]
+    _function: Any
+
+    def __init__(self, head: Head[Kind], rows: int, *, hidden_dtype: Dtype | None = None, outputs: Outputs = (),
+                 top: int = 0, logits_mode: LogitsMode = "raw", tokens: TokenDtype = "i64",
+                 context: Context | None = None, on_error: OnError = None, **rules: Unpack[Rules]) -> None:
+        check_names(rules, RULES, _CALL)
         if not isinstance(head, Head):
             raise TypeError("head: a %s, expected a Head" % type(head).__name__)
         self.rows = integer(rows, "i64", "rows")
         if not 1 <= self.rows <= 1 << 20:
             raise ValueError("rows: %d, expected 1 to %d" % (self.rows, 1 << 20))
-        kind, _, number = (head.data.device or "cpu").partition(":")
-        self.context = context or Context(kind, device=int(number or 0))
-        self._busy = self.context.busy
+        self.context = context or context_for(head.data.device)
+        self._busy = self.context._busy
         same_memory(self.context.device, head.data, "head")
         self._of_weights = head.kind == "weights"
         dtype = hidden_dtype if hidden_dtype and self._of_weights else head.data.dtype
@@ -98,11 +111,12 @@ class Sampler(Local):
             self._prepared.weights, self._prepared.place = like, self._place
         self._native = None
         self._raises, on_host = raises(on_error, self.context.device), self.context.device == "cpu"
-        if like is not None and not self.context.parallel_for and (on_host or not self._raises):
+        if like is not None and not self.context._parallel_for and (on_host or not self._raises):
             self._native = _native.prepare(self._prepared, like, dtype, self.context.device)
-        self._asked: dict[str, Any] = {"outputs": outputs, "top": top, "logits": logits, "tokens": tokens}
+        self._asked: dict[str, Any] = {"outputs": outputs, "top": top, "logits_mode": logits_mode, "tokens": tokens}
         self._rules: dict[str, Any] = {}
-        self.set(position=position, **{"seed": None, **rules})
+        given: Rules = {"seed": None, **rules}
+        self.set(**given)
 
     def __repr__(self) -> str:
         return "<flashsampling.Sampler %d rows, %s>" % (self.rows, self.head.text)
@@ -110,51 +124,54 @@ class Sampler(Local):
     @property
     def position(self) -> int:
         """Of the next call that is given none."""
-        return self._prepared.position
+        return int(self._prepared.position)
 
     @position.setter
     def position(self, value: int) -> None:
         self._prepared.position = integer(value, "u64", "position")
 
-    def set(self, **rules: Any) -> None:
+    def set(self, **changes: Unpack[Rules]) -> None:
         """Exchanges rules; those not named stay, None takes one away, but for seed, of which it makes a fresh one.
         Results of calls that follow are new arrays."""
-        if "seed" in rules and rules["seed"] is None:
+        check_names(changes, RULES)
+        rules: Any = {**self._rules, **changes}
+        if rules["seed"] is None:
             rules["seed"] = fresh_seed(self._input.keep)
-        rules = {name: value for name, value in {**self._rules, **rules}.items() if value is not None}
+        rules = {name: value for name, value in rules.items() if value is not None}
         position = self.position
         if is_scalar(rules.get("position")):
             position = integer(rules.pop("position"), "u64", "position")
-        batch = Batch(self.head, self._input if self._of_weights else None, in_place=True, **rules)
+        batch: Batch[Kind] = Batch(self.head, self._input if self._of_weights else None, in_place=True, **rules)
         check_penalties(rules)
-        result = Result(batch, **self._asked)
-        result.take(result.struct(batch))
-        structs = self.head.struct, batch.struct, result.written
+        result = Result(batch, flat="samples" not in rules, **self._asked)
+        written = result._struct(batch)
+        structs: tuple[Any, ...] = self.head.struct, batch.struct, written
         if self._busy.locked():  # a call of another thread reads the structures that go
-            raise self.context.in_use()
+            raise self.context._in_use()
         with self._busy:
-            if self.context.in_c.value:
-                raise self.context.in_use()
+            if self.context._in_c.value:
+                raise self.context._in_use()
             p = self._prepared
             p.rows = -1
-            self._function = _c.sample_by_address(self.context.library)
-            self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
+            self._function = _c.sample_by_address(self.context._library)
+            self._arguments = (self.context._handle().value, *map(ctypes.addressof, structs))
             self.batch, self._rules, self._result, p.position = batch, rules, result, position
-            self._statuses = result.written.status if self._raises else None
-            self._results: dict[Any, Result] = {}  # by the shape of what is drawn from
+            self._written = written  # lives as long as calls write to what it points to
+            self._statuses = written.status if self._raises else None
+            self._results: dict[Any, Result[Kind]] = {}  # by the shape of what is drawn from
             # Whose rows the structures have, None if they are not packed; what they point to beside the rules.
-            self._last: Result | None = None
+            self._last: Result[Kind] | None = None
             self._kept: Pointer | None = None
             self._positions: Pointer | None = None
             p.context, p.head, p.batch, p.result = self._arguments
             p.input = p.batch + _c.BatchStruct.hidden.offset if self._of_weights else p.head + _c.HeadStruct.data.offset
             p.position_at = None if "position" in rules else p.batch + _c.BatchStruct.position_all.offset
             p.status = self._statuses
-            p.in_c, p.stream_now = map(ctypes.addressof, (self.context.in_c, self.context.stream_now))
-            p.sample = _native.address(self.context.library.fs_sample)
-            p.set_stream = _native.address(self.context.library.fs_context_set_stream)
+            p.in_c, p.stream_now = map(ctypes.addressof, (self.context._in_c, self.context._stream_now))
+            p.sample = _native.address(self.context._library.fs_sample)
+            p.set_stream = _native.address(self.context._library.fs_context_set_stream)
 
-    def __call__(self, hidden: Any, position: Any = None) -> Result:
+    def __call__(self, hidden: Kind | Pointer, position: Integers = None) -> Result[Kind]:
         """Draws every row of hidden [B, D] (or of stored logits [B, V]), B up to `rows`, and returns a Result: views of
         the sampler's own arrays, which the next call writes again.
 
@@ -163,25 +180,25 @@ class Sampler(Local):
         one that ends by RowError has drawn its other rows and counts.
         """
         if position is None and self._native is not None:
-            result = self._native(hidden)
+            result: Result[Kind] | None = self._native(hidden)
             if result is not None:
                 return result
         return self._look(hidden, position)
 
-    def _look(self, hidden: Any, position: Any) -> Result:
+    def _look(self, hidden: Any, position: Any) -> Result[Kind]:
         """A call that C has not made."""
         busy, context = self._busy, self.context
         if busy.locked():
-            raise context.in_use()
+            raise context._in_use()
         with busy:
-            if context.closed or context.in_c.value:
-                raise context.in_use()
+            if context.closed or context._in_c.value:
+                raise context._in_use()
             result = self._exchange(hidden, position)
             status = self._function(*self._arguments)
-            if status == _c.STATUS_MEMORY and context.make_room():
+            if status == _c.STATUS_MEMORY and context._make_room():
                 status = self._function(*self._arguments)
-            if status or context.parallel_for:
-                context.check(status)
+            if status or context._parallel_for:
+                context._check(status)
             batch, found = self.batch.struct, None
             try:
                 if self._statuses is not None:
@@ -194,7 +211,7 @@ class Sampler(Local):
                 raise found
         return result
 
-    def _exchange(self, hidden: Any, position: Any) -> Result:
+    def _exchange(self, hidden: Any, position: Any) -> Result[Kind]:
         """Points the structures to what a call was given, from where C may go on with the next one."""
         prepared, batch, context = self._prepared, self.batch.struct, self.context
         if self._native is not None:
@@ -215,13 +232,13 @@ class Sampler(Local):
             self._set_position(position, batch.rows)
         elif "position" not in self._rules:
             batch.position_all = prepared.position
-        if context.current_stream is not None:
-            context.follow()
+        if context._current_stream is not None:
+            context._follow()
         if self._native is not None and self._last is not None and self._positions is None:
             prepared.drawn, prepared.rows = result, batch.rows
         return result
 
-    def _take(self, hidden: Any) -> Result:
+    def _take(self, hidden: Any) -> Result[Kind]:
         """The quick way did not know what it was given: looks at all of it."""
         what = "hidden" if self._of_weights else "logits"
         pointer = as_pointer(hidden, what, self._input.dtype)
@@ -230,7 +247,7 @@ class Sampler(Local):
             raise ValueError("%s: shape %s, expected [up to %d, %d]" % (what, list(shape), most[0], most[1]))
         same_memory(self.context.device, pointer, what)
         self._kept, self._last = pointer, None
-        result = self._result if shape[0] == most[0] else self._result.first(shape[0])
+        result = self._result if shape[0] == most[0] else self._result._first(shape[0])
         self._set_rows(pointer.address, shape[0], pointer.stride)
         if self._address(hidden) is not None:
             self._results[hidden.shape] = self._last = result

@@ -145,7 +145,7 @@ class Drawer:
         agreed(self.gather, self.device, why)
         assert layer is not None
         self.layer, self._place = layer, layer.weight.data_ptr()
-        rounded = "f32" if os.environ.get("FLASHSAMPLING_SGLANG_LOGITS") == "f32" else layer.round
+        rounded = "f32" if os.environ.get("FLASHSAMPLING_SGLANG_LOGITS") == "f32" else layer.round_to
         flags = flags_of(self.backend, False)
         self.__dict__.pop("call", None)  # its screen, if there is one, may be in the next one's way
         head = screened_head(self.context, layer, rounded, None, screen_bits(SCREEN), LOGGER)

@@ -126,5 +126,5 @@ class Call(_engine_call.Call):
         for step in steps:
             self.set(*step)
             most = max(most, self.work_bytes())
-        self.context.follow()
+        self.context._follow()
         self.context.set_work(most)

@@ -15,6 +15,7 @@ import torch
 from ._context import Error
 from ._engine_head import Layer, Unserved, agreed, compare, known_hidden, screened_head
 from ._engine_steps import RanksSupport, context_of
+from ._rules import ScreenBits
 from ._vllm_call import FLAGS, Call
 from ._vllm_head import layer_of, watched
 from ._vllm_rules import Rules, States, read_rules
@@ -38,7 +39,7 @@ def _all_gather() -> tuple[int, Callable[[torch.Tensor], torch.Tensor] | None]:
 class Drawer:
     """What is known of one model runner. Unserved if vLLM draws every step itself."""
 
-    def __init__(self, runner: Any, hidden: torch.Tensor, finer: bool = False, bits: int = 0) -> None:
+    def __init__(self, runner: Any, hidden: torch.Tensor, finer: bool = False, bits: ScreenBits = 0) -> None:
         self.device, slots = hidden.device, runner.max_num_reqs
         self.bits = bits
         self.ranks, self.gather = _all_gather()
@@ -58,7 +59,7 @@ class Drawer:
             raise Unserved("the head has %d tokens, the sampler %d" % (layer.vocab, vocab))
         self.states.layout(slots, layer.vocab, self.device)
         self.bias = None if layer.bias is None else layer.bias.float()
-        rounded = "f32" if finer else layer.round
+        rounded = "f32" if finer else layer.round_to
         head = screened_head(self.context, layer, rounded, self.bias, bits, LOGGER)
         self.call = Call(self.context, head, self.states, hidden.dtype, slots, self.gather, self.ranks)
         self.text = "%s; %d tokens x %d, logits %s" % (self.context.text, layer.vocab, layer.weight.shape[1], rounded)

@@ -94,15 +94,14 @@ class FlashSampler(_Sized):
         if logits.dim() < 1 or logits.shape[-1] < 1:
             raise ValueError(f"logits: shape {list(logits.shape)}, expected [..., vocabulary]")
         rows = _rows(logits.reshape(-1, logits.shape[-1]))
-        tokens: torch.Tensor = sample_logits(rows, temperature=_temperature(temperature), on_error=None).tokens
+        tokens = sample_logits(rows, temperature=_temperature(temperature), on_error=None).tokens
         return tokens.reshape(logits.shape[:-1])
 
     def sample_tiled(self, hidden: torch.Tensor, lm_head_weight: torch.Tensor,
                      temperature: float = 1.0) -> torch.Tensor:
         """Tokens [batch_size], int64, in one pass over lm_head_weight."""
         hidden, weight, _ = self._checked(hidden, lm_head_weight)
-        tokens: torch.Tensor = sample(hidden, weight, temperature=_temperature(temperature), on_error=None).tokens
-        return tokens[:, 0]
+        return sample(hidden, weight, temperature=_temperature(temperature), on_error=None).tokens
 
     def sample_grouped(self, hidden: torch.Tensor, lm_head_weight: torch.Tensor, temperature: float = 1.0,
                        group_size: int = 4) -> torch.Tensor:
@@ -146,9 +145,7 @@ class FusedFlashSamplingKernel(_Sized):
         if found.type != self.device.type or self.device.index not in (None, found.index):
             raise ValueError(f"hidden: on {found}, this sampler is for {self.device}")
         hidden, weight, bias = self._checked(hidden, lm_head_weight, lm_head_bias)
-        tokens: torch.Tensor = sample(hidden, weight, bias=bias, temperature=_temperature(temperature),
-                                      on_error=None).tokens
-        return tokens[:, 0]
+        return sample(hidden, weight, bias=bias, temperature=_temperature(temperature), on_error=None).tokens
 
     def benchmark_vs_standard(self, batch_size: int = 32, hidden_dim: int | None = None,
                               vocab_size: int | None = None, num_iterations: int = 100,

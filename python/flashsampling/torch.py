@@ -7,8 +7,8 @@
 `sample` and `sample_logits` here take numbers or tensors and call the operators, which are registered when this module
 is imported:
 
-    sample, sample_logits                     -> tokens [B, samples] int64
-    sample_logprob, sample_logits_logprob     -> tokens, logprob [B, samples] float32, status [B] int32
+    sample, sample_logits                     -> tokens [B] int64, [B, n] where samples=n is given
+    sample_logprob, sample_logits_logprob     -> tokens, logprob float32 of the same shape, status [B] int32
 
 Each has an overload that takes tensors by row alone, and one with all rules, `rules`: torch looks for every argument of
 a schema in every call, 0.1 us each. They have fake kernels, change none of their arguments, allocate their results with
@@ -21,23 +21,29 @@ graphs and in compiled code too, and nobody waits for the device. Where tokens i
 
 The kernels are in C where the library for that is there (_native.py), otherwise those below.
 """
+from __future__ import annotations
+
 import ctypes
 import os
 import threading
 from collections.abc import Callable
 from functools import partial
 from numbers import Complex, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from . import _c, _native
 from ._arrays import no_integer, numpy
-from ._context import Context, make_room
+from ._context import context_for, make_room
 from ._numbers import factor, number
 from ._rows import RowError, check_on_error
+from ._rules import TENSOR_RULES, OnError, TensorRules, check_names
 from ._sample import generation
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["sample", "sample_logits"]
 
@@ -47,8 +53,8 @@ _ROWS = ("Tensor? temperature=None, Tensor? top_k=None, Tensor? top_p=None, Tens
 _BY_ROW = frozenset(("temperature", "top_k", "top_p", "min_p", "seed", "position"))
 _RULES = (", Tensor? slot=None, Tensor? allow=None, Tensor? allow_index=None, "
           "float temperature_all=1.0, SymInt top_k_all=0, float top_p_all=1.0, float min_p_all=0.0, "
-          "SymInt seed_all=0, SymInt position_all=0, SymInt samples=1, int flags=0, SymInt vocab=0, "
-          'str round="f32", float scale=1.0, float softcap=0.0, float post_scale=1.0, bool raise_error=True')
+          "SymInt seed_all=0, SymInt position_all=0, SymInt? samples=None, int flags=0, SymInt vocab=0, "
+          'str round_to="f32", float scale=1.0, float softcap=0.0, float post_scale=1.0, bool raise_error=True')
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _ITEM = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
 _SLOTS = {torch.int32: _c.DTYPES["i32"], torch.int64: _c.DTYPES["i64"]}
@@ -60,12 +66,12 @@ class _Call:
     """One thread's context and structures for one device. Every call writes all the members that calls use."""
 
     def __init__(self, device: torch.device) -> None:
-        self.context = Context(device.type, device=device.index or 0)
+        self.context = context_for(str(device))
         self.head = _c.HeadStruct(size=ctypes.sizeof(_c.HeadStruct))
         self.batch = _c.BatchStruct(fallback_token=-1)
         self.rules = self.batch.own_rules
         self.result = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct), tokens_dtype=_c.DTYPES["i64"])
-        self._function = _c.sample_by_address(self.context.library)
+        self._function = _c.sample_by_address(self.context._library)
         self.numbers: tuple[Any, ...] | None = None  # what _set_numbers has set
         self.chooses = False  # whether the last call had slots or masks
         self.known: tuple[Any, ...] | None = None  # what the head's structure was made from
@@ -74,17 +80,16 @@ class _Call:
         self.statuses_at: int | None = None
         self.count_nonzero = numpy().count_nonzero
         structs = self.head, self.batch, self.result
-        self._arguments = (self.context.handle().value, *map(ctypes.addressof, structs))
+        self._arguments = (self.context._handle().value, *map(ctypes.addressof, structs))
 
     def run(self) -> None:
-        if self.context.current_stream is not None:
-            self.context.follow()
+        if self.context._current_stream is not None:
+            self.context._follow()
         status = self._function(*self._arguments)
-        if status == _c.STATUS_MEMORY and self.context.make_room():
+        if status == _c.STATUS_MEMORY and self.context._make_room():
             status = self._function(*self._arguments)
         if status:
-            self.context.check(status)
-
+            self.context._check(status)
 
     def check_rows(self, statuses: Any) -> None:
         """RuntimeError if a row lacks a token."""
@@ -98,7 +103,7 @@ _calls = threading.local()
 def _call(device: torch.device) -> _Call:
     if getattr(_calls, "generation", None) != generation():
         _calls.generation, _calls.made = generation(), {}
-    call = _calls.made.get(device)
+    call: _Call | None = _calls.made.get(device)
     if call is None:
         call = _calls.made[device] = _Call(device)
     return call
@@ -149,11 +154,11 @@ def _set_head(call: _Call, data: Tensor, kind: int, about: tuple[Any, ...]) -> N
     head.stride = _rows(data, "logits" if kind else "weight", data.device)
     head.kind, head.dtype, head.data, head.rows = kind, _DTYPES[data.dtype], data.data_ptr(), data.shape[kind]
     head.dim = 0 if kind else data.shape[1]
-    head.vocab, round, scale, head.softcap, post_scale = about
+    head.vocab, round_to, scale, head.softcap, post_scale = about
     head.scale, head.post_scale = _checked(factor, scale, "scale"), _checked(factor, post_scale, "post_scale")
-    if round not in _c.ROUNDS:
-        raise RuntimeError("round %r: expected one of %s" % (round, ", ".join(_c.ROUNDS)))
-    head.round_to = _c.ROUNDS[round]
+    if round_to not in _c.ROUNDS:
+        raise RuntimeError("round_to %r: expected one of %s" % (round_to, ", ".join(_c.ROUNDS)))
+    head.round_to = _c.ROUNDS[round_to]
     call.known = found
 
 
@@ -162,13 +167,13 @@ def _draw(kind: int, results: int, hidden: Tensor | None, data: Tensor, bias: Te
           min_p: Tensor | None = None, seed: Tensor | None = None, position: Tensor | None = None,
           slot: Tensor | None = None, allow: Tensor | None = None, allow_index: Tensor | None = None,
           temperature_all: float = 1.0, top_k_all: int = 0, top_p_all: float = 1.0, min_p_all: float = 0.0,
-          seed_all: int = 0, position_all: int = 0, samples: int = 1, flags: int = 0, vocab: int = 0,
-          round: str = "f32", scale: float = 1.0, softcap: float = 0.0, post_scale: float = 1.0,
+          seed_all: int = 0, position_all: int = 0, samples: int | None = None, flags: int = 0, vocab: int = 0,
+          round_to: str = "f32", scale: float = 1.0, softcap: float = 0.0, post_scale: float = 1.0,
           raise_error: bool = True) -> Any:
     device = data.device
     call = _call(device)
     head, batch, result, rules = call.head, call.batch, call.result, call.rules
-    _set_head(call, data, kind, (vocab, round, scale, softcap, post_scale))
+    _set_head(call, data, kind, (vocab, round_to, scale, softcap, post_scale))
     head.bias = None if bias is None else _vector(bias, "bias", _FLOATS, head.rows, device)
     rows = data.shape[0]
     if hidden is not None:
@@ -179,7 +184,8 @@ def _draw(kind: int, results: int, hidden: Tensor | None, data: Tensor, bias: Te
     if slot is not None:
         arrays = [value for value in (temperature, top_k, top_p, min_p, seed) if value is not None]
         slots = arrays[0].numel() if arrays else 2**31 - 1  # without arrays there are as many as anybody names
-    numbers = (rows, slots, samples, flags, temperature_all, top_k_all, top_p_all, min_p_all, seed_all)
+    shape = _shape(rows, samples)
+    numbers = (rows, slots, 1 if samples is None else samples, flags, temperature_all, top_k_all, top_p_all, min_p_all, seed_all)
     if numbers != call.numbers:
         _set_numbers(call, *numbers)
     batch.position_all = position_all
@@ -191,7 +197,7 @@ def _draw(kind: int, results: int, hidden: Tensor | None, data: Tensor, bias: Te
     batch.position = None if position is None else _vector(position, "position", _LONGS, rows, device)
     if call.chooses or slot is not None or allow is not None or allow_index is not None:
         _set_rows(call, slot, allow, allow_index, rows, vocab or head.rows, device)
-    tokens = torch.empty((rows, samples), dtype=torch.int64, device=device)
+    tokens = torch.empty(shape, dtype=torch.int64, device=device)
     result.tokens = tokens.data_ptr()
     raise_error = raise_error and call.on_host
     if results == 1:
@@ -200,7 +206,7 @@ def _draw(kind: int, results: int, hidden: Tensor | None, data: Tensor, bias: Te
         if raise_error:
             call.check_rows(call.statuses)
         return tokens
-    logprob = torch.empty((rows, samples), dtype=torch.float32, device=device)
+    logprob = torch.empty(shape, dtype=torch.float32, device=device)
     status = torch.empty((rows,), dtype=torch.int32, device=device)
     result.logprob, result.status = logprob.data_ptr(), status.data_ptr()
     call.run()
@@ -257,12 +263,17 @@ def _sample_logits(results: int, logits: Tensor, bias: Tensor | None = None, **r
     return _draw(1, results, None, logits, bias, **rules)
 
 
-def _fake(source: Tensor, *_: Any, samples: int = 1, **__: Any) -> Tensor:
-    return source.new_empty((source.shape[0], samples), dtype=torch.int64)
+def _shape(rows: int, samples: int | None) -> tuple[int, ...]:
+    """Of tokens: [B] where `samples` was not given."""
+    return (rows,) if samples is None else (rows, samples)
 
 
-def _fake_logprob(source: Tensor, *_: Any, samples: int = 1, **__: Any) -> tuple[Tensor, ...]:
-    shape = source.shape[0], samples
+def _fake(source: Tensor, *_: Any, samples: int | None = None, **__: Any) -> Tensor:
+    return source.new_empty(_shape(source.shape[0], samples), dtype=torch.int64)
+
+
+def _fake_logprob(source: Tensor, *_: Any, samples: int | None = None, **__: Any) -> tuple[Tensor, ...]:
+    shape = _shape(source.shape[0], samples)
     return (source.new_empty(shape, dtype=torch.int64), source.new_empty(shape, dtype=torch.float32),
             source.new_empty(shape[:1], dtype=torch.int32))
 
@@ -340,8 +351,10 @@ def _overload(operator: Any, rules: dict[str, Any]) -> Any:
     return operator.default if all(name in _BY_ROW for name in rules) else operator.rules
 
 
-def _operands(rows: Tensor, seed: int | Tensor | None, rules: dict[str, Any]) -> dict[str, Any]:
+def _operands(rows: Tensor, seed: int | Tensor | None, given: TensorRules) -> dict[str, Any]:
     """Keywords of an operator: what is a number goes where numbers go. Without a seed every row gets one of torch's."""
+    check_names(given, TENSOR_RULES, ("bias", "seed", "logprob", "on_error"))
+    rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if seed is None:
         seed = torch.randint(0, 2**63 - 1, (rows.shape[0],), device=rows.device)
     if not isinstance(seed, Tensor) and (isinstance(seed, float) or not 0 <= seed < 2**64):
@@ -353,12 +366,11 @@ def _operands(rows: Tensor, seed: int | Tensor | None, rules: dict[str, Any]) ->
             if type(value) not in (int, float) and isinstance(value, Complex) and not isinstance(value, Real):
                 # torch would drop a part of it
                 raise TypeError("%s: %r, expected a real number" % (name, value))
-            if value is not None:
-                rules[name + "_all"] = value
+            rules[name + "_all"] = value
     return rules
 
 
-def _called(operator: Any, full: Any, sources: tuple[Any, ...], on_error: str | None, keywords: dict[str, Any]) -> Any:
+def _called(operator: Any, full: Any, sources: tuple[Any, ...], on_error: OnError, keywords: dict[str, Any]) -> Any:
     """Returns the operator's results, or raises RowError. `full` is the operator that also returns statuses."""
     if on_error is not None:
         check_on_error(on_error)
@@ -382,16 +394,27 @@ def _called(operator: Any, full: Any, sources: tuple[Any, ...], on_error: str | 
     return found
 
 
+@overload
+def sample(hidden: Tensor, weight: Tensor, *, bias: Tensor | None = ..., seed: int | Tensor | None = ...,
+           logprob: Literal[False] = ..., on_error: OnError = ..., **rules: Unpack[TensorRules]) -> Tensor: ...
+
+
+@overload
+def sample(hidden: Tensor, weight: Tensor, *, logprob: Literal[True], bias: Tensor | None = ...,
+           seed: int | Tensor | None = ..., on_error: OnError = ..., **rules: Unpack[TensorRules]
+           ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
 def sample(hidden: Tensor, weight: Tensor, *, bias: Tensor | None = None, seed: int | Tensor | None = None,
-           logprob: bool = False, on_error: str | None = None, **rules: Any) -> Any:
-    """Tokens [B, samples] int64 drawn from softmax(hidden @ weight.T); with logprob=True also logprob [B, samples] of
-    the raw logits and status [B].
+           logprob: bool = False, on_error: OnError = None, **rules: Unpack[TensorRules]) -> Any:
+    """Tokens [B] int64 drawn from softmax(hidden @ weight.T); with logprob=True also logprob [B] of the raw logits and
+    status [B]. With samples=n tokens and logprob are [B, n].
 
     temperature, top_k, top_p, min_p, position: numbers, or tensors by row (float32; top_k int32, position int64); with
     `slot` [B] the first four and seed are by slot. seed: None takes seeds from torch's generator of the device, also
     under torch.compile; a number is spread over rows; a tensor int64 is used as it is, a negative value for its 64
-    bits. samples, flags, vocab, round, scale, softcap, post_scale, allow [masks, words] int32, allow_index [B] int32:
-    as in flashsampling.Head and Batch.
+    bits. samples, flags, vocab, round_to, scale, softcap, post_scale, allow [masks, words] int32,
+    allow_index [B] int32: as in flashsampling.Head and Batch.
 
     on_error="raise" raises RowError, whose `result` is what would be returned, if a row lacks a token. "status" leaves
     such a row with the token -1. None, the default, raises on the CPU and not on CUDA, where "raise" waits for the
@@ -404,8 +427,19 @@ def sample(hidden: Tensor, weight: Tensor, *, bias: Tensor | None = None, seed: 
                    keywords)
 
 
+@overload
+def sample_logits(logits: Tensor, *, bias: Tensor | None = ..., seed: int | Tensor | None = ...,
+                  logprob: Literal[False] = ..., on_error: OnError = ..., **rules: Unpack[TensorRules]) -> Tensor: ...
+
+
+@overload
+def sample_logits(logits: Tensor, *, logprob: Literal[True], bias: Tensor | None = ...,
+                  seed: int | Tensor | None = ..., on_error: OnError = ..., **rules: Unpack[TensorRules]
+                  ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
 def sample_logits(logits: Tensor, *, bias: Tensor | None = None, seed: int | Tensor | None = None,
-                  logprob: bool = False, on_error: str | None = None, **rules: Any) -> Any:
+                  logprob: bool = False, on_error: OnError = None, **rules: Unpack[TensorRules]) -> Any:
     """`sample` from stored logits [B, V]."""
     keywords = _operands(logits, seed, rules)
     ops = torch.ops.flashsampling

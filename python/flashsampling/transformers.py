@@ -42,6 +42,7 @@ from ._engine_head import make_screen
 from ._hf_head import NAMES, TOLERANCE, fingerprint, fit, known, output_embedding, tapped
 from ._hf_logits import Deferred, Source, Steps
 from ._hf_rules import Rules, Unsupported
+from ._rules import ScreenBits
 from ._sample import fresh_seed, generation
 
 __all__ = ["generate", "patch", "unpatch"]
@@ -49,7 +50,7 @@ __all__ = ["generate", "patch", "unpatch"]
 _logger = logging.getLogger("flashsampling")
 _contexts = threading.local()
 # Bits of the screens that patch() was asked for, and those that were made: (what they are of, screen).
-_bits: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+_bits: WeakKeyDictionary[Any, ScreenBits] = WeakKeyDictionary()
 _screens: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Any]] = WeakKeyDictionary()
 # Per model: the fingerprint of its head and the steps behind it, and the arguments of a Head that does the same, or the
 # reason why the model is not served.
@@ -103,7 +104,8 @@ class _Drawer:
         self.rules = Rules(processors, do_sample, self.vocab)
         rules, flags = self.rules.used()
         try:
-            done, why = supports(self.device.type, dtype=NAMES[weight.dtype], rules=rules, flags=flags)
+            backend: Any = self.device.type
+            done, why = supports(backend, dtype=NAMES[weight.dtype], rules=rules, flags=flags)
         except Error as error:
             done, why = False, error.text
         if not done:
@@ -198,12 +200,12 @@ class _Drawer:
         came = logits.steps(sent).to(self.device)
         sent = sent[:, 0].to(self.device)
         scale, softcap = fit(sent[[0, -1]], came[[0, -1]])
-        proof: dict[str, Any] = dict(round=NAMES[raw.dtype], scale=scale, softcap=softcap)
+        proof: dict[str, Any] = dict(round_to=NAMES[raw.dtype], scale=scale, softcap=softcap)
         stock = came[:-1]
         ids, ours = self._some_logits(self._head(proof), logits.source.hidden[:, -1][rows].to(self.device), stock)
         theirs = stock.gather(1, ids)
         worst = (ours - theirs).abs().max().item()
-        limit = TOLERANCE[proof["round"]] * stock.abs().max().item()
+        limit = TOLERANCE[proof["round_to"]] * stock.abs().max().item()
         if not worst <= limit:
             at = (ours - theirs).abs().argmax()
             text = "logits are not the model's own: token %d has %.6g, expected %.6g"
@@ -215,7 +217,7 @@ class _Drawer:
         """Tokens [B, 32] and our logits of them: 31 over the vocabulary, and the likeliest."""
         spread = torch.linspace(0, self.vocab - 1, 31, device=self.device).long().expand(stock.shape[0], -1)
         ids = torch.cat([spread, stock.argmax(-1, keepdim=True)], -1)
-        result = _context(self.device).sample(head, hidden, mode="score", samples=32, given=ids.int(),
+        result = _context(self.device).sample(head, hidden, mode="score", samples=32, score_tokens=ids.int(),
                                               outputs=["logit"], on_error="status")
         return ids, result.check().logit
 
@@ -230,8 +232,8 @@ class _Drawer:
                 raise ValueError("step %d: the tokens that are forced are banned as well" % self.step)
             zeros = torch.zeros(hidden.shape[0], len(forced), device=self.device)
             head, states = Head(logits=zeros), None  # type: ignore[assignment]
-        result = _context(self.device).sample(head, states, seed=self.seed, position=self.step, tokens="i64",
-                                              on_error="status", **rules)
+        result = _context(self.device).sample(head, states, seed=self.seed, position=self.step, on_error="status",
+                                              **rules)
         found = result.status & _NO_LAW
         if found.any():
             names = {name for bits in found.tolist() for name in row_text(bits & _NO_LAW).split()} - {"OK"}
@@ -358,7 +360,7 @@ def _unpickled(stock: Any, *arguments: Any) -> Any:
     return kind.__new__(kind, *arguments)
 
 
-def patch(model: Any, screen: int = 0) -> Any:
+def patch(model: Any, screen: ScreenBits = 0) -> Any:
     """Makes model.generate() draw fused, and returns the model. `with patch(model):` undoes it at the end.
 
     Patching a model twice is patching it once, with the last `screen`. Other models of its class are as they were.

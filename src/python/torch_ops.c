@@ -3,6 +3,7 @@
  * torch hands a kernel a stack of words, with everything they point to, and takes its results from there:
  *   Tensor   a handle           Tensor?  NULL, or a word from C++'s new with a handle in it
  *   float    a double           int, SymInt, bool  an int64_t     str  a handle of another kind
+ *   SymInt?  NULL, or a word from C++'s new
  * The arguments are those of the schemas in python/flashsampling/torch.py, in their order. One kernel serves all of the
  * operators: how many words there are tells stored logits from weights and whether rules follow, how many results are
  * wanted tells whether logprobs are among them.
@@ -65,6 +66,7 @@ typedef struct context_of {
 
 typedef struct call {
     int32_t stored; /* logits take the place of weights */
+    int32_t flat;   /* `samples` was not given: results are [B] */
     fs_tensor tensors[TENSORS];
     uint64_t words[ALL];
     fs_head head;
@@ -311,9 +313,13 @@ static int take(call *c, const uint64_t *stack, uint64_t inputs) {
     const uint64_t count = inputs + (uint64_t)c->stored;
     memcpy(&c->words[TEMPERATURE_ALL], &one, sizeof one), memcpy(&c->words[TOP_P_ALL], &one, sizeof one);
     memcpy(&c->words[SCALE], &one, sizeof one), memcpy(&c->words[POST_SCALE], &one, sizeof one);
-    c->words[SAMPLES] = c->words[RAISE] = 1;
+    c->words[RAISE] = 1;
     memcpy(&c->words[c->stored], stack, inputs * sizeof *stack);
     int good = count == FEW || count == ALL;
+    uint64_t *samples = (uint64_t *)(uintptr_t)c->words[SAMPLES];
+    c->flat = samples == NULL;
+    c->words[SAMPLES] = samples ? *samples : 1;
+    if (samples) torch.delete_word(samples);
     if (!good) snprintf(c->text, sizeof c->text, "%d arguments", (int)inputs);
     for (int name = c->stored; name < TENSORS && name < (int)count; name++) {
         uint64_t *word = name == HIDDEN || name == DATA ? &c->words[name] : (uint64_t *)(uintptr_t)c->words[name];
@@ -351,7 +357,8 @@ static int make_results(call *c, uint64_t outputs) {
         snprintf(c->text, sizeof c->text, "argument: samples is %lld, must be 1 to 1024", (long long)c->words[SAMPLES]);
         return 0;
     }
-    if (!make_result(c, 0, I64, c->batch.samples, &tokens)) return 0;
+    const int64_t columns = c->flat ? 0 : c->batch.samples;
+    if (!make_result(c, 0, I64, columns, &tokens)) return 0;
     c->result.tokens = tokens, c->result.tokens_dtype = FS_I64;
     if (outputs == 1) {
         if (!raises(c) || c->batch.rows == 0) return 1;
@@ -359,7 +366,7 @@ static int make_results(call *c, uint64_t outputs) {
         if (!c->status) snprintf(c->text, sizeof c->text, "no memory for %lld statuses", (long long)c->batch.rows);
         return c->status != NULL;
     }
-    if (!make_result(c, 1, F32, c->batch.samples, &logprob) || !make_result(c, 2, I32, 0, &status)) return 0;
+    if (!make_result(c, 1, F32, columns, &logprob) || !make_result(c, 2, I32, 0, &status)) return 0;
     c->result.logprob = logprob, c->result.status = status;
     return 1;
 }

@@ -24,7 +24,7 @@ except (ImportError, OSError, fs.Error) as error:
 
 STREAM = torch.cuda.Stream()
 torch.cuda.set_stream(STREAM)  # torch's own work and the library's are ordered by one stream
-GPU = fs.Context("cuda", stream=STREAM.cuda_stream)
+GPU = fs.Context("cuda", cuda_stream=STREAM.cuda_stream)
 CPU = fs.Context("cpu")
 TILE = "FLASHSAMPLING_CUDA_TILE"
 
@@ -39,7 +39,7 @@ def forced(tile):
     before = os.environ.get(TILE)
     os.environ[TILE] = tile
     try:
-        return fs.Context("cuda", stream=STREAM.cuda_stream)
+        return fs.Context("cuda", cuda_stream=STREAM.cuda_stream)
     finally:
         del os.environ[TILE]
         if before is not None:
@@ -91,7 +91,7 @@ def rules(B, greedy_every=5):
 def on_host(values):
     """Arrays of numpy. Seeds and streams are bits, which torch has as integers with a sign."""
     found = {name: v.cpu().numpy() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
-    for name, bits in (("seed", np.uint64), ("stream", np.uint32)):
+    for name, bits in (("seed", np.uint64), ("substream", np.uint32)):
         if isinstance(found.get(name), np.ndarray):
             found[name] = found[name].view(bits)
     return found
@@ -105,7 +105,7 @@ class Outputs:
 
     BAND = 64
 
-    def __init__(self, rows, tokens=torch.int32, floats=("score", "logit")):
+    def __init__(self, rows, tokens=torch.int32, floats=("noisy_logit", "logit")):
         types = {"tokens": tokens, "status": torch.int32, **{name: torch.int32 for name in floats}}
         size = rows + 2 * self.BAND
         self.whole = {name: torch.full((size,), SENTINEL, device="cuda", dtype=t) for name, t in types.items()}
@@ -125,12 +125,13 @@ class Outputs:
         return self.rows
 
 
-def draw(W, H, asked, head=None, tokens=torch.int32, logits="raw", context=None):
+def draw(W, H, asked, head=None, tokens=torch.int32, logits_mode="raw", context=None):
     """What the device draws: tensors by name. Calls have kernels of their own by what they want, tokens alone, scores
     too, or the largest logits, which must draw the same."""
-    outs = [Outputs(H.shape[0], tokens, floats) for floats in ((), ("score", "logit"), ("score", "logit", "max_logit"))]
+    wanted = (), ("noisy_logit", "logit"), ("noisy_logit", "logit", "max_logit")
+    outs = [Outputs(H.shape[0], tokens, floats) for floats in wanted]
     for each in outs:
-        (context or GPU).sample(fs.Head(W, **(head or {})), H, out=each.rows, logits=logits, **asked)
+        (context or GPU).sample(fs.Head(W, **(head or {})), H, out=each.rows, logits_mode=logits_mode, **asked)
     tokens_alone, scores, everything = (each.taken() for each in outs)
     assert same_bits(tokens_alone, scores), "tokens or status differ where nothing else is wanted"
     assert same_bits(scores, everything), "tokens, status or scores differ where largest logits are wanted too"
@@ -156,12 +157,12 @@ def one_bit(tokens, vocab):
     return words
 
 
-def check(W, H, asked, head=None, near=0.0, tokens=torch.int32, logits="raw"):
+def check(W, H, asked, head=None, near=0.0, tokens=torch.int32, logits_mode="raw"):
     """Draws on the device and compares with the oracle: tokens, status, and score and logit of the device's own token.
     With `near`, rows may differ whose best two scores are nearer than that."""
-    got = on_host(draw(W, H, asked, head, tokens, logits))
+    got = on_host(draw(W, H, asked, head, tokens, logits_mode))
     oracle = fs.Head(logits=dots(W, H).float().cpu().numpy(), **on_host(head or {}))
-    asked = dict(on_host(asked), outputs=("score", "logit"), logits=logits)
+    asked = dict(on_host(asked), outputs=("noisy_logit", "logit"), logits_mode=logits_mode)
     want = CPU.sample(oracle, on_error="status", **asked)
     own = CPU.sample(oracle, allow=one_bit(got["tokens"], oracle.vocab), on_error="status", **asked)
 
@@ -169,11 +170,11 @@ def check(W, H, asked, head=None, near=0.0, tokens=torch.int32, logits="raw"):
     drawn = want.status & fs.Row.NO_TOKEN == 0
     differ = np.flatnonzero(got["tokens"] != want.tokens[:, 0])
     assert drawn[differ].all()
-    gap = want.score[differ, 0] - own.score[differ, 0]
+    gap = want.noisy_logit[differ, 0] - own.noisy_logit[differ, 0]
     if len(differ):
         print("rows %s differ, their scores by %s" % (differ.tolist(), gap.tolist()))
     assert len(differ) <= (NEAR_ROWS if near else 0) and (gap <= near).all()
-    for name in ("score", "logit"):
+    for name in ("noisy_logit", "logit"):
         reference = getattr(own, name)[:, 0]
         bound = near + 4e-6 * np.maximum(1.0, np.abs(np.where(np.isfinite(reference), reference, 0)))
         assert close(got[name], reference, bound)[drawn].all(), name

@@ -155,7 +155,7 @@ class Part:
         for call in range(CALLS):
             own = {k: v[call] if isinstance(v, torch.Tensor) else v for k, v in names.items() if k != "step"}
             batch = fs.Batch(self.head, h, temperature=temperature, **own)
-            out = {"tokens": self.tokens[call], "score": self.score[call]}
+            out = {"tokens": self.tokens[call], "noisy_logit": self.score[call]}
             self.calls.append((batch, fs.Result.into(batch, out)))
 
     def queue(self, call):
@@ -188,7 +188,8 @@ class Run:
         token, score = self.parts[0].tokens + self.parts[0].shift, self.parts[0].score
         for part in self.parts[1:]:
             better = part.score > score
-            token, score = torch.where(better, part.tokens + part.shift, token), torch.where(better, part.score, score)
+            token = torch.where(better, part.tokens + part.shift, token)
+            score = torch.where(better, part.score, score)
         return token, score
 
     def capture(self):

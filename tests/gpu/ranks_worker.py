@@ -16,9 +16,9 @@ import flashsampling as fs
 RANK, COUNT, FOLDER, MODE = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 STREAM = torch.cuda.Stream()
 torch.cuda.set_stream(STREAM)
-CONTEXT = fs.Context("cuda", stream=STREAM.cuda_stream)
+CONTEXT = fs.Context("cuda", cuda_stream=STREAM.cuda_stream)
 V, D = 20011, 128
-FLOATS = ("score", "logit", "logprob", "log_z", "max_logit")
+FLOATS = ("noisy_logit", "logit", "logprob", "log_z", "max_logit")
 
 
 def normal(rows, columns, seed):
@@ -63,7 +63,7 @@ def head(how, kind="weights", H=None, **more):
 # name, results, logits, more rules of the batch, kind of head
 CASES = (
     ("tokens", ("tokens",), "raw", {}, "weights"),
-    ("scores", ("tokens", "score"), "raw", {}, "weights"),
+    ("scores", ("tokens", "noisy_logit"), "raw", {}, "weights"),
     ("status", ("tokens", "status"), "raw", {}, "weights"),
     ("raw", ("tokens", "status", "log_z", "logit", "logprob"), "raw", {}, "weights"),
     ("processed", ("tokens", "status", "log_z", "logprob", "max_logit"), "processed", {}, "weights"),
@@ -72,12 +72,12 @@ CASES = (
     ("stored", ("tokens", "status", "log_z"), "processed", {}, "logits"),
     ("stored tokens", ("tokens",), "processed", {}, "logits"),
     ("screened tokens", ("tokens",), "raw", {}, "screened"),
-    ("screened", ("tokens", "status", "score", "logit"), "raw", {}, "screened"),
-    ("screened with cuts", ("tokens", "status", "score"), "raw", dict(top_k=50), "screened"),
-    ("top-k", ("tokens", "status", "score"), "raw", dict(top_k=50), "weights"),
-    ("cuts", ("tokens", "status", "score"), "raw", dict(top_k=64, top_p=0.8, min_p=0.001), "weights"),
-    ("nucleus", ("tokens", "status", "score"), "raw", dict(top_p=0.7, list_capacity=V), "weights"),
-    ("stored min-p", ("tokens", "status", "score"), "raw", dict(min_p=0.01, list_capacity=V), "logits"),
+    ("screened", ("tokens", "status", "noisy_logit", "logit"), "raw", {}, "screened"),
+    ("screened with cuts", ("tokens", "status", "noisy_logit"), "raw", dict(top_k=50), "screened"),
+    ("top-k", ("tokens", "status", "noisy_logit"), "raw", dict(top_k=50), "weights"),
+    ("cuts", ("tokens", "status", "noisy_logit"), "raw", dict(top_k=64, top_p=0.8, min_p=0.001), "weights"),
+    ("nucleus", ("tokens", "status", "noisy_logit"), "raw", dict(top_p=0.7, list_capacity=V), "weights"),
+    ("stored min-p", ("tokens", "status", "noisy_logit"), "raw", dict(min_p=0.01, list_capacity=V), "logits"),
 )
 
 
@@ -88,7 +88,7 @@ def draw_cases(ranks, found, how):
             if ranks is None and name == "groups":
                 continue
             H, out = hidden(B), outputs(B, wanted)
-            CONTEXT.sample(head(how, kind, H), None if kind == "logits" else H, out=out, logits=logits, **rules(B),
+            CONTEXT.sample(head(how, kind, H), None if kind == "logits" else H, out=out, logits_mode=logits, **rules(B),
                            **more, **({} if ranks is None else {"ranks": ranks.address}))
             torch.cuda.synchronize()
             if "status" in out:
@@ -119,17 +119,17 @@ def run_graph():
         part = head("even", kind)
         asked.update(more)
         out, eager = outputs(B, wanted), outputs(B, wanted)
-        CONTEXT.sample(part, H, out=out, ranks=ranks.address, logits="processed", **asked)
+        CONTEXT.sample(part, H, out=out, ranks=ranks.address, logits_mode="processed", **asked)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=STREAM, capture_error_mode="thread_local"):
-            CONTEXT.sample(part, H, out=out, ranks=ranks.address, logits="processed", **asked)
+            CONTEXT.sample(part, H, out=out, ranks=ranks.address, logits_mode="processed", **asked)
         seen = set()
         for step in range(20):
             asked["position"] += 1
             H.copy_(hidden(B) * (1 if step % 2 else 0.5))
             graph.replay()
-            CONTEXT.sample(part, H, out=eager, ranks=ranks.address, logits="processed", **asked)
+            CONTEXT.sample(part, H, out=eager, ranks=ranks.address, logits_mode="processed", **asked)
             torch.cuda.synchronize()
             for name in wanted:
                 assert torch.equal(out[name].view(torch.int32), eager[name].view(torch.int32)), (step, name)

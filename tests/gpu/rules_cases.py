@@ -30,7 +30,7 @@ else:
 
 BAND = 61  # elements before and after each result; odd, so that results are aligned to their elements only
 SLOT = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32, "min_p": np.float32, "seed": np.uint64,
-        "stream": np.uint32, "repetition": np.float32, "frequency": np.float32, "presence": np.float32}
+        "substream": np.uint32, "repetition": np.float32, "frequency": np.float32, "presence": np.float32}
 SIGNED = {"uint16": np.int16, "uint32": np.int32, "uint64": np.int64}  # torch hardly knows the unsigned ones
 OFF = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition=1.0, frequency=0.0, presence=0.0)
 JUNK = {"f": np.nan, "i": 10**9, "h": 0x7FC0}  # h: 16 bits, a NaN of bfloat16
@@ -81,7 +81,7 @@ def moved(case, seed=0):
     for name, dtype in SLOT.items():
         if np.ndim(rules.get(name, 0)):
             rules[name] = placed(rng, np.asarray(rules[name]).astype(dtype))
-    for name, dtype in (("position", np.uint64), ("given", np.int32), ("slot", None), ("allow_index", np.int32)):
+    for name, dtype in (("position", np.uint64), ("score_tokens", np.int32), ("slot", None), ("allow_index", np.int32)):
         if np.ndim(rules.get(name, 0)):
             rules[name] = placed(rng, np.asarray(rules[name], dtype))
     if "allow_index" in rules:
@@ -105,11 +105,12 @@ class Call:
         self.keywords, self.hidden, self.rules = moved(case, seed)
         self.context, self.head = context or TESTED, fs.Head(**self.keywords)
         self.batch = fs.Batch(self.head, self.hidden, **self.rules, **options)
-        like = fs.Result(self.batch, case.outputs, top=case.top, logits=case.logits, tokens=case.tokens).arrays()
+        like = fs.Result(self.batch, case.outputs, top=case.top, logits_mode=case.logits_mode,
+                         tokens=case.tokens).arrays()
         self.whole = {name: torch.full(((a.numel() + 2 * BAND) * a.element_size(),), SENTINEL, dtype=torch.uint8,
                                        device=DEVICE).view(a.dtype) for name, a in like.items()}
         inside = {name: self.whole[name][BAND : BAND + a.numel()].view(a.shape) for name, a in like.items()}
-        self.out = fs.Result.into(self.batch, inside, logits=case.logits)
+        self.out = fs.Result.into(self.batch, inside, logits_mode=case.logits_mode)
 
     def run(self):
         self.context.sample(self.head, self.batch, out=self.out, on_error="status")
@@ -139,7 +140,7 @@ def on_cpu(case):
         rules["allow_index"] = index_pointer(torch.from_numpy(np.array(rules["allow_index"], np.int32)))
     head = fs.Head(**case.head)
     result = CPU.sample(head, fs.Batch(head, case.hidden, **rules), outputs=case.outputs, top=case.top,
-                        logits=case.logits, tokens=case.tokens, on_error="status")
+                        logits_mode=case.logits_mode, tokens=case.tokens, on_error="status")
     return result.arrays()
 
 
@@ -178,11 +179,12 @@ def wrong_ranks(case, got, want, bound):
 
 def near_ties(case, got, want):
     """Rows of FS_NOISE_FAST, whose logarithms differ in their last bits, that drew another token of the same score."""
-    if case.rules.get("noise") != "fast" or "score" not in want or case.rules.get("mode", "sample").startswith("group"):
+    groups = case.rules.get("mode", "sample").startswith("group")
+    if case.rules.get("noise") != "fast" or "noisy_logit" not in want or groups:
         return np.zeros(case.rows(), bool)
     differ = got["tokens"] != want["tokens"]
     with np.errstate(invalid="ignore"):
-        near = np.abs(got["score"] - want["score"]) <= 4e-6 * np.maximum(1.0, np.abs(want["score"]))
+        near = np.abs(got["noisy_logit"] - want["noisy_logit"]) <= 4e-6 * np.maximum(1.0, np.abs(want["noisy_logit"]))
     return differ.any(1) & (near | ~differ).all(1)
 
 
@@ -251,7 +253,7 @@ def row_text(case, b, got, want):
     words = ["row %d" % b, "slot %d" % slot, "status %#x/%#x" % (got["status"][b], want["status"][b])]
     if 0 <= slot < case.slots():
         for name in SLOT:
-            if name in rules and name not in ("seed", "stream"):
+            if name in rules and name not in ("seed", "substream"):
                 value = rules[name] if np.ndim(rules[name]) == 0 else np.asarray(rules[name])[slot]
                 words += ["%s %.9g" % (name, value)] * bool(value != OFF[name])
         if rules.get("padded_edits") is not None:
@@ -274,8 +276,9 @@ def case_text(case):
         words.append("H %s" % case.hidden.dtype)
     words += ["%s %s" % item for item in head.items() if np.ndim(item[1]) == 0 and item[1] and item[0] != "dtype"]
     words += ["bias"] * (head.get("bias") is not None)
-    words += ["%s, %s, n %d, top %d" % (rules.get("mode", "sample"), case.logits, rules.get("samples", 1), case.top)]
-    skip = ("mode", "samples", "seed", "position", "slots", "fallback_token", "exact_rank", "stream")
+    words += ["%s, %s, n %d, top %d" % (rules.get("mode", "sample"), case.logits_mode, rules.get("samples", 1),
+                                        case.top)]
+    skip = ("mode", "samples", "seed", "position", "slots", "fallback_token", "exact_rank", "substream")
     for name, value in rules.items():
         if name not in skip and value is not None and value is not False:
             words.append("%s %s" % (name, value) if isinstance(value, (int, float, str, dict)) and value is not True

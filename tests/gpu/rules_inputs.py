@@ -43,7 +43,8 @@ def through_weights(case, dtype="f32"):
     W[:, : len(x)] = x.T
     head = dict(case.head, weights=stored_as(W, dtype), dtype=dtype)
     del head["logits"]
-    return Case(head, stored_as(np.eye(len(x), dim), dtype), logits=case.logits, top=case.top, tokens=case.tokens,
+    return Case(head, stored_as(np.eye(len(x), dim), dtype), logits_mode=case.logits_mode, top=case.top,
+                tokens=case.tokens,
                 outputs=case.outputs, **case.rules)
 
 
@@ -115,6 +116,6 @@ def mixed_rules(rng, rows, vocab, counts="counts"):
 def mixed_case(rng, head, hidden, rows, vocab, counts=None, **asked):
     """A case of rows of every kind; counts: "counts" (dense) or "count_list", either if it is not said."""
     counts = counts or pick(rng, "counts", "count_list")
-    wanted = dict(logits=pick(rng, "raw", "processed", "cut"), top=20,
+    wanted = dict(logits_mode=pick(rng, "raw", "processed", "cut"), top=20,
                   watch=[rng.integers(0, vocab, 3).tolist() for _ in range(rows)])
     return Case(head, hidden, **{**wanted, **asked}, **mixed_rules(rng, rows, vocab, counts))

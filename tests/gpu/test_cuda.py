@@ -87,9 +87,9 @@ def test_no_rows_is_a_call_that_does_nothing():
     (dict(bias=True), 0.0),
     (dict(scale=0.5, post_scale=1.75), 0.0),
     (dict(scale=-1.0), 0.0),
-    (dict(round="bf16"), 0.0),
-    (dict(round="f16"), 0.0),
-    (dict(bias=True, round="bf16", scale=0.25, softcap=3.0, post_scale=2.0), 2e-5),
+    (dict(round_to="bf16"), 0.0),
+    (dict(round_to="f16"), 0.0),
+    (dict(bias=True, round_to="bf16", scale=0.25, softcap=3.0, post_scale=2.0), 2e-5),
     (dict(vocab=9001), 0.0),
 ], ids=["softcap", "bias", "scales", "negative", "bf16", "f16", "everything", "padding"])
 def test_the_life_of_a_logit(head, near, B):
@@ -101,7 +101,7 @@ def test_the_life_of_a_logit(head, near, B):
 
 @pytest.mark.parametrize("logits", ["raw", "processed"])
 def test_logits_are_before_or_after_the_temperature(logits):
-    check(weights(10007, 128), hidden(40, 128), rules(40), logits=logits)
+    check(weights(10007, 128), hidden(40, 128), rules(40), logits_mode=logits)
 
 
 @pytest.mark.parametrize("B", [3, 64, 256, 300])
@@ -114,7 +114,7 @@ def test_rows_share_slots_skip_and_name_bad_ones():
     S = 9
     slot = torch.tensor([3, -1, 8, 0, 9, 3, -5, 2, -1, 1, 7, 2**31 - 1, 4], device="cuda", dtype=torch.int32)
     asked = dict(rules(S), slot=slot, slots=S, position=torch.arange(13, device="cuda"), fallback_token=-7,
-                 stream=torch.arange(S, device="cuda", dtype=torch.int32) - 4)
+                 substream=torch.arange(S, device="cuda", dtype=torch.int32) - 4)
     got = check(weights(10007, 128), hidden(13, 128), asked)
     assert got["status"][[1, 8]].tolist() == [fs.Row.SKIPPED] * 2
     assert got["status"][[4, 6, 11]].tolist() == [fs.Row.BAD_SLOT] * 3
@@ -197,7 +197,7 @@ def test_a_row_without_tokens_is_empty(B):
     W, H = weights(10007, 128), hidden(B, 128)
     bias = torch.full((10007,), -float("inf"), device="cuda")
     got = check(W, H, dict(rules(B), fallback_token=-7), dict(bias=bias))
-    assert (got["status"] == fs.Row.EMPTY).all() and (got["tokens"] == -7).all() and np.isnan(got["score"]).all()
+    assert (got["status"] == fs.Row.EMPTY).all() and (got["tokens"] == -7).all() and np.isnan(got["noisy_logit"]).all()
     bias[9876] = 0
     got = check(W, H, rules(B), dict(bias=bias))
     assert (got["status"] == 0).all() and (got["tokens"] == 9876).all()
@@ -226,7 +226,7 @@ def test_shards_together_are_the_whole(edges, B):
     parts = []
     for a, b in zip(edges, edges[1:]):
         parts.append(draw(W[a:b], H, asked, dict(first_token=a, bias=bias[a:b])))
-    winner = torch.stack([p["score"] for p in parts]).argmax(0)[None]
+    winner = torch.stack([p["noisy_logit"] for p in parts]).argmax(0)[None]
     for name in whole:
         best = torch.stack([p[name] for p in parts]).gather(0, winner)[0]
         assert torch.equal(best.view(torch.int32), whole[name].view(torch.int32)), name
@@ -263,7 +263,7 @@ def test_two_streams_at_once_with_a_context_each():
         batches = [fs.Batch(head, H, **dict(asked, position=asked["position"] + i)) for i in range(steps)]
         want = torch.stack([draw(W, H, dict(asked, position=asked["position"] + i))["tokens"] for i in range(steps)])
         tokens = torch.full((steps, B), -9, device="cuda", dtype=torch.int32)
-        sides.append((fs.Context("cuda", stream=stream.cuda_stream), batches, tokens, want))
+        sides.append((fs.Context("cuda", cuda_stream=stream.cuda_stream), batches, tokens, want))
     torch.cuda.synchronize()
     for i in range(steps):
         for context, batches, tokens, _ in sides:
@@ -317,7 +317,7 @@ REQUESTS = {
     "float32 weights": dict(head=lambda: fs.Head(W0.float()), hidden=H0.float()),
     "two types": dict(hidden=H0.half()),
     "without replacement": dict(mode="without_replacement"),
-    "scoring": dict(mode="score", given=cuda([[1], [2]])),
+    "scoring": dict(mode="score", score_tokens=cuda([[1], [2]])),
     "two samples": dict(samples=2),
     "fast noise": dict(noise="fast"),
     "top-k": dict(top_k=5),

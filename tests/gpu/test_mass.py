@@ -9,19 +9,19 @@ import torch
 
 import flashsampling as fs
 
-FIELDS = ("score", "logit", "log_z", "logprob", "max_logit")
+FIELDS = ("noisy_logit", "logit", "log_z", "logprob", "max_logit")
 SENTINEL = -12345.0
 ROWS = (1, 3, 8, 17, 48, 64, 96, 128, 160, 192, 256, 300)
 
 
-def draw(W, H, asked, fields=FIELDS, head=None, logits="raw", context=None):
+def draw(W, H, asked, fields=FIELDS, head=None, logits_mode="raw", context=None):
     """Tensors by name. A sentinel left in place is a row that was not written."""
     B = H.shape[0]
     out = {"tokens": torch.full((B,), -77, device="cuda", dtype=torch.int32),
            "status": torch.full((B,), -77, device="cuda", dtype=torch.int32)}
     for name in fields:
         out[name] = torch.full((B,), SENTINEL, device="cuda")
-    (context or GPU).sample(fs.Head(W, **(head or {})), H, out=out, logits=logits, **asked)
+    (context or GPU).sample(fs.Head(W, **(head or {})), H, out=out, logits_mode=logits_mode, **asked)
     assert all((out[name] != SENTINEL).all() for name in fields)
     return out
 
@@ -38,7 +38,7 @@ def check(W, H, asked, logits, fields=FIELDS, scale=1.0, bound=3e-6):
     l = law(W, H, asked, logits, scale)
     # The same draw and the same bits, whatever else is asked: calls without largest logits, and for tokens alone, have
     # kernels of their own.
-    for less in (tuple(name for name in fields if name != "max_logit"), ("score", "logit"), ()):
+    for less in (tuple(name for name in fields if name != "max_logit"), ("noisy_logit", "logit"), ()):
         other = draw(W, H, asked, less, dict(post_scale=scale), logits)
         assert all(torch.equal(got[name], other[name]) for name in other if name in got)
     own = l.gather(1, got["tokens"].long()[:, None])[:, 0]
@@ -83,7 +83,7 @@ def test_flat_and_steep_rows(scale, logits):
 def test_rows_far_from_zero(level):
     W, H, asked = weights(20011, 128), hidden(17, 128), rules(17)
     bias = torch.full((20011,), level, device="cuda")
-    got = draw(W, H, asked, head=dict(bias=bias), logits="raw")
+    got = draw(W, H, asked, head=dict(bias=bias), logits_mode="raw")
     want = (dots(W, H) + level).logsumexp(1)
     assert ((got["log_z"].double() - want).abs() < 1e-4).all()
 
@@ -94,7 +94,7 @@ def test_log_z_beyond_its_reach_says_so_and_groups_do_without(level):
     W, H, asked = weights(5003, 128), hidden(17, 128), rules(17, greedy_every=0)
     asked["temperature"] = torch.full((17,), 1e-4, device="cuda")
     head = dict(bias=torch.full((5003,), level, device="cuda"))
-    plain = draw(W, H, asked, ("score",), head, "processed")
+    plain = draw(W, H, asked, ("noisy_logit",), head, "processed")
     assert (plain["status"] == 0).all()
     for more in (dict(), dict(mode="group_parallel", group_size=1280), dict(mode="group_online", group_size=1280)):
         got = draw(W, H, dict(asked, **more), FIELDS, head, "processed")
@@ -124,10 +124,10 @@ def test_an_infinite_logit_has_an_infinite_log_z():
 def test_a_row_does_not_see_its_batch(logits):
     """Bit for bit, log Z too."""
     W, H, asked = weights(40007, 512, grid=False), hidden(256, 512, grid=False), rules(256)
-    all_rows = draw(W, H, asked, logits=logits)
+    all_rows = draw(W, H, asked, logits_mode=logits)
     for size in (1, 7, 64, 130):
         rows = torch.arange(100, 100 + size, device="cuda")
-        few = draw(W, H[rows], {name: v[rows] for name, v in asked.items()}, logits=logits)
+        few = draw(W, H[rows], {name: v[rows] for name, v in asked.items()}, logits_mode=logits)
         for name, got in few.items():
             assert torch.equal(got.view(torch.int32), all_rows[name][rows].view(torch.int32)), (size, name)
 
@@ -158,10 +158,10 @@ def test_a_graph_with_log_z_replays():
 @pytest.mark.parametrize("B", [3, 64, 256])
 def test_group_modes_draw_what_the_cpu_draws(B, size, mode):
     W, H, asked = weights(20011, 256), hidden(B, 256), rules(B)
-    got = draw(W, H, dict(asked, mode=mode, group_size=size), logits="processed")
+    got = draw(W, H, dict(asked, mode=mode, group_size=size), logits_mode="processed")
     logits = dots(W, H).float().cpu().numpy()
-    want = CPU.sample(fs.Head(logits=logits), mode=mode, group_size=size, outputs=("log_z", "score"),
-                      logits="processed", **on_host(asked))
+    want = CPU.sample(fs.Head(logits=logits), mode=mode, group_size=size, outputs=("log_z", "noisy_logit"),
+                      logits_mode="processed", **on_host(asked))
     differ = int((got["tokens"].cpu().numpy() != want.tokens[:, 0]).sum())
     assert differ <= 1  # log masses agree to 1e-6: two groups may be that near
     assert np.allclose(got["log_z"].cpu().numpy(), want.log_z, atol=1e-5)
@@ -173,8 +173,8 @@ def test_groups_of_a_shard_and_group_draws_do_not_see_their_batch(mode):
     W, H, asked = weights(20011, 256), hidden(200, 256), rules(200)
     more = dict(mode=mode, group_size=1280)
     head = dict(first_token=3000, vocab=23011)
-    whole = draw(W, H, dict(asked, **more), ("score",), head)
-    few = draw(W, H[:5], dict({name: v[:5] for name, v in asked.items()}, **more), ("score",), head)
+    whole = draw(W, H, dict(asked, **more), ("noisy_logit",), head)
+    few = draw(W, H[:5], dict({name: v[:5] for name, v in asked.items()}, **more), ("noisy_logit",), head)
     assert torch.equal(whole["tokens"][:5], few["tokens"])
     assert (whole["tokens"] >= 3000).all()
 

@@ -5,7 +5,7 @@ from draws import GPU, Outputs, draw, fs, hidden, rules, same_bits, torch, weigh
 
 V, D, B = 5003, 128, 37
 EDGES = (0, 128, 1024, 1024, 4000, V)  # an empty shard too
-FIELDS = {"tokens": (), "scores": ("score",), "log Z": ("score", "log_z", "max_logit")}
+FIELDS = {"tokens": (), "scores": ("noisy_logit",), "log Z": ("noisy_logit", "log_z", "max_logit")}
 
 
 def shard(a, b):
@@ -80,7 +80,7 @@ def test_flipped_bits_are_noticed(name):
 
 
 def test_a_shard_of_padding_alone_is_empty():
-    floats, padded = ("score",), torch.cat([weights(V, D), weights(V, D)[:100]])
+    floats, padded = ("noisy_logit",), torch.cat([weights(V, D), weights(V, D)[:100]])
     out = Outputs(B, floats=floats)
     GPU.sample(fs.Head(weights(V, D)), hidden(B, D), out=out.rows, **rules(B))
     asked = Outputs(B, floats=floats).rows

@@ -9,7 +9,7 @@ from flashsampling import _c
 V, D, B = 5003, 128, 5
 ARGUMENT, ENVIRONMENT = -1, -7
 POINTERS = {"head": ("data", "bias"), "batch": ("hidden", "slot", "position", "temperature", "seed", "stream"),
-            "result": ("tokens", "status", "score", "max_logit", "log_z", "logit", "logprob")}
+            "result": ("tokens", "status", "noisy_logit", "max_logit", "log_z", "logit", "logprob")}
 
 
 class Call:
@@ -19,17 +19,17 @@ class Call:
         bias = torch.zeros(V, device="cuda")
         self.head = fs.Head(logits=hidden(B, V).float(), bias=bias) if stored else fs.Head(weights(V, D), bias=bias)
         asked = dict(rules(B), slot=torch.arange(B, device="cuda", dtype=torch.int32),
-                     stream=torch.zeros(B, device="cuda", dtype=torch.int32))
+                     substream=torch.zeros(B, device="cuda", dtype=torch.int32))
         self.batch = fs.Batch(self.head, None if stored else hidden(B, D), **asked)
-        self.out = Outputs(B, floats=("score", "max_logit", "log_z", "logit", "logprob"))
+        self.out = Outputs(B, floats=("noisy_logit", "max_logit", "log_z", "logit", "logprob"))
         self.result = fs.Result.into(self.batch, self.out.rows)
         structs = {"head": self.head.struct, "batch": self.batch.struct, "result": self.result.struct(self.batch)}
         self.structs = {name: type(s).from_buffer_copy(s) for name, s in structs.items()}
 
     def run(self, context):
         h, b, r = (ctypes.byref(self.structs[name]) for name in ("head", "batch", "result"))
-        status = _c.library().fs_sample(context.handle(), h, b, r)
-        return status, _c.library().fs_error_text(context.handle()).decode()
+        status = _c.library().fs_sample(context._handle(), h, b, r)
+        return status, _c.library().fs_error_text(context._handle()).decode()
 
 
 EVERY = [(struct, member) for struct, members in POINTERS.items() for member in members]
@@ -50,7 +50,7 @@ def test_a_pointer_between_elements_is_named(stored):
 
 def test_host_memory_is_named_where_pointers_are_checked():
     host = np.zeros(1 << 16, "i8")
-    with fs.Context("cuda", stream=STREAM.cuda_stream, check_pointers=True) as context:
+    with fs.Context("cuda", cuda_stream=STREAM.cuda_stream, check_pointers=True) as context:
         for struct, member in EVERY:
             call = Call()
             setattr(call.structs[struct], member, host.ctypes.data)
@@ -66,7 +66,7 @@ def test_host_memory_is_named_where_pointers_are_checked():
 def test_mapped_host_memory_passes_the_check_and_works():
     W, H, asked = weights(V, D), hidden(B, D), rules(B)
     pinned = {name: value.cpu().pin_memory() for name, value in asked.items()}
-    with fs.Context("cuda", stream=STREAM.cuda_stream, check_pointers=True) as context:
+    with fs.Context("cuda", cuda_stream=STREAM.cuda_stream, check_pointers=True) as context:
         call = Call()
         for name, value in pinned.items():
             setattr(call.structs["batch"], name, value.data_ptr())
@@ -83,7 +83,7 @@ def test_mapped_host_memory_passes_the_check_and_works():
 def test_the_environment_asks_for_the_check_too(monkeypatch):
     host = np.zeros(64, "i8")
     monkeypatch.setenv("FLASHSAMPLING_CHECK_POINTERS", "1")
-    with fs.Context("cuda", stream=STREAM.cuda_stream) as context:
+    with fs.Context("cuda", cuda_stream=STREAM.cuda_stream) as context:
         call = Call()
         call.structs["batch"].seed = host.ctypes.data
         assert call.run(context)[0] == ARGUMENT

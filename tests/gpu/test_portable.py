@@ -142,7 +142,7 @@ def test_shards_at_any_address_together_are_the_whole(edges):
     W, H, asked = weights(20011, 129, grid=False), hidden(20, 129, grid=False), rules(20)
     whole = draw(W, H, asked)
     parts = [draw(W[a:b], H, asked, dict(first_token=a)) for a, b in zip(edges, edges[1:])]
-    winner = torch.stack([p["score"] for p in parts]).argmax(0)[None]
+    winner = torch.stack([p["noisy_logit"] for p in parts]).argmax(0)[None]
     for name in whole:
         best = torch.stack([p[name] for p in parts]).gather(0, winner)[0]
         assert torch.equal(best.view(torch.int32), whole[name].view(torch.int32)), name

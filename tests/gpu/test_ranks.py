@@ -33,11 +33,11 @@ OVER_NCCL = pytest.mark.skipif(bool(WHY), reason=WHY or "-")
 
 
 @pytest.mark.parametrize("B", [1, 64, 300])
-@pytest.mark.parametrize("floats", [(), ("score",), ("log_z", "logprob"), ("max_logit",)],
-                         ids=["tokens", "score", "log Z", "max"])
+@pytest.mark.parametrize("floats", [(), ("noisy_logit",), ("log_z", "logprob"), ("max_logit",)],
+                         ids=["tokens", "noisy_logit", "log Z", "max"])
 @pytest.mark.parametrize("how", ["even", "uneven", "empty"])
 def test_parts_merge_to_the_plain_call(how, floats, B):
-    V, W, H, asked = 20011, weights(20011, 128), hidden(B, 128), dict(rules(B), logits="processed")
+    V, W, H, asked = 20011, weights(20011, 128), hidden(B, 128), dict(rules(B), logits_mode="processed")
     whole, merged = Outputs(B, floats=floats), Outputs(B, floats=floats)
     GPU.sample(fs.Head(W), H, out=whole.rows, **asked)
     heads = [fs.Head(W[a:b], first_token=a, vocab=V) for a, b in shards(V, 3, how)]
@@ -67,7 +67,7 @@ def edits(token, bias):
 
 @pytest.mark.parametrize("lists", [
     lambda i: dict(edits=edits(5, 1.0 + i)), lambda i: dict(edits=edits(5 + i, 1.0)),
-    lambda i: dict(mode="score", given=torch.full((5, 1), i, device="cuda", dtype=torch.int32)),
+    lambda i: dict(mode="score", score_tokens=torch.full((5, 1), i, device="cuda", dtype=torch.int32)),
 ], ids=["edited by other values", "other tokens edited", "other tokens given"])
 def test_parts_with_other_lists_are_refused_row_by_row(lists):
     W, H = weights(20011, 128), hidden(5, 128)

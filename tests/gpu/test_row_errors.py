@@ -16,7 +16,7 @@ TEXT = "2 of 9 rows lack a token: row 2: EMPTY NAN; row 5: EMPTY NAN"
 def of_a_stream():
     """A context with a stream of its own, on which the device is late."""
     stream = torch.cuda.Stream()
-    context = fs.Context("cuda", stream=stream.cuda_stream)
+    context = fs.Context("cuda", cuda_stream=stream.cuda_stream)
     with torch.cuda.stream(stream):
         torch.cuda._sleep(20_000_000)
     return context, stream

@@ -75,22 +75,22 @@ ONE = {
                                     edits=lines(4, B, V, (2.5, -1.25))),
     "slots": lambda B, V: dict(slots=B + 3, slot=np.arange(B + 2, 2, -1), temperature=spread(B + 3, 0.5, 1.0, 0.0),
                                top_k=spread(B + 3, 5, 0)),
-    "streams": lambda B, V: dict(stream=spread(B, 0, 1, 2**32 - 1), position=np.arange(B) * 2**33),
+    "streams": lambda B, V: dict(substream=spread(B, 0, 1, 2**32 - 1), position=np.arange(B) * 2**33),
     "samples": lambda B, V: dict(samples=5),
     "samples of cuts": lambda B, V: dict(samples=5, top_k=spread(B, *K), top_p=spread(B, *P[1:])),
     "without replacement": lambda B, V: dict(samples=4, mode="without_replacement"),
     "without replacement of cuts": lambda B, V: dict(samples=4, mode="without_replacement", top_k=spread(B, *K)),
     "score": lambda B, V: dict(samples=3, mode="score",
-                               given=np.random.default_rng(9).integers(0, V, (B, 3)).astype(np.int32)),
+                               score_tokens=np.random.default_rng(9).integers(0, V, (B, 3)).astype(np.int32)),
     "score of cuts": lambda B, V: dict(samples=3, mode="score", top_k=spread(B, *K), top_p=spread(B, *P[1:]),
-                                       given=np.random.default_rng(9).integers(0, V, (B, 3)).astype(np.int32)),
+                                       score_tokens=np.random.default_rng(9).integers(0, V, (B, 3)).astype(np.int32)),
     "fast noise": lambda B, V: dict(noise="fast"),
     "fast noise of cuts": lambda B, V: dict(noise="fast", top_k=spread(B, *K), top_p=spread(B, *P[1:])),
     "parallel groups": lambda B, V: dict(mode="group_parallel", group_size=128),
     "parallel groups of 50": lambda B, V: dict(mode="group_parallel", group_size=50),
     "online groups of 50": lambda B, V: dict(mode="group_online", group_size=50),
 }
-FIELDS = {"tokens": {}, "score": dict(outputs=("score",)), "max_logit": dict(outputs=("max_logit",)),
+FIELDS = {"tokens": {}, "noisy_logit": dict(outputs=("noisy_logit",)), "max_logit": dict(outputs=("max_logit",)),
           "log_z": dict(outputs=("log_z", "max_logit")), "logit": dict(outputs=("logit",)),
           "logprob": dict(outputs=("logprob", "max_logit")), "rank": dict(outputs=("rank",)),
           "top": dict(top=20, outputs=()), "watch": dict(outputs=()), "everything": dict(outputs="all", top=20)}
@@ -108,7 +108,7 @@ def one_rule(kind, rule, field):
     for rows, vocab in ((3, 200), (6, 1000), (17, 3001)):
         for grid in (0, 4):
             for logits in ("raw", "processed", "cut") if field != "tokens" else ("raw",):
-                case = Case(dict(logits=gaussian(rows, rows, vocab, grid=grid)), seed=rows, logits=logits,
+                case = Case(dict(logits=gaussian(rows, rows, vocab, grid=grid)), seed=rows, logits_mode=logits,
                             **asked_for(field, rows, vocab), **ONE[rule](rows, vocab))
                 name = "[%d, %d] %s%s" % (rows, vocab, logits, " of a grid" * bool(grid))
                 yield name, case if kind == "stored" else through_weights(case, "bf16" if grid else "f32")

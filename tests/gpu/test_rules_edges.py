@@ -85,7 +85,7 @@ EDGES = {
 
 
 def asked(x, rules, kind, **more):
-    return Case(dict(logits=x), **{**dict(logits=kind, top=60, seed=11, exact_rank=True), **more, **rules})
+    return Case(dict(logits=x), **{**dict(logits_mode=kind, top=60, seed=11, exact_rank=True), **more, **rules})
 
 
 @pytest.mark.parametrize("kind", ["stored", "weights f32", "weights bf16"])
@@ -116,9 +116,9 @@ def test_ranks_beyond_what_lists_know(exact, ties, kind):
     x = np.concatenate([gaussian(12, 3, V), gaussian(12, 2, V, grid=8), FLAT[:1]])
     order = np.argsort(-x, axis=1, kind="stable")
     given = order[:, [0, 254, 255, 256, 257, 999, 3000, V - 1]].astype(np.int32)
-    rules = dict(mode="score", samples=8, given=given, rank_of_ties=ties, exact_rank=exact)
+    rules = dict(mode="score", samples=8, score_tokens=given, rank_of_ties=ties, exact_rank=exact)
     cases = [asked(x, dict(rules, top_k=k), logits) for logits in KINDS for k in (0, 300)]
-    check(("%s k %d" % (c.logits, c.rules["top_k"]), c if kind == "stored" else through_weights(c)) for c in cases)
+    check(("%s k %d" % (c.logits_mode, c.rules["top_k"]), c if kind == "stored" else through_weights(c)) for c in cases)
 
 
 # ----------------------------------------------------------------------------------------------- masks and shards ----
@@ -145,7 +145,8 @@ def test_a_shard_has_rules_of_global_ids(kind, first):
     size, vocab = 1500, first + 1490
     rng = np.random.default_rng(first)
     ids = lambda: rng.integers(0, vocab, 60).tolist()
-    case = Case(dict(logits=gaussian(14, 5, size), first_token=first, vocab=vocab), logits="processed", top=20, seed=3,
+    case = Case(dict(logits=gaussian(14, 5, size), first_token=first, vocab=vocab), logits_mode="processed", top=20,
+                seed=3,
                 allow=fs.pack_bits(rng.random((5, vocab)) < 0.6), seen=fs.pack_bits(rng.random((5, vocab)) < 0.3),
                 edits=[[(t, float(rng.normal())) for t in ids()] for _ in range(5)], repetition=1.3, frequency=0.25,
                 count_list=[[(t, 2) for t in ids()] for _ in range(5)], watch=[ids() for _ in range(5)],
@@ -159,10 +160,11 @@ def test_a_shard_has_rules_of_global_ids(kind, first):
 def rows_that_fail(mode="sample"):
     x = gaussian(15, 16, 900)
     ones = [1.0] * 16
-    given = dict(given=np.tile(np.int32([[3]]), (16, 1))) if mode == "score" else {}
+    given = dict(score_tokens=np.tile(np.int32([[3]]), (16, 1))) if mode == "score" else {}
     slot = np.array(list(range(12)) + [-1, -2, 16, 2**31 - 1])
     put = lambda values, at, value: [value if i == at else v for i, v in enumerate(values)]
-    return Case(dict(logits=x), logits="processed", top=5, seed=1, fallback_token=-9, slot=slot, slots=16, mode=mode,
+    return Case(dict(logits=x), logits_mode="processed", top=5, seed=1, fallback_token=-9, slot=slot, slots=16,
+                mode=mode,
                 temperature=put(put(put(ones, 0, -1.0), 1, NAN), 2, 1e-39), top_p=put(put(ones, 3, NAN), 4, -0.5),
                 min_p=put(put([0.0] * 16, 5, 1.5), 6, NAN), repetition=put(put(ones, 7, 0.0), 8, INF),
                 frequency=put([0.0] * 16, 9, NAN), presence=put([0.0] * 16, 10, -INF),
@@ -185,7 +187,7 @@ BAD = {
                                                     np.ones((4, 2), np.float32))),
     "counts": lambda bad: dict(count_list=[[(0, 1)], [(bad, 1)], [], [(3, 1)]], frequency=0.5),
     "watch": lambda bad: dict(watch=[[0], [3, bad, 4], [1], []]),
-    "given": lambda bad: dict(mode="score", samples=2, given=np.int32([[3, 4], [5, bad], [1, 1], [0, 2]])),
+    "given": lambda bad: dict(mode="score", samples=2, score_tokens=np.int32([[3, 4], [5, bad], [1, 1], [0, 2]])),
     "masks": lambda bad: dict(allow=fs.pack_bits(np.ones((4, 40), bool)), allow_index=np.int32([0, bad, -1, 3])),
 }
 
@@ -194,7 +196,7 @@ BAD = {
 @pytest.mark.parametrize("bad", [-2, 40, 2**31 - 1, -(2**31)])
 @pytest.mark.parametrize("what", BAD)
 def test_a_bad_entry_of_a_list_is_its_rows_affair(what, bad, kind):
-    case = Case(dict(logits=gaussian(16, 4, 40)), seed=5, top=4, logits="processed", **BAD[what](bad))
+    case = Case(dict(logits=gaussian(16, 4, 40)), seed=5, top=4, logits_mode="processed", **BAD[what](bad))
     check([("%s %d" % (what, bad), case if kind == "stored" else through_weights(case))])
     assert on_cpu(case)["status"][[0, 1]].tolist() == [0, on_cpu(case)["status"][1]] and on_cpu(case)["status"][1] != 0
 
@@ -234,7 +236,8 @@ def test_weights_of_nan_and_infinity(dtype):
     for plus in (False, True):
         W[77] = INF if plus else 0
         head = dict(weights=stored_as(W.astype(np.float32), dtype), dtype=dtype)
-        check(("%s %s" % (rules, kind), Case(head, stored_as(H, dtype), logits=kind, top=9, seed=2, samples=2, **rules))
+        check(("%s %s" % (rules, kind), Case(head, stored_as(H, dtype), logits_mode=kind, top=9, seed=2, samples=2,
+                                             **rules))
               for rules in (dict(), dict(top_k=5), dict(top_p=0.5123), dict(temperature=0.0)) for kind in KINDS)
 
 
@@ -255,7 +258,7 @@ def test_log_z_beyond_its_reach(base, kind):
 @pytest.mark.parametrize("mode", ["sample", "without_replacement", "score"])
 def test_a_thousand_samples(mode, kind):
     tokens = np.random.default_rng(20).integers(0, 600, (3, 1024)).astype(np.int32)
-    given = dict(given=tokens) if mode == "score" else {}
+    given = dict(score_tokens=tokens) if mode == "score" else {}
     case = asked(gaussian(20, 3, 600), dict(samples=1024, mode=mode, top_k=np.array([0, 50, 0]),
                                             top_p=np.array([1, 1, 0.9511]), **given), "cut")
     check([(mode, case if kind == "stored" else through_weights(case))])
@@ -270,7 +273,7 @@ def test_groups_of_any_size(size, mode, kind):
     rules = dict(mode=mode, group_size=size, temperature=np.array([0.0, 0.5, 1.0, 3.0]), allow=fs.pack_bits(allow),
                  allow_index=np.int32([-1, 0, 1, -1]))
     cases = [asked(gaussian(21, 4, 2100), rules, logits) for logits in ("raw", "processed")]
-    check((c.logits, c if kind == "stored" else through_weights(c)) for c in cases)
+    check((c.logits_mode, c if kind == "stored" else through_weights(c)) for c in cases)
 
 
 @pytest.mark.parametrize("mode", ["group_parallel", "group_online"])
@@ -297,10 +300,10 @@ def test_weights_more_rows_than_a_launch_takes():
 def test_stored_results_that_are_not_wanted(without):
     """A call without statuses, and in score mode one without tokens, writes the same of the rest."""
     given = np.int32([[5], [6], [7]])
-    case = Case(dict(logits=gaussian(23, 3, 500)), mode="score", given=given, top=5, logits="cut", top_k=50)
+    case = Case(dict(logits=gaussian(23, 3, 500)), mode="score", score_tokens=given, top=5, logits_mode="cut", top_k=50)
     call = Call(case)
     arrays = {name: array for name, array in call.out.arrays().items() if name != without}
-    out = fs.Result.into(call.batch, arrays, logits="cut")
+    out = fs.Result.into(call.batch, arrays, logits_mode="cut")
     TESTED.sample(call.head, call.batch, out=out, on_error="status")
     want, missing = on_cpu(case), call.whole[without].clone()
     got = {name: array.cpu().numpy() for name, array in arrays.items()}

@@ -9,7 +9,7 @@ from rules_inputs import gaussian, language, mixed_case
 from cases import random_case, stored_as
 
 ROWS, V = 33, 3001
-BY_ROW = ("slot", "position", "allow_index", "given")
+BY_ROW = ("slot", "position", "allow_index", "score_tokens")
 SOURCES = ["stored f32", "stored bf16", "weights bf16", "weights f32"]
 
 
@@ -82,7 +82,7 @@ def same_rows(case, got, rows, other, other_got):
 @pytest.mark.parametrize("counts", ["counts", "count_list"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_row_in_batches_of_every_size(source, counts):
-    case = case_of(source, 1, counts=counts, logits="cut")
+    case = case_of(source, 1, counts=counts, logits_mode="cut")
     got = on_device(case)
     rng = np.random.default_rng(2)
     choices = [[b] for b in range(0, ROWS, 3)] + [list(range(ROWS))[::-1]]
@@ -106,15 +106,15 @@ def test_a_row_in_other_slots(source, counts):
 def test_a_token_whatever_else_is_asked_for(source):
     case = case_of(source, 4)
     got = on_device(case)
-    for outputs in ((), ("score",), ("logprob",), ("rank",), ("max_logit",), ("log_z", "score")):
+    for outputs in ((), ("noisy_logit",), ("logprob",), ("rank",), ("max_logit",), ("log_z", "noisy_logit")):
         for top in (0, 5):
             for logits in ("raw", "processed", "cut"):
                 other = case.copy()
-                other.outputs, other.top, other.logits = outputs, top, logits
+                other.outputs, other.top, other.logits_mode = outputs, top, logits
                 if not top:
                     del other.rules["watch"]
                 found = on_device(other)
-                for name in {"tokens", "status", "score"} & set(found):
+                for name in {"tokens", "status", "noisy_logit"} & set(found):
                     wrong = (found[name] & ~HOW != got[name] & ~HOW) if name == "status" else (
                         found[name].view(np.uint32) != got[name].view(np.uint32))
                     assert not wrong.any(), "%s differ in rows %s with %s, top %d, %s" % (
@@ -184,7 +184,7 @@ def test_replays_see_what_their_arrays_hold(source, lists):
     """Logits or hidden states, every rule's value, masks, edits, counts, slots and positions change between replays,
     and come back."""
     counts = "count_list" if lists == "offsets" else "counts"
-    cases = [case_of(source, seed, counts=counts, logits="processed") for seed in range(10, 15)]
+    cases = [case_of(source, seed, counts=counts, logits_mode="processed") for seed in range(10, 15)]
     if lists == "padded":
         cases = [by_slot(case) for case in cases]
     else:
@@ -216,7 +216,7 @@ def test_stored_replays_of_one_rule_that_comes_and_goes():
     steps = [{}, dict(top_k=[50, 0, 1, 2000]), dict(top_p=[0.9511, 1, 0.0, 0.5123]), dict(min_p=[0.0513, 0, 1, 0.3]),
              dict(allow=mask, allow_index=[0, 1, -1, 3]), dict(temperature=[0.0, 100.0, 0.001, -1.0]),
              dict(seen=mask, repetition=[1.3, 0.7, 1.0, 5.0]), {}]
-    cases = [Case(dict(logits=x), logits="cut", top=20, seed=np.arange(4), exact_rank=True,
+    cases = [Case(dict(logits=x), logits_mode="cut", top=20, seed=np.arange(4), exact_rank=True,
                   **{**off, **{name: np.asarray(value) for name, value in step.items()}}) for step in steps]
     call = Call(cases[0], in_place=True)
     replay = captured(call)

@@ -282,7 +282,8 @@ def test_kept_sets_are_the_engines_own(source, engine):
     x, own = gaussian(9, rows, vocab, 2.0), numbers(rows)
     flags = {name: value for name, value in ENGINES[engine][1].items() if name != "m"}
     rules = dict(own, min_p=np.zeros(rows)) if "m" in ENGINES[engine][1] else own
-    case = Case(dict(logits=x), logits="cut", seed=3, samples=64, watch=[list(range(vocab))] * rows, **rules, **flags)
+    case = Case(dict(logits=x), logits_mode="cut", seed=3, samples=64, watch=[list(range(vocab))] * rows, **rules,
+                **flags)
     got = on_device(case if source == "stored" else through_weights(case))
     kept = got["watch_logprob"].reshape(rows, vocab) > -np.inf
     want = kept_sets(engine, x, own)

@@ -18,7 +18,7 @@ def context(room, monkeypatch):
         monkeypatch.delenv("FLASHSAMPLING_CUDA_LIST", raising=False)
     else:
         monkeypatch.setenv("FLASHSAMPLING_CUDA_LIST", str(room))
-    return fs.Context("cuda", stream=STREAM.cuda_stream)
+    return fs.Context("cuda", cuda_stream=STREAM.cuda_stream)
 
 
 def weights(rng, rows, vocab, dim, dtype, fine):
@@ -55,8 +55,9 @@ def on_device(value, counts):
 def compare(ours, W, H, values, logits, outputs, seed, **flags):
     """Which rows took a second pass."""
     moved = {name: on_device(value, name == "count_list") for name, value in values.items()}
-    got = ours.sample(fs.Head(W.cuda()), H.cuda(), seed=seed, logits=logits, outputs=outputs, **moved, **flags)
-    want = CPU.sample(fs.Head(W), H, seed=seed, logits=logits, outputs=outputs, on_error="status", **values, **flags)
+    got = ours.sample(fs.Head(W.cuda()), H.cuda(), seed=seed, logits_mode=logits, outputs=outputs, **moved, **flags)
+    want = CPU.sample(fs.Head(W), H, seed=seed, logits_mode=logits, outputs=outputs, on_error="status", **values,
+                      **flags)
     torch.cuda.synchronize()
     status, expected = (r.status.cpu().numpy().view(np.uint32) for r in (got, want))
     wrong = np.flatnonzero((got.tokens.cpu() != want.tokens).any(1).numpy())
@@ -79,7 +80,7 @@ def test_rows_of_every_kind(shape, dtype, monkeypatch):
         rng = np.random.default_rng([rows, seed])
         W, H = weights(rng, rows, vocab, dim, dtype, fine=seed % 2 == 0)
         compare(ours, W, H, rules(rng, rows), "raw", (), seed, **flags)
-    compare(ours, W, H, rules(rng, rows), "processed", ("score", "logit", "max_logit"), 7)
+    compare(ours, W, H, rules(rng, rows), "processed", ("noisy_logit", "logit", "max_logit"), 7)
     compare(ours, W, H, rules(rng, rows), "raw", ("logprob", "log_z"), 8)
 
 
@@ -127,7 +128,8 @@ def test_masks_edits_and_penalties(shape, which, monkeypatch):
         values = dict(touched(rng, rows, vocab, which), **rules(rng, rows))
         if seed < 2:
             values = {k: v for k, v in values.items() if k not in ("top_k", "top_p", "min_p")}
-        second = compare(ours, W, H, values, "raw", ("score",), seed, **dict(edits_last=True) if seed == 3 else {})
+        second = compare(ours, W, H, values, "raw", ("noisy_logit",), seed,
+                         **dict(edits_last=True) if seed == 3 else {})
         assert seed >= 2 or not set(which) <= set("mb") or not second.any()
         compare(ours, W, H, values, "processed", ("logit", "logprob"), seed)
 
@@ -232,5 +234,6 @@ def test_several_launches(vocab, monkeypatch):
     rng = np.random.default_rng(rows)
     W, H = weights(rng, rows, vocab, 64, torch.bfloat16, fine=True)
     for seed in range(2):
-        compare(ours, W, H, dict(touched(rng, rows, vocab, "mb"[seed:]), **rules(rng, rows)), "raw", ("score",), seed)
+        compare(ours, W, H, dict(touched(rng, rows, vocab, "mb"[seed:]), **rules(rng, rows)), "raw", ("noisy_logit",),
+                seed)
         compare(ours, W, H, rules(rng, rows), "raw", (), seed)

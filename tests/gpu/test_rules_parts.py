@@ -75,7 +75,7 @@ def test_parts_of_random_cases(kind, block):
 @pytest.mark.parametrize("logits", ["raw", "processed", "cut"])
 def test_stored_parts_at_multiples_of_128_have_the_bits_of_the_whole(logits):
     rng = np.random.default_rng(53)
-    case = mixed_case(rng, dict(logits=gaussian(53, 33, V)), None, 33, V, logits=logits, exact_rank=True,
+    case = mixed_case(rng, dict(logits=gaussian(53, 33, V)), None, 33, V, logits_mode=logits, exact_rank=True,
                       list_capacity=V + 1)
     whole = on_device(case)
     for cuts in ([128], [256, 1024], [384, 768, 1152]):

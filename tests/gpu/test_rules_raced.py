@@ -11,7 +11,7 @@ import flashsampling as fs
 from test_rules_listed import CHANGED, context, weights
 
 SHAPES = [(1, 151936, 64), (5, 1000, 64), (7, 40003, 72), (64, 20011, 64), (130, 9000, 64), (300, 5001, 64)]
-ALL = ("logprob", "log_z", "rank", "max_logit", "score", "logit")
+ALL = ("logprob", "log_z", "rank", "max_logit", "noisy_logit", "logit")
 
 
 def rules(rng, rows, most=1.7):
@@ -48,7 +48,7 @@ def test_top_p_alone(shape, dtype, room, monkeypatch):
         rng = np.random.default_rng([rows, seed])
         W, H = weights(rng, rows, vocab, dim, dtype, fine=seed % 2 == 0)
         both(ours, W, H, rules(rng, rows), seed, **flags)
-        both(ours, W, H, rules(rng, rows), seed, logits="processed", outputs=ALL, top=20, exact_rank=True, **flags)
+        both(ours, W, H, rules(rng, rows), seed, logits_mode="processed", outputs=ALL, top=20, exact_rank=True, **flags)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "%d-%dx%d" % s)
@@ -57,12 +57,12 @@ def test_ranks_and_the_best(shape, top, monkeypatch):
     """Raw and processed, of heads that round and scale their logits too; more than the kernel sorts go to teams."""
     rows, vocab, dim = shape
     ours = context(None, monkeypatch)
-    for seed, head in enumerate(({}, dict(round="bf16"), dict(scale=0.5, post_scale=4.0))):
+    for seed, head in enumerate(({}, dict(round_to="bf16"), dict(scale=0.5, post_scale=4.0))):
         rng = np.random.default_rng([rows, seed, top])
         W, H = weights(rng, rows, vocab, dim, torch.bfloat16, fine=seed % 2 == 0)
         values = dict(temperature=rules(rng, rows)["temperature"])
         outputs = ("logprob",) if top and seed == 1 else ALL
-        both(ours, W, H, values, seed, head, logits=("raw", "processed")[seed % 2], outputs=outputs, top=top,
+        both(ours, W, H, values, seed, head, logits_mode=("raw", "processed")[seed % 2], outputs=outputs, top=top,
              exact_rank=True, rank_of_ties=seed == 2)
 
 
@@ -106,7 +106,7 @@ def test_a_small_budget_takes_rows_in_turn(monkeypatch):
     rng = np.random.default_rng(6)
     W, H = weights(rng, rows, vocab, 64, torch.bfloat16, fine=True)
     values = dict(top_p=torch.full((rows,), 0.9))
-    small = fs.Context("cuda", stream=STREAM.cuda_stream, fallback_bytes=20 * 4 * 20032)
+    small = fs.Context("cuda", cuda_stream=STREAM.cuda_stream, fallback_bytes=20 * 4 * 20032)
     want = both(context(None, monkeypatch), W, H, values, 2, outputs=("rank",), top=5, exact_rank=True)
     got = both(small, W, H, values, 2, outputs=("rank",), top=5, exact_rank=True)
     for name in want:
@@ -122,10 +122,10 @@ def test_memory_for_many_rows_is_enough_for_fewer():
     cuts = dict(top_p=torch.full((rows,), 0.9, device="cuda"), top_k=torch.arange(rows, device="cuda").int() % 3 * 20)
     few = lambda n: {name: value[:n].contiguous() for name, value in cuts.items()}
     for budget in (100, 200, 400):  # rows
-        ours = fs.Context("cuda", stream=STREAM.cuda_stream, fallback_bytes=budget * 4 * 60032)
+        ours = fs.Context("cuda", cuda_stream=STREAM.cuda_stream, fallback_bytes=budget * 4 * 60032)
         whole = fs.Batch(head, H, **cuts)
         out = fs.Result(whole, ("logprob", "rank"), top=20)
-        ours.set_work(ours.work_size(head, whole, out=out))
+        ours.set_work(ours.work_size(head, whole, out=out).max_bytes)
         for n in (1, 17, 100, 101, 200, 256, 300):
             want = CPU.sample(fs.Head(W), H[:n].cpu(), seed=4, **{k: v.cpu() for k, v in few(n).items()})
             got = ours.sample(head, H[:n], seed=4, **few(n))

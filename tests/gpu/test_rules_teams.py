@@ -20,7 +20,7 @@ def context_of(team):
     before = os.environ.pop(TEAM, None)
     os.environ[TEAM] = team
     try:
-        return fs.Context("cuda", stream=torch.cuda.current_stream().cuda_stream)
+        return fs.Context("cuda", cuda_stream=torch.cuda.current_stream().cuda_stream)
     finally:
         del os.environ[TEAM]
         if before is not None:
@@ -56,7 +56,7 @@ def mixed(seed, rows, vocab, dtype="f32", **asked):
 @pytest.mark.parametrize("rows", ROWS)
 def test_any_number_of_rows(contexts, rows):
     for seed, logits in enumerate(("raw", "processed", "cut")):
-        case = mixed(seed, rows, 2500, logits=logits)
+        case = mixed(seed, rows, 2500, logits_mode=logits)
         assert not same_bits(case, contexts), same_bits(case, contexts)
         check([("rows %d, %s" % (rows, logits), case)])
 
@@ -74,7 +74,7 @@ def test_many_samples(contexts, mode):
     """More of them than race at once; in score mode given ones."""
     rng = np.random.default_rng(5)
     rows, vocab, samples = 4, 3000, 19
-    more = dict(given=rng.integers(0, vocab, (rows, samples))) if mode == "score" else {}
+    more = dict(score_tokens=rng.integers(0, vocab, (rows, samples))) if mode == "score" else {}
     case = Case(dict(logits=language(rng, rows, vocab), dtype="f32"), None, mode=mode, samples=samples, top=100,
                 outputs="all", exact_rank=True, top_p=np.array([1.0, 0.93, 0.4, 1.0]), top_k=np.array([0, 0, 0, 40]),
                 **more)

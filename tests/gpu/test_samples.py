@@ -8,21 +8,21 @@ from draws import BF16, F16, GPU, STREAM, forced, fs, hidden, laid, torch, weigh
 V, D = 20000, 512
 
 
-def both(w, h, context=GPU, head={}, outputs=("score",), **call):
+def both(w, h, context=GPU, head={}, outputs=("noisy_logit",), **call):
     """The same draws as rows, and from logits in memory: those of tokens that are asked for are."""
     head = fs.Head(w, **head)
     one = context.sample(head, h, outputs=outputs, **call)
-    two = context.sample(head, h, outputs=("score", "logit"), **call)
+    two = context.sample(head, h, outputs=("noisy_logit", "logit"), **call)
     torch.cuda.synchronize()
     return one, two
 
 
 def check(*arguments, **more):
     one, two = both(*arguments, **more)
-    for name in ("tokens", "status", *more.get("outputs", ("score",))):
+    for name in ("tokens", "status", *more.get("outputs", ("noisy_logit",))):
         a, b = getattr(one, name).cpu().numpy(), getattr(two, name).cpu().numpy()
         a, b = (a, b) if name != "status" else (a & ~int(fs.Row.FALLBACK), b & ~int(fs.Row.FALLBACK))
-        assert np.array_equal(a, b, equal_nan=name == "score"), (name, a[a != b][:4], b[a != b][:4])
+        assert np.array_equal(a, b, equal_nan=name == "noisy_logit"), (name, a[a != b][:4], b[a != b][:4])
     return one
 
 
@@ -42,7 +42,7 @@ def test_samples_are_those_of_stored_logits(B, n, tile):
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16])
-@pytest.mark.parametrize("head", [{}, dict(round="bf16"), dict(softcap=5.0, scale=0.5), dict(vocab=V - 7)], ids=str)
+@pytest.mark.parametrize("head", [{}, dict(round_to="bf16"), dict(softcap=5.0, scale=0.5), dict(vocab=V - 7)], ids=str)
 def test_heads(dtype, head):
     check(weights(V, D, dtype), hidden(5, D, dtype), head=head, samples=6, outputs=())
 
@@ -65,14 +65,14 @@ def test_slots_streams_and_positions():
     slot = torch.tensor([3, 0, 7, 1, 6], dtype=torch.int32, device="cuda")
     T = torch.rand(8, device="cuda") + 0.5
     check(weights(V, D), hidden(B, D), samples=9, slots=8, slot=slot, temperature=T,
-          stream=torch.arange(8, dtype=torch.int32, device="cuda"),
+          substream=torch.arange(8, dtype=torch.int32, device="cuda"),
           position=torch.arange(B, dtype=torch.int64, device="cuda") * 2**33)
 
 
 def test_work_memory_is_enough():
-    head, context = fs.Head(weights(V, D)), fs.Context("cuda", stream=STREAM.cuda_stream)
+    head, context = fs.Head(weights(V, D)), fs.Context("cuda", cuda_stream=STREAM.cuda_stream)
     most = fs.Batch(head, hidden(16, D), samples=16)
-    context.set_work(context.work_size(head, most, every=False))
+    context.set_work(context.work_size(head, most).min_bytes)
     for B, n in ((16, 16), (8, 16), (16, 8), (1, 16), (16, 1), (5, 3)):
         one = context.sample(head, hidden(B, D), samples=n, seed=2, outputs=())
         assert torch.equal(one.tokens, GPU.sample(head, hidden(B, D), samples=n, seed=2, outputs=()).tokens)

@@ -9,14 +9,14 @@ def opened(tile=""):
     """A context that reads screens of heads as small as these too, and for many rows, where W is faster."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHSAMPLING_SCREEN_ROWS", "1000")
-        return forced(tile) if tile else fs.Context("cuda", stream=STREAM.cuda_stream)
+        return forced(tile) if tile else fs.Context("cuda", cuda_stream=STREAM.cuda_stream)
 
 
 GPU = opened()
 
 
-HEADS = [dict(round="bf16"), dict(softcap=30.0), dict(scale=0.3, post_scale=2.0),
-         dict(round="f16", softcap=5.0, scale=2.0), dict(vocab=31990)]
+HEADS = [dict(round_to="bf16"), dict(softcap=30.0), dict(scale=0.3, post_scale=2.0),
+         dict(round_to="f16", softcap=5.0, scale=2.0), dict(vocab=31990)]
 
 
 def weights(V, D, seed=0, outliers=0.05):
@@ -44,7 +44,7 @@ def screen_of(w, bits, **more):
     return GPU.screen(fs.Head(w), bits, seed=11, **more)
 
 
-def check(w, h, screen, context=GPU, head={}, rounds=3, outputs=("score", "logit"), **rules):
+def check(w, h, screen, context=GPU, head={}, rounds=3, outputs=("noisy_logit", "logit"), **rules):
     """Token, status and outputs of the same calls with and without the screen; that W was read twice is no
     difference."""
     plain, screened = fs.Head(w, **head), fs.Head(w, screen=screen, **head)
@@ -55,7 +55,8 @@ def check(w, h, screen, context=GPU, head={}, rounds=3, outputs=("score", "logit
             a, b = getattr(one, name).cpu().numpy(), getattr(two, name).cpu().numpy()
             if name == "status":
                 a, b = a & ~int(fs.Row.FALLBACK), b & ~int(fs.Row.FALLBACK)
-            assert np.array_equal(a, b, equal_nan=name in ("score", "logit")), (name, a[a != b][:4], b[a != b][:4])
+            assert np.array_equal(a, b, equal_nan=name in ("noisy_logit", "logit")), (name, a[a != b][:4],
+                                                                                      b[a != b][:4])
     return one
 
 
@@ -179,20 +180,20 @@ def test_several_samples_of_a_row(bits, B, n, tile):
     """They are beside each other in a pass, and may be in several."""
     w, context = weights(32000, 1024), opened(tile) if tile else GPU
     h, screen, T = hidden(w, B), screen_of(w, bits), torch.linspace(0.5, 1.5, B, device="cuda")
-    one = check(w, h, screen, context=context, outputs=("score",), samples=n, temperature=T)
+    one = check(w, h, screen, context=context, outputs=("noisy_logit",), samples=n, temperature=T)
     assert one.tokens.shape == (B, n)
     T[B // 2] = 0
     check(w, h, screen, context=context, outputs=(), samples=n, temperature=T)
     check(w, h, screen, context=context, outputs=("logit",), samples=n)  # which read W
-    check(w, h, screen, context=context, outputs=("score",), samples=n, top_k=20)
+    check(w, h, screen, context=context, outputs=("noisy_logit",), samples=n, top_k=20)
     h[0, 3] = float("nan")
-    check(w, h, screen, context=context, outputs=("score",), samples=n)
+    check(w, h, screen, context=context, outputs=("noisy_logit",), samples=n)
 
 
 def test_several_samples_of_weights_that_are_no_numbers(bits):
     w = weights(5000, 256)
     w[77, 3], w[1234, 200], w[4000, 0] = float("nan"), float("inf"), float("-inf")
-    check(w, hidden(w, 3, picked=0), screen_of(w, bits), outputs=("score",), samples=5)
+    check(w, hidden(w, 3, picked=0), screen_of(w, bits), outputs=("noisy_logit",), samples=5)
 
 
 def test_portable_kernels_draw_the_same(bits):
@@ -330,12 +331,12 @@ def test_weights_that_are_written_over_are_noticed(bits):
 
 
 @pytest.mark.parametrize("tile", ["", "portable"])
-@pytest.mark.parametrize("outputs", [(), ("score", "logit")], ids=["tokens", "scores"])
+@pytest.mark.parametrize("outputs", [(), ("noisy_logit", "logit")], ids=["tokens", "scores"])
 @pytest.mark.parametrize("V, B, n", [(32000, 1, 1), (100000, 1, 1), (100000, 32, 1), (32000, 2, 3), (32000, 3, 9)])
 def test_it_is_the_screen_that_decides(bits, V, B, n, outputs, tile):
     """Whatever kernel may follow: a token that only W knows of, since nobody has told the screen, is not drawn."""
     if n > 1 and "logit" in outputs:
-        outputs = ("score",)  # logits of several samples are W's
+        outputs = ("noisy_logit",)  # logits of several samples are W's
     w = weights(V, 1024)
     h, screen, context = hidden(w, B), screen_of(w, bits), opened(tile)  # whose screens have not failed before
     call = dict(temperature=torch.zeros(B, device="cuda"), outputs=outputs, samples=n)

@@ -20,7 +20,7 @@ def shards_of(w, cuts, bits=0, **head):
         yield fs.Head(w[first:end], screen=screen, **where, **more)
 
 
-def merged(shards, h, context=GPU, outputs=("score", "logit"), **rules):
+def merged(shards, h, context=GPU, outputs=("noisy_logit", "logit"), **rules):
     """Results of the call over shards, as bits."""
     parts = [context.partial(shard, h, outputs=outputs, **rules) for shard in shards]
     out = context.merge(parts[::-1], shards[0], h, outputs=outputs, **rules)
@@ -70,7 +70,7 @@ def test_weights_that_are_no_numbers(bits, B):
     check(w, hidden(w, B, picked=0), (0, 128, 4096), bits)
 
 
-@pytest.mark.parametrize("head", [dict(round="bf16"), dict(softcap=30.0, scale=0.3)], ids=str)
+@pytest.mark.parametrize("head", [dict(round_to="bf16"), dict(softcap=30.0, scale=0.3)], ids=str)
 def test_what_a_head_does_to_its_logits(bits, head):
     w = weights(32000, 512)
     bias = torch.randn(32000, device="cuda", generator=torch.Generator("cuda").manual_seed(9))
@@ -132,7 +132,7 @@ def test_work_memory_as_asked_for_is_enough(bits):
         shards = list(shards_of(w, (0, 16000), bits))
         expected = merged(list(shards_of(w, (0, 16000))), h, seed=1)
         context = opened()
-        size = max(context.work_size(shard, h, outputs=("score", "logit")) for shard in shards)
+        size = max(context.work_size(shard, h, outputs=("noisy_logit", "logit")).max_bytes for shard in shards)
         context.set_work(size)
         found = merged(shards, h, context, seed=1)
         assert all(np.array_equal(found[name], expected[name]) for name in expected)

@@ -13,7 +13,7 @@ CUTS = [dict(top_k=1), dict(top_k=2), dict(top_k=50), dict(top_k=120), dict(min_
         dict(top_k=50, top_p=0.9, flags=int(fs.Flag.KEEP_TIES)),
         dict(top_k=50, top_p=0.9, flags=int(fs.Flag.CUT_BEFORE_TEMPERATURE))]
 NOT_SERVED = [dict(top_p=0.9), dict(top_k=1000), dict(top_k=121), dict(top_k=50, top_p=0.9, flags=int(fs.Flag.JOINT_TOP_P))]
-SCORES = ("score", "logit")
+SCORES = ("noisy_logit", "logit")
 
 
 def full(B, value):
@@ -161,8 +161,8 @@ def test_edits_and_penalties(bits, rules, kind):
         given = dict(seen=words.to(torch.int32), repetition=prices["repetition"])
     if kind == "all":
         given["allow"] = masks(B, V, 0.7)
-    check(w, h, screen_of(w, bits), outputs=("score",), **given, **arrays(B, rules))
-    check(w, h, screen_of(w, bits), outputs=("score",), **given, **mixed(B))
+    check(w, h, screen_of(w, bits), outputs=("noisy_logit",), **given, **arrays(B, rules))
+    check(w, h, screen_of(w, bits), outputs=("noisy_logit",), **given, **mixed(B))
 
 
 @pytest.mark.parametrize("head", HEADS, ids=str)

@@ -10,8 +10,8 @@ import torch
 import flashsampling as fs
 
 F32 = torch.float32
-PLAIN = ("score", "logit")
-FIELDS = ("score", "logit", "log_z", "logprob", "max_logit")
+PLAIN = ("noisy_logit", "logit")
+FIELDS = ("noisy_logit", "logit", "log_z", "logprob", "max_logit")
 ROWS = (1, 2, 3, 8, 17, 64, 256, 300)
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16}
 
@@ -25,7 +25,7 @@ def logits(B, V, dtype=F32, scale=2.5, level=0.0):
 def draw(X, asked, head=None, fields=PLAIN, kind="raw", tokens=torch.int32, context=GPU):
     """What the device draws: tensors by name."""
     out = Outputs(X.shape[0], tokens, fields)
-    context.sample(fs.Head(logits=X, **(head or {})), out=out.rows, logits=kind, **asked)
+    context.sample(fs.Head(logits=X, **(head or {})), out=out.rows, logits_mode=kind, **asked)
     return out.taken()
 
 
@@ -33,7 +33,7 @@ def check(X, asked, head=None, fields=PLAIN, kind="raw", near=0.0, tokens=torch.
     """Draws on the device and on the CPU. With `near`, one row may draw another token, and logits differ by that."""
     got = on_host(draw(X, asked, head, fields, kind, tokens))
     oracle = fs.Head(logits=X.float().cpu().numpy(), **on_host(head or {}))
-    want = CPU.sample(oracle, outputs=fields, logits=kind, on_error="status", **on_host(asked))
+    want = CPU.sample(oracle, outputs=fields, logits_mode=kind, on_error="status", **on_host(asked))
     assert (got["status"].view(np.uint32) == want.status).all()
     same = got["tokens"] == want.tokens[:, 0]
     assert same.sum() >= len(same) - (near > 0), np.flatnonzero(~same)
@@ -42,7 +42,7 @@ def check(X, asked, head=None, fields=PLAIN, kind="raw", near=0.0, tokens=torch.
         reference = getattr(want, name)
         reference = reference[:, 0] if reference.ndim == 2 else reference
         size = np.maximum(1.0, np.abs(np.where(np.isfinite(reference), reference, 0)))
-        bound = {"score": 1e-6 * size, "log_z": 1e-5 + 1e-6 * size, "logprob": 1e-5 + 1e-6 * size}.get(name, 0.0)
+        bound = {"noisy_logit": 1e-6 * size, "log_z": 1e-5 + 1e-6 * size, "logprob": 1e-5 + 1e-6 * size}.get(name, 0.0)
         right = close(got[name], reference, bound + near * size)
         assert right[same & drawn].all(), (name, got[name][~right], reference[~right])
         assert np.isnan(got[name][~drawn]).all(), name
@@ -71,7 +71,8 @@ def test_every_field(B, dtype, kind):
     check(logits(B, 20011, TYPES[dtype]), rules(B), fields=FIELDS, kind=kind)
 
 
-@pytest.mark.parametrize("fields", [("log_z",), ("logprob",), ("max_logit",), ("max_logit", "log_z"), ("score",), ()])
+@pytest.mark.parametrize("fields", [("log_z",), ("logprob",), ("max_logit",), ("max_logit", "log_z"),
+                                    ("noisy_logit",), ()])
 @pytest.mark.parametrize("B", [3, 256])
 def test_each_field_alone(B, fields):
     check(logits(B, 20011), rules(B), fields=fields, kind="processed")
@@ -120,9 +121,9 @@ def test_no_rows_is_a_call_that_does_nothing():
     (dict(bias=True), 0.0),
     (dict(scale=0.5, post_scale=1.75), 0.0),
     (dict(scale=-1.0), 0.0),
-    (dict(round="bf16"), 0.0),
-    (dict(round="f16"), 0.0),
-    (dict(bias=True, round="bf16", scale=0.25, softcap=3.0, post_scale=2.0), 2e-6),
+    (dict(round_to="bf16"), 0.0),
+    (dict(round_to="f16"), 0.0),
+    (dict(bias=True, round_to="bf16", scale=0.25, softcap=3.0, post_scale=2.0), 2e-6),
     (dict(vocab=9001), 0.0),
 ], ids=["softcap", "bias", "scales", "negative", "bf16", "f16", "everything", "padding"])
 def test_the_life_of_a_logit(head, near, B, dtype):
@@ -143,7 +144,7 @@ def test_rows_share_slots_skip_and_name_bad_ones(fields):
     S = 9
     slot = torch.tensor([3, -1, 8, 0, 9, 3, -5, 2, -1, 1, 7, 2**31 - 1, 4], device="cuda", dtype=torch.int32)
     asked = dict(rules(S), slot=slot, slots=S, position=torch.arange(13, device="cuda"), fallback_token=-7,
-                 stream=torch.arange(S, device="cuda", dtype=torch.int32) - 4)
+                 substream=torch.arange(S, device="cuda", dtype=torch.int32) - 4)
     got = check(logits(13, 10007), asked, fields=fields)
     assert got["status"][[1, 8]].tolist() == [fs.Row.SKIPPED] * 2
     assert got["status"][[4, 6, 11]].tolist() == [fs.Row.BAD_SLOT] * 3
@@ -271,7 +272,7 @@ def test_a_row_draws_the_same_in_any_company(dtype, kind):
 def test_what_else_is_asked_does_not_change_a_draw():
     X, asked = logits(64, 40007), rules(64)
     plain = draw(X, asked)
-    for fields in ((), ("score", "logit", "max_logit"), FIELDS):
+    for fields in ((), ("noisy_logit", "logit", "max_logit"), FIELDS):
         got = draw(X, asked, fields=fields)
         assert same_bits({name: plain[name] for name in plain if name in got}, got)
 
@@ -284,8 +285,8 @@ def test_shards_together_are_the_whole(edges, dtype):
     whole = draw(X, asked, dict(bias=bias), FIELDS)
     parts = [draw(X[:, a:b], asked, dict(first_token=a, bias=bias[a:b]), FIELDS)
              for a, b in zip(edges, edges[1:])]
-    winner = torch.stack([p["score"] for p in parts]).argmax(0)[None]
-    for name in ("tokens", "status", "score", "logit"):
+    winner = torch.stack([p["noisy_logit"] for p in parts]).argmax(0)[None]
+    for name in ("tokens", "status", "noisy_logit", "logit"):
         best = torch.stack([p[name] for p in parts]).gather(0, winner)[0]
         assert torch.equal(best.view(torch.int32), whole[name].view(torch.int32)), name
     assert torch.equal(torch.stack([p["max_logit"] for p in parts]).max(0).values, whole["max_logit"])
@@ -301,7 +302,7 @@ def test_stored_logits_draw_what_the_fused_kernel_draws():
     GPU.sample(fs.Head(W), H, out=out.rows, **asked)
     X = (H.double() @ W.double().T).float()
     fused, got = out.taken(), draw(X, asked, fields=FIELDS)
-    for name in ("tokens", "status", "score", "max_logit"):
+    for name in ("tokens", "status", "noisy_logit", "max_logit"):
         assert torch.equal(got[name].view(torch.int32), fused[name].view(torch.int32)), name
     assert (got["log_z"] - fused["log_z"]).abs().max() < 1e-5
 
@@ -364,7 +365,7 @@ def test_two_streams_at_once_with_a_context_each():
         batches = [fs.Batch(head, **dict(asked, position=asked["position"] + i)) for i in range(steps)]
         want = torch.stack([draw(X, dict(asked, position=asked["position"] + i))["tokens"] for i in range(steps)])
         tokens = torch.full((steps, B), -9, device="cuda", dtype=torch.int32)
-        sides.append((fs.Context("cuda", stream=stream.cuda_stream), head, batches, tokens, want))
+        sides.append((fs.Context("cuda", cuda_stream=stream.cuda_stream), head, batches, tokens, want))
     torch.cuda.synchronize()
     for i in range(steps):
         for context, head, batches, tokens, _ in sides:
@@ -384,7 +385,7 @@ def test_two_streams_at_once_with_a_context_each():
 def test_group_modes_draw_what_the_cpu_draws(B, size, mode):
     X, asked = logits(B, 20011), dict(rules(B), mode=mode, group_size=size)
     got = draw(X, asked, fields=FIELDS, kind="processed")
-    want = CPU.sample(fs.Head(logits=X.cpu().numpy()), outputs=FIELDS, logits="processed", **on_host(asked))
+    want = CPU.sample(fs.Head(logits=X.cpu().numpy()), outputs=FIELDS, logits_mode="processed", **on_host(asked))
     differ = got["tokens"].cpu().numpy() != want.tokens[:, 0]
     assert differ.sum() <= 1  # log masses agree to 1e-6: two groups may be that near
     assert np.allclose(got["log_z"].cpu().numpy(), want.log_z, atol=1e-5)

@@ -54,7 +54,7 @@ def captured(context, head, batch, out, stream):
 def test_graphs_of_one_context_replay_at_once_and_beside_other_calls(kind, outputs):
     head = fs.Head(weights(V, D)) if kind == "weights" else fs.Head(logits=hidden(64, V).float())
     streams = [torch.cuda.Stream() for _ in range(3)]
-    with fs.Context("cuda", stream=STREAM.cuda_stream) as context:
+    with fs.Context("cuda", cuda_stream=STREAM.cuda_stream) as context:
         graphs, outs, wants = [], [], []
         for seed, stream in enumerate(streams):
             asked = dict(rules(64), seed=rules(64)["seed"] + seed)
@@ -84,9 +84,9 @@ def test_a_first_call_may_be_a_captured_one():
     """Memory is taken then, too."""
     asked, out = rules(64), Outputs(64, floats=("log_z",))
     head = fs.Head(logits=hidden(64, V).float())
-    with fs.Context("cuda", stream=STREAM.cuda_stream) as warm:  # loads the kernels, which a capture does not allow
+    with fs.Context("cuda", cuda_stream=STREAM.cuda_stream) as warm:  # loads the kernels, which no capture allows
         warm.sample(head, out=Outputs(64, floats=("log_z",)).rows, **asked)
-    with fs.Context("cuda", stream=STREAM.cuda_stream) as context:
+    with fs.Context("cuda", cuda_stream=STREAM.cuda_stream) as context:
         graph = captured(context, head, fs.Batch(head, **asked), out.rows, STREAM)
         assert out.untouched()
         graph.replay()
@@ -101,7 +101,7 @@ def test_torchs_default_stream_is_a_stream():
     W, H, asked, out = weights(V, D), hidden(3, D), rules(3), Outputs(3)
     assert torch.cuda.default_stream().cuda_stream == 0
     torch.cuda.synchronize()
-    with fs.Context("cuda", stream=0) as context:
+    with fs.Context("cuda", cuda_stream=0) as context:
         context.sample(fs.Head(W), H, out=out.rows, **asked)
         torch.cuda.synchronize()
         assert same_bits(out.taken(), draw(W, H, asked))
@@ -116,7 +116,7 @@ tokens = torch.zeros(2, dtype=torch.int32, device="cuda")
 stream = ctypes.c_void_p()
 assert runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
 torch.cuda.synchronize()
-context = fs.Context("cuda", stream=stream.value)
+context = fs.Context("cuda", cuda_stream=stream.value)
 context.sample(fs.Head(W), H, out={"tokens": tokens})
 %s
 assert runtime.cudaStreamDestroy(stream) == 0
@@ -156,11 +156,11 @@ def test_calls_in_the_callers_memory_take_no_other(kind):
     batch, floats = fs.Batch(head, H, **asked), ("log_z", "logprob", "max_logit")
     want, out = Outputs(64, floats=floats), Outputs(64, floats=floats)
     GPU.sample(head, batch, out=want.rows)
-    with fs.Context("cuda", stream=STREAM.cuda_stream) as context:
-        size = context.work_size(head, batch, out=out.rows)
+    with fs.Context("cuda", cuda_stream=STREAM.cuda_stream) as context:
+        size = context.work_size(head, batch, out=out.rows).max_bytes
         memory = torch.full((size + 512,), 0x5A, dtype=torch.uint8, device="cuda")
         address = memory.data_ptr() + 256 - memory.data_ptr() % 256
-        _c.library().fs_context_set_work(context.handle(), address, size)
+        _c.library().fs_context_set_work(context._handle(), address, size)
         before = free_bytes()
         for _ in range(3):
             context.sample(head, batch, out=out.rows)
@@ -182,8 +182,8 @@ def test_captured_calls_have_a_piece_each_of_the_callers_memory():
     head, out = fs.Head(W), Outputs(64, floats=())
     batch = fs.Batch(head, H, **asked)
     want = draw(W, H, asked)["tokens"]
-    with fs.Context("cuda", stream=STREAM.cuda_stream) as context:
-        size = context.work_size(head, batch, out=out.rows)
+    with fs.Context("cuda", cuda_stream=STREAM.cuda_stream) as context:
+        size = context.work_size(head, batch, out=out.rows).max_bytes
         context.set_work(5 * size)
         context.sample(head, batch, out=out.rows)
         graph = captured(context, head, batch, out.rows, STREAM)  # four calls
@@ -201,8 +201,8 @@ def test_work_memory_for_a_call_by_groups_is_enough_for_its_part():
     """A part is one group, over which more CTAs share a row than over a group of a call: 99 and 64 of them here."""
     head, out = fs.Head(logits=hidden(1, 151936).float()), Outputs(1, floats=()).rows
     batch = fs.Batch(head, mode="group_parallel", group_size=151936, seed=1)
-    with fs.Context("cuda", stream=STREAM.cuda_stream) as context:
-        context.set_work(context.work_size(head, batch, out=out))
+    with fs.Context("cuda", cuda_stream=STREAM.cuda_stream) as context:
+        context.set_work(context.work_size(head, batch, out=out).max_bytes)
         context.sample(head, batch, out=out)
         context.partial(head, batch, out=out)
         torch.cuda.synchronize()
@@ -215,8 +215,8 @@ def test_work_memory_for_more_rows_than_a_launch_takes(kind, B):
     H, floats = (hidden(B, D) if kind == "weights" else None), () if kind == "weights" else ("log_z",)
     asked = dict(mode="group_parallel", group_size=1024) if kind == "weights" else {}
     batch, out = fs.Batch(head, H, **rules(B), **asked), Outputs(B, floats=floats)
-    with fs.Context("cuda", stream=STREAM.cuda_stream) as context:
-        context.set_work(context.work_size(head, batch, out=out.rows))
+    with fs.Context("cuda", cuda_stream=STREAM.cuda_stream) as context:
+        context.set_work(context.work_size(head, batch, out=out.rows).max_bytes)
         for _ in range(2):
             context.sample(head, batch, out=out.rows)
         out.taken()

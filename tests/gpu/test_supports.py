@@ -97,7 +97,7 @@ def batch_of(outline):
 
 def result_of(outline):
     r = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct), tokens_dtype=_c.DTYPES["i32"], tokens=output("tokens"))
-    r.logits = _c.LOGITS[outline["logits"]]
+    r.logits = _c.LOGITS[outline["logits_mode"]]
     for name in outline["results"]:
         for field in FIELDS.get(name, (name,)):
             setattr(r, field, output(field))
@@ -133,7 +133,7 @@ def test_the_answers_are_what_calls_do(name, kind):
     for mode, dtype, hidden, noise, samples, logits, group in axes:
         for rules, results in ASKED:
             outline = dict(call=name, kind=kind, dtype=dtype, hidden_dtype=hidden, mode=mode, noise=noise,
-                           samples=samples, logits=logits, rules=rules, results=results, group_size=group)
+                           samples=samples, logits_mode=logits, rules=rules, results=results, group_size=group)
             try:
                 answer, why = fs.supports("cuda", **outline)
             except fs.Error:  # nobody could: so it is refused, one way or the other

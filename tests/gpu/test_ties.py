@@ -114,8 +114,9 @@ def test_groups(B, size, mode):
     """A group has a race of its own, and the lowest id of the best in any of them wins."""
     W, H = digits(), orders(B)
     asked = dict(rules(B, greedy_every=2), mode=mode, group_size=size)
-    got = on_host(test_mass.draw(W, H, asked, ("score", "logit")))
-    want = CPU.sample(fs.Head(logits=dots(W, H).float().cpu().numpy()), outputs=("score", "logit"), **on_host(asked))
+    got = on_host(test_mass.draw(W, H, asked, ("noisy_logit", "logit")))
+    want = CPU.sample(fs.Head(logits=dots(W, H).float().cpu().numpy()), outputs=("noisy_logit", "logit"),
+                      **on_host(asked))
     greedy = asked["temperature"].cpu().numpy() == 0
     assert (got["tokens"][greedy] == lowest_of_the_best(W, H)[greedy]).all()
     assert (got["tokens"] != want.tokens[:, 0]).sum() <= 1  # as in test_group_modes_draw_what_the_cpu_draws

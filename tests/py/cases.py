@@ -7,12 +7,12 @@ SENTINEL = 0xA5  # every byte of every output before the call
 
 
 class Case:
-    """head: keywords of fs.Head; rules: keywords of fs.Batch; logits: which kind; top: how many of the best; outputs:
-    what is asked for beside tokens, status, the best and the watched."""
+    """head: keywords of fs.Head; rules: keywords of fs.Batch; logits_mode: which kind; top: how many of the best;
+    outputs: what is asked for beside tokens, status, the best and the watched."""
 
-    def __init__(self, head, hidden=None, logits="raw", top=0, tokens="i32", outputs="all", **rules):
+    def __init__(self, head, hidden=None, logits_mode="raw", top=0, tokens="i32", outputs="all", **rules):
         self.head, self.hidden, self.rules = head, hidden, rules
-        self.logits, self.top, self.tokens, self.outputs = logits, top, tokens, outputs
+        self.logits_mode, self.top, self.tokens, self.outputs = logits_mode, top, tokens, outputs
 
     def rows(self):
         return len(self.head["logits"]) if self.head.get("logits") is not None else len(self.hidden)
@@ -22,14 +22,14 @@ class Case:
 
     def copy(self):
         """Another case of the same arrays, whose rules can be changed."""
-        return Case(dict(self.head), self.hidden, logits=self.logits, top=self.top, tokens=self.tokens,
+        return Case(dict(self.head), self.hidden, logits_mode=self.logits_mode, top=self.top, tokens=self.tokens,
                     outputs=self.outputs, **self.rules)
 
     def objects(self, head=None):
         """Head, Batch and a Result whose every byte is a sentinel."""
         head = fs.Head(**(head or self.head))
         batch = fs.Batch(head, self.hidden, **{**self.rules, "slots": self.slots()})
-        out = fs.Result(batch, self.outputs, top=self.top, logits=self.logits, tokens=self.tokens)
+        out = fs.Result(batch, self.outputs, top=self.top, logits_mode=self.logits_mode, tokens=self.tokens)
         for array in out.arrays().values():
             array.view(np.uint8)[...] = SENTINEL
         return head, batch, out
@@ -134,7 +134,7 @@ def random_head(rng, rows, vocab, dim=None, whole=False, kind=None):
     if rng.random() < 0.3:
         head["bias"] = (rng.integers(-8, 9, vocab) / 4).astype(np.float32)
     if rng.random() < 0.3:
-        head["round"] = pick(rng, "bf16", "f16")
+        head["round_to"] = pick(rng, "bf16", "f16")
     if rng.random() < 0.3:
         head["scale"], head["post_scale"] = float(pick(rng, 0.5, 1.7, 2.0)), float(pick(rng, 1.0, 0.3))
     if rng.random() < 0.2:
@@ -183,13 +183,13 @@ def random_rules(rng, rows, first, vocab, mode=None):
     rules.update({name: True for name in ("min_p_last", "cut_before_temperature", "edits_last", "rank_of_ties")
                   if rng.random() < 0.3})
     if rules["mode"] == "score":
-        rules["given"] = rng.integers(first, vocab, (rows, rules["samples"])).astype(np.int32)
+        rules["score_tokens"] = rng.integers(first, vocab, (rows, rules["samples"])).astype(np.int32)
         if rng.random() < 0.2:
-            rules["given"][rng.integers(rows), 0] = pick(rng, -1, vocab, 10**6)
+            rules["score_tokens"][rng.integers(rows), 0] = pick(rng, -1, vocab, 10**6)
     if rng.random() < 0.2:
         rules["noise"] = "fast"
     rules["seed"] = pick(rng, int(rng.integers(2**63)), rng.integers(0, 2**63, slots).astype(np.uint64))
-    rules["stream"] = per_slot(rng, slots, (0, 1, 2**32 - 1))
+    rules["substream"] = per_slot(rng, slots, (0, 1, 2**32 - 1))
     rules["position"] = pick(rng, 3, rng.integers(0, 2**40, rows).astype(np.uint64))
     rules["fallback_token"] = pick(rng, -1, -7)
     if slots > rows or rng.random() < 0.3:
@@ -281,7 +281,7 @@ def random_case(rng, mode=None, vocab=None, dim=None, whole=False, kind=None, ro
     rules = random_rules(rng, rows, head["first_token"], vocab, mode)
     if "logits" in head and head["dtype"] == "f32" and rng.random() < 0.2:
         plant(rng, head["logits"])
-    case = Case(head, hidden, logits=pick(rng, "raw", "processed", "cut"), top=int(pick(rng, 0, 3, 20)),
+    case = Case(head, hidden, logits_mode=pick(rng, "raw", "processed", "cut"), top=int(pick(rng, 0, 3, 20)),
                 tokens=pick(rng, "i32", "i64"), **rules)
     case.rules["exact_rank"] = bool(rng.integers(2))
     return case

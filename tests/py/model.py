@@ -14,7 +14,7 @@ NAN, INF, SHORT = 1 << 16, 1 << 17, 1 << 20
 NO_TOKEN = 0xFFFF
 
 f32 = np.float32
-DEFAULTS = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, stream=0, repetition=1.0, frequency=0.0,
+DEFAULTS = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, substream=0, repetition=1.0, frequency=0.0,
                 presence=0.0)
 
 
@@ -47,9 +47,9 @@ def raw_logits(head, hidden):
         x = (h @ w.T).astype(f32)
     if head.get("bias") is not None:
         x = x + head["bias"].astype(f32)
-    if head.get("round") == "bf16":
+    if head.get("round_to") == "bf16":
         x = round_bf16(x)
-    if head.get("round") == "f16":
+    if head.get("round_to") == "f16":
         x = x.astype(np.float16).astype(f32)
     x = x * f32(head.get("scale", 1))
     cap = f32(head.get("softcap", 0))
@@ -207,7 +207,7 @@ def draw(rules, values, position, y, l, ids, keep):
     def scores_of(sample):
         if greedy:
             return None, y.astype(np.float64)
-        noise = nm.row(int(values["seed"]), int(position), sample, int(values["stream"]))
+        noise = nm.row(int(values["seed"]), int(position), sample, int(values["substream"]))
         g = token_noise(noise, ids, rules.get("noise") == "fast")
         return noise, (l + g).astype(np.float64) if g.dtype == f32 else l.astype(np.float64) + g
 
@@ -256,7 +256,7 @@ def bad_lists(rules, b, slot, vocab):
     tokens = [token for token, _ in edits] + [token for token, _ in (rules.get("count_list") or {slot: []})[slot]]
     tokens += list((rules.get("watch") or {b: []})[b])
     if rules.get("mode") == "score":
-        tokens += list(rules["given"][b])
+        tokens += list(rules["score_tokens"][b])
     return BAD_LIST * bad | BAD_TOKEN * any(not 0 <= token < vocab for token in tokens)
 
 
@@ -294,7 +294,7 @@ def slot_values(rules, slot):
 def empty_results(case, rows):
     rules, n = case.rules, case.rules.get("samples", 1)
     out = {"tokens": np.full((rows, n), rules.get("fallback_token", -1), np.int64), "status": np.zeros(rows, np.uint32)}
-    out.update({name: np.full((rows, n), np.nan) for name in ("score", "logit", "logprob")})
+    out.update({name: np.full((rows, n), np.nan) for name in ("noisy_logit", "logit", "logprob")})
     out.update({name: np.full(rows, np.nan) for name in ("max_logit", "log_z")})
     out["rank"] = np.full((rows, n), -1)
     if case.top:
@@ -361,7 +361,7 @@ def sample_row(case, b, x, out):
         keep[there] = cut(y[there], seen[there], ids[there], values, rules)
         keep &= live
     if rules.get("mode") == "score":
-        tokens, scores = list(rules["given"][b]), [np.nan] * rules["samples"]
+        tokens, scores = list(rules["score_tokens"][b]), [np.nan] * rules["samples"]
     else:
         places, scores = draw(rules, values, position, y[live], l[live], ids[live], keep[live])
         tokens = list(ids[live][places])
@@ -371,19 +371,19 @@ def sample_row(case, b, x, out):
 
 
 def report(case, b, out, ids, x, y, l, keep, tokens, scores):
-    logit, by = (x, x) if case.logits == "raw" else (l, y)
-    among = keep if case.logits == "cut" else by > -np.inf
-    if case.logits == "processed":
+    logit, by = (x, x) if case.logits_mode == "raw" else (l, y)
+    among = keep if case.logits_mode == "cut" else by > -np.inf
+    if case.logits_mode == "processed":
         among = l > -np.inf
     log_z = logsumexp(logit[among].astype(np.float64))
     if np.isposinf(log_z):
         logprob = np.full(len(ids), np.nan)
     else:
-        logprob = np.where(among | (case.logits != "cut"), logit.astype(np.float64) - log_z, -np.inf)
+        logprob = np.where(among | (case.logits_mode != "cut"), logit.astype(np.float64) - log_z, -np.inf)
     place = {int(token): i for i, token in enumerate(ids)}
     out["max_logit"][b], out["log_z"][b] = logit[among].max(), log_z
     for j, (token, score) in enumerate(zip(tokens, scores)):
-        out["tokens"][b, j], out["score"][b, j] = token, score
+        out["tokens"][b, j], out["noisy_logit"][b, j] = token, score
         if token in place:
             i = place[token]
             out["logit"][b, j], out["logprob"][b, j] = logit[i], logprob[i]

@@ -90,12 +90,12 @@ NEAR = 2e-5  # four times what the order of 256 additions in float moved a logit
 def assert_near_ties(reference, case, result, expected):
     """Tokens are the reference's, or score at most NEAR less than they do; returns the rate of those. The case has a
     scalar seed, and neither positions, temperatures nor streams."""
-    logit = reference.sample(fs.Head(**case.head), case.hidden, mode="score", given=result.tokens,
+    logit = reference.sample(fs.Head(**case.head), case.hidden, mode="score", score_tokens=result.tokens,
                              samples=result.tokens.shape[1], outputs=["logit"]).logit
     differ = np.argwhere(result.tokens != expected.tokens)
     for b, s in differ:
         noise = fs.noise_gumbel(fs.seed_spread(case.rules["seed"], b), 0, s, 0, result.tokens[b, s])
-        gap = expected.score[b, s] - (logit[b, s] + noise)
+        gap = expected.noisy_logit[b, s] - (logit[b, s] + noise)
         assert gap <= NEAR, "row %d, sample %d: token %d, not %d, which is %g better" % (
             b, s, result.tokens[b, s], expected.tokens[b, s], gap)
     return len(differ) / result.tokens.size
@@ -105,7 +105,7 @@ def test_gaussian_weights_agree_up_to_the_rounding_of_the_dot_product(backend, r
     rng = np.random.default_rng(3)
     for dtype in DTYPES:
         head = dict(weights=stored_as(rng.normal(0, 1, (1500, 256)), dtype), dtype=dtype)
-        case = Case(head, stored_as(rng.normal(0, 0.2, (40, 256)), dtype), seed=1, samples=50, logits="processed")
+        case = Case(head, stored_as(rng.normal(0, 0.2, (40, 256)), dtype), seed=1, samples=50, logits_mode="processed")
         expected, result = case.run(reference), case.run(backend)
         rate = assert_near_ties(reference, case, result, expected)
         print("%s: %.4f %% of %d tokens differ" % (dtype, 100 * rate, result.tokens.size))
@@ -115,7 +115,7 @@ def test_gaussian_weights_agree_up_to_the_rounding_of_the_dot_product(backend, r
 
 
 def test_a_wrong_token_is_no_near_tie(reference):
-    case = Case(gaussian(np.random.default_rng(3), 40, 1500), seed=1, samples=4, logits="processed")
+    case = Case(gaussian(np.random.default_rng(3), 40, 1500), seed=1, samples=4, logits_mode="processed")
     expected, result = case.run(reference), case.run(reference)
     assert assert_near_ties(reference, case, result, expected) == 0
     result.tokens[7, 2] += 1
@@ -131,7 +131,7 @@ def test_a_wrong_token_is_no_near_tie(reference):
 def test_ranks_are_bounds_only_where_the_header_lets_them(reference, exact_rank, bound, rank, good):
     """The 600th of 1,000 tokens, whose rank a list of 256 does not know."""
     x = -np.arange(1000, dtype=np.float32).reshape(1, -1)
-    case = Case(dict(logits=x), mode="score", given=[[599]])
+    case = Case(dict(logits=x), mode="score", score_tokens=[[599]])
     expected, result = case.run(reference), case.run(reference)
     assert expected.rank.tolist() == [[600]]
     result.rank[:], result.status[:] = rank, fs.Row.RANK_BOUND * bound
@@ -150,7 +150,7 @@ def test_wide_cuts_of_a_large_vocabulary(backend, reference, logits):
     for rules in (dict(top_p=0.9511), dict(top_p=0.99137, temperature=2.0), dict(top_k=1000), dict(min_p=0.0013),
                   dict(top_k=5000, top_p=0.7771), dict(top_k=50, keep_ties=True), dict(top_p=0.5123, keep_ties=True),
                   dict(top_k=3000, top_p=0.5123, joint_top_p=True)):
-        check(backend, reference, Case(dict(logits=x), seed=7, samples=3, top=1024, logits=logits, exact_rank=True,
+        check(backend, reference, Case(dict(logits=x), seed=7, samples=3, top=1024, logits_mode=logits, exact_rank=True,
                                        **rules))
 
 
@@ -158,7 +158,7 @@ def test_rows_of_every_kind_in_one_call(backend, reference):
     rng = np.random.default_rng(5)
     x = gaussian(rng, 12, 5000)["logits"]
     x[3, 77], x[4, [600, 4000]], x[5] = np.nan, INF, -INF
-    case = Case(dict(logits=x), seed=3, samples=2, top=5, logits="processed",
+    case = Case(dict(logits=x), seed=3, samples=2, top=5, logits_mode="processed",
                 slot=np.array([0, 1, 2, 3, 4, 5, 6, 7, -1, 9, 10, 99], np.int32), slots=12,
                 temperature=[1, 0, 0.5, 1, 1, 1, 1, 1, 1, -1, 1, 1], top_k=[0, 0, 5, 0, 0, 0, 50, 0, 0, 0, 1, 0],
                 top_p=[1, 1, 1, 1, 1, 1, 0.9511, 0.5123, 1, 1, 1, 1])
@@ -168,7 +168,7 @@ def test_rows_of_every_kind_in_one_call(backend, reference):
 def test_bans_and_masks_are_final(backend, reference):
     x = np.array([[INF, 1.0, 2.0, 3.0]], np.float32)
     check(backend, reference, Case(dict(logits=x), seed=1, allow=fs.pack_bits([[True, True, True, False]]),
-                                   edits=[[(0, -INF), (1, -INF), (1, INF), (3, INF)]], logits="processed", top=4))
+                                   edits=[[(0, -INF), (1, -INF), (1, INF), (3, INF)]], logits_mode="processed", top=4))
 
 
 @pytest.mark.parametrize("logits", ["raw", "processed", "cut"])
@@ -177,10 +177,11 @@ def test_plus_infinity_with_cuts_and_without_replacement(backend, reference, log
     x[0, [40, 7, 200]], x[1, 250] = INF, INF
     for rules in (dict(), dict(top_k=2), dict(top_p=0.7771), dict(min_p=0.517), dict(top_k=2, keep_ties=True)):
         for mode in ("sample", "without_replacement", "score"):
-            case = Case(dict(logits=x), seed=1, mode=mode, samples=4, logits=logits, top=5, watch=[[7, 0], [250], [0]],
+            case = Case(dict(logits=x), seed=1, mode=mode, samples=4, logits_mode=logits, top=5,
+                        watch=[[7, 0], [250], [0]],
                         edits=[[], [], [(3, INF)]], **rules)
             if mode == "score":
-                case.rules["given"] = np.array([[7, 40, 0, 299]] * 3, np.int32)
+                case.rules["score_tokens"] = np.array([[7, 40, 0, 299]] * 3, np.int32)
             check(backend, reference, case)
 
 
@@ -206,14 +207,14 @@ def test_what_overflows_to_minus_infinity_is_absent(backend, reference, mode, lo
     least = np.finfo(np.float32).min
     x = np.full((4, 40), least, np.float32)
     x[1, [5, 30]], x[2, 39], x[3, 7] = (1.0, 2.0), 0.5, 0.9 * least
-    rules = dict(logits=logits, mode=mode, temperature=0.7, seed=4, outputs=outputs, top=5,
+    rules = dict(logits_mode=logits, mode=mode, temperature=0.7, seed=4, outputs=outputs, top=5,
                  watch=[[0], [5, 6], [39], [7]])
     if mode == "group_parallel":
         rules["group_size"] = 16
     else:
         rules.update(samples=3, list_capacity=41, exact_rank=True)
     if mode == "score":
-        rules["given"] = np.array([[0, 1, 2], [5, 6, 30], [39, 0, 38], [7, 8, 0]], np.int32)
+        rules["score_tokens"] = np.array([[0, 1, 2], [5, 6, 30], [39, 0, 38], [7, 8, 0]], np.int32)
     cuts = (dict(), dict(top_k=3), dict(top_p=0.9511), dict(min_p=1e-6), dict(top_p=0.9511, keep_ties=True))
     for cut in cuts if "samples" in rules else cuts[:1]:
         for noise in ("exact", "fast"):
@@ -231,10 +232,10 @@ def test_what_overflows_to_minus_infinity_is_absent(backend, reference, mode, lo
 def test_plus_infinity_of_x_of_y_and_of_l_in_shards(backend, reference, mode, logits, outputs):
     x = np.zeros((4, 40), np.float32)
     x[0, 3], x[1, 20], x[3, 7] = INF, 30.0, INF  # row 1: l alone; row 2: y; row 3: an x that is banned
-    rules = dict(logits=logits, mode=mode, temperature=[0.5, 1e-38, 0.5, 0.5], seed=4, outputs=outputs, top=3,
+    rules = dict(logits_mode=logits, mode=mode, temperature=[0.5, 1e-38, 0.5, 0.5], seed=4, outputs=outputs, top=3,
                  watch=[[3], [20], [9, 1], [7]], list_capacity=41)
     if mode == "score":
-        rules["given"] = np.array([[3], [20], [9], [1]], np.int32)
+        rules["score_tokens"] = np.array([[3], [20], [9], [1]], np.int32)
     check_merged(backend, reference, Case(dict(logits=x), **rules), [16])
     rules["edits"] = [[], [], [(9, INF)], [(7, -INF)]]
     check_merged(backend, reference, Case(dict(logits=x), **rules), [16])
@@ -242,7 +243,8 @@ def test_plus_infinity_of_x_of_y_and_of_l_in_shards(backend, reference, mode, lo
 
 def test_sums_of_counts_saturate(backend, reference):
     most = 2**31 - 1
-    check(backend, reference, Case(dict(logits=np.zeros((1, 3), np.float32)), frequency=2.0**-31, logits="processed",
+    check(backend, reference, Case(dict(logits=np.zeros((1, 3), np.float32)), frequency=2.0**-31,
+                                   logits_mode="processed",
                                    top=3, count_list=[[(0, most), (0, most), (1, -most - 1), (1, -9)]]))
 
 
@@ -250,7 +252,7 @@ def test_penalties_leave_masked_tokens_alone(backend, reference):
     x = np.float32([[1.0, 2.0, -3e38, 3.0]] * 2)
     case = Case(dict(logits=x), seed=1, allow=fs.pack_bits([[True, False, True, True]] * 2), frequency=[-3e38, 0.0],
                 presence=[0.0, 1.0], repetition=[1.0, 2.0], counts=np.int32([[0, 9, 9, 0]] * 2),
-                logits="processed", top=4)
+                logits_mode="processed", top=4)
     assert not (check(backend, reference, case).status & fs.Row.NAN).any()
 
 
@@ -262,16 +264,16 @@ def test_log_z_beyond_its_reach_says_so_and_cuts_do_without(backend, reference, 
     for mode in ("sample", "without_replacement"):
         rules = dict(seed=2, mode=mode, samples=2, temperature=1e-4, top=4, watch=watch)
         for cut in (dict(top_p=0.5123), dict(top_k=2), dict(min_p=0.3, top_p=0.9511, list_capacity=4)):
-            check_merged(backend, reference, Case(dict(logits=x), logits="cut", **rules, **cut), [1])
+            check_merged(backend, reference, Case(dict(logits=x), logits_mode="cut", **rules, **cut), [1])
         for cut in (dict(), dict(top_p=0.5123)):
-            case = Case(dict(logits=x), logits="processed", **rules, **cut)
+            case = Case(dict(logits=x), logits_mode="processed", **rules, **cut)
             expected = case.run(reference).arrays()
             for name in ("log_z", "logprob", "top_logprob", "watch_logprob"):
                 expected[name] = np.full_like(expected[name], np.nan)
             expected["status"] = expected["status"] | np.uint32(fs.Row.FAR)
             assert_same(case.run(backend), expected)
             assert_same(merged(backend, case, [1]), expected)
-    check(backend, reference, Case(dict(logits=x), logits="raw", temperature=1e-4, seed=2, top=4, watch=watch))
+    check(backend, reference, Case(dict(logits=x), logits_mode="raw", temperature=1e-4, seed=2, top=4, watch=watch))
 
 
 @pytest.mark.parametrize("base", [40.0, -40.0])
@@ -298,7 +300,7 @@ def bits(result):
 def wide_case():
     rng = np.random.default_rng(7)
     head, hidden = integers(rng, 7, 32, 5003)
-    return Case(head, hidden, seed=5, samples=2, temperature=[1, 0.7, 2, 0, 1, 1, 1], top=20, logits="processed",
+    return Case(head, hidden, seed=5, samples=2, temperature=[1, 0.7, 2, 0, 1, 1, 1], top=20, logits_mode="processed",
                 top_k=[0, 50, 0, 0, 0, 7, 0], top_p=[1, 1, 0.9511, 1, 1, 0.7771, 1], min_p=[0, 0, 0, 0, 0.0513, 0, 0],
                 exact_rank=True)
 
@@ -327,7 +329,7 @@ def test_the_callers_memory_changes_no_bit(name, wide_case):
     context = open_backend(name, threads=1)
     head, batch, out = wide_case.objects()
     try:
-        size, every = (context.work_size(head, batch, out=out, every=every) for every in (False, True))
+        size, every = context.work_size(head, batch, out=out)
     except fs.Error as error:
         pytest.skip("work_size: %s" % error)
     expected = wide_case.run(context)
@@ -344,7 +346,7 @@ def test_the_callers_memory_changes_no_bit(name, wide_case):
 def test_a_row_alone_is_the_row_in_its_batch(backend, wide_case):
     together = wide_case.run(backend)
     for b in range(7):
-        alone = Case(wide_case.head, wide_case.hidden[b : b + 1], top=20, logits="processed",
+        alone = Case(wide_case.head, wide_case.hidden[b : b + 1], top=20, logits_mode="processed",
                      slot=np.array([b], np.int32), slots=7, **wide_case.rules).run(backend)
         for name, array in alone.arrays().items():
             if name != "status":
@@ -412,7 +414,7 @@ def test_merged_shards_are_the_whole(backend, reference, seed):
 def test_aligned_shards_have_the_same_bits(backend, wide_case):
     skip_without_parts(backend)
     rules = dict(wide_case.rules, list_capacity=5004)
-    case = Case(wide_case.head, wide_case.hidden, logits="processed", top=20, **rules)
+    case = Case(wide_case.head, wide_case.hidden, logits_mode="processed", top=20, **rules)
     expected = bits(case.run(backend))
     for cuts in ([16], [128, 2560], [48, 64, 4000], list(range(16, 5000, 496))):
         assert bits(merged(backend, case, cuts)) == expected
@@ -448,7 +450,7 @@ def test_merged_groups_draw_from_the_softmax(backend):
 def test_lists_too_short_to_prove_a_cut_say_so(backend, reference):
     skip_without_parts(backend)
     rng = np.random.default_rng(9)
-    case = Case(gaussian(rng, 4, 20000), logits="cut", seed=1, samples=8, top_p=0.99137, temperature=3.0,
+    case = Case(gaussian(rng, 4, 20000), logits_mode="cut", seed=1, samples=8, top_p=0.99137, temperature=3.0,
                 list_capacity=16)
     result, whole = merged(backend, case, [7000, 13000]), case.run(reference)
     for b in range(4):

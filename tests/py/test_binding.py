@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import flashsampling as fs
-from flashsampling import _c
+from flashsampling import _c, _rules
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 X = np.array([[0.0, 3.0, 1.0, 2.0], [5.0, 1.0, 0.0, 2.0]], np.float32)
@@ -82,8 +82,8 @@ def unreached(default, *made):
 def test_every_member_of_head_and_batch_can_be_reached():
     """But for screens, which a context makes."""
     weights, wide, words = np.ones((40, 8), "f4"), np.ones((40, 12), "f2")[:, :8], np.ones((2, 2), "u4")
-    head, lists, names = fs.Head(weights), [{1: 1}] * 2, [*_c.RULES, "seed", "stream"]
-    described = fs.Head(wide, bias=weights[:, 0], first_token=16, vocab=80, round="bf16", scale=2, softcap=3,
+    head, lists, names = fs.Head(weights), [{1: 1}] * 2, list(_rules.SLOT_RULES)
+    described = fs.Head(wide, bias=weights[:, 0], first_token=16, vocab=80, round_to="bf16", scale=2, softcap=3,
                         post_scale=4, constant=True)
     assert unreached(head.struct, described.struct, fs.Head(logits=weights).struct) == {
         "reserved", "screen", "screen_bytes"}
@@ -92,7 +92,7 @@ def test_every_member_of_head_and_batch_can_be_reached():
                  seen=words, counts=np.ones((2, 40), "i4"), edits=lists, watch=[[1]] * 2,
                  **{name: [1, 1] for name in names}),
         fs.Batch(head, weights[:2], count_list=lists, samples=2, mode="score", noise="fast", keep_ties=True,
-                 fallback_token=7, group_size=8, list_capacity=9, position=5, given=[[1, 2]] * 2,
+                 fallback_token=7, group_size=8, list_capacity=9, position=5, score_tokens=[[1, 2]] * 2,
                  **{**dict.fromkeys(names, 2), "min_p": 1, "top_p": 0.5},
                  limits={name: 1 for name, _ in _c.LimitsStruct._fields_ if name != "size"}),
         fs.Batch(head, weights[:2], padded_edits=([1, 1], np.ones((2, 3), "i4"), np.ones((2, 3), "f4")))]
@@ -105,9 +105,11 @@ def test_every_member_of_head_and_batch_can_be_reached():
 def test_every_member_of_result_and_options_can_be_reached():
     """But for what closures do better, the caller's allocator, and what a call or set_work writes."""
     head, hidden = fs.Head(np.ones((40, 8), "f4")), np.ones((2, 8), "f4")
-    result = fs.Context("cpu").sample(head, hidden, watch=[[1]] * 2, outputs="all", top=2, tokens="i64", logits="cut")
-    assert unreached(_c.ResultStruct(), result.written) == {"reserved"}
-    context = fs.Context("reference", threads=3, block=64, log=len, parallel_for=map, fallback_bytes=1, stream=5,
+    batch = fs.Batch(head, hidden, watch=[[1]] * 2)
+    result = fs.Result(batch, "all", top=2, logits_mode="cut")._struct(batch)
+    assert unreached(_c.ResultStruct(), result) == {
+        "fallback_rows", "work_bytes", "wire_bytes", "reserved", "screened_rows", "screened_dots"}
+    context = fs.Context("reference", threads=3, block=64, log=len, parallel_for=map, fallback_bytes=1, cuda_stream=5,
                          check_pointers=True)
     assert unreached(fs.Context("cpu")._options, context._options) == {
         "device", "parallel_user", "log_user", "alloc", "free", "alloc_user", "work", "work_bytes", "reserved"}
@@ -115,6 +117,7 @@ def test_every_member_of_result_and_options_can_be_reached():
 
 def test_constants_are_those_of_the_header():
     text = " ".join(open(os.path.join(ROOT, "include", "flashsampling.h")).read().split())
+    text = text.replace("FS_RESULT_SCORE", "FS_RESULT_NOISY_LOGIT")
     for prefix, bits in (("FS_ROW_", _c.Row), ("FS_", _c.Flag), ("FS_RULE_", _c.Rule), ("FS_RESULT_", _c.Wanted)):
         found = {name: int(shift) for name, shift in re.findall(r"\b%s(\w+) = 1u << (\d+)\b" % prefix, text)}
         for name, bit in bits.__members__.items():
@@ -131,6 +134,15 @@ def test_constants_are_those_of_the_header():
     assert "#define FS_FALLBACK_TOKEN_ZERO INT32_MIN" in text and _c.FALLBACK_TOKEN_ZERO == -(2**31)
     assert "#define FS_VERSION_MAJOR %d" % _c.VERSION[0] in text
     assert "#define FS_VERSION_MINOR %d" % _c.VERSION[1] in text
+
+
+@pytest.mark.parametrize("kind", [fs.Row, fs.Flag, fs.Rule])
+def test_every_member_of_an_enumeration_is_explained(kind):
+    """In help(fs.Row), and beside the member itself."""
+    for name, member in kind.__members__.items():
+        text = member.__doc__
+        assert text and text[-1] == "." and text != kind.__doc__, name
+        assert "    %s: %s" % (name, text[:40]) in kind.__doc__
 
 
 ERRORS = {"argument": -1, "unsupported": -2, "memory": -3, "device": -4, "peer": -5, "state": -6, "environment": -7,
@@ -189,10 +201,14 @@ def test_lists_and_tuples_of_arrays_give_the_same(context):
 
 
 def test_results_are_what_was_asked_for(context):
-    result = context.sample(fs.Head(logits=X), outputs=["logprob"], tokens="i64")
+    result = context.sample(fs.Head(logits=X), outputs=["logprob"])
     assert set(result.arrays()) == {"tokens", "status", "logprob"} and result.tokens.dtype == np.int64
-    took = context.counters
-    assert took.work_bytes > 0 and took.fallback_rows == 0 and took.wire_bytes == 0
+    counters = context.counters
+    assert counters.work_bytes > 0 and counters.fallback_rows == counters.wire_bytes == 0
+    with pytest.raises(AttributeError, match=r'rank: not among the results; ask for it with outputs=\["rank"\]'):
+        result.rank
+    with pytest.raises(AttributeError, match="no attribute 'logprobs'; did you mean logprob"):
+        result.logprobs
 
 
 def test_whole_numbers_of_any_type_are_taken(context):
@@ -200,8 +216,8 @@ def test_whole_numbers_of_any_type_are_taken(context):
     for k in (1, 1.0, np.int64(1), np.float32(1), np.array(1), [1, 1], [1.0, 1.0], np.uint64([1, 1]), [True, True]):
         assert context.sample(head, top_k=k).tokens.tolist() == [[1], [0]]
     for top in (2**64 - 1, [2**64 - 1] * 2, np.uint64([2**64 - 1] * 2), np.int64([2**63 - 1] * 2)):
-        result = context.sample(head, seed=top, stream=2**32 - 1, position=2**64 - 1, outputs=["score"])
-        assert np.isfinite(result.score).all()
+        result = context.sample(head, seed=top, substream=2**32 - 1, position=2**64 - 1, outputs=["noisy_logit"])
+        assert np.isfinite(result.noisy_logit).all()
     assert context.sample(head, seed=[2**63 - 1] * 2).tokens.tolist() == \
         context.sample(head, seed=np.int64([2**63 - 1] * 2)).tokens.tolist()
 
@@ -226,7 +242,7 @@ def test_the_log_hears_what_was_chosen():
 
 def test_work_memory_of_the_caller(context):
     head = fs.Head(logits=X)
-    size = context.work_size(head, seed=1)
+    size = context.work_size(head, seed=1).max_bytes
     lent = fs.Context("reference", work=size).sample(head, seed=1)
     assert lent.tokens.tolist() == context.sample(head, seed=1).tokens.tolist()
     small = fs.Context("reference", work=64)
@@ -243,7 +259,7 @@ def test_work_memory_leaves_the_budget_of_the_second_pass_as_it_is(backend):
     """A cut of 40,000 equal tokens takes a second pass, whose memory work memory must not have taken away."""
     head, rules = fs.Head(logits=np.zeros((1, 50000), np.float32)), dict(top_p=0.8, seed=1)
     fresh = fs.Context(backend)
-    lent = fs.Context(backend, work=fresh.work_size(head, **rules))
+    lent = fs.Context(backend, work=fresh.work_size(head, **rules).max_bytes)
     lent.set_work(0)
     expected, result = fresh.sample(head, **rules), lent.sample(head, **rules)
     assert result.status.tolist() == expected.status.tolist() and result.tokens.tolist() == expected.tokens.tolist()

@@ -20,7 +20,7 @@ def masked(context, index):
 
 
 def scored(context, given):
-    return context.sample(fs.Head(logits=X), mode="score", given=given, outputs=["logit"])
+    return context.sample(fs.Head(logits=X), mode="score", score_tokens=given, outputs=["logit"])
 
 
 @pytest.mark.parametrize("call, error, text", [
@@ -32,7 +32,7 @@ def scored(context, given):
     (lambda c: fs.Head(logits=X[::-1]), ValueError, "rows are -16 bytes apart"),
     (lambda c: fs.Head(logits=np.broadcast_to(X[0], (2, 4))), ValueError, "rows are 0 bytes apart"),
     (lambda c: fs.Head(X, bias=[1.0]), ValueError, r"bias: shape \[1\], expected \[2\]"),
-    (lambda c: fs.Head(X, round="f64"), ValueError, "round 'f64': expected one of f32"),
+    (lambda c: fs.Head(X, round_to="f64"), ValueError, "round_to 'f64': expected one of f32"),
     (lambda c: c.sample(fs.Head(X)), ValueError, "needs hidden states"),
     (lambda c: c.sample(fs.Head(X), X[:, :3].copy()), ValueError, "hidden: 3 columns, the head has 4"),
     (lambda c: c.sample(fs.Head(logits=X), X), ValueError, "takes no hidden states"),
@@ -47,9 +47,11 @@ def scored(context, given):
     (lambda c: masked(c, [0, 100000000]), ValueError, "allow_index: 100000000 for row 1, must be -1 to 1"),
     (lambda c: masked(c, [-2, 0]), ValueError, "allow_index: -2 for row 0, must be -1 to 1"),
     (lambda c: masked(c, [2, 0]), ValueError, "allow_index: 2 for row 0, must be -1 to 1"),
-    (lambda c: scored(c, [[2**32 + 1], [0]]), ValueError, "given: 4294967297, expected an integer from -2147483648 to"),
-    (lambda c: scored(c, [[0], [1.7]]), ValueError, "given: 1.7, expected an integer from -2147483648 to 2147483647"),
-    (lambda c: scored(c, [[0], [float("nan")]]), ValueError, "given: nan, expected an integer"),
+    (lambda c: scored(c, [[2**32 + 1], [0]]), ValueError,
+     "score_tokens: 4294967297, expected an integer from -2147483648 to"),
+    (lambda c: scored(c, [[0], [1.7]]), ValueError,
+     "score_tokens: 1.7, expected an integer from -2147483648 to 2147483647"),
+    (lambda c: scored(c, [[0], [float("nan")]]), ValueError, "score_tokens: nan, expected an integer"),
     (lambda c: c.sample(fs.Head(logits=X), top_k=2**32 + 1), ValueError, "top_k: 4294967297, expected an integer from"),
     (lambda c: c.sample(fs.Head(logits=X), top_k=0.9), ValueError, "top_k: 0.9, expected an integer"),
     (lambda c: c.sample(fs.Head(logits=X), top_k=[2**31, 1]), ValueError, "top_k: 2147483648, expected an integer"),
@@ -63,12 +65,13 @@ def scored(context, given):
     (lambda c: c.sample(fs.Head(logits=X), seed=np.int64([3, -1])), ValueError, "seed: -1, expected an integer from 0"),
     (lambda c: c.sample(fs.Head(logits=X), seed=np.array([0, 2**64], object)), ValueError, "seed: 1844674407370955161"),
     (lambda c: c.sample(fs.Head(logits=X), position=np.int64([3, -1])), ValueError, "position: -1, expected an"),
-    (lambda c: c.sample(fs.Head(logits=X), stream=np.int32([3, -1])), ValueError, "stream: -1, expected an integer"),
+    (lambda c: c.sample(fs.Head(logits=X), substream=np.int32([3, -1])), ValueError,
+     "substream: -1, expected an integer"),
     (lambda c: c.sample(fs.Head(logits=X), samples=0), ValueError, "samples: 0, expected 1 to 1024"),
     (lambda c: c.sample(fs.Head(logits=X), samples=-1), ValueError, "samples: -1, expected 1 to 1024"),
     (lambda c: c.sample(fs.Head(logits=X), samples=1025), ValueError, "samples: 1025, expected 1 to 1024"),
     (lambda c: c.sample(fs.Head(logits=X), fallback_token=-(2**31)), ValueError, "fallback_token: -2147483648, ex"),
-    (lambda c: c.sample(fs.Head(logits=X), given=[[0], [1]]), ValueError, "given: tokens to score, but mode is 's"),
+    (lambda c: c.sample(fs.Head(logits=X), score_tokens=[[0], [1]]), ValueError, "score_tokens: given, but mode is 's"),
     (lambda c: fs.Head(X, scale=0), ValueError, "scale: 0, expected a number other than 0"),
     (lambda c: fs.Head(X, post_scale=-0.0), ValueError, "post_scale: -0, expected a number other than 0"),
     (lambda c: fs.Head(X, scale=1e-60), ValueError, "scale: 1e-60, expected a number other than 0"),
@@ -76,7 +79,7 @@ def scored(context, given):
     (lambda c: c.sample(fs.Head(logits=X), top_p=95), ValueError, r"top_p: 95, expected a number from 0 to 1 \(off\)"),
     (lambda c: c.sample(fs.Head(logits=X), top_p=float("inf")), ValueError, "top_p: inf, expected a number from 0 to"),
     (lambda c: c.sample(fs.Head(logits=X), top_p=95.0 * np.ones(2)), fs.RowError, "2 of 2 rows .* row 0: BAD_TOP_P"),
-    (lambda c: c.sample(fs.Head(logits=X), stream=2**32), ValueError, "stream: 4294967296, expected an integer from 0"),
+    (lambda c: c.sample(fs.Head(logits=X), substream=2**32), ValueError, "substream: 4294967296, expected an integer"),
     (lambda c: c.sample(fs.Head(logits=X), position=-1), ValueError, "position: -1, expected an integer from 0"),
     (lambda c: c.sample(fs.Head(logits=X), position=float("inf")), ValueError, "position: inf, expected an integer"),
     (lambda c: c.sample(fs.Head(logits=X), samples=2**32 + 1), ValueError, "samples: 4294967297, expected an integer"),
@@ -103,20 +106,21 @@ def test_a_result_of_another_batch_is_refused(context, rows, asked, text):
 
 
 @pytest.mark.parametrize("name, array, error, text", [
-    ("tokens", np.zeros((1, 1), "i4"), ValueError, r"tokens: shape \[1, 1\], expected \[2, 1\]"),
-    ("score", np.zeros((2, 1), "f8"), TypeError, "score: array of type <f8, expected f32"),
-    ("score", np.zeros((2, 9), "f4")[:, :1], ValueError, "score: rows are 36 bytes apart, expected a packed array"),
-    ("score", fs.Pointer(X.ctypes.data, (2, 1), "i32"), TypeError, "score: a Pointer to i32, expected f32"),
-    ("score", np.frombuffer(bytes(8), "f4").reshape(2, 1), ValueError, "score: a read-only array"),
+    ("tokens", np.zeros((1, 1), "i8"), ValueError, r"tokens: shape \[1, 1\], expected \[2, 1\]"),
+    ("noisy_logit", np.zeros((2, 1), "f8"), TypeError, "noisy_logit: array of type <f8, expected f32"),
+    ("noisy_logit", np.zeros((2, 9), "f4")[:, :1], ValueError,
+     "noisy_logit: rows are 36 bytes apart, expected a packed"),
+    ("noisy_logit", fs.Pointer(X.ctypes.data, (2, 1), "i32"), TypeError, "noisy_logit: a Pointer to i32, expected f32"),
+    ("noisy_logit", np.frombuffer(bytes(8), "f4").reshape(2, 1), ValueError, "noisy_logit: a read-only array"),
 ])
 def test_fields_that_do_not_fit_are_refused_whenever_they_were_set(context, name, array, error, text):
     batch = fs.Batch(fs.Head(logits=X))
-    out = fs.Result(batch, ["score"])
+    out = fs.Result(batch, ["noisy_logit"])
     setattr(out, name, array)
     with pytest.raises(error, match=text):
         context.sample(fs.Head(logits=X), batch, out=out)
     with pytest.raises(error, match=text):
-        context.sample(fs.Head(logits=X), out={"tokens": np.zeros((2, 1), "i4"), name: array})
+        context.sample(fs.Head(logits=X), out={"tokens": np.zeros((2, 1), "i8"), name: array})
 
 
 def test_a_list_is_nothing_to_write_to(context):
@@ -155,7 +159,7 @@ def test_a_batch_of_another_head_is_refused(context):
     (dict(edits=[[(3, 1.0)], []], limits=dict(edits=1, top_k=-1)), "argument", r"limits.top_k is -1"),
     (dict(watch=[[1, 2], []], limits=dict(watched=1)), "argument", r"limits.watched is 1.* 2 entries"),
     (dict(top=2000), "argument", r"result.top_count is 2000, must be 0 to 1024"),
-    (dict(logits=5), "argument", r"result.logits is 5"),
+    (dict(logits_mode=5), "argument", r"result.logits is 5"),
     (dict(list_capacity=-1), "argument", r"batch.list_capacity is -1"),
 ])
 def test_errors_name_the_value_and_the_limit(context, rules, name, text):

@@ -97,7 +97,7 @@ def test_each_flag_is_the_librarys(tmp_path, rng):
     for word, flag in flags.items():
         rows = sample(*words, word)["rows"]
         result = context.sample(head, **rules, seen=fs.pack_bits(seen), edits=edits, outputs="all", top=60,
-                                logits="cut", **{flag: True})
+                                logits_mode="cut", **{flag: True})
         for b, row in enumerate(rows):
             top = [t for t in row["top_token"] if t is not None and t >= 0]
             assert row["tokens"] == result.tokens[b].tolist() and row["rank"] == result.rank[b].tolist(), word

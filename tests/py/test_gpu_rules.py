@@ -283,14 +283,14 @@ def refusing(status, text):
 @pytest.fixture()
 def small_bench(monkeypatch):
     """measure_size without a device: of two calls one is refused."""
-    result = types.SimpleNamespace(work_bytes=7)
+    result, context = object(), types.SimpleNamespace(counters=types.SimpleNamespace(work_bytes=7))
     calls = {"plain": types.SimpleNamespace(on=lambda bench, head: lambda: result, H=[0]),
              "top-k 50": refusing(-2, "top-k is not supported yet")}
     monkeypatch.setattr(gpu_rules, "checked", lambda bench, cpu, call, result: ("", (0, 24)))
     monkeypatch.setattr(gpu_rules, "second_passes", lambda bench, run, draws: (1, 4))
     monkeypatch.setattr(gpu_rules, "make_peers", lambda bench, H, W, absent: {})
     monkeypatch.setattr(gpu_rules, "line_of", lambda bench, W, reader, B, arms, effort, **more: {"arms": arms, **more})
-    bench = types.SimpleNamespace(fs=types.SimpleNamespace(Head=lambda W: None, Error=fs.Error))
+    bench = types.SimpleNamespace(fs=types.SimpleNamespace(Head=lambda W: None, Error=fs.Error), context=context)
     W = types.SimpleNamespace(shape=SMALL)
 
     def measure(absent):

@@ -22,7 +22,7 @@ def logits(*rows):
 
 def kept(context, x, **rules):
     """The tokens that the cuts leave, per row, in order."""
-    result = Case(dict(logits=np.float32(x)), logits="cut", top=min(len(x[0]), 1024), **rules).run(context)
+    result = Case(dict(logits=np.float32(x)), logits_mode="cut", top=min(len(x[0]), 1024), **rules).run(context)
     return [[token for token in row if token >= 0] for row in result.top_token.tolist()]
 
 
@@ -66,7 +66,8 @@ def test_cuts_before_temperature_do_not_depend_on_it(context):
 def test_the_draw_after_such_cuts_is_from_what_temperature_made(context):
     """Three tokens are left at any temperature; their logprobs are those of l."""
     x, t = np.float32([3.0, 2.5, 2.0, 1.5, -1.0, -2.0]), np.float32([0.5, 4.0])
-    case = Case(dict(logits=np.tile(x, (2, 1))), logits="cut", top=6, temperature=t, top_p=0.75, samples=500, seed=4,
+    case = Case(dict(logits=np.tile(x, (2, 1))), logits_mode="cut", top=6, temperature=t, top_p=0.75, samples=500,
+                seed=4,
                 cut_before_temperature=True, watch=[[0, 3]] * 2)
     result = case.run(context)
     assert (result.top_token[:, :4] == [0, 1, 2, -1]).all()
@@ -88,9 +89,10 @@ def test_what_temperature_makes_infinite_was_there_when_cuts_were_made(context):
     # 0.62 of the first two's mass is the first one's, of all there are 0.23.
     for top_k in (0, 22):
         assert kept(context, [[-2.0, -2.5] + [-4.0] * 20 + [-INF]], top_k=top_k, top_p=0.3, **flags) == [[0, 1]]
-    result = Case(logits(x[0]), logits="cut", top_k=4, seed=1, **flags).run(context)
+    result = Case(logits(x[0]), logits_mode="cut", top_k=4, seed=1, **flags).run(context)
     assert result.tokens.tolist() == [[0]] and result.status.tolist() == [fs.Row.INF]
-    scored = Case(logits(x[0]), logits="cut", top_k=5, mode="score", given=np.int32([[3]]), rank_of_ties=True, **flags)
+    scored = Case(logits(x[0]), logits_mode="cut", top_k=5, mode="score", score_tokens=np.int32([[3]]),
+                  rank_of_ties=True, **flags)
     assert scored.run(context).rank.tolist() == [[4]]
 
 
@@ -99,8 +101,8 @@ def test_edits_last_are_not_penalised(context):
     rules = dict(seen=fs.pack_bits([[True, True, False]]), repetition=2.0, top=3,
                  edits=[[(0, 1.0), (1, -INF), (2, 1.0)]])
     head = logits([2.0, 9.0, 0.25])
-    first = Case(head, logits="processed", **rules).run(context)
-    last = Case(head, logits="processed", edits_last=True, **rules).run(context)
+    first = Case(head, logits_mode="processed", **rules).run(context)
+    last = Case(head, logits_mode="processed", edits_last=True, **rules).run(context)
     assert first.top_token.tolist() == [[0, 2, -1]] and first.top_logit[0, :2].tolist() == [1.5, 1.25]
     assert last.top_token.tolist() == [[0, 2, -1]] and last.top_logit[0, :2].tolist() == [2.0, 1.25]
 
@@ -132,8 +134,9 @@ def test_ties_at_top_p_alone(context):
 def test_a_rank_may_count_ties(context, kind):
     """Tokens 7, 5 5 5, 1: the tied ones are of rank 2, or 4. Of what top-k 3 leaves, 7 5 5, it is 3, and 4 for one that
     is out of it."""
-    case = Case(logits([5.0, 1.0, 7.0, 5.0, 5.0]), mode="score", samples=5, given=np.int32([[0, 1, 2, 3, 4]]), top_k=3,
-                logits=kind, temperature=0.5)
+    case = Case(logits([5.0, 1.0, 7.0, 5.0, 5.0]), mode="score", samples=5, score_tokens=np.int32([[0, 1, 2, 3, 4]]),
+                top_k=3,
+                logits_mode=kind, temperature=0.5)
     strict = case.run(context).rank.tolist()
     case.rules["rank_of_ties"] = True
     ties = case.run(context).rank.tolist()
@@ -148,7 +151,7 @@ def test_ties_beyond_what_a_list_holds_are_a_bound(context, others):
     """The given token ties with `others`. Ranks up to 256 are exact, more are called bounds, or cost a second pass."""
     x = np.zeros((3, 6000), np.float32)
     x[:, 6000 - others - 1:] = 1.0
-    rules = dict(mode="score", samples=1, given=np.int32([[5999], [6000 - others - 1], [0]]), rank_of_ties=True)
+    rules = dict(mode="score", samples=1, score_tokens=np.int32([[5999], [6000 - others - 1], [0]]), rank_of_ties=True)
     exact = Case(dict(logits=x), exact_rank=True, **rules).run(context)
     assert exact.rank[:, 0].tolist() == [others + 1, others + 1, 6000]
     assert not (exact.status & fs.Row.RANK_BOUND).any()
@@ -170,7 +173,7 @@ def test_padded_edits_are_the_ones_by_row(context):
     x = rng.normal(0, 2, (4, 50)).astype(np.float32)
     lines = [[(3, 1.0), (3, 0.5), (7, -INF)], [], [(49, 9.0)], [(0, -2.0), (1, 3.0), (2, 1.0), (3, -INF)], [(5, 1.0)]]
     slot = np.array([3, 0, 1, 2])
-    rules = dict(seed=1, slots=5, slot=slot, top=50, logits="processed")
+    rules = dict(seed=1, slots=5, slot=slot, top=50, logits_mode="processed")
     by_row = Case(dict(logits=x), edits=[lines[s] for s in slot], **rules).run(context)
     for columns in (4, 9):
         token, bias = np.full((5, columns + 3), 10**9, np.int32), np.full((5, columns + 3), np.nan, np.float32)
@@ -188,7 +191,7 @@ def test_a_bad_count_of_edits_is_its_slots_affair(context):
     x = np.zeros((5, 6), np.float32)
     token, bias = np.zeros((4, 2), np.int32), np.full((4, 2), 5.0, np.float32)
     result = Case(dict(logits=x), temperature=0.0, slots=4, slot=np.array([0, 1, 2, 3, -1]),
-                  padded_edits=(np.int32([2, -1, 3, 0]), token, bias), logits="processed").run(context)
+                  padded_edits=(np.int32([2, -1, 3, 0]), token, bias), logits_mode="processed").run(context)
     bad = int(fs.Row.BAD_LIST)
     assert result.status.tolist() == [0, bad, bad, 0, fs.Row.SKIPPED]
     assert result.tokens[:, 0].tolist() == [0, -1, -1, 0, -1] and result.logit[[0, 3], 0].tolist() == [10.0, 0.0]
@@ -200,7 +203,7 @@ BAD = dict(
                                           np.ones((3, 2), np.float32))),
     counts=lambda bad: dict(count_list=[[(0, 1)], [(bad, 1)], []], frequency=0.5),
     watch=lambda bad: dict(watch=[[0], [3, bad], [1]]),
-    given=lambda bad: dict(mode="score", given=np.int32([[3], [bad], [1]])),
+    score_tokens=lambda bad: dict(mode="score", score_tokens=np.int32([[3], [bad], [1]])),
 )
 
 
@@ -208,7 +211,7 @@ BAD = dict(
 @pytest.mark.parametrize("kind", BAD)
 def test_one_requests_bad_edit_leaves_the_others_alone(context, kind, bad):
     x = np.random.default_rng(3).normal(0, 2, (3, 40)).astype(np.float32)
-    rules = dict(seed=5, top=4, logits="processed")
+    rules = dict(seed=5, top=4, logits_mode="processed")
     good, result = (Case(dict(logits=x), **rules, **BAD[kind](t)).run(context) for t in (4, bad))
     assert result.status.tolist() == [0, fs.Row.BAD_TOKEN, 0] and result.tokens[1, 0] == -1
     for name, array in result.arrays().items():
@@ -223,7 +226,7 @@ def test_bad_tokens_in_parts_are_those_of_the_whole():
     cpu = fs.Context("cpu")
     x = np.random.default_rng(4).normal(0, 2, (3, 40)).astype(np.float32)
     for make in BAD.values():
-        case = Case(dict(logits=x), seed=5, logits="processed", **make(40))
+        case = Case(dict(logits=x), seed=5, logits_mode="processed", **make(40))
         parts, heads = [], [dict(logits=x[:, :16], vocab=40), dict(logits=x[:, 16:], first_token=16)]
         for part in heads:
             head, batch, out = case.objects(part)

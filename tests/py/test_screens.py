@@ -102,9 +102,9 @@ def test_a_screen_that_decides_nothing_is_read_less_and_less(data, monkeypatch):
         seen = ""
         for i in range(calls):
             rules = dict(hidden_dtype="bf16", temperature=0.0, position=i)
-            got, took = context.sample(head, fs.to_bf16(hidden), **rules), context.counters
+            got, counters = context.sample(head, fs.to_bf16(hidden), **rules), context.counters
             assert got.tokens[0] == context.sample(plain, fs.to_bf16(hidden), **rules).tokens[0]
-            seen += "0" if took.screened_rows else "1" if took.fallback_rows else "-"
+            seen += "0" if counters.screened_rows else "1" if counters.fallback_rows else "-"
         return seen
 
     head, other = (fs.Head(W, dtype="bf16", screen=context.screen(plain, 4, seed=seed)) for seed in (1, 2))
@@ -195,10 +195,8 @@ def test_the_bench_sees_another_token(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "bench")
     import screen_counts
 
-    def row(token, dots):
-        return types.SimpleNamespace(tokens=np.array([token]), screened_rows=int(dots > 0), screened_dots=dots)
-
     count = screen_counts.Count()
     for got, dots in ((5, 3), (5, 2000), (6, 4), (5, 0)):
-        count.add(row(got, dots), row(5, 0))
+        count.add(np.array([got]), np.array([5]), types.SimpleNamespace(screened_rows=int(dots > 0),
+                                                                        screened_dots=dots))
     assert count.differ == 1 and str(count) == "4 / 2,000 (1)"

@@ -70,7 +70,7 @@ def every_rule():
     rng = np.random.default_rng(1)
     for logits in ("processed", "cut"):
         x = np.round(test_rules.language(rng, 66, 1000) * 8) / 8
-        yield logits, test_rules.mixed_case(rng, dict(logits=x.astype(np.float32)), None, 66, 1000, logits=logits,
+        yield logits, test_rules.mixed_case(rng, dict(logits=x.astype(np.float32)), None, 66, 1000, logits_mode=logits,
                                             counts="counts", samples=4)
 
 
@@ -95,7 +95,7 @@ def test_a_mistake_is_seen(mistake, monkeypatch):
     assert "cases differ" in text and "got" in text and len(text) < 4000
 
 
-@pytest.mark.parametrize("name", ["tokens", "status", "score", "rank", "log_z", "top_logprob", "watch_logit"])
+@pytest.mark.parametrize("name", ["tokens", "status", "noisy_logit", "rank", "log_z", "top_logprob", "watch_logit"])
 def test_one_wrong_element_is_seen(name):
     case = next(every_rule())[1]
     got, want = rules_cases.on_device(case), rules_cases.on_cpu(case)
@@ -122,7 +122,7 @@ def test_what_is_not_written_is_seen():
 def test_a_p_at_which_the_mass_lies_may_move_one_token():
     """700 equal tokens and p = 1/2: 350 of them, or 351, and not 352."""
     x = np.zeros((1, 700), np.float32)
-    case = rules_cases.Case(dict(logits=x), logits="cut", top_p=0.5, top=400, samples=2)
+    case = rules_cases.Case(dict(logits=x), logits_mode="cut", top_p=0.5, top=400, samples=2)
     want = rules_cases.on_cpu(case)
     for kept, good in ((350, True), (351, True), (352, False)):
         other = case.copy()

@@ -45,7 +45,7 @@ def test_a_call_leaves_nothing_to_the_next():
     plain = ops.sample(H, W, seed_all=3)
     calls = [lambda: ops.sample(H, W, BIAS, **EACH), lambda: ops.sample(H, W, allow=allow),
              lambda: ops.sample(H, W, slot=torch.full((B,), -1)), lambda: ops.sample_logits(X, seed_all=3),
-             lambda: ops.sample_logprob(H, W, scale=2.0, softcap=3.0, round="bf16", post_scale=2.0, vocab=V - 40),
+             lambda: ops.sample_logprob(H, W, scale=2.0, softcap=3.0, round_to="bf16", post_scale=2.0, vocab=V - 40),
              lambda: ops.sample(H[:2], W[:50]), lambda: ops.sample(H, W, samples=4, **ALL),
              lambda: ops.sample(torch.randn(B, 2 * D)[:, :D], torch.randn(2 * V, D)[::2])]
     for call in calls:
@@ -54,7 +54,7 @@ def test_a_call_leaves_nothing_to_the_next():
 
 
 def test_the_head_is_described():
-    about = dict(scale=0.5, softcap=3.0, post_scale=1.5, round="bf16", vocab=V - 9)
+    about = dict(scale=0.5, softcap=3.0, post_scale=1.5, round_to="bf16", vocab=V - 9)
     assert torch.equal(ops.sample(H, W, **about, **ALL), fs.sample(H, W, **about, **named(ALL)).tokens)
 
 
@@ -153,7 +153,7 @@ def test_seeds_are_64_bits():
     (lambda: ops.sample(H, W, seed=torch.ones(B, dtype=torch.int32)), "seed: int32.*expected int64 or uint64"),
     (lambda: ops.sample(H, W, allow=torch.ones(B, 2, dtype=torch.int32)), r"allow: .*\[7 or more, 10 or more\]"),
     (lambda: ops.sample(H, W, bias=torch.ones(5)), r"bias: float32\[5\]"),
-    (lambda: ops.sample(H, W, round="f64"), "round 'f64'"),
+    (lambda: ops.sample(H, W, round_to="f64"), "round 'f64'"),
     (lambda: ops.sample(H, W, samples=5000), "samples is 5000"),
     (lambda: ops.sample(H[0], W), "hidden"),
     (lambda: ops.sample(H, W, slot=torch.full((B,), -1), allow=torch.ones(B, 2, dtype=torch.int32)), "allow: "),
