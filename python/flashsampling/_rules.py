@@ -53,7 +53,7 @@ class SlotRule(NamedTuple):
     penalty: bool = False  # of tokens that were counted
 
 
-_FLOAT = 3.4028234663852886e38  # the largest float32
+_FLOAT, _LEAST = 3.4028234663852886e38, 1.401298464324817e-45  # the largest and the least float32 above 0
 
 
 class StructRules(TypedDict, total=False):
@@ -63,7 +63,7 @@ class StructRules(TypedDict, total=False):
     top_k: Annotated[Integers, SlotRule("i32")]
     top_p: Annotated[Floats, SlotRule("f32", 1, 0, 1 + 1e-5, "from 0 to 1 (off)")]
     min_p: Annotated[Floats, SlotRule("f32", 0, 0, 1, "from 0 (off) to 1")]
-    repetition: Annotated[Floats, SlotRule("f32", 1, 1 / _FLOAT, _FLOAT, "above 0, 1 is off", penalty=True)]
+    repetition: Annotated[Floats, SlotRule("f32", 1, _LEAST, _FLOAT, "above 0, 1 is off", penalty=True)]
     frequency: Annotated[Floats, SlotRule("f32", 0, -_FLOAT, _FLOAT, "that is finite", penalty=True)]
     presence: Annotated[Floats, SlotRule("f32", 0, -_FLOAT, _FLOAT, "that is finite", penalty=True)]
 

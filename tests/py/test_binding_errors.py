@@ -154,12 +154,12 @@ def test_a_batch_of_another_head_is_refused(context):
     (dict(mode="group_parallel"), "argument", r"batch.group_size is 0, must be 1 to"),
     (dict(mode="group_online", group_size=2, top_k=2), "argument", r"top_k 2.*group modes take no cuts"),
     (dict(mode="group_online", group_size=2, min_p=0.25), "argument", r"min_p 0.25: group modes take no cuts"),
-    (dict(mode="score"), "argument", r"batch.given is NULL"),
+    (dict(mode="score"), "argument", r"batch.score_token is NULL"),
     (dict(limits=dict(absent=64)), "argument", r"limits.absent is 0x40"),
     (dict(edits=[[(3, 1.0)], []], limits=dict(edits=1, top_k=-1)), "argument", r"limits.top_k is -1"),
     (dict(watch=[[1, 2], []], limits=dict(watched=1)), "argument", r"limits.watched is 1.* 2 entries"),
     (dict(top=2000), "argument", r"result.top_count is 2000, must be 0 to 1024"),
-    (dict(logits_mode=5), "argument", r"result.logits is 5"),
+    (dict(logits_mode=5), "argument", r"result.logits_mode is 5"),
     (dict(list_capacity=-1), "argument", r"batch.list_capacity is -1"),
 ])
 def test_errors_name_the_value_and_the_limit(context, rules, name, text):
@@ -225,13 +225,13 @@ def test_a_part_of_another_size_is_refused():
         assert error.value.name == "peer" and error.value.status == _c.STATUS_PEER
 
 
-@pytest.mark.parametrize("outline, error, text", [
+@pytest.mark.parametrize("described, error, text", [
     (dict(samples=0), ValueError, "samples: 0, expected 1 to 1024"),
-    (dict(mode=9), fs.Error, "outline.mode must be .*, not 9"),
-    (dict(rules=64), fs.Error, "outline.rules"),
+    (dict(mode=9), fs.Error, "call_desc.mode must be .*, not 9"),
+    (dict(rules=64), fs.Error, "call_desc.rules"),
     (dict(rules=["top_q"]), ValueError, "rules 'top_q': expected one of top_k, top_p"),
     (dict(dtype="q2"), ValueError, "dtype 'q2': expected one of f32"),
 ])
-def test_outlines_that_nobody_could_do_are_errors(outline, error, text):
+def test_calls_that_nobody_could_do_are_errors(described, error, text):
     with pytest.raises(error, match=text):
-        fs.supports("cpu", **outline)
+        fs.supports("cpu", **described)

@@ -1,5 +1,4 @@
 """Keywords: what is no keyword is refused with the one that was meant, and each is written where checkers read it."""
-import ctypes
 import typing
 
 import numpy as np
@@ -79,9 +78,18 @@ def test_words_for_checkers_are_those_that_calls_take(alias, table):
     assert words(alias) == set(table)
 
 
-def test_members_of_structures_are_keywords():
-    assert list(_rules.LIMITS) == [name for name, _ in _c.Limits._fields_]
-    sizes = {"f32": ctypes.c_float, "i32": ctypes.c_int32, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64}
-    kinds = {name: sizes[rule.dtype] for name, rule in _rules.SLOT_RULES.items()}
-    members = {{"stream": "substream"}.get(name, name): kind for name, kind in _c.SlotValues._fields_}
-    assert kinds == members
+def test_rules_are_those_of_the_library():
+    """By name, order, type, limits and the value that does nothing: fs_rule tells of each."""
+    infos, lib = [], _c.library()
+    while info := lib.fs_rule(len(infos)):
+        infos.append(info.contents)
+    assert [info.name.decode() for info in infos] == list(_rules.STRUCT_RULES)
+    for info, rule in zip(infos, _rules.STRUCT_RULES.values()):
+        dtype = {value: name for name, value in _c.DTYPES.items()}[info.dtype]
+        assert (dtype, info.off) == (rule.dtype, rule.off), info.name
+        assert dtype == "i32" or np.float32([info.least, info.most]).tolist() == np.float32(
+            [rule.least, rule.largest]).tolist(), info.name
+
+
+def test_limits_are_those_of_the_library():
+    assert ["size", *_rules.LIMITS] == [name for name, _ in _c.LimitsStruct._fields_]

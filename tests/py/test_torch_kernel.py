@@ -14,7 +14,7 @@ import pytest
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 F32, I32, I64 = 6, 3, 4  # the stand-in's types
 CPU, CUDA = 0, 1
-TENSORS, ALL = 12, 26
+TENSORS, SAMPLES, ALL = 12, 18, 26
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: cc was not found")
@@ -62,6 +62,7 @@ class Device:
         def sample(context, head, batch, result):
             copied = _c.BatchStruct.from_buffer_copy(batch[0])  # the call's own is gone after it
             values = {name: getattr(copied, name) for name, _ in _c.BatchStruct._fields_}
+            values["rules"] = _c.RulesStruct.from_buffer_copy(_c.RulesStruct.from_address(copied.rules))
             self.calls.append((context, head[0].rows, values, result[0].tokens, result[0].logprob))
             return self.statuses.pop(0) if self.statuses else 0
 
@@ -109,6 +110,8 @@ class Device:
         for name, value in tensors.items():
             stack[names.index(name)] = self.torch.standin_word(addressof(value))
         for place, value in (rules or {}).items():
+            if place == SAMPLES and value:
+                value = self.torch.standin_word(value)
             stack[place] = value if isinstance(value, int) else np.array(value).view("u8").item()
         before, self.error.value = self.counts(), b""
         self.lib.fs_python_torch_draw(stack, count, outputs)
@@ -116,7 +119,7 @@ class Device:
         failed = self.error.value.decode()
         given = 2 + len(tensors)
         assert after[0] == given + (after[1] if failed else 0), "handles: %s" % after
-        assert after[2] == len(tensors) and after[3] == int(rules is not None)
+        assert after[2] == len(tensors) + bool((rules or {}).get(SAMPLES)) and after[3] == int(rules is not None)
         return failed or [ctypes.cast(c_void_p(stack[i]), POINTER(Tensor))[0] for i in range(outputs)]
 
 
@@ -124,7 +127,7 @@ def ordinary():
     """The words of an operator with rules, from the twelfth on."""
     text = ctypes.create_string_buffer(b"f32")
     ordinary.keep.append(text)
-    return {TENSORS: 1.0, 13: 0, 14: 1.0, 15: 0.0, 16: 0, 17: 0, 18: 1, 19: 0, 20: 0, 21: addressof(text), 22: 1.0,
+    return {TENSORS: 1.0, 13: 0, 14: 1.0, 15: 0.0, 16: 0, 17: 0, SAMPLES: 0, 19: 0, 20: 0, 21: addressof(text), 22: 1.0,
             23: 0.0, 24: 1.0, 25: 1}
 
 
@@ -134,7 +137,7 @@ ordinary.keep = []
 def results_are_tensors_of_the_device(d):
     hidden, weight = d.tensor([3, 8]), d.tensor([40, 8])
     tokens, logprob, status = d.call(hidden, weight, outputs=3)
-    assert (tokens.device, tokens.index, tokens.dtype, list(tokens.sizes)) == (CUDA, 0, I64, [3, 1])
+    assert (tokens.device, tokens.index, tokens.dtype, tokens.dims, tokens.sizes[0]) == (CUDA, 0, I64, 1, 3)
     assert (logprob.dtype, status.dtype, status.dims, status.sizes[0]) == (F32, I32, 1, 3)
     assert d.calls[-1][1] == 40 and d.calls[-1][3] == tokens.data and d.calls[-1][4] == logprob.data
     assert d.calls[-1][2]["rows"] == 3 and d.calls[-1][2]["hidden"] == hidden.data
@@ -187,16 +190,16 @@ def results_that_torch_cannot_make_are_an_error(d):
 
 
 def rules_come_in_their_order(d):
-    words = {TENSORS: 0.5, 13: 7, 14: 0.25, 15: 0.125, 16: 11, 17: 13, 18: 2, 19: 1 << 3, 20: 37}
+    words = {TENSORS: 0.5, 13: 7, 14: 0.25, 15: 0.125, 16: 11, 17: 13, SAMPLES: 2, 19: 1 << 3, 20: 37}
     slots = d.tensor([3], I64)
     d.call(d.tensor([3, 8]), d.tensor([40, 8]), rules=ordinary() | words, slot=slots,
            temperature=d.tensor([5]), allow=d.tensor([4, 2], I32), allow_index=d.tensor([3], I32))
     batch = d.calls[-1][2]
-    every = batch["all"]
-    assert (every.temperature, every.top_k, every.top_p, every.min_p, every.seed) == (0.5, 7, 0.25, 0.125, 11)
+    numbers = [getattr(batch["rules"], name).value for name in ("temperature", "top_k", "top_p", "min_p")]
+    assert (*numbers, batch["seed_all"]) == (0.5, 7, 0.25, 0.125, 11)
     assert (batch["position_all"], batch["samples"], batch["flags"], batch["slots"]) == (13, 2, 8, 5)
-    assert (batch["slot"], batch["slot_dtype"], batch["masks"], batch["allow_stride"]) == (slots.data, 9, 4, 8)
-    assert "round 'f64'" in d.call(d.tensor([3, 8]), d.tensor([40, 8]),
+    assert (batch["slot"], batch["slot_dtype"], batch["allow_count"], batch["allow_stride"]) == (slots.data, 9, 4, 8)
+    assert "round_to 'f64'" in d.call(d.tensor([3, 8]), d.tensor([40, 8]),
                                    rules=ordinary() | {21: ctypes.cast(c_char_p(b"f64"), c_void_p).value})
 
 
