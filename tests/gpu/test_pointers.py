@@ -5,10 +5,12 @@ import pytest
 
 from draws import GPU, STREAM, Outputs, draw, fs, hidden, np, rules, same_bits, torch, weights
 from flashsampling import _c
+from flashsampling._rules import STRUCT_RULES
 
 V, D, B = 5003, 128, 5
 ARGUMENT, ENVIRONMENT = -1, -7
-POINTERS = {"head": ("data", "bias"), "batch": ("hidden", "slot", "position", "temperature", "seed", "stream"),
+POINTERS = {"head": ("data", "bias"), "batch": ("hidden", "slot", "position", "seed", "substream"),
+            "rules": ("temperature", "top_k"),
             "result": ("tokens", "status", "noisy_logit", "max_logit", "log_z", "logit", "logprob")}
 
 
@@ -24,7 +26,19 @@ class Call:
         self.out = Outputs(B, floats=("noisy_logit", "max_logit", "log_z", "logit", "logprob"))
         self.result = fs.Result.into(self.batch, self.out.rows)
         structs = {"head": self.head.struct, "batch": self.batch.struct, "result": self.result.struct(self.batch)}
+        structs["rules"] = self.batch.struct.own_rules
         self.structs = {name: type(s).from_buffer_copy(s) for name, s in structs.items()}
+        self.structs["batch"].rules = ctypes.addressof(self.structs["rules"])
+
+    def get(self, struct, member):
+        found = getattr(self.structs[struct], member)
+        return found.per_slot or 0 if struct == "rules" else found
+
+    def set(self, struct, member, address):
+        if struct == "rules":
+            getattr(self.structs["rules"], member).per_slot = address
+        else:
+            setattr(self.structs[struct], member, address)
 
     def run(self, context):
         h, b, r = (ctypes.byref(self.structs[name]) for name in ("head", "batch", "result"))
@@ -41,7 +55,7 @@ def test_a_pointer_between_elements_is_named(stored):
         call = Call(stored)
         if stored and member == "hidden":
             continue
-        setattr(call.structs[struct], member, getattr(call.structs[struct], member) + 1)
+        call.set(struct, member, call.get(struct, member) + 1)
         status, text = call.run(GPU)
         assert status == ARGUMENT and "%s.%s" % (struct, member) in text and "aligned" in text, (member, text)
         torch.cuda.synchronize()
@@ -53,7 +67,7 @@ def test_host_memory_is_named_where_pointers_are_checked():
     with fs.Context("cuda", cuda_stream=STREAM.cuda_stream, check_pointers=True) as context:
         for struct, member in EVERY:
             call = Call()
-            setattr(call.structs[struct], member, host.ctypes.data)
+            call.set(struct, member, host.ctypes.data)
             status, text = call.run(context)
             assert status == ARGUMENT and "%s.%s" % (struct, member) in text and "host" in text, (member, text)
             torch.cuda.synchronize()
@@ -69,9 +83,9 @@ def test_mapped_host_memory_passes_the_check_and_works():
     with fs.Context("cuda", cuda_stream=STREAM.cuda_stream, check_pointers=True) as context:
         call = Call()
         for name, value in pinned.items():
-            setattr(call.structs["batch"], name, value.data_ptr())
+            call.set("rules" if name in STRUCT_RULES else "batch", name, value.data_ptr())
         call.structs["head"].bias = None
-        call.structs["batch"].slot = call.structs["batch"].stream = None
+        call.structs["batch"].slot = call.structs["batch"].substream = None
         status, text = call.run(context)
         assert status == 0, text
         torch.cuda.synchronize()

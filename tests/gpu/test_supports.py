@@ -1,6 +1,6 @@
 """What fs.supports says of the cuda backend is what its calls do, and a call is refused in the same words.
 
-Every outline without rules and results, with one rule, with one result, and with all of them. tests/c/test_backend.c
+Every call without rules and results, with one rule, with one result, and with all of them. tests/c/test_backend.c
 has the refusals without a GPU; here what is not refused runs. Calls are made with structures of our own: the binding
 would refuse some before the library.
 """
@@ -74,47 +74,46 @@ ONE = Ranks(size=ctypes.sizeof(Ranks), count=1, device=1, all_max=largest_of_one
 # ------------------------------------------------------------------------------------------------------ one call ----
 
 
-def batch_of(outline):
-    b = _c.BatchStruct(size=ctypes.sizeof(_c.BatchStruct), rows=B, hidden=NUMBERS.data_ptr(), fallback_token=-1)
-    b.hidden_dtype, b.slot_dtype = _c.DTYPES[outline["hidden_dtype"]], _c.DTYPES["i32"]
-    b.mode, b.noise = _c.MODES[outline["mode"]], _c.NOISES[outline["noise"]]
-    b.samples, b.group_size = outline["samples"], outline["group_size"]
-    b.all.temperature = b.all.top_p = b.all.repetition = 1.0
-    b.given = ZEROS.data_ptr()
-    for rule in outline["rules"]:
+def batch_of(asked):
+    b = _c.BatchStruct(rows=B, hidden=NUMBERS.data_ptr(), fallback_token=-1)
+    b.hidden_dtype, b.slot_dtype = _c.DTYPES[asked["hidden_dtype"]], _c.DTYPES["i32"]
+    b.mode, b.noise = _c.MODES[asked["mode"]], _c.NOISES[asked["noise"]]
+    b.samples, b.group_size = asked["samples"], asked["group_size"]
+    b.score_token = ZEROS.data_ptr()
+    for rule in asked["rules"]:
         if rule in ("top_k", "top_p", "min_p"):
-            setattr(b, rule, (THREE if rule == "top_k" else HALF).data_ptr())
+            getattr(b.own_rules, rule).per_slot = (THREE if rule == "top_k" else HALF).data_ptr()
         elif rule == "allow":
             b.allow = ONES.data_ptr()
         elif rule == "edits":
             b.edit_offset, b.edit_token, b.edit_bias = OFFSET.data_ptr(), ZEROS.data_ptr(), HALF.data_ptr()
         else:
-            b.counts, b.all.presence = ZEROS.data_ptr(), 0.5
-    if "watch" in outline["results"]:
-        b.watch_offset, b.watch_token, b.limits.watched = OFFSET.data_ptr(), ZEROS.data_ptr(), B
+            b.counts, b.own_rules.presence.value = ZEROS.data_ptr(), 0.5
+    if "watch" in asked["results"]:
+        b.watch_offset, b.watch_token, b.own_limits.watched = OFFSET.data_ptr(), ZEROS.data_ptr(), B
     return b
 
 
-def result_of(outline):
+def result_of(asked):
     r = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct), tokens_dtype=_c.DTYPES["i32"], tokens=output("tokens"))
-    r.logits = _c.LOGITS[outline["logits_mode"]]
-    for name in outline["results"]:
+    r.logits_mode = _c.LOGITS[asked["logits_mode"]]
+    for name in asked["results"]:
         for field in FIELDS.get(name, (name,)):
             setattr(r, field, output(field))
-    r.top_count = 3 if "top" in outline["results"] else 0
+    r.top_count = 3 if "top" in asked["results"] else 0
     return r
 
 
-def call(outline):
-    """The status and text of the call with this outline."""
+def call(asked):
+    """The status and text of such a call."""
     library, context, size = _c.library(), GPU.handle(), ctypes.c_size_t()
-    h = _c.HeadStruct(size=ctypes.sizeof(_c.HeadStruct), kind=_c.KINDS[outline["kind"]], data=NUMBERS.data_ptr(),
-                      dtype=_c.DTYPES[outline["dtype"]], rows=V, dim=D, scale=1.0, post_scale=1.0)
-    b, r = batch_of(outline), result_of(outline)
+    h = _c.HeadStruct(size=ctypes.sizeof(_c.HeadStruct), kind=_c.KINDS[asked["kind"]], data=NUMBERS.data_ptr(),
+                      dtype=_c.DTYPES[asked["dtype"]], rows=V, dim=D, scale=1.0, post_scale=1.0)
+    b, r = batch_of(asked), result_of(asked)
     arguments = [context] + [ctypes.byref(struct) for struct in (h, b, r)]
-    if outline["call"] == "sample":
+    if asked["call"] == "sample":
         status = library.fs_sample(*arguments)
-    elif outline["call"] == "ranks":
+    elif asked["call"] == "ranks":
         status = library.fs_sample_ranks(context, ctypes.byref(ONE), *arguments[1:])
     else:
         status = library.fs_partial_size(*arguments, ctypes.byref(size))
@@ -132,16 +131,16 @@ def test_the_answers_are_what_calls_do(name, kind):
     axes = itertools.product(_c.MODES, DTYPES, DTYPES, _c.NOISES, (1, 2), _c.LOGITS, (128, 100))
     for mode, dtype, hidden, noise, samples, logits, group in axes:
         for rules, results in ASKED:
-            outline = dict(call=name, kind=kind, dtype=dtype, hidden_dtype=hidden, mode=mode, noise=noise,
+            asked = dict(call=name, kind=kind, dtype=dtype, hidden_dtype=hidden, mode=mode, noise=noise,
                            samples=samples, logits_mode=logits, rules=rules, results=results, group_size=group)
             try:
-                answer, why = fs.supports("cuda", **outline)
+                answer, why = fs.supports("cuda", **asked)
             except fs.Error:  # nobody could: so it is refused, one way or the other
-                assert call(outline)[0] < 0, outline
+                assert call(asked)[0] < 0, asked
                 continue
-            status, text = call(outline)
-            assert status == (OK if answer else UNSUPPORTED), (outline, why, text)
-            assert answer == (why == "") and why in text, (outline, why, text)
+            status, text = call(asked)
+            assert status == (OK if answer else UNSUPPORTED), (asked, why, text)
+            assert answer == (why == "") and why in text, (asked, why, text)
             done += answer
             every += answer and (rules, results) == ASKED[-1]
     torch.cuda.synchronize()

@@ -64,7 +64,7 @@ def test_version_is_the_librarys():
     (["sample", "--synthetic", "10,4,2", "--watch", "10"], "--watch: token 10, must be 0 to 9"),
     (["sample", "--synthetic", "10,4,2", "--count-list", "11:1"], "--count-list: token 11, must be 0 to 9"),
     (["sample", "--synthetic", "10,4,2", "--keep-ties", "some"], "one of none, top-k, top-p, both"),
-    (["sample", "--synthetic", "10,4,2", "--mode", "score"], "needs --given"),
+    (["sample", "--synthetic", "10,4,2", "--mode", "score"], "needs --score-tokens"),
     (["sample", "--synthetic", "10,4,2", "--softcap", "-1"], "--softcap -1: must lie in 0 .. 3.40282e+38"),
     (["sample", "--synthetic", "10,4,2", "--slot", "0,2000000000"], "--slot 2000000000: must lie in -1 .. 1048575"),
     (["sample", "--synthetic", "10,4,2", "--slot", "0,-2"], "--slot -2: must lie in -1 .. 1048575"),
@@ -92,7 +92,7 @@ def test_version_is_the_librarys():
     (["sample", "--synthetic", "10,4,2", "--repetition", "0"], "--repetition 0: expected a finite number above 0"),
     (["sample", "--synthetic", "10,4,2", "--frequency", "inf"], "--frequency inf: expected a finite number"),
     (["sample", "--synthetic", "10,4,2", "--presence", "nan"], "--presence nan: expected a finite number"),
-    (["sample", "--synthetic", "10,4,2", "--mode", "score", "--given", "3,10"], "--given: token 10, must be 0 to 9"),
+    (["sample", "--synthetic", "10,4,2", "--mode", "score", "--score-tokens", "3,10"], "--score-tokens: token 10, must be 0 to 9"),
     (["sample", "--synthetic", "10,4,2", "--top-k", "0x"], "--top-k 0x: expected an integer"),
     (["sample", "--synthetic", "10,4,2", "--top-k", "0b1"], "--top-k 0b1: expected an integer"),
     *[(["sample", *source, "--screen", bits], f"--screen {bits} goes with --head or --synthetic: a screen is a copy of "

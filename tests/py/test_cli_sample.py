@@ -130,7 +130,7 @@ def test_head_and_hidden_states_of_every_type(tmp_path, rng):
 
 def test_the_drawn_token_is_the_largest_logit_plus_noise(stored, logits):
     seeds = [3, 5, 2**63, 7, 2**64 - 1]
-    answer = sample("--logits", stored, "--seed", ",".join(map(str, seeds)), "--position", "1,2,3,4,5", "--stream", 6)
+    answer = sample("--logits", stored, "--seed", ",".join(map(str, seeds)), "--position", "1,2,3,4,5", "--substream", 6)
     for b, row in enumerate(answer["rows"]):
         noise = [fs.noise_gumbel(seeds[b], b + 1, 0, 6, v) for v in range(logits.shape[1])]
         assert row["tokens"] == [int(np.argmax(logits[b] + np.array(noise)))]
@@ -285,7 +285,7 @@ def test_edits_and_penalties_equal_numpy(tmp_path, stored, logits):
 
 def test_score_mode_scores_the_given_tokens(tmp_path, stored, logits):
     given = np.array([[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]])
-    words = ["--mode", "score", "--samples", 2, "--given", "@" + str(save(tmp_path, "given", given))]
+    words = ["--mode", "score", "--samples", 2, "--score-tokens", "@" + str(save(tmp_path, "given", given))]
     expected = special.log_softmax(logits.astype(np.float64), axis=1)
     for b, row in enumerate(sample("--logits", stored, *words)["rows"]):
         assert row["tokens"] == given[b].tolist()

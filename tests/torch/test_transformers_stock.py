@@ -291,13 +291,13 @@ def test_a_compiled_forward_in_one_graph(caplog):
 def test_what_the_backend_does_not_do_is_said_in_its_words(caplog, monkeypatch):
     asked = []
 
-    def refuse(backend, **outline):
-        asked.append((backend, outline))
+    def refuse(backend, **call):
+        asked.append((backend, call))
         return False, "top-p is not there yet"
 
     monkeypatch.setattr(fst, "supports", refuse)
     check(caplog, "backend cpu: top-p is not there yet", hf.make(), top_p=0.9, repetition_penalty=1.5, min_p=0.1)
-    (backend, outline), = asked
-    assert backend == "cpu" and outline["dtype"] == "f32"
-    assert outline["rules"] == ["top_k", "top_p", "min_p", "penalties"]
-    assert outline["flags"] == ["keep_ties_top_k", "min_p_last"]
+    (backend, call), = asked
+    assert backend == "cpu" and call["dtype"] == "f32"
+    assert call["rules"] == ["top_k", "top_p", "min_p", "penalties"]
+    assert call["flags"] == ["keep_ties_top_k", "min_p_last"]
