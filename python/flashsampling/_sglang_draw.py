@@ -77,7 +77,7 @@ class Call(_engine_call.Call):
         dtype = torch.int64 if wide else torch.int32
         tokens = torch.empty(rows, dtype=dtype, device=self.device)
         self.result.tokens, self.result.tokens_dtype = tokens.data_ptr(), _c.DTYPES["i64" if wide else "i32"]
-        self.result.logits = _c.LOGITS[logits]
+        self.result.logits_mode = _c.LOGITS[logits]
         columns: tuple[torch.Tensor, ...] = ()
         if most >= 0 or self._had_logprobs:
             columns = self._set_logprobs(most, rows, ranked=False)

@@ -24,7 +24,7 @@ class Call(_engine_call.Call):
         super().__init__(context, head, dtype, FLAGS, gather, ranks)
         self.states, self.batch.slots = states, slots
         self.processed = states.mode.startswith("processed")
-        self.result.logits = _c.LOGITS["cut" if self.processed else "raw"]
+        self.result.logits_mode = _c.LOGITS["cut" if self.processed else "raw"]
         self._value = "logit" if states.mode.endswith("logits") else "logprob"
         self._words = (self.vocab + 31) // 32
         self._had_rules = self._had_lists = self._had_masks = False
