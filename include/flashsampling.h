@@ -139,7 +139,8 @@ enum {
     FS_ROW_FALLBACK = 1u << 18,   /* the row needed a second pass over W (exact all the same) */
     FS_ROW_RANK_BOUND = 1u << 19, /* CPU, or shards: result.rank is a lower bound, 257 or more */
     FS_ROW_SHORT = 1u << 20,      /* without replacement: fewer tokens than samples; the rest have none (see above) */
-    FS_ROW_FAR = 1u << 21         /* log Z was asked for, and the largest logit is too far from 0: it, logprobs: NaN */
+    FS_ROW_FAR = 1u << 21 /* log Z or an entropy was asked for, and the largest logit is too far from 0: they, and
+                                   * logprobs, are NaN */
 };
 
 /* ------------------------------------------------------------------------------------------------------ head ---- */
@@ -229,9 +230,9 @@ typedef struct fs_int_rule {
  *   top-p   a token stays while the mass strictly before it is below p times the mass of all that min-p and top-k left
  *           (with FS_JOINT_TOP_P: of the whole row), mass being the sum of exp(l)
  * All arithmetic on x, y, l is in float; edits of one token are added one by one. -inf is final: a token that a mask, a
- * ban or an overflow has made -inf is absent, whatever is added later. Where the largest l is +inf, top-p and min-p
- * keep the first token of the order alone. An x of +inf sets FS_ROW_INF also where an edit bans its token, which then
- * does not win; an edit of +inf makes l +inf, and so sets it too. */
+ * ban or an overflow has made -inf is absent, whatever is added later. Where the largest l is +inf, top-p keeps the
+ * first token of the order alone, and min-p the tokens whose l is +inf. An x of +inf sets FS_ROW_INF also where an edit
+ * bans its token, which then does not win; an edit of +inf makes l +inf, and so sets it too. */
 typedef struct fs_rules {
     size_t size;
     fs_float_rule temperature; /* 0 = greedy; default 1 */
@@ -422,13 +423,23 @@ typedef struct fs_result {
                          * FS_RANK_OF_TIES: of other ones that are not smaller. Absent tokens are not counted, and an
                          * absent token ranks behind all that are */
     int32_t top_count;  /* N: 0 .. 1024 */
-    int32_t reserved;
-    int32_t *top_token;   /* [B, N] in the total order (raw: of x); -1 where the row has fewer tokens, or, for
-                           * FS_LOGITS_CUT, fewer survivors, and there */
-    float *top_logit;     /* [B, N] NaN */
-    float *top_logprob;   /* [B, N] NaN */
-    float *watch_logit;   /* [entries of watch_token] */
-    float *watch_logprob; /* likewise */
+    int32_t survivor_limit; /* 1 to 2^20 with survivor_token */
+    int32_t *top_token;     /* [B, N] in the total order (raw: of x); -1 where the row has fewer tokens, or, for
+                             * FS_LOGITS_CUT, fewer survivors, and there */
+    float *top_logit;       /* [B, N] NaN */
+    float *top_logprob;     /* [B, N] NaN */
+    float *watch_logit;     /* [entries of watch_token] */
+    float *watch_logprob;   /* likewise */
+
+    /* Refused by name (FS_ERR_UNSUPPORTED) on CUDA, over shards and over ranks. */
+    float *entropy;          /* [B] -sum p log p in nats, p being softmax of the logits of logits_mode; never below 0.
+                              * Within 1e-6 of the truth, then rounded to float, where the largest |l| is up to 45,000;
+                              * within 1e-3 up to 362,000; NaN where log_z is +inf or NaN */
+    int32_t *survivor_token; /* [B, survivor_limit] the tokens that the row's cuts left, in the total order: the first
+                              * ones if there are more; -1 behind the last */
+    int32_t *survivor_count; /* [B] how many tokens the cuts left, also where they are more than survivor_limit; 0 where
+                              * the row has no token; -1 where it uses no cut: then every token that is not -inf
+                              * survives, and survivor_token is -1 */
 } fs_result;
 
 /* --------------------------------------------------------------------------------------------------- context ---- */
@@ -586,7 +597,9 @@ enum {
     FS_RESULT_LOGPROB = 1u << 4,
     FS_RESULT_RANK = 1u << 5,
     FS_RESULT_TOP = 1u << 6,
-    FS_RESULT_WATCH = 1u << 7
+    FS_RESULT_WATCH = 1u << 7,
+    FS_RESULT_ENTROPY = 1u << 8,
+    FS_RESULT_SURVIVORS = 1u << 9
 };
 
 typedef struct fs_call_desc {

@@ -6,6 +6,7 @@
 
 #define FS_ROWS_MOST ((int64_t)1 << 20)
 #define FS_TOP_MOST 1024
+#define FS_SURVIVORS_MOST (1 << 20)
 #define FS_THREADS_MOST 4096
 #define FS_BLOCK_MOST (1 << 20)
 
@@ -154,7 +155,10 @@ static fs_status check_result(fs_context *context, const fs_batch *b, const fs_r
                "result.logits_mode is %d, must be 0 to 2", r->logits_mode);
     FS_REQUIRE(context, r->top_count >= 0 && r->top_count <= FS_TOP_MOST, "result.top_count is %d, must be 0 to %d",
                r->top_count, FS_TOP_MOST);
-    FS_REQUIRE(context, r->reserved == 0, "result.reserved is %d, must be 0", r->reserved);
+    FS_REQUIRE(context, r->survivor_limit >= 0 && r->survivor_limit <= FS_SURVIVORS_MOST,
+               "result.survivor_limit is %d, must be 0 to %d", r->survivor_limit, FS_SURVIVORS_MOST);
+    FS_REQUIRE(context, !r->survivor_token || r->survivor_limit,
+               "result.survivor_limit is 0, must be 1 to %d with survivor_token", FS_SURVIVORS_MOST);
     int watch = r->watch_logit || r->watch_logprob;
     FS_REQUIRE(context, !watch || b->watch_offset,
                "result.watch_logit or watch_logprob is given, but batch.watch_offset is NULL");
@@ -210,7 +214,7 @@ fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, 
                         const fs_result *result, int computes, fs_arguments *a) {
     FS_COPY(context, head, head, &a->head, first_token);
     FS_COPY(context, batch, batch, &a->batch, group_size);
-    FS_COPY(context, result, result, &a->result, watch_logprob);
+    FS_COPY(context, result, result, &a->result, survivor_count);
     FS_TRY(copy_pointed(context, a));
     fill_defaults(a);
     if (a->head.kind == FS_HEAD_LOGITS) ignore_hidden(a);

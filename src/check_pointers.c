@@ -54,6 +54,9 @@ static const member table[] = {
     FIXED(result.top_logprob, 4),
     FIXED(result.watch_logit, 4),
     FIXED(result.watch_logprob, 4),
+    FIXED(result.entropy, 4),
+    FIXED(result.survivor_token, 4),
+    FIXED(result.survivor_count, 4),
 };
 
 #define FS_ALIGNED_TEXT "%s is %p, must be %zu-byte aligned"

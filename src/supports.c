@@ -24,6 +24,10 @@ static const char *lack_of(const fs_backend *backend, const fs_call_desc *o) {
     if (words) return words;
     if (o->call != FS_CALL_SAMPLE && o->mode == FS_MODE_GROUP_ONLINE)
         return "FS_MODE_GROUP_ONLINE has no partial form; use FS_MODE_GROUP_PARALLEL";
+    if (o->call != FS_CALL_SAMPLE && o->results & FS_RESULT_ENTROPY)
+        return "result.entropy has no partial form: fs_sample alone gives it";
+    if (o->call != FS_CALL_SAMPLE && o->results & FS_RESULT_SURVIVORS)
+        return "result.survivor_token and survivor_count have no partial form: fs_sample alone gives them";
     return backend->lacks ? backend->lacks(o) : NULL;
 }
 
@@ -39,6 +43,8 @@ static uint32_t results_of(const fs_result *r) {
     if (r->rank) results |= FS_RESULT_RANK;
     if (r->top_count && result_wants_top(r)) results |= FS_RESULT_TOP;
     if (r->watch_logit || r->watch_logprob) results |= FS_RESULT_WATCH;
+    if (result_wants_entropy(r)) results |= FS_RESULT_ENTROPY;
+    if (result_wants_survivors(r)) results |= FS_RESULT_SURVIVORS;
     return results;
 }
 
@@ -88,7 +94,7 @@ static fs_status check_desc(const fs_call_desc *o, const char **why) {
             "FS_LOGITS_RAW (0) to FS_LOGITS_CUT (2)");
     FS_DESC((o->rules & ~FS_RULES_KNOWN) == 0, rules, "of the bits FS_RULE_... (0x3f)");
     FS_DESC(!grouped || (o->rules & FS_RULES_CUT) == 0, rules, "without cuts in group modes");
-    FS_DESC((o->results & ~FS_RESULTS_KNOWN) == 0, results, "of the bits FS_RESULT_... (0xff)");
+    FS_DESC((o->results & ~FS_RESULTS_KNOWN) == 0, results, "of the bits FS_RESULT_... (0x3ff)");
     FS_DESC((o->flags & ~FS_FLAGS_KNOWN) == 0, flags, "of the bits of batch.flags (0xff)");
     FS_DESC(o->reserved == 0, reserved, "0");
     FS_DESC(!grouped || (o->group_size >= (o->call == FS_CALL_SAMPLE) && o->group_size < FS_TOKEN_LIMIT), group_size,

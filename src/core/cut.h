@@ -199,6 +199,20 @@ FS_CORE double cut_log_z(const cut_view *c, const cut_prefix *prefix) {
     return (double)origin + log(mass) + unit * 0.69314718055994530942;
 }
 
+/* -sum p log p of softmax(l) over the first `count` of a list that has been cut; 0 at least. */
+FS_CORE double cut_entropy(fs_list *list, const fs_row_rules *rules, int32_t count) {
+    const float inverse = rules->inverse_temperature;
+    const double first = (double)(order_key_logit(list->key[list_at(list, 0)]) * inverse);
+    double mass = 0.0, below = 0.0;
+    for (int32_t i = 0; i < count; i++) {
+        const double down = first - (double)(order_key_logit(list->key[list_at(list, i)]) * inverse);
+        const double term = exp(-down);
+        mass += term;
+        below += term * down;
+    }
+    return log(mass) + below / mass;
+}
+
 /* The list must have been heapified and hold at least one entry; mass is that of the whole row, of what cuts look at
  * (top-p alone needs it), off by at most `slack` of it.
  *

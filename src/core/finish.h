@@ -73,6 +73,15 @@ FS_CORE double row_logprob(const fs_row *row, float logit, float y, uint32_t tok
     return row_below_log_z(row, logit);
 }
 
+/* `listed` tokens are the first ones of the row's list. */
+FS_CORE void row_put_survivors(const fs_row *row, int32_t count, int32_t listed) {
+    const fs_result *r = row->call->result;
+    if (r->survivor_count) r->survivor_count[row->b] = count;
+    int32_t *token = r->survivor_token ? r->survivor_token + row->b * r->survivor_limit : NULL;
+    for (int32_t i = 0; token && i < r->survivor_limit; i++)
+        token[i] = i < listed ? (int32_t)order_key_token(row->summary->list.key[list_at(&row->summary->list, i)]) : -1;
+}
+
 /* Every slot of a row without a token. */
 FS_CORE void row_write_absent(const fs_row *row) {
     const fs_result *r = row->call->result;
@@ -87,6 +96,8 @@ FS_CORE void row_write_absent(const fs_row *row) {
     }
     if (r->max_logit) r->max_logit[b] = NAN;
     if (r->log_z) r->log_z[b] = NAN;
+    if (result_wants_entropy(r)) r->entropy[b] = NAN;
+    if (result_wants_survivors(r)) row_put_survivors(row, 0, 0);
     for (int64_t i = b * r->top_count; i < (b + 1) * r->top_count; i++) {
         if (r->top_token) r->top_token[i] = -1;
         if (r->top_logit) r->top_logit[i] = NAN;
@@ -158,7 +169,8 @@ FS_CORE int row_draw_inside(const fs_row *row, uint32_t sample) {
 FS_CORE int row_draw_all_inside(const fs_row *row) {
     const fs_needs *needs = &row->call->needs;
     const int nucleus = rules_top_p_alone(row->rules) && needs->mass_to_cut;
-    const int min_p = rules_min_p_alone(row->rules) && row->call->result->logits_mode != FS_LOGITS_CUT;
+    const int min_p = rules_min_p_alone(row->rules) && row->call->result->logits_mode != FS_LOGITS_CUT &&
+                      !result_wants_survivors(row->call->result);
     if (!(nucleus || min_p) || needs->rank_depth || row->summary->list.sorted) return 0;
     for (int32_t i = 0; i < needs->samples; i++)
         if (!row_draw_inside(row, (uint32_t)i)) return 0;
@@ -175,9 +187,10 @@ FS_CORE void row_cut(fs_row *row) {
     if (!row->has_cut) return;
     if (list->count) row->cut = cut_list(list, row->rules, row->call->batch->flags, row_cut_mass(row), row_slack(row));
     int looks_at_cut = r->log_z || r->logprob || r->rank || r->top_token || r->top_logit || r->top_logprob ||
-                       r->watch_logprob;
+                       r->watch_logprob || result_wants_entropy(r);
     const int known = row->cut.proven && row->cut.survivors == row->cut.possible;
     if (!known && r->logits_mode == FS_LOGITS_CUT && looks_at_cut) row->open = 1;
+    if (!known && result_wants_survivors(r)) row->open = 1;
 }
 
 /* Races the survivors again, one sample or (without replacement) all: only they are left, so noise is drawn for them
@@ -345,6 +358,17 @@ FS_CORE double row_log_z(fs_row *row) {
     return NAN;
 }
 
+/* Of the logits that the result speaks of. */
+FS_CORE double row_entropy(fs_row *row) {
+    const fs_summary *s = row->summary;
+    if (!(row_logit(row, s->max_x, s->max_y) < INFINITY)) return NAN;
+    if (row->call->result->logits_mode == FS_LOGITS_CUT && row->has_cut)
+        return cut_entropy(&row->summary->list, row->rules, row->cut.survivors);
+    if (!mass_is_far(&s->entropy->mass)) return entropy_of(s->entropy);
+    row->status |= FS_ROW_FAR;
+    return NAN;
+}
+
 /* Writes every result of row b, or returns 0 if the row's lists do not prove what was asked: it needs a second pass
  * with longer lists, and what is in its results until then means nothing. With `final` it always writes, and such a row
  * is FS_ROW_INCOMPLETE. The summary's lists are reordered. `extra` are status bits to add. scratch [samples]. */
@@ -375,6 +399,9 @@ FS_CORE int finish_row(const fs_call *call, int64_t b, const fs_row_rules *rules
         row_write_watch(&row);
         if (r->max_logit) r->max_logit[b] = row_logit(&row, summary->max_x, summary->max_y);
         if (r->log_z) r->log_z[b] = (float)row.log_z;
+        if (result_wants_entropy(r)) r->entropy[b] = (float)row_entropy(&row);
+        if (result_wants_survivors(r))
+            row_put_survivors(&row, row.has_cut ? row.cut.survivors : -1, row.has_cut ? row.cut.survivors : 0);
     }
     if (row.open) {
         if (!final) return 0;

@@ -49,15 +49,21 @@ FS_CORE float exp_near_zero(float r) {
     return p * r + 1.0f;
 }
 
-/* The reduction splits ln 2 in 4 + 8 + 24 bits. */
-FS_CORE fs_exp exp_split(float l) {
+/* l = *exponent * log 2 + what is returned, of at most log(2) / 2 but for rounding. The reduction splits ln 2 in
+ * 4 + 8 + 24 bits. */
+FS_CORE float exp_reduce(float l, int32_t *exponent) {
     l = l > FS_EXP_LIMIT ? FS_EXP_LIMIT : l;
     l = l < -FS_EXP_LIMIT ? -FS_EXP_LIMIT : l;
     /* Adding 1.5 * 2^23 rounds to an integer held in the low mantissa bits. */
     float shifted = l * 1.44269504f + 12582912.0f;
     float n = shifted - 12582912.0f;
-    float r = ((l - n * 0.6875f) - n * 0.005645751953125f) - n * 1.42860682e-06f;
-    fs_exp e = {exp_near_zero(r), (int32_t)(float_bits(shifted) - 0x4B400000u)};
+    *exponent = (int32_t)(float_bits(shifted) - 0x4B400000u);
+    return ((l - n * 0.6875f) - n * 0.005645751953125f) - n * 1.42860682e-06f;
+}
+
+FS_CORE fs_exp exp_split(float l) {
+    fs_exp e;
+    e.fraction = exp_near_zero(exp_reduce(l, &e.exponent));
     return e;
 }
 
@@ -94,21 +100,39 @@ FS_CORE void mass_raise(fs_mass *m, int32_t top) {
     m->top = top;
 }
 
-/* Adds sum * 2^exponent, sum a normal float. */
-FS_CORE void mass_add(fs_mass *m, float sum, int32_t exponent) {
-    if (!(sum > 0.0f)) return;
+/* A positive number of 24 bits, by limbs: high * 2^(24 (low + 1)) + rest * 2^(24 low). */
+typedef struct fs_mass_part {
+    uint64_t high, rest;
+    int32_t low;
+} fs_mass_part;
+
+/* sum * 2^exponent, sum a normal float. */
+FS_CORE fs_mass_part mass_part(float sum, int32_t exponent) {
     uint32_t bits = float_bits(sum);
     int32_t low = exponent + (int32_t)(bits >> 23) - 150; /* weight of the mantissa's last bit */
     uint64_t mantissa = (bits & 0x7FFFFFu) | 0x800000u;
     int32_t limb = (low + 24 * 32768) / 24 - 32768; /* floor(low / 24) */
     uint64_t wide = mantissa << (low - 24 * limb);
-    uint64_t high = wide >> 24, rest = wide & 0xFFFFFF;
-    /* The top limb is the highest with a bit set, else equal masses could have two tops. */
-    int32_t top = high ? limb + 1 : limb;
-    mass_raise(m, top);
+    const fs_mass_part part = {wide >> 24, wide & 0xFFFFFF, limb};
+    return part;
+}
+
+/* The top limb is the highest with a bit set, else equal masses could have two tops. */
+FS_CORE int32_t mass_part_top(const fs_mass_part *part) {
+    return part->high ? part->low + 1 : part->low;
+}
+
+FS_CORE uint64_t mass_part_limb(const fs_mass_part *part, int32_t limb) {
+    return (limb == part->low + 1 ? part->high : 0) + (limb == part->low ? part->rest : 0);
+}
+
+/* Adds sum * 2^exponent, sum a normal float. */
+FS_CORE void mass_add(fs_mass *m, float sum, int32_t exponent) {
+    if (!(sum > 0.0f)) return;
+    const fs_mass_part part = mass_part(sum, exponent);
+    mass_raise(m, mass_part_top(&part));
     /* No index that is not a constant: a GPU keeps the limbs in registers. */
-    const int32_t at = m->top - limb - 1;
-    for (int32_t i = 0; i < 3; i++) m->limb[i] += (i == at ? high : 0) + (i == at + 1 ? rest : 0);
+    for (int32_t i = 0; i < 3; i++) m->limb[i] += mass_part_limb(&part, m->top - i);
 }
 
 /* The one merge of masses: exact, commutative, associative. */

@@ -53,8 +53,9 @@ static fs_needs needs_before_rows(const fs_batch *batch, const fs_result *result
     fs_needs needs = needs_of_call(batch, result);
     needs.bounded = result_wants_log_z(result);
     needs.max |= needs.bounded;
-    needs.mass_to_cut = !needs.mass &&
-                        !(result->logits_mode == FS_LOGITS_CUT && (result->rank || result->top_token || result->top_logit));
+    const int looks_at_cut = result->rank || result->top_token || result->top_logit || result->entropy;
+    needs.mass_to_cut = !needs.mass && !result_wants_survivors(result) &&
+                        !(result->logits_mode == FS_LOGITS_CUT && looks_at_cut);
     return needs;
 }
 

@@ -74,6 +74,26 @@ FS_CORE int watch_is_over(const fs_batch *batch, int64_t b, int64_t watched) {
     return before < 0 || count < 0 || before > watched - count;
 }
 
+/* Whether entropies, or survivors, are asked for. Kernels compute neither: there the answer is a constant, and what
+ * depends on it costs nothing. */
+FS_CORE int result_wants_entropy(const fs_result *result) {
+#if defined(__CUDA_ARCH__)
+    (void)result;
+    return 0;
+#else
+    return result->entropy != NULL;
+#endif
+}
+
+FS_CORE int result_wants_survivors(const fs_result *result) {
+#if defined(__CUDA_ARCH__)
+    (void)result;
+    return 0;
+#else
+    return result->survivor_token || result->survivor_count;
+#endif
+}
+
 /* Whether anything that is asked speaks of log Z. */
 FS_CORE int result_wants_log_z(const fs_result *result) {
     return result->log_z || result->logprob || result->top_logprob || result->watch_logprob;
@@ -101,6 +121,7 @@ FS_CORE fs_needs needs_of_call(const fs_batch *batch, const fs_result *result) {
     needs.mass = (!raw && log_z) || batch_is_grouped(batch);
     needs.winner_logit = result->logit || result->logprob || result->rank;
     needs.max = result->max_logit != NULL;
+    needs.entropy = result_wants_entropy(result);
     return needs;
 }
 
@@ -109,7 +130,8 @@ FS_CORE fs_needs needs_of_call(const fs_batch *batch, const fs_result *result) {
 FS_CORE int screen_serves(const fs_head *head, const fs_batch *batch, const fs_needs *needs) {
     const int drawn = batch->mode == FS_MODE_SAMPLE || batch->mode == FS_MODE_WITHOUT_REPLACEMENT;
     const int tokens_alone = !needs->mass && !needs->raw_mass && !needs->cut_mass && !needs->max &&
-                             !needs->rank_depth && !needs->raw_column && !needs->keep_raw && !needs->watched;
+                             !needs->rank_depth && !needs->raw_column && !needs->keep_raw && !needs->watched &&
+                             !needs->entropy;
     return drawn && tokens_alone && batch->noise == FS_NOISE_EXACT && head->scale > 0.0f && head->post_scale > 0.0f;
 }
 

@@ -3,9 +3,9 @@
 #ifndef FS_CORE_SUMMARY_H
 #define FS_CORE_SUMMARY_H
 
+#include "entropy.h"
 #include "key.h"
 #include "list.h"
-#include "mass.h"
 #include "rules.h"
 
 /* What a call needs of each row, decided once from (head, batch, result). Rows that need less leave the rest empty. */
@@ -26,6 +26,7 @@ typedef struct fs_needs {
     int32_t raw_column;   /* the list by y carries x */
     int32_t rank_depth;   /* ranks up to here are exact in one pass */
     int64_t watched;      /* watched tokens of all rows together, given ones included */
+    int32_t entropy;      /* of the logits that the result speaks of; never of a part */
 } fs_needs;
 
 /* One sample's best so far. x and y are those of the key's token. */
@@ -48,10 +49,11 @@ typedef struct fs_summary {
     uint32_t flags; /* FS_ROW_NAN, FS_ROW_INF */
     float max_x, max_y;
     fs_mass mass, raw_mass, cut_mass;
-    fs_winner *winner; /* [samples] */
-    fs_list list;      /* by y */
-    fs_list raw_list;  /* by x */
-    fs_watch *watch;   /* [watched tokens of this row] */
+    fs_winner *winner;   /* [samples] */
+    fs_list list;        /* by y */
+    fs_list raw_list;    /* by x */
+    fs_watch *watch;     /* [watched tokens of this row] */
+    fs_entropy *entropy; /* NULL: none is asked for, or the list of survivors gives it */
 } fs_summary;
 
 /* Offers a scored token to winners kept as the n largest keys, descending. */
@@ -81,6 +83,9 @@ FS_CORE void summary_merge(const fs_needs *needs, fs_summary *into, const fs_sum
     if (needs->keep_raw) list_merge(&into->raw_list, &from->raw_list);
     for (int64_t i = 0; i < watched; i++)
         if (from->watch[i].y == from->watch[i].y) into->watch[i] = from->watch[i];
+#if !defined(__CUDA_ARCH__) /* no kernel computes entropies */
+    if (needs->entropy && into->entropy) entropy_merge(into->entropy, from->entropy);
+#endif
 }
 
 #endif

@@ -71,6 +71,7 @@ static void layout_rows(fs_pass *pass, fs_arena *arena) {
         if (arena_fits(arena)) pass->active[a] = active;
     }
     pass->watch = arena_take(arena, tasks * (size_t)pass->watches, sizeof *pass->watch);
+    pass->entropy = arena_take(arena, needs->entropy ? tasks * rows : 0, sizeof *pass->entropy);
     pass->list = layout_room(pass, arena, pass->storing ? 0 : needs->keep, needs->raw_column);
     pass->raw_list = layout_room(pass, arena, pass->storing ? 0 : needs->keep_raw, 0);
     if (!pass->storing) return;
@@ -439,6 +440,13 @@ static fs_list empty_list(const fs_pass *pass, const fs_room *room, int32_t task
     return list;
 }
 
+/* Whether a pass sums the row's entropy over all its tokens: that of survivors follows from their list. */
+static int pass_sums_entropy(const fs_pass *pass, const fs_active_row *active) {
+    const fs_call *call = pass->call;
+    const int cut = call->result->logits_mode == FS_LOGITS_CUT && rules_cut(&call->rules[active->b]);
+    return call->needs.entropy && !active->known && !cut;
+}
+
 /* By the task itself: no other one writes where its summaries lie. */
 static void empty_summary(const fs_pass *pass, int32_t task, int32_t a) {
     const int64_t at = (int64_t)task * pass->rows + a, samples = pass->call->needs.samples;
@@ -453,6 +461,8 @@ static void empty_summary(const fs_pass *pass, int32_t task, int32_t a) {
     s->raw_list = empty_list(pass, &pass->raw_list, task, a);
     s->watch = pass->watch + task * pass->watches + active->watched;
     for (int64_t i = 0; i < active->watches; i++) s->watch[i].x = s->watch[i].y = NAN;
+    s->entropy = pass_sums_entropy(pass, active) ? pass->entropy + at : NULL;
+    if (s->entropy) *s->entropy = entropy_empty();
     pass->published[at] = -INFINITY;
 }
 

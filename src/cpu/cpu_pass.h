@@ -81,6 +81,7 @@ typedef struct fs_pass {
     fs_summary *summary;   /* [tasks, rows] */
     fs_winner *winner;     /* [tasks, rows, samples] */
     fs_watch *watch;       /* [tasks, watches] */
+    fs_entropy *entropy;   /* [tasks, rows], or NULL: none is asked for */
     int64_t watches;       /* of all rows */
     fs_room list, raw_list;
     float *store; /* [store_rows, fs_stored_floats] for logits of rows that end by them, as many as there is room */

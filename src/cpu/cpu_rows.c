@@ -253,6 +253,8 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_active_row 
     summary->flags |= survey.flags;
     if (survey.most > summary->max_x) summary->max_x = survey.most;
     if (needs->raw_mass) isa->scan->add_mass(x, scratch->granule, span, 1.0f, &summary->raw_mass);
+    const int raw = call->result->logits_mode == FS_LOGITS_RAW;
+    if (summary->entropy && raw) isa->scan->add_entropy(x, span, 1.0f, summary->entropy);
 
     float *y = x;
     if (rows_edit(call, active)) {
@@ -275,6 +277,7 @@ void fs_rows_absorb(const fs_call *call, const fs_isa *isa, const fs_active_row 
 
     reduce_mass(call, isa->scan, rules, y, scratch->granule, most, span, &summary->mass);
     if (needs->cut_mass) isa->scan->add_mass(y, scratch->granule, span, 1.0f, &summary->cut_mass);
+    if (summary->entropy && !raw) isa->scan->add_entropy(y, span, rules->inverse_temperature, summary->entropy);
     if (active->listed && summary->list.raw) fs_lists_offer_each(&summary->list, y, x, base, span);
     else if (active->listed)
         reduce_list(isa->scan, active, rules, block, y, scratch->granule, shared.log_mass, summary);

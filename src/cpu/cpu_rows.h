@@ -133,10 +133,10 @@ FS_CORE uint64_t rows_bound(const fs_active_row *active, const fs_row_rules *rul
 }
 
 /* The bound that min-p gives a row's list by the largest logit so far, which only grows. It leaves room for how the
- * cut itself rounds. FS_KEY_NONE: none. */
+ * cut itself rounds. FS_KEY_NONE: none, as where l overflows: then every token whose l does survives. */
 FS_CORE uint64_t rows_near(const fs_active_row *active, const fs_row_rules *rules, float largest) {
     const double y = (double)largest + active->near / (double)rules->cut_scale;
-    if (!(fabs(y) < 1e30)) return FS_KEY_NONE;
+    if (!(fabs(y) < 1e30) || !(largest * rules->cut_scale < INFINITY)) return FS_KEY_NONE;
     return order_key_behind((float)(y - (fabs(y) + fabs((double)largest)) * 0x1p-20 - 1e-30));
 }
 

@@ -10,6 +10,9 @@ const char *fs_cuda_lacks(const fs_call_desc *o) {
         /* Nobody does, but here the host does not see whether an array has a cut. */
         {grouped && (o->rules & cuts), "a cut in a group mode, unless limits.absent says that no row has one,"
                                        " is not supported by the cuda backend"},
+        {(o->results & FS_RESULT_ENTROPY) != 0, "result.entropy is not supported by the cuda backend yet"},
+        {(o->results & FS_RESULT_SURVIVORS) != 0,
+         "result.survivor_token and survivor_count are not supported by the cuda backend yet"},
     };
     return fs_first_lack(table, sizeof table / sizeof table[0]);
 }

@@ -24,6 +24,20 @@ static double log_sum_of(const ref_row *row, const uint64_t *keys, int64_t count
     return most + log(sum);
 }
 
+/* -sum p log p of softmax over the tokens that count. */
+static double entropy_of(const view *w) {
+    const float *l = w->logit;
+    const double most = (double)l[(int64_t)order_key_token(w->best[0]) - w->row->first];
+    double sum = 0.0, below = 0.0;
+    if (isinf(most)) return NAN;
+    for (int64_t i = 0; i < w->count; i++) {
+        const double down = most - (double)l[(int64_t)order_key_token(w->best[i]) - w->row->first];
+        sum += exp(-down);
+        below += exp(-down) * down;
+    }
+    return log(sum) + below / sum;
+}
+
 static view view_of(ref_row *row, int32_t kind) {
     view w = {row, row->l, row->y, row->order, row->live, 0.0, kind == FS_LOGITS_CUT};
     if (kind == FS_LOGITS_RAW) {
@@ -125,6 +139,16 @@ static void put_watch(const ref_row *row, const fs_batch *batch, const fs_result
     }
 }
 
+/* The tokens of order[0 .. kept), if there is a cut. */
+static void put_survivors(const ref_row *row, const fs_result *result, const view *w) {
+    const ref_values *values = &row->values;
+    const int cuts = (values->top_k > 0 && values->top_k < row->vocab) || values->top_p < 1.0f || values->min_p > 0.0f;
+    if (result->survivor_count) result->survivor_count[row->b] = !w ? 0 : cuts ? (int32_t)row->kept : -1;
+    for (int64_t i = 0; result->survivor_token && i < result->survivor_limit; i++)
+        result->survivor_token[row->b * result->survivor_limit + i] =
+            w && cuts && i < row->kept ? (int32_t)order_key_token(row->order[i]) : -1;
+}
+
 void fs_ref_row_result(ref_row *row, const fs_batch *batch, const fs_result *result) {
     view kind, *w = NULL;
     if (!(row->status & FS_ROW_NO_TOKEN)) {
@@ -134,6 +158,8 @@ void fs_ref_row_result(ref_row *row, const fs_batch *batch, const fs_result *res
     if (result->status) result->status[row->b] = row->status;
     put(result->max_logit, row->b, w ? logit_of(w, order_key_token(w->best[0])) : NAN);
     put(result->log_z, row->b, w ? (float)w->log_z : NAN);
+    put(result->entropy, row->b, w && result->entropy ? (float)entropy_of(w) : NAN);
+    put_survivors(row, result, w);
     put_samples(row, batch, result, w);
     put_top(row, result, w);
     put_watch(row, batch, result, w);

@@ -14,9 +14,9 @@ typedef struct described {
     fs_head head;
     fs_batch batch;
     fs_result result;
-    float numbers[DESC_V * DESC_D], out[7][DESC_B * DESC_N];
+    float numbers[DESC_V * DESC_D], out[8][DESC_B * DESC_N];
     int64_t tokens[DESC_B * DESC_N], offset[DESC_B + 1];
-    int32_t ids[DESC_B * DESC_N], rank[DESC_B * DESC_N], top[DESC_B];
+    int32_t ids[DESC_B * DESC_N], rank[DESC_B * DESC_N], top[DESC_B], survivor[DESC_B];
     int32_t top_k[DESC_B], counts[DESC_B * DESC_V];
     float half[DESC_B], biases[DESC_B * DESC_N];
     uint32_t allow[DESC_B * 2];
@@ -63,6 +63,8 @@ static void call_of_desc(described *c, const fs_call_desc *o, int arrays) {
     if (o->results & FS_RESULT_TOP) r->top_count = 1, r->top_token = c->top, r->top_logprob = c->out[5];
     if (o->results & FS_RESULT_WATCH)
         r->watch_logprob = c->out[6], c->batch.watch_offset = c->offset, c->batch.watch_token = c->ids;
+    if (o->results & FS_RESULT_ENTROPY) r->entropy = c->out[7];
+    if (o->results & FS_RESULT_SURVIVORS) r->survivor_limit = 1, r->survivor_token = c->survivor;
 }
 
 /* fs_partial_size, fs_partial and fs_merge agree about what they can do. */
@@ -132,7 +134,7 @@ static void answers_are_kept(int32_t backend, fs_status done) {
     fs_context *context = open_context(backend, 1, 0);
     rng r = random_from(77);
     for (uint64_t i = 0; i < DESCS; i++)
-        for (int one = 0; one < 15; one++) {
+        for (int one = 0; one < 17; one++) {
             fs_call_desc o = desc_of_number(i);
             if (one >= 1 && one < 7) o.rules = 1u << (one - 1);
             if (one >= 7) o.results = 1u << (one - 7);
@@ -141,7 +143,7 @@ static void answers_are_kept(int32_t backend, fs_status done) {
         }
     for (uint64_t i = 0; i < test_size(100000); i++) {
         fs_call_desc o = desc_of_number(random_below(&r, DESCS));
-        o.rules = (uint32_t)random_below(&r, 64), o.results = (uint32_t)random_below(&r, 256);
+        o.rules = (uint32_t)random_below(&r, 64), o.results = (uint32_t)random_below(&r, 1024);
         o.flags = (uint32_t)random_below(&r, 256);
         if (random_below(&r, 2)) o.group_size = 128;
         call_of_desc(&c, &o, (int)random_below(&r, 2));

@@ -243,11 +243,16 @@ static void make_batch(rng *r, random_call *c) {
 }
 
 void make_call(rng *r, random_call *c) {
+    const int64_t vocab = 1 + (int64_t)random_below(r, random_below(r, 3) ? 300 : 3000);
+    make_call_of(r, c, 1 + (int64_t)random_below(r, 9), vocab);
+}
+
+void make_call_of(rng *r, random_call *c, int64_t rows, int64_t vocab) {
     memset(c, 0, sizeof *c);
     c->batch = fs_batch_default();
     c->result = fs_result_default();
-    c->vocab = 1 + (int64_t)random_below(r, random_below(r, 3) ? 300 : 3000);
-    c->rows = 1 + (int64_t)random_below(r, 9);
+    c->vocab = vocab;
+    c->rows = rows;
     make_head(r, c);
     make_batch(r, c);
     c->result.logits_mode = (int32_t)random_below(r, 3);

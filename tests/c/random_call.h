@@ -33,6 +33,8 @@ static inline void *array(size_t count, size_t bytes) {
 }
 
 void make_call(rng *r, random_call *c);
+/* The same with this many rows and tokens. */
+void make_call_of(rng *r, random_call *c, int64_t rows, int64_t vocab);
 void free_call(random_call *c);
 
 #endif

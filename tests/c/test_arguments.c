@@ -97,7 +97,7 @@ static void sizes_whose_product_overflows_are_named(void **state) {
 
 static void members_that_must_be_zero_are_named(void **state) {
     (void)state;
-    REFUSED(f.result.reserved = 3, "result.reserved", "3");
+    REFUSED(f.result.survivor_limit = -1, "result.survivor_limit", "-1");
     REFUSED(f.head.reserved = -1, "head.reserved", "-1");
     REFUSED(f.batch.reserved = 5, "batch.reserved", "5");
     fs_context *context;

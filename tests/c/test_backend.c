@@ -105,7 +105,7 @@ static void calls_are_refused_in_the_words_of_the_answer(void **state) {
 /* What the table of CUDA says, by hand. */
 static void cuda_does_every_rule_on_one_device_and_over_shards(void **state) {
     (void)state;
-    const uint32_t every_rule = 63, every_result = 255;
+    const uint32_t every_rule = 63, every_result = 255; /* but entropies and survivors */
     const struct {
         int32_t call, kind, dtype, hidden_dtype, mode, samples, logits;
         uint32_t rules, results;
@@ -123,6 +123,8 @@ static void cuda_does_every_rule_on_one_device_and_over_shards(void **state) {
         {0, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 0, 0, FS_RESULT_LOG_Z, 256, NULL},
         {0, 0, FS_F32, FS_F16, FS_MODE_GROUP_PARALLEL, 1, 0, FS_RULE_PENALTIES, FS_RESULT_TOP, 200, NULL},
         {1, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_PARALLEL, 1, 0, 0, 0, 0, NULL},
+        {0, 0, FS_BF16, FS_BF16, FS_MODE_SAMPLE, 1, 0, 0, FS_RESULT_ENTROPY, 0, "result.entropy"},
+        {0, 1, FS_F32, FS_BF16, FS_MODE_SCORE, 1, 0, 0, FS_RESULT_SURVIVORS, 0, "result.survivor_token"},
         {2, 0, FS_BF16, FS_BF16, FS_MODE_GROUP_ONLINE, 1, 0, 0, 0, 256, "FS_MODE_GROUP_PARALLEL"},
         {1, 0, FS_F16, FS_F16, FS_MODE_SAMPLE, 1, 0, 0, FS_RESULT_LOGPROB | FS_RESULT_NOISY_LOGIT, 0, NULL},
         {1, 0, FS_F32, FS_F32, FS_MODE_SAMPLE, 1, 0, every_rule, every_result, 0, NULL},

@@ -2,7 +2,7 @@
  * slot and shard. The head is a small real one (floats that round), because here both sides round the same way. */
 #include "support.h"
 
-enum { VOCAB = 5003, DIM = 37, ROWS = 24, SAMPLES = 3, TOP = 20 };
+enum { VOCAB = 5003, DIM = 37, ROWS = 24, SAMPLES = 3, TOP = 20, LEFT = 60 };
 
 typedef struct results {
     int32_t tokens[ROWS * SAMPLES];
@@ -12,6 +12,8 @@ typedef struct results {
     float max_logit[ROWS], log_z[ROWS];
     int32_t top_token[ROWS * TOP];
     float top_logit[ROWS * TOP], top_logprob[ROWS * TOP];
+    float entropy[ROWS];
+    int32_t survivor_token[ROWS * LEFT], survivor_count[ROWS];
 } results;
 
 /* Every kind of row side by side, by index modulo 8. */
@@ -65,6 +67,16 @@ static fs_result ask_everything(results *to, int32_t logits) {
     r.logprob = to->logprob;
     r.rank = to->rank, r.max_logit = to->max_logit, r.log_z = to->log_z;
     r.top_count = TOP, r.top_token = to->top_token, r.top_logit = to->top_logit, r.top_logprob = to->top_logprob;
+    r.entropy = to->entropy;
+    r.survivor_token = to->survivor_token, r.survivor_count = to->survivor_count, r.survivor_limit = LEFT;
+    return r;
+}
+
+/* Of shards, which have no entropies and no survivors. */
+static fs_result ask_of_shards(results *to, int32_t logits) {
+    fs_result r = ask_everything(to, logits);
+    r.entropy = NULL;
+    r.survivor_token = r.survivor_count = NULL;
     return r;
 }
 
@@ -150,6 +162,9 @@ static void same_alone_and_in_any_slot(void **state) {
         assert_memory_equal(one.tokens + SAMPLES, all.tokens + b * SAMPLES, SAMPLES * 4);
         assert_memory_equal(one.logprob + SAMPLES, all.logprob + b * SAMPLES, SAMPLES * 4);
         assert_memory_equal(&one.log_z[1], &all.log_z[b], 4);
+        assert_memory_equal(&one.entropy[1], &all.entropy[b], 4);
+        assert_int_equal(one.survivor_count[1], all.survivor_count[b]);
+        assert_memory_equal(one.survivor_token + LEFT, all.survivor_token + b * LEFT, LEFT * 4);
         assert_memory_equal(one.top_logprob + TOP, all.top_logprob + b * TOP, TOP * 4);
     }
     fs_context_destroy(context);
@@ -158,7 +173,7 @@ static void same_alone_and_in_any_slot(void **state) {
 
 static void merge_shards(fs_context *context, const world *w, const int64_t *bounds, int32_t shards, results *to) {
     void *part[8];
-    fs_result r = ask_everything(to, FS_LOGITS_CUT);
+    fs_result r = ask_of_shards(to, FS_LOGITS_CUT);
     for (int32_t i = 0; i < shards; i++) {
         fs_head head = w->head;
         head.first_token = bounds[i];
@@ -191,7 +206,7 @@ static void same_for_any_shards(void **state) {
                                  {0, 16, 32, 48, 4992, VOCAB},
                                  {0, 0, 800, 1600, 2400, 3200, VOCAB, VOCAB}};
     const int32_t shards[] = {1, 2, 3, 3, 5, 7};
-    fs_result r = ask_everything(&whole, FS_LOGITS_CUT);
+    fs_result r = ask_of_shards(&whole, FS_LOGITS_CUT);
     must(context, fs_sample(context, &w->head, &w->batch, &r));
     forget_the_way(&whole);
     for (int i = 0; i < 6; i++) {

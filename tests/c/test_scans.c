@@ -42,6 +42,13 @@ static void scans_give_the_same_bits_everywhere(void **state) {
             for (int64_t g = 0; g <= n / 16; g++)
                 assert_int_equal(scan->next_above(max_a, g, n / 16, scale, floor),
                                  scalar->next_above(max_b, g, n / 16, scale, floor));
+            fs_entropy ea = entropy_empty(), eb = entropy_empty();
+            scan->add_entropy(a, n, scale, &ea), scalar->add_entropy(b, n, scale, &eb);
+            assert_int_equal(ea.mass.top, eb.mass.top);
+            assert_memory_equal(ea.mass.limb, eb.mass.limb, sizeof ea.mass.limb);
+            assert_memory_equal(ea.down, eb.down, sizeof ea.down);
+            assert_int_equal(ea.below.top, eb.below.top);
+            assert_memory_equal(ea.below.limb, eb.below.limb, sizeof ea.below.limb);
             /* Once more on top of what there is, and of something far larger or smaller. */
             if (round % 2) mass_add(&ma, 1.5f, round - 100), mass_add(&mb, 1.5f, round - 100);
             scan->add_mass(a, max_a, n, scale, &ma), scalar->add_mass(b, max_b, n, scale, &mb);

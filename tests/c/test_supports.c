@@ -52,7 +52,7 @@ static void a_description_that_nobody_could_do_is_named(void **state) {
     REFUSED((o.mode = FS_MODE_GROUP_ONLINE, o.group_size = 8, o.rules = FS_RULE_MIN_P), "call_desc.rules", "group");
     REFUSED(o.logits_mode = 3, "call_desc.logits_mode", "3");
     REFUSED(o.rules = 64, "call_desc.rules", "64");
-    REFUSED(o.results = 256, "call_desc.results", "256");
+    REFUSED(o.results = 1024, "call_desc.results", "1024");
     REFUSED(o.flags = 256, "call_desc.flags", "256");
     REFUSED(o.reserved = 1, "call_desc.reserved", "1");
     refused(FS_BACKEND_AUTO, &plain, "backend", "0");

@@ -240,6 +240,9 @@ static void make_result(rng *r, fuzz_call *c, int wild) {
     if (one_in(r, 3)) o->top_logprob = output(r, c, top * 4, 4, wild);
     if (b->watch_offset && one_in(r, 2)) o->watch_logit = output(r, c, watched * 4, 4, wild);
     if (b->watch_offset && one_in(r, 2)) o->watch_logprob = output(r, c, watched * 4, 4, wild);
+    if (one_in(r, 6)) o->entropy = output(r, c, rows * 4, 4, wild);
+    if (one_in(r, 6)) o->survivor_count = output(r, c, rows * 4, 4, wild);
+    if (one_in(r, 6)) o->survivor_token = output(r, c, rows * o->survivor_limit * 4, 4, wild);
 }
 
 /* One of the pointers is absent, although it may be needed. */
@@ -282,6 +285,7 @@ void fuzz_call_make(rng *r, fuzz_call *c, int wild) {
     c->result.tokens_dtype = one_in(r, 2) ? FS_I32 : FS_I64;
     c->result.logits_mode = (int32_t)below(r, 3);
     c->result.top_count = one_in(r, 20) ? 1024 : (int32_t)below(r, 5);
+    c->result.survivor_limit = one_in(r, 20) ? 1 << 10 : (int32_t)below(r, 9);
     for (int64_t n = wild ? below(r, 4) : 0; n > 0; n--) {
         const int64_t which = below(r, 10);
         if (which < 3) fuzz_wild_head(r, h);
@@ -314,6 +318,11 @@ void fuzz_call_make(rng *r, fuzz_call *c, int wild) {
     if (wild && one_in(r, 100)) h->reserved = 1;
 }
 
+void fuzz_call_of_parts(fuzz_call *c) {
+    c->result.entropy = NULL;
+    c->result.survivor_token = c->result.survivor_count = NULL;
+}
+
 int64_t fuzz_samples(const fuzz_call *c) {
     return c->batch.samples ? c->batch.samples : 1;
 }
@@ -334,8 +343,9 @@ int fuzz_call_must_fail(const fuzz_call *c) {
            h->first_token >= ids || h->vocab < 0 || h->vocab >= ids ||
            (h->kind == FS_HEAD_WEIGHTS && (h->dim <= 0 || h->dim > INT32_MAX)) || h->stride < 0 || b->rows < 0 ||
            b->rows > 1 << 20 || b->samples < 0 || b->samples > 1024 || b->slots < 0 || b->allow_count < 0 ||
-           b->allow_stride < 0 || c->result.top_count < 0 || c->result.top_count > 1024 || b->mode < 0 ||
-           b->mode > FS_MODE_SCORE;
+           b->allow_stride < 0 || c->result.top_count < 0 || c->result.top_count > 1024 ||
+           c->result.survivor_limit < 0 || c->result.survivor_limit > 1 << 20 ||
+           (c->result.survivor_token && !c->result.survivor_limit) || b->mode < 0 || b->mode > FS_MODE_SCORE;
 }
 
 fs_head fuzz_call_shard(const fuzz_call *c, int64_t first, int64_t end) {

@@ -27,6 +27,8 @@ typedef struct fuzz_call {
 
 /* A call; `wild`: scalars and pointers may be anything. */
 void fuzz_call_make(rng *r, fuzz_call *c, int wild);
+/* Leaves out the results that parts and ranks are refused for. */
+void fuzz_call_of_parts(fuzz_call *c);
 
 /* Rows [first, end) of W or of stored logits as a head of their own. */
 fs_head fuzz_call_shard(const fuzz_call *c, int64_t first, int64_t end);

@@ -60,6 +60,18 @@ static void check_row(const fuzz_call *c, int64_t b, int64_t first, int64_t end)
         if (token != -1 && (token < first || token >= end))
             fuzz_fault("row %lld has top token %lld", (long long)b, (long long)token);
     }
+    const int32_t left = o->survivor_count ? o->survivor_count[b] : 0;
+    if (left < -1 || (left > 0 && left > end - first)) fuzz_fault("row %lld has %d survivors", (long long)b, left);
+    for (int64_t i = 0; o->survivor_token && i < o->survivor_limit; i++) {
+        const int64_t token = o->survivor_token[b * o->survivor_limit + i];
+        if (token != -1 && (token < first || token >= end))
+            fuzz_fault("row %lld has survivor %lld", (long long)b, (long long)token);
+        if (o->survivor_count && (token != -1) != (i < left))
+            fuzz_fault("row %lld has %d survivors, of which number %lld is %lld", (long long)b, left, (long long)i,
+                       (long long)token);
+    }
+    if (o->entropy && (o->entropy[b] < 0.0f || o->entropy[b] > 16.7f)) /* log 2^24 is 16.64 */
+        fuzz_fault("row %lld has an entropy of %g", (long long)b, (double)o->entropy[b]);
     if (o->log_z && o->max_logit && o->log_z[b] < o->max_logit[b])
         fuzz_fault("row %lld has log Z %.9g, largest logit %.9g", (long long)b, (double)o->log_z[b],
                    (double)o->max_logit[b]);

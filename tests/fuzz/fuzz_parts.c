@@ -20,6 +20,7 @@ typedef struct whole {
 static int make_parts(rng *r, whole *w) {
     fuzz_call *c = &w->c;
     fuzz_call_make(r, c, 0);
+    fuzz_call_of_parts(c);
     if (c->head.first_token || c->vocab > c->head.rows || c->absurd) return 0;
     if (fs_partial_size(context, &c->head, &c->batch, &c->result, &w->bytes) != FS_OK || w->bytes > MOST_BYTES)
         return 0;

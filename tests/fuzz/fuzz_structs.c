@@ -245,6 +245,8 @@ static void accept_tokens(rng *r) {
         if (accepted[i] < 0 || accepted[i] > k) fuzz_fault("%d of %lld tokens are accepted", accepted[i], (long long)k);
 }
 
+enum { PARTS, WORK, RANKS };
+
 static void one(rng *r) {
     fuzz_call c;
     arguments p;
@@ -252,16 +254,17 @@ static void one(rng *r) {
     if (one_in(r, 20)) return options(r);
     if (one_in(r, 20)) return supports(r);
     if (one_in(r, 30)) return accept_tokens(r);
-    const int wild = !one_in(r, 3);
+    const int wild = !one_in(r, 3), way = (int)below(r, 6);
     fuzz_call_make(r, &c, wild);
+    if ((way == PARTS || way == RANKS) && !c.misaligned && !one_in(r, 20)) fuzz_call_of_parts(&c);
     if (!place(r, &c, &p) || (c.absurd && !fuzz_call_must_fail(&c))) return fuzz_count("left out");
     fuzz_call_clear(&c);
-    switch (below(r, 6)) {
-    case 0:
+    switch (way) {
+    case PARTS:
         return parts(r, &c, &p, wild || c.absurd);
-    case 1:
+    case WORK:
         return work(r, &c, &p);
-    case 2:
+    case RANKS:
         return ranks(r, &c, &p, wild);
     default:
         return sample(r, &c, &p);

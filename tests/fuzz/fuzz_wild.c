@@ -74,7 +74,7 @@ WILD(batch, M(SIZE, size), M(I64, rows), M(I32, hidden_dtype), M(I32, mode), M(I
      M(I32, slot_dtype), M(I64, slots), M(I64, position_all), M(I64, seed_all), M(I32, substream_all),
      M(I64, allow_stride), M(I64, allow_count), M(I64, edit_stride), M(I64, seen_stride), M(I64, counts_stride),
      M(I64, cuda_stream), M(I32, reserved))
-WILD(result, M(SIZE, size), M(I32, tokens_dtype), M(I32, logits_mode), M(I32, top_count), M(I32, reserved))
+WILD(result, M(SIZE, size), M(I32, tokens_dtype), M(I32, logits_mode), M(I32, top_count), M(I32, survivor_limit))
 WILD(options, M(SIZE, size), M(I32, backend), M(I32, device), M(I32, threads), M(I32, block), M(I64, work_bytes),
      M(I64, fallback_bytes), M(I32, flags), M(I32, reserved))
 WILD(ranks, M(SIZE, size), M(I32, rank), M(I32, count), M(I32, device), M(I32, reserved))

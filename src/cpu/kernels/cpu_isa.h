@@ -3,6 +3,7 @@
 #ifndef FS_CPU_ISA_H
 #define FS_CPU_ISA_H
 
+#include "core/entropy.h"
 #include "core/format.h"
 #include "core/list.h"
 #include "core/mass.h"
@@ -111,7 +112,9 @@ typedef struct fs_scan {
     uint32_t (*marks)(const fs_mark_test *test, uint32_t first, fs_marks *marks);
     /* Adds exp(y * scale) of n tokens, n a multiple of FS_GRANULE, the first one's id too; max as survey gave it. */
     void (*add_mass)(const float *y, const float *max, int64_t n, float scale, fs_mass *mass);
-    /* The same, off by at most half of mass_slack; most: the largest y, |most * scale| <= FS_ROUGH_MOST. */
+    /* The same of an entropy's sums. */
+    void (*add_entropy)(const float *y, int64_t n, float scale, fs_entropy *entropy);
+    /* The same as add_mass, off by at most half of mass_slack; most: the largest y, |most * scale| <= FS_ROUGH_MOST. */
     void (*add_rough)(const float *y, float most, int64_t n, float scale, fs_mass *mass);
     /* The largest of n keys, n > 0, and the smallest. */
     uint64_t (*key_range)(const uint64_t *key, int32_t n, uint64_t *least);

@@ -117,6 +117,14 @@ static void scan_add_mass(const float *y, const float *max, int64_t n, float sca
 }
 #endif
 
+static void scan_add_entropy(const float *y, int64_t n, float scale, fs_entropy *entropy) {
+    for (int64_t g = 0; g < n; g += FS_GRANULE) {
+        float l[FS_GRANULE];
+        for (int i = 0; i < FS_GRANULE; i++) l[i] = y[g + i] * scale;
+        entropy_add_granule(entropy, l);
+    }
+}
+
 #define FS_ROUGH_CHUNK FS_MASS_BLOCK_MOST /* tokens whose terms are summed in float: 64 additions a lane */
 
 static float rough_sum(const float *y, int64_t n, rough_scale s);
@@ -193,6 +201,7 @@ const fs_scan FS_JOIN(fs_scan_, FS_ISA) = {
     .append = scan_append,
     .marks = scan_marks,
     .add_mass = scan_add_mass,
+    .add_entropy = scan_add_entropy,
     .add_rough = scan_add_rough,
     .key_range = scan_key_range,
     .bin = scan_bin,
