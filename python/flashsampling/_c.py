@@ -100,6 +100,8 @@ class Wanted(enum.IntFlag):
     RANK = 1 << 5
     TOP = 1 << 6
     WATCH = 1 << 7
+    ENTROPY = 1 << 8
+    SURVIVORS = 1 << 9
 
 
 @_documented
@@ -284,12 +286,15 @@ class ResultStruct(ctypes.Structure):
         ("log_z", c_void_p),
         ("rank", c_void_p),
         ("top_count", c_int32),
-        ("reserved", c_int32),
+        ("survivor_limit", c_int32),
         ("top_token", c_void_p),
         ("top_logit", c_void_p),
         ("top_logprob", c_void_p),
         ("watch_logit", c_void_p),
         ("watch_logprob", c_void_p),
+        ("entropy", c_void_p),
+        ("survivor_token", c_void_p),
+        ("survivor_count", c_void_p),
     ]
 
 

@@ -317,17 +317,19 @@ class Batch(Local, Generic[Kind]):
 
 # Fields by the shape they have.
 _SAMPLE_FIELDS = {"noisy_logit": "f32", "logit": "f32", "logprob": "f32", "rank": "i32"}
-_ROW_FIELDS = {"status": "u32", "max_logit": "f32", "log_z": "f32"}
+_ROW_FIELDS = {"status": "u32", "max_logit": "f32", "log_z": "f32", "entropy": "f32"}
 _TOP_FIELDS = {"top_token": "i32", "top_logit": "f32", "top_logprob": "f32"}
 _WATCH_FIELDS = {"watch_logit": "f32", "watch_logprob": "f32"}
-_FIELDS = ("tokens", *_SAMPLE_FIELDS, *_ROW_FIELDS, *_TOP_FIELDS, *_WATCH_FIELDS)
+_SURVIVOR_FIELDS = {"survivor_token": "i32", "survivor_count": "i32"}
+_FIELDS = ("tokens", *_SAMPLE_FIELDS, *_ROW_FIELDS, *_TOP_FIELDS, *_WATCH_FIELDS, *_SURVIVOR_FIELDS)
 
 
 class Result(Generic[Kind]):
     """What a call wrote: arrays named as in the C structure. An array that was not asked for is an AttributeError.
 
     tokens [B, n], status [B] (see Row), noisy_logit, logit, logprob, rank [B, n], max_logit, log_z [B], top_token,
-    top_logit, top_logprob [B, N], watch_logit, watch_logprob [entries]. [B, n] is [B] in what sample, sample_logits and
+    top_logit, top_logprob [B, N], watch_logit, watch_logprob [entries], entropy [B]; with survivors=N the tokens that a
+    row's cuts left, survivor_token [B, N], and how many there are, survivor_count [B]. [B, n] is [B] in what sample, sample_logits and
     Sampler return where `samples` was not given.
 
     They are tensors on the device of the hidden states (or stored logits) where those are tensors, else numpy's arrays.
@@ -336,6 +338,7 @@ class Result(Generic[Kind]):
     """
 
     OUTPUTS = tuple(_SAMPLE_FIELDS) + tuple(_ROW_FIELDS)[1:]
+    _ALL = OUTPUTS[:-1]  # what every call has: "cuda", shards and ranks have no entropy
 
     tokens: Kind
     status: Kind
@@ -350,12 +353,16 @@ class Result(Generic[Kind]):
     top_logprob: Kind
     watch_logit: Kind
     watch_logprob: Kind
+    entropy: Kind
+    survivor_token: Kind
+    survivor_count: Kind
 
     def __init__(self, batch: Batch[Kind], outputs: Outputs = (), *, top: int = 0, logits_mode: LogitsMode = "raw",
-                 tokens: TokenDtype = "i64", flat: bool = False) -> None:
+                 tokens: TokenDtype = "i64", flat: bool = False, survivors: int = 0) -> None:
         found: Any = (outputs,) if isinstance(outputs, str) and outputs != "all" else outputs
+        survivors = integer(survivors, "i32", "survivors")
         try:
-            found, top = self.OUTPUTS if found == "all" else tuple(found), integer(top, "i32", "top")
+            found, top = self._ALL if found == "all" else tuple(found), integer(top, "i32", "top")
         except TypeError:
             raise TypeError("outputs: %r, expected some of %s" % (outputs, ", ".join(self.OUTPUTS))) from None
         check_words(found, self.OUTPUTS, "outputs")
@@ -364,12 +371,15 @@ class Result(Generic[Kind]):
             raise ValueError("tokens %r: expected i32 or i64" % (tokens,))
         if top < 0:
             raise ValueError("top: %d, expected 0 or more" % top)
+        if survivors < 0:
+            raise ValueError("survivors: %d, expected 0 or more" % survivors)
         if batch.like is None and (batch.device or "cpu") != "cpu":
             raise ValueError("out: the head is in memory of %s and no tensor; give the arrays to write to, "
                              "{\"tokens\": ...}" % batch.device)
         wanted = ("tokens", "status") + found + tuple(_TOP_FIELDS) * bool(top)
-        wanted += tuple(_WATCH_FIELDS) * bool(batch.watched)
-        arrays = {name: new_array(batch.like, *self._field(name, batch, top, tokens, flat)) for name in wanted}
+        wanted += tuple(_WATCH_FIELDS) * bool(batch.watched) + tuple(_SURVIVOR_FIELDS) * bool(survivors)
+        arrays = {name: new_array(batch.like, *self._field(name, batch, top, tokens, survivors, flat))
+                  for name in wanted}
         self._set(arrays, top, logits_mode, tokens)
 
     @classmethod
@@ -389,7 +399,8 @@ class Result(Generic[Kind]):
         return result
 
     @staticmethod
-    def _field(name: str, batch: Batch[Any], top: int, tokens: str, flat: bool = False) -> tuple[str, tuple[int, ...]]:
+    def _field(name: str, batch: Batch[Any], top: int, tokens: str, survivors: int,
+               flat: bool = False) -> tuple[str, tuple[int, ...]]:
         """A field's dtype and shape; flat: without the dimension of samples."""
         by_sample = (batch.rows,) if flat else (batch.rows, batch.samples)
         if name == "tokens":
@@ -400,6 +411,8 @@ class Result(Generic[Kind]):
             return _SAMPLE_FIELDS[name], by_sample
         if name in _TOP_FIELDS:
             return _TOP_FIELDS[name], (batch.rows, top)
+        if name in _SURVIVOR_FIELDS:
+            return _SURVIVOR_FIELDS[name], (batch.rows, survivors) if name == "survivor_token" else (batch.rows,)
         return _WATCH_FIELDS[name], (batch.watched,)
 
     def _set(self, arrays: Mapping[str, Any], top: int, logits_mode: LogitsMode, tokens: str) -> None:
@@ -409,7 +422,7 @@ class Result(Generic[Kind]):
     def __getattr__(self, name: str) -> Any:
         if name not in _FIELDS:
             raise AttributeError("a Result has no attribute %r%s" % (name, hint(name, _FIELDS)))
-        way = "top=N" if name in _TOP_FIELDS else "watch=[[token, ...], ...]" if name in _WATCH_FIELDS else (
+        way = "top=N" if name in _TOP_FIELDS else "survivors=N" if name in _SURVIVOR_FIELDS else "watch=[[token, ...], ...]" if name in _WATCH_FIELDS else (
             'outputs=["%s"]' % name if name in self.OUTPUTS else "its array in out")
         raise AttributeError("%s: not among the results; ask for it with %s" % (name, way))
 
@@ -458,8 +471,10 @@ class Result(Generic[Kind]):
         c = _c.ResultStruct(size=ctypes.sizeof(_c.ResultStruct))
         c.tokens_dtype = choice(_c.DTYPES, self._tokens, "tokens")
         c.logits_mode, c.top_count = choice(_c.LOGITS, self.logits_mode, "logits_mode"), self._top
-        for name, array in self.arrays().items():
-            field = self._field(name, batch, self._top, self._tokens)
+        arrays = self.arrays()
+        c.survivor_limit = arrays["survivor_token"].shape[-1] if "survivor_token" in arrays else 0
+        for name, array in arrays.items():
+            field = self._field(name, batch, self._top, self._tokens, c.survivor_limit)
             setattr(c, name, self._pointer(array, name, *field, batch).address)
         return c
 

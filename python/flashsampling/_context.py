@@ -505,7 +505,8 @@ def supports(backend: Backend, *, call: Literal["sample", "partial", "ranks"] = 
     """Whether a backend does such calls, and "" or why not, in the words a call would be refused with.
 
     Names are those of Batch, Head and Result; rules are some of "top_k", "top_p", "min_p", "allow", "edits",
-    "penalties", results of "noisy_logit", "max_logit", "log_z", "logit", "logprob", "rank", "top", "watch". call is
+    "penalties", results of "noisy_logit", "max_logit", "log_z", "logit", "logprob", "rank", "top", "watch", "entropy",
+    "survivors". call is
     "sample", "partial" (and merge) or "ranks". hidden_dtype is the head's unless it is said. Raises Error for what no
     backend could do.
     """

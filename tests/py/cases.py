@@ -8,10 +8,11 @@ SENTINEL = 0xA5  # every byte of every output before the call
 
 class Case:
     """head: keywords of fs.Head; rules: keywords of fs.Batch; logits_mode: which kind; top: how many of the best;
-    outputs: what is asked for beside tokens, status, the best and the watched."""
+    survivors: how many of those that cuts leave; outputs: what is asked for beside these, tokens, status and the
+    watched."""
 
-    def __init__(self, head, hidden=None, logits_mode="raw", top=0, tokens="i32", outputs="all", **rules):
-        self.head, self.hidden, self.rules = head, hidden, rules
+    def __init__(self, head, hidden=None, logits_mode="raw", top=0, tokens="i32", outputs="all", survivors=0, **rules):
+        self.head, self.hidden, self.rules, self.survivors = head, hidden, rules, survivors
         self.logits_mode, self.top, self.tokens, self.outputs = logits_mode, top, tokens, outputs
 
     def rows(self):
@@ -23,13 +24,14 @@ class Case:
     def copy(self):
         """Another case of the same arrays, whose rules can be changed."""
         return Case(dict(self.head), self.hidden, logits_mode=self.logits_mode, top=self.top, tokens=self.tokens,
-                    outputs=self.outputs, **self.rules)
+                    outputs=self.outputs, survivors=self.survivors, **self.rules)
 
     def objects(self, head=None):
         """Head, Batch and a Result whose every byte is a sentinel."""
         head = fs.Head(**(head or self.head))
         batch = fs.Batch(head, self.hidden, **{**self.rules, "slots": self.slots()})
-        out = fs.Result(batch, self.outputs, top=self.top, logits_mode=self.logits_mode, tokens=self.tokens)
+        out = fs.Result(batch, self.outputs, top=self.top, logits_mode=self.logits_mode, tokens=self.tokens,
+                        survivors=self.survivors)
         for array in out.arrays().values():
             array.view(np.uint8)[...] = SENTINEL
         return head, batch, out
@@ -45,7 +47,7 @@ def written(array):
     return not (raw == SENTINEL).all(axis=1).any()
 
 
-EXACT = ("tokens", "status", "top_token")
+EXACT = ("tokens", "status", "top_token", "survivor_token", "survivor_count")
 
 
 HOW = np.uint32(fs.Row.FALLBACK | fs.Row.RANK_BOUND)  # bits about how a row was computed, not about the row

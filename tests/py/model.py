@@ -295,7 +295,8 @@ def empty_results(case, rows):
     rules, n = case.rules, case.rules.get("samples", 1)
     out = {"tokens": np.full((rows, n), rules.get("fallback_token", -1), np.int64), "status": np.zeros(rows, np.uint32)}
     out.update({name: np.full((rows, n), np.nan) for name in ("noisy_logit", "logit", "logprob")})
-    out.update({name: np.full(rows, np.nan) for name in ("max_logit", "log_z")})
+    out.update({name: np.full(rows, np.nan) for name in ("max_logit", "log_z", "entropy")})
+    out.update(survivor_count=np.zeros(rows, np.int32), survivor_token=np.full((rows, case.survivors), -1))
     out["rank"] = np.full((rows, n), -1)
     if case.top:
         out["top_token"] = np.full((rows, case.top), -1)
@@ -368,6 +369,12 @@ def sample_row(case, b, x, out):
         if len(tokens) < rules.get("samples", 1):
             out["status"][b] |= SHORT
     report(case, b, out, ids, x, y, l, keep, tokens, scores)
+    if not (0 < values["top_k"] < vocab or values["top_p"] < 1 or values["min_p"] > 0):
+        out["survivor_count"][b] = -1
+        return
+    left = [ids[i] for i in order(y, ids) if keep[i]]
+    out["survivor_count"][b] = len(left)
+    out["survivor_token"][b, : len(left)] = left[: case.survivors]
 
 
 def report(case, b, out, ids, x, y, l, keep, tokens, scores):
@@ -382,6 +389,8 @@ def report(case, b, out, ids, x, y, l, keep, tokens, scores):
         logprob = np.where(among | (case.logits_mode != "cut"), logit.astype(np.float64) - log_z, -np.inf)
     place = {int(token): i for i, token in enumerate(ids)}
     out["max_logit"][b], out["log_z"][b] = logit[among].max(), log_z
+    p = np.exp(logit[among].astype(np.float64) - log_z)
+    out["entropy"][b] = np.nan if np.isposinf(log_z) else -(p * np.log(np.where(p > 0, p, 1))).sum()
     for j, (token, score) in enumerate(zip(tokens, scores)):
         out["tokens"][b, j], out["noisy_logit"][b, j] = token, score
         if token in place:

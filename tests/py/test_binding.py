@@ -106,8 +106,8 @@ def test_every_member_of_result_and_options_can_be_reached():
     """But for what closures do better, the caller's allocator, and what a call or set_work writes."""
     head, hidden = fs.Head(np.ones((40, 8), "f4")), np.ones((2, 8), "f4")
     batch = fs.Batch(head, hidden, watch=[[1]] * 2)
-    result = fs.Result(batch, "all", top=2, logits_mode="cut")._struct(batch)
-    assert unreached(_c.ResultStruct(), result) == {"reserved"}
+    result = fs.Result(batch, fs.Result.OUTPUTS, top=2, logits_mode="cut", survivors=3)._struct(batch)
+    assert unreached(_c.ResultStruct(), result) == set()
     context = fs.Context("reference", threads=3, block=64, log=len, parallel_for=map, fallback_bytes=1, cuda_stream=5,
                          check_pointers=True)
     assert unreached(fs.Context("cpu")._options, context._options) == {
