@@ -18,8 +18,10 @@ DTYPES = ("f32", "f16", "bf16")
 RULES = [()] + [(rule.name.lower(),) for rule in _c.Rule]
 RESULTS = [()] + [(wanted.name.lower(),) for wanted in _c.Wanted]
 ASKED = [(rules, ()) for rules in RULES] + [((), results) for results in RESULTS[1:]]
-ASKED.append((sum(RULES, ()), sum(RESULTS, ())))
-FIELDS = {"top": ("top_token", "top_logit", "top_logprob"), "watch": ("watch_logit", "watch_logprob")}
+NOT_YET = ("entropy", "survivors")
+ASKED.append((sum(RULES, ()), tuple(name for name in sum(RESULTS, ()) if name not in NOT_YET)))
+FIELDS = {"top": ("top_token", "top_logit", "top_logprob"), "watch": ("watch_logit", "watch_logprob"),
+          "survivors": ("survivor_token", "survivor_count")}
 
 
 def device(values, dtype):
@@ -101,6 +103,7 @@ def result_of(asked):
         for field in FIELDS.get(name, (name,)):
             setattr(r, field, output(field))
     r.top_count = 3 if "top" in asked["results"] else 0
+    r.survivor_limit = 1 if "survivors" in asked["results"] else 0
     return r
 
 
