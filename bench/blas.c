@@ -1,12 +1,12 @@
 /* blas.c - a BLAS, if one is installed: loaded at run time, never needed; and whether it is the faster way to
  * multiply. */
+#define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "usual.h"
 #include "cli.h"
 
 #include <dlfcn.h>
 #include <math.h>
 #include <string.h>
-#include <threads.h>
 #include <time.h>
 
 /* ISO C has no cast from an object pointer to a function's: the address is copied. */
@@ -35,7 +35,7 @@ int load_blas(blas *found) {
 }
 
 void blas_rest(void) {
-    thrd_sleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
+    nanosleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
 }
 
 /* Row-major, W transposed: logits [B, V] = H [B, D] W^T. */

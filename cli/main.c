@@ -5,6 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
+static int generate(int argc, char **argv) {
+    (void)argc, (void)argv;
+    die(END_RUNTIME, "this command needs Python: pip install flashsampling, then python -m flashsampling generate");
+}
+
 static const struct {
     const char *name, *about;
     int (*run)(int argc, char **argv);
@@ -14,6 +19,7 @@ static const struct {
     {"verify", "test on this machine that every rule draws from the right distribution", cmd_verify},
     {"bench", "time the fused call against the machine's read bandwidth", cmd_bench},
     {"info", "versions, backend and instruction sets", cmd_info},
+    {"generate", "continue a text with a model (Python package, with torch and transformers)", generate},
 };
 #define COMMANDS ((int)(sizeof commands / sizeof commands[0]))
 

@@ -34,14 +34,14 @@ target_include_directories(flashsampling_cuda PRIVATE include src)
 target_link_libraries(flashsampling_cuda PRIVATE fs_flags fs_strict_warnings CUDA::cudart_static)
 
 # Puts the backend into a library, whose table of backends (src/backend.c) is compiled with FS_WITH_CUDA. A shared one
-# carries the runtime, and its symbols stay inside.
+# carries the runtime, whose symbols stay inside: cmake/exports.map.
 function(fs_add_cuda library)
     target_sources(${library} PRIVATE $<TARGET_OBJECTS:flashsampling_kernels>
                    $<TARGET_OBJECTS:flashsampling_kernels_90a> $<TARGET_OBJECTS:flashsampling_cuda>)
     get_target_property(type ${library} TYPE)
     if(type STREQUAL "SHARED_LIBRARY")
         target_link_libraries(${library} PRIVATE $<BUILD_INTERFACE:CUDA::cudart_static>)
-        target_link_options(${library} PRIVATE -Wl,--exclude-libs,ALL)
+        target_link_options(${library} PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/exports.map)
     else()
         target_link_libraries(${library} PUBLIC $<BUILD_INTERFACE:CUDA::cudart_static> stdc++)
     endif()

@@ -1,12 +1,17 @@
-"""python -m flashsampling generate: text from a checkpoint directory, and what each token took."""
+"""flashsample generate: text from a checkpoint directory, and the time and memory of each token.
+
+Its exit codes are those of `flashsample --help`, and 130 when it is interrupted.
+"""
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 import logging
 import os
 import sys
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from ._meter import measure, rules_of
 
@@ -14,7 +19,80 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 class UserError(Exception):
-    """Something given is wrong or missing; the text is all a user needs."""
+    """Something given is wrong; the text is all a user needs."""
+
+    code = 2
+
+
+class MissingError(UserError):
+    """Something is not there, or not of the kind that is needed."""
+
+    code = 3
+
+
+# ------------------------------------------------------------------------------------------------------- options ----
+
+
+_MEASURED = """
+Time and memory of head + sampling are measured, not estimated. The time runs from the moment the hidden state enters
+the LM head until stopping rules have seen the token: with flashsampling that is the fused call, with stock the head's
+matmul, every logits processor, softmax and torch.multinomial. A hook on the output embedding and a stopping rule take
+it, by the clock on the CPU, by events of the stream on CUDA. Time per token leaves out the first one, which also reads
+the prompt, and what printing takes; both are medians. Memory is what is alive at once in that span beside weights and
+caches, seen in a run of its own: on CUDA the allocator's peak, on the CPU all tensors; and the library's work memory.
+--compare runs stock generate() with the same prompt and rules after flashsampling, both after a warm-up of a few
+tokens.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """One line for an error, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, "%s: %s\n" % (self.prog, message))
+
+
+def number(kind: type, low: float, high: float = float("inf"), above: bool = False) -> Callable[[str], Any]:
+    """A type for argparse: a number from low, or above it, to high."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high or above and value == low:
+            limits = "%s %s" % ("above" if above else "at least", low)
+            limits += "" if high == float("inf") else ", at most %s" % high
+            word = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError("%s: expected %s %s" % (text, word, limits))
+        return value
+
+    return parse
+
+
+def parser() -> Parser:
+    """The options of the command."""
+    make = Parser(prog="flashsample generate", epilog=_MEASURED, description="Continues a text with a model that "
+                  "transformers loads, and prints the time and memory of head and sampling.")
+    add = make.add_argument
+    add("--model", required=True, metavar="DIR", help="a checkpoint: config.json, *.safetensors, perhaps a tokenizer")
+    add("--prompt", required=True, metavar="TEXT", help="what to continue; token ids where there is no tokenizer")
+    add("--max-new-tokens", type=number(int, 1), metavar="N", help="(generation_config's, or 128)")
+    rules = make.add_argument_group("rules; what is not given is the model's generation_config, as in transformers")
+    add_rule = rules.add_argument
+    add_rule("--sample", action="store_true", help="draw, where generation_config says greedy; the next four do too")
+    add_rule("--temperature", type=number(float, 0), metavar="T", help="0 is greedy")
+    add_rule("--top-k", type=number(int, 0), metavar="K", help="0 is off; transformers has 50 where nothing says else")
+    add_rule("--top-p", type=number(float, 0, 1, above=True), metavar="P", help="1 is off")
+    add_rule("--min-p", type=number(float, 0, 1), metavar="P", help="0 is off")
+    add_rule("--repetition-penalty", type=number(float, 0, above=True), metavar="R", help="1 is off")
+    add_rule("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="of torch.manual_seed; without it a fresh one")
+    add("--copies", type=number(int, 1), default=1, metavar="N", help="rows of a batch, all with this prompt (1)")
+    add("--device", metavar="D", help="cpu, cuda, cuda:1, ... (cuda where torch sees a GPU)")
+    add("--dtype", choices=("float32", "float16", "bfloat16"), help="of the weights in memory (as they are stored)")
+    add("--compare", action="store_true", help="run stock beside it and print a table")
+    add("--json", action="store_true", help="print one JSON object, nothing else; times in seconds")
+    return make
 
 
 # ------------------------------------------------------------------------------------------------------- loading ----
@@ -27,7 +105,7 @@ def _import() -> Any:
         try:
             __import__(name)
         except ImportError as error:
-            raise UserError("generate needs %s: %s; pip install torch transformers" % (name, error)) from None
+            raise MissingError("generate needs %s: %s; pip install torch transformers" % (name, error)) from None
     transformers = sys.modules["transformers"]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -36,12 +114,13 @@ def _import() -> Any:
 
 def _check_directory(path: str) -> None:
     if not os.path.isdir(path):
-        raise UserError("--model %s: %s" % (path, "not a directory" if os.path.exists(path) else "no such directory"))
+        why = "not a directory" if os.path.exists(path) else "no such directory"
+        raise MissingError("--model %s: %s" % (path, why))
     names = os.listdir(path)
     if "config.json" not in names:
-        raise UserError("--model %s: has no config.json" % path)
+        raise MissingError("--model %s: has no config.json" % path)
     if not any(name.endswith(".safetensors") for name in names):
-        raise UserError("--model %s: has no *.safetensors" % path)
+        raise MissingError("--model %s: has no *.safetensors" % path)
 
 
 def _device(torch: Any, name: str | None) -> Any:
@@ -68,9 +147,9 @@ def load(path: str, device: str | None = None, dtype: str | None = None) -> Any:
             tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
     except Exception as error:  # whatever a damaged or foreign file makes these raise
         text = (str(error).strip().split("\n") or [""])[0]
-        raise UserError("--model %s: was not loaded: %s: %s" % (path, type(error).__name__, text)) from None
+        raise MissingError("--model %s: was not loaded: %s: %s" % (path, type(error).__name__, text)) from None
     if model.get_output_embeddings() is None:
-        raise UserError("--model %s: %s has no output embedding" % (path, type(model).__name__))
+        raise MissingError("--model %s: %s has no output embedding" % (path, type(model).__name__))
     return model.to(where).eval(), tokenizer
 
 
@@ -110,7 +189,7 @@ def generation_config(model: Any, options: Any, prompt: int) -> Any:
     room = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
     config.max_new_tokens = options.max_new_tokens or config.max_new_tokens or max(1, min(128, room - prompt))
     if prompt + config.max_new_tokens > room:
-        text = "flashsampling generate: a prompt of %d tokens and %d more; the model was made for %d"
+        text = "flashsample generate: a prompt of %d tokens and %d more; the model was made for %d"
         print(text % (prompt, config.max_new_tokens, room), file=sys.stderr)
     if config.pad_token_id is None:
         end = config.eos_token_id
@@ -168,8 +247,8 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(options: Any) -> int:
-    """Runs the command; see __main__ for its options."""
+def run(options: Any) -> int:
+    """Generates, measures and prints."""
     model, tokenizer = load(options.model, options.device, options.dtype)
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.WARNING)
     ids = prompt_tokens(options.prompt, tokenizer, model)
@@ -204,3 +283,23 @@ def main(options: Any) -> int:
     if options.compare and not config.do_sample:
         print("\ngreedy tokens are %s" % ("the same" if ours["tokens"] == runs["stock"]["tokens"] else "not the same"))
     return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command and returns its exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        return run(options)
+    except BrokenPipeError:  # nobody reads the output any more, so there is nobody to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 3
+    except UserError as error:
+        code, text = error.code, str(error)
+    except (ImportError, OSError) as error:
+        code, text = 3, str(error)
+    except (RuntimeError, ValueError) as error:
+        code, text = 3, "%s: %s" % (type(error).__name__, str(error).strip())
+    except KeyboardInterrupt:
+        code, text = 130, "interrupted"
+    print("flashsample generate: %s" % text.strip().split("\n")[0], file=sys.stderr)
+    return code
