@@ -40,7 +40,7 @@ endif()
 # compiler's either way, and so are the functions it calls from its own library.
 set(FS_LINKER "" CACHE STRING "What links the package's libraries and its command; empty: the C compiler")
 if(FS_LINKER)
-    set(libgcc "-Wl,--as-needed -Wl,--allow-shlib-undefined -Wl,-S") # libgcc_s.so is this machine's, and needs its C library
+    set(libgcc "-Wl,-S -Wl,--as-needed -Wl,--allow-shlib-undefined") # libgcc_s.so needs this machine's C library
     foreach(file libgcc.a libgcc_s.so.1)
         execute_process(COMMAND ${CMAKE_C_COMPILER} -print-file-name=${file} OUTPUT_VARIABLE path
                         OUTPUT_STRIP_TRAILING_WHITESPACE)
@@ -58,7 +58,7 @@ set_property(TARGET flashsampling_static PROPERTY EXCLUDE_FROM_ALL ON)
 file(GLOB headers CONFIGURE_DEPENDS include/*.h)
 install(FILES ${headers} DESTINATION include)
 install(TARGETS flashsampling flashsampling_python LIBRARY DESTINATION lib)
-set(command_library flashsampling)
+set(command_library flashsampling Threads::Threads m)
 
 if(FS_CUDA)
     # Code for 8.0 as PTX too: devices that are newer than these translate it when they first need it.
@@ -74,7 +74,7 @@ if(FS_CUDA)
     target_link_options(flashsampling_python_cuda PRIVATE -Wl,--no-undefined)
     fs_add_cuda(flashsampling_python_cuda)
     install(TARGETS flashsampling_python_cuda LIBRARY DESTINATION lib)
-    set(command_library flashsampling_python_cuda)
+    set(command_library flashsampling_python_cuda Threads::Threads m)
 endif()
 
 # The command finds the package's library, also where LD_LIBRARY_PATH names a folder with another one of this name: that

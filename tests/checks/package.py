@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What pyproject.toml says is true: its version is the header's and the binding's, every file it names is there, and
-`import flashsampling` takes nothing but Python's own modules: numpy and torch are imported when they are needed."""
+"""pyproject.toml is right: its version is the header's and the binding's, every file it names is there, the text for
+the package index has no relative links, and `import flashsampling` takes nothing but Python's own modules: numpy and
+torch are imported when they are needed."""
 
 import ast
 import re
@@ -24,6 +25,17 @@ if not binding or list(binding.groups()) != version[:2]:
     bad.append(f"python/flashsampling/_c.py: VERSION is not {version[:2]}, the header's")
 if not (PACKAGE / "py.typed").exists():
     bad.append("python/flashsampling/py.typed is missing: the package says that it is typed")
+
+# The package index shows the text, and has none of the files around it.
+about = re.search(r'^readme = "(.*?)"', text, re.M)[1]
+LINK = re.compile(r"""\]\(\s*(?!https?://|\#)([^)\s]*)
+                      | (?:src|href)=["'](?!https?://|\#)([^"']*)
+                      | ^\[[^]]+\]:\s*(?!https?://)(\S+)""", re.M | re.X)
+planted = "[a](../a.md) ![p](p.svg) <img src='q.png'> [w](https://e.org/x) [h](#h)\n[r]: ../r.md\n"
+if len(LINK.findall(planted)) != 4:
+    bad.append(f"of four planted relative links these were found: {LINK.findall(planted)}")
+for found in LINK.findall((ROOT / about).read_text()):
+    bad.append(f"{about}: {''.join(found)} is a relative link, and the package index has no such file")
 
 # The lists of the source distribution: what CMake includes must be among them, and each must match something.
 included = re.search(r"^include = \[(.*?)\]", text, re.M | re.S)[1]

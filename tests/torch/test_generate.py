@@ -1,4 +1,4 @@
-"""python -m flashsampling generate: what it prints, that it is right, and that what it measures is what it says."""
+"""flashsample generate: what it prints, that it is right, and that what it measures is what it says."""
 import json
 import shutil
 import signal
@@ -136,9 +136,9 @@ def test_without_a_tokenizer_token_ids_go_in_and_out(generate, model, tmp_path):
 def test_damaged_files_and_absent_devices_are_one_line(generate, model, tmp_path):
     folder = shutil.copytree(model, tmp_path / "damaged")
     (folder / "model.safetensors").write_bytes(b"nothing of the kind")
-    assert "was not loaded" in generate(folder=folder, code=2)
+    assert "was not loaded" in generate(folder=folder, code=3)
     (folder / "config.json").write_text('{"model_type": "unheard-of"}')
-    assert "was not loaded" in generate(folder=folder, code=2)
+    assert "was not loaded" in generate(folder=folder, code=3)
     assert "expected cpu, cuda" in generate("--device", "abacus", code=2)
     assert "torch sees" in generate("--device", "cuda:77", code=2)
 
@@ -151,7 +151,7 @@ def test_an_interrupt_ends_it_with_130(model, tmp_path):
     assert len(process.stdout.read(60)) == 60
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
-    assert process.returncode == 130 and error == "flashsampling generate: interrupted\n"
+    assert process.returncode == 130 and error == "flashsample generate: interrupted\n"
 
 
 def loaded(folder):
