@@ -1,8 +1,9 @@
 /* cmd_demo.c - `flashsample demo`: the main job on a real shape, and what it costs beside the usual way. */
+#include "device.h"
 #include "half.h"
-#include "machine.h"
 #include "measure.h"
 #include "options.h"
+#include "place.h"
 #include "print.h"
 #include "screen.h"
 #include "stats.h"
@@ -20,7 +21,8 @@ static const command about = {
         "Draws tokens for a batch of hidden states from an LM head of Qwen3-0.6B's shape (V = 151936, D = 1024, bf16), "
         "fused, and shows what was drawn, what it cost beside the usual way (matmul, softmax, prefix sum, search over "
         "stored logits) and by a screen, a copy of W in 8 bits, and that the draws follow the softmax. The weights are "
-        "synthetic and language-like, made on the spot. Takes under two minutes on two cores.",
+        "synthetic and language-like, made on the spot. Takes under two minutes on two cores. With --backend cuda the "
+        "usual way is left out: make bench-gpu times cuBLAS and other samplers beside ours.",
     .details = NULL,
 };
 
@@ -50,10 +52,18 @@ static void section(const char *title) {
 
 /* ----------------------------------------------------------------------------------------------- what is drawn ---- */
 
+/* One call; its results are in the arrays of `result`, host memory. */
+static void draw(demo *d, const fs_batch *batch, fs_result *result) {
+    const fs_head head = workload_head(&d->w, 0);
+    fs_result placed = place_result(result, batch);
+    check(d->context, fs_sample(d->context, &head, batch, &placed));
+    fetch_result(result, &placed, batch);
+}
+
 static void show_draws(demo *d) {
     int32_t sampled[SHOWN], nucleus[SHOWN], greedy[SHOWN], rank[SHOWN];
+    uint32_t status[SHOWN];
     float logprob[SHOWN];
-    fs_head head = workload_head(&d->w, 0);
     fs_batch batch = fs_batch_default();
     batch.rows = SHOWN;
     batch.hidden = d->w.h;
@@ -65,26 +75,28 @@ static void show_draws(demo *d) {
     result.tokens = sampled;
     result.logprob = logprob;
     result.rank = rank;
-    check(d->context, fs_sample(d->context, &head, &batch, &result));
+    draw(d, &batch, &result);
     int right = row_is_right(&d->w, &batch, 0, sampled[0]);
 
     result = fs_result_default();
     result.tokens = nucleus;
+    result.status = status;
     rules.temperature.value = 0.7f;
     rules.top_p.value = 0.95f;
-    check(d->context, fs_sample(d->context, &head, &batch, &result));
-    int64_t second_passes = counters_of(d->context).fallback_rows;
+    draw(d, &batch, &result);
+    int second_passes = 0;
+    for (int b = 0; b < SHOWN; b++) second_passes += (status[b] & FS_ROW_FALLBACK) != 0;
     result.tokens = greedy;
     rules.temperature.value = 0.0f;
-    check(d->context, fs_sample(d->context, &head, &batch, &result));
+    draw(d, &batch, &result);
 
     table *t = table_new("row|nucleus|largest p|T=1|logprob|rank|T=0.7, top-p 0.95|greedy");
     double *x = take_memory(d->w.s.V, sizeof *x, "logits"), largest;
     int64_t most = 0;
     progress_start("checking in double", SHOWN);
     for (int b = 0; b < SHOWN; b++) {
-        const char *h = (const char *)d->w.h + b * d->w.s.D * dtype_bytes(d->w.s.dtype);
-        truth_logits(d->w.w[0], d->w.s.dtype, h, d->w.s.dtype, d->w.s.V, d->w.s.D, x);
+        const char *h = (const char *)d->w.host_h + b * d->w.s.D * dtype_bytes(d->w.s.dtype);
+        truth_logits(d->w.host_w, d->w.s.dtype, h, d->w.s.dtype, d->w.s.V, d->w.s.D, x);
         int64_t n = truth_nucleus(x, d->w.s.V, 0.95, &largest);
         if (n > most) d->widest = b;
         if (n > most) most = n;
@@ -100,9 +112,9 @@ static void show_draws(demo *d) {
     }
     progress_end();
     table_print(t);
-    printf("\n  nucleus: tokens that hold 95 %% of the probability at T = 1. Second passes over W for top-p: %lld.\n"
+    printf("\n  nucleus: tokens that hold 95 %% of the probability at T = 1. Second passes over W for top-p: %d.\n"
            "  Row 0's token at T = 1 recomputed from the definition in double: %s.\n",
-           (long long)second_passes, right ? "the same token" : "ANOTHER TOKEN");
+           second_passes, right ? "the same token" : "ANOTHER TOKEN");
 }
 
 /* ----------------------------------------------------------------------------------------------- what it costs ---- */
@@ -148,7 +160,7 @@ static void time_fused(demo *d, cost *c, double done) {
         check(d->context, fs_sample(d->context, &head, &batch, &result));
         double t1 = now();
         batch.position_all++;
-        ceiling again = measure_reading(d->w.w, 1, d->w.w_bytes, d->threads, 0);
+        ceiling again = workload_reading(&d->w, d->threads, 0);
         if (again.bytes_per_s > d->reading.bytes_per_s) d->reading = again;
         if (turn > 0) times_add(&c->fused, t1 - t0);
     }
@@ -169,7 +181,7 @@ static void time_both(demo *d, cost *c, double done) {
 
 static void load_libraries(demo *d) {
     const int64_t n = d->w.s.V * d->w.s.D;
-    const uint16_t *w = d->w.w[0];
+    const uint16_t *w = d->w.host_w;
     d->libraries = load_blas(d->library);
     if (!d->libraries || 4 * n > memory_bytes() / 4) return;
     d->wf = take_memory(n, sizeof *d->wf, "W as float");
@@ -181,7 +193,7 @@ static void show_costs(demo *d) {
     cost *costs = take_memory(3, sizeof *costs, "times");
     progress_start("timing", 3);
     load_libraries(d);
-    d->reading = measure_reading(d->w.w, 1, d->w.w_bytes, d->threads, 0.3);
+    d->reading = workload_reading(&d->w, d->threads, 0.3);
     for (int i = 0; i < 3; i++) {
         costs[i].B = sizes[i];
         time_both(d, &costs[i], i);
@@ -219,6 +231,27 @@ static void show_costs(demo *d) {
                      : "is a plain loop\n  of our own: no BLAS was found, and OpenBLAS may be faster");
 }
 
+/* The same on a CUDA device, beside nothing: the usual way there is in libraries that flashsample does not load. */
+static void show_device_costs(demo *d) {
+    static const int32_t sizes[] = {1, 16, 64};
+    sweep_args args = {fs_rules_default(), (uint64_t)d->seed, 1, 0, 0.5 * d->seconds, d->threads};
+    const sweep_row *rows = sweep_batches(d->context, &d->w, &args, sizes, 3, &d->reading);
+    table *t = table_new("rows|time|tokens/s|GB/s|of copying|temporary memory");
+    for (int i = 0; i < 3; i++) {
+        const double fused = times_median(&rows[i].times), rate = (double)d->w.w_bytes / fused;
+        table_cell(t, "%lld", (long long)rows[i].B);
+        table_cell(t, "%s", text_seconds(fused));
+        table_cell(t, "%s", text_count((double)rows[i].B / fused));
+        table_cell(t, "%.0f", rate * 1e-9);
+        table_cell(t, "%.0f %%", 100.0 * rate / d->reading.bytes_per_s);
+        table_cell(t, "%s", text_bytes((double)rows[i].work_bytes));
+    }
+    table_print(t);
+    printf("\n  A copy of W (%s) inside the device's memory reads and writes %.0f GB/s; its cache of %s may hold a part of\n"
+           "  W. Times are medians, each over ten calls in a row. make bench-gpu shows the usual way beside them.\n",
+           text_bytes((double)d->w.w_bytes), d->reading.bytes_per_s * 1e-9, text_cache(device_opened().cache_bytes));
+}
+
 /* ---------------------------------------------------------------------------------------------------- a screen ---- */
 
 static void show_screen(demo *d) {
@@ -234,38 +267,40 @@ static void show_screen(demo *d) {
         "\n  %s. It bounds every logit; those of tokens\n"
         "  that can still win are computed from W. Each call was made both ways, and every token is the same.\n"
         "  This head is synthetic, and easy for a screen: a trained one may need more logits from W, and leave rows\n"
-        "  to it (docs/screening.md). Where many rows share a call the library reads W: decided 0 %%.\n",
-        screen_text(d->screen, &facts));
+        "  to it (docs/screening.md). Where many rows share a call the library reads W%s.\n",
+        screen_text(d->screen, &facts), device_is_cuda() ? "" : ": decided 0 %");
 }
 
 /* --------------------------------------------------------------------------------------------------- exactness ---- */
 
 static int show_exactness(demo *d) {
     int64_t V = d->w.s.V, D = d->w.s.D, bytes = D * dtype_bytes(d->w.s.dtype);
-    const char *h = (const char *)d->w.h + d->widest * bytes;
+    const char *h = (const char *)d->w.host_h + d->widest * bytes;
     char *hidden = take_memory(CHECK_ROWS * bytes, 1, "hidden states");
     for (int b = 0; b < CHECK_ROWS; b++) memcpy(hidden + b * bytes, h, (size_t)bytes);
     int32_t *tokens = take_memory(CHECK_ROWS * CHECK_SAMPLES, sizeof *tokens, "tokens");
     int64_t *count = take_memory(V, sizeof *count, "counts"), rounds = d->draws / (CHECK_ROWS * CHECK_SAMPLES) + 1;
     double *x = take_memory(V, sizeof *x, "logits"), *p = take_memory(V, sizeof *p, "probabilities");
     truth_rule rule = {.temperature = 1.0};
-    truth_logits(d->w.w[0], d->w.s.dtype, h, d->w.s.dtype, V, D, x);
+    truth_logits(d->w.host_w, d->w.s.dtype, h, d->w.s.dtype, V, D, x);
     truth_probabilities(&rule, x, V, p);
 
     fs_head head = workload_head(&d->w, 0);
     fs_batch batch = fs_batch_default();
     batch.rows = CHECK_ROWS;
-    batch.hidden = hidden;
+    batch.hidden = device_array(hidden, CHECK_ROWS * bytes, "hidden states");
     batch.hidden_dtype = d->w.s.dtype;
     batch.samples = CHECK_SAMPLES;
     batch.seed_all = (uint64_t)d->seed + 1;
     fs_result result = fs_result_default();
     result.tokens = tokens;
+    fs_result placed = place_result(&result, &batch);
     int64_t missing = 0;
     progress_start("drawing", (double)rounds);
     for (int64_t i = 0; i < rounds; i++) {
         batch.position_all = (uint64_t)i;
-        check(d->context, fs_sample(d->context, &head, &batch, &result));
+        check(d->context, fs_sample(d->context, &head, &batch, &placed));
+        fetch_result(&result, &placed, &batch);
         for (int k = 0; k < CHECK_ROWS * CHECK_SAMPLES; k++)
             if (tokens[k] >= 0 && tokens[k] < V) count[tokens[k]]++;
             else missing++;
@@ -313,11 +348,15 @@ int cmd_demo(int argc, char **argv) {
     d.w = make_workload(&s, 1, d.threads);
     printf("  head      V = %s, D = %lld, bf16, %s; synthetic, language-like, made in %s\n", text_count((double)s.V),
            (long long)s.D, text_bytes((double)d.w.w_bytes), text_seconds(now() - begin));
-    printf("  machine   %s, %d cores\n  library   %s\n", cpu_name(), cores(), fs_context_text(d.context));
+    const device_facts machine = device_opened();
+    if (device_is_cuda()) printf("  machine   %s, %s\n", machine.name, text_bytes((double)machine.memory_bytes));
+    else printf("  machine   %s, %d cores\n", machine.name, cores());
+    printf("  library   %s\n", fs_context_text(d.context));
     section("What is drawn");
     show_draws(&d);
     section("What it costs");
-    show_costs(&d);
+    if (device_is_cuda()) show_device_costs(&d);
+    else show_costs(&d);
     if (d.screen) section("What a screen saves");
     if (d.screen) show_screen(&d);
     section("Is it exact?");

@@ -1,7 +1,9 @@
 /* cmd_info.c - `flashsample info`: what this build is and what this machine can run. */
 #define _GNU_SOURCE /* setenv, environ */
+#include "device.h"
 #include "options.h"
 #include "print.h"
+#include "screen.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,8 +30,8 @@ static const command about = {
     .name = "info",
     .usage = "[options]",
     .about =
-        "Prints the version, the noise mapping, the backend a call would use, the instruction sets that run here and "
-        "the " PREFIX "... settings of the environment, those that nothing reads among them.",
+        "Prints the version, the noise mapping, the backend a call would use, the backends of this build, the CUDA "
+        "devices, the formats of screens, the instruction sets that run here and the " PREFIX "... settings of the environment, those that nothing reads among them.",
     .details = NULL,
 };
 
@@ -101,6 +103,7 @@ static void list_features(char *text, size_t size) {
 static void backend_text(const context_args *args, char *text, size_t size) {
     fs_options o = fs_options_default();
     o.backend = args->backend;
+    o.device = (int32_t)args->device;
     o.threads = (int32_t)args->threads;
     fs_context *context;
     if (fs_context_create(&o, &context) != FS_OK) {
@@ -137,12 +140,65 @@ static void json_unknown_settings(void) {
     json_close(']');
 }
 
+/* Whether this build has a backend, FS_BACKEND_... */
+static int has_backend(int kind) {
+    const fs_outline any = fs_outline_default();
+    return kind != FS_BACKEND_AUTO && fs_supports(kind, &any, NULL) == FS_OK;
+}
+
+#define DEVICES_MOST 64
+
+static void json_devices(void) {
+    device_facts facts[DEVICES_MOST];
+    const char *why;
+    const int count = device_list(facts, DEVICES_MOST, &why);
+    char capability[32];
+    json_open("devices", '[');
+    for (int i = 0; i < count && i < DEVICES_MOST; i++) {
+        snprintf(capability, sizeof capability, "%d.%d", facts[i].major, facts[i].minor);
+        json_open(NULL, '{');
+        json_text("name", facts[i].name);
+        json_text("compute_capability", capability);
+        json_int("memory_bytes", facts[i].memory_bytes);
+        json_int("cache_bytes", facts[i].cache_bytes);
+        json_close('}');
+    }
+    json_close(']');
+    if (count == 0) json_text("no_devices", why);
+}
+
+static void json_names(const char *key, const char *const *names, int (*has)(int)) {
+    json_open(key, '[');
+    for (int i = 1; names[i]; i++)
+        if (!has || has(i)) json_text(NULL, names[i]);
+    json_close(']');
+}
+
+static void print_devices(void) {
+    device_facts facts[DEVICES_MOST];
+    const char *why;
+    const int count = device_list(facts, DEVICES_MOST, &why);
+    for (int i = 0; i < count && i < DEVICES_MOST; i++) {
+        printf("device %-5d ", i);
+        print_visible(stdout, facts[i].name);
+        printf(", compute capability %d.%d, %s\n", facts[i].major, facts[i].minor,
+               text_bytes((double)facts[i].memory_bytes));
+    }
+    if (count > 0) return;
+    fputs("devices      none: ", stdout);
+    print_visible(stdout, why);
+    fputc('\n', stdout);
+}
+
 static void print_json(const char *backend, const found_isa *isas, int isa_count, const char *cpu_features) {
     json_open(NULL, '{');
     json_text("version", fs_version_text());
     json_uint("noise_id", fs_noise_id());
     json_bool("noise_draft", (int)(fs_noise_id() >> 31));
     json_text("backend", backend);
+    json_names("backends", backend_names, has_backend);
+    json_devices();
+    json_names("screens", screen_names, NULL);
     json_open("isas", '[');
     for (int i = 0; i < isa_count; i++) json_text(NULL, isas[i].name);
     json_close(']');
@@ -165,8 +221,14 @@ static void print_text(const char *backend, const found_isa *isas, int isa_count
            fs_noise_id() >> 31 ? " (draft: tokens of a seed may still change)" : "");
     fputs("backend      ", stdout);
     print_visible(stdout, backend);
+    printf("\nbackends    ");
+    for (int i = 1; backend_names[i]; i++)
+        printf(" %s%s", backend_names[i], has_backend(i) ? "" : " (not in this build)");
     fputc('\n', stdout);
-    printf("kernels      ");
+    print_devices();
+    printf("screens     ");
+    for (int i = 1; screen_names[i]; i++) printf(" %s-bit", screen_names[i]);
+    printf("\nkernels      ");
     for (int i = 0; i < isa_count; i++)
         printf("%s%s%s", isas[i].name, isas[i].experimental ? " (experimental)" : "", i + 1 < isa_count ? " " : "");
     printf("\nCPU          %s, %d cores for this process\n", cpu_name(), cores());

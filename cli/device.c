@@ -196,21 +196,31 @@ void device_wait(void) {
 
 /* ---------------------------------------------------------------------------------------------------- memory ---- */
 
-void *device_take(int64_t bytes, const char *what) {
+static void *take_on_cuda(size_t bytes, const char *what) {
     uintptr_t address = 0;
-    block *b = malloc(sizeof *b);
-    const size_t rounded = bytes ? ((size_t)bytes + 63) / 64 * 64 : 64;
-    const int error = opened.is_cuda ? driver.alloc(&address, rounded) : 0;
+    const int error = driver.alloc(&address, bytes);
     if (error)
-        die(END_RUNTIME, "no memory for %s: %zu bytes, CUDA device %d has %lld (%s)", what, rounded, opened.ordinal,
+        die(END_RUNTIME, "no memory for %s: %zu bytes, CUDA device %d has %lld (%s)", what, bytes, opened.ordinal,
             (long long)opened.facts.memory_bytes, error_text(error));
-    void *memory = opened.is_cuda ? (void *)address : aligned_alloc(64, rounded);
-    if (!b || !memory) die(END_RUNTIME, "no memory for %s (%zu bytes)", what, rounded);
-    if (!opened.is_cuda) memset(memory, 0, rounded); /* pages are there before a clock runs */
-    watch_end();
-    *b = (block){opened.blocks, memory};
-    opened.blocks = b;
+    return (void *)address;
+}
+
+static void *take_on_host(size_t bytes, const char *what) {
+    const size_t rounded = (bytes + 63) / 64 * 64;
+    void *memory = aligned_alloc(64, rounded);
+    if (!memory) die(END_RUNTIME, "no memory for %s (%zu bytes)", what, rounded);
+    memset(memory, 0, rounded); /* its pages are there before a clock runs */
     return memory;
+}
+
+void *device_take(int64_t bytes, const char *what) {
+    const size_t size = bytes ? (size_t)bytes : 1;
+    block *b = malloc(sizeof *b);
+    if (!b) die(END_RUNTIME, "no memory for %s", what);
+    *b = (block){opened.blocks, opened.is_cuda ? take_on_cuda(size, what) : take_on_host(size, what)};
+    opened.blocks = b;
+    watch_end();
+    return b->memory;
 }
 
 void device_free(void *memory) {
