@@ -21,12 +21,12 @@ typedef struct workload {
 
 workload make_workload(const synth *s, int copies, int threads);
 
-/* How many copies of w_bytes outgrow the last-level cache twice, within a third of the memory: the device's that is open,
- * or the host's. */
+/* How many copies of w_bytes outgrow the last-level cache twice, within a third of the memory: the device's that is
+ * open, or the host's. */
 int copies_for(int64_t w_bytes);
 
-/* The fastest that this memory is read, in about `seconds`: measure_reading, or on a CUDA device the bytes that a copy of
- * W reads and writes. */
+/* The fastest that this memory is read, in about `seconds`: measure_reading, or on a CUDA device the bytes that a copy
+ * of W reads and writes. */
 ceiling workload_reading(const workload *w, int threads, double seconds);
 
 fs_head workload_head(const workload *w, int copy);
@@ -35,8 +35,8 @@ fs_head workload_screened(const workload *w, int copy);
 
 /* Recomputes row b of a call by definition: logits in double, the rule's survivors, the noise of every token, the
  * largest sum. Returns 1 if tokens[b] is that winner or lies within 1e-3 of its score (rounding of the dot product
- * decides such ties). Draws without a cut, or with top-k, top-p and min-p; scalar values, one sample. The batch's hidden
- * states are the workload's. */
+ * decides such ties). Draws without a cut, or with top-k, top-p and min-p; scalar values, one sample. The batch's
+ * hidden states are the workload's. */
 int row_is_right(const workload *w, const fs_batch *batch, int64_t b, int32_t token);
 
 /* Times of one thing, in seconds. */

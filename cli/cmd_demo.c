@@ -247,7 +247,8 @@ static void show_device_costs(demo *d) {
         table_cell(t, "%s", text_bytes((double)rows[i].work_bytes));
     }
     table_print(t);
-    printf("\n  A copy of W (%s) inside the device's memory reads and writes %.0f GB/s; its cache of %s may hold a part of\n"
+    printf("\n  A copy of W (%s) inside the device's memory reads and writes %.0f GB/s; its cache of %s may hold a "
+           "part of\n"
            "  W. Times are medians, each over ten calls in a row. make bench-gpu shows the usual way beside them.\n",
            text_bytes((double)d->w.w_bytes), d->reading.bytes_per_s * 1e-9, text_cache(device_opened().cache_bytes));
 }

@@ -31,7 +31,8 @@ static const command about = {
     .usage = "[options]",
     .about =
         "Prints the version, the noise mapping, the backend a call would use, the backends of this build, the CUDA "
-        "devices, the formats of screens, the instruction sets that run here and the " PREFIX "... settings of the environment, those that nothing reads among them.",
+        "devices, the formats of screens, the instruction sets that run here and the " PREFIX
+        "... settings of the environment, those that nothing reads among them.",
     .details = NULL,
 };
 

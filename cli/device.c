@@ -215,12 +215,13 @@ static void *take_on_host(size_t bytes, const char *what) {
 
 void *device_take(int64_t bytes, const char *what) {
     const size_t size = bytes ? (size_t)bytes : 1;
+    void *memory = opened.is_cuda ? take_on_cuda(size, what) : take_on_host(size, what);
     block *b = malloc(sizeof *b);
     if (!b) die(END_RUNTIME, "no memory for %s", what);
-    *b = (block){opened.blocks, opened.is_cuda ? take_on_cuda(size, what) : take_on_host(size, what)};
+    *b = (block){opened.blocks, memory};
     opened.blocks = b;
     watch_end();
-    return b->memory;
+    return memory;
 }
 
 void device_free(void *memory) {

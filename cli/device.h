@@ -1,7 +1,7 @@
 /* device.h - the memory that calls read and write: host memory or, after device_open, memory of a CUDA device.
  *
- * The CUDA driver is loaded when it is asked for, not linked: one flashsample serves machines with and without one. Every
- * failure ends the program with a text that says what failed. Memory is freed when the program ends. */
+ * The CUDA driver is loaded when it is asked for, not linked: one flashsample serves machines with and without one.
+ * Every failure ends the program with a text that says what failed. Memory is freed when the program ends. */
 #ifndef FS_CLI_DEVICE_H
 #define FS_CLI_DEVICE_H
 
@@ -18,7 +18,7 @@ void *device_stream(void);
 /* Returns when all calls and copies have run. */
 void device_wait(void);
 
-/* Memory that calls read, 64-byte aligned and not to be read before it is written; `what` is for the text of a failure. */
+/* Memory for arrays of calls, 64-byte aligned, which holds nothing yet; `what` names it where it cannot be had. */
 void *device_take(int64_t bytes, const char *what);
 /* Frees it before the program ends; NULL is allowed. */
 void device_free(void *memory);

@@ -51,11 +51,13 @@ typedef struct command {
     OPT_HEAD("Machine"),                                                                                               \
         OPT_INT_TO("threads", "N", "CPU threads; 0 = every core this process may run on (default)", &(a).threads, 0,   \
                    4096),                                                                                              \
-        OPT_INT_TO("block", "N", "tokens per block, never changes a token; 0 = chosen (default)", &(a).block, 0,       \
+        OPT_INT_TO("block", "N", "CPU: tokens per block, never changes a token; 0 = chosen (default)", &(a).block, 0,  \
                    1 << 20),                                                                                           \
-        OPT_CHOICE_TO("backend", "where the call runs; reference = plain loops in double, slow (default auto)",        \
-                      &(a).backend, backend_names),                                                                    \
-        OPT_INT_TO("device", "N", "CUDA device (default 0)", &(a).device, 0, 1023),                                    \
+        OPT_CHOICE_TO(                                                                                                 \
+            "backend",                                                                                                 \
+            "where calls run; auto = cpu; cuda = on a GPU; reference = plain loops in double, slow (default auto)",    \
+            &(a).backend, backend_names),                                                                              \
+        OPT_INT_TO("device", "N", "CUDA device, as flashsample info numbers them (default 0)", &(a).device, 0, 1023),  \
         OPT_INT_TO("fallback-mib", "N", "most MiB a second pass for wide rows may take; 0 = none (default 320)",       \
                    &(a).fallback_mib, 0, 1 << 20),                                                                     \
         OPT_FLAG_TO("verbose", "what the library chose and why, on stderr", &(a).verbose)

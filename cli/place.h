@@ -5,8 +5,8 @@
 
 #include "flashsampling.h"
 
-/* The head with its data and its bias; `rows` is that of the batch, of which stored logits have as many. The head has no
- * screen yet. */
+/* The head with its data and its bias; `rows` is that of the batch, of which stored logits have as many. The head has
+ * no screen yet. */
 fs_head place_head(const fs_head *head, int64_t rows);
 /* The batch with every array that flashsample uses. */
 fs_batch place_batch(const fs_batch *batch, const fs_head *head);

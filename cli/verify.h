@@ -58,7 +58,7 @@ typedef struct verify_run {
     void (*tick)(int64_t draws); /* called after every few draws */
 } verify_run;
 
-/* Makes the scenes, once, with weights and hidden states of this dtype; `screened` ones have more tokens and columns. */
+/* Makes the scenes, once; weights and hidden states have this dtype, `screened` ones more tokens and columns. */
 void verify_prepare(int screened, int dtype);
 /* Draws one rule on one leg. */
 outcome verify_draw(fs_context *context, const verify_rule *rule, leg_kind leg, const verify_run *run);

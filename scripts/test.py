@@ -59,8 +59,8 @@ LONG = ("test_equal_rows", "test_screened", "test_nucleus", "test_parts", "fuzz_
 # These test the law of the draws; the other legs want the same bits, which test_agree and test_invariance compare.
 RELEASE_ONLY = ("test_power", "test_screened_law", "test_statistics")
 # What the first two look at needs AMX, which no emulator has; the third starts threads after a fork, which qemu 7.2
-# cannot.
-NOT_EMULATED = ("test_amx", "test_filter", "test_fork")
+# cannot; the fourth runs programs, which an emulator does not run.
+NOT_EMULATED = ("test_amx", "test_filter", "test_fork", "test_cli_device")
 # Memcheck is 50 times slower than the machine. These reach all of the library; only undefined values are its business,
 # the rest is the sanitizers'.
 VALGRIND = ("test_agree", "test_errors", "test_threads", "test_npy", "test_vectors")

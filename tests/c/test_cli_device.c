@@ -1,5 +1,5 @@
-/* The command line on a device whose memory is not the host's: the stand-in of tests/standin, whose calls the CPU makes.
- * Every command must print what it prints on the CPU, and touch, leave and lose no device memory. */
+/* The command line on a device whose memory is not the host's: the stand-in of tests/standin, whose calls the CPU
+ * makes. Every command must print what it prints on the CPU, and touch, leave and lose no device memory. */
 #define _GNU_SOURCE /* mkdtemp */
 #include "support.h"
 
@@ -14,8 +14,8 @@
 enum { V = 203, D = 24, B = 5 }; /* of the files */
 static char folder[512];
 
-/* Runs the program on these words, with libcuda.so.1 from `driver`; returns its exit code, or 128 + a signal, and what it
- * printed on stdout and stderr. */
+/* Runs the program on these words, with libcuda.so.1 from `driver`; returns its exit code, or 128 + a signal, and what
+ * it printed on stdout and stderr. */
 static int run(const char *driver, const char *const *words, char *text) {
     int ends[2], status;
     size_t used = 0;
@@ -176,7 +176,7 @@ static void rows_without_a_token_end_the_program_as_on_the_cpu(void **state) {
     fails("sample --synthetic 10,4,2 --mode group-online --group-size 4 --top-p 0.5,0.9", 3, "group mode");
 }
 
-/* ------------------------------------------------------------------------------------------------ other commands ---- */
+/* --------------------------------------------------------------------------------------------- other commands ---- */
 
 static void verify_accepts_what_the_device_draws(void **state) {
     (void)state;
@@ -184,8 +184,9 @@ static void verify_accepts_what_the_device_draws(void **state) {
     succeeds(whole ? "verify --draws 1000" : "verify --draws 1000 --rule top-k", " 0 rejected");
     succeeds(whole ? "verify --draws 1000 --screen 8" : "verify --draws 1000 --screen 8 --rule mask", " 0 rejected");
     succeeds("verify --draws 1000 --rule 3", " 0 rejected");
-    assert_int_equal(run_command("verify --draws 4000 --rule plain --screen 8 --plant screen --quiet", "--backend cuda",
-                                 on_device), 1);
+    assert_int_equal(
+        run_command("verify --draws 4000 --rule plain --screen 8 --plant screen --quiet", "--backend cuda", on_device),
+        1);
     assert_non_null(strstr(on_device, "not W's tokens"));
 }
 
@@ -200,7 +201,7 @@ static void bench_and_demo_time_the_device(void **state) {
     fails("bench --bars --vocab 3001 --seconds 0", 2, "--bars are those of the CPU backend");
 }
 
-/* ------------------------------------------------------------------------------------------------------ devices ---- */
+/* ---------------------------------------------------------------------------------------------------- devices ---- */
 
 static void info_shows_devices(void **state) {
     (void)state;
@@ -237,7 +238,8 @@ static void a_device_that_is_not_there_is_refused_by_name(void **state) {
 static void memory_that_is_not_there_is_refused_by_name(void **state) {
     (void)state;
     setenv("FS_STANDIN_BYTES", "100000", 1);
-    fails("sample --synthetic 1000,64,2", 3, "no memory for W: 128000 bytes, CUDA device 0 has 100000 (out of memory)\n");
+    fails("sample --synthetic 1000,64,2", 3,
+          "no memory for W: 128000 bytes, CUDA device 0 has 100000 (out of memory)\n");
     unsetenv("FS_STANDIN_BYTES");
 }
 

@@ -47,8 +47,8 @@ ALLOWED = {
     # What two commands measure with uses what all of them share, and nothing of their arguments.
     "cli/cmd_bench.c": {"bench"},
     "cli/cmd_demo.c": {"bench"},
-    "bench": {"bench", "cli/cli.h", "cli/device.h", "cli/half.h", "cli/parallel.h", "cli/place.h", "cli/print.h", "cli/ranks.h", "cli/shards.h",
-              "cli/synth.h", "cli/truth.h", "flashsampling.h", "flashsampling_mpi.h"},
+    "bench": {"bench", "cli/cli.h", "cli/device.h", "cli/half.h", "cli/parallel.h", "cli/place.h", "cli/print.h",
+              "cli/ranks.h", "cli/shards.h", "cli/synth.h", "cli/truth.h", "flashsampling.h", "flashsampling_mpi.h"},
     "include": {"flashsampling.h"},
     "tests/callers": {"flashsampling.h"},
     "examples": {"flashsampling.h", "flashsampling_mpi.h", "flashsampling_nccl.h"},

@@ -25,10 +25,10 @@ static int find(void *library, const char *name, void *to) {
 }
 
 static fs_status standin_open(fs_context *context) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    void *library = dlopen("libcuda.so.1", RTLD_NOW); /* as CUDA does */
     if (!library || !find(library, "standin_enter", &driver.enter) || !find(library, "standin_leave", &driver.leave) ||
         !find(library, "standin_owns", &driver.owns) || !find(library, "standin_has_stream", &driver.has_stream))
-        return fs_fail(context, FS_ERR_DEVICE, "the stand-in driver is not loaded");
+        return fs_fail(context, FS_ERR_DEVICE, "the stand-in driver does not load");
     FS_TRY(fs_backend_cpu.open(context));
     context->options.flags |= FS_CHECK_POINTERS;
     snprintf(context->text, sizeof context->text, "cuda: a stand-in for device %d", context->options.device);

@@ -1,12 +1,14 @@
 /* libcuda.c - a stand-in for the CUDA driver: as many of its functions as cli/device.c loads, with host memory for the
  * device's.
  *
- * Device memory lies in pages of its own. No access is allowed outside of a call (standin_enter), so code of the host that
- * follows a device pointer ends the process. So does a read or a write behind an array: under the address sanitizer at the
- * first byte, else at the page's end, and bytes written between the two are found when the memory is freed. Memory begins
- * as a pattern. What is left when the process ends is reported, and ends it with exit code 70.
+ * Device memory lies in pages of its own. No access is allowed outside of a call (standin_enter), so code of the host
+ * that follows a device pointer ends the process. So does a read or a write behind an array: under the address
+ * sanitizer at the first byte, else at the page's end, and bytes written between the two are found when the memory is
+ * freed. Memory begins as a pattern. Arrays and streams that are left when the process ends are reported, and it ends with
+ * exit code 70.
  *
- * FS_STANDIN_DEVICES: how many there are (default 2); -1: the driver does not start. FS_STANDIN_BYTES: memory of each. */
+ * FS_STANDIN_DEVICES: how many there are (default 2); -1: the driver does not start. FS_STANDIN_BYTES: memory of
+ * each. */
 #define _GNU_SOURCE
 #include "standin.h"
 
@@ -26,7 +28,14 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define PATTERN 0xA5
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201 };
+enum {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201
+};
 enum { L2_CACHE_BYTES = 38, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
 
 typedef struct block {
@@ -197,7 +206,10 @@ EXPORT int cuDeviceGetName(char *name, int size, int device) {
 }
 
 EXPORT int cuDeviceGetAttribute(int *value, int what, int device) {
-    *value = what == CAPABILITY_MAJOR ? 9 : what == CAPABILITY_MINOR ? device - 100 : what == L2_CACHE_BYTES ? 1 << 20 : -1;
+    *value = what == CAPABILITY_MAJOR   ? 9
+             : what == CAPABILITY_MINOR ? device - 100
+             : what == L2_CACHE_BYTES   ? 1 << 20
+                                        : -1;
     return *value < 0 ? INVALID_VALUE : SUCCESS;
 }
 

@@ -4,8 +4,8 @@
 
 #include <stddef.h>
 
-/* Device memory can be read and written from `standin_enter` to `standin_leave`, which nest; elsewhere a touch of it ends
- * the process. */
+/* Device memory can be read and written from `standin_enter` to `standin_leave`, which nest; elsewhere a touch of it
+ * ends the process. */
 void standin_enter(void);
 void standin_leave(void);
 /* Whether the address lies in device memory. */
