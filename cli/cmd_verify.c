@@ -21,19 +21,22 @@ static const command about = {
         "Tests that every rule draws from the distribution it should: tokens are drawn, counted and compared with "
         "probabilities computed in double precision by code of its own. Each rule is drawn from stored logits and, "
         "fused, from a head and a hidden state.",
-    .details = "A test is rejected when its chi-squared statistic, or the total variation between counts and "
-               "probabilities, is "
-               "larger than right draws would make it with probability alpha / (2 tests), when a token of probability "
-               "0 was drawn, "
-               "when shards gave another token than one call, or a screen another than W. With right draws the whole "
-               "run is rejected with a probability of at most alpha.\n"
-               "'sees' is the smallest total variation that moves the chi-squared statistic by 5 standard deviations, "
-               "whatever its "
-               "shape. The fast noise is biased by design: it is shown, not judged.\n"
-               "With --screen only fused tests run, as stored logits have no W. Calls of any number of rows read the "
-               "screen, unless FLASHSAMPLING_SCREEN_ROWS is set. 'by screen' is the share of rows that it decided; the "
-               "others read W, and parts of shards and ranks do not count them.\n"
-               "Exit code: 0 nothing rejected, 1 something rejected.\n",
+    .details =
+        "A test is rejected when its chi-squared statistic, or the total variation between counts and "
+        "probabilities, is "
+        "larger than right draws would make it with probability alpha / (2 tests), when a token of probability "
+        "0 was drawn, "
+        "when shards gave another token than one call, or a screen another than W. With right draws the whole "
+        "run is rejected with a probability of at most alpha.\n"
+        "'sees' is the smallest total variation that moves the chi-squared statistic by 5 standard deviations, "
+        "whatever its "
+        "shape. The fast noise is biased by design: it is shown, not judged.\n"
+        "With --screen only fused tests run, as stored logits have no W. Calls of any number of rows read the "
+        "screen, unless FLASHSAMPLING_SCREEN_ROWS is set. 'by screen' is the share of rows that it decided; the "
+        "others read W, and parts of shards and ranks do not count them.\n"
+        "With --backend cuda rows that a screen decided are not counted, and weights of fused tests are bf16 unless "
+        "--dtype says otherwise.\n"
+        "Exit code: 0 nothing rejected, 1 something rejected.\n",
 };
 
 static const char *const plant_names[] = {"nothing",    "temperature", "off-by-one", "repeat",

@@ -31,10 +31,12 @@ static const command about = {
         "A row without a token prints the fallback token and says why. Where it was skipped, or no finite logit is "
         "left, that is the answer (exit code 0); a value the library refused for it ends with 2, a cut that "
         "--fallback-mib left unproven with 3.\n"
+        "With --backend cuda all arrays are copied to the device, and the results back.\n"
         "\n"
         "Examples\n"
         "  flashsample sample --synthetic 151936,1024,4 --temperature 0.8 --top-p 0.95 --logprobs raw --top 5\n"
         "  flashsample sample --head W.npy --bf16 --hidden H.npy --seed 7 --position @positions.npy --json\n"
+        "  flashsample sample --synthetic 151936,1024,4 --backend cuda --screen 8\n"
         "  flashsample sample --logits L.npy --edits 11:-2.5,3/42:ban --mode without-replacement --samples 4\n",
 };
 
