@@ -143,7 +143,7 @@ static void json_unknown_settings(void) {
 
 /* Whether this build has a backend, FS_BACKEND_... */
 static int has_backend(int kind) {
-    const fs_outline any = fs_outline_default();
+    const fs_call_desc any = fs_call_desc_default();
     return kind != FS_BACKEND_AUTO && fs_supports(kind, &any, NULL) == FS_OK;
 }
 

@@ -274,8 +274,9 @@ int cmd_sample(int argc, char **argv) {
     fetch_result(&c.result, &result, &c.batch);
     c.counters = counters_of(context);
     c.counters.fallback_rows += again;
+    if (device_is_cuda()) c.counters.fallback_rows = 0; /* the call did not know yet; the status of its rows says it */
     for (int64_t b = 0; device_is_cuda() && b < c.batch.rows; b++)
-        c.counters.fallback_rows += (c.result.status[b] & FS_ROW_FALLBACK) != 0; /* the call did not know yet */
+        c.counters.fallback_rows += (c.result.status[b] & FS_ROW_FALLBACK) != 0;
     if (args.out && launch_rank() == 0) write_tokens(&args, &c);
     if (args.json) print_call_json(&args, &c, fs_context_text(context), seconds);
     else print_call(&args, &c, fs_context_text(context), seconds);

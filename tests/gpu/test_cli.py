@@ -68,7 +68,7 @@ CASES = [
     WEIGHTS, LOGITS, "--head {w16} --hidden {h16}", "--head {w32} --hidden {h32}",
     WEIGHTS + " --temperature 0.8,1,0,0.5,2,1 --top-k 5,0,3,0,9,1 --top-p 0.9,1,1,0.5,0.99,1 --min-p 0,0.1,0,0,0.01,0",
     LOGITS + " --temperature 3,1,0,0.5,2,1 --top-k 50 --top-p 0.9",
-    WEIGHTS + " --seed 1,2,3,4,5,6 --position 6,7,8,9,10,11 --stream 1,0,1,0,3,2 --samples 5",
+    WEIGHTS + " --seed 1,2,3,4,5,6 --position 6,7,8,9,10,11 --substream 1,0,1,0,3,2 --samples 5",
     WEIGHTS + " --bias {bias} --scale 0.5 --softcap 30",
     WEIGHTS + " --logprobs raw --top 5 --watch 7,3/9",
     LOGITS + " --logprobs cut --top-k 20 --exact-rank",
@@ -80,14 +80,14 @@ CASES = [
     WEIGHTS + " --count-list 3:2,1/9:4 --frequency 0.5 --top-k 40",
     WEIGHTS + " --slot 2,0,-1,2,1,1 --temperature 0.5,1,4",
     WEIGHTS + " --mode without-replacement --samples 6 --temperature 4",
-    LOGITS + " --mode score --given 1,2,3,4,5,6 --logprobs raw",
+    LOGITS + " --mode score --score-tokens 1,2,3,4,5,6 --logprobs raw",
     WEIGHTS + " --mode group-parallel --group-size 1024", LOGITS + " --mode group-online --group-size 128",
     WEIGHTS + " --screen 8", WEIGHTS + " --screen 4 --top-k 20 --seed 3",
     WEIGHTS + " --shards 3", WEIGHTS + " --shards 3 --top-k 30 --logprobs raw --top 2 --watch 5",
     WEIGHTS + " --shards 2 --screen 8", LOGITS + " --shards 4 --top-p 0.9",
 ]
 EXACT = ("tokens", "logit", "max_logit", "top_token", "top_logit", "watch_token", "watch_logit")
-NEAR = ("score", "logprob", "log_z", "top_logprob", "watch_logprob")
+NEAR = ("noisy_logit", "logprob", "log_z", "top_logprob", "watch_logprob")
 
 
 def numbers(value):

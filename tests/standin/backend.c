@@ -37,7 +37,8 @@ static fs_status standin_open(fs_context *context) {
 
 /* Device memory may be touched, and the context is the CPU backend's, until `leave`. */
 static fs_status enter(fs_context *context, const char *name, const void *pointer) {
-    FS_REQUIRE(context, driver.has_stream(context->options.stream), "the stream is %p", context->options.stream);
+    FS_REQUIRE(context, driver.has_stream(context->options.cuda_stream), "the stream is %p",
+               context->options.cuda_stream);
     FS_REQUIRE(context, !pointer || driver.owns(pointer), "%s is %p, host memory", name, pointer);
     driver.enter();
     context->backend = &fs_backend_cpu;
@@ -54,7 +55,8 @@ static void standin_close(fs_context *context) {
     fs_backend_cpu.close(context);
 }
 
-static fs_status standin_sample(fs_context *context, const fs_head *head, const fs_batch *batch, fs_result *result) {
+static fs_status standin_sample(fs_context *context, const fs_head *head, const fs_batch *batch,
+                                const fs_result *result) {
     FS_TRY(enter(context, "", NULL));
     return leave(context, fs_backend_cpu.sample(context, head, batch, result));
 }
@@ -103,7 +105,7 @@ static fs_status standin_partial(fs_context *context, const fs_head *head, const
 
 static fs_status standin_merge(fs_context *context, const fs_head *head, const fs_batch *batch,
                                const void *const *parts, int32_t count, int32_t least, int32_t sealed,
-                               fs_result *result) {
+                               const fs_result *result) {
     FS_TRY(enter(context, "parts[0]", count ? parts[0] : NULL));
     return leave(context, fs_backend_cpu.merge(context, head, batch, parts, count, least, sealed, result));
 }
