@@ -130,7 +130,8 @@ def test_head_and_hidden_states_of_every_type(tmp_path, rng):
 
 def test_the_drawn_token_is_the_largest_logit_plus_noise(stored, logits):
     seeds = [3, 5, 2**63, 7, 2**64 - 1]
-    answer = sample("--logits", stored, "--seed", ",".join(map(str, seeds)), "--position", "1,2,3,4,5", "--substream", 6)
+    words = ["--seed", ",".join(map(str, seeds)), "--position", "1,2,3,4,5", "--substream", 6]
+    answer = sample("--logits", stored, *words)
     for b, row in enumerate(answer["rows"]):
         noise = [fs.noise_gumbel(seeds[b], b + 1, 0, 6, v) for v in range(logits.shape[1])]
         assert row["tokens"] == [int(np.argmax(logits[b] + np.array(noise)))]
@@ -260,7 +261,7 @@ def test_rows_that_failed_are_printed_and_end_the_program_with_a_code(words, sta
 
 def test_values_of_files_are_held_to_the_same_limits(tmp_path, stored):
     values = save(tmp_path, "t", np.array([1, 1, np.nan, 1, 1], np.float32))
-    assert "--temperature nan: expected" in run("sample", "--logits", stored, "--temperature", f"@{values}", code=2)[1]
+    assert "--temperature nan: must be" in run("sample", "--logits", stored, "--temperature", f"@{values}", code=2)[1]
 
 
 def test_edits_and_penalties_equal_numpy(tmp_path, stored, logits):
