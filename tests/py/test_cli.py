@@ -238,6 +238,24 @@ def test_info_knows_every_setting_that_the_code_reads():
     assert not names & {text.split("=")[0] for text in unknown}
 
 
+def test_info_names_backends_devices_and_screens():
+    answer = json.loads(run("info", "--json")[0])
+    assert {"cpu", "reference"} <= set(answer["backends"]) and answer["screens"] == ["8", "4"]
+    assert bool(answer["devices"]) != ("no_devices" in answer)
+    out, _ = run("info")
+    assert "\nbackends     cpu cuda" in out and "\nscreens      8-bit 4-bit\n" in out
+    assert answer["devices"] or f"\ndevices      none: {answer['no_devices']}\n" in out
+
+
+@pytest.mark.parametrize("words", [["sample", "--synthetic", "10,4,1"], ["verify", "--rule", "plain"],
+                                   ["bench", *SMALL], ["demo", *SMALL]], ids=lambda words: words[0])
+def test_a_backend_that_is_not_in_this_build_is_refused(words):
+    if "cuda" in json.loads(run("info", "--json")[0])["backends"]:
+        pytest.skip("a build with CUDA")
+    out, err = run(*words, "--backend", "cuda", code=3)
+    assert out == "" and "--backend cuda: the cuda backend is not in this build; make cuda builds a flashsample" in err
+
+
 def test_a_forced_set_that_is_not_there_is_an_error():
     _, err = run("sample", "--synthetic", "10,4,1", env={"FLASHSAMPLING_ISA": "mmx"}, code=2)
     assert "mmx" in err and "scalar" in err

@@ -67,7 +67,8 @@ static long number(const char *name, long otherwise) {
 }
 
 static int devices(void) {
-    return (int)number("FS_STANDIN_DEVICES", 2);
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES"); /* an empty list hides all, as the real driver does it */
+    return visible && !*visible ? -1 : (int)number("FS_STANDIN_DEVICES", 2);
 }
 
 static size_t memory_of_device(void) {
