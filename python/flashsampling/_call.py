@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
 from . import _c
-from ._arrays import (FLOATS, ITEM, Array, Local, Pointer, as_pointer, converted, integer, is_scalar, is_tensor,
-                      new_array, no_integer, numpy, ragged, real, same_memory, screen_memory)
+from ._arrays import (FLOATS, ITEM, NAMES, Array, Local, Pointer, as_pointer, converted, integer, is_scalar, is_tensor,
+                      new_array, no_integer, numpy, ragged, real, same_memory, screen_memory, words_of)
 from ._numbers import check_words, choice, count_of_samples, factor, fallback_token_of, number
 from ._rows import RowError
-from ._rules import (HEAD_OPTIONS, LIMITS, PENALTIES, RULES, SLOT_RULES, STRUCT_RULES, Dtype, HeadOptions, Kind, LogitsMode,
+from ._rules import (HEAD_OPTIONS, LIMITS, PENALTIES, RULES, SLOT_RULES, Dtype, HeadOptions, Kind, LogitsMode,
                      Outputs, Rules, TokenDtype, check_names, hint)
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def floats(value: Array, what: str, dtype: str | None, shape: str) -> Pointer:
     """matrix for what is multiplied: weights, hidden states, logits."""
     pointer = matrix(value, what, dtype, shape)
     if pointer.dtype not in FLOATS:
-        raise TypeError("%s: of type %s, expected %s" % (what, pointer.dtype, ", ".join(FLOATS)))
+        raise TypeError("%s: of type %s, expected %s"
+                        % (what, NAMES[pointer.dtype], ", ".join(NAMES[dtype] for dtype in FLOATS)))
     return pointer
 
 
@@ -199,10 +200,7 @@ class Batch(Local, Generic[Kind]):
 
     def _point(self, name: str, pointer: Pointer) -> None:
         same_memory(self.device, pointer, name)
-        if name in STRUCT_RULES:
-            getattr(self.struct.own_rules, name).per_slot = pointer.address
-        else:
-            setattr(self.struct, name, pointer.address)
+        setattr(*self.struct.place(name, True), pointer.address)
         self._keep.append(pointer)
 
     def _set_hidden(self, head: Head[Any], hidden: Array, dtype: str | None) -> None:
@@ -252,11 +250,7 @@ class Batch(Local, Generic[Kind]):
                 continue
             if name == "seed" and isinstance(value, float):
                 raise no_integer(value, dtype, name)
-            found = number(value, name) if dtype == "f32" else integer(value, dtype, name)
-            if name in STRUCT_RULES:
-                getattr(c.own_rules, name).value = found
-            else:
-                setattr(c, name + "_all", found)
+            setattr(*c.place(name, False), number(value, name) if dtype == "f32" else integer(value, dtype, name))
         c.slot_dtype = _c.DTYPES["i32"]
         if slot is not None:
             wide = str(getattr(slot, "dtype", "")).split(".")[-1] in ("int64", "i64")
@@ -298,7 +292,11 @@ class Batch(Local, Generic[Kind]):
         ):
             if name not in given:
                 continue
-            pointer = matrix(given[name], name, dtype)
+            value, converted_now = given[name], None
+            if dtype == "u32":
+                value, converted_now = words_of(value, name, head.vocab, self._in_place)
+            pointer = matrix(value, name, dtype)
+            pointer.converted = converted_now
             if pointer.shape[0] < rows or pointer.shape[1] < columns:
                 found = list(pointer.shape)
                 raise ValueError("%s: shape %s, expected at least [%d, %d]" % (name, found, rows, columns))
@@ -390,12 +388,18 @@ class Result(Generic[Kind]):
             raise TypeError("out: a %s, expected a dictionary of arrays" % type(arrays).__name__)
         tokens = as_pointer(arrays["tokens"], "tokens").dtype if "tokens" in arrays else "i32"
         if tokens not in ("i32", "i64"):
-            raise TypeError("tokens: of type %s, expected i32 or i64" % tokens)
+            raise TypeError("tokens: of type %s, expected int32 or int64" % NAMES[tokens])
         top = next((arrays[name].shape[-1] for name in _TOP_FIELDS if name in arrays), 0)
         check_words(arrays, _FIELDS, "out")
+        result = cls._of(arrays, top, logits_mode, tokens)
+        result._struct(batch)
+        return result
+
+    @classmethod
+    def _of(cls, arrays: Mapping[str, Any], top: int, logits_mode: LogitsMode, tokens: str) -> Result[Kind]:
+        """A Result of these arrays, as they are."""
         result = cls.__new__(cls)
         result._set(arrays, top, logits_mode, tokens)
-        result._struct(batch)
         return result
 
     @staticmethod
@@ -480,10 +484,8 @@ class Result(Generic[Kind]):
 
     def _first(self, rows: int) -> Result[Kind]:
         """The result of the first rows: views of this one's arrays. Those of watched tokens are not cut."""
-        result: Result[Kind] = Result.__new__(Result)
         arrays = {name: a if name in _WATCH_FIELDS else a[:rows] for name, a in self.arrays().items()}
-        result._set(arrays, self._top, self.logits_mode, self._tokens)
-        return result
+        return Result._of(arrays, self._top, self.logits_mode, self._tokens)
 
 
 Out = Result[Kind] | dict[str, Any] | None  # what a call writes to
