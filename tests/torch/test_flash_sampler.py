@@ -5,6 +5,7 @@ A test of fit is chi-squared over N draws against softmax(logits / temperature) 
 with probability fit.ALPHA = 1e-6; the seeds are fixed, so that what passes passes again. Probabilities that are off by
 5 %, root mean square, fail it with probability 0.99: fit.cells(...).sees.
 """
+import inspect
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 import fit
 import flashsampling as fs
+import flashsampling.flash_sampler
 from flashsampling.flash_sampler import FlashSampler, FusedFlashSamplingKernel, VLLMWithFlashSampling
 
 V, D, N = 43, 16, 50_000  # V is prime: no number of groups divides it
@@ -204,6 +206,121 @@ def test_parameters_of_a_model_are_taken_as_they_are():
     assert tokens.tolist() == head(hidden).argmax(1).tolist() and not tokens.requires_grad
 
 
+# ---------------------------------------------------------------- argument forms of programs of these names ----
+
+
+def draws(vocab, width, tile_size=256):
+    """Every function that draws from weights, called as (hidden, lm_head_weight, temperature)."""
+    sampler, kernel = FlashSampler(vocab, width, tile_size), FusedFlashSamplingKernel(vocab, width, tile_size, "cpu")
+    bias = torch.zeros(vocab)
+    return {
+        "sample_tiled": sampler.sample_tiled,
+        "sample_tiled, by name": lambda h, w, t: sampler.sample_tiled(hidden=h, lm_head_weight=w, temperature=t),
+        "sample_grouped": sampler.sample_grouped,
+        "sample_grouped, by name": lambda h, w, t: sampler.sample_grouped(h, lm_head_weight=w, temperature=t,
+                                                                          group_size=7),
+        "fused": lambda h, w, t: kernel.fused_lm_head_sample(h, w, temperature=t),
+        "fused, with a bias": lambda h, w, t: kernel.fused_lm_head_sample(h, w, bias.to(w.dtype), t),
+        "fused, by name": lambda h, w, t: kernel.fused_lm_head_sample(hidden=h, lm_head_weight=w, lm_head_bias=None,
+                                                                      temperature=t),
+        "gumbel_sample": lambda h, w, t: FlashSampler.gumbel_sample(logits=(h.double() @ w.double().T), temperature=t),
+    }
+
+
+FORMS = {
+    "packed": lambda t: t,
+    "float64": lambda t: t.double(),
+    "transposed": lambda t: t.T.contiguous().T,
+    "float64, transposed": lambda t: t.double().T.contiguous().T,
+    "every other column": lambda t: torch.repeat_interleave(t, 2, 1)[:, ::2],
+    "a parameter": lambda t: torch.nn.Parameter(t.clone()),
+    "a parameter of float64, transposed": lambda t: torch.nn.Parameter(t.double().T.contiguous()).T,
+}
+
+
+@pytest.mark.parametrize("name", draws(V, D))
+@pytest.mark.parametrize("form", FORMS)
+def test_tensors_lie_as_they_like(name, form):
+    hidden, weight = torch.randn(20, D), tensors()[1]
+    draw, make = draws(V, D)[name], FORMS[form]
+    best = (hidden @ weight.T).argmax(1).tolist()
+    for h, w in ((make(hidden), weight), (hidden, make(weight)), (make(hidden), make(weight))):
+        tokens = draw(h, w, 0.0)
+        assert tokens.tolist() == best and tokens.shape == (20,) and tokens.dtype == torch.int64
+        assert not tokens.requires_grad
+    expanded = draw(make(hidden)[:1].expand(20, D), make(weight), 0.0)
+    assert expanded.tolist() == best[:1] * 20
+
+
+@pytest.mark.parametrize("name", draws(V, D))
+def test_temperatures_are_numbers_or_one_for_each_row(name):
+    hidden, weight, _ = tensors(rows=30_000)
+    draw, rows = draws(V, D)[name], torch.tensor([0.5, 1.0, 2.0]).repeat(10_000)
+    for temperatures in (rows, rows[:, None], rows[:, None].double(), rows.half()):
+        tokens = draw(hidden, weight, temperatures)
+        for i, temperature in enumerate((0.5, 1.0, 2.0)):
+            result = found(tokens[i::3], law(temperature))
+            assert not fit.rejects(result), fit.line(result)
+    for temperature in (1, 1.0, np.float32(1), torch.tensor(1.0), torch.ones(1, 1), torch.ones(1, dtype=torch.float64)):
+        torch.manual_seed(4)
+        tokens = draw(hidden[:9], weight, temperature)
+        torch.manual_seed(4)
+        assert tokens.tolist() == draw(hidden[:9], weight, 1.0).tolist()
+    with pytest.raises(fs.RowError, match="row 1: BAD_TEMPERATURE"):
+        draw(hidden[:3], weight, torch.tensor([1.0, -1.0, 1.0]))
+
+
+def test_float64_follows_the_law_of_its_values():
+    hidden, weight, _ = tensors(rows=N)
+    assert_law(FlashSampler(V, D).sample_tiled(hidden.double(), weight.double(), 0.7), law(0.7))
+
+
+def test_fewer_rows_than_the_vocabulary_are_refused():
+    hidden, weight, _ = tensors()
+    for name, draw in draws(V, D).items():
+        if name != "gumbel_sample":
+            with pytest.raises(ValueError, match=r"lm_head_weight: shape \[42, 16\], expected \[43, 16\]"):
+                draw(hidden, weight[:-1], 1.0)
+
+
+def test_attributes_of_a_sampler():
+    sampler, kernel = FlashSampler(1000, 64), FusedFlashSamplingKernel(1000, 64, device="cpu")
+    assert (sampler.vocab_size, sampler.hidden_dim, sampler.tile_size, sampler.num_tiles) == (1000, 64, 256, 4)
+    assert (kernel.vocab_size, kernel.hidden_dim, kernel.tile_size, kernel.device) == (1000, 64, 256,
+                                                                                       torch.device("cpu"))
+    assert kernel.tile_buffer.shape == (256, 64) and kernel.scratch_space.shape == (256,)
+    assert kernel.tile_buffer.device == kernel.scratch_space.device == kernel.device
+    assert kernel.tile_buffer is kernel.tile_buffer and not kernel.scratch_space.any()
+
+
+def test_the_arguments_are_those_of_the_sketches():
+    """Names, order and defaults; what differs is in the module's docstring."""
+    def arguments(function):
+        found = inspect.signature(function).parameters.values()
+        return [(p.name, p.default) for p in found if p.name != "self"]
+
+    empty = inspect.Parameter.empty
+    tensors_of = [("hidden", empty), ("lm_head_weight", empty)]
+    sizes = [("vocab_size", empty), ("hidden_dim", empty), ("tile_size", 256)]
+    assert arguments(FlashSampler) == sizes
+    assert arguments(FlashSampler.gumbel_sample) == [("logits", empty), ("temperature", 1.0)]
+    assert arguments(FlashSampler.sample_tiled) == [*tensors_of, ("temperature", 1.0)]
+    assert arguments(FlashSampler.sample_grouped) == [*tensors_of, ("temperature", 1.0), ("group_size", 4)]
+    assert arguments(FusedFlashSamplingKernel) == [*sizes, ("device", "cuda")]
+    assert arguments(FusedFlashSamplingKernel.fused_lm_head_sample) == [*tensors_of, ("lm_head_bias", None),
+                                                                        ("temperature", 1.0)]
+    assert arguments(FusedFlashSamplingKernel.benchmark_vs_standard)[:4] == [
+        ("batch_size", 32), ("hidden_dim", None), ("vocab_size", None), ("num_iterations", 100)]
+    assert arguments(VLLMWithFlashSampling) == [("model_name", empty), ("use_flash_sampling", True)]
+    assert arguments(VLLMWithFlashSampling.generate) == [("prompt", empty), ("max_tokens", 100), ("temperature", 0.7)]
+    for place, words in ((flashsampling.flash_sampler, ("tile_size", "float64", "transposed", "[B, 1]")),
+                         (FlashSampler, ("fewer rows",)),
+                         (FusedFlashSamplingKernel, ("tile_buffer", "scratch_space")),
+                         (FusedFlashSamplingKernel.benchmark_vs_standard, ("4096", "128000")),
+                         (VLLMWithFlashSampling, ("`sampler`",))):
+        assert all(word in place.__doc__ for word in words), place
+
+
 # ------------------------------------------------------------------------------------------------------- errors ----
 
 H, W, BIAS = torch.zeros(2, D), torch.zeros(V, D), torch.zeros(V)
@@ -223,7 +340,11 @@ H, W, BIAS = torch.zeros(2, D), torch.zeros(V, D), torch.zeros(V)
     (lambda s, k: s.sample_grouped(H, W, float("nan")), ValueError, "temperature: nan, expected a number from 0"),
     (lambda s, k: s.gumbel_sample(W, float("inf")), ValueError, "temperature: inf, expected a number from 0"),
     (lambda s, k: s.gumbel_sample(W[:, :0]), ValueError, r"logits: shape \[43, 0\], expected \[..., vocabulary\]"),
-    (lambda s, k: s.gumbel_sample(W.double()), TypeError, "logits: tensor of type float64"),
+    (lambda s, k: s.gumbel_sample(W, torch.ones(3, 1)), ValueError, r"temperature: shape \[3, 1\], expected a number, "
+     r"\[43\] or \[43, 1\]"),
+    (lambda s, k: s.sample_tiled(H, W, torch.ones(V)), ValueError, r"temperature: shape \[43\], expected a number, "
+     r"\[2\] or \[2, 1\]"),
+    (lambda s, k: s.gumbel_sample(W.int()), TypeError, "logits: of type int32, expected float32, float16, bfloat16"),
     (lambda s, k: s.sample_tiled(H, W.to(torch.int8)), TypeError, "tensor of type int8"),
     (lambda s, k: s.sample_tiled(H.to("meta"), W), ValueError, "lm_head_weight: on cpu, hidden is on meta"),
     (lambda s, k: k.fused_lm_head_sample(H.to("meta"), W), ValueError, "hidden: on meta, this sampler is for cpu"),
