@@ -1,7 +1,7 @@
 """Where arrays become pointers: numpy arrays, torch tensors, anything with an array interface, or a bare address.
 
 Large arrays (weights, hidden states, logits) are used as they lie and never copied. Small ones (a value per slot,
-lists) are converted to the type the library reads. What lies in device memory is never copied, whatever its size.
+lists) are converted to the type the library reads; tensors in device memory on torch's current stream.
 """
 import numbers
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ TYPESTR: dict[Any, str] = {"f32": "<f4", "f16": "<f2", "bf16": "<u2", "i32": "<i
 KNOWN = {typestr: dtype for dtype, typestr in TYPESTR.items() if dtype != "bf16"}
 TENSORS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32", "int64": "i64", "uint32": "u32",
            "uint64": "u64"}  # torch's names
+NAMES = {ours: name for name, ours in TENSORS.items()}
 ITEM = {dtype: int(typestr[2:]) for dtype, typestr in TYPESTR.items()}
 UNSIGNED: dict[Any, str] = {"u32": "i32", "u64": "i64"}  # few operations of torch know its unsigned types
 FLOATS = ("f32", "f16", "bf16")
@@ -52,11 +53,19 @@ class Pointer(Local):
         self.address, self.shape, self.dtype, self.stride = int(address), tuple(shape), dtype, int(stride)
         self.device = device
         self.keep: Any = None  # what owns the memory
+        self.converted: str | None = None  # what it is, where a conversion on torch's current stream writes it
 
     def check_place(self, what: str) -> None:
         """Refuses memory that its tensor has left since, as a Parameter's does in model.half() or model.to()."""
         if is_tensor(self.keep) and self.keep.data_ptr() != self.address:
             raise ValueError("%s: the tensor's memory was exchanged or freed since; point to it anew" % what)
+
+
+def type_name(dtype: Any) -> str:
+    """A type of numpy's by its name: float64, not <f8."""
+    dtype = numpy().dtype(dtype)
+    name = "str" if dtype.kind in "US" else str(dtype.name)
+    return name if dtype.isnative else name + " with bytes in the other order"
 
 
 def is_device(name: Any) -> bool:
@@ -126,7 +135,7 @@ def integers(value: Any, dtype: str, what: str) -> Any:
             raise no_integer(array[array < 0].flat[0], dtype, what)
         return array.view(TYPESTR[dtype])
     if array.dtype.kind not in ("biuO" if what == "seed" else "biufO"):
-        raise TypeError("%s: array of type %s, expected integers" % (what, array.dtype))
+        raise TypeError("%s: array of type %s, expected integers" % (what, type_name(array.dtype)))
     exact = array.astype("f8") if array.dtype.kind == "f" else array  # a narrower float would round the limits
     try:
         with np.errstate(invalid="ignore"):
@@ -143,6 +152,25 @@ def is_tensor(value: Any) -> bool:
     return hasattr(value, "data_ptr") and hasattr(value, "is_cuda")
 
 
+def check_plain(value: Any, what: str) -> None:
+    """Refuses what has values, but not one after another in memory."""
+    if is_tensor(value):
+        if value.is_nested:
+            raise TypeError("%s: a nested tensor; to_padded_tensor() makes a dense one" % what)
+        if str(value.layout) != "torch.strided":
+            raise TypeError("%s: a tensor of layout %s; to_dense() makes a dense one"
+                            % (what, str(value.layout).split(".")[-1].removeprefix("_")))
+        if value.is_quantized:
+            raise TypeError("%s: a quantised tensor, %s; dequantize() makes float32 of it"
+                            % (what, _tensor_type(value)))
+    elif hasattr(value, "mask") and hasattr(value, "filled"):
+        raise TypeError("%s: a masked array; filled(value) makes a plain one" % what)
+
+
+def _tensor_type(value: Any) -> str:
+    return str(value.dtype).split(".")[-1]
+
+
 def on_device(value: Any) -> bool:
     """Whether an array lies in device memory."""
     return not value.is_cpu if is_tensor(value) else hasattr(value, "__cuda_array_interface__")
@@ -156,33 +184,41 @@ def tensor_device(value: Any, what: str) -> str:
     return device
 
 
+_COPY = "A packed copy is made by numpy.ascontiguousarray(), of tensors by contiguous()"
+
+
 def row_stride(shape: Sequence[int], strides: Sequence[int], item: int, what: str) -> int:
     """Bytes from one row to the next; 0 = there is but one."""
     if strides[-1] != item and shape[-1] > 1:
-        raise ValueError("%s: elements of a row are %d bytes apart, expected %d: transposed? A packed copy is made "
-                         "by numpy.ascontiguousarray(), of tensors by contiguous()" % (what, strides[-1], item))
+        raise ValueError("%s: elements of a row are %d bytes apart, expected %d: transposed? %s"
+                         % (what, strides[-1], item, _COPY))
     if len(shape) != 2 or shape[0] <= 1:
         return 0
     if strides[0] <= 0:
-        raise ValueError("%s: rows are %d bytes apart, expected a positive number" % (what, strides[0]))
+        raise ValueError("%s: rows are %d bytes apart, expected a positive number: %s? %s"
+                         % (what, strides[0], "reversed" if strides[0] else "one row expanded to many", _COPY))
     return strides[0]
 
 
-def wrong_type(what: str, found: str, dtype: str | None, expected: str) -> Exception:
+def wrong_type(what: str, kind: str, found: str, dtype: str | None, expected: str) -> Exception:
     """What to raise for an array of type `found` where `dtype` was asked for, or, without one, what is `expected`."""
     if dtype is not None and dtype not in TYPESTR:
         return ValueError("%s: dtype %r: expected one of %s" % (what, dtype, ", ".join(FLOATS)))
-    return TypeError("%s: %s, expected %s" % (what, found, dtype or expected))
+    advice = ""
+    if dtype in (None, "f32") and found.startswith("float"):
+        advice = ". A copy is made by astype(\"float32\"), of tensors by float()"
+    return TypeError("%s: %s%s, expected %s%s" % (what, kind, found, NAMES.get(dtype or "", expected), advice))
 
 
 def tensor_pointer(value: Any, what: str, dtype: str | None) -> Pointer:
     """as_pointer for torch tensors."""
-    name, item = str(value.dtype).split(".")[-1], value.element_size()
+    check_plain(value, what)
+    name, item = _tensor_type(value), value.element_size()
     found = TENSORS.get(name)
     if found is not None and found == UNSIGNED.get(dtype):
         found = dtype
     if found is None or (dtype is not None and found != dtype):
-        raise wrong_type(what, "tensor of type " + name, dtype, "float32, float16 or bfloat16")
+        raise wrong_type(what, "tensor of type ", name, dtype, "float32, float16 or bfloat16")
     device = tensor_device(value, what)
     if value.is_neg():
         raise TypeError("%s: a view that negates what lies in memory; resolve_neg() makes a tensor of it" % what)
@@ -196,14 +232,15 @@ def as_pointer(value: Array, what: str, dtype: str | None = None) -> Pointer:
     """A Pointer to the array as it lies. Rows may have a stride; elements of a row must be neighbours."""
     if isinstance(value, Pointer):
         if dtype is not None and value.dtype not in (dtype, UNSIGNED.get(dtype)):
-            raise wrong_type(what, "a Pointer to " + value.dtype, dtype, "")
+            raise wrong_type(what, "a Pointer to ", NAMES[value.dtype], dtype, "")
         return value
     if is_tensor(value):
         return tensor_pointer(value, what, dtype)
+    check_plain(value, what)
     interface = getattr(value, "__array_interface__", None) or getattr(value, "__cuda_array_interface__", None)
-    kind = "array of type %s"
+    kind = "array of type "
     if interface is None:
-        kind = "a %s, as an array of type %%s" % type(value).__name__
+        kind = "a %s, as an array of type " % type(value).__name__
         value = numpy().asarray(value)
         interface = value.__array_interface__
     typestr, shape, strides = interface["typestr"], interface["shape"], interface.get("strides")
@@ -211,34 +248,58 @@ def as_pointer(value: Array, what: str, dtype: str | None = None) -> Pointer:
     # bfloat16 is a type of its own where a package has given numpy one, else the bits of it in uint16.
     if found is None and (typestr == "<u2" and dtype == "bf16" or str(getattr(value, "dtype", "")) == "bfloat16"):
         found = "bf16"
+    if found is not None and found == UNSIGNED.get(dtype):
+        found = dtype
     if found is None or (dtype is not None and found != dtype):
-        raise wrong_type(what, kind % typestr, dtype, 'f32, f16, or uint16 with dtype="bf16"')
+        raise wrong_type(what, kind, type_name(typestr), dtype, 'float32, float16, or uint16 with dtype="bf16"')
     stride = 0 if strides is None else row_stride(shape, strides, int(typestr[2:]), what)
     pointer = Pointer(interface["data"][0] or 0, shape, found, stride, "cuda" if on_device(value) else "cpu")
     pointer.keep = value
     return pointer
 
 
+def device_values(value: Any, dtype: str) -> Any:
+    """A tensor with the values of this one, packed and of this dtype, without a look at them: an integer that it cannot
+    hold becomes its largest or smallest, which is as wrong, or as far off, as it was. Other types stay as they are."""
+    kind = _tensor_type(value)
+    whole = kind in ("int8", "int16", "int32", "int64", "uint8")
+    value = value.detach()
+    if dtype == "f32" and (whole or kind in ("float64", "float16", "bfloat16")):
+        value = value.to(torch_dtype(dtype))
+    elif dtype in LIMITS and whole and kind != NAMES[UNSIGNED.get(dtype, dtype)]:
+        low, high = LIMITS[UNSIGNED.get(dtype, dtype)]
+        value = (value.clamp(low, high) if kind == "int64" else value).to(torch_dtype(dtype))
+    return value.resolve_neg().contiguous()
+
+
 def converted(value: Array, dtype: str, what: str, shape: Sequence[int], in_place: bool = False) -> Pointer:
     """A Pointer to a packed array of this dtype and shape; -1 in the shape is any length. in_place refuses an array
     that would be copied: what its owner writes to it later would not be seen."""
-    if is_tensor(value) and not on_device(value):
-        value = value.detach()
+    check_plain(value, what)
+    given, away = value, is_tensor(value) and on_device(value)
+    if away and not in_place:
+        tensor_device(value, what)
+        value = device_values(value, dtype)
+    elif is_tensor(value) and not away:
+        value = value.detach().resolve_neg()
         value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()  # numpy has no bfloat16
-    given = value
+        given = value
     if not isinstance(value, Pointer) and not on_device(value):
         array = integers(value, dtype, what) if dtype in LIMITS else value
         try:
             array = numpy().asarray(array)
             if array.dtype.kind == "c":
-                raise TypeError("array of type %s, expected real numbers" % array.dtype)
+                raise TypeError("array of type %s, expected real numbers" % type_name(array.dtype))
             value = numpy().ascontiguousarray(array, TYPESTR[dtype])
         except (TypeError, ValueError) as error:
             raise type(error)("%s: %s" % (what, error)) from None
     pointer = as_pointer(value, what, dtype)
-    copied = value is not given and hasattr(given, "dtype") and not numpy().shares_memory(value, given)
+    if away and pointer.address != given.data_ptr():
+        pointer.converted = what
+    copied = value is not given and hasattr(given, "dtype") and not away and not numpy().shares_memory(value, given)
     if in_place and copied and value.size:
-        raise TypeError("%s: %s that does not lie packed as %s, and would be copied" % (what, given.dtype, dtype))
+        raise TypeError("%s: %s that does not lie packed as %s, and would be copied"
+                        % (what, type_name(given.dtype), NAMES[dtype]))
     if len(pointer.shape) != len(shape) or any(s not in (-1, n) for n, s in zip(pointer.shape, shape)):
         wanted = ", ".join("any" if s == -1 else str(s) for s in shape)
         raise ValueError("%s: shape %s, expected [%s]" % (what, list(pointer.shape), wanted))
@@ -315,12 +376,37 @@ def from_bf16(bits: Array) -> Any:
 
 
 def pack_bits(flags: Array) -> Any:
-    """Booleans [..., vocabulary] -> uint32 words [..., ceil(vocabulary / 32)], bit id % 32 of word id / 32."""
+    """Booleans [..., vocabulary] -> words [..., ceil(vocabulary / 32)], bit id % 32 of word id / 32: uint32, or, for a
+    tensor, an int32 tensor on its device."""
+    if is_tensor(flags):
+        import torch
+
+        check_plain(flags, "flags")
+        if flags.is_cpu:
+            return torch.from_numpy(pack_bits(flags.numpy()).view("i4"))
+        padded = torch.nn.functional.pad(flags.bool(), (0, -flags.shape[-1] % 32)).view(torch.uint8)
+        bits = torch.tensor([1 << i for i in range(8)], dtype=torch.uint8, device=flags.device)
+        octets = (padded.unflatten(-1, (-1, 8)) * bits).sum(-1, dtype=torch.uint8)
+        return octets.view(torch.int32)
     np = numpy()
     flags = np.asarray(flags, dtype=bool)
     missing = -flags.shape[-1] % 32
     flags = np.concatenate([flags, np.zeros(flags.shape[:-1] + (missing,), bool)], axis=-1)
     return np.ascontiguousarray(np.packbits(flags, axis=-1, bitorder="little")).view("<u4")
+
+
+def words_of(value: Array, what: str, vocab: int, in_place: bool) -> tuple[Any, str | None]:
+    """A bitmask, packed where it is bool [rows, vocab] or wider; and what it is, if a tensor was packed on a device."""
+    if str(getattr(value, "dtype", "")) not in ("bool", "torch.bool"):
+        return value, None
+    if in_place:
+        raise TypeError("%s: bool, which would be copied; flashsampling.pack_bits makes words of it" % what)
+    if len(value.shape) != 2 or value.shape[1] < vocab:
+        raise ValueError("%s: bool of shape %s, expected [rows, %d]" % (what, list(value.shape), vocab))
+    check_plain(value, what)
+    if is_tensor(value):
+        tensor_device(value, what)
+    return pack_bits(value), what if on_device(value) else None
 
 
 def screen_memory(screen: Any, device: str | None) -> tuple[Any, int, int]:

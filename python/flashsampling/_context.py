@@ -53,6 +53,14 @@ def _created(lib: ctypes.CDLL, status: int, backend: str | int) -> None:
         raise Error(status, "%s: %s" % (error.text, advice)) from None
 
 
+def _refuse_converted(pointers: Iterable[Pointer | None]) -> None:
+    """Refuses what torch's current stream may still be writing: the call goes to another."""
+    for pointer in pointers:
+        if pointer is not None and pointer.converted:
+            raise TypeError("%s: was converted on torch's current stream, and the context has a stream of its own; "
+                            "convert it before the call" % pointer.converted)
+
+
 def _torch_stream() -> Callable[[int], int] | None:
     """A function that returns the handle of torch's current stream of a device; the quick one where torch has it."""
     try:
@@ -240,6 +248,12 @@ class Context(Local):
         self._handle()
         same_memory(self.device, head.data, "head")
         head.data.check_place(head.kind)
+        if self._given_stream is not None:
+            _refuse_converted((head.bias, *(() if batch is None else batch._keep)))
+        self._call(function, *arguments)
+
+    def _call(self, function: Callable[..., int], *arguments: Any) -> None:
+        """Makes a call whose structures are filled, and raises what went wrong in it."""
         if self._busy.locked():
             raise self._in_use()
         with self._busy:
@@ -478,6 +492,7 @@ def accept(draft: Array, target: Array, *, context: Context | None = None, out: 
     device = context.device if context else "cpu"
     out = new_array(like, "i32", draft.shape[:1]) if out is None else out
     accepted = as_pointer(out, "out", "i32")
+    _refuse_converted((draft, target))
     for array, name in ((draft, "draft"), (target, "target"), (accepted, "out")):
         same_memory(device, array, name)
     if accepted.shape != draft.shape[:1]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import torch
     from torch import Tensor
 
     from ._arrays import Pointer
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     Edits = Sequence[Mapping[int, float] | Sequence[tuple[int, float]]] | tuple[Array | Sequence[float], ...] | None
     Counts = Sequence[Mapping[int, int] | Sequence[tuple[int, int]]] | tuple[Array | Sequence[int], ...] | None
     Tokens = Sequence[Sequence[int]] | tuple[Array | Sequence[int], ...] | None
+    Generator = torch.Generator | np.random.Generator | None
 else:
-    Array = Floats = Integers = Edits = Counts = Tokens = Any
+    Array = Floats = Integers = Edits = Counts = Tokens = Generator = Any
 
 # The kind of a call's arrays: tensors in, tensors out.
 Kind = TypeVar("Kind", "npt.NDArray[Any]", "Tensor")
@@ -147,10 +149,13 @@ class HeadOptions(TypedDict, total=False):
 class SampleRules(HeadOptions, BatchRules, total=False):
     """Keywords of flashsampling.sample and sample_logits beside those in their signatures."""
 
+    generator: Generator
+
 
 class TensorRules(TypedDict, total=False):
     """Keywords of flashsampling.torch beside those in its signatures."""
 
+    generator: Generator
     temperature: "float | Tensor"
     top_k: "int | Tensor"
     top_p: "float | Tensor"

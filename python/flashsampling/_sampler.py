@@ -12,13 +12,14 @@ from ._arrays import (FLOATS, TYPESTR, Local, Pointer, as_pointer, converted, in
 from ._call import Batch, Head, Result, check_penalties
 from ._context import Context, context_for
 from ._rows import RowError, check_rows, raises
-from ._rules import RULES, Dtype, Integers, Kind, LogitsMode, OnError, Outputs, Rules, TokenDtype, check_names
-from ._sample import fresh_seed
+from ._rules import (RULES, Dtype, Generator, Integers, Kind, LogitsMode, OnError, Outputs, Rules, TokenDtype,
+                     check_names)
+from ._sample import check_seed, fresh_seed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_CALL = ("rows", "hidden_dtype", "outputs", "top", "logits_mode", "tokens", "context", "on_error")
+_CALL = ("rows", "hidden_dtype", "outputs", "top", "logits_mode", "tokens", "context", "on_error", "generator")
 
 
 def _tensor_address(like: Any, dtype: str) -> Callable[[Any], int | None]:
@@ -28,8 +29,11 @@ def _tensor_address(like: Any, dtype: str) -> Callable[[Any], int | None]:
     tensor, wanted, device = torch.Tensor, torch_dtype(dtype), like.device
 
     def address(value: Any) -> int | None:
-        good = type(value) is tensor and value.dtype is wanted and value.is_contiguous() and value.device == device
-        return value.data_ptr() if good and not value.is_neg() else None
+        try:
+            good = type(value) is tensor and value.dtype is wanted and value.is_contiguous() and value.device == device
+            return value.data_ptr() if good and not value.is_nested and not value.is_neg() else None
+        except RuntimeError:  # a layout that is not strided
+            return None
 
     return address
 
@@ -66,7 +70,7 @@ class Sampler(Local, Generic[Kind]):
     The head is of weights, and calls get hidden states [B, D]; or of stored logits, any array of their type and width
     for an example, and calls get logits [B, V]. hidden_dtype is "f32", "f16" or "bf16", by default that of the head.
     outputs, top, logits_mode, tokens: as in `sample`, and so are the shapes of results: [B], or [B, n] where samples=n
-    is given. seed: None takes 64 fresh bits here.
+    is given. seed: None takes 64 fresh bits here, of generator (torch's or numpy's) if it is given.
 
     A Sampler serves one thread at a time, with a context of its own unless it is given one. On CUDA calls go to torch's
     current stream and can be captured in a graph; a graph repeats a position that is a number, so give it as an array.
@@ -83,8 +87,11 @@ class Sampler(Local, Generic[Kind]):
 
     def __init__(self, head: Head[Kind], rows: int, *, hidden_dtype: Dtype | None = None, outputs: Outputs = (),
                  top: int = 0, logits_mode: LogitsMode = "raw", tokens: TokenDtype = "i64",
-                 context: Context | None = None, on_error: OnError = None, **rules: Unpack[Rules]) -> None:
+                 context: Context | None = None, on_error: OnError = None, generator: Generator = None,
+                 **rules: Unpack[Rules]) -> None:
         check_names(rules, RULES, _CALL)
+        check_seed(rules.get("seed"), generator)
+        self._generator = generator
         if not isinstance(head, Head):
             raise TypeError("head: a %s, expected a Head" % type(head).__name__)
         self.rows = integer(rows, "i64", "rows")
@@ -136,7 +143,8 @@ class Sampler(Local, Generic[Kind]):
         check_names(changes, RULES)
         rules: Any = {**self._rules, **changes}
         if rules["seed"] is None:
-            rules["seed"] = fresh_seed(self._input.keep)
+            rules["seed"] = fresh_seed(self._input.keep, self._generator)
+        check_seed(changes.get("seed"))
         rules = {name: value for name, value in rules.items() if value is not None}
         position = self.position
         if is_scalar(rules.get("position")):

@@ -35,12 +35,12 @@ import torch
 from torch import Tensor
 
 from . import _c, _native
-from ._arrays import no_integer, numpy
+from ._arrays import device_values, no_integer, numpy, torch_dtype, words_of
 from ._context import context_for, make_room
 from ._numbers import factor, number
 from ._rows import RowError, check_on_error
 from ._rules import TENSOR_RULES, OnError, TensorRules, check_names
-from ._sample import generation
+from ._sample import check_seed, fresh_seed, generation
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -351,11 +351,18 @@ def _overload(operator: Any, rules: dict[str, Any]) -> Any:
     return operator.default if all(name in _BY_ROW for name in rules) else operator.rules
 
 
-def _operands(rows: Tensor, seed: int | Tensor | None, given: TensorRules) -> dict[str, Any]:
+def _operands(rows: Tensor, vocab: int, seed: int | Tensor | None, given: TensorRules) -> dict[str, Any]:
     """Keywords of an operator: what is a number goes where numbers go. Without a seed every row gets one of torch's."""
     check_names(given, TENSOR_RULES, ("bias", "seed", "logprob", "on_error"))
     rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if seed is None:
+    generator = rules.pop("generator", None)
+    check_seed(seed, generator)
+    if seed is None and isinstance(generator, torch.Generator):
+        seed = torch.randint(0, 2**63 - 1, (rows.shape[0],), generator=generator, device=generator.device)
+        seed = seed.to(rows.device)
+    elif seed is None and generator is not None:
+        seed = fresh_seed(rows, generator)
+    elif seed is None:
         seed = torch.randint(0, 2**63 - 1, (rows.shape[0],), device=rows.device)
     if not isinstance(seed, Tensor) and (isinstance(seed, float) or not 0 <= seed < 2**64):
         raise no_integer(seed, "u64", "seed")
@@ -367,7 +374,27 @@ def _operands(rows: Tensor, seed: int | Tensor | None, given: TensorRules) -> di
                 # torch would drop a part of it
                 raise TypeError("%s: %r, expected a real number" % (name, value))
             rules[name + "_all"] = value
+    for name, dtype in _READ_AS.items():
+        if name in rules:
+            one = "slot" not in rules and name != "seed"  # a seed for all rows would be spread, and so has to be known
+            rules[name] = _read_as(rules[name], dtype, rows.shape[0] if one else None)
+    if "allow" in rules and rules["allow"].dtype is torch.bool:
+        rules["allow"] = words_of(rules["allow"], "allow", rules.get("vocab") or vocab, False)[0]
     return rules
+
+
+_READ_AS = {"temperature": "f32", "top_p": "f32", "min_p": "f32", "top_k": "i32", "seed": "i64", "position": "i64",
+            "allow_index": "i32"}
+
+
+def _read_as(value: Tensor, dtype: str, rows: int | None) -> Tensor:
+    """A rule as the operators read it: packed, of this type, and a tensor without dimensions as one value for all rows.
+    Most are so already."""
+    if value.dim() == 0 and rows is not None:
+        value = value.expand(rows)
+    if value.dtype is torch_dtype(dtype) and value.is_contiguous():
+        return value
+    return device_values(value, dtype) if value.layout is torch.strided and not value.is_quantized else value
 
 
 def _called(operator: Any, full: Any, sources: tuple[Any, ...], on_error: OnError, keywords: dict[str, Any]) -> Any:
@@ -410,18 +437,19 @@ def sample(hidden: Tensor, weight: Tensor, *, bias: Tensor | None = None, seed: 
     """Tokens [B] int64 drawn from softmax(hidden @ weight.T); with logprob=True also logprob [B] of the raw logits and
     status [B]. With samples=n tokens and logprob are [B, n].
 
-    temperature, top_k, top_p, min_p, position: numbers, or tensors by row (float32; top_k int32, position int64); with
-    `slot` [B] the first four and seed are by slot. seed: None takes seeds from torch's generator of the device, also
-    under torch.compile; a number is spread over rows; a tensor int64 is used as it is, a negative value for its 64
-    bits. samples, flags, vocab, round_to, scale, softcap, post_scale, allow [masks, words] int32,
-    allow_index [B] int32: as in flashsampling.Head and Batch.
+    temperature, top_k, top_p, min_p, position: numbers, or tensors by row; with `slot` [B] the first four and seed are
+    by slot. The operators read float32, int32 for top_k and int64 for seed and position; other floats and integers are
+    converted by value, without waiting for the device. seed: None takes seeds from `generator`, or from torch's
+    generator of the device, also under torch.compile; a number is spread over rows; a tensor int64 is used as it is, a
+    negative value for its 64 bits. samples, flags, vocab, round_to, scale, softcap, post_scale, allow [masks, words]
+    int32 or [masks, V] bool, which is packed in every call, allow_index [B]: as in flashsampling.Head and Batch.
 
     on_error="raise" raises RowError, whose `result` is what would be returned, if a row lacks a token. "status" leaves
     such a row with the token -1. None, the default, raises on the CPU and not on CUDA, where "raise" waits for the
     device. Compiled code on the CPU raises a RuntimeError in its place. Compiled code on CUDA and CUDA graphs cannot
     raise: there the token is -1, which is no index, and the caller looks for it.
     """
-    keywords = _operands(hidden, seed, rules)
+    keywords = _operands(hidden, weight.shape[0], seed, rules)
     ops = torch.ops.flashsampling
     return _called(ops.sample_logprob if logprob else ops.sample, ops.sample_logprob, (hidden, weight, bias), on_error,
                    keywords)
@@ -441,7 +469,7 @@ def sample_logits(logits: Tensor, *, logprob: Literal[True], bias: Tensor | None
 def sample_logits(logits: Tensor, *, bias: Tensor | None = None, seed: int | Tensor | None = None,
                   logprob: bool = False, on_error: OnError = None, **rules: Unpack[TensorRules]) -> Any:
     """`sample` from stored logits [B, V]."""
-    keywords = _operands(logits, seed, rules)
+    keywords = _operands(logits, logits.shape[-1], seed, rules)
     ops = torch.ops.flashsampling
     return _called(ops.sample_logits_logprob if logprob else ops.sample_logits, ops.sample_logits_logprob,
                    (logits, bias), on_error, keywords)

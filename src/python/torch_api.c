@@ -5,8 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const names[TYPES] = {"float32", "float16", "bfloat16", "int32", "int64", "uint32",    "uint64",
-                                         "float64", "int16",   "int8",     "uint8", "bool",  "complex64", "uint16"};
+static const char *const names[TYPES] = {"float32",   "float16",    "bfloat16", "int32",         "int64",      "uint32",
+                                         "uint64",    "float64",    "int16",    "int8",          "uint8",      "bool",
+                                         "complex64", "complex128", "uint16",   "float8_e4m3fn", "float8_e5m2"};
 
 /* `place` is a pointer to a function, which ISO C keeps apart from pointers to data and POSIX does not. */
 static int find(void *library, const char *name, void *place) {

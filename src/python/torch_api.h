@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 /* Types by name; the first seven are those that some argument may have. */
-enum { F32, F16, BF16, I32, I64, U32, U64, TYPES = 14 };
+enum { F32, F16, BF16, I32, I64, U32, U64, TYPES = 17 };
 #define FLOATS (1u << F32 | 1u << F16 | 1u << BF16)
 #define LONGS (1u << I64 | 1u << U64)
 #define WORDS (1u << I32 | 1u << U32)

@@ -25,7 +25,7 @@ def scored(context, given):
 
 @pytest.mark.parametrize("call, error, text", [
     (lambda c: fs.Head(), ValueError, "either weights or logits"),
-    (lambda c: fs.Head(logits=X.astype("f8")), TypeError, "logits: array of type <f8"),
+    (lambda c: fs.Head(logits=X.astype("f8")), TypeError, "logits: array of type float64"),
     (lambda c: fs.Head(logits=X.astype("u2")), TypeError, "uint16 with dtype=\"bf16\""),
     (lambda c: fs.Head(logits=X[0]), ValueError, r"logits: shape \[4\], expected two dimensions"),
     (lambda c: fs.Head(logits=X[:, ::2]), ValueError, "8 bytes apart, expected 4"),
@@ -42,8 +42,8 @@ def scored(context, given):
     (lambda c: c.sample(fs.Head(logits=X), allow=np.zeros((1, 1), "u4")), ValueError, r"expected at least \[2, 1\]"),
     (lambda c: c.sample(fs.Head(logits=X), edits=([0, 5, 6], [1], [1.0])), ValueError, "edits: offsets must rise"),
     (lambda c: c.sample(fs.Head(logits=X), outputs=["logits"]), ValueError, "outputs: logits: expected some of"),
-    (lambda c: c.sample(fs.Head(logits=X), top_k=pointer("f16")), TypeError, "top_k: a Pointer to f16, expected i32"),
-    (lambda c: fs.Head(logits=fs.Pointer(X.ctypes.data, X.shape, "f32"), dtype="bf16"), TypeError, "expected bf16"),
+    (lambda c: c.sample(fs.Head(logits=X), top_k=pointer("f16")), TypeError, "top_k: a Pointer to float16, expected int32"),
+    (lambda c: fs.Head(logits=fs.Pointer(X.ctypes.data, X.shape, "f32"), dtype="bf16"), TypeError, "expected bfloat16"),
     (lambda c: masked(c, [0, 100000000]), ValueError, "allow_index: 100000000 for row 1, must be -1 to 1"),
     (lambda c: masked(c, [-2, 0]), ValueError, "allow_index: -2 for row 0, must be -1 to 1"),
     (lambda c: masked(c, [2, 0]), ValueError, "allow_index: 2 for row 0, must be -1 to 1"),
@@ -107,10 +107,11 @@ def test_a_result_of_another_batch_is_refused(context, rows, asked, text):
 
 @pytest.mark.parametrize("name, array, error, text", [
     ("tokens", np.zeros((1, 1), "i8"), ValueError, r"tokens: shape \[1, 1\], expected \[2, 1\]"),
-    ("noisy_logit", np.zeros((2, 1), "f8"), TypeError, "noisy_logit: array of type <f8, expected f32"),
+    ("noisy_logit", np.zeros((2, 1), "f8"), TypeError, "noisy_logit: array of type float64, expected float32"),
     ("noisy_logit", np.zeros((2, 9), "f4")[:, :1], ValueError,
      "noisy_logit: rows are 36 bytes apart, expected a packed"),
-    ("noisy_logit", fs.Pointer(X.ctypes.data, (2, 1), "i32"), TypeError, "noisy_logit: a Pointer to i32, expected f32"),
+    ("noisy_logit", fs.Pointer(X.ctypes.data, (2, 1), "i32"), TypeError,
+     "noisy_logit: a Pointer to int32, expected float32"),
     ("noisy_logit", np.frombuffer(bytes(8), "f4").reshape(2, 1), ValueError, "noisy_logit: a read-only array"),
 ])
 def test_fields_that_do_not_fit_are_refused_whenever_they_were_set(context, name, array, error, text):

@@ -85,10 +85,10 @@ def test_rows_without_a_token_are_named():
 @pytest.mark.parametrize("arguments, error, text", [
     ((H[0], W), ValueError, r"hidden: shape \[32\], expected two dimensions"),
     ((H[:, :8], W), ValueError, "hidden: 8 columns, the head has 32"),
-    ((H.astype("f8"), W), TypeError, "hidden: array of type <f8"),
+    ((H.astype("f8"), W), TypeError, "hidden: array of type float64"),
     ((H[:, ::-1], W), ValueError, "elements of a row are -4 bytes apart"),
     ((H, W.T), ValueError, "elements of a row are 128 bytes apart"),
-    ((H.astype(">f4"), W), TypeError, "hidden: array of type >f4"),
+    ((H.astype(">f4"), W), TypeError, "hidden: array of type float32 with bytes in the other order"),
 ], ids=["one row", "columns", "doubles", "backwards", "transposed", "big-endian"])
 def test_wrong_arrays_are_named(arguments, error, text):
     with pytest.raises(error, match=text):
@@ -162,7 +162,7 @@ def test_positions_and_rules_that_are_arrays_are_read_anew_by_every_call(kind):
 
 
 def test_an_array_that_would_be_copied_is_refused():
-    with pytest.raises(TypeError, match="temperature: float64 that does not lie packed as f32"):
+    with pytest.raises(TypeError, match="temperature: float64 that does not lie packed as float32"):
         fs.Sampler(fs.Head(W), B, temperature=np.ones(B))
     with pytest.raises(TypeError, match="slot: int16"):
         fs.Sampler(fs.Head(W), B, slot=np.zeros(B, "i2"))
@@ -199,8 +199,8 @@ def test_a_sampler_of_stored_logits():
     (np.zeros((B + 1, D), "f4"), ValueError, r"hidden: shape \[8, 32\], expected \[up to 7, 32\]"),
     (H[:, :5], ValueError, r"hidden: shape \[7, 5\]"),
     (H[0], ValueError, r"hidden: shape \[32\]"),
-    (H.astype("f2"), TypeError, "hidden: array of type <f2, expected f32"),
-    ([[0.0] * D], TypeError, "hidden: a list, as an array of type <f8"),
+    (H.astype("f2"), TypeError, "hidden: array of type float16, expected float32"),
+    ([[0.0] * D], TypeError, "hidden: a list, as an array of type float64"),
     (None, TypeError, "hidden: a NoneType, as an array of type"),
 ])
 def test_a_sampler_names_what_it_cannot_take_and_goes_on(want, hidden, error, text):

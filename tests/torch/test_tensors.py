@@ -103,11 +103,11 @@ def test_a_tensor_in_place_counts_at_the_next_call():
     (lambda: fs.sample(H.T, W), ValueError, "elements of a row are"),
     (lambda: fs.sample(H[0], W), ValueError, r"hidden: shape \[32\], expected two dimensions"),
     (lambda: fs.sample(H, W, temperature=torch.ones(B + 1)), ValueError, r"temperature: shape \[8\], expected \[7\]"),
-    (lambda: fs.Sampler(fs.Head(W), B)(H.half()), TypeError, "hidden: tensor of type float16, expected f32"),
+    (lambda: fs.Sampler(fs.Head(W), B)(H.half()), TypeError, "hidden: tensor of type float16, expected float32"),
     (lambda: fs.Sampler(fs.Head(W), B)(H.to("meta")), TypeError, "device meta"),
     (lambda: fs.Sampler(fs.Head(W), B, temperature=torch.ones(B, dtype=torch.float64)), TypeError, "float64"),
     (lambda: fs.sample(H, W, out={"tokens": torch.empty(B, 2, dtype=torch.int64)}), ValueError, "tokens: shape"),
-    (lambda: fs.sample(H, W, out={"tokens": torch.empty(B, 1)}), TypeError, "tokens: of type f32, expected i32 or i64"),
+    (lambda: fs.sample(H, W, out={"tokens": torch.empty(B, 1)}), TypeError, "tokens: of type float32, expected int32 or int64"),
     (lambda: fs.Sampler(fs.Head(W), B, device=3), TypeError, "unknown rule: device"),
 ], ids=range(11))
 def test_what_does_not_fit_is_named(call, error, text):
