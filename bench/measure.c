@@ -104,10 +104,7 @@ int row_is_right(const workload *w, const fs_batch *batch, int64_t b, int32_t to
     const char *h = (const char *)w->host_h + b * D * dtype_bytes(w->s.dtype);
     whole_logits(w, h, x);
     const fs_rules *rules = batch->rules;
-    truth_rule rule = {.temperature = (double)rules->temperature.value,
-                       .min_p = (double)rules->min_p.value,
-                       .top_k = rules->top_k.value,
-                       .top_p = rules->top_p.value < 1 ? (double)rules->top_p.value : 0};
+    truth_rule rule = {.rules = *rules};
     truth_probabilities(&rule, x, V, p);
     uint64_t seed = fs_seed_spread(batch->seed_all, (uint64_t)b);
     double best = -(double)INFINITY, got = -(double)INFINITY;
@@ -118,7 +115,7 @@ int row_is_right(const workload *w, const fs_batch *batch, int64_t b, int32_t to
         if (v == token) got = score;
     }
     free(x);
-    return rule.temperature > 0 ? got >= best - 1e-3 : got > -(double)INFINITY;
+    return rules->temperature.value > 0 ? got >= best - 1e-3 : got > -(double)INFINITY;
 }
 
 void times_add(times *t, double seconds) {

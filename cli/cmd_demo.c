@@ -282,7 +282,7 @@ static int show_exactness(demo *d) {
     int32_t *tokens = take_memory(CHECK_ROWS * CHECK_SAMPLES, sizeof *tokens, "tokens");
     int64_t *count = take_memory(V, sizeof *count, "counts"), rounds = d->draws / (CHECK_ROWS * CHECK_SAMPLES) + 1;
     double *x = take_memory(V, sizeof *x, "logits"), *p = take_memory(V, sizeof *p, "probabilities");
-    truth_rule rule = {.temperature = 1.0};
+    truth_rule rule = {.rules = fs_rules_default()};
     truth_logits(d->w.host_w, d->w.s.dtype, h, d->w.s.dtype, V, D, x);
     truth_probabilities(&rule, x, V, p);
 

@@ -33,8 +33,9 @@ static double transform(const truth_rule *r, double x, int64_t v) {
     if (r->allow && !r->allow[v]) return -(double)INFINITY;
     if (r->edit) x += r->edit[v];
     if (!r->count || r->count[v] == 0) return x;
-    if (r->repetition > 0) x = x > 0 ? x / r->repetition : x * r->repetition;
-    return x - r->frequency * r->count[v] - r->presence;
+    const double repetition = (double)r->rules.repetition.value;
+    if (repetition > 0) x = x > 0 ? x / repetition : x * repetition;
+    return x - (double)r->rules.frequency.value * r->count[v] - (double)r->rules.presence.value;
 }
 
 static double sum_exp(const ranked *order, int64_t n, double most, double temperature) {
@@ -45,13 +46,16 @@ static double sum_exp(const ranked *order, int64_t n, double most, double temper
 
 /* How many of the ordered tokens survive min-p, then top-k, then top-p. */
 static int64_t survivors(const truth_rule *r, const ranked *order, int64_t V) {
-    double most = order[0].y, T = r->temperature, all = sum_exp(order, V, most, T);
+    const double T = (double)r->rules.temperature.value, top_p = (double)r->rules.top_p.value,
+                 min_p = (double)r->rules.min_p.value;
+    const int64_t top_k = r->rules.top_k.value;
+    double most = order[0].y, all = sum_exp(order, V, most, T);
     int64_t kept = V;
-    if (r->min_p > 0)
-        while (kept > 1 && (order[kept - 1].y - most) / T < log(r->min_p)) kept--;
-    if (r->top_k > 0 && r->top_k < kept) kept = r->top_k;
-    if (!(r->top_p > 0)) return kept;
-    double bound = r->top_p * (r->joint ? all : sum_exp(order, kept, most, T)), before = 0.0;
+    if (min_p > 0)
+        while (kept > 1 && (order[kept - 1].y - most) / T < log(min_p)) kept--;
+    if (top_k > 0 && top_k < kept) kept = top_k;
+    if (!(top_p > 0 && top_p < 1)) return kept;
+    double bound = top_p * (r->joint ? all : sum_exp(order, kept, most, T)), before = 0.0;
     int64_t n = 0;
     while (n < kept && before < bound) before += exp((order[n++].y - most) / T);
     return n;
@@ -65,11 +69,12 @@ void truth_probabilities(const truth_rule *rule, const double *x, int64_t V, dou
         p[v] = 0.0;
     }
     ranked *order = rank_tokens(y, V);
-    if (rule->temperature == 0.0) p[order[0].token] = 1.0;
+    const double T = (double)rule->rules.temperature.value;
+    if (T == 0.0) p[order[0].token] = 1.0;
     else {
         int64_t kept = survivors(rule, order, V);
-        double sum = sum_exp(order, kept, order[0].y, rule->temperature);
-        for (int64_t i = 0; i < kept; i++) p[order[i].token] = exp((order[i].y - order[0].y) / rule->temperature) / sum;
+        double sum = sum_exp(order, kept, order[0].y, T);
+        for (int64_t i = 0; i < kept; i++) p[order[i].token] = exp((order[i].y - order[0].y) / T) / sum;
     }
     free(order);
     free(y);
@@ -87,7 +92,8 @@ void truth_ordered_pairs(const double *p, int64_t V, double *joint) {
 
 int64_t truth_nucleus(const double *x, int64_t V, double top_p, double *largest) {
     ranked *order = rank_tokens(x, V);
-    truth_rule rule = {.temperature = 1.0, .top_p = top_p};
+    truth_rule rule = {.rules = fs_rules_default()};
+    rule.rules.top_p.value = (float)top_p;
     *largest = 1.0 / sum_exp(order, V, order[0].y, 1.0);
     int64_t n = survivors(&rule, order, V);
     free(order);

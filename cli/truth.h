@@ -3,17 +3,17 @@
 #ifndef FS_CLI_TRUTH_H
 #define FS_CLI_TRUTH_H
 
+#include "flashsampling.h"
+
 #include <stdint.h>
 
-/* One row's rules. Fields of value 0 are off, temperature 0 is greedy; arrays are [V] or NULL. */
+/* One row's rules. Values of 0 are off, temperature 0 is greedy; arrays are [V] or NULL. */
 typedef struct truth_rule {
-    double temperature, top_p, min_p; /* top_p 0 is off here */
-    int64_t top_k;
-    int joint; /* top-p counts mass against the whole distribution */
+    fs_rules rules; /* the values: nothing is by slot */
+    int joint;      /* top-p counts mass against the whole distribution */
     double softcap;
     const uint8_t *allow; /* 0 = not allowed */
     const double *edit;   /* added; -inf bans */
-    double repetition, frequency, presence;
     const int32_t *count;
 } truth_rule;
 

@@ -20,11 +20,12 @@ typedef struct verify_rule {
     const char *note; /* the parameters, for a person */
     int legs;
     count_kind count;
-    int reported; /* shown, not judged */
-    int mode;     /* FS_MODE_... */
-    int noise;    /* FS_NOISE_... */
-    float temperature, top_p, min_p, softcap;
-    int top_k, joint, masked, edited, penalised;
+    int reported;   /* shown, not judged */
+    int mode;       /* FS_MODE_... */
+    int noise;      /* FS_NOISE_... */
+    fs_rules rules; /* values for all rows; 0 is off */
+    float softcap;
+    int joint, masked, edited, penalised;
     int shards; /* 0 = one call */
     int scarce; /* draw this many times less: a draw is dear */
 } verify_rule;

@@ -129,19 +129,6 @@ static fs_head head_of(const verify_rule *r, leg_kind leg) {
     return h;
 }
 
-static fs_rules rules_of(const verify_rule *r) {
-    fs_rules rules = fs_rules_default();
-    rules.temperature.value = r->temperature;
-    rules.top_k.value = r->top_k;
-    if (r->top_p > 0) rules.top_p.value = r->top_p;
-    rules.min_p.value = r->min_p;
-    if (!r->penalised) return rules;
-    rules.repetition.value = 1.3f;
-    rules.frequency.value = 0.25f;
-    rules.presence.value = 0.5f;
-    return rules;
-}
-
 static fs_batch batch_of(const verify_rule *r, leg_kind leg, const verify_run *run, const uint64_t *position) {
     fs_batch b = fs_batch_default();
     b.rows = rows_of(r);
@@ -184,20 +171,10 @@ static double *truth_of(const verify_rule *r, int64_t *k) {
         *k = 2;
         return p;
     }
-    truth_rule t = {.temperature = (double)r->temperature,
-                    .top_p = (double)r->top_p,
-                    .min_p = (double)r->min_p,
-                    .top_k = r->top_k,
-                    .joint = r->joint,
-                    .softcap = (double)r->softcap};
+    truth_rule t = {.rules = r->rules, .joint = r->joint, .softcap = (double)r->softcap};
     if (r->masked) t.allow = scene.allow;
     if (r->edited) t.edit = scene.edit;
-    if (r->penalised) {
-        t.count = scene.counts;
-        t.repetition = (double)1.3f;
-        t.frequency = 0.25;
-        t.presence = 0.5;
-    }
+    if (r->penalised) t.count = scene.counts;
     double *p = take_memory(V + 1, sizeof *p, "probabilities");
     truth_probabilities(&t, scene.x, V, p);
     *k = V;
@@ -235,7 +212,7 @@ static void refit_tail(fit *f, const int64_t *count) {
 static void plant(plant_kind kind, fs_rules *rules) {
     if (kind == PLANT_TEMPERATURE) rules->temperature.value *= 1.05f;
     if (kind == PLANT_OFF_BY_ONE && rules->top_k.value) rules->top_k.value++;
-    if (kind == PLANT_OFF_BY_ONE && rules->top_p.value < 1) rules->top_p.value += 0.01f;
+    if (kind == PLANT_OFF_BY_ONE && rules->top_p.value > 0) rules->top_p.value += 0.01f;
 }
 
 /* The name of row b's draw in the call. */
@@ -288,7 +265,7 @@ static void prepare_call(drawing *d, leg_kind leg, const verify_run *run, const 
     fs_head head = head_of(d->rule, leg);
     if (run->plant != PLANT_SAME_NOISE) head = ranks_slice(&head); /* that mistake is about slices */
     fs_batch batch = batch_of(d->rule, leg, run, position);
-    d->rules = rules_of(d->rule);
+    d->rules = d->rule->rules;
     plant(run->plant, &d->rules);
     batch.rules = &d->rules;
     d->host = fs_result_default();
