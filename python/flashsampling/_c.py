@@ -164,7 +164,11 @@ def row_text(status: int) -> str:
     return " ".join(str(bit.name) for bit in single if bit & status) or "OK"
 
 
+# Without a dictionary of its own (__slots__) a structure refuses a member it does not have.
+
+
 class HeadStruct(ctypes.Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("kind", c_int32),
@@ -188,14 +192,17 @@ class HeadStruct(ctypes.Structure):
 
 
 class FloatRule(ctypes.Structure):
+    __slots__ = ()
     _fields_ = [("per_slot", c_void_p), ("value", c_float)]
 
 
 class IntRule(ctypes.Structure):
+    __slots__ = ()
     _fields_ = [("per_slot", c_void_p), ("value", c_int32)]
 
 
 class RulesStruct(ctypes.Structure):
+    __slots__ = ()
     _fields_ = [("size", c_size_t)] + [
         (name, FloatRule if rule.dtype == "f32" else IntRule) for name, rule in STRUCT_RULES.items()]
 
@@ -206,6 +213,7 @@ class RulesStruct(ctypes.Structure):
 
 
 class LimitsStruct(ctypes.Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("absent", c_uint32),
@@ -219,6 +227,7 @@ class LimitsStruct(ctypes.Structure):
 class BatchStruct(ctypes.Structure):
     """With rules and limits of its own, to which it points."""
 
+    __slots__ = ("own_rules", "own_limits")
     _fields_ = [
         ("size", c_size_t),
         ("rows", c_int64),
@@ -287,6 +296,7 @@ class BatchStruct(ctypes.Structure):
 
 
 class ResultStruct(ctypes.Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("tokens", c_void_p),
@@ -313,6 +323,7 @@ class ResultStruct(ctypes.Structure):
 
 
 class CountersStruct(ctypes.Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("fallback_rows", c_int64),
@@ -324,6 +335,7 @@ class CountersStruct(ctypes.Structure):
 
 
 class RuleInfo(ctypes.Structure):
+    __slots__ = ()
     _fields_ = [
         ("name", c_char_p),
         ("about", c_char_p),
@@ -346,6 +358,7 @@ FreeFunction = CFUNCTYPE(None, c_void_p, c_void_p)
 
 
 class OptionsStruct(ctypes.Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("backend", c_int32),
@@ -372,6 +385,7 @@ ProgressFunction = CFUNCTYPE(None, c_void_p, c_int64, c_int64)
 
 
 class ScreenOptionsStruct(ctypes.Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("format", c_int32),
@@ -384,6 +398,7 @@ class ScreenOptionsStruct(ctypes.Structure):
 
 
 class CallDescStruct(ctypes.Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("call", c_int32),

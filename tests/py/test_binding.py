@@ -56,6 +56,12 @@ def test_structures_are_laid_out_as_in_C(tmp_path):
     assert subprocess.check_output([program], text=True).splitlines() == expected
 
 
+@pytest.mark.parametrize("struct", STRUCTS.values())
+def test_a_structure_refuses_a_member_that_it_does_not_have(struct):
+    with pytest.raises(AttributeError):
+        struct().logit_mode = 1
+
+
 def members(struct, default, name=""):
     """Members that differ, those of structures inside it by their path."""
     found = set()
