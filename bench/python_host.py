@@ -107,8 +107,7 @@ class Bench:
         """Those of the package; the same with kernels in Python; and, of torch's dispatch, one that does nothing."""
         torch, operators = self.torch, self.operators
         if self.device == "cpu":  # one thread
-            made = operators.Context
-            operators.Context = lambda *_, **__: made("cpu", threads=1)
+            operators.context_for = lambda device: fs.Context("cpu", threads=1)
             if self.in_c:
                 operators._find_library(0)
                 operators._native_libraries[0].options.threads = 1
@@ -194,8 +193,35 @@ class Bench:
         return found
 
 
-def measured(found, rounds, calls, synchronize):
-    """Medians in microseconds, by name."""
+def simple_calls(fs, torch, device):
+    """The calls of a first program, which prepare nothing, and what torch takes for the same: the first of them."""
+    torch.manual_seed(1)
+    W, H = torch.randn(512, 64, device=device) / 8, torch.randn(1, 64, device=device)
+    logits = H @ W.T
+    sampler = fs.FlashSampler(512, 64)
+    kernel = fs.FusedFlashSamplingKernel(512, 64, device=device)
+    rows = dict(temperature=torch.full((1,), 0.8, device=device), seed=torch.full((1,), 5, device=device))
+    found = {
+        "torch's matmul, softmax, multinomial": lambda: torch.multinomial(torch.softmax(H @ W.T, -1), 1),
+        "sample": lambda: fs.sample(H, W),
+        "sample, temperature and seed": lambda: fs.sample(H, W, temperature=0.8, seed=5),
+        "sample, temperature and top_p": lambda: fs.sample(H, W, temperature=0.8, top_p=0.9),
+        "sample, temperature and seed by row": lambda: fs.sample(H, W, **rows),
+        "sample, logprobs": lambda: fs.sample(H, W, outputs=["logprob"]),
+        "sample_logits": lambda: fs.sample_logits(logits),
+        "FlashSampler.sample_tiled": lambda: sampler.sample_tiled(H, W),
+        "FlashSampler.gumbel_sample": lambda: sampler.gumbel_sample(logits),
+        "FusedFlashSamplingKernel": lambda: kernel.fused_lm_head_sample(H, W),
+        "sample, looked at from scratch": lambda: fs.sample(H, W, temperature=[1.0]),
+    }
+    if device == "cpu":
+        h, w = H.numpy(), W.numpy()
+        found["sample, numpy's arrays"] = lambda: fs.sample(h, w)
+    return {name: python(draw) for name, draw in found.items()}
+
+
+def rounds_of(found, rounds, calls, synchronize):
+    """Microseconds of every round, by name; the ways take turns."""
     times = {name: [] for name in found}
     for turn in range(rounds + 5):
         for name, way in found.items():
@@ -203,7 +229,12 @@ def measured(found, rounds, calls, synchronize):
             synchronize()
             if turn >= 5:
                 times[name].append(time_ns / 1e3)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return times
+
+
+def measured(found, rounds, calls, synchronize):
+    """Medians in microseconds, by name."""
+    return {name: statistics.median(values) for name, values in rounds_of(found, rounds, calls, synchronize).items()}
 
 
 def main():
@@ -223,6 +254,7 @@ def main():
         synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
         ways, parts = bench.ways(), bench.parts()
         medians = measured({**ways, **parts}, options.rounds, options.calls, synchronize)
+        simple = rounds_of(simple_calls(fs, torch, options.device), options.rounds, options.calls, synchronize)
     print("host time of a call, us, %s, calls %s, median of %d rounds of %d calls"
           % (options.device, "in C" if bench.in_c else "through ctypes", options.rounds, options.calls))
     for name in ways:
@@ -230,6 +262,12 @@ def main():
     print("where it goes, us")
     for name in parts:
         print("  %-45s %8.2f" % (name, medians[name]))
+    print("calls that prepare nothing, 1 x 512 x 64, float32: us, and of what torch takes in the same round")
+    usual = next(iter(simple.values()))
+    for name, times in simple.items():
+        ratio = statistics.median(a / b for a, b in zip(times, usual))
+        medians[name] = statistics.median(times)
+        print("  %-45s %8.2f   %7.2f" % (name, medians[name], ratio))
     if options.json:
         with open(options.json, "w") as file:
             json.dump({"device": options.device, "in_c": bench.in_c, "us": medians}, file, indent=1)

@@ -281,7 +281,8 @@ def converted(value: Array, dtype: str, what: str, shape: Sequence[int], in_plac
         tensor_device(value, what)
         value = device_values(value, dtype)
     elif is_tensor(value) and not away:
-        value = value.detach().resolve_neg()
+        value = value.detach() if value.requires_grad else value
+        value = value.resolve_neg() if value.is_neg() else value
         value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()  # numpy has no bfloat16
         given = value
     if not isinstance(value, Pointer) and not on_device(value):

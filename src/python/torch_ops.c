@@ -362,7 +362,7 @@ static int make_results(call *c, uint64_t outputs) {
     c->result.tokens = tokens, c->result.tokens_dtype = FS_I64;
     if (outputs == 1) {
         if (!raises(c) || c->batch.rows == 0) return 1;
-        c->result.status = c->status = malloc((size_t)c->batch.rows * sizeof *c->status);
+        c->result.status = c->status = calloc((size_t)c->batch.rows, sizeof *c->status);
         if (!c->status) snprintf(c->text, sizeof c->text, "no memory for %lld statuses", (long long)c->batch.rows);
         return c->status != NULL;
     }
