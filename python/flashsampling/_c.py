@@ -280,14 +280,6 @@ class BatchStruct(ctypes.Structure):
         super().__init__(size=ctypes.sizeof(BatchStruct), rules=ctypes.addressof(self.own_rules),
                          limits=ctypes.addressof(self.own_limits), **members)
 
-    def copied(self) -> "BatchStruct":
-        """The same call, with rules and limits of its own."""
-        twin = BatchStruct.from_buffer_copy(self)
-        twin.own_rules = RulesStruct.from_buffer_copy(self.own_rules)
-        twin.own_limits = LimitsStruct.from_buffer_copy(self.own_limits)
-        twin.rules, twin.limits = ctypes.addressof(twin.own_rules), ctypes.addressof(twin.own_limits)
-        return twin
-
     def place(self, name: str, array: bool) -> tuple[ctypes.Structure, str]:
         """Where the address of a rule's array goes, or its number for all slots: a structure and a member of it."""
         if name in STRUCT_RULES:

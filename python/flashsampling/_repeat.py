@@ -2,8 +2,8 @@
 
 To look at all arguments takes ten times as long as the draw from a small head. What the C structures of a call say
 depends on how its arrays lie, on which rules are numbers and which are arrays, and on what is asked for: that is the
-key here. The value is a copy of the structures. Each call writes its own addresses and numbers to them and has results
-of its own. So an entry refers to no array of a caller: it keeps no memory alive, and memory that was freed and taken by
+key here. The value is the structures. Each call writes its own addresses and numbers to them and has results of its
+own. So an entry refers to no array of a caller: it keeps no memory alive, and memory that was freed and taken by
 another array is no special case. A thread keeps the MOST entries that were used last, about 2 KB each.
 """
 from __future__ import annotations
@@ -121,8 +121,7 @@ class Entry:
 
     def __init__(self, context: Context, head: Head[Any], batch: Batch[Any], result: Result[Any]) -> None:
         self.context, self.rows, self.function = context, batch.rows, _c.sample_by_address(context._library)
-        self.head, self.batch = _c.HeadStruct.from_buffer_copy(head.struct), batch.struct.copied()
-        self.result = result._struct(batch)
+        self.head, self.batch, self.result = head.struct, batch.struct, result._struct(batch)
         self.addresses = [ctypes.addressof(struct) for struct in (self.head, self.batch, self.result)]
         self.of_torch = is_tensor(result.tokens)
         self.empty_like = _module(self.of_torch).empty_like
@@ -155,8 +154,8 @@ class Entry:
 
 def keep(entries: dict[Any, Entry], call: Call, context: Context, head: Head[Any], batch: Batch[Any],
          result: Result[Any]) -> None:
-    """Makes an entry of a call, behind the others, and drops what was not used for longest. A call of which an array was
-    converted has none: each one like it has to be converted anew."""
+    """Makes an entry of a call, behind the others, and drops what was not used for longest. A call has none if an array
+    of it was converted: that has to be done anew each time."""
     if all(getattr(*_place(head.struct, batch.struct, name)) == at for name, at in call.pointers):
         entries[call.key] = Entry(context, head, batch, result)
         if len(entries) > MOST:

@@ -223,7 +223,7 @@ def is_tensor(value):
 
 
 def both(rules, plain):
-    """sample, and flashsampling.torch.sample where all rules are tensors or numbers, with these rules and plain ones."""
+    """sample, and flashsampling.torch.sample where all rules are tensors, draw with these rules as with plain ones."""
     fixed = {"seed": 5, "position": 3}
     quick = [fs.sample(H, W, **{**fixed, **rules}).tokens.tolist() for _ in range(2)]
     whole = fs.sample(H, W, **{**fixed, **plain}).tokens.tolist()
