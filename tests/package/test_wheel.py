@@ -67,6 +67,11 @@ def test_it_draws_far_from_the_repository(python, tmp_path):
     assert Path(file).is_relative_to(python.parents[1]) and drawn.startswith(header_version())
 
 
+def test_the_example_of_its_description_runs(python, tmp_path):
+    example = re.search(r"^```python\n(.*?)^```", metadata().get_payload(), re.S | re.M)[1]
+    assert len(re.findall(r"\d+", run(python, "-c", example, cwd=tmp_path))) == 3
+
+
 def test_its_files_lie_in_its_folder_and_nothing_is_missing(python, tmp_path):
     code = "import importlib.metadata as m; print(*m.files('flashsampling'), sep='\\n')"
     files = run(python, "-c", code, cwd=tmp_path).splitlines()
