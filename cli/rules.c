@@ -32,6 +32,15 @@ static void check_penalty(const fs_rule_info *info, const char *option, double v
         by_seen ? "--seen, --counts or --count-list" : "--counts or --count-list");
 }
 
+/* The values that a rule takes, in words. */
+static const char *text_range(const fs_rule_info *info) {
+    static char text[64];
+    if (info->most < (double)FLT_MAX) snprintf(text, sizeof text, "a number from %g to %.4g", info->least, info->most);
+    else if (info->least < 0) snprintf(text, sizeof text, "a finite number");
+    else snprintf(text, sizeof text, info->least > 0 ? "a finite number above 0" : "a finite number, 0 or more");
+    return text;
+}
+
 static void read_rule(const fs_rule_info *info, const char *text, int64_t slots, counted_tokens given,
                       fs_rules *rules) {
     const char *option = option_of_rule(info);
@@ -42,7 +51,7 @@ static void read_rule(const fs_rule_info *info, const char *text, int64_t slots,
     for (int64_t i = 0; i < (c.scalar ? 1 : c.count); i++) {
         const double value = element(info, c.data, i);
         if (!(value >= info->least && value <= info->most))
-            die(END_USAGE, "--%s %g: must be %g to %g", option, value, info->least, info->most);
+            die(END_USAGE, "--%s %g: expected %s", option, value, text_range(info));
         check_penalty(info, option, value, given);
     }
     if (info->dtype == FS_I32) {
