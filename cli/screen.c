@@ -9,10 +9,11 @@
 
 const char *const screen_names[] = {"none", "8", "4", NULL};
 
-static void show_progress(void *user, int64_t done, int64_t rows) {
+static int show_progress(void *user, int64_t done, int64_t rows) {
     (void)user;
     (void)rows;
     progress_at((double)done);
+    return 0;
 }
 
 screen_facts screen_make(fs_context *context, fs_head *head, int format, uint64_t seed, int progress) {

@@ -110,7 +110,8 @@ enum {
     FS_ERR_PEER = -5,        /* another rank failed, died, or was called with other arguments */
     FS_ERR_STATE = -6,       /* the object cannot do this now (communicator unusable after a peer error, ...) */
     FS_ERR_ENVIRONMENT = -7, /* an environment variable forces something unknown or not runnable here */
-    FS_ERR_INTERNAL = -8     /* a bug of ours */
+    FS_ERR_INTERNAL = -8,    /* a bug of ours */
+    FS_ERR_CANCELLED = -9    /* the caller's progress function stopped the call */
 };
 
 /* Status bits of one row, written to result.status. A row with a bit of FS_ROW_NO_TOKEN set has no token: its tokens

@@ -42,8 +42,9 @@ typedef struct fs_screen_options {
      * draws; equal seeds give equal bytes. */
     uint64_t seed;
     double eta; /* FS_SCREEN_INT4; 0 = 1e-16 */
-    /* Called now and then, on the caller's thread; may be NULL. */
-    void (*progress)(void *user, int64_t rows_done, int64_t rows);
+    /* Called now and then, on the caller's thread; may be NULL. A return value other than 0 stops the build with
+     * FS_ERR_CANCELLED; the bytes written so far are no screen, and calls refuse them. */
+    int (*progress)(void *user, int64_t rows_done, int64_t rows);
     void *user;
 } fs_screen_options;
 

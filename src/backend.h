@@ -110,6 +110,10 @@ fs_status fs_backend_environment(void);
 /* Up to how many rows of a call screens are read, if the environment says so, for tests and measurements; else -1. */
 fs_status fs_screen_most_rows(fs_context *context, int32_t *rows);
 
+/* Calls options.progress, if there is one: this many strips of a screen of `all` rows are made. FS_ERR_CANCELLED if it
+ * stops the build. */
+fs_status fs_screen_progress(fs_context *context, const fs_screen_options *options, int64_t strips, int64_t all);
+
 /* Forks between the process that loaded the library and this one, counted from the first fs_forks_watch() on. */
 extern unsigned fs_forks;
 fs_status fs_forks_watch(void);

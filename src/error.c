@@ -41,6 +41,8 @@ const char *fs_status_text(fs_status status) {
         return "environment";
     case FS_ERR_INTERNAL:
         return "internal";
+    case FS_ERR_CANCELLED:
+        return "cancelled";
     default:
         return "unknown status";
     }

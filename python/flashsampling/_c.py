@@ -373,7 +373,7 @@ class OptionsStruct(ctypes.Structure):
     ]
 
 
-ProgressFunction = CFUNCTYPE(None, c_void_p, c_int64, c_int64)
+ProgressFunction = CFUNCTYPE(ctypes.c_int, c_void_p, c_int64, c_int64)
 
 
 class ScreenOptionsStruct(ctypes.Structure):

@@ -14,6 +14,7 @@ from ._arrays import (Array, Local, Pointer, as_pointer, converted, integer, is_
                       same_memory)
 from ._call import Batch, Head, Out, Result
 from ._numbers import choice, count_of_samples
+from ._progress import Progress
 from ._rows import check_rows, raises, status_room
 from ._rules import (BATCH_RULES, Backend, BatchRules, Dtype, FlagName, Kind, LogitsMode, Mode, Noise, OnError, Output,
                      Outputs, Quantised, RuleName, ScreenBits, TokenDtype, check_names)
@@ -330,19 +331,21 @@ class Context(Local):
         tensor on its device.
 
         bits is 8 or 4; group, seed and eta are those of fs_screen_options, 0 being the default. progress(done, rows) is
-        called now and then; what it raises is printed, not raised.
+        called now and then; what it raises stops the build and is raised, and so does Ctrl-C (on "cuda" only with
+        progress).
         """
         o = _c.ScreenOptionsStruct(size=ctypes.sizeof(_c.ScreenOptionsStruct))
         o.format = choice(_c.SCREENS, str(bits), "bits")
         o.group, o.seed, o.eta = integer(group, "i32", "group"), integer(seed, "u64", "seed"), real(eta, "eta")
-        if progress:
-            o.progress = _c.ProgressFunction(lambda user, done, rows: (progress(done, rows), None)[1])
         size = ctypes.c_size_t()
         _check(self._library, self._library.fs_screen_size(self._handle(), byref(head.struct), byref(o), byref(size)),
                self._context)
         memory, address = some_bytes(size.value, self.device)
         start = -address % ROOM
-        self._run(self._library.fs_screen_build, head, None, byref(o), address + start, size)
+        with Progress(progress) as watched:
+            if progress or self.device == "cpu":  # a device waits for the host at every call
+                o.progress = watched.in_c
+            self._run(self._library.fs_screen_build, head, None, byref(o), address + start, size)
         return memory[start : start + size.value]
 
     def check_screen(self, head: Head[Any]) -> None:

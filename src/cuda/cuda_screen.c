@@ -249,9 +249,7 @@ static fs_status make_here(fs_context *context, const fs_head *head, const fs_sc
         FS_CUDA_TRY(context, fs_cuda_make_launch(head, header, screen, from, to, cuda->stream));
         if (!options->progress && to < strips) continue;
         FS_CUDA_TRY(context, cudaStreamSynchronize(cuda->stream));
-        const int64_t done = to * FS_SCREEN_TOKENS;
-        if (options->progress)
-            options->progress(options->user, done < header->rows ? done : header->rows, header->rows);
+        FS_TRY(fs_screen_progress(context, options, to, header->rows));
     }
     return FS_OK;
 }

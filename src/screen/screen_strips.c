@@ -91,6 +91,13 @@ static void make_task(void *arg, int32_t task) {
     sum_task(arg, task);
 }
 
+fs_status fs_screen_progress(fs_context *context, const fs_screen_options *options, int64_t strips, int64_t all) {
+    const int64_t rows = strips * FS_SCREEN_TOKENS < all ? strips * FS_SCREEN_TOKENS : all;
+    if (!options->progress || !options->progress(options->user, rows, all)) return FS_OK;
+    return fs_fail(context, FS_ERR_CANCELLED, "screen_options.progress stopped the build after %lld of %lld rows",
+                   (long long)rows, (long long)all);
+}
+
 #define FS_SCREEN_TURNS 64 /* calls of the progress function, as many as there are strips for */
 
 fs_status fs_strips_make(fs_context *context, const fs_head *head, const fs_screen_options *options,
@@ -102,13 +109,12 @@ fs_status fs_strips_make(fs_context *context, const fs_head *head, const fs_scre
     }
     start(&w, head, header, screen);
     w.strips = (unsigned char *)screen + sizeof *header;
+    memset(screen, 0, sizeof *header); /* a build that is stopped leaves no screen, not an earlier one's header */
     const int64_t strips = w.to, step = strips / FS_SCREEN_TURNS + 1;
     for (; w.from < strips; w.from = w.to) {
         w.to = w.from + step < strips ? w.from + step : strips;
         run(context, &w, make_task);
-        const int64_t done = w.to * FS_SCREEN_TOKENS;
-        if (options->progress)
-            options->progress(options->user, done < header->rows ? done : header->rows, header->rows);
+        FS_TRY(fs_screen_progress(context, options, w.to, header->rows));
     }
     header->sums.weights = w.weights_sum;
     header->sums.body = w.body_sum;

@@ -5,7 +5,8 @@
 
 #include "backend.h"
 
-/* Writes the strips of a screen of this head, whose header is made but for its sums, and adds up the sums. */
+/* Writes the strips of a screen of this head, whose header is made but for its sums, and adds up the sums. The
+ * header in memory is zero then: the caller writes it. */
 fs_status fs_strips_make(fs_context *context, const fs_head *head, const fs_screen_options *options,
                          fs_screen_header *header, void *screen);
 

@@ -9,11 +9,12 @@ static fs_context *context;
 
 /* ------------------------------------------------------------------------------------------------------- bytes ---- */
 
-static void count_progress(void *user, int64_t done, int64_t all) {
+static int count_progress(void *user, int64_t done, int64_t all) {
     int64_t *seen = user;
     assert_true(done > seen[0] && done <= all);
     seen[0] = done;
     seen[1]++;
+    return 0;
 }
 
 static void bytes_depend_on_the_seed_alone(void **state) {
@@ -46,6 +47,50 @@ static void bytes_depend_on_the_seed_alone(void **state) {
         fs_context_destroy(alone);
         free_screened(&s);
     }
+}
+
+/* user[0]: the call that stops the build, counted down. */
+static int stop_progress(void *user, int64_t done, int64_t all) {
+    int64_t *left = user;
+    (void)all;
+    left[1] = done;
+    return --left[0] == 0;
+}
+
+/* A build that is stopped is refused in every later call, also where the memory held a whole screen before. */
+static void a_stopped_build_leaves_no_screen(void **state) {
+    (void)state;
+    const fs_screen_options plain = options_of(FS_SCREEN_INT8, 0);
+    screened_head s = make_screened(context, NORMAL, 4096, 128, 1, 10.0, &plain);
+    fs_context *fresh = open_context(FS_BACKEND_REFERENCE, 1, 0);
+    fs_batch batch = fs_batch_default();
+    fs_result result = fs_result_default();
+    int32_t token = 0;
+    size_t needed;
+    s.head.screen = s.screen, s.head.screen_bytes = s.bytes;
+    batch.rows = 1, batch.hidden = s.h, batch.hidden_dtype = FS_BF16;
+    result.tokens = &token;
+    for (int64_t at = 1; at <= 52; at += 17) { /* of 52 turns: the first, two in between, the last */
+        int64_t left[2] = {at, 0};
+        char text[64];
+        fs_screen_options o = plain;
+        o.progress = stop_progress, o.user = left;
+        must_be_ok(context, fs_screen_build(context, &s.head, &plain, s.screen, s.bytes));
+        must_be_ok(context, fs_sample(context, &s.head, &batch, &result)); /* which remembers the screen */
+        assert_int_equal(fs_screen_build(context, &s.head, &o, s.screen, s.bytes), FS_ERR_CANCELLED);
+        assert_int_equal(left[0], 0);
+        snprintf(text, sizeof text, "after %lld of 4096 rows", (long long)left[1]);
+        assert_non_null(strstr(fs_error_text(context), text));
+        for (int i = 0; i < 2; i++) {
+            fs_context *each = i ? fresh : context;
+            assert_int_equal(fs_sample(each, &s.head, &batch, &result), FS_ERR_ARGUMENT);
+            assert_non_null(strstr(fs_error_text(each), "head.screen is no screen"));
+            assert_int_equal(fs_screen_check(each, &s.head), FS_ERR_ARGUMENT);
+            assert_int_equal(fs_screen_slice(each, s.screen, s.bytes, 0, 16, NULL, 0, &needed), FS_ERR_ARGUMENT);
+        }
+    }
+    fs_context_destroy(fresh);
+    free_screened(&s);
 }
 
 static void seeds_that_are_not_given_differ(void **state) {
@@ -477,6 +522,7 @@ static int close_all(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_depend_on_the_seed_alone),
+        cmocka_unit_test(a_stopped_build_leaves_no_screen),
         cmocka_unit_test(seeds_that_are_not_given_differ),
         cmocka_unit_test(weights_are_within_a_step),
         cmocka_unit_test(slices_are_the_shards_own),

@@ -2,9 +2,12 @@
 compares millions of rows, says of screens that are wrong."""
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +54,73 @@ def test_tokens_are_those_without(context, data, bits, tmp_path):
                 assert got.tokens[0] == want.tokens[0]
                 rows += context.counters.screened_rows
     assert rows > (48 if bits == 8 else 24), "of 96 rows only %d were decided by a screen" % rows
+
+
+class Stop(BaseException):
+    """No Exception, as KeyboardInterrupt is none."""
+
+
+@pytest.mark.parametrize("kind", [Stop, KeyboardInterrupt, ValueError])
+def test_what_progress_raises_stops_the_build_and_is_raised(context, data, kind, capfd):
+    seen = []
+
+    def progress(done, rows):
+        seen.append(done)
+        if len(seen) == 3:
+            raise kind("enough")
+
+    with pytest.raises(kind, match="enough"):
+        context.screen(fs.Head(data[0], dtype="bf16"), progress=progress)
+    assert len(seen) == 3 and seen[-1] < 4000
+    assert capfd.readouterr().err == ""
+    assert context.screen(fs.Head(data[0], dtype="bf16")).nbytes  # the context is not in use
+
+
+def interrupt_soon():
+    """Ctrl-C in a moment; mostly while C computes."""
+    thread = threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT))
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("with_progress", [False, True])
+def test_ctrl_c_stops_the_build(with_progress, capfd):
+    W = np.zeros((1 << 16, 1024), np.uint16)
+    with fs.Context("cpu", threads=1) as context:
+        for _ in range(5):  # the moment it comes differs
+            seen, before = [], signal.getsignal(signal.SIGINT)
+            thread = interrupt_soon()
+            with pytest.raises(KeyboardInterrupt):
+                context.screen(fs.Head(W, dtype="bf16"), progress=(lambda *at: seen.append(at)) if with_progress else None)
+            thread.join()
+            assert (1 << 16, 1 << 16) not in seen
+            assert signal.getsignal(signal.SIGINT) is before
+    assert capfd.readouterr().err == ""
+
+
+def test_a_handler_that_does_not_raise_lets_the_build_end(data):
+    """As in a program that ends after what it is doing; and where Ctrl-C is ignored, nothing is replaced."""
+    heard, before = [], signal.getsignal(signal.SIGINT)
+    W = np.tile(data[0], (8, 4))
+    try:
+        signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+        with fs.Context("cpu", threads=1) as context:
+            thread = interrupt_soon()
+            screen = context.screen(fs.Head(W, dtype="bf16"))
+            thread.join()
+            assert heard == [signal.SIGINT] and screen.nbytes
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            context.screen(fs.Head(data[0], dtype="bf16"), progress=lambda *at: os.kill(os.getpid(), signal.SIGINT))
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_thread_that_is_not_the_main_one_builds(data):
+    with ThreadPoolExecutor(1) as pool, fs.Context("cpu", threads=1) as context:
+        seen = []
+        screen = pool.submit(context.screen, fs.Head(data[0], dtype="bf16"), progress=lambda *at: seen.append(at))
+        assert screen.result().nbytes and seen
 
 
 def test_equal_seeds_make_equal_bytes(context, data):
