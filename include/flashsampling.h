@@ -283,6 +283,9 @@ enum {
     FS_RANK_OF_TIES = 1u << 7 /* result.rank counts logits that are not smaller, the token's own among them */
 };
 
+/* fs_batch.hidden_stride: `hidden` is [D], and every row has it. */
+#define FS_STRIDE_BROADCAST ((int64_t)-1)
+
 /* fs_batch.fallback_token: token 0, for engines that use every token as an index. */
 #define FS_FALLBACK_TOKEN_ZERO INT32_MIN
 
@@ -323,7 +326,7 @@ typedef struct fs_batch {
     const void *hidden;    /* [B, D]; ignored for stored logits */
     int32_t hidden_dtype;  /* FS_F32 (default), FS_F16 or FS_BF16; CUDA is fast where it is the head's, and not f32 */
     int32_t samples;       /* n: 1 .. 1024; 0 = 1 */
-    int64_t hidden_stride; /* bytes from one row to the next; 0 = packed */
+    int64_t hidden_stride; /* bytes from one row to the next; 0 = packed; FS_STRIDE_BROADCAST */
     const fs_rules *rules; /* NULL = fs_rules_default(): temperature 1, nothing else */
     const uint64_t *seed;  /* [S] or NULL = seed_all. Used as they are: equal seeds at equal positions share noise */
     uint64_t seed_all;     /* spread: slot s draws with a seed derived from (seed_all, s), so that rows differ */
@@ -374,6 +377,11 @@ typedef struct fs_batch {
                                   * limits of int32; not together with dense */
     const int32_t *count_token;
     const int32_t *count_value;
+    /* Tokens that count once more each, for one row alone: the drafts ahead of it, for example. Entries extra_offset[b]
+     * .. extra_offset[b+1] - 1 for row b are added to what its slot has, dense, sparse or none, and stop at the same
+     * limits. */
+    const int64_t *extra_offset; /* [B + 1] or NULL */
+    const int32_t *extra_token;
 
     /* FS_MODE_SCORE: the tokens that are scored. An id that is another shard's, or below first_token of a whole head,
      * is valid: it has no logit here (NaN, rank -1). */
@@ -603,6 +611,12 @@ enum {
     FS_RESULT_SURVIVORS = 1u << 9
 };
 
+/* What a batch brings that not every backend takes; bits. */
+enum {
+    FS_INPUT_BROADCAST = 1u << 0,   /* hidden_stride is FS_STRIDE_BROADCAST; of no meaning for stored logits */
+    FS_INPUT_EXTRA_TOKENS = 1u << 1 /* extra_offset is given */
+};
+
 typedef struct fs_call_desc {
     size_t size;
     int32_t call;         /* FS_CALL_... */
@@ -616,8 +630,8 @@ typedef struct fs_call_desc {
     uint32_t rules;       /* FS_RULE_... that rows may use */
     uint32_t results;     /* FS_RESULT_... */
     uint32_t flags;       /* of the batch */
-    int32_t reserved;
-    int64_t group_size; /* group modes */
+    uint32_t inputs;      /* FS_INPUT_... */
+    int64_t group_size;   /* group modes */
 } fs_call_desc;
 
 /* Whether a backend (FS_BACKEND_..., not AUTO) does such calls: FS_OK, FS_ERR_UNSUPPORTED, or FS_ERR_ARGUMENT if nobody

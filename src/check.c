@@ -114,8 +114,9 @@ static fs_status check_batch(fs_context *context, const fs_head *h, const fs_bat
         FS_REQUIRE(context, dtype_is_float(b->hidden_dtype), "batch.hidden_dtype is %d, must be " FS_FLOAT_WORDS,
                    b->hidden_dtype);
         FS_REQUIRE(context, !reads || b->hidden, "batch.hidden is NULL");
-        FS_TRY(
-            check_rows(context, "batch.hidden_stride", b->hidden_stride, format_of(b->hidden_dtype), h->dim, b->rows));
+        const int32_t format = format_of(b->hidden_dtype);
+        if (b->hidden_stride != FS_STRIDE_BROADCAST)
+            FS_TRY(check_rows(context, "batch.hidden_stride", b->hidden_stride, format, h->dim, b->rows));
     }
     const int grouped = is_group_mode(b->mode);
     FS_REQUIRE(context, !grouped || b->samples == 1, "batch.samples is %d, group modes draw 1", b->samples);

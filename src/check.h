@@ -27,6 +27,7 @@ fs_status fs_check_ranks(fs_context *context, const fs_ranks *ranks);
 #define FS_FLAGS_KNOWN 0xffu /* of a batch */
 #define FS_RULES_KNOWN 0x3fu
 #define FS_RULES_CUT ((uint32_t)(FS_RULE_TOP_K | FS_RULE_TOP_P | FS_RULE_MIN_P))
+#define FS_INPUTS_KNOWN 0x3u
 #define FS_RESULTS_KNOWN 0x3ffu
 #define FS_FLOAT_WORDS "FS_F32 (0), FS_F16 (1) or FS_BF16 (2)"
 

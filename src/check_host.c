@@ -55,6 +55,7 @@ fs_status fs_check_host_arrays(fs_context *context, const fs_batch *b, int64_t v
         FS_REQUIRE(context, counts == 0 || b->count_value, "batch.count_value is NULL");
         FS_TRY(check_limit(context, "counts", counts, b->limits->counts));
     }
+    if (b->extra_offset) FS_TRY(check_sparse(context, "extra", b->extra_offset, b->extra_token, b->rows));
     if (b->watch_offset) {
         FS_TRY(check_sparse(context, "watch", b->watch_offset, b->watch_token, b->rows));
         FS_TRY(check_limit(context, "watched", b->watch_offset[b->rows] - b->watch_offset[0], b->limits->watched));

@@ -35,6 +35,8 @@ static const member table[] = {
     FIXED(batch.count_offset, 8),
     FIXED(batch.count_token, 4),
     FIXED(batch.count_value, 4),
+    FIXED(batch.extra_offset, 8),
+    FIXED(batch.extra_token, 4),
     FIXED(batch.score_token, 4),
     FIXED(batch.watch_offset, 8),
     FIXED(batch.watch_token, 4),

@@ -48,6 +48,13 @@ static uint32_t results_of(const fs_result *r) {
     return results;
 }
 
+static uint32_t inputs_of(const fs_batch *b) {
+    uint32_t inputs = 0;
+    if (b->hidden_stride == FS_STRIDE_BROADCAST) inputs |= FS_INPUT_BROADCAST;
+    if (b->extra_offset) inputs |= FS_INPUT_EXTRA_TOKENS;
+    return inputs;
+}
+
 fs_status fs_check_supported(fs_context *context, int32_t call, const fs_arguments *a) {
     const fs_head *h = &a->head;
     const fs_batch *b = &a->batch;
@@ -63,6 +70,7 @@ fs_status fs_check_supported(fs_context *context, int32_t call, const fs_argumen
     o.rules = batch_rules(h, b);
     o.results = results_of(&a->result);
     o.flags = b->flags;
+    o.inputs = inputs_of(b);
     o.group_size = b->group_size;
     const char *words = lack_of(context->backend, &o);
     return words ? fs_fail(context, FS_ERR_UNSUPPORTED, "%s", words) : FS_OK;
@@ -96,7 +104,7 @@ static fs_status check_desc(const fs_call_desc *o, const char **why) {
     FS_DESC(!grouped || (o->rules & FS_RULES_CUT) == 0, rules, "without cuts in group modes");
     FS_DESC((o->results & ~FS_RESULTS_KNOWN) == 0, results, "of the bits FS_RESULT_... (0x3ff)");
     FS_DESC((o->flags & ~FS_FLAGS_KNOWN) == 0, flags, "of the bits of batch.flags (0xff)");
-    FS_DESC(o->reserved == 0, reserved, "0");
+    FS_DESC((o->inputs & ~FS_INPUTS_KNOWN) == 0, inputs, "of the bits FS_INPUT_... (0x3)");
     FS_DESC(!grouped || (o->group_size >= (o->call == FS_CALL_SAMPLE) && o->group_size < FS_TOKEN_LIMIT), group_size,
             "1 to 16777215 in group modes");
     return FS_OK;

@@ -33,6 +33,7 @@ LOGITS = {"raw": 0, "processed": 1, "cut": 2}
 HEAD_CONSTANT = 1
 CHECK_POINTERS = 1
 STREAM_DEFAULT = 1
+STRIDE_BROADCAST = -1
 _Bits = TypeVar("_Bits", bound=type[enum.IntFlag])
 
 
@@ -87,6 +88,13 @@ class Rule(enum.IntFlag):
     ALLOW = 1 << 3
     EDITS = 1 << 4
     PENALTIES = 1 << 5
+
+
+class Input(enum.IntFlag):
+    """CallDescStruct.inputs; FS_INPUT_... in the header."""
+
+    BROADCAST = 1 << 0
+    EXTRA_TOKENS = 1 << 1
 
 
 class Wanted(enum.IntFlag):
@@ -267,6 +275,8 @@ class BatchStruct(ctypes.Structure):
         ("count_offset", c_void_p),
         ("count_token", c_void_p),
         ("count_value", c_void_p),
+        ("extra_offset", c_void_p),
+        ("extra_token", c_void_p),
         ("score_token", c_void_p),
         ("watch_offset", c_void_p),
         ("watch_token", c_void_p),
@@ -404,7 +414,7 @@ class CallDescStruct(ctypes.Structure):
         ("rules", c_uint32),
         ("results", c_uint32),
         ("flags", c_uint32),
-        ("reserved", c_int32),
+        ("inputs", c_uint32),
         ("group_size", c_int64),
     ]
 

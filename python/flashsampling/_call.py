@@ -109,10 +109,11 @@ class Head(Local, Generic[Kind]):
 
 def check_penalties(rules: Mapping[str, Any]) -> None:
     """Refuses a penalty of no tokens: a Batch, as the library, takes it for one that changes nothing."""
-    if all(rules.get(name) is None for name in ("seen", "counts", "count_list")):
+    if all(rules.get(name) is None for name in ("seen", "counts", "count_list", "extra_tokens")):
         for name, off in PENALTIES.items():
             if is_scalar(rules.get(name)) and rules[name] != off:
-                raise ValueError("%s: %s, but of which tokens: give seen, counts or count_list" % (name, rules[name]))
+                raise ValueError("%s: %s, but of which tokens: give seen, counts, count_list or extra_tokens"
+                                 % (name, rules[name]))
 
 
 class Batch(Local, Generic[Kind]):
@@ -125,6 +126,9 @@ class Batch(Local, Generic[Kind]):
     flags, or each by its name in Flag: keep_ties=True, min_p_last=True, ...
     slot [B] (int32, or int64 as it lies), slots, position (a number or [B])
     allow [masks, words] uint32, allow_index [B]; seen [S, words] uint32; counts [S, vocabulary] int32
+    extra_tokens
+        per row a list of tokens that count once more each for that row alone, as the drafts ahead of it do; or the
+        tuple of arrays (offset, token)
     edits, count_list, watch
         per row (count_list: per slot) a dictionary {token: value}, a list of (token, value) or, for watch, of tokens;
         or the tuple of arrays (offset, token, value)
@@ -172,6 +176,7 @@ class Batch(Local, Generic[Kind]):
         for names, rows, dtypes in (
             (("edits", "edit_offset", "edit_token", "edit_bias"), self.rows, ("i32", "f32")),
             (("count_list", "count_offset", "count_token", "count_value"), self.slots, ("i32", "i32")),
+            (("extra_tokens", "extra_offset", "extra_token"), self.rows, ("i32",)),
             (("watch", "watch_offset", "watch_token"), self.rows, ("i32",)),
         ):
             if names[0] in given:

@@ -16,7 +16,7 @@ from ._call import Batch, Head, Out, Result
 from ._numbers import choice, count_of_samples
 from ._progress import Progress
 from ._rows import check_rows, raises, status_room
-from ._rules import (BATCH_RULES, Backend, BatchRules, Dtype, FlagName, Kind, LogitsMode, Mode, Noise, OnError, Output,
+from ._rules import (BATCH_RULES, Backend, BatchRules, Dtype, FlagName, InputName, Kind, LogitsMode, Mode, Noise, OnError, Output,
                      Outputs, Quantised, RuleName, ScreenBits, TokenDtype, check_names)
 
 if TYPE_CHECKING:
@@ -519,14 +519,14 @@ def supports(backend: Backend, *, call: Literal["sample", "partial", "ranks"] = 
              hidden_dtype: Dtype | None = None, mode: Mode = "sample", noise: Noise = "exact", samples: int = 1,
              logits_mode: LogitsMode = "raw", rules: int | RuleName | Iterable[RuleName] = (),
              results: int | Output | Literal["top", "watch"] | Iterable[Output | Literal["top", "watch"]] = (),
-             flags: int | FlagName | Iterable[FlagName] = 0, group_size: int = 0) -> tuple[bool, str]:
+             flags: int | FlagName | Iterable[FlagName] = 0, inputs: int | InputName | Iterable[InputName] = (),
+             group_size: int = 0) -> tuple[bool, str]:
     """Whether a backend does such calls, and "" or why not, in the words a call would be refused with.
 
     Names are those of Batch, Head and Result; rules are some of "top_k", "top_p", "min_p", "allow", "edits",
     "penalties", results of "noisy_logit", "max_logit", "log_z", "logit", "logprob", "rank", "top", "watch", "entropy",
-    "survivors". call is
-    "sample", "partial" (and merge) or "ranks". hidden_dtype is the head's unless it is said. Raises Error for what no
-    backend could do.
+    "survivors", inputs of "broadcast" (one hidden state for all rows) and "extra_tokens". call is "sample", "partial"
+    (and merge) or "ranks". hidden_dtype is the head's unless it is said. Raises Error for what no backend could do.
     """
     hidden: Any = hidden_dtype or (dtype if dtype in _c.DTYPES else "f32")
     o = _c.CallDescStruct(size=ctypes.sizeof(_c.CallDescStruct))
@@ -536,6 +536,7 @@ def supports(backend: Backend, *, call: Literal["sample", "partial", "ranks"] = 
     o.mode, o.noise = choice(_c.MODES, mode, "mode"), choice(_c.NOISES, noise, "noise")
     o.samples, o.logits_mode = count_of_samples(samples), choice(_c.LOGITS, logits_mode, "logits_mode")
     o.rules, o.results = _bits(_c.Rule, rules, "rules"), _bits(_c.Wanted, results, "results")
+    o.inputs = _bits(_c.Input, inputs, "inputs")
     o.flags, o.group_size = _bits(_c.Flag, flags, "flags"), integer(group_size, "i64", "group_size")
     why, lib = ctypes.c_char_p(), _c.library(backend)
     status = lib.fs_supports(choice(_c.BACKENDS, backend, "backend"), byref(o), byref(why))

@@ -39,6 +39,7 @@ Outputs = Literal["all"] | Output | Iterable[Output]
 ScreenBits = Literal[0, 4, 8]  # 0: no screen
 OnError = Literal["raise", "status"] | None
 RuleName = Literal["top_k", "top_p", "min_p", "allow", "edits", "penalties"]
+InputName = Literal["broadcast", "extra_tokens"]
 FlagName = Literal["keep_ties_top_k", "keep_ties_top_p", "keep_ties", "joint_top_p", "min_p_last",
                    "cut_before_temperature", "edits_last", "exact_rank", "rank_of_ties"]
 
@@ -121,6 +122,7 @@ class Rules(SlotRules, Flags, total=False):
     seen: Array | None
     counts: Array | None
     count_list: Counts
+    extra_tokens: Tokens
     score_tokens: Array | Sequence[Sequence[int]] | None
     watch: Tokens
     limits: Limits | None

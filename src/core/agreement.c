@@ -22,6 +22,7 @@ static const struct {
     [FS_AGREE_POSITIONS] = {"a position", 0},
     [FS_AGREE_RULES] = {"a slot or the value of a rule, or whether a limit or list holds", 0},
     [FS_AGREE_EDITS] = {"an edit", 0},
+    [FS_AGREE_EXTRAS] = {"batch.extra_token", 0},
     [FS_AGREE_BUDGET] = {"options.fallback_bytes", 1},
 };
 
@@ -50,10 +51,19 @@ static uint64_t hash_edits(const fs_batch *batch) {
     return h;
 }
 
+static uint64_t hash_extras(const fs_batch *batch) {
+    uint64_t h = 0;
+    for (int64_t b = 0; b < batch->rows && batch->extra_offset; b++)
+        for (int64_t i = batch->extra_offset[b]; i < batch->extra_offset[b + 1]; i++)
+            h = hash_mix(h, (uint64_t)batch->extra_token[i] << 32 | (uint64_t)b);
+    return h;
+}
+
 fs_agreement fs_agreement_of(const fs_call *call) {
     fs_agreement a = agreement_of_call(call);
     a.word[FS_AGREE_WATCHED] = hash_watched(call);
     a.word[FS_AGREE_EDITS] = hash_edits(call->batch);
+    a.word[FS_AGREE_EXTRAS] = hash_extras(call->batch);
     for (int64_t b = 0; b < call->batch->rows; b++) {
         const fs_row_rules rules = call->rules ? call->rules[b] : fs_row_rules_of(call->batch, call->vocab, b);
         agreement_add_row(&a, b, &rules);

@@ -26,6 +26,7 @@ enum {
     FS_AGREE_POSITIONS,
     FS_AGREE_RULES,
     FS_AGREE_EDITS,
+    FS_AGREE_EXTRAS,
     FS_AGREE_ASKED, /* these two follow from others too, which are named first */
     FS_AGREE_LISTS,
     FS_AGREE_BUDGET, /* options.fallback_bytes: where rounds end; filled in by whoever has rounds */

@@ -79,9 +79,14 @@ typedef struct fs_matrix {
     int32_t format;
 } fs_matrix;
 
+/* A stride as it is counted with: 0 stands for packed rows, FS_STRIDE_BROADCAST for one row in place of all. */
+FS_CORE int64_t stride_of(int64_t stride, int32_t format, int64_t columns) {
+    return stride == FS_STRIDE_BROADCAST ? 0 : stride ? stride : format_row_bytes(format, columns);
+}
+
 FS_CORE fs_matrix matrix_of(const void *data, int64_t stride, int32_t dtype, int64_t columns) {
     const int32_t format = format_of(dtype);
-    fs_matrix m = {(const char *)data, stride ? stride : format_row_bytes(format, columns), format};
+    fs_matrix m = {(const char *)data, stride_of(stride, format, columns), format};
     return m;
 }
 

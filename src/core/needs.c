@@ -22,17 +22,19 @@ static int are_tokens(const int32_t *token, int64_t count, int64_t vocab) {
     return 1;
 }
 
+/* Entries offset[i] .. offset[i + 1] - 1 of a list; without offsets there is none. */
+static int are_listed_tokens(const int64_t *offset, int64_t i, const int32_t *token, int64_t vocab) {
+    return !offset || offset[i + 1] == offset[i] || are_tokens(token + offset[i], offset[i + 1] - offset[i], vocab);
+}
+
 static int lists_are_tokens(const fs_batch *batch, int64_t vocab, int64_t b, int64_t slot) {
     const fs_edits edits = batch_edits(batch, b, slot);
     const int64_t given = watch_given(batch);
     if (edits.count && !are_tokens(batch->edit_token + edits.first, edits.count, vocab)) return 0;
     if (given && !are_tokens(batch->score_token + b * given, given, vocab)) return 0;
-    const int64_t *offset = batch->count_offset ? batch->count_offset + slot : NULL;
-    if (offset && offset[1] > offset[0] && !are_tokens(batch->count_token + offset[0], offset[1] - offset[0], vocab))
-        return 0;
-    offset = batch->watch_offset ? batch->watch_offset + b : NULL;
-    return !offset || offset[1] == offset[0] ||
-           are_tokens(batch->watch_token + offset[0], offset[1] - offset[0], vocab);
+    return are_listed_tokens(batch->count_offset, slot, batch->count_token, vocab) &&
+           are_listed_tokens(batch->extra_offset, b, batch->extra_token, vocab) &&
+           are_listed_tokens(batch->watch_offset, b, batch->watch_token, vocab);
 }
 
 fs_row_rules fs_row_rules_of(const fs_batch *batch, int64_t vocab, int64_t b) {

@@ -64,7 +64,7 @@ FS_CORE int rules_penalise(const fs_row_rules *rules) {
 
 /* Whether there is anything that penalties look at. */
 FS_CORE int batch_penalises(const fs_batch *batch) {
-    return batch->seen || batch->counts || batch->count_offset;
+    return batch->seen || batch->counts || batch->count_offset || batch->extra_offset;
 }
 
 /* --------------------------------------------------------------------------------------------- how a row draws ---- */

@@ -118,7 +118,8 @@ static fs_status cpu_sample(fs_context *context, const fs_head *head, const fs_b
 /* Bytes of the second pass of whichever of `rows` rows takes the most, alone. Without lists there is none. */
 static size_t second_size(const fs_job *job, fs_context *context, int64_t rows) {
     const fs_batch *batch = job->call.batch;
-    const int alike = !batch->edit_offset && !batch->edit_count && !batch->count_offset && !batch->watch_offset;
+    const int alike = !batch->edit_offset && !batch->edit_count && !batch->count_offset && !batch->extra_offset &&
+                      !batch->watch_offset;
     size_t most = 0;
     if (!job->call.needs.keep && !job->call.needs.keep_raw) return 0;
     for (int32_t b = 0; b < rows && (b == 0 || !alike); b++) {

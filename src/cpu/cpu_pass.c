@@ -5,8 +5,9 @@
 
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
 
-static int64_t sparse_counts(const fs_batch *batch, int32_t slot) {
-    return batch->count_offset && slot >= 0 ? batch->count_offset[slot + 1] - batch->count_offset[slot] : 0;
+/* Entries of list i; without offsets, or in a row without a slot, there are none. */
+static int64_t entries_of(const int64_t *offset, int64_t i, int32_t slot) {
+    return offset && slot >= 0 ? offset[i + 1] - offset[i] : 0;
 }
 
 /* Row a of the pass; a pass that is only counted has no rows yet. */
@@ -60,7 +61,8 @@ static void layout_rows(fs_pass *pass, fs_arena *arena) {
         memset(&active, 0, sizeof active);
         active.b = b;
         active.edits = batch_edits(batch, b, slot).count;
-        active.counts = sparse_counts(batch, slot);
+        active.extras = entries_of(batch->extra_offset, b, slot);
+        active.counts = entries_of(batch->count_offset, slot, slot) + active.extras;
         active.watches = watch_count(batch, b);
         active.watched = pass->watches;
         active.noise = noise ? noise + a * samples : NULL;
@@ -174,11 +176,10 @@ static void sort_u64(uint64_t *x, int64_t n) {
     }
 }
 
-/* (token << 32 | entry) ascending: entries of one token stay in the caller's order, so sums do not depend on the
- * sort. */
-static void sort_sparse(const int32_t *token, int64_t n, uint64_t *sorted) {
-    for (int64_t i = 0; i < n; i++) sorted[i] = (uint64_t)(uint32_t)token[i] << 32 | (uint64_t)i;
-    sort_u64(sorted, n);
+/* (token << 32 | entry), of entries [from, to). Sorted, entries of one token stay in the caller's order, so sums do not
+ * depend on the sort. */
+static void list_sparse(const int32_t *token, int64_t from, int64_t to, uint64_t *list) {
+    for (int64_t i = from; i < to; i++) list[i] = (uint64_t)(uint32_t)token[i - from] << 32 | (uint64_t)i;
 }
 
 /* Lists serve cuts and nothing else, so that what no cut leaves need not be in them. */
@@ -224,13 +225,18 @@ static void prepare_active(const fs_pass *pass, fs_active_row *active) {
     if (active->edits) {
         const int64_t first = batch_edits(batch, active->b, rules->slot).first;
         active->edit_bias = batch->edit_bias + first;
-        sort_sparse(batch->edit_token + first, active->edits, active->edit);
+        list_sparse(batch->edit_token + first, 0, active->edits, active->edit);
+        sort_u64(active->edit, active->edits);
     }
-    if (active->counts) {
+    const int64_t counted = active->counts - active->extras;
+    if (counted) {
         const int64_t first = batch->count_offset[rules->slot];
         active->count_value = batch->count_value + first;
-        sort_sparse(batch->count_token + first, active->counts, active->count);
+        list_sparse(batch->count_token + first, 0, counted, active->count);
     }
+    if (active->extras)
+        list_sparse(batch->extra_token + batch->extra_offset[active->b], counted, active->counts, active->count);
+    sort_u64(active->count, active->counts);
     for (int64_t i = 0; i < active->watches; i++)
         active->watch[i] = (uint64_t)(uint32_t)watch_token(batch, active->b, i) << 32 | (uint64_t)i;
     sort_u64(active->watch, active->watches);

@@ -66,11 +66,11 @@ static void transform_penalties(const fs_call *call, const fs_active_row *active
         int64_t bytes = batch->counts_stride ? batch->counts_stride : call->vocab * 4;
         const char *row = (const char *)batch->counts + rules->slot * bytes;
         memcpy(counts, row + block.first * 4, (size_t)block.n * 4);
-    } else {
-        memset(counts, 0, (size_t)block.n * sizeof *counts);
-        FS_SPARSE_EACH(i, active->count, active->counts, block)
-        add_count(&counts[(int64_t)(active->count[i] >> 32) - block.first],
-                  active->count_value[(uint32_t)active->count[i]]);
+    } else memset(counts, 0, (size_t)block.n * sizeof *counts);
+    FS_SPARSE_EACH(i, active->count, active->counts, block) {
+        const uint32_t entry = (uint32_t)active->count[i];
+        const int is_extra = entry >= (uint64_t)(active->counts - active->extras);
+        add_count(&counts[(int64_t)(active->count[i] >> 32) - block.first], is_extra ? 1 : active->count_value[entry]);
     }
     for (int64_t i = 0; i < block.n; i++) {
         int was_seen = seen && bit_of(seen, block.first + i);

@@ -19,9 +19,9 @@ typedef struct fs_active_row {
     uint64_t *edit;  /* [edits] (token << 32 | entry), ascending */
     int64_t edits;
     const float *edit_bias; /* [edits] by entry */
-    uint64_t *count;        /* [counts] likewise, of the slot's sparse counts */
-    int64_t counts;
-    const int32_t *count_value; /* [counts] by entry */
+    uint64_t *count;        /* [counts] likewise: entries of the slot's sparse counts, then the row's extra tokens */
+    int64_t counts, extras;
+    const int32_t *count_value; /* [counts - extras] by entry; an extra token counts once */
     uint64_t *watch;            /* [watches] (token << 32 | place in the row's watched tokens), ascending */
     int64_t watches, watched;   /* watched: those of the rows before */
     double rare;      /* tokens with less than this share of the mass, as a log, are not listed; -inf: all are */

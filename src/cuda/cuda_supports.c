@@ -5,6 +5,7 @@
 
 const char *fs_cuda_lacks(const fs_call_desc *o) {
     const int grouped = o->mode == FS_MODE_GROUP_PARALLEL || o->mode == FS_MODE_GROUP_ONLINE;
+    const int weights = o->kind == FS_HEAD_WEIGHTS;
     const uint32_t cuts = FS_RULE_TOP_K | FS_RULE_TOP_P | FS_RULE_MIN_P;
     const fs_lack table[] = {
         /* Nobody does, but here the host does not see whether an array has a cut. */
@@ -13,6 +14,11 @@ const char *fs_cuda_lacks(const fs_call_desc *o) {
         {(o->results & FS_RESULT_ENTROPY) != 0, "result.entropy is not supported by the cuda backend yet"},
         {(o->results & FS_RESULT_SURVIVORS) != 0,
          "result.survivor_token and survivor_count are not supported by the cuda backend yet"},
+        {weights && (o->inputs & FS_INPUT_BROADCAST),
+         "one hidden state for all rows (batch.hidden_stride FS_STRIDE_BROADCAST) is not supported by the cuda backend"
+         " yet"},
+        {(o->inputs & FS_INPUT_EXTRA_TOKENS) != 0,
+         "tokens that count once more for one row (batch.extra_offset) are not supported by the cuda backend yet"},
     };
     return fs_first_lack(table, sizeof table / sizeof table[0]);
 }

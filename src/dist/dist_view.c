@@ -1,5 +1,5 @@
 /* dist_view.c - some rows of a call as a call of their own. Every array of a batch that is per row begins later;
- * offsets into edits and watched tokens keep their meaning, because they need not begin at 0. */
+ * offsets into edits, extra counts and watched tokens keep their meaning, because they need not begin at 0. */
 #include "dist.h"
 
 #include "core/format.h"
@@ -47,6 +47,7 @@ fs_view fs_view_of(const fs_call *call, const fs_result *result, int64_t b, int6
     LATER(batch->allow_index, b);
     LATER(batch->position, b);
     LATER(batch->edit_offset, b);
+    LATER(batch->extra_offset, b);
     LATER(batch->watch_offset, b);
     LATER(batch->score_token, b * batch->samples);
     return v;

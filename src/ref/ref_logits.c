@@ -122,6 +122,8 @@ static uint32_t check_lists(const ref_row *row, const fs_batch *batch) {
     bad |= check_tokens(batch->edit_token, first, last, row->vocab);
     if (batch->count_offset)
         bad |= check_tokens(batch->count_token, batch->count_offset[s], batch->count_offset[s + 1], row->vocab);
+    if (batch->extra_offset)
+        bad |= check_tokens(batch->extra_token, batch->extra_offset[b], batch->extra_offset[b + 1], row->vocab);
     if (batch->watch_offset)
         bad |= check_tokens(batch->watch_token, batch->watch_offset[b], batch->watch_offset[b + 1], row->vocab);
     if (batch->mode == FS_MODE_SCORE) bad |= check_tokens(batch->score_token, b * n, (b + 1) * n, row->vocab);
@@ -147,7 +149,7 @@ static uint32_t used_rules(const ref_values *values, int64_t vocab) {
 static uint32_t check_limits(const ref_row *row, const fs_batch *batch) {
     const uint32_t absent = batch->limits->absent;
     uint32_t uses = used_rules(&row->values, row->vocab);
-    const int has_penalised = batch->seen || batch->counts || batch->count_offset;
+    const int has_penalised = batch->seen || batch->counts || batch->count_offset || batch->extra_offset;
     const int top_k_over = batch->limits->top_k > 0 && row->values.top_k > batch->limits->top_k;
     int64_t first, last;
     fs_ref_row_edits(row, batch, &first, &last);
@@ -227,6 +229,13 @@ static void apply_edits(ref_row *row, const fs_batch *batch) {
     }
 }
 
+static void add_to_count(ref_row *row, int32_t token, int64_t value) {
+    int64_t v = token - row->first;
+    if (v < 0 || v >= row->size) return;
+    int64_t sum = row->count[v] + value;
+    row->count[v] = sum > INT32_MAX ? INT32_MAX : sum < INT32_MIN ? INT32_MIN : sum;
+}
+
 static void gather_counts(ref_row *row, const fs_batch *batch) {
     const int32_t *dense = NULL;
     if (batch->counts) dense = row_of(batch->counts, batch->counts_stride, row->vocab * 4, row->slot);
@@ -234,13 +243,12 @@ static void gather_counts(ref_row *row, const fs_batch *batch) {
         int64_t id = row->first + v;
         row->count[v] = dense && id < row->vocab ? dense[id] : 0;
     }
-    if (!batch->count_offset) return;
-    for (int64_t i = batch->count_offset[row->slot]; i < batch->count_offset[row->slot + 1]; i++) {
-        int64_t v = batch->count_token[i] - row->first;
-        if (v < 0 || v >= row->size) continue;
-        int64_t sum = row->count[v] + batch->count_value[i];
-        row->count[v] = sum > INT32_MAX ? INT32_MAX : sum < INT32_MIN ? INT32_MIN : sum;
-    }
+    if (batch->count_offset)
+        for (int64_t i = batch->count_offset[row->slot]; i < batch->count_offset[row->slot + 1]; i++)
+            add_to_count(row, batch->count_token[i], batch->count_value[i]);
+    if (batch->extra_offset)
+        for (int64_t i = batch->extra_offset[row->b]; i < batch->extra_offset[row->b + 1]; i++)
+            add_to_count(row, batch->extra_token[i], 1);
 }
 
 static void apply_penalties(ref_row *row, const fs_batch *batch) {

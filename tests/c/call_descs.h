@@ -51,6 +51,8 @@ static void call_of_desc(described *c, const fs_call_desc *o, int arrays) {
     c->batch.mode = o->mode, c->batch.noise = o->noise, c->batch.samples = o->samples, c->batch.flags = o->flags;
     c->batch.group_size = o->group_size;
     c->batch.score_token = c->ids;
+    if (o->inputs & FS_INPUT_BROADCAST) c->batch.hidden_stride = FS_STRIDE_BROADCAST;
+    if (o->inputs & FS_INPUT_EXTRA_TOKENS) c->batch.extra_offset = c->offset, c->batch.extra_token = c->ids;
     call_of_rules(c, o->rules, arrays);
     *r = fs_result_default();
     r->tokens = c->tokens, r->logits_mode = o->logits_mode;
@@ -98,10 +100,10 @@ static void answer_is_kept(int32_t backend, fs_context *context, const fs_call_d
     if (answer == FS_ERR_UNSUPPORTED) kept = kept && status == answer && strstr(text, why);
     else if (answer != FS_OK) kept = kept && answer == FS_ERR_ARGUMENT && status < 0;
     if (kept) return;
-    fail_msg(
-        "call %d kind %d dtype %d/%d mode %d noise %d samples %d logits %d rules %x results %x: %d '%s', not %d '%s'",
-        o->call, o->kind, o->dtype, o->hidden_dtype, o->mode, o->noise, o->samples, o->logits_mode, o->rules,
-        o->results, answer, why, status, text);
+    fail_msg("call %d kind %d dtype %d/%d mode %d noise %d samples %d logits %d rules %x results %x inputs %x: %d "
+             "'%s', not %d '%s'",
+             o->call, o->kind, o->dtype, o->hidden_dtype, o->mode, o->noise, o->samples, o->logits_mode, o->rules,
+             o->results, o->inputs, answer, why, status, text);
 }
 
 /* The i-th digit of a number whose digits have different bases. */
@@ -128,7 +130,7 @@ static fs_call_desc desc_of_number(uint64_t i) {
     return o;
 }
 
-/* Every description without rules and results, with one rule, with one result; then random ones. */
+/* Every description without rules and results, with one rule, with one result, with one input; then random ones. */
 static void answers_are_kept(int32_t backend, fs_status done) {
     static described c;
     fs_context *context = open_context(backend, 1, 0);
@@ -137,7 +139,8 @@ static void answers_are_kept(int32_t backend, fs_status done) {
         for (int one = 0; one < 17; one++) {
             fs_call_desc o = desc_of_number(i);
             if (one >= 1 && one < 7) o.rules = 1u << (one - 1);
-            if (one >= 7) o.results = 1u << (one - 7);
+            if (one >= 7 && one < 15) o.results = 1u << (one - 7);
+            if (one >= 15) o.inputs = 1u << (one - 15);
             call_of_desc(&c, &o, one & 1);
             answer_is_kept(backend, context, &o, &c, done);
         }
@@ -145,6 +148,7 @@ static void answers_are_kept(int32_t backend, fs_status done) {
         fs_call_desc o = desc_of_number(random_below(&r, DESCS));
         o.rules = (uint32_t)random_below(&r, 64), o.results = (uint32_t)random_below(&r, 1024);
         o.flags = (uint32_t)random_below(&r, 256);
+        if (random_below(&r, 4) == 0) o.inputs = (uint32_t)random_below(&r, 4);
         if (random_below(&r, 2)) o.group_size = 128;
         call_of_desc(&c, &o, (int)random_below(&r, 2));
         answer_is_kept(backend, context, &o, &c, done);

@@ -242,6 +242,18 @@ static void make_batch(rng *r, random_call *c) {
     make_limits(r, c);
 }
 
+void make_extras(rng *r, random_call *c) {
+    fs_batch *b = &c->batch;
+    free(c->extra_offset), free(c->extra_token);
+    b->extra_offset = c->extra_offset = offsets(r, c->rows, 6);
+    const int64_t entries = c->extra_offset[c->rows], few = c->vocab < 4 ? c->vocab : 4;
+    b->extra_token = c->extra_token = some_tokens(r, entries, c->vocab);
+    for (int64_t i = 0; i < entries; i++) /* some again and again */
+        if (random_below(r, 2)) c->extra_token[i] = (int32_t)random_below(r, (uint64_t)few);
+    rules_of(b)->repetition.per_slot = c->repetition, rules_of(b)->frequency.per_slot = c->frequency;
+    rules_of(b)->presence.per_slot = c->presence;
+}
+
 void make_call(rng *r, random_call *c) {
     const int64_t vocab = 1 + (int64_t)random_below(r, random_below(r, 3) ? 300 : 3000);
     make_call_of(r, c, 1 + (int64_t)random_below(r, 9), vocab);
@@ -255,16 +267,76 @@ void make_call_of(rng *r, random_call *c, int64_t rows, int64_t vocab) {
     c->rows = rows;
     make_head(r, c);
     make_batch(r, c);
+    if (random_below(r, 4) == 0) {
+        make_extras(r, c);
+        spoil(r, c, c->extra_token, c->extra_offset[c->rows]);
+    }
+    if (random_below(r, 8) == 0 && c->head.kind == FS_HEAD_WEIGHTS) c->batch.hidden_stride = FS_STRIDE_BROADCAST;
     c->result.logits_mode = (int32_t)random_below(r, 3);
     c->result.tokens_dtype = random_below(r, 2) ? FS_I32 : FS_I64;
     c->result.top_count = (int32_t)random_below(r, 3) ? (int32_t)random_below(r, 40) : 0;
 }
 
 void free_call(random_call *c) {
-    void *all[] = {c->data,        c->hidden,       c->bias,         c->slot,       c->position,    c->seed,
-                   c->temperature, c->top_p,        c->min_p,        c->repetition, c->frequency,   c->presence,
-                   c->top_k,       c->stream,       c->allow,        c->seen,       c->allow_index, c->counts,
-                   c->edit_offset, c->count_offset, c->watch_offset, c->edit_token, c->count_token, c->count_value,
-                   c->watch_token, c->given,        c->edit_bias,    c->edit_count};
+    void *all[] = {c->data,        c->hidden,       c->bias,         c->slot,       c->position,     c->seed,
+                   c->temperature, c->top_p,        c->min_p,        c->repetition, c->frequency,    c->presence,
+                   c->top_k,       c->stream,       c->allow,        c->seen,       c->allow_index,  c->counts,
+                   c->edit_offset, c->count_offset, c->watch_offset, c->edit_token, c->count_token,  c->count_value,
+                   c->watch_token, c->given,        c->edit_bias,    c->edit_count, c->extra_offset, c->extra_token};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
+}
+
+/* ---------------------------------------------------------------------------------------------------- outputs ---- */
+
+void prepare_outputs(const random_call *c, uint32_t wanted, outputs *o) {
+    memset(o, 0x5A, sizeof *o);
+    o->result = c->result;
+    o->result.tokens = o->tokens;
+    o->result.status = o->status;
+    if (wanted & 1) o->result.noisy_logit = o->score;
+    if (wanted & 2) o->result.logit = o->logit;
+    if (wanted & 4) o->result.logprob = o->logprob;
+    if (wanted & 8) o->result.rank = o->rank;
+    if (wanted & 16) o->result.max_logit = o->max_logit;
+    if (wanted & 32) o->result.log_z = o->log_z;
+    if (wanted & 64) o->result.top_token = o->top_token;
+    if (wanted & 128) o->result.top_logit = o->top_logit;
+    if (wanted & 256) o->result.top_logprob = o->top_logprob;
+    if (c->batch.watch_offset && wanted & 512)
+        o->result.watch_logit = o->watch_logit, o->result.watch_logprob = o->watch_logprob;
+}
+
+void expect_same_outputs(uint64_t seed, const outputs *a, const outputs *b) {
+    outputs x = *a, y = *b;
+    for (size_t i = 0; i < 64; i++)
+        x.status[i] &= ~(uint32_t)FS_ROW_FALLBACK, y.status[i] &= ~(uint32_t)FS_ROW_FALLBACK;
+    const size_t from = offsetof(outputs, tokens);
+    if (memcmp((char *)&x + from, (char *)&y + from, sizeof x - from) == 0) return;
+    for (size_t i = from; i < sizeof x; i += 4)
+        if (memcmp((char *)&x + i, (char *)&y + i, 4) != 0)
+            fail_msg("call %llu: byte %zu of the outputs differs, tokens begin at %zu and status at %zu",
+                     (unsigned long long)seed, i, from, offsetof(outputs, status));
+}
+
+void sample_in_shards(fs_context *context, const random_call *c, const int64_t *cut, int32_t shards,
+                      fs_result *result) {
+    void *part[8];
+    assert_true(shards <= 8);
+    for (int32_t i = 0; i < shards; i++) {
+        const int64_t row = c->head.kind == FS_HEAD_WEIGHTS ? c->head.stride : bytes_of(c->head.dtype);
+        fs_head head = c->head;
+        size_t bytes;
+        head.first_token = cut[i], head.rows = cut[i + 1] - cut[i], head.vocab = c->vocab;
+        head.data = (const char *)c->data + cut[i] * row;
+        if (head.bias) head.bias += cut[i];
+        if (fs_partial_size(context, &head, &c->batch, result, &bytes) != FS_OK) fail_msg("%s", fs_error_text(context));
+        part[i] = array(bytes, 1);
+        if (fs_partial(context, &head, &c->batch, result, part[i], bytes) != FS_OK)
+            fail_msg("%s", fs_error_text(context));
+    }
+    fs_head head = c->head;
+    head.vocab = c->vocab;
+    if (fs_merge(context, &head, &c->batch, (const void *const *)part, shards, result) != FS_OK)
+        fail_msg("%s", fs_error_text(context));
+    for (int32_t i = 0; i < shards; i++) free(part[i]);
 }

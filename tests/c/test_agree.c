@@ -4,35 +4,6 @@
 
 #include "core/needs.h"
 
-/* Everything a call writes, prefilled with sentinels. */
-typedef struct outputs {
-    fs_result result;
-    int64_t tokens[64 * 8];
-    uint32_t status[64];
-    float score[64 * 8], logit[64 * 8], logprob[64 * 8], max_logit[64], log_z[64];
-    int32_t rank[64 * 8], top_token[64 * 40];
-    float top_logit[64 * 40], top_logprob[64 * 40], watch_logit[64 * 4], watch_logprob[64 * 4];
-} outputs;
-
-/* `wanted` chooses outputs by bits, the same for both runs. */
-static void prepare_outputs(const random_call *c, uint32_t wanted, outputs *o) {
-    memset(o, 0x5A, sizeof *o);
-    o->result = c->result;
-    o->result.tokens = o->tokens;
-    o->result.status = o->status;
-    if (wanted & 1) o->result.noisy_logit = o->score;
-    if (wanted & 2) o->result.logit = o->logit;
-    if (wanted & 4) o->result.logprob = o->logprob;
-    if (wanted & 8) o->result.rank = o->rank;
-    if (wanted & 16) o->result.max_logit = o->max_logit;
-    if (wanted & 32) o->result.log_z = o->log_z;
-    if (wanted & 64) o->result.top_token = o->top_token;
-    if (wanted & 128) o->result.top_logit = o->top_logit;
-    if (wanted & 256) o->result.top_logprob = o->top_logprob;
-    if (c->batch.watch_offset && wanted & 512)
-        o->result.watch_logit = o->watch_logit, o->result.watch_logprob = o->watch_logprob;
-}
-
 static int close_enough(float a, float b) {
     if (a != a || b != b) return a != a && b != b;
     if (a == b) return 1;
@@ -147,35 +118,13 @@ static void shards_draw_what_the_whole_draws(void **state) {
         prepare_outputs(&c, wanted, &whole);
         prepare_outputs(&c, wanted, &merged);
         sample(context, &c, &whole);
-        int32_t shards = 1 + (int32_t)random_below(&r, 5);
-        void *part[5];
-        int64_t first = 0;
-        const int64_t bytes_per = bytes_of(c.head.dtype);
-        const int64_t vocab = c.vocab;
-        for (int32_t i = 0; i < shards; i++) {
-            int64_t last = i + 1 == shards ? c.head.rows
-                                           : first + (int64_t)random_below(&r, (uint64_t)(c.head.rows - first) + 1);
-            fs_head head = c.head;
-            head.first_token = first;
-            head.rows = last - first;
-            head.vocab = vocab;
-            head.data = (const char *)c.data +
-                        (head.kind == FS_HEAD_WEIGHTS ? first * c.head.stride : first * bytes_per);
-            if (head.bias) head.bias += first;
-            size_t bytes;
-            if (fs_partial_size(context, &head, &c.batch, &merged.result, &bytes) != FS_OK)
-                fail_msg("%s", fs_error_text(context));
-            part[i] = array(bytes, 1);
-            if (fs_partial(context, &head, &c.batch, &merged.result, part[i], bytes) != FS_OK)
-                fail_msg("%s", fs_error_text(context));
-            first = last;
-        }
-        fs_head head = c.head;
-        head.vocab = vocab;
-        if (fs_merge(context, &head, &c.batch, (const void *const *)part, shards, &merged.result) != FS_OK)
-            fail_msg("call %llu: %s", (unsigned long long)seed, fs_error_text(context));
+        const int32_t shards = 1 + (int32_t)random_below(&r, 5);
+        int64_t cut[6] = {0};
+        for (int32_t i = 1; i < shards; i++)
+            cut[i] = cut[i - 1] + (int64_t)random_below(&r, (uint64_t)(c.head.rows - cut[i - 1]) + 1);
+        cut[shards] = c.head.rows;
+        sample_in_shards(context, &c, cut, shards, &merged.result);
         compare_outputs(seed, &c, &merged, &whole);
-        for (int32_t i = 0; i < shards; i++) free(part[i]);
         free_call(&c);
     }
     fs_context_destroy(context);

@@ -33,6 +33,8 @@ static void a_pointer_that_is_not_aligned_is_named(void **state) {
     MISALIGNED(batch.count_offset, 8);
     MISALIGNED(batch.count_token, 4);
     MISALIGNED(batch.count_value, 4);
+    MISALIGNED(batch.extra_offset, 8);
+    MISALIGNED(batch.extra_token, 4);
     MISALIGNED(batch.score_token, 4);
     MISALIGNED(batch.watch_offset, 8);
     MISALIGNED(batch.watch_token, 4);

@@ -145,6 +145,20 @@ static void cuda_does_every_rule_on_one_device_and_over_shards(void **state) {
     }
 }
 
+static void cuda_refuses_inputs_by_name(void **state) {
+    (void)state;
+    static const char *const named[] = {"FS_STRIDE_BROADCAST", "batch.extra_offset"};
+    for (int i = 0; i < 2; i++) {
+        const char *why;
+        fs_call_desc o = fs_call_desc_default();
+        o.inputs = 1u << i;
+        assert_int_equal(fs_supports(FS_BACKEND_CUDA, &o, &why), FS_ERR_UNSUPPORTED);
+        assert_non_null(strstr(why, named[i]));
+        assert_int_equal(fs_supports(FS_BACKEND_CPU, &o, &why), FS_OK);
+        assert_int_equal(fs_supports(FS_BACKEND_REFERENCE, &o, &why), FS_OK);
+    }
+}
+
 /* Nor is an array for results of no length, a top_k as large as the vocabulary, or counts without a penalty. */
 static void what_changes_nothing_is_no_reason_to_refuse(void **state) {
     (void)state;
@@ -185,6 +199,7 @@ int main(void) {
         cmocka_unit_test(work_memory_is_refused_by_a_backend_that_takes_none),
         cmocka_unit_test(calls_are_refused_in_the_words_of_the_answer),
         cmocka_unit_test(cuda_does_every_rule_on_one_device_and_over_shards),
+        cmocka_unit_test(cuda_refuses_inputs_by_name),
         cmocka_unit_test(what_changes_nothing_is_no_reason_to_refuse),
         cmocka_unit_test(group_modes_take_arrays_of_cuts_that_are_said_to_be_absent),
     };

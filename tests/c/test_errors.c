@@ -35,6 +35,8 @@ static void a_bad_batch_is_named(void **state) {
     REFUSED(f.batch.hidden = NULL, "batch.hidden", "NULL");
     REFUSED(f.batch.hidden_dtype = 8, "batch.hidden_dtype", "8");
     REFUSED(f.batch.hidden_stride = 8, "batch.hidden_stride", "16");
+    REFUSED(f.batch.hidden_stride = -2, "batch.hidden_stride", "-2");
+    REFUSED(f.head.stride = FS_STRIDE_BROADCAST, "head.stride", "-1");
     REFUSED(f.batch.mode = 5, "batch.mode", "5");
     REFUSED(f.batch.samples = -1, "batch.samples", "1024");
     REFUSED(f.batch.samples = 1025, "batch.samples", "1025");
@@ -63,6 +65,10 @@ static void a_bad_list_is_named(void **state) {
     REFUSED((f.batch.edit_offset = f.offset, f.offset[0] = -1), "batch.edit_offset[0]", "-1");
     REFUSED((f.batch.watch_offset = f.offset, f.offset[1] = 9), "batch.watch_offset[2]", "ascend");
     REFUSED((f.batch.count_offset = f.offset, f.batch.count_token = f.list), "batch.count_value", "NULL");
+    REFUSED(f.batch.extra_offset = f.offset, "batch.extra_token", "NULL");
+    REFUSED((f.batch.extra_offset = f.offset, f.offset[0] = -3), "batch.extra_offset[0]", "-3");
+    REFUSED((f.batch.extra_offset = f.offset, f.offset[1] = 9), "batch.extra_offset[2] is 2 after 9", "ascend");
+    REFUSED((f.batch.extra_offset = f.offset, f.offset[2] = INT64_MAX), "batch.extra_offset[2]", "2^31");
     REFUSED((f.batch.edit_offset = f.offset, f.batch.edit_count = f.list), "batch.edit_count", "both");
     REFUSED(f.batch.edit_stride = 6, "batch.edit_stride", "6");
     REFUSED(f.batch.edit_stride = -4, "batch.edit_stride", "-4");

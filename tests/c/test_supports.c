@@ -54,7 +54,7 @@ static void a_description_that_nobody_could_do_is_named(void **state) {
     REFUSED(o.rules = 64, "call_desc.rules", "64");
     REFUSED(o.results = 1024, "call_desc.results", "1024");
     REFUSED(o.flags = 256, "call_desc.flags", "256");
-    REFUSED(o.reserved = 1, "call_desc.reserved", "1");
+    REFUSED(o.inputs = 4, "call_desc.inputs", "4");
     refused(FS_BACKEND_AUTO, &plain, "backend", "0");
     refused(4, &plain, "backend", "4");
     refused(FS_BACKEND_CPU, NULL, "call_desc", "NULL");

@@ -37,6 +37,7 @@ static void make_batch(rng *r, const fs_head *h, fs_batch *b) {
     const int grouped = b->mode == FS_MODE_GROUP_PARALLEL || b->mode == FS_MODE_GROUP_ONLINE;
     b->hidden_dtype = (int32_t)below(r, 3);
     if (one_in(r, 4)) b->hidden_stride = (h->dim + below(r, 3)) * bytes_of(b->hidden_dtype);
+    if (one_in(r, 8)) b->hidden_stride = FS_STRIDE_BROADCAST;
     b->samples = grouped || one_in(r, 2) ? 1 : 1 + (int32_t)below(r, 4);
     b->noise = one_in(r, 5);
     if (one_in(r, 2)) b->flags = (uint32_t)(random_next(r) & random_next(r) & 0xff);
@@ -207,6 +208,7 @@ static void make_lists(rng *r, fuzz_call *c, int wild, double slots) {
         b->count_token = tokens(r, c, count, wild);
         b->count_value = integers(r, c, count, 4, wild, -1, 3);
     }
+    if (one_in(r, 4)) b->extra_token = tokens(r, c, offsets(r, c, (double)b->rows, wild, &b->extra_offset), wild);
     if (b->mode == FS_MODE_SCORE) b->score_token = tokens(r, c, (double)b->rows * fuzz_samples(c), wild);
 }
 
@@ -248,7 +250,7 @@ static void make_result(rng *r, fuzz_call *c, int wild) {
 /* One of the pointers is absent, although it may be needed. */
 static void lose_pointer(rng *r, fuzz_call *c) {
     const void **inputs[] = {&c->head.data, &c->batch.hidden};
-    switch (below(r, 8)) {
+    switch (below(r, 9)) {
     case 0:
         c->batch.edit_token = NULL;
         break;
@@ -269,6 +271,9 @@ static void lose_pointer(rng *r, fuzz_call *c) {
         break;
     case 6:
         c->result.tokens = NULL;
+        break;
+    case 7:
+        c->batch.extra_token = NULL;
         break;
     default:
         *PICK(r, inputs) = NULL;
@@ -306,10 +311,11 @@ void fuzz_call_make(rng *r, fuzz_call *c, int wild) {
                       logits ? rows_of((double)b->rows, h->stride ? (double)h->stride : v * size, v * size)
                              : rows_of(v, h->stride ? (double)h->stride : d * size, d * size),
                       wild, odd);
+    const double lines = b->hidden_stride == FS_STRIDE_BROADCAST && b->rows > 0 ? 1 : (double)b->rows;
     if (!logits)
-        b->hidden = numbers(
-            r, c, b->hidden_dtype,
-            rows_of((double)b->rows, b->hidden_stride ? (double)b->hidden_stride : d * hidden, d * hidden), wild, odd);
+        b->hidden = numbers(r, c, b->hidden_dtype,
+                            rows_of(lines, b->hidden_stride ? (double)b->hidden_stride : d * hidden, d * hidden), wild,
+                            odd);
     if (one_in(r, 4)) h->bias = floats(r, c, v, wild, -2.0f, 2.0f);
     make_slots(r, c, wild, slots);
     make_lists(r, c, wild, slots);

@@ -97,8 +97,8 @@ def test_every_member_of_head_and_batch_can_be_reached():
         fs.Batch(head, wide[:2], slots=2, slot=np.arange(2), position=[1, 2], allow=words, allow_index=[0, 1],
                  seen=words, counts=np.ones((2, 40), "i4"), edits=lists, watch=[[1]] * 2,
                  **{name: [1, 1] for name in names}),
-        fs.Batch(head, weights[:2], count_list=lists, samples=2, mode="score", noise="fast", keep_ties=True,
-                 fallback_token=7, group_size=8, list_capacity=9, position=5, score_tokens=[[1, 2]] * 2,
+        fs.Batch(head, weights[:2], count_list=lists, extra_tokens=[[1], [2, 3]], samples=2, mode="score",
+                 noise="fast", keep_ties=True, fallback_token=7, group_size=8, list_capacity=9, position=5, score_tokens=[[1, 2]] * 2,
                  **{**dict.fromkeys(names, 2), "min_p": 1, "top_p": 0.5},
                  limits={name: 1 for name, _ in _c.LimitsStruct._fields_ if name != "size"}),
         fs.Batch(head, weights[:2], padded_edits=([1, 1], np.ones((2, 3), "i4"), np.ones((2, 3), "f4")))]
@@ -122,7 +122,8 @@ def test_every_member_of_result_and_options_can_be_reached():
 
 def test_constants_are_those_of_the_header():
     text = " ".join(open(os.path.join(ROOT, "include", "flashsampling.h")).read().split())
-    for prefix, bits in (("FS_ROW_", _c.Row), ("FS_", _c.Flag), ("FS_RULE_", _c.Rule), ("FS_RESULT_", _c.Wanted)):
+    for prefix, bits in (("FS_ROW_", _c.Row), ("FS_", _c.Flag), ("FS_RULE_", _c.Rule), ("FS_RESULT_", _c.Wanted),
+                         ("FS_INPUT_", _c.Input)):
         found = {name: int(shift) for name, shift in re.findall(r"\b%s(\w+) = 1u << (\d+)\b" % prefix, text)}
         for name, bit in bits.__members__.items():
             if bit and bit & bit - 1 == 0:
@@ -150,7 +151,7 @@ def test_every_member_of_an_enumeration_is_explained(kind):
 
 
 ERRORS = {"argument": -1, "unsupported": -2, "memory": -3, "device": -4, "peer": -5, "state": -6, "environment": -7,
-          "internal": -8}
+          "internal": -8, "cancelled": -9}
 
 
 def test_errors_keep_their_numbers():

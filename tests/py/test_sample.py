@@ -96,7 +96,7 @@ def test_wrong_arrays_are_named(arguments, error, text):
 
 
 @pytest.mark.parametrize("rules, text", [
-    (dict(repetition=1.3), "repetition: 1.3, but of which tokens: give seen, counts or count_list"),
+    (dict(repetition=1.3), "repetition: 1.3, but of which tokens: give seen, counts, count_list or extra"),
     (dict(presence=np.float32(0.5)), "presence: 0.5, but of which tokens"),
     (dict(allow_index=np.zeros(B, "i4")), "allow_index: given without allow"),
 ])

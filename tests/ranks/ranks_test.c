@@ -238,6 +238,7 @@ DIFFERENCE(other_position, batch->position_all = (uint64_t)1 << 40)
 DIFFERENCE(other_temperature, rules_of(batch)->temperature.value = 0.999999f)
 DIFFERENCE(other_top_k, rules_of(batch)->top_k.value = 9)
 DIFFERENCE(other_edits, batch->edit_offset = edit_offset)
+DIFFERENCE(other_extras, (batch->extra_offset = edit_offset, batch->extra_token = edit_token))
 DIFFERENCE(other_place, head->first_token -= 16)
 DIFFERENCE(other_size, head->rows -= 16)
 DIFFERENCE(other_watch, (batch->watch_offset = watch_offset, result->watch_logit = watch_logit))
@@ -259,6 +260,7 @@ static const difference differences[] = {
     {"temperature", other_temperature},
     {"top_k", other_top_k},
     {"an edit", other_edits},
+    {"batch.extra_token", other_extras},
     {"watch_token", other_watch},
     {"belongs to two ranks", other_place},
     {"belong to no rank", other_size},
