@@ -57,7 +57,8 @@
  *   rules.top_p.value                        1: off           per_slot of 0, or 1e-30: one token stays
  *   rules.repetition.value                   1: off           none: it is no penalty
  *   batch.samples, call_desc.samples         1                none
- *   batch.slot_dtype, result.tokens_dtype    FS_I32           FS_F32, which neither may be
+ *   batch.slot_dtype, result.tokens_dtype,
+ *   drafts.tokens_dtype                      FS_I32           FS_F32, which none may be
  *   batch.fallback_token                     -1               FS_FALLBACK_TOKEN_ZERO
  *   options.fallback_bytes                   320 MiB          FS_FALLBACK_NONE
  *   screen_options.format                    FS_SCREEN_INT8   none
@@ -644,12 +645,29 @@ FS_API fs_status fs_supports(int32_t backend, const fs_call_desc *call, const ch
  * one sequence share its seed: give `seed` as an array, or `slot` so that they are one slot (seed_all alone is spread
  * over rows). */
 
-/* accepted[s] = how many leading tokens of draft [sequences, k] equal those of target [sequences, k+1] in row s, both
- * of dtype FS_I32 or FS_I64; sequence s then continues with target[s, accepted[s]]. A negative token never matches.
- * draft may be NULL if k is 0. context NULL or of the CPU: host arrays; of CUDA: device arrays, and the call only
- * enqueues. */
-FS_API fs_status fs_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
-                           const void *target, int32_t *accepted);
+typedef struct fs_drafts {
+    size_t size;
+    int32_t tokens_dtype; /* of draft, target and tokens: FS_I32 or FS_I64; 0 = FS_I32 */
+    int32_t reserved;
+    int64_t sequences;            /* R */
+    int64_t draft_length;         /* k: where target_offset is NULL, each sequence has k drafts and k + 1 targets */
+    const int64_t *target_offset; /* [R + 1] or NULL: sequence s has targets target_offset[s] .. target_offset[s+1] - 1,
+                                   * and one draft fewer; an empty sequence has neither */
+    const int64_t *draft_offset;  /* [R]: where its first draft is, not read if it has none; NULL: the drafts of all
+                                   * sequences lie one behind another, and empty ones take no room */
+    const void *draft;            /* a negative draft equals no target; may be NULL where there is none */
+    const void *target;
+    int32_t *accepted;     /* [R]: leading drafts that equal their targets; 0 for an empty sequence */
+    void *tokens;          /* what each sequence emits: its first accepted + 1 targets; or NULL. Room for all targets */
+    int64_t tokens_width;  /* 0: the tokens of all sequences lie one behind another. Else tokens is
+                            * [R, tokens_width], each line filled up with -1; no sequence has more targets */
+    int64_t *token_offset; /* [R + 1] or NULL: how many tokens the sequences before s emit, which is where its tokens
+                            * begin if they are packed; the last is how many there are */
+} fs_drafts;
+
+/* Accepts the drafts of each sequence while they equal what the target drew at their place. context NULL or of the CPU:
+ * host arrays; of CUDA: device arrays, the call only enqueues, and today takes draft_length and `accepted` alone. */
+FS_API fs_status fs_accept_drafts(fs_context *context, const fs_drafts *drafts);
 
 /* --- the noise itself, for tests and for other implementations. */
 
@@ -730,6 +748,14 @@ static inline fs_call_desc fs_call_desc_default(void) {
     c.size = sizeof c;
     c.samples = 1;
     return c;
+}
+
+static inline fs_drafts fs_drafts_default(void) {
+    fs_drafts d;
+    memset(&d, 0, sizeof d);
+    d.size = sizeof d;
+    d.tokens_dtype = FS_I32;
+    return d;
 }
 
 static inline fs_options fs_options_default(void) {

@@ -265,17 +265,17 @@ fs_status fs_screen_slice(fs_context *context, const void *whole, size_t whole_b
     return fs_screen_cut(context, whole, whole_bytes, first, rows, to, bytes, needed);
 }
 
-fs_status fs_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
-                    const void *target, int32_t *accepted) {
+fs_status fs_accept_drafts(fs_context *context, const fs_drafts *drafts) {
+    fs_drafts d;
     if (context) FS_TRY(enter(context));
-    FS_TRY(fs_check_accept(context, dtype, sequences, k, draft, target, accepted));
-    if (sequences == 0) return FS_OK;
-    if (context) FS_TRY(fs_backend_take_stream(context, NULL));
-    if (context && context->backend->accept)
-        return context->backend->accept(context, dtype, sequences, k, draft, target, accepted);
-    if (context && !context->backend->host_arrays)
-        return fs_fail(context, FS_ERR_UNSUPPORTED, "fs_accept is not supported by the %s backend",
+    FS_COPY(context, drafts, drafts, &d, token_offset);
+    const int on_host = !context || context->backend->host_arrays;
+    FS_TRY(fs_check_drafts(context, &d, on_host));
+    if (!on_host && !context->backend->accept)
+        return fs_fail(context, FS_ERR_UNSUPPORTED, "fs_accept_drafts is not supported by the %s backend",
                        context->backend->name);
-    for (int64_t s = 0; s < sequences; s++) accepted[s] = (int32_t)accept_count(dtype, k, s, draft, target);
+    if (context) FS_TRY(fs_backend_take_stream(context, NULL));
+    if (!on_host) return context->backend->accept(context, &d);
+    drafts_accept(&d);
     return FS_OK;
 }

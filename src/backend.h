@@ -39,9 +39,8 @@ typedef struct fs_backend {
                            size_t bytes[2]);
     /* With FS_CHECK_POINTERS: refuses one that the device cannot reach. NULL: there is nothing to needs. */
     fs_status (*check_pointer)(fs_context *context, const char *name, const void *pointer);
-    /* fs_accept of device arrays; NULL: arrays are host memory. */
-    fs_status (*accept)(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
-                        const void *target, int32_t *accepted);
+    /* fs_accept_drafts of device arrays. */
+    fs_status (*accept)(fs_context *context, const fs_drafts *drafts);
     /* Screens that are not in host memory; src/screen does the same for those that are.
      * make_screen: writes the strips. sum_screen: adds up their hashes.
      * compare_screen: the last strip made of other weights, or -1; it compares a sample of each row, or all if `whole`.

@@ -56,10 +56,14 @@ fs_status fs_check_head(fs_context *context, const fs_head *head, int reads);
 fs_status fs_check_whole(fs_context *context, const fs_arguments *a);
 /* Of a call that draws. */
 fs_status fs_check_tokens(fs_context *context, const fs_arguments *a);
-fs_status fs_check_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
-                          const void *target, const int32_t *accepted);
+/* `on_host`: offsets can be read. */
+fs_status fs_check_drafts(fs_context *context, fs_drafts *drafts, int on_host);
 /* Whether the backend does this call of arguments that are valid. */
 fs_status fs_check_supported(fs_context *context, int32_t call, const fs_arguments *a);
+#define FS_ALIGNED_TEXT "%s is %p, must be %zu-byte aligned"
+
+/* Of an array of numbers, tokens or slots. */
+size_t fs_element_bytes(int32_t dtype);
 fs_status fs_check_pointers(fs_context *context, const fs_arguments *a);
 fs_status fs_check_host_arrays(fs_context *context, const fs_batch *batch, int64_t vocab);
 

@@ -61,9 +61,7 @@ static const member table[] = {
     FIXED(result.survivor_count, 4),
 };
 
-#define FS_ALIGNED_TEXT "%s is %p, must be %zu-byte aligned"
-
-static size_t bytes_of(int32_t dtype) {
+size_t fs_element_bytes(int32_t dtype) {
     return dtype == FS_I64 ? 8 : dtype_is_float(dtype) ? (size_t)dtype_bytes(dtype) : 4;
 }
 
@@ -80,31 +78,9 @@ fs_status fs_check_pointers(fs_context *context, const fs_arguments *a) {
         const member *m = &table[i];
         const void *pointer;
         memcpy(&pointer, base + m->at, sizeof pointer);
-        const size_t alignment = m->alignment ? m->alignment : bytes_of(dtype_at(base, m->dtype_at));
+        const size_t alignment = m->alignment ? m->alignment : fs_element_bytes(dtype_at(base, m->dtype_at));
         FS_REQUIRE(context, ((uintptr_t)pointer & (alignment - 1)) == 0, FS_ALIGNED_TEXT, m->name, pointer, alignment);
         if (asks && pointer) FS_TRY(context->backend->check_pointer(context, m->name, pointer));
-    }
-    return FS_OK;
-}
-
-fs_status fs_check_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
-                          const void *target, const int32_t *accepted) {
-    FS_REQUIRE(context, dtype == FS_I32 || dtype == FS_I64, "dtype is %d, must be FS_I32 (8) or FS_I64 (9)", dtype);
-    const size_t bytes = bytes_of(dtype);
-    FS_REQUIRE(context, k >= 0 && k < INT32_MAX, "k is %lld, must be 0 to %d", (long long)k, INT32_MAX - 1);
-    const int64_t most = INT64_MAX / (int64_t)bytes / (k + 1);
-    FS_REQUIRE(context, sequences >= 0 && sequences <= most, "sequences is %lld, must be 0 to %lld for k = %lld",
-               (long long)sequences, (long long)most, (long long)k);
-    const struct {
-        const char *name;
-        const void *pointer;
-        size_t alignment;
-        int needed;
-    } arrays[] = {{"draft", draft, bytes, k > 0}, {"target", target, bytes, 1}, {"accepted", accepted, 4, 1}};
-    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
-        FS_REQUIRE(context, arrays[i].pointer || !arrays[i].needed || sequences == 0, "%s is NULL", arrays[i].name);
-        FS_REQUIRE(context, (uintptr_t)arrays[i].pointer % arrays[i].alignment == 0, FS_ALIGNED_TEXT, arrays[i].name,
-                   arrays[i].pointer, arrays[i].alignment);
     }
     return FS_OK;
 }

@@ -19,7 +19,8 @@ from typing import Any
 from ._arrays import Pointer, from_bf16, pack_bits, to_bf16
 from ._c import Flag, Row, Rule
 from ._call import Batch, Head, Result
-from ._context import Context, Counters, Error, accept, noise_gumbel, noise_id, seed_spread, supports, version
+from ._context import Context, Counters, Error, noise_gumbel, noise_id, seed_spread, supports, version
+from ._drafts import accept_drafts
 from ._package import get_include, get_library
 from ._rows import RowError
 from ._sample import sample, sample_logits
@@ -27,7 +28,7 @@ from ._sampler import Sampler
 
 __all__ = [
     "Batch", "Context", "Counters", "Error", "Flag", "Head", "Pointer", "Result", "Row", "RowError", "Rule", "Sampler",
-    "accept", "from_bf16", "get_include", "get_library", "noise_gumbel", "noise_id", "pack_bits", "sample",
+    "accept_drafts", "from_bf16", "get_include", "get_library", "noise_gumbel", "noise_id", "pack_bits", "sample",
     "sample_logits", "seed_spread", "supports", "to_bf16", "version",
 ]
 

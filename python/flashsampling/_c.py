@@ -399,6 +399,24 @@ class ScreenOptionsStruct(ctypes.Structure):
     ]
 
 
+class DraftsStruct(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("tokens_dtype", c_int32),
+        ("reserved", c_int32),
+        ("sequences", c_int64),
+        ("draft_length", c_int64),
+        ("target_offset", c_void_p),
+        ("draft_offset", c_void_p),
+        ("draft", c_void_p),
+        ("target", c_void_p),
+        ("accepted", c_void_p),
+        ("tokens", c_void_p),
+        ("tokens_width", c_int64),
+        ("token_offset", c_void_p),
+    ]
+
+
 class CallDescStruct(ctypes.Structure):
     __slots__ = ()
     _fields_ = [
@@ -445,7 +463,7 @@ _PROTOTYPES = {
     "fs_partial": (c_int32, _call + [c_void_p, c_size_t]),
     "fs_merge": (c_int32, _call[:3] + [POINTER(c_void_p), c_int32, POINTER(ResultStruct)]),
     "fs_sample_ranks": (c_int32, [c_void_p, c_void_p] + _call[1:]),
-    "fs_accept": (c_int32, [c_void_p, c_int32, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
+    "fs_accept_drafts": (c_int32, [c_void_p, POINTER(DraftsStruct)]),
     "fs_noise_gumbel": (c_double, [c_uint64, c_uint64, c_uint32, c_uint32, c_uint32]),
     "fs_seed_spread": (c_uint64, [c_uint64, c_uint64]),
 }

@@ -480,32 +480,6 @@ def context_for(device: str | None) -> Context:
     return Context(kind, device=int((device or "").partition(":")[2] or 0))
 
 
-def accept(draft: Array, target: Array, *, context: Context | None = None, out: Array = None) -> Array:
-    """How many leading tokens of draft [S, k] equal those of target [S, k + 1], per sequence, as int32 [S]: a tensor
-    for a tensor, else numpy's; or out, which is written to. Tokens are int32 or int64.
-
-    In device memory with a context of "cuda"; the call is then only queued.
-    """
-    dtypes = {str(getattr(tokens, "dtype", "")).split(".")[-1] for tokens in (draft, target)}
-    dtype = "i64" if dtypes & {"int64", "i64"} else "i32"
-    like = draft if is_tensor(draft) else None
-    draft = converted(draft, dtype, "draft", [-1, -1])
-    target = converted(target, dtype, "target", [draft.shape[0], draft.shape[1] + 1])
-    handle = context._handle() if context else None
-    device = context.device if context else "cpu"
-    out = new_array(like, "i32", draft.shape[:1]) if out is None else out
-    accepted = as_pointer(out, "out", "i32")
-    _refuse_converted((draft, target))
-    for array, name in ((draft, "draft"), (target, "target"), (accepted, "out")):
-        same_memory(device, array, name)
-    if accepted.shape != draft.shape[:1]:
-        raise ValueError("out: shape %s, expected [%d]" % (list(accepted.shape), draft.shape[0]))
-    arrays = draft.address, target.address, accepted.address
-    lib = context._library if context else _c.library()
-    _check(lib, lib.fs_accept(handle, _c.DTYPES[dtype], *draft.shape, *arrays), handle)
-    return out
-
-
 def _bits(kind: type[enum.IntFlag], value: int | Iterable[str | int], what: str) -> int:
     """Bits of an IntFlag from their sum or from names."""
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-/* accept.cu - fs_accept: a thread a sequence. */
+/* accept.cu - fs_accept_drafts of sequences of one length: a thread a sequence. */
 #include "cuda_launch.h"
 
 #include "core/accept.h"
@@ -10,7 +10,7 @@ constexpr int THREADS = 256;
 __global__ void __launch_bounds__(THREADS)
     accept(int32_t dtype, int64_t sequences, int64_t k, const void *draft, const void *target, int32_t *accepted) {
     const int64_t s = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (s < sequences) accepted[s] = (int32_t)accept_count(dtype, k, s, draft, target);
+    if (s < sequences) accepted[s] = (int32_t)accept_count(dtype, k, draft, s * k, target, s * (k + 1));
 }
 
 } // namespace

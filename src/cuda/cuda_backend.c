@@ -392,13 +392,16 @@ static fs_status cuda_check_pointer(fs_context *context, const char *name, const
     return FS_OK;
 }
 
-static fs_status cuda_accept(fs_context *context, int32_t dtype, int64_t sequences, int64_t k, const void *draft,
-                             const void *target, int32_t *accepted) {
+static fs_status cuda_accept(fs_context *context, const fs_drafts *d) {
     const fs_cuda *cuda = context->state;
+    const char *lack = fs_cuda_drafts_lack(d);
     int before;
+    if (lack) return fs_fail(context, FS_ERR_UNSUPPORTED, "%s", lack);
+    if (d->sequences == 0) return FS_OK;
     FS_TRY(fs_cuda_check_stream(context));
     FS_TRY(fs_cuda_enter(context, &before));
-    const cudaError_t error = fs_cuda_accept_launch(dtype, sequences, k, draft, target, accepted, cuda->stream);
+    const cudaError_t error = fs_cuda_accept_launch(d->tokens_dtype, d->sequences, d->draft_length, d->draft, d->target,
+                                                    d->accepted, cuda->stream);
     fs_cuda_leave(cuda, before);
     FS_CUDA_TRY(context, error);
     return FS_OK;

@@ -106,6 +106,7 @@ fs_cuda_team fs_cuda_plan_team(const fs_cuda_device *device, int64_t rows, int64
 
 /* The words for what this backend does not do of such calls (backend.h). */
 const char *fs_cuda_lacks(const fs_call_desc *call);
+const char *fs_cuda_drafts_lack(const fs_drafts *drafts);
 
 /* ---------------------------------------------------------------------------------------------- stored logits ---- */
 

@@ -22,3 +22,13 @@ const char *fs_cuda_lacks(const fs_call_desc *o) {
     };
     return fs_first_lack(table, sizeof table / sizeof table[0]);
 }
+
+const char *fs_cuda_drafts_lack(const fs_drafts *d) {
+    const fs_lack table[] = {
+        {d->target_offset != NULL, "drafts.target_offset is not supported by the cuda backend; give draft_length"},
+        {d->draft_offset != NULL, "drafts.draft_offset is not supported by the cuda backend"},
+        {d->tokens != NULL, "drafts.tokens is not supported by the cuda backend"},
+        {d->token_offset != NULL, "drafts.token_offset is not supported by the cuda backend"},
+    };
+    return fs_first_lack(table, sizeof table / sizeof table[0]);
+}

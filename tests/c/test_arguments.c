@@ -191,60 +191,6 @@ static void shards_need_no_group_size(void **state) {
     REFUSED((f.batch.mode = FS_MODE_GROUP_ONLINE, f.batch.group_size = 1 << 24), "batch.group_size", "16777215");
 }
 
-/* ---------------------------------------------------------------------------------------------------- accept ---- */
-
-static void drafts_are_counted_in_both_dtypes(void **state) {
-    (void)state;
-    enum { S = 5, K = 3 };
-    static const int32_t draft[S][K] = {{1, 2, 3}, {1, 9, 3}, {9, 2, 3}, {-1, 2, 3}, {1, 2, 3}};
-    static const int32_t target[S][K + 1] = {{1, 2, 3, 4}, {1, 2, 3, 4}, {1, 2, 3, 4}, {-1, 2, 3, 4}, {1, 2, 9, 4}};
-    static const int32_t expected[S] = {3, 1, 0, 0, 2};
-    int64_t long_draft[S][K], long_target[S][K + 1];
-    for (int s = 0; s < S; s++)
-        for (int i = 0; i <= K; i++) {
-            /* Only all 64 bits tell the last sequence's first tokens apart. */
-            const int64_t high = s == S - 1 ? INT64_C(1) << 32 : 0;
-            if (i < K) long_draft[s][i] = draft[s][i];
-            long_target[s][i] = target[s][i] + high;
-        }
-    int32_t accepted[S + 1];
-    for (int wide = 0; wide < 2; wide++) {
-        for (int s = 0; s <= S; s++) accepted[s] = 777;
-        assert_int_equal(fs_accept(NULL, wide ? FS_I64 : FS_I32, S, K, wide ? (void *)long_draft : (void *)draft,
-                                   wide ? (void *)long_target : (void *)target, accepted),
-                         FS_OK);
-        for (int s = 0; s < S; s++) assert_int_equal(accepted[s], wide && s == S - 1 ? 0 : expected[s]);
-        assert_int_equal(accepted[S], 777);
-    }
-    assert_int_equal(fs_accept(NULL, FS_I32, 2, 0, NULL, target, accepted), FS_OK);
-    assert_int_equal(accepted[1], 0);
-    assert_int_equal(fs_accept(NULL, FS_I64, 0, K, NULL, NULL, NULL), FS_OK);
-}
-
-static void accept_refused(int32_t dtype, int64_t sequences, int64_t k, const void *draft, const void *target,
-                           void *accepted, const char *word, const char *other) {
-    assert_int_equal(fs_accept(NULL, dtype, sequences, k, draft, target, accepted), FS_ERR_ARGUMENT);
-    const char *text = fs_error_text(NULL);
-    if (!strstr(text, word) || !strstr(text, other)) fail_msg("'%s' names neither '%s' nor '%s'", text, word, other);
-}
-
-static void bad_arguments_of_accept_are_named(void **state) {
-    (void)state;
-    _Alignas(8) char a[64] = {0};
-    accept_refused(FS_F32, 1, 1, a, a, a, "dtype is 0", "FS_I64 (9)");
-    accept_refused(FS_I32, -1, 1, a, a, a, "sequences is -1", "0 to");
-    accept_refused(FS_I32, INT64_MAX, 0, NULL, a, a, "sequences is 9223372036854775807", "2305843009213693951");
-    accept_refused(FS_I64, INT64_C(1) << 59, 1, a, a, a, "sequences is 576460752303423488", "576460752303423487");
-    accept_refused(FS_I32, 1, -1, a, a, a, "k is -1", "2147483646");
-    accept_refused(FS_I32, 1, INT32_MAX, a, a, a, "k is 2147483647", "2147483646");
-    accept_refused(FS_I32, 1, 1, NULL, a, a, "draft", "NULL");
-    accept_refused(FS_I32, 1, 1, a, NULL, a, "target", "NULL");
-    accept_refused(FS_I32, 1, 1, a, a, NULL, "accepted", "NULL");
-    accept_refused(FS_I32, 1, 1, a + 2, a, a, "draft is 0x", "4-byte");
-    accept_refused(FS_I64, 1, 1, a, a + 4, a, "target is 0x", "8-byte");
-    accept_refused(FS_I64, 1, 1, a, a, a + 2, "accepted is 0x", "4-byte");
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pointer_that_is_not_aligned_is_named),
@@ -255,8 +201,6 @@ int main(void) {
         cmocka_unit_test(only_floats_are_stored_logits_and_unknown_dtypes_are_no_dtypes),
         cmocka_unit_test(hidden_states_of_stored_logits_are_not_looked_at),
         cmocka_unit_test(shards_need_no_group_size),
-        cmocka_unit_test(drafts_are_counted_in_both_dtypes),
-        cmocka_unit_test(bad_arguments_of_accept_are_named),
     };
     return cmocka_run_group_tests_name("arguments", tests, NULL, NULL);
 }

@@ -150,6 +150,9 @@ static int refuses_all(fs_context *context) {
     fs_ranks ranks = fs_ranks_default();
     batch.rows = B;
     result.tokens = tokens;
+    fs_drafts drafts = fs_drafts_default();
+    drafts.sequences = drafts.draft_length = 1;
+    drafts.draft = drafts.target = tokens, drafts.accepted = accepted;
     int refused = is_refused(context, fs_sample(context, &head, &batch, &result));
     refused &= is_refused(context, fs_work_size(context, &head, &batch, &result, &bytes, NULL));
     refused &= is_refused(context, fs_partial_size(context, &head, &batch, &result, &bytes));
@@ -158,7 +161,7 @@ static int refuses_all(fs_context *context) {
     refused &= is_refused(context, fs_sample_ranks(context, &ranks, &head, &batch, &result));
     refused &= is_refused(context, fs_context_set_work(context, memory, sizeof memory));
     refused &= is_refused(context, fs_context_set_stream(context, NULL));
-    refused &= is_refused(context, fs_accept(context, FS_I32, 1, 1, tokens, tokens, accepted));
+    refused &= is_refused(context, fs_accept_drafts(context, &drafts));
     return refused && tokens[0] == -7 && tokens[B - 1] == -7 && accepted[0] == -7 && bytes == 7 &&
            strlen(fs_context_text(context)) > 0;
 }

@@ -37,7 +37,7 @@ static void draw(fs_context *context, const model *m, const int32_t *token, int 
     float h[K + 1][D];
     uint64_t positions[K + 1];
     /* All rows are slot 0: one sequence, one seed. Without this array row b would be slot b, with noise of its own. (A
-     * caller with count penalties gives each row a slot, equal seeds and the counts as they stand at that row.) */
+     * caller with penalties gives the slot's counts, and for row i the i guesses before it as batch.extra_token.) */
     const int32_t slot[K + 1] = {0};
     for (int i = 0; i < n; i++) {
         forward(token[i], position + i, h[i]);
@@ -71,13 +71,19 @@ static void generate(fs_context *context, int32_t *text) {
 static int generate_speculatively(fs_context *context, int32_t *text) {
     int passes = 0;
     for (int at = 0; at + 1 < LENGTH; passes++) {
-        int32_t guess[K + 1], drawn[K + 1], accepted;
+        int32_t guess[K + 1], drawn[K + 1], emitted[K + 1], accepted;
         guess[0] = text[at]; /* what is known, then K guesses */
         for (int i = 0; i < K; i++) draw(context, &draft, &guess[i], at + i, 1, &guess[i + 1]);
         draw(context, &target, guess, at, K + 1, drawn);
-        check(fs_accept(NULL, FS_I32, 1, K, &guess[1], drawn, &accepted), NULL);
-        /* The accepted guesses and the target's own next token: all of them are the target's draws. */
-        for (int i = 0; i <= accepted && at + 1 < LENGTH; i++) text[++at] = drawn[i];
+        fs_drafts drafts = fs_drafts_default();
+        drafts.sequences = 1;
+        drafts.draft_length = K;
+        drafts.draft = &guess[1];
+        drafts.target = drawn;
+        drafts.accepted = &accepted;
+        drafts.tokens = emitted; /* the accepted guesses and the target's own next token */
+        check(fs_accept_drafts(NULL, &drafts), NULL);
+        for (int i = 0; i <= accepted && at + 1 < LENGTH; i++) text[++at] = emitted[i];
     }
     return passes;
 }

@@ -55,6 +55,8 @@ void fuzz_wild_result(rng *r, fs_result *result);
 void fuzz_wild_options(rng *r, fs_options *options);
 void fuzz_wild_ranks(rng *r, fs_ranks *ranks);
 void fuzz_wild_call_desc(rng *r, fs_call_desc *call);
+/* Of those members that say no length. */
+void fuzz_wild_drafts(rng *r, fs_drafts *drafts);
 
 /* A struct as the caller has it: as many bytes as its size says, between guards; what this version does not know is
  * zero, or is not. */

@@ -228,21 +228,53 @@ static void supports(rng *r) {
     if (why && (status == FS_OK) == (*why != 0)) fuzz_fault("fs_supports returns %d and says '%s'", status, why);
 }
 
-static void accept_tokens(rng *r) {
-    const int32_t dtype = one_in(r, 9) ? (int32_t)below(r, 20) : one_in(r, 2) ? FS_I32 : FS_I64;
-    const int64_t sequences = one_in(r, 20) ? -1 : below(r, 5),
-                  k = one_in(r, 20) ? (one_in(r, 2) ? -1 : INT64_MAX) : below(r, 5);
-    const size_t size = dtype == FS_I64 ? 8 : 4, n = sequences > 0 && k >= 0 && k < 9 ? (size_t)sequences : 0;
-    char *draft = slab_take(n * (size_t)k * size, 0), *target = slab_take(n * ((size_t)k + 1) * size, 0);
+/* Offsets [count + 1] that ascend by up to 3, or one of which is bad. Returns the last of them. */
+static int64_t some_offsets(rng *r, int64_t *offset, int64_t count) {
+    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, (int64_t)1 << 31};
+    int64_t end = below(r, 2);
+    for (int64_t i = 0; i <= count; i++) {
+        offset[i] = end;
+        if (i < count) end += below(r, 4);
+    }
+    if (one_in(r, 10)) offset[below(r, count + 1)] = PICK(r, bad);
+    return end;
+}
+
+/* Arrays end where the header says that they may. */
+static void accept_drafts(rng *r) {
+    fs_drafts d = fs_drafts_default();
+    const int ragged = one_in(r, 2);
+    d.tokens_dtype = one_in(r, 2) ? FS_I32 : FS_I64;
+    d.sequences = below(r, 5), d.draft_length = ragged ? 0 : below(r, 5);
+    const size_t size = d.tokens_dtype == FS_I64 ? 8 : 4, n = (size_t)d.sequences;
+    int64_t *offset = slab_take((n + 1) * 8, 0), *start = slab_take(n * 8, 0), drafts = 0, targets = 0;
+    if (!offset || !start) return;
+    if (ragged) targets = some_offsets(r, offset, d.sequences), d.target_offset = offset;
+    else drafts = d.sequences * d.draft_length, targets = drafts + d.sequences;
+    for (int64_t s = 0; s < d.sequences; s++) { /* packed; those without drafts are nowhere */
+        const int64_t more = !ragged ? d.draft_length : offset[s + 1] > offset[s] ? offset[s + 1] - offset[s] - 1 : 0;
+        start[s] = more || one_in(r, 2) ? (ragged ? drafts : s * more) : INT64_MIN;
+        if (ragged) drafts += more < 4 ? more : 0;
+    }
+    if (one_in(r, 3)) d.draft_offset = start;
+    if (one_in(r, 3)) d.token_offset = slab_take((n + 1) * 8, 0);
+    d.tokens_width = one_in(r, 3) ? below(r, 7) : 0;
+    char *draft = slab_take((size_t)drafts * size, 0), *target = slab_take((size_t)targets * size, 0);
+    const size_t room = d.tokens_width ? n * (size_t)d.tokens_width : (size_t)(targets - (ragged ? offset[0] : 0));
+    char *tokens = slab_take(room < 1000 ? room * size : 0, 0);
     int32_t *accepted = slab_take(n * 4, 0);
-    if (!draft || !target || !accepted) return;
-    for (size_t i = 0; i < n * (size_t)k * size; i++) draft[i] = (char)(i % size ? 0 : below(r, 2));
-    for (size_t i = 0; i < n * ((size_t)k + 1) * size; i++) target[i] = (char)(i % size ? 0 : below(r, 2));
-    const fs_status status = fs_accept(one_in(r, 2) ? cpu : NULL, dtype, sequences, k, one_in(r, 20) ? NULL : draft,
-                                       one_in(r, 20) ? NULL : target, accepted);
+    if (!draft || !target || !tokens || !accepted) return;
+    for (size_t i = 0; i < (size_t)drafts * size; i++) draft[i] = (char)(i % size ? 0 : below(r, 2));
+    for (size_t i = 0; i < (size_t)targets * size; i++) target[i] = (char)(i % size ? 0 : below(r, 2));
+    d.draft = one_in(r, 20) ? NULL : draft, d.target = one_in(r, 20) ? NULL : target, d.accepted = accepted;
+    if (d.tokens_width || one_in(r, 2)) d.tokens = tokens;
+    if (one_in(r, 6)) fuzz_wild_drafts(r, &d);
+    fs_drafts *placed = fuzz_place(r, &d, sizeof d);
+    if (!placed) return;
+    const fs_status status = fs_accept_drafts(one_in(r, 2) ? cpu : NULL, placed);
     count_status(status);
-    for (size_t i = 0; i < n && status == FS_OK; i++)
-        if (accepted[i] < 0 || accepted[i] > k) fuzz_fault("%d of %lld tokens are accepted", accepted[i], (long long)k);
+    for (int64_t i = 0; i < d.sequences && status == FS_OK; i++)
+        if (accepted[i] < 0 || accepted[i] > 4) fuzz_fault("%d of at most 4 drafts are accepted", accepted[i]);
 }
 
 enum { PARTS, WORK, RANKS };
@@ -253,7 +285,7 @@ static void one(rng *r) {
     open_contexts();
     if (one_in(r, 20)) return options(r);
     if (one_in(r, 20)) return supports(r);
-    if (one_in(r, 30)) return accept_tokens(r);
+    if (one_in(r, 30)) return accept_drafts(r);
     const int wild = !one_in(r, 3), way = (int)below(r, 6);
     fuzz_call_make(r, &c, wild);
     if ((way == PARTS || way == RANKS) && !c.misaligned && !one_in(r, 20)) fuzz_call_of_parts(&c);

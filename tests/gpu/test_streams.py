@@ -264,6 +264,9 @@ def test_drafts_are_accepted_on_the_device(dtype):
     want = [next((i for i in range(5) if d[i] < 0 or d[i] != t[i]), 5) for d, t in zip(draft, target)]
     accepted = torch.full((1000,), -9, device="cuda", dtype=torch.int32)
     d, t = torch.tensor(draft, device="cuda", dtype=dtype), torch.tensor(target, device="cuda", dtype=dtype)
-    kind = _c.DTYPES["i32" if dtype == torch.int32 else "i64"]
-    status = _c.library().fs_accept(GPU.handle(), kind, 1000, 5, d.data_ptr(), t.data_ptr(), accepted.data_ptr())
-    assert status == 0 and accepted.tolist() == want
+    assert fs.accept_drafts(d, t, context=GPU, out=accepted) is accepted and accepted.tolist() == want
+    with pytest.raises(fs.Error, match="drafts.tokens is not supported by the cuda backend"):
+        fs.accept_drafts(d, t, context=GPU, emit="padded")
+    with pytest.raises(fs.Error, match="drafts.target_offset is not supported by the cuda backend"):
+        offsets = torch.arange(0, 6001, 6, device="cuda")
+        fs.accept_drafts(d.ravel(), t.ravel(), offsets=offsets, context=GPU)

@@ -334,27 +334,6 @@ def test_a_thread_that_outlives_its_call_does_no_harm():
             context.sample(head, seed=1)
 
 
-def test_accept_counts_leading_matches():
-    draft = [[1, 2, 3], [1, 2, 3], [-1, 2, 3], [9, 2, 3]]
-    target = [[1, 2, 3, 4], [1, 5, 3, 4], [-1, 2, 3, 4], [1, 2, 3, 4]]
-    assert fs.accept(draft, target).tolist() == [3, 1, 0, 0]
-    with pytest.raises(ValueError, match="target"):
-        fs.accept(draft, draft)
-
-
-@pytest.mark.parametrize("types", [("i4", "i4"), ("i8", "i8"), ("i4", "i8"), ("i8", "i4")])
-def test_accept_takes_tokens_of_32_and_64_bits(types):
-    draft = np.array([[1, 2, 3], [1, 2, 3], [7, 2, 3]], types[0])
-    target = np.array([[1, 2, 3, 4], [1, 5, 3, 4], [1, 2, 3, 4]], types[1])
-    out = np.full(3, 77, np.int32)
-    assert fs.accept(draft, target, out=out) is out and out.tolist() == [3, 1, 0]
-    if types == ("i8", "i8"):
-        target[0, 1] += 2**32  # equal in its lower half
-        assert fs.accept(draft, target, context=fs.Context("reference")).tolist() == [1, 1, 0]
-    with pytest.raises(ValueError, match=r"out: shape \[2\], expected \[3\]"):
-        fs.accept(draft, target, out=out[:2])
-
-
 # ------------------------------------------------------------------------------------------------------ supports ----
 
 

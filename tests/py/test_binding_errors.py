@@ -87,7 +87,7 @@ def scored(context, given):
     (lambda c: c.sample(fs.Head(logits=X), mode=2**32), ValueError, "mode: 4294967296, expected an integer"),
     (lambda c: c.sample(fs.Head(logits=X), edits=[[(2**32, 1.0)], []]), ValueError, "edits: 4294967296, expected"),
     (lambda c: fs.Context(threads=2**32 + 1), ValueError, "threads: 4294967297, expected an integer"),
-    (lambda c: fs.accept([[2**32 + 1]], [[1, 2]]), ValueError, "draft: 4294967297, expected an integer"),
+    (lambda c: fs.accept_drafts([[2**32 + 1]], [[1, 2]]), ValueError, "draft: 4294967297, expected an integer"),
 ])
 def test_mistakes_are_caught_in_python(context, call, error, text):
     with pytest.raises(error, match=text):

@@ -72,3 +72,135 @@ def test_one_hidden_state_serves_all_rows(name):
         for field, array in want.arrays().items():
             assert np.array_equal(array, getattr(got, field)), field
         assert len(set(want.tokens[:, 0])) > 1
+
+
+# ------------------------------------------------------------------------------------------------------ accepted ----
+
+def oracle(draft, target, offsets, starts):
+    """Counts, and what each sequence emits."""
+    counts, lines = [], []
+    for s in range(len(offsets) - 1):
+        mine = target[offsets[s]:offsets[s + 1]]
+        drafts = draft[starts[s]:][:max(len(mine) - 1, 0)]
+        agree = [int(d) >= 0 and int(d) == int(t) for d, t in zip(drafts, mine)]
+        counts.append(agree.index(False) if False in agree else len(agree))
+        lines.append([int(t) for t in mine[:counts[-1] + 1]])
+    return counts, lines
+
+
+def same(made, counts, lines, width=0):
+    got, tokens, starts = made
+    assert got.dtype == np.int32 and got.tolist() == counts
+    assert starts.tolist() == [0, *np.cumsum([len(line) for line in lines])]
+    if width:
+        assert tokens.tolist() == [line + [-1] * (width - len(line)) for line in lines]
+    else:
+        assert tokens.tolist() == sum(lines, [])
+
+
+@pytest.mark.parametrize("dtype", ["i4", "i8"])
+def test_ragged_drafts_are_accepted_as_numpy_says(dtype):
+    rng = np.random.default_rng(8)
+    for _ in range(300):
+        lengths = rng.integers(0, 6, rng.integers(0, 8))
+        offsets = np.cumsum([rng.integers(0, 3), *lengths])
+        drafts = np.maximum(lengths - 1, 0)
+        starts = np.cumsum([0, *drafts])[:-1]
+        target = rng.integers(0, 3, offsets[-1]).astype(dtype)
+        draft = rng.integers(-1, 3, drafts.sum() + 2).astype(dtype)
+        counts, lines = oracle(draft, target, offsets, starts)
+        longest = max([*lengths, 1])
+        assert fs.accept_drafts(draft, target, offsets=offsets).tolist() == counts
+        same(fs.accept_drafts(draft, target, offsets=offsets, emit="packed"), counts, lines)
+        same(fs.accept_drafts(draft, target, offsets=offsets, emit="padded"), counts, lines, longest)
+        same(fs.accept_drafts(draft, target, offsets=offsets, emit="padded", width=9), counts, lines, 9)
+        order = rng.permutation(len(drafts))  # the same drafts, in another order in memory
+        moved = np.cumsum([0, *drafts[order]])[:-1][np.argsort(order)] if len(order) else starts
+        apart = np.empty_like(draft)
+        for at, to, n in zip(starts, moved, drafts):
+            apart[to:to + n] = draft[at:at + n]
+        same(fs.accept_drafts(apart, target, offsets=offsets, draft_offsets=moved, emit="packed"), counts, lines)
+
+
+def test_even_drafts_need_no_offsets():
+    draft = [[1, 2, 3], [1, 2, 3], [-1, 2, 3], [9, 2, 3]]
+    target = [[1, 2, 3, 4], [1, 5, 3, 4], [-1, 2, 3, 4], [1, 2, 3, 4]]
+    assert fs.accept_drafts(draft, target).tolist() == [3, 1, 0, 0]
+    lines = [[1, 2, 3, 4], [1, 5], [-1], [1]]
+    same(fs.accept_drafts(draft, target, emit="packed"), [3, 1, 0, 0], lines)
+    same(fs.accept_drafts(draft, target, emit="padded"), [3, 1, 0, 0], lines, 4)
+    assert fs.accept_drafts(np.empty((3, 0), "i4"), [[1]] * 3).tolist() == [0, 0, 0]
+    same(fs.accept_drafts(np.empty((0, 2), "i4"), np.empty((0, 3), "i4"), emit="packed"), [], [])
+
+
+@pytest.mark.parametrize("types", [("i4", "i4"), ("i8", "i8"), ("i4", "i8"), ("i8", "i4")])
+def test_tokens_have_32_or_64_bits(types):
+    draft = np.array([[1, 2, 3], [1, 2, 3], [7, 2, 3]], types[0])
+    target = np.array([[1, 2, 3, 4], [1, 5, 3, 4], [1, 2, 3, 4]], types[1])
+    out = np.full(3, 77, np.int32)
+    assert fs.accept_drafts(draft, target, out=out) is out and out.tolist() == [3, 1, 0]
+    if types == ("i8", "i8"):
+        target[0, 1] += 2**32  # equal in its lower half
+        assert fs.accept_drafts(draft, target, context=fs.Context("reference")).tolist() == [1, 1, 0]
+
+
+PAIR = np.zeros(4, "i4"), np.zeros(5, "i4")
+
+
+@pytest.mark.parametrize("call, error, text", [
+    (lambda: fs.accept_drafts([[1, 2]], [[1, 2]]), ValueError, r"target: shape \[1, 2\], expected \[1, 3\]"),
+    (lambda: fs.accept_drafts([[1]], [[1, 2]], out=np.zeros(2, "i4")), ValueError, r"out: shape \[2\], expected \[1\]"),
+    (lambda: fs.accept_drafts([[1]], [[1, 2]], emit="all"), ValueError, "emit: 'all', expected \"packed\" or"),
+    (lambda: fs.accept_drafts([[1]], [[1, 2]], draft_offsets=[0]), ValueError, "draft_offsets: given without offsets"),
+    (lambda: fs.accept_drafts([[1, 2]], [[1, 2, 3]], emit="padded", width=2), fs.Error, "drafts.tokens_width is 2"),
+    (lambda: fs.accept_drafts(*PAIR, offsets=[]), ValueError, "offsets: no entry"),
+    (lambda: fs.accept_drafts(*PAIR, offsets=[[0, 1]]), ValueError, r"offsets: shape \[1, 2\]"),
+    (lambda: fs.accept_drafts(*PAIR, offsets=[0, 6]), ValueError, "offsets: end at 6, target has 5 tokens"),
+    (lambda: fs.accept_drafts(PAIR[0][:3], PAIR[1], offsets=[0, 5]), ValueError, "draft: 3 tokens, the offsets speak of 4"),
+    (lambda: fs.accept_drafts(*PAIR, offsets=[0, 3, 5], draft_offsets=[0, 4]), ValueError, "draft: 4 tokens, .* of 5"),
+    (lambda: fs.accept_drafts(*PAIR, offsets=[0, 3, 5], draft_offsets=[0, -1]), fs.Error, r"draft_offset\[1\] is -1"),
+    (lambda: fs.accept_drafts(*PAIR, offsets=[0, 3, 5], draft_offsets=[0]), ValueError, r"draft_offsets: shape \[1\]"),
+    (lambda: fs.accept_drafts(*PAIR, offsets=[-1, 5]), ValueError, "draft: 4 tokens, the offsets speak of 5"),
+    (lambda: fs.accept_drafts(*PAIR, offsets=[-1, 3]), fs.Error, r"target_offset\[0\] is -1, must not be negative"),
+    (lambda: fs.accept_drafts(*PAIR, offsets=[0, 4, 2]), fs.Error, r"target_offset\[2\] is 2 after 4, must ascend"),
+    (lambda: fs.accept_drafts(*PAIR, offsets=[0, 2**62, 2], emit="padded"), ValueError, "the offsets speak of"),
+    (lambda: fs.accept_drafts(np.full(4, 0.5), PAIR[1], offsets=[0, 5]), ValueError, "draft: 0.5, expected an integer"),
+])
+def test_drafts_that_do_not_fit_are_named(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_a_verification_step_emits_what_would_be_drawn_without_drafts():
+    """Drafts of any number, penalties of what came before, one slot a sequence: the emitted tokens are the chain's."""
+    rng = np.random.default_rng(2)
+    V, D, R, steps = 60, 8, 3, 12
+    W, table = rng.standard_normal((V, D)).astype("f4"), rng.standard_normal((V, D)).astype("f4")
+    rules = dict(seed=[5, 6, 7], temperature=0.7, top_k=20, presence=0.8, repetition=1.2)
+    head, plain, text = fs.Head(W), [[s] for s in range(R)], [[s] for s in range(R)]
+
+    def counted(texts):
+        return [{t: line[1:].count(t) for t in line[1:]} for line in texts]
+
+    with fs.Context("cpu", threads=1) as context:
+        for at in range(steps + 8):
+            hidden = np.stack([table[line[-1]] for line in plain])
+            drawn = context.sample(head, hidden, position=[at] * R, count_list=counted(plain), **rules).tokens[:, 0]
+            for line, token in zip(plain, drawn):
+                line.append(int(token))
+        while min(map(len, text)) <= steps:
+            drafts = [[int(t) if rng.random() < 0.8 else int(rng.integers(V)) for t in
+                       plain[s][len(text[s]):][:rng.integers(0, 4)]] for s in range(R)]
+            known = [[text[s][-1], *drafts[s]] for s in range(R)]
+            rows = [(s, i) for s in range(R) for i in range(len(known[s]))]
+            drawn = context.sample(head, np.stack([table[known[s][i]] for s, i in rows]), slot=[s for s, _ in rows],
+                                   slots=R, position=[len(text[s]) - 1 + i for s, i in rows],
+                                   extra_tokens=[drafts[s][:i] for s, i in rows], count_list=counted(text),
+                                   **rules).tokens[:, 0]
+            offsets = np.cumsum([0, *map(len, known)])
+            _, tokens, starts = fs.accept_drafts(sum(drafts, []) or np.empty(0, "i4"), drawn, offsets=offsets,
+                                                 emit="packed")
+            for s in range(R):
+                text[s] += tokens[starts[s]:starts[s + 1]].tolist()
+    for s in range(R):
+        assert text[s][:steps] == plain[s][:steps]

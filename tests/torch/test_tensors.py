@@ -117,8 +117,14 @@ def test_what_does_not_fit_is_named(call, error, text):
 
 def test_accepted_tokens_of_tensors_are_a_tensor():
     draft, target = torch.tensor([[3, 4], [5, 6]]), torch.tensor([[3, 4, 1], [5, 7, 1]])
-    accepted = fs.accept(draft, target)
+    accepted = fs.accept_drafts(draft, target)
     assert accepted.dtype == torch.int32 and accepted.tolist() == [2, 1]
+    for emit, tokens in (("packed", [3, 4, 1, 5, 7]), ("padded", [[3, 4, 1], [5, 7, -1]])):
+        made = fs.accept_drafts(draft, target, emit=emit)
+        assert [array.dtype for array in made] == [torch.int32, torch.int64, torch.int64]
+        assert [array.tolist() for array in made] == [[2, 1], tokens, [0, 3, 5]]
+    empty = torch.empty(0, dtype=torch.int64)
+    assert fs.accept_drafts(empty, empty, offsets=torch.zeros(3, dtype=torch.int64)).tolist() == [0, 0]
 
 
 def test_no_memory_is_lost_by_many_calls():
