@@ -197,11 +197,42 @@ static void groups_with_infinities_give_the_lowest_of_them(void **state) {
     fs_context_destroy(reference), fs_context_destroy(cpu[0]), fs_context_destroy(cpu[1]);
 }
 
+/* At such a temperature many l are +inf, min-p keeps all of them, and the lowest id wins. */
+static void min_p_keeps_every_logit_that_overflows(void **state) {
+    (void)state;
+    enum { V = 900 };
+    fs_context *contexts[] = {open_context(FS_BACKEND_REFERENCE, 1, 0), open_context(FS_BACKEND_CPU, 1, 0),
+                              open_context(FS_BACKEND_CPU, 3, 128)};
+    static float logits[V];
+    rng r = random_from(3);
+    for (int i = 0; i < V; i++) logits[i] = 3.0f * (float)random_normal(&r) + 4.0f;
+    fs_head head = fs_head_default();
+    head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = V;
+    for (int round = 0; round < 8; round++) {
+        int32_t token[3];
+        for (int i = 0; i < 3; i++) {
+            uint32_t status = 0;
+            fs_batch batch = fs_batch_default();
+            fs_result result = fs_result_default();
+            fs_rules *rules = rules_of(&batch);
+            batch.rows = 1, batch.seed_all = (uint64_t)round;
+            rules->temperature.value = 1e-38f, rules->min_p.value = 0.1f * (float)(round % 4 + 1);
+            rules->top_k.value = round % 2 ? 9 : 0, rules->top_p.value = round / 2 % 2 ? 0.13f : 1.0f;
+            result.tokens = &token[i], result.status = &status;
+            if (fs_sample(contexts[i], &head, &batch, &result) != FS_OK) fail_msg("%s", fs_error_text(contexts[i]));
+            assert_int_equal(status & ~(uint32_t)FS_ROW_FALLBACK, FS_ROW_INF);
+        }
+        assert_true(token[1] == token[0] && token[2] == token[0]);
+    }
+    for (int i = 0; i < 3; i++) fs_context_destroy(contexts[i]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cpu_draws_what_the_reference_draws),
         cmocka_unit_test(shards_draw_what_the_whole_draws),
         cmocka_unit_test(groups_with_infinities_give_the_lowest_of_them),
+        cmocka_unit_test(min_p_keeps_every_logit_that_overflows),
     };
     return cmocka_run_group_tests_name("agree", tests, NULL, NULL);
 }
