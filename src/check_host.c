@@ -34,7 +34,7 @@ static fs_status check_limit(fs_context *context, const char *name, int64_t entr
 
 static fs_status check_no_cuts(fs_context *context, const fs_batch *b, int64_t vocab) {
     for (int64_t i = 0; i < b->rows; i++) {
-        const fs_row_rules rules = rules_of_row(b, b->rules, b->limits, vocab, i);
+        const fs_row_rules rules = rules_of_host_row(b, vocab, i);
 #define FS_REFUSE_CUT(name, type, bit, off, used, least, most, status, about)                                          \
     FS_REQUIRE(context, !((bit)&FS_RULES_CUT) || rules.name == (off),                                                  \
                "row %lld has " #name " %g: group modes take no cuts", (long long)i, (double)rules.name);

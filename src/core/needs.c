@@ -38,7 +38,7 @@ static int lists_are_tokens(const fs_batch *batch, int64_t vocab, int64_t b, int
 }
 
 fs_row_rules fs_row_rules_of(const fs_batch *batch, int64_t vocab, int64_t b) {
-    fs_row_rules rules = rules_of_row(batch, batch->rules, batch->limits, vocab, b);
+    fs_row_rules rules = rules_of_host_row(batch, vocab, b);
     if (rules.slot >= 0 && !lists_are_tokens(batch, vocab, b, rules.slot)) rules.status |= FS_ROW_BAD_TOKEN;
     return rules;
 }
@@ -81,7 +81,7 @@ static void needs_after_rows(fs_needs *needs, const fs_head *head, const fs_batc
 fs_needs fs_needs_of(const fs_head *head, const fs_batch *batch, const fs_result *result) {
     fs_needs needs = needs_before_rows(batch, result);
     for (int64_t b = 0; b < batch->rows; b++) {
-        fs_row_rules rules = rules_of_row(batch, batch->rules, batch->limits, head_vocab(head), b);
+        fs_row_rules rules = rules_of_host_row(batch, head_vocab(head), b);
         if (rules_drop_row(&rules)) continue;
         add_row(&needs, batch, &rules, FS_LIST_MOST);
         needs.edited |= batch_edits(batch, b, rules.slot).count > 0;

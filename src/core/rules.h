@@ -198,9 +198,20 @@ FS_CORE uint32_t rules_used(const fs_row_rules *rules, int64_t vocab) {
     return uses;
 }
 
+/* Of batch.limits what a row is held to. */
+typedef struct fs_row_limits {
+    uint32_t absent;
+    int32_t top_k;
+} fs_row_limits;
+
+FS_CORE fs_row_limits limits_of_rows(const fs_batch *batch) {
+    const fs_row_limits limits = {batch->limits->absent, batch->limits->top_k};
+    return limits;
+}
+
 /* Whether the row breaks a promise of batch.limits. */
-FS_CORE int rules_over_limit(const fs_batch *batch, const fs_limits *limits, const fs_row_rules *rules, int64_t vocab,
-                             int64_t row) {
+FS_CORE int rules_over_limit(const fs_batch *batch, const fs_row_limits *limits, const fs_row_rules *rules,
+                             int64_t vocab, int64_t row) {
     if (limits->top_k > 0 && rules->top_k > limits->top_k) return 1;
     if (!limits->absent) return 0;
     uint32_t uses = rules_used(rules, vocab);
@@ -210,9 +221,9 @@ FS_CORE int rules_over_limit(const fs_batch *batch, const fs_limits *limits, con
     return (uses & limits->absent) != 0;
 }
 
-/* `asked` and `limits` are what the batch points to, or on a device a copy of it. */
-FS_CORE fs_row_rules rules_of_row(const fs_batch *batch, const fs_rules *asked, const fs_limits *limits, int64_t vocab,
-                                  int64_t row) {
+/* `asked` is what batch->rules points to, or on a device a copy of it, and `limits` of the batch's. */
+FS_CORE fs_row_rules rules_of_row(const fs_batch *batch, const fs_rules *asked, const fs_row_limits *limits,
+                                  int64_t vocab, int64_t row) {
     const fs_draw_source source = draw_source(batch, asked);
     const fs_draw_values values = draw_values(&source, row);
     fs_row_rules rules = rules_of_draw(&values);
@@ -238,6 +249,12 @@ FS_CORE fs_row_rules rules_of_row(const fs_batch *batch, const fs_rules *asked, 
     if (__builtin_expect(limits->absent || limits->top_k, 0) && rules_over_limit(batch, limits, &rules, vocab, row))
         rules.status |= FS_ROW_OVER_LIMIT;
     return rules;
+}
+
+/* The same where what the batch points to is host memory. */
+FS_CORE fs_row_rules rules_of_host_row(const fs_batch *batch, int64_t vocab, int64_t row) {
+    const fs_row_limits limits = limits_of_rows(batch);
+    return rules_of_row(batch, batch->rules, &limits, vocab, row);
 }
 
 /* Whether all that rules_of_row looks at beside fs_draw_source is the same for all rows. */

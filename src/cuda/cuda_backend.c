@@ -295,7 +295,7 @@ fs_cuda_args fs_cuda_args_of(const fs_head *head, const fs_batch *batch, const f
     args.head = *head;
     args.batch = *batch;
     args.rules = *batch->rules;
-    args.limits = *batch->limits;
+    args.limits = limits_of_rows(batch);
     args.result = *result;
     args.vocab = head_vocab(head);
     args.needs = needs_of_call(batch, result);

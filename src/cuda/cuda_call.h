@@ -193,9 +193,9 @@ typedef struct fs_cuda_args {
     fs_head head;   /* pointers are device memory here */
     fs_batch batch; /* what its rules and limits point to is host memory: here they are */
     fs_rules rules;
-    fs_limits limits;
+    fs_row_limits limits;
     fs_result result;
-    int64_t vocab;
+    int32_t vocab; /* below 2^24; a copy of all of this lies in shared memory, where a few more bytes do not fit */
     int32_t first_row, rows; /* rows of the batch this launch draws, or their samples as rows (rows/samples.cu) */
     int32_t block_rows;      /* ... in blocks of so many, each by CTAs of its own (blockIdx.y) */
     int32_t k_steps;         /* stages of K that cover D */

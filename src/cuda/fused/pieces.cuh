@@ -25,7 +25,7 @@ struct share {
 template <class T> FS_DEVICE share share_of(const fs_cuda_args &args) {
     constexpr uint32_t CLUSTER = T::CLUSTER, SPAN = CLUSTER * FS_CUDA_TILE;
     const uint32_t low = (uint32_t)args.head.first_token,
-                   high = max(low, (uint32_t)min(args.head.first_token + args.head.rows, args.vocab));
+                   high = max(low, (uint32_t)min(args.head.first_token + args.head.rows, (int64_t)args.vocab));
     /* Below 2^24 spans and 2^8 clusters: 32 bits do, and are divided ten times as fast. */
     const uint32_t base = low / SPAN, spans = (high + SPAN - 1) / SPAN - base;
     const uint32_t cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
@@ -45,7 +45,7 @@ template <class T> FS_DEVICE share share_of(const fs_cuda_args &args) {
 template <int CLUSTER> FS_DEVICE piece piece_at(const fs_cuda_args &args, const share &own, int32_t i) {
     constexpr int32_t SPAN = CLUSTER * FS_CUDA_TILE;
     const int32_t low = (int32_t)args.head.first_token;
-    const int32_t high = (int32_t)min(args.head.first_token + args.head.rows, args.vocab);
+    const int32_t high = (int32_t)min(args.head.first_token + args.head.rows, (int64_t)args.vocab);
     piece p = {0, -1};
     if (i >= own.count) return p;
     const int32_t span = i + 1 < own.count ? own.first + i * own.step : own.last;
@@ -66,7 +66,7 @@ template <int CLUSTER> FS_DEVICE int64_t record_at(const fs_cuda_args &args, con
     constexpr int32_t SPAN = CLUSTER * FS_CUDA_TILE;
     const int32_t rank = CLUSTER > 1 ? (int32_t)cluster_rank() : 0;
     if (!args.groups.tiles) return blockIdx.x;
-    const int64_t low = args.head.first_token, high = min(low + args.head.rows, args.vocab);
+    const int64_t low = args.head.first_token, high = min(low + args.head.rows, (int64_t)args.vocab);
     const int64_t base = low / SPAN, spans = (high + SPAN - 1) / SPAN - base, clusters = gridDim.x / CLUSTER;
     const int64_t size = (int64_t)args.groups.tiles * FS_CUDA_TILE, group = p.first / size;
     /* The first span of the group, and the cluster whose share it is in. */

@@ -56,7 +56,7 @@ FS_DEVICE row_view view_of(const fs_cuda_args &args, int32_t rank, int32_t place
     const fs_head &head = args.head;
     row_view r;
     r.low = (int32_t)head.first_token;
-    r.high = max(r.low, (int32_t)min(head.first_token + head.rows, args.vocab));
+    r.high = max(r.low, (int32_t)min(head.first_token + head.rows, (int64_t)args.vocab));
     r.first = r.low / FS_CUDA_TILE;
     const int32_t blocks = r.high > r.low ? (r.high - 1) / FS_CUDA_TILE + 1 - r.first : 0;
     r.share = (blocks + args.team.size - 1) / args.team.size;

@@ -46,7 +46,7 @@ struct raced_slice {
 
     FS_DEVICE_MEMBER raced_slice(const fs_cuda_args &args, int32_t b, int32_t slice, char *shared, uint64_t *barriers) {
         const int32_t warp = threadIdx.x / 32;
-        const int64_t end_token = min(args.head.first_token + args.head.rows, args.vocab);
+        const int64_t end_token = min(args.head.first_token + args.head.rows, (int64_t)args.vocab);
         row = kept_logits(args, b);
         stage = (const float *)shared + warp * STAGES * PIECE;
         to = shared_address(stage);

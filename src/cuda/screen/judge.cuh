@@ -144,7 +144,7 @@ template <int BITS, int N, bool RULES> struct fs_judge : fs_contest<fs_screened_
     FS_DEVICE_MEMBER bool turn(int32_t n, const fs_screened_walk &walk) {
         const int32_t judge_at = (int32_t)threadIdx.x / 32 - FS_DOTS, lane = threadIdx.x & 31, column = 2 * (lane & 3);
         const fs_screen &s = args.screen.of;
-        const int32_t end = (int32_t)min(args.head.first_token + args.head.rows, args.vocab);
+        const int32_t end = (int32_t)min(args.head.first_token + args.head.rows, (int64_t)args.vocab);
         const int32_t first = (int32_t)args.head.first_token + walk.strip(max(n, 0), judge_at) * FS_SCREEN_TOKENS;
         const int32_t count = max(0, min(FS_SCREEN_TOKENS, end - first));
         const fs_strip_head *head = strip_head(walk.at(s, max(n, 0), judge_at));

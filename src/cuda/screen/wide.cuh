@@ -306,7 +306,7 @@ template <int BITS> struct fs_wide_consumer {
         const int32_t lane = threadIdx.x & 31;
         const fs_screen &s = args.screen.of;
         const int32_t first_token = (int32_t)args.head.first_token,
-                      end = (int32_t)min(args.head.first_token + args.head.rows, args.vocab);
+                      end = (int32_t)min(args.head.first_token + args.head.rows, (int64_t)args.vocab);
         const uint32_t mask = operand_mask<BITS>(), rows = matrix_start(shared_address(room.sums));
         uint32_t parity = 0;
         int32_t used = 0, at = 0;
