@@ -232,7 +232,7 @@ def test_a_call_that_finds_no_device_memory_is_tried_again_if_torch_gives_some_b
     monkeypatch.setattr(_context, "make_room", lambda device: given_back)
     sampler._function, sampler._native = scarce, None
     if given_back:
-        monkeypatch.setattr(context, "check", lambda status: calls.append(status))
+        monkeypatch.setattr(context, "_check", lambda status: calls.append(status))
         sampler(H)
         assert len(calls) == 2
     else:
@@ -280,7 +280,7 @@ def test_threads_that_end_take_their_operators_contexts_with_them():
 
 def test_numbers_are_those_of_the_other_overload():
     assert torch.equal(ops.sample(H, W), ops.sample.rules(H, W))
-    assert ops.sample.default(H, W, seed=torch.arange(B)).shape == (B, 1)
+    assert ops.sample.default(H, W, seed=torch.arange(B)).shape == (B,)
     for name in ("sample", "sample_logits"):
         packet = getattr(ops, name)
         assert packet.overloads() == ["default", "rules"]
