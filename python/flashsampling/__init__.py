@@ -3,14 +3,14 @@
     import flashsampling as fs
 
     result = fs.sample(hidden, weight, temperature=0.8, top_p=0.95, seed=1, position=17, outputs=["logprob"])
-    result.tokens, result.logprob                           # [B, 1]
+    result.tokens, result.logprob                           # [B]; [B, n] with samples=n
 
-hidden is [B, D], weight [V, D]: numpy arrays or torch tensors. Who draws every step prepares the call:
+hidden is [B, D], weight [V, D]: numpy arrays or torch tensors. A loop prepares its call once:
 
     sampler = fs.Sampler(fs.Head(weight), rows=64, temperature=temperatures, top_p=0.95)
     tokens = sampler(hidden).tokens
 
-The meaning of every rule is in the C header, flashsampling.h; names are the same here.
+Batch says what every rule means, Row what the status of a row says. Names are those of the C header, flashsampling.h.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 from ._arrays import Pointer, from_bf16, pack_bits, to_bf16
 from ._c import Flag, Row, Rule
 from ._call import Batch, Head, Result
-from ._context import Context, Counters, Error, noise_gumbel, noise_id, seed_spread, supports, version
+from ._context import Context, Counters, Error, WorkSize, noise_gumbel, noise_id, seed_spread, supports, version
 from ._drafts import accept_drafts
 from ._package import get_include, get_library
 from ._rows import RowError
@@ -27,9 +27,9 @@ from ._sample import sample, sample_logits
 from ._sampler import Sampler
 
 __all__ = [
-    "Batch", "Context", "Counters", "Error", "Flag", "Head", "Pointer", "Result", "Row", "RowError", "Rule", "Sampler",
-    "accept_drafts", "from_bf16", "get_include", "get_library", "noise_gumbel", "noise_id", "pack_bits", "sample",
-    "sample_logits", "seed_spread", "supports", "to_bf16", "version",
+    "Batch", "Context", "Counters", "Error", "Flag", "Head", "Pointer", "Result", "Row", "RowError", "Rule",
+    "Sampler", "WorkSize", "accept_drafts", "from_bf16", "get_include", "get_library", "noise_gumbel", "noise_id",
+    "pack_bits", "sample", "sample_logits", "seed_spread", "supports", "to_bf16", "version",
 ]
 
 _MODULES = ("sglang", "torch", "transformers", "vllm")

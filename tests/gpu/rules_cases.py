@@ -81,6 +81,8 @@ def moved(case, seed=0):
     for name, dtype in SLOT.items():
         if np.ndim(rules.get(name, 0)):
             rules[name] = placed(rng, np.asarray(rules[name]).astype(dtype))
+            if name == "substream":  # as int32 some are negative, which the host refuses
+                rules[name] = rules[name].view(torch.uint32)
     for name, dtype in (("position", np.uint64), ("score_tokens", np.int32), ("slot", None), ("allow_index", np.int32)):
         if np.ndim(rules.get(name, 0)):
             rules[name] = placed(rng, np.asarray(rules[name], dtype))
