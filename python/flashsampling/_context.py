@@ -10,14 +10,13 @@ from ctypes import byref
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from . import _c, _native
-from ._arrays import (Array, Local, Pointer, as_pointer, converted, integer, is_tensor, new_array, numpy, real,
-                      same_memory)
+from ._arrays import Array, Local, Pointer, converted, integer, is_tensor, numpy, real, same_memory
 from ._call import Batch, Head, Out, Result
 from ._numbers import choice, count_of_samples
 from ._progress import Progress
 from ._rows import check_rows, raises, status_room
-from ._rules import (BATCH_RULES, Backend, BatchRules, Dtype, FlagName, InputName, Kind, LogitsMode, Mode, Noise, OnError, Output,
-                     Outputs, Quantised, RuleName, ScreenBits, TokenDtype, check_names)
+from ._rules import (BATCH_RULES, Backend, BatchRules, Dtype, FlagName, InputName, Kind, LogitsMode, Mode, Noise,
+                     OnError, Output, Outputs, Quantised, RuleName, ScreenBits, TokenDtype, check_names)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

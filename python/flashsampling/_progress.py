@@ -8,8 +8,8 @@ from . import _c
 
 
 class Progress:
-    """`function(done, rows)`, or None, for the calls of one `with` block. An exception of the function stops the call of
-    C, and so does Ctrl-C; it is raised when C has returned.
+    """`function(done, rows)`, or None, for the calls of one `with` block. An exception of the function stops the call
+    of C, and so does Ctrl-C; it is raised when C has returned.
 
     Python would run a handler of SIGINT as soon as C calls back, before any `try` there, and ctypes would print the
     KeyboardInterrupt and go on. So signals are kept until the function can handle them.

@@ -98,7 +98,8 @@ def test_every_member_of_head_and_batch_can_be_reached():
                  seen=words, counts=np.ones((2, 40), "i4"), edits=lists, watch=[[1]] * 2,
                  **{name: [1, 1] for name in names}),
         fs.Batch(head, weights[:2], count_list=lists, extra_tokens=[[1], [2, 3]], samples=2, mode="score",
-                 noise="fast", keep_ties=True, fallback_token=7, group_size=8, list_capacity=9, position=5, score_tokens=[[1, 2]] * 2,
+                 noise="fast", keep_ties=True, fallback_token=7, group_size=8, list_capacity=9, position=5,
+                 score_tokens=[[1, 2]] * 2,
                  **{**dict.fromkeys(names, 2), "min_p": 1, "top_p": 0.5},
                  limits={name: 1 for name, _ in _c.LimitsStruct._fields_ if name != "size"}),
         fs.Batch(head, weights[:2], padded_edits=([1, 1], np.ones((2, 3), "i4"), np.ones((2, 3), "f4")))]
