@@ -10,7 +10,7 @@ from ctypes import byref
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from . import _c, _native
-from ._arrays import Array, Local, Pointer, converted, integer, is_tensor, numpy, real, same_memory
+from ._arrays import Array, Local, Pointer, integer, is_tensor, numpy, real, same_memory
 from ._call import Batch, Head, Out, Result
 from ._numbers import choice, count_of_samples
 from ._progress import Progress

@@ -1,5 +1,4 @@
 """Speculative decoding from Python: tokens that count for one row alone, and one hidden state for all rows."""
-import ctypes
 
 import numpy as np
 import pytest
