@@ -25,7 +25,7 @@ class Call:
         self.batch = fs.Batch(self.head, None if stored else hidden(B, D), **asked)
         self.out = Outputs(B, floats=("noisy_logit", "max_logit", "log_z", "logit", "logprob"))
         self.result = fs.Result.into(self.batch, self.out.rows)
-        structs = {"head": self.head.struct, "batch": self.batch.struct, "result": self.result.struct(self.batch)}
+        structs = {"head": self.head.struct, "batch": self.batch.struct, "result": self.result._struct(self.batch)}
         structs["rules"] = self.batch.struct.own_rules
         self.structs = {name: type(s).from_buffer_copy(s) for name, s in structs.items()}
         self.structs["batch"].rules = ctypes.addressof(self.structs["rules"])

@@ -232,7 +232,7 @@ def test_work_memory_may_come_with_the_options():
     assert _c.library().fs_context_create(ctypes.byref(options), ctypes.byref(context)) == 0
     head = fs.Head(W)
     batch = fs.Batch(head, H, **asked)
-    result = fs.Result.into(batch, out.rows).struct(batch)
+    result = fs.Result.into(batch, out.rows)._struct(batch)
     for _ in range(2):
         assert _c.library().fs_sample(context, *map(ctypes.byref, (head.struct, batch.struct, result))) == 0
     torch.cuda.synchronize()
