@@ -28,22 +28,23 @@
  *       fs_context_destroy(context);
  *   }
  *
- * fs_sample draws the next token of each row from softmax(transform(H W^T)) in one pass over W, without storing the
- * logits. Compile with `cc program.c $(pkg-config --cflags --libs flashsampling)`.
+ * fs_sample draws the next token of each row from softmax(rules(H W^T)) in one pass over W, without storing the logits:
+ * H is `hidden`, W is head.data. (This W is zero, so every token is as likely.) Compile with `cc program.c $(pkg-config --cflags --libs flashsampling)`.
  *
- * The interface has four parts:
+ * The interface has four tiers:
  *   1. what every caller needs       status, head, rules, batch, result, context, fs_sample
  *   2. what engines need             slots, limits, masks, edits, penalties, streams, work memory, drafts
  *   3. headers of their own          flashsampling_screens.h: W in fewer bits; flashsampling_ranks.h: shards and ranks,
  *                                    with flashsampling_mpi.h and flashsampling_nccl.h
  *   4. experimental, may change      group modes, FS_NOISE_FAST
- * The members of a struct stand in the same order: a caller of part 1 reads no further than the line `engines`.
+ * The members of a struct stand in the same order: a caller of tier 1 reads no further than the line `Engines`.
  *
  * Legend, used in every comment and nowhere redefined:
  *   B rows of the batch, D hidden size, V rows of the head (the vocabulary, or one shard of it), n samples per row,
- *   S slots, N top tokens. `[B, D]` is the shape of an array in row-major order. A token id is global: the row of the
- *   whole vocabulary, also where the head is a shard. A "cut" is any of top-k, top-p, min-p. A "context" is an object
- *   of this library; the CUDA stream is always called `cuda_stream`.
+ *   S slots, N top tokens. `[B, D]` is the shape of an array in row-major order. x is a raw logit, y an edited one, l a
+ *   processed one, Z the sum of exp(l): fs_rules defines them. A token id is global: the row of the whole vocabulary,
+ *   also where the head is a shard. A "cut" is any of top-k, top-p, min-p. A "context" is an object of this library; a
+ *   CUDA stream is always called `cuda_stream`.
  *
  * Structs: the first member `size` is sizeof of the struct the caller was compiled with, which the fs_*_default()
  * functions set. Later versions append members, up to 4,096 bytes, whose zero keeps the old meaning. A library takes
@@ -66,10 +67,14 @@
  * Temperature 0 is greedy, so zeroed rules draw greedily; fs_rules_default() has temperature 1, as has a batch whose
  * rules are NULL.
  *
+ * Arrays that go together are given together. One without its partner is FS_ERR_ARGUMENT: allow_index without allow,
+ * edit_token without edit_offset or edit_count, count_token without count_offset, top_token without top_count, watched
+ * results without watch_offset. score_token is read in FS_MODE_SCORE alone.
+ *
  * Memory: every pointer belongs to the caller and is read or written only during the call (CPU) or until the stream
  * has run the call (CUDA). The structs themselves, rules and limits among them, are host memory and read during the
- * call. On the CPU all arrays are host memory. On CUDA they are device memory; mapped host memory works and is read
- * once per row. Pointers are aligned to their elements, strides are bytes: anything else is FS_ERR_ARGUMENT. The
+ * call. On the CPU all arrays are host memory. On CUDA they are device memory; mapped host memory works too, more
+ * slowly. Pointers are aligned to their elements, strides are bytes: anything else is FS_ERR_ARGUMENT. The
  * library never prints, exits or aborts.
  *
  * Threads: contexts share nothing mutable; one context serves one call at a time. A call on the CPU leaves the AMX tile
@@ -201,7 +206,7 @@ typedef struct fs_head {
 /* ----------------------------------------------------------------------------------------------------- rules ---- */
 
 /* A rule's values: per_slot [S] has one for each slot; NULL: all slots have `value`. Without batch.slot and
- * batch.slots, row b is slot b. Elements of per_slot mean what they hold: top_p 0 keeps one token, and repetition 0 is
+ * batch.slots, slot b is row b, and S is B. Elements of per_slot mean what they hold: top_p 0 keeps one token, and repetition 0 is
  * FS_ROW_BAD_PENALTY. A value out of its range makes its row FS_ROW_BAD_... */
 typedef struct fs_float_rule {
     const float *per_slot;
@@ -234,7 +239,10 @@ typedef struct fs_int_rule {
  * All arithmetic on x, y, l is in float; edits of one token are added one by one. -inf is final: a token that a mask, a
  * ban or an overflow has made -inf is absent, whatever is added later. Where the largest l is +inf, top-p keeps the
  * first token of the order alone, and min-p the tokens whose l is +inf. An x of +inf sets FS_ROW_INF also where an edit
- * bans its token, which then does not win; an edit of +inf makes l +inf, and so sets it too. */
+ * bans its token, which then does not win; an edit of +inf makes l +inf, and so sets it too.
+ *
+ * The three penalties look at what a slot has produced: without seen, counts or count_offset (or extra_offset) in the
+ * batch they do nothing. The prompt belongs into `seen`. */
 typedef struct fs_rules {
     size_t size;
     fs_float_rule temperature; /* 0 = greedy; default 1 */
@@ -267,7 +275,7 @@ FS_API const fs_rule_info *fs_rule(int32_t index);
 enum {
     FS_MODE_SAMPLE = 0,              /* n independent samples per row */
     FS_MODE_WITHOUT_REPLACEMENT = 1, /* n distinct tokens in Plackett-Luce order (Gumbel-top-n) */
-    FS_MODE_GROUP_PARALLEL = 2,      /* experimental: see part 4 */
+    FS_MODE_GROUP_PARALLEL = 2,      /* experimental: see tier 4 */
     FS_MODE_GROUP_ONLINE = 3,        /* experimental */
     FS_MODE_SCORE = 4                /* nothing is drawn: the logits of batch.score_token are the result */
 };
@@ -302,19 +310,19 @@ enum {
 
 /* Engines: what is known of the arrays of a batch without reading them. The CUDA backend cannot look into device memory
  * before it launches: what is not said is taken to be anything. A row that breaks a promise of `absent` or `top_k` is
- * FS_ROW_OVER_LIMIT, on every backend; lists that are longer together than was said are FS_ERR_ARGUMENT on the CPU, and
- * rows whose watched tokens a part of CUDA has no room for FS_ROW_OVER_LIMIT.
+ * FS_ROW_OVER_LIMIT, on every backend; lists that are longer together than was said are FS_ERR_ARGUMENT on the CPU. In a
+ * part of CUDA, a row whose watched tokens find no room is FS_ROW_OVER_LIMIT.
  *
  * A row uses FS_RULE_TOP_K, TOP_P or MIN_P if its value is neither off nor out of range; FS_RULE_ALLOW if it has a
- * mask; FS_RULE_EDITS if its list is not empty; FS_RULE_PENALTIES if the batch has `seen`, `counts` or `count_offset`
- * and one of the row's three penalties is neither off nor out of range, whatever the counts are. So repetition 1.3 in a
- * batch without any of those arrays is no use of it. */
+ * mask; FS_RULE_EDITS if its list is not empty; FS_RULE_PENALTIES if the batch has `seen`, `counts`, `count_offset` or `extra_offset`
+ * and one of the row's three penalties is neither off nor out of range, whatever the counts are. */
 typedef struct fs_limits {
     size_t size;
     uint32_t absent; /* FS_RULE_...: rules that no row uses, although there is an array for them */
     int32_t top_k;   /* no top_k that is not off is above this; 0 = not said */
-    int64_t edits;   /* entries of all rows' edits together, up to 2^40, 0 = not said; so for the next two */
-    int64_t counts;  /* of all slots' sparse counts */
+    int64_t edits;   /* entries of all rows' edits together, up to 2^40, 0 = not said; so for the next two. An edit of a
+                      * slot counts for each of its rows */
+    int64_t counts;  /* of all slots' sparse counts, idle slots too */
     int64_t watched; /* of all rows' watched tokens; parts of CUDA, whose results speak of them, need it */
 } fs_limits;
 
@@ -337,7 +345,7 @@ typedef struct fs_batch {
     /* Engines. A slot is a place for one sequence: its rules, its seed, its counts. Rows come and go with every step,
      * and `slot` says which slot each row of this call belongs to. */
     const void *slot;          /* [B] of slot_dtype, -1 = skip the row; NULL = row b is slot b */
-    int64_t slots;             /* S, the length of per-slot arrays; 0 = B */
+    int64_t slots;             /* S, the length of per-slot arrays; 0 = B. Give it whenever you give `slot` */
     int32_t slot_dtype;        /* FS_I32 or FS_I64; 0 = FS_I32 */
     int32_t mode;              /* FS_MODE_... */
     uint32_t flags;            /* FS_KEEP_TIES_TOP_K | ... */
@@ -345,9 +353,9 @@ typedef struct fs_batch {
     const uint32_t *substream; /* [S] or NULL = substream_all */
     uint32_t substream_all;    /* names the noise beside seed, position and sample, as cuRAND's subsequence does: for
                                   * a second, independent draw at the same position; default 0 */
-    int32_t list_capacity;     /* entries a candidate list holds at least, per row and part, in calls that have lists,
-                                  * up to 2^24 - 1; 0 = chosen, 1,024 for top-p or min-p alone, else top_k. A longer
-                                  * list proves wider cuts in one pass; an entry takes 8 bytes per row and task */
+    int32_t list_capacity;     /* makes candidate lists longer, never shorter: entries that a list holds at least, per row
+                                  * and part, up to 2^24 - 1; 0 = chosen, 1,024 for top-p or min-p alone, else top_k. A
+                                  * longer list proves wider cuts in one pass; an entry takes 8 bytes per row and thread */
     const fs_limits *limits;   /* NULL = nothing is known */
     void *cuda_stream;         /* CUDA: the stream of this call (a cudaStream_t, or fs_stream() of a handle); NULL =
                                   * the context's. Other backends: NULL */
@@ -355,13 +363,13 @@ typedef struct fs_batch {
     /* Allowed tokens: bit (id % 32) of word (id / 32), 1 = allowed, global ids also on shards. */
     const uint32_t *allow;      /* [allow_count, ceil(vocab / 32)] or NULL = all */
     int64_t allow_stride;       /* bytes from one mask to the next; 0 = packed */
-    const int32_t *allow_index; /* [B]: which mask row b uses, -1 = none; NULL = mask b */
-    int64_t allow_count;        /* how many masks there are: a row with another is FS_ROW_BAD_MASK; 0 = not said, then
-                                 * only an index below -1 is */
+    const int32_t *allow_index; /* [B]: which mask row b uses, -1 = none; NULL = mask b. One mask for all: zeros */
+    int64_t allow_count;        /* how many masks there are: a row whose mask is not below it is FS_ROW_BAD_MASK; 0: not
+                                 * checked. An index below -1 is FS_ROW_BAD_MASK either way */
 
     /* Edits, as a logit bias: entries edit_offset[b] .. edit_offset[b+1] - 1 for row b; or, with edit_count in place of
      * edit_offset, the first edit_count[s] of slot s's line, lines being edit_stride apart; what is behind them is not
-     * read. Several of one token add up, in their order. Offsets begin at 0 or above and ascend. */
+     * read. Several of one token add up, in their order. Offsets begin at 0 or above, ascend and stay below 2^31. */
     const int64_t *edit_offset; /* [B + 1] or NULL */
     const int32_t *edit_count;  /* [S] or NULL */
     int64_t edit_stride;        /* bytes from one slot's line to the next, in both arrays below; 4 or more */
@@ -392,7 +400,7 @@ typedef struct fs_batch {
     const int64_t *watch_offset; /* [B + 1] or NULL */
     const int32_t *watch_token;
 
-    /* Experimental: part 4. */
+    /* Experimental: tier 4. */
     int32_t noise; /* FS_NOISE_... */
     int32_t reserved;
     int64_t group_size; /* group modes of fs_sample: ids [k * group_size, (k+1) * group_size) form group k; at least
@@ -434,10 +442,11 @@ typedef struct fs_result {
                          * absent token ranks behind all that are */
     int32_t top_count;  /* N: 0 .. 1024 */
     int32_t survivor_limit; /* 1 to 2^20 with survivor_token */
-    int32_t *top_token;     /* [B, N] in the total order (raw: of x); -1 where the row has fewer tokens, or, for
-                             * FS_LOGITS_CUT, fewer survivors, and there */
-    float *top_logit;       /* [B, N] NaN */
-    float *top_logprob;     /* [B, N] NaN */
+    /* The N best tokens in the total order (raw: of x). A row with fewer tokens, or for FS_LOGITS_CUT fewer survivors,
+     * ends with token -1 and NaN. */
+    int32_t *top_token;     /* [B, N] */
+    float *top_logit;       /* [B, N] */
+    float *top_logprob;     /* [B, N] */
     float *watch_logit;     /* [entries of watch_token] */
     float *watch_logprob;   /* likewise */
 
@@ -457,10 +466,10 @@ typedef struct fs_result {
 typedef struct fs_context fs_context;
 
 typedef enum {
-    FS_BACKEND_AUTO = 0, /* the best that is there; today the CPU */
+    FS_BACKEND_AUTO = 0, /* today always the CPU */
     FS_BACKEND_CPU = 1,
     FS_BACKEND_CUDA = 2,
-    FS_BACKEND_REFERENCE = 3 /* plain loops in double over stored logits: slow, simple, the oracle of our tests */
+    FS_BACKEND_REFERENCE = 3 /* plain loops in double over all logits: slow, simple, the oracle of our tests */
 } fs_backend_kind;
 
 /* Runs task(arg, i) for i = 0 .. count-1, in any order, on any threads, and returns when all are done. */
@@ -527,7 +536,9 @@ FS_API void fs_context_destroy(fs_context *context);
 FS_API const char *fs_error_text(const fs_context *context);
 
 /* Draws (or, in score mode, scores) every row and writes the result. CPU: returns when done. CUDA: enqueues on the
- * stream and returns; no allocation after the first call of a shape, no synchronisation, capturable in a graph. */
+ * stream and returns; no allocation after the first call of a shape, no synchronisation, capturable in a graph. A graph
+ * keeps the numbers in these structs (rows, position_all, every `value`) and the addresses: what changes from replay to
+ * replay is in arrays (position, slot, per_slot), and rows that are not in use have slot -1. */
 FS_API fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result);
 
 /* Version of the library at run time, (major << 16) | (minor << 8) | patch, and as text. */
@@ -566,10 +577,11 @@ FS_API fs_status fs_context_counters(fs_context *context, fs_counters *counters)
 FS_API fs_status fs_context_set_work(fs_context *context, void *memory, size_t bytes);
 
 /* Bytes of work memory for fs_sample and fs_partial with these arguments, or with fewer rows, samples or results, for
- * fs_context_set_work. Nothing is computed. *min_bytes is enough for every call to run, and for the cuts of common rows;
+ * fs_context_set_work. Nothing is computed, and what data and hidden point to is not read. *min_bytes is enough for every call to run, and for the cuts of common rows;
  * *max_bytes also for the second pass of rows whose cut is as wide as the vocabulary, without which such a row is
- * FS_ROW_INCOMPLETE. Either may be NULL; on CUDA they are equal. On the CPU they depend on the rules in the arrays: ask
- * with the widest top_k, the most samples and rows that will come. fs_merge, and so fs_sample_ranks, takes the lists of
+ * FS_ROW_INCOMPLETE. Either may be NULL; on CUDA they are equal. On the CPU they depend on the rules in the arrays,
+ * of the slots that rows name: ask with every row of `slot` in use, the widest cuts, the most samples and rows that will
+ * come. Top-p or min-p without top-k is wider than any top_k. fs_merge, and so fs_sample_ranks, takes the lists of
  * all parts at once: if that is more, FS_ERR_MEMORY says how much. */
 FS_API fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                               size_t *min_bytes, size_t *max_bytes);
@@ -577,8 +589,8 @@ FS_API fs_status fs_work_size(fs_context *context, const fs_head *head, const fs
 /* CUDA: sets the stream (a cudaStream_t, or fs_stream() of a handle) of calls whose batch names none; NULL is no
  * stream. Calls on another stream than the call before wait there for it. So a stream that calls went to must still
  * exist at the next call: set NULL before it is destroyed. A call that is captured in a graph waits for nobody, and
- * nobody for it: it has work memory of its own, so that graphs may be replayed at once (but not one that was
- * instantiated twice). CPU: FS_ERR_UNSUPPORTED. */
+ * nobody for it: it has work memory of its own, so that two graphs may be replayed at once (but not two instances of
+ * one graph). CPU: FS_ERR_UNSUPPORTED. */
 FS_API fs_status fs_context_set_stream(fs_context *context, void *cuda_stream);
 
 /* CUDA's default stream, said explicitly: cudaStreamLegacy, what CUDA and torch mean by a handle of 0; and
@@ -641,7 +653,7 @@ typedef struct fs_call_desc {
 FS_API fs_status fs_supports(int32_t backend, const fs_call_desc *call, const char **why);
 
 /* --- speculative decoding with shared noise: draft and target draw with the same (seed, position, substream), and the
- * output is bit for bit the one without a draft. Sample the target on all k+1 rows of a sequence, then count. Rows of
+ * output is bit for bit the one without a draft, given equal hidden states. Sample the target on all k+1 rows of a sequence, then count. Rows of
  * one sequence share its seed: give `seed` as an array, or `slot` so that they are one slot (seed_all alone is spread
  * over rows). */
 

@@ -1,8 +1,8 @@
 /* flashsampling_ranks.h - vocabularies over several machines or devices: shards, whose parts are merged, and ranks, which
  * do all of it in one call (docs/ranks.md).
  *
- * A shard is a head with some rows of W: first_token is the global id of its first row, and vocab the size of the whole
- * vocabulary. Shards may be unequal or empty; together they are the vocabulary. The token is that of the unsharded call.
+ * A shard is a head with some rows of W: first_token is the global id of its first row, and vocab, to be set on every
+ * shard, the size of the whole vocabulary. Shards may be unequal or empty; together they are the vocabulary. The token is that of the unsharded call.
  *
  *   head.data = my_rows_of_W, head.rows = my_row_count, head.first_token = my_first_row, head.vocab = V;
  *   fs_sample_ranks(context, ranks, &head, &batch, &result);      // ranks: of fs_mpi_open, fs_nccl_open or your own
@@ -43,7 +43,7 @@ FS_API fs_status fs_partial(fs_context *context, const fs_head *head, const fs_b
  * back FS_ROW_INCOMPLETE: repeat the call (partial too) with a larger batch.list_capacity. CUDA does not see the rows'
  * rules: its lists have 1,024 entries where a row may have top-p or min-p without top-k, else as many as top_k, a
  * scalar or limits.top_k, says. Neither head.data nor batch.hidden is read; of the head, what all shards have in common
- * must be there: vocab, kind, dim, round, scale, softcap, post_scale, and on CUDA its dtype and the batch's. */
+ * must be there: vocab, kind, dim, round_to, scale, softcap, post_scale, and on CUDA its dtype and the batch's. */
 FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_batch *batch, const void *const *parts,
                           int32_t count, const fs_result *result);
 

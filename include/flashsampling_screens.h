@@ -11,6 +11,9 @@
  *   head.screen = screen, head.screen_bytes = bytes;
  *   fs_sample(context, &head, &batch, &result);                      // calls that the screen can decide read it for W
  *
+ * A screen decides calls for tokens, status, noisy logits and survivors, with any rules but a top-p that nothing narrows
+ * before it. Calls that ask for log Z, logprobs, ranks, top or watched tokens read W, as do most calls of many rows.
+ *
  * Where W changes, its screen must be made anew. The bytes can be saved, and mapped on a machine of the same byte
  * order.
  *
@@ -30,7 +33,7 @@ extern "C" {
 #endif
 
 enum {
-    FS_SCREEN_INT8 = 1, /* about 0.52 of W's bytes, W being bf16; bounds that always hold */
+    FS_SCREEN_INT8 = 1, /* about 0.52 of the bytes of a bf16 W of many columns; bounds that always hold */
     FS_SCREEN_INT4 = 2  /* 0.27; rounded at random: a bound may be passed with probability 2 eta a logit */
 };
 

@@ -105,7 +105,7 @@ def test_a_thousand_top_tokens(vocab, kind):
     x = np.concatenate([gaussian(11, 3, vocab), ordered(2, vocab), np.full((1, vocab), 2.0, np.float32)])
     rules = dict(top_k=np.array([0, 2000, 50, 0, 1500, 0]), top_p=np.array([1, 1, 1, 1, 0.9511, 0.5123]))
     cases = [asked(x, rules, logits, top=1024) for logits in KINDS]
-    check(("V %d %s" % (vocab, c.logits), c if kind == "stored" else through_weights(c)) for c in cases)
+    check(("V %d %s" % (vocab, c.logits_mode), c if kind == "stored" else through_weights(c)) for c in cases)
 
 
 @pytest.mark.parametrize("kind", ["stored", "weights"])

@@ -25,7 +25,8 @@ def merged(shards, h, context=GPU, outputs=("noisy_logit", "logit"), **rules):
     parts = [context.partial(shard, h, outputs=outputs, **rules) for shard in shards]
     out = context.merge(parts[::-1], shards[0], h, outputs=outputs, **rules)
     torch.cuda.synchronize()
-    return {name: getattr(out, name).view(torch.int32).cpu().numpy() for name in ("tokens", "status", *outputs)}
+    found = {name: getattr(out, name) for name in ("tokens", "status", *outputs)}
+    return {name: (a if name == "tokens" else a.view(torch.int32)).cpu().numpy() for name, a in found.items()}
 
 
 def check(w, h, cuts, bits, context=GPU, head={}, rounds=3, **rules):

@@ -228,7 +228,7 @@ def test_work_memory_may_come_with_the_options():
     torch.cuda.synchronize()
     options = _c.OptionsStruct(size=ctypes.sizeof(_c.OptionsStruct), backend=_c.BACKENDS["cuda"])
     options.work, options.work_bytes = memory.data_ptr() + -memory.data_ptr() % 256, 1 << 18
-    options.stream, context = STREAM.cuda_stream, ctypes.c_void_p()
+    options.cuda_stream, context = STREAM.cuda_stream, ctypes.c_void_p()
     assert _c.library().fs_context_create(ctypes.byref(options), ctypes.byref(context)) == 0
     head = fs.Head(W)
     batch = fs.Batch(head, H, **asked)

@@ -109,7 +109,7 @@ def result_of(asked):
 
 def call(asked):
     """The status and text of such a call."""
-    library, context, size = _c.library(), GPU.handle(), ctypes.c_size_t()
+    library, context, size = _c.library(), GPU._handle(), ctypes.c_size_t()
     h = _c.HeadStruct(size=ctypes.sizeof(_c.HeadStruct), kind=_c.KINDS[asked["kind"]], data=NUMBERS.data_ptr(),
                       dtype=_c.DTYPES[asked["dtype"]], rows=V, dim=D, scale=1.0, post_scale=1.0)
     b, r = batch_of(asked), result_of(asked)
