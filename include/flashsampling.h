@@ -68,8 +68,9 @@
  * rules are NULL.
  *
  * Arrays that go together are given together. One without its partner is FS_ERR_ARGUMENT: allow_index without allow,
- * edit_token without edit_offset or edit_count, count_token without count_offset, top_token without top_count, watched
- * results without watch_offset. score_token is read in FS_MODE_SCORE alone.
+ * edit_token without edit_offset or edit_count, count_token without count_offset, extra_token without extra_offset,
+ * watch_token or watched results without watch_offset. Two are ignored: score_token outside FS_MODE_SCORE, and top_token
+ * where top_count is 0.
  *
  * Memory: every pointer belongs to the caller and is read or written only during the call (CPU) or until the stream
  * has run the call (CUDA). The structs themselves, rules and limits among them, are host memory and read during the
@@ -353,11 +354,11 @@ typedef struct fs_batch {
     const uint32_t *substream; /* [S] or NULL = substream_all */
     uint32_t substream_all;    /* names the noise beside seed, position and sample, as cuRAND's subsequence does: for
                                   * a second, independent draw at the same position; default 0 */
-    int32_t list_capacity;     /* makes candidate lists longer, never shorter: entries that a list holds at least, per row
+    int32_t list_capacity;   /* makes candidate lists longer, never shorter: entries that a list holds at least, per row
                                   * and part, up to 2^24 - 1; 0 = chosen, 1,024 for top-p or min-p alone, else top_k. A
                                   * longer list proves wider cuts in one pass; an entry takes 8 bytes per row and thread */
-    const fs_limits *limits;   /* NULL = nothing is known */
-    void *cuda_stream;         /* CUDA: the stream of this call (a cudaStream_t, or fs_stream() of a handle); NULL =
+    const fs_limits *limits; /* NULL = nothing is known */
+    void *cuda_stream;       /* CUDA: the stream of this call (a cudaStream_t, or fs_stream() of a handle); NULL =
                                   * the context's. Other backends: NULL */
 
     /* Allowed tokens: bit (id % 32) of word (id / 32), 1 = allowed, global ids also on shards. */
@@ -444,11 +445,11 @@ typedef struct fs_result {
     int32_t survivor_limit; /* 1 to 2^20 with survivor_token */
     /* The N best tokens in the total order (raw: of x). A row with fewer tokens, or for FS_LOGITS_CUT fewer survivors,
      * ends with token -1 and NaN. */
-    int32_t *top_token;     /* [B, N] */
-    float *top_logit;       /* [B, N] */
-    float *top_logprob;     /* [B, N] */
-    float *watch_logit;     /* [entries of watch_token] */
-    float *watch_logprob;   /* likewise */
+    int32_t *top_token;   /* [B, N] */
+    float *top_logit;     /* [B, N] */
+    float *top_logprob;   /* [B, N] */
+    float *watch_logit;   /* [entries of watch_token] */
+    float *watch_logprob; /* likewise */
 
     /* Refused by name (FS_ERR_UNSUPPORTED) on CUDA, over shards and over ranks. */
     float *entropy;          /* [B] -sum p log p in nats, p being softmax of the logits of logits_mode; never below 0.

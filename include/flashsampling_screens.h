@@ -37,6 +37,7 @@ enum {
     FS_SCREEN_INT4 = 2  /* 0.27; rounded at random: a bound may be passed with probability 2 eta a logit */
 };
 
+/* How a screen is made; NULL where it is asked for = fs_screen_options_default(). */
 typedef struct fs_screen_options {
     size_t size;
     int32_t format; /* FS_SCREEN_...; 0 = FS_SCREEN_INT8 */

@@ -223,7 +223,8 @@ static fs_status check_screen_call(fs_context *context, const fs_head *head, con
                                    int reads, fs_head *h, fs_screen_options *o) {
     FS_TRY(enter(context));
     FS_COPY(context, head, head, h, first_token);
-    FS_COPY(context, screen_options, options, o, user);
+    *o = fs_screen_options_default();
+    if (options) FS_COPY(context, screen_options, options, o, user);
     h->screen = NULL;
     h->screen_bytes = 0;
     FS_TRY(fs_backend_take_stream(context, NULL));

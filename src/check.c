@@ -83,15 +83,36 @@ fs_status fs_check_head(fs_context *context, const fs_head *h, int reads) {
 
 /* ----------------------------------------------------------------------------------------------------- batch ---- */
 
+/* Arrays that say nothing without another: one that is forgotten would be a rule that is silently not applied. */
+static fs_status check_partners(fs_context *context, const fs_batch *b) {
+    const struct {
+        const char *name, *partners;
+        const void *array;
+        int has_partner;
+    } arrays[] = {
+        {"allow_index", "batch.allow is NULL", b->allow_index, b->allow != NULL},
+        {"edit_token", "batch.edit_offset and edit_count are NULL", b->edit_token, b->edit_offset || b->edit_count},
+        {"edit_bias", "batch.edit_offset and edit_count are NULL", b->edit_bias, b->edit_offset || b->edit_count},
+        {"count_token", "batch.count_offset is NULL", b->count_token, b->count_offset != NULL},
+        {"count_value", "batch.count_offset is NULL", b->count_value, b->count_offset != NULL},
+        {"extra_token", "batch.extra_offset is NULL", b->extra_token, b->extra_offset != NULL},
+        {"watch_token", "batch.watch_offset is NULL", b->watch_token, b->watch_offset != NULL},
+    };
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
+        FS_REQUIRE(context, !arrays[i].array || arrays[i].has_partner, "batch.%s is given, but %s", arrays[i].name,
+                   arrays[i].partners);
+    return FS_OK;
+}
+
 static fs_status check_limits(fs_context *context, const fs_limits *l) {
-    FS_REQUIRE(context, (l->absent & ~FS_RULES_KNOWN) == 0, "limits.absent is 0x%x, known bits are 0x%x",
-               l->absent, FS_RULES_KNOWN);
+    FS_REQUIRE(context, (l->absent & ~FS_RULES_KNOWN) == 0, "limits.absent is 0x%x, known bits are 0x%x", l->absent,
+               FS_RULES_KNOWN);
     FS_REQUIRE(context, l->top_k >= 0, "limits.top_k is %d, must be 0 (not said) or more", l->top_k);
     const int64_t most = (int64_t)1 << 40; /* so that sizes of parts are no larger than numbers */
     const int negative = l->edits < 0 || l->counts < 0 || l->watched < 0;
     FS_REQUIRE(context, !negative && l->edits <= most && l->counts <= most && l->watched <= most,
-               "limits.edits is %lld, counts %lld and watched %lld, must be 0 (not said) to 2^40",
-               (long long)l->edits, (long long)l->counts, (long long)l->watched);
+               "limits.edits is %lld, counts %lld and watched %lld, must be 0 (not said) to 2^40", (long long)l->edits,
+               (long long)l->counts, (long long)l->watched);
     return FS_OK;
 }
 
@@ -224,6 +245,7 @@ fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, 
     FS_TRY(check_batch(context, &a->head, &a->batch, computes && rows));
     FS_TRY(check_result(context, &a->batch, &a->result));
     FS_TRY(fs_check_pointers(context, a));
+    FS_TRY(check_partners(context, &a->batch));
     FS_TRY(fs_backend_take_stream(context, a->batch.cuda_stream));
     if (a->head.screen && reads) FS_TRY(fs_screen_admit(context, &a->head));
     if (context->backend->host_arrays) FS_TRY(fs_check_host_arrays(context, &a->batch, head_vocab(&a->head)));
@@ -256,6 +278,7 @@ fs_status fs_check_options(fs_options *o) {
                o->block, FS_BLOCK_MOST);
     FS_REQUIRE(NULL, !o->alloc == !o->free, "options.alloc and options.free must be given together");
     FS_REQUIRE(NULL, !o->work || (uintptr_t)o->work % 64 == 0, "options.work is %p, must be 64-byte aligned", o->work);
+    FS_REQUIRE(NULL, !o->work || o->work_bytes, "options.work is %p but options.work_bytes is 0", o->work);
     FS_REQUIRE(NULL, o->work || o->work_bytes == 0, "options.work_bytes is %zu but options.work is NULL",
                o->work_bytes);
     FS_REQUIRE(NULL, (o->flags & ~FS_CHECK_POINTERS) == 0, "options.flags is 0x%x, known is FS_CHECK_POINTERS (1)",

@@ -97,6 +97,20 @@ static void sizes_whose_product_overflows_are_named(void **state) {
     fs_context_destroy(c.context);
 }
 
+/* A rule that would silently not be applied. */
+static void an_array_without_its_partner_is_named(void **state) {
+    (void)state;
+    static int32_t numbers[4];
+    static float biases[4];
+    REFUSED(f.batch.allow_index = numbers, "batch.allow_index is given", "batch.allow is NULL");
+    REFUSED(f.batch.edit_token = numbers, "batch.edit_token", "edit_offset and edit_count");
+    REFUSED(f.batch.edit_bias = biases, "batch.edit_bias", "edit_offset and edit_count");
+    REFUSED(f.batch.count_token = numbers, "batch.count_token", "batch.count_offset is NULL");
+    REFUSED(f.batch.count_value = numbers, "batch.count_value", "batch.count_offset is NULL");
+    REFUSED(f.batch.extra_token = numbers, "batch.extra_token", "batch.extra_offset is NULL");
+    REFUSED(f.batch.watch_token = numbers, "batch.watch_token", "batch.watch_offset is NULL");
+}
+
 static void members_that_must_be_zero_are_named(void **state) {
     (void)state;
     REFUSED(f.result.survivor_limit = -1, "result.survivor_limit", "-1");
@@ -196,6 +210,7 @@ int main(void) {
         cmocka_unit_test(a_pointer_that_is_not_aligned_is_named),
         cmocka_unit_test(alignment_is_that_of_the_dtype),
         cmocka_unit_test(sizes_whose_product_overflows_are_named),
+        cmocka_unit_test(an_array_without_its_partner_is_named),
         cmocka_unit_test(members_that_must_be_zero_are_named),
         cmocka_unit_test(a_bad_member_of_ranks_is_named),
         cmocka_unit_test(only_floats_are_stored_logits_and_unknown_dtypes_are_no_dtypes),

@@ -77,6 +77,7 @@ static random_call counted(const random_call *c) {
     for (int64_t b = 0; b < c->rows; b++)
         if (slot[b] >= 0) put_counts(c, b, slot[b], t.counts + b * c->vocab);
     t.batch.count_offset = t.batch.extra_offset = NULL;
+    t.batch.count_token = t.batch.count_value = t.batch.extra_token = NULL;
     t.batch.slot = t.slot = own, t.batch.slot_dtype = FS_I32, t.batch.slots = t.slots = c->rows;
     free(slot);
     return t;
@@ -259,11 +260,11 @@ static void screens_decide_rows_with_extra_tokens(void **state) {
             batch.extra_offset = offset, batch.extra_token = extra;
             result.tokens = token[i];
             if (i == 0) { /* drafts that are likely: the token without them */
-                batch.extra_offset = NULL;
+                batch.extra_offset = NULL, batch.extra_token = NULL;
                 must_be_ok(contexts[0], fs_sample(contexts[0], &s.head, &batch, &result));
                 for (int b = 0; b < B; b++)
                     if (offset[b + 1] > offset[b]) extra[offset[b]] = token[0][b];
-                batch.extra_offset = offset;
+                batch.extra_offset = offset, batch.extra_token = extra;
             }
             must_be_ok(contexts[0], fs_sample(contexts[0], &s.head, &batch, &result));
             screened += counters_of(contexts[0]).screened_rows;
