@@ -29,7 +29,8 @@
  *   }
  *
  * fs_sample draws the next token of each row from softmax(rules(H W^T)) in one pass over W, without storing the logits:
- * H is `hidden`, W is head.data. (This W is zero, so every token is as likely.) Compile with `cc program.c $(pkg-config --cflags --libs flashsampling)`.
+ * H is `hidden`, W is head.data. (This W is zero, so every token is as likely.)
+ * Compile with `cc program.c $(pkg-config --cflags --libs flashsampling)`.
  *
  * The interface has four tiers:
  *   1. what every caller needs       status, head, rules, batch, result, context, fs_sample
@@ -69,8 +70,8 @@
  *
  * Arrays that go together are given together. One without its partner is FS_ERR_ARGUMENT: allow_index without allow,
  * edit_token without edit_offset or edit_count, count_token without count_offset, extra_token without extra_offset,
- * watch_token or watched results without watch_offset. Two are ignored: score_token outside FS_MODE_SCORE, and top_token
- * where top_count is 0.
+ * watch_token or watched results without watch_offset. Two are ignored: score_token outside FS_MODE_SCORE, and
+ * top_token where top_count is 0.
  *
  * Memory: every pointer belongs to the caller and is read or written only during the call (CPU) or until the stream
  * has run the call (CUDA). The structs themselves, rules and limits among them, are host memory and read during the
@@ -207,8 +208,8 @@ typedef struct fs_head {
 /* ----------------------------------------------------------------------------------------------------- rules ---- */
 
 /* A rule's values: per_slot [S] has one for each slot; NULL: all slots have `value`. Without batch.slot and
- * batch.slots, slot b is row b, and S is B. Elements of per_slot mean what they hold: top_p 0 keeps one token, and repetition 0 is
- * FS_ROW_BAD_PENALTY. A value out of its range makes its row FS_ROW_BAD_... */
+ * batch.slots, slot b is row b, and S is B. Elements of per_slot mean what they hold: top_p 0 keeps one token, and
+ * repetition 0 is FS_ROW_BAD_PENALTY. A value out of its range makes its row FS_ROW_BAD_... */
 typedef struct fs_float_rule {
     const float *per_slot;
     float value;
@@ -311,12 +312,12 @@ enum {
 
 /* Engines: what is known of the arrays of a batch without reading them. The CUDA backend cannot look into device memory
  * before it launches: what is not said is taken to be anything. A row that breaks a promise of `absent` or `top_k` is
- * FS_ROW_OVER_LIMIT, on every backend; lists that are longer together than was said are FS_ERR_ARGUMENT on the CPU. In a
- * part of CUDA, a row whose watched tokens find no room is FS_ROW_OVER_LIMIT.
+ * FS_ROW_OVER_LIMIT, on every backend; lists that are longer together than was said are FS_ERR_ARGUMENT on the CPU. In
+ * a part of CUDA, a row whose watched tokens find no room is FS_ROW_OVER_LIMIT.
  *
  * A row uses FS_RULE_TOP_K, TOP_P or MIN_P if its value is neither off nor out of range; FS_RULE_ALLOW if it has a
- * mask; FS_RULE_EDITS if its list is not empty; FS_RULE_PENALTIES if the batch has `seen`, `counts`, `count_offset` or `extra_offset`
- * and one of the row's three penalties is neither off nor out of range, whatever the counts are. */
+ * mask; FS_RULE_EDITS if its list is not empty; FS_RULE_PENALTIES if the batch has `seen`, `counts`, `count_offset` or
+ * `extra_offset` and one of the row's three penalties is neither off nor out of range, whatever the counts are. */
 typedef struct fs_limits {
     size_t size;
     uint32_t absent; /* FS_RULE_...: rules that no row uses, although there is an array for them */
@@ -328,8 +329,8 @@ typedef struct fs_limits {
 } fs_limits;
 
 /* What is drawn. A row's token is a function of its hidden state, the head, its slot's rules and seed, its position,
- * its substream and the sample index, and of nothing else: not of B, the row's place, its neighbours, threads, blocks or
- * ranks. */
+ * its substream and the sample index, and of nothing else: not of B, the row's place, its neighbours, threads, blocks
+ * or ranks. */
 typedef struct fs_batch {
     size_t size;
     int64_t rows;          /* B, up to 2^20; 0 is valid and does nothing */
@@ -356,7 +357,7 @@ typedef struct fs_batch {
                                   * a second, independent draw at the same position; default 0 */
     int32_t list_capacity;   /* makes candidate lists longer, never shorter: entries that a list holds at least, per row
                                   * and part, up to 2^24 - 1; 0 = chosen, 1,024 for top-p or min-p alone, else top_k. A
-                                  * longer list proves wider cuts in one pass; an entry takes 8 bytes per row and thread */
+                                  * longer list proves wider cuts in one pass; an entry is 8 bytes per row and thread */
     const fs_limits *limits; /* NULL = nothing is known */
     void *cuda_stream;       /* CUDA: the stream of this call (a cudaStream_t, or fs_stream() of a handle); NULL =
                                   * the context's. Other backends: NULL */
@@ -578,12 +579,12 @@ FS_API fs_status fs_context_counters(fs_context *context, fs_counters *counters)
 FS_API fs_status fs_context_set_work(fs_context *context, void *memory, size_t bytes);
 
 /* Bytes of work memory for fs_sample and fs_partial with these arguments, or with fewer rows, samples or results, for
- * fs_context_set_work. Nothing is computed, and what data and hidden point to is not read. *min_bytes is enough for every call to run, and for the cuts of common rows;
- * *max_bytes also for the second pass of rows whose cut is as wide as the vocabulary, without which such a row is
- * FS_ROW_INCOMPLETE. Either may be NULL; on CUDA they are equal. On the CPU they depend on the rules in the arrays,
- * of the slots that rows name: ask with every row of `slot` in use, the widest cuts, the most samples and rows that will
- * come. Top-p or min-p without top-k is wider than any top_k. fs_merge, and so fs_sample_ranks, takes the lists of
- * all parts at once: if that is more, FS_ERR_MEMORY says how much. */
+ * fs_context_set_work. Nothing is computed, and what data and hidden point to is not read. *min_bytes is enough for
+ * every call to run, and for the cuts of common rows; *max_bytes also for the second pass of rows whose cut is as wide
+ * as the vocabulary, without which such a row is FS_ROW_INCOMPLETE. Either may be NULL; on CUDA they are equal. On the
+ * CPU they depend on the rules in the arrays, of the slots that rows name: ask with every row of `slot` in use, the
+ * widest cuts, the most samples and rows that will come. Top-p or min-p without top-k is wider than any top_k.
+ * fs_merge, and so fs_sample_ranks, takes the lists of all parts at once: if that is more, FS_ERR_MEMORY says so. */
 FS_API fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                               size_t *min_bytes, size_t *max_bytes);
 
@@ -654,9 +655,9 @@ typedef struct fs_call_desc {
 FS_API fs_status fs_supports(int32_t backend, const fs_call_desc *call, const char **why);
 
 /* --- speculative decoding with shared noise: draft and target draw with the same (seed, position, substream), and the
- * output is bit for bit the one without a draft, given equal hidden states. Sample the target on all k+1 rows of a sequence, then count. Rows of
- * one sequence share its seed: give `seed` as an array, or `slot` so that they are one slot (seed_all alone is spread
- * over rows). */
+ * output is bit for bit the one without a draft, given equal hidden states. Sample the target on all k+1 rows of a
+ * sequence, then count. Rows of one sequence are one slot, so that they share its seed and rules. With
+ * penalties, extra_token of each row names the drafts ahead of it. */
 
 typedef struct fs_drafts {
     size_t size;
@@ -694,8 +695,8 @@ FS_API uint64_t fs_seed_spread(uint64_t seed, uint64_t slot);
 /* ------------------------------------------------------------------------------- 4. experimental, may change ---- */
 
 /* FS_MODE_GROUP_PARALLEL and FS_MODE_GROUP_ONLINE are the paper's B.2 and B.3: exact in law, depend on group_size;
- * n = 1, no cuts, and on CUDA no arrays of them that limits.absent does not name. For comparison with it: on CUDA groups
- * of 4,096 take 1.04 to 3.3 times what FS_MODE_SAMPLE does, because each has a winner of its own to find. */
+ * n = 1, no cuts, and on CUDA no arrays of them that limits.absent does not name. For comparison with it: on CUDA
+ * groups of 4,096 take 1.04 to 3.3 times what FS_MODE_SAMPLE does, because each has a winner of its own to find. */
 
 enum {
     FS_NOISE_EXACT = 0, /* total variation error below 1e-6 for |l| up to 2,000 (1.5e-8 up to 32) */

@@ -1,8 +1,9 @@
-/* flashsampling_ranks.h - vocabularies over several machines or devices: shards, whose parts are merged, and ranks, which
- * do all of it in one call (docs/ranks.md).
+/* flashsampling_ranks.h - vocabularies over several machines or devices: shards, whose parts are merged, and ranks,
+ * which do all of it in one call (docs/ranks.md).
  *
  * A shard is a head with some rows of W: first_token is the global id of its first row, and vocab, to be set on every
- * shard, the size of the whole vocabulary. Shards may be unequal or empty; together they are the vocabulary. The token is that of the unsharded call.
+ * shard, the size of the whole vocabulary. Shards may be unequal or empty; together they are the vocabulary. The token
+ * is that of the unsharded call.
  *
  *   head.data = my_rows_of_W, head.rows = my_row_count, head.first_token = my_first_row, head.vocab = V;
  *   fs_sample_ranks(context, ranks, &head, &batch, &result);      // ranks: of fs_mpi_open, fs_nccl_open or your own

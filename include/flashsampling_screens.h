@@ -1,5 +1,5 @@
-/* flashsampling_screens.h - screens: a copy of W in fewer bits, with proven bounds, that spares most calls the pass over
- * W (docs/screening.md). Tokens are the same, bit for bit.
+/* flashsampling_screens.h - screens: a copy of W in fewer bits, with proven bounds, that spares most calls the pass
+ * over W (docs/screening.md). Tokens are the same, bit for bit.
  *
  * A screen is made once, when a head is loaded, and handed over with the head:
  *
@@ -11,18 +11,19 @@
  *   head.screen = screen, head.screen_bytes = bytes;
  *   fs_sample(context, &head, &batch, &result);                      // calls that the screen can decide read it for W
  *
- * A screen decides calls for tokens, status, noisy logits and survivors, with any rules but a top-p that nothing narrows
- * before it. Calls that ask for log Z, logprobs, ranks, top or watched tokens read W, as do most calls of many rows.
+ * A screen decides calls for tokens, status, noisy logits and survivors, with any rules but a top-p that nothing
+ * narrows before it. Calls that ask for log Z, logprobs, ranks, top or watched tokens read W, as do most calls of many
+ * rows.
  *
  * Where W changes, its screen must be made anew. The bytes can be saved, and mapped on a machine of the same byte
  * order.
  *
  * The first call of a context with this W and this screen checks them: the screen's header and all of its bytes, and
  * four weights of every row of W, at places that depend on the row. A screen that was changed, or is another W's, is
- * FS_ERR_ARGUMENT. On CUDA that call waits for the device, so it cannot be captured. The check misses a row that changed
- * only at other places: 1 row in 16 of those of which half changed, and nearly every single weight. It also misses later
- * writes to W. fs_screen_check looks at every weight. A context remembers 8 heads with screens; with more in turn, every
- * call repeats the check. */
+ * FS_ERR_ARGUMENT. On CUDA that call waits for the device, so it cannot be captured. The check misses a row that
+ * changed only at other places: 1 row in 16 of those of which half changed, and nearly every single weight. It also
+ * misses later writes to W. fs_screen_check looks at every weight. A context remembers 8 heads with screens; with more
+ * in turn, every call repeats the check. */
 #ifndef FLASHSAMPLING_SCREENS_H
 #define FLASHSAMPLING_SCREENS_H
 

@@ -332,8 +332,8 @@ class Result(Generic[Kind]):
 
     tokens [B, n], status [B] (see Row), noisy_logit, logit, logprob, rank [B, n], max_logit, log_z [B], top_token,
     top_logit, top_logprob [B, N], watch_logit, watch_logprob [entries], entropy [B]; with survivors=N the tokens that a
-    row's cuts left, survivor_token [B, N], and how many there are, survivor_count [B]. [B, n] is [B] in what sample, sample_logits and
-    Sampler return where `samples` was not given.
+    row's cuts left, survivor_token [B, N], and how many there are, survivor_count [B]. [B, n] is [B] in what sample,
+    sample_logits and Sampler return where `samples` was not given.
 
     They are tensors on the device of the hidden states (or stored logits) where those are tensors, else numpy's arrays.
     `logits_mode` says what they speak of: "raw", "processed" or "cut". Result.into(batch, arrays) writes into the
@@ -431,8 +431,10 @@ class Result(Generic[Kind]):
     def __getattr__(self, name: str) -> Any:
         if name not in _FIELDS:
             raise AttributeError("a Result has no attribute %r%s" % (name, hint(name, _FIELDS)))
-        way = "top=N" if name in _TOP_FIELDS else "survivors=N" if name in _SURVIVOR_FIELDS else "watch=[[token, ...], ...]" if name in _WATCH_FIELDS else (
-            'outputs=["%s"]' % name if name in self.OUTPUTS else "its array in out")
+        ways = {**dict.fromkeys(self.OUTPUTS, 'outputs=["%s"]' % name), **dict.fromkeys(_TOP_FIELDS, "top=N"),
+                **dict.fromkeys(_SURVIVOR_FIELDS, "survivors=N"),
+                **dict.fromkeys(_WATCH_FIELDS, "watch=[[token, ...], ...]")}
+        way = ways.get(name, "its array in out")
         raise AttributeError("%s: not among the results; ask for it with %s" % (name, way))
 
     @property

@@ -117,7 +117,8 @@ class Call(_engine_call.Call):
             struct.allow_index = index.data_ptr()
             self._keep.append(index)
         if masks is not None:
-            struct.allow, struct.allow_stride, struct.allow_count = masks.data_ptr(), 4 * masks.stride(0), masks.shape[0]
+            struct.allow, struct.allow_stride = masks.data_ptr(), 4 * masks.stride(0)
+            struct.allow_count = masks.shape[0]
             self._keep.append(masks)
 
     def reserve(self, steps: list[tuple[torch.Tensor, Any, Rules]]) -> None:

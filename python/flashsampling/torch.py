@@ -185,11 +185,13 @@ def _draw(kind: int, results: int, hidden: Tensor | None, data: Tensor, bias: Te
         arrays = [value for value in (temperature, top_k, top_p, min_p, seed) if value is not None]
         slots = arrays[0].numel() if arrays else 2**31 - 1  # without arrays there are as many as anybody names
     shape = _shape(rows, samples)
-    numbers = (rows, slots, 1 if samples is None else samples, flags, temperature_all, top_k_all, top_p_all, min_p_all, seed_all)
+    numbers = (rows, slots, 1 if samples is None else samples, flags, temperature_all, top_k_all, top_p_all,
+               min_p_all, seed_all)
     if numbers != call.numbers:
         _set_numbers(call, *numbers)
     batch.position_all = position_all
-    rules.temperature.per_slot = None if temperature is None else _vector(temperature, "temperature", _FLOATS, slots, device)
+    rules.temperature.per_slot = (None if temperature is None else
+                                  _vector(temperature, "temperature", _FLOATS, slots, device))
     rules.top_k.per_slot = None if top_k is None else _vector(top_k, "top_k", _INTS, slots, device)
     rules.top_p.per_slot = None if top_p is None else _vector(top_p, "top_p", _FLOATS, slots, device)
     rules.min_p.per_slot = None if min_p is None else _vector(min_p, "min_p", _FLOATS, slots, device)
@@ -223,7 +225,8 @@ def _set_numbers(call: _Call, rows: int, slots: int, samples: int, flags: int, t
     if not 1 <= samples <= 1024:
         raise RuntimeError("argument: samples is %d, must be 1 to 1024" % samples)
     batch.rows, batch.slots, batch.samples, batch.flags = rows, slots, samples, flags
-    rules.temperature.value, rules.top_p.value = _checked(number, temperature, "temperature"), _checked(number, top_p, "top_p")
+    rules.temperature.value = _checked(number, temperature, "temperature")
+    rules.top_p.value = _checked(number, top_p, "top_p")
     rules.min_p.value, batch.seed_all = _checked(number, min_p, "min_p"), seed
     call.statuses = numpy().empty(rows, "u4")
     call.statuses_at = call.statuses.ctypes.data

@@ -10,7 +10,8 @@ FS_CORE int64_t accept_token(int32_t dtype, const void *tokens, int64_t i) {
     return dtype == FS_I64 ? ((const int64_t *)tokens)[i] : ((const int32_t *)tokens)[i];
 }
 
-/* Leading tokens of draft[from] .. draft[from + k - 1] that equal those of target[at] ..; a negative one equals none. */
+/* Leading tokens of draft[from] .. draft[from + k - 1] that equal those of target[at] ..; a negative one equals none.
+ * */
 FS_CORE int64_t accept_count(int32_t dtype, int64_t k, const void *draft, int64_t from, const void *target,
                              int64_t at) {
     int64_t i = 0;

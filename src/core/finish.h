@@ -1,7 +1,7 @@
 /* finish.h - from a row's merged summary to its results: the end of every call, on every device.
  *
- * A kernel that knows beforehand what a call cannot need says so in a fs_needs, fs_row_rules or fs_result of its own, made
- * of constants: the compiler leaves the rest out. */
+ * A kernel that knows beforehand what a call cannot need says so in a fs_needs, fs_row_rules or fs_result of its own,
+ * made of constants: the compiler leaves the rest out. */
 #ifndef FS_CORE_FINISH_H
 #define FS_CORE_FINISH_H
 

@@ -95,7 +95,8 @@ fs_needs fs_needs_of(const fs_head *head, const fs_batch *batch, const fs_result
 fs_needs fs_needs_of_any(const fs_head *head, const fs_batch *batch, const fs_result *result) {
     const uint32_t may = batch_rules(head, batch);
     const fs_rules *asked = batch->rules;
-    const uint32_t varies = (asked->top_k.per_slot ? FS_RULE_TOP_K : 0u) | (asked->top_p.per_slot ? FS_RULE_TOP_P : 0u) |
+    const uint32_t varies = (asked->top_k.per_slot ? FS_RULE_TOP_K : 0u) |
+                            (asked->top_p.per_slot ? FS_RULE_TOP_P : 0u) |
                             (asked->min_p.per_slot ? FS_RULE_MIN_P : 0u);
     const int32_t said = batch->limits->top_k ? batch->limits->top_k : FS_LIST_DEFAULT;
     fs_needs needs = needs_before_rows(batch, result);

@@ -1,8 +1,8 @@
 #define _DEFAULT_SOURCE /* setenv */
 /* test_screened_law.c - the suite on draws by a screen: every case that a screen serves, in each format, and the share
- * of its rows that the screen has decided. A screen whose scales have lost a bit is rejected. It makes a fortieth of the
- * draws of test_statistics.c (FLASHSAMPLING_TEST_SCALE=40: as many, but 400,000 of a case at most). 80 p-values, each of
- * which rejects a right sampler with probability SUITE_ALPHA. */
+ * of its rows that the screen has decided. A screen whose scales have lost a bit is rejected. It makes a fortieth of
+ * the draws of test_statistics.c (FLASHSAMPLING_TEST_SCALE=40: as many, but 400,000 of a case at most). 80 p-values,
+ * each of which rejects a right sampler with probability SUITE_ALPHA. */
 #include "screens.h"
 #include "suite.h"
 

@@ -1,6 +1,7 @@
 /* quantised.c - a caller whose head is stored in GGUF's Q8_0, blocks of 32 int8 with one scale in half precision, a
- * format the library does not read yet. It asks; told FS_ERR_UNSUPPORTED, it multiplies itself and hands over stored logits. Rules, noise and results
- * are the same on both ways, so the day the format is read natively its users see the same tokens. */
+ * format the library does not read yet. It asks; told FS_ERR_UNSUPPORTED, it multiplies itself and hands over stored
+ * logits. Rules, noise and results are the same on both ways, so the day the format is read natively its users see the
+ * same tokens. */
 #include <flashsampling.h>
 
 #include <math.h>

@@ -261,7 +261,8 @@ def test_rows_that_failed_are_printed_and_end_the_program_with_a_code(words, sta
 
 def test_values_of_files_are_held_to_the_same_limits(tmp_path, stored):
     values = save(tmp_path, "t", np.array([1, 1, np.nan, 1, 1], np.float32))
-    assert "--temperature nan: expected a finite" in run("sample", "--logits", stored, "--temperature", f"@{values}", code=2)[1]
+    text = run("sample", "--logits", stored, "--temperature", f"@{values}", code=2)[1]
+    assert "--temperature nan: expected a finite" in text
 
 
 def test_edits_and_penalties_equal_numpy(tmp_path, stored, logits):

@@ -1,7 +1,7 @@
 """What a new rule takes: adds one, a penalty of squared counts, to a copy of the tree and counts the files it touched.
 
-The copy is built; its command line and its Python package know the rule, the CPU draws with it as the reference does, and
-a program that was compiled with this tree's header draws the same tokens with either library. A program of the copy's
+The copy is built; its command line and its Python package know the rule, the CPU draws with it as the reference does,
+and a program that was compiled with this tree's header draws the same tokens with either library. A program of the copy's
 runs with this tree's library as long as it leaves the new member zero.
 """
 import os
@@ -41,7 +41,10 @@ PROGRAM = """
 static float logits[4][500];
 static int32_t counts[4][500];
 int main(void) {
-    for (int i = 0; i < 2000; i++) logits[i / 500][i % 500] = (float)(i * 7919 % 1009) / 100.0f, counts[i / 500][i % 500] = i % 3;
+    for (int i = 0; i < 2000; i++) {
+        logits[i / 500][i % 500] = (float)(i * 7919 % 1009) / 100.0f;
+        counts[i / 500][i % 500] = i % 3;
+    }
     int32_t token[4];
     fs_head head = fs_head_default();
     head.kind = FS_HEAD_LOGITS, head.data = logits, head.rows = 500;
@@ -78,7 +81,8 @@ assert ours[0][0] != ours[1][0] and ours[1][0] != ours[2][0], "the rule does not
 def run(*command: object, **options: object) -> str:
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
     if done.returncode:
-        pytest.fail(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+        text = (done.stdout + done.stderr)[-3000:]
+        pytest.fail(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{text}")
     return done.stdout
 
 
@@ -117,19 +121,20 @@ def test_a_new_rule_touches_five_files(tmp_path):
     for name in ("CMakeLists.txt", "README.md", "LICENSE", "pyproject.toml"):
         shutil.copy(ROOT / name, copy / name)
     files = add_rule(copy)
-    run("cmake", "-S", copy, "-B", work / "build", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_C_FLAGS_DEBUG=-O0", "-DFS_TESTS=OFF")
+    run("cmake", "-S", copy, "-B", work / "build", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_C_FLAGS_DEBUG=-O0",
+        "-DFS_TESTS=OFF")
     run("cmake", "--build", work / "build", "-j", os.cpu_count(), "--target", "flashsampling", "flashsample")
     ours, theirs = BUILD / "lib", work / "build" / "lib"
 
     drawn = tokens(work, ROOT, ours, "")
     assert drawn == tokens(work, ROOT, theirs, ""), "a program of this tree draws other tokens with the new library"
-    assert drawn == tokens(work, copy, ours, ""), "a program of the new header draws other tokens with this tree's library"
+    assert drawn == tokens(work, copy, ours, ""), "a program of the new header draws other tokens"
     assert drawn != tokens(work, copy, theirs, "rules.squared.value = 20.0f;"), "the new rule does nothing"
     refused = tokens(work, copy, ours, "rules.squared.value = 0.5f;", status=1)
     assert "rules.size" in refused, refused
 
-    command = [work / "build" / "bin" / "flashsample", "sample", "--synthetic", "3000,16,4", "--count-list", "0/5:3,0/7:1",
-               "--json", "--squared", "0.5"]
+    command = [work / "build" / "bin" / "flashsample", "sample", "--synthetic", "3000,16,4", "--count-list",
+               "0/5:3,0/7:1", "--json", "--squared", "0.5"]
     assert run(*command, "--backend", "cpu").count('"tokens"') == 4
     assert "--squared" in run(*command[:2], "--help")
     environment = {**os.environ, "PYTHONPATH": str(copy / "python"),
