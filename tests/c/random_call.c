@@ -320,7 +320,7 @@ void expect_same_outputs(uint64_t seed, const outputs *a, const outputs *b) {
 
 void sample_in_shards(fs_context *context, const random_call *c, const int64_t *cut, int32_t shards,
                       fs_result *result) {
-    void *part[8];
+    void *part[8] = {NULL};
     assert_true(shards <= 8);
     for (int32_t i = 0; i < shards; i++) {
         const int64_t row = c->head.kind == FS_HEAD_WEIGHTS ? c->head.stride : bytes_of(c->head.dtype);

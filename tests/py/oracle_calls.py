@@ -10,6 +10,7 @@ if not os.environ.get("FS_INSTALLED"):
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python"))
 
 from flashsampling import _c
+from flashsampling._rules import STRUCT_RULES
 
 GUARD = 8  # elements behind every result, which no call may write
 SENTINEL = 0xA5
@@ -74,14 +75,14 @@ class Library:
         for member in BATCH + ARRAYS:
             value = getattr(case, member)
             value = address(value) if member in ARRAYS else value
-            if member in _c.RULES:
+            if member in STRUCT_RULES:
                 getattr(batch.own_rules, member).per_slot = value
             else:
                 setattr(batch, member, value)
         if case.edit_count is not None:
             batch.edit_stride = case.edit_stride
         for member, value in case.all.items():
-            if member in _c.RULES:
+            if member in STRUCT_RULES:
                 getattr(batch.own_rules, member).value = value
             else:
                 setattr(batch, member + "_all", value)

@@ -49,7 +49,10 @@ NUMBER(dtype_int8, 1)
 NUMBER(dtype_uint8, 0)
 NUMBER(dtype_bool, 11)
 NUMBER(dtype_complex64, 9)
+NUMBER(dtype_complex128, 10)
 NUMBER(dtype_uint16, 27)
+NUMBER(dtype_float8_e4m3fn, 24)
+NUMBER(dtype_float8_e5m2, 23)
 
 int32_t aoti_torch_empty_strided(int64_t dims, const int64_t *sizes, const int64_t *strides, int32_t dtype,
                                  int32_t device, int32_t index, tensor **out) {

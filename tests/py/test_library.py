@@ -94,4 +94,4 @@ except ImportError as error:
     print(error)
 """
     line, = package(code)
-    assert "flashsampling/lib/libflashsampling.so is version 0.1." in line and "written for 0.99" in line
+    assert "flashsampling/lib/libflashsampling.so is version 0.2." in line and "written for 0.99" in line
