@@ -8,6 +8,7 @@
 enum { DESC_V = 40, DESC_D = 4, DESC_B = 2, DESC_N = 2, DESC_PART = 1 << 16 };
 
 static const int32_t desc_dtypes[] = {FS_F32, FS_F16, FS_BF16, FS_Q8_0, FS_Q5_K, FS_Q6_K};
+enum { DESC_DTYPES = sizeof desc_dtypes / sizeof desc_dtypes[0] };
 
 /* The arrays of a call; zeros do for all of them but these. */
 typedef struct described {
@@ -113,14 +114,14 @@ static int32_t next_digit(uint64_t *number, uint64_t base) {
     return digit;
 }
 
-enum { DESCS = 3 * 2 * 10 * 3 * 5 * 2 * 2 * 3 };
+enum { DESCS = 3 * 2 * DESC_DTYPES * 3 * 5 * 2 * 2 * 3 };
 
 /* Outline i of all of them, but for rules, results and flags. */
 static fs_call_desc desc_of_number(uint64_t i) {
     fs_call_desc o = fs_call_desc_default();
     o.call = next_digit(&i, 3);
     o.kind = next_digit(&i, 2);
-    o.dtype = desc_dtypes[next_digit(&i, 10)];
+    o.dtype = desc_dtypes[next_digit(&i, DESC_DTYPES)];
     o.hidden_dtype = next_digit(&i, 3);
     o.mode = next_digit(&i, 5);
     o.noise = next_digit(&i, 2);

@@ -252,7 +252,9 @@ static void accept_drafts(rng *r) {
     if (ragged) targets = some_offsets(r, offset, d.sequences), d.target_offset = offset;
     else drafts = d.sequences * d.draft_length, targets = drafts + d.sequences;
     for (int64_t s = 0; s < d.sequences; s++) { /* packed; those without drafts are nowhere */
-        const int64_t more = !ragged ? d.draft_length : offset[s + 1] > offset[s] ? offset[s + 1] - offset[s] - 1 : 0;
+        int64_t more = d.draft_length;
+        if (ragged && __builtin_sub_overflow(offset[s + 1], offset[s] + 1, &more)) more = 0;
+        if (more < 0) more = 0;
         start[s] = more || one_in(r, 2) ? (ragged ? drafts : s * more) : INT64_MIN;
         if (ragged) drafts += more < 4 ? more : 0;
     }

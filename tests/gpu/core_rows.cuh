@@ -17,6 +17,8 @@ enum { SLOTS = 3 };
 
 typedef struct rules_case {
     fs_batch batch;
+    fs_rules rules;
+    fs_row_limits limits;
     uint32_t there; /* which arrays there are, a bit each */
     int64_t vocab;
     int32_t slot[SLOTS], top_k[SLOTS], mask[SLOTS], edits[SLOTS];
@@ -44,14 +46,17 @@ static void make(rng *r, int64_t, rules_case *c) {
     b->slots = pick(r, {0, 1, (int)SLOTS});
     b->flags = (uint32_t)below(r, 256);
     b->position_all = random_next(r);
-    const fs_slot_values all = {make_parameter(r, 0), below(r, 300) - 50,   make_parameter(r, 1),
-                                make_parameter(r, 2), random_next(r),       (uint32_t)random_next(r),
-                                make_parameter(r, 3), make_parameter(r, 4), make_parameter(r, 5)};
-    b->all = all;
-    b->masks = below(r, 3);
+    c->rules = fs_rules_default();
+    c->rules.temperature.value = make_parameter(r, 0), c->rules.top_k.value = below(r, 300) - 50;
+    c->rules.top_p.value = make_parameter(r, 1), c->rules.min_p.value = make_parameter(r, 2);
+    b->seed_all = random_next(r), b->substream_all = (uint32_t)random_next(r);
+    c->rules.repetition.value = make_parameter(r, 3), c->rules.frequency.value = make_parameter(r, 4);
+    c->rules.presence.value = make_parameter(r, 5);
+    b->allow_count = below(r, 3);
+    c->limits = fs_row_limits{0, 0};
     b->edit_stride = 4 * (1 + below(r, 3));
-    if (one_in(r, 3)) b->limits.top_k = below(r, 100);
-    if (one_in(r, 3)) b->limits.absent = (uint32_t)below(r, 64);
+    if (one_in(r, 3)) c->limits.top_k = below(r, 100);
+    if (one_in(r, 3)) c->limits.absent = (uint32_t)below(r, 64);
     make_logits(r, c->y, SLOTS);
     for (int s = 0; s < SLOTS; s++) {
         c->slot[s] = (int32_t)(c->wide_slot[s] = one_in(r, 3) ? below(r, 8) - 3 : s);
@@ -74,14 +79,16 @@ FS_CORE const float *array_if(const rules_case *c, int bit) {
 FS_CORE const fs_batch *batch_of(rules_case *c) {
     fs_batch *b = &c->batch;
     const uint32_t there = c->there;
-    b->temperature = array_if(c, 0), b->top_p = array_if(c, 1), b->min_p = array_if(c, 2);
-    b->repetition = array_if(c, 3), b->frequency = array_if(c, 4), b->presence = array_if(c, 5);
+    fs_rules *rules = &c->rules;
+    rules->temperature.per_slot = array_if(c, 0), rules->top_p.per_slot = array_if(c, 1);
+    rules->min_p.per_slot = array_if(c, 2), rules->repetition.per_slot = array_if(c, 3);
+    rules->frequency.per_slot = array_if(c, 4), rules->presence.per_slot = array_if(c, 5);
     b->slot_dtype = there >> 6 & 1 ? FS_I64 : FS_I32;
     if (there >> 7 & 1) b->slot = there >> 6 & 1 ? (const void *)c->wide_slot : (const void *)c->slot;
-    b->top_k = there >> 8 & 1 ? c->top_k : NULL;
+    rules->top_k.per_slot = there >> 8 & 1 ? c->top_k : NULL;
     b->position = there >> 9 & 1 ? c->position : NULL;
     b->seed = there >> 10 & 1 ? c->seed : NULL;
-    b->stream = there >> 11 & 1 ? c->stream : NULL;
+    b->substream = there >> 11 & 1 ? c->stream : NULL;
     b->allow = there >> 12 & 1 ? c->stream : NULL; /* nobody looks into it */
     b->allow_index = there >> 13 & 1 ? c->mask : NULL;
     b->edit_offset = there >> 14 & 1 ? c->edit_offset : NULL;
@@ -103,7 +110,7 @@ FS_CORE void put_rules(record *out, const fs_row_rules *rules) {
     put_log(out, "log_min_p", (float)rules->log_min_p);
     put(out, "seed", rules->seed);
     put(out, "position", rules->position);
-    put(out, "stream", rules->stream);
+    put(out, "substream", rules->substream);
     put_float(out, "repetition", rules->repetition);
     put_float(out, "frequency", rules->frequency);
     put_float(out, "presence", rules->presence);
@@ -121,12 +128,12 @@ FS_CORE void reached_status(record *out, uint32_t status) {
 
 FS_CORE void run(rules_case *c, record *out) {
     const fs_batch *batch = batch_of(c);
-    c->batch.all.seed ^= (uint64_t)out->planted, c->seed[0] ^= (uint64_t)out->planted;
+    c->batch.seed_all ^= (uint64_t)out->planted, c->seed[0] ^= (uint64_t)out->planted;
     c->position[0] ^= (uint64_t)out->planted, c->batch.position_all ^= (uint64_t)out->planted;
     c->batch.slots += out->planted;
-    put(out, "uniform", (uint64_t)rules_are_uniform(batch));
+    put(out, "uniform", (uint64_t)rules_are_uniform(batch, &c->rules));
     for (int64_t b = 0; b < SLOTS; b++) {
-        const fs_row_rules rules = rules_of_row(batch, c->vocab, b);
+        const fs_row_rules rules = rules_of_row(batch, &c->rules, &c->limits, c->vocab, b);
         const fs_edits edits = batch_edits(batch, b, batch_slot_index(batch, b));
         put_rules(out, &rules);
         put(out, "first edit", (uint64_t)edits.first);
@@ -164,6 +171,7 @@ typedef struct results {
 typedef struct row_case {
     fs_head head;
     fs_batch batch;
+    fs_rules asks;
     fs_result result;
     fs_call call;
     fs_row_rules rules;
@@ -182,11 +190,11 @@ FS_CORE void bind_arrays(row_case *c) {
     const uint32_t asked = c->asked; /* of two bits for the status one is nearly always set */
     c->call.head = &c->head, c->call.batch = &c->batch, c->call.result = &c->result;
     c->call.rules = NULL;
-    c->batch.given = c->given;
+    c->batch.score_token = c->given;
     if (c->batch.watch_offset) c->batch.watch_offset = c->watch_offset;
     c->batch.watch_token = c->watch_token;
     r->tokens = asked & 8192 && c->batch.mode == FS_MODE_SCORE ? NULL : w->tokens;
-    r->score = asked & 1 ? w->score : NULL;
+    r->noisy_logit = asked & 1 ? w->score : NULL;
     r->max_logit = asked & 2 ? w->max_logit : NULL;
     r->log_z = asked & 4 ? w->log_z : NULL;
     r->logit = asked & 8 ? w->logit : NULL;
@@ -213,18 +221,19 @@ static void make_call(rng *r, row_case *c) {
     c->head.kind = below(r, 2), c->head.dim = below(r, 5000), c->head.softcap = (float)below(r, 2) * 30.0f;
     *b = fs_batch_default();
     b->rows = ROWS;
+    c->asks = fs_rules_default();
     b->mode = pick(r, {FS_MODE_SAMPLE, FS_MODE_SAMPLE, FS_MODE_SAMPLE, FS_MODE_WITHOUT_REPLACEMENT, FS_MODE_SCORE});
     b->samples = 1 + below(r, SAMPLES);
     b->flags = one_in(r, 2) ? 0 : (uint32_t)below(r, 256);
     b->fallback_token = -1 - below(r, 3);
-    b->all.temperature = pick(r, {1.0f, 1.0f, 1.0f, 0.0f, 0.7f, 1.5f, 1e-3f, 1e3f, 1e-30f});
-    b->all.seed = random_next(r);
-    if (one_in(r, 3)) b->all.top_k = 1 + below(r, 24);
-    if (one_in(r, 2)) b->all.top_p = pick(r, {0.0f, 0.1f, 0.3f, 0.5f, 0.8f, 0.95f});
-    if (one_in(r, 4)) b->all.min_p = pick(r, {0.001f, 0.1f, 0.5f, 1.0f});
+    c->asks.temperature.value = pick(r, {1.0f, 1.0f, 1.0f, 0.0f, 0.7f, 1.5f, 1e-3f, 1e3f, 1e-30f});
+    b->seed_all = random_next(r);
+    if (one_in(r, 3)) c->asks.top_k.value = 1 + below(r, 24);
+    if (one_in(r, 2)) c->asks.top_p.value = pick(r, {0.0f, 0.1f, 0.3f, 0.5f, 0.8f, 0.95f});
+    if (one_in(r, 4)) c->asks.min_p.value = pick(r, {0.001f, 0.1f, 0.5f, 1.0f});
     if (one_in(r, 16)) { /* groups, of which one token and no cut is asked */
         b->mode = FS_MODE_GROUP_PARALLEL + below(r, 2), b->samples = 1;
-        b->all.top_k = 0, b->all.top_p = 1.0f, b->all.min_p = 0.0f;
+        c->asks.top_k.value = 0, c->asks.top_p.value = 1.0f, c->asks.min_p.value = 0.0f;
     }
     if (one_in(r, 3)) c->batch.watch_offset = c->watch_offset;
     for (int i = 0; i < ROWS; i++) c->watch_offset[i + 1] = c->watch_offset[i] + below(r, WATCHED + 1);
@@ -232,7 +241,7 @@ static void make_call(rng *r, row_case *c) {
     for (int i = 0; i < ROWS * SAMPLES; i++) c->given[i] = below(r, TOKENS);
     c->result = fs_result_default();
     c->result.tokens_dtype = pick(r, {FS_I32, FS_I64});
-    c->result.logits = pick(r, {FS_LOGITS_RAW, FS_LOGITS_PROCESSED, FS_LOGITS_CUT, FS_LOGITS_CUT});
+    c->result.logits_mode = pick(r, {FS_LOGITS_RAW, FS_LOGITS_PROCESSED, FS_LOGITS_CUT, FS_LOGITS_CUT});
     c->result.top_count = 1 + below(r, TOP);
     c->asked = (uint32_t)random_next(r) & pick(r, {6144u, 6144u, ~0u, ~0u, 6175u, (uint32_t)random_next(r)});
     c->b = below(r, ROWS);
@@ -243,9 +252,9 @@ static void make_needs(rng *r, row_case *c, int edited) {
     fs_needs *n = &c->call.needs;
     *n = fs_needs_of(&c->head, &c->batch, &c->result);
     n->edited = edited;
-    n->raw_column = c->result.logits == FS_LOGITS_RAW && edited && n->keep && n->winner_logit;
+    n->raw_column = c->result.logits_mode == FS_LOGITS_RAW && edited && n->keep && n->winner_logit;
     if (n->rank_depth > 4 && one_in(r, 2)) n->rank_depth = 1 + below(r, 24);
-    if (c->result.logits == FS_LOGITS_RAW && edited) n->keep_raw = n->rank_depth;
+    if (c->result.logits_mode == FS_LOGITS_RAW && edited) n->keep_raw = n->rank_depth;
     if (n->keep > 24 || one_in(r, 2)) n->keep = n->keep ? 1 + below(r, 24) : 0;
     if (n->keep_raw > 24 || one_in(r, 2)) n->keep_raw = n->keep_raw ? 1 + below(r, 24) : 0;
     n->rough = n->mass_to_cut && one_in(r, 2);
@@ -299,7 +308,8 @@ static void make_row(rng *r, row_case *c) {
     make_call(r, c);
     bind_arrays(c);
     c->call.vocab = TOKENS;
-    c->rules = rules_of_row(&c->batch, TOKENS, c->b);
+    const fs_row_limits limits = {0, 0};
+    c->rules = rules_of_row(&c->batch, &c->asks, &limits, TOKENS, c->b);
     make_needs(r, c, edited);
     bind_arrays(c);
     make_logits(r, x, TOKENS);

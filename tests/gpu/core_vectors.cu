@@ -354,7 +354,7 @@ typedef struct head_case {
 static void make(rng *r, int64_t, head_case *c) {
     c->head = fs_head_default();
     c->biased = one_in(r, 4);
-    c->head.round = pick(r, {FS_F32, FS_F16, FS_BF16});
+    c->head.round_to = pick(r, {FS_F32, FS_F16, FS_BF16});
     c->head.scale = pick(r, {1.0f, 0.125f, 1.7f});
     c->head.softcap = pick(r, {0.0f, 0.0f, 30.0f, 50.0f});
     c->head.post_scale = pick(r, {1.0f, 0.3f});

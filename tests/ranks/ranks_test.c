@@ -237,11 +237,13 @@ DIFFERENCE(other_stream, batch->substream_all = 1)
 DIFFERENCE(other_position, batch->position_all = (uint64_t)1 << 40)
 DIFFERENCE(other_temperature, rules_of(batch)->temperature.value = 0.999999f)
 DIFFERENCE(other_top_k, rules_of(batch)->top_k.value = 9)
-DIFFERENCE(other_edits, batch->edit_offset = edit_offset)
+DIFFERENCE(other_edits,
+           (batch->edit_offset = edit_offset, batch->edit_token = edit_token, batch->edit_bias = edit_bias))
 DIFFERENCE(other_extras, (batch->extra_offset = edit_offset, batch->extra_token = edit_token))
 DIFFERENCE(other_place, head->first_token -= 16)
 DIFFERENCE(other_size, head->rows -= 16)
-DIFFERENCE(other_watch, (batch->watch_offset = watch_offset, result->watch_logit = watch_logit))
+DIFFERENCE(other_watch,
+           (batch->watch_offset = watch_offset, batch->watch_token = watch_token, result->watch_logit = watch_logit))
 
 static const difference differences[] = {
     {"batch.rows is 4", other_rows},
@@ -257,8 +259,8 @@ static const difference differences[] = {
     {"a seed", other_seed},
     {"stream", other_stream},
     {"a position", other_position},
-    {"temperature", other_temperature},
-    {"top_k", other_top_k},
+    {"the value of a rule", other_temperature},
+    {"the value of a rule", other_top_k},
     {"an edit", other_edits},
     {"batch.extra_token", other_extras},
     {"watch_token", other_watch},
@@ -276,7 +278,6 @@ static void test_differ(void) {
         fs_head head = plain_head(ranks->rank);
         fs_batch batch = plain_batch();
         fs_result result = plain_result();
-        batch.edit_token = edit_token, batch.edit_bias = edit_bias, batch.watch_token = watch_token;
         if (ranks->rank == ranks->count / 2) differences[i].make(&head, &batch, &result);
         fs_status status = draw(&head, &batch, &result);
         EXPECT(status == FS_ERR_PEER, "%s: status %d", differences[i].named, status);
