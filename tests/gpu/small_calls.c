@@ -253,7 +253,7 @@ int main(int argc, char **argv) {
     setenv("FLASHSAMPLING_SCREEN_ROWS", "20", 1); /* of heads so small that W would be read */
     fs_options options = fs_options_default();
     options.backend = FS_BACKEND_CUDA;
-    options.stream = stream;
+    options.cuda_stream = stream;
     must(fs_context_create(&options, &context) == FS_OK, "fs_context_create", fs_error_text(NULL));
 
     fs_head weights = fs_head_default(), logits = fs_head_default();
