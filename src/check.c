@@ -222,10 +222,10 @@ static void ignore_hidden(fs_arguments *a) {
 static fs_status copy_pointed(fs_context *context, fs_arguments *a) {
     const fs_rules *rules = a->batch.rules;
     const fs_limits *limits = a->batch.limits;
-    a->rules = fs_rules_default();
-    a->limits = fs_limits_default();
     if (rules) FS_COPY(context, rules, rules, &a->rules, presence);
+    else a->rules = fs_rules_default();
     if (limits) FS_COPY(context, limits, limits, &a->limits, watched);
+    else a->limits = fs_limits_default();
     a->batch.rules = &a->rules;
     a->batch.limits = &a->limits;
     return FS_OK;

@@ -58,6 +58,15 @@ static void add_count(int32_t *sum, int32_t more) {
     *sum = all > INT32_MAX ? INT32_MAX : all < INT32_MIN ? INT32_MIN : (int32_t)all;
 }
 
+/* Adds what the lists of the row's slot, and of the row alone, have in this block. */
+static void add_listed_counts(const fs_active_row *active, fs_block block, int32_t *counts) {
+    FS_SPARSE_EACH(i, active->count, active->counts, block) {
+        const uint32_t entry = (uint32_t)active->count[i];
+        const int is_extra = entry >= (uint64_t)(active->counts - active->extras);
+        add_count(&counts[(int64_t)(active->count[i] >> 32) - block.first], is_extra ? 1 : active->count_value[entry]);
+    }
+}
+
 static void transform_penalties(const fs_call *call, const fs_active_row *active, const fs_row_rules *rules,
                                 int32_t *counts, fs_block block, float *y) {
     const fs_batch *batch = call->batch;
@@ -67,14 +76,11 @@ static void transform_penalties(const fs_call *call, const fs_active_row *active
         const char *row = (const char *)batch->counts + rules->slot * bytes;
         memcpy(counts, row + block.first * 4, (size_t)block.n * 4);
     } else memset(counts, 0, (size_t)block.n * sizeof *counts);
-    FS_SPARSE_EACH(i, active->count, active->counts, block) {
-        const uint32_t entry = (uint32_t)active->count[i];
-        const int is_extra = entry >= (uint64_t)(active->counts - active->extras);
-        add_count(&counts[(int64_t)(active->count[i] >> 32) - block.first], is_extra ? 1 : active->count_value[entry]);
-    }
+    if (active->counts) add_listed_counts(active, block, counts);
+    const fs_row_rules own = *rules; /* which a store to y cannot change */
     for (int64_t i = 0; i < block.n; i++) {
         int was_seen = seen && bit_of(seen, block.first + i);
-        if (was_seen || counts[i]) y[i] = rules_penalised(rules, y[i], was_seen, counts[i]);
+        if (was_seen || counts[i]) y[i] = rules_penalised(&own, y[i], was_seen, counts[i]);
     }
 }
 
