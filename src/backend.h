@@ -86,7 +86,7 @@ struct fs_context {
         int64_t stride;
         fs_screen_header header;
     } screened[FS_SCREENS_KNOWN];
-    fs_counters counters; /* of the last call */
+    fs_counters counters;    /* of the last call */
     int32_t screen, screens; /* which of them is this call's, and how many were put there */
     char text[160];
     char error[FS_ERROR_CHARS];

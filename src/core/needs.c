@@ -96,8 +96,7 @@ fs_needs fs_needs_of_any(const fs_head *head, const fs_batch *batch, const fs_re
     const uint32_t may = batch_rules(head, batch);
     const fs_rules *asked = batch->rules;
     const uint32_t varies = (asked->top_k.per_slot ? FS_RULE_TOP_K : 0u) |
-                            (asked->top_p.per_slot ? FS_RULE_TOP_P : 0u) |
-                            (asked->min_p.per_slot ? FS_RULE_MIN_P : 0u);
+                            (asked->top_p.per_slot ? FS_RULE_TOP_P : 0u) | (asked->min_p.per_slot ? FS_RULE_MIN_P : 0u);
     const int32_t said = batch->limits->top_k ? batch->limits->top_k : FS_LIST_DEFAULT;
     fs_needs needs = needs_before_rows(batch, result);
     for (uint32_t uses = 0; uses < 8; uses++) { /* the first three rules */

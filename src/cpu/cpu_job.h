@@ -14,12 +14,12 @@
 typedef struct fs_job {
     fs_call call;
     fs_pass pass;
-    fs_row_rules *rules;  /* [B] */
-    int32_t *row;     /* [B] rows that take part */
-    uint8_t *state;   /* [B] see cpu_second.h */
-    fs_summary *kept; /* [B] where there are lists, of rows whose results are not there: what the first pass knows */
-    size_t pass_at;   /* the work memory before the pass */
-    int32_t screened; /* the first pass is over the head's screen, */
+    fs_row_rules *rules; /* [B] */
+    int32_t *row;        /* [B] rows that take part */
+    uint8_t *state;      /* [B] see cpu_second.h */
+    fs_summary *kept;    /* [B] where there are lists, of rows whose results are not there: what the first pass knows */
+    size_t pass_at;      /* the work memory before the pass */
+    int32_t screened;    /* the first pass is over the head's screen, */
     int64_t screened_rows, screened_dots; /* which ended so many rows, with so many logits of W */
     int32_t turn;                         /* the state of the rows that the pass is for; 0: the first pass */
     int32_t grouped;                      /* the pass is one of the group modes */

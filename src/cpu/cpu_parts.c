@@ -69,7 +69,7 @@ typedef struct fs_merging {
     uint64_t hash;
     int64_t (*shard)[2];       /* [count] if sealed, like the next: which ids a part speaks of */
     const char **fault;        /* [count] what is wrong with a part, or NULL */
-    fs_row_rules *rules;           /* [B] */
+    fs_row_rules *rules;       /* [B] */
     fs_merge_scratch *scratch; /* [tasks] */
 } fs_merging;
 

@@ -75,7 +75,7 @@ typedef struct fs_pass {
     int32_t largest;        /* only counted, for the largest call of these rows or fewer */
     int32_t block;          /* tokens per block, a multiple of FS_NOISE_BLOCK */
     int64_t groups;         /* group modes: number of groups, else 0 */
-    fs_matrix weights;     /* these two of a head of weights */
+    fs_matrix weights;      /* these two of a head of weights */
     fs_hidden hidden;
     fs_active_row *active; /* [rows] */
     fs_summary *summary;   /* [tasks, rows] */

@@ -12,8 +12,7 @@ int fs_filter_is_enough(const fs_call *call, int64_t block) {
     const fs_needs *needs = &call->needs;
     if (!head_is_plain(head)) return 0;
     if (call->batch->noise == FS_NOISE_FAST || needs->samples != 1 || needs->ordered) return 0;
-    if (needs->edited || needs->rank_depth || needs->watched || needs->cut_mass || needs->entropy)
-        return 0;
+    if (needs->edited || needs->rank_depth || needs->watched || needs->cut_mass || needs->entropy) return 0;
     if (call->batch->allow && (needs->mass || needs->raw_mass || needs->max)) return 0;
     /* A block's rough terms are one float sum, of 16 at a time: as many as keep it within half of mass_slack. Lanes of
      * exact ones have room for that many granules (FS_WIDE_TERMS). */

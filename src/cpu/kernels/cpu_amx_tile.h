@@ -497,15 +497,15 @@ FS_INLINE void tile_all(const microkernel *micro, const fs_hidden *hidden, const
     static void pack_##type##_##isa(const fs_hidden *hidden, int64_t from, int64_t to) {                               \
         pack_all(&microkernel_##type##_##isa, hidden, from, to);                                                       \
     }                                                                                                                  \
-    static void tile_##type##_##isa(const fs_hidden *hidden, const fs_matrix *w, int64_t first, int32_t tokens,       \
+    static void tile_##type##_##isa(const fs_hidden *hidden, const fs_matrix *w, int64_t first, int32_t tokens,        \
                                     float *out, int64_t out_ld) {                                                      \
         const sink to = {NULL, out, out_ld};                                                                           \
-        tile_all(&microkernel_##type##_##isa, hidden, matrix_row(w, first), w->stride, tokens, &to);                  \
+        tile_all(&microkernel_##type##_##isa, hidden, matrix_row(w, first), w->stride, tokens, &to);                   \
     }                                                                                                                  \
-    static void filter_##type##_##isa(const fs_hidden *hidden, const fs_matrix *w, int64_t first, int32_t tokens,     \
+    static void filter_##type##_##isa(const fs_hidden *hidden, const fs_matrix *w, int64_t first, int32_t tokens,      \
                                       fs_filter *filter) {                                                             \
         const sink to = {filter, NULL, 0};                                                                             \
-        tile_all(&microkernel_##type##_##isa, hidden, matrix_row(w, first), w->stride, tokens, &to);                  \
+        tile_all(&microkernel_##type##_##isa, hidden, matrix_row(w, first), w->stride, tokens, &to);                   \
     }                                                                                                                  \
     const fs_kernel fs_kernel_##type##__##isa = {packed_bytes_##type##_##isa, pack_##type##_##isa,                     \
                                                  tile_##type##_##isa, filter_##type##_##isa}

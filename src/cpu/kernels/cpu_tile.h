@@ -362,9 +362,9 @@ FS_DEFINE_MICROKERNEL(f16, 2)
 FS_DEFINE_MICROKERNEL(bf16, 2)
 
 #define FS_DEFINE_KERNEL(type)                                                                                         \
-    static void tile_##type(const fs_hidden *hidden, const fs_matrix *w, int64_t first, int32_t tokens, float *out,   \
+    static void tile_##type(const fs_hidden *hidden, const fs_matrix *w, int64_t first, int32_t tokens, float *out,    \
                             int64_t out_ld) {                                                                          \
-        tile_all(&microkernel_##type, hidden, matrix_row(w, first), w->stride, tokens, out, out_ld);                  \
+        tile_all(&microkernel_##type, hidden, matrix_row(w, first), w->stride, tokens, out, out_ld);                   \
     }                                                                                                                  \
     const fs_kernel FS_JOIN(fs_kernel_, type, FS_ISA) = {packed_float_bytes, pack_float, tile_##type, NULL}
 
