@@ -252,9 +252,8 @@ static void accept_drafts(rng *r) {
     if (ragged) targets = some_offsets(r, offset, d.sequences), d.target_offset = offset;
     else drafts = d.sequences * d.draft_length, targets = drafts + d.sequences;
     for (int64_t s = 0; s < d.sequences; s++) { /* packed; those without drafts are nowhere */
-        int64_t more = d.draft_length;
-        if (ragged && __builtin_sub_overflow(offset[s + 1], offset[s] + 1, &more)) more = 0;
-        if (more < 0) more = 0;
+        const int ascend = ragged && offset[s] >= 0 && offset[s + 1] > offset[s];
+        const int64_t more = !ragged ? d.draft_length : ascend ? offset[s + 1] - offset[s] - 1 : 0;
         start[s] = more || one_in(r, 2) ? (ragged ? drafts : s * more) : INT64_MIN;
         if (ragged) drafts += more < 4 ? more : 0;
     }
@@ -262,7 +261,7 @@ static void accept_drafts(rng *r) {
     if (one_in(r, 3)) d.token_offset = slab_take((n + 1) * 8, 0);
     d.tokens_width = one_in(r, 3) ? below(r, 7) : 0;
     char *draft = slab_take((size_t)drafts * size, 0), *target = slab_take((size_t)targets * size, 0);
-    const size_t room = d.tokens_width ? n * (size_t)d.tokens_width : (size_t)(targets - (ragged ? offset[0] : 0));
+    const size_t room = d.tokens_width ? n * (size_t)d.tokens_width : (size_t)targets - (size_t)(ragged ? offset[0] : 0);
     char *tokens = slab_take(room < 1000 ? room * size : 0, 0);
     int32_t *accepted = slab_take(n * 4, 0);
     if (!draft || !target || !tokens || !accepted) return;
