@@ -261,7 +261,8 @@ static void accept_drafts(rng *r) {
     if (one_in(r, 3)) d.token_offset = slab_take((n + 1) * 8, 0);
     d.tokens_width = one_in(r, 3) ? below(r, 7) : 0;
     char *draft = slab_take((size_t)drafts * size, 0), *target = slab_take((size_t)targets * size, 0);
-    const size_t room = d.tokens_width ? n * (size_t)d.tokens_width : (size_t)targets - (size_t)(ragged ? offset[0] : 0);
+    const size_t room = d.tokens_width ? n * (size_t)d.tokens_width
+                                       : (size_t)targets - (size_t)(ragged ? offset[0] : 0);
     char *tokens = slab_take(room < 1000 ? room * size : 0, 0);
     int32_t *accepted = slab_take(n * 4, 0);
     if (!draft || !target || !tokens || !accepted) return;
