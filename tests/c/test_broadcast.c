@@ -1,3 +1,4 @@
+#define _DEFAULT_SOURCE /* setenv */
 /* One hidden state for all rows (FS_STRIDE_BROADCAST): the results of as many copies of it, bit for bit. */
 #include "random_call.h"
 #include "screens.h"
@@ -82,6 +83,7 @@ static void a_screen_serves_it_too(void **state) {
 
 static int open_all(void **state) {
     (void)state;
+    setenv("FLASHSAMPLING_SCREEN_ROWS", "4096", 1); /* more rows of a call than pay */
     contexts[0] = open_context(FS_BACKEND_CPU, 1, 0);
     contexts[1] = open_context(FS_BACKEND_CPU, 3, 128);
     contexts[2] = open_context(FS_BACKEND_REFERENCE, 1, 0);
