@@ -1,3 +1,4 @@
+#define _DEFAULT_SOURCE /* setenv */
 /* The tokens that a cut leaves: those of the reference, in the total order, on random calls and in every mode; the same
  * for any threads and blocks, by a screen, and where a list is too short and takes a second pass. */
 #include "random_call.h"
@@ -205,7 +206,9 @@ static void tokens_whose_l_overflows_survive_min_p(void **state) {
 static void a_screen_leaves_the_same_survivors(void **state) {
     (void)state;
     enum { B = 12, LIMIT = 50 };
+    setenv("FLASHSAMPLING_SCREEN_ROWS", "4096", 1); /* more rows of a call than pay */
     fs_context *context = open_context(FS_BACKEND_CPU, 2, 0);
+    unsetenv("FLASHSAMPLING_SCREEN_ROWS");
     const fs_screen_options o = options_of(FS_SCREEN_INT8, 0);
     screened_head s = make_screened(context, NORMAL, 5003, 136, B, 20.0, &o);
     int64_t by_screen = 0;
