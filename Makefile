@@ -121,7 +121,7 @@ tpot: cuda
 quality: cuda
 	@$(WITH_CUDA) $(PYTHON) bench/quality.py $(ARGS)
 
-# For flashsample generate: docs/generate.md.
+# For flashsample generate: docs/guide/generate.md.
 model:
 	@$(PYTHON) examples/train_small_model.py --out build/model $(ARGS)
 

@@ -22,7 +22,7 @@ typedef struct way {
     size_t per_row; /* bytes gathered per row; 0: keys alone, in the header's own exchange */
 } way;
 
-/* Header and rows as src/dist sends them: docs/ranks.md. */
+/* Header and rows as src/dist sends them: docs/explain/ranks.md. */
 static void exchange(const fs_ranks *ranks, const way *w, int64_t rows, int64_t *words, char *mine, char *all) {
     const int64_t keys = w->per_row ? 0 : rows;
     fs_status status = ranks->all_max(ranks->self, words, 2 + keys, NULL);

@@ -268,7 +268,7 @@ static void show_screen(demo *d) {
         "\n  %s. It bounds every logit; those of tokens\n"
         "  that can still win are computed from W. Each call was made both ways, and every token is the same.\n"
         "  This head is synthetic, and easy for a screen: a trained one may need more logits from W, and leave rows\n"
-        "  to it (docs/screening.md). Where many rows share a call the library reads W%s.\n",
+        "  to it (docs/explain/screens.md). Where many rows share a call the library reads W%s.\n",
         screen_text(d->screen, &facts), device_is_cuda() ? "" : ": decided 0 %");
 }
 

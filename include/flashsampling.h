@@ -230,7 +230,7 @@ typedef struct fs_int_rule {
  *   y = x + edits; repetition penalty; frequency and presence penalties            -> y orders tokens
  *   l = y * (1 / temperature), or y itself for a greedy row                        -> l is the PROCESSED logit
  *   min-p, then top-k, then top-p on what is left; a token is drawn from softmax(l) over the survivors (the CUT)
- * Flags of a batch change this order as engines differ in it (docs/engines.md): FS_EDITS_LAST, FS_MIN_P_LAST,
+ * Flags of a batch change this order as engines differ in it (docs/reference/rules.md): FS_EDITS_LAST, FS_MIN_P_LAST,
  * FS_CUT_BEFORE_TEMPERATURE.
  *
  * The total order of tokens is (y descending, id ascending). Every cut keeps a first part of it, at least one token:
@@ -423,8 +423,8 @@ enum {
  * log Z is within 1e-6 of the truth, then rounded to float, where the largest |logit| is up to 45,000; within 2e-4 up
  * to 362,000; above that the row is FS_ROW_FAR (a log Z of FS_LOGITS_CUT has no such limit). On CUDA, from weights, the
  * sum of exp may add 2e-7 (1 + |l|), and logits that tensor cores have summed are off by some 1e-9 D |x|
- * (docs/exactness.md). Draws, top-k and min-p do not look at it and are exact at any l; top-p may move its last token
- * where the mass is within 3e-7 of p. */
+ * (docs/explain/exactness.md). Draws, top-k and min-p do not look at it and are exact at any l; top-p may move its last
+ * token where the mass is within 3e-7 of p. */
 typedef struct fs_result {
     size_t size;
     void *tokens;         /* [B, n] of tokens_dtype */

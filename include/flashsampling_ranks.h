@@ -1,5 +1,5 @@
 /* flashsampling_ranks.h - vocabularies over several machines or devices: shards, whose parts are merged, and ranks,
- * which do all of it in one call (docs/ranks.md).
+ * which do all of it in one call (docs/explain/ranks.md).
  *
  * A shard is a head with some rows of W: first_token is the global id of its first row, and vocab, to be set on every
  * shard, the size of the whole vocabulary. Shards may be unequal or empty; together they are the vocabulary. The token
@@ -21,8 +21,8 @@ extern "C" {
  * and gets the same bytes-per-part, sends its part to whoever wants the result, and that one merges.
  *
  * A part is a header of 32 bytes, which says what ids the part speaks of and has a checksum, two bits per row, and per
- * row what the batch and the result ask for (docs/ranks.md): 8 bytes per sample, 20 for log Z and for each other sum,
- * 12 for a candidate list and 8 per entry, 8 per watched token, and 4 for each other logit that is needed: the drawn
+ * row what the batch and the result ask for (docs/explain/ranks.md): 8 bytes per sample, 20 for log Z and for each other
+ * sum, 12 for a candidate list and 8 per entry, 8 per watched token, and 4 for each other logit that is needed: the drawn
  * token's, the largest (also for log Z), and where tokens are edited the raw ones beside them, a list's too. Its byte
  * order is the machine's. CPU: parts have any alignment. CUDA: they are device memory, 8-byte aligned, and what
  * fs_merge refuses on the CPU makes every row FS_ROW_PEER. */
@@ -52,7 +52,7 @@ FS_API fs_status fs_merge(fs_context *context, const fs_head *head, const fs_bat
  * shards may be unequal or empty, but together they are the vocabulary) and calls fs_sample_ranks with the same batch
  * and a result that asks for the same; all of them get the whole result. The token is that of the unsharded call, for
  * any number of ranks. Per row and rank 8 bytes cross the wire for a token, 24 more for log Z, lists for cuts:
- * docs/ranks.md.
+ * docs/explain/ranks.md.
  *
  * A transport is two collectives. flashsampling_mpi.h and flashsampling_nccl.h make one from a communicator; a caller
  * with a transport of its own fills the struct. Collectives are entered by all ranks in the same order and return on

@@ -1,5 +1,5 @@
 /* flashsampling_screens.h - screens: a copy of W in fewer bits, with proven bounds, that spares most calls the pass
- * over W (docs/screening.md). Tokens are the same, bit for bit.
+ * over W (docs/explain/screens.md). Tokens are the same, bit for bit.
  *
  * A screen is made once, when a head is loaded, and handed over with the head:
  *

@@ -5,7 +5,7 @@
 #   scripts/sanitize-gpu.sh [LIBRARY FOLDER [TOOL...]]     default: build/cuda/lib memcheck initcheck synccheck
 #
 # racecheck runs over stored logits alone: it does not follow what scorers and consumers of the fused kernel hand over
-# through mbarriers and volatile words (docs/races.md).
+# through mbarriers and volatile words (docs/notes/races.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lib=$(realpath "${1:-build/cuda/lib}")

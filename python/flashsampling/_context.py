@@ -326,8 +326,8 @@ class Context(Local):
     def screen(self, head: Head[Any], bits: ScreenBits = 8, *, group: int = 0, seed: int = 0, eta: float = 0.0,
                progress: Callable[[int, int], object] | None = None) -> Any:
         """The bytes of a screen of a head of weights, for Head(weights, screen=...): draws then read it in place of W
-        where it can decide them, and the tokens are the same (docs/screening.md). An array, or for the cuda backend a
-        tensor on its device.
+        where it can decide them, and the tokens are the same (docs/explain/screens.md). An array, or for the cuda backend
+        a tensor on its device.
 
         bits is 8 or 4; group, seed and eta are those of fs_screen_options, 0 being the default. progress(done, rows) is
         called now and then; what it raises stops the build and is raised, and so does Ctrl-C (on "cuda" only with
@@ -349,7 +349,7 @@ class Context(Local):
 
     def check_screen(self, head: Head[Any]) -> None:
         """Raises Error if the head's screen was changed, or was made of other weights: reads every byte of both. The
-        first call with a screen looks at four weights of every row; docs/screening.md."""
+        first call with a screen looks at four weights of every row; docs/explain/screens.md."""
         self._run(self._library.fs_screen_check, head, None)
 
     @property

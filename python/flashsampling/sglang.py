@@ -8,7 +8,7 @@ every process. Three functions are then wrapped, by SGLang's own HookRegistry (0
     Sampler.forward                  draws from the hidden states
 
 A step that is not served has its logits computed there as SGLang computes them, is SGLang's from then on, and is
-counted by its reason; `counts()` has the numbers of this process. What is served and what is not: docs/sglang.md.
+counted by its reason; `counts()` has the numbers of this process. What is served and what is not: docs/guide/sglang.md.
 
     FLASHSAMPLING_SGLANG=off          SGLang is as it was
     FLASHSAMPLING_SGLANG_LOGITS=f32   logits are not rounded to the head's type

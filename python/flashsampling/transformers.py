@@ -365,8 +365,8 @@ def patch(model: Any, screen: ScreenBits = 0) -> Any:
 
     Patching a model twice is patching it once, with the last `screen`. Other models of its class are as they were.
 
-    With screen=8 or 4, a copy of the head in so many bits is read in its place where it can be (docs/screening.md). It
-    is made at the next generate(), and again where the weights are elsewhere or torch counts a change of them. Writes
+    With screen=8 or 4, a copy of the head in so many bits is read in its place where it can be (docs/explain/screens.md).
+    It is made at the next generate(), and again where the weights are elsewhere or torch counts a change of them. Writes
     to weight.data it does not count: then patch again.
     """
     if screen not in (0, 8, 4):

@@ -3,7 +3,7 @@
 Nothing is to be called: where this package is installed, vLLM finds `register` by its entry point and calls it in every
 process. GPUModelRunner.sample and _dummy_sampler_run of model runner V2 (vLLM 0.26.0 to 0.32.0) are then ours. A step
 that is not served runs as in vLLM, some rows at a time, and is counted by its reason; `counts()` has the numbers of
-this process. What is served and what is not: docs/vllm.md.
+this process. What is served and what is not: docs/guide/vllm.md.
 
     FLASHSAMPLING_VLLM=off            vLLM is as it was
     FLASHSAMPLING_VLLM_LOGITS=f32     logits are not rounded to the type in which vLLM stores them

@@ -6,7 +6,7 @@
  * Larger value first, then lower id. These are the only comparisons of candidates anywhere, inside a tile too;
  * otherwise the winner would depend on the tiling. 0 is no key of any token and means "none". NaN must be dropped
  * before keying: its image lies above +inf. The 28 mantissa bits left in a score key are 2^-24 for scores in [16, 32):
- * ties by rounding cost a total variation below 1.5e-8 (docs/noise.md). */
+ * ties by rounding cost a total variation below 1.5e-8 (docs/explain/noise.md). */
 #ifndef FS_CORE_KEY_H
 #define FS_CORE_KEY_H
 

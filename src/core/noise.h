@@ -1,5 +1,5 @@
 /* noise.h - where noise is made: the Gumbel value of a token is a pure function of
- * (seed, position, sample, substream, global token id) and of nothing else. docs/noise.md is the specification.
+ * (seed, position, sample, substream, global token id) and of nothing else. docs/explain/noise.md is the specification.
  *
  *   (seed, position, sample, substream) --Philox--> name of a draw --Philox--> marks of a block of 128 ids, with
  *                                                                           their prefixes
@@ -22,7 +22,7 @@
 
 #include <math.h>
 
-/* The identifier of this mapping, frozen: another one is another number and another interface (docs/noise.md,
+/* The identifier of this mapping, frozen: another one is another number and another interface (docs/explain/noise.md,
  * Versions). */
 #define FS_NOISE_ID 2u
 
@@ -198,7 +198,7 @@ FS_CORE float noise_ceiling(uint32_t prefix) {
 
 /* No unmarked token with this extension has more noise than this, without a logarithm: E >= c + w + w^2 / 2, and the
  * bits of a float, taken for a number, are at most its log2. Nineteen of twenty tokens that have a chance by their
- * logit lose it here (docs/findings/cpu-draws.md, "lose without a logarithm"). */
+ * logit lose it here (docs/notes/cpu-draws.md, "lose without a logarithm"). */
 FS_CORE float noise_bare_ceiling(fs_words r) {
     const float w = (float)(r.w[1] >> 8) * (1.0f / 16777216.0f);
     const float least = (float)FS_NOISE_C + w + 0.5f * w * w;

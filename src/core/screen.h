@@ -1,6 +1,6 @@
 /* screen.h - a screen: a copy of W in 8 or 4 bits, beside W, with proven bounds of what it leaves out. Which tokens of
  * a row can win is known from the screen and the bounds; the logits of those few come from W as it lies, so a draw by a
- * screen is the draw without it, bit for bit. docs/screening.md has the proofs; this file, what backends share.
+ * screen is the draw without it, bit for bit. docs/explain/screens.md has the proofs; this file, what backends share.
  *
  *   a screen   a header of 128 bytes, then strips
  *   a strip    16 tokens: their norms, hashes of their weights, 128 bytes; then a record for every 128 columns

@@ -6,7 +6,7 @@
 #include "cpu_pass.h"
 
 /* A row's turn in a block costs some 200 ns however short that is, and logits in L3 less than shorter blocks
- * (docs/findings/cpu-draws.md, "row's turn in a block"); memory alone sets a limit, 4 MB a task. */
+ * (docs/notes/cpu-draws.md, "row's turn in a block"); memory alone sets a limit, 4 MB a task. */
 #define FS_BLOCK_LOGITS (1 << 20)
 #define FS_BLOCK_MOST 1024
 

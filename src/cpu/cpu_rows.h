@@ -125,7 +125,7 @@ FS_CORE int bit_of(const uint32_t *words, int64_t id) {
  * Which tokens are in a nucleus is known only when all masses are. But one that needs tokens with less than
  * (1 - top_p) / n of the mass has, as a rule, more than n of them, and no list of n entries proves it: so those are
  * not listed. Masses only grow: what some of one gives is below what all of it gives, and nobody has to guess. Whether
- * the cut is proven shows in the end (docs/findings/cpu-lists.md). */
+ * the cut is proven shows in the end (docs/notes/cpu-lists.md). */
 FS_CORE uint64_t rows_bound(const fs_active_row *active, const fs_row_rules *rules, double log_mass) {
     const double y = (log_mass + active->rare) / (double)rules->inverse_temperature;
     if (!(fabs(log_mass) <= (double)FS_EXP_EXACT) || !(fabs(y) < 1e30)) return FS_KEY_NONE;

@@ -7,7 +7,7 @@
 /* In units of whole noise blocks (or whole groups).
  *
  * Dynamic: whoever is free takes the next block, smaller ones towards the end. Threads start late and are held up,
- * which costs a call that waits for all of them a sixth to a third of its time (docs/findings/cpu-threads.md). Ids
+ * which costs a call that waits for all of them a sixth to a third of its time (docs/notes/cpu-threads.md). Ids
  * ascend for each task, as lists expect.
  *
  * Static, where it has to be known beforehand what each task gets: by memory nodes, in groups, and in a second pass,

@@ -20,7 +20,7 @@ static size_t budget_of(const fs_context *context) {
 }
 
 /* Calls without a second pass until its memory is given back: fresh pages, which the system clears, cost 5 to 10 % of a
- * call with many wide rows (docs/findings/cpu-lists.md). */
+ * call with many wide rows (docs/notes/cpu-lists.md). */
 #define FS_SECOND_KEPT 64
 
 /* That memory: what the caller's leaves, or the context's own. NULL: there is none. */
@@ -39,7 +39,7 @@ static char *take_second(fs_context *context, size_t bytes) {
 
 /* ----------------------------------------------------------------------------------- storing in the first pass ---- */
 
-/* To store rows costs little more than to list them (docs/findings/cpu-lists.md, "end by their logits"), and a second
+/* To store rows costs little more than to list them (docs/notes/cpu-lists.md, "end by their logits"), and a second
  * pass for one of them reads all of W: so a kind is stored while one call of eight or more has some that need it. */
 #define FS_WIDE_MORE 8
 #define FS_WIDE_MOST 16

@@ -8,7 +8,7 @@
 
 /* How often a thread looks for the next job, or for the end of this one, before it sleeps: waking it takes longer than
  * most jobs. Some 17 us on Emerald Rapids, and 20 times that inside a call, which is several jobs; not at all where
- * threads outnumber cores. Longer, and whoever has the cores after a call is held up (docs/findings/cpu-threads.md). */
+ * threads outnumber cores. Longer, and whoever has the cores after a call is held up (docs/notes/cpu-threads.md). */
 #define FS_LOOKS 400
 #define FS_LOOKS_INSIDE 8000
 

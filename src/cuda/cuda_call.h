@@ -216,7 +216,7 @@ typedef struct fs_cuda_args {
 } fs_cuda_args;
 
 /* What a kernel is for. Each is there several times, because code that is not there need not be fetched, and is not
- * jumped over: 1 to 3 us of a call for tokens, 1 to 5 of one for log Z (docs/findings/gpu-instructions.md). Each does
+ * jumped over: 1 to 3 us of a call for tokens, 1 to 5 of one for log Z (docs/notes/gpu-instructions.md). Each does
  * what those before it do. */
 typedef enum fs_cuda_kind {
     FS_CUDA_LOGITS,  /* dot products, to work memory; none of the following */

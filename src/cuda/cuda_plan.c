@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Measured on one H200 (docs/findings/gpu-row-blocks.md): bytes per microsecond from memory and from L2; bf16
+/* Measured on one H200 (docs/notes/gpu-row-blocks.md): bytes per microsecond from memory and from L2; bf16
  * operations per microsecond; microseconds a tile takes beside its dot products, with one team and with two; the least
  * from one tile to the next, in all and for each row; what a row's survivors in the first tile of a CTA that is alone
  * take; a launch. */
@@ -22,7 +22,7 @@
 #define FS_CUDA_FIRST_ROW 2.0
 #define FS_CUDA_LAUNCH 12.0
 /* Direct shapes: for CTAs of so many pieces at most, and so many rows times pieces; with several blocks of rows, for W
- * that stays in L2 and so many (docs/findings/gpu-short-vocabularies.md). Bytes a CTA takes in a microsecond; what is
+ * that stays in L2 and so many (docs/notes/gpu-short-vocabularies.md). Bytes a CTA takes in a microsecond; what is
  * neither reading nor racing; the race of a row in a piece. */
 #define FS_CUDA_DIRECT_PIECES 4
 #define FS_CUDA_DIRECT_RACES 96

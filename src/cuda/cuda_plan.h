@@ -58,7 +58,7 @@ typedef struct fs_cuda_schedule {
 /* The order in which every logit sums over K, by slices of 128: 2^ways stretches of `stretch` slices each, a slice of
  * each in turn, then what is left, from slice `rest` on. It depends on D alone, so equal rows of W have equal logits;
  * where rows of W are powers of two long a plain order leaves memory channels idle, because all CTAs are at the same
- * columns (docs/findings/gpu-reading-weights.md, "One order of K"). */
+ * columns (docs/notes/gpu-reading-weights.md, "One order of K"). */
 typedef struct fs_cuda_k_order {
     int32_t ways, stretch, rest;
 } fs_cuda_k_order;

@@ -60,7 +60,7 @@ typedef struct layout {
 /* Whether rows are ended by a pass over W that lists their candidates, and few need more. A row is cut by its largest
  * tokens; edits are looked up for those that matter, so whatever speaks of all tokens, or of x beside y, is not to be
  * had. Where top-p is the only cut lists are long and some rows open: storing all logits is faster
- * (docs/findings/gpu-rows.md). */
+ * (docs/notes/gpu-rows.md). */
 int fs_cuda_may_list(const fs_cuda_args *args) {
     const fs_batch *batch = &args->batch;
     const fs_result *r = &args->result;

@@ -11,7 +11,7 @@
 /* The screen of a call's head, as its launches take it. Numbers of 4 bits are more by 136 in the products, which is
  * taken off: a group's sum is off by less than 0.0237 |h_g| steps, all of them by that times the root of how many there
  * are. The pass for many rows takes it off the sum of all, which is off by 2.1e-4 of the number to the power of 3/2
- * more (docs/screening.md). */
+ * more (docs/explain/screens.md). */
 static fs_screen screen_of_call(const fs_context *context, const fs_cuda_args *args, int wide) {
     fs_screen s = screen_at(args->head.screen, &context->screened[context->screen].header);
     const float groups = (float)(2 * s.records), root = sqrtf(groups);
@@ -76,7 +76,7 @@ static double pass_takes(const fs_head *head, int32_t format, double rows, int32
 }
 
 /* Whether a screen is faster, with a pass for each part of the rows. Where the head does something to its logits every
- * row takes more, as it does in vLLM, which rounds them (docs/vllm.md). */
+ * row takes more, as it does in vLLM, which rounds them (docs/guide/vllm.md). */
 static int pays(const fs_cuda_args *args, int32_t format, int32_t most) {
     const double rows = (double)(args->batch.rows < most ? args->batch.rows : most);
     const int cut = (batch_rules(&args->head, &args->batch) & ~FS_RULE_ALLOW) != 0;

@@ -1,5 +1,5 @@
 /* ref_screen.c - which tokens of a row a screen leaves: bounds of every logit, the best score that some token surely
- * has, and whoever may reach it. The proofs are in docs/screening.md. */
+ * has, and whoever may reach it. The proofs are in docs/explain/screens.md. */
 #include "ref.h"
 
 #include "../core/key.h"

@@ -157,7 +157,7 @@ static void set_signs(int32_t dtype, int64_t bytes, int negative, char *at) {
 
 /* Products of one sign: a sum only grows, and what its additions lose may be lost in the same direction every time,
  * such as the small components of f32 numbers beside a large sum. Rows that multiply components sum in segments:
- * docs/exactness.md. */
+ * docs/explain/exactness.md. */
 static void sums_that_only_grow_are_as_exact(void **state) {
     (void)state;
     static float out[MOST_ROWS * MOST_TOKENS];

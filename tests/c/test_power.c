@@ -10,7 +10,7 @@ typedef struct planted_test {
     char rejected_by[400];
 } planted_test;
 
-/* On request every test is run on every error, and a table says which reject it (docs/exactness.md). */
+/* On request every test is run on every error, and a table says which reject it (docs/explain/exactness.md). */
 static int wants_table(void) {
     return getenv("FLASHSAMPLING_TEST_TABLE") != NULL;
 }

@@ -389,7 +389,7 @@ static char *part_of(fs_context *context, const fs_head *head, const fs_batch *b
     return part;
 }
 
-/* As docs/ranks.md has it: where a part has lists, only the bound of what they leave out may differ. */
+/* As docs/explain/ranks.md has it: where a part has lists, only the bound of what they leave out may differ. */
 static void parts_without_lists_are_the_same_bytes(void **state) {
     (void)state;
     fs_context *context = open_context(FS_BACKEND_CPU, 2, 0);

@@ -1,7 +1,7 @@
 """The law of the draws at production shapes, and what the same statistics say of samplers with one error planted.
 
 Every p-value is held against 1e-6 (fit.ALPHA); `sees` is the error that fails it with probability 0.99. Seeds are
-fixed. What a device gave is in docs/exactness.md; pytest -s prints it.
+fixed. What a device gave is in docs/explain/exactness.md; pytest -s prints it.
 """
 import pytest
 

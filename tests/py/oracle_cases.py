@@ -305,7 +305,7 @@ def spoil(g, c, V):
 
 
 def decidable(c):
-    """Takes from a call what makes it read W in place of its screen (docs/screening.md)."""
+    """Takes from a call what makes it read W in place of its screen (docs/explain/screens.md)."""
     c.noise, c.scale, c.post_scale = 0, abs(c.scale), abs(c.post_scale)
     if c.top_k is None and c.min_p is None and not c.all.get("top_k") and not c.all.get("min_p"):
         c.top_p, c.all["top_p"] = None, 1.0

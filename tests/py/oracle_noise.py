@@ -1,4 +1,4 @@
-"""The noise of docs/noise.md in numpy, written from that page alone.
+"""The noise of docs/explain/noise.md in numpy, written from that page alone.
 
 An argument `draws` is the array [M, 3] of the names of M draws, as names() makes them; ids are global token ids [K].
 """

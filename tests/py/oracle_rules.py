@@ -3,7 +3,7 @@
 `Oracle(case).row(b)` gives the results of one row as `Row`s. There are several where the mass before a token is as near
 to p times the mass as top-p may err: the header lets the cut fall on either side of that token.
 
-docs/noise.md defines the noise and the keys, and oracle_noise.py has them.
+docs/explain/noise.md defines the noise and the keys, and oracle_noise.py has them.
 """
 from types import SimpleNamespace
 
@@ -342,8 +342,8 @@ class Oracle:
         low, high = self.kept(row, order, slot)
         rows = [self.with_token(row, b, slot, order, n) for n in range(low, min(high, low + ALTERNATIVES) + 1)]
         if case.mode in (GROUP_PARALLEL, GROUP_ONLINE) and row.status & BIT.INF and row.l.max() < np.inf:
-            # An x of +inf that an edit bans: docs/noise.md does not say whether the groups still race as one, which is
-            # exact in law too. The CPU backend lets them, the reference does not.
+            # An x of +inf that an edit bans: docs/explain/noise.md does not say whether the groups still race as one, which
+            # is exact in law too. The CPU backend lets them, the reference does not.
             row.one_race = True
             rows.append(self.with_token(row, b, slot, order, low))
         return rows

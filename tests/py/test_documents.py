@@ -1,4 +1,4 @@
-"""What docs/python.md tells people to type works, and prints what the page says it prints.
+"""What docs/reference/python.md tells people to type works, and prints what the page says it prints.
 
 Its blocks ```python run are run in order in one session, as a reader would type them: names of one are there in the
 next. `run torch` or `run transformers` says what a block needs beside numpy; without it the block is skipped. A plain
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "python.md"
 BLOCK = re.compile(r"^```python run(?: (?P<needs>\w+))?\n(?P<body>.*?)^```\n(?:\n```\n(?P<prints>.*?)^```\n)?",
                    re.S | re.M)
 BLOCKS = list(BLOCK.finditer(PAGE.read_text()))

@@ -2,7 +2,7 @@
  * the exit code is 0 if all is well, 77 with a reason where it cannot be told.
  *
  *   same    random calls: every result is that of the unsharded call, bit for bit
- *   bytes   what a call sends is what docs/ranks.md says
+ *   bytes   what a call sends is what docs/explain/ranks.md says
  *   differ  one rank calls with something else: all get the same error, and the next call works
  *   fail    one rank fails before it could send: all learn it, and the next call works
  *   suite   the statistical suite: nothing is rejected, but the same noise on every rank is

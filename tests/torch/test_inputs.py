@@ -1,5 +1,5 @@
 """Every kind of array that people have, by every way into the package: right tokens, or an error that names the
-argument and says what to do. docs/python.md has the same table."""
+argument and says what to do. docs/reference/python.md has the same table."""
 import warnings
 
 import numpy as np

@@ -7,7 +7,7 @@
  * Hardly a token can still matter then: one whose logit is in reach of the best score without a mark, one whose mark
  * makes up for its logit, one above the bound of the row's list. So 64 rows of 1,024 logits, 256 KB that W has washed
  * out of L2 before they are read again, become a few tokens, and nothing is done row by row
- * (docs/findings/cpu-draws.md, "no logit is stored"). Rows and calls that want more of their logits than this, blocks
+ * (docs/notes/cpu-draws.md, "no logit is stored"). Rows and calls that want more of their logits than this, blocks
  * with one that is not finite and blocks of which too much is found are stored (fs_rows_absorb): the tokens drawn are
  * the same. */
 #ifndef FS_CPU_FILTER_H

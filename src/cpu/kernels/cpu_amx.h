@@ -16,7 +16,7 @@
 #define FS_PANELS 4                   /* of rows, and sums, at a time */
 #define FS_SUMS (FS_PANELS * FS_TILE) /* of a token */
 #define FS_TOKENS 128                 /* at most, whose sums wait to be transposed: 8 tiles */
-#define FS_SEGMENT 32                 /* steps at most of a segment of components: docs/exactness.md, dot products */
+#define FS_SEGMENT 32 /* steps at most of a segment of components: docs/explain/exactness.md, dot products */
 
 /* What this points to is in memory now. gcc 12 does not know that ldtilecfg and tileloadd read it, and may drop or move
  * stores. */
@@ -297,7 +297,7 @@ struct matmul {
 /* From three panels on a step takes so long, and so many loads, that W's next steps are out of a core's sight: the
  * whole next tile is fetched ahead, as long as it, this one and H leave half of an L2 of 2 MB. With fewer panels the
  * prefetcher does it, but for first lines; f32, which takes more instructions to split, gains by it with one panel too.
- * See docs/findings/cpu-memory.md, "the whole next tile is asked for". */
+ * See docs/notes/cpu-memory.md, "the whole next tile is asked for". */
 #define FS_WHOLE_PANELS 3
 #define FS_WHOLE_BYTES (1 << 20)
 #define FS_WHOLE_BYTES_ALONE (640 << 10) /* of one panel */
@@ -314,7 +314,7 @@ FS_INLINE int fetches_whole(const microkernel *micro, const packing *p, int64_t 
 
 /* The prefetcher follows a stream to the end of its page and starts anew in the next one, and a tile starts 16 streams
  * at once. So during the last 16 steps of a tile the first two lines of the next one are fetched, a row a step
- * (docs/findings/cpu-memory.md). */
+ * (docs/notes/cpu-memory.md). */
 typedef struct fetching {
     const char *at;
     int64_t move; /* to the next row; 0 while nothing is fetched */

@@ -87,7 +87,7 @@ FS_INLINE __m512 logits_of(const tile_call *c, int plain, int32_t first, const f
 
 /* A tile's sums on their way through a filter, some at a time (filter_share): while the unit multiplies the next tile
  * nothing else keeps the vector units busy, and behind the products they kept the unit waiting
- * (docs/findings/cpu-draws.md, "between the products"). */
+ * (docs/notes/cpu-draws.md, "between the products"). */
 typedef struct filtering {
     const tile_call *c;
     int plain;
@@ -446,7 +446,7 @@ FS_INLINE void tile_tokens(const tile_call *c, const char *w, const char *then, 
 }
 
 /* Tiles side by side in one page, at most `most`: rows of the tile are that far apart. See
- * docs/findings/cpu-memory.md. */
+ * docs/notes/cpu-memory.md. */
 FS_INLINE int32_t spacing_of(int64_t stride, int32_t most) {
     int32_t tiles = 1;
     while (tiles * stride < FS_PAGE && tiles < most) tiles *= 2;
@@ -454,7 +454,7 @@ FS_INLINE int32_t spacing_of(int64_t stride, int32_t most) {
 }
 
 /* The panels that a call takes at a time, a multiple of FS_PANELS: while W streams by they stay in half of an L2 of 2
- * MB. More of them came from L3 for every tile; so W comes once for each of these instead (docs/findings/amx.md, "Rows
+ * MB. More of them came from L3 for every tile; so W comes once for each of these instead (docs/notes/amx.md, "Rows
  * that outgrow L2"). */
 #define FS_KEPT_BYTES (1 << 20)
 

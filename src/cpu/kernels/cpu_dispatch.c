@@ -89,7 +89,7 @@ static int always(void) {
     }
 
 /* Then how many rows of a call are the most that screens of 8 and 4 bits are faster for than W, and whether they are
- * fetched ahead: a core of Emerald Rapids (AMX) reads W slower so (docs/findings/cpu-memory.md, "Asking for W a fixed
+ * fetched ahead: a core of Emerald Rapids (AMX) reads W slower so (docs/notes/cpu-memory.md, "Asking for W a fixed
  * distance ahead loses"), and for screens it has not been tried there. */
 #define FS_SCREENS(isa, rows8, rows4, fetched) &fs_screen_##isa, {rows8, rows4}, fetched
 

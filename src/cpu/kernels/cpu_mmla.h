@@ -17,7 +17,7 @@
  *   L1, 4 KB for 8 of them, made once for all rows.
  *
  * A last row without a partner is packed beside zeros: half of what is computed for it is thrown away. Rows of W are
- * taken as they follow each other: whether one stream per page is better (docs/findings/cpu-memory.md) is not known
+ * taken as they follow each other: whether one stream per page is better (docs/notes/cpu-memory.md) is not known
  * for these cores.
  *
  * The order of additions for every (row, token), whatever the shape: 256 elements are a segment (128 for f16 hidden
@@ -213,7 +213,7 @@ FS_INLINE void dot_panel(int P, int components, const bfloat16x8_t *panel, const
 }
 #endif
 
-/* One function for each shape, by number of components and of pairs: docs/findings/vector-kernels.md. */
+/* One function for each shape, by number of components and of pairs: docs/notes/vector-kernels.md. */
 typedef void (*few_dot)(const char *w, int64_t stride, const char *h, int64_t steps, sums *sum);
 typedef void (*panel_dot)(int components, const bfloat16x8_t *panel, const char *h, int64_t steps, sums *sum);
 

@@ -6,7 +6,7 @@
  *   h   R rows of H, -- T x R --> out  store   lanes added in one fixed order
  *       packed, in L2
  *
- * Cost: W comes from memory once, in streams that the prefetcher follows (docs/findings/cpu-memory.md). H comes from L2
+ * Cost: W comes from memory once, in streams that the prefetcher follows (docs/notes/cpu-memory.md). H comes from L2
  * once per T tokens. A step of a T x R tile is T R multiply-adds for T + R loads, so with 8 x 3 the two multiply-adds a
  * cycle of AVX-512 need one load each, most of them from L1. Halves are widened once per T tokens into a panel that
  * stays in L1 for all rows, if there are more than R.
@@ -288,7 +288,7 @@ static void tile_tokens(const matmul *m, const char *w, int64_t stride, int64_t 
     }
 }
 
-/* Each page of 4 KB holds one of the T streams, where rows are shorter: see docs/findings/cpu-memory.md. */
+/* Each page of 4 KB holds one of the T streams, where rows are shorter: see docs/notes/cpu-memory.md. */
 static int32_t spacing_of(int64_t stride) {
     int32_t apart = 1;
     while (apart * stride < 4096 && apart < 16) apart *= 2;

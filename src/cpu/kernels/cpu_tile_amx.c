@@ -10,7 +10,7 @@
  * Cost: W comes from memory at 6 bytes a cycle and core on Emerald Rapids, 170 cycles for each tile of 1 KB, in which
  * the unit could serve 160 rows: below that memory is the roof. So all rows (up to 64) are served while W streams by
  * once: two passes of 32 rows over the same tile leave memory idle during the second. W's rows are spaced so that each
- * page of 4 KB holds one of the 16 streams (docs/findings/cpu-memory.md).
+ * page of 4 KB holds one of the 16 streams (docs/notes/cpu-memory.md).
  *
  * The order of additions for every (row, token), whatever the shape: for each 32 elements, and each component of H, the
  * products of even elements and those of odd ones are summed in ascending order, each with one rounding, then the two
@@ -82,7 +82,7 @@ FS_INLINE void dot_tile(int32_t unit, int N, const matmul *m) {
 }
 
 /* One function for each shape: what gcc 12 makes of several in one frame is slower
- * (docs/findings/vector-kernels.md). */
+ * (docs/notes/vector-kernels.md). */
 #define FS_DEFINE_DOT(type, of_w, N)                                                                                   \
     static __attribute__((noinline)) void dot_##type##_##N(const matmul *m) {                                          \
         dot_tile(of_w, N, m);                                                                                          \

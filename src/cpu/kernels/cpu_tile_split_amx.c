@@ -22,7 +22,7 @@
  * are 4, 6 or 3 for each 16 rows. So memory is the roof up to 32 rows or, with 3, up to 64, and the unit above. The
  * lines of the next step but one are split between the products of this one, so that both go on at once; a tile that
  * was stored during the last step would come late. Up to 64 rows W streams by once
- * (docs/findings/amx-split-weights.md).
+ * (docs/notes/amx-split-weights.md).
  *
  * f16 has subnormals, which are common in weights, and tdpbf16ps would flush what becomes of the shorter exponent. So
  * f16 weights are multiplied by 2^14, and the result's bits, shifted by three, are read as bf16: 2^-98 w; H is scaled
@@ -152,7 +152,7 @@ FS_INLINE int products_before(int32_t dtype, int32_t unit, int j) {
 }
 
 /* Of several panels H does not stay in L1 until the next tokens: by tileloaddt1 it leaves L1 to the three components of
- * f32. One panel does, and is slower so; and so are the two of f16, and weights as they lie (docs/findings/amx.md,
+ * f32. One panel does, and is slower so; and so are the two of f16, and weights as they lie (docs/notes/amx.md,
  * "plain tileloadd"). */
 #define FS_LOAD_H(tile, at)                                                                                            \
     do {                                                                                                               \
@@ -233,7 +233,7 @@ FS_INLINE void dot_tile(int32_t dtype, int32_t unit, int components, int N, cons
 }
 
 /* One function for each shape: what gcc 12 makes of several in one frame is slower
- * (docs/findings/vector-kernels.md). */
+ * (docs/notes/vector-kernels.md). */
 #define FS_DEFINE_DOT(name, of_w, unit, components, N)                                                                 \
     static __attribute__((noinline)) void dot_##name##_##components##_##N(const matmul *m, const upscaling *upscale) { \
         dot_tile(of_w, unit, components, N, m, upscale);                                                               \

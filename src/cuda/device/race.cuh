@@ -4,7 +4,7 @@
  * passes is scored in float, between two bounds: the lower one raises the row's best, and who may still be above the
  * best is pending. Nearly all of them are overtaken; of those that are left the exact score in double decides
  * (race_key), the one that core/race.h gives. So most tokens see one comparison, and double arithmetic, whose code is
- * large and cold, is rare (docs/findings/gpu-instructions.md). */
+ * large and cold, is rare (docs/notes/gpu-instructions.md). */
 #ifndef FS_CUDA_RACE_CUH
 #define FS_CUDA_RACE_CUH
 

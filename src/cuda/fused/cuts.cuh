@@ -4,7 +4,7 @@
  * Where lists begin is a guess (cuda/device/lists.cuh); that what was asked follows from the tokens in a list is proven
  * here. Rows for which it is not are left open, for a second pass (rows/rows.cu).
  *
- * Few loops are unrolled: at the end instructions come from memory (docs/findings/gpu-rows.md). */
+ * Few loops are unrolled: at the end instructions come from memory (docs/notes/gpu-rows.md). */
 #ifndef FS_CUDA_CUTS_CUH
 #define FS_CUDA_CUTS_CUH
 

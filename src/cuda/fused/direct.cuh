@@ -13,7 +13,7 @@
  * has many tiles (fused.cuh) only makes it longer: waiting for all CTAs' first scores, a queue, few scorers. A warp
  * finds a likely token of each of its rows, scores these all at once, a row to a lane, tells the other CTAs, takes what
  * they know by then, and goes through its rows again for what can still win. An instruction is a warp's, so tokens
- * are scored by 32, of all rows: 128 rows of a tile whose warps scored row by row took 27 us (docs/findings/
+ * are scored by 32, of all rows: 128 rows of a tile whose warps scored row by row took 27 us (docs/notes/
  * gpu-short-vocabularies.md). */
 #ifndef FS_CUDA_DIRECT_CUH
 #define FS_CUDA_DIRECT_CUH

@@ -17,7 +17,7 @@ struct piece {
  * stretch for each CTA, H200, 2026-11); groups give each CTA a stretch, so that few of them meet in a group. Uneven
  * shares cost nothing while memory is the limit, if those with one more are spread over the processors: who is done
  * early leaves the others its bandwidth. Cutting tiles to even them out cost 4 to 5 %: a short piece has too few bytes
- * in flight (docs/findings/gpu-reading-weights.md). */
+ * in flight (docs/notes/gpu-reading-weights.md). */
 struct share {
     int32_t first, step, count, last;
 };

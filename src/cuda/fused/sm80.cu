@@ -7,7 +7,7 @@
  *
  * Two teams of four warps take tiles in turn. A warp has 2 x 16 tokens, 64 apart, and all rows; while it multiplies 16
  * of K it reads the next 16. A stage of the ring is 64 of K, and the producers fill two at once, so that memory is
- * asked for 256 bytes of a row together (docs/findings/gpu-reading-weights.md, "256 bytes of a row at once").
+ * asked for 256 bytes of a row together (docs/notes/gpu-reading-weights.md, "256 bytes of a row at once").
  *
  * Cost model of one stage on an H200, which brings 64 of K of W in about 850 cycles. Shared memory, in cycles of 128
  * bytes: W in and out 128 + 128, H in N, H out 4 N, so N = 64 takes 576. The consumers alone, without copies, take

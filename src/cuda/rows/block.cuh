@@ -10,7 +10,7 @@
 constexpr int MOST_WARPS = 16;
 
 /* The first bytes of shared memory. What all threads know is there: passed from function to function it would be on
- * their stacks, which the little L1 beside so much shared memory does not hold (docs/findings/gpu-rows.md). */
+ * their stacks, which the little L1 beside so much shared memory does not hold (docs/notes/gpu-rows.md). */
 struct block_room {
     unsigned long long part[MOST_WARPS];
     unsigned long long word[2][FS_CUDA_TEAM]; /* of the team's CTAs, in turn: a CTA that is one behind may still read */

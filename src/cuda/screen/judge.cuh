@@ -5,7 +5,7 @@
 #include "cuda/screen/dots.cuh"
 
 /* Tokens that a list may have from the start, beside its share of the tiles that are judged: the first ones list more,
- * since less is known. With 2,048 rows were given up that had room in the end (docs/findings/gpu-screens.md). */
+ * since less is known. With 2,048 rows were given up that had room in the end (docs/notes/gpu-screens.md). */
 constexpr uint32_t FS_LISTED_AT_ONCE = FS_CUDA_SCREENED / 2;
 
 /* What a judge keeps of the rows, one to a lane; and the race of its strips. Rows that are cut do not race: where what

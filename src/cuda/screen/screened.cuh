@@ -10,7 +10,7 @@
  * the others are listed, and settled in a launch that follows (settle.cu). The best score that is known decides how
  * many they are: a token that looks better than any of its row so far has its logit computed from W at once, in float,
  * by the warp that finds it. So the window is one bound wide and not two: some tens of tokens a row with 4 bits, in
- * place of thousands (docs/screening.md). */
+ * place of thousands (docs/explain/screens.md). */
 #ifndef FS_CUDA_SCREENED_CUH
 #define FS_CUDA_SCREENED_CUH
 

@@ -23,7 +23,7 @@
 
 template <int DTYPE> constexpr int ELEMENT = DTYPE == FS_F32 ? 4 : 2; /* bytes */
 /* Blocks a warp has in flight: 2 KB, so that the 24 warps of an SM keep 48 KB in flight. More is not faster, and
- * instructions that are fetched behind it come later (docs/findings/stored-logits.md). */
+ * instructions that are fetched behind it come later (docs/notes/stored-logits.md). */
 template <int DTYPE> constexpr int DEPTH = 2048 / (FS_NOISE_BLOCK * ELEMENT<DTYPE>);
 /* Bytes of a slot. 16-bit rows may start at an odd multiple of two: pieces of four then start one token early. */
 template <int DTYPE> constexpr int SLOT = FS_NOISE_BLOCK *ELEMENT<DTYPE> + (DTYPE == FS_F32 ? 0 : 32);

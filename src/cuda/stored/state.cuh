@@ -28,7 +28,7 @@ struct progress {
 };
 
 /* Shared memory of a CTA, beside the warps' rings. [WARPS]: per warp, or per team, of which there are WARPS or one.
- * Aligned for what comes behind it: where copies begin matters (docs/findings/stored-logits.md). */
+ * Aligned for what comes behind it: where copies begin matters (docs/notes/stored-logits.md). */
 struct alignas(128) cta_state {
     fs_draw draw;
     stored_row data;

@@ -12,7 +12,7 @@
  * block of 128; marks (core/noise.h) take one, which lane i makes for the i-th of the warp's next 32 blocks, and a
  * logit costs little more than a max. Of 151,936 normal logits 50 to 300 are scored (counted). What is left is latency,
  * the first and the last microseconds, most of it for instructions that are in no cache yet
- * (docs/findings/gpu-instructions.md): rules and logits are on their way early, what all calls need is little code,
+ * (docs/notes/gpu-instructions.md): rules and logits are on their way early, what all calls need is little code,
  * what few need is out of line, and every row is finished by the last of its own CTAs. */
 #define FS_PHILOX static __host__ __device__ __noinline__
 #define FS_PHILOX_ROLLED
