@@ -65,6 +65,20 @@ def theirs(args, heads, rows):
         return timed(linear, args.seconds), timed(draw, args.seconds)
 
 
+def timed_draw(args, heads, rows):
+    """Matmul, softmax and torch.multinomial: what a PyTorch user writes."""
+    hidden, turn = torch.randn(rows, args.dim).to(DTYPES[args.dtype]), 0
+
+    def draw():
+        nonlocal turn
+        turn += 1
+        logits = torch.nn.functional.linear(hidden, heads[turn % len(heads)])
+        return torch.multinomial(torch.softmax(logits.float(), dim=-1), 1)
+
+    with torch.inference_mode():
+        return timed(draw, args.seconds)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", help="the flashsample to run")

@@ -68,10 +68,10 @@
  * Temperature 0 is greedy, so zeroed rules draw greedily; fs_rules_default() has temperature 1, as has a batch whose
  * rules are NULL.
  *
- * Arrays that go together are given together. One without its partner is FS_ERR_ARGUMENT: allow_index without allow,
- * edit_token without edit_offset or edit_count, count_token without count_offset, extra_token without extra_offset,
- * watch_token or watched results without watch_offset. Two are ignored: score_token outside FS_MODE_SCORE, and
- * top_token where top_count is 0.
+ * Arrays that go together are given together. One without its partner is FS_ERR_ARGUMENT: allow_index without allow;
+ * edit_token without edit_bias, or without edit_offset or edit_count; edit_count without edit_stride; count_token
+ * without count_offset; extra_token without extra_offset; watch_token or watched results without watch_offset. Two are
+ * ignored: score_token outside FS_MODE_SCORE, and top_token where top_count is 0.
  *
  * Memory: every pointer belongs to the caller and is read or written only during the call (CPU) or until the stream
  * has run the call (CUDA). The structs themselves, rules and limits among them, are host memory and read during the
@@ -123,10 +123,10 @@ enum {
 };
 
 /* Status bits of one row, written to result.status. A row with a bit of FS_ROW_NO_TOKEN set has no token: its tokens
- * are batch.fallback_token, its ranks and top tokens -1, its other results NaN. A caller without result.status
- * recognises it by that token. All bits that apply are set, with two exceptions: a skipped row or one with a bad slot
- * has no other bit, and the logits of a row whose rules leave it no token (BAD_..., OVER_LIMIT) are not looked at, so
- * it has no EMPTY, NAN, INF, ... */
+ * are batch.fallback_token, its ranks and top tokens -1, its other results NaN. Without result.status that token shows
+ * that a row has none, but not why; with FS_FALLBACK_TOKEN_ZERO it shows nothing, as 0 may be drawn. All bits that apply
+ * are set, with two exceptions: a skipped row or one with a bad slot has no other bit, and the logits of a row whose
+ * rules leave it no token (BAD_..., OVER_LIMIT) are not looked at, so it has no EMPTY, NAN, INF, ... */
 enum {
     FS_ROW_OK = 0,
     FS_ROW_SKIPPED = 1u << 0,         /* slot -1 */
@@ -144,7 +144,8 @@ enum {
     FS_ROW_OVER_LIMIT = 1u << 12, /* the row uses a rule, or a larger top_k, than batch.limits said */
     FS_ROW_NO_TOKEN = 0xffff,     /* mask of the bits above, and of those to come in their place */
     FS_ROW_NAN = 1u << 16,        /* a logit that no mask removed was NaN; it was treated as -inf */
-    FS_ROW_INF = 1u << 17,        /* an x or l was +inf: the lowest such id wins, its log Z is +inf, logprobs NaN */
+    FS_ROW_INF = 1u << 17,        /* an x or l was +inf. Without a cut the lowest id whose l is +inf wins. Where the
+                                   * logits of logits_mode hold a +inf, log Z is +inf and logprobs are NaN */
     FS_ROW_FALLBACK = 1u << 18,   /* the row needed a second pass over W (exact all the same) */
     FS_ROW_RANK_BOUND = 1u << 19, /* CPU, or shards: result.rank is a lower bound, 257 or more */
     FS_ROW_SHORT = 1u << 20,      /* without replacement: fewer tokens than samples; the rest have none (see above) */
@@ -320,7 +321,7 @@ enum {
  * `extra_offset` and one of the row's three penalties is neither off nor out of range, whatever the counts are. */
 typedef struct fs_limits {
     size_t size;
-    uint32_t absent; /* FS_RULE_...: rules that no row uses, although there is an array for them */
+    uint32_t absent; /* FS_RULE_...: rules that no row of this call uses, as defined above */
     int32_t top_k;   /* no top_k that is not off is above this; 0 = not said */
     int64_t edits;   /* entries of all rows' edits together, up to 2^40, 0 = not said; so for the next two. An edit of a
                       * slot counts for each of its rows */
@@ -328,9 +329,10 @@ typedef struct fs_limits {
     int64_t watched; /* of all rows' watched tokens; parts of CUDA, whose results speak of them, need it */
 } fs_limits;
 
-/* What is drawn. A row's token is a function of its hidden state, the head, its slot's rules and seed, its position,
- * its substream and the sample index, and of nothing else: not of B, the row's place, its neighbours, threads, blocks
- * or ranks. */
+/* What is drawn. A row's token depends on the head, the batch's mode and flags, and the inputs of its own row and slot:
+ * hidden state, rules, lists, masks, seed, position, substream, sample index. It does not depend on B, the row's place,
+ * other rows, the results that are asked for, threads, blocks or ranks. Results are asked for per call, not per row: if
+ * one request wants logprobs, ask for all rows and ignore the rest. */
 typedef struct fs_batch {
     size_t size;
     int64_t rows;          /* B, up to 2^20; 0 is valid and does nothing */
@@ -342,7 +344,7 @@ typedef struct fs_batch {
     const uint64_t *seed;  /* [S] or NULL = seed_all. Used as they are: equal seeds at equal positions share noise */
     uint64_t seed_all;     /* spread: slot s draws with a seed derived from (seed_all, s), so that rows differ */
     const uint64_t *position; /* [B] or NULL = position_all */
-    uint64_t position_all;    /* count it (or position) up with every token: equal positions draw with equal noise */
+    uint64_t position_all;    /* add 1 for each token: equal seeds and positions repeat the same noise */
 
     /* Engines. A slot is a place for one sequence: its rules, its seed, its counts. Rows come and go with every step,
      * and `slot` says which slot each row of this call belongs to. */
@@ -355,9 +357,10 @@ typedef struct fs_batch {
     const uint32_t *substream; /* [S] or NULL = substream_all */
     uint32_t substream_all;    /* names the noise beside seed, position and sample, as cuRAND's subsequence does: for
                                   * a second, independent draw at the same position; default 0 */
-    int32_t list_capacity;   /* makes candidate lists longer, never shorter: entries that a list holds at least, per row
-                                  * and part, up to 2^24 - 1; 0 = chosen, 1,024 for top-p or min-p alone, else top_k. A
-                                  * longer list proves wider cuts in one pass; an entry is 8 bytes per row and thread */
+    /* Makes candidate lists longer, never shorter: entries that a list holds at least, per row and part, up to 2^24 -
+     * 1; 0 = chosen, 1,024 for top-p or min-p alone, else top_k. A longer list proves wider cuts in one pass. On the
+     * CPU an entry takes 16 bytes per row and thread, and a list never more than 8 V bytes per row and thread. */
+    int32_t list_capacity;
     const fs_limits *limits; /* NULL = nothing is known */
     void *cuda_stream;       /* CUDA: the stream of this call (a cudaStream_t, or fs_stream() of a handle); NULL =
                                   * the context's. Other backends: NULL */
@@ -365,7 +368,8 @@ typedef struct fs_batch {
     /* Allowed tokens: bit (id % 32) of word (id / 32), 1 = allowed, global ids also on shards. */
     const uint32_t *allow;      /* [allow_count, ceil(vocab / 32)] or NULL = all */
     int64_t allow_stride;       /* bytes from one mask to the next; 0 = packed */
-    const int32_t *allow_index; /* [B]: which mask row b uses, -1 = none; NULL = mask b. One mask for all: zeros */
+    const int32_t *allow_index; /* [B]: the mask of row b, -1 = none; NULL = mask b. One mask for all: zeros. One for
+                                 * each slot: the slots */
     int64_t allow_count;        /* how many masks there are: a row whose mask is not below it is FS_ROW_BAD_MASK; 0: not
                                  * checked. An index below -1 is FS_ROW_BAD_MASK either way */
 
@@ -388,7 +392,7 @@ typedef struct fs_batch {
                                   * limits of int32; not together with dense */
     const int32_t *count_token;
     const int32_t *count_value;
-    /* Tokens that count once more each, for one row alone: the drafts ahead of it, for example. Entries extra_offset[b]
+    /* Tokens that count once more each, for one row alone: the drafts before it, for example. Entries extra_offset[b]
      * .. extra_offset[b+1] - 1 for row b are added to what its slot has, dense, sparse or none, and stop at the same
      * limits. */
     const int64_t *extra_offset; /* [B + 1] or NULL */
@@ -501,9 +505,9 @@ typedef struct fs_options {
      * exchanges on the CPU. NULL = the context's own. */
     void *work;
     size_t work_bytes;
-    /* Most memory that wide rows may allocate, for a second pass or for their logits, 4 bytes a token, which spare it;
-     * 0 = 320 MiB, FS_FALLBACK_NONE = none. It is kept while calls need it. With the caller's work memory they take
-     * what the call has left of it.
+    /* Upper limit of memory for rows whose cut does not fit their list. Such a row stores its logits, 4 bytes a token,
+     * or reads W a second time. 0 = 320 MiB, FS_FALLBACK_NONE = none. The memory is kept while calls need it. With the
+     * caller's work memory these rows take what the call has left of it.
      * CUDA: most work memory for logits. Those of rows with rules may be stored, and so may those of calls with many
      * samples, ranks, top or watched tokens, FS_NOISE_FAST, a mode of their own, f32 weights, or hidden states of
      * another type than the head's: of as many rows at a time as this has room for, at least one, W being read anew.
@@ -557,8 +561,7 @@ FS_API const char *fs_context_text(const fs_context *context);
 
 /* What the last call of the context that drew, scored, merged or made a part took; all 0 before. On CUDA, what is known
  * without synchronising. Which rows need a second pass may differ from run to run, as it depends on which thread had
- * which tokens; so does, where a budget or the caller's memory leaves no room for that pass, which are
- * FS_ROW_INCOMPLETE. */
+ * which tokens. If there is no room for that pass, the set of FS_ROW_INCOMPLETE rows may differ too. */
 typedef struct fs_counters {
     size_t size;
     int64_t fallback_rows; /* rows that needed a second pass over W; CUDA: 0, their status says so */
@@ -574,25 +577,29 @@ FS_API fs_status fs_context_counters(fs_context *context, fs_counters *counters)
 /* Gives the context the caller's work memory (64-byte aligned, not shared with another context in use), or takes it
  * back with NULL. The memory must be there for every call that follows. Sizes: fs_work_size; less is FS_ERR_MEMORY.
  * CUDA: device memory (256-byte aligned), which the stream may have used before. Each call that is captured in a graph
- * takes a piece of its own from it, as long as the graph lives, and when none is left that is FS_ERR_MEMORY: give
- * memory for as many calls as are captured, and for one that is not. */
+ * takes a piece of its own and keeps it as long as the graph lives. For k captured calls give (k + 1) times the bytes
+ * of fs_work_size, each rounded up to 256; with less, a capture is FS_ERR_MEMORY. */
 FS_API fs_status fs_context_set_work(fs_context *context, void *memory, size_t bytes);
 
 /* Bytes of work memory for fs_sample and fs_partial with these arguments, or with fewer rows, samples or results, for
- * fs_context_set_work. Nothing is computed, and what data and hidden point to is not read. *min_bytes is enough for
- * every call to run, and for the cuts of common rows; *max_bytes also for the second pass of rows whose cut is as wide
- * as the vocabulary, without which such a row is FS_ROW_INCOMPLETE. Either may be NULL; on CUDA they are equal. On the
- * CPU they depend on the rules in the arrays, of the slots that rows name: ask with every row of `slot` in use, the
- * widest cuts, the most samples and rows that will come. Top-p or min-p without top-k is wider than any top_k.
- * fs_merge, and so fs_sample_ranks, takes the lists of all parts at once: if that is more, FS_ERR_MEMORY says so. */
+ * fs_context_set_work. Nothing is computed, and what data and hidden point to is not read. Either size may be NULL; on
+ * CUDA they are equal.
+ *   *max_bytes  enough for every call. Engines give this.
+ *   *min_bytes  enough for every call to run; a row whose cut needs a second pass over W may then be FS_ROW_INCOMPLETE.
+ * On the CPU both depend on the values in the arrays. Plan with the largest call: every row in use, top-p without
+ * top-k, the most samples, and every result. Give each row its longest edits and extra tokens, and each slot one
+ * penalty that is on. The contents of seen, counts and allow do not matter. Smaller calls then fit; an empty list of
+ * edits does not plan for a longer one. fs_merge, and so fs_sample_ranks, takes the lists of all parts at once: if that
+ * is more, FS_ERR_MEMORY says so. */
 FS_API fs_status fs_work_size(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result,
                               size_t *min_bytes, size_t *max_bytes);
 
 /* CUDA: sets the stream (a cudaStream_t, or fs_stream() of a handle) of calls whose batch names none; NULL is no
- * stream. Calls on another stream than the call before wait there for it. So a stream that calls went to must still
- * exist at the next call: set NULL before it is destroyed. A call that is captured in a graph waits for nobody, and
- * nobody for it: it has work memory of its own, so that two graphs may be replayed at once (but not two instances of
- * one graph). CPU: FS_ERR_UNSUPPORTED. */
+ * stream. If a call uses another stream than the previous call, its stream first waits for the previous call. The
+ * previous stream must therefore still exist then: call fs_context_set_stream(context, NULL) before you destroy a
+ * stream that calls used, batch.cuda_stream included. A call that is captured in a graph waits for no other call, and
+ * no other call waits for it: it has work memory of its own, so that two graphs may be replayed at once (but not two
+ * instances of one graph). CPU: FS_ERR_UNSUPPORTED. */
 FS_API fs_status fs_context_set_stream(fs_context *context, void *cuda_stream);
 
 /* CUDA's default stream, said explicitly: cudaStreamLegacy, what CUDA and torch mean by a handle of 0; and
@@ -655,9 +662,10 @@ typedef struct fs_call_desc {
 FS_API fs_status fs_supports(int32_t backend, const fs_call_desc *call, const char **why);
 
 /* --- speculative decoding with shared noise: draft and target draw with the same (seed, position, substream), and the
- * output is bit for bit the one without a draft, given equal hidden states. Sample the target on all k+1 rows of a
- * sequence, then count. Rows of one sequence are one slot, so that they share its seed and rules. With
- * penalties, extra_token of each row names the drafts ahead of it. */
+ * output is bit for bit the one without a draft, given equal hidden states. Sample the target on all k + 1 rows of a
+ * sequence, then count. Row j of a sequence has position p + j and the hidden state behind drafts 0 .. j - 1. Its rows
+ * share one slot, and so its seed and rules. With penalties, extra_token of row j lists drafts 0 .. j - 1; row 0 has
+ * none. */
 
 typedef struct fs_drafts {
     size_t size;
@@ -670,8 +678,8 @@ typedef struct fs_drafts {
     const int64_t *draft_offset;  /* [R]: where its first draft is, not read if it has none; NULL: the drafts of all
                                    * sequences lie one behind another, and empty ones take no room */
     const void *draft;            /* a negative draft equals no target; may be NULL where there is none */
-    const void *target;
-    int32_t *accepted;     /* [R]: leading drafts that equal their targets; 0 for an empty sequence */
+    const void *target;    /* the rows of a sequence in order; a row without a token has batch.fallback_token here */
+    int32_t *accepted;     /* [R], required: leading drafts that equal their targets; 0 for an empty sequence */
     void *tokens;          /* what each sequence emits: its first accepted + 1 targets; or NULL. Room for all targets */
     int64_t tokens_width;  /* 0: the tokens of all sequences lie one behind another. Else tokens is
                             * [R, tokens_width], each line filled up with -1; no sequence has more targets */
