@@ -172,6 +172,7 @@ typedef struct row_case {
     fs_head head;
     fs_batch batch;
     fs_rules asks;
+    fs_limits promises;
     fs_result result;
     fs_call call;
     fs_row_rules rules;
@@ -190,6 +191,7 @@ FS_CORE void bind_arrays(row_case *c) {
     const uint32_t asked = c->asked; /* of two bits for the status one is nearly always set */
     c->call.head = &c->head, c->call.batch = &c->batch, c->call.result = &c->result;
     c->call.rules = NULL;
+    c->batch.rules = &c->asks, c->batch.limits = &c->promises;
     c->batch.score_token = c->given;
     if (c->batch.watch_offset) c->batch.watch_offset = c->watch_offset;
     c->batch.watch_token = c->watch_token;
@@ -221,7 +223,7 @@ static void make_call(rng *r, row_case *c) {
     c->head.kind = below(r, 2), c->head.dim = below(r, 5000), c->head.softcap = (float)below(r, 2) * 30.0f;
     *b = fs_batch_default();
     b->rows = ROWS;
-    c->asks = fs_rules_default();
+    c->asks = fs_rules_default(), c->promises = fs_limits_default();
     b->mode = pick(r, {FS_MODE_SAMPLE, FS_MODE_SAMPLE, FS_MODE_SAMPLE, FS_MODE_WITHOUT_REPLACEMENT, FS_MODE_SCORE});
     b->samples = 1 + below(r, SAMPLES);
     b->flags = one_in(r, 2) ? 0 : (uint32_t)below(r, 256);
