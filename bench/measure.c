@@ -83,6 +83,7 @@ static void whole_logits(const workload *w, const void *h, float *x) {
     fs_head whole = fs_head_default(), slice = workload_head(w, 0);
     fs_batch batch = fs_batch_default();
     slice.data = w->host_w;
+    slice.first_token = slice.vocab = 0; /* a head of its own: the reference backend takes no shards */
     batch.hidden = h;
     batch.hidden_dtype = w->s.dtype;
     truth_logits(&slice, &batch, x + w->s.first);
