@@ -133,12 +133,14 @@ def join(runs):
         for cell in run.get("cells", []):
             line = {**summary(cell), "commit": commit, "date": day}
             screened = any(arm in cell["rounds"] for arm in SCREENED.values())
-            found["screens" if screened else "cells"][tuple(line[name] for name in ("model", "rows", "rules", "B"))] = line
+            key = tuple(line[name] for name in ("model", "rows", "rules", "B"))
+            found["screens" if screened else "cells"][key] = line
         for cell in run.get("serve", []):
             turns = {arm: [turn["tpot_ms"] for turn in each] for arm, each in cell["rounds"].items()}
             less = interval([1 - ours / stock for stock, ours in zip(turns["stock"], turns["ours"])])
-            found["serve"].append({"model": run["about"]["model"], "B": cell["B"], "commit": commit, "date": day, "less": less,
-                                   "ms": {arm: [statistics.median(ms), statistics.stdev(ms)] for arm, ms in turns.items()}})
+            found["serve"].append({
+                "model": run["about"]["model"], "B": cell["B"], "commit": commit, "date": day, "less": less,
+                "ms": {arm: [statistics.median(ms), statistics.stdev(ms)] for arm, ms in turns.items()}})
         for engine in run.get("kv_tokens", []):
             small = engine.pop("FLASHSAMPLING_VLLM_WORK", 0)
             arm = "%s%s" % (engine["plug-in"], " small" if small else "")
@@ -173,26 +175,31 @@ def bars(cells):
                   and (line["model"], line["rows"]) == (BARS_AT["model"], BARS_AT["rows"])}
         words = ", ".join(report.bold("%.0f %%" % (100 * share), share < bar) + " at %d" % B
                           for B, share in sorted(shares.items()))
-        found.append("- Of vLLM's device time beyond reading W, %s, %s, ours saves %s rows (target %.0f %%).\n" % (MODELS[BARS_AT["model"]], RULES[rules], words, 100 * bar))
+        found.append("- Of vLLM's device time beyond reading W, %s, %s, ours saves %s rows (target %.0f %%).\n" % (
+            MODELS[BARS_AT["model"]], RULES[rules], words, 100 * bar))
     return "".join(found)
 
 
 def served(lines):
-    return report.table([{
-        "model": MODELS[line["model"]], "B": line["B"],
-        **{{"stock": "vLLM, ms a token", "ours": "ours", "null": "neither head nor sampler"}[arm]: "%.2f +- %.2f" % tuple(ms)
-           for arm, ms in line["ms"].items()},
-        "ours takes less": "%.1f +- %.1f %%%s" % (100 * line["less"][0], 100 * line["less"][1], " (none)" if abs(
-            line["less"][0]) <= line["less"][1] else "")} for line in lines])
+    names, rows = {"stock": "vLLM, ms a token", "ours": "ours", "null": "neither head nor sampler"}, []
+    for line in lines:
+        mean, half = line["less"]
+        rows.append({"model": MODELS[line["model"]], "B": line["B"],
+                     **{names[arm]: "%.2f +- %.2f" % tuple(ms) for arm, ms in line["ms"].items()},
+                     "ours takes less": "%.1f +- %.1f %%%s" % (
+                         100 * mean, 100 * half, " (none)" if abs(mean) <= half else "")})
+    return report.table(rows)
 
 
 def kv_tokens(lines):
     def more(line, arm):
         return "-" if arm not in line else "{:,} ({:+.1f} %)".format(line[arm], 100 * (line[arm] / line["off"] - 1))
 
-    return report.table([{"tokens of KV cache (1.7B): max_num_seqs, tokens a step": "{max_num_seqs:,}, {max_num_batched_tokens:,}".format(**line),
+    title = "tokens of KV cache (1.7B): max_num_seqs, tokens a step"
+    return report.table([{title: "{max_num_seqs:,}, {max_num_batched_tokens:,}".format(**line),
                           "vLLM": "{:,}".format(line["off"]), "with the plug-in": more(line, "on"),
-                          "with 64 MiB of work memory and 64 MiB of reserve": more(line, "on small")} for line in lines])
+                          "with 64 MiB of work memory and 64 MiB of reserve": more(line, "on small")}
+                         for line in lines])
 
 
 def blocks(results):
@@ -229,10 +236,7 @@ def main(path, runs):
         report.save(path, join([report.load(run) for run in runs]))
     base, results = os.path.splitext(path)[0], report.load(path)
     report.fill(base + ".md", blocks(results))
-    try:
-        plot(results, base + ".svg")
-    except ImportError:
-        print("no plot: matplotlib is missing")
+    plot(results, base + ".svg")
 
 
 if __name__ == "__main__":
