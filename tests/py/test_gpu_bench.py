@@ -138,8 +138,8 @@ def test_a_table_is_printed_with_its_worst_first_and_bold_where_a_bar_is_missed(
     lines = bars.text("sizes", results["tables"]["sizes"]).splitlines()
     assert lines[1] == "sizes: every batch size"
     assert [text.startswith("worst: ") for text in lines[2:]] == [True] * 4 + [False] * 6
-    assert tables("\n".join(lines) + "\n")[0][4][1:] == ["257", "280.0", "300.0", "390.0", "360.0", "450.0", "**1.500**",
-                                                        "1.607", "**1.250**", "**1.429**"]
+    assert tables("\n".join(lines) + "\n")[0][4][1:] == [
+        "257", "280.0", "300.0", "390.0", "360.0", "450.0", "**1.500**", "1.607", "**1.250**", "**1.429**"]
     shown = tables(bars.text("rows", results["tables"]["rows"]))[0]
     assert shown[0] == ["V x D", "B", "draw", "random", "flat", "ascending"]
     assert [row[2:] for row in shown[2:]] == [["plain", "300.0", "**1.200**", "1.200"],
