@@ -1,7 +1,8 @@
 """The CPU backend over V, D and B: python3 bench/cpu.py FLASHSAMPLE [--out DIR] [--seconds X] [--rounds N]
 
-Runs `flashsample bench --json` for each shape and writes cpu-sweep.json and cpu-sweep.svg: time against V, D and B on
-logarithmic axes, with the slope past the floors, and sampled tokens per second for B = 1 .. 512. Needs matplotlib.
+Runs `flashsample bench --json` for each shape, writes cpu-sweep.json and cpu-sweep.svg (time against V, D and B on
+logarithmic axes) and prints slopes past the floors and sampled tokens per second. With cpu-sweep.json in place of the
+program it draws the plot anew. Needs matplotlib.
 """
 import argparse
 import json
@@ -10,17 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-try:
-    import matplotlib
-except ImportError:
-    sys.exit("cpu.py: matplotlib is missing (apt-get install python3-matplotlib, pip install matplotlib)")
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-import matplotlib.ticker
+import report
 
-STYLE = {"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False,
-         "legend.frameon": False, "svg.hashsalt": "flashsampling"}
-LOOKS = {1: ("#0072B2", "o"), 16: ("#D55E00", "s"), 64: ("#009E73", "^"), 256: ("#CC79A7", "D")}
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
 
 
@@ -63,7 +55,6 @@ def measure(program, seconds, rounds):
         out["read"] = max(out["read"], run["read_bytes_per_s"])
         print(f"round {turn + 1} of {rounds} done", file=sys.stderr)
     out["context"], out["cpu"] = run["context"], run["cpu"]
-    out["tokens"] = {rows: rows / seconds_of for rows, seconds_of in out["B"].items()}
     return out
 
 
@@ -89,58 +80,50 @@ def slope_text(data, name, rows=None):
     return f"{slope(x, y):.2f} from {x[0]:,}" if len(x) > 1 else "none past the floor"
 
 
-def label_ticks(axes, x):
-    octaves = x[-1:]
-    for v in reversed(x):
-        if octaves[-1] > 1.9 * v:
-            octaves.append(v)
-    axes.set_xticks(octaves, [f"{v:,}" for v in octaves])
-    axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_locator(matplotlib.ticker.NullLocator())
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high * 2.5)  # room for the legend
+def octaves(x):
+    """Values of x that are about a factor of 2 apart, the last among them."""
+    found = x[-1:]
+    for value in reversed(x):
+        if found[-1] > 1.9 * value:
+            found.append(value)
+    return found[::-1]
 
 
 def plot(data, path):
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 3, figsize=(12, 3.8))
-        for place, name, title in ((axes[0], "V", "V (D = 2048)"), (axes[1], "D", "D (V = 37,888)")):
-            for rows in (1, 64):
-                x = [int(k) for k in data[name]]
-                y = [data[name][k][rows] * 1e3 for k in data[name]]
-                color, marker = LOOKS[rows]
-                place.loglog(x, y, color=color, marker=marker,
-                             label=f"B = {rows}: slope {slope_text(data, name, rows)}")
-            label_ticks(place, x)
-            place.set_xlabel(title)
-            place.set_ylabel("ms per call")
-            place.legend()
-        x, y = list(data["B"]), [v * 1e3 for v in data["B"].values()]
-        axes[2].loglog(x, y, color="#0072B2", marker="o",
-                       label=f"slope {slope_text(data, 'B')}")
-        floor = 151936 * 1024 * 2 / data["read"] * 1e3
-        axes[2].axhline(floor, color="#777777", linestyle="--", label="reading W")
-        label_ticks(axes[2], x)
-        axes[2].set_xlabel("B (V = 151,936, D = 1024)")
-        axes[2].set_ylabel("ms per call")
-        axes[2].legend()
-        figure.suptitle(f"bf16, plain draws, fastest call; {data['context']}")
-        figure.tight_layout()
-        figure.savefig(path, metadata={"Date": None})
+    def panel(title, x, curves):
+        return {"x": title, "y": "ms per call", "xlog": True, "ylog": True, "xticks": octaves(x), "curves": [
+            (label, [(at, 1e3 * seconds) for at, seconds in zip(x, times)]) for label, times in curves]}
+
+    panels = [panel(title, list(data[name]), [("%d row%s" % (rows, "s" * (rows > 1)), [
+        times[rows] for times in data[name].values()]) for rows in (1, 64)])
+        for name, title in (("V", "V (D = 2,048)"), ("D", "D (V = 37,888)"))]
+    reading = 151936 * 1024 * 2 / data["read"]
+    panels.append(panel("B (V = 151,936, D = 1,024)", list(data["B"]), [
+        ("ours", data["B"].values()), ("reading W once", [reading] * len(data["B"]))]))
+    report.plot(str(path), panels, "bf16, plain draws, fastest call; %(context)s" % data)
+
+
+def load(path):
+    """A run that was saved; JSON has texts for the numbers that name shapes."""
+    def numbers(value):
+        return {int(key) if key.isdigit() else key: numbers(each) for key, each in value.items()} if isinstance(
+            value, dict) else value
+
+    return numbers(report.load(path))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program", help="the flashsample to run")
+    parser.add_argument("program", help="the flashsample to run, or the JSON of a run")
     parser.add_argument("--out", type=Path, default=Path("build"))
     parser.add_argument("--seconds", type=float, default=0.1, help="per shape, batch size and round")
     parser.add_argument("--rounds", type=int, default=8, help="turns of every shape; the fastest counts")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)  # before the minutes of measuring, not after
-    data = measure(options.program, options.seconds, options.rounds)
-    (options.out / "cpu-sweep.json").write_text(json.dumps(data, indent=1) + "\n")
+    saved = options.program.endswith(".json")
+    data = load(options.program) if saved else measure(options.program, options.seconds, options.rounds)
+    if not saved:
+        report.save(str(options.out / "cpu-sweep.json"), data)
     plot(data, options.out / "cpu-sweep.svg")
     for name in ("V", "D"):
         for rows in (1, 64):
@@ -148,8 +131,8 @@ def main():
             print(f"slope over {name}, B = {rows}: {slope_text(data, name, rows)}; of all points {slope(x, y):.2f}")
     print(f"slope over B: {slope_text(data, 'B')}; a call of 128 tokens: B = 1 {data['tiny'][1] * 1e6:.0f} us, "
           f"B = 64 {data['tiny'][64] * 1e6:.0f} us")
-    for rows, tokens in data["tokens"].items():
-        print(f"B = {rows}: {data['B'][rows] * 1e3:.2f} ms, {tokens:.0f} tokens per second (fastest call)")
+    for rows, seconds in data["B"].items():
+        print(f"B = {rows}: {seconds * 1e3:.2f} ms, {rows / seconds:.0f} tokens per second (fastest call)")
 
 
 if __name__ == "__main__":

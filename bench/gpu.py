@@ -27,6 +27,7 @@ import time
 import gpu_bars
 import gpu_rows
 import gpu_tables
+import report
 from gpu_bench import HEADS, WARM_UPS, Eager, add_run_options, begin_run
 from paper_baselines import Absent, check, make_b1, make_fi2, tried, why_eager
 
@@ -171,10 +172,7 @@ def run(bench, arguments, facts):
         print(gpu_bars.text(name, lines), flush=True)
     results = gpu_tables.judged(results)
     gpu_tables.save(arguments.json, results)
-    for text in gpu_tables.absences(results["absent"]):
-        print(text)
-    if results["note"]:
-        print("note: " + results["note"])
+    print(report.caveats(results), end="")
 
 
 # ------------------------------------------------------------------------------------------------ stored logits ----

@@ -6,6 +6,8 @@ ratio of it. Worst is what is furthest above its bar, or nearest below.
 import math
 from typing import NamedTuple, Optional
 
+import report
+
 BOTH_WAYS = ("cublas [B, V]", "cublas [V, B]")
 FLASHINFER = ("+flashinfer bf16", "+flashinfer f32")  # after a matmul that stored such logits
 PAIRS = FLASHINFER + ("+b1",)
@@ -119,7 +121,8 @@ OVER_CUBLAS = ("ours / cuBLAS alone",
                ratio("/ cuBLAS", "ours", "cublas", lambda line, us: cublas_limit(line["D"], line["B"])))
 OVER_CEILING = ("ours / read ceiling to B = 64",
                 ratio("/ ceiling", "ours", "ceiling", lambda line, us: ceiling_limit(line["B"], us)))
-OVER_PAIR = ("ours / best of cuBLAS + FlashInfer, cuBLAS + B.1", ratio("/ pair", "ours", "pair", lambda line, us: 1.0))
+OVER_PAIR = ("ours / best of cuBLAS + FlashInfer, cuBLAS + our sampler",
+             ratio("/ pair", "ours", "pair", lambda line, us: 1.0))
 RISES = ("ours / ours at the size before", rises)
 SIZES = (OVER_CUBLAS, OVER_CEILING, OVER_PAIR, RISES)
 
@@ -139,7 +142,8 @@ TABLES = {
     "small": Table("small heads", (
         ("ours / cuBLAS + FlashInfer",
          ratio("/ FlashInfer", "ours", "+flashinfer", lambda line, us: small_limit(us))),
-        ("ours / cuBLAS + B.1", ratio("/ B.1", "ours", "+b1", None))), SIZE_ARMS, ("/ FlashInfer", "/ B.1")),
+        ("ours / cuBLAS + our sampler", ratio("/ sampler", "ours", "+b1", None))),
+                   SIZE_ARMS, ("/ FlashInfer", "/ sampler")),
     "rows": Table("kinds of rows, over random rows", (
         ("rows / random rows", kinds(1.1)), ("ascending rows and ties / random rows", kinds(1.25))), ("random",)),
     "groups": Table("groups of 4,096, log Z, greedy", (
@@ -180,23 +184,20 @@ def verdicts(table, lines):
     return [verdict(name, cells(lines)) for name, cells in TABLES[table].bars]
 
 
+def mark(cell, digits=3):
+    return "-" if cell is None else report.bold(report.number(cell.value, digits), cell.missed)
+
+
 def text(table, lines):
-    """A table as it is printed: heading, the worst of every bar, the lines. A star is a bar that is missed."""
+    """A table as it is printed: heading, the worst of every bar, the lines."""
     shown, cells = TABLES[table], {}
     for _, bar in shown.bars:
         for cell in bar(lines):
             cells.setdefault(cell.column, {})[id(cell.line)] = cell
     # Kinds of rows are in the order of the first line, which is that of the run.
     columns = shown.columns or list(dict.fromkeys(arm for line in lines for arm in line["times"] if arm in cells))
-    draws = any("draw" in line for line in lines)
-    heading = "%15s %5s" % ("V x D", "B") + "  draw  " * draws
-    heading += "".join("%13s" % name for name in shown.arms + tuple(columns))
-    rows = ["\n%s: %s" % (table, shown.heading)] + ["worst: " + line for line in verdicts(table, lines)] + [heading]
-    for line in lines:
-        t, row = medians(line), "%15s %5d" % (head_name(line), line["B"]) + "  %-6s" % line.get("draw", "") * draws
-        row += "".join("%13.1f" % t[arm] if arm in t else "%13s" % "-" for arm in shown.arms)
-        for column in columns:
-            cell = cells.get(column, {}).get(id(line))
-            row += "%12.3f%s" % (cell.value, "*" if cell.missed else " ") if cell else "%12s " % "-"
-        rows.append(row.rstrip())
-    return "\n".join(rows)
+    rows = [{"V x D": head_name(line), "B": line["B"], **({"draw": line["draw"]} if "draw" in line else {}),
+             **{arm: report.number(medians(line).get(arm)) for arm in shown.arms},
+             **{column: mark(cells.get(column, {}).get(id(line))) for column in columns}} for line in lines]
+    return "\n".join(["\n%s: %s" % (table, shown.heading), *("worst: " + line for line in verdicts(table, lines)),
+                      report.table(rows)])

@@ -1,6 +1,6 @@
-"""Bars and tables of gpu_rules.py, and the page of a run: python bench/gpu_rule_tables.py FILE
+"""Bars and tables of gpu_rules.py, and the page of a run: python bench/gpu_rule_tables.py PAGE.json
 
-Writes NAME.md beside FILE, which is NAME.json. What a page says below the line BY_HAND stays. No torch.
+Writes the generated blocks of PAGE.md. No torch.
 
 A line of "rules" is one head and batch size: microseconds, second passes and work memory by arm. Bars are over plain
 draws of the same line, wider by .05 at sizes between those that have one of their own and, where dot products are
@@ -10,11 +10,12 @@ import os
 import sys
 
 import gpu_bars as bars
-import gpu_tables
-from gpu_bars import Cell, head_name, medians, place
+import report
+from gpu_bars import Cell, head_name, mark, medians, place
 from gpu_bench import HEADS, invalid_reason
 from gpu_rule_arms import CUTS, KINDS
-from paper_tables import number, table, warning
+from gpu_tables import worst_cells
+from report import number
 
 RATE_KINDS, RATE_TEMPERATURES = ("language", "peaked", "Zipf", "flat"), (0.7, 1.0, 1.5, 2.0)
 RATE, RATE_WARMEST = 1 / 500, 1.0  # second passes of language-like rows up to this temperature
@@ -28,13 +29,6 @@ CUT, LISTED = tuple(CUTS), ("edits", "penalties", "penalties, edits")
 BOTH = "top-k 50, top-p .95"
 WIDE = ("T = 1.5, top-p .95", "T = 2, top-p .95", "flat, top-p .95")
 FREE = ("dense counts", "seen bits", "logprob, rank")  # no bar
-METHOD = """\
-`make bench-gpu-rules`: commit {commit}, {date}, driver {driver}, CUDA {cuda}, torch {torch}; bf16, medians of {reps}
-graph replays after {warm_ups} warm-ups, L2 overwritten and another kernel run before each, arms in turn, new positions.
-Rows are language-like (bench/gpu_language.py): largest probability .2 to .6, a Zipf tail, ids in random order; values
-by row in arrays, T = 1. Edits and penalties list 1,000 tokens by row. Of {compared} tokens that were compared with the
-CPU backend's {differ} differ. **Bold** misses its bar.
-"""
 
 
 # --------------------------------------------------------------------------------------------------------- bars ----
@@ -159,115 +153,82 @@ def judged(results):
 # ------------------------------------------------------------------------------------------------------- tables ----
 
 
-def headings(lines):
-    """One for each line: head and batch size where a head begins, then batch sizes."""
-    heads = [head_name(line) for line in lines]
-    return [place(line) if i == 0 or heads[i - 1] != heads[i] else str(line["B"]) for i, line in enumerate(lines)]
-
-
-def cells_by_arm(lines):
-    """{arm: {id of line: cell over plain draws}} of our own arms, the worst arm first."""
-    found = {}
-    for _, cells in OVER_PLAIN:
-        for cell in cells(lines):
-            found.setdefault(cell.column, {})[id(cell.line)] = cell
-    return dict(sorted(found.items(), key=lambda item: -max(
-        cell.value / (cell.limit or cell.value + 1) for cell in item[1].values())))
+def by_line(lines, first, rows):
+    """A table with a column for every line; rows are (name, {id of line: text})."""
+    places = {id(line): place(line) for line in lines}
+    return report.table([{first: arm, **{where: cells.get(at, "-") for at, where in places.items()}}
+                         for arm, cells in rows if lines], [first, *places.values()])
 
 
 def rules_table(lines):
-    """A row for every arm, the worst first, under the times of plain draws; a column for every head and size."""
-    rows = [["plain, us"] + [number(medians(line)["plain"]) for line in lines]]
-    rows += [[arm] + [gpu_tables.mark(cells.get(id(line))) for line in lines]
-             for arm, cells in cells_by_arm(lines).items()]
-    return table(["over plain"] + headings(lines), rows)
+    """A row for every arm of ours, the worst first, under the times of plain draws."""
+    arms = {}
+    for _, cells in OVER_PLAIN:
+        for cell in cells(lines):
+            arms.setdefault(cell.column, []).append(cell)
+    worst = [(max(cell.value / (cell.limit or cell.value + 1) for cell in cells),
+              (arm, {id(cell.line): mark(cell) for cell in cells})) for arm, cells in arms.items()]
+    return by_line(lines, "over plain", [("plain, us", {id(line): number(medians(line)["plain"]) for line in lines})]
+                   + report.worst_first(worst))
 
 
 def peers_table(lines):
     """cuBLAS + FlashInfer: times, and over ours."""
     missed = {(cell.column, id(cell.line)) for cell in peers((BOTH,), True)(lines) if cell.missed}
     rows = []
-    for cut in CUT:
-        cells = []
+    for cut in CUT if any(map(peer_times, lines)) else ():
+        cells = {}
         for line in lines:
             ours, theirs = medians(line).get(cut), peer_times(line).get(cut)
-            over = "(%.2f)" % (theirs / ours) if ours and theirs else ""
-            over = "**%s**" % over if ("FI " + cut, id(line)) in missed else over
-            cells.append((number(theirs) + " " + over).strip())
-        rows.append([cut] + cells)
-    return table(["us (over ours)"] + headings(lines), rows) if any(map(peer_times, lines)) else ""
+            over = report.bold("(%.2f)" % (theirs / ours), ("FI " + cut, id(line)) in missed) if ours and theirs else ""
+            cells[id(line)] = (number(theirs) + " " + over).strip()
+        rows.append((cut, cells))
+    return by_line(lines, "us (over ours)", rows)
 
 
 def rates_table(lines):
     """Second passes in percent of rows, by kind of rows and temperature, of the first head; "" of none."""
-    if not lines:
-        return ""
     first = [line for line in lines if head_name(line) == head_name(lines[0])]
     missed = {id(cell.line) for cell in rates(first) if cell.missed}
-    rows = []
-    for kind in dict.fromkeys(line["rows"] for line in first):
-        at = {line["T"]: ("**%s**" if id(line) in missed else "%s") % ("%.1f %%" % (100 * line["second"] / line["of"]))
-              for line in first if line["rows"] == kind}
-        rows.append([kind] + [at.get(T, "-") for T in RATE_TEMPERATURES])
-    return table(["rows, p = .95, of %d" % first[0]["of"]] + ["T = %g" % T for T in RATE_TEMPERATURES], rows)
+    rows = {}
+    for line in first:
+        row = rows.setdefault(line["rows"], {"rows, p = .95, of %d" % line["of"]: line["rows"]})
+        row["T = %g" % line["T"]] = report.bold("%.1f %%" % (100 * line["second"] / line["of"]), id(line) in missed)
+    return report.table(list(rows.values()))
 
 
 def arm_rates_table(lines):
     """Second passes in percent of rows, of the calls that took any."""
-    def rate(line, arm):
-        second, rows = line["fallback"].get(arm, (0, 0))
-        return "%.1f" % (100 * second / rows) if rows else "-"
-
     arms = dict.fromkeys(arm for line in lines for arm, (second, _) in line["fallback"].items() if second)
-    rows = [[arm] + [rate(line, arm) for line in lines] for arm in arms]
-    return table(["second passes, %"] + headings(lines), rows) if rows else ""
-
-
-def worst_of_heads(lines):
-    return gpu_tables.worst_cells(lines, {name.split(" / ")[0]: (name, cells) for name, cells in OVER_PLAIN[:-1]})
-
-
-def sections(results):
-    """(title, table) of what was measured."""
-    lines, fallback = results["tables"]["rules"], results["tables"]["fallback"]
-    first = [line for line in lines if (line["V"], line["D"]) in HEADS and line["B"] in BAR_SIZES]
-    others = [line for line in lines if line not in first]
-    found = [("Over plain draws of the same run", first and rules_table(first)),
-             ("cuBLAS + FlashInfer, values by row", first and peers_table(first)),
-             ("Rows that took a second pass over W", rates_table(fallback)),
-             ("Other sizes and heads: the worst, by B", others and worst_of_heads(others))]
-    return [(title, text) for title, text in found if text]
+    return by_line(lines, "second passes, %", [(arm, {
+        id(line): "%.1f" % (100 * line["fallback"][arm][0] / line["fallback"][arm][1])
+        for line in lines if line["fallback"].get(arm, (0, 0))[1]}) for arm in arms])
 
 
 def text(results):
     """What a run prints: the worst of every bar first, then every size."""
-    lines, fallback = results["tables"]["rules"], results["tables"]["fallback"]
+    lines = results["tables"]["rules"]
     found = ["worst: " + line for line in results["worst"]] + [""]
     for head in bars.by_head(lines).values():
         found += [rules_table(head), peers_table(head), arm_rates_table(head)]
-    found += [rates_table(fallback)]
-    found += gpu_tables.absences(results["absent"]) + ["note: " + results["note"]] * bool(results["note"])
-    found += ["rows %s: %s" % item for item in results["described"].items()]
-    return "\n".join(found)
+    found += [rates_table(results["tables"]["fallback"]), report.caveats(results)]
+    return "\n".join(found + ["rows %s: %s" % item for item in results["described"].items()])
 
 
-def page(results):
-    differ = [pair for line in results["tables"]["rules"] for pair in line["differ"].values()]
-    facts = dict(results, differ=sum(pair[0] for pair in differ), compared=sum(pair[1] for pair in differ))
-    found = ["# CUDA backend on one %s: what every rule costs\n" % results["device"]] + warning(results)
-    found += [METHOD.format(**facts)]
-    found += ["%s%s.\n" % (line[0].upper(), line[1:]) for line in gpu_tables.absences(results["absent"])]
-    found += ["## The worst of every bar\n", "".join("- %s.\n" % line for line in results["worst"])]
-    return "\n".join(found + ["## %s\n\n%s" % section for section in sections(results)])
-
-
-def main(path):
-    target = os.path.splitext(path)[0] + ".md"
-    gpu_tables.write_page(target, page(judged(gpu_tables.read(path))))
-    print("wrote " + target)
+def blocks(results):
+    lines = results["tables"]["rules"]
+    first = [line for line in lines if (line["V"], line["D"]) in HEADS and line["B"] in BAR_SIZES]
+    others = [line for line in lines if line not in first]
+    differ = [pair for line in lines for pair in line["differ"].values()]
+    checked = "Of %d tokens that were compared with the CPU backend's %d differ.\n" % (
+        sum(pair[1] for pair in differ), sum(pair[0] for pair in differ))
+    return {"run": report.about(results) + checked, "worst": "".join("- %s.\n" % line for line in results["worst"]),
+            "rules": rules_table(first), "peers": peers_table(first),
+            "rates": rates_table(results["tables"]["fallback"]), "others": worst_cells(others, {
+                name.split(" / ")[0]: (name, cells) for name, cells in OVER_PLAIN[:-1]})}
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python bench/gpu_rule_tables.py FILE")
-    main(sys.argv[1])
+        sys.exit("usage: python bench/gpu_rule_tables.py PAGE.json")
+    report.fill(os.path.splitext(sys.argv[1])[0] + ".md", blocks(judged(report.load(sys.argv[1]))))

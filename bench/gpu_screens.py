@@ -12,13 +12,16 @@
 
 Weights are normal, rows of norm 1 +- 15 %, one row in twenty with an outlier; hidden states have norms of 140 to 180,
 every other one with outlier columns, and are turned towards 30 tokens, so that these have three quarters of the mass,
-by Zipf's law. How calls are timed: gpu_bench.py. The page of a run: python bench/gpu_screens.py --page FILE.
+by Zipf's law. How calls are timed: gpu_bench.py. The page of a run: python bench/gpu_screens.py --page PAGE.json.
 """
 import argparse
+import os
 import statistics
 
 import gpu_tables
+import report
 from gpu import line_of, say, shape
+from gpu_bars import by_head, head_name
 from gpu_bench import HEADS, add_run_options, begin_run
 
 MORE_HEADS = ((151936, 2048), (262208, 2304))
@@ -29,6 +32,10 @@ LARGE, LARGER, LEFT_SIZES, CYCLE = 16, 40.0, (1, 8, 16, 32), 64
 LIKELY, SHARE = 30, 0.75  # tokens, and of the mass
 CHECKED = 32  # draws of each call that are compared
 BITS = (8, 4)
+SHOWN = (1, 4, 8, 16, 17, 24, 32, 64)  # in tables; the plot has all
+PLOTTED = {"cublas": "cuBLAS alone, nothing drawn", "ours": "ours", "8 bits": "ours, 8-bit screen",
+           "4 bits": "ours, 4-bit screen", "ceiling": "reading W once", "read 8": "reading the 8-bit screen once",
+           "read 4": "reading the 4-bit screen once"}
 KINDS = {"language, T = .7": ("language", 0.7), "language, greedy": ("language", 0.0),
          "language, T = 5": ("language", 5.0), "random, T = 1": ("random", 1.0), "flat": ("flat", 1.0),
          "zeros": ("zeros", 1.0)}
@@ -197,9 +204,9 @@ def run(bench, arguments, facts):
                 lines += measure_left(bench, V, D, B, arguments.reps)
         say("%d x %d" % (V, D))
         heads = None
-    results = dict(facts, made=made, tables={"screens": lines})
+    results = dict(facts, note="", made=made, tables={"screens": lines})
     gpu_tables.save(arguments.json, results)
-    print("\n".join(page(results)))
+    print("\n".join(blocks(results).values()))
 
 
 # ---------------------------------------------------------------------------------------------------------- page ----
@@ -210,47 +217,45 @@ def median(line, arm):
     return line["times"][arm].get("mean", line["times"][arm]["median"])
 
 
-def page(results):
-    """Markdown: the worst first, then every line."""
+def share(line, bits):
+    return median(line, "%d bits" % bits) / median(line, "ours")
+
+
+def blocks(results):
+    """The worst first, sizes, and a table for each of the others."""
     lines = results["tables"]["screens"]
-    share = lambda line, bits: median(line, "%d bits" % bits) / median(line, "ours")
-    worst = max(share(line, bits) for line in lines for bits in BITS if line["table"] != "left")
     wrong = sum(sum(line["differ"].values()) for line in lines)
     drawn = 2 * sum(line.get("checked", CHECKED * line["B"]) for line in lines)
-    text = ["Tokens that differ from those of W: %d of %d." % (wrong, drawn),
-            "Slowest over W: %.2f." % worst, ""]
-    for made in results["made"]:
-        text.append("Screens of %s x %s: %s." % (
-            format(made["V"], ","), format(made["D"], ","),
-            ", ".join("%s bits %.0f MB, made in %.3f s" % (bits, size / 1e6, made["seconds"][bits])
-                      for bits, size in made["bytes"].items())))
-    text += ["", "| V x D | B | reading W | reading 8, 4 bits | cuBLAS | ours | 8 bits | 4 bits | over ours |",
-             "|---|---|---|---|---|---|---|---|---|"]
-    for line in lines:
-        if line["table"] == "sizes":
-            text.append("| %s x %s | %d | %.1f | %.1f, %.1f | %.1f | %.1f | %.1f | %.1f | %.2f, %.2f |" % (
-                format(line["V"], ","), format(line["D"], ","), line["B"],
-                *(median(line, arm) for arm in ("ceiling", "read 8", "read 4", "cublas", "ours", "8 bits", "4 bits")),
-                share(line, 8), share(line, 4)))
-    for table in ("rows", "rules", "shards", "left"):
-        text += by_size([line for line in lines if line["table"] == table], share)
-    return text
+    worst = max(share(line, bits) for line in lines for bits in BITS if line["table"] != "left")
+    text = report.about(results) + "Tokens that differ from those of W: %s of %d. Slowest over W: %.2f.\n" % (
+        report.bold(wrong, wrong), drawn, worst)
+    made = report.table([{"V x D": head_name(each), **{
+        "%s bits: MB, seconds to make" % bits: "%.0f, %.3f" % (size / 1e6, each["seconds"][bits])
+        for bits, size in each["bytes"].items()}} for each in results["made"]])
+    found = {"run": text, "made": made}
+    for name in ("sizes", "rows", "rules", "shards", "left"):
+        chosen = [line for line in lines if line["table"] == name]
+        label = head_name if name == "sizes" else lambda line: line["name"].replace("language, ", "")
+        found[name] = report.over_sizes(chosen, label, cell, SHOWN, name)
+    return found
 
 
-def by_size(lines, share):
-    """A row for each name, a column for each batch size."""
-    if not lines:
-        return []
-    sizes = sorted({line["B"] for line in lines})
-    what = {"left": ", left to W", "shards": " and less"}.get(lines[0]["table"], "")
-    text = ["", "| %s x %s%s, W / 8 bits / 4 bits |" % (*(format(lines[0][n], ",") for n in "VD"), what)
-            + "".join(" B = %d |" % B for B in sizes), "|---" * (len(sizes) + 1) + "|"]
-    for name in dict.fromkeys(line["name"] for line in lines):
-        cells = ["%.0f / %.0f / %.0f (%.2f, %.2f)" % (
-                     *(median(line, arm) for arm in ("ours", "8 bits", "4 bits")), share(line, 8), share(line, 4))
-                 for line in lines if line["name"] == name]
-        text.append("| %s | %s |" % (name.replace("language, ", ""), " | ".join(cells)))
-    return text
+def cell(line):
+    """Microseconds from W, with 8 bits and 4, and the shares of the last two; bold where one is slower than W."""
+    shares = share(line, 8), share(line, 4)
+    return report.bold("%.0f / %.0f / %.0f (%.2f, %.2f)" % (
+        *(median(line, arm) for arm in ("ours", "8 bits", "4 bits")), *shares), max(shares) > 1.05)
+
+
+def plot(results, path):
+    """Language-like rows at T = 1."""
+    panels = []
+    lines = [line for line in results["tables"]["screens"] if line["table"] == "sizes"]
+    for head in by_head(lines).values():
+        panels.append({"title": head_name(head[0]), "xlog": True, "xticks": (1, 2, 4, 8, 16, 32, 64), "bottom": 0,
+                       "curves": [(label, [(line["B"], median(line, arm)) for line in head])
+                                  for arm, label in PLOTTED.items()]})
+    return report.plot(path, panels, "%(device)s, commit %(commit)s, %(date)s; a synthetic head" % results, 2)
 
 
 def main():
@@ -258,11 +263,13 @@ def main():
     parser.add_argument("--heads", type=shape, nargs="+", metavar="VxD", help="these heads instead")
     parser.add_argument("--rows", type=int, nargs="+", metavar="B", help="these batch sizes instead")
     parser.add_argument("--reps", type=int, default=30, help="timed repetitions of each arm (default: %(default)s)")
-    parser.add_argument("--page", metavar="FILE", help="print the page of a run that was saved")
+    parser.add_argument("--page", metavar="PAGE.json", help="write the blocks of PAGE.md and PAGE-sizes.svg of a run")
     add_run_options(parser)
     arguments = parser.parse_args()
     if arguments.page:
-        print("\n".join(page(gpu_tables.read(arguments.page))))
+        base, results = os.path.splitext(arguments.page)[0], report.load(arguments.page)
+        report.fill(base + ".md", blocks(results))
+        plot(results, base + "-sizes.svg")
         return
     arguments.warm_ups = 8
     bench, facts = begin_run(arguments)

@@ -76,18 +76,22 @@ fs_head workload_screened(const workload *w, int copy) {
     return h;
 }
 
-/* Logits x [V] of one hidden state in double; over ranks each computes those of its slice, and they are put
- * together. */
-static void whole_logits(const workload *w, const void *h, double *x) {
+/* Logits x [V] of one hidden state; over ranks each computes those of its slice, and they are put together. */
+static void whole_logits(const workload *w, const void *h, float *x) {
     const fs_ranks *ranks = ranks_open();
     const int64_t V = w->s.V;
-    truth_logits(w->host_w, w->s.dtype, h, w->s.dtype, synth_rows(&w->s), w->s.D, x + w->s.first);
+    fs_head whole = fs_head_default(), slice = workload_head(w, 0);
+    fs_batch batch = fs_batch_default();
+    slice.data = w->host_w;
+    slice.first_token = slice.vocab = 0; /* a head of its own: the reference backend takes no shards */
+    batch.hidden = h;
+    batch.hidden_dtype = w->s.dtype;
+    truth_logits(&slice, &batch, x + w->s.first);
     if (!ranks) return;
-    double *all = malloc((size_t)(V * ranks->count) * sizeof *all);
+    float *all = malloc((size_t)(V * ranks->count) * sizeof *all);
     if (!all) die(END_RUNTIME, "no memory for the logits of %d ranks", ranks->count);
     if (ranks->all_gather(ranks->self, x, all, (size_t)V * sizeof *x, NULL) != FS_OK)
         die(END_RUNTIME, "%s", ranks->error_text(ranks->self));
-    fs_head whole = fs_head_default();
     whole.rows = V;
     for (int i = 0; i < ranks->count; i++) {
         const fs_head shard = head_shard(&whole, i, ranks->count);
@@ -97,25 +101,38 @@ static void whole_logits(const workload *w, const void *h, double *x) {
 }
 
 int row_is_right(const workload *w, const fs_batch *batch, int64_t b, int32_t token) {
-    int64_t V = w->s.V, D = w->s.D;
-    double *x = calloc((size_t)V * 2, sizeof *x);
-    if (!x) die(END_RUNTIME, "no memory for %lld logits", (long long)V);
-    double *p = x + V;
-    const char *h = (const char *)w->host_h + b * D * dtype_bytes(w->s.dtype);
-    whole_logits(w, h, x);
-    const fs_rules *rules = batch->rules;
-    truth_rule rule = {.rules = *rules};
-    truth_probabilities(&rule, x, V, p);
-    uint64_t seed = fs_seed_spread(batch->seed_all, (uint64_t)b);
-    double best = -(double)INFINITY, got = -(double)INFINITY;
-    for (int64_t v = 0; v < V; v++) {
-        if (!(p[v] > 0)) continue;
-        double score = log(p[v]) + fs_noise_gumbel(seed, batch->position_all, 0, batch->substream_all, (uint32_t)v);
-        if (score > best) best = score;
-        if (v == token) got = score;
-    }
+    float *x = calloc((size_t)w->s.V, sizeof *x);
+    if (!x) die(END_RUNTIME, "no memory for %lld logits", (long long)w->s.V);
+    whole_logits(w, (const char *)w->host_h + b * w->s.D * dtype_bytes(w->s.dtype), x);
+    const uint64_t seed = fs_seed_spread(batch->seed_all, (uint64_t)b);
+    const int64_t offset[2] = {0, 1};
+    fs_head head = fs_head_default();
+    head.kind = FS_HEAD_LOGITS;
+    head.dtype = FS_F32;
+    head.data = x;
+    head.rows = w->s.V;
+    fs_batch one = fs_batch_default();
+    one.rows = 1;
+    one.rules = batch->rules;
+    one.seed = &seed;
+    one.position_all = batch->position_all;
+    one.substream_all = batch->substream_all;
+    one.watch_offset = offset;
+    one.watch_token = &token;
+    int32_t best;
+    float most, logit, logprob;
+    fs_result result = fs_result_default();
+    result.logits_mode = FS_LOGITS_CUT;
+    result.tokens = &best;
+    result.noisy_logit = &most;
+    result.watch_logit = &logit;
+    result.watch_logprob = &logprob;
+    truth_sample(&head, &one, result);
     free(x);
-    return rules->temperature.value > 0 ? got >= best - 1e-3 : got > -(double)INFINITY;
+    if (token == best) return 1;
+    if (batch->rules->temperature.value == 0 || !(logprob > -INFINITY)) return 0;
+    const double noise = fs_noise_gumbel(seed, batch->position_all, 0, batch->substream_all, (uint32_t)token);
+    return (double)logit + noise >= (double)most - 1e-3;
 }
 
 void times_add(times *t, double seconds) {

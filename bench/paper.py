@@ -5,16 +5,16 @@
     ceiling    W read once; cuBLAS alone in both orientations
 
 Medians of graph replays after warm-ups, L2 overwritten before each, all arms in turn (gpu_bench.py). Tokens are checked
-first. Writes a JSON file, Markdown pages beside it and, where matplotlib is installed, plots.
+first. Writes a JSON file, which paper_report.py shows.
 """
 import argparse
-import json
 import os
 import sys
 import time
 
 import paper_model as model
-import paper_tables
+import paper_report
+import report
 from gpu_bench import HEADS, ROOT, Eager, about, invalid_reason, open_bench
 from paper_baselines import first_words, make_all, why_eager
 
@@ -141,23 +141,11 @@ def describe(line):
     return "  ".join(words)
 
 
-def rounded(value):
-    """Six digits are more than a clock has."""
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [rounded(item) for item in value]
-    return float("%.6g" % value) if isinstance(value, float) else value
-
-
 def save(results, path):
     """After every line: a run that is cut short leaves what it has measured."""
     note = invalid_reason(results["lines"])
-    model.complete(results).update(evidence=not note, note=note, seconds=time.monotonic() - START)
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with open(path, "w") as file:
-        json.dump(rounded(results), file, indent=1)
-        file.write("\n")
+    results.update(evidence=not note, note=note, seconds=time.monotonic() - START)
+    report.save(path, results)
 
 
 def run(bench, arguments):
@@ -201,7 +189,7 @@ def parse():
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, metavar="B", help="batch sizes")
     parser.add_argument("--reps", type=int, default=100, help="timed repetitions of each arm (default: %(default)s)")
     parser.add_argument("--json", default=os.path.join(ROOT, "build", "paper", "paper.json"), metavar="FILE",
-                        help="where the numbers go, Markdown and plots beside them (default: build/paper/paper.json)")
+                        help="where the numbers go (default: build/paper/paper.json)")
     parser.add_argument("--eager", nargs="+", default=(), choices=tuple(model.STORED), metavar="NAME",
                         help="baselines to time without a graph: " + ", ".join(model.STORED))
     parser.add_argument("--commit", metavar="TEXT", help="what is measured, where there is no git to tell")
@@ -219,14 +207,7 @@ def main():
         print("absent: %s: %s" % (model.STORED[name], why))
     if results["note"]:
         print("note: " + results["note"])
-    print("wrote %s\nwrote %s" % (arguments.json, paper_tables.write(arguments.json)))
-    try:
-        import paper_plots
-    except ImportError:
-        print("plots: matplotlib is not installed here; where it is: python bench/paper_plots.py %s" % arguments.json)
-        return
-    for path in paper_plots.write(arguments.json):
-        print("wrote " + path)
+    print("wrote %s\n%s" % (arguments.json, paper_report.text(model.complete(results))))
 
 
 if __name__ == "__main__":

@@ -276,12 +276,7 @@ class Run:
         if self.arguments.serve:
             tpot_serve.cells(self, numbers(self.arguments.serve), RULES["t1"])
         self.save()
-        print(tpot_tables.report(self.results))
-        try:
-            if self.arguments.json and self.results["cells"]:
-                tpot_tables.plot(self.results, self.arguments.json.removesuffix(".json") + ".svg")
-        except ImportError:
-            print("no plot: matplotlib is missing")
+        print(tpot_tables.text(self.results))
 
 
 def kv_cache(arguments):

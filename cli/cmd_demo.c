@@ -60,6 +60,31 @@ static void draw(demo *d, const fs_batch *batch, fs_result *result) {
     fetch_result(result, &placed, batch);
 }
 
+/* Row b's head and batch for the reference backend. */
+static fs_batch host_row(const demo *d, int b, fs_head *head) {
+    *head = workload_head(&d->w, 0);
+    head->data = d->w.host_w;
+    fs_batch batch = fs_batch_default();
+    batch.rows = 1;
+    batch.hidden = (const char *)d->w.host_h + b * d->w.s.D * dtype_bytes(d->w.s.dtype);
+    batch.hidden_dtype = d->w.s.dtype;
+    return batch;
+}
+
+/* Tokens it takes to reach the mass .95 of row b, and the largest log-probability. */
+static void nucleus_of(const demo *d, int b, int32_t *tokens, float *largest) {
+    fs_head head;
+    fs_batch batch = host_row(d, b, &head);
+    fs_rules rules = fs_rules_default();
+    rules.top_p.value = 0.95f;
+    batch.rules = &rules;
+    fs_result result = fs_result_default();
+    result.top_count = 1;
+    result.top_logprob = largest;
+    result.survivor_count = tokens;
+    truth_sample(&head, &batch, result);
+}
+
 static void show_draws(demo *d) {
     int32_t sampled[SHOWN], nucleus[SHOWN], greedy[SHOWN], rank[SHOWN];
     uint32_t status[SHOWN];
@@ -91,18 +116,17 @@ static void show_draws(demo *d) {
     draw(d, &batch, &result);
 
     table *t = table_new("row|nucleus|largest p|T=1|logprob|rank|T=0.7, top-p 0.95|greedy");
-    double *x = take_memory(d->w.s.V, sizeof *x, "logits"), largest;
-    int64_t most = 0;
+    int32_t most = 0;
     progress_start("checking in double", SHOWN);
     for (int b = 0; b < SHOWN; b++) {
-        const char *h = (const char *)d->w.host_h + b * d->w.s.D * dtype_bytes(d->w.s.dtype);
-        truth_logits(d->w.host_w, d->w.s.dtype, h, d->w.s.dtype, d->w.s.V, d->w.s.D, x);
-        int64_t n = truth_nucleus(x, d->w.s.V, 0.95, &largest);
+        int32_t n;
+        float largest;
+        nucleus_of(d, b, &n, &largest);
         if (n > most) d->widest = b;
         if (n > most) most = n;
         table_cell(t, "%d", b);
         table_cell(t, "%s", text_count((double)n));
-        table_cell(t, "%.3f", largest);
+        table_cell(t, "%.3f", exp((double)largest));
         table_cell(t, "%d", sampled[b]);
         table_cell(t, "%.3f", (double)logprob[b]);
         table_cell(t, "%d", rank[b]);
@@ -281,13 +305,12 @@ static int show_exactness(demo *d) {
     for (int b = 0; b < CHECK_ROWS; b++) memcpy(hidden + b * bytes, h, (size_t)bytes);
     int32_t *tokens = take_memory(CHECK_ROWS * CHECK_SAMPLES, sizeof *tokens, "tokens");
     int64_t *count = take_memory(V, sizeof *count, "counts"), rounds = d->draws / (CHECK_ROWS * CHECK_SAMPLES) + 1;
-    double *x = take_memory(V, sizeof *x, "logits"), *p = take_memory(V, sizeof *p, "probabilities");
-    truth_rule rule = {.rules = fs_rules_default()};
-    truth_logits(d->w.host_w, d->w.s.dtype, h, d->w.s.dtype, V, D, x);
-    truth_probabilities(&rule, x, V, p);
+    double *p = take_memory(V, sizeof *p, "probabilities");
+    fs_head head;
+    fs_batch batch = host_row(d, d->widest, &head);
+    truth_probabilities(&head, &batch, p);
 
-    fs_head head = workload_head(&d->w, 0);
-    fs_batch batch = fs_batch_default();
+    head = workload_head(&d->w, 0);
     batch.rows = CHECK_ROWS;
     batch.hidden = device_array(hidden, CHECK_ROWS * bytes, "hidden states");
     batch.hidden_dtype = d->w.s.dtype;

@@ -19,8 +19,8 @@ static const command about = {
     .usage = "[options]",
     .about =
         "Tests that every rule draws from the distribution it should: tokens are drawn, counted and compared with "
-        "probabilities computed in double precision by code of its own. Each rule is drawn from stored logits and, "
-        "fused, from a head and a hidden state.",
+        "probabilities of the reference backend, plain loops in double that share no kernel with the others. Each rule "
+        "is drawn from stored logits and, fused, from a head and a hidden state.",
     .details =
         "A test is rejected when its chi-squared statistic, or the total variation between counts and "
         "probabilities, is "

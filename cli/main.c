@@ -1,6 +1,5 @@
 /* main.c - flashsample: which command, and the help that names them all. */
 #include "cli.h"
-#include "options.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -50,7 +49,6 @@ static int version(void) {
 }
 
 int main(int argc, char **argv) {
-    const char *names[COMMANDS + 1];
     if (argc < 2) {
         fprintf(stderr, "flashsample: a command is missing; flashsample --help lists them\n");
         return END_USAGE;
@@ -59,13 +57,9 @@ int main(int argc, char **argv) {
     if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) finish(help());
     if (strcmp(word, "--version") == 0) finish(version());
     for (int i = 0; i < COMMANDS; i++) {
-        names[i] = commands[i].name;
         if (strcmp(word, commands[i].name) != 0) continue;
         set_command(word);
-        finish(commands[i].run(argc - 2, argv + 2));
+        finish(commands[i].run(argc - 1, argv + 1));
     }
-    names[COMMANDS] = NULL;
-    const char *near = nearest(word, names);
-    if (near) die(END_USAGE, "unknown command \"%s\"; did you mean %s?", word, near);
     die(END_USAGE, "unknown command \"%s\"; flashsample --help lists them", word);
 }

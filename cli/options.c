@@ -1,8 +1,10 @@
 /* options.c - see options.h. */
+#define _GNU_SOURCE /* getopt_long */
 #include "options.h"
 #include "rules.h"
 
 #include <errno.h>
+#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,40 +38,6 @@ int parse_int(const char *text, int64_t *value) {
     return 1;
 }
 
-/* ----------------------------------------------------------------------------------------------------- hints ---- */
-
-/* Edits (insert, delete, replace) from a to b, at most 31 characters each. */
-static int distance(const char *a, const char *b) {
-    int n = (int)strlen(b), row[32];
-    if (strlen(a) > 31 || n > 31) return 99;
-    for (int j = 0; j <= n; j++) row[j] = j;
-    for (int i = 1; a[i - 1]; i++) {
-        int diagonal = row[0];
-        row[0] = i;
-        for (int j = 1; j <= n; j++) {
-            int best = diagonal + (a[i - 1] != b[j - 1]);
-            if (row[j] + 1 < best) best = row[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = best;
-        }
-    }
-    return row[n];
-}
-
-const char *nearest(const char *word, const char *const *words) {
-    const char *found = NULL;
-    int least = strlen(word) < 5 ? 2 : 3; /* at most this many edits, less one */
-    for (; *words; words++) {
-        int d = distance(word, *words);
-        if (d <= least) {
-            least = d - 1;
-            found = *words;
-        }
-    }
-    return found;
-}
-
 /* ------------------------------------------------------------------------------------------------------ help ---- */
 
 /* Prints one paragraph line wrapped; the cursor is at `column` when it starts. */
@@ -95,7 +63,7 @@ static void print_words(const char *text, size_t length, int indent, int column)
     putchar('\n');
 }
 
-void print_wrapped(const char *text, int indent) {
+static void print_wrapped(const char *text, int indent) {
     while (*text) {
         size_t line = strcspn(text, "\n");
         if (*text == ' ' || line == 0) printf("%.*s\n", (int)line, text);
@@ -143,17 +111,6 @@ static void print_help(const command *c, const opt *table, int count) {
 
 /* ----------------------------------------------------------------------------------------------------- parse ---- */
 
-__attribute__((noreturn)) static void unknown_option(const opt *table, int count, const char *name) {
-    const char *names[128];
-    int n = 0;
-    for (int i = 0; i < count && n < 127; i++)
-        if (table[i].kind != OPT_SECTION) names[n++] = table[i].name;
-    names[n] = NULL;
-    const char *near = nearest(name, names);
-    if (near) die(END_USAGE, "unknown option --%s; did you mean --%s?", name, near);
-    die(END_USAGE, "unknown option --%s; --help lists them", name);
-}
-
 static void set_choice(const opt *o, const char *value) {
     for (int i = 0; o->choices[i]; i++) {
         if (strcmp(o->choices[i], value) == 0) {
@@ -186,13 +143,6 @@ static void set_value(const opt *o, const char *value) {
     }
 }
 
-static const opt *find_option(const opt *table, int count, const char *name, size_t length) {
-    for (int i = 0; i < count; i++)
-        if (table[i].kind != OPT_SECTION && strlen(table[i].name) == length && memcmp(table[i].name, name, length) == 0)
-            return &table[i];
-    return NULL;
-}
-
 const char *option_of_rule(const fs_rule_info *info) {
     static char names[RULES_MOST][32];
     int32_t at = 0;
@@ -221,34 +171,41 @@ static int expand(const opt *table, int count, opt *to) {
     return n;
 }
 
+enum { HELP = 'h', FIRST = 256 }; /* what getopt_long returns: FIRST is option 0 of the table */
+
+/* The table as getopt_long wants it, headings left out. */
+static struct option *long_options(const opt *table, int count) {
+    struct option *to = take_memory(count + 2, sizeof *to, "options"), *next = to;
+    for (int i = 0; i < count; i++)
+        if (table[i].kind != OPT_SECTION)
+            *next++ = (struct option){table[i].name, table[i].kind == OPT_FLAG ? no_argument : required_argument, NULL,
+                                      FIRST + i};
+    *next = (struct option){"help", no_argument, NULL, HELP};
+    return to;
+}
+
 void parse_options(const command *c, const opt *compact, int compact_count, int argc, char **argv) {
     opt *table = take_memory(compact_count + RULES_MOST, sizeof *table, "options");
     const int count = expand(compact, compact_count, table);
-    for (int i = 0; i < argc; i++) {
-        if (strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0) {
+    const struct option *names = long_options(table, count);
+    for (int at = 1; at < argc; at = optind) {
+        const char *word = argv[at];
+        if (strncmp(word, "--", 2) != 0 && strcmp(word, "-h") != 0)
+            die(END_USAGE, "unexpected argument \"%s\"; options start with --", word);
+        /* '+': options end at the first operand; ':': this prints no errors, and a missing value is ':'. */
+        const int found = getopt_long(argc, argv, "+:h", names, NULL);
+        if (found == HELP) {
             print_help(c, table, count);
             finish(END_OK);
         }
-    }
-    for (int i = 0; i < argc; i++) {
-        const char *word = argv[i];
-        if (word[0] != '-' || word[1] != '-' || !word[2])
-            die(END_USAGE, "unexpected argument \"%s\"; options start with --", word);
-        word += 2;
-        size_t length = strcspn(word, "=");
-        const opt *o = find_option(table, count, word, length);
-        if (!o) {
-            char name[64];
-            snprintf(name, sizeof name, "%.*s", (int)(length < 63 ? length : 63), word);
-            unknown_option(table, count, name);
-        }
-        const char *value = word[length] == '=' ? word + length + 1 : NULL;
-        if (o->kind == OPT_FLAG) {
-            if (value) die(END_USAGE, "--%s takes no value", o->name);
-            *(int *)o->to = 1;
-            continue;
-        }
-        if (!value && i + 1 == argc) die(END_USAGE, "--%s needs a value (%s)", o->name, o->arg);
-        set_value(o, value ? value : argv[++i]);
+        const opt *o = found >= FIRST ? &table[found - FIRST] : optopt >= FIRST ? &table[optopt - FIRST] : NULL;
+        const int length = (int)strcspn(word, "=");
+        /* A name that was cut short is refused: another option may begin so one day. */
+        if (!o || (int)strlen(o->name) != length - 2)
+            die(END_USAGE, "unknown option %.*s; --help lists them", length, word);
+        if (found == ':') die(END_USAGE, "--%s needs a value (%s)", o->name, o->arg);
+        if (found == '?') die(END_USAGE, "--%s takes no value", o->name);
+        if (o->kind == OPT_FLAG) *(int *)o->to = 1;
+        else set_value(o, optarg);
     }
 }

@@ -1,4 +1,4 @@
-/* options.h - a command's options are a table; parsing, limits, hints and help all come from it. */
+/* options.h - a command's options are a table; parsing (getopt_long), limits and help all come from it. */
 #ifndef FS_CLI_OPTIONS_H
 #define FS_CLI_OPTIONS_H
 
@@ -62,21 +62,14 @@ typedef struct command {
                    &(a).fallback_mib, 0, 1 << 20),                                                                     \
         OPT_FLAG_TO("verbose", "what the library chose and why, on stderr", &(a).verbose)
 
-/* Parses argv [argc] (without the command's name) by the table [count]. Ends the program for --help (0), for an unknown
- * option, a value out of range or a stray argument (2). */
+/* Parses argv [argc], whose first word is the command's name, by the table [count]. Ends the program for --help (0), for
+ * an unknown option, a value out of range or a stray argument (2). */
 void parse_options(const command *c, const opt *table, int count, int argc, char **argv);
 #define PARSE_OPTIONS(c, table, argc, argv)                                                                            \
     parse_options(c, table, (int)(sizeof(table) / sizeof((table)[0])), argc, argv)
 
 /* The option of a rule: its name, with dashes. */
 const char *option_of_rule(const fs_rule_info *info);
-
-/* The member of `words` (NULL-terminated) nearest to `word`, or NULL if none is near. */
-const char *nearest(const char *word, const char *const *words);
-
-/* Prints text to stdout, wrapped to 100 columns, every line indented. Lines that start with a space are kept as they
- * are. */
-void print_wrapped(const char *text, int indent);
 
 /* 16 for digits that begin with 0x, else 10: a leading zero does not make them octal. */
 int number_base(const char *digits);

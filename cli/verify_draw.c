@@ -35,16 +35,13 @@
 /* ---------------------------------------------------------------------------------------------------- scenes ---- */
 
 static struct {
-    int64_t V, D;            /* of the first scene */
-    int dtype;               /* of the next two */
-    void *w;                 /* [V, D] */
-    char *hidden;            /* [ROWS, D] */
-    float *logits, *tail;    /* [ROWS, V], [ROWS_TAIL, V_TAIL] */
-    double x[V_SCREEN];      /* the logits in double */
-    uint8_t allow[V_SCREEN]; /* for the truth, and as bits */
+    int64_t V, D;         /* of the first scene */
+    int dtype;            /* of the next two */
+    void *w;              /* [V, D] */
+    char *hidden;         /* [ROWS, D] */
+    float *logits, *tail; /* [ROWS, V], [ROWS_TAIL, V_TAIL] */
     uint32_t allow_bits[(V_SCREEN + 31) / 32];
     int32_t allow_index[ROWS]; /* zeros: one mask for all */
-    double edit[V_SCREEN];
     int64_t edit_offset[ROWS + 1];
     int32_t *edit_token;
     float *edit_bias;
@@ -61,8 +58,7 @@ static const struct {
 
 static void prepare_rules(void) {
     for (int v = 0; v < scene.V; v++) {
-        scene.allow[v] = v % 3 != 1;
-        if (scene.allow[v]) scene.allow_bits[v / 32] |= 1u << (v % 32);
+        if (v % 3 != 1) scene.allow_bits[v / 32] |= 1u << (v % 32);
         scene.counts[v] = v % 5 == 0 ? 1 + v % 4 : 0;
     }
     scene.edit_token = take_memory(ROWS * EDITS, sizeof *scene.edit_token, "edits");
@@ -70,7 +66,6 @@ static void prepare_rules(void) {
     for (int i = 0; i < ROWS * EDITS; i++) {
         scene.edit_token[i] = edits[i % EDITS].token;
         scene.edit_bias[i] = edits[i % EDITS].bias;
-        scene.edit[edits[i % EDITS].token] = (double)edits[i % EDITS].bias;
     }
     for (int b = 0; b <= ROWS; b++) scene.edit_offset[b] = b * EDITS;
     for (int b = 0; b < ROWS; b++) scene.own_slot[b] = b;
@@ -88,10 +83,18 @@ void verify_prepare(int screened, int dtype) {
     scene.tail = take_memory(ROWS_TAIL * V_TAIL, sizeof(float), "a scene");
     synth_weights(&s, scene.w, 1);
     synth_hidden(&s, scene.hidden);
-    truth_logits(scene.w, dtype, scene.hidden, dtype, scene.V, scene.D, scene.x);
-    for (int b = 0; b < ROWS; b++) {
+    fs_head head = fs_head_default();
+    head.dtype = dtype;
+    head.data = scene.w;
+    head.rows = scene.V;
+    head.dim = scene.D;
+    fs_batch batch = fs_batch_default();
+    batch.hidden = scene.hidden;
+    batch.hidden_dtype = dtype;
+    truth_logits(&head, &batch, scene.logits);
+    for (int b = 1; b < ROWS; b++) {
         memcpy(scene.hidden + b * line, scene.hidden, (size_t)line);
-        for (int v = 0; v < scene.V; v++) scene.logits[b * scene.V + v] = (float)scene.x[v];
+        memcpy(scene.logits + b * scene.V, scene.logits, (size_t)scene.V * sizeof(float));
     }
     prepare_rules();
 }
@@ -161,9 +164,10 @@ static fs_batch batch_of(const verify_rule *r, leg_kind leg, const verify_run *r
     return b;
 }
 
-/* The probabilities of this rule's bins [k], and one more of 0. */
-static double *truth_of(const verify_rule *r, int64_t *k) {
-    int64_t V = vocabulary(r);
+/* The probabilities of this rule's bins [k], and one more of 0. Tokens of a pair are independent, or, without
+ * replacement, the second is drawn from what the first left. */
+static double *truth_of(const verify_rule *r, leg_kind leg, int64_t *k) {
+    const int64_t V = vocabulary(r);
     if (r->count == COUNT_TAIL) {
         double *p = take_memory(3, sizeof *p, "probabilities");
         p[0] = 1.0 - TAIL_MASS;
@@ -171,17 +175,20 @@ static double *truth_of(const verify_rule *r, int64_t *k) {
         *k = 2;
         return p;
     }
-    truth_rule t = {.rules = r->rules, .joint = r->joint, .softcap = (double)r->softcap};
-    if (r->masked) t.allow = scene.allow;
-    if (r->edited) t.edit = scene.edit;
-    if (r->penalised) t.count = scene.counts;
+    const fs_head head = head_of(r, leg);
+    const verify_run run = {0};
+    fs_batch batch = batch_of(r, leg, &run, NULL);
+    batch.rules = &r->rules;
+    batch.mode = FS_MODE_SAMPLE;
     double *p = take_memory(V + 1, sizeof *p, "probabilities");
-    truth_probabilities(&t, scene.x, V, p);
+    truth_probabilities(&head, &batch, p);
     *k = V;
     if (r->count == COUNT_TOKENS) return p;
     double *joint = take_memory(V * V + 1, sizeof *joint, "probabilities");
-    if (r->mode == FS_MODE_WITHOUT_REPLACEMENT) truth_ordered_pairs(p, V, joint);
-    else truth_pairs(p, V, joint);
+    const int apart = r->mode == FS_MODE_WITHOUT_REPLACEMENT;
+    for (int64_t i = 0; i < V; i++)
+        for (int64_t j = 0; j < V; j++)
+            joint[i * V + j] = !apart ? p[i] * p[j] : i == j || p[i] == 0 ? 0.0 : p[i] * p[j] / (1.0 - p[i]);
     *k = V * V;
     return joint;
 }
@@ -279,7 +286,7 @@ static void prepare_call(drawing *d, leg_kind leg, const verify_run *run, const 
 
 outcome verify_draw(fs_context *context, const verify_rule *rule, leg_kind leg, const verify_run *run) {
     int64_t k, want = verify_draws(rule, run->draws);
-    double *probability = truth_of(rule, &k); /* [k + 1]; bin k is no token at all */
+    double *probability = truth_of(rule, leg, &k); /* [k + 1]; bin k is no token at all */
     int64_t *count = take_memory(k + 1, sizeof *count, "counts");
     uint64_t position[ROWS] = {0};
     drawing d = {.context = context, .rule = rule, .plant = run->plant};

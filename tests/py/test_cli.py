@@ -38,10 +38,14 @@ def test_version_is_the_librarys():
 
 @pytest.mark.parametrize("words, message", [
     ([], "a command is missing"),
-    (["smaple"], "did you mean sample?"),
-    (["zzz"], 'unknown command "zzz"'),
-    (["sample", "--temprature", "1"], "unknown option --temprature; did you mean --temperature?"),
-    (["sample", "--zzzzzz"], "unknown option --zzzzzz"),
+    (["smaple"], 'unknown command "smaple"; flashsample --help lists them'),
+    (["sample", "--temprature", "1"], "unknown option --temprature; --help lists them"),
+    (["sample", "--temperatur", "1"], "unknown option --temperatur; --help lists them"),
+    (["sample", "--temperatur=1"], "unknown option --temperatur; --help lists them"),
+    (["sample", "--s", "1"], "unknown option --s; --help lists them"),
+    (["sample", "--", "--json"], "unknown option --; --help lists them"),
+    (["sample", "-j"], 'unexpected argument "-j"'),
+    (["sample", "--json", "stray"], 'unexpected argument "stray"'),
     (["sample", "stray"], 'unexpected argument "stray"'),
     (["sample", "--top"], "--top needs a value (N)"),
     (["sample", "--json=1"], "--json takes no value"),

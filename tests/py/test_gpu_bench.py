@@ -1,12 +1,10 @@
-"""The bench of the CUDA backend without a GPU: bars, tables, pages and plot of small invented runs, what the kinds of
+"""The bench of the CUDA backend without a GPU: bars, tables and plot of small invented runs, what the kinds of
 rows are, and the parts of the measuring code that need no device."""
 import json
 import math
 import re
-import runpy
 import sys
 import types
-import xml.etree.ElementTree as xml
 from pathlib import Path
 
 import numpy as np
@@ -62,21 +60,10 @@ def results():
                                         "group_parallel": 390.0, "group_online": 330.0})]}})
 
 
-@pytest.fixture()
-def saved(results, tmp_path):
-    path = tmp_path / "run.json"
-    gpu_tables.save(str(path), results)
-    return path
-
-
 def tables(text):
     """Every table of a page as rows of cells."""
     blocks = re.findall(r"(?:^\|.*\|\n)+", text, flags=re.M)
     return [[[cell.strip() for cell in row.strip("|").split("|")] for row in block.splitlines()] for block in blocks]
-
-
-def section(text, title):
-    return text.split("## " + title)[1].split("\n## ")[0]
 
 
 # ---------------------------------------------------------------------------------------------------------- bars ----
@@ -121,11 +108,12 @@ def test_every_bar_says_its_worst_cell_and_how_many_miss(results):
     assert results["worst"]["sizes"] == [
         "ours / cuBLAS alone 1.500 at 151,936 x 4,096, B = 257 (bar 1.080); 1 of 4 missed",
         "ours / read ceiling to B = 64 1.021 at 128,256 x 8,192, B = 64 (bar 1.055); all 1 met",
-        "ours / best of cuBLAS + FlashInfer, cuBLAS + B.1 1.250 at 151,936 x 4,096, B = 257 (bar 1.000); 1 of 4 missed",
+        "ours / best of cuBLAS + FlashInfer, cuBLAS + our sampler 1.250 at 151,936 x 4,096, B = 257 (bar 1.000); "
+        "1 of 4 missed",
         "ours / ours at the size before 1.429 at 151,936 x 4,096, B = 256 to 257 (bar 1.040); 1 of 2 missed"]
     assert results["worst"]["small"] == [
         "ours / cuBLAS + FlashInfer 1.400 at 1,024 x 512, B = 64 (bar 1.300); 1 of 2 missed",
-        "ours / cuBLAS + B.1: not measured"]
+        "ours / cuBLAS + our sampler: not measured"]
     assert results["worst"]["rows"] == [
         "rows / random rows 1.200 at 151,936 x 4,096, B = 64, flat, plain (bar 1.100); 1 of 1 missed",
         "ascending rows and ties / random rows 1.500 at 151,936 x 4,096, B = 64, ascending, greedy (bar 1.250); "
@@ -137,8 +125,8 @@ def test_every_bar_says_its_worst_cell_and_how_many_miss(results):
 def test_what_was_not_measured_is_said_to_be():
     lines = [line(SMALL, 1, {"ceiling": 280.0, "ours": 290.0})]
     assert bars.verdicts("sizes", lines)[0] == "ours / cuBLAS alone: not measured"
-    shown = bars.text("sizes", lines).splitlines()[-1].split()
-    assert shown[4:] == ["280.0", "-", "-", "-", "290.0", "-", "1.036", "-", "-"]
+    shown = tables(bars.text("sizes", lines))[0][-1]
+    assert shown[1:] == ["1", "280.0", "-", "-", "-", "290.0", "-", "1.036", "-", "-"]
 
 
 def test_a_size_that_is_measured_out_of_order_is_compared_with_the_smaller_one():
@@ -146,16 +134,16 @@ def test_a_size_that_is_measured_out_of_order_is_compared_with_the_smaller_one()
     assert [cell.where.split("B = ")[1] for cell in bars.rises(late)] == ["63 to 64", "64 to 65"]
 
 
-def test_a_table_is_printed_with_its_worst_first_and_a_star_where_a_bar_is_missed(results):
+def test_a_table_is_printed_with_its_worst_first_and_bold_where_a_bar_is_missed(results):
     lines = bars.text("sizes", results["tables"]["sizes"]).splitlines()
     assert lines[1] == "sizes: every batch size"
-    assert [text.startswith("worst: ") for text in lines[2:]] == [True] * 4 + [False] * 5
-    assert lines[-2].split()[3:] == ["257", "280.0", "300.0", "390.0", "360.0", "450.0", "1.500*", "1.607", "1.250*",
-                                     "1.429*"]
-    shown = bars.text("rows", results["tables"]["rows"]).splitlines()
-    assert shown[4].split() == ["V", "x", "D", "B", "draw", "random", "flat", "ascending"]
-    assert shown[5].split()[4:] == ["plain", "300.0", "1.200*", "1.200"]
-    assert shown[6].split()[4:] == ["greedy", "200.0", "1.200", "1.500*"]
+    assert [text.startswith("worst: ") for text in lines[2:]] == [True] * 4 + [False] * 6
+    assert tables("\n".join(lines) + "\n")[0][4][1:] == [
+        "257", "280.0", "300.0", "390.0", "360.0", "450.0", "**1.500**", "1.607", "**1.250**", "**1.429**"]
+    shown = tables(bars.text("rows", results["tables"]["rows"]))[0]
+    assert shown[0] == ["V x D", "B", "draw", "random", "flat", "ascending"]
+    assert [row[2:] for row in shown[2:]] == [["plain", "300.0", "**1.200**", "1.200"],
+                                              ["greedy", "200.0", "1.200", "**1.500**"]]
 
 
 # ---------------------------------------------------------------------------------------------------------- rows ----
@@ -229,79 +217,41 @@ def test_greedy_rows_are_not_timed_at_temperatures():
 # --------------------------------------------------------------------------------------------------------- pages ----
 
 
-def test_a_run_is_saved_a_line_for_each_and_read_back(results, saved):
-    assert gpu_tables.load(saved) == results
-    assert sum('"V": ' in text for text in saved.read_text().splitlines()) == 10
+def test_a_run_is_saved_and_read_back(results, tmp_path):
+    path = tmp_path / "run.json"
+    gpu_tables.save(str(path), results)
+    assert gpu_tables.load(path) == results
     gpu_tables.save(None, results)
 
 
-def test_the_first_page_shows_the_worst_first_and_marks_what_is_missed(results):
-    page = gpu_tables.pages(results, "run")[""]
-    worst = section(page, "The worst of every bar")
-    assert "- ours / cuBLAS alone 1.500 at 151,936 x 4,096, B = 257 (bar 1.080); 1 of 5 missed." in worst
-    assert "log Z" not in worst  # which has no bar
-    heads = tables(section(page, "The worst size of every head"))[0]
+def test_the_page_shows_the_worst_first_and_marks_what_is_missed(results):
+    found = gpu_tables.blocks(results)[""]
+    assert "- ours / cuBLAS alone 1.500 at 151,936 x 4,096, B = 257 (bar 1.080); 1 of 5 missed." in found["worst"]
+    assert "log Z" not in found["worst"]  # which has no bar
+    heads = tables(found["heads"])[0]
     assert heads[2] == ["151,936 x 4,096", "**1.500** at 257", "-", "**1.250** at 257", "**1.429** at 256 to 257"]
     assert [row[0] for row in heads[3:]] == ["128,256 x 8,192", "50,257 x 768"]
-    kinds = tables(section(page, "Kinds of rows"))[0]
-    assert kinds[0] == ["rows", "151,936 x 4,096, B = 64", "greedy"]
+    kinds = tables(found["rows"])[0]
+    assert kinds[0] == ["rows", "151,936 x 4,096, B = 64, plain", "151,936 x 4,096, B = 64, greedy"]
     assert kinds[2:5] == [["random, us", "300.0", "200.0"], ["ascending", "1.20", "**1.50**"],
                           ["flat", "**1.20**", "1.20"]]
-    assert tables(section(page, "Small heads"))[0][2] == ["1,024 x 512", "12.0 / 10.0", "**14.0 / 10.0**"]
+    assert tables(found["small"])[0][2] == ["1,024 x 512", "12.0 / 10.0", "**14.0 / 10.0**"]
 
 
 def test_the_page_of_sizes_has_times_ratios_and_groups(results):
-    page = gpu_tables.pages(results, "run")["-sizes"]
-    assert tables(section(page, "Time of a draw"))[0][0] == ["V x D", "B = 1", "64", "128", "256", "257"]
-    assert tables(section(page, "Over cuBLAS"))[0][2] == ["151,936 x 4,096", "-", "-", "1.000", "1.050", "**1.500**"]
-    assert tables(section(page, "Draws by groups"))[0][2] == ["151,936 x 4,096", "**1.300** at 64", "1.100 at 64",
-                                                               "1.033 at 64", "1.034 at 64"]
+    found = gpu_tables.blocks(results)["-sizes"]
+    assert tables(found["times"])[0][0] == ["V x D", "B = 1", "B = 64", "B = 128", "B = 256", "B = 257"]
+    assert tables(found["cublas"])[0][2] == ["151,936 x 4,096", "-", "-", "1.000", "1.050", "**1.500**"]
+    assert tables(found["groups"])[0][2] == ["151,936 x 4,096", "**1.300** at 64", "1.100 at 64", "1.033 at 64",
+                                             "1.034 at 64"]
 
 
-def test_pages_name_commit_date_absences_and_a_run_that_is_no_evidence(results):
-    page = gpu_tables.pages(results, "run")[""]
-    assert "commit abc1234, 2026-01-02 03:04 UTC, driver 580.1" in page and "Not evidence" not in page
-    results["absent"] = {"+flashinfer bf16": "No module", "+flashinfer f32": "No module"}
+def test_a_slow_ceiling_is_no_evidence(results):
     results["tables"]["sizes"][0]["ceiling_tb_s"] = 4.3
-    page = gpu_tables.pages(gpu_tables.judged(results), "run")[""]
-    assert "Not measured: +flashinfer bf16; +flashinfer f32 (No module)." in page
-    assert "**Not evidence:** the ceiling fell to 4.30 TB/s" in page
+    assert "**Not evidence:** the ceiling fell to 4.30 TB/s" in gpu_tables.blocks(gpu_tables.judged(results))[""]["run"]
 
 
-def test_pages_of_a_whole_run_are_short(results):
-    heads = gpu.HEADS + gpu.MORE_HEADS
-    full = {"sizes": [size(head, B, 300.0, b1=310.0) for head in heads for B in gpu.SIZES],
-            "small": [size(head, B, 10.0, b1=10.0, flashinfer_f32=10.0) for head in gpu.SMALL_HEADS
-                      for B in gpu.SMALL_SIZES],
-            "rows": [line(head, B, dict.fromkeys(gpu_rows.names(draw == "greedy"), 300.0), draw=draw)
-                     for head in heads for B in gpu.ROW_SIZES for draw in ("plain", "greedy")],
-            "groups": [{**results["tables"]["groups"][0], "V": V, "D": D, "B": B} for V, D in heads
-                       for B in gpu.GROUP_SIZES]}
-    for text in gpu_tables.pages({**results, "tables": full}, "run").values():
-        assert len(text.splitlines()) <= 70  # and ten by hand
-        for found in tables(text):
-            assert {len(row) for row in found} == {len(found[0])} and len(found[0]) <= 16
-
-
-def test_what_is_written_by_hand_stays(saved):
-    page = saved.with_suffix(".md")
-    page.write_text("old\n" + gpu_tables.BY_HAND + "## Mine\n")
-    for _ in range(2):
-        assert set(gpu_tables.write(str(saved))) == {str(page), str(page)[:-3] + "-sizes.md"}
-        text = page.read_text()
-        assert text.endswith("|\n\n" + gpu_tables.BY_HAND + "## Mine\n") and not text.startswith("old")
-
-
-def test_the_tracked_page_can_be_written_again_and_is_that_of_its_run():
-    base = ROOT / "docs" / "results" / "h200"
-    above, line, _ = base.with_suffix(".md").read_text().partition(gpu_tables.BY_HAND)
-    assert line
-    if Path(f"{base}.json").exists():
-        made = gpu_tables.pages(gpu_tables.load(f"{base}.json"), base.name)
-        assert above == made[""] + "\n" and Path(f"{base}-sizes.md").read_text() == made["-sizes"]
-
-
-def test_parts_of_a_run_are_joined_and_those_of_another_commit_refused(results, tmp_path):
+def test_parts_of_a_run_are_joined_and_those_of_another_commit_refused(results):
     first, second = ({**results, "tables": {"sizes": lines}} for lines in (results["tables"]["sizes"][:2],
                                                                            results["tables"]["sizes"][1:]))
     joined = gpu_tables.join([first, second])
@@ -312,50 +262,15 @@ def test_parts_of_a_run_are_joined_and_those_of_another_commit_refused(results, 
         gpu_tables.join([first, {**second, "commit": "def"}])
 
 
-# ---------------------------------------------------------------------------------------------------------- plot ----
-
-
-def test_the_plot_shows_times_and_the_ratio_with_its_bar(saved, results):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    import gpu_plots
-
-    above, other, below, _ = gpu_plots.plot(results).axes
-    shown = {curve.get_label(): list(map(tuple, curve.get_xydata())) for curve in above.get_lines()}
+def test_the_plot_shows_times_and_the_ratio_with_its_limit(results):
+    above, other, below, _ = gpu_tables.panels(results)
+    shown = dict(above["curves"])
     assert shown["ours"] == [(128, 300), (256, 315), (257, 450)]
     assert shown["cuBLAS + FlashInfer"] == [(128, 340), (256, 440), (257, 390)]
-    assert "cuBLAS + FlashInfer" not in {curve.get_label() for curve in other.get_lines()}  # it was not measured
-    ratio, bar = below.get_lines()[:2]
-    assert list(ratio.get_ydata()) == pytest.approx([1.0, 1.05, 1.5]) and list(bar.get_ydata()) == [1.02, 1.08, 1.08]
-    first = Path(gpu_plots.write(str(saved))).read_bytes()
-    assert first == Path(gpu_plots.write(str(saved))).read_bytes()
-    assert xml.fromstring(first).tag.endswith("svg")
-
-
-def test_the_plot_of_screens_shows_each_arm_of_language_like_rows_by_size():
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    import gpu_plots
-
-    def line(B, table="sizes"):
-        times = {arm: {"median": 10.0 * i + B} for i, arm in enumerate(gpu_plots.SCREENS)}
-        return {"V": 1000, "D": 64, "B": B, "table": table, "kind": "language", "temperature": 1.0, "times": times}
-
-    facts = {"device": "d", "driver": "r", "commit": "c", "date": "today"}
-    results = {**facts, "tables": {"screens": [line(8), line(1), line(4, "rules")]}}
-    (axes,) = gpu_plots.plot_screens(results).axes
-    assert "1,000" in axes.get_title() and len(axes.lines) == len(gpu_plots.SCREENS)
-    assert [tuple(curve.get_xdata()) for curve in axes.lines] == [(1, 8)] * len(axes.lines)
-    assert tuple(axes.lines[2].get_ydata()) == (21.0, 28.0)
-
-
-def test_without_matplotlib_the_plot_says_what_is_missing_and_pages_are_written(saved, monkeypatch, capsys):
-    for name in ("matplotlib", "paper_plots", "gpu_plots"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    gpu_tables.main(str(saved), [])
-    assert "plot: matplotlib is not installed here" in capsys.readouterr().out and saved.with_suffix(".md").exists()
-    monkeypatch.setattr(sys, "argv", ["gpu_plots.py", str(saved)])
-    with pytest.raises(SystemExit, match="matplotlib is missing"):
-        runpy.run_path(str(BENCH / "gpu_plots.py"), run_name="__main__")
+    assert "cuBLAS + FlashInfer" not in dict(other["curves"])  # it was not measured
+    ratio, limit = dict(below["curves"])["ours"], dict(below["curves"])["limit"]
+    assert [value for _, value in ratio] == pytest.approx([1.0, 1.05, 1.5])
+    assert [value for _, value in limit] == [1.02, 1.08, 1.08]
 
 
 # ----------------------------------------------------------------------------------------------------- measuring ----
@@ -385,7 +300,7 @@ def test_a_run_prints_every_table_and_leaves_what_it_has_when_it_is_cut_short(re
     facts = {name: value for name, value in results.items() if name not in ("worst", "note", "evidence")}
     gpu.run(None, arguments, facts)
     out = capsys.readouterr().out
-    assert out.index("worst: ours / cuBLAS") < out.index("128,256 x 8,192    64") < out.index("rows: kinds")
+    assert out.index("worst: ours / cuBLAS") < out.index("| 128,256 x 8,192 | 64 |") < out.index("rows: kinds")
     whole = json.loads(path.read_text())
     assert whole["evidence"] and whole["tables"] == {name: results["tables"][name] for name in ("sizes", "rows")}
 
@@ -410,11 +325,13 @@ def test_the_page_of_screens_says_the_worst_first():
 
     made = [dict(V=151936, D=4096, seconds={"8": 0.015, "4": 0.016}, bytes={"8": 643000000, "4": 332000000})]
     ruled = [line(B, 171.0, 0, "rules", name="language, top-k 50") for B in (1, 8)]
-    flat = line(1, 128.0, 0, "rows", name="flat")
-    text = gpu_screens.page(dict(made=made, tables={"screens": [line(1, 132.0, 0), flat, line(16, 342.0, 2), *ruled]}))
-    assert text[0] == "Tokens that differ from those of W: 2 of %d." % (2 * gpu_screens.CHECKED * 27)
-    assert text[-3] == "| 151,936 x 4,096, W / 8 bits / 4 bits | B = 1 | B = 8 |"
-    assert text[-1] == "| top-k 50 | 285 / 190 / 171 (0.67, 0.60) | 285 / 190 / 171 (0.67, 0.60) |"
-    assert text[-5] == "| flat | 285 / 190 / 128 (0.67, 0.45) |"
-    assert text[1] == "Slowest over W: 1.20."
-    assert "| 151,936 x 4,096 | 1 | 276.0 | 150.0, 83.0 | 294.0 | 285.0 | 190.0 | 132.0 | 0.67, 0.46 |" in text
+    facts = dict.fromkeys(("device", "driver", "cuda", "torch", "commit", "date", "reps", "warm_ups"), "none")
+    found = gpu_screens.blocks(dict(facts, made=made, tables={"screens": [
+        line(1, 132.0, 0), line(1, 128.0, 0, "rows", name="flat"), line(16, 342.0, 2), *ruled]}))
+    assert "Tokens that differ from those of W: **2** of %d. Slowest over W: 1.20." % (
+        2 * gpu_screens.CHECKED * 27) in found["run"]
+    assert tables(found["rules"])[0] == [["rules", "B = 1", "B = 8"], ["---"] * 3, [
+        "top-k 50", "285 / 190 / 171 (0.67, 0.60)", "285 / 190 / 171 (0.67, 0.60)"]]
+    assert tables(found["sizes"])[0][2] == ["151,936 x 4,096", "285 / 190 / 132 (0.67, 0.46)",
+                                            "**285 / 190 / 342 (0.67, 1.20)**"]
+    assert found["shards"] == "" and "643, 0.015 | 332, 0.016" in found["made"]

@@ -20,7 +20,6 @@ import gpu_rows
 import gpu_rule_arms as arms
 import gpu_rule_tables as tables
 import gpu_rules
-import gpu_tables
 
 SMALL, LARGE = (151936, 4096), (128256, 8192)
 ARMS = ("plain", *tables.CUT, "mask", *tables.LISTED, *tables.FREE, "mixed", *tables.WIDE, "logprob, top-20")
@@ -129,58 +128,38 @@ def cells(text):
     return [[[cell.strip() for cell in row.strip("|").split("|")] for row in block.splitlines()] for block in blocks]
 
 
-def section(text, title):
-    return text.split("## " + title)[1].split("\n## ")[0]
-
-
 def test_the_page_has_the_worst_first_and_marks_what_is_missed(results):
-    page = tables.page(results)
-    rules = cells(section(page, "Over plain draws"))[0]
-    assert rules[0] == ["over plain", "151,936 x 4,096, B = 64", "256"]
+    page = tables.blocks(results)
+    rules = cells(page["rules"])[0]
+    assert rules[0] == ["over plain", "151,936 x 4,096, B = 64", "151,936 x 4,096, B = 256"]
     assert rules[2:6] == [["plain, us", "300.0", "450.0"], ["edits", "1.000", "**1.200**"],
                           ["flat, top-p .95", "**2.300**", "1.000"], ["top-p .9", "**1.060**", "1.000"]]
     assert ["mixed", "1.060", "**1.210**"] in rules
-    peers = {row[0]: row[1:] for row in cells(section(page, "cuBLAS + FlashInfer"))[0]}
+    peers = {row[0]: row[1:] for row in cells(page["peers"])[0]}
     assert peers["top-k 50, top-p .95"] == ["380.0 **(1.27)**", "900.0 (1.80)"]
     assert peers["top-p .9"] == ["500.0 (1.57)", "-"] and peers["min-p .05"] == ["-", "-"]
-    rates = cells(section(page, "Rows that took"))[0]
-    assert rates[2:] == [["language", "0.0 %", "**0.3 %**", "-", "-"], ["flat", "-", "-", "-", "90.0 %"]]
-    others = cells(section(page, "Other sizes"))[0]
+    rates = cells(page["rates"])[0]
+    assert rates[0][1:] == ["T = 1", "T = 0.7", "T = 2"]
+    assert rates[2:] == [["language", "**0.3 %**", "0.0 %", "-"], ["flat", "-", "-", "90.0 %"]]
+    others = cells(page["others"])[0]
     assert others[2][:3] == ["151,936 x 4,096", "1.000 at 37, top-k 50", "**1.100** at 37, mask"]
-    assert "commit abc1234, 2026-01-02 03:04 UTC" in page and "Not evidence" not in page
-    assert "Of 1224 tokens that were compared with the\nCPU backend's 1 differ." in page
+    assert "commit abc1234, 2026-01-02 03:04 UTC" in page["run"] and "Not evidence" not in page["run"]
+    assert "Of 1224 tokens that were compared with the CPU backend's 1 differ." in page["run"]
 
 
 def test_what_was_not_measured_is_said_with_its_reason(results):
     results["absent"] = {"top-k 50": "refused: top-k", "mask": "refused: masks", "mixed": "refused: top-k"}
     results["tables"]["rules"][0]["ceiling_tb_s"] = 4.3
     results = tables.judged(results)
-    assert "Not measured: top-k 50; mixed (refused: top-k)." in tables.page(results)
-    assert "**Not evidence:** the ceiling fell to 4.30 TB/s" in tables.page(results)
-    assert "not measured: mask (refused: masks)" in tables.text(results)
+    assert "Not measured: top-k 50; mixed (refused: top-k)." in tables.blocks(results)["run"]
+    assert "**Not evidence:** the ceiling fell to 4.30 TB/s" in tables.text(results)
+    assert "Not measured: mask (refused: masks)" in tables.text(results)
 
 
 def test_a_run_without_peers_and_one_without_lines_can_be_shown():
     text = tables.text(run_of([line(SMALL, 16)]))
     assert "ours / cuBLAS + FlashInfer, top-k and top-p: not measured" in text and "us (over ours)" not in text
-    assert "cuts / plain: not measured" in tables.text(run_of([])) and "## Over" not in tables.page(run_of([]))
-
-
-def test_the_page_of_a_whole_run_is_short_and_what_is_by_hand_stays(tmp_path, capsys):
-    heads = (*gpu_rules.HEADS, *gpu_rules.MORE_HEADS)
-    peers = {"FI %s (f32)" % cut: 600.0 for cut in tables.CUT}
-    lines = [line(head, B, 300.0, peers) for head in heads for B in gpu_rules.SIZES]
-    rates = [rate(1, T, rows, head) for head in heads for rows in tables.RATE_KINDS for T in tables.RATE_TEMPERATURES]
-    path = tmp_path / "run.json"
-    gpu_tables.save(str(path), run_of(lines, rates))
-    page = path.with_suffix(".md")
-    page.write_text("old\n" + gpu_tables.BY_HAND + "mine\n")
-    tables.main(str(path))
-    text, _, by_hand = page.read_text().partition(gpu_tables.BY_HAND)
-    assert by_hand == "mine\n" and not text.startswith("old") and capsys.readouterr().out == "wrote %s\n" % page
-    assert len(text.splitlines()) <= 75 and all(len(row) < 17 for found in cells(text) for row in found)
-    for found in cells(text):
-        assert {len(row) for row in found} == {len(found[0])}
+    assert "cuts / plain: not measured" in tables.text(run_of([])) and tables.blocks(run_of([]))["rules"] == ""
 
 
 # ---------------------------------------------------------------------------------------------------------- rows ----

@@ -1,14 +1,10 @@
-"""The paper's protocol without a GPU: the cost model, the page and the plots made from a small invented run, and the
+"""The paper's protocol without a GPU: the cost model, tables and plots made from a small invented run, and the
 parts of the measuring code that need no device."""
-import copy
-import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 import types
-import xml.etree.ElementTree as xml
 from pathlib import Path
 
 import pytest
@@ -20,7 +16,7 @@ sys.path.insert(0, str(BENCH))
 import gpu_bench
 import paper
 import paper_model as model
-import paper_tables
+import paper_report
 
 SMALL, LARGE = (151936, 4096), (128256, 8192)
 
@@ -54,26 +50,10 @@ def results():
         "absent": {"b1": "head.kind FS_HEAD_LOGITS is not supported yet", "fi2": "No module named 'flashinfer'"}})
 
 
-@pytest.fixture()
-def saved(results, tmp_path):
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(results))
-    return path
-
-
 def tables(text):
     """Every table of a page as rows of cells."""
     blocks = re.findall(r"(?:^\|.*\|\n)+", text, flags=re.M)
     return [[[cell.strip() for cell in row.strip("|").split("|")] for row in block.splitlines()] for block in blocks]
-
-
-def page_of(results):
-    """All pages of a run, one behind the other."""
-    return "\n".join(paper_tables.pages(results, "run").values())
-
-
-def section(text, title):
-    return text.split("## " + title)[1].split("\n## ")[0]
 
 
 # --------------------------------------------------------------------------------------------------------- model ----
@@ -117,122 +97,47 @@ def test_bandwidth_times_intensity_is_the_rate(results):
 # ---------------------------------------------------------------------------------------------------------- page ----
 
 
-def test_speedups_are_baseline_over_ours_and_the_largest_is_bold(results):
-    rows = tables(section(page_of(results), "Speedup, V = 151,936, D = 4,096"))[0]
-    assert rows[0][:6] == ["B", "ours", "Algorithm 1", "speedup", "cuBLAS + sort", "speedup"]
-    assert [row[3] for row in rows[2:]] == ["**2.00**", "1.50", "0.80"]
-    assert [row[5] for row in rows[2:]] == ["4.00", "5.00", "**6.00**"]
+def test_speedups_are_baseline_over_ours_and_a_loss_is_bold(results):
+    rows = tables(paper_report.blocks(results)["speedup-151936"])[0]
+    assert rows[0][:4] == ["B", "ours, us", "cuBLAS + PyTorch", "cuBLAS + sort, top-k, top-p"]
+    assert [row[2] for row in rows[2:]] == ["560.0 (2.00)", "480.0 (1.50)", "**400.0 (0.80)**"]
+    assert [row[3] for row in rows[2:]] == ["1,120.0 (4.00)", "1,600.0 (5.00)", "3,000.0 (6.00)"]
     assert rows[2][-1] == "1.28 / 1.35 / 1.20"  # what the paper printed for B = 1
 
 
-def test_a_loss_is_said_in_words(results):
-    page = page_of(results)
-    assert "Ours is not faster than Algorithm 1 at B = 128 (0.800)." in page
-    assert "Ours is faster than every baseline measured here at every B." in section(page, "Speedup, V = 128,256")
-
-
-def test_an_absent_baseline_is_named_with_its_reason_and_has_no_column(results):
-    page = page_of(results)
-    assert "B.1 was not measured: head.kind FS_HEAD_LOGITS is not supported yet." in page
-    assert "FI2 was not measured: FlashInfer was not installed." in page
-    assert not any("B.1" in cell for table in tables(page) for cell in table[0])
-
-
-def test_a_baseline_without_a_graph_is_said_to_be(results):
-    assert "without a graph" not in page_of(results)
-    results["lines"][2]["eager"]["multinomial"] = "it waits for the device"
-    page = page_of(results)
-    assert "Algorithm 1 was timed without a graph" in page and "(it waits for the device)." in page
-
-
-def test_every_table_is_a_rectangle_with_a_row_per_batch_size(results):
-    found = tables(page_of(results))
-    assert len(found) == 2 * 6
-    for i, rows in enumerate(found):
-        assert {len(row) for row in rows} == {len(rows[0])}
-        assert [row[0] for row in rows] == ["B", "---"] + (["1", "64", "128"] if i % 2 == 0 else ["64"])
-
-
-def test_the_page_names_device_driver_commit_and_date_and_a_run_that_is_no_evidence(results):
-    page = page_of(results)
-    assert "NVIDIA H200, driver 580.1, CUDA 13.0, torch 2.11; library 0.1.0, cuda; commit abc1234, 2026-01-02" in page
-    assert "Not evidence" not in page
-    results["note"] = "the ceiling fell"
-    assert "**Not evidence:** the ceiling fell." in page_of(results)
+def test_absent_baselines_have_no_column_and_are_named(results):
+    found = paper_report.blocks(results)
+    assert not any("FlashInfer" in cell for cell in tables(found["shares"])[0][0])
+    assert "fi2 (No module named 'flashinfer')" in found["run"]
 
 
 def test_what_was_not_measured_is_a_dash(results):
-    results["lines"][0]["clock"] = None
-    page = page_of(results)
-    small = tables(section(page, "All times"))[0]
-    assert small[2][-2:] == ["-", "-"] and small[3][-2:] == ["1755", "612"]
-    shares = tables(section(page, "Sampling share of kernel time"))[0]
-    assert [row[4] for row in shares[2:]] == ["25.0 %", "-", "-"]
-    assert "Kernels per call at B = 1: ours 1, Algorithm 1 7." in page
+    shares = tables(paper_report.blocks(results)["shares"])[0]
+    assert [row[3] for row in shares[2:]] == ["25.0 %, 25.0 %", "25.0 %, -", "33.3 %, -"]
+    assert [row[:3] for row in shares[2:4]] == [["151,936 x 4,096", "1", "2.5 %, 0.0 %"],
+                                                ["151,936 x 4,096", "64", "10.0 %, -"]]
+    assert {row[3] for row in tables(paper_report.blocks(results)["model"])[0][2:]} == {"-"}  # no sampler of ours
 
 
-def test_the_first_page_leads_to_all_others(saved):
-    first = Path(paper_tables.write(str(saved))).read_text()
-    linked = {saved.parent / name for name in re.findall(r"\]\((.*?\.md)\)", first)}
-    assert len(linked) == 3 and linked | {saved.with_suffix(".md")} == set(saved.parent.glob("*.md"))
+def test_a_baseline_without_a_graph_is_said_to_be(results):
+    assert "without a graph" not in paper_report.text(results)
+    results["lines"][2]["eager"]["multinomial"] = "it waits for the device"
+    assert "cuBLAS + PyTorch was timed without a graph" in paper_report.text(results)
 
 
-def test_the_tracked_pages_are_those_of_their_run_and_short():
-    base = ROOT / "docs" / "results" / "paper-h200"
-    for ending, text in paper_tables.pages(model.load(f"{base}.json"), base.name).items():
-        assert Path(f"{base}{ending}.md").read_text() == text
-        assert len(text.splitlines()) <= 80
+def test_plots_show_the_numbers_of_the_tables_and_no_method_that_cuts(results):
+    first, second = paper_report.speedup_panels(results)
+    curves = dict(first["curves"])
+    assert curves["cuBLAS + PyTorch"] == [(1, 2.0), (64, 1.5), (128, 0.8)] and "128,256" in second["title"]
+    shown = {label for panel in paper_report.other_panels(results) for label, _ in panel["curves"]}
+    assert shown == {"ours", "cuBLAS + PyTorch", "cuBLAS alone, nothing drawn", "reading W once", "predicted, fused",
+                     "predicted, stored logits"}
 
 
-# --------------------------------------------------------------------------------------------------------- plots ----
-
-
-@pytest.fixture()
-def plots():
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    import paper_plots
-
-    return paper_plots
-
-
-def test_every_plot_the_pages_show_is_written(plots, saved):
-    paper_tables.write(str(saved))
-    page = "".join(path.read_text() for path in saved.parent.glob("*.md"))
-    written = {Path(path) for path in plots.write(str(saved))}
-    assert {saved.parent / name for name in re.findall(r"\]\((.*\.svg)\)", page)} == written
-    for path in written:
-        assert xml.parse(path).getroot().tag.endswith("svg")
-
-
-def test_the_same_numbers_give_the_same_plot(plots, saved):
-    first = [Path(path).read_bytes() for path in plots.write(str(saved))]
-    assert first == [Path(path).read_bytes() for path in plots.write(str(saved))]
-
-
-def test_the_speedup_plot_shows_the_numbers_of_the_table(plots, results):
-    panel = plots.plot_speedup(results).axes[0]
-    shown = {curve.get_label(): list(curve.get_xydata().flat) for curve in panel.get_lines()}
-    assert shown["over Algorithm 1"] == pytest.approx([1, 2.0, 64, 1.5, 128, 0.8])
-    assert shown["over cuBLAS + sort"] == pytest.approx([1, 4.0, 64, 5.0, 128, 6.0])
-
-
-def test_plots_have_gaps_where_a_baseline_has(plots, results, tmp_path):
-    gap = copy.deepcopy(results)
-    for name in ("sort", model.chain("sort")):
-        del gap["lines"][1]["times"][name]
-    path = tmp_path / "gap.json"
-    path.write_text(json.dumps(gap))
-    assert len(plots.write(str(path))) == 4
-    panel = plots.plot_speedup(model.load(path)).axes[0]
-    shown = {curve.get_label(): list(curve.get_xdata()) for curve in panel.get_lines()}
-    assert shown["over cuBLAS + sort"] == [1, 128]
-
-
-def test_without_matplotlib_the_plots_say_what_is_missing(saved, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(sys, "argv", ["paper_plots.py", str(saved)])
-    with pytest.raises(SystemExit, match="matplotlib is missing"):
-        runpy.run_path(str(BENCH / "paper_plots.py"), run_name="__main__")
+def test_plots_have_gaps_where_a_baseline_has(results):
+    del results["lines"][1]["times"][model.chain("multinomial")]
+    curves = dict(paper_report.speedup_panels(model.complete(results))[0]["curves"])
+    assert [B for B, _ in curves["cuBLAS + PyTorch"]] == [1, 128]
 
 
 # ----------------------------------------------------------------------------------------------------- measuring ----
@@ -310,11 +215,10 @@ def test_a_slow_ceiling_is_no_evidence(results):
     assert "the ceiling fell to 4.30 TB/s" in gpu_bench.invalid_reason(results["lines"])
 
 
-def test_a_run_is_saved_with_all_that_was_derived_and_read_back(results, tmp_path):
+def test_a_run_is_saved_and_derived_anew_when_it_is_read(results, tmp_path):
     path = str(tmp_path / "new folder" / "run.json")
+    speedup = results["lines"][0]["derived"]["speedup"]
+    for entry in results["lines"]:
+        del entry["derived"]
     paper.save(results, path)
-    stored, loaded = json.loads(Path(path).read_text()), model.load(path)
-    assert stored["lines"][0]["derived"]["speedup"]["multinomial"] == 2.0
-    assert loaded["lines"][1]["derived"]["model"]["fused_us"] == pytest.approx(
-        results["lines"][1]["derived"]["model"]["fused_us"], rel=1e-5)
-    assert page_of(loaded) == page_of(results)
+    assert model.load(path)["lines"][0]["derived"]["speedup"] == speedup

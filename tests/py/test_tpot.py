@@ -57,22 +57,43 @@ def test_bars_are_of_what_is_beyond_reading_w():
 def test_a_difference_inside_its_interval_is_none():
     noisy = [(5.20, 0.37, 0.20), (5.40, 0.38, 0.20), (5.30, 0.38, 0.20)]
     line = tables.table({"cells": [cell(STOCK, noisy)]}).splitlines()[-1]
-    assert "(none)" in line
+    assert "(none)" in line and tables.token_times(tables.summary(cell(STOCK, noisy))) == "5.30 / 5.30, none"
     assert "(none)" not in tables.table({"cells": [cell(STOCK, FASTER)]})
     assert not [met for what, met in tables.verdicts({"cells": [cell(STOCK, noisy, B=4)]}) if not met]
+    assert tables.token_times(tables.summary(cell(STOCK, FASTER))) == "5.30 / 5.22, 1.5 %"
+    assert tables.token_times(tables.summary(cell(STOCK, SLOWER))).startswith("**5.30 / 5.40, -")
 
 
-def test_the_report_and_the_plot(tmp_path, capsys):
+def test_the_report_of_a_run(tmp_path, capsys):
     results = {"about": {"device": "none"}, "cells": [cell(STOCK, FASTER), cell(STOCK, FASTER, B=64)],
                "greedy": {"drawn": 100, "equal": 98, "apart": [0.0, 0.0]}, "counts": {"fused": 7}}
     del results["cells"][1]["rounds"]["null"]
     path = tmp_path / "run.json"
     path.write_text(json.dumps(results))
-    tables.main(str(path))
+    tables.main(str(path), [])
     text = capsys.readouterr().out
     assert "98 of 100 tokens equal" in text and '{"fused": 7}' in text and text.count("| qwen3-8b |") == 2
-    if "no plot" not in text:
-        assert (tmp_path / "run.svg").stat().st_size > 5000
+
+
+def test_runs_become_the_records_of_a_page():
+    about = {"model": "qwen3-8b", "device": "none", "vllm": "0.26.0", "commit": "abc", "date": "2026-01-02 03:04"}
+    screened = cell(STOCK, FASTER, B=1)
+    screened["rounds"]["ours+8"] = screened["rounds"]["ours"]
+    served = {"B": 4, "rounds": {arm: [{"tpot_ms": ms}, {"tpot_ms": ms + 0.1}] for arm, ms in (
+        ("stock", 5.0), ("ours", 4.5))}}
+    kv = [{"max_num_seqs": 8, "max_num_batched_tokens": 64, "plug-in": arm, "kv": tokens} for arm, tokens in (
+        ("off", 1000), ("on", 990))]
+    first = {"about": about, "cells": [cell(STOCK, SLOWER), cell(STOCK, FASTER, rules="kp")]}
+    second = {"about": {**about, "commit": "def"}, "cells": [cell(STOCK, FASTER), screened], "serve": [served],
+              "kv_tokens": kv}
+    results = tables.join([first, second])
+    assert [(line["rules"], line["commit"]) for line in results["cells"]] == [("t1", "def"), ("kp", "abc")]
+    assert len(results["screens"]) == 1 and "commit" not in results["about"]
+    blocks = tables.blocks(results)
+    assert "79 % at 16 rows (target 60 %)" in blocks["bars"] and "79 % at 16 rows (target 75 %)" in blocks["bars"]
+    assert "| Qwen3-8B, T = 1 | 380 / 300 / 300 / - |" in blocks["screens"]
+    assert "| 5.05 +- 0.07 | 4.55 +- 0.07 | 9.9 +- " in blocks["served"]
+    assert "| 8, 64 | 1,000 | 990 (-1.0 %) | - |" in blocks["kv"]
 
 
 def test_the_quick_plan_begins_with_the_bars():
@@ -127,7 +148,7 @@ def test_requests_that_come_by_chance():
     tpot_serve.serve(slow, lambda rng: [1], None, 4, 2000, 50.0, 2, lambda: slow.now, slow.wait)
     assert np.mean(np.diff(slow.sent)) == pytest.approx(1 / 50, rel=0.1) and slow.most <= 4
     rounds = {arm: [{"tpot_ms": ms}, {"tpot_ms": ms + 0.1}] for arm, ms in (("stock", 5.0), ("ours", 4.5), ("null", 4))}
-    text = tables.report({"about": {}, "cells": [], "serve": [{"B": 4, "rate": 9.6, "rounds": rounds}]})
+    text = tables.text({"about": {}, "cells": [], "serve": [{"B": 4, "rate": 9.6, "rounds": rounds}]})
     assert "stock 5.050 +- 0.071" in text and "ours takes 9.9 % less" in text
 
 

@@ -17,7 +17,7 @@ import gpu_language
 import gpu_rule_arms as arms
 import gpu_rule_tables as tables
 import gpu_rules
-import gpu_tables
+import report
 
 V, D, ROWS = 8000, 64, 32
 
@@ -71,7 +71,7 @@ def test_the_program_times_every_call_and_all_agree_with_stored_logits(bench, mo
     arguments = gpu_rules.parse(["--heads", "%dx%d" % (V, D), "--rows", "1", "17", "64", "--reps", "1", "--json", path])
     facts = dict.fromkeys(("device", "driver", "torch", "cuda", "library", "commit", "date"), "none")
     gpu_rules.run(bench, arguments, {**facts, "reps": 1, "warm_ups": 8})
-    results = gpu_tables.read(path)
+    results = report.load(path)
     one, some, most = results["tables"]["rules"]
     everything = {"ceiling", *tables.CUT, *tables.LISTED, *tables.WIDE, *tables.FREE, "plain", "mask",
                   "logprob, top-20", "mixed", "8 samples"}
@@ -81,7 +81,7 @@ def test_the_program_times_every_call_and_all_agree_with_stored_logits(bench, mo
     assert sum(pair[1] for pair in differ) > 700 and sum(pair[0] for pair in differ) <= 2  # near ties
     assert [line["of"] for line in results["tables"]["fallback"]] == [96] * 16
     assert "worst: cuts / plain" in capsys.readouterr().out
-    assert "| T = 1.5, top-p .95 |" in tables.text(results) and "# CUDA backend" in tables.page(results)
+    assert "| T = 1.5, top-p .95 |" in tables.text(results) and "differ." in tables.blocks(results)["run"]
 
 
 def test_rows_are_like_language_and_lists_and_masks_are_what_they_are_said_to_be(bench, rows):
