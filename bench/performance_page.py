@@ -22,6 +22,7 @@ CUT = "top-k 50, top-p .95"
 FLASHINFER = ("+flashinfer bf16", "+flashinfer f32")
 MODEL_RULES = (("t1", "T = 1"), ("kp", "top-k 50, top-p .95"), ("logprobs5", "5 logprobs"))
 SHOWN = (1, 16, 64, 256)
+WIDE = (6.4, 3.2)  # inches, of a plot with one panel
 
 
 # -------------------------------------------------------------------------------------------------- what was found ----
@@ -71,6 +72,11 @@ def row_of(label, values, strong=False):
     return {"": report.bold(label, strong), **cells}
 
 
+def inside(label, cells, arm, strong=False):
+    """Device time of head and sampler in steps of vLLM, plain draws."""
+    return row_of(label, {B: cells["t1", B]["device_us"][arm] for B in SHOWN}, strong)
+
+
 def rivals(found, vllm):
     """The README's table: the whole call from hidden states to tokens, microseconds."""
     lines, cells = by_size(found["rules"]), models(vllm)
@@ -80,11 +86,11 @@ def rivals(found, vllm):
         return row_of(label, {B: value(lines[B]) for B in SHOWN}, strong)
     rows = [over("reading the weights once (the floor)", lambda line: line["times"]["ceiling"]),
             over("PyTorch: matmul, softmax, multinomial, compiled", lambda line: best(line, "torch.compile")),
-            row_of("vLLM 0.26: head and sampler (its own run)",
-                   {B: cells["t1", B]["device_us"]["stock"] for B in SHOWN}),
             over("cuBLAS + FlashInfer", pair), over("FlashSampling", ours, True),
             over("cuBLAS + FlashInfer, top-k 50 and top-p .95", lambda line: pair_cut(line, CUT)),
-            over("FlashSampling, top-k 50 and top-p .95", lambda line: line["times"][CUT], True)]
+            over("FlashSampling, top-k 50 and top-p .95", lambda line: line["times"][CUT], True),
+            inside("in vLLM 0.26, another H200: vLLM's sampler", cells, "stock"),
+            inside("in vLLM 0.26, another H200: FlashSampling", cells, "ours", True)]
     text = report.table(rows)
     return text.replace("|  |", "| %s |" % title, 1)
 
@@ -174,41 +180,41 @@ def curve(label, lines, value):
 
 def plots(found, vllm, cpu, folder):
     lines, source = found["rules"], "%s, %s, %s" % (found["device"], found["commit"], found["date"][:10])
-    ticks = [1, 4, 16, 64, 256]
+    ticks = [1, 4, 16, 64, 256, 512]
     one = {"xlog": True, "xticks": ticks, "bottom": 0}
     head = "{:,} x {:,}".format(*found["head"])
     report.plot(str(folder / "performance-head.svg"), [
         dict(one, title="LM head and one token a row, %s" % head, curves=[
-            curve("cuBLAS + PyTorch", lines, lambda line: best(line, "torch.compile")),
-            curve("cuBLAS + FlashInfer", lines, pair), curve("ours", lines, ours),
+            curve("PyTorch", lines, lambda line: best(line, "torch.compile")),
+            curve("cuBLAS + FlashInfer", lines, pair), curve("FlashSampling", lines, ours),
             curve("reading W once", lines, lambda line: line["times"]["ceiling"])]),
         dict(one, title="with top-k 50 and top-p .95 in every row", curves=[
             curve("cuBLAS + FlashInfer", lines, lambda line: pair_cut(line, CUT)),
-            curve("ours", lines, lambda line: line["times"][CUT]),
+            curve("FlashSampling", lines, lambda line: line["times"][CUT]),
             curve("reading W once", lines, lambda line: line["times"]["ceiling"])])], source)
     report.plot(str(folder / "performance-rules.svg"), [
         dict(one, title="every rule over a plain draw, %s" % head, y="time over plain", bottom=0.9, curves=[
             curve(rule, lines, lambda line, rule=rule: line["times"].get(rule, 0) / line["times"]["plain"])
-            for rule in (CUT, "top-p .9", "logprob, top-20", "penalties, edits", "mask")])], source)
+            for rule in (CUT, "top-p .9", "logprob, top-20", "penalties, edits", "mask")])], source, size=WIDE)
     shapes = dict.fromkeys((line["V"], line["D"]) for line in found["heads"])
     report.plot(str(folder / "performance-heads.svg"), [
         dict(one, title=name_of({"V": V, "D": D}), curves=[
             curve(label, [line for line in found["heads"] if (line["V"], line["D"]) == (V, D)], value)
-            for label, value in (("cuBLAS + FlashInfer", pair), ("ours", ours),
+            for label, value in (("cuBLAS + FlashInfer", pair), ("FlashSampling", ours),
                                  ("reading W once", lambda line: line["times"]["ceiling"]))])
-        for V, D in shapes], source, size=(3.6, 2.7))
+        for V, D in shapes], source, columns=5, size=(2.8, 2.4))
     cells = models(vllm)
     report.plot(str(folder / "performance-model.svg"), [
         {"title": "Qwen3-8B in vLLM 0.26: time per token that is saved", "xlog": True, "xticks": ticks, "bottom": 0,
          "y": "% of the time per token", "curves": [
              (label, [(B, 100 * (1 - cell["token_us"]["ours"] / cell["token_us"]["stock"]))
                       for (rules, B), cell in sorted(cells.items()) if rules == name]) for name, label in MODEL_RULES]}],
-        "%s, random weights, %s" % (vllm["about"]["device"], vllm["cells"][0]["date"]))
+        "%s, random weights, %s" % (vllm["about"]["device"], vllm["cells"][0]["date"]), size=WIDE)
     report.plot(str(folder / "performance-cpu.svg"), [
         {"title": "{threads} cores, {V:,} x {D:,}".format(**cpu), "xlog": True, "xticks": ticks, "ylog": True,
          "y": "time, ms", "curves": [(label, [(line["B"], line[key][1]) for line in cpu["lines"]]) for label, key in (
-             ("PyTorch: matmul, softmax, multinomial", "multinomial"), ("PyTorch: matmul alone", "matmul"),
-             ("ours", "ours"))]}], "%s, %s, %s" % (cpu["cpu"], cpu["commit"], cpu["date"]))
+             ("PyTorch", "multinomial"), ("PyTorch's matmul alone", "matmul"),
+             ("FlashSampling", "ours"))]}], "%s, %s, %s" % (cpu["cpu"], cpu["commit"], cpu["date"]), size=WIDE)
 
 
 def blocks(found, vllm, cpu):

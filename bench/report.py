@@ -11,6 +11,9 @@ SMALLEST_SIGNIFICANT = "%.5g"  # of a number in a JSON file
 # One look for a method in every plot; the colours differ for colour-blind readers too. A dash stands for a bound.
 LOOKS = {
     "ours": ("#0072B2", "-"),
+    "FlashSampling": ("#0072B2", "-"),
+    "PyTorch": ("#D55E00", "-"),
+    "PyTorch's matmul alone": ("#777777", "-"),
     "ours, 8-bit screen": ("#2a9d8f", "-"),
     "ours, 4-bit screen": ("#8e44ad", "-"),
     "cuBLAS + FlashInfer": ("#E69F00", "-"),
@@ -25,7 +28,7 @@ LOOKS = {
     "reading the 4-bit screen once": ("#8e44ad", ":"),
     "limit": ("#D55E00", "--"),
 }
-SPARE = ("#CC79A7", "#56B4E9", "#009E73", "#D55E00")  # of curves without a look of their own
+SPARE = ("#CC79A7", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#777777")  # of curves without a look of their own
 STYLE = {"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False,
          "legend.frameon": False, "svg.hashsalt": "flashsampling", "svg.fonttype": "none",
          "font.sans-serif": ["DejaVu Sans", "Arial"]}
@@ -168,7 +171,7 @@ def plot(path, panels, source="", columns=3, size=(4.4, 3.4)):
                 alone = label in panel.get("points", ())
                 axes.plot(*zip(*points), label=label, color=color, linestyle="" if alone else dash,
                           marker="o" if alone or (dash == "-" and len(points) < 16) else "", markersize=3,
-                          linewidth=1.8 if label.startswith("ours") else 1.2)
+                          linewidth=1.8 if label.startswith(("ours", "FlashSampling")) else 1.2)
             dress(axes, panel)
         for axes in grid.flat[len(panels):]:
             axes.set_visible(False)
