@@ -97,7 +97,7 @@ static void describe(fs_head *head, fs_batch *batch, fs_rules *rules, fs_result 
 }
 
 /* Asks with the widest rules that will be admitted, so that no later call needs more. */
-static void plan_memory(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result) {
+static void *plan_memory(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result) {
     size_t bytes;
     for (int s = 0; s < SLOTS; s++) slot[s] = s, temperature[s] = 1.0f, top_p[s] = 0.5f, frequency[s] = 1.0f;
     check(fs_work_size(context, head, batch, result, NULL, &bytes), context);
@@ -105,6 +105,7 @@ static void plan_memory(fs_context *context, const fs_head *head, const fs_batch
     if (!work) exit(1);
     check(fs_context_set_work(context, work, bytes), context);
     printf("work memory: %zu KB; no step allocates\n", bytes / 1024);
+    return work;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- loop ---- */
@@ -193,7 +194,7 @@ int main(void) {
     fs_batch batch;
     fs_result result;
     describe(&head, &batch, &rules, &result);
-    plan_memory(context, &head, &batch, &result);
+    void *work = plan_memory(context, &head, &batch, &result);
 
     serve(context, &head, &batch, &result, requests, REQUESTS);
     for (int i = 0; i < REQUESTS; i++) print_request(&requests[i], i);
@@ -205,5 +206,6 @@ int main(void) {
     }
     puts("each request gets the same tokens when it runs alone");
     fs_context_destroy(context);
+    free(work);
     return 0;
 }
