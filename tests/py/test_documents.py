@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "python" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$(\n+(?=```\n))?", re.S | re.M)
 NOT_RUN = {"cuda": "a CUDA device", "vllm": "vLLM and a GPU", "sglang": "SGLang", "model": "the weights of a model",
-           "install": "downloads, or minutes of building", "excerpt": "the code around it", "ranks": "MPI or NCCL"}
+           "install": "downloads, or minutes of building", "tests": "minutes, and runs these tests",
+           "excerpt": "the code around it", "ranks": "MPI or NCCL"}
 CMAKE = "cmake_minimum_required(VERSION 3.25)\nproject(app C)\nadd_executable(app app.c)\n"
 
 
@@ -59,7 +60,8 @@ class Session:
 
     def __init__(self, blocks, folder, home):
         self.blocks, self.folder, self.home, self.done = blocks, folder, home, 0
-        self.names = {"__name__": "page"}
+        module = ModuleType(f"page_{len(SESSIONS)}")  # torch.compile looks a function's module up
+        sys.modules[module.__name__], self.names = module, module.__dict__
         folder.mkdir()
         for name in ("examples", "LICENSE"):
             (folder / name).symlink_to(ROOT / name)
