@@ -27,7 +27,8 @@ PAGES = [ROOT / "README.md", ROOT / "python" / "README.md", *sorted((ROOT / "doc
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$(\n+(?=```\n))?", re.S | re.M)
 NOT_RUN = {"cuda": "a CUDA device", "vllm": "vLLM and a GPU", "sglang": "SGLang", "model": "the weights of a model",
            "install": "downloads, or minutes of building", "tests": "minutes, and runs these tests",
-           "excerpt": "the code around it", "ranks": "MPI or NCCL"}
+           "excerpt": "the code around it", "ranks": "MPI or NCCL",
+           "minutes": "minutes"}
 CMAKE = "cmake_minimum_required(VERSION 3.25)\nproject(app C)\nadd_executable(app app.c)\n"
 
 

@@ -156,3 +156,12 @@ def test_every_message_of_the_page_is_in_a_list():
     known = [*IN_PROCESS, *WITH_BUILD, *IN_SOURCES]
     assert len(MESSAGES) > 30
     assert not [message for message in MESSAGES if not any(is_in(key, message) for key in known)]
+
+
+def test_every_environment_variable_is_in_the_reference():
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text()
+    files = [file for folder in ("src", "cli", "python") for file in (ROOT / folder).rglob("*.[chp]*")]
+    used = {name for file in files if file.suffix in (".c", ".h", ".py")
+            for name in re.findall(r"""["']?(FLASHSAMPLING_[A-Z_]*[A-Z])(?=["'=:\s])""", file.read_text())}
+    assert used - {"FLASHSAMPLING_H"} == set(re.findall(r"FLASHSAMPLING_[A-Z_]+[A-Z]", page)) - {
+        "FLASHSAMPLING_TEST_SCALE", "FLASHSAMPLING_TEST_STANDIN"} and len(used) > 15
