@@ -79,7 +79,7 @@ def collect(running, rows, result):
     for b in range(rows):
         request = running[int(slot[b])]
         if result.tokens[b] < 0:  # this request fails; the other rows have their tokens
-            request.error = fs.Row(int(result.status[b])).name
+            request.error = "no token allowed" if result.status[b] & fs.Row.EMPTY else "bad request"
             del running[int(slot[b])]
             continue
         request.tokens.append(int(result.tokens[b]))
@@ -95,8 +95,8 @@ def serve(requests):
             if s not in running and waiting and waiting[0].arrives <= step:
                 running[s] = waiting.pop(0)
                 admit(running[s], s)
-        rows = fill_rows(running)
-        collect(running, rows, sampler(hidden[:rows]))
+        if rows := fill_rows(running):
+            collect(running, rows, sampler(hidden[:rows]))
         step += 1
 
 
@@ -111,7 +111,7 @@ def make_requests():
 requests = make_requests()
 serve(requests)
 for number, request in enumerate(requests):
-    print(f"request {number}: {request.tokens}", request.error)
+    print(f"request {number}: {request.tokens} {request.error}".rstrip())
     if request.logprobs:
         print("  logprobs:", " ".join(f"{value:.2f}" for value in request.logprob))
 
