@@ -1,4 +1,4 @@
-"""Pages for users have short sentences: at most 40 words each, 18 in the median of a page, and no words that only the
+"""Pages for users have short sentences: at most 40 words each, 18 in the median of a page, and no words that only
 the code explains. No commit and no date of a run stands outside of CHANGELOG.md, docs/results and docs/notes.
 
 Code blocks, tables and headings are no sentences, but a cell of a table has at most 40 words too. A list item is a
