@@ -1,6 +1,7 @@
 """Every message of docs/guide/troubleshooting.md is real: each stands in a list below, with what provokes it, and each
 list entry stands on the page. IN_SOURCES has messages that need a GPU or an engine: their fixed texts are in the
 sources. A quotation mark ' on the page may be a backquote in the message, which Markdown cannot show."""
+import ctypes.util
 import os
 import re
 import shutil
@@ -86,8 +87,10 @@ SAMPLE = "$FLASHSAMPLE sample --synthetic 5000,64,3"
 WITH_BUILD = {  # shell commands, in a folder with the program app, linked with the library
     "error while loading shared libraries: libflashsampling.so...": "LD_LIBRARY_PATH= ./app",
     "Package flashsampling was not found in the pkg-config search path.": "pkg-config --libs flashsampling",
-    'By not providing "Findflashsampling.cmake" in CMAKE_MODULE_PATH': "cmake -S . -B build",
-    "fatal error: flashsampling.h: No such file or directory": f"gcc {ROOT}/examples/minimal.c",
+    'By not providing "Findflashsampling.cmake" in CMAKE_MODULE_PATH':
+        "cmake -S . -B build -DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF",
+    "fatal error: flashsampling.h: No such file or directory":
+        f"gcc -nostdinc {ROOT}/examples/minimal.c",
     "libflashsampling.so was not found: ...": f"FLASHSAMPLING_LIBRARY= PYTHONPATH=. {PYTHON}",
     "/nowhere.so: cannot open shared object file: No such file or directory":
         f"FLASHSAMPLING_LIBRARY=/nowhere.so {PYTHON}",
@@ -141,7 +144,9 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("key", WITH_BUILD)
 def test_a_command_prints_the_message(key, folder):
     done = subprocess.run(["sh", "-c", WITH_BUILD[key]], cwd=folder, capture_output=True, text=True,
-                          env={**os.environ, "PKG_CONFIG_PATH": "", "LC_ALL": "C"})
+                          env={**os.environ, "PKG_CONFIG_PATH": "", "PKG_CONFIG_LIBDIR": "/", "LC_ALL": "C"})
+    if "libflashsampling.so" in key and ctypes.util.find_library("flashsampling"):
+        pytest.skip("a library is installed where the loader looks")
     assert is_in(on_page(key), done.stdout + done.stderr), done.stdout + done.stderr
 
 
