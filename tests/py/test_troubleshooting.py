@@ -90,7 +90,7 @@ WITH_BUILD = {  # shell commands, in a folder with the program app, linked with 
     'By not providing "Findflashsampling.cmake" in CMAKE_MODULE_PATH':
         "cmake -S . -B build -DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF",
     "fatal error: flashsampling.h: No such file or directory":
-        f"gcc -nostdinc {ROOT}/examples/minimal.c",
+        f"gcc -nostdinc -I{ROOT}/cmake {ROOT}/examples/minimal.c",
     "libflashsampling.so was not found: ...": f"FLASHSAMPLING_LIBRARY= PYTHONPATH=. {PYTHON}",
     "/nowhere.so: cannot open shared object file: No such file or directory":
         f"FLASHSAMPLING_LIBRARY=/nowhere.so {PYTHON}",
