@@ -115,7 +115,7 @@ class Session:
 
 
 def missing(block):
-    """What this machine lacks to run the block; "" for nothing."""
+    """The module or build that this machine lacks for the block; "" for nothing."""
     for module in (block.module, f"flashsampling.{block.module}") if block.module else ():
         if module in ("flashsampling.torch", "flashsampling.transformers") or not module.startswith("flashsampling."):
             if importlib.util.find_spec(module) is None:

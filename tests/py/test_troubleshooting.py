@@ -16,7 +16,7 @@ import flashsampling as fs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guide" / "troubleshooting.md").read_text()
-# What the first column of a table shows where the heading of that column says it is a message.
+# The first column of each table whose heading says that it has messages.
 MESSAGES = [cell for table in re.findall(r"^\| (?:message|log line) \|.*?(?=\n\n)", PAGE, re.S | re.M)
             for cell in re.findall(r"^\| `(.*?)` \|", table, re.M)]
 MESSAGES.append("FLASHSAMPLING_TYPO=1 (unknown: nothing reads it)")
