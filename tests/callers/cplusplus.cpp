@@ -1,4 +1,4 @@
-// cplusplus.cpp - first_user.c in C++11: the context in a smart pointer, arrays in vectors, errors as exceptions.
+// cplusplus.cpp - examples/minimal.c in C++11: the context in a smart pointer, arrays in vectors, errors as exceptions.
 #include <flashsampling.h>
 
 #include <cstdio>
@@ -69,13 +69,17 @@ void draw() {
     for (size_t b = 0; b < tokens.size(); b++)
         if ((status[b] & FS_ROW_NO_TOKEN) != 0 || tokens[b] < 0 || tokens[b] >= V)
             throw std::runtime_error("a row has no token");
+    std::printf("%d rows drew the tokens", static_cast<int>(tokens.size()));
+    for (const int64_t token : tokens) std::printf(" %d", static_cast<int>(token));
+    std::printf("\n");
 
     head.dim = -1; // errors arrive with value and limit
     try {
         check(fs_sample(context.get(), &head, &batch, &result), context);
     } catch (const std::runtime_error &error) {
-        if (std::string(error.what()).find("head.dim is -1") != std::string::npos) return;
-        throw;
+        if (std::string(error.what()).find("head.dim is -1") == std::string::npos) throw;
+        std::printf("a wrong argument is an exception: %s\n", error.what());
+        return;
     }
     throw std::runtime_error("a head of dimension -1 was taken");
 }
