@@ -129,6 +129,8 @@ static void begin(fs_context *context) {
     memset(&context->counters, 0, sizeof context->counters);
 }
 
+/* A prepared call would save these checks: too little for a second way to call (docs/notes/python-host-time.md, "A call
+ * prepared in C would save the checks, half a microsecond"). */
 fs_status fs_sample(fs_context *context, const fs_head *head, const fs_batch *batch, const fs_result *result) {
     fs_arguments a;
     FS_TRY(enter(context));
