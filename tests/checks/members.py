@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = r"md|h|hpp|c|cu|cuh|cpp|py|json|svg"  # ranks.md is no member
-FAULTS = "```c\noptions.stream = s;\n```\nsays `batch.all.top_k`; a `result.tokens` and docs/ranks.md are none\n"
+FAULTS = "```c\noptions.stream = s;\n```\nsays `batch.all.top_k`; a `result.tokens` and `ranks.md` are none\n"
 
 
 def members(header):
