@@ -34,7 +34,7 @@
  *
  * The interface has four tiers:
  *   1. what every caller needs       status, head, rules, batch, result, context, fs_sample
- *   2. what engines need             slots, limits, masks, edits, penalties, streams, work memory, drafts
+ *   2. what engines need             slots, limits, masks, edits, penalties, CUDA streams, work memory, drafts
  *   3. headers of their own          flashsampling_screens.h: W in fewer bits; flashsampling_ranks.h: shards and ranks,
  *                                    with flashsampling_mpi.h and flashsampling_nccl.h
  *   4. experimental, may change      group modes, FS_NOISE_FAST
@@ -382,8 +382,9 @@ typedef struct fs_batch {
     const int32_t *edit_token;
     const float *edit_bias; /* added to the logit; -inf bans the token */
 
-    /* What each slot has produced so far, for penalties. Repetition applies to tokens whose seen bit is set or whose
-     * count is above 0; frequency and presence look at counts only. A count below 0 is none. */
+    /* What each slot has produced so far, for penalties: the caller adds each token, the library only reads. Repetition
+     * applies to tokens whose seen bit is set or whose count is above 0; frequency and presence look at counts only. A
+     * count below 0 is none. */
     const uint32_t *seen;        /* bits like `allow`, [S, ceil(vocab / 32)] or NULL */
     int64_t seen_stride;         /* bytes; 0 = packed */
     const int32_t *counts;       /* dense, [S, vocab], or NULL */
@@ -685,6 +686,7 @@ typedef struct fs_drafts {
                             * [R, tokens_width], each line filled up with -1; no sequence has more targets */
     int64_t *token_offset; /* [R + 1] or NULL: how many tokens the sequences before s emit, which is where its tokens
                             * begin if they are packed; the last is how many there are */
+    void *cuda_stream;     /* CUDA: the stream of this call; NULL = the context's. Other backends: NULL */
 } fs_drafts;
 
 /* Accepts the drafts of each sequence while they equal what the target drew at their place. context NULL or of the CPU:

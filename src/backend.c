@@ -117,11 +117,11 @@ fs_status fs_screen_most_rows(fs_context *context, int32_t *rows) {
     return FS_OK;
 }
 
-fs_status fs_backend_take_stream(fs_context *context, void *cuda_stream) {
+fs_status fs_backend_take_stream(fs_context *context, const char *name, void *cuda_stream) {
     const fs_backend *backend = context->backend;
     if (backend->set_stream)
         return backend->set_stream(context, cuda_stream ? cuda_stream : context->options.cuda_stream);
-    FS_REQUIRE(context, !cuda_stream, "batch.cuda_stream is %p, must be NULL: the %s backend has no streams",
-               cuda_stream, backend->name);
+    FS_REQUIRE(context, !cuda_stream, "%s is %p, must be NULL: the %s backend has no streams", name, cuda_stream,
+               backend->name);
     return FS_OK;
 }

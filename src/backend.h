@@ -101,7 +101,7 @@ const fs_backend *fs_backend_choose(const fs_options *options, fs_status *status
 fs_status fs_backend_find(int32_t kind, const fs_backend **backend, const char **why);
 
 /* The calls that follow go to this stream; NULL: the context's. Backends without streams take NULL alone. */
-fs_status fs_backend_take_stream(fs_context *context, void *cuda_stream);
+fs_status fs_backend_take_stream(fs_context *context, const char *name, void *cuda_stream);
 
 /* Checks the environment variables of every backend, in this build or not: an invalid value is FS_ERR_ENVIRONMENT. */
 fs_status fs_backend_environment(void);

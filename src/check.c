@@ -246,7 +246,7 @@ fs_status fs_check_call(fs_context *context, int32_t call, const fs_head *head, 
     FS_TRY(check_result(context, &a->batch, &a->result));
     FS_TRY(fs_check_pointers(context, a));
     FS_TRY(check_partners(context, &a->batch));
-    FS_TRY(fs_backend_take_stream(context, a->batch.cuda_stream));
+    FS_TRY(fs_backend_take_stream(context, "batch.cuda_stream", a->batch.cuda_stream));
     if (a->head.screen && reads) FS_TRY(fs_screen_admit(context, &a->head));
     if (context->backend->host_arrays) FS_TRY(fs_check_host_arrays(context, &a->batch, head_vocab(&a->head)));
     return fs_check_supported(context, call, a);

@@ -414,6 +414,7 @@ class DraftsStruct(ctypes.Structure):
         ("tokens", c_void_p),
         ("tokens_width", c_int64),
         ("token_offset", c_void_p),
+        ("cuda_stream", c_void_p),
     ]
 
 

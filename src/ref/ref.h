@@ -33,6 +33,7 @@ typedef struct ref_row {
     int64_t slot;
     uint64_t position;
     ref_values values; /* of the row's slot */
+    uint32_t uses;     /* FS_RULE_... of the rules that these are */
     uint32_t status;
 
     float *dot;          /* [V] what x is made of */

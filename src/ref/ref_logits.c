@@ -148,7 +148,7 @@ static uint32_t used_rules(const ref_values *values, int64_t vocab) {
 /* Whether the row does what batch.limits says that no row does. */
 static uint32_t check_limits(const ref_row *row, const fs_batch *batch) {
     const uint32_t absent = batch->limits->absent;
-    uint32_t uses = used_rules(&row->values, row->vocab);
+    uint32_t uses = row->uses;
     const int has_penalised = batch->seen || batch->counts || batch->count_offset || batch->extra_offset;
     const int top_k_over = batch->limits->top_k > 0 && row->values.top_k > batch->limits->top_k;
     int64_t first, last;
@@ -186,6 +186,7 @@ void fs_ref_row_values(ref_row *row, const fs_batch *batch) {
     values->substream = batch->substream ? batch->substream[s] : batch->substream_all;
     values->seed = batch->seed ? batch->seed[s] : noise_spread_seed(batch->seed_all, (uint64_t)s);
     row->status = check_values(values);
+    row->uses = used_rules(values, row->vocab);
     int64_t mask = mask_of(row, batch);
     if (mask < -1 || (batch->allow_count > 0 && mask >= batch->allow_count)) row->status |= FS_ROW_BAD_MASK;
     row->status |= check_lists(row, batch) | check_limits(row, batch);

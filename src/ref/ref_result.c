@@ -141,8 +141,7 @@ static void put_watch(const ref_row *row, const fs_batch *batch, const fs_result
 
 /* The tokens of order[0 .. kept), if there is a cut. */
 static void put_survivors(const ref_row *row, const fs_result *result, const view *w) {
-    const ref_values *values = &row->values;
-    const int cuts = (values->top_k > 0 && values->top_k < row->vocab) || values->top_p < 1.0f || values->min_p > 0.0f;
+    const int cuts = (row->uses & (FS_RULE_TOP_K | FS_RULE_TOP_P | FS_RULE_MIN_P)) != 0;
     if (result->survivor_count) result->survivor_count[row->b] = !w ? 0 : cuts ? (int32_t)row->kept : -1;
     for (int64_t i = 0; result->survivor_token && i < result->survivor_limit; i++)
         result->survivor_token[row->b * result->survivor_limit + i] =

@@ -11,7 +11,7 @@ static fs_status draw_seed(fs_context *context, uint64_t *seed) {
     while (*seed == 0 && file && fread(seed, sizeof *seed, 1, file) == 1) continue;
     if (file) fclose(file);
     if (*seed != 0) return FS_OK;
-    return fs_fail(context, FS_ERR_DEVICE, "/dev/urandom gives no random seed for a screen: give options.seed");
+    return fs_fail(context, FS_ERR_DEVICE, "/dev/urandom gives no random seed for a screen: give screen_options.seed");
 }
 
 fs_status fs_screen_copy(fs_context *context, void *to, const void *from, size_t bytes) {

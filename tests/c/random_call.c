@@ -165,7 +165,7 @@ static void make_batch(rng *r, random_call *c) {
     b->seed_all = random_next(r);
     rules_of(b)->temperature.value = random_below(r, 5) ? 0.7f : 0.0f;
     c->temperature = array(s, 4), c->top_k = array(s, 4), c->top_p = array(s, 4), c->min_p = array(s, 4);
-    c->seed = array(s, 8), c->stream = array(s, 4);
+    c->seed = array(s, 8), c->substream = array(s, 4);
     c->repetition = array(s, 4), c->frequency = array(s, 4), c->presence = array(s, 4);
     for (size_t i = 0; i < s; i++) {
         const float t[] = {0.0f, 0.001f, 0.5f, 1.0f, 1.7f, 100.0f, -1.0f, NAN};
@@ -178,14 +178,14 @@ static void make_batch(rng *r, random_call *c) {
         c->top_p[i] = p[random_below(r, random_below(r, 8) ? 7 : 8)];
         c->min_p[i] = m[random_below(r, random_below(r, 8) ? 7 : 8)];
         c->seed[i] = random_below(r, 4);
-        c->stream[i] = (uint32_t)random_below(r, 2);
+        c->substream[i] = (uint32_t)random_below(r, 2);
         c->repetition[i] = random_below(r, 2) ? 1.0f : 1.3f;
         c->frequency[i] = random_below(r, 2) ? 0.0f : 0.25f;
         c->presence[i] = random_below(r, 2) ? 0.0f : -0.5f;
     }
     if (random_below(r, 2)) rules_of(b)->temperature.per_slot = c->temperature;
     if (random_below(r, 2)) b->seed = c->seed;
-    if (random_below(r, 2)) b->substream = c->stream;
+    if (random_below(r, 2)) b->substream = c->substream;
     if (!grouped) {
         if (random_below(r, 2)) rules_of(b)->top_k.per_slot = c->top_k;
         if (random_below(r, 2)) rules_of(b)->top_p.per_slot = c->top_p;
@@ -280,7 +280,7 @@ void make_call_of(rng *r, random_call *c, int64_t rows, int64_t vocab) {
 void free_call(random_call *c) {
     void *all[] = {c->data,        c->hidden,       c->bias,         c->slot,       c->position,     c->seed,
                    c->temperature, c->top_p,        c->min_p,        c->repetition, c->frequency,    c->presence,
-                   c->top_k,       c->stream,       c->allow,        c->seen,       c->allow_index,  c->counts,
+                   c->top_k,       c->substream,    c->allow,        c->seen,       c->allow_index,  c->counts,
                    c->edit_offset, c->count_offset, c->watch_offset, c->edit_token, c->count_token,  c->count_value,
                    c->watch_token, c->given,        c->edit_bias,    c->edit_count, c->extra_offset, c->extra_token};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);

@@ -17,7 +17,7 @@ typedef struct random_call {
     uint64_t *position, *seed;
     float *temperature, *top_p, *min_p, *repetition, *frequency, *presence;
     int32_t *top_k;
-    uint32_t *stream, *allow, *seen;
+    uint32_t *substream, *allow, *seen;
     int32_t *allow_index, *counts;
     int64_t *edit_offset, *count_offset, *extra_offset, *watch_offset;
     int32_t *edit_token, *count_token, *count_value, *extra_token, *watch_token, *given;

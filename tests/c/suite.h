@@ -20,7 +20,7 @@
 
 /* ------------------------------------------------------------------------------------ what a sampler is asked ---- */
 
-/* Draws that all come from one row of logits. Row b, sample i is named (seed[b], position[b], i, stream[b]). */
+/* Draws that all come from one row of logits. Row b, sample i is named (seed[b], position[b], i, substream[b]). */
 typedef struct draws {
     const float *logits; /* [vocab] */
     int64_t vocab;
@@ -33,9 +33,9 @@ typedef struct draws {
     int64_t group_size;
     int32_t shards; /* above 1: drawn in so many parts that are merged */
     int64_t rows;
-    const uint64_t *seed;     /* [rows] or NULL = the scalar, spread */
-    const uint64_t *position; /* [rows] */
-    const uint32_t *stream;   /* [rows] or NULL */
+    const uint64_t *seed;      /* [rows] or NULL = the scalar, spread */
+    const uint64_t *position;  /* [rows] */
+    const uint32_t *substream; /* [rows] or NULL */
     int32_t samples;
     int32_t *tokens; /* [rows, samples] */
     float *score;    /* [rows, samples] or NULL */
@@ -126,7 +126,7 @@ double kolmogorov_p(double lambda);
 /* Which two draws of a pair test are compared: b's name is a's, moved by this. */
 typedef struct move {
     uint64_t seed, position;
-    uint32_t stream;
+    uint32_t substream;
     int32_t sample_a, sample_b;
     int spread; /* rows 2i and 2i + 1 under one scalar seed */
     int shard;  /* the same name, on the lower and on the upper half of the ids */
@@ -173,7 +173,7 @@ static inline fs_batch suite_batch(const draws *d) {
     batch.substream_all = d->substream_all;
     batch.seed = d->seed;
     batch.position = d->position;
-    batch.substream = d->stream;
+    batch.substream = d->substream;
     return batch;
 }
 

@@ -111,7 +111,7 @@ static void run_tail(const suite_case *c, const sampler *s, int64_t n, findings 
  * independent of theirs, which the chi-squared law needs. */
 typedef struct names {
     uint64_t seed[CALL_ROWS], position[CALL_ROWS];
-    uint32_t stream[CALL_ROWS];
+    uint32_t substream[CALL_ROWS];
 } names;
 
 static void name_pairs(const move *m, int second, int64_t done, int64_t rows, names *to) {
@@ -119,7 +119,7 @@ static void name_pairs(const move *m, int second, int64_t done, int64_t rows, na
         uint64_t i = (uint64_t)(done + b);
         to->seed[b] = 1000 + 2 * i + (second ? m->seed : 0);
         to->position[b] = 5 + (second ? m->position : 0);
-        to->stream[b] = second ? m->stream : 0;
+        to->substream[b] = second ? m->substream : 0;
     }
 }
 
@@ -136,7 +136,7 @@ static void draw_pairs(const suite_case *c, const sampler *s, draws *d, int64_t 
         name_pairs(m, which, done, rows, n);
         d->seed = n->seed;
         d->position = n->position;
-        d->stream = n->stream;
+        d->substream = n->substream;
         if (m->shard) {
             d->first = which ? c->vocab / 2 : 0;
             d->last = which ? c->vocab : c->vocab / 2;
@@ -345,11 +345,11 @@ const suite_case suite_cases[SUITE_CASES] = {
     {"rows_under_one_scalar_seed_are_independent", "rows", PAIRS(.spread = 1)},
     {"consecutive_positions_are_independent", "positions", PAIRS(.position = 1)},
     {"positions_equal_in_their_lower_half_are_independent", "high positions", PAIRS(.position = UPPER)},
-    {"streams_are_independent", "streams", PAIRS(.stream = 1)},
+    {"substreams_are_independent", "substreams", PAIRS(.substream = 1)},
     {"samples_are_independent", "samples", PAIRS(.sample_b = 1)},
     {"the_next_sample_is_not_the_next_seed", "sample/seed", PAIRS(.seed = 1, .sample_a = 1)},
     {"the_next_sample_is_not_the_next_position", "sample/position", PAIRS(.position = 1, .sample_a = 1)},
-    {"the_next_sample_is_not_the_next_stream", "sample/stream", PAIRS(.stream = 1, .sample_a = 1)},
+    {"the_next_sample_is_not_the_next_substream", "sample/substream", PAIRS(.substream = 1, .sample_a = 1)},
     {"shards_are_independent", "shard pairs", run_pairs, .n = 100000, .power_n = 10000, .shape = SHAPE_FLAT,
      .vocab = 38, .move = {.shard = 1}},
 

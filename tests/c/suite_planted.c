@@ -36,11 +36,11 @@ typedef struct field {
 static fs_noise name_of(const planted *self, const draws *d, int64_t b, int32_t sample) {
     uint64_t seed = d->seed ? d->seed[b] : noise_spread_seed(d->seed_all, (uint64_t)b);
     uint64_t position = d->position[b];
-    uint32_t stream = d->stream ? d->stream[b] : d->substream_all;
+    uint32_t substream = d->substream ? d->substream[b] : d->substream_all;
     if (self->error == PLANTED_ROW_SEED_IGNORED) seed = d->seed ? d->seed[0] : d->seed_all;
     if (self->error == PLANTED_POSITION_IGNORED) position = 0;
-    if (self->error == PLANTED_SEED_PLUS_SAMPLE) return noise_row(seed + (uint64_t)sample, position, 0, stream);
-    return noise_row(seed, position, (uint32_t)sample, stream);
+    if (self->error == PLANTED_SEED_PLUS_SAMPLE) return noise_row(seed + (uint64_t)sample, position, 0, substream);
+    return noise_row(seed, position, (uint32_t)sample, substream);
 }
 
 #define UNMARKED (-1)

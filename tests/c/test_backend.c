@@ -49,11 +49,26 @@ static fs_status fake_ranks(fs_context *context, const fs_ranks *ranks, const fs
     return failed ? failed : fake_sample(context, head, batch, result);
 }
 
+static void *stream_now;
+
+static fs_status fake_set_stream(fs_context *context, void *stream) {
+    (void)context;
+    stream_now = stream;
+    return FS_OK;
+}
+
+static fs_status fake_accept(fs_context *context, const fs_drafts *drafts) {
+    (void)drafts;
+    return fs_fail(context, FS_ERR_INTERNAL, "a fake accepts nothing");
+}
+
 const fs_backend fs_backend_cuda = {.name = "cuda",
                                     .open = fake_open,
                                     .close = fake_close,
                                     .sample = fake_sample,
                                     .lacks = fs_cuda_lacks,
+                                    .set_stream = fake_set_stream,
+                                    .accept = fake_accept,
                                     .partial_size = fake_size,
                                     .partial = fake_partial,
                                     .merge = fake_merge,
@@ -94,6 +109,38 @@ static void work_memory_is_refused_by_a_backend_that_takes_none(void **state) {
     options.work = NULL, options.work_bytes = 0;
     assert_int_equal(fs_context_create(&options, &context), FS_OK);
     assert_int_equal(fs_context_set_work(context, memory, sizeof memory), FS_ERR_UNSUPPORTED);
+    fs_context_destroy(context);
+}
+
+/* A call that names no stream goes to the context's, whichever the call before it named. */
+static void a_call_goes_to_its_own_stream_or_to_the_contexts(void **state) {
+    (void)state;
+    static char streams[2];
+    fs_context *context = open_context(FS_BACKEND_CUDA, 0, 0);
+    assert_int_equal(fs_context_set_stream(context, &streams[0]), FS_OK);
+    assert_ptr_equal(stream_now, &streams[0]);
+    described c;
+    fs_call_desc o = fs_call_desc_default();
+    call_of_desc(&c, &o, 0);
+    fs_batch own = c.batch;
+    own.cuda_stream = &streams[1];
+    fs_drafts drafts = fs_drafts_default(), own_drafts = drafts;
+    own_drafts.cuda_stream = &streams[1];
+    size_t bytes;
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(fs_sample(context, &c.head, &own, &c.result), FS_ERR_INTERNAL);
+        assert_ptr_equal(stream_now, &streams[1]);
+        if (i == 0) assert_int_equal(fs_sample(context, &c.head, &c.batch, &c.result), FS_ERR_INTERNAL);
+        if (i == 1) assert_int_equal(fs_accept_drafts(context, &drafts), FS_ERR_INTERNAL);
+        if (i == 2) assert_int_equal(fs_screen_size(context, &c.head, NULL, &bytes), FS_OK);
+        if (i == 3) assert_int_equal(fs_screen_slice(context, NULL, 0, 0, 16, NULL, 0, &bytes), FS_ERR_ARGUMENT);
+        if (i == 4) assert_int_equal(fs_partial_size(context, &c.head, &c.batch, &c.result, &bytes), FS_ERR_INTERNAL);
+        assert_ptr_equal(stream_now, &streams[0]);
+    }
+    assert_int_equal(fs_accept_drafts(context, &own_drafts), FS_ERR_INTERNAL);
+    assert_ptr_equal(stream_now, &streams[1]);
+    assert_int_equal(fs_context_set_stream(context, NULL), FS_OK);
+    assert_ptr_equal(stream_now, NULL);
     fs_context_destroy(context);
 }
 
@@ -197,6 +244,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_cuda_backend_is_there_when_it_is_asked_for),
         cmocka_unit_test(work_memory_is_refused_by_a_backend_that_takes_none),
+        cmocka_unit_test(a_call_goes_to_its_own_stream_or_to_the_contexts),
         cmocka_unit_test(calls_are_refused_in_the_words_of_the_answer),
         cmocka_unit_test(cuda_does_every_rule_on_one_device_and_over_shards),
         cmocka_unit_test(cuda_refuses_inputs_by_name),

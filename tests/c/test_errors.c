@@ -53,6 +53,7 @@ static void a_bad_batch_is_named(void **state) {
     REFUSED(f.batch.counts_stride = 4, "batch.counts_stride", "160");
     REFUSED((f.batch.counts = f.list, f.batch.count_offset = f.offset), "batch.counts", "both");
     REFUSED(f.batch.list_capacity = -1, "batch.list_capacity", "-1");
+    REFUSED(f.batch.list_capacity = 1 << 24, "batch.list_capacity is 16777216", "0 to 16777215");
     REFUSED(f.batch.allow_count = -1, "batch.allow_count", "-1");
     REFUSED(f.batch.size = 8, "batch.size", "8");
     REFUSED(f.batch.size = SIZE_MAX, "batch.size", "4096");
@@ -146,6 +147,19 @@ static void later_structs_are_read_as_far_as_they_are_known(void **state) {
     fs_context_destroy(f.context);
 }
 
+static void a_stream_is_refused_where_there_are_none(void **state) {
+    (void)state;
+    REFUSED(f.batch.cuda_stream = FS_STREAM_DEFAULT, "batch.cuda_stream is 0x1", "the cpu backend has no streams");
+    fs_context *context = open_context(FS_BACKEND_REFERENCE, 1, 0);
+    fs_drafts drafts = fs_drafts_default();
+    drafts.cuda_stream = FS_STREAM_DEFAULT;
+    assert_int_equal(fs_accept_drafts(context, &drafts), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(context), "drafts.cuda_stream is 0x1"));
+    assert_int_equal(fs_accept_drafts(NULL, &drafts), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(NULL), "drafts.cuda_stream is 0x1"));
+    fs_context_destroy(context);
+}
+
 static void null_arguments_are_refused(void **state) {
     (void)state;
     fixture f;
@@ -200,6 +214,10 @@ static void bad_options_are_named(void **state) {
     options = fs_options_default();
     options.block = -1;
     assert_int_equal(fs_context_create(&options, &context), FS_ERR_ARGUMENT);
+    options = fs_options_default();
+    options.threads = 4097;
+    assert_int_equal(fs_context_create(&options, &context), FS_ERR_ARGUMENT);
+    assert_non_null(strstr(fs_error_text(NULL), "options.threads is 4097, must be 0 (every core) to 4096"));
     options = fs_options_default();
     options.size = 4097;
     assert_int_equal(fs_context_create(&options, &context), FS_ERR_ARGUMENT);
@@ -389,6 +407,7 @@ int main(void) {
         cmocka_unit_test(a_bad_result_is_named),
         cmocka_unit_test(what_is_not_there_yet_says_so),
         cmocka_unit_test(later_structs_are_read_as_far_as_they_are_known),
+        cmocka_unit_test(a_stream_is_refused_where_there_are_none),
         cmocka_unit_test(null_arguments_are_refused),
         cmocka_unit_test(bad_work_memory_is_named),
         cmocka_unit_test(bad_options_are_named),

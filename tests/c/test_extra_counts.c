@@ -57,13 +57,13 @@ static random_call counted(const random_call *c) {
     RULE_BY_ROW(top_p);
     RULE_BY_ROW(min_p);
     BY_ROW(seed, 8);
-    BY_ROW(stream, 4);
+    BY_ROW(substream, 4);
     RULE_BY_ROW(repetition);
     RULE_BY_ROW(frequency);
     RULE_BY_ROW(presence);
     BY_ROW(seen, words);
     BY_ROW(edit_count, 4);
-    if (c->batch.substream) t.batch.substream = t.stream;
+    if (c->batch.substream) t.batch.substream = t.substream;
     if (c->batch.seen) t.batch.seen = t.seen;
     if (c->batch.edit_count) t.batch.edit_count = t.edit_count;
     for (int64_t b = 0; b < c->rows && !c->batch.seed; b++)
@@ -89,7 +89,7 @@ static void free_counted(const random_call *c, random_call *t) {
                    t->top_p,
                    t->min_p,
                    t->seed,
-                   t->stream,
+                   t->substream,
                    t->repetition,
                    t->frequency,
                    t->presence,

@@ -1,5 +1,6 @@
 /* Structs of callers that were compiled with another version: as long as this one's, shorter than any version's, longer
  * by members that are zero, or set. */
+#include "alone.h"
 #include "refusals.h"
 
 /* A struct with room for a member that this version does not know. */
@@ -100,6 +101,35 @@ static void counters_and_options_may_be_longer_too(void **state) {
     assert_non_null(strstr(fs_error_text(NULL), "options.size"));
 }
 
+/* Accepted while what this version does not know is zero, refused by name when it is not. */
+#define MAY_BE_LONGER(name, start, context, expression)                                                                \
+    do {                                                                                                               \
+        LONGER(fs_##name) name;                                                                                        \
+        memset(&name, 0, sizeof name);                                                                                 \
+        name.known = start, name.known.size = sizeof name;                                                             \
+        assert_int_equal(expression, FS_OK);                                                                           \
+        name.more = 1;                                                                                                 \
+        assert_int_equal(expression, FS_ERR_UNSUPPORTED);                                                              \
+        assert_non_null(strstr(fs_error_text(context), #name ".size"));                                                \
+        name.known.size = sizeof name.known - 8;                                                                       \
+        assert_int_equal(expression, FS_ERR_ARGUMENT);                                                                 \
+        assert_non_null(strstr(fs_error_text(context), #name ".size"));                                                \
+    } while (0)
+
+static void the_structs_of_other_calls_may_be_longer_too(void **state) {
+    (void)state;
+    fixture f;
+    make(&f);
+    size_t bytes;
+    MAY_BE_LONGER(call_desc, fs_call_desc_default(), NULL, fs_supports(FS_BACKEND_CPU, &call_desc.known, NULL));
+    MAY_BE_LONGER(drafts, fs_drafts_default(), f.context, fs_accept_drafts(f.context, &drafts.known));
+    MAY_BE_LONGER(screen_options, fs_screen_options_default(), f.context,
+                  fs_screen_size(f.context, &f.head, &screen_options.known, &bytes));
+    MAY_BE_LONGER(ranks, alone_ranks(), f.context,
+                  fs_sample_ranks(f.context, &ranks.known, &f.head, &f.batch, &f.result));
+    fs_context_destroy(f.context);
+}
+
 /* The rules say of themselves what the header says. */
 static void rules_describe_themselves(void **state) {
     (void)state;
@@ -126,6 +156,7 @@ int main(void) {
         cmocka_unit_test(a_member_that_is_set_and_not_known_is_refused_by_name),
         cmocka_unit_test(rules_and_limits_that_no_version_had_are_refused),
         cmocka_unit_test(counters_and_options_may_be_longer_too),
+        cmocka_unit_test(the_structs_of_other_calls_may_be_longer_too),
         cmocka_unit_test(rules_describe_themselves),
     };
     return cmocka_run_group_tests_name("sizes", tests, NULL, NULL);

@@ -78,7 +78,7 @@ WILD(result, M(SIZE, size), M(I32, tokens_dtype), M(I32, logits_mode), M(I32, to
 WILD(options, M(SIZE, size), M(I32, backend), M(I32, device), M(I32, threads), M(I32, block), M(I64, work_bytes),
      M(I64, fallback_bytes), M(I32, flags), M(I32, reserved))
 WILD(ranks, M(SIZE, size), M(I32, rank), M(I32, count), M(I32, device), M(I32, reserved))
-WILD(drafts, M(SIZE, size), M(I32, reserved))
+WILD(drafts, M(SIZE, size), M(I32, reserved), M(I64, cuda_stream))
 WILD(call_desc, M(SIZE, size), M(I32, call), M(I32, kind), M(I32, dtype), M(I32, hidden_dtype), M(I32, mode),
      M(I32, noise), M(I32, samples), M(I32, logits_mode), M(I32, rules), M(I32, results), M(I32, flags), M(I32, inputs),
      M(I64, group_size))

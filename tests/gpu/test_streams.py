@@ -80,6 +80,22 @@ def test_graphs_of_one_context_replay_at_once_and_beside_other_calls(kind, outpu
         del graphs
 
 
+def test_a_call_goes_to_the_stream_that_its_batch_names():
+    W, H, asked, other = weights(V, D), hidden(64, D), rules(64), torch.cuda.Stream()
+    head, want, out = fs.Head(W), draw(W, H, asked)["tokens"], Outputs(64, floats=())
+    batch = fs.Batch(head, H, **asked)
+    batch.struct.cuda_stream = other.cuda_stream
+    with fs.Context("cuda", cuda_stream=STREAM.cuda_stream) as context:
+        context.sample(head, batch, out=out.rows)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(other):
+            torch.cuda._sleep(200_000_000)
+        context.sample(head, batch, out=out.rows)
+        assert STREAM.query() and not other.query()
+        torch.cuda.synchronize()
+        assert torch.equal(out.taken()["tokens"], want)
+
+
 def test_a_first_call_may_be_a_captured_one():
     """Memory is taken then, too."""
     asked, out = rules(64), Outputs(64, floats=("log_z",))

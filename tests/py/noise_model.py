@@ -36,9 +36,9 @@ def joined(low, high):
     return low | (high << 32)
 
 
-def row(seed, position, sample, stream):
+def row(seed, position, sample, substream):
     """The name of one draw."""
-    return philox((*halves(position), sample, stream), halves(seed))[:3]
+    return philox((*halves(position), sample, substream), halves(seed))[:3]
 
 
 def spread_seed(seed, slot):

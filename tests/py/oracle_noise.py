@@ -35,9 +35,9 @@ def joined(low, high):
     return low | high << U64(32)
 
 
-def names(seed, position, samples, stream):
+def names(seed, position, samples, substream):
     """The three words [samples, 3] that name each draw of a row."""
-    return np.stack(philox(*halves(seed), *halves(position), np.arange(samples), stream)[:3], axis=1)
+    return np.stack(philox(*halves(seed), *halves(position), np.arange(samples), substream)[:3], axis=1)
 
 
 def spread(seed, slot):

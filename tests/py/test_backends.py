@@ -89,7 +89,7 @@ NEAR = 2e-5  # four times what the order of 256 additions in float moved a logit
 
 def assert_near_ties(reference, case, result, expected):
     """Tokens are the reference's, or score at most NEAR less than they do; returns the rate of those. The case has a
-    scalar seed, and neither positions, temperatures nor streams."""
+    scalar seed, and neither positions, temperatures nor substreams."""
     logit = reference.sample(fs.Head(**case.head), case.hidden, mode="score", score_tokens=result.tokens,
                              samples=result.tokens.shape[1], outputs=["logit"]).logit
     differ = np.argwhere(result.tokens != expected.tokens)

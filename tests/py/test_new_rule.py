@@ -15,6 +15,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("FS_BUILD", ROOT / "build" / "release"))
 MOST_FILES = 5
+MOST_OF_MIN_P = 30  # product files that name it; ARCHITECTURE.md says so
 
 # By file: the line that the new one follows, and the new line.
 ADDED = {
@@ -76,6 +77,13 @@ ours, truth = ([found[backend, key] for b, key in found if b == backend] for bac
 assert ours == truth, "the CPU and the reference differ"
 assert ours[0][0] != ours[1][0] and ours[1][0] != ours[2][0], "the rule does nothing"
 """
+
+
+def test_min_p_stands_in_no_more_files():
+    files = [path for name in ("include", "src", "cli", "python") for path in (ROOT / name).rglob("*")
+             if path.suffix in (".h", ".c", ".py") and ROOT / "src" / "cuda" not in path.parents]
+    naming = [str(path.relative_to(ROOT)) for path in files if "min_p" in path.read_text()]
+    assert len(naming) <= MOST_OF_MIN_P, naming
 
 
 def run(*command: object, **options: object) -> str:

@@ -155,7 +155,7 @@ def test_bans_and_masks_are_final(reference):
     assert result.tokens[0, 0] == 2 and not result.status[0] & fs.Row.NAN
 
 
-def test_slots_positions_seeds_and_streams(reference):
+def test_slots_positions_seeds_and_substreams(reference):
     x = gaussian(9, rows=1)["logits"]
     case = Case(logits(x[0], rows=5), slot=np.array([2, 0, -1, 4, 2], np.int32), slots=6, position=[1, 2, 3, 4, 1],
                 seed=11, temperature=[1, 1, 0.5, 1, 2, 1], substream=[0, 0, 1, 0, 0, 9], samples=30)

@@ -233,7 +233,7 @@ DIFFERENCE(other_samples, batch->samples = 2)
 DIFFERENCE(other_logits, result->logits_mode = FS_LOGITS_CUT)
 DIFFERENCE(other_results, result->log_z = log_z)
 DIFFERENCE(other_seed, batch->seed_all += (uint64_t)1 << 63)
-DIFFERENCE(other_stream, batch->substream_all = 1)
+DIFFERENCE(other_substream, batch->substream_all = 1)
 DIFFERENCE(other_position, batch->position_all = (uint64_t)1 << 40)
 DIFFERENCE(other_temperature, rules_of(batch)->temperature.value = 0.999999f)
 DIFFERENCE(other_top_k, rules_of(batch)->top_k.value = 9)
@@ -257,7 +257,7 @@ static const difference differences[] = {
     {"result.logits_mode is 2", other_logits},
     {"results are asked", other_results},
     {"a seed", other_seed},
-    {"stream", other_stream},
+    {"substream", other_substream},
     {"a position", other_position},
     {"the value of a rule", other_temperature},
     {"the value of a rule", other_top_k},
