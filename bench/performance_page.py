@@ -1,11 +1,9 @@
 """Writes the plots and generated blocks of docs/results/performance.md and of README.md from what
 bench/performance.py and bench/tpot.py have measured.
 
-    python bench/performance_page.py                 the tracked files
-    python bench/performance_page.py --check         ends with 1 where a block is not what the files say
+    python bench/performance_page.py
 """
 import argparse
-import sys
 from pathlib import Path
 
 import report
@@ -40,8 +38,7 @@ def pair(line):
 
 def pair_cut(line, rule):
     """cuBLAS and FlashInfer's sampler for a cut, the best that it has."""
-    names = ["FI %s (%s)" % (rule, form) for form in ("f32", "bf16")] + ["FI cake"] * (rule == CUT)
-    return best(line, *names)
+    return best(line, "FI %s (f32)" % rule, "FI %s (bf16)" % rule, "FI cake " + rule)
 
 
 def ours(line):
@@ -154,7 +151,7 @@ def heads_table(found):
 
 def losses(found, vllm):
     """The points at which another way is faster, worst first."""
-    lines = sorted((pair(line) / ours(line), line) for line in found["heads"] if pair(line))
+    lines = sorted(((pair(line) / ours(line), line) for line in found["heads"] if pair(line)), key=lambda one: one[0])
     slower = ["%s at %d rows (%.2f)" % (name_of(line), line["B"], ratio) for ratio, line in lines if ratio < 0.995]
     alone = sorted((line["times"]["cublas"] / ours(line), line["B"]) for line in found["rules"])
     behind = [B for ratio, B in alone if ratio < 0.995]
@@ -223,22 +220,18 @@ def blocks(found, vllm, cpu):
                    "rules": rules_table(found), "cuts": rules_rivals(found), "losses": losses(found, vllm)}}
 
 
+def load():
+    """What was measured: on the GPU, inside vLLM, on the CPU."""
+    parts = report.load(str(RESULTS / "performance.json"))
+    return parts["gpu"], report.load(str(RESULTS / "vllm-h200.json")), parts["cpu"]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    arguments = parser.parse_args()
-    parts, vllm = report.load(str(RESULTS / "performance.json")), report.load(str(RESULTS / "vllm-h200.json"))
-    stale = []
-    for path, texts in blocks(parts["gpu"], vllm, parts["cpu"]).items():
-        if arguments.check:
-            if report.filled(path.read_text(), texts) != path.read_text():
-                stale.append(path.name)
-        else:
-            report.fill(str(path), texts)
-    if stale:
-        sys.exit("not what the JSON files say: %s; run python bench/performance_page.py" % ", ".join(stale))
-    if not arguments.check:
-        plots(parts["gpu"], vllm, parts["cpu"], RESULTS)
+    parser.parse_args()
+    for path, texts in blocks(*load()).items():
+        report.fill(str(path), texts)
+    plots(*load(), RESULTS)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import gpu_screens
 import gpu_tables
 import paper_model
 import paper_report
+import performance_page
 import report
 import tpot_tables
 
@@ -41,6 +42,24 @@ def test_every_page_is_what_its_script_writes():
     scripts = {path.name: re.findall(r"<!-- \S+: bench/(\w+)\.py -->", path.read_text())
                for path in RESULTS.glob("*.md")}
     assert {name for name, found in scripts.items() if set(found) - {"performance_page"}} == set(pages)
+
+
+def test_the_readme_and_the_page_of_performance_are_what_their_files_say():
+    pages = performance_page.blocks(*performance_page.load())
+    assert set(pages) == {ROOT / "README.md", RESULTS / "performance.md"}
+    for path, blocks in pages.items():
+        text = path.read_text()
+        assert report.filled(text, blocks) == text, path.name
+        assert set(re.findall(r"<!-- (\S+): bench/performance_page\.py -->", text)) == set(blocks), path.name
+
+
+def test_a_figure_that_changes_shows_on_the_page():
+    gpu, vllm, cpu_part = performance_page.load()
+    before = performance_page.rivals(gpu, vllm)
+    gpu["rules"][0]["times"]["plain"] += 100
+    assert performance_page.rivals(gpu, vllm) != before
+    gpu["heads"][0]["times"]["ours"] = 10_000
+    assert "262,208 x 1,152 (Gemma-3-1B) at 1 rows" in performance_page.losses(gpu, vllm).replace("\n  ", " ")
 
 
 def test_every_json_file_and_plot_is_named_by_a_page():
@@ -114,7 +133,8 @@ def test_every_tracked_plot_can_be_drawn_again(tmp_path):
     paper_report.plots(paper_model.load(RESULTS / "paper-h200.json"), str(tmp_path / "paper-h200"))
     tpot_tables.plot(report.load(RESULTS / "vllm-h200.json"), str(tmp_path / "vllm-h200.svg"))
     cpu.plot(cpu.load(RESULTS / "cpu-sweep.json"), tmp_path / "cpu-sweep.svg")
-    tracked = {path.name for path in RESULTS.glob("*.svg") if not path.name.startswith("performance")}
+    performance_page.plots(*performance_page.load(), tmp_path)
+    tracked = {path.name for path in RESULTS.glob("*.svg")}
     assert {path.name for path in tmp_path.glob("*.svg")} == tracked
     for path in tmp_path.glob("*.svg"):
         legend = {text.text for text in xml.parse(path).iter("{http://www.w3.org/2000/svg}text")}
