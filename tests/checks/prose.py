@@ -40,7 +40,7 @@ def sentences(text):
 
 
 def problems(name, text, read):
-    """What is wrong with a page, and its median; 0 for a page that is not read for its sentences."""
+    """The faults of a page, and its median; 0 for a page that is not read for its sentences."""
     found, lengths = [], []
     for line, words in sentences(text) if read else ():
         lengths.append(len(words))
