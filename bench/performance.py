@@ -41,6 +41,26 @@ def make_compiled(bench, H, W):
     return lambda: run(H, W)
 
 
+def make_probs(bench, H, W, absent):
+    """FlashInfer's sampler from probabilities, behind its softmax."""
+    torch = bench.torch
+    try:
+        from flashinfer import sampling
+        from paper_baselines import flashinfer_seed
+
+        logits = torch.zeros(len(H), W.shape[0], device=bench.device)
+        noise = flashinfer_seed(bench)
+
+        def run():
+            torch.mm(H, W.T, out=logits, out_dtype=torch.float32)
+            return sampling.sampling_from_probs(sampling.softmax(logits), **noise)
+        run()
+        return {"+flashinfer probs": run}
+    except Exception as error:  # as below
+        absent["+flashinfer probs"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[:1])
+        return {}
+
+
 def make_cake(bench, H, W, absent):
     """FlashInfer's newer sampler, behind its softmax: top-k 50, alone and with top-p .95, by row."""
     torch, B, V, found = bench.torch, len(H), W.shape[0], {}
@@ -84,7 +104,8 @@ def measure_rules(bench, effort, sizes, absent):
                 arms[name] = run
         wide = torch.zeros(B, V, dtype=torch.bfloat16, device=bench.device)
         peers = {"cublas": lambda H=H, wide=wide: torch.mm(H, W.T, out=wide), **make_pairs(bench, H, W, wide, absent),
-                 **gpu_rules.make_peers(bench, H, W, absent), **make_cake(bench, H, W, absent)}
+                 **make_probs(bench, H, W, absent), **gpu_rules.make_peers(bench, H, W, absent),
+                 **make_cake(bench, H, W, absent)}
         if B in COMPILED_SIZES:
             peers["torch.compile"] = make_compiled(bench, H, W)
         arms.update({name: run if isinstance(run, Eager) or not why_eager(bench, run) else Eager(run)
@@ -106,6 +127,14 @@ def measure_heads(bench, effort, absent):
         bench.renew_context()
         bench.torch.cuda.empty_cache()
         say("heads: %d x %d" % (V, D))
+
+
+def flashinfer_version():
+    try:
+        import flashinfer
+        return flashinfer.__version__
+    except ImportError:
+        return ""
 
 
 def save(path, part, found):
@@ -131,7 +160,7 @@ def gpu(arguments):
     bench, facts = begin_run(arguments)
     bench.verify()
     effort, absent = {"reps": arguments.reps, "warm_ups": arguments.warm_ups}, {}
-    found = dict(facts, head=HEAD, absent=absent, rules=[], heads=[])
+    found = dict(facts, flashinfer=flashinfer_version(), head=HEAD, absent=absent, rules=[], heads=[])
     for name, lines in (("rules", measure_rules(bench, effort, arguments.rows or SIZES, absent)),
                         ("heads", measure_heads(bench, effort, absent))):
         for line in lines:
