@@ -1,3 +1,4 @@
+#define _DEFAULT_SOURCE /* setenv */
 /* Tokens that count once more for one row alone (batch.extra_offset): the results are those of dense counts that have
  * them already, bit for bit. */
 #include "random_call.h"
@@ -277,6 +278,7 @@ static void screens_decide_rows_with_extra_tokens(void **state) {
 
 static int open_all(void **state) {
     (void)state;
+    setenv("FLASHSAMPLING_SCREEN_ROWS", "4096", 1); /* more rows of a call than pay */
     contexts[0] = open_context(FS_BACKEND_CPU, 1, 0);
     contexts[1] = open_context(FS_BACKEND_CPU, 3, 128);
     contexts[2] = open_context(FS_BACKEND_REFERENCE, 1, 0);
