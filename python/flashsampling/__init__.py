@@ -14,7 +14,8 @@ Batch says what every rule means, Row what the status of a row says. Names are t
 """
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 from ._arrays import Pointer, from_bf16, pack_bits, to_bf16
 from ._c import Flag, Row, Rule
@@ -36,17 +37,25 @@ _MODULES = ("sglang", "torch", "transformers", "vllm")
 _WITH_TORCH = {name: "flash_sampler" for name in ("FlashSampler", "FusedFlashSamplingKernel", "VLLMWithFlashSampling")}
 
 
-def __getattr__(name: str) -> Any:
-    """What needs other packages is imported when it is first named."""
-    import importlib
+if TYPE_CHECKING:  # without __getattr__, by which checkers would take any name for one of the package
+    from . import sglang as sglang, torch as torch, transformers as transformers, vllm as vllm
+    from .flash_sampler import (FlashSampler as FlashSampler, FusedFlashSamplingKernel as FusedFlashSamplingKernel,
+                                VLLMWithFlashSampling as VLLMWithFlashSampling)
 
-    if name == "__version__":
-        return version()
-    if name in _MODULES:
-        return importlib.import_module("." + name, __name__)
-    if name in _WITH_TORCH:
-        return getattr(importlib.import_module("." + _WITH_TORCH[name], __name__), name)
-    raise AttributeError("module %r has no attribute %r" % (__name__, name))
+    __version__: str
+else:
+    def __getattr__(name: str) -> Any:
+        """Imports modules and classes that need other packages when they are first named."""
+        import importlib
+
+        if name == "__version__":
+            return version()
+        if name in _MODULES:
+            return importlib.import_module("." + name, __name__)
+        if name in _WITH_TORCH:
+            return getattr(importlib.import_module("." + _WITH_TORCH[name], __name__), name)
+        # With these two a traceback says which name was meant.
+        raise AttributeError("module %r has no attribute %r" % (__name__, name), name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -116,7 +116,8 @@ def real(value: Any, what: str) -> float:
     if type(value) is float:
         return value
     try:
-        if "complex" in str(getattr(value, "dtype", "")):  # numpy and torch would drop the imaginary part
+        # numpy and torch would drop the imaginary part, and Python reads numbers from text
+        if "complex" in str(getattr(value, "dtype", "")) or isinstance(value, (str, bytes)):
             raise TypeError
         return float(value)
     except (TypeError, ValueError):
@@ -398,7 +399,11 @@ def pack_bits(flags: Array) -> Any:
 
 def words_of(value: Array, what: str, vocab: int, in_place: bool) -> tuple[Any, str | None]:
     """A bitmask, packed where it is bool [rows, vocab] or wider; and what it is, if a tensor was packed on a device."""
-    if str(getattr(value, "dtype", "")) not in ("bool", "torch.bool"):
+    kind = str(getattr(value, "dtype", "")).split(".")[-1]
+    if kind != "bool":
+        if "int" in kind and ITEM.get(TENSORS.get(kind)) != 4:
+            raise TypeError("%s: of type %s, expected words of 32 tokens each, uint32 or int32, or bool [rows, %d]; "
+                            "flashsampling.pack_bits makes words of bool" % (what, kind, vocab))
         return value, None
     if in_place:
         raise TypeError("%s: bool, which would be copied; flashsampling.pack_bits makes words of it" % what)

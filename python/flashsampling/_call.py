@@ -16,6 +16,8 @@ from ._rules import (HEAD_OPTIONS, LIMITS, PENALTIES, RULES, SLOT_RULES, Dtype, 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ._rules import offer_head_options, offer_rules
+
 _FLAGS = {name.lower(): flag for name, flag in _c.Flag.__members__.items()}
 
 
@@ -63,6 +65,8 @@ class Head(Local, Generic[Kind]):
 
     def __init__(self, weights: Kind | Pointer | None = None, logits: Kind | Pointer | None = None, *,
                  dtype: Dtype | None = None, screen: Array = None, **options: Unpack[HeadOptions]) -> None:
+        if TYPE_CHECKING:
+            offer_head_options(**options)
         check_names(options, HEAD_OPTIONS, ("dtype", "screen"))
         if (weights is None) == (logits is None):
             raise ValueError("a head has either weights or logits")
@@ -150,6 +154,8 @@ class Batch(Local, Generic[Kind]):
 
     def __init__(self, head: Head[Kind], hidden: Kind | Pointer | None = None, *, hidden_dtype: Dtype | None = None,
                  in_place: bool = False, **rules: Unpack[Rules]) -> None:
+        if TYPE_CHECKING:
+            offer_rules(**rules)
         check_names(rules, RULES, ("hidden_dtype", "in_place"))
         given: dict[str, Any] = {name: value for name, value in rules.items() if value is not None}
         get = given.get

@@ -21,6 +21,8 @@ from ._rules import (BATCH_RULES, Backend, BatchRules, Dtype, FlagName, InputNam
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ._rules import offer_batch_rules
+
 _CALL_NAMES = ("out", "outputs", "top", "logits_mode", "tokens", "on_error", "ranks")
 
 
@@ -392,6 +394,8 @@ class Context(Local):
         token -1 (fallback_token) and its status. None, the default, raises on the CPU. On CUDA it does not, because a
         call is only queued there: "raise" waits for the device, and does nothing while a graph is captured.
         """
+        if TYPE_CHECKING:
+            offer_batch_rules(**rules)
         batch, result = self._arguments(head, hidden, out, outputs, top, logits_mode, tokens, rules)
         c = result._struct(batch)
         looks = raises(on_error, self.device)
@@ -410,6 +414,8 @@ class Context(Local):
                   out: Out[Kind] = None, outputs: Outputs = (), top: int = 0, logits_mode: LogitsMode = "raw",
                   tokens: TokenDtype = "i64", **rules: Unpack[BatchRules]) -> WorkSize:
         """How much work memory `sample` with these arguments takes."""
+        if TYPE_CHECKING:
+            offer_batch_rules(**rules)
         batch, result = self._arguments(head, hidden, out, outputs, top, logits_mode, tokens, rules)
         min_bytes, max_bytes, c = ctypes.c_size_t(), ctypes.c_size_t(), result._struct(batch)
         self._run(self._library.fs_work_size, head, batch, byref(c), byref(min_bytes), byref(max_bytes))
@@ -419,6 +425,8 @@ class Context(Local):
                      out: Out[Kind] = None, outputs: Outputs = (), top: int = 0, logits_mode: LogitsMode = "raw",
                      tokens: TokenDtype = "i64", **rules: Unpack[BatchRules]) -> int:
         """Bytes of one part; the same on every shard."""
+        if TYPE_CHECKING:
+            offer_batch_rules(**rules)
         batch, result = self._arguments(head, hidden, out, outputs, top, logits_mode, tokens, rules)
         bytes_, c = ctypes.c_size_t(), result._struct(batch)
         self._run(self._library.fs_partial_size, head, batch, byref(c), byref(bytes_))
@@ -429,6 +437,8 @@ class Context(Local):
                 **rules: Unpack[BatchRules]) -> Any:
         """This shard's summary as an array of bytes (on "cuda" a tensor of its device), for merge. The arguments say
         what will be asked of merge."""
+        if TYPE_CHECKING:
+            offer_batch_rules(**rules)
         batch, result = self._arguments(head, hidden, out, outputs, top, logits_mode, tokens, rules)
         size = self.partial_size(head, batch, out=result)
         if self.device != "cpu":
@@ -459,6 +469,8 @@ class Context(Local):
               tokens: TokenDtype = "i64", on_error: OnError = None, **rules: Unpack[BatchRules]) -> Result[Kind]:
         """The Result of all parts together, one per shard. The other arguments are those the parts were made with;
         on_error as in `sample`."""
+        if TYPE_CHECKING:
+            offer_batch_rules(**rules)
         batch, result = self._arguments(head, hidden, out, outputs, top, logits_mode, tokens, rules)
         arrays = [part if is_tensor(part) else numpy().frombuffer(part, "u1") for part in parts]
         self._check_sizes(arrays, self.partial_size(head, batch, out=result))

@@ -175,6 +175,33 @@ class TensorRules(TypedDict, total=False):
     post_scale: float
 
 
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+
+    # For jedi, the completion of IPython, Jupyter and Spyder, which does not read Unpack: it offers the keywords of what
+    # a function hands its own keywords to, and knows those of a TypedDict if dataclass() has it. Nothing calls these.
+    def offer_head_options(**options: Any) -> None:
+        dataclass(HeadOptions)(**options)
+
+    def offer_rules(**rules: Any) -> None:
+        dataclass(StructRules)(**rules)
+        dataclass(SlotRules)(**rules)
+        dataclass(Flags)(**rules)
+        dataclass(Rules)(**rules)
+
+    def offer_batch_rules(**rules: Any) -> None:
+        offer_rules(**rules)
+        dataclass(BatchRules)(**rules)
+
+    def offer_sample_rules(**rules: Any) -> None:
+        offer_head_options(**rules)
+        offer_batch_rules(**rules)
+        dataclass(SampleRules)(**rules)
+
+    def offer_tensor_rules(**rules: Any) -> Any:
+        dataclass(TensorRules)(**rules)
+
+
 def _notes(kind: Any) -> dict[str, Any]:
     """The second argument of each Annotated member."""
     return {name: get_args(hint)[1] for name, hint in get_type_hints(kind, include_extras=True).items()}
@@ -186,7 +213,7 @@ LIMITS: dict[str, str] = _notes(Limits)
 RULES, BATCH_RULES, HEAD_OPTIONS, SAMPLE_RULES, TENSOR_RULES = (
     frozenset(kind.__annotations__) for kind in (Rules, BatchRules, HeadOptions, SampleRules, TensorRules))
 PENALTIES = {name: rule.off for name, rule in SLOT_RULES.items() if rule.penalty}
-_OWNERS = {"Head": HEAD_OPTIONS, "Batch": BATCH_RULES}
+_OWNERS = {"Head": HEAD_OPTIONS, "Batch": BATCH_RULES, "sample and Sampler": SAMPLE_RULES}
 
 # Names of transformers, vLLM, SGLang, FlashInfer, llama.cpp and torch, and what does the same here.
 _CALLED = {
@@ -219,7 +246,7 @@ def hint(name: Any, known: Iterable[str]) -> str:
         return ""
     import difflib
 
-    known = sorted(known)
+    name, known = name.lower(), sorted(known)
     longer = [word for word in known if word.startswith(name + "_")]
     close = difflib.get_close_matches(name, known, 1, 0.8) or longer or difflib.get_close_matches(name, known, 1)
     return "; did you mean %s?" % close[0] if close else ""

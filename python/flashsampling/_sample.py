@@ -17,6 +17,8 @@ from ._rules import (HEAD_OPTIONS, SAMPLE_RULES, Dtype, Generator, Kind, LogitsM
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ._rules import offer_sample_rules
+
 _CALL = ("outputs", "top", "logits_mode", "tokens", "dtype", "context", "out", "on_error")
 
 _own = threading.local()
@@ -179,6 +181,8 @@ def sample(hidden: Kind | Pointer, weight: Array, *, outputs: Outputs = (), top:
 
     Calls on tensors of a CUDA device are queued on torch's current stream. A loop prepares its call once: Sampler.
     """
+    if TYPE_CHECKING:
+        offer_sample_rules(**rules)
     asked = outputs, top, logits_mode, tokens
     return _draw("weights", hidden, weight, dtype, context, out, on_error, asked, rules)
 
@@ -188,5 +192,7 @@ def sample_logits(logits: Kind | Pointer, *, outputs: Outputs = (), top: int = 0
                   out: dict[str, Any] | None = None, on_error: OnError = "raise",
                   **rules: Unpack[SampleRules]) -> Result[Kind]:
     """Draws from stored logits [B, V], float32, float16 or bfloat16, with the rules and results of `sample`."""
+    if TYPE_CHECKING:
+        offer_sample_rules(**rules)
     asked = outputs, top, logits_mode, tokens
     return _draw("logits", None, logits, dtype, context, out, on_error, asked, rules)

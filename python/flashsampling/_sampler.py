@@ -19,6 +19,8 @@ from ._sample import check_seed, fresh_seed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ._rules import offer_rules
+
 _CALL = ("rows", "hidden_dtype", "outputs", "top", "logits_mode", "tokens", "context", "on_error", "generator")
 
 
@@ -89,6 +91,8 @@ class Sampler(Local, Generic[Kind]):
                  top: int = 0, logits_mode: LogitsMode = "raw", tokens: TokenDtype = "i64",
                  context: Context | None = None, on_error: OnError = None, generator: Generator = None,
                  **rules: Unpack[Rules]) -> None:
+        if TYPE_CHECKING:
+            offer_rules(**rules)
         check_names(rules, RULES, _CALL)
         check_seed(rules.get("seed"), generator)
         self._generator = generator
@@ -140,6 +144,8 @@ class Sampler(Local, Generic[Kind]):
     def set(self, **changes: Unpack[Rules]) -> None:
         """Exchanges rules; those not named stay, None takes one away, but for seed, of which it makes a fresh one.
         Results of calls that follow are new arrays."""
+        if TYPE_CHECKING:
+            offer_rules(**changes)
         check_names(changes, RULES)
         rules: Any = {**self._rules, **changes}
         if rules["seed"] is None:

@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from ._arrays import check_plain, real
 from ._call import Batch, Head
 from ._sample import default_context, fresh_seed, sample, sample_logits
 
@@ -50,10 +51,18 @@ def _temperature(value: float | torch.Tensor, rows: torch.Size) -> float | torch
             raise ValueError(f"temperature: shape {list(value.shape)}, expected a number, {list(rows)} or "
                              f"{[*rows, 1]}")
         return value.reshape(-1).float()
-    value = float(value)
+    value = real(value, "temperature")
     if not 0 <= value < math.inf:
         raise ValueError(f"temperature: {value}, expected a number from 0 (greedy) up")
     return value
+
+
+def _check_tensor(value: Any, what: str) -> None:
+    """Refuses an argument that is no tensor, or one without rows in memory."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{what}: a {type(value).__name__}, expected a tensor")
+    if value.is_nested or value.layout is not torch.strided:
+        check_plain(value, what)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -75,6 +84,8 @@ class _Sized:
     def _checked(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[
             torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """hidden, the vocabulary's rows of the head, and its bias as the library reads it."""
+        _check_tensor(hidden, "hidden")
+        _check_tensor(weight, "lm_head_weight")
         tokens, width = self.vocab_size, self.hidden_dim
         if hidden.dim() != 2 or hidden.shape[1] != width:
             raise ValueError(f"hidden: shape {list(hidden.shape)}, expected [batch_size, {width}]")
@@ -84,6 +95,7 @@ class _Sized:
         if weight.device != hidden.device:
             raise ValueError(f"lm_head_weight: on {weight.device}, hidden is on {hidden.device}")
         if bias is not None:
+            _check_tensor(bias, "lm_head_bias")
             if bias.device != hidden.device:
                 raise ValueError(f"lm_head_bias: on {bias.device}, hidden is on {hidden.device}")
             if bias.dim() != 1 or bias.shape[0] not in (tokens, weight.shape[0]):
@@ -109,6 +121,7 @@ class FlashSampler(_Sized):
     @staticmethod
     def gumbel_sample(logits: torch.Tensor, temperature: float | torch.Tensor = 1.0) -> torch.Tensor:
         """Tokens [...] drawn from softmax(logits / temperature) of stored logits [..., vocabulary]."""
+        _check_tensor(logits, "logits")
         if logits.dim() < 1 or logits.shape[-1] < 1:
             raise ValueError(f"logits: shape {list(logits.shape)}, expected [..., vocabulary]")
         rows = _rows(logits if logits.dim() == 2 else logits.reshape(-1, logits.shape[-1]))
@@ -174,6 +187,7 @@ class FusedFlashSamplingKernel(_Sized):
                              lm_head_bias: torch.Tensor | None = None,
                              temperature: float | torch.Tensor = 1.0) -> torch.Tensor:
         """Tokens [batch_size], int64, from softmax((hidden @ lm_head_weight.T + lm_head_bias) / temperature)."""
+        _check_tensor(hidden, "hidden")
         found = hidden.device
         if found.type != self.device.type or self.device.index not in (None, found.index):
             raise ValueError(f"hidden: on {found}, this sampler is for {self.device}")

@@ -35,7 +35,8 @@ import torch
 from torch import Tensor
 
 from . import _c, _native
-from ._arrays import device_values, no_integer, numpy, torch_dtype, words_of
+from ._arrays import LIMITS, check_plain, device_values, integer, no_integer, numpy, real, torch_dtype, words_of
+from ._call import floats
 from ._context import context_for, make_room
 from ._numbers import factor, number
 from ._rows import RowError, check_on_error
@@ -44,6 +45,8 @@ from ._sample import check_seed, fresh_seed, generation
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from ._rules import offer_tensor_rules
 
 __all__ = ["sample", "sample_logits"]
 
@@ -354,9 +357,16 @@ def _overload(operator: Any, rules: dict[str, Any]) -> Any:
     return operator.default if all(name in _BY_ROW for name in rules) else operator.rules
 
 
-def _operands(rows: Tensor, vocab: int, seed: int | Tensor | None, given: TensorRules) -> dict[str, Any]:
+def _operands(sources: dict[str, Tensor], seed: int | Tensor | None, given: TensorRules) -> dict[str, Any]:
     """Keywords of an operator: what is a number goes where numbers go. Without a seed every row gets one of torch's."""
     check_names(given, TENSOR_RULES, ("bias", "seed", "logprob", "on_error"))
+    for name, source in sources.items():
+        if not isinstance(source, Tensor):
+            raise TypeError("%s: a %s, expected a tensor; flashsampling.sample takes arrays of numpy too"
+                            % (name, type(source).__name__))
+        if source.is_nested:  # without a shape
+            check_plain(source, name)
+    rows = next(iter(sources.values()))
     rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     generator = rules.pop("generator", None)
     check_seed(seed, generator)
@@ -382,7 +392,8 @@ def _operands(rows: Tensor, vocab: int, seed: int | Tensor | None, given: Tensor
             one = "slot" not in rules and name != "seed"  # a seed for all rows would be spread, and so has to be known
             rules[name] = _read_as(rules[name], dtype, rows.shape[0] if one else None)
     if "allow" in rules and rules["allow"].dtype is torch.bool:
-        rules["allow"] = words_of(rules["allow"], "allow", rules.get("vocab") or vocab, False)[0]
+        vocab = rules.get("vocab") or (sources["weight"].shape[0] if "weight" in sources else rows.shape[-1])
+        rules["allow"] = words_of(rules["allow"], "allow", vocab, False)[0]
     return rules
 
 
@@ -400,8 +411,27 @@ def _read_as(value: Tensor, dtype: str, rows: int | None) -> Tensor:
     return device_values(value, dtype) if value.layout is torch.strided and not value.is_quantized else value
 
 
-def _called(operator: Any, full: Any, sources: tuple[Any, ...], on_error: OnError, keywords: dict[str, Any]) -> Any:
+def _refused(sources: dict[str, Tensor], keywords: dict[str, Any]) -> Exception | None:
+    """The error that flashsampling.sample raises for these tensors and numbers, which says what to do; None where the
+    operator's own has to do."""
+    try:
+        for name, source in sources.items():
+            floats(source, name, None, "")
+        for name, dtype in _READ_AS.items():
+            if dtype in LIMITS and name in keywords and keywords[name].is_floating_point():
+                raise TypeError("%s: tensor of type %s, expected integers. A copy is made by long()"
+                                % (name, str(keywords[name].dtype).split(".")[-1]))
+            value = keywords.get(name + "_all", 0)
+            integer(value, dtype, name) if dtype in LIMITS else real(value, name)
+    except (TypeError, ValueError) as error:
+        return error
+    return None
+
+
+def _called(operator: Any, full: Any, arguments: dict[str, Tensor], bias: Tensor | None, on_error: OnError,
+            keywords: dict[str, Any]) -> Any:
     """Returns the operator's results, or raises RowError. `full` is the operator that also returns statuses."""
+    sources: tuple[Any, ...] = (*arguments.values(), bias)
     if on_error is not None:
         check_on_error(on_error)
         if on_error == "status":
@@ -414,7 +444,7 @@ def _called(operator: Any, full: Any, sources: tuple[Any, ...], on_error: OnErro
             return found
     except RuntimeError as error:
         if "lack a token" not in str(error):
-            raise
+            raise _refused(arguments, keywords) or error from None
     # The same call once more, with statuses: equal seeds draw equal tokens.
     keywords["raise_error"] = False
     results = _overload(full, keywords)(*sources, **keywords)
@@ -425,8 +455,9 @@ def _called(operator: Any, full: Any, sources: tuple[Any, ...], on_error: OnErro
 
 
 @overload
-def sample(hidden: Tensor, weight: Tensor, *, bias: Tensor | None = ..., seed: int | Tensor | None = ...,
-           logprob: Literal[False] = ..., on_error: OnError = ..., **rules: Unpack[TensorRules]) -> Tensor: ...
+def sample(hidden: Tensor, weight: Tensor, *, bias: Tensor | None = None, seed: int | Tensor | None = None,
+           logprob: Literal[False] = False, on_error: OnError = None, **rules: Unpack[TensorRules]) -> Tensor:
+    return offer_tensor_rules(**rules)  # for editors alone, as all of an overload is
 
 
 @overload
@@ -452,15 +483,17 @@ def sample(hidden: Tensor, weight: Tensor, *, bias: Tensor | None = None, seed: 
     device. Compiled code on the CPU raises a RuntimeError in its place. Compiled code on CUDA and CUDA graphs cannot
     raise: there the token is -1, which is no index, and the caller looks for it.
     """
-    keywords = _operands(hidden, weight.shape[0], seed, rules)
+    arguments = {"hidden": hidden, "weight": weight}
+    keywords = _operands(arguments, seed, rules)
     ops = torch.ops.flashsampling
-    return _called(ops.sample_logprob if logprob else ops.sample, ops.sample_logprob, (hidden, weight, bias), on_error,
+    return _called(ops.sample_logprob if logprob else ops.sample, ops.sample_logprob, arguments, bias, on_error,
                    keywords)
 
 
 @overload
-def sample_logits(logits: Tensor, *, bias: Tensor | None = ..., seed: int | Tensor | None = ...,
-                  logprob: Literal[False] = ..., on_error: OnError = ..., **rules: Unpack[TensorRules]) -> Tensor: ...
+def sample_logits(logits: Tensor, *, bias: Tensor | None = None, seed: int | Tensor | None = None,
+                  logprob: Literal[False] = False, on_error: OnError = None, **rules: Unpack[TensorRules]) -> Tensor:
+    return offer_tensor_rules(**rules)
 
 
 @overload
@@ -472,7 +505,8 @@ def sample_logits(logits: Tensor, *, logprob: Literal[True], bias: Tensor | None
 def sample_logits(logits: Tensor, *, bias: Tensor | None = None, seed: int | Tensor | None = None,
                   logprob: bool = False, on_error: OnError = None, **rules: Unpack[TensorRules]) -> Any:
     """`sample` from stored logits [B, V]."""
-    keywords = _operands(logits, logits.shape[-1], seed, rules)
+    arguments = {"logits": logits}
+    keywords = _operands(arguments, seed, rules)
     ops = torch.ops.flashsampling
-    return _called(ops.sample_logits_logprob if logprob else ops.sample_logits, ops.sample_logits_logprob,
-                   (logits, bias), on_error, keywords)
+    return _called(ops.sample_logits_logprob if logprob else ops.sample_logits, ops.sample_logits_logprob, arguments,
+                   bias, on_error, keywords)

@@ -1,5 +1,7 @@
 """Keywords: what is no keyword is refused with the one that was meant, and each is written where checkers read it."""
+import re
 import typing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ WAYS = {
 @pytest.mark.parametrize("name, text", [
     ("topk", "did you mean top_k"),
     ("temprature", "did you mean temperature"),
+    ("topP", "did you mean top_p"),
     ("stream", "did you mean substream"),
     ("n", "it is called samples here"),
     ("num_samples", "it is called samples here"),
@@ -46,6 +49,8 @@ def test_an_unknown_keyword_is_refused_with_the_one_that_was_meant(way, name, te
     (lambda: fs.sample_logits(H, logits_of="raw"), TypeError, "unknown rule: logits_of; did you mean logits_mode"),
     (lambda: fs.Sampler(HEAD, 2, round="bf16"), TypeError, "unknown rule: round$"),
     (lambda: fs.Sampler(HEAD, 2, softcap=2.0), TypeError, "unknown rule: softcap; it is a keyword of Head"),
+    (lambda: fs.Batch(HEAD, H, generator=np.random.default_rng(1)), TypeError,
+     "unknown rule: generator; it is a keyword of sample and Sampler"),
     (lambda: fs.Head(W, round="bf16"), TypeError, "unknown rule: round; did you mean round_to"),
     (lambda: fs.Head(W, temperature=1), TypeError, "unknown rule: temperature; it is a keyword of Batch"),
     (lambda: fs.sample(H, W, outputs=["logprobs"]), ValueError, "outputs: logprobs: .*; did you mean logprob"),
@@ -60,6 +65,13 @@ def test_an_unknown_keyword_is_refused_with_the_one_that_was_meant(way, name, te
 def test_a_word_that_is_none_is_refused_with_the_one_that_was_meant(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_a_name_that_the_package_does_not_have_can_be_hinted_at():
+    """By an interpreter's traceback, which compares the name with those of the module."""
+    with pytest.raises(AttributeError, match="module 'flashsampling' has no attribute 'sampel'") as error:
+        fs.sampel
+    assert error.value.name == "sampel" and error.value.obj is fs
 
 
 def words(alias):
@@ -93,3 +105,12 @@ def test_rules_are_those_of_the_library():
 
 def test_limits_are_those_of_the_library():
     assert ["size", *_rules.LIMITS] == [name for name, _ in _c.LimitsStruct._fields_]
+
+
+def test_the_reference_lists_every_public_name_and_no_other():
+    page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "python.md"
+    section = page.read_text().split("\n## Classes and methods\n")[1].split("\n## ")[0]
+    words = set(re.findall(r"`(?:fs\.)?(\w+)(?:`|[.(])", section))
+    assert set(fs.__all__) <= words, set(fs.__all__) - words
+    functions = set(re.findall(r"`(\w+)`", section[section.index("Functions: "):]))
+    assert functions <= set(fs.__all__), functions - set(fs.__all__)

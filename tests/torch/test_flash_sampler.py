@@ -348,6 +348,17 @@ H, W, BIAS = torch.zeros(2, D), torch.zeros(V, D), torch.zeros(V)
     (lambda s, k: s.sample_tiled(H, W.to(torch.int8)), TypeError, "tensor of type int8"),
     (lambda s, k: s.sample_tiled(H.to("meta"), W), ValueError, "lm_head_weight: on cpu, hidden is on meta"),
     (lambda s, k: k.fused_lm_head_sample(H.to("meta"), W), ValueError, "hidden: on meta, this sampler is for cpu"),
+    (lambda s, k: s.sample_tiled(H.numpy(), W), TypeError, "hidden: a ndarray, expected a tensor"),
+    (lambda s, k: s.sample_grouped(H, W.numpy()), TypeError, "lm_head_weight: a ndarray, expected a tensor"),
+    (lambda s, k: k.fused_lm_head_sample(H.numpy(), W), TypeError, "hidden: a ndarray, expected a tensor"),
+    (lambda s, k: k.fused_lm_head_sample(H, W, BIAS.tolist()), TypeError, "lm_head_bias: a list, expected a tensor"),
+    (lambda s, k: s.gumbel_sample(W.numpy()), TypeError, "logits: a ndarray, expected a tensor"),
+    (lambda s, k: s.sample_tiled(H, W.to_sparse()), TypeError, r"lm_head_weight: .* sparse_coo; to_dense\(\)"),
+    (lambda s, k: s.gumbel_sample(W.to_sparse()), TypeError, r"logits: .* sparse_coo; to_dense\(\)"),
+    (lambda s, k: s.sample_tiled(torch.nested.nested_tensor(list(H), layout=torch.jagged), W), TypeError,
+     r"hidden: a nested tensor; to_padded_tensor\(\)"),
+    (lambda s, k: s.sample_tiled(H, W, np.ones(2)), TypeError, r"temperature: array\(.*, expected a number"),
+    (lambda s, k: s.sample_tiled(H, W, None), TypeError, "temperature: None, expected a number"),
 ])
 def test_what_does_not_fit_is_named(call, error, text):
     with pytest.raises(error, match=text):

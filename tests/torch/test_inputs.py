@@ -173,9 +173,15 @@ def test_tensors_that_operators_refuse(kind, way):
     elif kind == "meta":  # a fake kernel's answer, which tracing needs
         assert draw(make(H), make(W)).device.type == "meta"
     else:
-        for hidden, weight in ((make(H), W), (H, make(W))):
-            with pytest.raises((RuntimeError, TypeError, ValueError, NotImplementedError), match=text):
-                draw(hidden, weight)
+        errors = (RuntimeError, TypeError, ValueError, NotImplementedError)
+        hidden_text = weight_text = text
+        if way == "torch.sample":  # a function in Python, which says what fs.sample does
+            errors, hidden_text, weight_text = (TypeError, ValueError), *("%s: .*%s" % (name, REFUSED[kind][1])
+                                                                          for name in ("hidden", "weight"))
+        with pytest.raises(errors, match=hidden_text):
+            draw(make(H), W)
+        with pytest.raises(errors, match=weight_text):
+            draw(H, make(W))
 
 
 @pytest.mark.parametrize("kind", [*SERVED, *REFUSED])
@@ -250,8 +256,8 @@ def test_rules_that_are_integers(kind):
                 fs.sample(H, W, seed=value)
         elif is_tensor(value) and value.is_floating_point():
             assert fs.sample(H, W, **{name: value}).ok
-            with pytest.raises(RuntimeError, match="%s: float" % name):  # an operator does not look at values
-                flashsampling.torch.sample(H, W, **{name: value})
+            with pytest.raises(TypeError, match=r"%s: tensor of type float.*, expected integers.*long\(\)" % name):
+                flashsampling.torch.sample(H, W, **{name: value})  # an operator does not look at values
         else:
             both({name: value}, {name: values.tolist()})
 
@@ -295,6 +301,28 @@ def test_values_that_do_not_fit_are_named(rules, text):
             fs.sample(H, W, **rules)
 
 
+@pytest.mark.parametrize("rules, text", [
+    (dict(top_k=5.5), "top_k: 5.5, expected an integer from -2147483648"),
+    (dict(top_k="5"), "top_k: '5', expected an integer"),
+    (dict(position=1.5), "position: 1.5, expected an integer"),
+    (dict(temperature="0.7"), "temperature: '0.7', expected a number"),
+    (dict(top_p=[0.9] * B), r"top_p: \[0.9.*expected a number"),
+    (dict(position=torch.ones(B)), "position: tensor of type float32, expected integers"),
+])
+def test_values_that_an_operator_cannot_take_are_named(rules, text):
+    with pytest.raises((TypeError, ValueError), match=text):
+        flashsampling.torch.sample(H, W, **rules)
+    with pytest.raises((TypeError, ValueError), match=text):
+        flashsampling.torch.sample_logits(H @ W.T, **rules)
+
+
+def test_functions_of_tensors_refuse_arrays():
+    with pytest.raises(TypeError, match="hidden: a ndarray, expected a tensor; flashsampling.sample takes arrays"):
+        flashsampling.torch.sample(H.numpy(), W)
+    with pytest.raises(TypeError, match="logits: a list, expected a tensor"):
+        flashsampling.torch.sample_logits((H @ W.T).tolist())
+
+
 # --------------------------------------------------------------------------------------------------------- masks ----
 
 FLAGS = torch.zeros(B, V, dtype=torch.bool)
@@ -335,8 +363,8 @@ def test_masks(kind):
     (FLAGS[:2], r"allow: shape \[2, 16\], expected at least \[4, 16\]"),
     (FLAGS[0], r"allow: bool of shape \[500\], expected \[rows, 500\]"),
     (FLAGS.to_sparse(), "allow: a tensor of layout sparse_coo"),
-    (FLAGS.byte(), "allow: tensor of type uint8, expected uint32"),
-    (FLAGS.numpy().astype("i8"), "allow: array of type int64, expected uint32"),
+    (FLAGS.byte(), "allow: of type uint8, expected words of 32 tokens"),
+    (FLAGS.numpy().astype("i8"), "allow: of type int64, expected words of 32 tokens"),
     (FLAGS.tolist(), "allow: a list, as an array of type bool, expected uint32"),
 ])
 def test_masks_that_do_not_fit_are_named(mask, text):
@@ -441,3 +469,12 @@ def test_what_is_converted_on_another_stream_is_refused():
     pointer.converted = "top_k"
     with pytest.raises(TypeError, match="top_k: was converted on torch's current stream, and the context has a stream"):
         _refuse_converted([None, pointer])
+
+
+@pytest.mark.parametrize("kind", ["u1", "i8", "u8", "i2"])
+@pytest.mark.parametrize("name", ["allow", "seen"])
+def test_masks_of_other_integers_are_refused_with_what_they_are_to_be(name, kind):
+    text = r"%s: of type u?int\d+, expected words of 32 tokens each, uint32 or int32, or bool \[rows, 500\]" % name
+    for mask in (WORDS.astype(kind), torch.from_numpy(WORDS.astype("i8")).long()):
+        with pytest.raises(TypeError, match=text + ".*pack_bits"):
+            fs.sample(H, W, **{name: mask, "repetition": 1.2 if name == "seen" else None})

@@ -1,4 +1,5 @@
-"""Type checkers find a caller's mistakes: mypy --strict and pyright see each of eight, and no other."""
+"""Type checkers find a caller's mistakes: mypy --strict and pyright see each of ten, and no other. Editors complete every
+rule: pyright reads the types that it checks, and jedi is asked here."""
 import importlib.util
 import os
 import re
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 import flashsampling
+from flashsampling import _rules
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(flashsampling.__file__)))
@@ -35,6 +37,8 @@ fs.sample_logits(hidden, logits_mode="cooked")
 fs.Sampler(head, rows=hidden)
 fs.sample(hidden, weight).tokens.astype(np.int32)
 sampler.set(topp=0.9)
+fs.sampel(hidden, weight)
+fs.FlashSampler(32).sample_tiled(hidden, weight)
 """
 
 RIGHT = BEGIN + """\
@@ -47,6 +51,7 @@ fs.Sampler(head, rows=2, outputs="logprob", position=np.zeros(2, np.int64))(hidd
 context.sample(head, fs.Batch(head, hidden, watch=[[1], []], limits={"top_k": 5}), tokens="i32").check()
 sampler.set(top_p=0.9, temperature=None)
 fst.sample(hidden, weight, temperature=torch.ones(2)).cpu(), fst.sample(hidden, weight, logprob=True)[1].exp()
+fs.FlashSampler(32, 8).sample_tiled(hidden, weight, 0.7).cpu(), fs.torch.sample(hidden, weight), fs.__version__.split(".")
 """
 
 
@@ -87,10 +92,23 @@ def found(request, tmp_path):
     return lines
 
 
-def test_eight_mistakes_are_found_and_nothing_else(found):
+def test_ten_mistakes_are_found_and_nothing_else(found):
     mistakes = WRONG[len(BEGIN):].splitlines()
-    assert len(mistakes) == 8 and list(sorted(found(WRONG))) == sorted(mistakes)
+    assert len(mistakes) == 10 and list(sorted(found(WRONG))) == sorted(mistakes)
 
 
 def test_nothing_is_found_in_a_program_without_mistakes(found):
     assert found(RIGHT) == {}
+
+
+@pytest.mark.parametrize("call, rules", [
+    ("fs.sample", _rules.SAMPLE_RULES), ("fs.sample_logits", _rules.SAMPLE_RULES), ("fs.Head", _rules.HEAD_OPTIONS),
+    ("fs.Batch", _rules.BATCH_RULES), ("fs.Sampler", _rules.RULES), ("sampler.set", _rules.RULES),
+    *(("context." + name, _rules.BATCH_RULES) for name in ("sample", "work_size", "partial_size", "partial", "merge")),
+    ("fst.sample", _rules.TENSOR_RULES), ("fst.sample_logits", _rules.TENSOR_RULES),
+])
+def test_jedi_completes_every_rule(call, rules):
+    jedi = pytest.importorskip("jedi")
+    script = jedi.Script(BEGIN + call + "(", environment=jedi.InterpreterEnvironment())
+    offered = {word.name.rstrip("=") for word in script.complete() if word.name.endswith("=")}
+    assert rules <= offered, sorted(rules - offered)
