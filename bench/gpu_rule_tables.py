@@ -1,6 +1,6 @@
 """Bars and tables of gpu_rules.py, and the page of a run: python bench/gpu_rule_tables.py PAGE.json
 
-Writes the generated blocks of PAGE.md. No torch.
+Writes the generated blocks of PAGE.md, and PAGE.svg, which needs matplotlib. No torch.
 
 A line of "rules" is one head and batch size: microseconds, second passes and work memory by arm. Bars are over plain
 draws of the same line, wider by .05 at sizes between those that have one of their own and, where dot products are
@@ -28,6 +28,7 @@ PEER_LIMITS = {HEADS[0]: (1.3, 1.8, 1.8), HEADS[1]: (1.15, 1.35, 1.35)}  # cuBLA
 CUT, LISTED = tuple(CUTS), ("edits", "penalties", "penalties, edits")
 BOTH = "top-k 50, top-p .95"
 WIDE = ("T = 1.5, top-p .95", "T = 2, top-p .95", "flat, top-p .95")
+PLOTTED = (BOTH, "top-p .9", "logprob, top-20", "penalties", "mask")
 FREE = ("dense counts", "seen bits", "logprob, rank")  # no bar
 
 
@@ -224,11 +225,24 @@ def blocks(results):
         sum(pair[1] for pair in differ), sum(pair[0] for pair in differ))
     return {"run": report.about(results) + checked, "worst": "".join("- %s.\n" % line for line in results["worst"]),
             "rules": rules_table(first), "peers": peers_table(first),
-            "rates": rates_table(results["tables"]["fallback"]), "others": worst_cells(others, {
+            "others": worst_cells(others, {
                 name.split(" / ")[0]: (name, cells) for name, cells in OVER_PLAIN[:-1]})}
+
+
+def plot(results, path):
+    """Rules over plain draws, for each head."""
+    panels = []
+    for lines in bars.by_head(results["tables"]["rules"]).values():
+        sizes = [line["B"] for line in lines if line["B"] in BAR_SIZES]
+        panels.append({"title": head_name(lines[0]), "y": "time over a plain draw", "xlog": True, "xticks": sizes,
+                       "bottom": 1, "curves": [(arm, [(line["B"], medians(line)[arm] / medians(line)["plain"])
+                                                      for line in lines if arm in medians(line)]) for arm in PLOTTED]})
+    return report.plot(path, panels, "%(device)s, commit %(commit)s, %(date)s" % results, 2)
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python bench/gpu_rule_tables.py PAGE.json")
-    report.fill(os.path.splitext(sys.argv[1])[0] + ".md", blocks(judged(report.load(sys.argv[1]))))
+    base, run = os.path.splitext(sys.argv[1])[0], judged(report.load(sys.argv[1]))
+    report.fill(base + ".md", blocks(run))
+    plot(run, base + ".svg")

@@ -138,7 +138,7 @@ def test_the_page_has_the_worst_first_and_marks_what_is_missed(results):
     peers = {row[0]: row[1:] for row in cells(page["peers"])[0]}
     assert peers["top-k 50, top-p .95"] == ["380.0 **(1.27)**", "900.0 (1.80)"]
     assert peers["top-p .9"] == ["500.0 (1.57)", "-"] and peers["min-p .05"] == ["-", "-"]
-    rates = cells(page["rates"])[0]
+    rates = cells(tables.rates_table(results["tables"]["fallback"]))[0]
     assert rates[0][1:] == ["T = 1", "T = 0.7", "T = 2"]
     assert rates[2:] == [["language", "**0.3 %**", "0.0 %", "-"], ["flat", "-", "-", "90.0 %"]]
     others = cells(page["others"])[0]

@@ -129,6 +129,7 @@ def test_tracked_plots_have_plain_legends():
 def test_every_tracked_plot_can_be_drawn_again(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     gpu_tables.plot(gpu_tables.load(RESULTS / "h200.json"), str(tmp_path / "h200-sizes.svg"))
+    gpu_rule_tables.plot(report.load(RESULTS / "h200-rules.json"), str(tmp_path / "h200-rules.svg"))
     gpu_screens.plot(report.load(RESULTS / "h200-screens.json"), str(tmp_path / "h200-screens-sizes.svg"))
     paper_report.plots(paper_model.load(RESULTS / "paper-h200.json"), str(tmp_path / "paper-h200"))
     tpot_tables.plot(report.load(RESULTS / "vllm-h200.json"), str(tmp_path / "vllm-h200.svg"))
