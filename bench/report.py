@@ -13,6 +13,7 @@ LOOKS = {
     "ours": ("#0072B2", "-"),
     "FlashSampling": ("#0072B2", "-"),
     "PyTorch": ("#D55E00", "-"),
+    "PyTorch, compiled": ("#D55E00", "-"),
     "PyTorch's matmul alone": ("#777777", "-"),
     "ours, 8-bit screen": ("#2a9d8f", "-"),
     "ours, 4-bit screen": ("#8e44ad", "-"),
