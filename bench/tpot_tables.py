@@ -159,7 +159,7 @@ def name_of(line):
 def token_times(line):
     mean, half = line["saved_us"]
     stock, ours = (line["token_us"][arm] for arm in ("stock", "ours"))
-    share = "none" if abs(mean) <= half else "%.1f %%" % (100 * mean / stock)
+    share = "%.1f +- %.1f %%" % (100 * mean / stock, 100 * half / stock)
     return report.bold("%.2f / %.2f, %s" % (stock / 1e3, ours / 1e3, share), mean < -half)
 
 

@@ -96,7 +96,7 @@ def test_ranks_agree_where_requests_have_no_seed(drawn, count):
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_what_crosses_the_wire(drawn, count):
-    """A part of each rank, where vLLM's own sampler needs the shard's logits: the table of docs/guide/vllm.md."""
+    """A part of each rank, where vLLM's own sampler needs the shard's logits: the table of docs/explain/plug-ins.md."""
     for found in drawn[count]:
         rows, padded = found["about"]["rows"], found["about"]["padded"]
         part = 32 + (rows + 31) // 32 * 8 + 8 * rows

@@ -298,7 +298,7 @@ def test_ranks_draw_the_tokens_of_one(module, monkeypatch, ranks):
     for output in many.each(step):
         same(output, whole)
     assert fsv.counts() == {"fused": ranks}
-    part = 32 + 8 + 8 * 5  # the table of docs/guide/vllm.md
+    part = 32 + 8 + 8 * 5  # the table of docs/explain/plug-ins.md
     assert [world.runner._flashsampling.call.context.counters.wire_bytes for world in many.worlds] == [part] * ranks
     assert many.bytes == ranks * part
 

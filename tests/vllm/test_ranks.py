@@ -56,7 +56,7 @@ def test_what_is_left_to_vllm_is_so_on_every_rank(count):
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_what_crosses_the_wire(count):
-    """The table of docs/guide/vllm.md: a part of each rank, for the logits of its shard, which are float32 here."""
+    """The table of docs/explain/plug-ins.md: a part of each rank, for the logits of its shard, which are float32 here."""
     rows, padded = 5, 320
     for found in drawn(count):
         part = 32 + (rows + 31) // 32 * 8 + 8 * rows
