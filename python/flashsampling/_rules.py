@@ -178,8 +178,8 @@ class TensorRules(TypedDict, total=False):
 if TYPE_CHECKING:
     from dataclasses import dataclass
 
-    # For jedi, the completion of IPython, Jupyter and Spyder, which does not read Unpack: it offers the keywords of what
-    # a function hands its own keywords to, and knows those of a TypedDict if dataclass() has it. Nothing calls these.
+    # jedi, the completion of IPython, Jupyter and Spyder, does not read Unpack. It offers the keywords of functions
+    # that get a function's **keywords, and dataclass() shows it those of a TypedDict. Nothing calls these functions.
     def offer_head_options(**options: Any) -> None:
         dataclass(HeadOptions)(**options)
 

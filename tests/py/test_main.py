@@ -80,8 +80,8 @@ def test_info_without_a_library_is_one_line():
 
 
 def test_a_c_program_is_compiled_as_the_document_says(tmp_path):
-    text = (ROOT / "docs" / "reference" / "python.md").read_text()
-    block = re.search(r"^```sh\n(.*?get_include.*?)^```", text, re.S | re.M)[1]
+    text = (ROOT / "docs" / "reference" / "build.md").read_text()
+    block = re.search(r"^```sh[^\n]*\n([^`]*get_include[^`]*)^```", text, re.M)[1] + "./app\n"
     shutil.copy(ROOT / "examples" / "minimal.c", tmp_path / "app.c")
     script = "python() { %s \"$@\"; }\n%s" % (sys.executable, block)
     env = {**os.environ, "PYTHONPATH": PACKAGE}

@@ -1,5 +1,5 @@
-"""Type checkers find a caller's mistakes: mypy --strict and pyright see each of ten, and no other. Editors complete every
-rule: pyright reads the types that it checks, and jedi is asked here."""
+"""Type checkers find a caller's mistakes: mypy --strict and pyright see each of ten, and no other. Editors complete
+every rule: pyright reads the types that it checks, and jedi is asked here."""
 import importlib.util
 import os
 import re
@@ -51,7 +51,8 @@ fs.Sampler(head, rows=2, outputs="logprob", position=np.zeros(2, np.int64))(hidd
 context.sample(head, fs.Batch(head, hidden, watch=[[1], []], limits={"top_k": 5}), tokens="i32").check()
 sampler.set(top_p=0.9, temperature=None)
 fst.sample(hidden, weight, temperature=torch.ones(2)).cpu(), fst.sample(hidden, weight, logprob=True)[1].exp()
-fs.FlashSampler(32, 8).sample_tiled(hidden, weight, 0.7).cpu(), fs.torch.sample(hidden, weight), fs.__version__.split(".")
+fs.FlashSampler(32, 8).sample_tiled(hidden, weight, 0.7).cpu(), fs.torch.sample(hidden, weight).cpu()
+fs.__version__.split(".")
 """
 
 
