@@ -114,8 +114,8 @@ def gains(vllm):
     device = [" / ".join(report.number(cells["t1", B]["device_us"][arm], 0) for B in SHOWN) for arm in ("ours", "stock")]
     return wrapped(
         "**In a whole model** the head is a small part of a step. Qwen3-8B's shape in vLLM 0.26 takes %s less time per "
-        "token on plain draws, %s less with top-k and top-p, and %s less with logprobs; 95 %% intervals are up to %.1f "
-        "wide to each side. These are fixed batches of 1 to 256 rows with random weights and short prompts, by version "
+        "token on plain draws, %s less with top-k and top-p, and %s less with logprobs. The 95 %% intervals are up to "
+        "%.1f points wide to each side. These are fixed batches of 1 to 256 rows with random weights and short prompts, by version "
         "%s of this library; longer contexts make the share smaller. With requests at random times the gain was within "
         "the noise. In vLLM, on a faster card, head and sampler take %s µs (B = 1, 16, 64, 256); vLLM's own take %s."
         % (share(cells, "t1"), share(cells, "kp"), share(cells, "logprobs5"),
