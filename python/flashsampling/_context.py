@@ -29,6 +29,8 @@ _CALL_NAMES = ("out", "outputs", "top", "logits_mode", "tokens", "on_error", "ra
 class Error(RuntimeError):
     """A call failed. `status` is its negative number, `name` the status in a word, `text` what exactly was wrong."""
 
+    __module__ = "flashsampling"  # the name under which users catch it
+
     def __init__(self, status: int, text: str) -> None:
         self.status, self.text = status, text
         self.name = _c.library().fs_status_text(status).decode()

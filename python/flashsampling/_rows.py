@@ -14,6 +14,8 @@ class RowError(ValueError):
     with on_error="status", where all other rows have their tokens.
     """
 
+    __module__ = "flashsampling"  # the name under which users catch it
+
     def __init__(self, statuses: Sequence[int], result: Any) -> None:
         found = [(row, int(bits)) for row, bits in enumerate(statuses) if bits & _c.LACKS_TOKEN]
         texts = ["row %d: %s" % (row, _c.row_text(bits)) for row, bits in found[:8]]

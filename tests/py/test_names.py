@@ -114,3 +114,8 @@ def test_the_reference_lists_every_public_name_and_no_other():
     assert set(fs.__all__) <= words, set(fs.__all__) - words
     functions = set(re.findall(r"`(\w+)`", section[section.index("Functions: "):]))
     assert functions <= set(fs.__all__), functions - set(fs.__all__)
+
+
+@pytest.mark.parametrize("error", [fs.Error, fs.RowError])
+def test_errors_are_printed_under_the_name_by_which_users_catch_them(error):
+    assert "%s.%s" % (error.__module__, error.__qualname__) == "flashsampling.%s" % error.__name__
