@@ -297,7 +297,7 @@ fs_cuda_args fs_cuda_args_of(const fs_head *head, const fs_batch *batch, const f
     args.rules = *batch->rules;
     args.limits = limits_of_rows(batch);
     args.result = *result;
-    args.vocab = head_vocab(head);
+    args.vocab = (int32_t)head_vocab(head); /* below 2^24 */
     args.needs = needs_of_call(batch, result);
     return args;
 }
