@@ -336,8 +336,8 @@ static int show_exactness(demo *d) {
     fit f = fit_counts(count, p, V, 25.0);
     int good = f.p >= 1e-6 && f.outside == 0 && missing == 0;
     printf("  %s draws for row %d (%d per pass over W) against its softmax in double:\n"
-           "  chi-squared %.1f over %d bins, p = %.3g; total variation %.4f, by chance %.4f;\n"
-           "  an error of %.4f would show at 5 standard deviations.\n"
+           "  chi-squared %.1f over %d bins, p = %.3g; total variation %.4f,\n"
+           "  %.4f expected by chance; an error of %.4f would show at 5 sigma.\n"
            "  %s\n",
            text_count((double)f.n), d->widest, CHECK_ROWS * CHECK_SAMPLES, f.statistic, f.bins, f.p, f.tv, f.tv_mean,
            detectable_tv(f.n, f.bins, 5.0),

@@ -51,7 +51,7 @@ def test_the_demo_compares_with_the_fastest_matmul_it_finds(tmp_path, flags, mes
     words = ["--vocab", 3001, "--dim", 100, "--seconds", 0, "--draws", 1000, "--quiet"]
     out, _ = run("demo", *words, env={"LD_LIBRARY_PATH": f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}"})
     assert re.search(rf"^  Its matmul is by {message}\.$", out, re.M), out
-    assert len(re.findall(r"^ +\d+  .* \d\.\d\d x  ", out, re.M)) == 3
+    assert len(re.findall(r"^ +\d+  .*\d\.\d\d x  ", out, re.M)) == 3
 
 
 def test_demo_fits_a_screen():
