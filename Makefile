@@ -58,7 +58,7 @@ demo:
 	@echo 'building $(BUILD)/bin/flashsample (build/demo.log)'
 	@{ $(CONFIGURE) && cmake --build $(BUILD) --target flashsample; } >build/demo.log 2>&1 || \
 	    { tail -n 40 build/demo.log; exit 1; }
-	@$(BUILD)/bin/flashsample demo $(ARGS)
+	@$(BUILD)/bin/flashsample demo $$([ -t 2 ] || echo --quiet) $(ARGS)
 	@echo
 	@echo 'Next: docs/guide/quickstart.md, from C or Python; make test; make help.'
 
