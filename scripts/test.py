@@ -6,12 +6,12 @@
     make test ARGS=--all            also torch, transformers, engines, CUDA
     make test ARGS="--leg asan"     one leg; may be given several times; ARGS=--list lists them
     make test ARGS="--only vectors" programs, Python files and checks whose name contains a word
-    ctest --preset release --rerun-failed        what failed, once more
 
 A leg is a test preset: a build folder, labels (tests/register.cmake) and a scale. Every case of cmocka and pytest counts.
 """
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -28,26 +28,20 @@ ROOT = Path(__file__).resolve().parent.parent
 PRESETS = json.loads((ROOT / "CMakePresets.json").read_text())
 LEGS = {leg["name"]: {**leg, **leg["vendor"]["flashsampling"]} for leg in PRESETS["testPresets"] if "vendor" in leg}
 BUILDS = {preset["name"] for preset in PRESETS["buildPresets"]}
-TIERS = {"default": ("default",), "ci": ("ci",), "all": ("ci", "all")}
+TIERS = {"default": ("always", "default"), "ci": ("always", "ci"), "all": ("always", "ci", "all")}
 BUILD_LIMIT = 1800  # seconds until a build is killed
 EVERY = 5  # seconds between two lines of progress where there is no terminal
 
 passed, failed, skipped = 0, [], []
 
 
-def say(text="", end="\n"):
-    print(text, end=end, flush=True)
+say = functools.partial(print, flush=True)
 
 
 def count(title, how, text=""):
     global passed
-    if how == "passed":
-        passed += 1
-    else:
-        (failed if how == "failed" else skipped).append((title, text))
-
-
-# ------------------------------------------------------------------------------------------------ what happened ----
+    passed += how == "passed"
+    {"passed": [], "failed": failed, "skipped": skipped}[how].append((title, text))
 
 
 def cases_of_tap(name, output):
@@ -70,13 +64,10 @@ def cases_of_tap(name, output):
 
 def cases_of_pytest(name, report):
     cases = []
-    for case in xml.etree.ElementTree.parse(report).getroot().iter("testcase"):
-        title = f"{name}: {case.get('name')}"
-        if (skip := case.find("skipped")) is not None:
-            cases.append((title, "skipped", skip.get("message") or "no reason given"))
-        else:
-            bad = case.find("failure") is not None or case.find("error") is not None
-            cases.append((title, "failed" if bad else "passed", ""))
+    for case in xml.etree.ElementTree.parse(report).iter("testcase"):
+        skip, bad = case.find("skipped"), case.find("failure") is not None or case.find("error") is not None
+        how = "failed" if bad else "passed" if skip is None else "skipped"
+        cases.append((f"{name}: {case.get('name')}", how, "" if skip is None else skip.get("message") or "no reason"))
     return cases
 
 
@@ -93,12 +84,9 @@ def read_test(leg, folder, test):
         cases.append((title, how, last[-1] if how == "skipped" else ""))
     for case in cases:
         count(*case)
-    for line in output.splitlines() if how == "passed" else ():
-        if line.startswith("note: "):
+    if how == "passed":
+        for line in re.findall(r"^note: .*", output, re.M):
             say(f"{title}: {line}")
-
-
-# -------------------------------------------------------------------------------------------------- build, run ----
 
 
 def run_build(log, command):
@@ -117,17 +105,15 @@ def run_build(log, command):
 
 def build(leg, folder, configure, jobs):
     """A build that fails is one failed test."""
-    start, path = time.monotonic(), folder / "build.log"
+    start, path, preset = time.monotonic(), folder / "build.log", leg if leg in BUILDS else configure
     folder.mkdir(parents=True, exist_ok=True)
-    preset = leg if leg in BUILDS else configure
     say(f"  configure {folder.relative_to(ROOT)}")
     with open(path, "w") as log:
         good = all(run_build(log, command) for command in
                    (["cmake", "--preset", configure], ["cmake", "--build", "--preset", preset, "-j", str(jobs)]))
-    if good:
-        say(f"\r  built in {time.monotonic() - start:.0f} s")
-    else:
-        say("\n".join(["\r  FAIL  build", *path.read_text(errors="replace").splitlines()[-60:]]))
+    say(f"\r  built in {time.monotonic() - start:.0f} s" if good else "\r  FAIL  build")
+    if not good:
+        say("\n".join(path.read_text(errors="replace").splitlines()[-60:]))
         count(f"{leg}: build", "failed", f"does not build, see {path}; its tests did not run")
     return good
 
@@ -152,7 +138,7 @@ def run(name, options):
     subprocess.run(command + (["-R", re.escape(options.only)] if options.only else []), cwd=ROOT,
                    stdin=subprocess.DEVNULL)
     if report.exists():
-        for test in xml.etree.ElementTree.parse(report).getroot().iter("testcase"):
+        for test in xml.etree.ElementTree.parse(report).iter("testcase"):
             read_test(name, folder, test)
     elif not options.only:
         count(f"{name}: leg", "failed", "ctest wrote no report")
@@ -160,23 +146,19 @@ def run(name, options):
     return True
 
 
-# ------------------------------------------------------------------------------------------------------ verdict ----
-
-
-def judge_skips(refuse):
-    """Skips that match no line of .ci/skips, as `leg: case: reason`; continuous integration fails by them."""
+def refuse_skips():
+    """What is skipped and matches no line of .ci/skips, as `leg: case: reason`, has failed."""
     lines = [line for line in (ROOT / ".ci" / "skips").read_text().splitlines() if line and not line.startswith("#")]
     bad = [(name, why) for name, why in skipped if not any(re.fullmatch(line, f"{name}: {why}") for line in lines)]
-    if refuse:
-        failed.extend((name, f"was skipped, which no line of .ci/skips allows: {why}") for name, why in bad)
-        say(f"skips: {len(skipped) - len(bad)} that .ci/skips allows, {len(bad)} that it does not")
+    failed.extend((name, f"was skipped, which no line of .ci/skips allows: {why}") for name, why in bad)
+    say(f"skips: {len(skipped) - len(bad)} that .ci/skips allows, {len(bad)} that it does not")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tier = parser.add_mutually_exclusive_group()
-    for name, text in (("ci", "what continuous integration runs"), ("all", "everything, with torch and CUDA")):
-        tier.add_argument(f"--{name}", action="store_true", help=text)
+    tier.add_argument("--ci", action="store_true", help="what continuous integration runs")
+    tier.add_argument("--all", action="store_true", help="everything, with torch and CUDA")
     tier.add_argument("--quick", action="store_true", help="only the leg release")
     tier.add_argument("--leg", action="append", choices=LEGS, help="only this leg (repeatable)")
     parser.add_argument("--only", metavar="PATTERN", help="only programs whose name contains PATTERN")
@@ -196,9 +178,9 @@ def main():
         if not run(name, options):
             say("the release build fails: nothing else is run")
             break
+    if options.ci:
+        refuse_skips()
     for title, cases in (("skipped:", skipped), ("failed:", failed)):
-        if title == "failed:":
-            judge_skips(options.ci)
         if cases:
             say("\n".join([title, *(f"  {name}{': ' if text else ''}{text}" for name, text in cases)]))
     for name in legs:
