@@ -63,7 +63,7 @@ case $set_name in
 test | ci | all)
     need useful g++ has g++
     need useful libcmocka-dev has_cmocka
-    need useful "python3 python3-numpy python3-pytest" has_python
+    need useful "python3-numpy python3-pytest" has_python
     need useful pkg-config has pkg-config
     need useful shellcheck has shellcheck
     ;;
@@ -124,7 +124,7 @@ mkdir -p "$here/../build"
 start=$(date +%s)
 # shellcheck disable=SC2086 # the words are packages
 set -- $missing
-printf 'installing %d packages and what they need: %s (build/install-deps.log)\n' $# "$*" | fold -s -w 80
+printf 'installing %s ... ' "$*"
 install() {
     # shellcheck disable=SC2086 # $sudo may be empty
     $sudo env DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=2 -o Dpkg::Use-Pty=0 "$@" >>"$log" 2>&1
@@ -144,4 +144,4 @@ if ! install install -y --no-install-recommends "$@"; then
     done
 fi
 size=$(sed -n 's/^After this operation, \(.*\) of additional disk space will be used\.$/\1/p' "$log" | tail -n 1)
-echo "installed ${size:+$size }in $(($(date +%s) - start)) s"
+echo "${size:+$size, }$(($(date +%s) - start)) s"
