@@ -1,6 +1,6 @@
 # Thin front door: every target is a few lines over CMake and scripts/. `make` alone explains itself.
 #
-# ARGS="..." is handed to the program behind a target: make test ARGS=--quick, make bench ARGS=--help.
+# ARGS="..." is handed to the program behind a target: make test ARGS=--ci, make bench ARGS=--help.
 PREFIX ?= /usr/local
 BUILD  := build/release
 ARGS   ?=
@@ -17,7 +17,7 @@ help:
 	@echo 'flashsampling: exact sampling fused into the LM-head matmul'
 	@echo
 	@echo '  make demo      install what is needed, build, draw tokens from an LM head of 151,936 tokens, explain'
-	@echo '  make test      install what is needed, run every test that can run here   (ARGS=--quick, ARGS=--help)'
+	@echo '  make test      install what is needed, test C, command line, Python, documents   (ARGS=--ci, --all, --help)'
 	@echo '  make fuzz      random structs, parts and files under the sanitizers, 10,000,000 cases   (ARGS="--calls N")'
 	@echo '  make screen-equal  10,000,000 rows of small heads by screens and from W, compared bit for bit  (ARGS="--calls N")'
 	@echo '  make bench     the CPU backend against its bars, in one run                (ARGS=--help)'
@@ -31,7 +31,7 @@ help:
 	@echo '  make screen-equal-gpu  1,000,000 rows by screens and from W on the GPU, compared bit for bit  (ARGS=--help)'
 	@echo '  make paper     tables and plots of the paper, measured on an H100 or H200    (ARGS=--help)'
 	@echo '  make wheel     the Python package as a wheel, into build/wheel, with CUDA where nvcc is    (ARGS="-C ...")'
-	@echo '  make test-python  the wheel with torch and transformers from the package index, on the CPU  (ARGS=--newest)'
+	@echo '  make test-python  the wheel with torch and transformers from the package index, on the CPU  (NEWEST=1)'
 	@echo '  make test-vllm the plug-in on the classes of the vLLM that PYTHON has, on the CPU   (PYTHON=..., ARGS="-k ...")'
 	@echo '  make test-sglang  likewise, of SGLang                                       (PYTHON=..., ARGS="-k ...")'
 	@echo '  make tpot      time per output token of vLLM, its own sampler and ours, on a GPU            (ARGS=--help)'
@@ -43,29 +43,40 @@ help:
 	@echo '  make lint      clang-format, clang-tidy, cppcheck, shellcheck; changes nothing'
 	@echo '  make clean     delete build/'
 
+# Tests, and what they look for on this machine, are left to make test.
+CONFIGURE = cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DFS_TESTS=OFF --log-level=WARNING
+TARGETS   = flashsampling flashsampling_static flashsample flashsampling_transports
+
 build:
 	@scripts/install-deps.sh build
-	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release --log-level=WARNING
-	@cmake --build $(BUILD) --target flashsampling flashsampling_static flashsample flashsampling_transports
+	@$(CONFIGURE)
+	@cmake --build $(BUILD) --target $(TARGETS)
 
-demo: build
-	@$(BUILD)/bin/flashsample demo $(ARGS)
+demo:
+	@scripts/install-deps.sh build
+	@mkdir -p build
+	@echo 'building $(BUILD)/bin/flashsample (build/demo.log)'
+	@{ $(CONFIGURE) && cmake --build $(BUILD) --target flashsample; } >build/demo.log 2>&1 || \
+	    { tail -n 40 build/demo.log; exit 1; }
+	@$(BUILD)/bin/flashsample demo $$([ -t 2 ] || echo --quiet) $(ARGS)
+	@echo
+	@echo 'Next: docs/guide/quickstart.md, from C or Python; make test; make help.'
 
 test:
-	@scripts/install-deps.sh test
+	@scripts/install-deps.sh $(or $(findstring all,$(filter --all,$(ARGS))),$(findstring ci,$(filter --ci,$(ARGS))),test)
 	@python3 scripts/test.py $(ARGS)
 
 fuzz:
 	@scripts/install-deps.sh test
-	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=Release -DFS_SANITIZE=address,undefined --log-level=WARNING
-	@cmake --build build/fuzz --target fuzz_structs fuzz_parts fuzz_npy
-	@scripts/fuzz.sh build/fuzz/tests $(ARGS)
+	@cmake --preset asan --log-level=WARNING
+	@cmake --build --preset asan --target fuzz_structs fuzz_parts fuzz_npy
+	@scripts/fuzz.sh build/asan/tests $(ARGS)
 
 # A case is 1,728 rows.
 screen-equal:
 	@scripts/install-deps.sh test
-	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release --log-level=WARNING
-	@cmake --build $(BUILD) --target fuzz_screens
+	@cmake --preset release --log-level=WARNING
+	@cmake --build --preset release --target fuzz_screens
 	@$(BUILD)/tests/fuzz_screens $(if $(ARGS),$(ARGS),--calls 5800)
 
 bench: build
@@ -78,8 +89,7 @@ cuda-all: CUDA := $(CUDA)-all
 cuda cuda-all:
 	@command -v nvcc >/dev/null || { \
 	    echo 'make cuda: nvcc is not on the PATH; install the CUDA toolkit, 13.0 or later' >&2; exit 1; }
-	@cmake -S . -B $(CUDA) -G Ninja -DCMAKE_BUILD_TYPE=Release -DFS_CUDA=ON -DFS_TESTS=OFF --log-level=WARNING \
-	    '-DFS_CUDA_ARCHITECTURES=$(ARCHITECTURES)'
+	@cmake --preset cuda -B $(CUDA) --log-level=WARNING '-DFS_CUDA_ARCHITECTURES=$(ARCHITECTURES)'
 	@cmake --build $(CUDA)
 
 sanitize-gpu: cuda
@@ -109,7 +119,7 @@ wheel:
 
 test-python:
 	@PYTHON=$(PYTHON) scripts/install-deps.sh wheel
-	@PYTHON=$(PYTHON) python3 scripts/test.py --leg python $(ARGS)
+	@PYTHON=$(PYTHON) NEWEST=$(NEWEST) python3 scripts/test.py --leg python $(ARGS)
 
 test-vllm test-sglang: build
 	@FLASHSAMPLING_LIBRARY=$(CURDIR)/$(BUILD)/lib/libflashsampling.so PYTHONPATH=python OMP_NUM_THREADS=1 \

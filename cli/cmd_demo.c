@@ -13,6 +13,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 static const command about = {
     .name = "demo",
@@ -26,7 +27,7 @@ static const command about = {
     .details = NULL,
 };
 
-#define SHOWN 8       /* rows of the first table */
+#define SHOWN 5       /* rows of the first table */
 #define CHECK_ROWS 16 /* of the exactness check, all the same hidden state */
 #define CHECK_SAMPLES 64
 
@@ -46,7 +47,7 @@ typedef struct demo {
 } demo;
 
 static void section(const char *title) {
-    printf("\n%s\n\n", title);
+    printf("\n%s\n", title);
     fflush(stdout);
 }
 
@@ -136,8 +137,8 @@ static void show_draws(demo *d) {
     }
     progress_end();
     table_print(t);
-    printf("\n  nucleus: tokens that hold 95 %% of the probability at T = 1. Second passes over W for top-p: %d.\n"
-           "  Row 0's token at T = 1 recomputed from the definition in double: %s.\n",
+    printf("  nucleus: tokens that hold 95 %% of the probability. Second passes over W: %d.\n"
+           "  Row 0's token at T = 1, computed again in double: %s.\n",
            second_passes, right ? "the same token" : "ANOTHER TOKEN");
 }
 
@@ -223,36 +224,27 @@ static void show_costs(demo *d) {
         time_both(d, &costs[i], i);
     }
     progress_end();
-    table *t = table_new("rows|<way|time|tokens/s|of reading|temporary memory|<");
+    table *t = table_new("rows|fused|tokens/s|of reading|usual way|speed-up|memory|usual way");
     for (int i = 0; i < 3; i++) {
         cost *c = &costs[i];
-        double fused = times_median(&c->fused), matmul = times_median(&c->matmul), sampler = times_median(&c->sampler);
-        double logits = 4.0 * (double)c->B * (double)d->w.s.V;
+        double fused = times_median(&c->fused), whole = times_median(&c->matmul) + times_median(&c->sampler);
         table_cell(t, "%lld", (long long)c->B);
-        table_cell(t, "fused");
         table_cell(t, "%s", text_seconds(fused));
         table_cell(t, "%s", text_count((double)c->B / fused));
         table_cell(t, "%.0f %%", 100.0 * (double)d->w.w_bytes / fused / d->reading.bytes_per_s);
+        table_cell(t, "%s", text_seconds(whole));
+        table_cell(t, "%.2f x", whole / fused);
         table_cell(t, "%s", text_bytes((double)c->work_bytes));
-        table_cell(t, "%.2f x as fast as %s%s, %.3g x less memory", (matmul + sampler) / fused, c->how,
-                   d->libraries ? "" : " (no BLAS found)", logits / (double)c->work_bytes);
-        table_cell(t, " ");
-        table_cell(t, "usual");
-        table_cell(t, "%s", text_seconds(matmul + sampler));
-        table_cell(t, "%s", text_count((double)c->B / (matmul + sampler)));
-        table_cell(t, "%.0f %%", 100.0 * (double)d->w.w_bytes / (matmul + sampler) / d->reading.bytes_per_s);
-        table_cell(t, "%s", text_bytes(logits));
-        table_cell(t, "matmul %s + sampler %s", text_seconds(matmul), text_seconds(sampler));
+        table_cell(t, "%s", text_bytes(4.0 * (double)c->B * (double)d->w.s.V));
     }
     table_print(t);
-    printf(
-        "\n  Reading W (%s) and nothing else: %.1f GB/s with %d threads, %d streams each; the last-level cache of %s\n"
-        "  may hold a part of it. Times are medians. The usual way (the paper's Algorithm 1) is a matmul into stored\n"
-        "  float logits, then softmax, prefix sum and search, all on %d threads. Its matmul %s.\n",
-        text_bytes((double)d->w.w_bytes), d->reading.bytes_per_s * 1e-9, d->threads, d->reading.streams,
-        text_cache(cache_bytes()), d->threads,
-        d->libraries ? "is the fastest found\n  here, a BLAS that is installed or a loop of our own"
-                     : "is a plain loop\n  of our own: no BLAS was found, and OpenBLAS may be faster");
+    printf("  The usual way: a matmul into stored logits, softmax, prefix sum and search.\n"
+           "  Its matmul is by %s",
+           costs[0].how);
+    for (int i = 1; i < 3; i++)
+        if (strcmp(costs[i].how, costs[i - 1].how) != 0) printf(", from %d rows by %s", (int)costs[i].B, costs[i].how);
+    printf("%s.\n  Reading W and nothing else: %.1f GB/s with %d threads. Times are medians.\n",
+           d->libraries ? "" : "; no BLAS was found", d->reading.bytes_per_s * 1e-9, d->threads);
 }
 
 /* The same on a CUDA device, beside nothing: the usual way there is in libraries that flashsample does not load. */
@@ -287,13 +279,23 @@ static void show_screen(demo *d) {
     d->w.screen[0] = head.screen;
     d->w.screen_bytes = head.screen_bytes;
     const sweep_row *rows = sweep_batches(d->context, &d->w, &args, sizes, 3, &d->reading);
-    sweep_print_screened(rows, 3);
-    printf(
-        "\n  %s. It bounds every logit; those of tokens\n"
-        "  that can still win are computed from W. Each call was made both ways, and every token is the same.\n"
-        "  This head is synthetic, and easy for a screen: a trained one may need more logits from W, and leave rows\n"
-        "  to it (docs/explain/screens.md). Where many rows share a call the library reads W%s.\n",
-        screen_text(d->screen, &facts), device_is_cuda() ? "" : ": decided 0 %");
+    table *t = table_new("rows|from W|by screen|of W's time|decided|logits from W per row");
+    for (int i = 0; i < 3; i++) {
+        const sweep_row *r = &rows[i];
+        const double median = times_median(&r->times), screen = times_median(&r->by_screen);
+        table_cell(t, "%lld", (long long)r->B);
+        table_cell(t, "%s", text_seconds(median));
+        table_cell(t, "%s", text_seconds(screen));
+        table_cell(t, "%.2f", screen / median);
+        if (device_is_cuda()) table_cell(t, "-"); /* CUDA does not count them */
+        else table_cell(t, "%.0f %%", 100.0 * (double)r->screened_rows / (double)(r->by_screen.count * r->B));
+        if (r->screened_rows) table_cell(t, "%.1f", (double)r->screened_dots / (double)r->screened_rows);
+        else table_cell(t, "-");
+    }
+    table_print(t);
+    printf("  %s. Tokens are the same.\n"
+           "  This head is synthetic, and easy for a screen (docs/explain/screens.md).\n",
+           screen_text(d->screen, &facts));
 }
 
 /* --------------------------------------------------------------------------------------------------- exactness ---- */
@@ -334,8 +336,8 @@ static int show_exactness(demo *d) {
     fit f = fit_counts(count, p, V, 25.0);
     int good = f.p >= 1e-6 && f.outside == 0 && missing == 0;
     printf("  %s draws for row %d (%d per pass over W) against its softmax in double:\n"
-           "  chi-squared %.1f over %d bins, p = %.3g. Total variation %.4f, %.4f by counting noise alone;\n  an error "
-           "of %.4f would show at 5 standard deviations.\n"
+           "  chi-squared %.1f over %d bins, p = %.3g; total variation %.4f,\n"
+           "  %.4f expected by chance; an error of %.4f would show at 5 sigma.\n"
            "  %s\n",
            text_count((double)f.n), d->widest, CHECK_ROWS * CHECK_SAMPLES, f.statistic, f.bins, f.p, f.tv, f.tv_mean,
            detectable_tv(f.n, f.bins, 5.0),
@@ -370,8 +372,8 @@ int cmd_demo(int argc, char **argv) {
     printf("flashsample %s: tokens drawn exactly, inside the LM-head matmul\n\n", fs_version_text());
     synth s = {d.vocab, d.dim, 64, FS_BF16, (uint64_t)d.seed, 0, 0};
     d.w = make_workload(&s, 1, d.threads);
-    printf("  head      V = %s, D = %lld, bf16, %s; synthetic, language-like, made in %s\n", text_count((double)s.V),
-           (long long)s.D, text_bytes((double)d.w.w_bytes), text_seconds(now() - begin));
+    printf("  head      V = %s, D = %lld, bf16, %s; synthetic, made in %s\n", text_count((double)s.V), (long long)s.D,
+           text_bytes((double)d.w.w_bytes), text_seconds(now() - begin));
     const device_facts machine = device_opened();
     if (device_is_cuda()) printf("  machine   %s, %s\n", machine.name, text_bytes((double)machine.memory_bytes));
     else printf("  machine   %s, %d cores\n", machine.name, cores());
@@ -385,7 +387,6 @@ int cmd_demo(int argc, char **argv) {
     if (d.screen) show_screen(&d);
     section("Is it exact?");
     int good = show_exactness(&d);
-    printf("\nDone in %s. Next: flashsample verify (every rule), flashsample bench, flashsample sample --help.\n",
-           text_seconds(now() - begin));
+    printf("\nDone in %s. More: flashsample verify, bench, sample --help.\n", text_seconds(now() - begin));
     return good ? END_OK : END_REJECTED;
 }

@@ -1,5 +1,7 @@
 #!/bin/sh
-# Installs what a set of targets needs and is not there yet: install-deps.sh build | test | wheel | lint
+# Installs what a set of targets needs and is not there yet: install-deps.sh build | test | ci | all | wheel | lint
+#   build  compiler, CMake, ninja                  test  also Python with numpy and pytest
+#   ci     also MPI, valgrind, an emulator, scipy  all   also what a wheel is built with
 #
 # Looks for the tools themselves first, so that a machine that has them from elsewhere (or where nothing can be
 # installed) is left alone. What is missing comes from the Debian archive. Without an essential tool this fails; without
@@ -10,9 +12,9 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 set_name=${1:-}
 case $set_name in
-build | test | wheel | lint) ;;
+build | test | ci | all | wheel | lint) ;;
 *)
-    echo "usage: $0 build | test | wheel | lint" >&2
+    echo "usage: $0 build | test | ci | all | wheel | lint" >&2
     exit 2
     ;;
 esac
@@ -26,15 +28,15 @@ has_cmocka() { echo '#include <stdarg.h>
 #include <cmocka.h>' | gcc -E - >/dev/null 2>&1; }
 has_python() { "$here/pick-python.sh" >/dev/null 2>&1; }
 # Either Python will do: where the tests run with one that lacks it, installing it again would change nothing.
-has_matplotlib() {
+has_module() {
     for python in "$("$here/pick-python.sh")" /usr/bin/python3; do
-        if "$python" -c 'import matplotlib' >/dev/null 2>&1; then return 0; fi
+        if "$python" -c "import $1" >/dev/null 2>&1; then return 0; fi
     done
     return 1
 }
 has_venv() { "${PYTHON:-python3}" -c 'import ensurepip' >/dev/null 2>&1; }
 has_mpi() { has "mpicc.$1" && has "mpirun.$1"; }
-has_qemu() { has "qemu-$1" || has "qemu-$1-static"; }
+has_qemu() { has "qemu-$1"; }
 has_cross() { has "$1-linux-gnu-gcc" && echo '#include <math.h>' | "$1-linux-gnu-gcc" -E - >/dev/null 2>&1; }
 
 essential='' # packages nothing works without
@@ -54,20 +56,26 @@ need essential ninja-build has ninja
 if [ "$set_name" != build ]; then
     need essential python3 has python3
 fi
-if [ "$set_name" = wheel ]; then
-    need essential python3-venv has_venv
-fi
-if [ "$set_name" = test ]; then
+case $set_name in
+wheel | all) need essential python3-venv has_venv ;;
+esac
+case $set_name in
+test | ci | all)
     need useful g++ has g++
     need useful libcmocka-dev has_cmocka
-    need useful "python3 python3-numpy python3-scipy python3-pytest" has_python
-    need useful python3-matplotlib has_matplotlib
+    need useful "python3-numpy python3-pytest" has_python
     need useful pkg-config has pkg-config
+    need useful shellcheck has shellcheck
+    ;;
+esac
+case $set_name in
+ci | all)
+    need useful python3-scipy has_module scipy
+    need useful python3-matplotlib has_module matplotlib
     need useful valgrind has valgrind
     # Both, side by side: ranks are tested under each.
     need useful "openmpi-bin libopenmpi-dev" has_mpi openmpi
     need useful "mpich libmpich-dev" has_mpi mpich
-    need useful shellcheck has shellcheck
     # The other architecture, compiled here and run under qemu-user.
     case $(uname -m) in
     x86_64)
@@ -79,7 +87,8 @@ if [ "$set_name" = test ]; then
         need useful qemu-user has_qemu x86_64
         ;;
     esac
-fi
+    ;;
+esac
 if [ "$set_name" = lint ]; then
     need essential clang-format has clang-format
     need essential clang-tidy has clang-tidy
@@ -109,20 +118,30 @@ else
     give_up "Not root and no sudo; run as root: apt-get install$missing"
 fi
 
-echo "install-deps: installing$missing"
+log=$here/../build/install-deps.log
+mkdir -p "$here/../build"
+: >"$log"
+start=$(date +%s)
+# shellcheck disable=SC2086 # the words are packages
+set -- $missing
+printf 'installing %s ... ' "$*"
 install() {
-    # shellcheck disable=SC2086 # the words are packages, and $sudo may be empty
-    $sudo env DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=2 -o Dpkg::Use-Pty=0 "$@"
+    # shellcheck disable=SC2086 # $sudo may be empty
+    $sudo env DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=2 -o Dpkg::Use-Pty=0 "$@" >>"$log" 2>&1
 }
 install update || echo "install-deps: apt-get update failed; trying with the package lists that are there" >&2
-# shellcheck disable=SC2086 # the words are packages
-if ! install install -y --no-install-recommends $missing; then
+if ! install install -y --no-install-recommends "$@"; then
     # One package that cannot be had must not keep the essential ones away.
-    [ -z "$essential" ] || install install -y --no-install-recommends $essential ||
-        give_up "apt-get could not install them (its words are above)"
+    # shellcheck disable=SC2086 # the words are packages
+    [ -z "$essential" ] || install install -y --no-install-recommends $essential || {
+        tail -n 30 "$log" >&2
+        give_up "apt-get could not install them (its last words are above)"
+    }
     essential=''
     for package in $useful; do
         install install -y --no-install-recommends "$package" ||
             echo "install-deps: no $package; what needs it is skipped" >&2
     done
 fi
+size=$(sed -n 's/^After this operation, \(.*\) of additional disk space will be used\.$/\1/p' "$log" | tail -n 1)
+echo "${size:+$size, }$(($(date +%s) - start)) s"

@@ -2,9 +2,10 @@
 
     for name, launch in launchers().items():
         subprocess.run([*launch(4), program], env={**os.environ, **ENVIRONMENT})
+
+tests/register.cmake says the same to ctest.
 """
 
-import os
 import shutil
 
 ENVIRONMENT = {
@@ -31,15 +32,3 @@ def launchers():
         if shutil.which(program):
             found[name] = lambda n, start=(program, *options): [*start, str(n)]
     return found
-
-
-def missing():
-    """Names of those that are not here."""
-    return [name for name, program, _ in TABLE if not shutil.which(program)]
-
-
-def suppressions(root):
-    """Options of valgrind for programs that call MPI."""
-    files = [root / "tests" / "ranks" / "memcheck.supp", "/usr/share/openmpi/openmpi-valgrind.supp"]
-    # Deep enough a stack to reach the function of MPI that was called.
-    return ["--num-callers=40", *(f"--suppressions={file}" for file in files if os.path.exists(file))]

@@ -1,10 +1,9 @@
-"""The whole library again in numpy and scipy, written from the header's text: the oracle's oracle.
+"""The whole library again in numpy, written from the header's text: the oracle's oracle.
 
 Nothing is shared with the C code, not even the noise (noise_model.py). Sets are boolean masks where the C code has
-prefixes of a sorted list, masses come from scipy's logsumexp, and a row is a handful of array expressions.
+prefixes of a sorted list, masses come from logsumexp, and a row is a handful of array expressions.
 """
 import numpy as np
-from scipy.special import logsumexp
 
 import noise_model as nm
 
@@ -19,6 +18,14 @@ DEFAULTS = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, substrea
 
 
 # ------------------------------------------------------------------------------------------------------ logits ----
+
+
+def logsumexp(x):
+    """Of the last axis."""
+    largest = np.max(x, axis=-1, keepdims=True)
+    largest = np.where(np.isfinite(largest), largest, 0.0)
+    with np.errstate(divide="ignore"):
+        return np.log(np.sum(np.exp(x - largest), axis=-1)) + largest[..., 0]
 
 
 def values_of(array, dtype):

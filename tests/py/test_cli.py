@@ -6,7 +6,6 @@ import subprocess
 
 import numpy as np
 import pytest
-from scipy import stats
 
 import flashsampling as fs
 from program import PROGRAM, ROOT, pytestmark, run, sample  # noqa: F401
@@ -268,6 +267,7 @@ def test_a_forced_set_that_is_not_there_is_an_error():
 # --------------------------------------------------------------------------------------- verify and bench ----
 
 def test_verify_accepts_right_draws_and_its_p_values_are_scipys():
+    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
     answer = json.loads(run("verify", "--draws", 4000, "--json", "--quiet")[0])
     assert answer["rejected"] == 0 and answer["judged"] >= 45
     for test in answer["tests"]:

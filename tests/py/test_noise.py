@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import numpy as np
-from scipy import stats
+import pytest
 
 import flashsampling as fs
 import model
@@ -50,6 +50,7 @@ def test_marks_are_as_many_as_their_64_bits_say_and_all_are_used():
 
 
 def test_noise_of_tokens_is_gumbel_and_marks_cut_it_where_they_should():
+    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
     noise = nm.row(1, 2, 3, 4)
     g = model.token_noise(noise, np.arange(200_000), fast=False)
     assert stats.kstest(g, "gumbel_r").pvalue > 1e-3
