@@ -117,7 +117,7 @@ def gains(vllm):
         "token on plain draws, %s less with top-k and top-p, and %s less with logprobs. The 95 %% intervals are up to "
         "%.1f points wide to each side. These are fixed batches of 1 to 256 rows with random weights and short prompts, by version "
         "%s of this library; longer contexts make the share smaller. With requests at random times the gain was within "
-        "the noise. In vLLM, on a faster card, head and sampler take %s µs (B = 1, 16, 64, 256); vLLM's own take %s."
+        "the noise. In vLLM head and sampler take %s µs (B = 1, 16, 64, 256); vLLM's own take %s."
         % (share(cells, "t1"), share(cells, "kp"), share(cells, "logprobs5"),
            max(interval(cell) for (rules, _), cell in cells.items() if rules in dict(MODEL_RULES)),
            vllm["about"]["library"], *device))
