@@ -8,4 +8,4 @@ nvcc -O3 -std=c++17 --fmad=false -gencode=arch=compute_90a,code=sm_90a -Xptxas -
 ! grep -E 'C75|error|[1-9][0-9]* bytes spill' build/endrow/build.log
 [ -f $to/lib.tar.xz ] || cp "$LIBRARY" $to/lib.tar.xz
 [ -d $to/python ] || git archive "$COMMIT" python | tar x -C $to
-for name in gpu_bench gpu_rows gpu_language gpu_rule_arms endrow_probe; do cp bench/$name.py $to/bench; done
+for name in gpu_bench gpu_rows gpu_language gpu_rule_arms endrow/probe; do cp bench/$name.py $to/bench; done

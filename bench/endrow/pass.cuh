@@ -1,4 +1,5 @@
 /* pass.cuh - a prototype: a pass over W that leaves strip maxima and the logits of strips that reach a floor.
+ * docs/notes/gpu-rows.md, "One record, one end" has what it showed.
  *
  *   consumers: dot products --> maxima of strips --> shared memory      (a strip: the 16 or 32 tokens of a warp)
  *                           \-> strips whose maximum reaches the row's floor --> logits, at fixed places in memory

@@ -1,6 +1,6 @@
 """A prototype's pass over W and end of rows (bench/endrow) beside plain draws and today's top-k 50 with top-p .95.
 
-    FLASHSAMPLING_LIBRARY=... PYTHONPATH=python python bench/endrow_probe.py LIBENDROW [--json FILE] [--reps N]
+    FLASHSAMPLING_LIBRARY=... PYTHONPATH=python python bench/endrow/probe.py LIBENDROW [--json FILE] [--reps N]
 
 First tokens against today's path, of many kinds of rows; then, at each batch size, graphs in turn with the L2 cache
 overwritten before each: plain, today's rules, the prototype's pass and end, its pass alone.
