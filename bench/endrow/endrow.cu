@@ -20,8 +20,12 @@ struct kernel {
 };
 
 #define ENDROW_KERNEL(...)                                                                                             \
-    {pass<tile<__VA_ARGS__, FS_BF16, FS_CUDA_LOGITS>>, tile<__VA_ARGS__>::N, tile<__VA_ARGS__>::CLUSTER,               \
-     tile<__VA_ARGS__>::ATOMS *ATOM, tile<__VA_ARGS__>::TEAMS, PASS_BYTES<tile<__VA_ARGS__, FS_BF16, FS_CUDA_LOGITS>>},
+    {pass<tile<__VA_ARGS__, FS_BF16, FS_CUDA_LOGITS>>,                                                                 \
+     tile<__VA_ARGS__>::N,                                                                                             \
+     tile<__VA_ARGS__>::CLUSTER,                                                                                       \
+     tile<__VA_ARGS__>::ATOMS * ATOM,                                                                                  \
+     tile<__VA_ARGS__>::TEAMS,                                                                                         \
+     PASS_BYTES<tile<__VA_ARGS__, FS_BF16, FS_CUDA_LOGITS>>},
 const kernel kernels[] = {ENDROW_TILES(ENDROW_KERNEL)};
 
 typedef CUresult (*encoder)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
@@ -99,7 +103,7 @@ EXPORT int endrow_tile(int rows, int *strips) {
 }
 
 typedef struct endrow_call { /* all pointers are device memory */
-    const void *w, *h; /* [V, D], [rows, D] bf16, packed */
+    const void *w, *h;       /* [V, D], [rows, D] bf16, packed */
     int64_t vocab, dim, rows;
     float *logits;
     int64_t stride;
@@ -139,8 +143,15 @@ EXPORT int endrow_launch(const endrow_call *call, void *stream_of) {
     args.k_order.stretch = (int32_t)(slices >> args.k_order.ways);
     args.k_order.rest = args.k_order.stretch << args.k_order.ways;
     const int32_t turns = (int32_t)args.schedule.turns;
-    endrow_record record = {call->logits, call->stride, call->most, call->strips, call->zero, call->zero + B,
-                            call->zero + B + ENDROW_ROUNDS, call->draw.top_k, (int32_t)(V / FS_CUDA_TILE),
+    endrow_record record = {call->logits,
+                            call->stride,
+                            call->most,
+                            call->strips,
+                            call->zero,
+                            call->zero + B,
+                            call->zero + B + ENDROW_ROUNDS,
+                            call->draw.top_k,
+                            (int32_t)(V / FS_CUDA_TILE),
                             turns < call->rounds ? turns : call->rounds};
     if (call->passes) {
         cudaLaunchAttribute attribute[1];

@@ -40,8 +40,7 @@ template <class T> struct pass_state {
     uint32_t low[OWNED];
 };
 
-template <class T>
-constexpr int PASS_BARRIERS = (T::STATE_START + (int)sizeof(pass_state<T>) + 15) / 16 * 16;
+template <class T> constexpr int PASS_BARRIERS = (T::STATE_START + (int)sizeof(pass_state<T>) + 15) / 16 * 16;
 template <class T> constexpr int PASS_BYTES = PASS_BARRIERS<T> + 2 * T::STAGES * 8 + ROUNDS_BYTES<2>;
 
 /* The maxima of a warp's strips to shared memory, and the rows that reach their floor to memory. */
@@ -154,7 +153,8 @@ template <class T> struct floors {
                 int32_t count = 0;
 #pragma unroll 4
                 for (int32_t i = 0; i < n; i += 32)
-                    count += __popc(__ballot_sync(~0u, i + lane < n && list[i + lane < n ? i + lane : 0] >= (kth | bit)));
+                    count +=
+                        __popc(__ballot_sync(~0u, i + lane < n && list[i + lane < n ? i + lane : 0] >= (kth | bit)));
                 if (count >= k) kth |= bit;
             }
             int32_t left = 0;
@@ -206,7 +206,8 @@ FS_DEVICE void publish_maxima(const fs_cuda_args &args, const endrow_record &rec
                               const rounds &turn) {
     constexpr int STRIPS = pass_state<T>::STRIPS, TEAMS = T::TEAMS, PADDED = (T::N + 31) / 32 * 32;
     const int32_t thread = scorer_thread<3>(), lane = thread & 31;
-    for (int32_t b = thread; b < PADDED; b += 96) state->floor[b] = b < args.rows && record.rounds >= 0 ? -INFINITY : INFINITY;
+    for (int32_t b = thread; b < PADDED; b += 96)
+        state->floor[b] = b < args.rows && record.rounds >= 0 ? -INFINITY : INFINITY;
     if (thread < pass_state<T>::OWNED) state->count[thread] = 0, state->low[thread] = 0;
     named_barrier(1, 96);
     if (lane == 0)

@@ -49,6 +49,8 @@ ALLOWED = {
     "cli/cmd_demo.c": {"bench"},
     "bench": {"bench", "cli/cli.h", "cli/device.h", "cli/half.h", "cli/parallel.h", "cli/place.h", "cli/print.h",
               "cli/ranks.h", "cli/shards.h", "cli/synth.h", "cli/truth.h", "flashsampling.h", "flashsampling_mpi.h"},
+    # A prototype around a tile of the fused kernel.
+    "bench/endrow": LAUNCH | {"cuda/device", "cuda/fused", "bench/endrow"},
     "include": {"flashsampling.h"},
     "tests/callers": {"flashsampling.h"},
     "examples": {"flashsampling.h", "flashsampling_mpi.h", "flashsampling_nccl.h"},
