@@ -17,8 +17,8 @@ set(not_emulated test_amx test_filter test_fork test_cli_device)
 set(long_when_slow test_equal_rows test_screened test_nucleus test_parts fuzz_screens)
 # Statistics, last in their leg.
 set(statistics test_power test_screened test_screened_law test_statistics)
-# Files of Python tests that build the library again.
-set(long_python py/test_new_rule)
+# Files of Python tests that compile for a minute: the library with a new rule, the cases of core under sanitizers.
+set(long_python py/test_new_rule py/test_core_vectors)
 # What the default run looks at under the sanitizers: arguments, arithmetic, every kernel, memory, threads.
 set(core test_agree test_arguments test_backend test_core test_drafts test_errors test_format test_invariance
     test_kernels test_last_ids test_memory test_needs test_npy test_parts test_scans test_threads test_vectors
