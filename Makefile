@@ -62,12 +62,12 @@ fuzz:
 	@cmake --build build/fuzz --target fuzz_structs fuzz_parts fuzz_npy
 	@scripts/fuzz.sh build/fuzz/tests $(ARGS)
 
-# A case is 1,728 rows.
+# A case is 2,304 rows.
 screen-equal:
 	@scripts/install-deps.sh test
 	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release --log-level=WARNING
 	@cmake --build $(BUILD) --target fuzz_screens
-	@$(BUILD)/tests/fuzz_screens $(if $(ARGS),$(ARGS),--calls 5800)
+	@$(BUILD)/tests/fuzz_screens $(if $(ARGS),$(ARGS),--calls 4350)
 
 bench: build
 	@$(BUILD)/bin/flashsample bench $(if $(ARGS),$(ARGS),--bars)

@@ -2,6 +2,7 @@
 #include "cpu_lists.h"
 
 #include "core/head.h"
+#include "core/strip.h"
 
 /* Tokens of a row and task that may wait: a few with 8 bits, some hundreds of a row with 4; fewer of many rows, whose
  * memory would be 4 MiB for 64 rows and 16 tasks. Beyond that they are settled at once. */
@@ -74,28 +75,27 @@ static double image_span(const fs_screen_rows *rows, int64_t at, int64_t record,
     return off;
 }
 
-/* The columns of record k of a row; zeros behind the last, and in place of what is no number, which *finite says. */
-static void load_span(const fs_pass *pass, int32_t a, int64_t k, float *h, int *finite) {
-    const fs_head *head = pass->call->head;
-    const fs_matrix hidden = hidden_of_batch(head, pass->call->batch);
-    const char *row = matrix_row(&hidden, pass->row[a]);
-    for (int i = 0; i < FS_SCREEN_SPAN; i++) {
-        const int64_t d = k * FS_SCREEN_SPAN + i;
-        h[i] = d < head->dim ? element_at(row, hidden.format, d) : 0.0f;
+/* The columns of record k of a row, in the screen's order; 0 in place of what is no number, which *finite says. */
+static void load_image(const fs_pass *pass, int32_t a, int64_t k, float *h, int *finite) {
+    const fs_matrix hidden = hidden_of_batch(pass->call->head, pass->call->batch);
+    load_record(&hidden, pass->row[a], &pass->screened.screen, k, h);
+    for (int i = 0; i < FS_SCREEN_SPAN; i++)
         if (!(fabsf(h[i]) < 1e30f)) h[i] = 0.0f, *finite = 0;
-    }
 }
 
-/* Norms of record k of row a, rounded up. Returns |h|^2. */
-static double norm_span(const fs_pass *pass, int32_t a, int64_t k, const float *h) {
+/* Norms of record k of row a, rounded up: of columns that were rounded, so not of high numbers. Adds to |h|^2, and to
+ * that of the image, which has kept columns twice. */
+static void norm_span(const fs_pass *pass, int32_t a, int64_t k, const float *h, double *of_row, double *of_image) {
+    const fs_screen *s = &pass->screened.screen;
     const fs_screen_rows *rows = &pass->screened.rows;
     float *norm = rows->norm + (a * rows->records + k) * 2;
     double square[2] = {0.0, 0.0};
     for (int i = 0; i < FS_SCREEN_SPAN; i++) square[i / FS_SCREEN_CHUNK] += (double)h[i] * (double)h[i];
-    const double all = square[0] + square[1];
-    if (pass->screened.screen.format == FS_SCREEN_INT8) square[0] = sqrt(all);
+    *of_image += square[0] + square[1];
+    if (chunk_is_high(s->kept, 2 * k)) square[0] = 0.0;
+    *of_row += square[0] + square[1];
+    if (s->format == FS_SCREEN_INT8) square[0] = sqrt(square[0] + square[1]);
     for (int i = 0; i < 2; i++) norm[i] = float_above(square[i] * (1.0 + 1e-9));
-    return all;
 }
 
 /* A record whose largest column is this many times the row's root mean square, or more, is imaged twice: hidden states
@@ -106,16 +106,16 @@ static double norm_span(const fs_pass *pass, int32_t a, int64_t k, const float *
 static void image_row(const fs_pass *pass, int32_t a) {
     const fs_screen_rows *rows = &pass->screened.rows;
     const int64_t dim = pass->call->head->dim, at = a * rows->most;
-    double square = 0.0, off = 0.0;
+    double square = 0.0, image = 0.0, off = 0.0;
     float h[FS_SCREEN_SPAN];
     int finite = 1;
     for (int64_t k = 0; k < rows->records; k++) {
-        load_span(pass, a, k, h, &finite);
-        square += norm_span(pass, a, k, h);
+        load_image(pass, a, k, h, &finite);
+        norm_span(pass, a, k, h, &square, &image);
     }
     int64_t entries = rows->records;
     for (int64_t k = 0; k < rows->records; k++) {
-        load_span(pass, a, k, h, &finite);
+        load_image(pass, a, k, h, &finite);
         const int uneven = (double)largest_of(h) > FS_UNEVEN * sqrt(square / (double)dim);
         double left = image_span(rows, at + k, k, h);
         if (uneven) left = image_span(rows, at + entries++, k, h);
@@ -124,8 +124,8 @@ static void image_row(const fs_pass *pass, int32_t a) {
     rows->entries[a] = (int32_t)entries;
     /* Sums of whole numbers are exact; a product of scales, one with the sum, and the addition, for every chunk of
      * every entry. What is multiplied, of records twice, is less than 1.1 |h| together. */
-    const double norm = sqrt(square), error = (double)(8 * rows->records + 8) * 0x1p-24;
-    const double slack = screen_slack(dim, norm, 1.1 * norm, sqrt(off) + 0x1p-24 * norm, error);
+    const double norm = sqrt(image), error = (double)(8 * rows->records + 8) * 0x1p-24;
+    const double slack = screen_slack(dim, sqrt(square), 1.1 * norm, sqrt(off) + 0x1p-24 * norm, error);
     rows->slack[a] = finite && square < (double)FS_SCREEN_NORM_MOST ? float_above(slack) : INFINITY;
 }
 

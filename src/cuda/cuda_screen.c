@@ -242,7 +242,7 @@ static fs_status make_here(fs_context *context, const fs_head *head, const fs_sc
     const fs_cuda *cuda = context->state;
     const int64_t strips = screen_strips(header->rows), step = strips / (options->progress ? TURNS : 1) + 1;
     FS_TRY(check_not_captured(context, "a screen is not made in a graph"));
-    FS_CUDA_TRY(context, cudaMemsetAsync(screen, 0, (size_t)screen_bytes(header->format, header->rows, header->dim),
+    FS_CUDA_TRY(context, cudaMemsetAsync(screen, 0, (size_t)screen_bytes(header->format, header->rows, header->dim, 0),
                                          cuda->stream));
     for (int64_t from = 0, to; from < strips; from = to) {
         to = from + step < strips ? from + step : strips;

@@ -45,9 +45,10 @@ static void the_reference_draws_the_same(void **state) {
     (void)state;
     fs_context *context = open_context(FS_BACKEND_REFERENCE, 1, 0);
     static drawn plain, screened;
-    for (int i = 0; i < HEAD_KINDS * 2; i++) {
-        const fs_screen_options o = options_of(i % 2 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, 0);
-        screened_head s = make_screened(context, i / 2, 1001, 136, 15, 20.0, &o);
+    for (int i = 0; i < HEAD_KINDS * SCREEN_KINDS; i++) {
+        if (i % SCREEN_KINDS == 2) continue; /* longer groups are nothing to the reference */
+        const fs_screen_options o = screen_kind(i % SCREEN_KINDS);
+        screened_head s = make_screened(context, i / SCREEN_KINDS, 1001, 136, 15, 20.0, &o);
         for (int t = 0; t < 6; t += test_size(6) < 6 ? 5 : 1) {
             fs_batch batch = batch_of(&s, temperatures[t], 3);
             draw(context, &s, &batch, 0, &plain);
@@ -83,12 +84,12 @@ static void print_tally(const tally *all, const char *what) {
 static void the_cpu_draws_the_same(void **state) {
     (void)state;
     tally all = {0, 0, 0};
-    for (int i = 0; i < HEAD_KINDS * 3; i++)
+    for (int i = 0; i < HEAD_KINDS * SCREEN_KINDS; i++)
         for (int32_t threads = 1; threads <= 3; threads += 2) {
             if (test_size(10) < 10 && (i + threads / 3) % 11) continue; /* where everything is slow */
             fs_context *context = open_context(FS_BACKEND_CPU, threads, 0);
-            const fs_screen_options o = options_of(i % 3 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, i % 3 == 2 ? 128 : 0);
-            screened_head s = make_screened(context, i / 3, 5003, i % 2 ? 136 : 256, 30, 20.0, &o);
+            const fs_screen_options o = screen_kind(i % SCREEN_KINDS);
+            screened_head s = make_screened(context, i / SCREEN_KINDS, 5003, i % 3 ? 136 : 256, 30, 20.0, &o);
             for (int t = 0; t < 6; t++)
                 for (uint64_t seed = 0; seed < test_size(10); seed++) {
                     fs_batch batch = batch_of(&s, temperatures[t], seed);
@@ -212,7 +213,7 @@ static void any_call_draws_the_same(void **state) {
     rng r = random_from(5);
     for (int64_t i = 0; i < rounds; i++) {
         fs_context *context = contexts[i % 2];
-        const fs_screen_options o = options_of(i % 3 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, 0);
+        const fs_screen_options o = screen_kind((int)(i / 2 % SCREEN_KINDS));
         screened_head s = make_screened(context, (int)(i % HEAD_KINDS), 1203, 144, 24, 20.0, &o);
         make_chance(&c, &r, 1190);
         chance_head(&s, &c, &r);
@@ -236,9 +237,10 @@ static void any_call_draws_the_same(void **state) {
 static void cuts_by_lists_draw_the_same(void **state) {
     (void)state;
     tally all = {0, 0, 0};
-    for (int i = 0; i < 4; i++) {
-        fs_context *context = open_context(FS_BACKEND_CPU, 1 + i / 2 * 2, 0);
-        const fs_screen_options o = options_of(i % 2 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, 0);
+    for (int i = 0; i < 2 * SCREEN_KINDS; i++) {
+        if (i % SCREEN_KINDS == 2) continue;
+        fs_context *context = open_context(FS_BACKEND_CPU, 1 + i / SCREEN_KINDS * 2, 0);
+        const fs_screen_options o = screen_kind(i % SCREEN_KINDS);
         screened_head s = make_screened(context, NORMAL, 20011, 256, 20, 12.0, &o);
         for (uint64_t seed = 0; seed < test_size(60); seed++) {
             fs_batch batch = batch_of(&s, temperatures[seed % 6], seed);
@@ -361,7 +363,7 @@ static void parts_are_those_without(void **state) {
     rng r = random_from(6);
     for (int64_t i = 0; i < (int64_t)test_size(300); i++) {
         fs_context *context = contexts[i % 2];
-        const fs_screen_options o = options_of(i % 3 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, 0);
+        const fs_screen_options o = screen_kind((int)(i / 2 % SCREEN_KINDS));
         screened_head s = make_screened(context, (int)(i % HEAD_KINDS), 1203, 144, 24, 20.0, &o);
         make_chance(&c, &r, 1190);
         chance_head(&s, &c, &r);
