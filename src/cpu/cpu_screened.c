@@ -17,6 +17,24 @@ static size_t all_later(const fs_pass *pass) {
     return (rows > 8 ? 8 * one + rows : rows * one) * (size_t)pass->cpu->tasks;
 }
 
+/* Logits of W that are computed of a row, task by task: with more, W is read. To find one of them costs as much as
+ * reading some of its neighbours, and all of these as a tenth of W. */
+static int64_t most_dots(const fs_pass *pass) {
+    return 64 + pass->call->head->rows / 16 / pass->cpu->tasks;
+}
+
+/* Upper bounds that a task keeps for a row's list: as many as may be settled; fewer of many rows, as above. */
+static int64_t bounds_kept(const fs_pass *pass) {
+    const int64_t one = 192 + most_dots(pass);
+    return pass->rows > 8 ? one * 8 / pass->rows + 128 : one;
+}
+
+/* Places of all rows and tasks, and never fewer for more rows. */
+static size_t all_bounds(const fs_pass *pass) {
+    const size_t one = 192 + (size_t)most_dots(pass), rows = (size_t)pass->rows;
+    return (2 * (rows > 8 ? 8 * one + 128 * rows : rows * one) + rows * FS_GRANULE) * (size_t)pass->cpu->tasks;
+}
+
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
 
 void fs_screened_layout(fs_pass *pass, fs_arena *arena) {
@@ -40,8 +58,9 @@ void fs_screened_layout(fs_pass *pass, fs_arena *arena) {
     s->settle = arena_take(arena, rows * (size_t)pass->cpu->tasks, sizeof *s->settle);
     s->later = arena_take(arena, all_later(pass), sizeof *s->later);
     s->hidden = arena_take(arena, rows, sizeof *s->hidden);
-    s->key_stride = pass->call->needs.keep || pass->largest ? pass->block + 3 * FS_GRANULE : 0;
-    s->key = arena_take(arena, (size_t)(pass->cpu->tasks * s->key_stride), sizeof *s->key);
+    const int listed = pass->call->needs.keep || pass->largest;
+    s->bounds_stride = listed ? 2 * bounds_kept(pass) + FS_GRANULE : 0;
+    s->bounds = arena_take(arena, listed ? all_bounds(pass) : 0, sizeof *s->bounds);
     for (size_t a = 0; a < rows; a++) {
         one.packed = arena_take(arena, pass_kernel(pass)->packed_bytes(&one), 1);
         if (arena_fits(arena)) s->hidden[a] = one;
@@ -136,11 +155,6 @@ void fs_screened_prepare(const fs_pass *pass, int32_t a) {
     image_row(pass, a);
 }
 
-/* More logits of W than this of a row, and W is read: to find them one by one costs as much as a twentieth of that. */
-static int64_t most_dots(const fs_pass *pass) {
-    return 64 + pass->call->head->rows / 32 / pass->cpu->tasks;
-}
-
 static fs_settle *settle_of(const fs_pass *pass, int32_t task, int32_t a) {
     return &pass->screened.settle[(int64_t)task * pass->rows + a];
 }
@@ -153,11 +167,14 @@ void fs_screened_open(const fs_pass *pass, int32_t task, int32_t a) {
                         &pass->weights,
                         &pass->screened.hidden[a],
                         &pass->summary[(int64_t)task * pass->rows + a],
-                        pass->screened.key + task * pass->screened.key_stride,
+                        {0},
                         0,
                         most_dots(pass),
                         FS_KEY_NONE,
                         {0}};
+    settle.bounds.key = pass->screened.bounds + ((int64_t)task * pass->rows + a) * pass->screened.bounds_stride;
+    settle.bounds.keep = (int32_t)bounds_kept(pass);
+    settle.bounds.capacity = 2 * settle.bounds.keep;
     settle.later.key = pass->screened.later + ((int64_t)task * pass->rows + a) * most_later(pass);
     settle.later.capacity = pass->call->needs.samples == 1 ? most_later(pass) : 0;
     *settle_of(pass, task, a) = settle;
@@ -184,11 +201,8 @@ void fs_screened_absorb(const fs_pass *pass, fs_block block, int32_t task, int32
     const int alone = pass->call->needs.samples == 1;
     if (settle_gave_up(settle)) return;
     fs_rows_fetch(pass->call, &pass->active[a], block);
-    fs_list *list = &settle->summary->list;
-    if (pass->active[a].listed) fs_lists_raise(list, pass->cpu->isa->scan, shared_load(&pass->shared.bound[a]));
     fs_rows_settle(pass->cpu->isa, settle, block, x, alone ? shared_load(&pass->shared.best[a]) : FS_KEY_NONE);
     if (alone) shared_raise(&pass->shared.best[a], settle->summary->winner[0].key);
-    if (pass->active[a].listed) shared_raise_bound(&pass->shared.bound[a], list->bound);
 }
 
 int fs_screened_gave_up(const fs_pass *pass, int32_t a) {
@@ -198,8 +212,14 @@ int fs_screened_gave_up(const fs_pass *pass, int32_t a) {
 }
 
 void fs_screened_end(const fs_pass *pass, int32_t a) {
-    if (pass->call->needs.samples != 1 || fs_screened_gave_up(pass, a)) return;
-    fs_rows_settle_later(settle_of(pass, 0, a), pass->cpu->tasks, pass->rows, &pass->summary[a].winner[0]);
+    fs_settle *settle = settle_of(pass, 0, a);
+    if (fs_screened_gave_up(pass, a)) return;
+    for (int32_t t = 1; t < pass->cpu->tasks; t++) /* the others are done: this task has what they have left */
+        settle->most += settle_of(pass, t, a)->most - settle_of(pass, t, a)->dots;
+    if (pass->call->needs.samples == 1)
+        fs_rows_settle_later(settle, pass->cpu->tasks, pass->rows, &pass->summary[a].winner[0]);
+    if (pass->active[a].listed && !settle_gave_up(settle))
+        fs_rows_settle_list(pass->cpu->isa, settle, pass->cpu->tasks, pass->rows);
 }
 
 int64_t fs_screened_dots(const fs_pass *pass) {

@@ -96,7 +96,7 @@ static fs_cuda_team team_of(const fs_cuda *cuda, const fs_cuda_args *args) {
 int fs_cuda_screens(fs_context *context, const fs_cuda_args *args, int rules) {
     const fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;
-    if (!head->screen || !screen_serves(head, &args->batch, &args->needs) || head->rows == 0) return 0;
+    if (!head->screen || !screen_serves(head, &args->batch, &args->needs, 0) || head->rows == 0) return 0;
     if (batch_is_grouped(&args->batch)) return 0;
     if (rules && (!fs_cuda_may_list(args) || !team_of(cuda, args).slices)) return 0;
     const int32_t most = rows_at_once(context, args);
