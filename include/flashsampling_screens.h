@@ -55,7 +55,9 @@ typedef struct fs_screen_options {
      * FS_ERR_CANCELLED; the bytes written so far are no screen, and calls refuse them. */
     int (*progress)(void *user, int64_t rows_done, int64_t rows);
     void *user;
-    int32_t columns; /* FS_SCREEN_MIXED: how many are in 8 bits, a multiple of 64 up to 1,024; 0 = 64 */
+    /* FS_SCREEN_MIXED: how many columns are in 8 bits, a multiple of 64 up to 1,024; 0 = 64, or 128 where these take no
+     * more bytes, as they do where D is a multiple of 128. */
+    int32_t columns;
     /* FS_SCREEN_MIXED: a few hidden states [hidden_rows, D] of the model, which choose those columns by their size. NULL:
      * the columns in which W is largest. Bounds hold for every choice; a better one settles fewer logits. */
     int32_t hidden_dtype;

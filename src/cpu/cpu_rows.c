@@ -336,7 +336,8 @@ static void list_bounds(const fs_isa *isa, fs_settle *settle, const float *y, in
     fs_lists_offer(&settle->bounds, isa->scan, y, settle->scratch->granule, base, span / FS_GRANULE);
 }
 
-/* Asks memory for a token's row of W, which is settled after the one at hand. */
+/* Asks memory for a token's row of W. So many are asked for before the first is used: they lie far apart. */
+#define FS_SETTLED_TOGETHER 8
 static void fetch_token(const fs_settle *settle, uint32_t token) {
     const char *row = matrix_row(settle->weights, (int64_t)token - settle->call->head->first_token);
     const int64_t bytes = format_row_bytes(settle->weights->format, settle->call->head->dim);
@@ -371,18 +372,30 @@ int fs_settle_later(fs_settle *settle, uint64_t key, uint64_t best) {
     return 1;
 }
 
-/* One heap for each task: the largest key of all, taken off if `take`; FS_KEY_NONE: there is none. */
-static uint64_t largest_key(fs_settle *settle, int32_t tasks, int64_t apart, int bounds, int take) {
+/* One heap for each task: the largest key of all, taken off; FS_KEY_NONE: there is none. */
+static uint64_t largest_key(fs_settle *settle, int32_t tasks, int64_t apart, int bounds) {
     fs_list *of = NULL;
     uint64_t most = FS_KEY_NONE;
     for (int32_t t = 0; t < tasks; t++) {
         fs_list *list = bounds ? &settle[t * apart].bounds : &settle[t * apart].later;
         if (list->count && list->key[0] > most) most = list->key[0], of = list;
     }
-    if (!of || !take) return most;
+    if (!of) return FS_KEY_NONE;
     of->key[0] = of->key[--of->count];
     if (of->count) list_sift(of, 0, of->count);
     return most;
+}
+
+/* Bounds that wait and are above a list's own: those that would have to be settled if it rose no more. Looked at when
+ * so many tokens have been settled that it hardly rises, so that a list that is too long is left before it is. */
+#define FS_LOOKED_AFTER 4 /* times FS_SETTLED_TOGETHER */
+static int64_t bounds_above(const fs_isa *isa, const fs_settle *settle, int32_t tasks, int64_t apart, uint64_t key) {
+    int64_t above = 0;
+    for (int32_t t = 0; t < tasks; t++) {
+        const fs_list *bounds = &settle[t * apart].bounds;
+        above += isa->scan->count_above(bounds->key, bounds->count, key);
+    }
+    return above;
 }
 
 void fs_rows_settle_list(const fs_isa *isa, fs_settle *settle, int32_t tasks, int64_t apart) {
@@ -390,6 +403,7 @@ void fs_rows_settle_list(const fs_isa *isa, fs_settle *settle, int32_t tasks, in
     const fs_row_rules *rules = &settle->call->rules[active->b];
     fs_list *list = &settle->summary->list;
     const int32_t all = list->keep;
+    int looked = 0;
     uint64_t left_out = FS_KEY_NONE; /* the largest bound that found no room */
     list->keep = wanted_of(settle);
     for (int32_t t = 0; t < tasks; t++) {
@@ -397,15 +411,22 @@ void fs_rows_settle_list(const fs_isa *isa, fs_settle *settle, int32_t tasks, in
         left_out = bounds->bound > left_out ? bounds->bound : left_out;
         list_heapify(bounds);
     }
-    for (;;) {
-        float exact, x = 0.0f;
+    for (int32_t count = 1; count && !settle_gave_up(settle);) {
+        uint64_t key[FS_SETTLED_TOGETHER];
         if (active->near > -INFINITY) fs_lists_raise(list, isa->scan, rows_near(active, rules, settle->summary->max_y));
-        const uint64_t key = largest_key(settle, tasks, apart, 1, 1), next = largest_key(settle, tasks, apart, 1, 0);
-        if (key <= list->bound || settle_gave_up(settle)) break; /* nothing that is left belongs into the list */
-        if (next > list->bound) fetch_token(settle, order_key_token(next));
-        if (!fs_settle_token(settle, order_key_token(key), &x, &exact)) continue;
-        list_offer(list, order_key(exact, order_key_token(key)), x);
+        for (count = 0; count < FS_SETTLED_TOGETHER; count++) {
+            key[count] = largest_key(settle, tasks, apart, 1);
+            if (key[count] <= list->bound) break; /* nothing that is left belongs into the list */
+            fetch_token(settle, order_key_token(key[count]));
+        }
+        for (int32_t i = 0; i < count; i++) {
+            float exact, x = 0.0f;
+            if (fs_settle_token(settle, order_key_token(key[i]), &x, &exact))
+                list_offer(list, order_key(exact, order_key_token(key[i])), x);
+        }
         if (list->count > list->keep + list->keep / 8 + 8) list_compact(list);
+        if (list->bound == FS_KEY_NONE || ++looked != FS_LOOKED_AFTER) continue;
+        if (bounds_above(isa, settle, tasks, apart, list->bound) > 2 * (settle->most - settle->dots)) settle->most = -1;
     }
     list_compact(list);
     list->keep = all;
@@ -416,7 +437,7 @@ void fs_rows_settle_later(fs_settle *settle, int32_t tasks, int64_t apart, fs_wi
     const fs_call *call = settle->call;
     const fs_row_rules *rules = &call->rules[settle->active->b];
     for (int32_t t = 0; t < tasks; t++) list_heapify(&settle[t * apart].later);
-    for (uint64_t key; (key = largest_key(settle, tasks, apart, 0, 1)) > winner->key && !settle_gave_up(settle);) {
+    for (uint64_t key; (key = largest_key(settle, tasks, apart, 0)) > winner->key && !settle_gave_up(settle);) {
         const uint32_t token = score_key_token(key);
         fs_winner offer = {FS_KEY_NONE, 0.0f, 0.0f};
         if (!fs_settle_token(settle, token, &offer.x, &offer.y)) continue;

@@ -17,21 +17,26 @@ static size_t all_later(const fs_pass *pass) {
     return (rows > 8 ? 8 * one + rows : rows * one) * (size_t)pass->cpu->tasks;
 }
 
-/* Logits of W that are computed of a row, task by task: with more, W is read. To find one of them costs as much as
- * reading some of its neighbours, and all of these as a tenth of W. */
+/* Logits of W that are computed of a row, task by task: with more, W is read. To find one costs as much as reading a few
+ * of its neighbours. During the pass the best score is not known yet, and a screen whose bounds are too wide is left as
+ * soon as that shows; in the end, what is settled has to be. */
 static int64_t most_dots(const fs_pass *pass) {
+    return 64 + pass->call->head->rows / 64 / pass->cpu->tasks;
+}
+
+static int64_t most_dots_in_the_end(const fs_pass *pass) {
     return 64 + pass->call->head->rows / 16 / pass->cpu->tasks;
 }
 
 /* Upper bounds that a task keeps for a row's list: as many as may be settled; fewer of many rows, as above. */
 static int64_t bounds_kept(const fs_pass *pass) {
-    const int64_t one = 192 + most_dots(pass);
+    const int64_t one = 192 + most_dots_in_the_end(pass);
     return pass->rows > 8 ? one * 8 / pass->rows + 128 : one;
 }
 
 /* Places of all rows and tasks, and never fewer for more rows. */
 static size_t all_bounds(const fs_pass *pass) {
-    const size_t one = 192 + (size_t)most_dots(pass), rows = (size_t)pass->rows;
+    const size_t one = 192 + (size_t)most_dots_in_the_end(pass), rows = (size_t)pass->rows;
     return (2 * (rows > 8 ? 8 * one + 128 * rows : rows * one) + rows * FS_GRANULE) * (size_t)pass->cpu->tasks;
 }
 
@@ -120,7 +125,7 @@ static void norm_span(const fs_pass *pass, int32_t a, int64_t k, const float *h,
 /* A record whose largest column is this many times the row's root mean square, or more, is imaged twice: hidden states
  * have a few columns that are far larger than all others, which would make one step for their neighbours too long. So
  * |h - h~| is at most 1 % of |h|, and 0.6 % where no column is special. */
-#define FS_UNEVEN 4.4
+#define FS_UNEVEN 3.0
 
 static void image_row(const fs_pass *pass, int32_t a) {
     const fs_screen_rows *rows = &pass->screened.rows;
@@ -205,6 +210,12 @@ void fs_screened_absorb(const fs_pass *pass, fs_block block, int32_t task, int32
     if (alone) shared_raise(&pass->shared.best[a], settle->summary->winner[0].key);
 }
 
+int fs_screened_is_left(const fs_pass *pass, int32_t task) {
+    for (int32_t a = 0; a < pass->rows; a++)
+        if (!settle_gave_up(settle_of(pass, task, a))) return 0;
+    return 1;
+}
+
 int fs_screened_gave_up(const fs_pass *pass, int32_t a) {
     for (int32_t t = 0; t < pass->cpu->tasks; t++)
         if (settle_gave_up(settle_of(pass, t, a))) return 1;
@@ -214,8 +225,8 @@ int fs_screened_gave_up(const fs_pass *pass, int32_t a) {
 void fs_screened_end(const fs_pass *pass, int32_t a) {
     fs_settle *settle = settle_of(pass, 0, a);
     if (fs_screened_gave_up(pass, a)) return;
-    for (int32_t t = 1; t < pass->cpu->tasks; t++) /* the others are done: this task has what they have left */
-        settle->most += settle_of(pass, t, a)->most - settle_of(pass, t, a)->dots;
+    settle->most = most_dots_in_the_end(pass) * pass->cpu->tasks;
+    for (int32_t t = 1; t < pass->cpu->tasks; t++) settle->most -= settle_of(pass, t, a)->dots;
     if (pass->call->needs.samples == 1)
         fs_rows_settle_later(settle, pass->cpu->tasks, pass->rows, &pass->summary[a].winner[0]);
     if (pass->active[a].listed && !settle_gave_up(settle))

@@ -30,6 +30,9 @@ void fs_screened_block(const fs_pass *pass, int64_t first, int64_t n, float *out
 
 void fs_screened_absorb(const fs_pass *pass, fs_block block, int32_t task, int32_t a, float *x);
 
+/* Whether a task has given up every row: the rest of the screen is not read. */
+int fs_screened_is_left(const fs_pass *pass, int32_t task);
+
 /* After the pass, of a merged row: settles what has waited. */
 void fs_screened_end(const fs_pass *pass, int32_t a);
 

@@ -43,8 +43,10 @@ static fs_status check_columns(fs_context *context, const fs_head *head, const f
 int32_t fs_screen_kept(const fs_head *head, const fs_screen_options *options) {
     const int64_t all = (head->dim + FS_SCREEN_CHUNK - 1) / FS_SCREEN_CHUNK * FS_SCREEN_CHUNK;
     if (options->format != FS_SCREEN_MIXED) return 0;
-    const int32_t kept = options->columns ? options->columns : FS_SCREEN_CHUNK;
-    return kept < all ? kept : (int32_t)all;
+    int64_t kept = options->columns ? options->columns : FS_SCREEN_CHUNK;
+    /* Twice as many where that fills a record that is half empty. */
+    if (!options->columns && screen_records(head->dim, 2 * kept) == screen_records(head->dim, kept)) kept *= 2;
+    return (int32_t)(kept < all ? kept : all);
 }
 
 fs_status fs_screen_check_options(fs_context *context, const fs_head *head, fs_screen_options *o) {
