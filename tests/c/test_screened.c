@@ -257,6 +257,43 @@ static void cuts_by_lists_draw_the_same(void **state) {
     assert_true(all.by_screen > all.rows / 4);
 }
 
+/* Up to 128 of a row's best tokens come from a screen, with and without a cut; more of them read W. */
+static void the_best_tokens_are_the_same(void **state) {
+    (void)state;
+    enum { B = 12, TOP = 129 };
+    static int32_t token[2][B], top[2][B * TOP];
+    static float logit[2][B * TOP];
+    int64_t decided = 0, rows = 0;
+    for (int i = 0; i < SCREEN_KINDS; i++) {
+        fs_context *context = open_context(FS_BACKEND_CPU, 1 + i % 2 * 2, 0);
+        const fs_screen_options o = screen_kind(i);
+        screened_head s = make_screened(context, NORMAL, 20011, 256, B, 40.0, &o);
+        for (int at = 0; at < 4 * 4; at++) {
+            static const int32_t counts[] = {1, 64, 128, 129};
+            fs_batch batch = batch_of(&s, at % 4 == 1 ? 0.0f : 0.8f, (uint64_t)at);
+            if (at % 4 == 2) rules_of(&batch)->top_k.value = 20;
+            if (at % 4 == 3) rules_of(&batch)->min_p.value = 0.1f;
+            for (int screened = 0; screened < 2; screened++) {
+                fs_result r = fs_result_default();
+                s.head.screen = screened ? s.screen : NULL, s.head.screen_bytes = screened ? s.bytes : 0;
+                memset(top[screened], 0x77, sizeof *top), memset(logit[screened], 0x77, sizeof *logit);
+                r.tokens = token[screened], r.top_count = counts[at / 4];
+                r.top_token = top[screened], r.top_logit = logit[screened];
+                must_be_ok(context, fs_sample(context, &s.head, &batch, &r));
+            }
+            if (counts[at / 4] > 128) assert_int_equal(counters_of(context).screened_rows, 0);
+            else decided += counters_of(context).screened_rows, rows += B;
+            assert_memory_equal(token[0], token[1], sizeof *token);
+            assert_memory_equal(top[0], top[1], sizeof *top);
+            assert_memory_equal(logit[0], logit[1], sizeof *logit);
+        }
+        free_screened(&s);
+        fs_context_destroy(context);
+    }
+    print_message("%lld of %lld rows with their best tokens\n", (long long)decided, (long long)rows);
+    assert_true(decided > rows / 3);
+}
+
 /* Which task meets a tie first is a matter of timing; who is in the list is not. */
 static void ties_in_lists_go_to_lower_ids_whoever_meets_them_first(void **state) {
     (void)state;
@@ -549,6 +586,7 @@ int main(void) {
         cmocka_unit_test(any_call_draws_the_same),
         cmocka_unit_test(a_banned_token_tells_that_its_logit_is_infinite),
         cmocka_unit_test(cuts_by_lists_draw_the_same),
+        cmocka_unit_test(the_best_tokens_are_the_same),
         cmocka_unit_test(ties_in_lists_go_to_lower_ids_whoever_meets_them_first),
         cmocka_unit_test(the_callers_memory_is_enough),
         cmocka_unit_test(parts_are_those_without),
