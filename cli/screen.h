@@ -4,7 +4,7 @@
 
 #include "flashsampling_screens.h"
 
-/* The values of --screen, indexed by FS_SCREEN_...; NULL-terminated. */
+/* The values of --screen, indexed by FS_SCREEN_...; NULL-terminated. "4+8" is FS_SCREEN_MIXED. */
 extern const char *const screen_names[];
 #define SCREEN_NONE 0
 

@@ -35,22 +35,34 @@ extern "C" {
 
 enum {
     FS_SCREEN_INT8 = 1, /* about 0.52 of the bytes of a bf16 W of many columns; bounds that always hold */
-    FS_SCREEN_INT4 = 2  /* 0.27; rounded at random: a bound may be passed with probability 2 eta a logit */
+    FS_SCREEN_INT4 = 2, /* 0.27; rounded at random: a bound may be passed with probability 2 eta a logit */
+    /* 0.28, of D = 1,024 0.30: FS_SCREEN_INT4 with some columns in 8 bits. Heads of language models need it, because a few columns
+     * of their hidden states are far larger than the others. CUDA: FS_ERR_UNSUPPORTED. */
+    FS_SCREEN_MIXED = 3
 };
 
 /* How a screen is made; NULL where it is asked for = fs_screen_options_default(). */
 typedef struct fs_screen_options {
     size_t size;
     int32_t format; /* FS_SCREEN_...; 0 = FS_SCREEN_INT8 */
-    int32_t group;  /* columns with one scale: 128; of FS_SCREEN_INT4 64 or 128. 0 = 128, and 64 */
-    /* FS_SCREEN_INT4: what rounds. The bound speaks of hidden states that do not depend on it. 0 = one the system
+    int32_t
+        group; /* columns with one scale: 128; of FS_SCREEN_INT4 64 or 128, of FS_SCREEN_MIXED 64. 0 = 128, and 64 */
+    /* Not of FS_SCREEN_INT8: what rounds. The bound speaks of hidden states that do not depend on it. 0 = one the system
      * draws; equal seeds give equal bytes. */
     uint64_t seed;
-    double eta; /* FS_SCREEN_INT4; 0 = 1e-16 */
+    double eta; /* likewise; 0 = 1e-16 */
     /* Called now and then, on the caller's thread; may be NULL. A return value other than 0 stops the build with
      * FS_ERR_CANCELLED; the bytes written so far are no screen, and calls refuse them. */
     int (*progress)(void *user, int64_t rows_done, int64_t rows);
     void *user;
+    /* FS_SCREEN_MIXED: how many columns are in 8 bits, a multiple of 64 up to 1,024; 0 = 64, or 128 where these take no
+     * more bytes, as they do where D is a multiple of 128. */
+    int32_t columns;
+    /* FS_SCREEN_MIXED: a few hidden states [hidden_rows, D] of the model, which choose those columns by their size. NULL:
+     * the columns in which W is largest. Bounds hold for every choice; a better one settles fewer logits. */
+    int32_t hidden_dtype;
+    const void *hidden;
+    int64_t hidden_rows;
 } fs_screen_options;
 
 /* Bytes of a screen of this head; neither its data nor its screen are looked at. */
@@ -59,7 +71,8 @@ FS_API fs_status fs_screen_size(fs_context *context, const fs_head *head, const 
 
 /* Writes the screen of a head of weights to screen [bytes], 64-byte aligned: host memory, on the context's threads, or
  * on CUDA the device's, and waits for it there. Either way the bytes are the same. A head whose first_token is a
- * multiple of 16 gets what fs_screen_slice cuts out of the whole vocabulary's. */
+ * multiple of 16 gets what fs_screen_slice cuts out of the whole vocabulary's; of FS_SCREEN_MIXED only where
+ * options.hidden chooses the columns. */
 FS_API fs_status fs_screen_build(fs_context *context, const fs_head *head, const fs_screen_options *options,
                                  void *screen, size_t bytes);
 

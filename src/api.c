@@ -239,7 +239,7 @@ fs_status fs_screen_size(fs_context *context, const fs_head *head, const fs_scre
     fs_screen_options o;
     FS_TRY(check_screen_call(context, head, options, 0, &h, &o));
     FS_REQUIRE(context, bytes != NULL, "bytes is NULL");
-    *bytes = (size_t)screen_bytes(o.format, h.rows, h.dim);
+    *bytes = (size_t)screen_bytes(o.format, h.rows, h.dim, fs_screen_kept(&h, &o));
     return FS_OK;
 }
 
@@ -248,7 +248,8 @@ fs_status fs_screen_build(fs_context *context, const fs_head *head, const fs_scr
     fs_head h;
     fs_screen_options o;
     FS_TRY(check_screen_call(context, head, options, 1, &h, &o));
-    FS_TRY(fs_screen_check_room(context, "screen", screen, bytes, screen_bytes(o.format, h.rows, h.dim)));
+    FS_TRY(fs_screen_check_room(context, "screen", screen, bytes,
+                                screen_bytes(o.format, h.rows, h.dim, fs_screen_kept(&h, &o))));
     return fs_screen_make(context, &h, &o, screen);
 }
 

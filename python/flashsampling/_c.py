@@ -25,7 +25,7 @@ DTYPES = {**ROUNDS, "i32": 8, "i64": 9}
 QUANTISED = {"q8_0": 32, "q5_k": 33, "q6_k": 34}
 BACKENDS = {"auto": 0, "cpu": 1, "cuda": 2, "reference": 3}
 KINDS = {"weights": 0, "logits": 1}
-SCREENS = {"8": 1, "4": 2}  # by their bits
+SCREENS = {"8": 1, "4": 2, "4+8": 3}  # by their bits
 MODES = {"sample": 0, "without_replacement": 1, "group_parallel": 2, "group_online": 3, "score": 4}
 NOISES = {"exact": 0, "fast": 1}
 CALLS = {"sample": 0, "partial": 1, "ranks": 2}
@@ -396,6 +396,10 @@ class ScreenOptionsStruct(ctypes.Structure):
         ("eta", c_double),
         ("progress", ProgressFunction),
         ("user", c_void_p),
+        ("columns", c_int32),
+        ("hidden_dtype", c_int32),
+        ("hidden", c_void_p),
+        ("hidden_rows", c_int64),
     ]
 
 

@@ -38,6 +38,19 @@ def floats(value: Array, what: str, dtype: str | None, shape: str) -> Pointer:
     return pointer
 
 
+def hidden_states(hidden: Array, dtype: str | None, dim: int, vocab: int | None = None) -> Pointer:
+    """A Pointer to hidden states [B, dim] of a head of `vocab` rows."""
+    if dtype is None and getattr(hidden, "dtype", None) == "uint16":
+        dtype = "bf16"
+    pointer = floats(hidden, "hidden", dtype, ", [B, %d]" % dim)
+    if pointer.shape[1] != dim:
+        text = "hidden: %d columns, the head has %d" % (pointer.shape[1], dim)
+        if pointer.shape[1] == vocab:
+            text += ": weights [V, D] that are transposed, or logits in place of hidden states [B, D]?"
+        raise ValueError(text)
+    return pointer
+
+
 def check_index(pointer: Pointer, masks: int) -> None:
     """Refuses masks that are not there. What lies on a device, or is known by its address alone, is not looked at."""
     if pointer.keep is None or pointer.device != "cpu":
@@ -223,14 +236,7 @@ class Batch(Local, Generic[Kind]):
         else:
             if hidden is None:
                 raise ValueError("hidden: a head of weights needs hidden states [B, %d]" % head.data.shape[1])
-            if dtype is None and getattr(hidden, "dtype", None) == "uint16":
-                dtype = "bf16"
-            pointer = floats(hidden, "hidden", dtype, ", [B, %d]" % head.data.shape[1])
-            if pointer.shape[1] != head.data.shape[1]:
-                text = "hidden: %d columns, the head has %d" % (pointer.shape[1], head.data.shape[1])
-                if pointer.shape[1] == head.rows:
-                    text += ": weights [V, D] that are transposed, or logits in place of hidden states [B, D]?"
-                raise ValueError(text)
+            pointer = hidden_states(hidden, dtype, head.data.shape[1], head.rows)
             self._point("hidden", pointer)
             c.hidden_dtype, c.hidden_stride = _c.DTYPES[pointer.dtype], pointer.stride
             self.rows = pointer.shape[0]

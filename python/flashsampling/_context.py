@@ -10,8 +10,8 @@ from ctypes import byref
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from . import _c, _native
-from ._arrays import Array, Local, Pointer, integer, is_tensor, numpy, real, same_memory
-from ._call import Batch, Head, Out, Result
+from ._arrays import ITEM, Array, Local, Pointer, integer, is_tensor, numpy, real, same_memory
+from ._call import Batch, Head, Out, Result, hidden_states
 from ._numbers import choice, count_of_samples
 from ._progress import Progress
 from ._rows import check_rows, raises, status_room
@@ -328,18 +328,26 @@ class Context(Local):
         self._work = memory
 
     def screen(self, head: Head[Any], bits: ScreenBits = 8, *, group: int = 0, seed: int = 0, eta: float = 0.0,
+               columns: int = 0, hidden: Array | None = None, hidden_dtype: Dtype | None = None,
                progress: Callable[[int, int], object] | None = None) -> Any:
         """The bytes of a screen of a head of weights, for Head(weights, screen=...): draws then read it in place of W
         where it can decide them, and the tokens are the same (docs/explain/screens.md). An array, or for the cuda backend
         a tensor on its device.
 
-        bits is 8 or 4; group, seed and eta are those of fs_screen_options, 0 being the default. progress(done, rows) is
-        called now and then; what it raises stops the build and is raised, and so does Ctrl-C (on "cuda" only with
-        progress).
+        bits is 8, 4, or "4+8": 4 bits with some columns in 8, which heads of language models need (not on "cuda"). A few
+        hidden states [n, D] of the model choose those columns better than the weights do. group, seed, eta and columns
+        are those of fs_screen_options, 0 being the default. progress(done, rows) is called now and then; what it raises
+        stops the build and is raised, and so does Ctrl-C (on "cuda" only with progress).
         """
         o = _c.ScreenOptionsStruct(size=ctypes.sizeof(_c.ScreenOptionsStruct))
         o.format = choice(_c.SCREENS, str(bits), "bits")
         o.group, o.seed, o.eta = integer(group, "i32", "group"), integer(seed, "u64", "seed"), real(eta, "eta")
+        o.columns = integer(columns, "i32", "columns")
+        rows = None if hidden is None else hidden_states(hidden, hidden_dtype, head.data.shape[1])
+        if rows is not None:
+            if rows.stride not in (0, rows.shape[1] * ITEM[rows.dtype]):
+                raise ValueError("hidden: rows %d bytes apart, expected none between them" % rows.stride)
+            o.hidden, o.hidden_rows, o.hidden_dtype = rows.address, rows.shape[0], _c.DTYPES[rows.dtype]
         size = ctypes.c_size_t()
         _check(self._library, self._library.fs_screen_size(self._handle(), byref(head.struct), byref(o), byref(size)),
                self._context)

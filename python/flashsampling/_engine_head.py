@@ -72,7 +72,7 @@ def make_screen(context: Context, head: Head[Any], bits: ScreenBits, logger: log
     except (Unserved, RuntimeError, MemoryError) as why:  # RuntimeError: the library's, and torch's if memory is short
         logger.warning("flashsampling: no screen: %s", why)
         return None
-    logger.info("flashsampling: a screen of %d bits: %d bytes, the head has %d", bits, screen.nbytes,
+    logger.info("flashsampling: a screen of %s bits: %d bytes, the head has %d", bits, screen.nbytes,
                 weight.numel() * weight.element_size())
     return screen
 

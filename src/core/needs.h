@@ -126,11 +126,11 @@ FS_CORE fs_needs needs_of_call(const fs_batch *batch, const fs_result *result) {
 }
 
 /* Whether a screen can decide the rows of such a call: nothing is asked that needs every logit, as top-p of the whole
- * row does, and logits rise where dot products do. */
-FS_CORE int screen_serves(const fs_head *head, const fs_batch *batch, const fs_needs *needs) {
+ * row does, or more than `top` of a row's best tokens, and logits rise where dot products do. */
+FS_CORE int screen_serves(const fs_head *head, const fs_batch *batch, const fs_needs *needs, int32_t top) {
     const int drawn = batch->mode == FS_MODE_SAMPLE || batch->mode == FS_MODE_WITHOUT_REPLACEMENT;
     const int tokens_alone = !needs->mass && !needs->raw_mass && !needs->cut_mass && !needs->max &&
-                             !needs->rank_depth && !needs->raw_column && !needs->keep_raw && !needs->watched &&
+                             needs->rank_depth <= top && !needs->raw_column && !needs->keep_raw && !needs->watched &&
                              !needs->entropy;
     return drawn && tokens_alone && batch->noise == FS_NOISE_EXACT && head->scale > 0.0f && head->post_scale > 0.0f;
 }

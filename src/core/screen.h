@@ -2,13 +2,19 @@
  * a row can win is known from the screen and the bounds; the logits of those few come from W as it lies, so a draw by a
  * screen is the draw without it, bit for bit. docs/explain/screens.md has the proofs; this file, what backends share.
  *
- *   a screen   a header of 128 bytes, then strips
+ *   a screen   a header of 128 bytes; FS_SCREEN_MIXED: the order of columns, 4 bytes each, in whole lines; then strips
  *   a strip    16 tokens: their norms, hashes of their weights, 128 bytes; then a record for every 128 columns
  *   a record   8 bits: [2 chunks of 64 columns, 16 tokens, 64] int8, then bf16 scale [16], bf16 residual [16]
  *              4 bits: [2 chunks, 8 pairs of tokens g and g + 8, 64] bytes, g in the lower half, both stored as q + 8,
  *                      then bf16 scale [2 chunks, 16]
  *
- * A weight is q * scale; columns behind the last and tokens behind the last are q = 0. Inside a chunk columns lie in
+ * A weight is q * scale; columns behind the last and tokens behind the last are q = 0.
+ *
+ * FS_SCREEN_MIXED keeps its first columns in 8 bits, as two numbers of 4: q = 16 high + low, both from -8 to 7. A
+ * record of 64 such columns has the high numbers in chunk 0, with 16 times the scale, and the low numbers in chunk 1. So
+ * every record is one of 4 bits, and a kernel needs no more than hidden states in the order of the chunks, those of kept
+ * columns twice. High numbers are exact: rounding is the low ones' alone. The order of columns puts first those in which
+ * hidden states are large. Inside a chunk columns lie in
  * their order, but that the middle two of every four change places. Why so:
  * - 16 bytes of a line of 64 are what lane (g, t) of a warp holds of an m16k16 A operand (mma.sync, wgmma) in 4 steps
  *   of k, t being the number of the 16 bytes. Of every 32-bit word, bytes 0 and 2 are the register of columns 2t and
@@ -30,7 +36,7 @@
 #include <math.h>
 
 #define FS_SCREEN_MAGIC 0x4E45455243535346u /* "FSSCREEN" */
-#define FS_SCREEN_VERSION 2
+#define FS_SCREEN_VERSION 3
 #define FS_SCREEN_LAYOUT 1
 #define FS_SCREEN_TOKENS 16 /* of a strip */
 #define FS_SCREEN_CHUNK 64  /* columns */
@@ -40,6 +46,7 @@
 #define FS_SCREEN_LINE 64                     /* bytes that are hashed at once */
 #define FS_SCREEN_NORM_MOST 0x1p60f           /* of tokens and rows: no product, sum or bound overflows */
 #define FS_SCREEN_STEP_LEAST 0x1p-60          /* of 4 bits: steps are squared in float */
+#define FS_SCREEN_KEPT_MOST 1024              /* columns in 8 bits of FS_SCREEN_MIXED */
 #define FS_SCREEN_DIM_MOST ((int64_t)1 << 19) /* sums of bounds in float are proven up to here */
 
 /* Sums of hashes, so that strips may come in any order, from any thread. */
@@ -60,7 +67,9 @@ typedef struct fs_screen_header {
     uint64_t seed;       /* of the rounding */
     double eta;
     fs_screen_sums sums;
-    char reserved[32];
+    uint64_t order; /* FS_SCREEN_MIXED: screen_order_hash */
+    int32_t kept;   /* FS_SCREEN_MIXED: columns in 8 bits, a multiple of FS_SCREEN_CHUNK; else 0 */
+    char reserved[20];
     uint64_t hash; /* of the members above */
 } fs_screen_header;
 
@@ -73,41 +82,56 @@ typedef struct fs_strip_head {
 
 /* A screen as a backend takes it. */
 typedef struct fs_screen {
-    int32_t format, group;
+    int32_t format, group; /* FS_SCREEN_INT8 or FS_SCREEN_INT4: how records are read */
     float reach;
-    int64_t rows, dim, records;
+    int64_t rows, dim, records, kept;
     int64_t record_bytes, strip_bytes;
     const unsigned char *strips;
+    const uint32_t *columns; /* [dim] their order; NULL: as they lie in W */
 } fs_screen;
 
 FS_CORE int64_t screen_record_bytes(int32_t format) {
-    return FS_SCREEN_TOKENS * FS_SCREEN_SPAN / (format == FS_SCREEN_INT4 ? 2 : 1) + FS_SCREEN_TAIL;
+    return FS_SCREEN_TOKENS * FS_SCREEN_SPAN / (format == FS_SCREEN_INT8 ? 1 : 2) + FS_SCREEN_TAIL;
 }
 
-FS_CORE int64_t screen_strip_bytes(int32_t format, int64_t dim) {
-    return FS_SCREEN_STRIP_HEAD + (dim + FS_SCREEN_SPAN - 1) / FS_SCREEN_SPAN * screen_record_bytes(format);
+/* Records of a strip, those of kept columns first. */
+FS_CORE int64_t screen_records(int64_t dim, int64_t kept) {
+    const int64_t others = dim > kept ? dim - kept : 0;
+    return kept / FS_SCREEN_CHUNK + (others + FS_SCREEN_SPAN - 1) / FS_SCREEN_SPAN;
+}
+
+FS_CORE int64_t screen_strip_bytes(int32_t format, int64_t dim, int64_t kept) {
+    return FS_SCREEN_STRIP_HEAD + screen_records(dim, kept) * screen_record_bytes(format);
+}
+
+/* Bytes in front of the strips: the header, and the order of columns. */
+FS_CORE int64_t screen_head_bytes(int64_t dim, int64_t kept) {
+    const int64_t line = FS_SCREEN_LINE;
+    return (int64_t)sizeof(fs_screen_header) + (kept ? (dim * 4 + line - 1) / line * line : 0);
 }
 
 FS_CORE int64_t screen_strips(int64_t rows) {
     return (rows + FS_SCREEN_TOKENS - 1) / FS_SCREEN_TOKENS;
 }
 
-FS_CORE int64_t screen_bytes(int32_t format, int64_t rows, int64_t dim) {
-    return (int64_t)sizeof(fs_screen_header) + screen_strips(rows) * screen_strip_bytes(format, dim);
+FS_CORE int64_t screen_bytes(int32_t format, int64_t rows, int64_t dim, int64_t kept) {
+    return screen_head_bytes(dim, kept) + screen_strips(rows) * screen_strip_bytes(format, dim, kept);
 }
 
 /* The screen at `bytes`, whose header may have been read from there. */
 FS_CORE fs_screen screen_at(const void *bytes, const fs_screen_header *header) {
     fs_screen s;
-    s.format = header->format;
+    s.format = header->format == FS_SCREEN_INT8 ? FS_SCREEN_INT8 : FS_SCREEN_INT4;
     s.group = header->group;
     s.reach = header->reach;
     s.rows = header->rows;
     s.dim = header->dim;
-    s.records = (header->dim + FS_SCREEN_SPAN - 1) / FS_SCREEN_SPAN;
+    s.kept = header->kept;
+    s.records = screen_records(header->dim, header->kept);
     s.record_bytes = screen_record_bytes(header->format);
-    s.strip_bytes = screen_strip_bytes(header->format, header->dim);
-    s.strips = (const unsigned char *)bytes + sizeof *header;
+    s.strip_bytes = screen_strip_bytes(header->format, header->dim, header->kept);
+    s.strips = (const unsigned char *)bytes + screen_head_bytes(header->dim, header->kept);
+    s.columns = header->kept ? (const uint32_t *)(const void *)((const char *)bytes + sizeof *header) : NULL;
     return s;
 }
 
@@ -122,7 +146,14 @@ FS_CORE uint64_t screen_header_hash(const fs_screen_header *h) {
     hash = hash_mix(hash_mix(hash, (uint64_t)h->rows), (uint64_t)h->dim);
     hash = hash_mix(hash_mix(hash, (uint64_t)h->first_token), h->seed);
     hash = hash_mix(hash_mix(hash, h->sums.weights), h->sums.body);
+    hash = hash_mix(hash_mix(hash, h->order), (uint64_t)(uint32_t)h->kept);
     return hash_end(hash_mix(hash, double_bits(h->eta)));
+}
+
+FS_CORE uint64_t screen_order_hash(const uint32_t *columns, int64_t dim) {
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < dim; i++) hash = hash_mix(hash, columns[i]);
+    return hash_end(hash);
 }
 
 /* -------------------------------------------------------------------------------------------------- its parts ---- */
@@ -149,6 +180,22 @@ FS_CORE int screen_place(int c) {
     return (c & ~3) | (c & 1) << 1 | (c >> 1 & 1);
 }
 
+/* Whether a chunk has the high numbers of kept columns. Chunks of a strip are counted from its first record on. */
+FS_CORE int chunk_is_high(int64_t kept, int64_t chunk) {
+    return chunk % 2 == 0 && chunk < 2 * (kept / FS_SCREEN_CHUNK);
+}
+
+/* Where a chunk's 64 columns begin in the order of columns. */
+FS_CORE int64_t chunk_begin(int64_t kept, int64_t chunk) {
+    const int64_t twice = 2 * (kept / FS_SCREEN_CHUNK);
+    return chunk < twice ? chunk / 2 * FS_SCREEN_CHUNK : kept + (chunk - twice) * FS_SCREEN_CHUNK;
+}
+
+/* Column `at` in the order of columns. */
+FS_CORE int64_t column_at(const uint32_t *columns, int64_t at) {
+    return columns ? (int64_t)columns[at] : at;
+}
+
 /* The stored number of (token of the strip, column of the record). */
 FS_CORE int record_number(const fs_screen *s, const unsigned char *record, int token, int column) {
     const int chunk = column / FS_SCREEN_CHUNK, at = screen_place(column % FS_SCREEN_CHUNK);
@@ -172,10 +219,12 @@ FS_CORE float record_residual(const fs_screen *s, const unsigned char *record, i
 
 /* 4 bits. Rounding errors are independent, of mean 0 and in an interval of one step, so by Hoeffding's inequality the
  * error of a logit passes c sqrt(sum of step^2 |h_g|^2) with probability 2 eta at most, c = sqrt(log(1 / eta) / 2). The
- * mean is 0 but for 2^-17 of a step by the 16 bits that decide, and less by the quotient's rounding: together below
- * 2^-16 of a step, which over all columns is at most 2^-16 sqrt(D) of that root (Cauchy-Schwarz). */
-FS_CORE float screen_reach(double eta, int64_t dim) {
-    return (float)((sqrt(log(1.0 / eta) / 2.0) + 0x1p-16 * sqrt((double)dim)) * (1.0 + 0x1p-20));
+ * mean is 0 but for 2^-17 of a step by the 16 bits that decide, and for the quotient's two roundings: 2^-23 of it, a
+ * quotient of at most 8, or 136 of a kept column. Together that is below 2^-16 of a step, or 2^-15 of a kept one, which
+ * over all columns is at most so many times sqrt(D) of that root (Cauchy-Schwarz). */
+FS_CORE float screen_reach(double eta, int64_t dim, int64_t kept) {
+    const double mean = kept ? 0x1p-15 : 0x1p-16;
+    return (float)((sqrt(log(1.0 / eta) / 2.0) + mean * sqrt((double)dim)) * (1.0 + 0x1p-20));
 }
 
 /* Whatever the order, the sum of D products of floats is off by less than this times |w| |h|: D products and sums, each
@@ -192,7 +241,7 @@ FS_CORE double screen_slack(int64_t dim, double norm, double image, double off, 
     return (screen_dot_error(dim) * norm + error * image + off) * (1.0 + 0x1p-20) + 1e-30;
 }
 
-/* Bounds are summed in float: no more terms than 2^13 + 4, each off by 2^-24. */
+/* Bounds are summed in float: no more terms than 2^13 + 20, each off by 2^-24. */
 #define FS_SCREEN_WIDER (1.0f + 0x1p-10f)
 
 /* The numbers a bound is made of, by group: of 8 bits the residual and |h_g|, of 4 bits the step and |h_g|, squared. */

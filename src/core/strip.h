@@ -17,6 +17,15 @@ FS_CORE void load_span(const fs_matrix *weights, int64_t v, int64_t dim, int64_t
     for (int i = 0; i < FS_SCREEN_SPAN; i++) w[i] = from + i < dim ? element_at(row, weights->format, from + i) : 0.0f;
 }
 
+/* The columns of record k, chunk after chunk, of a row of numbers. */
+FS_CORE void load_record(const fs_matrix *rows, int64_t row, const fs_screen *s, int64_t k, float *x) {
+    const char *data = matrix_row(rows, row);
+    for (int i = 0; i < FS_SCREEN_SPAN; i++) {
+        const int64_t at = chunk_begin(s->kept, 2 * k + i / FS_SCREEN_CHUNK) + i % FS_SCREEN_CHUNK;
+        x[i] = at < s->dim ? element_at(data, rows->format, column_at(s->columns, at)) : 0.0f;
+    }
+}
+
 /* The step with which so many of them reach the largest weight, and so many the least. */
 FS_CORE double step_of(const float *w, int n, double up, double down) {
     float most = 0.0f, least = 0.0f;
@@ -82,6 +91,28 @@ FS_CORE void make_span4(fs_screen_token *t, int group, uint64_t seed, uint32_t i
     }
 }
 
+/* Both numbers of 64 kept columns, at random. Steps of high numbers are 16 times as long, which bf16 has exactly. */
+FS_CORE void make_span_kept(fs_screen_token *t, uint64_t seed, uint32_t id, int64_t k, unsigned char *record, int at) {
+    uint16_t *tail = (uint16_t *)(void *)(record + FS_SCREEN_TOKENS * FS_SCREEN_SPAN / 2);
+    const double longest = step_of(t->w, FS_SCREEN_CHUNK, 119.0, 136.0) * (1.0 + 0x1p-20);
+    const uint16_t scale = bf16_above(fmax(longest, FS_SCREEN_STEP_LEAST));
+    const float step = widen_bf16(scale), per = 1.0f / step;
+    const int shift = at < 8 ? 0 : 4;
+    unsigned char *high = record + at % 8 * FS_SCREEN_CHUNK, *low = high + FS_SCREEN_TOKENS / 2 * FS_SCREEN_CHUNK;
+    tail[at] = bf16_above(16.0 * (double)step);
+    tail[FS_SCREEN_TOKENS + at] = scale;
+    for (int i = 0; i < FS_SCREEN_CHUNK; i++) {
+        const fs_words random = screen_random(seed, id, (uint32_t)((k * FS_SCREEN_SPAN + i) / 8));
+        const uint32_t bits = random.w[i % 8 / 2] >> 16 * (i & 1) & 0xFFFF;
+        const int q = clamp(screen_round(t->w[i] * per, bits), -136, 119), below = ((q + 8) & 15) - 8;
+        const double image[2] = {(double)(q - below) * (double)step, (double)below * (double)step};
+        high[screen_place(i)] |= (unsigned char)((unsigned)((q - below) / 16 + 8) << shift);
+        low[screen_place(i)] |= (unsigned char)((unsigned)(below + 8) << shift);
+        t->square += (double)t->w[i] * (double)t->w[i];
+        t->square_of_screen += image[0] * image[0] + image[1] * image[1];
+    }
+}
+
 /* A token with a weight that is no number has q = 0 there, and a norm that makes its bound +inf. */
 FS_CORE int is_finite(const float *w) {
     float sum = 0.0f;
@@ -89,36 +120,41 @@ FS_CORE int is_finite(const float *w) {
     return sum == 0.0f;
 }
 
-/* The hash of all weights of token `at` of a strip. */
-FS_CORE uint64_t token_hash(const fs_head *head, const fs_matrix *weights, int64_t number, int at) {
-    const int64_t v = number * FS_SCREEN_TOKENS + at;
+/* The hash of all weights of a row of W, of the token `id`. */
+FS_CORE uint64_t row_hash(const fs_matrix *weights, int64_t v, int64_t dim, int64_t id) {
     uint64_t hash = 0;
     float w[FS_SCREEN_SPAN];
-    for (int64_t from = 0; from < head->dim && v < head->rows; from += FS_SCREEN_SPAN) {
-        load_span(weights, v, head->dim, from, w);
-        hash += screen_span_hash(w, head->first_token + v, from);
+    for (int64_t from = 0; from < dim; from += FS_SCREEN_SPAN) {
+        load_span(weights, v, dim, from, w);
+        hash += screen_span_hash(w, id, from);
     }
     return hash;
 }
 
-/* Token `at` of a strip whose bytes are zero. Those of 4 bits share bytes with the token 8 before or behind it. Returns
- * the token's hash. */
-FS_CORE uint64_t make_token(const fs_screen_header *h, const fs_matrix *weights, int64_t number, int at,
-                            unsigned char *strip) {
-    const int64_t record_bytes = screen_record_bytes(h->format), v = number * FS_SCREEN_TOKENS + at;
+/* The same of token `at` of a strip. */
+FS_CORE uint64_t token_hash(const fs_head *head, const fs_matrix *weights, int64_t number, int at) {
+    const int64_t v = number * FS_SCREEN_TOKENS + at;
+    return v < head->rows ? row_hash(weights, v, head->dim, head->first_token + v) : 0;
+}
+
+/* Token `at` of strip `number` of a screen, whose bytes are zero. Those of 4 bits share bytes with the token 8 before or
+ * behind it. Returns the token's hash. */
+FS_CORE uint64_t make_token(const fs_screen_header *h, const fs_screen *s, const fs_matrix *weights, int64_t number,
+                            int at, unsigned char *strip) {
+    const int64_t v = number * FS_SCREEN_TOKENS + at, id = h->first_token + v;
+    const int there = v < h->rows;
     fs_screen_token t;
-    uint64_t hash = 0;
+    uint64_t hash = there && s->columns ? row_hash(weights, v, h->dim, id) : 0;
     int finite = 1;
     memset(&t, 0, sizeof t);
-    for (int64_t from = 0; from < h->dim; from += FS_SCREEN_SPAN) {
-        unsigned char *record = strip + FS_SCREEN_STRIP_HEAD + from / FS_SCREEN_SPAN * record_bytes;
-        if (v < h->rows) {
-            load_span(weights, v, h->dim, from, t.w);
-            hash += screen_span_hash(t.w, h->first_token + v, from);
-        }
+    for (int64_t k = 0; k < s->records; k++) {
+        unsigned char *record = strip + FS_SCREEN_STRIP_HEAD + k * s->record_bytes;
+        if (there) load_record(weights, v, s, k, t.w);
+        if (there && !s->columns) hash += screen_span_hash(t.w, id, k * FS_SCREEN_SPAN);
         if (!is_finite(t.w)) memset(t.w, 0, sizeof t.w), finite = 0;
-        if (h->format == FS_SCREEN_INT8) make_span8(&t, record, at);
-        else make_span4(&t, h->group, h->seed, (uint32_t)(h->first_token + v), from, record, at);
+        if (s->format == FS_SCREEN_INT8) make_span8(&t, record, at);
+        else if (chunk_is_high(s->kept, 2 * k)) make_span_kept(&t, h->seed, (uint32_t)id, k, record, at);
+        else make_span4(&t, h->group, h->seed, (uint32_t)id, k * FS_SCREEN_SPAN, record, at);
     }
     const double norm = sqrt(fmax(t.square, t.square_of_screen)) * (1.0 + 1e-9);
     ((fs_strip_head *)(void *)strip)->norm[at] = finite && norm < (double)FS_SCREEN_NORM_MOST ? float_above(norm)

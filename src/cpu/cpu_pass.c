@@ -383,6 +383,7 @@ static void absorb_screened(const fs_pass *pass, fs_block block, int32_t task, f
 static void absorb_block(const fs_pass *pass, fs_block block, int32_t task) {
     float *logits = pass->logits + (int64_t)task * pass->rows * logits_columns(pass);
     if (pass->by_screen) {
+        if (fs_screened_is_left(pass, task)) return;
         compute_block(pass, block, logits);
         absorb_screened(pass, block, task, logits);
         return;

@@ -50,8 +50,8 @@ typedef struct fs_screened {
     fs_hidden *hidden;   /* [rows] each alone, packed for the kernel of W */
     fs_settle *settle;   /* [tasks, rows] */
     uint64_t *later;     /* [tasks, rows] lists of tokens that wait */
-    uint64_t *key;       /* [tasks, key_stride] scratch of lists */
-    int64_t key_stride;
+    uint64_t *bounds;    /* [tasks, rows] lists of upper bounds, `bounds_stride` places each; none without lists */
+    int64_t bounds_stride;
 } fs_screened;
 
 /* Room for a list of each (task, row): those of task 0, which take the merged entries of all, and those of the

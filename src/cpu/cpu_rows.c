@@ -326,27 +326,32 @@ int fs_settle_token(fs_settle *settle, uint32_t token, float *x, float *y) {
     return *y > -INFINITY;
 }
 
-/* Settles what may belong into the row's list, the largest bounds first, until none is above the list's: which then
- * tells, as ever, that everything above it is there. A list that has more than it has to keep raises it. */
-static void settle_list(const fs_isa *isa, fs_settle *settle, const float *y, int64_t base, int64_t span) {
+/* Upper bounds that may belong into the row's list wait until the end of the pass. Where min-p is far above them they
+ * are dropped at once. */
+static void list_bounds(const fs_isa *isa, fs_settle *settle, const float *y, int64_t base, int64_t span) {
     const fs_active_row *active = settle->active;
     const fs_row_rules *rules = &settle->call->rules[active->b];
-    fs_list *list = &settle->summary->list, bounds;
-    memset(&bounds, 0, sizeof bounds);
-    bounds.key = settle->key;
-    bounds.capacity = (int32_t)span + FS_GRANULE;
-    isa->scan->append(y, settle->scratch->granule, 0, span / FS_GRANULE, list_floor(list), (uint32_t)base, &bounds);
-    list_heapify(&bounds);
-    for (int32_t i = 0; i < bounds.count; i++) {
-        const uint64_t key = bounds.key[list_at(&bounds, i)];
-        float exact, x = 0.0f;
-        if (key <= list->bound || settle_gave_up(settle)) break;
-        if (!fs_settle_token(settle, order_key_token(key), &x, &exact)) continue;
-        list_offer(list, order_key(exact, order_key_token(key)), x);
-        if (active->near > -INFINITY) fs_lists_raise(list, isa->scan, rows_near(active, rules, settle->summary->max_y));
-        if (list->count > list->keep + list->keep / 8 + 8) list_compact(list);
-    }
-    list_compact(list);
+    if (active->near > -INFINITY)
+        fs_lists_raise(&settle->bounds, isa->scan, rows_near(active, rules, settle->summary->max_y));
+    fs_lists_offer(&settle->bounds, isa->scan, y, settle->scratch->granule, base, span / FS_GRANULE);
+}
+
+/* Asks memory for a token's row of W. So many are asked for before the first is used: they lie far apart. */
+#define FS_SETTLED_TOGETHER 8
+static void fetch_token(const fs_settle *settle, uint32_t token) {
+    const char *row = matrix_row(settle->weights, (int64_t)token - settle->call->head->first_token);
+    const int64_t bytes = format_row_bytes(settle->weights->format, settle->call->head->dim);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
+}
+
+/* Entries of its list that a row needs: other rows of the call may need more. */
+static int32_t wanted_of(const fs_settle *settle) {
+    const fs_call *call = settle->call;
+    const int32_t top_k = call->rules[settle->active->b].top_k, all = settle->summary->list.keep;
+    const int ties = (call->batch->flags & FS_KEEP_TIES_TOP_K) != 0;
+    if (top_k <= 0 || ties || call->batch->list_capacity) return all;
+    const int32_t most = top_k > call->needs.rank_depth ? top_k : call->needs.rank_depth;
+    return most < all ? most : all;
 }
 
 int fs_settle_later(fs_settle *settle, uint64_t key, uint64_t best) {
@@ -367,25 +372,72 @@ int fs_settle_later(fs_settle *settle, uint64_t key, uint64_t best) {
     return 1;
 }
 
-/* The largest key that waits, taken off its heap; FS_KEY_NONE: there is none. */
-static uint64_t next_later(fs_settle *settle, int32_t tasks, int64_t apart) {
-    fs_settle *first = NULL;
+/* One heap for each task: the largest key of all, taken off; FS_KEY_NONE: there is none. */
+static uint64_t largest_key(fs_settle *settle, int32_t tasks, int64_t apart, int bounds) {
+    fs_list *of = NULL;
     uint64_t most = FS_KEY_NONE;
     for (int32_t t = 0; t < tasks; t++) {
-        fs_list *later = &settle[t * apart].later;
-        if (later->count && later->key[0] > most) most = later->key[0], first = &settle[t * apart];
+        fs_list *list = bounds ? &settle[t * apart].bounds : &settle[t * apart].later;
+        if (list->count && list->key[0] > most) most = list->key[0], of = list;
     }
-    if (!first) return FS_KEY_NONE;
-    first->later.key[0] = first->later.key[--first->later.count];
-    if (first->later.count) list_sift(&first->later, 0, first->later.count);
+    if (!of) return FS_KEY_NONE;
+    of->key[0] = of->key[--of->count];
+    if (of->count) list_sift(of, 0, of->count);
     return most;
+}
+
+/* Bounds that wait and are above a list's own: those that would have to be settled if it rose no more. Looked at when
+ * so many tokens have been settled that it hardly rises, so that a list that is too long is left before it is. */
+#define FS_LOOKED_AFTER 4 /* times FS_SETTLED_TOGETHER */
+static int64_t bounds_above(const fs_isa *isa, const fs_settle *settle, int32_t tasks, int64_t apart, uint64_t key) {
+    int64_t above = 0;
+    for (int32_t t = 0; t < tasks; t++) {
+        const fs_list *bounds = &settle[t * apart].bounds;
+        above += isa->scan->count_above(bounds->key, bounds->count, key);
+    }
+    return above;
+}
+
+void fs_rows_settle_list(const fs_isa *isa, fs_settle *settle, int32_t tasks, int64_t apart) {
+    const fs_active_row *active = settle->active;
+    const fs_row_rules *rules = &settle->call->rules[active->b];
+    fs_list *list = &settle->summary->list;
+    const int32_t all = list->keep;
+    int looked = 0;
+    uint64_t left_out = FS_KEY_NONE; /* the largest bound that found no room */
+    list->keep = wanted_of(settle);
+    for (int32_t t = 0; t < tasks; t++) {
+        fs_list *bounds = &settle[t * apart].bounds;
+        left_out = bounds->bound > left_out ? bounds->bound : left_out;
+        list_heapify(bounds);
+    }
+    for (int32_t count = 1; count && !settle_gave_up(settle);) {
+        uint64_t key[FS_SETTLED_TOGETHER];
+        if (active->near > -INFINITY) fs_lists_raise(list, isa->scan, rows_near(active, rules, settle->summary->max_y));
+        for (count = 0; count < FS_SETTLED_TOGETHER; count++) {
+            key[count] = largest_key(settle, tasks, apart, 1);
+            if (key[count] <= list->bound) break; /* nothing that is left belongs into the list */
+            fetch_token(settle, order_key_token(key[count]));
+        }
+        for (int32_t i = 0; i < count; i++) {
+            float exact, x = 0.0f;
+            if (fs_settle_token(settle, order_key_token(key[i]), &x, &exact))
+                list_offer(list, order_key(exact, order_key_token(key[i])), x);
+        }
+        if (list->count > list->keep + list->keep / 8 + 8) list_compact(list);
+        if (list->bound == FS_KEY_NONE || ++looked != FS_LOOKED_AFTER) continue;
+        if (bounds_above(isa, settle, tasks, apart, list->bound) > 2 * (settle->most - settle->dots)) settle->most = -1;
+    }
+    list_compact(list);
+    list->keep = all;
+    if (left_out > list->bound) settle->most = -1;
 }
 
 void fs_rows_settle_later(fs_settle *settle, int32_t tasks, int64_t apart, fs_winner *winner) {
     const fs_call *call = settle->call;
     const fs_row_rules *rules = &call->rules[settle->active->b];
     for (int32_t t = 0; t < tasks; t++) list_heapify(&settle[t * apart].later);
-    for (uint64_t key; (key = next_later(settle, tasks, apart)) > winner->key && !settle_gave_up(settle);) {
+    for (uint64_t key; (key = largest_key(settle, tasks, apart, 0)) > winner->key && !settle_gave_up(settle);) {
         const uint32_t token = score_key_token(key);
         fs_winner offer = {FS_KEY_NONE, 0.0f, 0.0f};
         if (!fs_settle_token(settle, token, &offer.x, &offer.y)) continue;
@@ -449,7 +501,7 @@ void fs_rows_settle(const fs_isa *isa, fs_settle *settle, fs_block block, float 
         survey = isa->scan->survey(NULL, base, y, span, settle->scratch->granule);
     }
     if (!(survey.most > -INFINITY)) return;
-    if (active->listed) settle_list(isa, settle, y, base, span);
+    if (active->listed) list_bounds(isa, settle, y, base, span);
     if (!(survey.most * rules->inverse_temperature > -INFINITY)) return;
     const int32_t draws = needs->ordered ? 1 : needs->samples;
     for (int32_t i = 0; i < draws; i++) {

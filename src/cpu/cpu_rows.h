@@ -86,7 +86,7 @@ typedef struct fs_settle {
     const fs_matrix *weights;
     const fs_hidden *hidden; /* of the row alone */
     fs_summary *summary;
-    uint64_t *key;      /* [block + 3 FS_GRANULE] scratch, where rows have lists */
+    fs_list bounds;     /* upper bounds that may belong into the row's list, the largest of this task */
     int64_t dots, most; /* so far; with more than `most` the row is given up */
     uint64_t lead;      /* the largest upper bound of a score so far, which is settled at once; */
     fs_list later;      /* the others wait, by their keys, and most for ever; without capacity none does */
@@ -99,6 +99,10 @@ FS_CORE int settle_gave_up(const fs_settle *settle) {
 /* Settles what waits, largest bound first, until none is above the best score. settle [tasks], `apart` places from each
  * other, are of one row; winner is that of all tasks. */
 void fs_rows_settle_later(fs_settle *settle, int32_t tasks, int64_t apart, fs_winner *winner);
+
+/* Settles bounds of the row's list, the largest first, until none is above what the list has to have. A row that had
+ * more such bounds than there was room for is given up. */
+void fs_rows_settle_list(const fs_isa *isa, fs_settle *settle, int32_t tasks, int64_t apart);
 
 /* Absorbs one block of upper bounds of a row's dot products: tokens that could win by them are settled. */
 void fs_rows_settle(const fs_isa *isa, fs_settle *settle, fs_block block, float *x, uint64_t shared);

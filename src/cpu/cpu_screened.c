@@ -2,6 +2,7 @@
 #include "cpu_lists.h"
 
 #include "core/head.h"
+#include "core/strip.h"
 
 /* Tokens of a row and task that may wait: a few with 8 bits, some hundreds of a row with 4; fewer of many rows, whose
  * memory would be 4 MiB for 64 rows and 16 tasks. Beyond that they are settled at once. */
@@ -14,6 +15,29 @@ static int32_t most_later(const fs_pass *pass) {
 static size_t all_later(const fs_pass *pass) {
     const size_t one = 256 + 4096 / (size_t)pass->cpu->tasks, rows = (size_t)pass->rows;
     return (rows > 8 ? 8 * one + rows : rows * one) * (size_t)pass->cpu->tasks;
+}
+
+/* Logits of W that are computed of a row, task by task: with more, W is read. To find one costs as much as reading a few
+ * of its neighbours. During the pass the best score is not known yet, and a screen whose bounds are too wide is left as
+ * soon as that shows; in the end, what is settled has to be. */
+static int64_t most_dots(const fs_pass *pass) {
+    return 64 + pass->call->head->rows / 64 / pass->cpu->tasks;
+}
+
+static int64_t most_dots_in_the_end(const fs_pass *pass) {
+    return 64 + pass->call->head->rows / 16 / pass->cpu->tasks;
+}
+
+/* Upper bounds that a task keeps for a row's list: as many as may be settled; fewer of many rows, as above. */
+static int64_t bounds_kept(const fs_pass *pass) {
+    const int64_t one = 192 + most_dots_in_the_end(pass);
+    return pass->rows > 8 ? one * 8 / pass->rows + 128 : one;
+}
+
+/* Places of all rows and tasks, and never fewer for more rows. */
+static size_t all_bounds(const fs_pass *pass) {
+    const size_t one = 192 + (size_t)most_dots_in_the_end(pass), rows = (size_t)pass->rows;
+    return (2 * (rows > 8 ? 8 * one + 128 * rows : rows * one) + rows * FS_GRANULE) * (size_t)pass->cpu->tasks;
 }
 
 /* ---------------------------------------------------------------------------------------------------- layout ---- */
@@ -39,8 +63,9 @@ void fs_screened_layout(fs_pass *pass, fs_arena *arena) {
     s->settle = arena_take(arena, rows * (size_t)pass->cpu->tasks, sizeof *s->settle);
     s->later = arena_take(arena, all_later(pass), sizeof *s->later);
     s->hidden = arena_take(arena, rows, sizeof *s->hidden);
-    s->key_stride = pass->call->needs.keep || pass->largest ? pass->block + 3 * FS_GRANULE : 0;
-    s->key = arena_take(arena, (size_t)(pass->cpu->tasks * s->key_stride), sizeof *s->key);
+    const int listed = pass->call->needs.keep || pass->largest;
+    s->bounds_stride = listed ? 2 * bounds_kept(pass) + FS_GRANULE : 0;
+    s->bounds = arena_take(arena, listed ? all_bounds(pass) : 0, sizeof *s->bounds);
     for (size_t a = 0; a < rows; a++) {
         one.packed = arena_take(arena, pass_kernel(pass)->packed_bytes(&one), 1);
         if (arena_fits(arena)) s->hidden[a] = one;
@@ -74,48 +99,47 @@ static double image_span(const fs_screen_rows *rows, int64_t at, int64_t record,
     return off;
 }
 
-/* The columns of record k of a row; zeros behind the last, and in place of what is no number, which *finite says. */
-static void load_span(const fs_pass *pass, int32_t a, int64_t k, float *h, int *finite) {
-    const fs_head *head = pass->call->head;
-    const fs_matrix hidden = hidden_of_batch(head, pass->call->batch);
-    const char *row = matrix_row(&hidden, pass->row[a]);
-    for (int i = 0; i < FS_SCREEN_SPAN; i++) {
-        const int64_t d = k * FS_SCREEN_SPAN + i;
-        h[i] = d < head->dim ? element_at(row, hidden.format, d) : 0.0f;
+/* The columns of record k of a row, in the screen's order; 0 in place of what is no number, which *finite says. */
+static void load_image(const fs_pass *pass, int32_t a, int64_t k, float *h, int *finite) {
+    const fs_matrix hidden = hidden_of_batch(pass->call->head, pass->call->batch);
+    load_record(&hidden, pass->row[a], &pass->screened.screen, k, h);
+    for (int i = 0; i < FS_SCREEN_SPAN; i++)
         if (!(fabsf(h[i]) < 1e30f)) h[i] = 0.0f, *finite = 0;
-    }
 }
 
-/* Norms of record k of row a, rounded up. Returns |h|^2. */
-static double norm_span(const fs_pass *pass, int32_t a, int64_t k, const float *h) {
+/* Norms of record k of row a, rounded up: of columns that were rounded, so not of high numbers. Adds to |h|^2, and to
+ * that of the image, which has kept columns twice. */
+static void norm_span(const fs_pass *pass, int32_t a, int64_t k, const float *h, double *of_row, double *of_image) {
+    const fs_screen *s = &pass->screened.screen;
     const fs_screen_rows *rows = &pass->screened.rows;
     float *norm = rows->norm + (a * rows->records + k) * 2;
     double square[2] = {0.0, 0.0};
     for (int i = 0; i < FS_SCREEN_SPAN; i++) square[i / FS_SCREEN_CHUNK] += (double)h[i] * (double)h[i];
-    const double all = square[0] + square[1];
-    if (pass->screened.screen.format == FS_SCREEN_INT8) square[0] = sqrt(all);
+    *of_image += square[0] + square[1];
+    if (chunk_is_high(s->kept, 2 * k)) square[0] = 0.0;
+    *of_row += square[0] + square[1];
+    if (s->format == FS_SCREEN_INT8) square[0] = sqrt(square[0] + square[1]);
     for (int i = 0; i < 2; i++) norm[i] = float_above(square[i] * (1.0 + 1e-9));
-    return all;
 }
 
 /* A record whose largest column is this many times the row's root mean square, or more, is imaged twice: hidden states
  * have a few columns that are far larger than all others, which would make one step for their neighbours too long. So
  * |h - h~| is at most 1 % of |h|, and 0.6 % where no column is special. */
-#define FS_UNEVEN 4.4
+#define FS_UNEVEN 3.0
 
 static void image_row(const fs_pass *pass, int32_t a) {
     const fs_screen_rows *rows = &pass->screened.rows;
     const int64_t dim = pass->call->head->dim, at = a * rows->most;
-    double square = 0.0, off = 0.0;
+    double square = 0.0, image = 0.0, off = 0.0;
     float h[FS_SCREEN_SPAN];
     int finite = 1;
     for (int64_t k = 0; k < rows->records; k++) {
-        load_span(pass, a, k, h, &finite);
-        square += norm_span(pass, a, k, h);
+        load_image(pass, a, k, h, &finite);
+        norm_span(pass, a, k, h, &square, &image);
     }
     int64_t entries = rows->records;
     for (int64_t k = 0; k < rows->records; k++) {
-        load_span(pass, a, k, h, &finite);
+        load_image(pass, a, k, h, &finite);
         const int uneven = (double)largest_of(h) > FS_UNEVEN * sqrt(square / (double)dim);
         double left = image_span(rows, at + k, k, h);
         if (uneven) left = image_span(rows, at + entries++, k, h);
@@ -124,8 +148,8 @@ static void image_row(const fs_pass *pass, int32_t a) {
     rows->entries[a] = (int32_t)entries;
     /* Sums of whole numbers are exact; a product of scales, one with the sum, and the addition, for every chunk of
      * every entry. What is multiplied, of records twice, is less than 1.1 |h| together. */
-    const double norm = sqrt(square), error = (double)(8 * rows->records + 8) * 0x1p-24;
-    const double slack = screen_slack(dim, norm, 1.1 * norm, sqrt(off) + 0x1p-24 * norm, error);
+    const double norm = sqrt(image), error = (double)(8 * rows->records + 8) * 0x1p-24;
+    const double slack = screen_slack(dim, sqrt(square), 1.1 * norm, sqrt(off) + 0x1p-24 * norm, error);
     rows->slack[a] = finite && square < (double)FS_SCREEN_NORM_MOST ? float_above(slack) : INFINITY;
 }
 
@@ -134,11 +158,6 @@ void fs_screened_prepare(const fs_pass *pass, int32_t a) {
     one->row = pass->hidden.row + a;
     pass_kernel(pass)->pack(one, 0, (one->dim + FS_PACK - 1) / FS_PACK * FS_PACK);
     image_row(pass, a);
-}
-
-/* More logits of W than this of a row, and W is read: to find them one by one costs as much as a twentieth of that. */
-static int64_t most_dots(const fs_pass *pass) {
-    return 64 + pass->call->head->rows / 32 / pass->cpu->tasks;
 }
 
 static fs_settle *settle_of(const fs_pass *pass, int32_t task, int32_t a) {
@@ -153,11 +172,14 @@ void fs_screened_open(const fs_pass *pass, int32_t task, int32_t a) {
                         &pass->weights,
                         &pass->screened.hidden[a],
                         &pass->summary[(int64_t)task * pass->rows + a],
-                        pass->screened.key + task * pass->screened.key_stride,
+                        {0},
                         0,
                         most_dots(pass),
                         FS_KEY_NONE,
                         {0}};
+    settle.bounds.key = pass->screened.bounds + ((int64_t)task * pass->rows + a) * pass->screened.bounds_stride;
+    settle.bounds.keep = (int32_t)bounds_kept(pass);
+    settle.bounds.capacity = 2 * settle.bounds.keep;
     settle.later.key = pass->screened.later + ((int64_t)task * pass->rows + a) * most_later(pass);
     settle.later.capacity = pass->call->needs.samples == 1 ? most_later(pass) : 0;
     *settle_of(pass, task, a) = settle;
@@ -184,11 +206,14 @@ void fs_screened_absorb(const fs_pass *pass, fs_block block, int32_t task, int32
     const int alone = pass->call->needs.samples == 1;
     if (settle_gave_up(settle)) return;
     fs_rows_fetch(pass->call, &pass->active[a], block);
-    fs_list *list = &settle->summary->list;
-    if (pass->active[a].listed) fs_lists_raise(list, pass->cpu->isa->scan, shared_load(&pass->shared.bound[a]));
     fs_rows_settle(pass->cpu->isa, settle, block, x, alone ? shared_load(&pass->shared.best[a]) : FS_KEY_NONE);
     if (alone) shared_raise(&pass->shared.best[a], settle->summary->winner[0].key);
-    if (pass->active[a].listed) shared_raise_bound(&pass->shared.bound[a], list->bound);
+}
+
+int fs_screened_is_left(const fs_pass *pass, int32_t task) {
+    for (int32_t a = 0; a < pass->rows; a++)
+        if (!settle_gave_up(settle_of(pass, task, a))) return 0;
+    return 1;
 }
 
 int fs_screened_gave_up(const fs_pass *pass, int32_t a) {
@@ -198,8 +223,14 @@ int fs_screened_gave_up(const fs_pass *pass, int32_t a) {
 }
 
 void fs_screened_end(const fs_pass *pass, int32_t a) {
-    if (pass->call->needs.samples != 1 || fs_screened_gave_up(pass, a)) return;
-    fs_rows_settle_later(settle_of(pass, 0, a), pass->cpu->tasks, pass->rows, &pass->summary[a].winner[0]);
+    fs_settle *settle = settle_of(pass, 0, a);
+    if (fs_screened_gave_up(pass, a)) return;
+    settle->most = most_dots_in_the_end(pass) * pass->cpu->tasks;
+    for (int32_t t = 1; t < pass->cpu->tasks; t++) settle->most -= settle_of(pass, t, a)->dots;
+    if (pass->call->needs.samples == 1)
+        fs_rows_settle_later(settle, pass->cpu->tasks, pass->rows, &pass->summary[a].winner[0]);
+    if (pass->active[a].listed && !settle_gave_up(settle))
+        fs_rows_settle_list(pass->cpu->isa, settle, pass->cpu->tasks, pass->rows);
 }
 
 int64_t fs_screened_dots(const fs_pass *pass) {

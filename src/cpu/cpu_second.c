@@ -177,7 +177,7 @@ int fs_job_screens(const fs_job *job, const fs_context *context) {
     const fs_cpu *cpu = context->state;
     const fs_head *head = job->call.head;
     const fs_batch *batch = job->call.batch;
-    if (!head->screen || !screen_serves(head, batch, &job->call.needs)) return 0;
+    if (!head->screen || !screen_serves(head, batch, &job->call.needs, FS_SCREENED_TOP)) return 0;
     return batch->rows <= cpu->screen_rows[screen_of(head->screen).format != FS_SCREEN_INT8];
 }
 

@@ -96,7 +96,7 @@ static fs_cuda_team team_of(const fs_cuda *cuda, const fs_cuda_args *args) {
 int fs_cuda_screens(fs_context *context, const fs_cuda_args *args, int rules) {
     const fs_cuda *cuda = context->state;
     const fs_head *head = &args->head;
-    if (!head->screen || !screen_serves(head, &args->batch, &args->needs) || head->rows == 0) return 0;
+    if (!head->screen || !screen_serves(head, &args->batch, &args->needs, 0) || head->rows == 0) return 0;
     if (batch_is_grouped(&args->batch)) return 0;
     if (rules && (!fs_cuda_may_list(args) || !team_of(cuda, args).slices)) return 0;
     const int32_t most = rows_at_once(context, args);
@@ -242,7 +242,7 @@ static fs_status make_here(fs_context *context, const fs_head *head, const fs_sc
     const fs_cuda *cuda = context->state;
     const int64_t strips = screen_strips(header->rows), step = strips / (options->progress ? TURNS : 1) + 1;
     FS_TRY(check_not_captured(context, "a screen is not made in a graph"));
-    FS_CUDA_TRY(context, cudaMemsetAsync(screen, 0, (size_t)screen_bytes(header->format, header->rows, header->dim),
+    FS_CUDA_TRY(context, cudaMemsetAsync(screen, 0, (size_t)screen_bytes(header->format, header->rows, header->dim, 0),
                                          cuda->stream));
     for (int64_t from = 0, to; from < strips; from = to) {
         to = from + step < strips ? from + step : strips;

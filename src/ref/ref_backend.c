@@ -72,7 +72,7 @@ static fs_status sample(fs_context *context, const fs_head *head, const fs_batch
     row.vocab = head->vocab ? head->vocab : head->first_token + head->rows;
 
     const fs_needs needs = fs_needs_of(head, batch, result);
-    const int screened = head->screen && screen_serves(head, batch, &needs) && !needs.keep; /* it knows no cuts */
+    const int screened = head->screen && screen_serves(head, batch, &needs, 0) && !needs.keep; /* it knows no cuts */
     if (!screened) row.left = NULL;
     for (row.b = 0; row.b < batch->rows; row.b++) {
         fs_ref_row_values(&row, batch);

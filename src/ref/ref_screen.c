@@ -7,8 +7,9 @@
 
 #include <math.h>
 
-static double hidden_at(const fs_matrix *hidden, int64_t b, int64_t d) {
-    return (double)element_at(matrix_row(hidden, b), hidden->format, d);
+/* Column `at` in the order of the screen's columns. */
+static double hidden_at(const fs_screen *s, const fs_matrix *hidden, int64_t b, int64_t at) {
+    return (double)element_at(matrix_row(hidden, b), hidden->format, column_at(s->columns, at));
 }
 
 /* A logit by the screen, and how far from the real one it may be. */
@@ -20,23 +21,25 @@ static estimate estimate_of(const fs_screen *s, const fs_matrix *hidden, int64_t
     const unsigned char *strip = screen_strip(s, v / FS_SCREEN_TOKENS);
     const int token = (int)(v % FS_SCREEN_TOKENS);
     double logit = 0.0, all = 0.0, residuals = 0.0, steps = 0.0;
-    for (int64_t from = 0; from < s->dim; from += FS_SCREEN_CHUNK) {
-        const unsigned char *record = strip_record(s, strip, from / FS_SCREEN_SPAN);
-        const int first = (int)(from % FS_SCREEN_SPAN);
+    for (int64_t chunk = 0; chunk < 2 * s->records; chunk++) {
+        const unsigned char *record = strip_record(s, strip, chunk / 2);
+        const int64_t from = chunk_begin(s->kept, chunk);
+        const int first = (int)(chunk % 2 * FS_SCREEN_CHUNK);
         const double step = (double)record_scale(s, record, token, first);
         double square = 0.0;
         for (int i = 0; i < FS_SCREEN_CHUNK && from + i < s->dim; i++) {
-            const double h = hidden_at(hidden, b, from + i);
+            const double h = hidden_at(s, hidden, b, from + i);
             logit += h * step * record_number(s, record, token, first + i);
             square += h * h;
         }
+        if (chunk_is_high(s->kept, chunk)) continue; /* nothing was rounded */
         all += square;
         steps += square * step * step;
     }
     for (int64_t k = 0; s->format == FS_SCREEN_INT8 && k < s->records; k++) {
         double square = 0.0;
         for (int64_t d = k * FS_SCREEN_SPAN; d < (k + 1) * FS_SCREEN_SPAN && d < s->dim; d++)
-            square += hidden_at(hidden, b, d) * hidden_at(hidden, b, d);
+            square += hidden_at(s, hidden, b, d) * hidden_at(s, hidden, b, d);
         residuals += (double)record_residual(s, strip_record(s, strip, k), token) * sqrt(square);
     }
     const double spread = s->format == FS_SCREEN_INT8 ? residuals : (double)s->reach * sqrt(steps);

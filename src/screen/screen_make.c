@@ -32,13 +32,20 @@ fs_status fs_screen_make(fs_context *context, const fs_head *head, const fs_scre
     h.rows = head->rows;
     h.dim = head->dim;
     h.first_token = head->first_token;
-    if (h.format == FS_SCREEN_INT4) {
+    h.kept = fs_screen_kept(head, options);
+    if (h.format != FS_SCREEN_INT8) {
         h.seed = options->seed;
         FS_TRY(draw_seed(context, &h.seed));
         h.eta = options->eta;
-        h.reach = screen_reach(h.eta, h.dim);
+        h.reach = screen_reach(h.eta, h.dim, h.kept);
     }
     fs_screen_forget(context, screen);
+    if (h.kept) {
+        uint32_t *order = (uint32_t *)(void *)((char *)screen + sizeof h);
+        memset(order, 0, (size_t)screen_head_bytes(h.dim, h.kept) - sizeof h);
+        FS_TRY(fs_screen_choose_columns(context, head, options, order));
+        h.order = screen_order_hash(order, h.dim);
+    }
     FS_TRY(fs_strips_make(context, head, options, &h, screen));
     h.hash = screen_header_hash(&h);
     return fs_screen_copy(context, screen, &h, sizeof h);

@@ -24,6 +24,15 @@ void fs_screen_forget(fs_context *context, const void *screen);
 /* From or to wherever the context's backend has its arrays. */
 fs_status fs_screen_copy(fs_context *context, void *to, const void *from, size_t bytes);
 
+/* The order of columns [D] of a FS_SCREEN_MIXED of this head; and whether one that was read is whole. */
+fs_status fs_screen_choose_columns(fs_context *context, const fs_head *head, const fs_screen_options *options,
+                                   uint32_t *order);
+fs_status fs_screen_check_columns(fs_context *context, const char *name, const uint32_t *order,
+                                  const fs_screen_header *h);
+
+/* Columns in 8 bits of a screen of this head. */
+int32_t fs_screen_kept(const fs_head *head, const fs_screen_options *options);
+
 fs_status fs_screen_make(fs_context *context, const fs_head *head, const fs_screen_options *options, void *screen);
 
 fs_status fs_screen_cut(fs_context *context, const void *whole, size_t whole_bytes, int64_t first, int64_t rows,

@@ -86,7 +86,8 @@ static void make_task(void *arg, int32_t task) {
         fs_strip_head *head = (fs_strip_head *)(void *)strip;
         memset(strip, 0, (size_t)w->screen.strip_bytes);
         head->sample = screen_sample_hash(w->head, &w->weights, i);
-        for (int at = 0; at < FS_SCREEN_TOKENS; at++) head->weights += make_token(w->header, &w->weights, i, at, strip);
+        for (int at = 0; at < FS_SCREEN_TOKENS; at++)
+            head->weights += make_token(w->header, &w->screen, &w->weights, i, at, strip);
     }
     sum_task(arg, task);
 }
@@ -108,7 +109,7 @@ fs_status fs_strips_make(fs_context *context, const fs_head *head, const fs_scre
         return fs_strips_sum(context, header, screen, &header->sums);
     }
     start(&w, head, header, screen);
-    w.strips = (unsigned char *)screen + sizeof *header;
+    w.strips = (unsigned char *)screen + screen_head_bytes(header->dim, header->kept);
     memset(screen, 0, sizeof *header); /* a build that is stopped leaves no screen, not an earlier one's header */
     const int64_t strips = w.to, step = strips / FS_SCREEN_TURNS + 1;
     for (; w.from < strips; w.from = w.to) {

@@ -66,6 +66,13 @@ static inline fs_screen_options options_of(int32_t format, int32_t group) {
     return o;
 }
 
+/* Every way to make a screen. */
+enum { SCREEN_KINDS = 4 };
+static inline fs_screen_options screen_kind(int i) {
+    static const int32_t format[] = {FS_SCREEN_INT8, FS_SCREEN_INT4, FS_SCREEN_INT4, FS_SCREEN_MIXED};
+    return options_of(format[i], i == 2 ? 128 : 0);
+}
+
 /* The screen of s->head, in fresh memory. */
 static inline void *build(fs_context *context, const fs_head *head, const fs_screen_options *options, size_t *bytes) {
     must_be_ok(context, fs_screen_size(context, head, options, bytes));
@@ -76,11 +83,34 @@ static inline void *build(fs_context *context, const fs_head *head, const fs_scr
     return screen;
 }
 
-/* The double that a screen has for a weight. */
-static inline double image_of(const fs_screen *screen, int64_t v, int64_t d) {
-    const unsigned char *record = strip_record(screen, screen_strip(screen, v / 16), d / 128);
-    return (double)record_scale(screen, record, (int)(v % 16), (int)(d % 128)) *
-           record_number(screen, record, (int)(v % 16), (int)(d % 128));
+/* What a record of a screen has for a token, as a double. */
+static inline double number_in(const fs_screen *screen, int64_t v, int64_t k, int column) {
+    const unsigned char *record = strip_record(screen, screen_strip(screen, v / 16), k);
+    return (double)record_scale(screen, record, (int)(v % 16), column) *
+           record_number(screen, record, (int)(v % 16), column);
+}
+
+/* The record of column `at` in the order of columns, and its place there: of a kept one that of its low number. */
+static inline int64_t record_at(const fs_screen *screen, int64_t at, int *column) {
+    const int64_t rest = at - screen->kept;
+    *column = (int)(rest < 0 ? FS_SCREEN_CHUNK + at % FS_SCREEN_CHUNK : rest % FS_SCREEN_SPAN);
+    return rest < 0 ? at / FS_SCREEN_CHUNK : screen->kept / FS_SCREEN_CHUNK + rest / FS_SCREEN_SPAN;
+}
+
+/* The double that a screen has for a weight: of row v and column `at` in the order of columns. */
+static inline double image_of(const fs_screen *screen, int64_t v, int64_t at) {
+    int column;
+    const int64_t k = record_at(screen, at, &column);
+    const double high = at < screen->kept ? number_in(screen, v, k, column - FS_SCREEN_CHUNK) : 0.0;
+    return high + number_in(screen, v, k, column);
+}
+
+/* The step by which it was rounded. */
+static inline double step_at(const fs_screen *screen, int64_t v, int64_t at) {
+    int column;
+    const int64_t k = record_at(screen, at, &column);
+    const unsigned char *record = strip_record(screen, screen_strip(screen, v / 16), k);
+    return (double)record_scale(screen, record, (int)(v % 16), column);
 }
 
 /* Hidden states that are a token's own residual: of 8 bits the bound is just reached. That of 4 bits does not speak of

@@ -22,8 +22,11 @@ static void bytes_depend_on_the_seed_alone(void **state) {
     const struct {
         int32_t format, group;
         double share; /* of W's bytes */
-    } kinds[] = {{FS_SCREEN_INT8, 128, 0.53}, {FS_SCREEN_INT4, 64, 0.29}, {FS_SCREEN_INT4, 128, 0.29}};
-    for (int i = 0; i < 3; i++) {
+    } kinds[] = {{FS_SCREEN_INT8, 128, 0.53},
+                 {FS_SCREEN_INT4, 64, 0.29},
+                 {FS_SCREEN_INT4, 128, 0.29},
+                 {FS_SCREEN_MIXED, 64, 0.34}};
+    for (int i = 0; i < 4; i++) {
         fs_screen_options o = options_of(kinds[i].format, kinds[i].group);
         int64_t seen[2] = {0, 0};
         o.progress = count_progress;
@@ -42,7 +45,7 @@ static void bytes_depend_on_the_seed_alone(void **state) {
         o.seed = 18;
         again = build(alone, &s.head, &o, &bytes);
         const int differs = memcmp((char *)again + 128, (char *)s.screen + 128, bytes - 128) != 0;
-        assert_int_equal(differs, kinds[i].format == FS_SCREEN_INT4);
+        assert_int_equal(differs, kinds[i].format != FS_SCREEN_INT8);
         free(again);
         fs_context_destroy(alone);
         free_screened(&s);
@@ -105,20 +108,19 @@ static void seeds_that_are_not_given_differ(void **state) {
     free_screened(&s);
 }
 
-/* Of 8 bits every weight is within half a step; of 4 bits within a whole one, and right on average. */
+/* Of 8 bits every weight is within half a step; rounded at random within a whole one, and right on average. */
 static void weights_are_within_a_step(void **state) {
     (void)state;
-    for (int32_t format = FS_SCREEN_INT8; format <= FS_SCREEN_INT4; format++)
+    for (int32_t format = FS_SCREEN_INT8; format <= FS_SCREEN_MIXED; format++)
         for (int kind = 0; kind < HEAD_KINDS; kind++) {
             const fs_screen_options o = options_of(format, 0);
             screened_head s = make_screened(context, kind, 77, 200, 1, 1.0, &o);
             const fs_screen screen = screen_of(s.screen);
             double sum = 0.0, squares = 0.0;
             for (int64_t v = 0; v < s.V; v++)
-                for (int64_t d = 0; d < s.D; d++) {
-                    const unsigned char *record = strip_record(&screen, screen_strip(&screen, v / 16), d / 128);
-                    const double step = (double)record_scale(&screen, record, (int)(v % 16), (int)(d % 128));
-                    const double off = (image_of(&screen, v, d) - (double)weight_of(&s, v, d)) / step;
+                for (int64_t at = 0; at < s.D; at++) {
+                    const double w = (double)weight_of(&s, v, column_at(screen.columns, at));
+                    const double off = (image_of(&screen, v, at) - w) / step_at(&screen, v, at);
                     assert_true(fabs(off) <= (format == FS_SCREEN_INT8 ? 0.5 : 1.0) + 1e-5);
                     sum += off;
                     squares += off * off;
@@ -131,9 +133,14 @@ static void weights_are_within_a_step(void **state) {
 
 static void slices_are_the_shards_own(void **state) {
     (void)state;
-    for (int32_t format = FS_SCREEN_INT8; format <= FS_SCREEN_INT4; format++) {
-        const fs_screen_options o = options_of(format, 0);
+    for (int32_t format = FS_SCREEN_INT8; format <= FS_SCREEN_MIXED; format++) {
+        fs_screen_options o = options_of(format, 0);
         screened_head s = make_screened(context, NORMAL, 331, 130, 1, 1.0, &o);
+        if (format == FS_SCREEN_MIXED) { /* a shard's weights alone may choose other columns */
+            o.hidden = s.h, o.hidden_dtype = FS_BF16, o.hidden_rows = s.B;
+            free(s.screen);
+            s.screen = build(context, &s.head, &o, &s.bytes);
+        }
         const int64_t first[] = {0, 16, 160, 320}, rows[] = {331, 48, 171, 11};
         for (int i = 0; i < 4; i++) {
             fs_head shard = s.head;
@@ -181,7 +188,8 @@ static void refused_for(const screened_head *s, const char *word) {
 static void who_does_not_belong_is_refused(void **state) {
     (void)state;
     REFUSED(h->magic++, "no screen");
-    REFUSED(h->version++, "version 3");
+    REFUSED(h->version++, "version 4");
+    REFUSED(h->version--, "version 2, layout 1; this library reads version 3");
     REFUSED(h->seed++, "header that was changed");
     REFUSED(h->eta = 0.5, "header that was changed");
     REFUSED(s.head.screen_bytes--, "bytes, must be at least");
@@ -199,14 +207,79 @@ static void who_does_not_belong_is_refused(void **state) {
     REFUSED(s.head.kind = FS_HEAD_LOGITS, "stored logits");
 }
 
+/* A column left out of the order of columns is seen before anything is drawn, with a hash that fits it too. */
+static void an_order_that_is_none_is_refused(void **state) {
+    (void)state;
+    for (int sealed = 0; sealed < 2; sealed++) {
+        const fs_screen_options o = options_of(FS_SCREEN_MIXED, 0);
+        screened_head s = make_screened(context, NORMAL, 100, 200, 1, 1.0, &o);
+        fs_screen_header *h = s.screen;
+        uint32_t *order = (uint32_t *)(void *)(h + 1);
+        const uint32_t values[] = {order[3], 200};
+        for (int i = 0; i < 2; i++) {
+            order[150] = values[i];
+            if (sealed) h->order = screen_order_hash(order, 200), h->hash = screen_header_hash(h);
+            s.head.screen = s.screen, s.head.screen_bytes = s.bytes;
+            refused_for(&s, sealed ? "an order of columns that is none" : "the order of its columns");
+        }
+        free_screened(&s);
+    }
+}
+
+static void options_that_do_not_fit_are_refused(void **state) {
+    (void)state;
+    const fs_screen_options plain = options_of(FS_SCREEN_INT8, 0);
+    screened_head s = make_screened(context, NORMAL, 100, 128, 1, 1.0, &plain);
+    const struct {
+        fs_screen_options o;
+        const char *word;
+    } cases[] = {
+        {{.format = 4}, "format is 4"},
+        {{.format = FS_SCREEN_MIXED, .group = 128}, "group is 128, must be 64"},
+        {{.format = FS_SCREEN_INT8, .group = 64}, "group is 64, must be 128"},
+        {{.format = FS_SCREEN_INT4, .columns = 64}, "are of FS_SCREEN_MIXED"},
+        {{.format = FS_SCREEN_MIXED, .columns = 32}, "columns is 32, must be a multiple of 64"},
+        {{.format = FS_SCREEN_MIXED, .columns = 2048}, "columns is 2048"},
+        {{.format = FS_SCREEN_MIXED, .hidden = s.h, .hidden_dtype = FS_BF16}, "hidden_rows is 0"},
+        {{.format = FS_SCREEN_MIXED, .hidden = s.h, .hidden_dtype = 99, .hidden_rows = 1}, "hidden_dtype is 99"},
+        {{.format = FS_SCREEN_MIXED, .hidden = (char *)s.h + 1, .hidden_dtype = FS_BF16, .hidden_rows = 1}, "aligned"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fs_screen_options o = cases[i].o;
+        size_t bytes;
+        o.size = sizeof o;
+        assert_int_equal(fs_screen_size(context, &s.head, &o, &bytes), FS_ERR_ARGUMENT);
+        if (!strstr(fs_error_text(context), cases[i].word))
+            fail_msg("'%s' does not name '%s'", fs_error_text(context), cases[i].word);
+    }
+    free_screened(&s);
+}
+
+/* The columns in 8 bits are those in which hidden states are large, or else weights. */
+static void the_largest_columns_are_kept(void **state) {
+    (void)state;
+    fs_screen_options o = options_of(FS_SCREEN_MIXED, 0);
+    screened_head s = make_screened(context, OUTLIER_COLUMNS, 500, 200, 4, 1.0, &o);
+    const uint32_t *order = screen_of(s.screen).columns, large[] = {5, 100, 199};
+    for (int i = 0; i < 3; i++) assert_true(order[i] == large[0] || order[i] == large[1] || order[i] == large[2]);
+    for (int64_t b = 0; b < s.B; b++)
+        for (int64_t d = 0; d < s.D; d++) s.h[b * s.D + d] = bf16_of(d == 77 ? 50.0f : d == 3 ? NAN : 0.1f);
+    o.hidden = s.h, o.hidden_dtype = FS_BF16, o.hidden_rows = s.B;
+    free(s.screen);
+    s.screen = build(context, &s.head, &o, &s.bytes);
+    order = screen_of(s.screen).columns;
+    assert_int_equal(order[0], 77);
+    assert_int_equal(order[199], 3);
+    free_screened(&s);
+}
+
 /* Rows that training has changed are seen by the first call, wherever they are; a single weight by fs_screen_check. */
 static void a_screen_of_other_weights_is_refused(void **state) {
     (void)state;
     enum { V = 3001, D = 192 };
-    const int32_t formats[] = {FS_SCREEN_INT8, FS_SCREEN_INT4};
     rng r = random_from(5);
     for (int i = 0; i < 60; i++) {
-        const fs_screen_options o = options_of(formats[i % 2], 0);
+        const fs_screen_options o = screen_kind(i % SCREEN_KINDS);
         screened_head s = make_screened(context, NORMAL, V, D, 1, 1.0, &o);
         fs_context *fresh = open_context(FS_BACKEND_CPU, 1 + i % 3, 0);
         fs_batch batch = fs_batch_default();
@@ -265,8 +338,7 @@ static double bound_of(const fs_screen *screen, const screened_head *s, int64_t 
     double sum = 0.0, square = 0.0, all = 0.0;
     for (int64_t d = 0; d < s->D; d++) {
         const unsigned char *record = strip_record(screen, strip, d / 128);
-        const double h = (double)hidden_of(s, b, d);
-        const double step = (double)record_scale(screen, record, (int)(v % 16), (int)(d % 128));
+        const double h = (double)hidden_of(s, b, column_at(screen->columns, d)), step = step_at(screen, v, d);
         all += h * h;
         square += h * h;
         if (screen->format == FS_SCREEN_INT4) sum += h * h * step * step;
@@ -289,7 +361,10 @@ static violations count_violations(const screened_head *s) {
     violations found = {0, 0, 0.0};
     double *off = malloc((size_t)s->D * sizeof *off);
     for (int64_t v = 0; v < s->V; v++) {
-        for (int64_t d = 0; d < s->D; d++) off[d] = (double)weight_of(s, v, d) - image_of(&screen, v, d);
+        for (int64_t at = 0; at < s->D; at++) {
+            const int64_t d = column_at(screen.columns, at);
+            off[d] = (double)weight_of(s, v, d) - image_of(&screen, v, at);
+        }
         for (int64_t b = 0; b < s->B; b++) {
             double error = 0.0;
             for (int64_t d = 0; d < s->D; d++) error += off[d] * (double)hidden_of(s, b, d);
@@ -303,23 +378,22 @@ static violations count_violations(const screened_head *s) {
     return found;
 }
 
-/* 2.4 million pairs: 4 bits may fail with probability 2e-24 each. */
+/* 3.2 million pairs: rounded at random, bounds may fail with probability 2e-16 each. */
 static void bounds_hold_on_hard_heads(void **state) {
     (void)state;
-    const int32_t formats[] = {FS_SCREEN_INT8, FS_SCREEN_INT4, FS_SCREEN_INT4}, groups[] = {128, 64, 128};
     const int64_t dims[] = {64, 200, 512};
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < SCREEN_KINDS; i++)
         for (int kind = 0; kind < HEAD_KINDS; kind++)
             for (int k = 0; k < 3; k++) {
-                const fs_screen_options o = options_of(formats[i], groups[i]);
+                const fs_screen_options o = screen_kind(i);
                 screened_head s = make_screened(context, kind, (int64_t)test_size(2701), dims[k], 20, 100.0, &o);
                 const violations found = count_violations(&s);
                 if (found.above)
-                    fail_msg("format %d, head %d, D %lld: %llu of %llu bounds do not hold, by up to %.3f", formats[i],
+                    fail_msg("format %d, head %d, D %lld: %llu of %llu bounds do not hold, by up to %.3f", o.format,
                              kind, (long long)dims[k], (unsigned long long)found.above, (unsigned long long)found.pairs,
                              found.largest);
                 /* Bounds that nothing comes near would prove nothing. */
-                if (formats[i] == FS_SCREEN_INT8) assert_true(found.largest > 0.95);
+                if (o.format == FS_SCREEN_INT8) assert_true(found.largest > 0.95);
                 else assert_true(found.largest > 0.2);
                 free_screened(&s);
             }
@@ -354,8 +428,9 @@ static void change_tails(screened_head *s, void (*change)(uint16_t *tail)) {
     const fs_screen screen = screen_of(s->screen);
     for (int64_t strip = 0; strip < screen_strips(s->V); strip++)
         for (int64_t k = 0; k < screen.records; k++) {
-            unsigned char *record = (unsigned char *)s->screen + sizeof(fs_screen_header) + strip * screen.strip_bytes +
-                                    FS_SCREEN_STRIP_HEAD + k * screen.record_bytes;
+            unsigned char *record = (unsigned char *)s->screen +
+                                    (screen_strip(&screen, strip) - (unsigned char *)s->screen) + FS_SCREEN_STRIP_HEAD +
+                                    k * screen.record_bytes;
             change((uint16_t *)(void *)(record + screen.record_bytes - FS_SCREEN_TAIL));
         }
 }
@@ -384,9 +459,11 @@ static void planted_errors_are_seen(void **state) {
         int32_t format;
         void (*change)(uint16_t *);
         int64_t D;
-    } planted[] = {
-        {FS_SCREEN_INT8, residuals_down, 64}, {FS_SCREEN_INT8, scales_short, 64}, {FS_SCREEN_INT4, scales_half, 512}};
-    for (int i = 0; i < 3; i++) {
+    } planted[] = {{FS_SCREEN_INT8, residuals_down, 64},
+                   {FS_SCREEN_INT8, scales_short, 64},
+                   {FS_SCREEN_INT4, scales_half, 512},
+                   {FS_SCREEN_MIXED, scales_half, 512}};
+    for (int i = 0; i < 4; i++) {
         const fs_screen_options o = options_of(planted[i].format, 0);
         screened_head s = make_screened(context, NORMAL, 1501, planted[i].D, 100, 100.0, &o);
         assert_int_equal(count_violations(&s).above, 0);
@@ -427,7 +504,7 @@ static void nearest_rounding_is_seen(void **state) {
 
 /* ---------------------------------------------------------------------------------------------------- kernels ---- */
 
-enum { KERNEL_ROWS = 3, MOST_ENTRIES = 16 };
+enum { KERNEL_ROWS = 3, MOST_ENTRIES = 20 };
 
 /* Hidden states as kernels take them, made by chance, the largest numbers among them; some records twice. */
 typedef struct image {
@@ -467,7 +544,7 @@ static double upper_of(const fs_screen *screen, const fs_screen_rows *rows, int 
         const int64_t entry = r * rows->most + d / 128,
                       at = entry * 128 + d % 128 / 64 * 64 + screen_place((int)(d % 64));
         const double h = (double)rows->q[at] * (double)rows->step[entry];
-        const double w = image_of(screen, v, rows->record[entry] * 128 + d % 128);
+        const double w = number_in(screen, v, rows->record[entry], (int)(d % 128));
         dot += h * w;
         *magnitude += fabs(h * w);
     }
@@ -486,9 +563,9 @@ static void every_kernel_computes_the_bound(void **state) {
     static image m;
     rng r = random_from(3);
     const int64_t dims[] = {64, 128, 200, 1000};
-    for (int i = 0; i < 4 * 3; i++) {
-        const fs_screen_options o = options_of(i % 3 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, i % 3 == 2 ? 128 : 0);
-        screened_head s = make_screened(context, i % HEAD_KINDS, 45, dims[i / 3], 1, 1.0, &o);
+    for (int i = 0; i < 4 * SCREEN_KINDS; i++) {
+        const fs_screen_options o = screen_kind(i % SCREEN_KINDS);
+        screened_head s = make_screened(context, i % HEAD_KINDS, 45, dims[i / SCREEN_KINDS], 1, 1.0, &o);
         const fs_screen screen = screen_of(s.screen);
         const fs_screen_rows rows = make_image(&m, &screen, &r);
         for (int name = 0; name < NAMES; name++)
@@ -527,6 +604,9 @@ int main(void) {
         cmocka_unit_test(weights_are_within_a_step),
         cmocka_unit_test(slices_are_the_shards_own),
         cmocka_unit_test(who_does_not_belong_is_refused),
+        cmocka_unit_test(an_order_that_is_none_is_refused),
+        cmocka_unit_test(options_that_do_not_fit_are_refused),
+        cmocka_unit_test(the_largest_columns_are_kept),
         cmocka_unit_test(a_screen_of_other_weights_is_refused),
         cmocka_unit_test(a_check_without_a_screen_is_refused),
         cmocka_unit_test(a_damaged_screen_is_not_cut),

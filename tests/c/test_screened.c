@@ -45,9 +45,10 @@ static void the_reference_draws_the_same(void **state) {
     (void)state;
     fs_context *context = open_context(FS_BACKEND_REFERENCE, 1, 0);
     static drawn plain, screened;
-    for (int i = 0; i < HEAD_KINDS * 2; i++) {
-        const fs_screen_options o = options_of(i % 2 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, 0);
-        screened_head s = make_screened(context, i / 2, 1001, 136, 15, 20.0, &o);
+    for (int i = 0; i < HEAD_KINDS * SCREEN_KINDS; i++) {
+        if (i % SCREEN_KINDS == 2) continue; /* longer groups are nothing to the reference */
+        const fs_screen_options o = screen_kind(i % SCREEN_KINDS);
+        screened_head s = make_screened(context, i / SCREEN_KINDS, 1001, 136, 15, 20.0, &o);
         for (int t = 0; t < 6; t += test_size(6) < 6 ? 5 : 1) {
             fs_batch batch = batch_of(&s, temperatures[t], 3);
             draw(context, &s, &batch, 0, &plain);
@@ -83,12 +84,12 @@ static void print_tally(const tally *all, const char *what) {
 static void the_cpu_draws_the_same(void **state) {
     (void)state;
     tally all = {0, 0, 0};
-    for (int i = 0; i < HEAD_KINDS * 3; i++)
+    for (int i = 0; i < HEAD_KINDS * SCREEN_KINDS; i++)
         for (int32_t threads = 1; threads <= 3; threads += 2) {
             if (test_size(10) < 10 && (i + threads / 3) % 11) continue; /* where everything is slow */
             fs_context *context = open_context(FS_BACKEND_CPU, threads, 0);
-            const fs_screen_options o = options_of(i % 3 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, i % 3 == 2 ? 128 : 0);
-            screened_head s = make_screened(context, i / 3, 5003, i % 2 ? 136 : 256, 30, 20.0, &o);
+            const fs_screen_options o = screen_kind(i % SCREEN_KINDS);
+            screened_head s = make_screened(context, i / SCREEN_KINDS, 5003, i % 3 ? 136 : 256, 30, 20.0, &o);
             for (int t = 0; t < 6; t++)
                 for (uint64_t seed = 0; seed < test_size(10); seed++) {
                     fs_batch batch = batch_of(&s, temperatures[t], seed);
@@ -212,7 +213,7 @@ static void any_call_draws_the_same(void **state) {
     rng r = random_from(5);
     for (int64_t i = 0; i < rounds; i++) {
         fs_context *context = contexts[i % 2];
-        const fs_screen_options o = options_of(i % 3 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, 0);
+        const fs_screen_options o = screen_kind((int)(i / 2 % SCREEN_KINDS));
         screened_head s = make_screened(context, (int)(i % HEAD_KINDS), 1203, 144, 24, 20.0, &o);
         make_chance(&c, &r, 1190);
         chance_head(&s, &c, &r);
@@ -236,9 +237,10 @@ static void any_call_draws_the_same(void **state) {
 static void cuts_by_lists_draw_the_same(void **state) {
     (void)state;
     tally all = {0, 0, 0};
-    for (int i = 0; i < 4; i++) {
-        fs_context *context = open_context(FS_BACKEND_CPU, 1 + i / 2 * 2, 0);
-        const fs_screen_options o = options_of(i % 2 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, 0);
+    for (int i = 0; i < 2 * SCREEN_KINDS; i++) {
+        if (i % SCREEN_KINDS == 2) continue;
+        fs_context *context = open_context(FS_BACKEND_CPU, 1 + i / SCREEN_KINDS * 2, 0);
+        const fs_screen_options o = screen_kind(i % SCREEN_KINDS);
         screened_head s = make_screened(context, NORMAL, 20011, 256, 20, 12.0, &o);
         for (uint64_t seed = 0; seed < test_size(60); seed++) {
             fs_batch batch = batch_of(&s, temperatures[seed % 6], seed);
@@ -253,6 +255,43 @@ static void cuts_by_lists_draw_the_same(void **state) {
     }
     print_tally(&all, "rows with cuts");
     assert_true(all.by_screen > all.rows / 4);
+}
+
+/* Up to 128 of a row's best tokens come from a screen, with and without a cut; more of them read W. */
+static void the_best_tokens_are_the_same(void **state) {
+    (void)state;
+    enum { B = 12, TOP = 129 };
+    static int32_t token[2][B], top[2][B * TOP];
+    static float logit[2][B * TOP];
+    int64_t decided = 0, rows = 0;
+    for (int i = 0; i < SCREEN_KINDS; i++) {
+        fs_context *context = open_context(FS_BACKEND_CPU, 1 + i % 2 * 2, 0);
+        const fs_screen_options o = screen_kind(i);
+        screened_head s = make_screened(context, NORMAL, 20011, 256, B, 40.0, &o);
+        for (int at = 0; at < 4 * 4; at++) {
+            static const int32_t counts[] = {1, 64, 128, 129};
+            fs_batch batch = batch_of(&s, at % 4 == 1 ? 0.0f : 0.8f, (uint64_t)at);
+            if (at % 4 == 2) rules_of(&batch)->top_k.value = 20;
+            if (at % 4 == 3) rules_of(&batch)->min_p.value = 0.1f;
+            for (int screened = 0; screened < 2; screened++) {
+                fs_result r = fs_result_default();
+                s.head.screen = screened ? s.screen : NULL, s.head.screen_bytes = screened ? s.bytes : 0;
+                memset(top[screened], 0x77, sizeof *top), memset(logit[screened], 0x77, sizeof *logit);
+                r.tokens = token[screened], r.top_count = counts[at / 4];
+                r.top_token = top[screened], r.top_logit = logit[screened];
+                must_be_ok(context, fs_sample(context, &s.head, &batch, &r));
+            }
+            if (counts[at / 4] > 128) assert_int_equal(counters_of(context).screened_rows, 0);
+            else decided += counters_of(context).screened_rows, rows += B;
+            assert_memory_equal(token[0], token[1], sizeof *token);
+            assert_memory_equal(top[0], top[1], sizeof *top);
+            assert_memory_equal(logit[0], logit[1], sizeof *logit);
+        }
+        free_screened(&s);
+        fs_context_destroy(context);
+    }
+    print_message("%lld of %lld rows with their best tokens\n", (long long)decided, (long long)rows);
+    assert_true(decided > rows / 3);
 }
 
 /* Which task meets a tie first is a matter of timing; who is in the list is not. */
@@ -361,7 +400,7 @@ static void parts_are_those_without(void **state) {
     rng r = random_from(6);
     for (int64_t i = 0; i < (int64_t)test_size(300); i++) {
         fs_context *context = contexts[i % 2];
-        const fs_screen_options o = options_of(i % 3 ? FS_SCREEN_INT4 : FS_SCREEN_INT8, 0);
+        const fs_screen_options o = screen_kind((int)(i / 2 % SCREEN_KINDS));
         screened_head s = make_screened(context, (int)(i % HEAD_KINDS), 1203, 144, 24, 20.0, &o);
         make_chance(&c, &r, 1190);
         chance_head(&s, &c, &r);
@@ -499,14 +538,15 @@ static void screens_of_one_context_have_histories_of_their_own(void **state) {
     unknown[7] = 0x7FC0;
     for (int call = 0; call < CALLS; call++)
         for (int i = 0; i < HEADS; i++) read[i] += dots_of(context, &s[i], i == GOOD ? s[i].h : unknown) > 0;
-    /* Calls 0, 1, 3, 7, 15, 31 and 63 read the screen: behind the second, one call is skipped, then 3, 7, 15, 31. */
-    assert_int_equal(read[0], 7);
-    assert_int_equal(read[1], 7);
+    /* Calls 0, 2, 34 and 66 read the screen: behind the first, one call is skipped, then 31. */
+    assert_int_equal(read[0], 4);
+    assert_int_equal(read[1], 4);
     assert_int_equal(read[GOOD], CALLS);
     /* A screen that is made anew begins anew, at the same place too. */
     s[0].w[0] ^= 1;
     must_be_ok(context, fs_screen_build(context, &s[0].head, &o, s[0].screen, s[0].bytes));
     assert_true(dots_of(context, &s[0], unknown) > 0);
+    assert_int_equal(dots_of(context, &s[0], unknown), 0);
     assert_true(dots_of(context, &s[0], unknown) > 0);
     assert_int_equal(dots_of(context, &s[0], unknown), 0);
     for (int i = 0; i < HEADS; i++) free_screened(&s[i]);
@@ -546,6 +586,7 @@ int main(void) {
         cmocka_unit_test(any_call_draws_the_same),
         cmocka_unit_test(a_banned_token_tells_that_its_logit_is_infinite),
         cmocka_unit_test(cuts_by_lists_draw_the_same),
+        cmocka_unit_test(the_best_tokens_are_the_same),
         cmocka_unit_test(ties_in_lists_go_to_lower_ids_whoever_meets_them_first),
         cmocka_unit_test(the_callers_memory_is_enough),
         cmocka_unit_test(parts_are_those_without),

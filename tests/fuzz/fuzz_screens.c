@@ -4,7 +4,7 @@
  *   fuzz_screens [--plant scales|bounds] [--calls N] [--seed S] [--first K]
  *
  * A case is a head by chance (size, dtype, outliers, duplicates), and for a screen of each format hidden states of
- * many kinds and a call of every kind below, with the screen and without: 1,728 rows. In the end a table says how many
+ * many kinds and a call of every kind below, with the screen and without: 2,304 rows. In the end a table says how many
  * rows there were of each kind and format, and which share of them the screen decided: none at all is a fault, since
  * the comparison would then show nothing. --plant spoils every screen that is made, and the program must fail. */
 #include "fuzz.h"
@@ -36,8 +36,8 @@ enum { V_MOST = 4096, FIRST_MOST = 96, D_MOST = 256, ROWS = 48, SAMPLES = 5, EDI
 typedef enum kind { KIND_TABLE(KIND_ID) KINDS } kind;
 static const char *const kind_names[KINDS] = {KIND_TABLE(KIND_NAME)};
 
-enum { INT8, INT4_64, INT4_128, FORMATS };
-static const char *const format_names[FORMATS] = {"8 bits", "4 bits, 64", "4 bits, 128"};
+enum { INT8, INT4_64, INT4_128, MIXED, FORMATS }; /* as screen_kind has them */
+static const char *const format_names[FORMATS] = {"8 bits", "4 bits, 64", "4 bits, 128", "4 bits and 8"};
 static const char *const dtype_names[] = {"f32", "f16", "bf16"}; /* FS_F32, FS_F16, FS_BF16 */
 
 typedef struct tally {
@@ -119,7 +119,8 @@ static void spoil(subject *s) {
 }
 
 static void make_screen(rng *r, subject *s) {
-    s->options = options_of(s->format == INT8 ? FS_SCREEN_INT8 : FS_SCREEN_INT4, s->format == INT4_128 ? 128 : 0);
+    s->options = screen_kind(s->format);
+    if (s->format == MIXED && one_in(r, 2)) s->options.columns = 64 * (1 + (int32_t)below(r, 3));
     s->options.seed = random_next(r) | 1;
     if (fs_screen_size(s->context, &s->head, &s->options, &s->bytes) != FS_OK || s->bytes > sizeof screen ||
         fs_screen_build(s->context, &s->head, &s->options, screen, s->bytes) != FS_OK)

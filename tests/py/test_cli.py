@@ -102,9 +102,9 @@ def test_version_is_the_librarys():
     *[(["sample", *source, "--screen", bits], f"--screen {bits} goes with --head or --synthetic: a screen is a copy of "
        "W, stored logits have none") for bits in "84" for source in (["--logits", "x.npy"],)],
     (["sample", "--synthetic", "10,4,2", "--vocab", "11"], "head.vocab is 11, but the head's last token is 9"),
-    (["sample", "--synthetic", "10,4,2", "--screen", "6"], "--screen 6: expected one of none, 8, 4"),
+    (["sample", "--synthetic", "10,4,2", "--screen", "6"], "--screen 6: expected one of none, 8, 4, 4+8"),
     (["verify", "--screen", "8", "--leg", "stored"], "--screen 8: a screen is a copy of W, the tests of --leg stored"),
-    (["verify", "--plant", "screen"], "--plant screen: needs --screen 8 or 4"),
+    (["verify", "--plant", "screen"], "--plant screen: needs --screen"),
     (["bench", "--bars", "--screen", "8"], "--bars times draws from W: not with --screen"),
     (["verify", "--draws", "10"], "must lie in 1000 .. 1000000000"),
     (["verify", "--rule", "nonsense"], "--rule nonsense"),
@@ -243,10 +243,10 @@ def test_info_knows_every_setting_that_the_code_reads():
 
 def test_info_names_backends_devices_and_screens():
     answer = json.loads(run("info", "--json")[0])
-    assert {"cpu", "reference"} <= set(answer["backends"]) and answer["screens"] == ["8", "4"]
+    assert {"cpu", "reference"} <= set(answer["backends"]) and answer["screens"] == ["8", "4", "4+8"]
     assert bool(answer["devices"]) != ("no_devices" in answer)
     out, _ = run("info")
-    assert "\nbackends     cpu cuda" in out and "\nscreens      8-bit 4-bit\n" in out
+    assert "\nbackends     cpu cuda" in out and "\nscreens      8-bit 4-bit 4+8-bit\n" in out
     assert answer["devices"] or f"\ndevices      none: {answer['no_devices']}\n" in out
 
 

@@ -84,7 +84,7 @@ def words(alias):
     (_rules.Mode, _c.MODES), (_rules.Noise, _c.NOISES), (_rules.LogitsMode, _c.LOGITS), (_rules.Dtype, _c.ROUNDS),
     (_rules.Backend, _c.BACKENDS), (_rules.Output, fs.Result.OUTPUTS),
     (_rules.RuleName, map(str.lower, fs.Rule.__members__)), (_rules.FlagName, map(str.lower, fs.Flag.__members__)),
-    (_rules.FlagName, _rules.Flags.__annotations__), (_rules.ScreenBits, [0, *map(int, _c.SCREENS)]),
+    (_rules.FlagName, _rules.Flags.__annotations__), (_rules.ScreenBits, [0, *(int(bits) if bits.isdigit() else bits for bits in _c.SCREENS)]),
 ])
 def test_words_for_checkers_are_those_that_calls_take(alias, table):
     assert words(alias) == set(table)

@@ -46,7 +46,7 @@ static fs_strip_sums dots8(const fs_screen *s, const unsigned char *strip, fs_im
     for (int32_t e = 0; e < h.entries; e++) {
         const unsigned char *w = strip_record(s, strip, h.record[e]);
         const uint16_t *tail = record_tail(s, w);
-        fetch_ahead(s, w, &h);
+        if (e < s->records) fetch_ahead(s, w, &h);
         for (int half = 0; half < 2; half++) {
             __m256i token[8];
             for (int j = 0; j < 8; j++) {
@@ -76,7 +76,7 @@ static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_im
         const unsigned char *record = strip_record(s, strip, h.record[c / 2]);
         const unsigned char *w = record + c % 2 * (FS_SCREEN_TOKENS / 2 * FS_SCREEN_CHUNK);
         const uint16_t *tail = record_tail(s, record) + c % 2 * FS_SCREEN_TOKENS;
-        if (c % 2 == 0) fetch_ahead(s, record, &h);
+        if (c % 2 == 0 && c < 2 * s->records) fetch_ahead(s, record, &h);
         const __m256i q[2] = {load(h.q + c * FS_SCREEN_CHUNK), load(h.q + c * FS_SCREEN_CHUNK + 32)};
         __m256i token[2][8];
         for (int j = 0; j < 8; j++) {

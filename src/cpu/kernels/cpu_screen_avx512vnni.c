@@ -73,7 +73,7 @@ static fs_strip_sums dots8(const fs_screen *s, const unsigned char *strip, fs_im
     for (int32_t e = 0; e < h.entries; e++) {
         const unsigned char *w = strip_record(s, strip, h.record[e]);
         const uint16_t *tail = record_tail(s, w);
-        fetch_ahead(s, w, &h);
+        if (e < s->records) fetch_ahead(s, w, &h);
         const vec scale = _mm512_mul_ps(load_scales(tail), _mm512_set1_ps(h.step[e]));
         const __m512i q0 = load_line(h.q + e * FS_SCREEN_SPAN), q1 = load_line(h.q + e * FS_SCREEN_SPAN + 64);
         const __m512i less =
@@ -101,7 +101,7 @@ static fs_strip_sums dots4(const fs_screen *s, const unsigned char *strip, fs_im
     for (int32_t c = 0; c < 2 * h.entries; c++) {
         const unsigned char *record = strip_record(s, strip, h.record[c / 2]);
         const unsigned char *w = record + c % 2 * (FS_SCREEN_TOKENS / 2 * FS_SCREEN_CHUNK);
-        if (c % 2 == 0) fetch_ahead(s, record, &h);
+        if (c % 2 == 0 && c < 2 * s->records) fetch_ahead(s, record, &h);
         const vec bare = load_scales(record_tail(s, record) + c % 2 * FS_SCREEN_TOKENS);
         const vec scale = _mm512_mul_ps(bare, _mm512_set1_ps(h.step[c / 2]));
         const __m512i q = load_line(h.q + c * FS_SCREEN_CHUNK);

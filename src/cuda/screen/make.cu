@@ -14,14 +14,15 @@ __global__ void make(const __grid_constant__ fs_head head, const __grid_constant
     const int64_t number = i / (FS_SCREEN_TOKENS / 2);
     if (number >= to) return;
     const fs_matrix weights = weights_of_head(&head);
-    unsigned char *strip = screen + sizeof header + number * screen_strip_bytes(header.format, header.dim);
+    const fs_screen s = screen_at(screen, &header);
+    unsigned char *strip = screen + (screen_strip(&s, number) - screen);
     const int at = (int)(i % (FS_SCREEN_TOKENS / 2));
     fs_strip_head *head_of_strip = (fs_strip_head *)strip;
     uint64_t hash = 0;
     if (at == 0) head_of_strip->sample = screen_sample_hash(&head, &weights, number);
 #pragma unroll 1
     for (int half = 0; half < FS_SCREEN_TOKENS; half += 8)
-        hash += make_token(&header, &weights, number, at + half, strip);
+        hash += make_token(&header, &s, &weights, number, at + half, strip);
     atomicAdd((unsigned long long *)&head_of_strip->weights, (unsigned long long)hash);
 }
 
