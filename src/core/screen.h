@@ -84,11 +84,11 @@ typedef struct fs_strip_head {
 typedef struct fs_screen {
     int32_t format, group; /* FS_SCREEN_INT8 or FS_SCREEN_INT4: how records are read */
     float reach;
-    int64_t rows, dim, records, kept;
+    int32_t kept; /* columns in 8 bits of FS_SCREEN_MIXED; their order is screen_columns() */
+    int64_t rows, dim, records;
     int64_t record_bytes, strip_bytes;
     const unsigned char *strips;
-    const uint32_t *columns; /* [dim] their order; NULL: as they lie in W */
-} fs_screen;
+} fs_screen; /* a launch has a copy: its size counts */
 
 FS_CORE int64_t screen_record_bytes(int32_t format) {
     return FS_SCREEN_TOKENS * FS_SCREEN_SPAN / (format == FS_SCREEN_INT8 ? 1 : 2) + FS_SCREEN_TAIL;
@@ -131,8 +131,13 @@ FS_CORE fs_screen screen_at(const void *bytes, const fs_screen_header *header) {
     s.record_bytes = screen_record_bytes(header->format);
     s.strip_bytes = screen_strip_bytes(header->format, header->dim, header->kept);
     s.strips = (const unsigned char *)bytes + screen_head_bytes(header->dim, header->kept);
-    s.columns = header->kept ? (const uint32_t *)(const void *)((const char *)bytes + sizeof *header) : NULL;
     return s;
+}
+
+/* [dim] the order of columns, in front of the strips; NULL: as they lie in W. */
+FS_CORE const uint32_t *screen_columns(const fs_screen *s) {
+    const int64_t bytes = screen_head_bytes(s->dim, s->kept) - (int64_t)sizeof(fs_screen_header);
+    return s->kept ? (const uint32_t *)(const void *)(s->strips - bytes) : NULL;
 }
 
 FS_CORE fs_screen screen_of(const void *bytes) {

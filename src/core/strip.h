@@ -20,9 +20,10 @@ FS_CORE void load_span(const fs_matrix *weights, int64_t v, int64_t dim, int64_t
 /* The columns of record k, chunk after chunk, of a row of numbers. */
 FS_CORE void load_record(const fs_matrix *rows, int64_t row, const fs_screen *s, int64_t k, float *x) {
     const char *data = matrix_row(rows, row);
+    const uint32_t *columns = screen_columns(s);
     for (int i = 0; i < FS_SCREEN_SPAN; i++) {
         const int64_t at = chunk_begin(s->kept, 2 * k + i / FS_SCREEN_CHUNK) + i % FS_SCREEN_CHUNK;
-        x[i] = at < s->dim ? element_at(data, rows->format, column_at(s->columns, at)) : 0.0f;
+        x[i] = at < s->dim ? element_at(data, rows->format, column_at(columns, at)) : 0.0f;
     }
 }
 
@@ -144,13 +145,13 @@ FS_CORE uint64_t make_token(const fs_screen_header *h, const fs_screen *s, const
     const int64_t v = number * FS_SCREEN_TOKENS + at, id = h->first_token + v;
     const int there = v < h->rows;
     fs_screen_token t;
-    uint64_t hash = there && s->columns ? row_hash(weights, v, h->dim, id) : 0;
+    uint64_t hash = there && s->kept ? row_hash(weights, v, h->dim, id) : 0;
     int finite = 1;
     memset(&t, 0, sizeof t);
     for (int64_t k = 0; k < s->records; k++) {
         unsigned char *record = strip + FS_SCREEN_STRIP_HEAD + k * s->record_bytes;
         if (there) load_record(weights, v, s, k, t.w);
-        if (there && !s->columns) hash += screen_span_hash(t.w, id, k * FS_SCREEN_SPAN);
+        if (there && !s->kept) hash += screen_span_hash(t.w, id, k * FS_SCREEN_SPAN);
         if (!is_finite(t.w)) memset(t.w, 0, sizeof t.w), finite = 0;
         if (s->format == FS_SCREEN_INT8) make_span8(&t, record, at);
         else if (chunk_is_high(s->kept, 2 * k)) make_span_kept(&t, h->seed, (uint32_t)id, k, record, at);

@@ -9,7 +9,7 @@
 
 /* Column `at` in the order of the screen's columns. */
 static double hidden_at(const fs_screen *s, const fs_matrix *hidden, int64_t b, int64_t at) {
-    return (double)element_at(matrix_row(hidden, b), hidden->format, column_at(s->columns, at));
+    return (double)element_at(matrix_row(hidden, b), hidden->format, column_at(screen_columns(s), at));
 }
 
 /* A logit by the screen, and how far from the real one it may be. */

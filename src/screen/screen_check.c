@@ -111,7 +111,8 @@ static fs_status read_header(fs_context *context, const char *name, const void *
 /* Whether the bytes behind a header are those that were written behind it. */
 static fs_status check_body(fs_context *context, const char *name, const void *screen, const fs_screen_header *h) {
     fs_screen_sums sums;
-    if (h->kept) FS_TRY(fs_screen_check_columns(context, name, screen_at(screen, h).columns, h));
+    const fs_screen s = screen_at(screen, h);
+    if (h->kept) FS_TRY(fs_screen_check_columns(context, name, screen_columns(&s), h));
     FS_TRY(fs_strips_sum(context, h, screen, &sums));
     FS_REQUIRE(context, sums.body == h->sums.body && sums.weights == h->sums.weights,
                "%s was changed: the checksum of its body is 0x%llx, its header says 0x%llx", name,
@@ -218,7 +219,8 @@ fs_status fs_screen_cut(fs_context *context, const void *whole, size_t whole_byt
     fs_screen_forget(context, to);
     h.rows = rows;
     h.first_token += first;
-    if (h.kept) FS_TRY(fs_screen_copy(context, (char *)to + sizeof h, screen.columns, (size_t)head_bytes - sizeof h));
+    if (h.kept)
+        FS_TRY(fs_screen_copy(context, (char *)to + sizeof h, screen_columns(&screen), (size_t)head_bytes - sizeof h));
     FS_TRY(fs_screen_copy(context, (char *)to + head_bytes, screen_strip(&screen, first / FS_SCREEN_TOKENS),
                           (size_t)(size - head_bytes)));
     FS_TRY(fs_strips_sum(context, &h, to, &h.sums));

@@ -119,7 +119,7 @@ static void weights_are_within_a_step(void **state) {
             double sum = 0.0, squares = 0.0;
             for (int64_t v = 0; v < s.V; v++)
                 for (int64_t at = 0; at < s.D; at++) {
-                    const double w = (double)weight_of(&s, v, column_at(screen.columns, at));
+                    const double w = (double)weight_of(&s, v, column_at(screen_columns(&screen), at));
                     const double off = (image_of(&screen, v, at) - w) / step_at(&screen, v, at);
                     assert_true(fabs(off) <= (format == FS_SCREEN_INT8 ? 0.5 : 1.0) + 1e-5);
                     sum += off;
@@ -260,14 +260,16 @@ static void the_largest_columns_are_kept(void **state) {
     (void)state;
     fs_screen_options o = options_of(FS_SCREEN_MIXED, 0);
     screened_head s = make_screened(context, OUTLIER_COLUMNS, 500, 200, 4, 1.0, &o);
-    const uint32_t *order = screen_of(s.screen).columns, large[] = {5, 100, 199};
+    fs_screen made = screen_of(s.screen);
+    const uint32_t *order = screen_columns(&made), large[] = {5, 100, 199};
     for (int i = 0; i < 3; i++) assert_true(order[i] == large[0] || order[i] == large[1] || order[i] == large[2]);
     for (int64_t b = 0; b < s.B; b++)
         for (int64_t d = 0; d < s.D; d++) s.h[b * s.D + d] = bf16_of(d == 77 ? 50.0f : d == 3 ? NAN : 0.1f);
     o.hidden = s.h, o.hidden_dtype = FS_BF16, o.hidden_rows = s.B;
     free(s.screen);
     s.screen = build(context, &s.head, &o, &s.bytes);
-    order = screen_of(s.screen).columns;
+    made = screen_of(s.screen);
+    order = screen_columns(&made);
     assert_int_equal(order[0], 77);
     assert_int_equal(order[199], 3);
     free_screened(&s);
@@ -338,7 +340,7 @@ static double bound_of(const fs_screen *screen, const screened_head *s, int64_t 
     double sum = 0.0, square = 0.0, all = 0.0;
     for (int64_t d = 0; d < s->D; d++) {
         const unsigned char *record = strip_record(screen, strip, d / 128);
-        const double h = (double)hidden_of(s, b, column_at(screen->columns, d)), step = step_at(screen, v, d);
+        const double h = (double)hidden_of(s, b, column_at(screen_columns(screen), d)), step = step_at(screen, v, d);
         all += h * h;
         square += h * h;
         if (screen->format == FS_SCREEN_INT4) sum += h * h * step * step;
@@ -362,7 +364,7 @@ static violations count_violations(const screened_head *s) {
     double *off = malloc((size_t)s->D * sizeof *off);
     for (int64_t v = 0; v < s->V; v++) {
         for (int64_t at = 0; at < s->D; at++) {
-            const int64_t d = column_at(screen.columns, at);
+            const int64_t d = column_at(screen_columns(&screen), at);
             off[d] = (double)weight_of(s, v, d) - image_of(&screen, v, at);
         }
         for (int64_t b = 0; b < s->B; b++) {
