@@ -6,6 +6,8 @@ import sys
 import numpy as np
 import pytest
 
+pytest.importorskip("scipy", reason="scipy is not installed")
+
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench"))
 import quality_stats as qs
 
