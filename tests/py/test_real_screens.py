@@ -1,5 +1,6 @@
 """Screens on the head of a real model, which `make real` fetches: every row is drawn as from W, nearly all are decided by
 the screen, and few logits are computed from W for them."""
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -62,3 +63,16 @@ def test_nearly_every_row_is_decided_by_few_logits_of_w(real, screens, name, rul
     assert given_up <= (0 if "top-k" in rule else 0.01 * len(settled))
     more = 2 if name == "4+8" else 1  # columns that W has chosen
     assert np.median(settled) <= more * most[0] and np.quantile(settled, 0.95) <= more * most[1], settled
+
+
+def test_synthetic_heads_have_the_columns_of_the_real_one(real, monkeypatch):
+    """Columns, sizes and bounds of bench/language.py are within a fifth of those of the real model over prose and code."""
+    monkeypatch.setattr(sys, "path", [str(REAL.parents[1] / "bench"), *sys.path])
+    import language
+
+    W, texts = real
+    wide = [(bits.astype(np.uint32) << 16).view(np.float32) for bits in (W, np.concatenate([texts["prose"], texts["code"]]))]
+    want, got = language.figures(*wide), language.figures(*language.head_and_hidden(*W.shape, 96))
+    compared = [name for name in want if name.startswith(("energy", "mean", "median", "R of", "deviation"))]
+    assert len(compared) == 8
+    assert {name: (got[name], want[name]) for name in compared if not 0.8 <= got[name] / want[name] <= 1.2} == {}
