@@ -221,6 +221,16 @@ def share(line, bits):
     return median(line, "%d bits" % bits) / median(line, "ours")
 
 
+def real_blocks(lines):
+    """What gpu_real_screens.py has found on a head like a real one."""
+    return report.table([{"151,936 x 4,096, like a real model's": "%d bits, %s" % (line["bits"], line["rules"]),
+                          "rows decided": "%d of %d" % (line["decided"], line["rows"]),
+                          "one row, us (share of W)": "%.0f (%.2f)" % (line["one"], line["one"] / line["W"]),
+                          **{"B = %d" % B: "%.0f (%.2f)" % (screen, screen / W)
+                             for B in (4, 8, 16) for W, screen in [line.get("B = %d" % B, (0, 0))] if W}}
+                         for line in lines])
+
+
 def blocks(results):
     """The worst first, sizes, and a table for each of the others."""
     lines = results["tables"]["screens"]
@@ -232,7 +242,7 @@ def blocks(results):
     made = report.table([{"V x D": head_name(each), **{
         "%s bits: MB, seconds to make" % bits: "%.0f, %.3f" % (size / 1e6, each["seconds"][bits])
         for bits, size in each["bytes"].items()}} for each in results["made"]])
-    found = {"run": text, "made": made}
+    found = {"run": text, "made": made, "real": real_blocks(results.get("real", ()))}
     for name in ("sizes", "rows", "rules", "shards", "left"):
         chosen = [line for line in lines if line["table"] == name]
         label = head_name if name == "sizes" else lambda line: line["name"].replace("language, ", "")

@@ -226,7 +226,7 @@ static fs_status check_screen_call(fs_context *context, const fs_head *head, con
     FS_TRY(enter(context));
     FS_COPY(context, head, head, h, first_token);
     *o = fs_screen_options_default();
-    if (options) FS_COPY(context, screen_options, options, o, user);
+    if (options) FS_COPY(context, screen_options, options, o, hidden_rows);
     h->screen = NULL;
     h->screen_bytes = 0;
     FS_TRY(fs_backend_take_stream(context, "", NULL));
