@@ -348,11 +348,15 @@ function(fs_add_wheel)
     fs_test(environment LABELS wheel COMMAND ${PROJECT_SOURCE_DIR}/scripts/python-env.sh TIMEOUT 5400
             PROPERTIES FIXTURES_SETUP wheel)
     fs_test(mypy LABELS wheel COMMAND ${python} -m mypy TIMEOUT 1800 PROPERTIES ${needs})
+    fs_test(real_model LABELS wheel COMMAND ${python} scripts/real_model.py TIMEOUT 3600
+            PROPERTIES ${needs} FIXTURES_SETUP real)
     set(with_wheel sh -c [[FS_WHEEL=$(cat build/python/env/wheel.txt) exec "$@"]] sh ${python})
     set(env FS_INSTALLED=1 FS_TOOLS=${folder}/tools PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=
         FLASHSAMPLING_LIBRARY= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false)
     list(TRANSFORM package_alone PREPEND py/ OUTPUT_VARIABLE patterns)
     file(GLOB files CONFIGURE_DEPENDS ${patterns} package/test_*.py torch/test_*.py)
+    fs_pytest(wheel/py/test_real_screens wheel "${with_wheel}" ${CMAKE_CURRENT_SOURCE_DIR}/py/test_real_screens.py 1800
+              ENV ${env} PROPERTIES FIXTURES_REQUIRED real)
     foreach(file IN LISTS files)
         cmake_path(GET file STEM stem)
         cmake_path(GET file PARENT_PATH folder)
