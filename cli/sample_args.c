@@ -58,9 +58,9 @@ sample_args parse_sample(int argc, char **argv) {
                     &a.synthetic),
         OPT_CHOICE_TO("dtype", "of synthetic weights (default bf16)", &a.dtype, dtype_names),
         OPT_FLAG_TO("bf16", "u2 files of head, hidden states and logits hold bf16", &a.bf16),
-        SCREEN_OPTION(
-            "draw by a screen of W in 8, 4 or 4 and 8 bits, made first: the same tokens from fewer bytes (default none)",
-            &a.screen),
+        SCREEN_OPTION("draw by a screen of W in 8, 4 or 4 and 8 bits, made first: the same tokens from fewer bytes "
+                      "(default none)",
+                      &a.screen),
         OPT_TEXT_TO("bias", "FILE", "added to the logits, [V]", &a.bias),
         OPT_CHOICE_TO("round-to", "round logits as engines that store them do; f32 = keep (default)", &a.round_to,
                       dtype_names),

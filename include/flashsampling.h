@@ -124,9 +124,9 @@ enum {
 
 /* Status bits of one row, written to result.status. A row with a bit of FS_ROW_NO_TOKEN set has no token: its tokens
  * are batch.fallback_token, its ranks and top tokens -1, its other results NaN. Without result.status that token shows
- * that a row has none, but not why; with FS_FALLBACK_TOKEN_ZERO it shows nothing, as 0 may be drawn. All bits that apply
- * are set, with two exceptions: a skipped row or one with a bad slot has no other bit, and the logits of a row whose
- * rules leave it no token (BAD_..., OVER_LIMIT) are not looked at, so it has no EMPTY, NAN, INF, ... */
+ * that a row has none, but not why; with FS_FALLBACK_TOKEN_ZERO it shows nothing, as 0 may be drawn. All bits that
+ * apply are set, with two exceptions: a skipped row or one with a bad slot has no other bit, and the logits of a row
+ * whose rules leave it no token (BAD_..., OVER_LIMIT) are not looked at, so it has no EMPTY, NAN, INF, ... */
 enum {
     FS_ROW_OK = 0,
     FS_ROW_SKIPPED = 1u << 0,         /* slot -1 */
@@ -329,10 +329,10 @@ typedef struct fs_limits {
     int64_t watched; /* of all rows' watched tokens; parts of CUDA, whose results speak of them, need it */
 } fs_limits;
 
-/* What is drawn. A row's token depends on the head, the batch's mode and flags, and the inputs of its own row and slot:
- * hidden state, rules, lists, masks, seed, position, substream, sample index. It does not depend on B, the row's place,
- * other rows, the results that are asked for, threads, blocks or ranks. Results are asked for per call, not per row: if
- * one request wants logprobs, ask for all rows and ignore the rest. */
+/* The rows to draw. A row's token depends on the head, the batch's mode and flags, and the inputs of its own row and
+ * slot: hidden state, rules, lists, masks, seed, position, substream, sample index. It does not depend on B, the row's
+ * place, other rows, the results that are asked for, threads, blocks or ranks. Results are asked for per call, not per
+ * row: if one request wants logprobs, ask for all rows and ignore the rest. */
 typedef struct fs_batch {
     size_t size;
     int64_t rows;          /* B, up to 2^20; 0 is valid and does nothing */
@@ -382,9 +382,9 @@ typedef struct fs_batch {
     const int32_t *edit_token;
     const float *edit_bias; /* added to the logit; -inf bans the token */
 
-    /* What each slot has produced so far, for penalties: the caller adds each token, the library only reads. Repetition
-     * applies to tokens whose seen bit is set or whose count is above 0; frequency and presence look at counts only. A
-     * count below 0 is none. */
+    /* Tokens that each slot has produced so far, for penalties: the caller adds each token, the library only reads.
+     * Repetition applies to tokens whose seen bit is set or whose count is above 0; frequency and presence look at
+     * counts only. A count below 0 is none. */
     const uint32_t *seen;        /* bits like `allow`, [S, ceil(vocab / 32)] or NULL */
     int64_t seen_stride;         /* bytes; 0 = packed */
     const int32_t *counts;       /* dense, [S, vocab], or NULL */
@@ -634,7 +634,7 @@ enum {
     FS_RESULT_SURVIVORS = 1u << 9
 };
 
-/* What a batch brings that not every backend takes; bits. */
+/* Inputs of a batch that not every backend takes; bits. */
 enum {
     FS_INPUT_BROADCAST = 1u << 0,   /* hidden_stride is FS_STRIDE_BROADCAST; of no meaning for stored logits */
     FS_INPUT_EXTRA_TOKENS = 1u << 1 /* extra_offset is given */

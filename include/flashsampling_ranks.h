@@ -21,11 +21,11 @@ extern "C" {
  * and gets the same bytes-per-part, sends its part to whoever wants the result, and that one merges.
  *
  * A part is a header of 32 bytes, which says what ids the part speaks of and has a checksum, two bits per row, and per
- * row what the batch and the result ask for (docs/explain/ranks.md): 8 bytes per sample, 20 for log Z and for each other
- * sum, 12 for a candidate list and 8 per entry, 8 per watched token, and 4 for each other logit that is needed: the drawn
- * token's, the largest (also for log Z), and where tokens are edited the raw ones beside them, a list's too. Its byte
- * order is the machine's. CPU: parts have any alignment. CUDA: they are device memory, 8-byte aligned, and what
- * fs_merge refuses on the CPU makes every row FS_ROW_PEER. */
+ * row what the batch and the result ask for (docs/explain/ranks.md): 8 bytes per sample, 20 for log Z and for each
+ * other sum, 12 for a candidate list and 8 per entry, 8 per watched token, and 4 for each other logit that is needed:
+ * the drawn token's, the largest (also for log Z), and where tokens are edited the raw ones beside them, a list's too.
+ * Its byte order is the machine's. CPU: parts have any alignment. CUDA: they are device memory, 8-byte aligned, and
+ * what fs_merge refuses on the CPU makes every row FS_ROW_PEER. */
 
 /* Bytes of one part for this batch and what this result asks for; the same on every rank. */
 FS_API fs_status fs_partial_size(fs_context *context, const fs_head *head, const fs_batch *batch,

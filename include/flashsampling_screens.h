@@ -36,8 +36,8 @@ extern "C" {
 enum {
     FS_SCREEN_INT8 = 1, /* about 0.52 of the bytes of a bf16 W of many columns; bounds that always hold */
     FS_SCREEN_INT4 = 2, /* 0.27; rounded at random: a bound may be passed with probability 2 eta a logit */
-    /* 0.28, of D = 1,024 0.30: FS_SCREEN_INT4 with some columns in 8 bits. Heads of language models need it, because a few columns
-     * of their hidden states are far larger than the others. CUDA: FS_ERR_UNSUPPORTED. */
+    /* 0.28, of D = 1,024 0.30: FS_SCREEN_INT4 with some columns in 8 bits. Heads of language models need it, because a
+     * few columns of their hidden states are far larger than the others. CUDA: FS_ERR_UNSUPPORTED. */
     FS_SCREEN_MIXED = 3
 };
 
@@ -47,8 +47,8 @@ typedef struct fs_screen_options {
     int32_t format; /* FS_SCREEN_...; 0 = FS_SCREEN_INT8 */
     int32_t
         group; /* columns with one scale: 128; of FS_SCREEN_INT4 64 or 128, of FS_SCREEN_MIXED 64. 0 = 128, and 64 */
-    /* Not of FS_SCREEN_INT8: what rounds. The bound speaks of hidden states that do not depend on it. 0 = one the system
-     * draws; equal seeds give equal bytes. */
+    /* Not of FS_SCREEN_INT8: what rounds. The bound speaks of hidden states that do not depend on it. 0 = one the
+     * system draws; equal seeds give equal bytes. */
     uint64_t seed;
     double eta; /* likewise; 0 = 1e-16 */
     /* Called now and then, on the caller's thread; may be NULL. A return value other than 0 stops the build with
@@ -58,8 +58,8 @@ typedef struct fs_screen_options {
     /* FS_SCREEN_MIXED: how many columns are in 8 bits, a multiple of 64 up to 1,024; 0 = 64, or 128 where these take no
      * more bytes, as they do where D is a multiple of 128. */
     int32_t columns;
-    /* FS_SCREEN_MIXED: a few hidden states [hidden_rows, D] of the model, which choose those columns by their size. NULL:
-     * the columns in which W is largest. Bounds hold for every choice; a better one settles fewer logits. */
+    /* FS_SCREEN_MIXED: a few hidden states [hidden_rows, D] of the model, which choose those columns by their size.
+     * NULL: the columns in which W is largest. Bounds hold for every choice; a better one settles fewer logits. */
     int32_t hidden_dtype;
     const void *hidden;
     int64_t hidden_rows;

@@ -62,7 +62,7 @@ fs_status fs_check_drafts(fs_context *context, fs_drafts *drafts, int on_host);
 fs_status fs_check_supported(fs_context *context, int32_t call, const fs_arguments *a);
 #define FS_ALIGNED_TEXT "%s is %p, must be %zu-byte aligned"
 
-/* Of an array of numbers, tokens or slots. */
+/* An array of numbers, tokens or slots. */
 size_t fs_element_bytes(int32_t dtype);
 fs_status fs_check_pointers(fs_context *context, const fs_arguments *a);
 fs_status fs_check_host_arrays(fs_context *context, const fs_batch *batch, int64_t vocab);

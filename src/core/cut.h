@@ -1,8 +1,8 @@
 /* cut.h - min-p, top-k and top-p on a row's candidate list: which prefix of the total order survives.
  *
- * The cut is exact when it is proven, i.e. when no token outside the list could belong to it (docs/explain/exactness.md).
- * The mass before a token is summed in double from the largest token down, an order that is the same for every split of the
- * vocabulary. */
+ * The cut is exact when it is proven, i.e. when no token outside the list could belong to it
+ * (docs/explain/exactness.md). The mass before a token is summed in double from the largest token down, an order that
+ * is the same for every split of the vocabulary. */
 #ifndef FS_CORE_CUT_H
 #define FS_CORE_CUT_H
 

@@ -198,7 +198,7 @@ FS_CORE uint32_t rules_used(const fs_row_rules *rules, int64_t vocab) {
     return uses;
 }
 
-/* Of batch.limits what a row is held to. */
+/* The limits that a row is held to, from batch.limits. */
 typedef struct fs_row_limits {
     uint32_t absent;
     int32_t top_k;

@@ -11,11 +11,12 @@
  * A weight is q * scale; columns behind the last and tokens behind the last are q = 0.
  *
  * FS_SCREEN_MIXED keeps its first columns in 8 bits, as two numbers of 4: q = 16 high + low, both from -8 to 7. A
- * record of 64 such columns has the high numbers in chunk 0, with 16 times the scale, and the low numbers in chunk 1. So
- * every record is one of 4 bits, and a kernel needs no more than hidden states in the order of the chunks, those of kept
- * columns twice. High numbers are exact: rounding is the low ones' alone. The order of columns puts first those in which
- * hidden states are large. Inside a chunk columns lie in
- * their order, but that the middle two of every four change places. Why so:
+ * record of 64 such columns has the high numbers in chunk 0, with 16 times the scale, and the low numbers in chunk 1.
+ * So every record is one of 4 bits, and a kernel needs no more than hidden states in the order of the chunks, those of
+ * kept columns twice. High numbers are exact: rounding is the low ones' alone. The order of columns puts first those in
+ * which hidden states are large.
+ *
+ * Inside a chunk columns lie in their order, but the middle two of every four change places. Why so:
  * - 16 bytes of a line of 64 are what lane (g, t) of a warp holds of an m16k16 A operand (mma.sync, wgmma) in 4 steps
  *   of k, t being the number of the 16 bytes. Of every 32-bit word, bytes 0 and 2 are the register of columns 2t and
  *   2t + 1, bytes 1 and 3 that of 2t + 8 and 2t + 9, so that 0x00FF00FF (or 0x000F000F) picks a register. Step s of

@@ -138,8 +138,8 @@ FS_CORE uint64_t token_hash(const fs_head *head, const fs_matrix *weights, int64
     return v < head->rows ? row_hash(weights, v, head->dim, head->first_token + v) : 0;
 }
 
-/* Token `at` of strip `number` of a screen, whose bytes are zero. Those of 4 bits share bytes with the token 8 before or
- * behind it. Returns the token's hash. */
+/* Writes token `at` of strip `number` of a screen, whose bytes are zero. A token in 4 bits shares bytes with the one 8
+ * before or behind it. Returns the token's hash. */
 FS_CORE uint64_t make_token(const fs_screen_header *h, const fs_screen *s, const fs_matrix *weights, int64_t number,
                             int at, unsigned char *strip) {
     const int64_t v = number * FS_SCREEN_TOKENS + at, id = h->first_token + v;

@@ -1,5 +1,5 @@
-/* wire.h - a summary as bytes: what fs_partial writes and fs_merge reads, on every device. docs/explain/noise.md and the
- * public header describe it.
+/* wire.h - a summary as bytes: what fs_partial writes and fs_merge reads, on every device. docs/explain/noise.md and
+ * the public header describe it.
  *
  *   part    header 32 | two bits per row (NaN seen, +inf seen), in 64-bit words | B rows of equal size
  *   header  u32 magic, u32 bytes per row, u64 hash of what the call was asked,

@@ -17,9 +17,9 @@ static size_t all_later(const fs_pass *pass) {
     return (rows > 8 ? 8 * one + rows : rows * one) * (size_t)pass->cpu->tasks;
 }
 
-/* Logits of W that are computed of a row, task by task: with more, W is read. To find one costs as much as reading a few
- * of its neighbours. During the pass the best score is not known yet, and a screen whose bounds are too wide is left as
- * soon as that shows; in the end, what is settled has to be. */
+/* Logits of W that are computed of a row, task by task: with more, W is read. Finding one costs as much as reading a
+ * few of its neighbours. During the pass the best score is not known yet, and a screen whose bounds are too wide is
+ * left as soon as that shows; in the end, what is settled has to be. */
 static int64_t most_dots(const fs_pass *pass) {
     return 64 + pass->call->head->rows / 64 / pass->cpu->tasks;
 }

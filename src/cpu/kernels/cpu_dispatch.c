@@ -89,8 +89,8 @@ static int always(void) {
     }
 
 /* Then how many rows of a call are the most that screens of 8 and 4 bits are faster for than W, and whether they are
- * fetched ahead. On a core of Emerald Rapids (AMX), where asking for W ahead loses, a strip of 49,152 x 576 takes 395 ns
- * in place of 532 with 4 bits, 725 in place of 891 with 8 (2026-11-20). */
+ * fetched ahead. On a core of Emerald Rapids (AMX), where asking for W ahead loses, a strip of 49,152 x 576 takes 395
+ * ns in place of 532 with 4 bits, 725 in place of 891 with 8 (2026-11-20). */
 #define FS_SCREENS(isa, rows8, rows4, fetched) &fs_screen_##isa, {rows8, rows4}, fetched
 
 static const fs_isa table[] = {
