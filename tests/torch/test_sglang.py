@@ -190,7 +190,8 @@ def test_grammar_masks(both):
     row = world.logits().astype(np.float64)[third]
     want = world.logits()[tokens[1]] - row.max() - np.log(np.exp(row - row.max()).sum())
     assert np.isclose(output.next_token_logprobs[1], want, atol=2e-5)
-    assert output.next_token_logprobs[2] == 0 and output.next_token_top_logprobs_val[2][1] < -1e30
+    assert -1e-6 <= output.next_token_logprobs[2] <= 0  # one token is left; log Z is within 1e-6
+    assert output.next_token_top_logprobs_val[2][1] < -1e30
     assert fss.counts() == {"fused": 20}
     # A row without a token, and the step after.
     assert world.step([Request()], grammars=[Grammar([], 300)])[0].tolist() == [0]
