@@ -3,7 +3,8 @@
     python bench/gpu_real_screens.py [--real DIR] [--json FILE]        DIR: what `make real` has written
 
 A call of one row is captured for each row, so that none knows how the one before it ended, and timed once: a row that
-the screen does not decide takes the screen's time and W's. Then calls of several rows are timed beside W, in turn.
+the screen does not decide takes the screen's time and W's. ("decided" means nothing on a head so small that reading the
+screen alone takes longer than W.) Then calls of several rows are timed beside W, in turn.
 Tokens are compared with those of W.
 """
 import argparse
@@ -87,8 +88,8 @@ def measure(bench, name, W, H, reps):
                 for B in BATCHES:
                     some, r = H[:B].contiguous(), rules_of(bench, B, rules)
                     call(bench, screened, some, r)()
-                    pair = bench.time_in_turn({"W": call(bench, plain, some, r), "screen": call(bench, screened, some, r)},
-                                              reps, 8)
+                    arms = {"W": call(bench, plain, some, r), "screen": call(bench, screened, some, r)}
+                    pair = bench.time_in_turn(arms, reps, 8)
                     line["B = %d" % B] = [round(pair[arm][1], 1) for arm in ("W", "screen")]
                 bench.renew_context()
             print(line, flush=True)
